@@ -1,0 +1,24 @@
+"""Names of a package that are imported on first use, so that reading results does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def attach(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
+    """A module-level `__getattr__` (PEP 562) for `package`.
+
+    Args:
+        package: name of the package, for the error.
+        names: public name -> module that holds it; a module that holds no such name is itself what the name stands for.
+    """
+
+    def load(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = import_module(names[name])
+        return getattr(module, name, module)
+
+    return load

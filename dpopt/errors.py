@@ -1,0 +1,21 @@
+"""One kind of error for bad input: it names the field, the value and what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class ConfigError(ValueError):
+    """A value that the user gave cannot be used; raised before any work starts."""
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        super().__init__(f"{field}: {value!r} cannot be used; {allowed}")
+
+
+def unknown(field: str, name: object, known: Iterable[object]) -> ConfigError:
+    """The error for a name that is not among `known`; suggests the nearest one."""
+    names = sorted(map(str, known))
+    near = get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return ConfigError(field, name, f"{hint}known: {', '.join(names) or 'none'}")
