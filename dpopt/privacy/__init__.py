@@ -1,0 +1,44 @@
+"""The kernel: what a run released (ledger), what that costs (accountants), and the only way to the data (oracles)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dpopt._lazy import attach
+from dpopt.privacy.accountants import ACCOUNTANTS, epsilon
+from dpopt.privacy.ledger import Draw, Ledger
+
+if TYPE_CHECKING:
+    from dpopt.privacy import published
+    from dpopt.privacy.calibration import NonPrivate, Plan, calibrate
+    from dpopt.privacy.oracle import BudgetSpent, DataOracle, ReplayOracle, TraceOracle, UnplannedRelease
+    from dpopt.privacy.protocol import Batch, Oracle, Release
+
+__all__ = [
+    "ACCOUNTANTS",
+    "Batch",
+    "BudgetSpent",
+    "DataOracle",
+    "Draw",
+    "Ledger",
+    "NonPrivate",
+    "Oracle",
+    "Plan",
+    "Release",
+    "ReplayOracle",
+    "TraceOracle",
+    "UnplannedRelease",
+    "calibrate",
+    "epsilon",
+    "published",
+]
+
+__getattr__ = attach(
+    __name__,
+    dict.fromkeys(["NonPrivate", "Plan", "calibrate"], "dpopt.privacy.calibration")
+    | dict.fromkeys(
+        ["BudgetSpent", "DataOracle", "ReplayOracle", "TraceOracle", "UnplannedRelease"], "dpopt.privacy.oracle"
+    )
+    | dict.fromkeys(["Batch", "Oracle", "Release"], "dpopt.privacy.protocol")
+    | {"published": "dpopt.privacy.published"},
+)

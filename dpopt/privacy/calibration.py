@@ -1,0 +1,249 @@
+"""Noise for a target epsilon, solved for the ledger that the optimizer will leave, never on the wrong side of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import version
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import scipy.optimize
+
+from dpopt.errors import ConfigError
+from dpopt.privacy import accountants
+from dpopt.privacy.ledger import Draw, Ledger
+from dpopt.privacy.oracle import GRADIENT, TraceOracle
+from dpopt.privacy.protocol import Optimizer
+
+Structure = tuple[tuple[tuple[str, ...], int], ...]
+"""Run-length encoded kinds of release of every draw: ((kinds, count), ...)."""
+
+TOLERANCE = 2e-5
+"""How far below its target a calibrated epsilon may stay, relative to the target."""
+NOISE_RANGE = (0.05, 1e6)
+"""Noise multipliers that calibration considers."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run may release, and with how much noise.
+
+    Attributes:
+        noise: noise multiplier (noise std / L2 sensitivity) for each kind of release: "gradient", "losses".
+        ledger: the draws that the run will leave.
+        epsilon: what `ledger` spends at `delta` by `accountant`; at most the target.
+        rate: Poisson sampling probability q.
+        draws: number of draws T.
+        dimension: number d of trained parameters.
+        delta: the target's delta.
+        accountant: name of the accountant that epsilon is stated by.
+    """
+
+    noise: Mapping[str, float]
+    ledger: Ledger
+    epsilon: float
+    rate: float
+    draws: int
+    dimension: int
+    delta: float
+    accountant: str
+
+
+class NonPrivate(Plan):
+    """The plan of a run at epsilon = infinity: same draws, same clipping, no noise; its ledger says so."""
+
+
+def calibrate(
+    optimizer: Optimizer,
+    *,
+    rate: float,
+    draws: int,
+    dimension: int,
+    epsilon: float,
+    delta: float,
+    accountant: str = "pld",
+) -> Plan:
+    """The least noise with which `draws` draws of `optimizer` cost at most `epsilon`.
+
+    The optimizer is run once against a `TraceOracle`, and the noise is solved for the ledger that it leaves. Where it
+    releases losses beside gradients, gradients get `optimizer.noise_inflation` times the noise that they would need
+    alone, and the losses spend exactly what is left (HyFreeDP, Eq. 10, under the joint rule for one draw).
+
+    Args:
+        optimizer: any registered or own optimizer.
+        rate: Poisson sampling probability, in (0, 1].
+        draws: number of draws, at least 1.
+        dimension: number of trained parameters.
+        epsilon: target, > 0; infinity gives a `NonPrivate` plan.
+        delta: target, in (0, 1).
+        accountant: see `accountants.epsilon`.
+
+    Raises:
+        ConfigError: a value out of range, or a target that no noise in `NOISE_RANGE` reaches.
+    """
+    _validate(rate, draws, dimension, epsilon, delta, accountant)
+    structure = trace(optimizer, rate=rate, draws=draws, dimension=dimension)
+    common: dict[str, Any] = {"rate": rate, "draws": draws, "dimension": dimension}
+    common |= {"delta": delta, "accountant": accountant}
+    kinds = sorted({kind for release, _ in structure for kind in release})
+    if epsilon == math.inf:
+        noise = dict.fromkeys(kinds, 0.0)
+        return NonPrivate(noise, _ledger(structure, rate, noise), math.inf, **common)
+    inflation = getattr(optimizer, "noise_inflation", None)
+    noise = _cached(_solve_kinds, structure, rate, kinds, inflation, epsilon, delta, accountant)
+    ledger = _ledger(structure, rate, noise)
+    # Recomputed from the ledger even when the noise comes from the cache: a cache file cannot lower what is claimed.
+    spent = accountants.epsilon(ledger, delta, accountant)
+    if spent > epsilon:
+        raise ConfigError("calibration cache", str(cache_folder()), f"gives epsilon {spent} > {epsilon}; delete it")
+    return Plan(noise, ledger, spent, **common)
+
+
+@lru_cache(maxsize=1024)
+def trace(optimizer: Optimizer, *, rate: float, draws: int, dimension: int) -> Structure:
+    """Which releases each of `draws` draws of `optimizer` makes, found without data.
+
+    Raises:
+        ConfigError: the optimizer takes no draw in a step, or its control flow depends on released values.
+    """
+    oracle = TraceOracle(dimension, rate, draws)
+    try:
+        state = optimizer.init(oracle.theta)
+        while oracle.draws_left:
+            before = oracle.draws_left
+            state = optimizer.step(state, oracle)
+            if oracle.draws_left == before:
+                raise ConfigError("optimizer", type(optimizer).__name__, "a step must take at least one draw")
+    except (RuntimeError, NotImplementedError) as error:
+        if "meta" not in str(error):
+            raise
+        reason = f"`step` reads the value of a tensor, so what it releases could depend on data ({error})"
+        raise ConfigError("optimizer", type(optimizer).__name__, reason) from error
+    return tuple((kinds, len(list(run))) for kinds, run in groupby(oracle.kinds))
+
+
+def solve_noise(ledger_of: Callable[[float], Ledger], epsilon: float, delta: float, accountant: str) -> float:
+    """The smallest noise whose ledger costs at most `epsilon`, to `TOLERANCE`, from the safe side.
+
+    Args:
+        ledger_of: noise multiplier -> ledger; epsilon must not grow with the noise.
+
+    Raises:
+        ConfigError: even the largest noise of `NOISE_RANGE` spends more than `epsilon`.
+    """
+
+    def spent(log_noise: float, by: str) -> float:
+        return accountants.epsilon(ledger_of(math.exp(log_noise)), delta, by)
+
+    def excess(log_noise: float) -> float:
+        quick = spent(log_noise, "rdp")
+        # A numerical privacy loss distribution grows with epsilon; where RDP is far above the target, so is the truth.
+        is_far = quick > 2 * epsilon + 0.5
+        over = (quick if is_far else spent(log_noise, accountant)) / epsilon - 1
+        return 0.0 if -TOLERANCE <= over <= 0 else over + TOLERANCE / 2
+
+    low, high = (math.log(noise) for noise in NOISE_RANGE)
+    least = spent(high, accountant)
+    if least > epsilon:
+        raise ConfigError("epsilon", epsilon, f"not reached by a noise multiplier up to {NOISE_RANGE[1]:g}")
+    # RDP is cheap and shaped like the others: its root, for a target scaled to its own floor, is a good first guess.
+    floor = spent(high, "rdp")
+    target = epsilon * floor / least if floor > epsilon else epsilon
+    guess = _root(lambda s: spent(s, "rdp") - target, low, high)
+    root = _root(excess, *_bracket(excess, guess, low, high))
+    while spent(root, accountant) > epsilon:
+        root += TOLERANCE / 4
+    return math.exp(root)
+
+
+def _bracket(function: Callable[[float], float], guess: float, low: float, high: float) -> tuple[float, float]:
+    """An interval around or beside `guess` at whose ends the decreasing `function` has different signs."""
+    step = 0.03 if function(guess) > 0 else -0.03
+    end = guess
+    while low < end < high and (function(end) > 0) == (step > 0):
+        guess, end, step = end, min(max(end + step, low), high), 2 * step
+    return min(guess, end), max(guess, end)
+
+
+def _root(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where the decreasing `function` crosses zero in [low, high]; the end nearest to it if it does not."""
+    if function(low) <= 0:
+        return low
+    if function(high) > 0:
+        return high
+    return scipy.optimize.root_scalar(function, bracket=(low, high), method="brentq", xtol=1e-9).root
+
+
+def _solve_kinds(
+    structure: Structure,
+    rate: float,
+    kinds: list[str],
+    inflation: float | None,
+    epsilon: float,
+    delta: float,
+    accountant: str,
+) -> dict[str, float]:
+    def solve(ledger_of: Callable[[float], Ledger]) -> float:
+        return solve_noise(ledger_of, epsilon, delta, accountant)
+
+    if len(kinds) == 1:
+        return {kinds[0]: solve(lambda noise: _ledger(structure, rate, {kinds[0]: noise}))}
+    if inflation is None or GRADIENT not in kinds or len(kinds) != 2:
+        reason = "releases of several kinds need gradients among them and a field `noise_inflation` > 1"
+        raise ConfigError("optimizer", f"releases {', '.join(kinds)}", reason)
+    other = next(kind for kind in kinds if kind != GRADIENT)
+    gradient = inflation * solve(lambda noise: _ledger(structure, rate, {GRADIENT: noise}))
+    rest = solve(lambda noise: _ledger(structure, rate, {GRADIENT: gradient, other: noise}))
+    return {GRADIENT: gradient, other: rest}
+
+
+def _ledger(structure: Structure, rate: float, noise: Mapping[str, float]) -> Ledger:
+    """The ledger of `structure`, counting only the kinds of release that `noise` names."""
+    ledger = Ledger()
+    for kinds, count in structure:
+        ledger.append(Draw(rate, tuple(noise[kind] for kind in kinds if kind in noise)), count)
+    return ledger
+
+
+def _validate(rate: float, draws: int, dimension: int, epsilon: float, delta: float, accountant: str) -> None:
+    if not 0 < rate <= 1:
+        raise ConfigError("rate", rate, "expected a probability in (0, 1]: batch size / number of examples")
+    if draws < 1:
+        raise ConfigError("draws", draws, "expected at least 1")
+    if dimension < 1:
+        raise ConfigError("dimension", dimension, "expected at least 1 trained parameter")
+    if not epsilon > 0:
+        raise ConfigError("epsilon", epsilon, "expected > 0 (inf trains without noise)")
+    accountants.check(delta, accountant)
+
+
+def cache_folder() -> Path:
+    """Where solved noise multipliers are kept: `$DPOPT_CACHE` or `~/.cache/dpopt`, folder `calibration`."""
+    return Path(os.environ.get("DPOPT_CACHE") or Path.home() / ".cache" / "dpopt") / "calibration"
+
+
+def _cached(solve: Callable[..., dict[str, float]], *arguments: Any) -> dict[str, float]:
+    """`solve(*arguments)`, remembered on disk under a hash of the arguments and of the accountants' versions."""
+    key = [arguments, TOLERANCE, [version(name) for name in ("dp-accounting", "opacus", "autodp")]]
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
+    path = cache_folder() / f"{digest}.json"
+    try:
+        return {kind: float(noise) for kind, noise in json.loads(path.read_text()).items()}
+    except (OSError, ValueError, AttributeError):
+        noise = solve(*arguments)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            json.dump(noise, file)
+        os.replace(file.name, path)
+    except OSError:
+        pass  # a cache that cannot be written costs time, nothing else
+    return noise

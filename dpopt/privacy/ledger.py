@@ -1,0 +1,113 @@
+"""What a run released: the draws, in order, and the noise of every release. What it costs is for the accountants."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import repeat
+
+from dpopt.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One Poisson subsample and everything that was released from it.
+
+    Attributes:
+        rate: probability with which each record joins the draw, in (0, 1].
+        noises: noise multiplier (noise standard deviation / L2 sensitivity) of each release; 0 means not private.
+    """
+
+    rate: float
+    noises: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise ConfigError("Draw.rate", self.rate, "expected a probability in (0, 1]")
+        for noise in self.noises:
+            if not 0 <= noise < math.inf:
+                raise ConfigError("Draw.noises", noise, "expected a finite noise multiplier >= 0")
+
+    @property
+    def effective_noise(self) -> float:
+        """Noise multiplier of the one Gaussian release that this draw amounts to: 1/s^2 = sum of 1/s_j^2.
+
+        Releases of one draw see the same subsample, so they compose *before* amplification by subsampling. Zero where
+        any release is un-noised, infinity where nothing was released.
+        """
+        if 0 in self.noises:
+            return 0.0
+        precision = math.fsum(noise**-2 for noise in self.noises)
+        return precision**-0.5 if precision else math.inf
+
+
+class Ledger:
+    """An ordered, append-only list of draws, stored run-length encoded.
+
+    Two ledgers are equal when they hold the same draws in the same order.
+    """
+
+    def __init__(self, draws: Iterable[Draw] = ()) -> None:
+        self._runs: list[tuple[Draw, int]] = []
+        for draw in draws:
+            self.append(draw)
+
+    def append(self, draw: Draw, count: int = 1) -> None:
+        """Add `count` equal draws at the end."""
+        if self._runs and self._runs[-1][0] == draw:
+            count += self._runs.pop()[1]
+        self._runs.append((draw, count))
+
+    def counts(self) -> Counter[Draw]:
+        """How often each distinct draw occurs; all that an accountant needs, since composition ignores the order."""
+        total: Counter[Draw] = Counter()
+        for draw, count in self._runs:
+            total[draw] += count
+        return total
+
+    def __add__(self, other: Ledger) -> Ledger:
+        """The ledger of two runs on the same data, one after the other."""
+        joined = Ledger()
+        for draw, count in self._runs + other._runs:
+            joined.append(draw, count)
+        return joined
+
+    def __iter__(self) -> Iterator[Draw]:
+        for draw, count in self._runs:
+            yield from repeat(draw, count)
+
+    def __len__(self) -> int:
+        return sum(count for _, count in self._runs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ledger) and self._runs == other._runs
+
+    def __repr__(self) -> str:
+        return f"Ledger({len(self)} draws, {len(self.counts())} distinct)"
+
+    def to_json(self) -> str:
+        """Canonical JSON: the distinct draws, then the runs as [index of the draw, count]. Floats survive exactly."""
+        distinct = {draw: index for index, draw in enumerate(dict(self._runs))}
+        draws = [{"rate": draw.rate, "noises": draw.noises} for draw in distinct]
+        runs = [[distinct[draw], count] for draw, count in self._runs]
+        return json.dumps({"schema": 1, "draws": draws, "runs": runs}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Ledger:
+        """The ledger that `to_json` wrote.
+
+        Raises:
+            ConfigError: the text is not such a ledger.
+        """
+        try:
+            content = json.loads(text)
+            draws = [Draw(entry["rate"], tuple(entry["noises"])) for entry in content["draws"]]
+            ledger = cls()
+            for index, count in content["runs"]:
+                ledger.append(draws[index], count)
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise ConfigError("ledger", text[:60], f"not a ledger: {error}") from error
+        return ledger
