@@ -1,0 +1,73 @@
+"""What the optimizers share: directions, and the step of constant size that scales one.
+
+A *direction* turns one private gradient into an update direction; a *step-size rule* scales it. `Direction.step` is the
+constant step size; `HyFreeDP` finds the size itself and takes any direction as its base.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from dpopt import fields
+from dpopt.clipping.rules import Abadi
+from dpopt.fields import Positive
+from dpopt.privacy.protocol import ClipRule, Oracle, Release, Vector
+
+
+@dataclass(frozen=True)
+class Configured:
+    """A frozen dataclass of hyperparameters whose values are checked when it is made.
+
+    Attributes:
+        revision: part of every result's identity; raise it when the same fields may give other numbers than before.
+    """
+
+    revision: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        fields.check(self)
+
+
+@dataclass(frozen=True)
+class Direction(Configured):
+    """A direction G_t with a constant step size: theta_{t+1} = theta_t - lr G_t.
+
+    A subclass is a frozen dataclass that defines `init` and `direction`, and `points` if it looks elsewhere than at
+    theta_t. One draw a step.
+
+    Args:
+        lr: step size eta.
+        clip: how one example's gradient is bounded.
+    """
+
+    lr: Positive = 0.1
+    clip: ClipRule = Abadi(1.0)
+
+    def init(self, theta: Vector) -> Any:
+        """The state before the first step: a NamedTuple of tensors whose first field is `theta`, shape [d]."""
+        raise NotImplementedError
+
+    def points(self, state: Any) -> Sequence[tuple[float, Vector]]:
+        """The weighted points (w_k, theta_k) at which the next gradient is observed."""
+        return [(1.0, state.theta)]
+
+    def direction(self, state: Any, gradient: Release) -> tuple[Vector, Any]:
+        """The direction G_t, shape [d], and the state with everything but `theta` advanced."""
+        raise NotImplementedError
+
+    def step(self, state: Any, oracle: Oracle) -> Any:
+        """One draw, one private gradient, one step of size `lr`."""
+        with oracle.draw() as batch:
+            gradient = batch.gradient(self.points(state), self.clip)
+        direction, state = self.direction(state, gradient)
+        return state._replace(theta=state.theta - self.lr * direction)
+
+
+def scalar(like: Tensor, value: float = 0.0) -> Tensor:
+    """A float64 number on `like`'s device: counts and step sizes stay tensors, so that no step waits for one."""
+    return torch.full((), value, dtype=torch.float64, device=like.device)

@@ -1,0 +1,196 @@
+"""Names -> optimizers and workloads. One YAML file registers a name; nothing else needs to know of it.
+
+`conf/optimizer/NAME.yaml` and `conf/workload/NAME.yaml` hold `target: module:Class`, a line of description, and preset
+fields. Another distribution registers a class through the entry-point group "dpopt.optimizers" or "dpopt.workloads";
+a file `NAME.yaml` beside its module may give the rest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module, resources
+from importlib.metadata import EntryPoint, entry_points
+from importlib.resources.abc import Traversable
+from typing import Any
+
+import yaml
+
+from dpopt import fields
+from dpopt.errors import ConfigError, unknown
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a YAML file says of a registered name.
+
+    Attributes:
+        name: the registered name.
+        target: "module:Class" of a frozen dataclass.
+        summary: one line for tables.
+        reference: the paper.
+        fields: preset values of the class's fields.
+        grid: default search grid, field -> values; empty where the method needs no tuning.
+    """
+
+    name: str
+    target: str
+    summary: str = ""
+    reference: str = ""
+    fields: dict[str, Any] = field(default_factory=dict)
+    grid: dict[str, list[Any]] = field(default_factory=dict)
+
+    def load(self) -> type[Any]:
+        """The class behind the name."""
+        module, _, attribute = self.target.partition(":")
+        try:
+            return getattr(import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"{self.name}.target", self.target, f"cannot be imported: {error}") from error
+
+
+@cache
+def entries(group: str) -> dict[str, Entry]:
+    """All registered names of `group` ("optimizer" or "workload"), sorted, with their entries.
+
+    Raises:
+        ConfigError: a YAML file that is not an entry.
+    """
+    found = {}
+    for file in resources.files("dpopt").joinpath("conf", group).iterdir():
+        if file.name.endswith(".yaml"):
+            name = file.name.removesuffix(".yaml")
+            found[name] = _entry(name, file)
+    for point in entry_points(group=f"dpopt.{group}s"):
+        found[point.name] = _plugin(point)
+    return dict(sorted(found.items()))
+
+
+def _entry(name: str, file: Traversable, target: str | None = None) -> Entry:
+    content = yaml.safe_load(file.read_text()) or {}
+    where = f"{file}"
+    if not isinstance(content, dict):
+        raise ConfigError(where, content, "expected a mapping with the key `target`")
+    known = {f.name for f in dataclasses.fields(Entry)} - {"name"}
+    for key in content:
+        if key not in known:
+            raise unknown(f"{where}: {key}", key, known)
+    if target:
+        content.setdefault("target", target)
+    if "target" not in content:
+        raise ConfigError(where, sorted(content), "the key `target` (module:Class) is missing")
+    return Entry(name, **content)
+
+
+def _plugin(point: EntryPoint) -> Entry:
+    package = point.module.rpartition(".")[0] or point.module
+    try:
+        file = resources.files(package).joinpath(f"{point.name}.yaml")
+        return _entry(point.name, file, point.value) if file.is_file() else Entry(point.name, point.value)
+    except (ImportError, TypeError):
+        return Entry(point.name, point.value)
+
+
+def entry(group: str, name: str) -> Entry:
+    """The entry of `name`.
+
+    Raises:
+        ConfigError: unknown name; suggests the nearest.
+    """
+    known = entries(group)
+    if name not in known:
+        raise unknown(group, name, known)
+    return known[name]
+
+
+def optimizers() -> tuple[str, ...]:
+    """The names of all registered optimizers, plug-ins included."""
+    return tuple(entries("optimizer"))
+
+
+def create(name: str, **values: Any) -> Any:
+    """The registered optimizer `name`.
+
+    Args:
+        name: see `optimizers`.
+        values: hyperparameters, in Python or as plain data: `clip=0.5`, `clip={"rule": "automatic"}`, `base="fiber"`.
+
+    Raises:
+        ConfigError: unknown name or field (with the nearest one), or a value that the field does not allow.
+    """
+    return _create("optimizer", name, values)
+
+
+def create_workload(name: str, **values: Any) -> Any:
+    """The registered workload `name`; as `create`."""
+    return _create("workload", name, values)
+
+
+def _create(group: str, name: str, values: Mapping[str, Any], without: tuple[str, ...] = ()) -> Any:
+    found = entry(group, name)
+    presets = {key: value for key, value in found.fields.items() if key not in without}
+    return fields.build(found.load(), {**presets, **values}, name, _converters())
+
+
+def _base(value: Any, where: str) -> Any:
+    """A direction inside another optimizer: an object, a name, or {name: ..., field: value}."""
+    from dpopt.optimizers.base import Direction
+
+    if isinstance(value, str):
+        value = {"name": value}
+    if isinstance(value, Mapping):
+        if "name" not in value:
+            raise ConfigError(where, dict(value), "the key `name` is missing")
+        arguments = {key: v for key, v in value.items() if key != "name"}
+        # The outer optimizer sets these two, so presets for stand-alone use do not apply.
+        value = _create("optimizer", value["name"], arguments, without=("lr", "clip"))
+    if not isinstance(value, Direction):
+        raise ConfigError(where, value, "expected a direction such as dp_adam or fiber")
+    return value
+
+
+@cache
+def _converters() -> dict[Any, Any]:
+    from dpopt.clipping.rules import clip_rule
+    from dpopt.optimizers.base import Direction
+    from dpopt.privacy.protocol import ClipRule
+
+    return {ClipRule: clip_rule, Direction: _base}
+
+
+def spec(group: str, name: str, instance: Any) -> dict[str, Any]:
+    """`instance` as plain data: its name, its class's revision and every field; `from_spec` makes it again."""
+    return {"name": name, "revision": type(instance).revision, **_plain(instance)}
+
+
+def from_spec(group: str, content: Mapping[str, Any]) -> Any:
+    """The optimizer or workload that `spec` described.
+
+    Raises:
+        ConfigError: as `create`; also where the revision is not today's.
+    """
+    values = {key: value for key, value in content.items() if key not in ("name", "revision")}
+    instance = _create(group, content["name"], values)
+    if type(instance).revision != content["revision"]:
+        allowed = f"the installed revision is {type(instance).revision}"
+        raise ConfigError(f"{content['name']}.revision", content["revision"], allowed)
+    return instance
+
+
+def _plain(instance: Any) -> dict[str, Any]:
+    return {f.name: _value(getattr(instance, f.name)) for f in dataclasses.fields(instance)}
+
+
+def _value(value: Any) -> Any:
+    from dpopt.clipping.rules import RULES, clip_spec
+
+    if isinstance(value, tuple(RULES.values())):
+        return clip_spec(value)
+    if dataclasses.is_dataclass(value):
+        target = f"{type(value).__module__}:{type(value).__qualname__}"
+        name = next((n for n, e in entries("optimizer").items() if e.target == target), target)
+        skipped = ("lr", "clip")  # the outer optimizer's
+        return {"name": name} | {key: v for key, v in _plain(value).items() if key not in skipped}
+    return list(value) if isinstance(value, tuple) else value
