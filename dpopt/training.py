@@ -1,0 +1,281 @@
+"""One private training run: `fit` for a model of one's own, and the loop that the harness shares with it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpopt import clipping, registry
+from dpopt.clipping import ClippingEngine, Loss
+from dpopt.errors import ConfigError
+from dpopt.privacy import accountants
+from dpopt.privacy.calibration import NonPrivate, Plan, calibrate
+from dpopt.privacy.ledger import Ledger
+from dpopt.privacy.oracle import DataOracle
+from dpopt.privacy.protocol import Optimizer, Vector
+from dpopt.privacy.sampling import derive
+from dpopt.workloads.base import Split, accuracy
+
+Metric = Callable[[Tensor, Tensor], Tensor]
+EVALUATION_BATCH = 2048
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What `fit` returns.
+
+    Attributes:
+        model: the trained model; the object that was passed in.
+        record: what the run did, as plain data: privacy, sizes, metrics, times.
+        ledger: every draw that was taken, with its noise.
+        curve: one entry per evaluation: draws taken, learning rate where the optimizer finds one, metrics.
+    """
+
+    model: nn.Module
+    record: dict[str, Any]
+    ledger: Ledger
+    curve: list[dict[str, Any]]
+
+
+def fit(
+    model: nn.Module,
+    loss: Loss,
+    train: Any,
+    *,
+    optimizer: str | Optimizer,
+    epsilon: float,
+    delta: float,
+    epochs: float,
+    batch_size: int,
+    accountant: str = "pld",
+    engine: str = "auto",
+    device: str = "auto",
+    seed: int = 0,
+    test: Any = None,
+    progress: bool = True,
+) -> FitResult:
+    """Train `model` in place under (epsilon, delta)-differential privacy.
+
+    Args:
+        model: parameters with `requires_grad` are trained; no layer may mix the examples of a batch.
+        loss: (outputs [n, ...], targets [n, ...]) -> one loss per example [n].
+        train: a `torch.utils.data.Dataset` of (input, target), a Hugging Face `Dataset` with two columns, one of them
+            named label, labels, target or y, or a pair of tensors.
+        optimizer: a registered name or an optimizer.
+        epsilon: target; infinity trains without noise through the same loop.
+        delta: target, usually below 1/N.
+        epochs: expected passes over the data; the number of draws is epochs N / B, rounded.
+        batch_size: expected batch size B; the sampling rate is B/N.
+        accountant: see `dpopt.privacy.epsilon`.
+        engine: see `dpopt.clipping.engine`.
+        device: "auto" takes CUDA where there is one.
+        seed: decides draws and noise. Keep it secret if the model is to be published.
+        test: data to evaluate on, as `train`; accuracy is added where the targets are class numbers.
+        progress: show a progress bar.
+
+    Returns:
+        The model, the record, the ledger and the curve.
+
+    Raises:
+        ConfigError: before training starts, for anything that cannot be used.
+    """
+    chosen = registry.create(optimizer) if isinstance(optimizer, str) else optimizer
+    place = resolve_device(device)
+    data = as_split(train, "train", place)
+    held_out = {"test": as_split(test, "test", place)} if test is not None else {}
+    metric = accuracy if held_out and not held_out["test"].y.is_floating_point() else None
+    clipper = clipping.engine(model.to(place), loss, engine)
+    plan = calibrate(
+        chosen,
+        rate=sampling_rate(batch_size, len(data.x)),
+        draws=number_of_draws(epochs, batch_size, len(data.x)),
+        dimension=clipper.dimension,
+        epsilon=epsilon,
+        delta=delta,
+        accountant=accountant,
+    )
+    oracle = DataOracle(
+        clipper, data.x, data.y, plan, draw_seed=derive("draws", seed), noise_seed=derive("noise", seed)
+    )
+    curve: list[dict[str, Any]] = []
+    was_training = model.training
+    model.train()
+    started = time.perf_counter()
+    state = initial = chosen.init(clipper.theta)
+    with progress_bar(plan.draws, progress) as advance:
+        for state, is_mark in steps(chosen, oracle, initial):
+            if is_mark:
+                curve.append(observe(clipper, model, state, oracle, loss, metric, held_out))
+            advance(oracle.draws_taken)
+    clipper.load(state.theta)
+    model.train(was_training)
+    record = {
+        "optimizer": optimizer if isinstance(optimizer, str) else repr(optimizer),
+        "seed": seed,
+        **summary(plan, oracle, state, epsilon, len(data.x)),
+        **{key: value for key, value in curve[-1].items() if key not in ("draw", "epoch", "eta")},
+        "train_seconds": time.perf_counter() - started,
+    }
+    return FitResult(model, record, oracle.ledger, curve)
+
+
+def sampling_rate(batch_size: float, examples: int) -> float:
+    """Q = B/N.
+
+    Raises:
+        ConfigError: B is not in [1, N].
+    """
+    if not 1 <= batch_size <= examples:
+        raise ConfigError("batch_size", batch_size, f"expected 1 to {examples}, the number of training records")
+    return batch_size / examples
+
+
+def number_of_draws(epochs: float, batch_size: float, examples: int) -> int:
+    """T = epochs N / B, rounded, at least 1."""
+    if not 0 < epochs < math.inf:
+        raise ConfigError("epochs", epochs, "expected a number > 0")
+    return max(1, round(epochs * examples / batch_size))
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device `name`; "auto" is CUDA where there is one, else the CPU.
+
+    Raises:
+        ConfigError: torch does not know the device, or it is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError("device", name, f"not available: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def steps(optimizer: Optimizer, oracle: DataOracle, state: Any, marks: int = 40) -> Iterator[tuple[Any, bool]]:
+    """Step until the budget is spent; yields each state and whether one of `marks` even parts of the draws is done."""
+    done = oracle.draws_taken * marks // oracle.draws_total
+    while oracle.draws_left:
+        state = optimizer.step(state, oracle)
+        now = oracle.draws_taken * marks // oracle.draws_total
+        yield state, now > done
+        done = now
+
+
+def observe(
+    engine: ClippingEngine,
+    model: nn.Module,
+    state: Any,
+    oracle: DataOracle,
+    loss: Loss,
+    metric: Metric | None,
+    splits: dict[str, Split],
+) -> dict[str, Any]:
+    """One entry of the curve: draws, epochs, the optimizer's own learning rate (`eta` of its state), metrics."""
+    entry: dict[str, Any] = {"draw": oracle.draws_taken, "epoch": oracle.draws_taken * oracle.rate}
+    if hasattr(state, "eta"):
+        entry["eta"] = float(state.eta)
+    model.eval()
+    for name, split in splits.items():
+        for key, value in evaluate(engine, state.theta, loss, metric, split).items():
+            entry[f"{name}_{key}"] = value
+    model.train()
+    return entry
+
+
+def evaluate(
+    engine: ClippingEngine, theta: Vector, loss: Loss, metric: Metric | None, split: Split
+) -> dict[str, float]:
+    """Mean loss, and mean of `metric` as "accuracy", over `split` at `theta`."""
+    sums = {"loss": 0.0} | ({"accuracy": 0.0} if metric else {})
+    for x, y in zip(split.x.split(EVALUATION_BATCH), split.y.split(EVALUATION_BATCH), strict=True):
+        output = engine.outputs(theta, x)
+        sums["loss"] += float(loss(output, y).double().sum())
+        if metric:
+            sums["accuracy"] += float(metric(output, y).sum())
+    return {key: value / len(split.x) for key, value in sums.items()}
+
+
+def summary(plan: Plan, oracle: DataOracle, state: Any, target: float, examples: int) -> dict[str, Any]:
+    """The part of a record that says what the run spent; epsilon is recomputed from the ledger that it left.
+
+    Raises:
+        RuntimeError: the ledger is not the planned one, so the stated epsilon would not be the spent one.
+    """
+    if oracle.ledger != plan.ledger:
+        raise RuntimeError(f"the run left {oracle.ledger}, the plan holds {plan.ledger}")
+    spent = accountants.epsilon(oracle.ledger, plan.delta, plan.accountant)
+    return {
+        "status": "done" if bool(state.theta.isfinite().all()) else "diverged",
+        "private": not isinstance(plan, NonPrivate),
+        "epsilon_target": target,
+        "epsilon": spent,
+        "delta": plan.delta,
+        "accountant": plan.accountant,
+        "noise": dict(plan.noise),
+        "rate": plan.rate,
+        "draws": plan.draws,
+        "examples": examples,
+        "dimension": plan.dimension,
+    }
+
+
+def as_split(data: Any, where: str, device: torch.device) -> Split:
+    """Inputs and targets as two tensors on `device`.
+
+    Raises:
+        ConfigError: `data` is none of the kinds that `fit` names, is empty, or does not stack.
+    """
+    if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
+        x, y = data
+    elif hasattr(data, "column_names") and hasattr(data, "with_format"):
+        x, y = _columns(data, where)
+    elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        x, y = _stack(data, where)
+    else:
+        raise ConfigError(where, type(data).__name__, "expected a Dataset, a Hugging Face Dataset or a pair of tensors")
+    if len(x) != len(y) or len(x) == 0:
+        raise ConfigError(where, f"{len(x)} inputs, {len(y)} targets", "expected as many inputs as targets, at least 1")
+    return Split(x.to(device), y.to(device))
+
+
+def _columns(data: Any, where: str) -> tuple[Tensor, Tensor]:
+    names = list(data.column_names)
+    targets = [name for name in names if name in ("label", "labels", "target", "y")]
+    if len(targets) != 1 or len(names) != 2:
+        allowed = "expected two columns, one of them named label, labels, target or y (use `select_columns`)"
+        raise ConfigError(f"{where}.column_names", names, allowed)
+    inputs = next(name for name in names if name not in targets)
+    columns = data.with_format("torch")[:]
+    x, y = columns[inputs], columns[targets[0]]
+    if not isinstance(x, Tensor):
+        raise ConfigError(f"{where}.{inputs}", type(x).__name__, "the inputs have different shapes: pad or resize them")
+    return (x.float() if x.dtype == torch.uint8 else x), y
+
+
+def _stack(data: Any, where: str) -> tuple[Tensor, Tensor]:
+    try:
+        pairs = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in (data[i] for i in range(len(data)))]
+        return torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            where, type(data).__name__, f"expected (input, target) pairs of one shape ({error})"
+        ) from error
+
+
+@contextmanager
+def progress_bar(total: int, is_shown: bool) -> Iterator[Callable[[int], None]]:
+    """Show progress over `total` draws; gives a function to call with the number of draws taken."""
+    from rich.progress import Progress
+
+    with Progress(disable=not is_shown, transient=True) as progress:
+        task = progress.add_task("training", total=total)
+        yield lambda done: progress.update(task, completed=done)

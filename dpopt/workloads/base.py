@@ -1,0 +1,139 @@
+"""What a workload is: three splits of real or synthetic records, a model, a loss and a metric."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpopt import fields
+from dpopt.errors import ConfigError
+from dpopt.privacy.sampling import derive
+
+
+class Split(NamedTuple):
+    """Inputs [n, ...] and targets [n] of one split."""
+
+    x: Tensor
+    y: Tensor
+
+
+class Splits(NamedTuple):
+    """Training records are what the privacy guarantee covers; selection looks at `validation`, tables at `test`."""
+
+    train: Split
+    validation: Split
+    test: Split
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A supervised task. A subclass says how many records there are, how to load them, and the model.
+
+    Args:
+        validation: records taken out of the training pool for selection; 0 trains on all of it and forbids tuning.
+
+    Attributes:
+        pool: number of records that training and validation share; public.
+        batch_size: expected batch size B of a suite that names none.
+        epochs: passes over the training data of a suite that names none.
+        clip: clipping bound C of a suite that names none.
+        revision: part of every result's identity; raise it when the same fields may give other data or another model.
+    """
+
+    validation: int = 0
+
+    pool: ClassVar[int]
+    batch_size: ClassVar[int]
+    epochs: ClassVar[float]
+    clip: ClassVar[float] = 1.0
+    revision: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        fields.check(self)
+        if not 0 <= self.validation < self.pool:
+            raise ConfigError("workload.validation", self.validation, f"expected 0 to {self.pool - 1}")
+
+    @property
+    def examples(self) -> int:
+        """Number N of training records; public."""
+        return self.pool - self.validation
+
+    def check(self) -> None:
+        """Raise `ConfigError` now if the data cannot be loaded later; cheap."""
+
+    def load(self) -> tuple[Split, Split]:
+        """The pool of training and validation records, and the test split.
+
+        Raises:
+            ConfigError: the data are missing or not what they should be.
+        """
+        raise NotImplementedError
+
+    def model(self) -> nn.Module:
+        """The model; initialised from torch's global generator."""
+        raise NotImplementedError
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """One loss per example, shape [n]."""
+        return F.cross_entropy(output, target, reduction="none")
+
+    def metric(self, output: Tensor, target: Tensor) -> Tensor:
+        """One score per example, shape [n]; its mean is the reported accuracy."""
+        return accuracy(output, target)
+
+    def splits(self, seed: int) -> Splits:
+        """The three splits; which records are held out for validation depends on `seed` alone."""
+        pool, test = self.load()
+        order = np.random.default_rng(derive("split", type(self).__name__, seed)).permutation(self.pool)
+        rows = torch.from_numpy(np.sort(order[self.validation :]))
+        held_out = torch.from_numpy(np.sort(order[: self.validation]))
+        return Splits(Split(pool.x[rows], pool.y[rows]), Split(pool.x[held_out], pool.y[held_out]), test)
+
+
+def accuracy(output: Tensor, target: Tensor) -> Tensor:
+    """1 where the largest output is the target's, else 0; shape [n]."""
+    return (output.argmax(dim=-1) == target).double()
+
+
+def mlp(*sizes: int, bias: bool = True) -> nn.Sequential:
+    """A ReLU network with the given layer sizes."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs, bias=bias), nn.ReLU()]
+    return nn.Sequential(nn.Flatten(), *layers[:-1])
+
+
+def data_folder(name: str) -> Path | None:
+    """The local folder of a data set, `$DPOPT_DATA/name`, or None where the variable is not set.
+
+    Raises:
+        ConfigError: the variable is set, but there is no such folder.
+    """
+    root = os.environ.get("DPOPT_DATA")
+    if not root:
+        return None
+    folder = Path(root) / name
+    if not folder.is_dir():
+        raise ConfigError(
+            "DPOPT_DATA", root, f"expected a folder {name!r} in it with the Parquet files of the data set"
+        )
+    return folder
+
+
+def verify(name: str, arrays: Iterable[np.ndarray], expected: str) -> None:
+    """Raise `ConfigError` unless the SHA-256 over the bytes of `arrays` is `expected`."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).tobytes())
+    if digest.hexdigest() != expected:
+        raise ConfigError(name, digest.hexdigest(), f"the data differ from the known ones (SHA-256 {expected})")
