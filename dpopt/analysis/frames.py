@@ -1,0 +1,118 @@
+"""Records of a suite as data frames: one row a cell, one row a selected run, one row a curve entry."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from dpopt.privacy.accountants import epsilon
+from dpopt.privacy.ledger import Ledger
+from dpopt.store.runs import Damaged, Store
+
+GROUP = ["workload", "label", "epsilon_target", "batch_size", "epochs", "clip"]
+"""What one table row stands for; its seeds are replicates, and its other cells are the tuning runs of each seed."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """What is stored of a suite.
+
+    Attributes:
+        cells: one row for each planned cell, finished or not: its place in the suite, its state, its metrics.
+        problems: one line for each damaged or foreign file, and each failed cell.
+    """
+
+    cells: pd.DataFrame
+    problems: list[str]
+
+
+def load(store: Store, suite: str, labels: Sequence[str] | None = None) -> Results:
+    """Read what `store` holds of `suite`; nothing there can make this fail except a missing manifest.
+
+    Args:
+        labels: keep these rows only.
+
+    Raises:
+        ConfigError: the suite was never planned in this store.
+    """
+    rows, problems = [], store.foreign()
+    for entry in store.manifest(suite)["cells"]:
+        if labels is not None and entry["label"] not in labels:
+            continue
+        cell, run_id = entry["cell"], entry["run_id"]
+        row: dict[str, Any] = {
+            "run_id": run_id,
+            "label": entry["label"],
+            "tuning": entry["tuning"],
+            "tuned": json.dumps(entry["tuned"], sort_keys=True),
+            "workload": cell["workload"]["name"],
+            "optimizer": cell["optimizer"]["name"],
+            "epsilon_target": float(cell["epsilon"]),
+            "delta": cell["delta"],
+            "accountant": cell["accountant"],
+            "batch_size": cell["batch_size"],
+            "epochs": cell["epochs"],
+            "clip": float(entry["clip"]),
+            "seed": cell["seed"],
+            "state": store.state(run_id),
+        }
+        try:
+            record = store.record(run_id)
+            kept = ("epsilon", "draws", "dimension", "eta", "seconds_train", "seconds_prepare")
+            metrics = {k: v for k, v in record.items() if k.startswith(("test_", "validation_")) or k in kept}
+            row |= metrics | {"epsilon": float(record["epsilon"])}
+        except FileNotFoundError:
+            if row["state"] == "failed":
+                problems.append(f"{run_id} ({row['label']}) failed: {store.error(run_id)['reason']}")
+        except Damaged as error:
+            problems.append(f"{error}; move it away to run the cell again")
+        rows.append(row)
+    return Results(pd.DataFrame(rows), problems)
+
+
+def select(cells: pd.DataFrame) -> pd.DataFrame:
+    """The run that each replicate would release: its best on the validation split, never on the test split.
+
+    Selection is made for each seed on its own, as someone with one private data set would. A group with a tuning run
+    that has no result is left out: the best of what happened to finish is not what the procedure releases.
+
+    Returns:
+        One row for each group and seed, with `runs` (tuning runs of that seed) added.
+    """
+    chosen = []
+    for _, group in cells.groupby([*GROUP, "seed"], sort=False):
+        if not group["state"].isin(["done", "diverged"]).all():
+            continue
+        row = group.iloc[0] if len(group) == 1 else group.loc[group["validation_accuracy"].idxmax()]
+        chosen.append({**row.to_dict(), "runs": len(group), "run_ids": tuple(group["run_id"])})
+    return pd.DataFrame(chosen)
+
+
+def curves(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
+    """The curves of the selected runs: one row for each entry, with the run's place in the suite.
+
+    A run that does not find its own learning rate has its constant one as `eta`.
+    """
+    parts = []
+    for row in selected.to_dict("records"):
+        frame = pd.DataFrame(store.curve(row["run_id"]))
+        if "eta" not in frame:
+            frame["eta"] = json.loads(row["tuned"]).get("lr")
+        place = {key: row[key] for key in (*GROUP, "seed", "tuning", "run_id")}
+        parts.append(frame.assign(**place))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def epsilon_with_tuning(store: Store, run_ids: Sequence[str], delta: float, accountant: str) -> float:
+    """What all runs of a search cost together, each on the same data: their ledgers one after the other.
+
+    Selection looks at validation records, which this does not cover.
+    """
+    total = Ledger()
+    for run_id in run_ids:
+        total = total + Ledger.from_json(store.ledger(run_id))
+    return epsilon(total, delta, accountant)

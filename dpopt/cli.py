@@ -1,0 +1,328 @@
+"""The `dpopt` command: each subcommand takes Hydra overrides such as `suite=quickstart seeds=[0,1]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from dpopt import fields, registry
+from dpopt.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    from dpopt.harness.plan import Planned
+    from dpopt.harness.suite import Suite
+    from dpopt.store import Store
+
+OUT = Console(soft_wrap=True)
+ERR = Console(stderr=True, soft_wrap=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0, 1 where cells failed, 2 for input that cannot be used."""
+    parser = argparse.ArgumentParser(prog="dpopt", description="Benchmark differentially private adaptive optimizers.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (function, text) in COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=function.__doc__)
+        command.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides")
+    chosen = parser.parse_args(arguments)
+    try:
+        return COMMANDS[chosen.command][0](chosen.overrides) or 0
+    except ConfigError as error:
+        ERR.print(f"[red]error:[/red] {_escape(str(error))}", highlight=False)
+        return 2
+    except KeyboardInterrupt:
+        ERR.print("interrupted; run the same command again to go on")
+        return 130
+
+
+def list_(overrides: Sequence[str]) -> None:
+    """Print what is registered: optimizers, workloads, suites."""
+    from dpopt.harness.suite import suite_files
+
+    if overrides:
+        raise ConfigError("override", overrides[0], "`dpopt list` takes none")
+    for group in ("optimizer", "workload"):
+        table = Table(group, "summary", "tuning", "reference", box=None, pad_edge=False)
+        for name, entry in registry.entries(group).items():
+            grid = ", ".join(f"{key} grid of {len(values)}" for key, values in entry.grid.items())
+            table.add_row(name, entry.summary, grid or "none" if group == "optimizer" else "", entry.reference)
+        OUT.print(table, "")
+    suites = Table("suite", "file", box=None, pad_edge=False)
+    for name, path in suite_files().items():
+        suites.add_row(name, str(path))
+    OUT.print(suites)
+
+
+def plan(overrides: Sequence[str]) -> None:
+    """Show a suite's cells by state and write its manifest; trains nothing."""
+    suite, store, planned = _plan(overrides)
+    states = {entry.cell.run_id: store.state(entry.cell.run_id) for entry in planned}
+    table = Table("optimizer", "tuning", "cells", "done", "failed", "to run", box=None, pad_edge=False)
+    for label in dict.fromkeys(entry.label for entry in planned):
+        rows = [entry for entry in planned if entry.label == label]
+        count = Counter(states[entry.cell.run_id] for entry in rows)
+        done, failed = count["done"] + count["diverged"], count["failed"] + count["damaged"]
+        numbers = (len(rows), done, failed, len(rows) - done - failed)
+        table.add_row(label, rows[0].tuning, *map(str, numbers))
+    OUT.print(table)
+    OUT.print(f"{len(states)} distinct cells of suite {suite.name}; results in {store.root}")
+
+
+def run(overrides: Sequence[str]) -> int:
+    """Train what is not done of a suite, then write its tables; a run that was killed goes on where it was."""
+    from dpopt.harness.engines.inline import InlineEngine
+    from dpopt.harness.engines.local import LocalEngine
+    from dpopt.harness.execute import execute
+    from dpopt.training import resolve_device
+
+    suite, store, planned = _plan(overrides)
+    resolve_device(suite.device)
+    engines: dict[str, Callable[[], Any]] = {
+        "inline": lambda: InlineEngine(store, suite.device),
+        "local": lambda: LocalEngine(store, suite.device, suite.workers),
+    }
+    outcome = execute([entry.cell for entry in planned], store, engines[suite.engine], ERR)
+    ERR.print(
+        f"{outcome.ran} cells run, {outcome.skipped} were done, {len(outcome.failed)} failed, "
+        f"{len(outcome.damaged)} damaged",
+        highlight=False,
+    )
+    for run_id, reason in outcome.failed.items():
+        ERR.print(f"failed  {run_id}  {_escape(reason)}  (dpopt retry suite={suite.name})", highlight=False)
+    for run_id in outcome.damaged:
+        ERR.print(f"damaged {store.folder(run_id)}: move it away to run the cell again", highlight=False)
+    return 1 if outcome.failed or outcome.damaged else 0
+
+
+def status(overrides: Sequence[str]) -> None:
+    """Show how far a suite is, and what failed and why."""
+    name, store, labels, _ = _stored(overrides)
+    from dpopt.analysis.frames import load
+
+    results = load(store, name, labels)
+    counts = results.cells.drop_duplicates("run_id")["state"].value_counts()
+    OUT.print(f"suite {name}: " + ", ".join(f"{n} {state}" for state, n in counts.items()), highlight=False)
+    for problem in results.problems:
+        OUT.print(problem, highlight=False, markup=False)
+
+
+def retry(overrides: Sequence[str]) -> int:
+    """Run a suite's failed cells again, with the rest of what is not done."""
+    _, store, planned = _plan(overrides)
+    for entry in planned:
+        if store.state(entry.cell.run_id) == "failed":
+            store.forget_failure(entry.cell.run_id)
+    return run(overrides)
+
+
+def collect(overrides: Sequence[str]) -> None:
+    """Write a suite's cells and the curves of its selected runs as Parquet."""
+    from dpopt.analysis import frames
+
+    name, store, labels, _ = _stored(overrides)
+    results = frames.load(store, name, labels)
+    selected = frames.select(results.cells)
+    folder = store.suite_folder(name)
+    for kind, frame in (("cells", results.cells), ("curves", frames.curves(store, selected))):
+        frame.to_parquet(folder / f"{kind}.parquet", index=False)
+        OUT.print(f"{folder / kind}.parquet: {len(frame)} rows", highlight=False)
+    _report(results.problems)
+
+
+def table(overrides: Sequence[str]) -> None:
+    """Print a suite's comparison table and write it as Markdown, CSV, LaTeX and HTML."""
+    from dpopt.analysis import frames, tables
+
+    name, store, labels, _ = _stored(overrides)
+    results = frames.load(store, name, labels)
+    comparison = tables.comparison(store, frames.select(results.cells))
+    folder = store.suite_folder(name)
+    for kind, write in tables.FORMATS.items():
+        store.write_text(folder / f"table.{kind}", write(comparison))
+    store.write_text(folder / "table.html", tables.html(comparison, name))
+    _print_table(tables.readable(comparison, "[bold]{}[/bold]".format))
+    OUT.print(f"{tables.setting(comparison)}. {tables.NOTE}", style="dim", highlight=False)
+    OUT.print(f"written to {folder}/table.{{md,csv,tex,html}}", highlight=False)
+    missing = results.cells[~results.cells["state"].isin(["done", "diverged"])]
+    if len(missing):
+        ERR.print(f"{len(missing)} cells have no result; rows that need them are left out", highlight=False)
+    _report(results.problems)
+
+
+def plot(overrides: Sequence[str]) -> None:
+    """Draw every figure in `plots/` from stored results, into `plots/out/SUITE/`."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from dpopt.analysis import figures, frames, tables
+
+    name, store, labels, folder = _stored(overrides)
+    results = frames.load(store, name, labels)
+    selected = frames.select(results.cells)
+    if selected.empty:
+        raise ConfigError("suite", name, f"no finished rows in {store.root}: `dpopt run suite={name}`")
+    needs: dict[str, Callable[[], Any]] = {
+        "selected": lambda: selected,
+        "comparison": lambda: tables.comparison(store, selected),
+        "curves": lambda: frames.curves(store, selected),
+    }
+    for figure in figures.plots(folder):
+        paths = figures.save(figure.draw(needs[figure.needs]()), folder / "out" / name, figure.name)
+        OUT.print(" ".join(map(str, paths)), highlight=False)
+    _report(results.problems)
+
+
+def epsilon(overrides: Sequence[str]) -> None:
+    """Print what a run spends: rate, noise and draws of the gradient, and HyFreeDP's probes if there are any."""
+    import math
+
+    from dpopt.harness.suite import CONF, compose_config
+    from dpopt.privacy import Draw, Ledger
+    from dpopt.privacy import epsilon as spent
+
+    given = compose_config(CONF, "epsilon", overrides)
+    rate = _field(given, "rate", float)
+    noises = given["noise"] if isinstance(given["noise"], list) else [given["noise"]]
+    gradient = tuple(fields.convert(noise, fields.Positive, "noise", {}) for noise in noises)
+    draws, runs = _field(given, "draws", fields.Count), _field(given, "runs", fields.Count)
+    probe = _field(given, "probe_noise", fields.Positive | None)
+    rounds = math.ceil(draws / _field(given, "probe_every", fields.Count)) if probe is not None else 0
+    ledger = Ledger()
+    if rounds:
+        ledger.append(Draw(rate, gradient + (probe,) * _field(given, "probes", fields.Count)), rounds * runs)
+    if draws > rounds:
+        ledger.append(Draw(rate, gradient), (draws - rounds) * runs)
+    names = given["accountant"] if isinstance(given["accountant"], list) else [given["accountant"]]
+    delta = _field(given, "delta", float)
+    for name in names:
+        OUT.print(f"epsilon = {spent(ledger, delta, name):.5f}  ({name}, delta = {delta:g})", highlight=False)
+
+
+def calibrate(overrides: Sequence[str]) -> None:
+    """Print the least noise with which an optimizer reaches a target epsilon."""
+    from dpopt import create
+    from dpopt.harness.suite import CONF, compose_config
+    from dpopt.privacy import calibrate as solve
+    from dpopt.training import number_of_draws, sampling_rate
+
+    given = compose_config(CONF, "calibrate", overrides)
+    optimizer = create(given["optimizer"], **given["fields"])
+    examples, batch = (_field(given, key, fields.Count | None) for key in ("examples", "batch_size"))
+    rate, draws = _field(given, "rate", float | None), _field(given, "draws", fields.Count | None)
+    epochs, delta = _field(given, "epochs", fields.Positive | None), _field(given, "delta", float | None)
+    if rate is None:
+        rate = sampling_rate(_need(batch, "batch_size"), _need(examples, "examples"))
+    if draws is None:
+        draws = number_of_draws(_need(epochs, "draws or epochs"), rate, 1)
+    plan = solve(
+        optimizer,
+        rate=rate,
+        draws=draws,
+        dimension=_field(given, "dimension", fields.Count),
+        epsilon=_field(given, "epsilon", fields.Bound),
+        delta=_need(examples, "delta or examples") ** -1.1 if delta is None else delta,
+        accountant=given["accountant"],
+    )
+    for kind, noise in plan.noise.items():
+        OUT.print(f"noise multiplier ({kind}) = {noise:.5f}", highlight=False)
+    OUT.print(
+        f"epsilon = {plan.epsilon:.5f}  ({plan.accountant}, delta = {plan.delta:g}, {plan.draws} draws)",
+        highlight=False,
+    )
+
+
+COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int | None], str]] = {
+    "list": (list_, "registered optimizers, workloads and suites"),
+    "plan": (plan, "a suite's cells by state"),
+    "run": (run, "train what is not done of a suite"),
+    "status": (status, "how far a suite is, and what failed"),
+    "retry": (retry, "run failed cells again"),
+    "collect": (collect, "a suite's records as Parquet"),
+    "table": (table, "the comparison table"),
+    "plot": (plot, "the figures, from stored results"),
+    "epsilon": (epsilon, "what a run spends"),
+    "calibrate": (calibrate, "the noise for a target epsilon"),
+}
+
+
+def _plan(overrides: Sequence[str]) -> tuple[Suite, Store, list[Planned]]:
+    """Load and plan a suite, and note its cells in the store."""
+    from dpopt.harness import plan as planning
+    from dpopt.harness.suite import load_suite
+    from dpopt.store import Store
+
+    name, rest = _suite_name(overrides)
+    suite = load_suite(name, rest)
+    planned = planning.plan(suite)
+    store = Store(Path(suite.results))
+    store.write_manifest(suite.name, planning.manifest(suite, planned))
+    return suite, store, planned
+
+
+def _stored(overrides: Sequence[str]) -> tuple[str, Store, list[str] | None, Path]:
+    """Suite name, store, selected rows and plots folder for commands that only read; imports no torch."""
+    from dpopt.store import Store
+
+    name, rest = _suite_name(overrides)
+    known: dict[str, Any] = {"results": "results", "plots": "plots", "optimizers": None}
+    for override in rest:
+        key, _, value = override.partition("=")
+        if key not in known:
+            raise unknown("override", key, known)
+        known[key] = value
+    labels = known["optimizers"]
+    store = Store(Path(known["results"]))
+    name = Path(name).stem
+    if labels is not None:
+        labels = [label.strip() for label in labels.strip("[]").split(",")]
+        present = {entry["label"] for entry in store.manifest(name)["cells"]}
+        for label in labels:
+            if label not in present:
+                raise unknown("optimizers", label, present)
+    return name, store, labels, Path(known["plots"])
+
+
+def _suite_name(overrides: Sequence[str]) -> tuple[str, list[str]]:
+    names = [override.partition("=")[2] for override in overrides if override.startswith("suite=")]
+    if len(names) != 1:
+        raise ConfigError("suite", names or None, "expected suite=NAME once; `dpopt list` shows the suites")
+    return names[0], [override for override in overrides if not override.startswith("suite=")]
+
+
+def _field(given: dict[str, Any], key: str, hint: Any) -> Any:
+    return fields.convert(given[key], hint, key, {})
+
+
+def _need(value: Any, name: str) -> Any:
+    if value is None:
+        raise ConfigError(name, None, "is missing")
+    return value
+
+
+def _print_table(frame: Any) -> None:
+    shown = Table(box=None, pad_edge=False)
+    for column in frame.columns:
+        shown.add_column(column, no_wrap=True)
+    for row in frame.itertuples(index=False):
+        shown.add_row(*row)
+    OUT.print(shown)
+
+
+def _report(problems: list[str]) -> None:
+    for problem in problems:
+        ERR.print(problem, highlight=False, markup=False)
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", r"\[")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

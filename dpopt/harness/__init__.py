@@ -1,0 +1,1 @@
+"""Suite -> plan -> cells -> engines. Results are written through a `Store` that the caller hands in."""

@@ -1,0 +1,208 @@
+"""One cell: what identifies it, and how it is run, interrupted and continued."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch.utils import _pytree as pytree
+
+from dpopt import clipping, registry, training
+from dpopt.harness.provenance import provenance
+from dpopt.privacy.calibration import calibrate
+from dpopt.privacy.ledger import Ledger
+from dpopt.privacy.oracle import DataOracle
+from dpopt.privacy.sampling import derive
+from dpopt.workloads.base import Split
+
+CHECKPOINT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run. Equal cells give equal results; where and when it runs is not part of it.
+
+    Args:
+        workload, optimizer: as `registry.spec` describes them.
+        epsilon: target; infinity trains without noise.
+        delta, accountant: see `dpopt.privacy.epsilon`.
+        batch_size: expected batch size B.
+        epochs: expected passes over the training data.
+        seed: replicate number.
+    """
+
+    workload: dict[str, Any]
+    optimizer: dict[str, Any]
+    epsilon: float
+    delta: float
+    accountant: str
+    batch_size: int
+    epochs: float
+    seed: int
+
+    def content(self) -> dict[str, Any]:
+        """The cell as plain JSON data; infinity becomes "inf"."""
+        return _plain(dataclasses.asdict(self))
+
+    @classmethod
+    def from_content(cls, content: Mapping[str, Any]) -> Cell:
+        """The cell that `content` described."""
+        return cls(**{**content, "epsilon": float(content["epsilon"])})
+
+    @property
+    def run_id(self) -> str:
+        """16 hex digits of the SHA-256 over the cell's canonical JSON."""
+        text = json.dumps(self.content(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return "inf" if value == math.inf else value
+
+
+class RunStore(Protocol):
+    """What running a cell needs of the store; `dpopt.store.Store` documents the methods."""
+
+    def begin(self, run_id: str, cell: Mapping[str, Any]) -> None: ...
+    def finish(self, run_id: str, record: Mapping[str, Any], ledger: str) -> None: ...
+    def fail(self, run_id: str, reason: str, traceback: str = "") -> None: ...
+    def curve(self, run_id: str) -> list[dict[str, Any]]: ...
+    def append_curve(self, run_id: str, entry: Mapping[str, Any]) -> None: ...
+    def restart_curve(self, run_id: str, entries: Iterable[Mapping[str, Any]]) -> None: ...
+    def checkpoint(self, run_id: str) -> Path: ...
+
+
+Report = Callable[[float], None]
+"""Called with the fraction of the cell that is done."""
+
+
+def attempt(cell: Cell, store: RunStore, device: str, report: Report) -> str | None:
+    """Run a cell; a failure is noted in the store and its reason returned."""
+    try:
+        run(cell, store, device=device, report=report)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        store.fail(cell.run_id, reason, traceback.format_exc())
+        return reason
+    return None
+
+
+def run(
+    cell: Cell,
+    store: RunStore,
+    *,
+    device: str = "auto",
+    report: Report = lambda fraction: None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+) -> dict[str, Any]:
+    """Run a cell, from its checkpoint if it left one, and store its record.
+
+    Seeds go by axis: initial weights, split and draws depend on (workload, seed) alone, so that optimizers are compared
+    on the same ones; the noise depends on the whole cell. On the CPU a cell uses one thread, so that its numbers do not
+    depend on how many cells run beside it.
+
+    Returns:
+        The record.
+    """
+    torch.set_num_threads(1)
+    started, place, run_id = time.perf_counter(), training.resolve_device(device), cell.run_id
+    store.begin(run_id, cell.content())
+    workload = registry.from_spec("workload", cell.workload)
+    optimizer = registry.from_spec("optimizer", cell.optimizer)
+    splits = workload.splits(cell.seed)
+    train = _to(splits.train, place)
+    watched = {
+        name: _to(split, place)
+        for name, split in (("validation", splits.validation), ("test", splits.test))
+        if len(split.x)
+    }
+    torch.manual_seed(_seed("init", cell) >> 65)
+    model = workload.model().to(place)
+    engine = clipping.engine(model, workload.loss)
+    plan = calibrate(
+        optimizer,
+        rate=training.sampling_rate(cell.batch_size, len(train.x)),
+        draws=training.number_of_draws(cell.epochs, cell.batch_size, len(train.x)),
+        dimension=engine.dimension,
+        epsilon=cell.epsilon,
+        delta=cell.delta,
+        accountant=cell.accountant,
+    )
+    resumed, ledger = _resume(store, run_id, optimizer.init(engine.theta))
+    oracle = DataOracle(
+        engine,
+        train.x,
+        train.y,
+        plan,
+        draw_seed=_seed("draws", cell),
+        noise_seed=derive("noise", run_id),
+        ledger=ledger,
+    )
+    model.train()
+    prepared = last_saved = time.perf_counter()
+    state = resumed  # a run may have been stopped after its last draw
+    for state, is_mark in training.steps(optimizer, oracle, resumed):
+        if is_mark:
+            entry = training.observe(engine, model, state, oracle, workload.loss, workload.metric, watched)
+            store.append_curve(run_id, entry)
+            report(oracle.draws_taken / oracle.draws_total)
+        if time.perf_counter() - last_saved >= checkpoint_seconds:
+            _save(store.checkpoint(run_id), state, oracle.ledger)
+            last_saved = time.perf_counter()
+    final = store.curve(run_id)[-1]
+    record = {
+        "schema": 1,
+        "run_id": run_id,
+        "cell": cell.content(),
+        **{key: _plain(v) for key, v in training.summary(plan, oracle, state, cell.epsilon, len(train.x)).items()},
+        **{key: value for key, value in final.items() if key not in ("draw", "epoch")},
+        "seconds_prepare": prepared - started,
+        "seconds_train": time.perf_counter() - prepared,
+        "provenance": provenance(place),
+    }
+    store.finish(run_id, record, oracle.ledger.to_json())
+    return record
+
+
+def _seed(axis: str, cell: Cell) -> int:
+    return derive(axis, cell.workload, cell.seed)
+
+
+def _to(split: Split, device: torch.device) -> Split:
+    return Split(split.x.to(device), split.y.to(device))
+
+
+def _save(path: Path, state: Any, ledger: Ledger) -> None:
+    leaves, _ = pytree.tree_flatten(state)
+    partial = path.with_suffix(".partial")
+    torch.save({"leaves": leaves, "ledger": ledger.to_json()}, partial)
+    os.replace(partial, path)
+
+
+def _resume(store: RunStore, run_id: str, initial: Any) -> tuple[Any, Ledger]:
+    """The state and ledger of the last checkpoint, or the initial state; the curve is cut back to match."""
+    state, ledger = initial, Ledger()
+    leaves, structure = pytree.tree_flatten(initial)
+    try:
+        saved = torch.load(store.checkpoint(run_id), weights_only=True, map_location=leaves[0].device)
+        state, ledger = pytree.tree_unflatten(saved["leaves"], structure), Ledger.from_json(saved["ledger"])
+    except FileNotFoundError:
+        pass
+    except Exception as error:  # whatever is wrong with the file, the cell can start over
+        print(f"run {run_id}: checkpoint cannot be read ({error}); starting over")
+    store.restart_curve(run_id, [entry for entry in store.curve(run_id) if entry["draw"] <= len(ledger)])
+    return state, ledger

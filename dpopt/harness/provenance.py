@@ -1,0 +1,43 @@
+"""Where a number came from: code, versions, device. Not part of a cell's identity."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = ("dpopt", "torch", "numpy", "opacus", "dp-accounting", "autodp", "datasets", "scikit-learn")
+
+
+@cache
+def provenance(device: torch.device) -> dict[str, Any]:
+    """Commit, whether the tree was clean, package versions, Python and device."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "commit": _git("rev-parse", "HEAD"),
+        "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "versions": {package: _version(package) for package in PACKAGES},
+        "python": platform.python_version(),
+        "device": f"{device.type} {name}",
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    folder = Path(__file__).parent
+    try:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

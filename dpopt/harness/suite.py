@@ -1,0 +1,183 @@
+"""Suite files: Hydra reads the YAML and the command line's overrides, this module says what they may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dpopt import fields
+from dpopt.errors import ConfigError, unknown
+from dpopt.fields import Bound, Fraction
+
+CONF = Path(str(resources.files("dpopt") / "conf"))
+OPEN_KEYS = ("settings", "fields")
+"""Keys below which an override may add what the file does not name."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How one row of a suite is made; all fields are optional in the file.
+
+    Args:
+        name: registered optimizer; by default the label itself.
+        fields: hyperparameters that differ from the defaults.
+        tuning: "self" (needs none), "grid", or "fixed" (set by hand); by default "grid" where a grid is known.
+        grid: field -> values to search; by default the optimizer's own grid.
+        epsilon: replaces the suite's.
+    """
+
+    name: str
+    fields: dict[str, Any]
+    tuning: Literal["self", "grid", "fixed"]
+    grid: dict[str, Any]
+    epsilon: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The axes of a matrix and how to run it; see `conf/suite.yaml` for every key."""
+
+    name: str
+    description: str
+    workloads: tuple[Any, ...]
+    optimizers: tuple[str, ...]
+    settings: dict[str, Any]
+    epsilon: tuple[float, ...]
+    delta: float | None
+    accountant: str
+    batch_size: tuple[int, ...] | None
+    epochs: tuple[float, ...] | None
+    clip: tuple[float, ...] | None
+    seeds: tuple[int, ...]
+    engine: str
+    workers: int | None
+    device: str
+    results: str
+    plots: str
+
+
+def compose_config(folder: Path, name: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """The YAML file `name` in `folder` with Hydra overrides applied, as plain data.
+
+    Raises:
+        ConfigError: the file or an override cannot be used; names the key and the nearest known one.
+    """
+    known = _known_keys(folder, name)
+    prepared = [_prepare(override, known) for override in overrides]
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(folder.resolve()), version_base="1.3"):
+            config = compose(name, [f"hydra.searchpath=[{CONF.as_uri()}]", *prepared])
+        content = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(f"{name}.yaml", " ".join(overrides), str(error).strip().splitlines()[0]) from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{name}.yaml", content, "expected a mapping")
+    for key in content:
+        if key not in known:
+            raise unknown(f"{name}.yaml", key, known)
+    return {str(key): value for key, value in content.items()}
+
+
+def _known_keys(folder: Path, name: str) -> list[str]:
+    """The keys that `name` may hold: a suite's for a suite, its own for a command's defaults."""
+    own = CONF / f"{name}.yaml"
+    source = own if folder == CONF else CONF / "suite.yaml"
+    return [str(key) for key in OmegaConf.to_container(OmegaConf.load(source))]  # type: ignore[union-attr]
+
+
+def _prepare(override: str, known: Sequence[str]) -> str:
+    key, equals, _ = override.partition("=")
+    first = key.lstrip("+~").split(".")[0]
+    if not equals and not key.startswith("~"):
+        raise ConfigError("override", override, "expected key=value")
+    if first not in known:
+        raise unknown("override", first, known)
+    return f"++{override.lstrip('+')}" if first in OPEN_KEYS and not key.startswith("~") else override
+
+
+def suite_files() -> dict[str, Path]:
+    """The suites at hand: `benchmarks/*.yaml` of the current folder, then of the source tree that dpopt lies in."""
+    found = {}
+    for folder in (CONF.parent.parent / "benchmarks", Path("benchmarks")):
+        found.update({file.stem: file for file in folder.glob("*.yaml")})
+    return dict(sorted(found.items()))
+
+
+def load_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
+    """The suite `name` (or a path to a YAML file) with overrides such as `seeds=[0]` or `optimizers=[fiber]`.
+
+    Raises:
+        ConfigError: no such suite, or something in it cannot be used.
+    """
+    files = suite_files()
+    path = Path(name) if name.endswith(".yaml") else files.get(name)
+    if path is None or not path.is_file():
+        raise unknown("suite", name, files)
+    content = compose_config(path.parent, path.stem, overrides)
+    if missing := sorted(set(_known_keys(path.parent, path.stem)) - content.keys()):
+        raise ConfigError(str(path), missing, "keys are missing: begin the file with `defaults: [suite, _self_]`")
+    axes = ("workloads", "optimizers", "epsilon", "batch_size", "epochs", "clip", "seeds")
+    for axis in axes:
+        content[axis] = _axis(content[axis])
+    where = path.stem
+    return Suite(
+        name=path.stem,
+        description=str(content["description"]),
+        workloads=_nonempty(content["workloads"], f"{where}.workloads"),
+        optimizers=_labels(content["optimizers"], f"{where}.optimizers"),
+        settings=_mapping(content["settings"], f"{where}.settings"),
+        epsilon=_numbers(content["epsilon"], Bound, f"{where}.epsilon"),
+        delta=fields.convert(content["delta"], Fraction | None, f"{where}.delta", {}),
+        accountant=fields.convert(content["accountant"], str, f"{where}.accountant", {}),
+        batch_size=_optional(content["batch_size"], fields.Count, f"{where}.batch_size"),
+        epochs=_optional(content["epochs"], fields.Positive, f"{where}.epochs"),
+        clip=_optional(content["clip"], Bound, f"{where}.clip"),
+        seeds=_numbers(content["seeds"], int, f"{where}.seeds"),
+        engine=fields.convert(content["engine"], Literal["local", "inline"], f"{where}.engine", {}),
+        workers=fields.convert(content["workers"], fields.Count | None, f"{where}.workers", {}),
+        device=fields.convert(content["device"], str, f"{where}.device", {}),
+        results=fields.convert(content["results"], str, f"{where}.results", {}),
+        plots=fields.convert(content["plots"], str, f"{where}.plots", {}),
+    )
+
+
+def _axis(value: Any) -> tuple[Any, ...] | None:
+    """A scalar counts as an axis of one value."""
+    return tuple(value) if isinstance(value, list) else None if value is None else (value,)
+
+
+def _nonempty(values: tuple[Any, ...] | None, where: str) -> tuple[Any, ...]:
+    if not values:
+        raise ConfigError(where, values, "expected at least one value")
+    return values
+
+
+def _numbers(values: tuple[Any, ...] | None, hint: Any, where: str) -> tuple[Any, ...]:
+    return tuple(fields.convert(v, hint, f"{where}[{i}]", {}) for i, v in enumerate(_nonempty(values, where)))
+
+
+def _optional(values: tuple[Any, ...] | None, hint: Any, where: str) -> tuple[Any, ...] | None:
+    return None if values is None else _numbers(values, hint, where)
+
+
+def _labels(values: tuple[Any, ...] | None, where: str) -> tuple[str, ...]:
+    for value in _nonempty(values, where):
+        if not isinstance(value, str):
+            raise ConfigError(where, value, "expected names; put what differs from the defaults into `settings`")
+    return tuple(values or ())
+
+
+def _mapping(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict) or not all(isinstance(v, dict) for v in value.values()):
+        raise ConfigError(where, value, "expected label -> {name, fields, tuning, grid, epsilon}")
+    return value
