@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dpopt import optimizers
 from dpopt._lazy import attach
-from dpopt.registry import create, optimizers
+from dpopt.registry import create
 
 if TYPE_CHECKING:
     from dpopt import clipping, privacy, testing

@@ -307,7 +307,7 @@ def _need(value: Any, name: str) -> Any:
 
 
 def _print_table(frame: Any) -> None:
-    shown = Table(box=None, pad_edge=False)
+    shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for column in frame.columns:
         shown.add_column(column, no_wrap=True)
     for row in frame.itertuples(index=False):

@@ -71,11 +71,11 @@ def readable(table: pd.DataFrame, bold: Callable[[str], str]) -> pd.DataFrame:
         "workload": table["workload"],
         "target ε": table["epsilon_target"].map(_number),
         "optimizer": table["label"],
-        "test accuracy (%)": table.apply(accuracy, axis=1),
+        "accuracy (%)": table.apply(accuracy, axis=1),
         "tuning": table["tuning"],
         "runs": table["runs"].astype(str),
-        "ε single": table["epsilon_single"].map(_number),
-        "ε with tuning": table["epsilon_with_tuning"].map(_number),
+        "ε single": table["epsilon_single"].map(_upper),
+        "ε with tuning": table["epsilon_with_tuning"].map(_upper),
         "seeds": table["seeds"].astype(str),
         "B": table["batch_size"].map(_number),
         "epochs": table["epochs"].map(_number),
@@ -83,7 +83,8 @@ def readable(table: pd.DataFrame, bold: Callable[[str], str]) -> pd.DataFrame:
         "δ": table["delta"].map("{:.1e}".format),
         "diverged": table["diverged"].astype(str),
     }
-    return pd.DataFrame(columns).drop(columns=list(_constant(table)))
+    dropped = [*_constant(table), *(["C"] if table["clip"].nunique() == 1 else [])]
+    return pd.DataFrame(columns).drop(columns=dropped)
 
 
 def setting(table: pd.DataFrame) -> str:
@@ -93,7 +94,7 @@ def setting(table: pd.DataFrame) -> str:
 
 def _constant(table: pd.DataFrame) -> dict[str, str]:
     """The columns of `readable` that say the same in every row, with their value."""
-    names = {"workload": "workload", "B": "batch_size", "epochs": "epochs", "C": "clip", "δ": "delta", "seeds": "seeds"}
+    names = {"workload": "workload", "B": "batch_size", "epochs": "epochs", "δ": "delta", "seeds": "seeds"}
     constant = {}
     for name, key in names.items():
         if table.empty or table[key].nunique() != 1:
@@ -103,6 +104,14 @@ def _constant(table: pd.DataFrame) -> dict[str, str]:
     if not table.empty and not table["diverged"].any():
         constant["diverged"] = "0"
     return constant
+
+
+def _upper(value: float) -> str:
+    """Three significant digits, rounded up: a printed epsilon is never below the spent one."""
+    if value == 0 or math.isinf(value):
+        return _number(value)
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return f"{math.ceil(value / unit - 1e-9) * unit:.3g}"
 
 
 def _number(value: float) -> str:
@@ -128,6 +137,7 @@ def latex(table: pd.DataFrame) -> str:
         "ε single": r"$\varepsilon$ single",
         "ε with tuning": r"$\varepsilon$ with tuning",
         "δ": r"$\delta$",
+        "accuracy (%)": r"accuracy (\%)",
     }
     text = text.rename(columns=names).map(
         lambda cell: cell.replace("_", r"\_").replace("±", r"$\pm$").replace("∞", r"$\infty$")

@@ -1,0 +1,54 @@
+import pytest
+import torch
+
+import dpopt
+from dpopt.privacy import Release
+
+
+def noise_gains(omega, steps, beta2=0.999):
+    """Bias-corrected noise in vhat per unit variance of g, as `correction="exact"` finds it."""
+    optimizer = dpopt.create("fiber", omega=omega, betas=(0.9, beta2))
+    state, gains = optimizer.init(torch.zeros(1)), []
+    for _ in range(steps):
+        _, state = optimizer.direction(state, Release(torch.zeros(1), 1.0))
+        gains.append(float(state.noise / (1 - beta2**state.t)))
+    return state, gains
+
+
+@pytest.mark.parametrize("omega", [0.1, 0.3, 0.7, 1.0])
+def test_attenuation_is_the_stationary_variance(omega):
+    optimizer = dpopt.create("fiber", omega=omega)
+    state, _ = noise_gains(omega, 400)
+    assert float(state.covariance[0, 0]) == pytest.approx(optimizer.attenuation, rel=1e-6)
+    assert 0.5 <= optimizer.attenuation <= 1
+
+
+def test_the_papers_correction_is_only_asymptotic():
+    """omega = 0.1: the true gain is 0.010 after one step and 0.469 after 100; the paper subtracts 0.5135 throughout."""
+    _, gains = noise_gains(0.1, 100)
+    assert gains[0] == pytest.approx(0.010, abs=5e-4)
+    assert gains[-1] == pytest.approx(0.469, abs=5e-4)
+    assert dpopt.create("fiber", omega=0.1).attenuation == pytest.approx(0.5135, abs=5e-5)
+
+
+@pytest.mark.parametrize("omega", [0.2, 0.6])
+def test_exact_correction_is_the_noise_that_is_there(omega):
+    """Pure noise in, many coordinates: the mean of vhat is what "exact" subtracts, at every step."""
+    optimizer = dpopt.create("fiber", omega=omega, correction="exact")
+    torch.manual_seed(0)
+    state = optimizer.init(torch.zeros(200_000))
+    for t in range(1, 6):
+        _, state = optimizer.direction(state, Release(2.0 * torch.randn(200_000), 2.0))
+        measured = float(state.v.double().mean() / (1 - 0.999**t))
+        assert measured == pytest.approx(float(state.noise / (1 - 0.999**t)), rel=0.02)
+
+
+def test_two_points_and_their_weights():
+    optimizer = dpopt.create("fiber", kappa=0.7, gamma=0.5)
+    state = optimizer.init(torch.zeros(2))._replace(theta=torch.ones(2), previous=torch.zeros(2))
+    (a, ahead), (rest, here) = optimizer.points(state)
+    assert a == pytest.approx(0.3 / 0.35)
+    assert a + rest == pytest.approx(1)
+    torch.testing.assert_close(ahead, torch.full((2,), 1.5))
+    torch.testing.assert_close(here, torch.ones(2))
+    assert len(dpopt.create("fiber", kappa=1.0).points(state)) == 1

@@ -1,0 +1,114 @@
+import pytest
+import torch
+
+import dpopt
+from dpopt.errors import ConfigError
+from dpopt.privacy import Release
+
+
+def fit(losses, eta=0.1, r_l=10.0, **fields):
+    """The next (eta, R_l) after a probe round that released `losses` at -m..m."""
+    optimizer = dpopt.create("hyfreedp", **fields)
+    released = Release(torch.tensor(losses, dtype=torch.float64), 0.1)
+    now = [torch.tensor(number, dtype=torch.float64) for number in (eta, r_l)]
+    new_eta, new_bound = optimizer._fit(*now, released)
+    return float(new_eta), float(new_bound)
+
+
+def parabola(at, slope, curvature, eta, m=1):
+    """Losses of a parabola with its minimum at step size slope/curvature, at -m..m."""
+    return [at + slope * j * eta + curvature / 2 * (j * eta) ** 2 for j in range(-m, m + 1)]
+
+
+@pytest.mark.parametrize("m", [1, 2, 3])
+@pytest.mark.parametrize("minimum", [0.06, 0.1, 0.18])
+def test_a_parabola_gives_its_minimum_exactly(m, minimum):
+    losses = parabola(2.0, 5 * minimum, 5.0, 0.1, m)
+    assert fit(losses, probes=2 * m + 1)[0] == pytest.approx(minimum)
+
+
+def test_three_points_are_finite_differences():
+    eta, (minus, zero, plus) = 0.1, (1.9, 2.0, 2.15)
+    slope, curvature = (plus - minus) / (2 * eta), (plus - 2 * zero + minus) / eta**2
+    assert fit([minus, zero, plus])[0] == pytest.approx(min(max(slope / curvature, eta / 2), 2 * eta))
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        pytest.param(parabola(2.0, 1.0, -5.0, 0.1), id="concave"),
+        pytest.param(parabola(2.0, -1.0, 5.0, 0.1), id="uphill"),
+        pytest.param(parabola(2.0, -1.0, -5.0, 0.1), id="concave-uphill"),
+        pytest.param([10.0, 10.0, 10.0], id="saturated"),
+        pytest.param([9.0, 9.2, 9.6], id="nearly-saturated"),
+        pytest.param([2.0, 2.0, 2.0], id="flat"),
+    ],
+)
+def test_guards_leave_eta_unchanged(losses):
+    assert fit(losses)[0] == 0.1
+
+
+def test_minus_lies_in_the_descent_direction():
+    """Losses that fall along -G give b > 0: the paper's two formulas, taken literally together, would flip its sign."""
+    falling_along_minus = parabola(2.0, 0.5, 5.0, 0.1)
+    assert falling_along_minus[0] < falling_along_minus[1] < falling_along_minus[2]
+    assert fit(falling_along_minus)[0] == pytest.approx(0.1)
+    assert fit(falling_along_minus[::-1])[0] == 0.1  # uphill: unchanged
+
+
+def test_clamp_and_smoothing():
+    far, near = parabola(2.0, 5.0, 5.0, 0.1), parabola(2.0, 0.05, 5.0, 0.1)
+    assert fit(far)[0] == pytest.approx(0.2)
+    assert fit(near)[0] == pytest.approx(0.05)
+    assert fit(far, smoothing=0.9)[0] == pytest.approx(0.9 * 0.1 + 0.1 * 0.2)
+
+
+def test_bounds():
+    losses = [1.9, 2.0, 2.2]
+    assert fit(losses)[1] == pytest.approx(6.1)
+    assert fit(losses, bound="conservative")[1] == pytest.approx(6.1)
+    assert fit([-5.0, -5.0, -5.0])[1] == 1e-3
+    assert fit(losses, bound="literal")[1] == pytest.approx(2.0)
+
+
+def test_conservative_bound_grows_from_one_to_three_losses():
+    """Losses of 5 saturate R_l = 1: the bound goes 1 -> 3 -> 9 -> 15 and eta waits until it can see."""
+    bound, seen = 1.0, []
+    for _ in range(4):
+        clipped = [min(loss, bound) for loss in (4.9, 5.0, 5.2)]
+        eta, bound = fit(clipped, r_l=bound)
+        seen.append((round(bound, 6), eta != 0.1))
+    assert seen == [(3.0, False), (9.0, False), (15.1, True), (15.1, True)]
+
+
+def test_base_state_advances_once_a_step():
+    """Mistake 18: probes do not step the base."""
+    task = dpopt.testing.Task()
+    optimizer = dpopt.create("hyfreedp", probe_every=1)
+    state = task.run(optimizer, task.oracle(task.plan(optimizer)))
+    assert float(state.base.t) == dpopt.testing.DRAWS
+    assert torch.equal(state.base.theta, state.theta)
+
+
+def test_probe_points_lie_along_the_step():
+    optimizer = dpopt.create("hyfreedp", probes=5)
+    theta, direction = torch.zeros(2), torch.tensor([1.0, -2.0])
+    points = optimizer._probe_points(theta, torch.tensor(0.1).double(), direction)
+    torch.testing.assert_close(torch.stack(points)[:, 0], torch.tensor([-0.2, -0.1, 0.0, 0.1, 0.2]))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"probes": 4}, "odd"),
+        ({"probes": 1}, "at least 3"),
+        ({"noise_inflation": 1.0}, "expected > 1"),
+        ({"base": "hyfreedp"}, "direction"),
+        ({"base": "dp_adm"}, "did you mean 'dp_adam"),
+        ({"base": {"name": "dp_adam", "lr": 0.5}}, "hyfreedp's own lr"),
+        ({"base": {"lr": 0.5}}, "`name` is missing"),
+    ],
+)
+def test_bad_configuration(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        dpopt.create("hyfreedp", **fields)

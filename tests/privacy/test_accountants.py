@@ -1,0 +1,88 @@
+import csv
+import math
+from pathlib import Path
+
+import pytest
+from scipy import optimize, stats
+
+from dpopt.errors import ConfigError
+from dpopt.privacy import ACCOUNTANTS, Draw, Ledger, epsilon
+
+LINES = Path(__file__).with_name("known_answers.csv").read_text().splitlines()[1:]
+ROWS = [pytest.param(row, id=f"{row['rate']}-{row['noises']}-{row['draws']}") for row in csv.DictReader(LINES)]
+
+
+def ledger(rate, noises, draws):
+    made = Ledger()
+    made.append(Draw(rate, tuple(noises)), draws)
+    return made
+
+
+def gaussian_epsilon(noise, delta):
+    """Exact epsilon of one Gaussian release (Balle and Wang 2018, Theorem 8)."""
+    mu = 1 / noise
+
+    def excess(eps):
+        phi = stats.norm.cdf
+        return phi(mu / 2 - eps / mu) - math.exp(eps) * phi(-mu / 2 - eps / mu) - delta
+
+    return optimize.brentq(excess, 0, 500)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_known_answers(row):
+    made = ledger(float(row["rate"]), map(float, row["noises"].split(";")), int(row["draws"]))
+    delta = float(row["delta"])
+    assert epsilon(made, delta, "pld") == pytest.approx(float(row["pld"]), abs=2e-3)
+    if row["rdp"]:
+        assert epsilon(made, delta, "rdp") == pytest.approx(float(row["rdp"]), rel=1e-3)
+
+
+@pytest.mark.parametrize("accountant", ACCOUNTANTS)
+@pytest.mark.parametrize("noise", [1.0, 3.0])
+def test_rate_one_is_never_below_the_closed_form(accountant, noise):
+    exact = gaussian_epsilon(noise, 1e-5)
+    assert exact <= epsilon(ledger(1.0, [noise], 1), 1e-5, accountant) <= 1.4 * exact
+
+
+@pytest.mark.parametrize("accountant", ACCOUNTANTS)
+def test_accountants_agree(accountant):
+    made = ledger(0.01, [1.1], 500) + ledger(0.01, [1.2, 4.0, 4.0], 100)
+    reference = epsilon(made, 1e-5, "pld")
+    assert reference - 1e-2 <= epsilon(made, 1e-5, accountant) <= 1.5 * reference
+
+
+def test_releases_of_one_draw_compose_before_amplification():
+    """Mistake 1: the same releases, each with a subsample of its own, look much cheaper than they are."""
+    joint = epsilon(ledger(0.01, [1.0, 1.0], 1000), 1e-5)
+    separate = epsilon(ledger(0.01, [1.0], 2000), 1e-5)
+    assert separate == pytest.approx(2.5850, abs=2e-3)
+    assert joint > 1.7 * separate
+
+
+def test_order_of_draws_does_not_matter():
+    a, b = ledger(0.1, [2.0], 10), ledger(0.2, [3.0], 5)
+    assert epsilon(a + b, 1e-5) == epsilon(b + a, 1e-5)
+
+
+def test_unnoised_release_is_infinite_and_nothing_is_free():
+    assert epsilon(ledger(0.1, [1.0, 0.0], 1), 1e-5) == math.inf
+    assert epsilon(Ledger(), 1e-5) == 0
+    assert epsilon(ledger(0.1, [], 3), 1e-5) == 0
+
+
+def test_grid_is_fine_enough_for_long_runs():
+    """Mistake 6: a coarse discretisation is visibly loose above 10^4 draws."""
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, pld
+
+    coarse = pld.PLDAccountant(value_discretization_interval=1e-2)
+    coarse.compose(PoissonSampledDpEvent(1 / 300, GaussianDpEvent(2.0)), 30_000)
+    fine = epsilon(ledger(1 / 300, [2.0], 30_000), 1e-6)
+    assert fine == pytest.approx(1.337, abs=2e-3)
+    assert coarse.get_epsilon(1e-6) > 1.02 * fine
+
+
+@pytest.mark.parametrize(("delta", "accountant"), [(0.0, "pld"), (1.0, "pld"), (1e-5, "pdl")])
+def test_bad_input(delta, accountant):
+    with pytest.raises(ConfigError, match="delta" if accountant == "pld" else "did you mean 'pld'"):
+        epsilon(ledger(0.1, [1.0], 1), delta, accountant)

@@ -1,0 +1,156 @@
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import dpopt
+from dpopt.errors import ConfigError
+from dpopt.optimizers.base import Configured
+from dpopt.optimizers.dp_sgd import DPSGD
+from dpopt.privacy import Draw, Ledger, NonPrivate, calibrate, calibration, epsilon, published
+
+DELTA = 50_000**-1.1
+HYFREEDP = {"rate": 0.02, "draws": 250, "dimension": 10, "delta": DELTA, "accountant": "rdp"}
+TABLE = {  # target -> (sigma_g, sigma_l of the joint, the fresh and the paper's independent rule, what the last spends)
+    1: (1.6177, 9.266, 5.997, 5.862, 1.030),
+    3: (0.9321, 5.717, 1.994, 1.704, 4.917),
+    8: (0.6440, 3.835, 1.248, 0.910, 17.65),
+}
+
+
+@pytest.mark.parametrize("target", TABLE)
+def test_hyfreedp_noise(target):
+    gradient, joint, fresh, _, _ = TABLE[target]
+    plan = calibrate(dpopt.create("hyfreedp"), epsilon=target, **HYFREEDP)
+    assert plan.noise["gradient"] == pytest.approx(gradient, rel=2e-3)
+    assert plan.noise["losses"] == pytest.approx(joint, rel=1e-2)
+    assert target * (1 - 3e-5) <= epsilon(plan.ledger, DELTA, "rdp") <= target
+    more = {**HYFREEDP, "draws": 300}
+    assert calibrate(dpopt.create("hyfreedp", probe_batch="fresh"), epsilon=target, **more).noise[
+        "losses"
+    ] == pytest.approx(fresh, rel=1e-2)
+
+
+@pytest.mark.parametrize("target", TABLE)
+def test_the_papers_rule_spends_more_than_it_says(target):
+    _, _, _, losses, truth = TABLE[target]
+    claimed = published.hyfreedp_noise(rule="independent", rate=0.02, draws=250, epsilon=target, delta=DELTA)
+    assert claimed.losses == pytest.approx(losses, rel=1.5e-2)
+    assert claimed.true_epsilon == pytest.approx(truth, rel=2.5e-2)
+    assert claimed.true_epsilon > target
+
+
+def test_the_papers_additive_rule():
+    rest = {"rate": 0.02, "draws": 250, "epsilon": 3, "delta": DELTA}
+    claimed = published.hyfreedp_noise(rule="additive", **rest)
+    gradients, probes = Ledger(), Ledger()
+    gradients.append(Draw(0.02, (claimed.gradient,)), 250)
+    probes.append(Draw(0.02, (claimed.losses,)), 150)
+    assert epsilon(gradients, DELTA, "rdp") + epsilon(probes, DELTA, "rdp") == pytest.approx(3, rel=1e-4)
+    with pytest.raises(ConfigError, match="did you mean 'additive'"):
+        published.hyfreedp_noise(rule="aditive", **rest)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "prv", "autodp"])
+@pytest.mark.parametrize("target", [0.5, 4.0])
+def test_every_accountant_calibrates_from_the_safe_side(accountant, target):
+    plan = calibrate(
+        DPSGD(), rate=0.05, draws=60, dimension=5, epsilon=target, delta=1e-5, accountant=accountant
+    )
+    assert 0.999 * target <= epsilon(plan.ledger, 1e-5, accountant) == plan.epsilon <= target
+
+
+def test_more_noise_than_needed_is_not_added():
+    plan = calibrate(DPSGD(), rate=0.05, draws=60, dimension=5, epsilon=2.0, delta=1e-5, accountant="rdp")
+    less = Ledger()
+    less.append(Draw(0.05, (0.999 * plan.noise["gradient"],)), 60)
+    assert epsilon(less, 1e-5, "rdp") > 2.0
+
+
+def test_infinite_epsilon_is_not_private():
+    plan = calibrate(dpopt.create("hyfreedp"), epsilon=math.inf, **HYFREEDP)
+    assert isinstance(plan, NonPrivate)
+    assert plan.noise == {"gradient": 0.0, "losses": 0.0}
+    assert epsilon(plan.ledger, DELTA) == math.inf
+
+
+BAD = [
+    ("epsilon", 0.0),
+    ("epsilon", -1.0),
+    ("epsilon", math.nan),
+    ("delta", 0.0),
+    ("rate", 0.0),
+    ("rate", 1.5),
+    ("draws", 0),
+    ("dimension", 0),
+    ("accountant", "rpd"),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), BAD)
+def test_bad_input(field, value):
+    arguments = {**HYFREEDP, "epsilon": 1.0, field: value}
+    with pytest.raises(ConfigError, match=field):
+        calibrate(DPSGD(), **arguments)
+
+
+def test_unreachable_target(monkeypatch):
+    monkeypatch.setattr(calibration, "NOISE_RANGE", (0.05, 2.0))
+    with pytest.raises(ConfigError, match="not reached"):
+        calibrate(DPSGD(), rate=1.0, draws=10, dimension=1, epsilon=0.1, delta=1e-5, accountant="rdp")
+
+
+@dataclass(frozen=True)
+class Peeking(Configured):
+    """Takes a second draw only if the first one's gradient is large: what it spends depends on what it sees."""
+
+    def init(self, theta) -> Any:
+        return DPSGD().init(theta)
+
+    def step(self, state, oracle):
+        state = DPSGD().step(state, oracle)
+        return DPSGD().step(state, oracle) if state.theta.norm() > 1 else state
+
+
+@dataclass(frozen=True)
+class Idle(Peeking):
+    def step(self, state, oracle):
+        return state
+
+
+def test_control_flow_on_released_values_cannot_be_planned():
+    with pytest.raises(ConfigError, match="reads the value of a tensor"):
+        calibrate(Peeking(), epsilon=1.0, **HYFREEDP)
+
+
+def test_a_step_without_a_draw_cannot_be_planned():
+    with pytest.raises(ConfigError, match="at least one draw"):
+        calibrate(Idle(), epsilon=1.0, **HYFREEDP)
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPOPT_CACHE", str(tmp_path))
+    return tmp_path / "calibration"
+
+
+def test_cache_saves_the_search(own_cache, monkeypatch):
+    first = calibrate(DPSGD(), epsilon=1.0, **HYFREEDP)
+    monkeypatch.setattr(calibration, "solve_noise", lambda *_: pytest.fail("solved again"))
+    assert calibrate(DPSGD(lr=3.0), epsilon=1.0, **HYFREEDP).noise == first.noise
+
+
+def test_damaged_cache_is_solved_again(own_cache):
+    first = calibrate(DPSGD(), epsilon=1.0, **HYFREEDP)
+    (file,) = own_cache.iterdir()
+    file.write_text("{")
+    assert calibrate(DPSGD(), epsilon=1.0, **HYFREEDP) == first
+
+
+def test_cache_cannot_lower_the_noise(own_cache):
+    calibrate(DPSGD(), epsilon=1.0, **HYFREEDP)
+    (file,) = own_cache.iterdir()
+    file.write_text('{"gradient": 0.5}')
+    with pytest.raises(ConfigError, match="delete it"):
+        calibrate(DPSGD(), epsilon=1.0, **HYFREEDP)

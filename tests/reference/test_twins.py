@@ -1,0 +1,125 @@
+"""Every optimizer against its float64 twin over 20 steps of a noisy quadratic, to 1e-6; and against torch.optim."""
+
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from twins import adadp, adam, fiber, hyfreedp, sgd
+
+import dpopt
+from dpopt.privacy import Release
+
+D, STEPS, STD = 6, 20, 0.05
+EIGENVALUES = np.linspace(0.2, 3.0, D)
+CENTRE = np.linspace(-1.0, 2.0, D)
+START = np.linspace(1.5, -0.5, D)
+
+
+class Quadratic:
+    """f(theta) = sum_i lambda_i (theta_i - c_i)^2 / 2 with reproducible noise; answers optimizers and twins alike."""
+
+    def __init__(self, std=STD, draws=2 * STEPS):
+        self.std = std
+        self.noise = np.random.default_rng(0)
+        self.dimension, self.rate, self.expected_batch = D, 0.1, 10.0
+        self.draws_total = self.draws_left = draws
+
+    def _gradient(self, points):
+        exact = sum(w * EIGENVALUES * (np.asarray(p, dtype=np.float64) - CENTRE) for w, p in points)
+        return exact + self.std * self.noise.standard_normal(D)
+
+    def _losses(self, points, bound):
+        exact = np.array([(EIGENVALUES * (np.asarray(p, dtype=np.float64) - CENTRE) ** 2).sum() / 2 for p in points])
+        return np.clip(exact, 0, float(bound)) + 0.1 * self.std * self.noise.standard_normal(len(points))
+
+    @contextmanager
+    def draw(self):
+        self.draws_left -= 1
+        yield Answers(self)
+
+    def gradient(self, points):
+        return self._gradient(points).tolist()
+
+    def losses(self, points, bound):
+        return self._losses(points, bound).tolist()
+
+
+class Answers:
+    def __init__(self, quadratic):
+        self._quadratic = quadratic
+
+    def gradient(self, at, clip):
+        points = [(1.0, at)] if isinstance(at, torch.Tensor) else at
+        return Release(torch.from_numpy(self._quadratic._gradient(points)), self._quadratic.std)
+
+    def losses(self, at, bound):
+        return Release(torch.from_numpy(self._quadratic._losses(at, bound)), self._quadratic.std)
+
+
+def run(optimizer, quadratic, steps=STEPS):
+    state = optimizer.init(torch.from_numpy(START.copy()))
+    states = [state := optimizer.step(state, quadratic) for _ in range(steps)]
+    return states
+
+
+def check(name, fields, twin):
+    states = run(dpopt.create(name, **fields), Quadratic())
+    expected = twin(Quadratic(), START.tolist(), STEPS, **fields)
+    theta, etas = expected if isinstance(expected, tuple) else (expected, None)
+    np.testing.assert_allclose(states[-1].theta.numpy(), theta, rtol=1e-6, atol=1e-9)
+    assert not np.allclose(theta, START, atol=1e-4)
+    if etas:
+        np.testing.assert_allclose([float(state.eta) for state in states], etas, rtol=1e-6)
+
+
+@pytest.mark.parametrize("fields", [{"lr": 0.1}, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.02}])
+def test_dp_sgd(fields):
+    check("dp_sgd", fields, sgd)
+
+
+@pytest.mark.parametrize("fields", [{"lr": 0.05}, {"lr": 0.05, "betas": (0.5, 0.9), "eps": 1e-3}])
+def test_dp_adam(fields):
+    check("dp_adam", fields, adam)
+
+
+def test_dp_adamw():
+    check("dp_adamw", {"lr": 0.05, "weight_decay": 0.1}, adam)
+
+
+@pytest.mark.parametrize("correction", ["asymptotic", "exact", "unfiltered", "off"])
+@pytest.mark.parametrize("more", [{}, {"kappa": 1.0}, {"omega": 1.0}, {"omega": 0.1, "weight_decay": 0.1}], ids=str)
+def test_fiber(correction, more):
+    check("fiber", {"lr": 0.03, "correction": correction, **more}, fiber)
+
+
+@pytest.mark.parametrize("factor", ["linear", "sqrt"])
+@pytest.mark.parametrize("keep", ["full", "half"])
+@pytest.mark.parametrize("more", [{}, {"reject": True, "tau": 0.3}, {"error_scale": 10**0.5, "tau": 0.05}], ids=str)
+def test_adadp(factor, keep, more):
+    check("adadp", {"factor": factor, "keep": keep, "lr": 0.5, **more}, adadp)
+
+
+@pytest.mark.parametrize("more", [{}, {"bound": "literal"}, {"smoothing": 0.9}, {"probe_every": 1}], ids=str)
+def test_hyfreedp(more):
+    check("hyfreedp", {"lr": 0.02, **more}, hyfreedp)
+
+
+TORCH = [
+    ("dp_sgd", {"lr": 0.1}, torch.optim.SGD, {"lr": 0.1}),
+    ("dp_sgd", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.02}, torch.optim.SGD, None),
+    ("dp_adam", {"lr": 0.05}, torch.optim.Adam, None),
+    ("dp_adam", {"lr": 0.05, "betas": (0.5, 0.9), "eps": 1e-3}, torch.optim.Adam, None),
+    ("dp_adamw", {"lr": 0.05, "weight_decay": 0.1}, torch.optim.AdamW, None),
+]
+
+
+@pytest.mark.parametrize(("name", "fields", "kind", "arguments"), TORCH)
+def test_noiseless_limit_is_torch(name, fields, kind, arguments):
+    states = run(dpopt.create(name, **fields), Quadratic(std=0.0))
+    parameter = torch.nn.Parameter(torch.from_numpy(START.copy()))
+    reference = kind([parameter], **(arguments or fields))
+    for _ in range(STEPS):
+        parameter.grad = torch.from_numpy(Quadratic(std=0.0)._gradient([(1.0, parameter.detach().numpy())]))
+        reference.step()
+    np.testing.assert_allclose(states[-1].theta.numpy(), parameter.detach().numpy(), rtol=1e-10)

@@ -1,0 +1,121 @@
+"""Slow float64 twins of the optimizers, one number at a time, written from the papers' equations and nothing else.
+
+Each twin takes the same answers as the optimizer: `ask.gradient(points)` and `ask.losses(points)` are a noisy quadratic's.
+"""
+
+import math
+
+
+def sgd(ask, theta, steps, lr, momentum=0.0, weight_decay=0.0):
+    b = [0.0] * len(theta)
+    for _ in range(steps):
+        g = ask.gradient([(1.0, theta)])
+        b = [momentum * bi + gi + weight_decay * ti for bi, gi, ti in zip(b, g, theta, strict=True)]
+        theta = [ti - lr * bi for ti, bi in zip(theta, b, strict=True)]
+    return theta
+
+
+def adam(ask, theta, steps, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0):
+    m, v = [0.0] * len(theta), [0.0] * len(theta)
+    for t in range(1, steps + 1):
+        g = ask.gradient([(1.0, theta)])
+        for i, gi in enumerate(g):
+            m[i] = betas[0] * m[i] + (1 - betas[0]) * gi
+            v[i] = betas[1] * v[i] + (1 - betas[1]) * gi * gi
+        theta = [
+            (1 - lr * weight_decay) * ti
+            - lr * (mi / (1 - betas[0] ** t)) / (math.sqrt(vi / (1 - betas[1] ** t)) + eps)
+            for ti, mi, vi in zip(theta, m, v, strict=True)
+        ]
+    return theta
+
+
+def fiber(ask, theta, steps, lr, kappa=0.7, gamma=0.5, omega=0.3, betas=(0.9, 0.999), eps=1e-8, eps_v=1e-6,
+          weight_decay=0.0, correction="asymptotic"):  # fmt: skip
+    n = len(theta)
+    a = (1 - kappa) / (kappa * gamma)
+    previous, filtered, r, m, v = list(theta), [0.0] * n, [0.0] * n, [0.0] * n, [0.0] * n
+    history = []  # variance of the filtered noise after each step, from the filter's impulse response
+    for t in range(steps):
+        ahead = [ti + gamma * (ti - pi) for ti, pi in zip(theta, previous, strict=True)]
+        g = ask.gradient([(a, ahead), (1 - a, theta)])
+        variance = ask.std**2
+        history.append(variance * sum(h * h for h in impulse_response(omega, t + 1)))
+        exact = sum((1 - betas[1]) * betas[1] ** (t - s) * history[s] for s in range(t + 1)) / (1 - betas[1] ** (t + 1))
+        subtract = {
+            "asymptotic": (2 - omega) / (4 - 3 * omega) * variance,
+            "exact": exact,
+            "unfiltered": variance,
+            "off": 0.0,
+        }[correction]
+        following = []
+        for i in range(n):
+            nu = g[i] - filtered[i]
+            r[i] = (1 - omega) * r[i] + omega * nu
+            filtered[i] = filtered[i] + r[i]
+            m[i] = betas[0] * m[i] + (1 - betas[0]) * filtered[i]
+            v[i] = betas[1] * v[i] + (1 - betas[1]) * filtered[i] ** 2
+            mhat, vhat = m[i] / (1 - betas[0] ** (t + 1)), v[i] / (1 - betas[1] ** (t + 1))
+            vbar = max(vhat - subtract, eps_v)
+            following.append((1 - lr * weight_decay) * theta[i] - lr * mhat / (math.sqrt(vbar) + eps))
+        previous, theta = theta, following
+    return theta
+
+
+def impulse_response(omega, length):
+    """g~ after one unit gradient at step 0: g~_t = 2(1-omega) g~_{t-1} - (1-omega) g~_{t-2} + omega g_t."""
+    h = []
+    for t in range(length):
+        before = h[t - 1] if t >= 1 else 0.0
+        earlier = h[t - 2] if t >= 2 else 0.0
+        # From a zero start r_0 = omega, so g~_1 = omega + (1 - omega) omega - omega omega = 2 (1 - omega) omega.
+        h.append(omega if t == 0 else 2 * (1 - omega) * before - (1 - omega) * earlier)
+    return h
+
+
+def adadp(ask, theta, steps, lr=0.1, tau=1.0, factor="linear", keep="full", reject=False, error_scale=1.0):
+    eta = lr
+    etas = []
+    for _ in range(steps):
+        g1 = ask.gradient([(1.0, theta)])
+        full = [t - eta * g for t, g in zip(theta, g1, strict=True)]
+        middle = [t - eta / 2 * g for t, g in zip(theta, g1, strict=True)]
+        g2 = ask.gradient([(1.0, middle)])
+        half = [t - eta / 2 * g for t, g in zip(middle, g2, strict=True)]
+        squares = [((f - h) / max(1.0, abs(f))) ** 2 for f, h in zip(full, half, strict=True)]
+        err = error_scale * math.sqrt(sum(squares))
+        kept = full if keep == "full" else half
+        theta = theta if reject and err > tau else kept
+        ratio = tau / err if factor == "linear" else math.sqrt(tau / err)
+        eta = min(max(ratio, 0.9), 1.1) * eta
+        etas.append(eta)
+    return theta, etas
+
+
+def hyfreedp(ask, theta, steps, lr=1e-4, probe_every=5, bound="conservative", smoothing=0.0, lr_scale=0.01,
+             betas=(0.9, 0.999), eps=1e-8):  # fmt: skip
+    """Over AdamW with weight decay 0.01, three probes."""
+    n, eta, r_l = len(theta), lr, 1.0
+    m, v = [0.0] * n, [0.0] * n
+    etas = []
+    for t in range(steps):
+        g = ask.gradient([(1.0, theta)])
+        direction = []
+        for i in range(n):
+            m[i] = betas[0] * m[i] + (1 - betas[0]) * g[i]
+            v[i] = betas[1] * v[i] + (1 - betas[1]) * g[i] ** 2
+            adam_step = m[i] / (1 - betas[0] ** (t + 1)) / (math.sqrt(v[i] / (1 - betas[1] ** (t + 1))) + eps)
+            direction.append(adam_step + lr_scale * theta[i])
+        if t % probe_every == 0:
+            minus = [ti - eta * d for ti, d in zip(theta, direction, strict=True)]
+            plus = [ti + eta * d for ti, d in zip(theta, direction, strict=True)]
+            l_minus, l_0, l_plus = ask.losses([minus, theta, plus], r_l)
+            b = (l_plus - l_minus) / (2 * eta)
+            a = (l_plus - 2 * l_0 + l_minus) / eta**2
+            if a > 0 and b > 0 and l_0 < 0.9 * r_l:
+                star = min(max(b / a, eta / 2), 2 * eta)
+                eta = smoothing * eta + (1 - smoothing) * star
+            r_l = max(l_minus + l_0 + l_plus if bound == "conservative" else l_0, 1e-3)
+        theta = [ti - eta * d for ti, d in zip(theta, direction, strict=True)]
+        etas.append(eta)
+    return theta, etas
