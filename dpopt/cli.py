@@ -183,11 +183,11 @@ def epsilon(overrides: Sequence[str]) -> None:
     """Print what a run spends: rate, noise and draws of the gradient, and HyFreeDP's probes if there are any."""
     import math
 
-    from dpopt.harness.suite import CONF, compose_config
+    from dpopt.harness.suite import BASE, compose_config
     from dpopt.privacy import Draw, Ledger
     from dpopt.privacy import epsilon as spent
 
-    given = compose_config(CONF, "epsilon", overrides)
+    given = compose_config(BASE, "epsilon", overrides)
     rate = _field(given, "rate", float)
     noises = given["noise"] if isinstance(given["noise"], list) else [given["noise"]]
     gradient = tuple(fields.convert(noise, fields.Positive, "noise", {}) for noise in noises)
@@ -208,11 +208,11 @@ def epsilon(overrides: Sequence[str]) -> None:
 def calibrate(overrides: Sequence[str]) -> None:
     """Print the least noise with which an optimizer reaches a target epsilon."""
     from dpopt import create
-    from dpopt.harness.suite import CONF, compose_config
+    from dpopt.harness.suite import BASE, compose_config
     from dpopt.privacy import calibrate as solve
     from dpopt.training import number_of_draws, sampling_rate
 
-    given = compose_config(CONF, "calibrate", overrides)
+    given = compose_config(BASE, "calibrate", overrides)
     optimizer = create(given["optimizer"], **given["fields"])
     examples, batch = (_field(given, key, fields.Count | None) for key in ("examples", "batch_size"))
     rate, draws = _field(given, "rate", float | None), _field(given, "draws", fields.Count | None)

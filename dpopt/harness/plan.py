@@ -97,6 +97,8 @@ def _setting(suite: Suite, label: str) -> Setting:
         {"name": name, "fields": content.get("fields", {}), "tuning": tuning, "grid": grid if tuning == "grid" else {}},
         where,
     )
+    if setting.tuning == "self" and entry.grid:
+        raise ConfigError(f"{where}.tuning", "self", f"{name} has learning rates to search: say grid, or fixed")
     if setting.tuning == "grid" and not setting.grid:
         raise ConfigError(f"{where}.grid", setting.grid, "expected field -> values to search")
     for key, values in setting.grid.items():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
@@ -18,7 +21,8 @@ from dpopt import fields
 from dpopt.errors import ConfigError, unknown
 from dpopt.fields import Bound, Fraction
 
-CONF = Path(str(resources.files("dpopt") / "conf"))
+BASE = Path(str(resources.files("dpopt") / "conf" / "base"))
+"""Defaults that suites and commands start from."""
 OPEN_KEYS = ("settings", "fields")
 """Keys below which an override may add what the file does not name."""
 
@@ -44,7 +48,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Suite:
-    """The axes of a matrix and how to run it; see `conf/suite.yaml` for every key."""
+    """The axes of a matrix and how to run it; see `conf/base/suite.yaml` for every key."""
 
     name: str
     description: str
@@ -75,11 +79,15 @@ def compose_config(folder: Path, name: str, overrides: Sequence[str]) -> dict[st
     prepared = [_prepare(override, known) for override in overrides]
     GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(str(folder.resolve()), version_base="1.3"):
-            config = compose(name, [f"hydra.searchpath=[{CONF.as_uri()}]", *prepared])
-        content = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(f"{name}.yaml", " ".join(overrides), str(error).strip().splitlines()[0]) from error
+        # Hydra takes every folder beside a file for a group of files; `results` and `plots` must not become such.
+        with TemporaryDirectory() as alone:
+            for file in (*folder.glob("*.yaml"), *BASE.glob("*.yaml")):
+                shutil.copy(file, alone)
+            with initialize_config_dir(alone, version_base="1.3"):
+                content = OmegaConf.to_container(compose(name, prepared), resolve=True, throw_on_missing=True)
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        reason = " ".join(f"{error} {error.__cause__ or ''}".split())
+        raise ConfigError(str(folder / f"{name}.yaml"), list(overrides), reason) from error
     if not isinstance(content, dict):
         raise ConfigError(f"{name}.yaml", content, "expected a mapping")
     for key in content:
@@ -90,8 +98,7 @@ def compose_config(folder: Path, name: str, overrides: Sequence[str]) -> dict[st
 
 def _known_keys(folder: Path, name: str) -> list[str]:
     """The keys that `name` may hold: a suite's for a suite, its own for a command's defaults."""
-    own = CONF / f"{name}.yaml"
-    source = own if folder == CONF else CONF / "suite.yaml"
+    source = BASE / (f"{name}.yaml" if folder == BASE else "suite.yaml")
     return [str(key) for key in OmegaConf.to_container(OmegaConf.load(source))]  # type: ignore[union-attr]
 
 
@@ -108,7 +115,7 @@ def _prepare(override: str, known: Sequence[str]) -> str:
 def suite_files() -> dict[str, Path]:
     """The suites at hand: `benchmarks/*.yaml` of the current folder, then of the source tree that dpopt lies in."""
     found = {}
-    for folder in (CONF.parent.parent / "benchmarks", Path("benchmarks")):
+    for folder in (BASE.parents[2] / "benchmarks", Path("benchmarks")):
         found.update({file.stem: file for file in folder.glob("*.yaml")})
     return dict(sorted(found.items()))
 
@@ -135,7 +142,7 @@ def load_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
         description=str(content["description"]),
         workloads=_nonempty(content["workloads"], f"{where}.workloads"),
         optimizers=_labels(content["optimizers"], f"{where}.optimizers"),
-        settings=_mapping(content["settings"], f"{where}.settings"),
+        settings=_mapping(content["settings"] or {}, f"{where}.settings"),
         epsilon=_numbers(content["epsilon"], Bound, f"{where}.epsilon"),
         delta=fields.convert(content["delta"], Fraction | None, f"{where}.delta", {}),
         accountant=fields.convert(content["accountant"], str, f"{where}.accountant", {}),

@@ -113,20 +113,19 @@ def mlp(*sizes: int, bias: bool = True) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), *layers[:-1])
 
 
-def data_folder(name: str) -> Path | None:
+def data_folder(name: str, patterns: Iterable[str] = ()) -> Path | None:
     """The local folder of a data set, `$DPOPT_DATA/name`, or None where the variable is not set.
 
     Raises:
-        ConfigError: the variable is set, but there is no such folder.
+        ConfigError: the variable is set, but there is no such folder, or no file in it that fits one of `patterns`.
     """
     root = os.environ.get("DPOPT_DATA")
     if not root:
         return None
     folder = Path(root) / name
-    if not folder.is_dir():
-        raise ConfigError(
-            "DPOPT_DATA", root, f"expected a folder {name!r} in it with the Parquet files of the data set"
-        )
+    for pattern in patterns:
+        if not any(folder.glob(pattern)):
+            raise ConfigError("DPOPT_DATA", root, f"expected {name}/{pattern} in it")
     return folder
 
 

@@ -39,7 +39,7 @@ class MnistMLP(Workload):
     epochs: ClassVar[float] = 5.0
 
     def check(self) -> None:
-        data_folder("mnist")
+        data_folder("mnist", [f"{split}-*.parquet" for split in COUNTS])
 
     def load(self) -> tuple[Split, Split]:
         return _load("train"), _load("test")

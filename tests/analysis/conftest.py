@@ -1,0 +1,81 @@
+"""A store of made-up records: quick, and every number in a table is known beforehand."""
+
+import pytest
+
+from dpopt.privacy import Draw, Ledger
+from dpopt.store import Store
+
+SUITE = "made"
+DELTA = 1e-5
+
+
+class Maker:
+    """Writes records and, at last, the manifest that holds them."""
+
+    def __init__(self, root):
+        self.store, self.cells = Store(root), []
+
+    def add(self, label, seed, validation, test, *, epsilon=3.0, tuned=None, tuning="self", status="done", eta=None):
+        run_id = f"{len(self.cells):016x}"
+        cell = {
+            "workload": {"name": "digits_mlp"},
+            "optimizer": {"name": label},
+            "epsilon": "inf" if epsilon == float("inf") else epsilon,
+            "delta": DELTA,
+            "accountant": "rdp",
+            "batch_size": 128,
+            "epochs": 20.0,
+            "seed": seed,
+        }
+        rest = {"label": label, "tuning": tuning, "tuned": tuned or {}, "clip": 1.0}
+        self.cells.append({"run_id": run_id, "cell": cell, **rest})
+        if status == "missing":
+            return run_id
+        self.store.begin(run_id, cell)
+        if status == "failed":
+            self.store.fail(run_id, "ValueError: no luck")
+            return run_id
+        ledger = Ledger()
+        ledger.append(Draw(0.1, (0.0 if epsilon == float("inf") else 4.0 / epsilon,)), 100)
+        from dpopt.privacy import epsilon as spent
+
+        single = spent(ledger, DELTA, "rdp")
+        record = {
+            "schema": 1,
+            "run_id": run_id,
+            "cell": cell,
+            "status": status,
+            "epsilon": "inf" if single == float("inf") else single,
+            "epsilon_target": cell["epsilon"],
+            "delta": DELTA,
+            "draws": 100,
+            "validation_accuracy": validation,
+            "test_accuracy": test,
+            "provenance": {},
+        }
+        for draw in (50, 100):
+            entry = {"draw": draw, "epoch": draw / 10, "test_accuracy": test * draw / 100}
+            self.store.append_curve(run_id, entry | ({"eta": eta * draw} if eta else {}))
+        self.store.finish(run_id, record, ledger.to_json())
+        return run_id
+
+    def done(self):
+        self.store.write_manifest(SUITE, {"suite": SUITE, "description": "", "cells": self.cells})
+        return self.store
+
+
+@pytest.fixture
+def maker(tmp_path):
+    return Maker(tmp_path / "results")
+
+
+@pytest.fixture
+def matrix(maker):
+    """Two searched points and one untuned method at two targets, three seeds, and a ceiling."""
+    for seed in range(3):
+        for epsilon in (1.0, 3.0):
+            for lr, validation, test in ((0.1, 0.6, 0.9), (1.0, 0.7 + 0.01 * seed, 0.5 + 0.1 * seed)):
+                maker.add("dp_adam", seed, validation, test, epsilon=epsilon, tuned={"lr": lr}, tuning="grid")
+            maker.add("hyfreedp", seed, 0.5, 0.4 + 0.3 * (epsilon > 1), epsilon=epsilon, eta=1e-3)
+        maker.add("ceiling", seed, 0.99, 0.98, epsilon=float("inf"), tuned={"lr": 0.1}, tuning="fixed")
+    return maker.done()

@@ -1,0 +1,66 @@
+import json
+
+import pytest
+
+from dpopt.analysis import frames
+from dpopt.privacy import Draw, Ledger, epsilon
+
+
+def test_selection_looks_at_validation_only_and_at_each_seed_alone(matrix):
+    """Mistake 9: the run with 90 % test accuracy was worse on validation, so it is never reported."""
+    selected = frames.select(frames.load(matrix, "made").cells)
+    searched = selected[selected["label"] == "dp_adam"]
+    assert len(searched) == 6
+    assert (searched["tuned"] == '{"lr": 1.0}').all()
+    assert sorted(searched["test_accuracy"].unique()) == pytest.approx([0.5, 0.6, 0.7])
+    assert (searched["runs"] == 2).all()
+    assert (selected[selected["label"] == "hyfreedp"]["runs"] == 1).all()
+
+
+def test_a_search_is_charged(matrix):
+    """Mistake 8: two runs on the same data cost what two runs cost."""
+    selected = frames.select(frames.load(matrix, "made").cells)
+    row = selected[(selected["label"] == "dp_adam") & (selected["epsilon_target"] == 3)].iloc[0]
+    once, twice = Ledger(), Ledger()
+    once.append(Draw(0.1, (4 / 3,)), 100)
+    twice.append(Draw(0.1, (4 / 3,)), 200)
+    assert row["epsilon"] == epsilon(once, 1e-5, "rdp")
+    assert frames.epsilon_with_tuning(matrix, row["run_ids"], 1e-5, "rdp") == epsilon(twice, 1e-5, "rdp")
+
+
+@pytest.mark.parametrize("status", ["failed", "missing"])
+def test_an_incomplete_search_is_not_a_result(maker, status):
+    maker.add("dp_adam", 0, 0.6, 0.6, tuned={"lr": 0.1}, tuning="grid")
+    lost = maker.add("dp_adam", 0, 0.9, 0.9, tuned={"lr": 1.0}, tuning="grid", status=status)
+    maker.add("dp_adam", 1, 0.6, 0.6, tuned={"lr": 0.1}, tuning="grid")
+    results = frames.load(maker.done(), "made")
+    selected = frames.select(results.cells)
+    assert list(selected["seed"]) == [1]
+    assert any(lost in problem and "no luck" in problem for problem in results.problems) == (status == "failed")
+
+
+def test_damaged_and_foreign_files_are_reported_and_skipped(maker):
+    good, bad = maker.add("adadp", 0, 0.5, 0.5), maker.add("adadp", 1, 0.5, 0.5)
+    store = maker.done()
+    path = store.folder(bad) / "record.json"
+    path.write_text(path.read_text()[:50])
+    (store.root / "runs" / "notes.txt").write_text("mine")
+    results = frames.load(store, "made")
+    assert list(frames.select(results.cells)["run_id"]) == [good]
+    assert len(results.problems) == 2
+    assert any("notes.txt" in problem for problem in results.problems)
+    assert any(bad in problem and "move it away" in problem for problem in results.problems)
+
+
+def test_curves_have_a_learning_rate_for_everyone(matrix):
+    curves = frames.curves(matrix, frames.select(frames.load(matrix, "made").cells))
+    assert set(curves["label"]) == {"dp_adam", "hyfreedp", "ceiling"}
+    assert len(curves) == 2 * (6 + 6 + 3)
+    assert set(curves[curves["label"] == "dp_adam"]["eta"]) == {1.0}
+    assert sorted(curves[curves["label"] == "hyfreedp"]["eta"].unique()) == pytest.approx([0.05, 0.1])
+
+
+def test_labels_select_rows(matrix):
+    cells = frames.load(matrix, "made", ["hyfreedp"]).cells
+    assert set(cells["label"]) == {"hyfreedp"}
+    assert json.loads(cells["tuned"].iloc[0]) == {}

@@ -1,0 +1,48 @@
+from pathlib import Path
+
+import pytest
+
+from dpopt.analysis import figures, frames, tables
+from dpopt.errors import ConfigError
+
+PLOTS = Path(__file__).parents[2] / "plots"
+
+
+@pytest.fixture
+def needs(matrix):
+    selected = frames.select(frames.load(matrix, "made").cells)
+    return {
+        "selected": selected,
+        "comparison": tables.comparison(matrix, selected),
+        "curves": frames.curves(matrix, selected),
+    }
+
+
+@pytest.mark.parametrize("plot", figures.plots(PLOTS), ids=lambda plot: plot.name)
+def test_every_figure_draws_what_is_stored(plot, needs, tmp_path):
+    figure = plot.draw(needs[plot.needs])
+    legend = {text.get_text() for panel in figure.axes for held in [panel.get_legend()] if held for text in held.get_texts()}
+    assert any("hyfreedp" in text for text in legend)
+    assert any("dp_adam" in text for text in legend)
+    assert all(panel.get_xlabel() for panel in figure.axes)
+    for path in figures.save(figure, tmp_path, plot.name):
+        assert path.stat().st_size > 5000
+
+
+def test_accuracy_figure_plots_the_tables_numbers(needs):
+    plot = next(plot for plot in figures.plots(PLOTS) if plot.name == "accuracy_vs_epsilon")
+    panel = plot.draw(needs["comparison"]).axes[0]
+    lines = {container.get_label(): container.lines[0].get_xydata().tolist() for container in panel.containers}
+    assert lines["hyfreedp"] == [[1.0, pytest.approx(40.0)], [3.0, pytest.approx(70.0)]]
+
+
+def test_a_new_figure_needs_no_other_edit(tmp_path, needs):
+    (tmp_path / "mine.py").write_text(
+        "import matplotlib.pyplot as plt\nNEEDS = 'selected'\ndef draw(frame):\n    return plt.figure()\n"
+    )
+    assert [plot.name for plot in figures.plots(tmp_path)] == ["mine"]
+    (tmp_path / "bad.py").write_text("NEEDS = 'records'\n")
+    with pytest.raises(ConfigError, match="NEEDS"):
+        figures.plots(tmp_path)
+    with pytest.raises(ConfigError, match="folder"):
+        figures.plots(tmp_path / "nowhere")

@@ -1,0 +1,72 @@
+import math
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+
+from dpopt.analysis import frames, tables
+
+
+@pytest.fixture
+def table(matrix):
+    return tables.comparison(matrix, frames.select(frames.load(matrix, "made").cells))
+
+
+def test_comparison(table):
+    assert list(table["label"]) == ["dp_adam", "hyfreedp", "hyfreedp", "dp_adam", "ceiling"]
+    first = table.iloc[0]
+    assert first["accuracy"] == pytest.approx(0.6)
+    assert first["accuracy_std"] == pytest.approx(0.1)
+    assert (first["seeds"], first["runs"]) == (3, 2)
+    assert first["epsilon_with_tuning"] > first["epsilon_single"]
+    assert list(table["is_best"]) == [True, False, True, False, False]
+    ceiling = table.iloc[-1]
+    assert ceiling["epsilon_single"] == ceiling["epsilon_with_tuning"] == math.inf
+
+
+def test_formats_hold_the_same_numbers(table):
+    markdown, latex, html = tables.markdown(table), tables.latex(table), tables.html(table, "made")
+    assert "**60.0 ± 10.0**" in markdown
+    assert r"\textbf{60.0 $\pm$ 10.0}" in latex
+    assert r"dp\_adam" in latex
+    assert "accuracy (%)" not in latex
+    assert "<b>60.0 ± 10.0</b>" in html
+    assert "http" not in html
+    for text in (markdown, html):
+        assert "naive composition" in text
+        assert "workload = digits_mlp" in text
+    read = pd.read_csv(pd.io.common.StringIO(tables.csv(table)))
+    assert read["accuracy"].tolist() == pytest.approx(table["accuracy"].tolist())
+
+
+def test_a_printed_epsilon_is_never_below_the_spent_one():
+    for value in (0.99999, 1.0, 2.541, 7.8401, 21.7004, 123.4, 1e-3):
+        assert float(tables._upper(value)) >= value * (1 - 1e-9)
+        assert float(tables._upper(value)) <= value * 1.011
+
+
+def test_diverged_runs_are_counted_and_shown(maker):
+    maker.add("adadp", 0, 0.1, 0.1, status="diverged")
+    maker.add("adadp", 1, 0.5, 0.5)
+    store = maker.done()
+    table = tables.comparison(store, frames.select(frames.load(store, "made").cells))
+    assert table["diverged"].tolist() == [1]
+    assert "diverged" in tables.markdown(table).splitlines()[0]
+
+
+def test_one_seed_has_no_spread_and_nothing_is_an_empty_table(maker):
+    maker.add("adadp", 0, 0.5, 0.5)
+    store = maker.done()
+    selected = frames.select(frames.load(store, "made").cells)
+    assert "**50.0**" in tables.markdown(tables.comparison(store, selected))
+    empty = tables.comparison(store, selected.head(0))
+    assert "no finished rows" in tables.markdown(empty)
+
+
+def test_reading_results_does_not_import_torch(matrix):
+    code = (
+        "import sys; from pathlib import Path; from dpopt.cli import main; "
+        f"main(['table', 'suite=made', 'results={matrix.root}']); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0

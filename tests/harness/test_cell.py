@@ -1,0 +1,118 @@
+import pytest
+import torch
+
+from dpopt.harness import cell as cells
+from dpopt.harness.plan import plan
+from dpopt.privacy import Ledger, epsilon
+
+VOLATILE = {"seconds_prepare", "seconds_train", "provenance"}
+
+
+def planned_cell(write_suite, label, overrides=()):
+    return next(entry.cell for entry in plan(write_suite(overrides=overrides)) if entry.label == label)
+
+
+def stable(record):
+    return {key: value for key, value in record.items() if key not in VOLATILE}
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing in the run may catch it."""
+
+
+def test_a_record_says_what_was_run_and_spent(write_suite, store):
+    cell = planned_cell(write_suite, "hyfreedp")
+    record = cells.run(cell, store)
+    assert store.record(cell.run_id) == record
+    assert store.state(cell.run_id) == "done"
+    ledger = Ledger.from_json(store.ledger(cell.run_id))
+    assert epsilon(ledger, record["delta"], "rdp") == record["epsilon"] <= record["epsilon_target"] == 2
+    assert epsilon(ledger, record["delta"], "pld") <= 2
+    assert len(ledger) == record["draws"] == 20
+    assert record["test_accuracy"] > 0.4
+    assert record["provenance"]["versions"]["torch"] == torch.__version__.split("+")[0]
+    curve = store.curve(cell.run_id)
+    assert [entry["draw"] for entry in curve] == list(range(1, 21))
+    assert curve[-1]["test_accuracy"] == record["test_accuracy"]
+
+
+@pytest.mark.parametrize("label", ["dp_sgd", "hyfreedp", "adadp"])
+def test_a_killed_cell_goes_on_where_it_was(write_suite, store, tmp_path, label):
+    from dpopt.store import Store
+
+    cell = planned_cell(write_suite, label)
+    quiet = Store(tmp_path / "quiet")
+    whole = cells.run(cell, quiet)
+
+    def kill_half_way(fraction):
+        if fraction > 0.5:
+            raise Killed
+
+    with pytest.raises(Killed):
+        cells.run(cell, store, report=kill_half_way, checkpoint_seconds=0)
+    assert store.state(cell.run_id) == "started"
+    assert store.checkpoint(cell.run_id).exists()
+    draws = []
+    resumed = cells.run(cell, store, report=draws.append)
+    assert min(draws) > 0.4, "it started over"
+    assert stable(resumed) == stable(whole)
+    assert store.curve(cell.run_id) == quiet.curve(cell.run_id)
+    assert store.ledger(cell.run_id) == quiet.ledger(cell.run_id)
+    assert not store.checkpoint(cell.run_id).exists()
+
+
+def test_a_cell_killed_after_its_last_draw(write_suite, store, monkeypatch):
+    cell = planned_cell(write_suite, "dp_sgd")
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store), "finish", lambda *_: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            cells.run(cell, store, checkpoint_seconds=0)
+    record = cells.run(cell, store)
+    assert record["draws"] == len(store.curve(cell.run_id)) == 20
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint"])
+def test_a_damaged_checkpoint_starts_over(write_suite, store, tmp_path, content, capsys):
+    from dpopt.store import Store
+
+    cell = planned_cell(write_suite, "dp_sgd")
+    store.begin(cell.run_id, cell.content())
+    store.checkpoint(cell.run_id).write_bytes(content)
+    store.append_curve(cell.run_id, {"draw": 3, "test_accuracy": 0.1})
+    assert stable(cells.run(cell, store)) == stable(cells.run(cell, Store(tmp_path / "quiet")))
+    assert "starting over" in capsys.readouterr().out
+
+
+def test_numbers_do_not_depend_on_threads_or_global_state(write_suite, store, tmp_path):
+    from dpopt.store import Store
+
+    cell = planned_cell(write_suite, "hyfreedp")
+    first = cells.run(cell, store)
+    torch.manual_seed(123)
+    torch.set_num_threads(2)
+    assert stable(cells.run(cell, Store(tmp_path / "again"))) == stable(first)
+
+
+def test_seeds_pair_optimizers_but_not_their_noise(write_suite):
+    one, other = (planned_cell(write_suite, label) for label in ("dp_sgd", "adadp"))
+    assert cells._seed("draws", one) == cells._seed("draws", other)
+    assert cells._seed("init", one) != cells._seed("draws", one)
+    assert one.run_id != other.run_id
+
+
+def test_a_failure_is_noted_and_is_no_result(write_suite, store):
+    import dataclasses
+
+    cell = planned_cell(write_suite, "dp_sgd")
+    old = dataclasses.replace(cell, optimizer={**cell.optimizer, "revision": 0})
+    reason = cells.attempt(old, store, "cpu", lambda fraction: None)
+    assert "revision" in reason
+    assert store.state(old.run_id) == "failed"
+    assert "ConfigError" in store.error(old.run_id)["traceback"]
+
+
+def test_divergence_is_a_result(write_suite, store):
+    cell = planned_cell(write_suite, "dp_sgd", ["settings.dp_sgd.grid.lr=[1e60]"])
+    record = cells.run(cell, store)
+    assert record["status"] == store.state(cell.run_id) == "diverged"
+    assert record["epsilon"] <= 2

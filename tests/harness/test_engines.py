@@ -1,0 +1,69 @@
+import os
+import signal
+import time
+
+import pytest
+
+from dpopt.harness.engines.inline import InlineEngine
+from dpopt.harness.engines.local import LocalEngine
+from dpopt.harness.execute import execute
+from dpopt.harness.plan import plan
+from dpopt.store import Store
+
+METRICS = ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss", "epsilon", "noise")
+
+
+def metrics(store, cells):
+    return {cell.run_id: [store.record(cell.run_id)[key] for key in METRICS] for cell in cells}
+
+
+def test_local_and_inline_give_the_same_numbers(write_suite, store, tmp_path):
+    cells = [entry.cell for entry in plan(write_suite())]
+    outcome = execute(cells, store, lambda: LocalEngine(store, "cpu", 2))
+    assert (outcome.ran, outcome.skipped, outcome.failed, outcome.damaged) == (len(cells), 0, {}, [])
+    inline = Store(tmp_path / "inline")
+    execute(cells, inline, lambda: InlineEngine(inline, "cpu"))
+    assert metrics(store, cells) == metrics(inline, cells)
+    again = execute(cells, store, lambda: pytest.fail("an engine was started for nothing"))
+    assert (again.ran, again.skipped) == (0, len(cells))
+
+
+def test_a_worker_that_dies_costs_its_one_cell(write_suite, store):
+    cells = [entry.cell for entry in plan(write_suite())]
+    (long,) = [e.cell for e in plan(write_suite(overrides=["epochs=300", "optimizers=[adadp]", "seeds=0"], name="long"))]
+    engine = LocalEngine(store, "cpu", 2)
+    for cell in (long, *cells):
+        engine.submit(cell)
+    events, victim, limit = [], engine._workers[0], time.monotonic() + 120
+    assert victim.cell is long
+    while len([e for e in events if e.kind != "progress"]) < len(cells) + 1 and time.monotonic() < limit:
+        events += engine.poll(0.2)
+        if victim.process.is_alive() and any(event.run_id == long.run_id for event in events):
+            os.kill(victim.process.pid, signal.SIGKILL)
+    engine.close()
+    failed = [event for event in events if event.kind == "failed"]
+    assert [event.run_id for event in failed] == [long.run_id]
+    assert "exit code -9" in failed[0].reason
+    assert store.state(long.run_id) == "failed"
+    assert {store.state(cell.run_id) for cell in cells} == {"done"}
+
+
+def test_failed_and_damaged_cells_are_left_alone(write_suite, store):
+    failed, damaged, *rest = [entry.cell for entry in plan(write_suite())]
+    store.fail(failed.run_id, "out of luck")
+    store.begin(damaged.run_id, damaged.content())
+    record = store.folder(damaged.run_id) / "record.json"
+    record.write_text('{"half": ')
+    outcome = execute([failed, damaged, *rest], store, lambda: InlineEngine(store, "cpu"))
+    assert outcome.failed == {failed.run_id: "out of luck"}
+    assert outcome.damaged == [damaged.run_id]
+    assert outcome.ran == len(rest)
+    assert record.read_text() == '{"half": '
+
+
+def test_inline_reports_failures(write_suite, store, monkeypatch):
+    cells = [entry.cell for entry in plan(write_suite())][:2]
+    monkeypatch.setattr("dpopt.harness.cell.calibrate", lambda *a, **k: 1 / 0)
+    outcome = execute(cells, store, lambda: InlineEngine(store, "cpu"))
+    assert outcome.ran == 0
+    assert set(outcome.failed.values()) == {"ZeroDivisionError: division by zero"}

@@ -1,0 +1,101 @@
+import pytest
+
+from dpopt.errors import ConfigError
+from dpopt.harness.plan import plan
+from dpopt.harness.suite import load_suite, suite_files
+
+BAD_OVERRIDES = [
+    ("epsilonn=3", "did you mean 'epsilon'"),
+    ("epsilon", "expected key=value"),
+    ("epsilon=-1", r"epsilon\[0\]: -1.0"),
+    ("epsilon=[]", "at least one value"),
+    ("optimizers=[fibr]", "did you mean 'fiber'"),
+    ("optimizers=[{name: fiber}]", "expected names"),
+    ("workloads=[mnist]", "did you mean 'mnist_mlp'"),
+    ("workloads=[{name: digits_mlp, hiden: 3}]", "did you mean 'hidden'"),
+    ("workloads=[{name: digits_mlp, validation: 5000}]", "validation"),
+    ("workloads=[{name: digits_mlp, validation: 0}]", "needs `validation` records"),
+    ("seeds=[x]", "whole number"),
+    ("batch_size=5000", "expected 1 to 1257"),
+    ("batch_size=0", r"batch_size\[0\]"),
+    ("epochs=0", r"epochs\[0\]"),
+    ("delta=2", "delta"),
+    ("accountant=rpd", "did you mean 'rdp'"),
+    ("engine=locl", "did you mean 'local'"),
+    ("workers=0", "workers"),
+    ("clip=[1,2", "quickstart.yaml"),
+    ("clip=-1", r"clip\[0\]"),
+    ("settings.dp_adam.grd=3", "did you mean 'grid'"),
+    ("settings.dp_adam.grid.lr=3", "expected a list"),
+    ("settings.dp_adam.tuning=self", "fixed"),
+    ("settings.hyfreedp.tuning=grid", "expected field -> values"),
+    ("settings.dp_adam.grid.lrr=[3]", "did you mean 'lr'"),
+    ("settings.dp_adam.fields.epss=3", "did you mean 'eps'"),
+    ("settings.dp_adam.name=dp_adma", "did you mean 'dp_adam"),
+    ("settings.dp_adam.tuning=girds", "did you mean 'grid'"),
+    ("settings.dp_adam.epsilon=-1", "settings.dp_adam.epsilon"),
+    ("settings.nobody.fields={}", "known"),
+]
+
+
+@pytest.mark.parametrize(("override", "message"), BAD_OVERRIDES, ids=[o for o, _ in BAD_OVERRIDES])
+def test_bad_overrides_name_the_field(override, message):
+    with pytest.raises(ConfigError, match=message):
+        plan(load_suite("quickstart", [override]))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("defaults: [suite, _self_]\noptimizers: [dp_sgd]\nepsilons: [1]\n", "did you mean 'epsilon'"),
+        ("optimizers: [dp_sgd]\n", "begin the file with"),
+        ("defaults: [suite, _self_]\n", "optimizers"),
+        ("defaults: [suite, _self_]\noptimizers: [dp_sgd\n", "small.yaml"),
+        ("defaults: [suite, _self_]\noptimizers: [dp_sgd]\nsettings: [1]\n", "settings"),
+    ],
+)
+def test_bad_files(write_suite, text, message):
+    with pytest.raises(ConfigError, match=message):
+        write_suite(text)
+
+
+def test_a_suite_may_lie_beside_its_results(write_suite, tmp_path):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "plots").mkdir()
+    assert write_suite(overrides=["results=elsewhere", "plots=here"]).results == "elsewhere"
+
+
+def test_a_suite_may_start_from_another(write_suite, tmp_path):
+    write_suite(name="first")
+    text = "defaults: [first, _self_]\nepsilon: [7]\n"
+    assert write_suite(text, name="second").epsilon == (7.0,)
+
+
+def test_unknown_suite():
+    with pytest.raises(ConfigError, match="did you mean 'quickstart'"):
+        load_suite("quickstrt")
+
+
+@pytest.mark.parametrize("name", suite_files())
+def test_shipped_suites_can_be_planned(name, monkeypatch):
+    monkeypatch.delenv("DPOPT_DATA", raising=False)
+    assert plan(load_suite(name))
+
+
+def test_scalars_and_overrides():
+    suite = load_suite("quickstart", ["seeds=4", "epsilon=[1,inf]", "settings.dp_adam.grid.lr=[0.5]"])
+    assert suite.seeds == (4,)
+    assert suite.epsilon == (1.0, float("inf"))
+    assert suite.settings["dp_adam"] == {"grid": {"lr": [0.5]}}
+
+
+def test_a_searchable_method_without_a_search_is_set_by_hand():
+    suite = load_suite("quickstart", ["optimizers=[dp_adam]", "settings.dp_adam.tuning=fixed", "seeds=0"])
+    assert {entry.tuning for entry in plan(suite)} == {"fixed"}
+
+
+def test_a_selection_keeps_the_settings_of_its_labels():
+    suite = load_suite("quickstart", ["optimizers=[adam_nonprivate]", "seeds=0"])
+    planned = plan(suite)
+    assert {entry.label for entry in planned} == {"adam_nonprivate"}
+    assert {entry.cell.epsilon for entry in planned} == {float("inf")}
