@@ -21,7 +21,9 @@ def needs(matrix):
 @pytest.mark.parametrize("plot", figures.plots(PLOTS), ids=lambda plot: plot.name)
 def test_every_figure_draws_what_is_stored(plot, needs, tmp_path):
     figure = plot.draw(needs[plot.needs])
-    legend = {text.get_text() for panel in figure.axes for held in [panel.get_legend()] if held for text in held.get_texts()}
+    legend = {
+        text.get_text() for panel in figure.axes for held in [panel.get_legend()] if held for text in held.get_texts()
+    }
     assert any("hyfreedp" in text for text in legend)
     assert any("dp_adam" in text for text in legend)
     assert all(panel.get_xlabel() for panel in figure.axes)

@@ -30,7 +30,9 @@ def test_local_and_inline_give_the_same_numbers(write_suite, store, tmp_path):
 
 def test_a_worker_that_dies_costs_its_one_cell(write_suite, store):
     cells = [entry.cell for entry in plan(write_suite())]
-    (long,) = [e.cell for e in plan(write_suite(overrides=["epochs=300", "optimizers=[adadp]", "seeds=0"], name="long"))]
+    (long,) = [
+        e.cell for e in plan(write_suite(overrides=["epochs=300", "optimizers=[adadp]", "seeds=0"], name="long"))
+    ]
     engine = LocalEngine(store, "cpu", 2)
     for cell in (long, *cells):
         engine.submit(cell)

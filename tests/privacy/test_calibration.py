@@ -55,9 +55,7 @@ def test_the_papers_additive_rule():
 @pytest.mark.parametrize("accountant", ["pld", "prv", "autodp"])
 @pytest.mark.parametrize("target", [0.5, 4.0])
 def test_every_accountant_calibrates_from_the_safe_side(accountant, target):
-    plan = calibrate(
-        DPSGD(), rate=0.05, draws=60, dimension=5, epsilon=target, delta=1e-5, accountant=accountant
-    )
+    plan = calibrate(DPSGD(), rate=0.05, draws=60, dimension=5, epsilon=target, delta=1e-5, accountant=accountant)
     assert 0.999 * target <= epsilon(plan.ledger, 1e-5, accountant) == plan.epsilon <= target
 
 

@@ -73,7 +73,7 @@ def test_what_is_not_planned_is_refused():
 
 def test_a_draw_that_fails_is_charged_for_what_it_released():
     asked = oracle(plan(Draw(0.5, (1.0,))))
-    with pytest.raises(ZeroDivisionError), asked.draw() as batch:
+    with pytest.raises(ZeroDivisionError), asked.draw() as batch:  # noqa: PT012
         batch.gradient(torch.zeros(D), Abadi(1.0))
         raise ZeroDivisionError
     assert asked.ledger == Ledger([Draw(0.5, (1.0,))])
@@ -179,7 +179,16 @@ def test_all_points_share_dropout():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(D, 32), nn.Dropout(0.5), nn.Linear(32, 1, bias=False))
     noisy = engine(model, lambda output, target: (output.squeeze(-1) - target).square())
-    the_plan = Plan({"gradient": 0.0, "losses": 0.0}, Ledger([Draw(1.0, (0.0, 0.0, 0.0))]), 1.0, 1.0, 1, noisy.dimension, 1e-5, "pld")
+    the_plan = Plan(
+        {"gradient": 0.0, "losses": 0.0},
+        Ledger([Draw(1.0, (0.0, 0.0, 0.0))]),
+        1.0,
+        1.0,
+        1,
+        noisy.dimension,
+        1e-5,
+        "pld",
+    )
     x, y = data()
     asked = DataOracle(noisy, x, y, the_plan, draw_seed=1, noise_seed=2, physical_batch=7)
     before = torch.get_rng_state()
@@ -201,7 +210,11 @@ def test_trace_oracle_holds_no_values():
     state = dpopt.create("hyfreedp", probe_every=2).init(traced.theta)
     while traced.draws_left:
         state = dpopt.create("hyfreedp", probe_every=2).step(state, traced)
-    assert traced.kinds == [("gradient", "losses", "losses", "losses"), ("gradient",), ("gradient", "losses", "losses", "losses")]
+    assert traced.kinds == [
+        ("gradient", "losses", "losses", "losses"),
+        ("gradient",),
+        ("gradient", "losses", "losses", "losses"),
+    ]
     assert state.theta.device.type == "meta"
 
 

@@ -68,5 +68,7 @@ def test_membership_and_noise_never_share_a_stream():
 
 def test_derived_seeds():
     assert sampling.derive("a", 1) == sampling.derive("a", 1)
-    assert len({sampling.derive("a", 1), sampling.derive("a", 2), sampling.derive("b", 1), sampling.derive(["a", 1])}) == 4
+    assert (
+        len({sampling.derive("a", 1), sampling.derive("a", 2), sampling.derive("b", 1), sampling.derive(["a", 1])}) == 4
+    )
     assert 0 <= sampling.derive("x") < 2**128

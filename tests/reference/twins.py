@@ -1,6 +1,6 @@
 """Slow float64 twins of the optimizers, one number at a time, written from the papers' equations and nothing else.
 
-Each twin takes the same answers as the optimizer: `ask.gradient(points)` and `ask.losses(points)` are a noisy quadratic's.
+Each twin takes the same answers as the optimizer: `ask.gradient` and `ask.losses` are a noisy quadratic's.
 """
 
 import math
@@ -23,8 +23,7 @@ def adam(ask, theta, steps, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0):
             m[i] = betas[0] * m[i] + (1 - betas[0]) * gi
             v[i] = betas[1] * v[i] + (1 - betas[1]) * gi * gi
         theta = [
-            (1 - lr * weight_decay) * ti
-            - lr * (mi / (1 - betas[0] ** t)) / (math.sqrt(vi / (1 - betas[1] ** t)) + eps)
+            (1 - lr * weight_decay) * ti - lr * (mi / (1 - betas[0] ** t)) / (math.sqrt(vi / (1 - betas[1] ** t)) + eps)
             for ti, mi, vi in zip(theta, m, v, strict=True)
         ]
     return theta

@@ -1,0 +1,117 @@
+import sys
+from importlib.metadata import EntryPoint
+
+import pytest
+
+import dpopt
+from dpopt import registry
+from dpopt.errors import ConfigError
+from dpopt.optimizers.base import Direction
+
+REGISTERED = [("optimizer", name) for name in dpopt.optimizers()] + [
+    ("workload", name) for name in registry.entries("workload")
+]
+
+
+@pytest.mark.parametrize(("group", "name"), REGISTERED)
+def test_entries_are_complete_and_round_trip(group, name):
+    entry = registry.entry(group, name)
+    assert entry.summary
+    assert entry.reference
+    made = dpopt.create(name) if group == "optimizer" else registry.create_workload(name)
+    assert type(made).__doc__
+    assert registry.from_spec(group, registry.spec(group, name, made)) == made
+    for key, values in entry.grid.items():
+        assert all(getattr(dpopt.create(name, **{key: value}), key) == value for value in values)
+
+
+def test_names_and_module():
+    assert dpopt.optimizers() == tuple(sorted(dpopt.optimizers()))
+    assert {"dp_sgd", "dp_adam", "dp_adamw", "hyfreedp", "fiber", "adadp"} <= set(dpopt.optimizers())
+    assert dpopt.optimizers.fiber.FiBeR is type(dpopt.create("fiber"))
+
+
+def test_nearest_names():
+    with pytest.raises(ConfigError, match="did you mean 'fiber'"):
+        dpopt.create("fibre")
+    with pytest.raises(ConfigError, match="did you mean 'omega'"):
+        dpopt.create("fiber", omga=0.5)
+    with pytest.raises(ConfigError, match="did you mean 'digits_mlp'"):
+        registry.create_workload("digits")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"base": {"name": "fiber", "omega": 0.2}, "clip": 0.5},
+        {"base": "dp_sgd", "probe_batch": "fresh"},
+        {"base": {"name": "dp_adamw", "betas": [0.5, 0.9]}},
+    ],
+)
+def test_nested_specs_round_trip(fields):
+    made = dpopt.create("hyfreedp", **fields)
+    spec = registry.spec("optimizer", "hyfreedp", made)
+    assert registry.from_spec("optimizer", spec) == made
+    assert spec["revision"] == 1
+
+
+@pytest.mark.parametrize("name", [n for n in dpopt.optimizers() if isinstance(dpopt.create(n), Direction)])
+def test_hyfreedp_takes_every_direction(name):
+    assert type(dpopt.create("hyfreedp", base=name).base) is type(dpopt.create(name))
+
+
+def test_another_revision_is_refused():
+    spec = registry.spec("optimizer", "dp_sgd", dpopt.create("dp_sgd"))
+    with pytest.raises(ConfigError, match="installed revision is 1"):
+        registry.from_spec("optimizer", {**spec, "revision": 7})
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch):
+    package = tmp_path / "elsewhere"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "sign.py").write_text(
+        "from dataclasses import dataclass\nfrom dpopt.optimizers.dp_sgd import DPSGD\n"
+        "@dataclass(frozen=True)\nclass Sign(DPSGD):\n    '''Sign descent.'''\n"
+        "    def direction(self, state, gradient):\n        return gradient.value.sign(), state\n"
+    )
+    (package / "dp_sign.yaml").write_text("summary: sign of the private gradient\ngrid: {lr: [0.1]}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    point = EntryPoint("dp_sign", "elsewhere.sign:Sign", "dpopt.optimizers")
+    monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == "dpopt.optimizers" else [])
+    registry.entries.cache_clear()
+    yield
+    registry.entries.cache_clear()
+    sys.modules.pop("elsewhere", None)
+
+
+@pytest.mark.usefixtures("plugin")
+def test_another_distribution_registers_by_entry_point():
+    assert "dp_sign" in dpopt.optimizers()
+    entry = registry.entry("optimizer", "dp_sign")
+    assert (entry.summary, entry.grid) == ("sign of the private gradient", {"lr": [0.1]})
+    made = dpopt.create("dp_sign", lr=0.2)
+    assert registry.from_spec("optimizer", registry.spec("optimizer", "dp_sign", made)) == made
+    for check in dpopt.testing.checks(made):
+        check()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1]", "expected a mapping"),
+        ("summary: x", "`target`"),
+        ("target: a:B\ngird: {}", "did you mean 'grid'"),
+    ],
+)
+def test_bad_entries(tmp_path, text, message):
+    file = tmp_path / "x.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        registry._entry("x", file)
+
+
+def test_a_target_that_is_not_there():
+    with pytest.raises(ConfigError, match="cannot be imported"):
+        registry.Entry("x", "dpopt.nowhere:X").load()

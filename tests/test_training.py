@@ -1,0 +1,152 @@
+import math
+
+import datasets
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import dpopt
+from dpopt.errors import ConfigError
+from dpopt.privacy import epsilon
+
+
+def loss(output, target):
+    return F.cross_entropy(output, target, reduction="none")
+
+
+def data(n=400):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 4, generator=generator)
+    return x, (x[:, 0] > 0).long()
+
+
+def fit(model=None, train=None, **changes):
+    torch.manual_seed(0)
+    options = {
+        "optimizer": "dp_adam",
+        "epsilon": 4.0,
+        "delta": 1e-4,
+        "epochs": 10,
+        "batch_size": 100,
+        "accountant": "rdp",
+        "progress": False,
+        "test": data(),
+    }
+    return dpopt.fit(model or nn.Linear(4, 2), loss, data() if train is None else train, **{**options, **changes})
+
+
+@pytest.mark.parametrize("name", dpopt.optimizers())
+def test_any_registered_optimizer_trains_a_model_of_ones_own(name):
+    model = nn.Linear(4, 2)
+    before = model.weight.detach().clone()
+    result = fit(model, optimizer=name)
+    assert result.model is model
+    assert not torch.equal(model.weight, before)
+    assert epsilon(result.ledger, 1e-4, "rdp") == result.record["epsilon"] <= 4.0
+    assert result.record["status"] == "done"
+    assert len(result.ledger) == result.record["draws"] == 40
+    assert [entry["draw"] for entry in result.curve][-1] == 40
+    accuracy = (model(data()[0]).argmax(1) == data()[1]).double().mean()
+    assert result.record["test_accuracy"] == pytest.approx(float(accuracy))
+
+
+def test_training_works():
+    assert fit(optimizer=dpopt.create("dp_adam", lr=0.05)).record["test_accuracy"] > 0.85
+    assert fit(epsilon=math.inf, optimizer=dpopt.create("dp_adam", lr=0.1, clip="inf")).record["test_accuracy"] > 0.95
+
+
+def test_infinite_epsilon_says_so():
+    record = fit(epsilon=math.inf).record
+    assert (record["private"], record["epsilon"], record["noise"]) == (False, math.inf, {"gradient": 0.0})
+
+
+def test_every_kind_of_data_gives_the_same_run():
+    x, y = data()
+    pairs = TensorDataset(x, y)
+    hugging = datasets.Dataset.from_dict({"features": x.tolist(), "label": y.tolist()})
+    weights = [fit(train=train, test=None).model.weight for train in ((x, y), pairs, hugging)]
+    assert torch.equal(weights[0], weights[1])
+    torch.testing.assert_close(weights[0], weights[2])
+
+
+def test_runs_repeat_and_seeds_differ():
+    assert torch.equal(fit(seed=3).model.weight, fit(seed=3).model.weight)
+    assert not torch.equal(fit(seed=3).model.weight, fit(seed=4).model.weight)
+
+
+def test_mode_of_the_model_is_kept():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2)).eval()
+    fit(model, epochs=1)
+    assert not model.training
+    assert fit(model.train(), epochs=1).model.training
+
+
+def test_a_vector_target_has_a_loss_but_no_accuracy():
+    x, _ = data()
+    target = x @ torch.randn(4, 2, generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(0)
+    result = dpopt.fit(
+        nn.Linear(4, 2),
+        lambda output, y: (output - y).square().mean(1),
+        (x, target),
+        optimizer="dp_sgd",
+        epsilon=5.0,
+        delta=1e-4,
+        epochs=10,
+        batch_size=100,
+        accountant="rdp",
+        progress=False,
+        test=(x, target),
+    )
+    assert "test_accuracy" not in result.record
+    assert result.record["test_loss"] < result.curve[0]["test_loss"]
+
+
+ROWS = {"image": [[0.0, 1.0]] * 4, "label": [0, 1, 0, 1]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optimizer": "dp_adm"}, "did you mean 'dp_adam"),
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"epsilon": -1.0}, "epsilon"),
+        ({"delta": 1.0}, "delta"),
+        ({"epochs": 0}, "epochs"),
+        ({"batch_size": 401}, "expected 1 to 400"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"accountant": "pdl"}, "did you mean 'pld'"),
+        ({"engine": "ghost"}, "engine"),
+        ({"device": "warp"}, "device"),
+        ({"train": 3}, "train.*expected a Dataset"),
+        ({"train": (torch.zeros(3, 4), torch.zeros(2))}, "3 inputs, 2 targets"),
+        ({"train": (torch.zeros(0, 4), torch.zeros(0))}, "at least 1"),
+        ({"train": [(torch.zeros(4), 1), (torch.zeros(5), 1)]}, "of one shape"),
+        ({"train": datasets.Dataset.from_dict({**ROWS, "id": [1, 2, 3, 4]})}, "two columns"),
+        ({"train": datasets.Dataset.from_dict({"a": [1.0], "b": [1]})}, "two columns"),
+    ],
+)
+def test_bad_input(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        fit(**changes)
+
+
+def test_batchnorm_is_refused():
+    with pytest.raises(ConfigError, match="GroupNorm"):
+        fit(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
+
+
+def test_a_ledger_that_is_not_the_planned_one_is_no_result():
+    """The stated epsilon is recomputed from the ledger; a run that left another one must not be reported."""
+    from dpopt.testing import Task
+    from dpopt.training import summary
+
+    task = Task()
+    optimizer = dpopt.create("dp_sgd")
+    plan = task.plan(optimizer)
+    oracle = task.oracle(plan)
+    state = task.run(optimizer, oracle, until=3)
+    with pytest.raises(RuntimeError, match="the plan holds"):
+        summary(plan, oracle, state, 5.0, 60)

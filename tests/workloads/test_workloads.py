@@ -1,0 +1,89 @@
+import hashlib
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from dpopt import registry
+from dpopt.errors import ConfigError
+from dpopt.workloads import mnist
+from dpopt.workloads.base import verify
+
+QUICK = ["digits_mlp", "synthetic_logreg"]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_splits_are_disjoint_complete_and_reproducible(name):
+    workload = registry.create_workload(name)
+    splits, again, other = workload.splits(0), workload.splits(0), workload.splits(1)
+    assert len(splits.train.x) == len(splits.train.y) == workload.examples
+    assert len(splits.validation.x) == workload.validation
+    for one, two in zip(splits, again, strict=True):
+        assert torch.equal(one.x, two.x)
+    assert not torch.equal(splits.validation.x, other.validation.x)
+    assert torch.equal(splits.test.x, other.test.x)
+    pool, _ = workload.load()
+    rows = {tuple(row.tolist()) for row in pool.x}
+    held = {tuple(row.tolist()) for part in splits[:2] for row in part.x}
+    assert held == rows
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_models_fit_their_data(name):
+    workload = registry.create_workload(name)
+    splits = workload.splits(0)
+    output = workload.model()(splits.train.x[:7])
+    assert workload.loss(output, splits.train.y[:7]).shape == (7,)
+    assert workload.metric(output, splits.train.y[:7]).shape == (7,)
+    assert output.shape[1] == int(splits.train.y.max()) + 1
+
+
+def test_digits_counts():
+    splits = registry.create_workload("digits_mlp").splits(0)
+    assert [len(part.x) for part in splits] == [1257, 180, 360]
+    assert torch.bincount(torch.cat([part.y for part in splits])).tolist() == [
+        178, 182, 177, 183, 181, 182, 181, 179, 174, 180,
+    ]  # fmt: skip
+    assert 0 <= float(splits.train.x.min()) <= float(splits.train.x.max()) == 1
+
+
+def test_mnist_network_is_adadps():
+    assert sum(p.numel() for p in registry.create_workload("mnist_mlp").model().parameters()) == 334_336
+
+
+def test_changed_data_are_refused():
+    array = np.arange(5)
+    verify("x", [array], hashlib.sha256(array.tobytes()).hexdigest())
+    with pytest.raises(ConfigError, match="differ from the known"):
+        verify("x", [array + 1], hashlib.sha256(array.tobytes()).hexdigest())
+
+
+@pytest.mark.parametrize(("rows", "message"), [(3, "expected 60000 records"), (None, "cannot be loaded")])
+def test_a_folder_with_other_data(tmp_path, monkeypatch, rows, message):
+    import datasets
+    from PIL import Image
+
+    monkeypatch.setenv("DPOPT_DATA", str(tmp_path))
+    (tmp_path / "mnist").mkdir()
+    file = tmp_path / "mnist" / "train-0.parquet"
+    if rows:
+        image = Image.fromarray(np.zeros((28, 28), dtype=np.uint8))
+        columns = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+        datasets.Dataset.from_dict({"image": [image] * rows, "label": [0] * rows}, columns).to_parquet(file)
+    else:
+        file.write_text("not parquet")
+    with pytest.raises(ConfigError, match=message):
+        mnist._load.__wrapped__("train")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("DPOPT_DATA" not in os.environ, reason="needs DPOPT_DATA")
+def test_real_mnist():
+    workload = registry.create_workload("mnist_mlp", validation=0)
+    splits = workload.splits(0)
+    assert [len(part.x) for part in splits] == [60_000, 0, 10_000]
+    counts = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert torch.bincount(splits.train.y).tolist() == counts
+    assert float(splits.train.x.mean()) == pytest.approx(0, abs=1e-3)
+    assert float(splits.train.x.std()) == pytest.approx(1, abs=1e-3)
