@@ -214,7 +214,7 @@ def bounds_one_record(optimizer: Optimizer) -> None:
 
 
 def survives_bad_records_and_empty_draws(optimizer: Optimizer) -> None:
-    """Records that hold NaN contribute nothing, a draw may be empty, and both leave finite parameters and the ledger."""
+    """Records that hold NaN do not poison the run; empty draws release noise and are counted."""
     task = Task()
     x = task.x.clone()
     x[::7] = math.nan
