@@ -64,7 +64,7 @@ def load(store: Store, suite: str, labels: Sequence[str] | None = None) -> Resul
             record = store.record(run_id)
             kept = ("epsilon", "draws", "dimension", "eta", "seconds_train", "seconds_prepare")
             metrics = {k: v for k, v in record.items() if k.startswith(("test_", "validation_")) or k in kept}
-            row |= metrics | {"epsilon": float(record["epsilon"])}
+            row |= metrics | {"epsilon": float(record["epsilon"])} | _origin(record["provenance"])
         except FileNotFoundError:
             if row["state"] == "failed":
                 problems.append(f"{run_id} ({row['label']}) failed: {store.error(run_id)['reason']}")
@@ -72,6 +72,12 @@ def load(store: Store, suite: str, labels: Sequence[str] | None = None) -> Resul
             problems.append(f"{error}; move it away to run the cell again")
         rows.append(row)
     return Results(pd.DataFrame(rows), problems)
+
+
+def _origin(provenance: dict[str, Any]) -> dict[str, Any]:
+    """What a published frame says of where a number came from."""
+    versions = {f"version_{name}": value for name, value in provenance.get("versions", {}).items()}
+    return {key: provenance.get(key) for key in ("commit", "dirty", "device", "python")} | versions
 
 
 def select(cells: pd.DataFrame) -> pd.DataFrame:

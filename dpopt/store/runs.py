@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,11 +195,12 @@ def _write(path: Path, content: Mapping[str, Any] | str) -> None:
     """Write in one step: a reader, or the next start, sees the old file or the whole new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = content if isinstance(content, str) else _dumps(content, indent=1) + "\n"
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".writing-", delete=False) as file:
+    partial = path.with_name(f".writing-{os.getpid()}-{path.name}")
+    with partial.open("w") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(file.name, path)
+    os.replace(partial, path)
 
 
 def _dumps(content: Mapping[str, Any], indent: int | None = None) -> str:
