@@ -1,33 +1,45 @@
-"""Test accuracy against epsilon: one line per method with its spread over seeds, the non-private ceiling dashed."""
+"""Test accuracy against epsilon: one line per method with its spread over seeds, the non-private ceiling dashed.
+
+Crosses repeat a searched method's accuracy at the epsilon that its whole search has spent.
+"""
 
 import math
 
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 NEEDS = "comparison"
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """One panel a workload; the x axis is the target epsilon, on a log scale."""
+    """One panel a workload; epsilon on a log scale."""
     workloads = frame["workload"].unique()
     figure, axes = plt.subplots(1, len(workloads), figsize=(5.5 * len(workloads), 4), squeeze=False)
     for panel, workload in zip(axes[0], workloads, strict=True):
         rows = frame[frame["workload"] == workload]
         private, ceiling = rows[rows["epsilon_target"] < math.inf], rows[rows["epsilon_target"] == math.inf]
         for label, line in sorted(private.groupby("label"), key=lambda item: -item[1]["accuracy"].mean()):
-            line = line.groupby("epsilon_target", as_index=False)[["accuracy", "accuracy_std"]].max()
-            spread = 100 * line["accuracy_std"].fillna(0)
-            panel.errorbar(line["epsilon_target"], 100 * line["accuracy"], spread, marker="o", capsize=3, label=label)
+            _line(panel, str(label), line)
+        if (private["runs"] > 1).any():
+            panel.plot([], [], "x:", color="gray", label="at ε with tuning")
         for _, row in ceiling.iterrows():
             panel.axhline(100 * row["accuracy"], linestyle="--", color="gray", label=f"{row['label']} (ε = ∞)")
+        targets = sorted(private["epsilon_target"].unique())
         panel.set_xscale("log")
-        panel.set_xticks(
-            sorted(private["epsilon_target"].unique()), [f"{e:g}" for e in sorted(private["epsilon_target"].unique())]
-        )
+        panel.set_xticks(targets, [f"{target:g}" for target in targets])
         panel.minorticks_off()
-        panel.set(title=workload, xlabel="ε of the reported run", ylabel="test accuracy (%)")
+        panel.set(title=workload, xlabel="ε spent by the reported run", ylabel="test accuracy (%)")
         panel.grid(alpha=0.3)
     axes[0][-1].legend(bbox_to_anchor=(1.02, 1), loc="upper left", frameon=False)
     return figure
+
+
+def _line(panel: Axes, label: str, rows: pd.DataFrame) -> None:
+    best = rows.loc[rows.groupby("epsilon_target")["accuracy"].idxmax()].sort_values("epsilon_target")
+    spread = 100 * best["accuracy_std"].fillna(0)
+    drawn = panel.errorbar(best["epsilon_single"], 100 * best["accuracy"], spread, marker="o", capsize=3, label=label)
+    if (best["runs"] > 1).any():
+        colour = drawn.lines[0].get_color()
+        panel.plot(best["epsilon_with_tuning"], 100 * best["accuracy"], "x:", color=colour, alpha=0.5)

@@ -51,6 +51,7 @@ def load(store: Store, suite: str, labels: Sequence[str] | None = None) -> Resul
             "tuned": json.dumps(entry["tuned"], sort_keys=True),
             "workload": cell["workload"]["name"],
             "optimizer": cell["optimizer"]["name"],
+            "lr": cell["optimizer"].get("lr"),
             "epsilon_target": float(cell["epsilon"]),
             "delta": cell["delta"],
             "accountant": cell["accountant"],
@@ -107,7 +108,7 @@ def curves(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
     for row in selected.to_dict("records"):
         frame = pd.DataFrame(store.curve(row["run_id"]))
         if "eta" not in frame:
-            frame["eta"] = json.loads(row["tuned"]).get("lr")
+            frame["eta"] = row["lr"]
         place = {key: row[key] for key in (*GROUP, "seed", "tuning", "run_id")}
         parts.append(frame.assign(**place))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()

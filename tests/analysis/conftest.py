@@ -19,7 +19,7 @@ class Maker:
         run_id = f"{len(self.cells):016x}"
         cell = {
             "workload": {"name": "digits_mlp"},
-            "optimizer": {"name": label},
+            "optimizer": {"name": label, "lr": (tuned or {}).get("lr", 0.25)},
             "epsilon": "inf" if epsilon == float("inf") else epsilon,
             "delta": DELTA,
             "accountant": "rdp",

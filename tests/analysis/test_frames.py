@@ -57,6 +57,7 @@ def test_curves_have_a_learning_rate_for_everyone(matrix):
     assert set(curves["label"]) == {"dp_adam", "hyfreedp", "ceiling"}
     assert len(curves) == 2 * (6 + 6 + 3)
     assert set(curves[curves["label"] == "dp_adam"]["eta"]) == {1.0}
+    assert set(curves[curves["label"] == "ceiling"]["eta"]) == {0.1}
     assert sorted(curves[curves["label"] == "hyfreedp"]["eta"].unique()) == pytest.approx([0.05, 0.1])
 
 

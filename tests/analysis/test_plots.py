@@ -35,7 +35,10 @@ def test_accuracy_figure_plots_the_tables_numbers(needs):
     plot = next(plot for plot in figures.plots(PLOTS) if plot.name == "accuracy_vs_epsilon")
     panel = plot.draw(needs["comparison"]).axes[0]
     lines = {container.get_label(): container.lines[0].get_xydata().tolist() for container in panel.containers}
-    assert lines["hyfreedp"] == [[1.0, pytest.approx(40.0)], [3.0, pytest.approx(70.0)]]
+    rows = needs["comparison"].query("label == 'hyfreedp'").sort_values("epsilon_target")
+    assert lines["hyfreedp"] == pytest.approx(rows[["epsilon_single", "accuracy"]].to_numpy() * [1, 100])
+    crosses = {x for line in panel.lines if line.get_marker() == "x" for x in line.get_xdata()}
+    assert crosses == set(needs["comparison"].query("label == 'dp_adam'")["epsilon_with_tuning"])
 
 
 def test_a_new_figure_needs_no_other_edit(tmp_path, needs):
