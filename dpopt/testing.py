@@ -28,9 +28,10 @@ from torch.utils import _pytree as pytree
 
 from dpopt import clipping
 from dpopt.privacy import accountants
-from dpopt.privacy.calibration import Plan, calibrate, trace
+from dpopt.privacy.calibration import calibrate, trace
 from dpopt.privacy.oracle import BudgetSpent, DataOracle, ReplayOracle, Transcript
-from dpopt.privacy.protocol import ClipRule, Optimizer, Oracle, Points, Release, Vector
+from dpopt.privacy.plan import Plan
+from dpopt.privacy.protocol import ClipRule, Optimizer, Points, Release, Vector
 
 EXAMPLES, BATCH, DRAWS, EPSILON, DELTA = 60, 20, 12, 5.0, 1e-5
 
@@ -101,7 +102,7 @@ class Task:
         x, y = options.pop("x", self.x), options.pop("y", self.y)
         return DataOracle(self.engine, x, y, plan, **options)
 
-    def run(self, optimizer: Optimizer, oracle: Oracle, state: Any = None, until: int = 0) -> Any:
+    def run(self, optimizer: Optimizer, oracle: Any, state: Any = None, until: int = 0) -> Any:
         """Step from `state`, or from the start, until at most `until` draws are left."""
         state = optimizer.init(self.engine.theta) if state is None else state
         while oracle.draws_left > until:

@@ -16,9 +16,10 @@ from dpopt import clipping, registry
 from dpopt.clipping import ClippingEngine, Loss
 from dpopt.errors import ConfigError
 from dpopt.privacy import accountants
-from dpopt.privacy.calibration import NonPrivate, Plan, calibrate
+from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.oracle import DataOracle
+from dpopt.privacy.plan import NonPrivate, Plan
 from dpopt.privacy.protocol import Optimizer, Vector
 from dpopt.privacy.sampling import derive
 from dpopt.workloads.base import Split, accuracy

@@ -31,7 +31,9 @@ def records(root):
         record = Store(root).record(entry["run_id"])
         curve = Store(root).curve(entry["run_id"])
         stable = {key: value for key, value in record.items() if key not in VOLATILE}
-        found[entry["run_id"]] = json.dumps([stable, curve, Store(root).ledger(entry["run_id"])], sort_keys=True)
+        found[entry["run_id"]] = json.dumps(
+            [stable, curve, Store(root).ledger(entry["run_id"]).to_json()], sort_keys=True
+        )
     return found
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from dpopt.analysis import frames
 from dpopt.cli import main
-from dpopt.privacy import Ledger, epsilon
+from dpopt.privacy import epsilon
 from dpopt.store import Store
 
 FLOOR = {"hyfreedp": 0.15, "hyfreedp_warm": 0.85, "fiber": 0.85, "adadp": 0.85, "dp_adam": 0.85}
@@ -25,4 +25,4 @@ def test_five_epochs_of_mnist(tmp_path):
     for run_id in selected["run_id"]:
         record = store.record(run_id)
         assert record["examples"] == 60_000
-        assert epsilon(Ledger.from_json(store.ledger(run_id)), record["delta"]) <= 3
+        assert epsilon(store.ledger(run_id), record["delta"]) <= 3

@@ -62,17 +62,27 @@ def load(store: Store, suite: str, labels: Sequence[str] | None = None) -> Resul
             "state": store.state(run_id),
         }
         try:
-            record = store.record(run_id)
-            kept = ("epsilon", "draws", "dimension", "eta", "seconds_train", "seconds_prepare")
-            metrics = {k: v for k, v in record.items() if k.startswith(("test_", "validation_")) or k in kept}
-            row |= metrics | {"epsilon": float(record["epsilon"])} | _origin(record["provenance"])
+            row |= _outcome(store, run_id)
         except FileNotFoundError:
             if row["state"] == "failed":
                 problems.append(f"{run_id} ({row['label']}) failed: {store.error(run_id)['reason']}")
         except Damaged as error:
+            row["state"] = "damaged"
             problems.append(f"{error}; move it away to run the cell again")
         rows.append(row)
     return Results(pd.DataFrame(rows), problems)
+
+
+def _outcome(store: Store, run_id: str) -> dict[str, Any]:
+    """The numbers of a finished cell's record, once its ledger has been seen to be there."""
+    record = store.record(run_id)
+    store.ledger(run_id)
+    kept = ("epsilon", "draws", "dimension", "eta", "seconds_train", "seconds_prepare")
+    names = [key for key in record if key.startswith(("test_", "validation_")) or key in kept]
+    try:
+        return {key: float(record[key]) for key in names} | _origin(record["provenance"])
+    except (TypeError, ValueError, AttributeError) as error:
+        raise Damaged(f"{store.folder(run_id) / 'record.json'}: {error}") from error
 
 
 def _origin(provenance: dict[str, Any]) -> dict[str, Any]:
@@ -121,5 +131,5 @@ def epsilon_with_tuning(store: Store, run_ids: Sequence[str], delta: float, acco
     """
     total = Ledger()
     for run_id in run_ids:
-        total = total + Ledger.from_json(store.ledger(run_id))
+        total = total + store.ledger(run_id)
     return epsilon(total, delta, accountant)

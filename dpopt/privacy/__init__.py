@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from dpopt._lazy import attach
 from dpopt.privacy.accountants import ACCOUNTANTS, epsilon
 from dpopt.privacy.ledger import Draw, Ledger
+from dpopt.privacy.plan import NonPrivate, Plan
 
 if TYPE_CHECKING:
     from dpopt.privacy import published
-    from dpopt.privacy.calibration import NonPrivate, Plan, calibrate
+    from dpopt.privacy.calibration import calibrate
     from dpopt.privacy.oracle import BudgetSpent, DataOracle, ReplayOracle, TraceOracle, UnplannedRelease
     from dpopt.privacy.protocol import Batch, Oracle, Release
 
@@ -35,10 +36,9 @@ __all__ = [
 
 __getattr__ = attach(
     __name__,
-    dict.fromkeys(["NonPrivate", "Plan", "calibrate"], "dpopt.privacy.calibration")
-    | dict.fromkeys(
+    dict.fromkeys(
         ["BudgetSpent", "DataOracle", "ReplayOracle", "TraceOracle", "UnplannedRelease"], "dpopt.privacy.oracle"
     )
     | dict.fromkeys(["Batch", "Oracle", "Release"], "dpopt.privacy.protocol")
-    | {"published": "dpopt.privacy.published"},
+    | {"calibrate": "dpopt.privacy.calibration", "published": "dpopt.privacy.published"},
 )

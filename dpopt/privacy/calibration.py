@@ -8,7 +8,6 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 from itertools import groupby
@@ -20,7 +19,8 @@ import scipy.optimize
 from dpopt.errors import ConfigError
 from dpopt.privacy import accountants
 from dpopt.privacy.ledger import Draw, Ledger
-from dpopt.privacy.oracle import GRADIENT, TraceOracle
+from dpopt.privacy.oracle import GRADIENT, BudgetSpent, TraceOracle
+from dpopt.privacy.plan import NonPrivate, Plan
 from dpopt.privacy.protocol import Optimizer
 
 Structure = tuple[tuple[tuple[str, ...], int], ...]
@@ -30,35 +30,6 @@ TOLERANCE = 2e-5
 """How far below its target a calibrated epsilon may stay, relative to the target."""
 NOISE_RANGE = (0.05, 1e6)
 """Noise multipliers that calibration considers."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a run may release, and with how much noise.
-
-    Attributes:
-        noise: noise multiplier (noise std / L2 sensitivity) for each kind of release: "gradient", "losses".
-        ledger: the draws that the run will leave.
-        epsilon: what `ledger` spends at `delta` by `accountant`; at most the target.
-        rate: Poisson sampling probability q.
-        draws: number of draws T.
-        dimension: number d of trained parameters.
-        delta: the target's delta.
-        accountant: name of the accountant that epsilon is stated by.
-    """
-
-    noise: Mapping[str, float]
-    ledger: Ledger
-    epsilon: float
-    rate: float
-    draws: int
-    dimension: int
-    delta: float
-    accountant: str
-
-
-class NonPrivate(Plan):
-    """The plan of a run at epsilon = infinity: same draws, same clipping, no noise; its ledger says so."""
 
 
 def calibrate(
@@ -112,7 +83,8 @@ def trace(optimizer: Optimizer, *, rate: float, draws: int, dimension: int) -> S
     """Which releases each of `draws` draws of `optimizer` makes, found without data.
 
     Raises:
-        ConfigError: the optimizer takes no draw in a step, or its control flow depends on released values.
+        ConfigError: the optimizer takes no draw in a step, takes one when none is left, or its control flow depends on
+            released values.
     """
     oracle = TraceOracle(dimension, rate, draws)
     try:
@@ -122,6 +94,9 @@ def trace(optimizer: Optimizer, *, rate: float, draws: int, dimension: int) -> S
             state = optimizer.step(state, oracle)
             if oracle.draws_left == before:
                 raise ConfigError("optimizer", type(optimizer).__name__, "a step must take at least one draw")
+    except BudgetSpent as error:
+        reason = "`step` takes a draw when none is left: look at `oracle.draws_left` first"
+        raise ConfigError("optimizer", type(optimizer).__name__, reason) from error
     except (RuntimeError, NotImplementedError) as error:
         if "meta" not in str(error):
             raise

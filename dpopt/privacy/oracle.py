@@ -17,11 +17,11 @@ from torch import Tensor
 from dpopt.errors import ConfigError
 from dpopt.privacy import sampling
 from dpopt.privacy.ledger import Draw, Ledger
+from dpopt.privacy.plan import Plan
 from dpopt.privacy.protocol import ClipRule, Points, Release, Vector
 
 if TYPE_CHECKING:
     from dpopt.clipping import ClippingEngine
-    from dpopt.privacy.calibration import Plan
 
 GRADIENT, LOSSES = "gradient", "losses"
 """The kinds of release; a plan has one noise multiplier for each kind that it holds."""

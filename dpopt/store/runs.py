@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dpopt.errors import ConfigError, unknown
+from dpopt.privacy.ledger import Ledger
 
 State = Literal["done", "diverged", "failed", "started", "pending", "damaged"]
 SCHEMA = 1
@@ -76,9 +77,17 @@ class Store:
         except Damaged as error:
             return {"reason": str(error), "traceback": ""}
 
-    def ledger(self, run_id: str) -> str:
-        """The ledger that a finished cell left, as JSON."""
-        return (self.folder(run_id) / "ledger.json").read_text()
+    def ledger(self, run_id: str) -> Ledger:
+        """The ledger that a finished cell left.
+
+        Raises:
+            Damaged: the file is missing or holds no ledger.
+        """
+        path = self.folder(run_id) / "ledger.json"
+        try:
+            return Ledger.from_json(path.read_text())
+        except (OSError, ConfigError) as error:
+            raise Damaged(f"{path}: {error}") from error
 
     def begin(self, run_id: str, cell: Mapping[str, Any]) -> None:
         """Make the run directory and note what runs in it."""
@@ -116,9 +125,12 @@ class Store:
             return []
         for line in lines:
             try:
-                entries.append(json.loads(line))
+                entry = json.loads(line)
             except ValueError:
                 break
+            if not isinstance(entry, dict) or not isinstance(entry.get("draw"), int):
+                break
+            entries.append(entry)
         return entries
 
     def append_curve(self, run_id: str, entry: Mapping[str, Any]) -> None:

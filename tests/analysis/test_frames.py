@@ -52,6 +52,29 @@ def test_damaged_and_foreign_files_are_reported_and_skipped(maker):
     assert any(bad in problem and "move it away" in problem for problem in results.problems)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("ledger.json", None),
+        ("ledger.json", "{}"),
+        ("record.json", {"epsilon": "a lot"}),
+        ("record.json", {"provenance": 3}),
+    ],
+)
+def test_files_of_the_right_name_and_the_wrong_content(maker, name, content):
+    bad = maker.add("adadp", 0, 0.5, 0.5)
+    store = maker.done()
+    path = store.folder(bad) / name
+    if content is None:
+        path.unlink()
+    else:
+        path.write_text(content if isinstance(content, str) else json.dumps({**store.record(bad), **content}))
+    results = frames.load(store, "made")
+    assert list(results.cells["state"]) == ["damaged"]
+    assert name in results.problems[0]
+    assert frames.select(results.cells).empty
+
+
 def test_curves_have_a_learning_rate_for_everyone(matrix):
     curves = frames.curves(matrix, frames.select(frames.load(matrix, "made").cells))
     assert set(curves["label"]) == {"dp_adam", "hyfreedp", "ceiling"}

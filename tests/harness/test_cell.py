@@ -3,7 +3,7 @@ import torch
 
 from dpopt.harness import cell as cells
 from dpopt.harness.plan import plan
-from dpopt.privacy import Ledger, epsilon
+from dpopt.privacy import epsilon
 
 VOLATILE = {"seconds_prepare", "seconds_train", "provenance"}
 
@@ -25,7 +25,7 @@ def test_a_record_says_what_was_run_and_spent(write_suite, store):
     record = cells.run(cell, store)
     assert store.record(cell.run_id) == record
     assert store.state(cell.run_id) == "done"
-    ledger = Ledger.from_json(store.ledger(cell.run_id))
+    ledger = store.ledger(cell.run_id)
     assert epsilon(ledger, record["delta"], "rdp") == record["epsilon"] <= record["epsilon_target"] == 2
     assert epsilon(ledger, record["delta"], "pld") <= 2
     assert len(ledger) == record["draws"] == 20

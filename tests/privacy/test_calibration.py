@@ -122,6 +122,18 @@ def test_control_flow_on_released_values_cannot_be_planned():
         calibrate(Peeking(), epsilon=1.0, **HYFREEDP)
 
 
+@dataclass(frozen=True)
+class Greedy(Peeking):
+    def step(self, state, oracle):
+        return DPSGD().step(DPSGD().step(state, oracle), oracle)
+
+
+def test_a_step_that_takes_more_than_there_is_cannot_be_planned():
+    assert calibrate(Greedy(), epsilon=1.0, **HYFREEDP).draws == 250
+    with pytest.raises(ConfigError, match="draws_left"):
+        calibrate(Greedy(), epsilon=1.0, **{**HYFREEDP, "draws": 251})
+
+
 def test_a_step_without_a_draw_cannot_be_planned():
     with pytest.raises(ConfigError, match="at least one draw"):
         calibrate(Idle(), epsilon=1.0, **HYFREEDP)

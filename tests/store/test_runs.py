@@ -86,6 +86,8 @@ def test_a_half_written_line_ends_the_curve(store):
     with (store.folder(RUN) / "curve.jsonl").open("a") as file:
         file.write('{"draw": 2, "te')
     assert store.curve(RUN) == [{"draw": 1}]
+    store.restart_curve(RUN, [{"draw": 1}, {"draw": "2"}, {"draw": 3}])
+    assert store.curve(RUN) == [{"draw": 1}]
 
 
 def test_foreign_files_are_named(store):
