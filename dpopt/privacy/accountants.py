@@ -64,7 +64,7 @@ def _epsilon(events: tuple[Event, ...], delta: float, accountant: str) -> float:
     chatter.setLevel(logging.ERROR)  # dp-accounting names every Renyi order that it leaves out, which only loosens
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # line searches divide by zero on their way
+            warnings.simplefilter("ignore")  # line searches divide by zero on their way; PRV looks at RDP orders
             return float(ACCOUNTANTS[accountant](events, delta))
     finally:
         chatter.setLevel(level)
