@@ -28,6 +28,7 @@ def test_entries_are_complete_and_round_trip(group, name):
 def test_names_and_module():
     assert dpopt.optimizers() == tuple(sorted(dpopt.optimizers()))
     assert {"dp_sgd", "dp_adam", "dp_adamw", "hyfreedp", "fiber", "adadp"} <= set(dpopt.optimizers())
+    assert isinstance(dpopt.create("fiber"), dpopt.optimizers.Optimizer)
     assert dpopt.optimizers.fiber.FiBeR is type(dpopt.create("fiber"))
 
 

@@ -22,6 +22,7 @@ from dpopt.harness.provenance import provenance
 from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.oracle import DataOracle
+from dpopt.privacy.plan import Plan
 from dpopt.privacy.sampling import derive
 from dpopt.workloads.base import Split
 
@@ -142,7 +143,7 @@ def run(
         delta=cell.delta,
         accountant=cell.accountant,
     )
-    resumed, ledger = _resume(store, run_id, optimizer.init(engine.theta))
+    resumed, ledger = _resume(store, run_id, optimizer.init(engine.theta), plan)
     oracle = DataOracle(
         engine,
         train.x,
@@ -193,13 +194,16 @@ def _save(path: Path, state: Any, ledger: Ledger) -> None:
     os.replace(partial, path)
 
 
-def _resume(store: RunStore, run_id: str, initial: Any) -> tuple[Any, Ledger]:
+def _resume(store: RunStore, run_id: str, initial: Any, plan: Plan) -> tuple[Any, Ledger]:
     """The state and ledger of the last checkpoint, or the initial state; the curve is cut back to match."""
     state, ledger = initial, Ledger()
     leaves, structure = pytree.tree_flatten(initial)
     try:
         saved = torch.load(store.checkpoint(run_id), weights_only=True, map_location=leaves[0].device)
-        state, ledger = pytree.tree_unflatten(saved["leaves"], structure), Ledger.from_json(saved["ledger"])
+        taken = Ledger.from_json(saved["ledger"])
+        if not plan.ledger.starts_with(taken):
+            raise ValueError(f"its {taken} is not how the planned {plan.ledger} begins")
+        state, ledger = pytree.tree_unflatten(saved["leaves"], structure), taken
     except FileNotFoundError:
         pass
     except Exception as error:  # whatever is wrong with the file, the cell can start over

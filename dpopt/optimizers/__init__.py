@@ -8,6 +8,15 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+from dpopt._lazy import attach
+
+if TYPE_CHECKING:
+    from dpopt.privacy.protocol import Optimizer
+
+__all__ = ["Optimizer"]
+__getattr__ = attach(__name__, {"Optimizer": "dpopt.privacy.protocol"})
 
 
 class _Callable(ModuleType):

@@ -68,6 +68,10 @@ class Ledger:
             total[draw] += count
         return total
 
+    def starts_with(self, other: Ledger) -> bool:
+        """Whether `other` is how this ledger begins."""
+        return len(other) <= len(self) and all(a == b for a, b in zip(self, other, strict=False))
+
     def __add__(self, other: Ledger) -> Ledger:
         """The ledger of two runs on the same data, one after the other."""
         joined = Ledger()

@@ -62,7 +62,7 @@ class _Oracle:
         self.expected_batch = expected_batch
         self.draws_total = draws
         self.noise = noise
-        self.ledger = ledger or Ledger()
+        self.ledger = Ledger() + (ledger or Ledger())  # a copy: the caller's stays as it is
         self.draws_taken = len(self.ledger)
         self._planned = islice(planned, self.draws_taken, None) if planned is not None else None
 

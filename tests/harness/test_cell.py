@@ -83,6 +83,19 @@ def test_a_damaged_checkpoint_starts_over(write_suite, store, tmp_path, content,
     assert "starting over" in capsys.readouterr().out
 
 
+def test_a_checkpoint_of_another_plan_starts_over(write_suite, store, tmp_path, capsys):
+    """Had the noise been solved anew to another value, draws already taken would not be those of the plan."""
+    from dpopt.privacy import Draw, Ledger
+    from dpopt.store import Store
+
+    cell = planned_cell(write_suite, "dp_sgd")
+    store.begin(cell.run_id, cell.content())
+    leaves = [torch.zeros(10), torch.zeros(10)]
+    torch.save({"leaves": leaves, "ledger": Ledger([Draw(0.1, (9.0,))]).to_json()}, store.checkpoint(cell.run_id))
+    assert stable(cells.run(cell, store)) == stable(cells.run(cell, Store(tmp_path / "quiet")))
+    assert "not how the planned" in capsys.readouterr().out
+
+
 def test_numbers_do_not_depend_on_threads_or_global_state(write_suite, store, tmp_path):
     from dpopt.store import Store
 

@@ -26,6 +26,13 @@ def test_runs_are_encoded_and_order_counts():
     assert joined == ledger
 
 
+def test_beginnings():
+    ledger = Ledger([PROBE, PLAIN, PLAIN, PROBE])
+    assert all(ledger.starts_with(Ledger(part)) for part in ([], [PROBE], [PROBE, PLAIN], [PROBE, PLAIN, PLAIN, PROBE]))
+    assert not ledger.starts_with(Ledger([PLAIN]))
+    assert not ledger.starts_with(Ledger([PROBE, PLAIN, PLAIN, PROBE, PLAIN]))
+
+
 def test_json_round_trip_is_exact():
     ledger = Ledger([Draw(1 / 3, (0.1 + 0.2, 1e-17)), PLAIN, PLAIN])
     assert Ledger.from_json(ledger.to_json()) == ledger

@@ -218,6 +218,15 @@ def test_trace_oracle_holds_no_values():
     assert state.theta.device.type == "meta"
 
 
+def test_a_continued_oracle_leaves_the_given_ledger_alone():
+    planned = plan(Draw(0.5, (1.0,)), Draw(0.5, (1.0,)))
+    taken = Ledger([Draw(0.5, (1.0,))])
+    asked = oracle(planned, ledger=taken)
+    with asked.draw() as batch:
+        batch.gradient(torch.zeros(D), Abadi(1.0))
+    assert (len(taken), asked.draws_left, asked.ledger) == (1, 0, planned.ledger)
+
+
 def test_bad_bounds_and_mismatched_plans():
     asked = oracle(plan(Draw(0.5, (1.0, 2.0))))
     with asked.draw() as batch:
