@@ -1,4 +1,4 @@
-"""Every method of the suite `mnist_five_epochs` trains on the 60,000 real images; about 10 minutes on two cores."""
+"""Every method of the suite `mnist_five_epochs` trains on the 60,000 real images; 10 to 15 minutes on two cores."""
 
 import os
 
