@@ -64,6 +64,7 @@ class _Oracle:
         self.noise = noise
         self.ledger = Ledger() + (ledger or Ledger())  # a copy: the caller's stays as it is
         self.draws_taken = len(self.ledger)
+        self._is_drawing = False
         self._planned = islice(planned, self.draws_taken, None) if planned is not None else None
 
     @property
@@ -74,13 +75,17 @@ class _Oracle:
     def draw(self) -> Iterator[_Batch]:
         if self.draws_left <= 0:
             raise BudgetSpent(f"all {self.draws_total} draws of the plan are taken")
+        if self._is_drawing:
+            # Its queries would see the inner draw's records and be charged as if they had a subsample of their own.
+            raise UnplannedRelease("a draw is open: leave its `with` block before the next")
+        self._is_drawing = True
         batch = _Batch(self, self.draws_taken, next(self._planned) if self._planned else None)
         self.draws_taken += 1
         self._open(batch.number)
         try:
             yield batch
         finally:
-            batch.is_open = False
+            batch.is_open = self._is_drawing = False
             self.ledger.append(Draw(self.rate, tuple(batch.noises)))
             self._close(batch)
 

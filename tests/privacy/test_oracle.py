@@ -71,6 +71,16 @@ def test_what_is_not_planned_is_refused():
         batch.losses([theta], 1.0)
 
 
+def test_draws_do_not_nest():
+    """Mistake 1 by the back door: releases of an outer draw would see the inner one's records."""
+    asked = oracle(plan(Draw(0.5, (1.0,)), Draw(0.5, (1.0,))))
+    with asked.draw(), pytest.raises(UnplannedRelease, match="a draw is open"), asked.draw():
+        pass
+    assert asked.draws_left == 1
+    with asked.draw() as batch:
+        batch.gradient(torch.zeros(D), Abadi(1.0))
+
+
 def test_a_draw_that_fails_is_charged_for_what_it_released():
     asked = oracle(plan(Draw(0.5, (1.0,))))
     with pytest.raises(ZeroDivisionError), asked.draw() as batch:  # noqa: PT012
