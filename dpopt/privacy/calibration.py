@@ -95,7 +95,7 @@ def trace(optimizer: Optimizer, *, rate: float, draws: int, dimension: int) -> S
             if oracle.draws_left == before:
                 raise ConfigError("optimizer", type(optimizer).__name__, "a step must take at least one draw")
     except BudgetSpent as error:
-        reason = "`step` takes a draw when none is left: look at `oracle.draws_left` first"
+        reason = f"`step` asks for a draw that it cannot have ({error}); look at `oracle.draws_left` first"
         raise ConfigError("optimizer", type(optimizer).__name__, reason) from error
     except (RuntimeError, NotImplementedError) as error:
         if "meta" not in str(error):
