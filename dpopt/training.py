@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -77,7 +78,9 @@ def fit(
         accountant: see `dpopt.privacy.epsilon`.
         engine: see `dpopt.clipping.engine`.
         device: "auto" takes CUDA where there is one.
-        seed: decides draws and noise. Keep it secret if the model is to be published.
+        seed: decides draws, and with all other arguments the noise. Keep it secret if the model is to be published, and
+            take another for each run on the same data: runs of one seed share their draws, and what they cost together
+            is then more than the sum of what each states.
         test: data to evaluate on, as `train`; accuracy is added where the targets are class numbers.
         progress: show a progress bar.
 
@@ -93,6 +96,7 @@ def fit(
     held_out = {"test": as_split(test, "test", place)} if test is not None else {}
     metric = accuracy if held_out and not held_out["test"].y.is_floating_point() else None
     clipper = clipping.engine(model.to(place), loss, engine)
+    _check_loss(clipper, loss, data)
     plan = calibrate(
         chosen,
         rate=sampling_rate(batch_size, len(data.x)),
@@ -102,8 +106,11 @@ def fit(
         delta=delta,
         accountant=accountant,
     )
+    # Two runs that share their noise would cancel it: the seed depends on everything that tells runs apart.
+    start = hashlib.sha256(clipper.theta.cpu().numpy().tobytes()).hexdigest()
+    run = [seed, repr(chosen), epsilon, delta, epochs, batch_size, accountant, plan.noise, len(data.x), start]
     oracle = DataOracle(
-        clipper, data.x, data.y, plan, draw_seed=derive("draws", seed), noise_seed=derive("noise", seed)
+        clipper, data.x, data.y, plan, draw_seed=derive("draws", seed), noise_seed=derive("noise", *run)
     )
     curve: list[dict[str, Any]] = []
     was_training = model.training
@@ -125,6 +132,14 @@ def fit(
         "train_seconds": time.perf_counter() - started,
     }
     return FitResult(model, record, oracle.ledger, curve)
+
+
+def _check_loss(engine: ClippingEngine, loss: Loss, data: Split) -> None:
+    """Raise `ConfigError` unless `loss` gives one number per example."""
+    x, y = data.x[:2], data.y[:2]
+    shape = tuple(loss(engine.outputs(engine.theta, x), y).shape)
+    if shape != (len(x),):
+        raise ConfigError("loss", f"shape {shape}", f"expected one loss per example, shape ({len(x)},)")
 
 
 def sampling_rate(batch_size: float, examples: int) -> float:

@@ -41,6 +41,7 @@ class VmapEngine:
         self._frozen = frozen | dict(model.named_buffers())
         self._sizes = [p.numel() for p in self._trained.values()]
         self.dimension = sum(self._sizes)
+        self._losses = vmap(self._example_loss, in_dims=(None, 0, 0), randomness="different")
         self._gradients = vmap(grad(self._example_loss), in_dims=(None, 0, 0), randomness="different")
 
     @property
@@ -86,7 +87,9 @@ class VmapEngine:
                 combined = gradients if weight == 1 else [g.mul_(weight) for g in gradients]
         norm = torch.stack([torch.linalg.vector_norm(c, dim=1) for c in combined]).norm(dim=0)
         finite = norm.isfinite()
-        factor = torch.where(mask & finite, clip.factor(norm), 0.0)
+        # Whatever the rule says, no example contributes more than the sensitivity that the noise is scaled to.
+        factor = torch.minimum(clip.factor(norm), clip.sensitivity / norm)
+        factor = torch.where(mask & finite, factor, 0.0)
         if not finite.all():
             # 0 * nan is nan: such rows must hold zeros.
             combined = [torch.where(finite[:, None], c, 0.0) for c in combined]
@@ -97,10 +100,10 @@ class VmapEngine:
 
         Rows that `mask` leaves out hold a value without meaning.
         """
-        rows = [
-            self._loss(self.outputs(theta, x), y) for theta, _ in zip(points, _same_randomness(x.device), strict=False)
-        ]
-        return torch.stack(rows)
+        # One example at a time, as for gradients: a model that mixes examples cannot carry one record into all losses.
+        with torch.no_grad():
+            pairs = zip(points, _same_randomness(x.device), strict=False)
+            return torch.stack([self._losses(self._parameters(theta), x, y) for theta, _ in pairs])
 
     def _split(self, theta: Vector) -> list[Tensor]:
         parts = theta.split(self._sizes)

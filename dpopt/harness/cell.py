@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -40,6 +41,8 @@ class Cell:
         batch_size: expected batch size B.
         epochs: expected passes over the training data.
         seed: replicate number.
+        search: number of the run within a search. The runs of one search have draws of their own, so that composing
+            them one after the other is what they cost; runs of different searches are paired by number and seed.
     """
 
     workload: dict[str, Any]
@@ -50,10 +53,12 @@ class Cell:
     batch_size: int
     epochs: float
     seed: int
+    search: int = 0
 
     def content(self) -> dict[str, Any]:
-        """The cell as plain JSON data; infinity becomes "inf"."""
-        return _plain(dataclasses.asdict(self))
+        """The cell as plain JSON data; infinity becomes "inf", and `search` is there where it is not 0."""
+        content = _plain(dataclasses.asdict(self))
+        return content if self.search else {key: value for key, value in content.items() if key != "search"}
 
     @classmethod
     def from_content(cls, content: Mapping[str, Any]) -> Cell:
@@ -97,7 +102,8 @@ def attempt(cell: Cell, store: RunStore, device: str, report: Report) -> str | N
         run(cell, store, device=device, report=report)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        store.fail(cell.run_id, reason, traceback.format_exc())
+        with contextlib.suppress(OSError):  # where the run directory cannot be written, the reason is still returned
+            store.fail(cell.run_id, reason, traceback.format_exc())
         return reason
     return None
 
@@ -112,9 +118,9 @@ def run(
 ) -> dict[str, Any]:
     """Run a cell, from its checkpoint if it left one, and store its record.
 
-    Seeds go by axis: initial weights, split and draws depend on (workload, seed) alone, so that optimizers are compared
-    on the same ones; the noise depends on the whole cell. On the CPU a cell uses one thread, so that its numbers do not
-    depend on how many cells run beside it.
+    Seeds go by axis: initial weights, split and draws depend on (workload, seed), draws also on the number within a
+    search, so that optimizers are compared on the same ones; the noise depends on the whole cell. On the CPU a cell
+    uses one thread, so that its numbers do not depend on how many cells run beside it.
 
     Returns:
         The record.
@@ -149,7 +155,7 @@ def run(
         train.x,
         train.y,
         plan,
-        draw_seed=_seed("draws", cell),
+        draw_seed=_seed("draws", cell, cell.search),
         noise_seed=derive("noise", run_id),
         ledger=ledger,
     )
@@ -162,9 +168,12 @@ def run(
             store.append_curve(run_id, entry)
             report(oracle.draws_taken / oracle.draws_total)
         if time.perf_counter() - last_saved >= checkpoint_seconds:
-            _save(store.checkpoint(run_id), state, oracle.ledger)
+            _save(store.checkpoint(run_id), run_id, state, oracle.ledger)
             last_saved = time.perf_counter()
-    final = store.curve(run_id)[-1]
+    curve = store.curve(run_id)
+    if not curve or curve[-1]["draw"] != oracle.draws_total:  # the curve was damaged while the run was stopped
+        curve.append(training.observe(engine, model, state, oracle, workload.loss, workload.metric, watched))
+    final = curve[-1]
     record = {
         "schema": 1,
         "run_id": run_id,
@@ -179,18 +188,18 @@ def run(
     return record
 
 
-def _seed(axis: str, cell: Cell) -> int:
-    return derive(axis, cell.workload, cell.seed)
+def _seed(axis: str, cell: Cell, *more: int) -> int:
+    return derive(axis, cell.workload, cell.seed, *filter(None, more))
 
 
 def _to(split: Split, device: torch.device) -> Split:
     return Split(split.x.to(device), split.y.to(device))
 
 
-def _save(path: Path, state: Any, ledger: Ledger) -> None:
+def _save(path: Path, run_id: str, state: Any, ledger: Ledger) -> None:
     leaves, _ = pytree.tree_flatten(state)
     partial = path.with_suffix(".partial")
-    torch.save({"leaves": leaves, "ledger": ledger.to_json()}, partial)
+    torch.save({"run_id": run_id, "leaves": leaves, "ledger": ledger.to_json()}, partial)
     os.replace(partial, path)
 
 
@@ -201,6 +210,8 @@ def _resume(store: RunStore, run_id: str, initial: Any, plan: Plan) -> tuple[Any
     try:
         saved = torch.load(store.checkpoint(run_id), weights_only=True, map_location=leaves[0].device)
         taken = Ledger.from_json(saved["ledger"])
+        if saved["run_id"] != run_id:
+            raise ValueError(f"it belongs to run {saved['run_id']}")
         if not plan.ledger.starts_with(taken):
             raise ValueError(f"its {taken} is not how the planned {plan.ledger} begins")
         state, ledger = pytree.tree_unflatten(saved["leaves"], structure), taken

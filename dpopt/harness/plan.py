@@ -15,6 +15,7 @@ from dpopt.errors import ConfigError, unknown
 from dpopt.harness.cell import Cell
 from dpopt.harness.suite import Setting, Suite
 from dpopt.privacy import accountants
+from dpopt.privacy.calibration import require_bounded
 from dpopt.training import number_of_draws, sampling_rate
 from dpopt.workloads.base import Workload
 
@@ -127,17 +128,18 @@ def _row(suite: Suite, name: str, workload: Workload, label: str, setting: Setti
         suite.batch_size or (workload.batch_size,),
         suite.epochs or (workload.epochs,),
         suite.clip or (workload.clip,),
-        points,
+        enumerate(points),
         suite.seeds,
     )
     specs: dict[tuple[str, float], dict[str, Any]] = {}
     workload_spec = registry.spec("workload", name, workload)
-    for epsilon, batch_size, epochs, clip, point, seed in axes:
+    for epsilon, batch_size, epochs, clip, (search, point), seed in axes:
         sampling_rate(batch_size, workload.examples)
         number_of_draws(epochs, batch_size, workload.examples)
         key = (str(point), clip)
         specs[key] = specs.get(key) or _optimizer(setting, point, clip)
-        cell = Cell(workload_spec, specs[key], epsilon, delta, suite.accountant, batch_size, epochs, seed)
+        require_bounded(registry.from_spec("optimizer", specs[key]), epsilon)
+        cell = Cell(workload_spec, specs[key], epsilon, delta, suite.accountant, batch_size, epochs, seed, search)
         yield Planned(cell, label, setting.tuning, point, clip)
 
 

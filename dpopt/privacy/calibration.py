@@ -61,6 +61,7 @@ def calibrate(
         ConfigError: a value out of range, or a target that no noise in `NOISE_RANGE` reaches.
     """
     _validate(rate, draws, dimension, epsilon, delta, accountant)
+    require_bounded(optimizer, epsilon)
     structure = trace(optimizer, rate=rate, draws=draws, dimension=dimension)
     common: dict[str, Any] = {"rate": rate, "draws": draws, "dimension": dimension}
     common |= {"delta": delta, "accountant": accountant}
@@ -69,13 +70,21 @@ def calibrate(
         noise = dict.fromkeys(kinds, 0.0)
         return NonPrivate(noise, _ledger(structure, rate, noise), math.inf, **common)
     inflation = getattr(optimizer, "noise_inflation", None)
-    noise = _cached(_solve_kinds, structure, rate, kinds, inflation, epsilon, delta, accountant)
+    problem = (structure, rate, kinds, inflation, epsilon, delta, accountant)
+    path = _cache_file(problem)
+    noise = _read_cache(path, kinds)
+    if noise is None or not _fits(noise, *problem):
+        noise = _solve_kinds(*problem)
+        _write_cache(path, noise)
     ledger = _ledger(structure, rate, noise)
-    # Recomputed from the ledger even when the noise comes from the cache: a cache file cannot lower what is claimed.
-    spent = accountants.epsilon(ledger, delta, accountant)
-    if spent > epsilon:
-        raise ConfigError("calibration cache", str(cache_folder()), f"gives epsilon {spent} > {epsilon}; delete it")
-    return Plan(noise, ledger, spent, **common)
+    return Plan(noise, ledger, accountants.epsilon(ledger, delta, accountant), **common)
+
+
+def require_bounded(optimizer: Optimizer, epsilon: float) -> None:
+    """Raise `ConfigError` for an infinite clipping bound at a finite epsilon: its noise would be infinite."""
+    clip = getattr(optimizer, "clip", None)
+    if epsilon < math.inf and clip is not None and clip.sensitivity == math.inf:
+        raise ConfigError("clip", "inf", f"a finite bound is needed at epsilon {epsilon:g}")
 
 
 @lru_cache(maxsize=1024)
@@ -205,15 +214,37 @@ def cache_folder() -> Path:
     return Path(os.environ.get("DPOPT_CACHE") or Path.home() / ".cache" / "dpopt") / "calibration"
 
 
-def _cached(solve: Callable[..., dict[str, float]], *arguments: Any) -> dict[str, float]:
-    """`solve(*arguments)`, remembered on disk under a hash of the arguments and of the accountants' versions."""
-    key = [arguments, TOLERANCE, [version(name) for name in ("dp-accounting", "opacus", "autodp")]]
-    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
-    path = cache_folder() / f"{digest}.json"
+def _cache_file(problem: tuple[Any, ...]) -> Path:
+    """The file for a hash of the problem and of the accountants' versions."""
+    key = [problem, TOLERANCE, [version(name) for name in ("dp-accounting", "opacus", "autodp")]]
+    return cache_folder() / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]}.json"
+
+
+def _read_cache(path: Path, kinds: list[str]) -> dict[str, float] | None:
     try:
-        return {kind: float(noise) for kind, noise in json.loads(path.read_text()).items()}
-    except (OSError, ValueError, AttributeError):
-        noise = solve(*arguments)
+        content = json.loads(path.read_text())
+        noise = {kind: float(content[kind]) for kind in kinds}
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return noise if all(0 < value < math.inf for value in noise.values()) else None
+
+
+def _fits(
+    noise: dict[str, float],
+    structure: Structure,
+    rate: float,
+    kinds: list[str],
+    inflation: float | None,
+    epsilon: float,
+    delta: float,
+    accountant: str,
+) -> bool:
+    """Whether remembered noise is the solution: a file can neither lower what is claimed nor change a result."""
+    spent = accountants.epsilon(_ledger(structure, rate, noise), delta, accountant)
+    return (1 - 2 * TOLERANCE) * epsilon <= spent <= epsilon
+
+
+def _write_cache(path: Path, noise: dict[str, float]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
@@ -221,4 +252,3 @@ def _cached(solve: Callable[..., dict[str, float]], *arguments: Any) -> dict[str
         os.replace(file.name, path)
     except OSError:
         pass  # a cache that cannot be written costs time, nothing else
-    return noise

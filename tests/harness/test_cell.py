@@ -91,7 +91,10 @@ def test_a_checkpoint_of_another_plan_starts_over(write_suite, store, tmp_path, 
     cell = planned_cell(write_suite, "dp_sgd")
     store.begin(cell.run_id, cell.content())
     leaves = [torch.zeros(10), torch.zeros(10)]
-    torch.save({"leaves": leaves, "ledger": Ledger([Draw(0.1, (9.0,))]).to_json()}, store.checkpoint(cell.run_id))
+    torch.save(
+        {"run_id": cell.run_id, "leaves": leaves, "ledger": Ledger([Draw(0.1, (9.0,))]).to_json()},
+        store.checkpoint(cell.run_id),
+    )
     assert stable(cells.run(cell, store)) == stable(cells.run(cell, Store(tmp_path / "quiet")))
     assert "not how the planned" in capsys.readouterr().out
 
@@ -111,6 +114,28 @@ def test_seeds_pair_optimizers_but_not_their_noise(write_suite):
     assert cells._seed("draws", one) == cells._seed("draws", other)
     assert cells._seed("init", one) != cells._seed("draws", one)
     assert one.run_id != other.run_id
+
+
+def test_the_runs_of_a_search_have_draws_of_their_own(write_suite):
+    """Mistake 1 in a search: runs that share their draws cost more than one after the other."""
+    searched = [entry.cell for entry in plan(write_suite()) if entry.label == "dp_sgd" and entry.cell.seed == 0]
+    assert [cell.search for cell in searched] == [0, 1]
+    assert len({cells._seed("draws", cell, cell.search) for cell in searched}) == 2
+    assert len({cells._seed("init", cell) for cell in searched}) == 1
+    assert "search" not in searched[0].content()
+
+
+def test_metrics_are_the_final_ones_whatever_became_of_the_curve(write_suite, store, tmp_path, monkeypatch):
+    from dpopt.store import Store
+
+    cell = planned_cell(write_suite, "dp_sgd")
+    whole = cells.run(cell, Store(tmp_path / "quiet"))
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store), "finish", lambda *_: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            cells.run(cell, store, checkpoint_seconds=0)
+    store.restart_curve(cell.run_id, store.curve(cell.run_id)[:3])
+    assert stable(cells.run(cell, store)) == stable(whole)
 
 
 def test_a_failure_is_noted_and_is_no_result(write_suite, store):

@@ -158,9 +158,18 @@ def test_damaged_cache_is_solved_again(own_cache):
     assert calibrate(DPSGD(), epsilon=1.0, **HYFREEDP) == first
 
 
-def test_cache_cannot_lower_the_noise(own_cache):
-    calibrate(DPSGD(), epsilon=1.0, **HYFREEDP)
+@pytest.mark.parametrize(
+    "text", ['{"gradient": 0.5}', '{"gradient": 1000}', '{"gradient": null}', "[1]", '{"losses": 3}']
+)
+def test_a_changed_cache_changes_nothing(own_cache, text):
+    first = calibrate(DPSGD(), epsilon=1.0, **HYFREEDP)
     (file,) = own_cache.iterdir()
-    file.write_text('{"gradient": 0.5}')
-    with pytest.raises(ConfigError, match="delete it"):
-        calibrate(DPSGD(), epsilon=1.0, **HYFREEDP)
+    file.write_text(text)
+    assert calibrate(DPSGD(), epsilon=1.0, **HYFREEDP) == first
+
+
+def test_an_infinite_bound_needs_infinite_epsilon():
+    unclipped = dpopt.create("dp_sgd", clip="inf")
+    with pytest.raises(ConfigError, match="a finite bound is needed"):
+        calibrate(unclipped, epsilon=1.0, **HYFREEDP)
+    assert calibrate(unclipped, epsilon=math.inf, **HYFREEDP).epsilon == math.inf
