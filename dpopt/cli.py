@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -35,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return COMMANDS[chosen.command][0](chosen.overrides) or 0
     except ConfigError as error:
+        ERR.print(f"[red]error:[/red] {_escape(str(error))}", highlight=False)
+        return 2
+    except OSError as error:
         ERR.print(f"[red]error:[/red] {_escape(str(error))}", highlight=False)
         return 2
     except KeyboardInterrupt:
@@ -76,7 +80,7 @@ def plan(overrides: Sequence[str]) -> None:
 
 
 def run(overrides: Sequence[str]) -> int:
-    """Train what is not done of a suite, then write its tables; a run that was killed goes on where it was."""
+    """Train what is not done of a suite; a run that was killed goes on where it was."""
     from dpopt.harness.engines.inline import InlineEngine
     from dpopt.harness.engines.local import LocalEngine
     from dpopt.harness.execute import execute
@@ -181,8 +185,6 @@ def plot(overrides: Sequence[str]) -> None:
 
 def epsilon(overrides: Sequence[str]) -> None:
     """Print what a run spends: rate, noise and draws of the gradient, and HyFreeDP's probes if there are any."""
-    import math
-
     from dpopt.harness.suite import BASE, compose_config
     from dpopt.privacy import Draw, Ledger
     from dpopt.privacy import epsilon as spent
@@ -202,7 +204,7 @@ def epsilon(overrides: Sequence[str]) -> None:
     names = given["accountant"] if isinstance(given["accountant"], list) else [given["accountant"]]
     delta = _field(given, "delta", float)
     for name in names:
-        OUT.print(f"epsilon = {spent(ledger, delta, name):.5f}  ({name}, delta = {delta:g})", highlight=False)
+        OUT.print(f"epsilon = {_up(spent(ledger, delta, name))}  ({name}, delta = {delta:g})", highlight=False)
 
 
 def calibrate(overrides: Sequence[str]) -> None:
@@ -231,9 +233,9 @@ def calibrate(overrides: Sequence[str]) -> None:
         accountant=given["accountant"],
     )
     for kind, noise in plan.noise.items():
-        OUT.print(f"noise multiplier ({kind}) = {noise:.5f}", highlight=False)
+        OUT.print(f"noise multiplier ({kind}) = {_up(noise)}", highlight=False)
     OUT.print(
-        f"epsilon = {plan.epsilon:.5f}  ({plan.accountant}, delta = {plan.delta:g}, {plan.draws} draws)",
+        f"epsilon = {_up(plan.epsilon)}  ({plan.accountant}, delta = {plan.delta:g}, {plan.draws} draws)",
         highlight=False,
     )
 
@@ -279,7 +281,7 @@ def _stored(overrides: Sequence[str]) -> tuple[str, Store, list[str] | None, Pat
         known[key] = value
     labels = known["optimizers"]
     store = Store(Path(known["results"]))
-    name = Path(name).stem
+    name = Path(name.removesuffix(".yaml")).name
     if labels is not None:
         labels = [label.strip() for label in labels.strip("[]").split(",")]
         present = {entry["label"] for entry in store.manifest(name)["cells"]}
@@ -298,6 +300,11 @@ def _suite_name(overrides: Sequence[str]) -> tuple[str, list[str]]:
 
 def _field(given: dict[str, Any], key: str, hint: Any) -> Any:
     return fields.convert(given[key], hint, key, {})
+
+
+def _up(value: float) -> str:
+    """Five digits, rounded up: printed noise is enough, and a printed epsilon is not below the spent one."""
+    return f"{math.ceil(value * 1e5 - 1e-9) / 1e5:.5f}" if math.isfinite(value) else "inf"
 
 
 def _need(value: Any, name: str) -> Any:

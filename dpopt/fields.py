@@ -103,6 +103,10 @@ def convert(value: Any, hint: Any, where: str, converters: Converters) -> Any:
         if value not in args:
             raise unknown(where, value, args)
         return value
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise ConfigError(where, value, "expected a mapping")
+        return value
     if origin is tuple:
         return _tuple(value, args, where, converters)
     return _scalar(value, hint, where)

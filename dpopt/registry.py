@@ -100,7 +100,7 @@ def entry(group: str, name: str) -> Entry:
         ConfigError: unknown name; suggests the nearest.
     """
     known = entries(group)
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise unknown(group, name, known)
     return known[name]
 
@@ -143,7 +143,7 @@ def _base(value: Any, where: str) -> Any:
     if isinstance(value, Mapping):
         if "name" not in value:
             raise ConfigError(where, dict(value), "the key `name` is missing")
-        arguments = {key: v for key, v in value.items() if key != "name"}
+        arguments = {key: v for key, v in value.items() if key not in ("name", "revision")}
         # The outer optimizer sets these two, so presets for stand-alone use do not apply.
         value = _create("optimizer", value["name"], arguments, without=("lr", "clip"))
     if not isinstance(value, Direction):
@@ -192,5 +192,7 @@ def _value(value: Any) -> Any:
         target = f"{type(value).__module__}:{type(value).__qualname__}"
         name = next((n for n, e in entries("optimizer").items() if e.target == target), target)
         skipped = ("lr", "clip")  # the outer optimizer's
-        return {"name": name} | {key: v for key, v in _plain(value).items() if key not in skipped}
+        own = getattr(type(value), "revision", 1)
+        revision = {"revision": own} if own != 1 else {}
+        return {"name": name} | revision | {key: v for key, v in _plain(value).items() if key not in skipped}
     return list(value) if isinstance(value, tuple) else value

@@ -48,6 +48,15 @@ def test_calibrate_hyfreedp(target, losses, capsys):
     assert float(found[1]) == pytest.approx(losses, rel=1e-2)
 
 
+def test_printed_noise_is_enough(capsys):
+    sizes = ["examples=1000", "batch_size=100", "draws=400", "delta=1e-5", "accountant=rdp"]
+    for target in (1, 2, 8):
+        main(["calibrate", *sizes, f"epsilon={target}"])
+        noise = re.search(r"\(gradient\) = (\S+)", capsys.readouterr().out)[1]
+        main(["epsilon", "rate=0.1", f"noise={noise}", "draws=400", "delta=1e-5", "accountant=rdp"])
+        assert spent(capsys.readouterr().out)["rdp"] <= target
+
+
 def test_list(capsys):
     assert main(["list"]) == 0
     printed = capsys.readouterr().out

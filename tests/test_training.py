@@ -138,6 +138,29 @@ def test_batchnorm_is_refused():
         fit(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
 
 
+def test_runs_on_the_same_data_never_share_noise():
+    """Had they, two releases at different epsilons could be solved for the data."""
+    one = {"epochs": 0.25, "optimizer": dpopt.create("dp_sgd", lr=1.0), "epsilon": 1.0}
+    start = fit(**{**one, "epsilon": math.inf}).model.weight.detach()
+    low, high = (fit(**{**one, "epsilon": eps}).model.weight.detach() - start for eps in (1.0, 4.0))
+    cosine = torch.nn.functional.cosine_similarity(low.flatten(), high.flatten(), dim=0)
+    assert abs(float(cosine)) < 0.99
+
+
+def test_a_mean_loss_is_refused():
+    with pytest.raises(ConfigError, match="one loss per example"):
+        dpopt.fit(
+            nn.Linear(4, 2),
+            F.cross_entropy,
+            data(),
+            optimizer="dp_sgd",
+            epsilon=1.0,
+            delta=1e-4,
+            epochs=1,
+            batch_size=9,
+        )
+
+
 def test_a_ledger_that_is_not_the_planned_one_is_no_result():
     """The stated epsilon is recomputed from the ledger; a run that left another one must not be reported."""
     from dpopt.testing import Task

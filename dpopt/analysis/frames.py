@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,8 +41,9 @@ def load(store: Store, suite: str, labels: Sequence[str] | None = None) -> Resul
     Raises:
         ConfigError: the suite was never planned in this store.
     """
-    rows, problems = [], store.foreign()
-    for entry in store.manifest(suite)["cells"]:
+    rows, problems, entries = [], store.foreign(), store.manifest(suite)["cells"]
+    names = _workload_names([entry["cell"]["workload"] for entry in entries])
+    for entry in entries:
         if labels is not None and entry["label"] not in labels:
             continue
         cell, run_id = entry["cell"], entry["run_id"]
@@ -49,7 +52,7 @@ def load(store: Store, suite: str, labels: Sequence[str] | None = None) -> Resul
             "label": entry["label"],
             "tuning": entry["tuning"],
             "tuned": json.dumps(entry["tuned"], sort_keys=True),
-            "workload": cell["workload"]["name"],
+            "workload": names[json.dumps(cell["workload"], sort_keys=True)],
             "optimizer": cell["optimizer"]["name"],
             "lr": cell["optimizer"].get("lr"),
             "epsilon_target": float(cell["epsilon"]),
@@ -62,7 +65,7 @@ def load(store: Store, suite: str, labels: Sequence[str] | None = None) -> Resul
             "state": store.state(run_id),
         }
         try:
-            row |= _outcome(store, run_id)
+            row |= _outcome(store, run_id, cell)
         except FileNotFoundError:
             if row["state"] == "failed":
                 problems.append(f"{run_id} ({row['label']}) failed: {store.error(run_id)['reason']}")
@@ -73,16 +76,34 @@ def load(store: Store, suite: str, labels: Sequence[str] | None = None) -> Resul
     return Results(pd.DataFrame(rows), problems)
 
 
-def _outcome(store: Store, run_id: str) -> dict[str, Any]:
-    """The numbers of a finished cell's record, once its ledger has been seen to be there."""
-    record = store.record(run_id)
-    store.ledger(run_id)
+def _workload_names(specs: list[dict[str, Any]]) -> dict[str, str]:
+    """A name for each distinct workload, by its JSON: with its fields where several share the registered name."""
+    distinct = {json.dumps(spec, sort_keys=True): spec for spec in specs}
+    shared = Counter(spec["name"] for spec in distinct.values())
+    named = {}
+    for key, spec in distinct.items():
+        given = ", ".join(f"{name}={value}" for name, value in spec.items() if name not in ("name", "revision"))
+        named[key] = spec["name"] if shared[spec["name"]] == 1 else f"{spec['name']}({given})"
+    return named
+
+
+def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of a finished cell's record; its epsilon is recomputed from its ledger and must be the stated one."""
+    record, path = store.record(run_id), store.folder(run_id) / "record.json"
+    spent = epsilon(store.ledger(run_id), cell["delta"], cell["accountant"])
+    if record["cell"] != cell:
+        raise Damaged(f"{path}: its cell is not the planned one")
     kept = ("epsilon", "draws", "dimension", "eta", "seconds_train", "seconds_prepare")
     names = [key for key in record if key.startswith(("test_", "validation_")) or key in kept]
     try:
-        return {key: float(record[key]) for key in names} | _origin(record["provenance"])
-    except (TypeError, ValueError, AttributeError) as error:
-        raise Damaged(f"{store.folder(run_id) / 'record.json'}: {error}") from error
+        numbers = {key: float(record[key]) for key in names}
+        numbers["test_accuracy"]
+        origin = _origin(record["provenance"])
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise Damaged(f"{path}: {type(error).__name__} {error}") from error
+    if not math.isclose(numbers["epsilon"], spent, rel_tol=1e-6):
+        raise Damaged(f"{path}: states epsilon {numbers['epsilon']}, its ledger spends {spent}")
+    return numbers | origin
 
 
 def _origin(provenance: dict[str, Any]) -> dict[str, Any]:

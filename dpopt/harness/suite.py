@@ -81,7 +81,7 @@ def compose_config(folder: Path, name: str, overrides: Sequence[str]) -> dict[st
     try:
         # Hydra takes every folder beside a file for a group of files; `results` and `plots` must not become such.
         with TemporaryDirectory() as alone:
-            for file in (*folder.glob("*.yaml"), *BASE.glob("*.yaml")):
+            for file in (*BASE.glob("*.yaml"), *folder.glob("*.yaml")):
                 shutil.copy(file, alone)
             with initialize_config_dir(alone, version_base="1.3"):
                 content = OmegaConf.to_container(compose(name, prepared), resolve=True, throw_on_missing=True)
@@ -170,7 +170,10 @@ def _nonempty(values: tuple[Any, ...] | None, where: str) -> tuple[Any, ...]:
 
 
 def _numbers(values: tuple[Any, ...] | None, hint: Any, where: str) -> tuple[Any, ...]:
-    return tuple(fields.convert(v, hint, f"{where}[{i}]", {}) for i, v in enumerate(_nonempty(values, where)))
+    numbers = tuple(fields.convert(v, hint, f"{where}[{i}]", {}) for i, v in enumerate(_nonempty(values, where)))
+    if len(set(numbers)) < len(numbers):
+        raise ConfigError(where, list(numbers), "a value is repeated")
+    return numbers
 
 
 def _optional(values: tuple[Any, ...] | None, hint: Any, where: str) -> tuple[Any, ...] | None:

@@ -111,6 +111,8 @@ class Ledger:
             draws = [Draw(entry["rate"], tuple(entry["noises"])) for entry in content["draws"]]
             ledger = cls()
             for index, count in content["runs"]:
+                if not isinstance(count, int) or count < 1:
+                    raise ValueError(f"{count!r} is no number of draws")
                 ledger.append(draws[index], count)
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise ConfigError("ledger", text[:60], f"not a ledger: {error}") from error

@@ -19,6 +19,7 @@ from dpopt.privacy.ledger import Ledger
 
 State = Literal["done", "diverged", "failed", "started", "pending", "damaged"]
 SCHEMA = 1
+MANIFEST_KEYS = {"run_id", "label", "tuning", "tuned", "clip", "cell"}
 RECORD_KEYS = {"schema", "run_id", "cell", "status", "epsilon", "epsilon_target", "delta", "provenance"}
 
 
@@ -73,7 +74,8 @@ class Store:
         """Why a cell failed: keys "reason" and "traceback"; a damaged file gives its own story."""
         path = self.folder(run_id) / "error.json"
         try:
-            return {"reason": "unknown", "traceback": "", **_read(path)}
+            content = _read(path)
+            return {key: str(content.get(key, "unknown")) for key in ("reason", "traceback")}
         except Damaged as error:
             return {"reason": str(error), "traceback": ""}
 
@@ -86,7 +88,7 @@ class Store:
         path = self.folder(run_id) / "ledger.json"
         try:
             return Ledger.from_json(path.read_text())
-        except (OSError, ConfigError) as error:
+        except (OSError, ValueError) as error:  # ConfigError and undecodable text are ValueErrors
             raise Damaged(f"{path}: {error}") from error
 
     def begin(self, run_id: str, cell: Mapping[str, Any]) -> None:
@@ -120,7 +122,7 @@ class Store:
         """The entries of a run's curve, up to the first line that is not whole."""
         entries = []
         try:
-            lines = (self.folder(run_id) / "curve.jsonl").read_text().splitlines()
+            lines = (self.folder(run_id) / "curve.jsonl").read_text(errors="replace").splitlines()
         except FileNotFoundError:
             return []
         for line in lines:
@@ -168,7 +170,8 @@ class Store:
             raise unknown(f"suite in {self.root}", suite, known) from None
         except Damaged as error:
             raise ConfigError("suite", suite, f"{error}; `dpopt plan suite={suite}` writes it anew") from error
-        if not isinstance(content.get("cells"), list):
+        cells = content.get("cells")
+        if not isinstance(cells, list) or not all(isinstance(c, dict) and c.keys() >= MANIFEST_KEYS for c in cells):
             raise ConfigError("suite", suite, f"{path} is no manifest; `dpopt plan suite={suite}` writes it anew")
         return content
 

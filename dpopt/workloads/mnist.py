@@ -18,6 +18,10 @@ CHECKSUMS = {  # SHA-256 over all decoded pixels in row order
     "train": "741c988805d008ac6e4c904b69001ba184c24b2c540a4ef403f4c71b676cf757",
     "test": "6d87418db22cc8025d05968bec9bd5c3932904b23485740db143a061a2c9d161",
 }
+LABEL_CHECKSUMS = {  # SHA-256 over all labels as int64
+    "train": "e474323ac02fc156161b0bbb1f8c9cfeb327a74bcd9f9680a8385269a24f566c",
+    "test": "2fd8de6bdb8d11780b4b96dc57847bcfe6953f7c32aa48bfcd8237c3b7847243",
+}
 COUNTS = {"train": 60_000, "test": 10_000}
 MEAN, STD = 0.1307, 0.3081
 
@@ -51,12 +55,16 @@ class MnistMLP(Workload):
 @cache
 def _load(split: str) -> Split:
     records = _records(split)
+    if not {"image", "label"} <= set(records.column_names):
+        raise ConfigError(f"mnist.{split}", records.column_names, "expected the columns image and label")
     images = np.stack([np.asarray(image, dtype=np.uint8) for image in records["image"]])
     if len(images) != COUNTS[split]:
         raise ConfigError(f"mnist.{split}", len(images), f"expected {COUNTS[split]} records")
     verify(f"mnist.{split}", (images,), CHECKSUMS[split])
+    labels = np.asarray(records["label"], dtype=np.int64)
+    verify(f"mnist.{split}.label", (labels,), LABEL_CHECKSUMS[split])
     x = (torch.from_numpy(images).float().div(255) - MEAN) / STD
-    return Split(x, torch.tensor(records["label"]))
+    return Split(x, torch.from_numpy(labels))
 
 
 def _records(split: str) -> Any:

@@ -59,6 +59,10 @@ def test_damaged_and_foreign_files_are_reported_and_skipped(maker):
         ("ledger.json", "{}"),
         ("record.json", {"epsilon": "a lot"}),
         ("record.json", {"provenance": 3}),
+        ("record.json", {"epsilon": 0.1}),
+        ("record.json", {"cell": {}}),
+        ("record.json", {"test_accuracy": None}),
+        ("ledger.json", '{"draws":[{"rate":0.1,"noises":[1]}],"runs":[[0,-3]]}'),
     ],
 )
 def test_files_of_the_right_name_and_the_wrong_content(maker, name, content):
@@ -82,6 +86,18 @@ def test_curves_have_a_learning_rate_for_everyone(matrix):
     assert set(curves[curves["label"] == "dp_adam"]["eta"]) == {1.0}
     assert set(curves[curves["label"] == "ceiling"]["eta"]) == {0.1}
     assert sorted(curves[curves["label"] == "hyfreedp"]["eta"].unique()) == pytest.approx([0.05, 0.1])
+
+
+def test_workloads_of_one_name_are_not_mixed(maker):
+    for dim in (5, 10):
+        maker.add("adadp", 0, 0.5, 0.5)
+        maker.cells[-1]["cell"]["workload"] = {"name": "synthetic_logreg", "dim": dim}
+        store = maker.store
+        path = store.folder(maker.cells[-1]["run_id"]) / "record.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "cell": maker.cells[-1]["cell"]}))
+    selected = frames.select(frames.load(maker.done(), "made").cells)
+    assert list(selected["workload"]) == ["synthetic_logreg(dim=5)", "synthetic_logreg(dim=10)"]
+    assert list(selected["runs"]) == [1, 1]
 
 
 def test_labels_select_rows(matrix):

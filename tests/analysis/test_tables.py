@@ -40,6 +40,21 @@ def test_formats_hold_the_same_numbers(table):
     assert read["accuracy"].tolist() == pytest.approx(table["accuracy"].tolist())
 
 
+def test_a_value_set_by_hand_is_not_called_charged(maker):
+    maker.add("dp_adam", 0, 0.5, 0.5, tuned={"lr": 0.1}, tuning="fixed")
+    store = maker.done()
+    assert (
+        "not charged"
+        in tables.markdown(tables.comparison(store, frames.select(frames.load(store, "made").cells))).split("\n\n")[0]
+    )
+
+
+def test_nothing_finished_is_an_empty_table(maker):
+    maker.add("dp_adam", 0, 0.5, 0.5, status="missing")
+    store = maker.done()
+    assert tables.comparison(store, frames.select(frames.load(store, "made").cells)).empty
+
+
 def test_a_printed_epsilon_is_never_below_the_spent_one():
     for value in (0.99999, 1.0, 2.541, 7.8401, 21.7004, 123.4, 1e-3):
         assert float(tables._upper(value)) >= value * (1 - 1e-9)

@@ -105,6 +105,22 @@ def test_a_gradient_whose_norm_overflows_counts_for_nothing():
     torch.testing.assert_close(made.clipped_sum([(1.0, made.theta)], x, y, mask, Abadi(0.3)), expected)
 
 
+def test_a_model_that_mixes_examples_cannot_carry_one_into_another():
+    class Centred(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.linear(x - x.mean(0))
+
+    made = engine(Centred(), cross_entropy)
+    x, y, mask = torch.randn(4, 6), torch.randint(0, 3, (4,)), torch.ones(4, dtype=torch.bool)
+    before = made.losses([made.theta], x, y, mask)[0, :3]
+    x[3] = 1e6
+    torch.testing.assert_close(made.losses([made.theta], x, y, mask)[0, :3], before)
+
+
 def test_losses_and_outputs():
     torch.manual_seed(0)
     model = mlp()
