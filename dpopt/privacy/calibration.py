@@ -72,12 +72,19 @@ def calibrate(
     inflation = getattr(optimizer, "noise_inflation", None)
     problem = (structure, rate, kinds, inflation, epsilon, delta, accountant)
     path = _cache_file(problem)
-    noise = _read_cache(path, kinds)
-    if noise is None or not _fits(noise, *problem):
+
+    def planned(noise: dict[str, float]) -> Plan:
+        ledger = _ledger(structure, rate, noise)
+        return Plan(noise, ledger, accountants.epsilon(ledger, delta, accountant), **common)
+
+    # Epsilon is recomputed for remembered noise too: a file can neither lower what is claimed nor change a result.
+    remembered = _read_cache(path, kinds)
+    plan = planned(remembered) if remembered else None
+    if plan is None or not (1 - 2 * TOLERANCE) * epsilon <= plan.epsilon <= epsilon:
         noise = _solve_kinds(*problem)
         _write_cache(path, noise)
-    ledger = _ledger(structure, rate, noise)
-    return Plan(noise, ledger, accountants.epsilon(ledger, delta, accountant), **common)
+        plan = planned(noise)
+    return plan
 
 
 def require_bounded(optimizer: Optimizer, epsilon: float) -> None:
@@ -227,21 +234,6 @@ def _read_cache(path: Path, kinds: list[str]) -> dict[str, float] | None:
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return noise if all(0 < value < math.inf for value in noise.values()) else None
-
-
-def _fits(
-    noise: dict[str, float],
-    structure: Structure,
-    rate: float,
-    kinds: list[str],
-    inflation: float | None,
-    epsilon: float,
-    delta: float,
-    accountant: str,
-) -> bool:
-    """Whether remembered noise is the solution: a file can neither lower what is claimed nor change a result."""
-    spent = accountants.epsilon(_ledger(structure, rate, noise), delta, accountant)
-    return (1 - 2 * TOLERANCE) * epsilon <= spent <= epsilon
 
 
 def _write_cache(path: Path, noise: dict[str, float]) -> None:
