@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor, nn
 
+from dpopt.clipping.bookkeeping import BookkeepingEngine
+from dpopt.clipping.flat import Loss
+from dpopt.clipping.layers import refuse_unsafe
+from dpopt.clipping.recording import Unsupported
 from dpopt.clipping.rules import RULES, Abadi, Automatic, Normalized, clip_rule, clip_spec
-from dpopt.clipping.vmap import Loss, VmapEngine, refuse_unsafe
-from dpopt.errors import unknown
+from dpopt.clipping.vmap import VmapEngine
+from dpopt.errors import ConfigError, unknown
 from dpopt.privacy.protocol import ClipRule, Vector
 
 __all__ = [
@@ -24,38 +29,163 @@ __all__ = [
     "engine",
 ]
 
+_LOG = logging.getLogger(__name__)
+ENGINES = ("auto", "bookkeeping", "vmap")
+PRECISIONS = ("float32", "bfloat16")
+
 
 class ClippingEngine(Protocol):
-    """What the data oracle and the harness need of an engine; `VmapEngine` documents every method."""
+    """What the data oracle and the harness need of an engine.
+
+    Attributes:
+        dimension: number d of trained parameters, which are one flat vector in the order of `named_parameters`.
+    """
 
     dimension: int
 
     @property
-    def theta(self) -> Vector: ...
-    def load(self, theta: Vector) -> None: ...
-    def outputs(self, theta: Vector, x: Tensor) -> Tensor: ...
-    def physical_batch(self, expected: float) -> int: ...
+    def theta(self) -> Vector:
+        """A copy of the model's trained parameters, shape [d]."""
+        ...
+
+    def load(self, theta: Vector) -> None:
+        """Write `theta`, shape [d], into the model."""
+        ...
+
+    def outputs(self, theta: Vector, x: Tensor) -> Tensor:
+        """The model's outputs for `x` at `theta`, in the model's present mode (train or eval), without gradients."""
+        ...
+
+    def physical_batch(self, expected: float) -> int:
+        """Examples per call: enough for almost every draw of `expected` examples, as far as memory allows."""
+        ...
+
     def clipped_sum(
         self, points: Sequence[tuple[float, Vector]], x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule
-    ) -> Tensor: ...
-    def losses(self, points: Sequence[Vector], x: Tensor, y: Tensor, mask: Tensor) -> Tensor: ...
+    ) -> Tensor:
+        """sum_i mask_i clip(sum_k w_k grad f_i(theta_k)), shape [d].
+
+        The points are combined per example before clipping, so the sensitivity is `clip`'s whatever the weights. An
+        example whose combined gradient is not finite contributes zero. All points see the same dropout.
+
+        Args:
+            points: pairs (w_k, theta_k), theta_k of shape [d].
+            x, y: one physical batch, shapes [n, ...].
+            mask: which rows count, bool [n].
+            clip: the clip rule.
+        """
+        ...
+
+    def losses_and_clipped_sum(
+        self, points: Sequence[tuple[float, Vector]], x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule
+    ) -> tuple[Tensor, Tensor]:
+        """The losses at the points, shape [k, n], and the clipped sum, shape [d], of the same forward passes."""
+        ...
+
+    def losses(self, points: Sequence[Vector], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        """The loss of every example at every point, shape [k, n]; all points see the same dropout.
+
+        Rows that `mask` leaves out hold a value without meaning.
+        """
+        ...
 
 
-ENGINES = {"vmap": VmapEngine}
-
-
-def engine(model: nn.Module, loss: Loss, name: str = "auto") -> ClippingEngine:
+def engine(
+    model: nn.Module,
+    loss: Loss,
+    name: str = "auto",
+    *,
+    sample: tuple[Tensor, Tensor] | None = None,
+    precision: str = "float32",
+) -> ClippingEngine:
     """The clipping engine `name` for `loss(model(x), y)`.
 
     Args:
         model: its parameters with `requires_grad` are trained.
         loss: (outputs, targets) -> one loss per example.
-        name: "vmap" or "auto" (the fastest that can do it).
+        name: "bookkeeping" (fast), "vmap" (any model, slow), or "auto": bookkeeping where it can follow the model, else
+            vmap; the log says why.
+        sample: a few records (x, y), to find out now whether bookkeeping can follow the model; without them the first
+            batch tells.
+        precision: "float32" is the model's own type; "bfloat16" runs the model under autocast, while norms and sums are
+            computed in float32 ("bookkeeping" only).
 
     Raises:
-        ConfigError: unknown engine, a layer that mixes examples, or nothing to train.
+        ConfigError: unknown engine or precision, a layer that mixes examples, nothing to train, or "bookkeeping" for a
+            model that it cannot follow.
     """
-    if name != "auto" and name not in ENGINES:
-        raise unknown("engine", name, ["auto", *ENGINES])
+    if name not in ENGINES:
+        raise unknown("engine", name, ENGINES)
+    if precision not in PRECISIONS:
+        raise unknown("precision", precision, PRECISIONS)
     refuse_unsafe(model)
-    return ENGINES["vmap" if name == "auto" else name](model, loss)
+    if name == "vmap":
+        if precision != "float32":
+            raise ConfigError("precision", precision, "the engine 'vmap' knows only float32")
+        return VmapEngine(model, loss)
+    checked = _Checked(model, loss, precision, falls_back=name == "auto")
+    return checked.decided(*sample) if sample else checked
+
+
+class _Checked:
+    """Book-keeping, verified on the first batch that it sees; vmap from then on if it cannot follow the model."""
+
+    def __init__(self, model: nn.Module, loss: Loss, precision: str, falls_back: bool) -> None:
+        self._fast = BookkeepingEngine(model, loss, precision)
+        self._engine: ClippingEngine = self._fast
+        self._slow = VmapEngine(model, loss) if falls_back else None
+        self._is_decided = False
+        self.dimension = self._engine.dimension
+
+    def decided(self, x: Tensor, y: Tensor) -> ClippingEngine:
+        """The engine to use for data such as the records x, y.
+
+        Raises:
+            ConfigError: book-keeping cannot follow the model, and nothing else was allowed.
+        """
+        if self._is_decided or not len(x):
+            return self._engine
+        try:
+            self._verify(x, y)
+            _LOG.info("engine bookkeeping: agrees with autograd on one example at a time")
+        except Unsupported as error:
+            if self._slow is None:
+                raise
+            _LOG.warning("engine vmap, because bookkeeping cannot follow the model: %s", error.reason)
+            self._engine = self._slow
+        self._is_decided = True
+        return self._engine
+
+    def _verify(self, x: Tensor, y: Tensor) -> None:
+        try:
+            self._fast.verify(x, y)
+        except ConfigError:
+            raise
+        except Exception as error:  # a model can fail in any way
+            raise Unsupported(f"{type(error).__name__}: {error}") from error
+
+    @property
+    def theta(self) -> Vector:
+        return self._engine.theta
+
+    def load(self, theta: Vector) -> None:
+        self._engine.load(theta)
+
+    def outputs(self, theta: Vector, x: Tensor) -> Tensor:
+        return self._engine.outputs(theta, x)
+
+    def physical_batch(self, expected: float) -> int:
+        return self._engine.physical_batch(expected)
+
+    def clipped_sum(
+        self, points: Sequence[tuple[float, Vector]], x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule
+    ) -> Tensor:
+        return self.losses_and_clipped_sum(points, x, y, mask, clip)[1]
+
+    def losses_and_clipped_sum(
+        self, points: Sequence[tuple[float, Vector]], x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule
+    ) -> tuple[Tensor, Tensor]:
+        return self.decided(x, y).losses_and_clipped_sum(points, x, y, mask, clip)
+
+    def losses(self, points: Sequence[Vector], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        return self.decided(x, y).losses(points, x, y, mask)

@@ -65,7 +65,7 @@ def test_clipped_sum_equals_a_loop(name, clip, weights):
     torch.manual_seed(0)
     build, shape = MODELS[name]
     model = build()
-    made = engine(model, cross_entropy)
+    made = engine(model, cross_entropy, "vmap")
     x, y = torch.randn(7, *shape), torch.randint(0, 3, (7,))
     points = [(weight, made.theta + 0.1 * torch.randn(made.dimension)) for weight in weights]
     result = made.clipped_sum(points, x, y, torch.ones(7, dtype=torch.bool), clip)
@@ -75,7 +75,7 @@ def test_clipped_sum_equals_a_loop(name, clip, weights):
 def test_points_are_combined_before_clipping():
     """Mistake 16: clipping each point first has another sensitivity and another value."""
     torch.manual_seed(0)
-    made = engine(mlp(), cross_entropy)
+    made = engine(mlp(), cross_entropy, "vmap")
     x, y, mask = torch.randn(5, 6), torch.randint(0, 3, (5,)), torch.ones(5, dtype=torch.bool)
     points = [(3.0, made.theta), (-2.0, made.theta + 0.5)]
     together = made.clipped_sum(points, x, y, mask, Abadi(0.1))
@@ -86,7 +86,7 @@ def test_points_are_combined_before_clipping():
 
 def test_masked_and_bad_rows_count_for_nothing():
     torch.manual_seed(0)
-    made = engine(mlp(), cross_entropy)
+    made = engine(mlp(), cross_entropy, "vmap")
     x, y = torch.randn(6, 6), torch.randint(0, 3, (6,))
     clip, everyone = Abadi(0.3), torch.ones(6, dtype=torch.bool)
     expected = made.clipped_sum([(1.0, made.theta)], x[:4], y[:4], everyone[:4], clip)
@@ -98,7 +98,7 @@ def test_masked_and_bad_rows_count_for_nothing():
 
 def test_a_gradient_whose_norm_overflows_counts_for_nothing():
     torch.manual_seed(0)
-    made = engine(nn.Linear(6, 3), cross_entropy)
+    made = engine(nn.Linear(6, 3), cross_entropy, "vmap")
     x, y, mask = torch.randn(3, 6), torch.tensor([0, 1, 2]), torch.ones(3, dtype=torch.bool)
     expected = made.clipped_sum([(1.0, made.theta)], x[:2], y[:2], mask[:2], Abadi(0.3))
     x[2] = 1e30
@@ -114,7 +114,7 @@ def test_a_model_that_mixes_examples_cannot_carry_one_into_another():
         def forward(self, x):
             return self.linear(x - x.mean(0))
 
-    made = engine(Centred(), cross_entropy)
+    made = engine(Centred(), cross_entropy, "vmap")
     x, y, mask = torch.randn(4, 6), torch.randint(0, 3, (4,)), torch.ones(4, dtype=torch.bool)
     before = made.losses([made.theta], x, y, mask)[0, :3]
     x[3] = 1e6
@@ -124,7 +124,7 @@ def test_a_model_that_mixes_examples_cannot_carry_one_into_another():
 def test_losses_and_outputs():
     torch.manual_seed(0)
     model = mlp()
-    made = engine(model, cross_entropy)
+    made = engine(model, cross_entropy, "vmap")
     x, y = torch.randn(4, 6), torch.randint(0, 3, (4,))
     shifted = made.theta + 0.1
     losses = made.losses([made.theta, shifted], x, y, torch.ones(4, dtype=torch.bool))
@@ -136,14 +136,35 @@ def test_losses_and_outputs():
     assert not losses.requires_grad
 
 
+@pytest.mark.parametrize("weights", [(1.0,), (1.7, -0.7)], ids=["one", "two"])
+def test_losses_are_those_of_the_gradients_forward_pass(weights):
+    """Dropout included: from equal generators, both methods see the same masks, at every point."""
+    torch.manual_seed(0)
+    made = engine(nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3)), cross_entropy, "vmap")
+    x, y, mask = torch.randn(5, 6), torch.randint(0, 3, (5,)), torch.arange(5) < 4
+    thetas = [made.theta + 0.1 * k for k in range(len(weights))]
+    points = list(zip(weights, thetas, strict=True))
+
+    def at_one_seed(query, *arguments):
+        torch.manual_seed(7)
+        return query(*arguments)
+
+    losses, summed = at_one_seed(made.losses_and_clipped_sum, points, x, y, mask, Abadi(0.3))
+    assert losses.shape == (len(weights), 5)
+    torch.testing.assert_close(losses, at_one_seed(made.losses, thetas, x, y, mask))
+    torch.testing.assert_close(summed, at_one_seed(made.clipped_sum, points, x, y, mask, Abadi(0.3)))
+    assert not torch.allclose(losses, made.losses(thetas, x, y, mask))
+    assert not losses.requires_grad
+
+
 def test_frozen_parameters_are_not_in_theta():
-    assert engine(frozen_body(), cross_entropy).dimension == 5 * 3 + 3 + 2 * 5
+    assert engine(frozen_body(), cross_entropy, "vmap").dimension == 5 * 3 + 3 + 2 * 5
 
 
 def test_physical_batch_fits_memory():
-    small = engine(mlp(), cross_entropy)
+    small = engine(mlp(), cross_entropy, "vmap")
     assert small.physical_batch(100.0) == 130
-    wide = engine(nn.Linear(10_000, 1000), cross_entropy)
+    wide = engine(nn.Linear(10_000, 1000), cross_entropy, "vmap")
     assert wide.physical_batch(100.0) == 1
 
 
@@ -157,7 +178,7 @@ def test_physical_batch_fits_memory():
 def test_models_that_cannot_be_trained(model, message):
     """Mistake 10: BatchNorm mixes examples."""
     with pytest.raises(ConfigError, match=message):
-        engine(model, cross_entropy)
+        engine(model, cross_entropy, "vmap")
 
 
 def test_unknown_engine():

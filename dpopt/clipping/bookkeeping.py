@@ -1,0 +1,238 @@
+"""The book-keeping engine: one forward pass, one backward pass for output gradients only, no per-example gradients.
+
+Bu, Wang, Zha and Karypis, "Differentially private optimization on large model at small cost", ICML 2023. A layer's
+inputs and output gradients hold all that is needed of each example: its gradient's norm (`factors`) and, once the norms
+of all layers are known, the clipped sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from dpopt.clipping import layers
+from dpopt.clipping.factors import Factor, merged, squared_norm
+from dpopt.clipping.flat import FlatModel, Loss, clip_factors, must_be_sanitized, same_randomness
+from dpopt.clipping.recording import Recorder, Unsupported, factors_of
+from dpopt.clipping.verification import SavedBytes, beside, compare, random_like, repeatable
+from dpopt.errors import ConfigError
+from dpopt.privacy.protocol import ClipRule, Vector
+
+
+class BookkeepingEngine(FlatModel):
+    """Clipped sums of per-example gradients of `loss(model(x), y)`; see `VmapEngine` for the interface.
+
+    While the model runs, its trained parameters are views into the flat vector theta, and hooks note what each layer
+    that holds some of them sees; afterwards the model is as it was.
+
+    What a layer must be: called as a module, with the examples in the first dimension of its positional arguments (or
+    several rows for each example, or one row for all), returning one tensor. Layers of unknown kind are repeated under
+    `torch.func.vmap`. A bare parameter of shape [1, ...] of an unknown module is expanded over the batch. Weights may
+    be shared, and layers called several times. `verify` finds out whether a model keeps to this.
+
+    Args:
+        model: any module whose outputs for one example do not depend on the others.
+        loss: see `Loss`.
+        precision: "float32" computes in the model's own type; "bfloat16" runs the model under autocast. Norms and sums
+            are in the parameters' type either way.
+
+    Attributes:
+        dimension: number d of trained parameters.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, precision: str = "float32") -> None:
+        super().__init__(model, loss)
+        self._is_bfloat16 = precision == "bfloat16"
+        self._parameters = list(self._trained.values())
+        self._index = {id(p): i for i, p in enumerate(self._parameters)}
+        self._layers = [module for module in model.modules() if layers.trained(module)]
+        self._example_bytes = 0
+
+    def outputs(self, theta: Vector, x: Tensor) -> Tensor:
+        """The model's outputs for `x` at `theta`, in the model's present mode (train or eval), without gradients."""
+        with torch.no_grad(), self._at(theta):
+            return self._output(x)
+
+    def losses(self, points: Sequence[Vector], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        """The loss of every example at every point, shape [k, n]; all points see the same dropout.
+
+        Rows that `mask` leaves out hold a value without meaning.
+        """
+        if not len(x):
+            return points[0].new_zeros(len(points), 0)
+        rows = []
+        for theta, _ in zip(points, same_randomness(x.device), strict=False):
+            with torch.no_grad():
+                rows.append(self._loss(self.outputs(theta, x), y))
+        return torch.stack(rows)
+
+    def clipped_sum(
+        self, points: Sequence[tuple[float, Vector]], x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule
+    ) -> Tensor:
+        """sum_i mask_i clip(sum_k w_k grad f_i(theta_k)), shape [d]; see `VmapEngine.clipped_sum`."""
+        return self.losses_and_clipped_sum(points, x, y, mask, clip)[1]
+
+    @torch.no_grad()
+    def losses_and_clipped_sum(
+        self, points: Sequence[tuple[float, Vector]], x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule
+    ) -> tuple[Tensor, Tensor]:
+        """The losses at the points, shape [k, n], and the clipped sum, shape [d], of the same forward passes."""
+        if not len(x):
+            return points[0][1].new_zeros(len(points), 0), torch.zeros_like(points[0][1])
+        losses, factors = self._gradients(points, x, y)
+        norm = _norm(factors, losses[0])
+        if must_be_sanitized(norm):
+            factors = [[factor.sanitized(norm.isfinite()) for factor in group] for group in factors]
+        return losses, self._weighted_sum(factors, clip_factors(clip, norm, mask))
+
+    def _weighted_sum(self, factors: list[list[Factor]], weights: Tensor) -> Tensor:
+        total = torch.empty(self.dimension, dtype=weights.dtype, device=weights.device)
+        for group, out in zip(factors, self._split(total), strict=True):
+            for position, factor in enumerate(group):
+                factor.weighted_sum(weights, out, is_first=position == 0)
+            if not group:
+                out.zero_()
+        return total
+
+    def _gradients(
+        self, points: Sequence[tuple[float, Vector]], x: Tensor, y: Tensor
+    ) -> tuple[Tensor, list[list[Factor]]]:
+        """The losses [k, n], and for each trained parameter the factors whose sum are its weighted gradients."""
+        losses, factors = [], [[] for _ in self._parameters]
+        for (weight, theta), _ in zip(points, same_randomness(x.device), strict=False):
+            with self._at(theta):
+                losses.append(self._backward(weight, x, y, factors))
+        return torch.stack(losses), [merged(group) for group in factors]
+
+    def _backward(self, weight: float, x: Tensor, y: Tensor, factors: list[list[Factor]]) -> Tensor:
+        """Forward and backward at the present point; adds to `factors`, returns the losses [n]."""
+        with Recorder(self._layers, len(x)) as recorder, torch.enable_grad():
+            losses = self._loss(self._output(x), y)
+            uses, recorder.is_recording = recorder.uses, False
+            gradients: list[Tensor | None] = []
+            if uses and losses.requires_grad:
+                edges = [use.edge for use in uses]
+                gradients = list(torch.autograd.grad(losses.sum(), edges, allow_unused=True))
+        dtype = self._parameters[0].dtype
+        while gradients:  # each is released once it is used
+            use, gradient = uses.pop(), gradients.pop()
+            if gradient is not None:
+                gradient = gradient.to(dtype).reshape(use.shape)
+                made = factors_of(use, gradient if weight == 1 else gradient * weight, len(x), dtype)
+                for name, factor in made.items():
+                    factors[self._index[id(use.module._parameters[name])]].append(factor)
+        return losses.detach()
+
+    def physical_batch(self, expected: float) -> int:
+        """Examples per call: enough for almost every draw of `expected` examples, as far as memory allows.
+
+        How much memory an example needs is known once the engine was verified.
+        """
+        needed = math.ceil(expected + 3 * math.sqrt(expected))
+        return max(1, min(needed, _memory(self._parameters[0].device) // max(1, self._example_bytes)))
+
+    def verify(self, x: Tensor, y: Tensor) -> None:
+        """Compare norms, sums and losses of a few examples with plain autograd on one example at a time.
+
+        This tells that the model does not mix examples and uses its parameters as the class describes. It looks at the
+        code and not at the records: inputs are random numbers of the shape and type of `x` (integers are those of `x`
+        shuffled), parameters lie beside their present values, so that no initial zero hides anything, and a model that
+        draws random numbers has its dropout off (with it, other examples must leave the first one's loss alone). Two
+        numbers of examples are tried, as one may equal another dimension by chance.
+
+        Args:
+            x, y: some records, at least one.
+
+        Raises:
+            Unsupported: they differ, or the model cannot be followed.
+            ConfigError: the loss is not one value per example, or a buffer takes up what the model sees.
+        """
+        theta, precision, self._is_bfloat16 = beside(self._split(self.theta)), self._is_bfloat16, False
+        try:
+            for examples in (5, 2):
+                inputs = random_like(x, examples)
+                targets = y[torch.arange(examples, device=y.device) % len(y)]
+                forward = partial(self.outputs, theta, inputs)
+                with repeatable(self._model, forward, x.device) as is_random, self._at(theta), torch.no_grad():
+                    self._verify(inputs, targets)
+                    if is_random:
+                        self._verify_in_training(theta, inputs, targets)
+        finally:
+            self._is_bfloat16 = precision
+
+    def _verify(self, x: Tensor, y: Tensor) -> None:
+        saved = SavedBytes({p.untyped_storage().data_ptr() for p in self._model.parameters()})
+        with saved.hooks, torch.enable_grad():
+            shape = tuple(self._loss(self._output(x), y).shape)
+        if shape != (len(x),):
+            raise ConfigError("loss", f"shape {shape}", f"expected one loss per example, ({len(x)},)")
+        self._example_bytes = saved.total // len(x)
+        buffers = [buffer.clone() for buffer in self._model.buffers()]
+        losses, factors = self._gradients([(1.0, self.theta)], x, y)
+        alone, gradients = (torch.cat(each) for each in zip(*map(self._alone, x.split(1), y.split(1)), strict=True))
+        for (name, buffer), before in zip(self._model.named_buffers(), buffers, strict=True):
+            if not torch.equal(buffer, before):
+                raise ConfigError(f"model.{name}", "buffer", "it changes with the records that the model sees")
+        weights = torch.arange(1, len(x) + 1).to(gradients)
+        expected = weights @ gradients
+        if not expected.any():
+            raise Unsupported("its gradients are zero for random inputs, so there is nothing to compare")
+        compare("losses", losses[0], alone)
+        compare("gradient norms", _norm(factors, losses[0]), gradients.norm(dim=1))
+        for name, a, b in zip(
+            self._trained, self._split(self._weighted_sum(factors, weights)), self._split(expected), strict=True
+        ):
+            compare(f"gradients of {name}", a, b, 1e-6 * float(expected.norm()))
+
+    def _verify_in_training(self, theta: Vector, x: Tensor, y: Tensor) -> None:
+        """With dropout an example cannot be repeated alone, but under the same random numbers beside others."""
+        self._model.train()
+        self._gradients([(1.0, theta)], x, y)  # can it be done?
+        others = torch.cat([x[:1], x[1:].flip(0) if len(x) > 2 else x[:1]])
+        first, second = (
+            self._loss(self._output(each), y)[:1]
+            for each, _ in zip((x, others), same_randomness(x.device), strict=False)
+        )
+        compare("losses", first, second)
+
+    def _alone(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss [1] and gradient [1, d] of one example at the present point, by plain autograd."""
+        with torch.enable_grad():
+            loss = self._loss(self._model(x), y)
+            gradients = torch.autograd.grad(loss.sum(), self._parameters, allow_unused=True)
+        pairs = zip(gradients, self._parameters, strict=True)
+        flat = torch.cat([torch.zeros_like(p).flatten() if g is None else g.flatten() for g, p in pairs])
+        return loss.detach(), flat.unsqueeze(0)
+
+    @contextmanager
+    def _at(self, theta: Vector) -> Iterator[None]:
+        """The model's trained parameters are views into `theta` for a while."""
+        own = [p.data for p in self._parameters]
+        try:
+            for parameter, part in zip(self._parameters, self._split(theta.detach()), strict=True):
+                parameter.data = part
+            yield
+        finally:
+            for parameter, data in zip(self._parameters, own, strict=True):
+                parameter.data = data
+
+    def _output(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self._is_bfloat16):
+            output = self._model(x)
+        return output.float() if self._is_bfloat16 else output
+
+
+def _norm(factors: list[list[Factor]], like: Tensor) -> Tensor:
+    """Norm over all parameters of each example's gradient, shape [n]."""
+    squares = [squared_norm(group) for group in factors if group]
+    return torch.stack(squares).sum(0).sqrt() if squares else torch.zeros_like(like)
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes that one physical batch may take. On the CPU a constant, so that results do not depend on the machine."""
+    return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 2**30

@@ -1,0 +1,218 @@
+"""Convolutions as outer products: one unfolded input patch on the right of each output position's gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpopt.clipping.factors import Dense, Factor, OuterProducts, blocks, gram_norm, is_cheaper_dense, rounding, zeroed
+
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where the kernel of a convolution goes over its padded input."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    @classmethod
+    def of(cls, module: Convolution) -> Geometry:
+        return cls(module.weight.shape, tuple(module.stride), tuple(module.dilation), module.groups)
+
+    def patches(self, x: Tensor, output: torch.Size) -> Tensor:
+        """The padded input under the kernel at each output position.
+
+        Args:
+            x: shape [m, C, ...].
+            output: the output's spatial shape; T positions.
+
+        Returns:
+            Shape [m, groups, q, T] with q = C/groups times the size of the kernel.
+        """
+        batch, channel, *space = x.stride()
+        steps = [stride * step for stride, step in zip(space, self.stride, strict=True)]
+        taps = [stride * step for stride, step in zip(space, self.dilation, strict=True)]
+        kernel = self.shape[2:]
+        windows = x.as_strided((*x.shape[:2], *kernel, *output), (batch, channel, *taps, *steps))
+        q = self.shape[1] * kernel.numel()
+        return windows.reshape(len(x), self.groups, q, output.numel())
+
+
+@dataclass(frozen=True)
+class Convolved(OuterProducts):
+    """The gradients of a convolution's weight.
+
+    Attributes:
+        x: padded inputs, shape [n r, C, ...]: r images belong to one example.
+        gradient: output gradients, shape [n r, O, ...].
+        geometry: the convolution.
+        count: n.
+    """
+
+    x: Tensor
+    gradient: Tensor
+    geometry: Geometry
+    count: int
+
+    @property
+    def examples(self) -> int:
+        return self.count
+
+    @property
+    def gram_size(self) -> tuple[int, int]:
+        return self.geometry.groups, self._images * self.gradient.shape[2:].numel()
+
+    @property
+    def _images(self) -> int:
+        return len(self.x) // max(1, self.examples)
+
+    def pair(self, rows: slice = slice(None)) -> tuple[Tensor, Tensor]:
+        left, right = self._sides(rows)
+        return left.mT, right.mT
+
+    def weighted_sum(self, weights: Tensor, out: Tensor, is_first: bool) -> None:
+        _put(self.summed(weights), out, is_first)
+
+    def summed(self, weights: Tensor) -> Tensor:
+        """sum_i weights_i gradient_i, of the weight's shape."""
+        scaled = self.gradient * weights.repeat_interleave(self._images).view(-1, *[1] * (self.gradient.dim() - 1))
+        g, dims = self.geometry, self.gradient.dim() - 2
+        arguments: tuple[Any, ...] = (g.stride, (0,) * dims, g.dilation, False, (0,) * dims, g.groups)
+        kernel = self.x.new_empty(()).expand(g.shape)  # only its shape is read
+        backward = torch.ops.aten.convolution_backward
+        return backward(scaled, self.x, kernel, None, *arguments, (False, True, False))[1]
+
+    def sanitized(self, keep: Tensor) -> Convolved:
+        keep = keep.repeat_interleave(self._images)
+        return replace(self, x=zeroed(self.x, keep), gradient=zeroed(self.gradient, keep))
+
+    def dense(self, rows: slice = slice(None)) -> Tensor:
+        left, right = self._sides(rows)
+        return (left @ right.mT).flatten(1)
+
+    def all_dense(self) -> Tensor:
+        """Every example's gradient, made in blocks that stay in cache; shape [n, numel]."""
+        groups, length = self.gram_size
+        width = groups * length * self.geometry.shape[1:].numel()
+        return torch.cat([self.dense(part) for part in blocks(self.examples, width)])
+
+    def _sides(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """Left [n, groups, p, T] and right [n, groups, q, T] of the examples `rows`."""
+        images = self._images
+        part = slice(images * (rows.start or 0), None if rows.stop is None else images * rows.stop)
+        x, gradient = self.x[part], self.gradient[part]
+        right = self.geometry.patches(x, gradient.shape[2:])
+        left = gradient.reshape(len(x), self.geometry.groups, -1, right.shape[3])
+        if images == 1:
+            return left, right
+        return tuple(side.unflatten(0, (-1, images)).permute(0, 2, 3, 1, 4).flatten(3) for side in (left, right))  # type: ignore[return-value]
+
+
+def _put(value: Tensor, out: Tensor, is_first: bool) -> None:
+    if is_first:
+        out.copy_(value)
+    else:
+        out.add_(value)
+
+
+def pad(module: Convolution, x: Tensor) -> Tensor:
+    """The input as the kernel sees it."""
+    padding: list[int] = module._reversed_padding_repeated_twice  # also where it is given as "same"
+    if not any(padding):
+        return x
+    return F.pad(x, padding) if module.padding_mode == "zeros" else F.pad(x, padding, mode=module.padding_mode)
+
+
+def convolved(module: Convolution, x: Tensor, gradient: Tensor, examples: int) -> Factor:
+    """The gradients of the weight of `module`, in the cheaper form."""
+    factor = Convolved(pad(module, x), gradient, Geometry.of(module), examples)
+    return Dense(factor.all_dense().unflatten(1, module.weight.shape)) if _is_dense(factor) else factor
+
+
+def _is_dense(factor: Convolved) -> bool:
+    groups, length = factor.gram_size
+    return is_cheaper_dense(length, factor.geometry.shape[0] // groups, factor.geometry.shape[1:].numel())
+
+
+@dataclass(frozen=True)
+class Standardized:
+    """The gradients of a weight W that is standardised for each output channel before the convolution.
+
+    With kernel = (W - mean)/s, s = sqrt(var + eps), a gradient G' of the kernel, already multiplied by gain/s, becomes
+    P G', P = I - 1 1^T/q - kernel kernel^T/q (the backward pass of batch normalisation over a channel's q weights).
+    Centred patches take care of the first projection; the second is subtracted from the squared norm.
+
+    Attributes:
+        scaled: the gradients G'.
+        kernel: the standardised weight, without the gain.
+        projection: (G' . kernel)/sqrt(q) of each example and output channel, shape [n, O].
+    """
+
+    scaled: Convolved
+    kernel: Tensor
+    projection: Tensor
+
+    @property
+    def examples(self) -> int:
+        return self.scaled.examples
+
+    @cached_property
+    def _fan_in(self) -> int:
+        return self.kernel.shape[1:].numel()
+
+    def squared_norm(self) -> tuple[Tensor, Tensor]:
+        square, error = gram_norm(_Centred(**vars(self.scaled)))
+        share = 2 - self.kernel.flatten(1).square().mean(1)
+        removed = (share * self.projection.square()).sum(1)
+        return square - removed, error + rounding(removed)
+
+    def weighted_sum(self, weights: Tensor, out: Tensor, is_first: bool) -> None:
+        _put(self._project(self.scaled.summed(weights).flatten(1)).view_as(out), out, is_first)
+
+    def sanitized(self, keep: Tensor) -> Standardized:
+        return replace(self, scaled=self.scaled.sanitized(keep), projection=zeroed(self.projection, keep))
+
+    def dense(self, rows: slice = slice(None)) -> Tensor:
+        return self._project(self.scaled.dense(rows).unflatten(1, (-1, self._fan_in))).flatten(1)
+
+    def _project(self, gradient: Tensor) -> Tensor:
+        kernel = self.kernel.flatten(1)
+        gradient = gradient - gradient.mean(-1, keepdim=True)
+        return gradient - kernel * (gradient * kernel).mean(-1, keepdim=True)
+
+
+class _Centred(Convolved):
+    """The same with patches of mean zero."""
+
+    def _sides(self, rows: slice) -> tuple[Tensor, Tensor]:
+        left, right = super()._sides(rows)
+        return left, right - right.mean(2, keepdim=True)
+
+
+def standardized(module: Any, x: Tensor, gradient: Tensor, examples: int) -> dict[str, Factor]:
+    """The gradients of the weight, and of the gain where there is one, of timm's `StdConv2d` and `ScaledStdConv2d`."""
+    geometry, x, weight = Geometry.of(module), pad(module, x), module.weight.detach().flatten(1)
+    variance, mean = torch.var_mean(weight, dim=1, correction=0, keepdim=True)
+    deviation = (variance + module.eps).sqrt()
+    kernel = ((weight - mean) / deviation).view_as(module.weight)
+    gain = getattr(module, "gain", None)
+    scale = gain.detach().view(-1) * module.scale if gain is not None else 1.0
+
+    output = F.conv2d(x, kernel, None, geometry.stride, 0, geometry.dilation, geometry.groups)
+    along = (gradient * output).flatten(2).sum(2).view(examples, -1, geometry.shape[0]).sum(1)
+    factor = scale / deviation.view(-1)
+    scaled = Convolved(x, gradient * factor.view(1, -1, 1, 1), geometry, examples)
+    result = Standardized(scaled, kernel, along * factor / kernel[0].numel() ** 0.5)
+    factors: dict[str, Factor] = {"weight": Dense(result.dense()) if _is_dense(scaled) else result}
+    if gain is not None:
+        factors["gain"] = Dense(along * module.scale)
+    return factors

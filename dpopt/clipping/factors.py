@@ -1,0 +1,308 @@
+"""Per-example gradients of one parameter in the form in which a layer leaves them, mostly without materialising them.
+
+A linear layer's gradient for one example is sum_t left_t right_t^T, with its output gradients on the left and its
+inputs on the right. The squared norm of such a sum needs two T x T Gram matrices (the "ghost" norm of Li et al. 2022,
+Eq. 4), and the weighted sum over examples is one matrix product (book-keeping, Bu et al. 2023, section 3). Where
+p q <= 2 T^2 the p x q gradient itself is cheaper (layer by layer, section 4 there) and is what is kept.
+
+A norm that is a sum of large terms of both signs loses digits, and a record could be made such that its norm comes out
+far too small, and its clipped gradient far too large. So where terms cancel, a norm is taken at the upper end of its
+rounding error (`MARGIN`, `NEGLIGIBLE`).
+
+In all shapes n is the number of examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import combinations
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+BLOCK = 2**19
+"""Values of Gram matrices or unfolded inputs that are held at once; far more would leave the caches of a CPU."""
+
+
+MARGIN = 16
+"""Rounding error of a sum of T^2 products, in units of machine epsilon times the sum of its T diagonal ones."""
+NEGLIGIBLE = 1e-4
+"""Rounding errors of this share of a squared norm (half of it in the norm) are let be."""
+
+
+class Factor(Protocol):
+    """The gradients of n examples with respect to one parameter."""
+
+    @property
+    def examples(self) -> int:
+        """Number n of examples."""
+        ...
+
+    def squared_norm(self) -> tuple[Tensor, Tensor]:
+        """Squared L2 norm of each example's gradient, and a bound on its rounding error; both of shape [n]."""
+        ...
+
+    def weighted_sum(self, weights: Tensor, out: Tensor, is_first: bool) -> None:
+        """Add sum_i weights_i gradient_i to `out`, or write it there if it is the first.
+
+        Args:
+            weights: shape [n].
+            out: the parameter's shape.
+            is_first: what `out` holds has no meaning.
+        """
+        ...
+
+    def sanitized(self, keep: Tensor) -> Factor:
+        """The same with zeros for the examples that `keep`, bool [n], leaves out."""
+        ...
+
+    def dense(self, rows: slice = slice(None)) -> Tensor:
+        """The gradients of the examples `rows`, shape [n, numel]."""
+        ...
+
+
+class OuterProducts:
+    """Factors of the form sum_t left_t right_t^T for each example and group.
+
+    Attributes:
+        is_transposed: the parameter is stored as [q, p].
+    """
+
+    is_transposed: bool = False
+
+    @property
+    def examples(self) -> int:
+        """Number n of examples."""
+        raise NotImplementedError
+
+    @property
+    def gram_size(self) -> tuple[int, int]:
+        """Groups, and T."""
+        raise NotImplementedError
+
+    def pair(self, rows: slice = slice(None)) -> tuple[Tensor, Tensor]:
+        """Left [n, groups, T, p] and right [n, groups, T, q] of the examples `rows`."""
+        raise NotImplementedError
+
+    def squared_norm(self) -> tuple[Tensor, Tensor]:
+        """See `Factor`."""
+        return gram_norm(self)
+
+
+def merged(factors: Sequence[Factor]) -> list[Factor]:
+    """The same sum with all materialised gradients, and all looked-up rows, in one factor each."""
+    dense = [factor.values for factor in factors if isinstance(factor, Dense)]
+    rows = [factor for factor in factors if isinstance(factor, Rows)]
+    rest = [factor for factor in factors if not isinstance(factor, Dense | Rows)]
+    if dense:
+        rest.append(Dense(reduce(torch.add, dense)))
+    if rows:
+        ids, values = (torch.cat(parts, 1) for parts in zip(*((row.ids, row.values) for row in rows), strict=True))
+        rest.append(Rows(ids, values, rows[0].shape))
+    return rest
+
+
+def squared_norm(factors: Sequence[Factor]) -> Tensor:
+    """|sum_a F_a|^2 for each example, shape [n], of one parameter's factors F_a; rounded up where terms cancel.
+
+    There are several where a layer is called, a weight is used, or a model is evaluated more than once.
+    """
+    squares, errors = zip(*(factor.squared_norm() for factor in factors), strict=True)
+    total = reduce(torch.add, squares)
+    for first, second in combinations(factors, 2):
+        total = total + 2 * inner(first, second)
+    error = len(factors) * reduce(torch.add, errors)
+    return torch.where(error < NEGLIGIBLE * total, total, total.clamp(min=0) + error)
+
+
+def inner(first: Factor, second: Factor) -> Tensor:
+    """Inner product of each example's two gradients, shape [n]."""
+    if (
+        isinstance(first, OuterProducts)
+        and isinstance(second, OuterProducts)
+        and first.is_transposed == second.is_transposed
+    ):
+        return gram_product(first, second)
+    for lookup, head in ((first, second), (second, first)):
+        if isinstance(lookup, Rows) and isinstance(head, Outer) and not head.is_transposed:
+            return _tied(lookup, head)
+    width = first.dense(slice(0, 1)).shape[1]
+    return torch.cat([(first.dense(part) * second.dense(part)).sum(1) for part in blocks(first.examples, width)])
+
+
+def blocks(examples: int, width: int) -> Iterator[slice]:
+    """Slices over `examples`, each of at most `BLOCK` values where an example has `width`; at least one."""
+    size = max(1, BLOCK // max(1, width))
+    for start in range(0, max(1, examples), size):
+        yield slice(start, start + size)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """The gradients themselves, shape [n, ...]."""
+
+    values: Tensor
+
+    @property
+    def examples(self) -> int:
+        return len(self.values)
+
+    def squared_norm(self) -> tuple[Tensor, Tensor]:
+        square = _vecnorm(self.dense()).square()
+        return square, rounding(square)
+
+    def weighted_sum(self, weights: Tensor, out: Tensor, is_first: bool) -> None:
+        out.view(-1).addmv_(self.dense().T, weights, beta=not is_first)
+
+    def sanitized(self, keep: Tensor) -> Dense:
+        return Dense(zeroed(self.values, keep))
+
+    def dense(self, rows: slice = slice(None)) -> Tensor:
+        values = self.values[rows]
+        return values.reshape(len(values), -1)
+
+
+@dataclass(frozen=True)
+class Outer(OuterProducts):
+    """sum_t left_t right_t^T; left [n, 1, T, p], right [n, 1, T, q].
+
+    Attributes:
+        is_transposed: the parameter is stored as [q, p].
+    """
+
+    left: Tensor
+    right: Tensor
+    is_transposed: bool = False
+
+    @property
+    def examples(self) -> int:
+        return len(self.left)
+
+    @property
+    def gram_size(self) -> tuple[int, int]:
+        return 1, self.left.shape[2]
+
+    def pair(self, rows: slice = slice(None)) -> tuple[Tensor, Tensor]:
+        return self.left[rows], self.right[rows]
+
+    def weighted_sum(self, weights: Tensor, out: Tensor, is_first: bool) -> None:
+        is_left_narrow = self.left.shape[3] <= self.right.shape[3]
+        scale = weights[:, None, None, None]
+        left = (self.left * scale if is_left_narrow else self.left).flatten(0, 2)
+        right = (self.right if is_left_narrow else self.right * scale).flatten(0, 2)
+        if self.is_transposed:
+            left, right = right, left
+        out.addmm_(left.T, right, beta=not is_first)
+
+    def sanitized(self, keep: Tensor) -> Outer:
+        return Outer(zeroed(self.left, keep), zeroed(self.right, keep), self.is_transposed)
+
+    def dense(self, rows: slice = slice(None)) -> Tensor:
+        left, right = self.pair(rows)
+        return (right.mT @ left if self.is_transposed else left.mT @ right).flatten(1)
+
+
+def outer(left: Tensor, right: Tensor, is_transposed: bool = False) -> Factor:
+    """sum_t left_t right_t^T of each example, in the cheaper form; left [n, T, p], right [n, T, q]."""
+    factor = Outer(left.unsqueeze(1), right.unsqueeze(1), is_transposed)
+    _, length, p = left.shape
+    return Dense(factor.dense()) if is_cheaper_dense(length, p, right.shape[2]) else factor
+
+
+def is_cheaper_dense(length: int, p: int, q: int) -> bool:
+    """Whether p x q values are cheaper than two Gram matrices of T x T."""
+    return p * q <= 2 * length**2
+
+
+@dataclass(frozen=True)
+class Rows:
+    """sum_t onehot(ids_t) values_t^T: the rows of a table that were looked up.
+
+    Attributes:
+        ids: shape [n, T].
+        values: shape [n, T, q].
+        shape: the table's, [rows, q].
+    """
+
+    ids: Tensor
+    values: Tensor
+    shape: torch.Size
+
+    @property
+    def examples(self) -> int:
+        return len(self.ids)
+
+    def squared_norm(self) -> tuple[Tensor, Tensor]:
+        is_same = (self.ids.unsqueeze(2) == self.ids.unsqueeze(1)).to(self.values)
+        totals = is_same @ self.values  # of the row that t looks up, found once for each of its look-ups
+        square = (totals.square().sum(2) / is_same.sum(2)).sum(1)
+        error = 2 * torch.finfo(square.dtype).eps * torch.linalg.vector_norm(self.values, dim=(1, 2))
+        return square, (2 * square.sqrt() + error) * error
+
+    def weighted_sum(self, weights: Tensor, out: Tensor, is_first: bool) -> None:
+        if is_first:
+            out.zero_()
+        out.index_add_(0, self.ids.flatten(), (self.values * weights[:, None, None]).flatten(0, 1))
+
+    def sanitized(self, keep: Tensor) -> Rows:
+        return Rows(self.ids, zeroed(self.values, keep), self.shape)
+
+    def dense(self, rows: slice = slice(None)) -> Tensor:
+        ids, values = self.ids[rows], self.values[rows]
+        table = values.new_zeros(len(ids), *self.shape)
+        return table.scatter_add_(1, ids.unsqueeze(2).expand_as(values), values).flatten(1)
+
+
+def rounding(scale: Tensor) -> Tensor:
+    """A bound on the rounding error of a squared norm, given the sum of its positive terms."""
+    return MARGIN * torch.finfo(scale.dtype).eps * scale
+
+
+def zeroed(values: Tensor, keep: Tensor) -> Tensor:
+    """`values` [n, ...] with zeros where `keep` [n] is false."""
+    return torch.where(keep.view(-1, *[1] * (values.dim() - 1)), values, 0.0)
+
+
+def gram_norm(factor: OuterProducts) -> tuple[Tensor, Tensor]:
+    """|sum_t left_t right_t^T|^2 and a bound on its rounding error, both of shape [n]."""
+    squares, diagonals = [], []
+    groups, length = factor.gram_size
+    for part in blocks(factor.examples, groups * length**2):
+        left, right = factor.pair(part)
+        if length == 1:
+            square = diagonal = (_vecnorm(left) * _vecnorm(right)).square().sum((1, 2))
+        else:
+            gram = (left @ left.mT).mul_(right @ right.mT)
+            square, diagonal = gram.sum((1, 2, 3)), gram.diagonal(dim1=2, dim2=3).sum((1, 2))
+        squares.append(square)
+        diagonals.append(diagonal)
+    square = torch.cat(squares)
+    return square, rounding(torch.cat(diagonals))
+
+
+def gram_product(first: OuterProducts, second: OuterProducts) -> Tensor:
+    """sum_{s,t} (left_s . left'_t)(right_s . right'_t), shape [n]: T T' (p + q) operations where T p q are avoided."""
+    (groups, length), (_, other_length) = first.gram_size, second.gram_size
+    products = []
+    for part in blocks(first.examples, groups * length * other_length):
+        (left, right), (left2, right2) = first.pair(part), second.pair(part)
+        if length == other_length == 1:
+            gram = (left * left2).sum(-1) * (right * right2).sum(-1)
+        else:
+            gram = (left @ left2.mT).mul_(right @ right2.mT)
+        products.append(gram.flatten(1).sum(1))
+    return torch.cat(products)
+
+
+def _vecnorm(values: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(values, dim=-1)
+
+
+def _tied(lookup: Rows, head: Outer) -> Tensor:
+    """A table that is looked up and is also the output layer's weight: sum_{s,t} left_t[ids_s] (right_t . values_s)."""
+    _, length = head.gram_size
+    left = head.left[:, 0].gather(2, lookup.ids.unsqueeze(1).expand(-1, length, -1))
+    return (left * (head.right[:, 0] @ lookup.values.mT)).sum((1, 2))

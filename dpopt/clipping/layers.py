@@ -1,0 +1,192 @@
+"""How each kind of layer leaves its parameters' per-example gradients: from its inputs and its output gradients.
+
+A layer is known by the class that defines its `forward`, so a subclass with a `forward` of its own is not mistaken for
+its parent. Layers that are not known go through `torch.func` (`by_vmap`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+
+from dpopt.clipping.convolution import convolved, standardized
+from dpopt.clipping.factors import Dense, Factor, Rows, outer
+from dpopt.errors import ConfigError
+
+Handler = Callable[[Any, list[str], Tensor, Tensor, int], dict[str, Factor]]
+"""(module, trained parameters' names, input, output gradient, number n of examples) -> the parameters' gradients.
+
+Input and gradient have the examples in their first dimension, or n r rows of which r belong to one example. Where only
+the bias is trained, the input is not read.
+"""
+
+_HANDLERS: dict[str, Handler] = {}
+
+
+def handler(module: nn.Module) -> Handler | None:
+    """What knows the layer, or None."""
+    owner = next(kind for kind in type(module).__mro__ if "forward" in vars(kind))
+    return _HANDLERS.get(f"{owner.__module__}.{owner.__qualname__}")
+
+
+def trained(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The trained parameters that `module` itself holds, not those of its children."""
+    return {name: p for name, p in module._parameters.items() if p is not None and p.requires_grad}
+
+
+def _handles(*names: str) -> Callable[[Handler], Handler]:
+    def register(function: Handler) -> Handler:
+        _HANDLERS.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+@_handles("torch.nn.modules.linear.Linear", "transformers.pytorch_utils.Conv1D")
+def _linear(module: Any, names: list[str], x: Tensor, gradient: Tensor, examples: int) -> dict[str, Factor]:
+    gradient = gradient.reshape(examples, -1, gradient.shape[-1])
+    factors: dict[str, Factor] = {}
+    if "weight" in names:
+        is_transposed = not isinstance(module, nn.Linear)  # GPT's Conv1D stores [inputs, outputs]
+        factors["weight"] = outer(gradient, x.reshape(examples, -1, x.shape[-1]), is_transposed)
+    if "bias" in names:
+        factors["bias"] = Dense(_sum(gradient))
+    return factors
+
+
+@_handles(*(f"torch.nn.modules.conv.Conv{dims}d" for dims in (1, 2, 3)))
+def _convolution(module: Any, names: list[str], x: Tensor, gradient: Tensor, examples: int) -> dict[str, Factor]:
+    factors = _channel_bias(names, gradient, examples)
+    return factors | {"weight": convolved(module, x, gradient, examples)} if "weight" in names else factors
+
+
+@_handles("timm.layers.std_conv.StdConv2d", "timm.layers.std_conv.ScaledStdConv2d")
+def _standardized(module: Any, names: list[str], x: Tensor, gradient: Tensor, examples: int) -> dict[str, Factor]:
+    factors = _channel_bias(names, gradient, examples)
+    if names != ["bias"]:
+        factors |= standardized(module, x, gradient, examples)
+    return {name: factors[name] for name in names}
+
+
+@_handles("torch.nn.modules.normalization.LayerNorm", "timm.layers.norm.LayerNorm")
+def _layer_norm(module: Any, names: list[str], x: Tensor, gradient: Tensor, examples: int) -> dict[str, Factor]:
+    shape = module.normalized_shape
+    return _affine(names, lambda: F.layer_norm(x, shape, eps=module.eps), gradient, (examples, -1, *shape))
+
+
+@_handles("timm.layers.norm.LayerNorm2d")
+def _layer_norm_2d(module: Any, names: list[str], x: Tensor, gradient: Tensor, examples: int) -> dict[str, Factor]:
+    x = x if names == ["bias"] else x.movedim(1, -1)
+    return _layer_norm(module, names, x, gradient.movedim(1, -1), examples)
+
+
+@_handles("torch.nn.modules.normalization.RMSNorm")
+def _rms_norm(module: Any, names: list[str], x: Tensor, gradient: Tensor, examples: int) -> dict[str, Factor]:
+    shape = module.normalized_shape
+    return _affine(names, lambda: F.rms_norm(x, shape, eps=module.eps), gradient, (examples, -1, *shape))
+
+
+@_handles("torch.nn.modules.normalization.GroupNorm", "timm.layers.norm.GroupNorm", "timm.layers.norm.GroupNorm1")
+def _group_norm(module: Any, names: list[str], x: Tensor, gradient: Tensor, examples: int) -> dict[str, Factor]:
+    return _affine_channels(names, lambda: F.group_norm(x, module.num_groups, eps=module.eps), gradient, examples)
+
+
+@_handles("torch.nn.modules.instancenorm._InstanceNorm")
+def _instance_norm(module: Any, names: list[str], x: Tensor, gradient: Tensor, examples: int) -> dict[str, Factor]:
+    return _affine_channels(names, lambda: F.instance_norm(x, eps=module.eps), gradient, examples)
+
+
+@_handles("torch.nn.modules.sparse.Embedding")
+def _embedding(module: Any, names: list[str], ids: Tensor, gradient: Tensor, examples: int) -> dict[str, Factor]:
+    if module.padding_idx is not None:
+        gradient = torch.where((ids == module.padding_idx).unsqueeze(-1), 0.0, gradient)
+    values = gradient.reshape(examples, -1, gradient.shape[-1])
+    return {"weight": Rows(ids.reshape(examples, -1), values, module.weight.shape)}
+
+
+def _affine(
+    names: list[str], normalized: Callable[[], Tensor], gradient: Tensor, shape: tuple[int, ...]
+) -> dict[str, Factor]:
+    """Scale and bias over the last dimensions; `shape` is [n, T, ...]."""
+    parts = {name: gradient * normalized() if name == "weight" else gradient for name in names}
+    return {name: Dense(_sum(part.reshape(shape))) for name, part in parts.items()}
+
+
+def _affine_channels(
+    names: list[str], normalized: Callable[[], Tensor], gradient: Tensor, examples: int
+) -> dict[str, Factor]:
+    """Scale and bias over dimension 1."""
+    parts = {name: gradient * normalized() if name == "weight" else gradient for name in names}
+    return {name: Dense(_sum_channels(part, examples)) for name, part in parts.items()}
+
+
+def _channel_bias(names: list[str], gradient: Tensor, examples: int) -> dict[str, Factor]:
+    return {"bias": Dense(_sum_channels(gradient, examples))} if "bias" in names else {}
+
+
+def _sum(values: Tensor) -> Tensor:
+    """[n, T, ...] -> [n, ...]."""
+    return values.squeeze(1) if values.shape[1] == 1 else values.sum(1)
+
+
+def _sum_channels(values: Tensor, examples: int) -> Tensor:
+    """[n r, C, ...] -> [n, C]."""
+    rows, channels = values.shape[:2]
+    return _sum(values.reshape(rows, channels, -1).sum(2).reshape(examples, -1, channels))
+
+
+def by_vmap(
+    module: nn.Module, names: list[str], inputs: tuple[Any, ...], keywords: dict[str, Any], gradient: Tensor
+) -> dict[str, Factor]:
+    """The gradients of the parameters `names` of any module, from its forward pass once more for each example.
+
+    Raises:
+        RuntimeError: the module draws random numbers, so its forward pass cannot be repeated.
+    """
+    parameters = {name: module._parameters[name].detach() for name in names}  # type: ignore[union-attr]
+
+    def pull(gradient: Tensor, *inputs: Any) -> dict[str, Tensor]:
+        def forward(parameters: dict[str, Tensor]) -> Tensor:
+            batch = tuple(x.unsqueeze(0) if isinstance(x, Tensor) else x for x in inputs)
+            return functional_call(module, parameters, batch, keywords).squeeze(0)
+
+        return vjp(forward, parameters)[1](gradient)[0]
+
+    dims = (0, *(0 if isinstance(x, Tensor) else None for x in inputs))
+    gradients = vmap(pull, in_dims=dims, randomness="error")(gradient, *inputs)
+    return {name: Dense(g.detach()) for name, g in gradients.items()}
+
+
+def refuse_unsafe(model: nn.Module) -> None:
+    """Raise `ConfigError` for a model that no engine can train privately.
+
+    Raises:
+        ConfigError: a layer mixes the examples of a batch or keeps what it sees, or nothing is trainable.
+    """
+    for name, module in model.named_modules():
+        for kinds, (is_unsafe, hint) in _UNSAFE.items():
+            if isinstance(module, kinds) and is_unsafe(module):
+                raise ConfigError(f"model.{name}" if name else "model", type(module).__name__, hint)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ConfigError("model", type(model).__name__, "has no parameter with requires_grad")
+
+
+_UNSAFE: dict[tuple[type[nn.Module], ...], tuple[Callable[[Any], bool], str]] = {
+    (nn.modules.batchnorm._BatchNorm,): (
+        lambda module: True,
+        "it mixes the examples of a batch, so no example's gradient is bounded; use GroupNorm or LayerNorm",
+    ),
+    (nn.modules.instancenorm._InstanceNorm,): (
+        lambda module: module.track_running_stats,
+        "its running statistics are averages over records without noise; use track_running_stats=False",
+    ),
+    (nn.Embedding, nn.EmbeddingBag): (
+        lambda module: module.max_norm is not None or module.scale_grad_by_freq,
+        "max_norm changes the table by what is looked up, and scale_grad_by_freq mixes examples; use neither",
+    ),
+}

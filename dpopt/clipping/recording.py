@@ -1,0 +1,135 @@
+"""What a forward pass of a model shows of the layers that hold trained parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from dpopt.clipping import layers
+from dpopt.clipping.factors import Dense, Factor
+from dpopt.errors import ConfigError
+
+
+class Unsupported(ConfigError):
+    """The model does something that the engine cannot follow; `reason` says what."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("engine", "bookkeeping", f"it cannot follow the model: {reason}; use vmap")
+        self.reason = reason
+
+
+@dataclass
+class Use:
+    """One call of a layer, or (without inputs) a bare parameter's expansion over the batch.
+
+    Attributes:
+        names: trained parameters that the use is of.
+        inputs: what the layer was called with, in order.
+        keywords: further arguments, none of them tensors.
+        versions: the versions of the inputs then, which show an in-place change since.
+        edge: where the backward pass delivers the output's gradient.
+        shape: the output's.
+    """
+
+    module: nn.Module
+    names: list[str]
+    inputs: tuple[Any, ...]
+    keywords: dict[str, Any]
+    versions: tuple[int | None, ...]
+    edge: GradientEdge
+    shape: torch.Size
+
+
+class Recorder:
+    """While it is entered, notes every use of the trained parameters of `modules` on batches of `examples`."""
+
+    def __init__(self, modules: Sequence[nn.Module], examples: int) -> None:
+        self._modules, self._examples = modules, examples
+        self._handles: list[Any] = []
+        self._bare: list[tuple[nn.Module, str, nn.Parameter]] = []
+        self.uses: list[Use] = []
+        self.is_recording = True  # false in the backward pass, where checkpoints call layers again
+
+    def __enter__(self) -> Recorder:
+        for module in self._modules:
+            names = list(layers.trained(module))
+            if layers.handler(module) is None:
+                bare = [name for name in names if _is_expandable(module._parameters[name])]
+                self._expand(module, bare)
+                names = [name for name in names if name not in bare]
+            if names:
+                self._handles.append(module.register_forward_hook(partial(self._note, names), with_kwargs=True))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        for module, name, parameter in self._bare:
+            module._parameters[name] = parameter
+
+    def _expand(self, module: nn.Module, names: list[str]) -> None:
+        for name in names:
+            parameter = cast(nn.Parameter, module._parameters[name])
+            self._bare.append((module, name, parameter))
+            with torch.enable_grad():
+                expanded = parameter.expand(self._examples, *parameter.shape[1:])
+            module._parameters[name] = cast(nn.Parameter, expanded)
+            self.uses.append(Use(module, [name], (), {}, (), get_gradient_edge(expanded), expanded.shape))
+
+    def _note(
+        self, names: list[str], module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any
+    ) -> Tensor | None:
+        """The hook; gives another output where one row stood for all examples."""
+        if not torch.is_grad_enabled():
+            return None
+        if not isinstance(output, Tensor) or any(isinstance(x, Tensor) for x in keywords.values()):
+            raise Unsupported(f"{type(module).__name__} does not map positional tensors to one tensor")
+        if not any(isinstance(x, Tensor) for x in inputs):
+            raise Unsupported(f"{type(module).__name__} is called without a tensor")
+        if output.shape[0] == 1 != self._examples:
+            output = output.expand(self._examples, *output.shape[1:])
+            inputs = tuple(x.expand(self._examples, *x.shape[1:]) if isinstance(x, Tensor) else x for x in inputs)
+        elif output.shape[0] % self._examples:
+            raise Unsupported(f"{type(module).__name__} gives {output.shape[0]} rows for {self._examples} examples")
+        if self.is_recording:
+            kept = () if names == ["bias"] else tuple(x.detach() if isinstance(x, Tensor) else x for x in inputs)
+            versions = tuple(_version(x) for x in kept)
+            self.uses.append(Use(module, names, kept, keywords, versions, _edge(output), output.shape))
+        return output
+
+
+def _version(x: Any) -> int | None:
+    return x._version if isinstance(x, Tensor) else None
+
+
+def _is_expandable(parameter: nn.Parameter | None) -> bool:
+    return parameter is not None and parameter.dim() > 1 and parameter.shape[0] == 1
+
+
+def _edge(output: Tensor) -> GradientEdge:
+    """Where `output`'s gradient arrives, also when the output is changed in place later."""
+    base = output._base
+    if base is not None and base.numel() == output.numel() and base.is_contiguous() and output.is_contiguous():
+        return get_gradient_edge(base)  # an in-place change of a view goes to its base, around the view
+    return get_gradient_edge(output)
+
+
+def factors_of(use: Use, gradient: Tensor, examples: int, dtype: torch.dtype) -> dict[str, Factor]:
+    """The per-example gradients of the parameters of one use."""
+    if tuple(_version(x) for x in use.inputs) != use.versions:
+        raise Unsupported(f"an input of {type(use.module).__name__} was changed in place after its use")
+    inputs = tuple(x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in use.inputs)
+    handler = layers.handler(use.module)
+    if handler:
+        return handler(use.module, use.names, inputs[0] if inputs else gradient, gradient, examples)
+    if not inputs:
+        return {use.names[0]: Dense(gradient)}
+    if any(isinstance(x, Tensor) and len(x) != examples for x in (*inputs, gradient)):
+        raise Unsupported(f"{type(use.module).__name__} is of unknown kind and called on rows that are no examples")
+    return layers.by_vmap(use.module, use.names, inputs, use.keywords, gradient)

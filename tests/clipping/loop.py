@@ -1,0 +1,139 @@
+"""What clipped sums are compared with: plain autograd, one example and one point at a time."""
+
+import copy
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dpopt.clipping import Abadi, Automatic, Normalized
+
+RULES = [Abadi(0.3), Abadi(float("inf")), Automatic(1.0, 0.1), Normalized(0.3)]
+ONE, TWO = (1.0,), (1.7, -0.7)
+
+
+class Clipped(NamedTuple):
+    """Clipped sum [d]; norms [n] of the combined gradients before clipping; losses [k, n]."""
+
+    total: Tensor
+    norms: Tensor
+    losses: Tensor
+
+
+class Truth(NamedTuple):
+    """`Clipped`, and two numbers that say how exact a result can be.
+
+    Attributes:
+        scale: the largest entry of any example's clipped gradient; their sum may be zero.
+        condition: the largest sum_k |w_k g_k|^2 / |sum_k w_k g_k|^2 of any example.
+    """
+
+    total: Tensor
+    norms: Tensor
+    losses: Tensor
+    scale: float
+    condition: float
+
+
+class Watched:
+    """A clip rule that keeps the norms it was last asked about."""
+
+    def __init__(self, rule):
+        self.rule, self.sensitivity, self.norms = rule, rule.sensitivity, torch.zeros(0)
+
+    def factor(self, norm):
+        self.norms = norm.clone()
+        return self.rule.factor(norm)
+
+
+def squared(output, target):
+    """A loss for outputs of any shape: mean squared distance to a number per example."""
+    return (output.flatten(1) - target[:, None]).square().mean(1)
+
+
+def cast(x, dtype):
+    """`x` in the precision `dtype`, unless it holds token ids."""
+    return x.to(dtype) if x.is_floating_point() else x
+
+
+def trained(model):
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def gradient(model, loss, theta, x, y):
+    """Loss and flat gradient at `theta` of the one example in `x` and `y`."""
+    parameters = trained(model)
+    for parameter, value in zip(parameters, theta.split([p.numel() for p in parameters]), strict=True):
+        parameter.data = value.view_as(parameter).clone()
+    value = loss(model(x), y).sum()
+    gradients = torch.autograd.grad(value, parameters, allow_unused=True)
+    flat = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
+    return value.detach(), torch.cat([g.flatten() for g in flat])
+
+
+def loop(model, loss, points, x, y, mask, clip, dtype=torch.float64):
+    """The truth about the rows in `mask`, computed in `dtype`; the norms and losses of other rows are zero."""
+    model, x, y = copy.deepcopy(model).to(dtype), cast(x, dtype), cast(y, dtype)
+    total = torch.zeros(sum(p.numel() for p in trained(model)), dtype=dtype)
+    norms, losses = torch.zeros(len(x), dtype=dtype), torch.zeros(len(points), len(x), dtype=dtype)
+    scale, condition = 0.0, 1.0
+    for i in mask.nonzero().flatten().tolist():
+        pairs = [gradient(model, loss, theta.to(dtype), x[i : i + 1], y[i : i + 1]) for _, theta in points]
+        parts = [weight * g for (weight, _), (_, g) in zip(points, pairs, strict=True)]
+        combined = sum(parts)
+        norms[i], losses[:, i] = combined.norm(), torch.stack([value for value, _ in pairs])
+        clipped = combined * clip.factor(norms[i])
+        total += clipped
+        scale = max(scale, clipped.abs().max().item())
+        condition = max(condition, sum(part.norm().item() ** 2 for part in parts) / max(norms[i].item() ** 2, 1e-300))
+    return Truth(total, norms, losses, scale, condition)
+
+
+def ask(made, points, x, y, mask, clip):
+    """`Clipped` as the engine `made` has it, with zeros where `loop` has them."""
+    watched = Watched(clip)
+    losses, total = made.losses_and_clipped_sum(points, x, y, mask, watched)
+    assert losses.shape == (len(points), len(x))
+    assert watched.norms.shape == (len(x),) or not mask.any()
+    norms = torch.where(mask, watched.norms, 0.0) if mask.any() else torch.zeros(len(x))
+    return Clipped(total, norms, torch.where(mask, losses, 0.0))
+
+
+def off(actual, expected):
+    """The largest error of an entry."""
+    assert actual.shape == expected.shape
+    return (actual.double() - expected).abs().max().item() if expected.numel() else 0.0
+
+
+def assert_near(actual, expected, tolerance=1e-5, scale=None, rounding=0.0):
+    """|actual - expected| <= tolerance * scale + rounding, where `scale` is max|expected| if it is not given."""
+    error, scale = off(actual, expected), off(expected, 0 * expected) if scale is None else scale
+    assert error <= tolerance * scale + rounding, f"off by {error:.1e} where the largest is {scale:.1e}"
+
+
+def around(theta, weights, spread=0.1):
+    """Weighted points near `theta`."""
+    return [(weight, theta + spread * torch.randn_like(theta)) for weight in weights]
+
+
+def check(model, made, x, y, *, loss=squared, weights=ONE, clip=RULES[0], mask=None):
+    """The engine `made` for `model` and `loss` equals the loop at points near the model's parameters.
+
+    The truth is the loop in float64, and what is compared is relative to the largest entry: to 1e-10 in float64 and
+    1e-5 in float32, or 80 machine epsilons times `condition` where two points all but cancel (a norm from inner
+    products loses as much). To that comes a small multiple of what float32 costs the loop itself: some drawn models,
+    like a norm over two features, lose digits however they are differentiated.
+    """
+    mask = torch.ones(len(x), dtype=torch.bool) if mask is None else mask
+    points = around(made.theta, weights)
+    problem = model, loss, points, x, y, mask, clip
+    actual, truth = ask(made, *problem[2:]), loop(*problem)
+    dtype = actual.total.dtype
+    tolerance = max(1e-5 if dtype == torch.float32 else 1e-10, 80 * torch.finfo(dtype).eps * truth.condition)
+    plain = loop(*problem, dtype) if dtype == torch.float32 else truth
+    for name, scale in (("total", truth.scale), ("norms", None), ("losses", None)):
+        value, expected = getattr(actual, name), getattr(truth, name)
+        try:
+            assert_near(value, expected, tolerance, scale, 4 * off(getattr(plain, name), expected))
+        except AssertionError as error:
+            raise AssertionError(f"{name} {error}") from None

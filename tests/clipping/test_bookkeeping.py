@@ -1,0 +1,928 @@
+"""The book-keeping engine against plain autograd: every layer type, uses that break book-keeping, and its promises."""
+
+import copy
+import logging
+import math
+from functools import partial
+
+import pytest
+import timm.layers
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from loop import ONE, RULES, TWO, around, ask, assert_near, check, loop, squared
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers.pytorch_utils import Conv1D
+
+from dpopt.clipping import Abadi, Automatic, Normalized, engine
+from dpopt.errors import ConfigError
+
+few = settings(deadline=None, max_examples=20, database=None, suppress_health_check=list(HealthCheck))
+small, booleans = st.integers(1, 6), st.booleans()
+
+
+def floats(*shape):
+    """A maker of n examples of `shape`."""
+    return lambda n: torch.randn(n, *shape)
+
+
+def ids(vocabulary, *shape):
+    """A maker of n examples of token ids."""
+    return lambda n: torch.randint(vocabulary, (n, *shape))
+
+
+# Layers, their options and shapes drawn: name -> (draw) -> (layer, maker of inputs).
+
+
+def linear(draw):
+    wide, narrow = draw(small), draw(small)
+    return nn.Linear(wide, narrow, bias=draw(booleans)), floats(*draw(st.lists(small, max_size=3)), wide)
+
+
+def conv1d(draw):
+    """The transformers' one."""
+    return Conv1D(draw(small), wide := draw(small)), floats(*draw(st.lists(small, max_size=2)), wide)
+
+
+def conv(kind, dims, draw):
+    def each(low, high):
+        return tuple(draw(st.integers(low, high)) for _ in range(dims))
+
+    groups, kernel, dilation = draw(st.integers(1, 3)), each(1, 3), each(1, 2)
+    size = [d * (k - 1) + 1 + extra for k, d, extra in zip(kernel, dilation, each(0, 2), strict=True)]
+    padding = draw(
+        st.sampled_from(["same", "valid", tuple(min(p, s - 1) for p, s in zip(each(0, 2), size, strict=True))])
+    )
+    stride = each(1, 1 if padding == "same" else 2)
+    mode = draw(st.sampled_from(["zeros", "reflect", "replicate", "circular"]))
+    channels = groups * draw(st.integers(1, 2))
+    shape = {"kernel_size": kernel, "stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    made = kind(channels, groups * draw(st.integers(1, 2)), **shape, padding_mode=mode, bias=draw(booleans))
+    return made, floats(channels, *size)
+
+
+def standardised(kind, draw):
+    groups, kernel, per = draw(st.integers(1, 2)), draw(st.integers(2, 3)), draw(st.integers(2, 6))
+    shape = {
+        "kernel_size": kernel,
+        "stride": draw(st.integers(1, 2)),
+        "padding": 1,
+        "groups": groups,
+        "bias": draw(booleans),
+    }
+    return kind(per * groups, 2 * groups, **shape), floats(per * groups, draw(st.integers(3, 4)), 3)
+
+
+def layer_norm(kind, draw, **options):
+    shape = draw(st.lists(st.integers(2, 4), min_size=1, max_size=2))
+    return kind(shape, **options), floats(*draw(st.lists(small, max_size=2)), *shape)
+
+
+def channel_norm(kind, draw):
+    return kind(channels := draw(st.integers(2, 4))), floats(channels, draw(small), draw(small))
+
+
+def group_norm(kind, draw):
+    groups, per = draw(st.integers(1, 3)), draw(small)
+    return kind(groups, groups * per), floats(groups * per, *draw(st.lists(st.integers(2, 3), min_size=2, max_size=2)))
+
+
+def plain_group_norm(draw):
+    groups, per, space = draw(st.integers(1, 3)), draw(st.integers(2, 4)), draw(st.lists(small, max_size=3))
+    return nn.GroupNorm(groups, groups * per), floats(groups * per, *space)
+
+
+def instance_norm(kind, dims, draw):
+    return kind(channels := draw(small), affine=True), floats(channels, *(draw(st.integers(2, 3)) for _ in range(dims)))
+
+
+def embedding(draw):
+    size = draw(st.integers(2, 5))
+    padding = draw(st.sampled_from([None, 0, size - 1]))
+    return nn.Embedding(size, draw(small), padding_idx=padding), ids(size, *draw(st.lists(small, max_size=2)))
+
+
+def layer_scale(draw):
+    return timm.layers.LayerScale(dim := draw(small), init_values=0.5), floats(draw(small), dim)
+
+
+LAYERS = {
+    "linear": linear,
+    "transformers.Conv1D": conv1d,
+    "conv1d": partial(conv, nn.Conv1d, 1),
+    "conv2d": partial(conv, nn.Conv2d, 2),
+    "conv3d": partial(conv, nn.Conv3d, 3),
+    "StdConv2d": partial(standardised, timm.layers.StdConv2d),
+    "ScaledStdConv2d": partial(standardised, timm.layers.ScaledStdConv2d),
+    "layer_norm": partial(layer_norm, nn.LayerNorm),
+    "layer_norm_no_bias": partial(layer_norm, nn.LayerNorm, bias=False),
+    "layer_norm_2d": partial(channel_norm, timm.layers.LayerNorm2d),
+    "group_norm": plain_group_norm,
+    "group_norm_act": partial(group_norm, lambda groups, channels: timm.layers.GroupNormAct(channels, groups)),
+    "rms_norm": partial(layer_norm, nn.RMSNorm),
+    "instance_norm1d": partial(instance_norm, nn.InstanceNorm1d, 1),
+    "instance_norm2d": partial(instance_norm, nn.InstanceNorm2d, 2),
+    "instance_norm3d": partial(instance_norm, nn.InstanceNorm3d, 3),
+    "embedding": embedding,
+    "layer_scale": layer_scale,
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@few
+@given(data=st.data())
+def test_every_layer_equals_a_loop(name, data):
+    """Shapes, options, batch size (also 0 and 1), mask, one or two points, clip rule and precision are drawn."""
+    draw = data.draw
+    torch.manual_seed(draw(st.integers(0, 2**20)))
+    layer, inputs = LAYERS[name](draw)
+    n, dtype = draw(st.sampled_from([0, 1, 2, 3, 5])), draw(st.sampled_from([torch.float32, torch.float64]))
+    x = inputs(n)
+    if x.is_floating_point():
+        x = x.to(dtype)
+        if draw(booleans):
+            layer = nn.Sequential(nn.Linear(x.shape[-1], x.shape[-1]), layer)
+    model = nn.Sequential(layer, nn.Tanh()).to(dtype)
+    made = engine(model, squared, "bookkeeping")
+    mask = torch.tensor(draw(st.lists(booleans, min_size=n, max_size=n)), dtype=torch.bool)
+    weights, clip = draw(st.sampled_from([ONE, TWO, (0.5, 0.5), (-2.0, 3.0)])), draw(st.sampled_from(RULES))
+    check(model, made, x, torch.randn(n, dtype=dtype), weights=weights, clip=clip, mask=mask)
+
+
+# Small models, each for one way of using parameters: name -> () -> (model, maker of inputs).
+
+
+class Of(nn.Module):
+    """A model with the given children and parameters, whose forward pass is a function of itself and the input."""
+
+    def __init__(self, forward, **members):
+        super().__init__()
+        self.function = forward
+        for name, member in members.items():
+            setattr(self, name, member)
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+def parameter(*shape):
+    return nn.Parameter(torch.randn(shape))
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.LayerNorm(5), nn.Linear(5, 3))
+
+
+def cnn():
+    convs = nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(inplace=True), nn.MaxPool2d(2)
+    return nn.Sequential(*convs, nn.Conv2d(4, 4, 2), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(16, 3))
+
+
+def scaled():
+    return nn.Sequential(timm.layers.ScaledStdConv2d(2, 4, 3), nn.Tanh(), timm.layers.ScaledStdConv2d(4, 2, 2))
+
+
+def train_only(model, keep):
+    """`model` with the parameters whose name `keep` accepts trained, the others frozen."""
+    for name, p in model.named_parameters():
+        p.requires_grad_(keep(name))
+    return model
+
+
+def tokens(dropout=0.0):
+    """Class token, position embedding, layer scale, a temperature, and windows folded into the batch."""
+
+    def forward(m, x):
+        x = torch.cat([m.cls_token.expand(len(x), -1, -1), m.embed(x)], 1) + m.pos_embed
+        windows = m.drop(m.mix(x.reshape(-1, 2, 4)).view_as(x))
+        return m.head((x + m.gamma * windows)[:, 0] / m.temperature)
+
+    bare = {
+        "cls_token": parameter(1, 1, 4),
+        "pos_embed": parameter(1, 6, 4),
+        "gamma": parameter(4),
+        "temperature": parameter(),
+    }
+    return Of(
+        forward, **bare, embed=nn.Linear(3, 4), mix=nn.Linear(4, 4), drop=nn.Dropout(dropout), head=nn.Linear(4, 2)
+    ), floats(5, 3)
+
+
+def tied_language_model(positions, width):
+    """Embedding and head share a weight; `positions` looks up the same ids for the whole batch."""
+
+    def forward(m, x):
+        return m.head(torch.tanh(m.mix(m.wte(x) + m.wpe(positions))))
+
+    tables = {"wte": nn.Embedding(7, width), "wpe": nn.Embedding(5, width)}
+    model = Of(forward, **tables, mix=nn.Linear(width, width), head=nn.Linear(width, 7, bias=False))
+    model.head.weight = model.wte.weight
+    return model, ids(7, 3)
+
+
+def tied_across_kinds():
+    """One weight as Linear's, as the transformers' Conv1D's (which is the transpose) and as a table."""
+
+    def forward(m, x):
+        return m.linear(torch.tanh(m.conv(m.table(x))))
+
+    model = Of(forward, linear=nn.Linear(6, 6), conv=Conv1D(6, 6), table=nn.Embedding(6, 6))
+    model.conv.weight = model.table.weight = model.linear.weight
+    return model, ids(6, 2)
+
+
+def tied_convolutions(standardised):
+    """Two geometries for one kernel."""
+    first, second = {"stride": 2, "padding": 1}, {"padding": 2, "dilation": 2, "bias": False}
+    kind = timm.layers.StdConv2d if standardised else nn.Conv2d
+    model = nn.Sequential(kind(4, 4, 3, **first), nn.Tanh(), kind(4, 4, 3, **second))
+    model[2].weight = model[0].weight
+    return model, floats(4, 4, 3)
+
+
+def frames():
+    """Images folded into the batch dimension: several rows of every layer belong to one example."""
+    convs = nn.Conv2d(2, 4, 2), nn.GroupNorm(2, 4), timm.layers.StdConv2d(4, 4, 2), nn.InstanceNorm2d(4, affine=True)
+    rest = nn.Flatten(), nn.LayerNorm(16), nn.Linear(16, 8)
+    body = nn.Sequential(*convs, nn.Tanh(), *rest)
+    return Of(lambda m, x: m.body(x.flatten(0, 1)).unflatten(0, x.shape[:2]).sum(1), body=body), floats(2, 2, 4, 4)
+
+
+def calls_one_layer_twice(layer, inputs):
+    return Of(lambda m, x: m.layer(torch.tanh(m.layer(x) + m.layer(2 * x))), layer=layer), inputs
+
+
+def post_activation_block():
+    def forward(m, x):
+        identity = x = m.relu(m.norm1(m.conv1(x)))
+        out = m.norm2(m.conv2(x))
+        out += identity
+        return m.head(m.relu(out).mean((2, 3)))
+
+    convs = {"conv1": nn.Conv2d(2, 4, 3, bias=False), "conv2": nn.Conv2d(4, 4, 3, padding=1, bias=False)}
+    norms = {"norm1": nn.GroupNorm(2, 4), "norm2": nn.GroupNorm(2, 4), "relu": nn.ReLU(inplace=True)}
+    return Of(forward, **convs, **norms, head=nn.Linear(4, 3)), floats(2, 5, 4)
+
+
+def lora():
+    import peft
+
+    config = peft.LoraConfig(r=2, target_modules=["0", "3"], init_lora_weights=False, lora_alpha=3)
+    return peft.get_peft_model(mlp(), config), floats(6)
+
+
+def changed_in_place(m, x):
+    """In-place changes of outputs, of views of them, and of a layer's view of its own output."""
+    out = m.used(x)
+    out[:, 0] *= 2
+    out.view(-1, 4)[:, 1:].add_(m.other(x).view(-1, 4)[:, 1:].mul_(3))
+    return m.table(x[..., 0].long().clamp_(0, 2)).mul_(2) + out.relu_()
+
+
+def changed_layers():
+    layers = {"used": nn.Linear(4, 4), "other": Conv1D(4, 4), "table": nn.Embedding(3, 4)}
+    return Of(changed_in_place, **layers), floats(3, 4)
+
+
+def recomputed():
+    def forward(m, x):
+        return m.head(checkpoint(m.body, checkpoint(m.body, x, use_reentrant=False), use_reentrant=False))
+
+    return Of(forward, body=nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.LayerNorm(4)), head=nn.Linear(4, 2)), floats(4)
+
+
+def both():
+    return {"used": nn.Linear(4, 3), "other": nn.Linear(4, 3)}
+
+
+MODELS = {
+    "mlp": lambda: (mlp(), floats(6)),
+    "cnn": lambda: (cnn(), floats(2, 6, 6)),
+    "tokens": tokens,
+    "frames": frames,
+    "tied": lambda: tied_language_model(torch.arange(3)[None], 4),
+    "tied_wide": lambda: tied_language_model(torch.arange(3)[None], 16),
+    "tied_across_kinds": tied_across_kinds,
+    "tied_convolutions": lambda: tied_convolutions(False),
+    "tied_standardised": lambda: tied_convolutions(True),
+    "linear_twice": lambda: calls_one_layer_twice(nn.Linear(4, 4), floats(3, 4)),
+    "wide_linear_twice": lambda: calls_one_layer_twice(nn.Linear(8, 8), floats(3, 8)),
+    "conv_twice": lambda: calls_one_layer_twice(nn.Conv2d(2, 2, 3, padding=1), floats(2, 3, 3)),
+    "wide_conv_twice": lambda: calls_one_layer_twice(nn.Conv2d(4, 4, 3, padding=1), floats(4, 2, 2)),
+    "norm_twice": lambda: calls_one_layer_twice(nn.LayerNorm(4), floats(3, 4)),
+    "post_activation": post_activation_block,
+    "bitfit": lambda: (train_only(cnn(), lambda name: "bias" in name), floats(2, 6, 6)),
+    "film": lambda: (train_only(cnn(), lambda name: name[0] in "17"), floats(2, 6, 6)),
+    "weights_alone": lambda: (train_only(cnn(), lambda name: "weight" in name), floats(2, 6, 6)),
+    "gain_alone": lambda: (train_only(scaled(), lambda name: "gain" in name), floats(2, 4, 4)),
+    "kernel_alone": lambda: (train_only(scaled(), lambda name: name == "0.weight"), floats(2, 4, 4)),
+    "scale_alone": lambda: (train_only(mlp(), lambda name: name == "2.weight"), floats(6)),
+    "frozen_middle": lambda: (train_only(mlp(), lambda name: name[0] != "2"), floats(6)),
+    "frozen_front": lambda: (train_only(mlp(), lambda name: name[0] == "3"), floats(6)),
+    "lora": lora,
+    "checkpoint": recomputed,
+    "unused": lambda: (Of(lambda m, x: m.used(x), **both()), floats(4)),
+    "ignored": lambda: (Of(lambda m, x: m.used(x) + 0 * m.other(x.detach()).detach(), **both()), floats(4)),
+    "no_grad": lambda: (Of(lambda m, x: m.head(stem(m, x)), stem=nn.Linear(4, 4), head=nn.Linear(4, 3)), floats(4)),
+    "two_outputs": lambda: (Of(lambda m, x: torch.cat([m.used(x), m.other(x)], -1), **both()), floats(4)),
+    "elementwise": lambda: (nn.Sequential(nn.Linear(4, 4), nn.PReLU(3), nn.PReLU(), nn.Linear(4, 2)), floats(3, 4)),
+    "in_place": changed_layers,
+    "strided": lambda: (Of(lambda m, x: m.used(x.transpose(1, 2)), used=nn.Linear(4, 3)), floats(4, 5)),
+    "channels_last": lambda: (cnn(), lambda n: torch.randn(n, 2, 6, 6).to(memory_format=torch.channels_last)),
+}
+
+
+def stem(m, x):
+    with torch.no_grad():
+        return m.stem(x)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("weights", [ONE, TWO], ids=["one", "two"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_every_use_of_parameters_equals_a_loop(name, weights, dtype):
+    torch.manual_seed(0)
+    model, inputs = MODELS[name]()
+    made = engine(model.to(dtype), squared, "bookkeeping")
+    for n, clip in zip([3, 0, 5, 1], RULES, strict=True):
+        x = inputs(n)
+        x = x.to(dtype) if x.is_floating_point() else x
+        check(model, made, x, torch.randn(n, dtype=dtype), weights=weights, clip=clip, mask=torch.arange(n) != 1)
+
+
+def test_a_module_may_be_called_in_some_passes_only():
+    torch.manual_seed(0)
+    model = Of(lambda m, x: m.used(x) + (m.other(x) if m.on else 0), **both())
+    made = engine(model, squared, "bookkeeping")
+    for model.on in (True, False, True):
+        check(model, made, torch.randn(3, 4), torch.randn(3))
+
+
+def test_a_later_pass_that_cannot_be_followed_is_refused():
+    torch.manual_seed(0)
+    attend = nn.MultiheadAttention(4, 2, batch_first=True)
+    model = Of(lambda m, x: m.attend(x, x, x)[0] if m.on else m.linear(x), linear=nn.Linear(4, 4), attend=attend)
+    made = engine(model, squared, "bookkeeping")
+    model.on = False
+    check(model, made, torch.randn(3, 2, 4), torch.randn(3))
+    model.on = True
+    with pytest.raises(ConfigError, match="MultiheadAttention"):
+        check(model, made, torch.randn(3, 2, 4), torch.randn(3))
+
+
+# Uses in which a layer's rows are not the examples', or its parameters are read by others. Book-keeping may refuse
+# them, on any batch, but must never be silently wrong; "auto" must do them.
+
+
+class Power(nn.Module):
+    """A layer with an argument that is no tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = parameter(4)
+
+    def forward(self, x, power=1):
+        return (x * self.scale).tanh() ** power
+
+
+def test_an_argument_that_is_no_tensor_may_change():
+    torch.manual_seed(0)
+    model = Of(lambda m, x: m.head(m.layer(x, power=m.power)), layer=Power(), head=nn.Linear(4, 2))
+    model.power = 1
+    made = engine(model, squared, "bookkeeping")
+    try:
+        for model.power in (1, 2):
+            check(model, made, torch.randn(3, 4), torch.randn(3))
+    except ConfigError:
+        return
+
+
+class Standardising(nn.Conv1d):
+    """A convolution that changes its kernel without a `forward` of its own."""
+
+    def _conv_forward(self, x, weight, bias):
+        return super()._conv_forward(x, weight - weight.mean(), bias)
+
+
+class OnlyInTraining(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0) if self.training else x
+
+
+def from_outside(read):
+    return Of(read, linear=nn.Linear(4, 4), head=nn.Linear(4, 3)), floats(3, 4)
+
+
+def attention(layer):
+    def forward(m, x):
+        return m.layer(x, x, x, need_weights=False)[0] if isinstance(m.layer, nn.MultiheadAttention) else m.layer(x)
+
+    return Of(forward, layer=layer), floats(3, 4)
+
+
+def encoder(**options):
+    return nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, **options)
+
+
+def recurrent(kind):
+    return Of(lambda m, x: m.layer(x)[0], layer=kind(4, 3, batch_first=True)), floats(3, 4)
+
+
+def prompted(m, x):
+    return m.head(torch.cat([m.project(m.prompt).expand(len(x), 3, 4), x], 1))
+
+
+def bag():
+    return Of(lambda m, x: m.head(m.layer(x)), layer=nn.EmbeddingBag(5, 4), head=nn.Linear(4, 2)), ids(5, 3)
+
+
+def prompts():
+    return Of(prompted, prompt=parameter(3, 4), project=nn.Linear(4, 4), head=nn.Linear(4, 2)), floats(2, 4)
+
+
+def repeated_token(m, x):
+    return m.head(torch.cat([m.token.repeat(len(x), 1, 1), x], 1))
+
+
+def hooked():
+    """A hook of the user's own changes the layer's output."""
+    model, inputs = from_outside(lambda m, x: m.head(m.linear(x)))
+    model.linear.register_forward_hook(lambda module, inputs, output: 3 * output)
+    return model, inputs
+
+
+def one_row(function, *shape, inputs=(3, 4)):
+    """A bare parameter whose first dimension of size one is not the batch's."""
+    return Of(function, row=parameter(*shape), head=nn.Linear(4, 2)), floats(*inputs)
+
+
+def two_halves():
+    """A module that returns two tensors."""
+    halves = Of(lambda m, x: (x * m.scale).chunk(2, -1), scale=parameter(4))
+    return Of(lambda m, x: m.halves(x)[0] * m.halves(x)[1], halves=halves), floats(3, 4)
+
+
+def tied_to_a_bare_parameter():
+    model, inputs = from_outside(lambda m, x: m.head(torch.tanh(m.linear(x)) @ m.weight))
+    model.weight = model.linear.weight
+    return model, inputs
+
+
+def weight_norm():
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    return nn.Sequential(normed, nn.Tanh(), nn.Linear(4, 2)), floats(3, 4)
+
+
+def time_major(m, x):
+    """Rows of the layer are (time, example)."""
+    return m.head(torch.tanh(m.linear(x.transpose(0, 1)))).transpose(0, 1)
+
+
+def folded_time_major(m, x):
+    return m.linear(x.transpose(0, 1).reshape(-1, 4)).view(3, -1, 4).transpose(0, 1)
+
+
+ODD = {
+    "positions_without_batch": lambda: tied_language_model(torch.arange(3), 4),
+    "projected_prompt": prompts,
+    "time_major": lambda: from_outside(time_major),
+    "folded_time_major": lambda: from_outside(folded_time_major),
+    "one_call_per_example": lambda: from_outside(lambda m, x: torch.stack([m.linear(row) for row in x])),
+    "reversed_rows": lambda: from_outside(lambda m, x: m.linear(x.flip(0)).flip(0)),
+    "doubled_rows": lambda: from_outside(lambda m, x: m.linear(torch.cat([x, 2 * x])).view(2, -1, 3, 4).sum(0)),
+    "first_rows": lambda: from_outside(lambda m, x: m.linear(x) + F.pad(m.linear(x[:1]), (0, 0, 0, 0, 0, len(x) - 1))),
+    "functional": lambda: from_outside(lambda m, x: m.head(F.linear(x, m.linear.weight))),
+    "functional_and_called": lambda: from_outside(lambda m, x: m.head(F.linear(m.linear(x), m.linear.weight))),
+    "forward_called_directly": lambda: from_outside(lambda m, x: m.head(torch.tanh(m.linear.forward(x)))),
+    "weight_in_the_output": lambda: from_outside(lambda m, x: m.linear(x) + m.head.weight.sum()),
+    "penalty": lambda: from_outside(lambda m, x: m.linear(x) * m.linear.weight.square().sum()),
+    "attention": lambda: attention(nn.MultiheadAttention(4, 2, batch_first=True)),
+    "attention_time_major": lambda: attention(nn.MultiheadAttention(4, 2)),
+    "encoder": lambda: attention(encoder(batch_first=True)),
+    "encoder_pre_norm": lambda: attention(encoder(batch_first=True, norm_first=True, activation="gelu")),
+    "gru": lambda: recurrent(nn.GRU),
+    "lstm": lambda: recurrent(nn.LSTM),
+    "weight_norm": weight_norm,
+    "leading_one": lambda: from_outside(lambda m, x: m.head(torch.tanh(m.linear(x[None])[0]))),
+    "tied_to_a_bare_parameter": tied_to_a_bare_parameter,
+    "user_hook": hooked,
+    "overridden_part": lambda: (nn.Sequential(Standardising(3, 4, 2), nn.Linear(3, 2)), floats(3, 4)),
+    "power": lambda: (Of(lambda m, x: m.layer(x, 2), layer=Power()), floats(3, 4)),
+    "named_power": lambda: (Of(lambda m, x: m.layer(x, power=2), layer=Power()), floats(3, 4)),
+    "two_halves": two_halves,
+    "named_argument": lambda: from_outside(lambda m, x: m.head(input=m.linear(input=x))),
+    "repeated_token": lambda: (Of(repeated_token, token=parameter(1, 1, 4), head=nn.Linear(4, 2)), floats(3, 4)),
+    "projected_row": lambda: one_row(lambda m, x: x[..., :2] + m.head(m.row), 1, 3, 4),
+    "indexed_row": lambda: one_row(lambda m, x: m.head(x + m.row[0]), 1, 3, 4),
+    "row_of_features": lambda: one_row(lambda m, x: m.head(x * m.row), 1, 4),
+    "row_of_ones": lambda: one_row(lambda m, x: m.head(x * m.row), 1, 1),
+    "row_as_weight": lambda: one_row(lambda m, x: F.linear(x, m.row), 1, 4),
+    "row_as_kernel": lambda: one_row(lambda m, x: F.conv1d(x, m.row), 1, 3, 1),
+    "row_of_examples": lambda: one_row(lambda m, x: m.head(x) * m.row.sum(), 1, 2),
+    "transposed_conv": lambda: (nn.Sequential(nn.ConvTranspose2d(2, 3, 2, stride=2)), floats(2, 3, 3)),
+    "bilinear": lambda: (Of(lambda m, x: m.layer(x, x.tanh()), layer=nn.Bilinear(4, 4, 3)), floats(3, 4)),
+    "embedding_bag": bag,
+}
+VMAP_CANNOT = {"gru", "lstm", "checkpoint"}
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("sizes", [(3, 2, 5), (2, 3), (1, 3), (5, 4, 3), (4, 3)], ids=str)
+def test_odd_uses_are_right_or_refused(name, sizes):
+    """Three positions or time steps: at three examples, a layer's rows could be taken for examples."""
+    torch.manual_seed(0)
+    model, inputs = ODD[name]()
+    made = engine(model, squared, "bookkeeping")
+    for n in sizes:
+        try:
+            check(model, made, inputs(n), torch.randn(n))
+        except ConfigError:
+            return
+
+
+@pytest.mark.parametrize("name", sorted({*ODD, *MODELS} - VMAP_CANNOT))
+def test_auto_does_every_model(name):
+    torch.manual_seed(0)
+    model, inputs = (ODD | MODELS)[name]()
+    made = engine(model, squared, "auto")
+    for n in (2, 3):
+        check(model, made, inputs(n), torch.randn(n), weights=TWO)
+
+
+# Models and losses that mix examples.
+
+
+def centred():
+    return nn.Sequential(nn.Linear(4, 4), Of(lambda m, x: x - x.mean(0)), nn.Linear(4, 3))
+
+
+def per_example_mean(output, target):
+    return squared(output, target) / len(target)
+
+
+def noisy():
+    """Mixes in training only, where dropout hides what the model does."""
+    return nn.Sequential(OnlyInTraining(), nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+
+
+MIXING = {
+    "batch_mean": (centred, squared),
+    "only_in_training": (lambda: nn.Sequential(OnlyInTraining(), nn.Linear(4, 3)), squared),
+    "only_in_training_with_dropout": (noisy, squared),
+    "of_tiny_gradients": (centred, lambda output, target: 1e-9 * squared(output, target)),
+    "of_logarithms": (lambda: nn.Sequential(Of(lambda m, x: x.log()), centred()), squared),
+    "neighbours": (lambda: nn.Sequential(nn.Linear(4, 3), Of(lambda m, x: x + x.roll(1, 0))), squared),
+    "loss": (lambda: nn.Linear(4, 3), per_example_mean),
+}
+
+
+def use(made, *batches):
+    """The last clipped sum of `batches`."""
+    for x in batches:
+        total = made.clipped_sum([(1.0, made.theta)], x, torch.randn(len(x)), torch.ones(len(x)).bool(), Abadi())
+    return total
+
+
+@pytest.mark.parametrize("name", MIXING)
+@pytest.mark.parametrize("sizes", [(5,), (0, 1, 5)], ids=str)
+def test_book_keeping_refuses_to_mix_examples(name, sizes):
+    """However little the first batches show."""
+    torch.manual_seed(0)
+    build, loss = MIXING[name]
+    made = engine(build(), loss, "bookkeeping")
+    with pytest.raises(ConfigError, match="example"):
+        use(made, *(torch.rand(n, 4) for n in sizes))
+
+
+def test_a_sample_is_checked_at_once():
+    torch.manual_seed(0)
+    with pytest.raises(ConfigError, match="example"):
+        engine(centred(), squared, "bookkeeping", sample=(torch.randn(3, 4), torch.randn(3)))
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_auto_falls_back_and_says_why(sampled, caplog):
+    torch.manual_seed(0)
+    model, sample = centred(), (torch.randn(3, 4), torch.randn(3))
+    with caplog.at_level(logging.WARNING, "dpopt"):
+        made = engine(model, squared, "auto", sample=sample if sampled else None)
+        check(model, made, torch.randn(5, 4), torch.randn(5), weights=TWO)
+    assert ["vmap" in record.getMessage() for record in caplog.records if record.name.startswith("dpopt")] == [True]
+
+
+def test_auto_is_silent_where_book_keeping_works(caplog):
+    torch.manual_seed(0)
+    model = mlp()
+    check(model, engine(model, squared, "auto"), torch.randn(5, 6), torch.randn(5))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "1.*BatchNorm1d.*GroupNorm"),
+        (nn.Sequential(nn.Conv1d(4, 4, 1), nn.InstanceNorm1d(4, track_running_stats=True)), "1.*InstanceNorm1d"),
+        (nn.Sequential(nn.Embedding(4, 4, max_norm=1.0)), "0.*Embedding.*max_norm"),
+        (nn.Sequential(nn.Embedding(4, 4, scale_grad_by_freq=True)), "0.*Embedding.*scale_grad_by_freq"),
+        (nn.Sequential(nn.Embedding(4, 4, max_norm=1.0).requires_grad_(False), nn.Linear(4, 2)), "0.*max_norm"),
+        (nn.Sequential(nn.EmbeddingBag(4, 4, max_norm=1.0), nn.Linear(4, 2)), "0.*EmbeddingBag.*max_norm"),
+        (nn.Linear(4, 2).requires_grad_(False), "requires_grad"),
+    ],
+)
+@pytest.mark.parametrize("name", ["bookkeeping", "auto", "vmap"])
+def test_models_that_no_engine_trains(model, message, name):
+    with pytest.raises(ConfigError, match=message):
+        engine(model, squared, name)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize(
+    "loss", [F.mse_loss, lambda out, y: squared(out, y)[:, None], lambda out, y: (out - 1).square()], ids=str
+)
+def test_a_loss_that_is_not_one_value_per_example_is_refused(loss, n):
+    made = engine(nn.Linear(4, 2), loss, "bookkeeping")
+    with pytest.raises(ConfigError, match="loss"):
+        made.clipped_sum([(1.0, made.theta)], torch.randn(n, 4), torch.randn(n, 2), torch.ones(n).bool(), Abadi())
+
+
+# Bad rows, and the bound.
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "tokens", "post_activation"])
+@pytest.mark.parametrize("weights", [ONE, TWO], ids=["one", "two"])
+def test_masked_and_bad_rows_count_for_nothing(name, weights):
+    torch.manual_seed(0)
+    model, inputs = MODELS[name]()
+    made = engine(model, squared, "bookkeeping")
+    x, y, clip = inputs(6), torch.randn(6), Abadi(0.3)
+    points = around(made.theta, weights)
+    truth = loop(model, squared, points, x, y, torch.arange(6) < 2, clip)
+    x[2].view(-1)[0], x[3].view(-1)[-1], x[4] = math.nan, math.inf, -math.inf
+    assert_near(made.clipped_sum(points, x, y, torch.arange(6) < 5, clip), truth.total)
+
+
+@pytest.mark.parametrize("bad", [1, 5])
+def test_bad_rows_in_the_first_batch_do_not_stop_the_check_of_the_model(bad):
+    torch.manual_seed(0)
+    made = engine(centred(), squared, "bookkeeping")
+    x = torch.randn(5, 4)
+    x[:bad] = math.nan
+    with pytest.raises(ConfigError, match="example"):
+        use(made, x, torch.randn(5, 4))
+
+
+def cancelling(positions, order=(1, -1)):
+    """Inputs whose positions all but cancel in the gradient of the mean over them."""
+
+    def make(n):
+        signs = torch.tensor(order).repeat_interleave(positions // len(order))[:, None]
+        return 1e4 * signs * torch.randn(n, 1, 32) + torch.randn(n, positions, 32)
+
+    return make
+
+
+def pooled(layer):
+    return Of(lambda m, x: m.layer(x).mean(1), layer=layer)
+
+
+def pooled_convolution():
+    return Of(lambda m, x: m.conv(x.transpose(1, 2)).mean(2), conv=nn.Conv1d(32, 32, 1))
+
+
+def parallel():
+    """Inputs that a standardised kernel's projection all but removes."""
+    layer = timm.layers.StdConv2d(8, 1, 3)
+    return layer, lambda n: 1e4 * layer.weight.detach() + torch.randn(n, 8, 3, 3)
+
+
+def opposed():
+    """One row looked up with all but opposite coefficients."""
+    coefficients = torch.tensor([1.0, -1.0, 1.0, -0.9999])[:, None]
+    return Of(lambda m, x: (m.wte(x) * (1 + m.size * coefficients)).sum(1), wte=nn.Embedding(2, 32)), ids(1, 4)
+
+
+HUGE = {
+    "mlp": lambda: (mlp(), lambda n: 1e4 * torch.randn(n, 6)),
+    "linear": lambda: (nn.Linear(6, 3), lambda n: 1e4 * torch.randn(n, 6)),
+    "cnn": lambda: (nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU()), lambda n: 1e4 * torch.randn(n, 2, 6, 6)),
+    "tokens": lambda: (tokens()[0], lambda n: 1e4 * torch.randn(n, 5, 3)),
+    "tied": lambda: (tied_language_model(torch.arange(3)[None], 16)[0], ids(7, 3)),
+    "overflowing_norm": lambda: (
+        Of(lambda m, x: m.layer(x).abs().sqrt(), layer=nn.Linear(6, 3)),
+        lambda n: 1e30 * torch.randn(n, 6),
+    ),
+    "cancelling": lambda: (pooled(nn.Linear(32, 32)), cancelling(4)),
+    "cancelling_twice": lambda: (pooled(nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 64))), cancelling(20)),
+    "cancelling_long": lambda: (pooled(nn.Linear(32, 512)), cancelling(80)),
+    "cancelling_longer": lambda: (pooled(nn.Linear(32, 512)), cancelling(80, [1, -1] * 40)),
+    "cancelling_conv": lambda: (pooled_convolution(), cancelling(4)),
+    "cancelling_standardised": parallel,
+    "cancelling_embedding": opposed,
+}
+
+
+@pytest.mark.parametrize("name", HUGE)
+@pytest.mark.parametrize("clip", [Abadi(0.1), Automatic(1.0, 0.01), Normalized(0.1)], ids=str)
+@pytest.mark.parametrize("weights", [ONE, (10.0, -9.0)], ids=["one", "two"])
+def test_no_example_contributes_more_than_the_sensitivity(name, clip, weights):
+    """Also where the terms of its norm cancel to less than their rounding errors."""
+    torch.manual_seed(0)
+    model, inputs = HUGE[name]()
+    x, y, model.size = inputs(16), torch.randn(16), 0.0
+    made = engine(model, squared, "bookkeeping", sample=(torch.randn_like(x) if x.is_floating_point() else x, y))
+    model.size = 1e4
+    points = around(made.theta, weights, 1e-4)
+    for i in range(16):
+        alone = made.clipped_sum(points, x, y, torch.arange(16) == i, clip)
+        assert alone.isfinite().all()
+        assert alone.norm() <= clip.sensitivity * (1 + 1e-4)
+
+
+# Promises.
+
+
+def state(model):
+    """All that an engine could leave behind in a model."""
+    modules = {
+        name: (m.training, {k: copy.copy(v) if isinstance(v, dict) else v for k, v in vars(m).items()})
+        for name, m in model.named_modules()
+    }
+    return modules, {name: (p.requires_grad, p.grad, p.data_ptr()) for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("name", ["bookkeeping", "auto"])
+@pytest.mark.parametrize("model_name", ["cnn", "frozen_middle", "tied", "lora", "checkpoint"])
+def test_the_model_is_left_as_it_was(name, model_name):
+    """No hooks, no new attributes, the same parameters with the same values and gradients; also after an error."""
+    torch.manual_seed(0)
+    model, inputs = MODELS[model_name]()
+    model.eval()
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    before, values = state(model), [p.detach().clone() for p in model.parameters()]
+    made = engine(model, squared, name)
+    points, mask = around(made.theta, TWO), torch.ones(3).bool()
+    made.losses_and_clipped_sum(points, inputs(3), torch.randn(3), mask, Abadi())
+    made.losses([p for _, p in points], inputs(3), torch.randn(3), mask)
+    made.outputs(points[0][1], inputs(3))
+    with pytest.raises((RuntimeError, ValueError)):
+        made.clipped_sum(points, torch.randn(3, 9, 9), torch.randn(3), mask, Abadi())
+    assert state(model) == before
+    for p, value in zip(model.parameters(), values, strict=True):
+        assert torch.equal(p, value)
+        assert torch.equal(p.grad, torch.ones_like(p))
+
+
+@pytest.mark.parametrize("name", ["bookkeeping", "auto"])
+def test_theta_and_load(name):
+    torch.manual_seed(0)
+    model = train_only(mlp(), lambda name: name[0] != "2")
+    made = engine(model, squared, name)
+    kept = [p for p in model.parameters() if p.requires_grad]
+    assert made.dimension == 6 * 5 + 5 + 5 * 3 + 3
+    assert torch.equal(made.theta, torch.cat([p.detach().flatten() for p in kept]))
+    theta = torch.randn(made.dimension)
+    made.load(theta)
+    assert torch.equal(made.theta, theta)
+    assert torch.equal(torch.cat([p.detach().flatten() for p in kept]), theta)
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(made.outputs(theta, x), model(x).detach())
+    assert made.physical_batch(100.0) >= 1
+
+
+@pytest.mark.parametrize("name", ["bookkeeping", "auto"])
+def test_no_vector_is_shared_with_the_model(name):
+    torch.manual_seed(0)
+    model, x, y, mask = mlp(), torch.randn(4, 6), torch.randn(4), torch.ones(4).bool()
+    made = engine(model, squared, name)
+    theta = torch.randn(made.dimension)
+    kept = theta.clone()
+    made.load(theta)
+    first = made.clipped_sum([(1.0, theta)], x, y, mask, Abadi())
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    copied = made.theta
+    copied += 1
+    assert torch.equal(theta, kept)
+    assert not made.theta.any()
+    assert torch.equal(made.clipped_sum([(1.0, theta)], x, y, mask, Abadi()), first)
+    theta.mul_(2)  # nothing may be remembered of the vector it was
+    assert_near(
+        made.clipped_sum([(1.0, theta)], x, y, mask, Abadi()),
+        loop(model, squared, [(1.0, theta)], x, y, mask, Abadi()).total,
+    )
+    result = made.clipped_sum([(1.0, theta)], x, y, mask, Abadi())
+    assert not result.requires_grad
+    assert not made.losses([theta], x, y, mask).requires_grad
+
+
+def test_frozen_parameters_are_read_when_used():
+    torch.manual_seed(0)
+    model = train_only(mlp(), lambda name: name[0] == "3")
+    made = engine(model, squared, "bookkeeping")
+    for _ in range(2):
+        check(model, made, torch.randn(3, 6), torch.randn(3))
+        with torch.no_grad():
+            model[0].weight.mul_(2)
+
+
+def test_dropout_is_a_function_of_the_seed_and_the_same_for_all_points():
+    """From the first call on, which also checks the model."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 50), nn.Dropout(0.5), nn.Linear(50, 3))
+    made = engine(model, squared, "bookkeeping")
+    x, y, mask, clip = torch.randn(8, 6), torch.randn(8), torch.ones(8).bool(), Abadi(0.3)
+    theta = made.theta
+    results = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        results.append(made.losses_and_clipped_sum([(1.7, theta), (-0.7, theta.clone())], x, y, mask, clip))
+    torch.manual_seed(7)
+    losses = made.losses([theta, theta.clone()], x, y, mask)
+    torch.manual_seed(7)
+    one = made.clipped_sum([(1.0, theta)], x, y, mask, clip)
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+    torch.testing.assert_close(results[0][0], losses)
+    torch.testing.assert_close(losses[0], losses[1])
+    torch.testing.assert_close(one, results[0][1], rtol=1e-4, atol=1e-5)
+    torch.manual_seed(8)
+    assert not torch.allclose(made.losses([theta], x, y, mask), losses[:1])
+    dropped = made.losses([theta], x[:1].expand(8, -1), y[:1].expand(8), mask)
+    assert len(dropped.unique()) == 8  # every example has a mask of its own
+
+
+@pytest.mark.parametrize("name", ["bookkeeping", "auto"])
+def test_an_empty_batch_is_not_shown_to_the_model(name):
+    model = Of(lambda m, x: m.head(x.reshape(len(x), -1)), head=nn.Linear(6, 3))
+    made = engine(model, squared, name)
+    x, y, mask = torch.randn(0, 2, 3), torch.randn(0), torch.ones(0).bool()
+    assert made.losses([made.theta] * 2, x, y, mask).shape == (2, 0)
+    losses, total = made.losses_and_clipped_sum([(1.0, made.theta)] * 2, x, y, mask, Abadi())
+    assert losses.shape == (2, 0)
+    assert torch.equal(total, torch.zeros(made.dimension))
+    check(model, made, torch.randn(2, 2, 3), torch.randn(2))
+
+
+@pytest.mark.parametrize("name", ["mlp", "tokens"])
+def test_gradients_under_dropout_are_those_of_one_forward_pass(name):
+    torch.manual_seed(0)
+    model, inputs = (
+        tokens(0.5) if name == "tokens" else (nn.Sequential(nn.Linear(6, 9), nn.Dropout(), nn.Linear(9, 2)), floats(6))
+    )
+    made = engine(model, squared, "bookkeeping")
+    x, y, clip = inputs(4), torch.randn(4), Abadi(0.3)
+    torch.manual_seed(7)
+    losses = squared(model(x), y)
+    gradients = [torch.autograd.grad(value, list(model.parameters()), retain_graph=True) for value in losses]
+    flat = torch.stack([torch.cat([g.flatten() for g in gradient]) for gradient in gradients])
+    torch.manual_seed(7)
+    try:
+        actual = made.clipped_sum([(1.0, made.theta)], x, y, torch.ones(4).bool(), clip)
+    except ConfigError:
+        assert name == "tokens"  # book-keeping cannot repeat the forward pass of a module that draws random numbers
+    else:
+        torch.testing.assert_close(actual, clip.factor(flat.norm(dim=1)) @ flat, rtol=1e-4, atol=1e-6)
+
+
+def test_points_are_combined_before_clipping():
+    torch.manual_seed(0)
+    model, x, y = mlp(), torch.randn(5, 6), torch.randn(5)
+    made = engine(model, squared, "bookkeeping")
+    points, mask = around(made.theta, (3.0, -2.0), 0.5), torch.ones(5).bool()
+    together = made.clipped_sum(points, x, y, mask, Abadi(0.1))
+    apart = sum(w * made.clipped_sum([(1.0, p)], x, y, mask, Abadi(0.1)) for w, p in points)
+    assert together.norm() <= 0.5001
+    assert not torch.allclose(together, apart, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "tied"])
+def test_chunks_of_any_size_sum_to_the_same(name):
+    torch.manual_seed(0)
+    model, inputs = MODELS[name]()
+    made = engine(model, squared, "bookkeeping")
+    x, y, everyone = inputs(256), torch.randn(256), torch.ones(256).bool()
+    sums = [
+        sum(
+            made.clipped_sum([(1.0, made.theta)], *part, Abadi(0.3))
+            for part in zip(*(v.split(size) for v in (x, y, everyone)), strict=True)
+        )
+        for size in (256, 64, 7)
+    ]
+    for other in sums[1:]:
+        assert_near(other, sums[0].double())
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "tokens", "tied"])
+def test_bfloat16_is_close_and_its_results_are_float32(name):
+    torch.manual_seed(0)
+    model, inputs = MODELS[name]()
+    made = engine(model, squared, "bookkeeping", precision="bfloat16")
+    x, y, mask, points = inputs(9), torch.randn(9), torch.ones(9).bool(), around(made.theta, ONE)
+    actual, expected = ask(made, points, x, y, mask, Abadi(0.3)), loop(model, squared, points, x, y, mask, Abadi(0.3))
+    for value, truth in zip(actual, expected[:3], strict=True):
+        assert value.dtype == torch.float32
+        assert_near(value, truth, tolerance=5e-2)
