@@ -8,24 +8,27 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from dpopt import clipping, registry
+from dpopt import clipping, fields, registry
 from dpopt.clipping import ClippingEngine, Loss
 from dpopt.errors import ConfigError
+from dpopt.fields import Count
 from dpopt.privacy import accountants
 from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.oracle import DataOracle
 from dpopt.privacy.plan import NonPrivate, Plan
 from dpopt.privacy.protocol import Optimizer, Vector
-from dpopt.privacy.sampling import derive
+from dpopt.privacy.sampling import derive, send
 from dpopt.workloads.base import Split, accuracy
 
 Metric = Callable[[Tensor, Tensor], Tensor]
+Transform = Callable[[Tensor], Tensor]
+"""Inputs [n, ...] as they are stored -> as the model takes them."""
 EVALUATION_BATCH = 2048
 
 
@@ -61,6 +64,8 @@ def fit(
     device: str = "auto",
     seed: int = 0,
     test: Any = None,
+    transform: Transform | None = None,
+    physical_batch: int | Literal["auto"] = "auto",
     progress: bool = True,
 ) -> FitResult:
     """Train `model` in place under (epsilon, delta)-differential privacy.
@@ -82,6 +87,9 @@ def fit(
             take another for each run on the same data: runs of one seed share their draws, and what they cost together
             is then more than the sum of what each states.
         test: data to evaluate on, as `train`; accuracy is added where the targets are class numbers.
+        transform: a batch of inputs as they are stored, [n, ...] on the device, -> the model's inputs; for training and
+            test data, so nothing random. By default bytes become floats.
+        physical_batch: the most examples worked on at once; "auto" leaves it to the engine.
         progress: show a progress bar.
 
     Returns:
@@ -95,8 +103,11 @@ def fit(
     data = as_split(train, "train", place)
     held_out = {"test": as_split(test, "test", place)} if test is not None else {}
     metric = accuracy if held_out and not held_out["test"].y.is_floating_point() else None
-    clipper = clipping.engine(model.to(place), loss, engine)
-    _check_loss(clipper, loss, data)
+    transform = transform or _as_float
+    size = None if physical_batch == "auto" else fields.convert(physical_batch, Count, "physical_batch", {})
+    first = sample(data, transform, place)
+    clipper = clipping.engine(model.to(place), loss, engine, sample=first)
+    _check_loss(clipper, loss, first)
     plan = calibrate(
         chosen,
         rate=sampling_rate(batch_size, len(data.x)),
@@ -107,10 +118,18 @@ def fit(
         accountant=accountant,
     )
     # Two runs that share their noise would cancel it: the seed depends on everything that tells runs apart.
-    start = hashlib.sha256(clipper.theta.cpu().numpy().tobytes()).hexdigest()
-    run = [seed, repr(chosen), epsilon, delta, epochs, batch_size, accountant, plan.noise, len(data.x), start]
+    start = [_digest(clipper.theta), _digest(first.x)]
+    run = [seed, repr(chosen), epsilon, delta, epochs, batch_size, accountant, plan.noise, len(data.x), *start]
     oracle = DataOracle(
-        clipper, data.x, data.y, plan, draw_seed=derive("draws", seed), noise_seed=derive("noise", *run)
+        clipper,
+        data.x,
+        data.y,
+        plan,
+        draw_seed=derive("draws", seed),
+        noise_seed=derive("noise", *run),
+        physical_batch=size,
+        transform=transform,
+        device=place,
     )
     curve: list[dict[str, Any]] = []
     was_training = model.training
@@ -120,7 +139,7 @@ def fit(
     with progress_bar(plan.draws, progress) as advance:
         for state, is_mark in steps(chosen, oracle, initial):
             if is_mark:
-                curve.append(observe(clipper, model, state, oracle, loss, metric, held_out))
+                curve.append(observe(clipper, model, state, oracle, loss, metric, held_out, transform))
             advance(oracle.draws_taken)
     clipper.load(state.theta)
     model.train(was_training)
@@ -134,9 +153,13 @@ def fit(
     return FitResult(model, record, oracle.ledger, curve)
 
 
-def _check_loss(engine: ClippingEngine, loss: Loss, data: Split) -> None:
+def _digest(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def _check_loss(engine: ClippingEngine, loss: Loss, first: Split) -> None:
     """Raise `ConfigError` unless `loss` gives one number per example."""
-    x, y = data.x[:2], data.y[:2]
+    x, y = first
     shape = tuple(loss(engine.outputs(engine.theta, x), y).shape)
     if shape != (len(x),):
         raise ConfigError("loss", f"shape {shape}", f"expected one loss per example, shape ({len(x)},)")
@@ -194,6 +217,7 @@ def observe(
     loss: Loss,
     metric: Metric | None,
     splits: dict[str, Split],
+    transform: Transform,
 ) -> dict[str, Any]:
     """One entry of the curve: draws, epochs, the optimizer's own learning rate (`eta` of its state), metrics."""
     entry: dict[str, Any] = {"draw": oracle.draws_taken, "epoch": oracle.draws_taken * oracle.rate}
@@ -201,19 +225,20 @@ def observe(
         entry["eta"] = float(state.eta)
     model.eval()
     for name, split in splits.items():
-        for key, value in evaluate(engine, state.theta, loss, metric, split).items():
+        for key, value in evaluate(engine, state.theta, loss, metric, split, transform).items():
             entry[f"{name}_{key}"] = value
     model.train()
     return entry
 
 
 def evaluate(
-    engine: ClippingEngine, theta: Vector, loss: Loss, metric: Metric | None, split: Split
+    engine: ClippingEngine, theta: Vector, loss: Loss, metric: Metric | None, split: Split, transform: Transform
 ) -> dict[str, float]:
     """Mean loss, and mean of `metric` as "accuracy", over `split` at `theta`."""
     sums = {"loss": 0.0} | ({"accuracy": 0.0} if metric else {})
-    for x, y in zip(split.x.split(EVALUATION_BATCH), split.y.split(EVALUATION_BATCH), strict=True):
-        output = engine.outputs(theta, x)
+    for batch in zip(split.x.split(EVALUATION_BATCH), split.y.split(EVALUATION_BATCH), strict=True):
+        x, y = (send(part, theta.device) for part in batch)
+        output = engine.outputs(theta, transform(x))
         sums["loss"] += float(loss(output, y).double().sum())
         if metric:
             sums["accuracy"] += float(metric(output, y).sum())
@@ -260,7 +285,24 @@ def as_split(data: Any, where: str, device: torch.device) -> Split:
         raise ConfigError(where, type(data).__name__, "expected a Dataset, a Hugging Face Dataset or a pair of tensors")
     if len(x) != len(y) or len(x) == 0:
         raise ConfigError(where, f"{len(x)} inputs, {len(y)} targets", "expected as many inputs as targets, at least 1")
-    return Split(x.to(device), y.to(device))
+    return placed(Split(x, y), device)
+
+
+def placed(split: Split, device: torch.device) -> Split:
+    """`split` on `device`; on a GPU only if it takes at most half of what is free, else each batch is sent over."""
+    is_small = device.type != "cuda" or sum(part.nbytes for part in split) <= torch.cuda.mem_get_info(device)[0] / 2
+    return Split(*(part.to(device) for part in split)) if is_small else split
+
+
+def sample(split: Split, transform: Transform, device: torch.device, count: int = 3) -> Split:
+    """The first records of `split` as the model sees them: what a clipping engine is tried on."""
+    x, y = (send(part[:count], device) for part in split)
+    return Split(transform(x), y)
+
+
+def _as_float(x: Tensor) -> Tensor:
+    """Bytes (pixels, as they are stored) as floats; anything else as it is."""
+    return x.float() if x.dtype == torch.uint8 else x
 
 
 def _columns(data: Any, where: str) -> tuple[Tensor, Tensor]:
@@ -274,7 +316,7 @@ def _columns(data: Any, where: str) -> tuple[Tensor, Tensor]:
     x, y = columns[inputs], columns[targets[0]]
     if not isinstance(x, Tensor):
         raise ConfigError(f"{where}.{inputs}", type(x).__name__, "the inputs have different shapes: pad or resize them")
-    return (x.float() if x.dtype == torch.uint8 else x), y
+    return x, y
 
 
 def _stack(data: Any, where: str) -> tuple[Tensor, Tensor]:

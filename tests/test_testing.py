@@ -142,8 +142,8 @@ def test_an_unplanned_release_is_refused_in_the_middle_of_a_run():
 
 def test_noise_that_is_not_the_stated_is_caught(monkeypatch):
     """Mistake 20: a sigma in the record that is not the one added."""
-    original = sampling.gaussian
-    monkeypatch.setattr(sampling, "gaussian", lambda *arguments: 0.8 * original(*arguments))
+    original = sampling.add_gaussian
+    monkeypatch.setattr(sampling, "add_gaussian", lambda total, std, *where: original(total, 0.8 * std, *where))
     check = next(c for c in dpopt.testing.checks(DPSGD(clip=Abadi(0.5))) if c.name == "adds_the_stated_gradient_noise")
     with pytest.raises(AssertionError, match="chi-square"):
         check()

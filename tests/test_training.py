@@ -71,6 +71,27 @@ def test_every_kind_of_data_gives_the_same_run():
     torch.testing.assert_close(weights[0], weights[2])
 
 
+def test_stored_bytes_are_transformed_batch_by_batch():
+    x, y = data()
+    stored = (x * 40 + 128).clamp(0, 255).to(torch.uint8)
+
+    def transform(batch):
+        return (batch.float() - 128) / 40
+
+    plain = fit(train=(transform(stored), y), test=(transform(stored), y))
+    result = fit(train=(stored, y), test=(stored, y), transform=transform)
+    torch.testing.assert_close(result.model.weight, plain.model.weight)
+    assert result.record["test_loss"] == pytest.approx(plain.record["test_loss"])
+    floats = fit(train=(stored.float(), y), test=None)
+    assert torch.equal(fit(train=(stored, y), test=None).model.weight, floats.model.weight)
+
+
+def test_physical_batches_change_nothing_but_rounding():
+    auto, small = fit(physical_batch="auto"), fit(physical_batch=16)
+    torch.testing.assert_close(small.model.weight, auto.model.weight, rtol=1e-4, atol=1e-4)
+    assert small.ledger == auto.ledger
+
+
 def test_runs_repeat_and_seeds_differ():
     assert torch.equal(fit(seed=3).model.weight, fit(seed=3).model.weight)
     assert not torch.equal(fit(seed=3).model.weight, fit(seed=4).model.weight)
@@ -120,6 +141,7 @@ ROWS = {"image": [[0.0, 1.0]] * 4, "label": [0, 1, 0, 1]}
         ({"accountant": "pdl"}, "did you mean 'pld'"),
         ({"engine": "ghost"}, "engine"),
         ({"device": "warp"}, "device"),
+        ({"physical_batch": 0}, "physical_batch"),
         ({"train": 3}, "train.*expected a Dataset"),
         ({"train": (torch.zeros(3, 4), torch.zeros(2))}, "3 inputs, 2 targets"),
         ({"train": (torch.zeros(0, 4), torch.zeros(0))}, "at least 1"),
@@ -145,6 +167,12 @@ def test_runs_on_the_same_data_never_share_noise():
     low, high = (fit(**{**one, "epsilon": eps}).model.weight.detach() - start for eps in (1.0, 4.0))
     cosine = torch.nn.functional.cosine_similarity(low.flatten(), high.flatten(), dim=0)
     assert abs(float(cosine)) < 0.99
+
+
+def test_runs_that_differ_in_their_transform_never_share_noise():
+    one = {"epochs": 0.25, "optimizer": dpopt.create("dp_sgd", lr=1.0), "epsilon": 0.1, "test": None}
+    plain, scaled = (fit(**one, transform=t).model.weight.detach() for t in (None, lambda x: 1.0001 * x))
+    assert float((plain - scaled).norm()) > 0.1 * float(plain.norm())
 
 
 def test_a_mean_loss_is_refused():

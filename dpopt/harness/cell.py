@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,13 +20,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dpopt import clipping, registry, training
+from dpopt.errors import ConfigError
 from dpopt.harness.provenance import provenance
+from dpopt.privacy import sampling
 from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.oracle import DataOracle
 from dpopt.privacy.plan import Plan
 from dpopt.privacy.sampling import derive
-from dpopt.workloads.base import Split
 
 CHECKPOINT_SECONDS = 60.0
 
@@ -43,6 +45,7 @@ class Cell:
         seed: replicate number.
         search: number of the run within a search. The runs of one search have draws of their own, so that composing
             them one after the other is what they cost; runs of different searches are paired by number and seed.
+        kernel: `sampling.REVISION` of the draws and the noise that it is run with; no other can run it.
     """
 
     workload: dict[str, Any]
@@ -54,11 +57,16 @@ class Cell:
     epochs: float
     seed: int
     search: int = 0
+    kernel: int = 1
 
     def content(self) -> dict[str, Any]:
-        """The cell as plain JSON data; infinity becomes "inf", and `search` is there where it is not 0."""
+        """The cell as plain JSON data; infinity becomes "inf".
+
+        A field that has a default is there where it differs from it, so that cells older than the field keep their ids.
+        """
         content = _plain(dataclasses.asdict(self))
-        return content if self.search else {key: value for key, value in content.items() if key != "search"}
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        return {key: value for key, value in content.items() if value != defaults[key]}
 
     @classmethod
     def from_content(cls, content: Mapping[str, Any]) -> Cell:
@@ -96,10 +104,10 @@ Report = Callable[[float], None]
 """Called with the fraction of the cell that is done."""
 
 
-def attempt(cell: Cell, store: RunStore, device: str, report: Report) -> str | None:
+def attempt(cell: Cell, store: RunStore, device: str, report: Report, physical_batch: int | None = None) -> str | None:
     """Run a cell; a failure is noted in the store and its reason returned."""
     try:
-        run(cell, store, device=device, report=report)
+        run(cell, store, device=device, report=report, physical_batch=physical_batch)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         with contextlib.suppress(OSError):  # where the run directory cannot be written, the reason is still returned
@@ -114,6 +122,7 @@ def run(
     *,
     device: str = "auto",
     report: Report = lambda fraction: None,
+    physical_batch: int | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> dict[str, Any]:
     """Run a cell, from its checkpoint if it left one, and store its record.
@@ -122,24 +131,37 @@ def run(
     search, so that optimizers are compared on the same ones; the noise depends on the whole cell. On the CPU a cell
     uses one thread, so that its numbers do not depend on how many cells run beside it.
 
+    Args:
+        cell: what to run.
+        store: where its files go.
+        device: see `training.resolve_device`.
+        report: called at each entry of the curve.
+        physical_batch: see `DataOracle`; None leaves it to the clipping engine.
+        checkpoint_seconds: at least so much time lies between two checkpoints.
+
     Returns:
         The record.
+
+    Raises:
+        ConfigError: the cell belongs to another revision of the kernel, or cannot be run here.
     """
+    if cell.kernel != sampling.REVISION:
+        raise ConfigError("cell.kernel", cell.kernel, f"draws and noise are now those of revision {sampling.REVISION}")
     torch.set_num_threads(1)
     started, place, run_id = time.perf_counter(), training.resolve_device(device), cell.run_id
     store.begin(run_id, cell.content())
     workload = registry.from_spec("workload", cell.workload)
     optimizer = registry.from_spec("optimizer", cell.optimizer)
     splits = workload.splits(cell.seed)
-    train = _to(splits.train, place)
+    train = training.placed(splits.train, place)
     watched = {
-        name: _to(split, place)
+        name: training.placed(split, place)
         for name, split in (("validation", splits.validation), ("test", splits.test))
         if len(split.x)
     }
     torch.manual_seed(_seed("init", cell) >> 65)
     model = workload.model().to(place)
-    engine = clipping.engine(model, workload.loss)
+    engine = clipping.engine(model, workload.loss, sample=training.sample(train, workload.transform, place))
     plan = calibrate(
         optimizer,
         rate=training.sampling_rate(cell.batch_size, len(train.x)),
@@ -157,22 +179,33 @@ def run(
         plan,
         draw_seed=_seed("draws", cell, cell.search),
         noise_seed=derive("noise", run_id),
+        physical_batch=physical_batch,
+        transform=lambda x: workload.augment(workload.transform(x)),
+        device=place,
         ledger=ledger,
+    )
+    observe = partial(
+        training.observe,
+        engine,
+        model,
+        loss=workload.loss,
+        metric=workload.metric,
+        splits=watched,
+        transform=workload.transform,
     )
     model.train()
     prepared = last_saved = time.perf_counter()
     state = resumed  # a run may have been stopped after its last draw
     for state, is_mark in training.steps(optimizer, oracle, resumed):
         if is_mark:
-            entry = training.observe(engine, model, state, oracle, workload.loss, workload.metric, watched)
-            store.append_curve(run_id, entry)
+            store.append_curve(run_id, observe(state, oracle))
             report(oracle.draws_taken / oracle.draws_total)
         if time.perf_counter() - last_saved >= checkpoint_seconds:
             _save(store.checkpoint(run_id), run_id, state, oracle.ledger)
             last_saved = time.perf_counter()
     curve = store.curve(run_id)
     if not curve or curve[-1]["draw"] != oracle.draws_total:  # the curve was damaged while the run was stopped
-        curve.append(training.observe(engine, model, state, oracle, workload.loss, workload.metric, watched))
+        curve.append(observe(state, oracle))
     final = curve[-1]
     record = {
         "schema": 1,
@@ -190,10 +223,6 @@ def run(
 
 def _seed(axis: str, cell: Cell, *more: int) -> int:
     return derive(axis, cell.workload, cell.seed, *filter(None, more))
-
-
-def _to(split: Split, device: torch.device) -> Split:
-    return Split(split.x.to(device), split.y.to(device))
 
 
 def _save(path: Path, run_id: str, state: Any, ledger: Ledger) -> None:

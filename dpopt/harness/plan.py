@@ -14,7 +14,7 @@ from dpopt.clipping.rules import Abadi, Normalized
 from dpopt.errors import ConfigError, unknown
 from dpopt.harness.cell import Cell
 from dpopt.harness.suite import Setting, Suite
-from dpopt.privacy import accountants
+from dpopt.privacy import accountants, sampling
 from dpopt.privacy.calibration import require_bounded
 from dpopt.training import number_of_draws, sampling_rate
 from dpopt.workloads.base import Workload
@@ -139,7 +139,8 @@ def _row(suite: Suite, name: str, workload: Workload, label: str, setting: Setti
         key = (str(point), clip)
         specs[key] = specs.get(key) or _optimizer(setting, point, clip)
         require_bounded(registry.from_spec("optimizer", specs[key]), epsilon)
-        cell = Cell(workload_spec, specs[key], epsilon, delta, suite.accountant, batch_size, epochs, seed, search)
+        privacy = (epsilon, delta, suite.accountant)
+        cell = Cell(workload_spec, specs[key], *privacy, batch_size, epochs, seed, search, sampling.REVISION)
         yield Planned(cell, label, setting.tuning, point, clip)
 
 

@@ -65,6 +65,7 @@ class Suite:
     engine: str
     workers: int | None
     device: str
+    physical_batch: int | None
     results: str
     plots: str
 
@@ -153,6 +154,7 @@ def load_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
         engine=fields.convert(content["engine"], Literal["local", "inline"], f"{where}.engine", {}),
         workers=fields.convert(content["workers"], fields.Count | None, f"{where}.workers", {}),
         device=fields.convert(content["device"], str, f"{where}.device", {}),
+        physical_batch=_auto(content["physical_batch"], fields.Count, f"{where}.physical_batch"),
         results=fields.convert(content["results"], str, f"{where}.results", {}),
         plots=fields.convert(content["plots"], str, f"{where}.plots", {}),
     )
@@ -178,6 +180,11 @@ def _numbers(values: tuple[Any, ...] | None, hint: Any, where: str) -> tuple[Any
 
 def _optional(values: tuple[Any, ...] | None, hint: Any, where: str) -> tuple[Any, ...] | None:
     return None if values is None else _numbers(values, hint, where)
+
+
+def _auto(value: Any, hint: Any, where: str) -> Any:
+    """None for "auto"."""
+    return None if value == "auto" else fields.convert(value, hint, where, {})
 
 
 def _labels(values: tuple[Any, ...] | None, where: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dpopt.clipping.rules import Abadi
 from dpopt.fields import Positive
-from dpopt.optimizers.base import Configured, scalar
+from dpopt.optimizers.base import Configured, descend, scalar
 from dpopt.privacy.protocol import ClipRule, Oracle, Vector
 
 
@@ -68,14 +68,14 @@ class ADADP(Configured):
         theta, eta = state
         is_last_odd = oracle.draws_left == 1
         g1 = self._gradient(oracle, theta)
-        full = theta - eta * g1
+        full = descend(theta, g1, eta)
         if is_last_odd:
             return State(full, eta)
-        middle = theta - eta / 2 * g1
-        half = middle - eta / 2 * self._gradient(oracle, middle)
+        middle = descend(theta, g1, eta / 2)
+        half = descend(middle, self._gradient(oracle, middle), eta / 2)
 
         tau = math.sqrt(oracle.dimension / (2 * (oracle.draws_total // 2))) if self.tau is None else self.tau
-        error = self.error_scale * torch.linalg.vector_norm((full - half).abs() / full.abs().clamp(min=1))
+        error = self.error_scale * torch.linalg.vector_norm((full - half).div_(full.abs().clamp_(min=1)))
         kept = full if self.keep == "full" else half
         if self.reject:
             kept = torch.where(error > tau, theta, kept)

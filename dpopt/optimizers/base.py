@@ -2,6 +2,9 @@
 
 A *direction* turns one private gradient into an update direction; a *step-size rule* scales it. `Direction.step` is the
 constant step size; `HyFreeDP` finds the size itself and takes any direction as its base.
+
+Updates are memory-bound: each takes as few passes over its vectors as torch's fused operations allow (`torch.add` with
+`alpha`, `lerp`, `addcmul`). Operations in place only ever change a tensor that the same function has just made.
 """
 
 from __future__ import annotations
@@ -65,7 +68,22 @@ class Direction(Configured):
         with oracle.draw() as batch:
             gradient = batch.gradient(self.points(state), self.clip)
         direction, state = self.direction(state, gradient)
-        return state._replace(theta=state.theta - self.lr * direction)
+        return state._replace(theta=descend(state.theta, direction, scalar(state.theta, self.lr)))
+
+
+def ema(average: Vector, value: Vector, decay: float) -> Vector:
+    """The moving average decay * average + (1 - decay) * value."""
+    return torch.lerp(average, value, 1 - decay)
+
+
+def ema_square(average: Vector, value: Vector, decay: float) -> Vector:
+    """The moving average decay * average + (1 - decay) * value^2."""
+    return (decay * average).addcmul_(value, value, value=1 - decay)
+
+
+def descend(theta: Vector, direction: Vector, size: Tensor) -> Vector:
+    """The point theta - size * direction, for a step size that is a tensor."""
+    return torch.addcmul(theta, direction, size, value=-1)
 
 
 def scalar(like: Tensor, value: float = 0.0) -> Tensor:

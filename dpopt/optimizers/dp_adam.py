@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dpopt.fields import Decay, Positive
-from dpopt.optimizers.base import Direction, scalar
+from dpopt.optimizers.base import Direction, ema, ema_square, scalar
 from dpopt.privacy.protocol import Release, Vector
 
 
@@ -47,8 +47,6 @@ class DPAdam(Direction):
 
     def direction(self, state: State, gradient: Release) -> tuple[Vector, State]:
         (beta1, beta2), g, t = self.betas, gradient.value, state.t + 1
-        m = beta1 * state.m + (1 - beta1) * g
-        v = beta2 * state.v + (1 - beta2) * g.square()
-        mhat = m / (1 - beta1**t)
-        vhat = v / (1 - beta2**t)
-        return mhat / (vhat.sqrt() + self.eps), state._replace(m=m, v=v, t=t)
+        m, v = ema(state.m, g, beta1), ema_square(state.v, g, beta2)
+        mhat, vhat = m / (1 - beta1**t), v / (1 - beta2**t)
+        return mhat.div_(vhat.sqrt_().add_(self.eps)), state._replace(m=m, v=v, t=t)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from dpopt.fields import NonNegative
 from dpopt.optimizers.dp_adam import DPAdam, State
 from dpopt.privacy.protocol import Release, Vector
@@ -26,4 +28,4 @@ class DPAdamW(DPAdam):
 
     def direction(self, state: State, gradient: Release) -> tuple[Vector, State]:
         adam, advanced = super().direction(state, gradient)
-        return adam + self.weight_decay * state.theta, advanced
+        return torch.add(adam, state.theta, alpha=self.weight_decay), advanced

@@ -43,6 +43,6 @@ class DPSGD(Direction):
         return State(theta, torch.zeros_like(theta))
 
     def direction(self, state: State, gradient: Release) -> tuple[Vector, State]:
-        g = gradient.value + self.weight_decay * state.theta
-        b = self.momentum * state.momentum + g
+        g = torch.add(gradient.value, state.theta, alpha=self.weight_decay)
+        b = torch.add(g, state.momentum, alpha=self.momentum)
         return b, state._replace(momentum=b)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dpopt.fields import Decay, Fraction, NonNegative, Positive
-from dpopt.optimizers.base import Direction, scalar
+from dpopt.optimizers.base import Direction, ema, ema_square, scalar
 from dpopt.privacy.protocol import Release, Vector
 
 
@@ -90,23 +90,22 @@ class FiBeR(Direction):
         a = (1 - self.kappa) / (self.kappa * self.gamma)
         if a == 0:
             return [(1.0, state.theta)]
-        ahead = state.theta + self.gamma * (state.theta - state.previous)
+        ahead = torch.lerp(state.previous, state.theta, 1 + self.gamma)
         return [(a, ahead), (1 - a, state.theta)]
 
     def direction(self, state: State, gradient: Release) -> tuple[Vector, State]:
         omega, (beta1, beta2), t = self.omega, self.betas, state.t + 1
         innovation = gradient.value - state.filtered
-        residual = (1 - omega) * state.residual + omega * innovation
+        residual = ema(state.residual, innovation, 1 - omega)
         filtered = state.filtered + residual
 
-        m = beta1 * state.m + (1 - beta1) * filtered
-        v = beta2 * state.v + (1 - beta2) * filtered.square()
+        m, v = ema(state.m, filtered, beta1), ema_square(state.v, filtered, beta2)
         covariance = self._covariance(state.covariance, gradient)
         noise = beta2 * state.noise + (1 - beta2) * covariance[0, 0]
 
         mhat, vhat = m / (1 - beta1**t), v / (1 - beta2**t)
-        vbar = (vhat - self._noise_in(vhat, gradient, noise / (1 - beta2**t))).clamp(min=self.eps_v)
-        direction = mhat / (vbar.sqrt() + self.eps) + self.weight_decay * state.theta
+        vbar = vhat.sub_(self._noise_in(vhat, gradient, noise / (1 - beta2**t))).clamp_(min=self.eps_v)
+        direction = mhat.div_(vbar.sqrt_().add_(self.eps)).add_(state.theta, alpha=self.weight_decay)
         return direction, State(state.theta, state.theta, filtered, residual, m, v, t, covariance, noise)
 
     def _noise_in(self, vhat: Vector, gradient: Release, exact: Tensor) -> float | Tensor:

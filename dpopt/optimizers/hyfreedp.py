@@ -13,7 +13,7 @@ from torch import Tensor
 from dpopt.clipping.rules import Automatic
 from dpopt.errors import ConfigError
 from dpopt.fields import Count, Decay, Positive
-from dpopt.optimizers.base import Configured, Direction, scalar
+from dpopt.optimizers.base import Configured, Direction, descend, scalar
 from dpopt.optimizers.dp_adamw import DPAdamW
 from dpopt.privacy.protocol import ClipRule, Oracle, Release, Vector
 
@@ -115,7 +115,7 @@ class HyFreeDP(Configured):
                 losses = batch.losses(self._probe_points(theta, eta, direction), bound)
         if losses is not None:
             eta, bound = self._fit(eta, bound, losses)
-        theta = theta - eta * direction
+        theta = descend(theta, direction, eta)
         return State(theta, base._replace(theta=theta), eta, bound)
 
     def _is_probing(self, oracle: Oracle) -> bool:
@@ -125,8 +125,9 @@ class HyFreeDP(Configured):
         return draws_taken % draws_per_round == 0
 
     def _probe_points(self, theta: Vector, eta: Tensor, direction: Vector) -> list[Vector]:
+        # The middle point is theta itself: its losses are known from the gradient's forward pass.
         m = self.probes // 2
-        return [theta + j * eta * direction for j in range(-m, m + 1)]
+        return [descend(theta, direction, -j * eta) if j else theta for j in range(-m, m + 1)]
 
     def _fit(self, eta: Tensor, bound: Tensor, losses: Release) -> tuple[Tensor, Tensor]:
         """The next eta and R_l from a round's losses, shape [2m + 1], at j = -m..m."""

@@ -6,13 +6,15 @@ that the plan does not hold is refused, and a draw enters the ledger when it clo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache, partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from dpopt.errors import ConfigError
 from dpopt.privacy import sampling
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
 GRADIENT, LOSSES = "gradient", "losses"
 """The kinds of release; a plan has one noise multiplier for each kind that it holds."""
+
+CPU_MULTIPLE = 8
+"""On the CPU, physical batches are padded to a multiple of it: the shapes of a run stay few, at next to no cost."""
 
 Transcript = list[list[Release]]
 """Everything a run released: for each draw its releases, in order."""
@@ -209,8 +214,25 @@ class ReplayOracle(_Oracle):
         return next(self._next)
 
 
+class _Inputs(NamedTuple):
+    """One physical batch, ready for the engine: inputs and targets [n, ...], and which rows count, bool [n]."""
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor
+
+
+class _Known(NamedTuple):
+    """Losses of one point that its gradient has left behind: [n] for each physical batch of the open draw."""
+
+    version: int
+    losses: list[Tensor]
+
+
 class DataOracle(_Oracle):
     """Answers from data: sums of clipped per-example values, plus noise, divided by the expected batch size.
+
+    Where the plan holds losses, those at a point whose gradient the same draw has evaluated are not computed again.
 
     Args:
         engine: computes the clipped sums and the losses.
@@ -218,7 +240,11 @@ class DataOracle(_Oracle):
         plan: what may be released, and with how much noise.
         draw_seed: decides who is in each draw (and dropout), see `sampling`.
         noise_seed: decides the noise. Secret, if the model is to be published.
-        physical_batch: examples per call of the engine; by default the engine decides from its memory.
+        physical_batch: the most examples per call of the engine; by default the engine decides from its memory. The
+            releases are the same for any, to rounding, unless the model or `transform` is random: what is random in a
+            physical batch is a function of (seed, draw, its number).
+        transform: inputs as they are stored, [n, ...] on `device`, -> the model's inputs; may draw random numbers.
+        device: where the engine computes; by default where `x` is.
         ledger: draws that an interrupted run has already taken; the oracle goes on after them.
         transcript: where given, every release is kept in it (for `ReplayOracle`).
     """
@@ -233,6 +259,8 @@ class DataOracle(_Oracle):
         draw_seed: int,
         noise_seed: int,
         physical_batch: int | None = None,
+        transform: Callable[[Tensor], Tensor] | None = None,
+        device: torch.device | None = None,
         ledger: Ledger | None = None,
         transcript: Transcript | None = None,
     ) -> None:
@@ -249,51 +277,109 @@ class DataOracle(_Oracle):
             raise ConfigError("plan.dimension", plan.dimension, f"the model trains {engine.dimension} parameters")
         self._engine, self._x, self._y = engine, x, y
         self._draw_seed, self._noise_seed = draw_seed, noise_seed
+        self._device, self._transform = device or x.device, transform
         self._size = physical_batch or engine.physical_batch(self.expected_batch)
+        # A GPU is at its best with calls of one shape; a CPU does not mind, so there is next to nothing to pad.
+        self._multiple = self._size if self._device.type == "cuda" else CPU_MULTIPLE
         self._transcript = transcript
-        self._batches: list[tuple[Tensor, Tensor]] = []
+        self._inputs: list[Callable[[], _Inputs]] = []
+        self._known = WeakTensorKeyDictionary()
 
     def _open(self, draw: int) -> None:
         rows = sampling.poisson_rows(self._draw_seed, draw, len(self._x), self.rate)
-        self._batches = [
-            (torch.from_numpy(part).to(self._x.device), torch.from_numpy(mask).to(self._x.device))
-            for part, mask in sampling.physical_batches(rows, self._size)
+        batches = sampling.physical_batches(rows, self._size, self._multiple)
+        gather = [
+            partial(self._gather, draw, part, torch.from_numpy(rows), torch.from_numpy(mask))
+            for part, (rows, mask) in enumerate(batches)
         ]
+        # A draw of one physical batch is gathered once, a larger one again for each query: it may not fit.
+        self._inputs = [cache(gather[0])] if len(gather) == 1 else gather
         if self._transcript is not None:
             self._transcript.append([])
 
+    def _close(self, batch: _Batch) -> None:
+        self._inputs = []
+        self._known.clear()
+
+    def _gather(self, draw: int, part: int, rows: Tensor, mask: Tensor) -> _Inputs:
+        rows = sampling.send(rows, self._x.device)
+        x, y, mask = (sampling.send(t, self._device) for t in (self._x[rows], self._y[rows], mask))
+        if self._transform is not None:
+            with self._randomness("transform", draw, part):
+                x = self._transform(x)
+        return _Inputs(x, y, mask)
+
     def _gradient(self, draw: int, release: int, at: Points, clip: ClipRule, noise: float) -> Release:
-        total = torch.zeros(self.dimension, device=self._x.device)
-        for part, (rows, mask) in enumerate(self._batches):
-            with self._randomness(draw, part):
-                total += self._engine.clipped_sum(weighted(at), self._x[rows], self._y[rows], mask, clip)
+        total = self._clipped_sum(draw, weighted(at), clip)
         std = noise * clip.sensitivity if noise else 0.0
-        return self._release(draw, release, total, std)
+        if noise:
+            sampling.add_gaussian(total, std, self._noise_seed, draw, release)
+        return self._released(total.div_(self.expected_batch), std / self.expected_batch)
+
+    def _clipped_sum(self, draw: int, points: list[tuple[float, Vector]], clip: ClipRule) -> Tensor:
+        """The sum over the draw, shape [d]: the engine's own tensor, so that no other of its size is needed."""
+        total, losses = None, []
+        for part, inputs in enumerate(self._inputs):
+            with self._randomness("dropout", draw, part):
+                if LOSSES in self.noise:
+                    values, summed = self._engine.losses_and_clipped_sum(points, *inputs(), clip)
+                    losses.append(values)
+                else:
+                    summed = self._engine.clipped_sum(points, *inputs(), clip)
+            total = summed if total is None else total.add_(summed)
+        if LOSSES in self.noise:
+            for k, (_, theta) in enumerate(points):
+                self._known[theta] = _Known(theta._version, [values[k] for values in losses])
+        return torch.zeros_like(points[0][1]) if total is None else total
 
     def _losses(self, draw: int, release: int, at: Sequence[Vector], bound: float | Tensor, noise: float) -> Release:
-        half = torch.as_tensor(bound, dtype=torch.float64, device=self._x.device) / 2
-        total = torch.zeros(len(at), dtype=torch.float64, device=self._x.device)
-        for part, (rows, mask) in enumerate(self._batches):
-            with self._randomness(draw, part):
-                losses = self._engine.losses(at, self._x[rows], self._y[rows], mask).double()
+        bound = bound.double() if isinstance(bound, Tensor) else bound
+        total = torch.zeros(len(at), dtype=torch.float64, device=self._device)
+        for part in range(len(self._inputs)):
+            losses, mask = self._losses_of(draw, part, at)
             # Centred at bound/2, a record moves the sum by at most bound/2 under add/remove: half of the plain bound.
-            centred = torch.minimum(losses.clamp(min=0), 2 * half) - half
+            centred = losses.clamp(min=0).clamp(max=bound) - bound / 2
             total += torch.where(mask & losses.isfinite(), centred, 0.0).sum(dim=1)
-        return self._release(draw, release, total, noise * half, offset=half)
+        std = noise * bound / 2
+        if noise:
+            total += std * sampling.gaussian(self._noise_seed, draw, release, len(at), total.dtype, total.device)
+        return self._released(total / self.expected_batch + bound / 2, std / self.expected_batch)
 
-    def _release(
-        self, draw: int, release: int, total: Tensor, std: float | Tensor, offset: float | Tensor = 0.0
-    ) -> Release:
-        noise = sampling.gaussian(self._noise_seed, draw, release, len(total), total.dtype, total.device)
-        result = Release((total + std * noise) / self.expected_batch + offset, std / self.expected_batch)
+    def _losses_of(self, draw: int, part: int, at: Sequence[Vector]) -> tuple[Tensor, Tensor]:
+        """Losses [k, n] of one physical batch, float64, and its mask [n]; only points not yet known are computed."""
+        x, y, mask = self._inputs[part]()
+        known = [self._recall(theta, part) for theta in at]
+        missing = [theta for theta, losses in zip(at, known, strict=True) if losses is None]
+        if missing:
+            with self._randomness("dropout", draw, part):
+                computed = iter(self._engine.losses(missing, x, y, mask))
+            known = [next(computed) if losses is None else losses for losses in known]
+        return torch.stack(known).double(), mask
+
+    def _recall(self, theta: Vector, part: int) -> Tensor | None:
+        """Losses [n] at `theta` if this draw has evaluated this very tensor, and it was not changed since."""
+        known = self._known.get(theta)
+        return known.losses[part] if known is not None and known.version == theta._version else None
+
+    def _released(self, value: Tensor, std: float | Tensor) -> Release:
+        release = Release(value, std)
         if self._transcript is not None:
-            self._transcript[-1].append(result)
-        return result
+            self._transcript[-1].append(release)
+        return release
 
     @contextmanager
-    def _randomness(self, draw: int, part: int) -> Iterator[None]:
-        """Dropout as a function of (seed, draw, physical batch), whatever the global generators hold."""
-        devices = [self._x.device] if self._x.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(sampling.derive(self._draw_seed, "dropout", draw, part) >> 65)
+    def _randomness(self, purpose: str, draw: int, part: int) -> Iterator[None]:
+        """Random numbers as a function of (seed, purpose, draw, physical batch), whatever the generators hold."""
+        generators = [torch.default_generator]
+        if self._device.type == "cuda":
+            index = torch.cuda.current_device() if self._device.index is None else self._device.index
+            generators.append(torch.cuda.default_generators[index])
+        seed = sampling.derive(self._draw_seed, purpose, draw, part) >> 65
+        before = [generator.get_state() for generator in generators]
+        try:
+            for generator in generators:
+                generator.manual_seed(seed)
             yield
+        finally:
+            for generator, state in zip(generators, before, strict=True):
+                generator.set_state(state)

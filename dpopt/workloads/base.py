@@ -79,6 +79,14 @@ class Workload:
         """
         raise NotImplementedError
 
+    def transform(self, x: Tensor) -> Tensor:
+        """Inputs [n, ...] as `load` stores them -> as the model takes them, on the device that trains it."""
+        return x
+
+    def augment(self, x: Tensor) -> Tensor:
+        """Random changes to training inputs [n, ...], after `transform`; draws from torch's global generators."""
+        return x
+
     def model(self) -> nn.Module:
         """The model; initialised from torch's global generator."""
         raise NotImplementedError

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dpopt.errors import ConfigError
 from dpopt.workloads.base import Split, Workload, data_folder, mlp, verify
@@ -48,6 +48,9 @@ class MnistMLP(Workload):
     def load(self) -> tuple[Split, Split]:
         return _load("train"), _load("test")
 
+    def transform(self, x: Tensor) -> Tensor:
+        return x.float().div_(255).sub_(MEAN).div_(STD)
+
     def model(self) -> nn.Module:
         return mlp(784, 256, 256, 256, 10, bias=False)
 
@@ -63,8 +66,7 @@ def _load(split: str) -> Split:
     verify(f"mnist.{split}", (images,), CHECKSUMS[split])
     labels = np.asarray(records["label"], dtype=np.int64)
     verify(f"mnist.{split}.label", (labels,), LABEL_CHECKSUMS[split])
-    x = (torch.from_numpy(images).float().div(255) - MEAN) / STD
-    return Split(x, torch.from_numpy(labels))
+    return Split(torch.from_numpy(images), torch.from_numpy(labels))
 
 
 def _records(split: str) -> Any:

@@ -1,9 +1,16 @@
+from dataclasses import dataclass
+from typing import ClassVar
+
 import pytest
 import torch
 
+from dpopt import registry
+from dpopt.errors import ConfigError
 from dpopt.harness import cell as cells
 from dpopt.harness.plan import plan
-from dpopt.privacy import epsilon
+from dpopt.privacy import epsilon, sampling
+from dpopt.workloads.base import Split
+from dpopt.workloads.synthetic import SyntheticLogReg
 
 VOLATILE = {"seconds_prepare", "seconds_train", "provenance"}
 
@@ -123,6 +130,68 @@ def test_the_runs_of_a_search_have_draws_of_their_own(write_suite):
     assert len({cells._seed("draws", cell, cell.search) for cell in searched}) == 2
     assert len({cells._seed("init", cell) for cell in searched}) == 1
     assert "search" not in searched[0].content()
+
+
+def test_a_cell_of_an_older_kernel_loads_and_is_not_run_as_if_it_were_of_this_one(write_suite, store):
+    cell = planned_cell(write_suite, "dp_sgd")
+    assert cell.content()["kernel"] == cell.kernel == sampling.REVISION
+    content = {key: value for key, value in cell.content().items() if key != "kernel"}
+    old = cells.Cell.from_content(content)
+    assert (old.content(), old.kernel) == (content, 1)
+    assert old.run_id != cell.run_id
+    with pytest.raises(ConfigError, match=r"cell\.kernel: 1.*revision"):
+        cells.run(old, store)
+    assert store.state(old.run_id) == "pending"
+
+
+def test_the_physical_batch_changes_numbers_by_rounding_only(write_suite, store, tmp_path):
+    from dpopt.store import Store
+
+    cell = planned_cell(write_suite, "hyfreedp")
+    whole, parts = cells.run(cell, store), cells.run(cell, Store(tmp_path / "parts"), physical_batch=50)
+    assert {key: parts[key] for key in ("epsilon", "noise", "draws")} == {
+        key: whole[key] for key in ("epsilon", "noise", "draws")
+    }
+    assert parts["test_loss"] == pytest.approx(whole["test_loss"], rel=1e-3)
+
+
+@dataclass(frozen=True)
+class Stored(SyntheticLogReg):
+    """The same records, stored ten times too large; flipped in training where `flips`."""
+
+    flips: ClassVar[bool] = False
+
+    def load(self):
+        pool, test = super().load()
+        return Split(pool.x * 10, pool.y), Split(test.x * 10, test.y)
+
+    def transform(self, x):
+        return x / 10
+
+    def augment(self, x):
+        return torch.where(torch.rand(len(x), 1) < 0.5, -x, x) if self.flips else x
+
+
+Stored.__name__ = SyntheticLogReg.__name__  # the split depends on it
+
+
+def test_records_are_transformed_everywhere_and_augmented_in_training_only(write_suite, store, tmp_path, monkeypatch):
+    from dpopt.store import Store
+
+    def run(name, workload):
+        made = {"workload": workload(dim=4), "optimizer": optimizer}
+        monkeypatch.setattr(registry, "from_spec", lambda what, spec: made[what])
+        return stable(cells.run(cell, Store(tmp_path / name)))
+
+    cell = planned_cell(write_suite, "dp_sgd")
+    optimizer = registry.from_spec("optimizer", cell.optimizer)
+    plain, stored = run("plain", SyntheticLogReg), run("stored", Stored)
+    assert stored["test_accuracy"] == pytest.approx(plain["test_accuracy"], abs=0.01)
+    assert stored["validation_loss"] == pytest.approx(plain["validation_loss"], rel=1e-3)
+    monkeypatch.setattr(Stored, "flips", True)
+    flipped = run("flipped", Stored)
+    assert flipped["test_loss"] > plain["test_loss"] + 0.05
+    assert flipped == run("again", Stored)
 
 
 def test_metrics_are_the_final_ones_whatever_became_of_the_curve(write_suite, store, tmp_path, monkeypatch):

@@ -28,6 +28,22 @@ def test_local_and_inline_give_the_same_numbers(write_suite, store, tmp_path):
     assert (again.ran, again.skipped) == (0, len(cells))
 
 
+@pytest.mark.parametrize(
+    "make", [lambda s: InlineEngine(s, "cpu", 77), lambda s: LocalEngine(s, "cpu", 1, 77)], ids=["inline", "local"]
+)
+def test_engines_pass_the_physical_batch_on(write_suite, store, tmp_path, make):
+    from dpopt.harness.cell import run
+
+    cell = next(entry.cell for entry in plan(write_suite()) if entry.label == "dp_sgd")
+    execute([cell], store, lambda: make(store))
+    expected = Store(tmp_path / "direct")
+    run(cell, expected, device="cpu", physical_batch=77)
+    assert store.curve(cell.run_id) == expected.curve(cell.run_id)
+    default = Store(tmp_path / "default")
+    run(cell, default, device="cpu")
+    assert store.curve(cell.run_id) != default.curve(cell.run_id)
+
+
 def test_a_worker_that_dies_costs_its_one_cell(write_suite, store):
     cells = [entry.cell for entry in plan(write_suite())]
     (long,) = [

@@ -42,7 +42,9 @@ def test_run_ids_are_stable():
 
 def test_labels_engines_and_folders_are_not_identity(write_suite):
     first = plan(write_suite())
-    second = plan(write_suite(overrides=["engine=inline", "device=cpu", "results=elsewhere"], name="other"))
+    second = plan(
+        write_suite(overrides=["engine=inline", "device=cpu", "results=elsewhere", "physical_batch=9"], name="other")
+    )
     assert [entry.cell.run_id for entry in first] == [entry.cell.run_id for entry in second]
 
 

@@ -26,6 +26,8 @@ BAD_OVERRIDES = [
     ("accountant=rpd", "did you mean 'rdp'"),
     ("engine=locl", "did you mean 'local'"),
     ("workers=0", "workers"),
+    ("physical_batch=0", "physical_batch"),
+    ("physical_batch=all", "physical_batch.*whole number"),
     ("clip=[1,2", "quickstart.yaml"),
     ("clip=-1", r"clip\[0\]"),
     ("settings.dp_adam.grd=3", "did you mean 'grid'"),
@@ -90,6 +92,10 @@ def test_scalars_and_overrides():
     assert suite.seeds == (4,)
     assert suite.epsilon == (1.0, float("inf"))
     assert suite.settings["dp_adam"] == {"grid": {"lr": [0.5]}}
+
+
+def test_physical_batch():
+    assert [load_suite("quickstart", [f"physical_batch={n}"]).physical_batch for n in ("auto", 64)] == [None, 64]
 
 
 def test_a_searchable_method_without_a_search_is_set_by_hand():

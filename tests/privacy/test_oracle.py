@@ -5,10 +5,11 @@ import torch
 from torch import nn
 
 import dpopt
+import dpopt.testing
 from dpopt.clipping import Abadi, Automatic, Normalized, engine
 from dpopt.errors import ConfigError
 from dpopt.optimizers.dp_sgd import DPSGD
-from dpopt.privacy import BudgetSpent, DataOracle, Draw, Ledger, Plan, TraceOracle, UnplannedRelease
+from dpopt.privacy import BudgetSpent, DataOracle, Draw, Ledger, Plan, TraceOracle, UnplannedRelease, sampling
 
 N, D = 40, 4
 RULES = [Abadi(0.5), Abadi(10.0), Automatic(), Automatic(2.0, 0.1), Normalized(0.5)]
@@ -136,23 +137,173 @@ def test_gradient_divides_by_the_expected_batch():
     asked = oracle(quiet(0.25), x, y)
     with asked.draw() as batch:
         mean = batch.gradient(torch.zeros(D), Abadi(math.inf)).value
-    from dpopt.privacy.sampling import poisson_rows
-
-    rows = torch.from_numpy(poisson_rows(1, 0, N, 0.25))
+    rows = torch.from_numpy(sampling.poisson_rows(1, 0, N, 0.25))
     assert len(rows) != N / 4
     total = (-y[rows, None] * x[rows]).sum(0)
     torch.testing.assert_close(mean, total / (N / 4))
 
 
-def test_noise_is_added_once_per_draw_whatever_the_physical_batch():
+def release_in_batches(size):
+    """A gradient and two losses of a noisy draw of about 256 records, cut into physical batches of `size`."""
+    x, y = data(1024)
+    asked = oracle(plan(Draw(0.25, (1.0, 2.0, 2.0))), x, y, physical_batch=size)
+    theta = torch.ones(D)
+    with asked.draw() as batch:
+        gradient = batch.gradient(theta, Abadi(1.0)).value
+        losses = batch.losses([theta, 2 * theta], 3.0).value
+    return gradient, losses, asked.ledger
+
+
+def test_releases_do_not_depend_on_the_physical_batch():
     """Mistakes 12 and 13: partial batches count, and accumulation adds no noise."""
+    whole = release_in_batches(None)
+    for size in (1, 7, 64, 256):
+        gradient, losses, ledger = release_in_batches(size)
+        torch.testing.assert_close(gradient, whole[0], rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(losses, whole[1], rtol=1e-5, atol=1e-7)
+        assert ledger == whole[2]
+
+
+class Counting:
+    """An engine that counts the points of its forward passes."""
+
+    def __init__(self, inner):
+        self._inner = inner
+        self.gradients, self.losses_only = 0, 0
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    def losses_and_clipped_sum(self, points, *rest):
+        self.gradients += len(points)
+        return self._inner.losses_and_clipped_sum(points, *rest)
+
+    def losses(self, points, *rest):
+        self.losses_only += len(points)
+        return self._inner.losses(points, *rest)
+
+
+def probe(spoil=lambda theta: theta, at=((1.0, 1.0),), **changes):
+    """Losses at the points of a gradient and at one more point, and the engine that counted."""
+    counting = Counting(regression())
+    x, y = data()
+    points = [(weight, torch.full((D,), value)) for weight, value in at]
+    asked = DataOracle(
+        counting, x, y, plan(Draw(0.5, (1.0, *(2.0,) * (len(at) + 1)))), draw_seed=1, noise_seed=2, **changes
+    )
+    with asked.draw() as batch:
+        batch.gradient(points, Abadi(1.0))
+        probed = [spoil(theta) for _, theta in points]
+        losses = batch.losses([torch.zeros(D), *probed], 3.0).value
+    return losses, counting
+
+
+@pytest.mark.parametrize("at", [((1.0, 1.0),), ((1.7, 1.0), (-0.7, 2.0))], ids=["one", "two"])
+@pytest.mark.parametrize("size", [None, 7])
+def test_losses_at_the_gradients_own_points_are_not_computed_again(at, size):
+    again, recomputing = probe(torch.clone, at, physical_batch=size)
+    known, reusing = probe(at=at, physical_batch=size)
+    torch.testing.assert_close(known, again)
+    batches = reusing.gradients // len(at)
+    assert reusing.losses_only == batches
+    assert recomputing.losses_only == batches * (1 + len(at))
+
+
+def test_a_point_changed_in_place_is_evaluated_again():
+    def moved(theta):
+        return theta.add_(1.0)
+
+    losses, counting = probe(moved)
+    assert counting.losses_only == 2
+    torch.testing.assert_close(losses, probe(lambda theta: theta + 1.0)[0])
+
+
+def test_losses_of_one_draw_are_not_those_of_the_next():
+    counting, theta, other = Counting(regression()), torch.ones(D), torch.zeros(D)
+    x, y = data()
+    asked = DataOracle(counting, x, y, plan(*[Draw(0.5, (1.0, 2.0))] * 2), draw_seed=1, noise_seed=2)
+    for at, computed in ((theta, 0), (other, 1)):
+        with asked.draw() as batch:
+            batch.gradient(at, Abadi(1.0))
+            batch.losses([theta], 3.0)
+        assert counting.losses_only == computed
+
+
+@pytest.mark.parametrize("name", ["hyfreedp", "fiber"])
+def test_a_probing_step_costs_two_more_forward_passes(name):
+    """1 + 2/(3K) of the base's step: the middle probe is the gradient's own point, whatever the base looks at."""
+    task = dpopt.testing.Task()
+    counting = task.engine = Counting(task.engine)
+    optimizer = dpopt.create("hyfreedp", probe_every=3, **({"base": "fiber"} if name == "fiber" else {}))
+    oracle = task.oracle(task.plan(optimizer))
+    task.run(optimizer, oracle)
+    assert counting.losses_only == 2 * dpopt.testing.DRAWS / 3
+
+
+def test_each_draw_of_one_physical_batch_is_gathered_once():
+    calls = []
+
+    def transform(x):
+        calls.append(len(x))
+        return x
+
+    rows = len(sampling.poisson_rows(1, 0, N, 0.5))
+    for size, expected in ((None, 1), (7, 3 * math.ceil(rows / 7))):
+        calls.clear()
+        asked = oracle(plan(Draw(0.5, (1.0, 2.0, 2.0))), physical_batch=size, transform=transform)
+        with asked.draw() as batch:
+            batch.gradient(torch.zeros(D), Abadi(1.0))
+            batch.losses([torch.ones(D)], 1.0)
+            batch.losses([torch.ones(D)], 1.0)
+        assert len(calls) == expected
+
+
+def test_transform_is_applied_to_what_is_drawn():
+    x, y = data()
+    stored = (x * 50).round().clamp(-128, 127).to(torch.int8)
     values = []
-    for size in (1, 3, 64):
-        asked = oracle(plan(Draw(0.5, (1.0,))), physical_batch=size)
+    for inputs, transform in ((stored.float() / 50, None), (stored, lambda x: x.float() / 50)):
+        asked = oracle(plan(Draw(0.5, (1.0,))), inputs, y, transform=transform)
         with asked.draw() as batch:
             values.append(batch.gradient(torch.ones(D), Abadi(1.0)).value)
-    torch.testing.assert_close(values[0], values[1])
-    torch.testing.assert_close(values[0], values[2])
+    assert torch.equal(*values)
+
+
+def test_a_random_transform_is_a_function_of_seed_and_draw():
+    """And the same for every query of a draw, with the model's dropout left as it was."""
+
+    def flip(x):
+        return torch.where(torch.rand(len(x), 1) < 0.5, -x, x)
+
+    def run(size, seed=1, start=0):
+        x, y = data()
+        taken = Ledger([Draw(0.5, (0.0, 0.0))] * start)
+        the_plan = quiet(0.5, draws=2, losses=1)
+        asked = oracle(the_plan, x, y, transform=flip, physical_batch=size, draw_seed=seed, ledger=taken)
+        values, theta = [], torch.ones(D)
+        while asked.draws_left:
+            torch.rand(3)  # what the global generators hold plays no part
+            with asked.draw() as batch:
+                batch.gradient(theta, Abadi(1.0))
+                values.append(batch.losses([theta.clone()], 3.0).value)
+        return torch.cat(values)
+
+    for size in (None, 7):
+        both = run(size)
+        assert torch.equal(both, run(size))
+        assert torch.equal(both[1:], run(size, start=1))
+        assert not torch.equal(both, run(size, seed=2))
+
+
+def test_float64_models_keep_their_precision():
+    x, y = data()
+    torch.manual_seed(0)
+    model = nn.Linear(D, 1, bias=False).double()
+    double = engine(model, lambda output, target: (output.squeeze(-1) - target).square() / 2)
+    for rate in (0.5, 1e-9):
+        asked = DataOracle(double, x.double(), y.double(), plan(Draw(rate, (1.0,))), draw_seed=1, noise_seed=2)
+        with asked.draw() as batch:
+            assert batch.gradient(double.theta, Abadi(1.0)).value.dtype == torch.float64
 
 
 def test_released_noise_has_the_stated_std():

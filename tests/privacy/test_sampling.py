@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -33,13 +35,27 @@ def test_rate_one_takes_everyone_and_a_draw_may_be_empty():
     assert len(sampling.poisson_rows(0, 0, 50, 1e-12)) == 0
 
 
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 23])
-def test_physical_batches_hold_every_row_once(count):
+@pytest.mark.parametrize("size", [1, 7, 8, 12, 64])
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 23, 64, 65, 191])
+@pytest.mark.parametrize("multiple", [1, 8])
+def test_physical_batches_hold_every_row_once(count, size, multiple):
     rows = np.arange(100, 100 + count)
-    batches = sampling.physical_batches(rows, 8)
-    assert all(len(part) == len(mask) == 8 for part, mask in batches)
+    batches = sampling.physical_batches(rows, size, multiple)
     np.testing.assert_array_equal(np.concatenate([part[mask] for part, mask in batches] or [rows]), rows)
-    assert len(batches) == -(-count // 8)
+    assert len(batches) == -(-count // size)
+    for part, mask in batches:
+        assert mask.any()
+        assert len(part) == len(mask) <= size
+        assert len(part) % multiple == 0 or len(part) == size
+    assert sum(len(part) for part, _ in batches) - count <= len(batches) * multiple
+
+
+def test_physical_batches_are_of_nearly_equal_length_or_of_one_shape():
+    """A full batch and a tiny rest cost two calls' overhead for one call's work; a GPU wants one shape all the same."""
+    rows = np.arange(305)
+    assert [int(mask.sum()) for _, mask in sampling.physical_batches(rows, 304, 8)] == [160, 145]
+    assert [len(part) for part, _ in sampling.physical_batches(rows, 304, 304)] == [304, 304]
+    assert [len(part) for part, _ in sampling.physical_batches(rows[:250], 304, 8)] == [256]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -47,11 +63,85 @@ def test_noise_is_standard_normal_and_never_repeats(dtype):
     first = sampling.gaussian(3, 0, 0, 200_000, dtype)
     assert first.dtype == dtype
     assert stats.kstest(first.numpy(), "norm").pvalue > 1e-6
+    moments = [float(first.double().pow(k).mean()) for k in (1, 2, 3, 4)]
+    for moment, expected, variance in zip(moments, (0, 1, 0, 3), (1, 2, 15, 96), strict=True):
+        assert abs(moment - expected) < 5 * (variance / len(first)) ** 0.5
     assert float(first.abs().max()) > 4
-    for draw, release in ((0, 1), (1, 0), (2**40, 0)):
-        other = sampling.gaussian(3, draw, release, 200_000, dtype)
+    for seed, draw, release in ((3, 0, 1), (3, 1, 0), (3, 2**40, 0), (4, 0, 0), (3 + 2**64, 0, 0)):
+        other = sampling.gaussian(seed, draw, release, 200_000, dtype)
         assert abs(float(torch.corrcoef(torch.stack([first, other]))[0, 1])) < 5 / 200_000**0.5
     assert torch.equal(sampling.gaussian(3, 0, 0, 200_000, dtype), first)
+
+
+def tail_counts(total, dtype=torch.float32, block=2 * 10**7):
+    """How many of `total` normals lie beyond 4 and beyond 5."""
+    beyond = np.zeros(2, dtype=np.int64)
+    for draw in range(total // block):
+        size = sampling.gaussian(11, draw, 0, block, dtype).abs_()
+        beyond += [int((size > bound).sum()) for bound in (4, 5)]
+    return beyond
+
+
+@pytest.mark.parametrize("total", [2 * 10**7, pytest.param(2 * 10**8, marks=pytest.mark.slow)])
+def test_the_tails_are_all_there(total):
+    """Float32 uniforms of 24 bits would end at 5.8 standard deviations and be coarse long before."""
+    for count, bound in zip(tail_counts(total), (4, 5), strict=True):
+        assert stats.poisson.cdf(count, expected := total * 2 * stats.norm.sf(bound)) > 1e-7, (count, expected)
+        assert stats.poisson.sf(count - 1, expected) > 1e-7, (count, expected)
+
+
+class Words:
+    """A bit generator that gives the same 64-bit word for ever."""
+
+    def __init__(self, word):
+        self.word = word
+
+    def random_raw(self, size):
+        return np.full(size, self.word, dtype=np.uint64)
+
+
+@pytest.mark.parametrize(
+    ("word", "radius", "angle"),
+    [
+        (0, (82 * math.log(2)) ** 0.5, 0.0),  # k = 0: the end of the tail, u = 2^-41
+        (2**64 - 1, 0.0, 2 * math.pi),
+        (2**63, (2 * math.log(2)) ** 0.5, 0.0),  # k = 2^39: u = 1/2
+        (2**63 + 2**22, (2 * math.log(2)) ** 0.5, math.pi / 2),
+        (2**24, (2 * math.log(2**40 / 1.5)) ** 0.5, 0.0),  # k = 1: the lowest bit counts
+    ],
+)
+def test_each_word_becomes_the_two_normals_that_are_promised(word, radius, angle):
+    expected = [radius * math.cos(angle)] * 2 + [radius * math.sin(angle)]
+    np.testing.assert_allclose(sampling._box_muller(Words(word), 3), [expected[0], expected[0], expected[2]], atol=5e-6)
+
+
+def test_bits_of_the_noise_do_not_depend_on_threads_or_memory():
+    reference = sampling.gaussian(5, 1, 2, 300_001, torch.float32)
+    assert len(reference) == 300_001
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        assert torch.equal(sampling.gaussian(5, 1, 2, 300_001, torch.float32), reference)
+        unaligned = torch.zeros(300_002)[1:]
+        sampling.add_gaussian(unaligned, 1.0, 5, 1, 2)
+        assert torch.equal(unaligned, reference)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [0, 1, 5, sampling.CPU_BLOCK, 2 * sampling.CPU_BLOCK + 3])
+def test_added_noise_is_the_noise(size, dtype):
+    total = torch.linspace(-1, 1, size, dtype=dtype)
+    noise = sampling.gaussian(5, 1, 2, size, dtype)
+    assert noise.shape == (size,)
+    expected = total + 0.3 * noise
+    sampling.add_gaussian(total, 0.3, 5, 1, 2)
+    torch.testing.assert_close(total, expected)
+
+
+def test_blocks_of_one_release_are_independent():
+    first, second = sampling.gaussian(5, 1, 2, 2 * sampling.CPU_BLOCK, torch.float32).chunk(2)
+    for other in (second, first.roll(sampling.CPU_BLOCK // 2)):
+        correlation = float(torch.corrcoef(torch.stack([first, other]))[0, 1])
+        assert abs(correlation) < 5 / sampling.CPU_BLOCK**0.5
 
 
 def test_noise_seeds_do_not_collide_where_32_bits_would():

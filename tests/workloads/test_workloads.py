@@ -52,6 +52,15 @@ def test_mnist_network_is_adadps():
     assert sum(p.numel() for p in registry.create_workload("mnist_mlp").model().parameters()) == 334_336
 
 
+def test_mnist_is_normalised_as_it_is_used():
+    workload, stored = registry.create_workload("mnist_mlp"), torch.arange(256, dtype=torch.uint8).view(4, 8, 8)
+    before = stored.clone()
+    expected = (stored.double() / 255 - 0.1307) / 0.3081
+    torch.testing.assert_close(workload.transform(stored), expected.float())
+    assert torch.equal(stored, before)
+    assert torch.equal(workload.augment(stored), before)
+
+
 def test_changed_data_are_refused():
     array = np.arange(5)
     verify("x", [array], hashlib.sha256(array.tobytes()).hexdigest())
@@ -85,5 +94,7 @@ def test_real_mnist():
     assert [len(part.x) for part in splits] == [60_000, 0, 10_000]
     counts = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     assert torch.bincount(splits.train.y).tolist() == counts
-    assert float(splits.train.x.mean()) == pytest.approx(0, abs=1e-3)
-    assert float(splits.train.x.std()) == pytest.approx(1, abs=1e-3)
+    assert splits.train.x.dtype == torch.uint8
+    x = workload.transform(splits.train.x)
+    assert float(x.mean()) == pytest.approx(0, abs=1e-3)
+    assert float(x.std()) == pytest.approx(1, abs=1e-3)

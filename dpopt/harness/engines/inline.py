@@ -14,10 +14,11 @@ class InlineEngine:
     Args:
         store: where results go.
         device: see `training.resolve_device`.
+        physical_batch: see `cell.run`.
     """
 
-    def __init__(self, store: RunStore, device: str) -> None:
-        self._store, self._device = store, device
+    def __init__(self, store: RunStore, device: str, physical_batch: int | None = None) -> None:
+        self._store, self._device, self._physical_batch = store, device, physical_batch
         self._queue: deque[Cell] = deque()
 
     def submit(self, cell: Cell) -> None:
@@ -27,7 +28,7 @@ class InlineEngine:
         if not self._queue:
             return []
         cell = self._queue.popleft()
-        reason = attempt(cell, self._store, self._device, lambda fraction: None)
+        reason = attempt(cell, self._store, self._device, lambda fraction: None, self._physical_batch)
         return [Event(cell.run_id, "failed", reason=reason) if reason else Event(cell.run_id, "done")]
 
     def close(self) -> None:

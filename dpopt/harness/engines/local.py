@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import threading
 from collections import deque
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -22,10 +23,12 @@ _CONTEXT = multiprocessing.get_context("spawn")  # CUDA and threads do not survi
 class _Worker:
     """A process and our end of the pipe to it."""
 
-    def __init__(self, store: RunStore, device: str) -> None:
+    def __init__(self, store: RunStore, device: str, physical_batch: int | None) -> None:
         self.pipe, theirs = _CONTEXT.Pipe()
         self.cell: Cell | None = None
-        self.process: BaseProcess = _CONTEXT.Process(target=_serve, args=(theirs, store, device), daemon=True)
+        self.process: BaseProcess = _CONTEXT.Process(
+            target=_serve, args=(theirs, store, device, physical_batch), daemon=True
+        )
         self.process.start()
         theirs.close()
 
@@ -41,10 +44,13 @@ class LocalEngine:
         store: where results go.
         device: see `training.resolve_device`.
         workers: number of processes; None takes one for each core.
+        physical_batch: see `cell.run`.
     """
 
-    def __init__(self, store: RunStore, device: str, workers: int | None = None) -> None:
-        self._store, self._device = store, device
+    def __init__(
+        self, store: RunStore, device: str, workers: int | None = None, physical_batch: int | None = None
+    ) -> None:
+        self._store, self._device, self._physical_batch = store, device, physical_batch
         self._limit = workers or len(os.sched_getaffinity(0))
         self._queue: deque[Cell] = deque()
         self._workers: list[_Worker] = []
@@ -75,7 +81,7 @@ class LocalEngine:
             if idle is None:
                 if len(self._workers) >= self._limit:
                     return
-                idle = _Worker(self._store, self._device)
+                idle = _Worker(self._store, self._device, self._physical_batch)
                 self._workers.append(idle)
             cell = self._queue.popleft()
             try:
@@ -103,17 +109,21 @@ class LocalEngine:
         return [Event(worker.cell.run_id, "failed", reason=reason)]
 
 
-def _serve(pipe: Connection, store: RunStore, device: str) -> None:
+def _serve(pipe: Connection, store: RunStore, device: str, physical_batch: int | None) -> None:
     """A worker's life: receive a cell, run it, say so; end with the parent."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:
             cell: Cell = pipe.recv()
             run_id = cell.run_id
-            reason = attempt(cell, store, device, lambda done, i=run_id: pipe.send(Event(i, "progress", done)))
+            reason = attempt(cell, store, device, partial(_progress, pipe, run_id), physical_batch)
             pipe.send(Event(run_id, "failed", reason=reason) if reason else Event(run_id, "done"))
         except (EOFError, BrokenPipeError, KeyboardInterrupt):
             return
+
+
+def _progress(pipe: Connection, run_id: str, fraction: float) -> None:
+    pipe.send(Event(run_id, "progress", fraction))
 
 
 def _end_with_parent() -> None:
