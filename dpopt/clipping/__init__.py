@@ -124,7 +124,8 @@ def engine(
             raise ConfigError("precision", precision, "the engine 'vmap' knows only float32")
         return VmapEngine(model, loss)
     checked = _Checked(model, loss, precision, falls_back=name == "auto")
-    return checked.decided(*sample) if sample else checked
+    made = checked.decided(*sample) if sample else checked
+    return made if checked.is_decided else checked
 
 
 class _Checked:
@@ -134,7 +135,7 @@ class _Checked:
         self._fast = BookkeepingEngine(model, loss, precision)
         self._engine: ClippingEngine = self._fast
         self._slow = VmapEngine(model, loss) if falls_back else None
-        self._is_decided = False
+        self.is_decided = False
         self.dimension = self._engine.dimension
 
     def decided(self, x: Tensor, y: Tensor) -> ClippingEngine:
@@ -143,22 +144,23 @@ class _Checked:
         Raises:
             ConfigError: book-keeping cannot follow the model, and nothing else was allowed.
         """
-        if self._is_decided or not len(x):
+        if self.is_decided or not len(x):
             return self._engine
         try:
-            self._verify(x, y)
-            _LOG.info("engine bookkeeping: agrees with autograd on one example at a time")
+            self.is_decided = self._verify(x, y)
         except Unsupported as error:
             if self._slow is None:
                 raise
             _LOG.warning("engine vmap, because bookkeeping cannot follow the model: %s", error.reason)
-            self._engine = self._slow
-        self._is_decided = True
+            self._engine, self.is_decided = self._slow, True
+        else:
+            if self.is_decided:
+                _LOG.info("engine bookkeeping: agrees with autograd on one example at a time")
         return self._engine
 
-    def _verify(self, x: Tensor, y: Tensor) -> None:
+    def _verify(self, x: Tensor, y: Tensor) -> bool:
         try:
-            self._fast.verify(x, y)
+            return self._fast.verify(x, y)
         except ConfigError:
             raise
         except Exception as error:  # a model can fail in any way

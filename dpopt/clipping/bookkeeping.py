@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from dpopt.clipping import layers
 from dpopt.clipping.factors import Factor, merged, squared_norm
 from dpopt.clipping.flat import FlatModel, Loss, clip_factors, must_be_sanitized, same_randomness
-from dpopt.clipping.recording import Recorder, Unsupported, factors_of
+from dpopt.clipping.heap import keep_freed_memory
+from dpopt.clipping.recording import Recorder, Unsupported, Use, factors_of
 from dpopt.clipping.verification import SavedBytes, beside, compare, random_like, repeatable
 from dpopt.errors import ConfigError
 from dpopt.privacy.protocol import ClipRule, Vector
@@ -52,6 +53,8 @@ class BookkeepingEngine(FlatModel):
         self._index = {id(p): i for i, p in enumerate(self._parameters)}
         self._layers = [module for module in model.modules() if layers.trained(module)]
         self._example_bytes = 0
+        if self._parameters[0].device.type == "cpu":
+            keep_freed_memory()
 
     def outputs(self, theta: Vector, x: Tensor) -> Tensor:
         """The model's outputs for `x` at `theta`, in the model's present mode (train or eval), without gradients."""
@@ -111,22 +114,34 @@ class BookkeepingEngine(FlatModel):
 
     def _backward(self, weight: float, x: Tensor, y: Tensor, factors: list[list[Factor]]) -> Tensor:
         """Forward and backward at the present point; adds to `factors`, returns the losses [n]."""
-        with Recorder(self._layers, len(x)) as recorder, torch.enable_grad():
+        waiting: list[tuple[Use, Tensor]] = []
+
+        def receive(use: Use, gradient: Tensor) -> None:
+            if layers.handler(use.module):
+                self._add(factors, use, gradient, weight, len(x))
+            else:
+                waiting.append((use, gradient))  # it needs a backward pass of its own
+
+        with Recorder(self._layers, len(x), receive) as recorder, torch.enable_grad():
             losses = self._loss(self._output(x), y)
-            uses, recorder.is_recording = recorder.uses, False
-            gradients: list[Tensor | None] = []
-            if uses and losses.requires_grad:
-                edges = [use.edge for use in uses]
-                gradients = list(torch.autograd.grad(losses.sum(), edges, allow_unused=True))
-        dtype = self._parameters[0].dtype
-        while gradients:  # each is released once it is used
-            use, gradient = uses.pop(), gradients.pop()
-            if gradient is not None:
-                gradient = gradient.to(dtype).reshape(use.shape)
-                made = factors_of(use, gradient if weight == 1 else gradient * weight, len(x), dtype)
-                for name, factor in made.items():
-                    factors[self._index[id(use.module._parameters[name])]].append(factor)
+            recorder.is_recording = False
+            if recorder.ends and losses.requires_grad:
+                uses, edges = zip(*recorder.ends, strict=True)
+                gradients = torch.autograd.grad(losses.sum(), edges, allow_unused=True)
+                waiting += [(use, g) for use, g in zip(uses, gradients, strict=True) if g is not None]
+        for use, gradient in waiting:
+            self._add(factors, use, gradient, weight, len(x))
         return losses.detach()
+
+    @torch.no_grad()
+    def _add(self, factors: list[list[Factor]], use: Use, gradient: Tensor, weight: float, examples: int) -> None:
+        """Add the gradients of one use, given its output's, to the factors of its parameters."""
+        gradient = gradient.to(self._parameters[0].dtype).reshape(use.shape)
+        if weight != 1:
+            gradient = gradient * weight
+        for name, factor in factors_of(use, gradient, examples).items():
+            factors[self._index[id(use.module._parameters[name])]].append(factor)
+        use.inputs = use.versions = ()  # the graph knows the use until it is gone itself
 
     def physical_batch(self, expected: float) -> int:
         """Examples per call: enough for almost every draw of `expected` examples, as far as memory allows.
@@ -136,7 +151,7 @@ class BookkeepingEngine(FlatModel):
         needed = math.ceil(expected + 3 * math.sqrt(expected))
         return max(1, min(needed, _memory(self._parameters[0].device) // max(1, self._example_bytes)))
 
-    def verify(self, x: Tensor, y: Tensor) -> None:
+    def verify(self, x: Tensor, y: Tensor) -> bool:
         """Compare norms, sums and losses of a few examples with plain autograd on one example at a time.
 
         This tells that the model does not mix examples and uses its parameters as the class describes. It looks at the
@@ -147,6 +162,9 @@ class BookkeepingEngine(FlatModel):
 
         Args:
             x, y: some records, at least one.
+
+        Returns:
+            Whether there was anything to compare: integers may all be padding, and then other records have to tell.
 
         Raises:
             Unsupported: they differ, or the model cannot be followed.
@@ -159,13 +177,15 @@ class BookkeepingEngine(FlatModel):
                 targets = y[torch.arange(examples, device=y.device) % len(y)]
                 forward = partial(self.outputs, theta, inputs)
                 with repeatable(self._model, forward, x.device) as is_random, self._at(theta), torch.no_grad():
-                    self._verify(inputs, targets)
+                    if not self._verify(inputs, targets):
+                        return False
                     if is_random:
                         self._verify_in_training(theta, inputs, targets)
         finally:
             self._is_bfloat16 = precision
+        return True
 
-    def _verify(self, x: Tensor, y: Tensor) -> None:
+    def _verify(self, x: Tensor, y: Tensor) -> bool:
         saved = SavedBytes({p.untyped_storage().data_ptr() for p in self._model.parameters()})
         with saved.hooks, torch.enable_grad():
             shape = tuple(self._loss(self._output(x), y).shape)
@@ -180,6 +200,8 @@ class BookkeepingEngine(FlatModel):
                 raise ConfigError(f"model.{name}", "buffer", "it changes with the records that the model sees")
         weights = torch.arange(1, len(x) + 1).to(gradients)
         expected = weights @ gradients
+        if not expected.any() and not x.is_floating_point():
+            return False
         if not expected.any():
             raise Unsupported("its gradients are zero for random inputs, so there is nothing to compare")
         compare("losses", losses[0], alone)
@@ -188,6 +210,7 @@ class BookkeepingEngine(FlatModel):
             self._trained, self._split(self._weighted_sum(factors, weights)), self._split(expected), strict=True
         ):
             compare(f"gradients of {name}", a, b, 1e-6 * float(expected.norm()))
+        return True
 
     def _verify_in_training(self, theta: Vector, x: Tensor, y: Tensor) -> None:
         """With dropout an example cannot be repeated alone, but under the same random numbers beside others."""

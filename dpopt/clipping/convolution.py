@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -100,10 +101,14 @@ class Convolved(OuterProducts):
         return (left @ right.mT).flatten(1)
 
     def all_dense(self) -> Tensor:
-        """Every example's gradient, made in blocks that stay in cache; shape [n, numel]."""
-        groups, length = self.gram_size
-        width = groups * length * self.geometry.shape[1:].numel()
-        return torch.cat([self.dense(part) for part in blocks(self.examples, width)])
+        """Every example's gradient, made in blocks that stay in cache; shape [n, groups, p, q]."""
+        (groups, length), (channels, *kernel) = self.gram_size, self.geometry.shape
+        q = math.prod(kernel)
+        result = self.gradient.new_empty(self.examples, groups, channels // groups, q)
+        for part in blocks(self.examples, groups * length * q):
+            left, right = self._sides(part)
+            torch.matmul(left, right.mT, out=result[part])
+        return result
 
     def _sides(self, rows: slice) -> tuple[Tensor, Tensor]:
         """Left [n, groups, p, T] and right [n, groups, q, T] of the examples `rows`."""
@@ -135,7 +140,7 @@ def pad(module: Convolution, x: Tensor) -> Tensor:
 def convolved(module: Convolution, x: Tensor, gradient: Tensor, examples: int) -> Factor:
     """The gradients of the weight of `module`, in the cheaper form."""
     factor = Convolved(pad(module, x), gradient, Geometry.of(module), examples)
-    return Dense(factor.all_dense().unflatten(1, module.weight.shape)) if _is_dense(factor) else factor
+    return Dense(factor.all_dense()) if _is_dense(factor) else factor
 
 
 def _is_dense(factor: Convolved) -> bool:
@@ -169,11 +174,11 @@ class Standardized:
     def _fan_in(self) -> int:
         return self.kernel.shape[1:].numel()
 
-    def squared_norm(self) -> tuple[Tensor, Tensor]:
+    def squared_norm(self) -> tuple[Tensor, Tensor | None]:
         square, error = gram_norm(_Centred(**vars(self.scaled)))
         share = 2 - self.kernel.flatten(1).square().mean(1)
         removed = (share * self.projection.square()).sum(1)
-        return square - removed, error + rounding(removed)
+        return square - removed, rounding(removed) + (rounding(square) if error is None else error)
 
     def weighted_sum(self, weights: Tensor, out: Tensor, is_first: bool) -> None:
         _put(self._project(self.scaled.summed(weights).flatten(1)).view_as(out), out, is_first)

@@ -41,8 +41,11 @@ class Factor(Protocol):
         """Number n of examples."""
         ...
 
-    def squared_norm(self) -> tuple[Tensor, Tensor]:
-        """Squared L2 norm of each example's gradient, and a bound on its rounding error; both of shape [n]."""
+    def squared_norm(self) -> tuple[Tensor, Tensor | None]:
+        """Squared L2 norm of each example's gradient, and a bound on its rounding error, both of shape [n].
+
+        None stands for an error of a few machine epsilon of the norm, which is what a sum of squares has.
+        """
         ...
 
     def weighted_sum(self, weights: Tensor, out: Tensor, is_first: bool) -> None:
@@ -87,7 +90,7 @@ class OuterProducts:
         """Left [n, groups, T, p] and right [n, groups, T, q] of the examples `rows`."""
         raise NotImplementedError
 
-    def squared_norm(self) -> tuple[Tensor, Tensor]:
+    def squared_norm(self) -> tuple[Tensor, Tensor | None]:
         """See `Factor`."""
         return gram_norm(self)
 
@@ -111,10 +114,13 @@ def squared_norm(factors: Sequence[Factor]) -> Tensor:
     There are several where a layer is called, a weight is used, or a model is evaluated more than once.
     """
     squares, errors = zip(*(factor.squared_norm() for factor in factors), strict=True)
+    if len(factors) == 1 and errors[0] is None:
+        return squares[0]
     total = reduce(torch.add, squares)
     for first, second in combinations(factors, 2):
         total = total + 2 * inner(first, second)
-    error = len(factors) * reduce(torch.add, errors)
+    bounds = [rounding(square) if bound is None else bound for square, bound in zip(squares, errors, strict=True)]
+    error = len(factors) * reduce(torch.add, bounds)
     return torch.where(error < NEGLIGIBLE * total, total, total.clamp(min=0) + error)
 
 
@@ -150,9 +156,8 @@ class Dense:
     def examples(self) -> int:
         return len(self.values)
 
-    def squared_norm(self) -> tuple[Tensor, Tensor]:
-        square = _vecnorm(self.dense()).square()
-        return square, rounding(square)
+    def squared_norm(self) -> tuple[Tensor, Tensor | None]:
+        return _vecnorm(self.dense()).square(), None
 
     def weighted_sum(self, weights: Tensor, out: Tensor, is_first: bool) -> None:
         out.view(-1).addmv_(self.dense().T, weights, beta=not is_first)
@@ -235,7 +240,7 @@ class Rows:
     def examples(self) -> int:
         return len(self.ids)
 
-    def squared_norm(self) -> tuple[Tensor, Tensor]:
+    def squared_norm(self) -> tuple[Tensor, Tensor | None]:
         is_same = (self.ids.unsqueeze(2) == self.ids.unsqueeze(1)).to(self.values)
         totals = is_same @ self.values  # of the row that t looks up, found once for each of its look-ups
         square = (totals.square().sum(2) / is_same.sum(2)).sum(1)
@@ -266,19 +271,18 @@ def zeroed(values: Tensor, keep: Tensor) -> Tensor:
     return torch.where(keep.view(-1, *[1] * (values.dim() - 1)), values, 0.0)
 
 
-def gram_norm(factor: OuterProducts) -> tuple[Tensor, Tensor]:
+def gram_norm(factor: OuterProducts) -> tuple[Tensor, Tensor | None]:
     """|sum_t left_t right_t^T|^2 and a bound on its rounding error, both of shape [n]."""
     squares, diagonals = [], []
     groups, length = factor.gram_size
+    if length == 1:
+        left, right = factor.pair()
+        return (_vecnorm(left) * _vecnorm(right)).square().flatten(1).sum(1), None
     for part in blocks(factor.examples, groups * length**2):
         left, right = factor.pair(part)
-        if length == 1:
-            square = diagonal = (_vecnorm(left) * _vecnorm(right)).square().sum((1, 2))
-        else:
-            gram = (left @ left.mT).mul_(right @ right.mT)
-            square, diagonal = gram.sum((1, 2, 3)), gram.diagonal(dim1=2, dim2=3).sum((1, 2))
-        squares.append(square)
-        diagonals.append(diagonal)
+        gram = (left @ left.mT).mul_(right @ right.mT)
+        squares.append(gram.sum((1, 2, 3)))
+        diagonals.append(gram.diagonal(dim1=2, dim2=3).sum((1, 2)))
     square = torch.cat(squares)
     return square, rounding(torch.cat(diagonals))
 

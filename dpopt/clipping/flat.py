@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -45,14 +46,15 @@ class FlatModel:
 
 def clip_factors(clip: ClipRule, norm: Tensor, mask: Tensor) -> Tensor:
     """What each example's gradient is multiplied by, shape [n]; zero where it is masked out or not finite."""
-    # Whatever the rule says, no example contributes more than the sensitivity that the noise is scaled to.
+    # Whatever the rule says, no example contributes more than the sensitivity that the noise is scaled to; an infinite
+    # norm makes that 0, one that is not a number makes it none.
     factor = torch.minimum(clip.factor(norm), clip.sensitivity / norm)
-    return torch.where(mask & norm.isfinite(), factor, 0.0)
+    return factor.nan_to_num_(nan=0.0).mul_(mask)
 
 
 def must_be_sanitized(norm: Tensor) -> bool:
     """Whether rows that are not finite may have to hold zeros before they are summed, as 0 * nan is nan."""
-    return norm.is_cuda or not bool(norm.isfinite().all())  # a GPU is not waited for
+    return norm.is_cuda or not math.isfinite(norm.sum())  # a GPU is not waited for
 
 
 def same_randomness(device: torch.device) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -42,19 +42,26 @@ class Use:
     inputs: tuple[Any, ...]
     keywords: dict[str, Any]
     versions: tuple[int | None, ...]
-    edge: GradientEdge
     shape: torch.Size
 
 
 class Recorder:
-    """While it is entered, notes every use of the trained parameters of `modules` on batches of `examples`."""
+    """While it is entered, notes every use of the trained parameters of `modules` on batches of `examples`.
 
-    def __init__(self, modules: Sequence[nn.Module], examples: int) -> None:
-        self._modules, self._examples = modules, examples
+    Uses that depend on no other stand where a backward pass may end: their output gradients are to be asked for. Those
+    of all others pass by on the way there, and `receive` is called with them at once, so that few are alive at a time.
+
+    Attributes:
+        ends: uses that depend on no other, and where their outputs' gradients arrive.
+        is_recording: false in the backward pass, where checkpoints call layers again.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], examples: int, receive: Callable[[Use, Tensor], None]) -> None:
+        self._modules, self._examples, self._receive = modules, examples, receive
         self._handles: list[Any] = []
         self._bare: list[tuple[nn.Module, str, nn.Parameter]] = []
-        self.uses: list[Use] = []
-        self.is_recording = True  # false in the backward pass, where checkpoints call layers again
+        self.ends: list[tuple[Use, GradientEdge]] = []
+        self.is_recording = True
 
     def __enter__(self) -> Recorder:
         for module in self._modules:
@@ -80,7 +87,7 @@ class Recorder:
             with torch.enable_grad():
                 expanded = parameter.expand(self._examples, *parameter.shape[1:])
             module._parameters[name] = cast(nn.Parameter, expanded)
-            self.uses.append(Use(module, [name], (), {}, (), get_gradient_edge(expanded), expanded.shape))
+            self.ends.append((Use(module, [name], (), {}, (), expanded.shape), get_gradient_edge(expanded)))
 
     def _note(
         self, names: list[str], module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any
@@ -99,8 +106,12 @@ class Recorder:
             raise Unsupported(f"{type(module).__name__} gives {output.shape[0]} rows for {self._examples} examples")
         if self.is_recording:
             kept = () if names == ["bias"] else tuple(x.detach() if isinstance(x, Tensor) else x for x in inputs)
-            versions = tuple(_version(x) for x in kept)
-            self.uses.append(Use(module, names, kept, keywords, versions, _edge(output), output.shape))
+            use = Use(module, names, kept, keywords, tuple(_version(x) for x in kept), output.shape)
+            whole = _whole(output)
+            if any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
+                whole.register_hook(partial(self._receive, use))
+            else:
+                self.ends.append((use, get_gradient_edge(whole)))
         return output
 
 
@@ -112,19 +123,19 @@ def _is_expandable(parameter: nn.Parameter | None) -> bool:
     return parameter is not None and parameter.dim() > 1 and parameter.shape[0] == 1
 
 
-def _edge(output: Tensor) -> GradientEdge:
-    """Where `output`'s gradient arrives, also when the output is changed in place later."""
+def _whole(output: Tensor) -> Tensor:
+    """`output`, or what it is a mere reshaping of: an in-place change of a view goes to its base, around the view."""
     base = output._base
     if base is not None and base.numel() == output.numel() and base.is_contiguous() and output.is_contiguous():
-        return get_gradient_edge(base)  # an in-place change of a view goes to its base, around the view
-    return get_gradient_edge(output)
+        return base
+    return output
 
 
-def factors_of(use: Use, gradient: Tensor, examples: int, dtype: torch.dtype) -> dict[str, Factor]:
+def factors_of(use: Use, gradient: Tensor, examples: int) -> dict[str, Factor]:
     """The per-example gradients of the parameters of one use."""
     if tuple(_version(x) for x in use.inputs) != use.versions:
         raise Unsupported(f"an input of {type(use.module).__name__} was changed in place after its use")
-    inputs = tuple(x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in use.inputs)
+    inputs = tuple(x.to(gradient) if isinstance(x, Tensor) and x.is_floating_point() else x for x in use.inputs)
     handler = layers.handler(use.module)
     if handler:
         return handler(use.module, use.names, inputs[0] if inputs else gradient, gradient, examples)

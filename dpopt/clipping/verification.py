@@ -24,7 +24,7 @@ class SavedBytes:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in self._ignored:
             self._storages[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # the tensor itself would keep its graph alive
 
     @property
     def total(self) -> int:

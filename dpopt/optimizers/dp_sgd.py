@@ -13,7 +13,7 @@ from dpopt.privacy.protocol import Release, Vector
 
 
 class State(NamedTuple):
-    """theta_t and the momentum buffer b_t, both of shape [d]."""
+    """theta_t and the momentum buffer b_t, both of shape [d]; without momentum the buffer is empty."""
 
     theta: Vector
     momentum: Vector
@@ -40,9 +40,13 @@ class DPSGD(Direction):
     weight_decay: NonNegative = 0.0
 
     def init(self, theta: Vector) -> State:
-        return State(theta, torch.zeros_like(theta))
+        return State(theta, torch.zeros_like(theta) if self.momentum else theta.new_zeros(0))
 
     def direction(self, state: State, gradient: Release) -> tuple[Vector, State]:
-        g = torch.add(gradient.value, state.theta, alpha=self.weight_decay)
+        g = gradient.value
+        if self.weight_decay:
+            g = torch.add(g, state.theta, alpha=self.weight_decay)
+        if not self.momentum:
+            return g, state
         b = torch.add(g, state.momentum, alpha=self.momentum)
         return b, state._replace(momentum=b)

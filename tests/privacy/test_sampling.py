@@ -91,13 +91,13 @@ def test_the_tails_are_all_there(total):
 
 
 class Words:
-    """A bit generator that gives the same 64-bit word for ever."""
+    """A source that gives the same 64-bit word for ever."""
 
     def __init__(self, word):
         self.word = word
 
-    def random_raw(self, size):
-        return np.full(size, self.word, dtype=np.uint64)
+    def take(self, count):
+        return np.full(count, self.word, dtype=np.uint64)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,9 @@ class Words:
 )
 def test_each_word_becomes_the_two_normals_that_are_promised(word, radius, angle):
     expected = [radius * math.cos(angle)] * 2 + [radius * math.sin(angle)]
-    np.testing.assert_allclose(sampling._box_muller(Words(word), 3), [expected[0], expected[0], expected[2]], atol=5e-6)
+    np.testing.assert_allclose(
+        sampling._box_muller(Words(word), 3, 1.0), [expected[0], expected[0], expected[2]], atol=5e-6
+    )
 
 
 def test_bits_of_the_noise_do_not_depend_on_threads_or_memory():
