@@ -89,8 +89,8 @@ def run(overrides: Sequence[str]) -> int:
     suite, store, planned = _plan(overrides)
     resolve_device(suite.device)
     engines: dict[str, Callable[[], Any]] = {
-        "inline": lambda: InlineEngine(store, suite.device),
-        "local": lambda: LocalEngine(store, suite.device, suite.workers),
+        "inline": lambda: InlineEngine(store, suite.device, suite.physical_batch),
+        "local": lambda: LocalEngine(store, suite.device, suite.workers, suite.physical_batch),
     }
     outcome = execute([entry.cell for entry in planned], store, engines[suite.engine], ERR)
     ERR.print(
@@ -149,8 +149,8 @@ def table(overrides: Sequence[str]) -> None:
     comparison = tables.comparison(store, frames.select(results.cells))
     folder = store.suite_folder(name)
     for kind, write in tables.FORMATS.items():
-        store.write_text(folder / f"table.{kind}", write(comparison))
-    store.write_text(folder / "table.html", tables.html(comparison, name))
+        store.write(folder / f"table.{kind}", write(comparison))
+    store.write(folder / "table.html", tables.html(comparison, name))
     _print_table(tables.readable(comparison, "[bold]{}[/bold]".format))
     OUT.print(f"{tables.setting(comparison)}. {tables.NOTE}", style="dim", highlight=False)
     OUT.print(f"written to {folder}/table.{{md,csv,tex,html}}", highlight=False)
@@ -178,9 +178,32 @@ def plot(overrides: Sequence[str]) -> None:
         "curves": lambda: frames.curves(store, selected),
     }
     for figure in figures.plots(folder):
-        paths = figures.save(figure.draw(needs[figure.needs]()), folder / "out" / name, figure.name)
-        OUT.print(" ".join(map(str, paths)), highlight=False)
+        if figure.needs in needs:
+            paths = figures.save(figure.draw(needs[figure.needs]()), folder / "out" / name, figure.name)
+            OUT.print(" ".join(map(str, paths)), highlight=False)
     _report(results.problems)
+
+
+def bench(overrides: Sequence[str]) -> None:
+    """Time engines and optimizers side by side; prints the tables and stores them with the record and a bar chart."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from dpopt.analysis import figures, speed
+    from dpopt.bench import run as benchmark
+    from dpopt.store import Store
+
+    chosen = benchmark.settings(overrides)
+    plots = [plot for plot in figures.plots(Path(chosen.plots)) if plot.needs == "speed"]
+    record = benchmark.bench(chosen, ERR)
+    store, text = Store(Path(chosen.results)), speed.markdown(record)
+    folder = store.add_bench(record)
+    store.write(folder / "table.md", text)
+    for plot in plots:
+        for kind, content in figures.render(plot.draw(speed.frame(record))).items():
+            store.write(folder / f"{plot.name}.{kind}", content)
+    OUT.print(text, highlight=False, markup=False)
+    OUT.print(f"written to {folder}/", highlight=False)
 
 
 def epsilon(overrides: Sequence[str]) -> None:
@@ -249,6 +272,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int | None], str]] = {
     "collect": (collect, "a suite's records as Parquet"),
     "table": (table, "the comparison table"),
     "plot": (plot, "the figures, from stored results"),
+    "bench": (bench, "what a private step costs"),
     "epsilon": (epsilon, "what a run spends"),
     "calibrate": (calibrate, "the noise for a target epsilon"),
 }

@@ -12,7 +12,7 @@ LAYERS = [
     {"optimizers", "workloads"},
     {"registry"},
     {"training", "testing"},
-    {"study", "harness"},
+    {"study", "harness", "bench"},
     {"store"},
     {"analysis"},
     {"cli", "__main__"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ import pandas as pd
 
 from dpopt.errors import ConfigError
 
+FRAMES = ("comparison", "selected", "curves", "speed")
+"""What a figure may need; all but "speed" are a suite's."""
+
 
 @dataclass(frozen=True)
 class Plot:
@@ -20,7 +24,8 @@ class Plot:
 
     Attributes:
         name: file name without `.py`.
-        needs: "comparison" (one row a table row), "selected" (one row a replicate) or "curves" (one row a curve entry).
+        needs: "comparison" (one row a table row), "selected" (one row a replicate), "curves" (one row a curve entry)
+            or "speed" (one row a contender of `dpopt bench`).
         draw: frame -> matplotlib Figure.
     """
 
@@ -47,15 +52,26 @@ def _load(file: Path) -> Plot:
     module: ModuleType = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     needs, draw = getattr(module, "NEEDS", None), getattr(module, "draw", None)
-    if needs not in ("comparison", "selected", "curves") or not callable(draw):
-        raise ConfigError("plots", str(file), 'expected NEEDS = "comparison", "selected" or "curves", and draw(frame)')
+    if needs not in FRAMES or not callable(draw):
+        raise ConfigError("plots", str(file), f"expected NEEDS, one of {', '.join(FRAMES)}, and draw(frame)")
     return Plot(file.stem, needs, draw)
+
+
+def render(figure: Any) -> dict[str, bytes]:
+    """A figure as the contents of files, by their kind: SVG and PNG."""
+    contents = {}
+    for kind in ("svg", "png"):
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=kind, bbox_inches="tight", dpi=150)
+        contents[kind] = buffer.getvalue()
+    return contents
 
 
 def save(figure: Any, folder: Path, name: str) -> list[Path]:
     """Write a figure as SVG and PNG."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}.{kind}" for kind in ("svg", "png")]
-    for path in paths:
-        figure.savefig(path, bbox_inches="tight", dpi=150)
+    paths = []
+    for kind, content in render(figure).items():
+        paths.append(folder / f"{name}.{kind}")
+        paths[-1].write_bytes(content)
     return paths

@@ -19,7 +19,7 @@ from dpopt.clipping import layers
 from dpopt.clipping.factors import Factor, merged, squared_norm
 from dpopt.clipping.flat import FlatModel, Loss, clip_factors, must_be_sanitized, same_randomness
 from dpopt.clipping.heap import keep_freed_memory
-from dpopt.clipping.recording import Recorder, Unsupported, Use, factors_of
+from dpopt.clipping.recording import Layer, Recorder, Unsupported, Use, factors_of
 from dpopt.clipping.verification import SavedBytes, beside, compare, random_like, repeatable
 from dpopt.errors import ConfigError
 from dpopt.privacy.protocol import ClipRule, Vector
@@ -51,7 +51,7 @@ class BookkeepingEngine(FlatModel):
         self._is_bfloat16 = precision == "bfloat16"
         self._parameters = list(self._trained.values())
         self._index = {id(p): i for i, p in enumerate(self._parameters)}
-        self._layers = [module for module in model.modules() if layers.trained(module)]
+        self._layers = Layer.all_of(model)
         self._example_bytes = 0
         if self._parameters[0].device.type == "cpu":
             keep_freed_memory()

@@ -7,6 +7,7 @@ its parent. Layers that are not known go through `torch.func` (`by_vmap`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -30,13 +31,18 @@ _HANDLERS: dict[str, Handler] = {}
 
 def handler(module: nn.Module) -> Handler | None:
     """What knows the layer, or None."""
-    owner = next(kind for kind in type(module).__mro__ if "forward" in vars(kind))
+    return _handler_of(type(module))
+
+
+@cache
+def _handler_of(kind: type[nn.Module]) -> Handler | None:
+    owner = next(parent for parent in kind.__mro__ if "forward" in vars(parent))
     return _HANDLERS.get(f"{owner.__module__}.{owner.__qualname__}")
 
 
-def trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The trained parameters that `module` itself holds, not those of its children."""
-    return {name: p for name, p in module._parameters.items() if p is not None and p.requires_grad}
+def trained(module: nn.Module) -> list[str]:
+    """Names of the trained parameters that `module` itself holds, not those of its children."""
+    return [name for name, p in module._parameters.items() if p is not None and p.requires_grad]
 
 
 def _handles(*names: str) -> Callable[[Handler], Handler]:

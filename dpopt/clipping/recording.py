@@ -24,6 +24,31 @@ class Unsupported(ConfigError):
         self.reason = reason
 
 
+@dataclass(frozen=True)
+class Layer:
+    """A module that holds trained parameters itself.
+
+    Attributes:
+        names: the parameters that its calls show.
+        expanded: bare parameters of shape [1, ...] of a module of unknown kind, which are expanded over the batch.
+    """
+
+    module: nn.Module
+    names: list[str]
+    expanded: list[str]
+
+    @classmethod
+    def all_of(cls, model: nn.Module) -> list[Layer]:
+        """Every such module of `model`."""
+        made = []
+        for module in model.modules():
+            names = layers.trained(module)
+            is_known = layers.handler(module) is not None
+            expanded = [] if is_known else [name for name in names if _is_expandable(module._parameters[name])]
+            made.append(cls(module, [name for name in names if name not in expanded], expanded))
+        return [layer for layer in made if layer.names or layer.expanded]
+
+
 @dataclass
 class Use:
     """One call of a layer, or (without inputs) a bare parameter's expansion over the batch.
@@ -46,7 +71,7 @@ class Use:
 
 
 class Recorder:
-    """While it is entered, notes every use of the trained parameters of `modules` on batches of `examples`.
+    """While it is entered, notes every use of the trained parameters of `layers` on batches of `examples`.
 
     Uses that depend on no other stand where a backward pass may end: their output gradients are to be asked for. Those
     of all others pass by on the way there, and `receive` is called with them at once, so that few are alive at a time.
@@ -56,22 +81,19 @@ class Recorder:
         is_recording: false in the backward pass, where checkpoints call layers again.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], examples: int, receive: Callable[[Use, Tensor], None]) -> None:
-        self._modules, self._examples, self._receive = modules, examples, receive
+    def __init__(self, layers: Sequence[Layer], examples: int, receive: Callable[[Use, Tensor], None]) -> None:
+        self._layers, self._examples, self._receive = layers, examples, receive
         self._handles: list[Any] = []
         self._bare: list[tuple[nn.Module, str, nn.Parameter]] = []
         self.ends: list[tuple[Use, GradientEdge]] = []
         self.is_recording = True
 
     def __enter__(self) -> Recorder:
-        for module in self._modules:
-            names = list(layers.trained(module))
-            if layers.handler(module) is None:
-                bare = [name for name in names if _is_expandable(module._parameters[name])]
-                self._expand(module, bare)
-                names = [name for name in names if name not in bare]
-            if names:
-                self._handles.append(module.register_forward_hook(partial(self._note, names), with_kwargs=True))
+        for layer in self._layers:
+            self._expand(layer.module, layer.expanded)
+            if layer.names:
+                note = partial(self._note, layer.names)
+                self._handles.append(layer.module.register_forward_hook(note, with_kwargs=True))
         return self
 
     def __exit__(self, *exception: object) -> None:

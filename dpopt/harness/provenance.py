@@ -11,7 +11,10 @@ from typing import Any
 
 import torch
 
-PACKAGES = ("dpopt", "torch", "numpy", "opacus", "dp-accounting", "autodp", "datasets", "scikit-learn")
+PACKAGES = (
+    *("dpopt", "torch", "numpy", "cryptography", "opacus", "dp-accounting", "autodp"),
+    *("datasets", "scikit-learn", "timm", "transformers", "peft"),
+)
 
 
 @cache

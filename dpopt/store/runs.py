@@ -1,4 +1,5 @@
-"""Run directories: `results/runs/ab/abcd.../` for each cell, `results/suites/NAME/` for what a suite refers to.
+"""Run directories: `results/runs/ab/abcd.../` for each cell, `results/suites/NAME/` for what a suite refers to,
+`results/bench/abcd.../` for what `dpopt bench` measured.
 
 A run directory holds `cell.json` (what to run), `curve.jsonl` (appended), `checkpoint.pt`, and at the end
 `ledger.json` and, last and atomically, `record.json`. Without a record the cell is not done; `error.json` says that it
@@ -7,6 +8,7 @@ failed. Whatever cannot be read is reported as damaged: never used, never overwr
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -175,9 +177,19 @@ class Store:
             raise ConfigError("suite", suite, f"{path} is no manifest; `dpopt plan suite={suite}` writes it anew")
         return content
 
-    def write_text(self, path: Path, text: str) -> None:
-        """Write a table or a page below the results folder."""
-        _write(path, text)
+    def write(self, path: Path, content: str | bytes) -> None:
+        """Write a table, a page or a figure below the results folder."""
+        _write(path, content)
+
+    def add_bench(self, record: Mapping[str, Any]) -> Path:
+        """Write what `dpopt bench` measured.
+
+        Returns:
+            The record's folder, named by the first 16 hex digits of the SHA-256 over its JSON.
+        """
+        folder = self.root / "bench" / hashlib.sha256(_dumps(record).encode()).hexdigest()[:16]
+        _write(folder / "record.json", record)
+        return folder
 
     def foreign(self) -> list[str]:
         """What lies among the run directories and is not a run's, one line each."""
@@ -206,13 +218,13 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _write(path: Path, content: Mapping[str, Any] | str) -> None:
+def _write(path: Path, content: Mapping[str, Any] | str | bytes) -> None:
     """Write in one step: a reader, or the next start, sees the old file or the whole new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = content if isinstance(content, str) else _dumps(content, indent=1) + "\n"
+    text = _dumps(content, indent=1) + "\n" if isinstance(content, Mapping) else content
     partial = path.with_name(f".writing-{os.getpid()}-{path.name}")
-    with partial.open("w") as file:
-        file.write(text)
+    with partial.open("wb") as file:
+        file.write(text.encode() if isinstance(text, str) else text)
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)

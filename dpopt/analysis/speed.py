@@ -1,0 +1,75 @@
+"""Records of `dpopt bench` -> a frame -> tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+TITLES = {
+    "engine": "Engines: one step of private SGD against non-private SGD",
+    "optimizer": "Optimizers: one draw against the baseline's",
+}
+NOTE = (
+    "Time: ratio of medians, in parentheses the quartiles of the single rounds' ratios; in every round each row of a "
+    "block made one call in turn. Memory: peak of all live tensors in a step, parameters and data included. "
+    "Opacus / this: how many times longer the faster of Opacus' engines takes."
+)
+
+
+def frame(record: Mapping[str, Any]) -> pd.DataFrame:
+    """One row for each contender, as in the record; `over_opacus` is the faster Opacus engine's time over its own."""
+    rows = pd.DataFrame(record["rows"])
+    is_opacus = rows["contender"].str.startswith("opacus") & (rows["failure"] == "")
+    block = ["kind", "case", "subset"]
+    best = rows[is_opacus].groupby(block)["seconds"].min().rename("opacus")
+    return rows.join(best, on=block).assign(over_opacus=lambda joined: joined["opacus"] / joined["seconds"])
+
+
+def markdown(record: Mapping[str, Any]) -> str:
+    """The tables of a record, with what was left out and where they come from."""
+    rows, parts = frame(record), []
+    for kind, title in TITLES.items():
+        if (rows["kind"] == kind).any():
+            table = _readable(rows[rows["kind"] == kind], kind)
+            parts += [f"## {title}", table.to_markdown(index=False, disable_numparse=True)]
+    parts += [NOTE, f"{setting(record)}.", *(f"Left out: {line}." for line in record["skipped"])]
+    return "\n\n".join(parts) + "\n"
+
+
+def setting(record: Mapping[str, Any]) -> str:
+    """Where and how a record was measured, in one line."""
+    origin = record["provenance"]
+    dirty = " with changes" if origin["dirty"] else ""
+    return (
+        f"{origin['device']}, {record['threads']} threads of {record['cores']} cores, "
+        f"torch {origin['versions']['torch']}, opacus {origin['versions']['opacus']}, "
+        f"commit {str(origin['commit'])[:12]}{dirty}, {record['started']}"
+    )
+
+
+def _readable(rows: pd.DataFrame, kind: str) -> pd.DataFrame:
+    columns = {
+        "case": rows["case"],
+        "trained": rows.apply(lambda row: f"{row['subset']} ({row['trained']:,})", axis=1),
+        "B": rows["batch_size"].astype(str),
+        kind: rows["contender"],
+        "baseline": rows["baseline"],
+        "ms": rows["seconds"].map(lambda value: "fails" if pd.isna(value) else f"{1e3 * value:,.1f}"),
+        "time": rows.apply(_time, axis=1),
+        "MB": rows["memory"].map(lambda value: "" if pd.isna(value) else f"{value / 1e6:.1f}"),
+        "memory": rows["memory_ratio"].map(_ratio),
+        "Opacus / this": rows["over_opacus"].map(_ratio),
+    }
+    return pd.DataFrame(columns).drop(columns="baseline" if kind == "engine" else "Opacus / this")
+
+
+def _time(row: pd.Series) -> str:
+    if pd.isna(row["time_ratio"]):
+        return row["failure"][:60]
+    return f"{_ratio(row['time_ratio'])} ({_ratio(row['time_ratio_low'])}-{_ratio(row['time_ratio_high'])})"
+
+
+def _ratio(value: float) -> str:
+    return "" if pd.isna(value) else f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"

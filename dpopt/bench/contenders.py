@@ -1,0 +1,196 @@
+"""What is timed: ways to make one training step, each a function that sets everything up and returns the step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpopt import clipping, registry
+from dpopt.bench.cases import Case
+from dpopt.clipping import Abadi, Loss
+from dpopt.optimizers.dp_adam import DPAdam
+from dpopt.optimizers.dp_sgd import DPSGD
+from dpopt.privacy import DataOracle, Draw, Ledger, Plan, TraceOracle
+from dpopt.privacy.calibration import trace
+from dpopt.privacy.protocol import Optimizer
+
+LR, CLIP, NOISE = 1e-3, 1, 1.0
+"""Learning rate, clipping bound and noise multiplier of all engines; steps are small, so that no model diverges."""
+
+Step = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One row of the table.
+
+    Attributes:
+        name: unique within a group.
+        build: number of calls -> a function that may be called so often. Whatever it raises is this row's result. It
+            is called in another process and must pickle.
+        draws: what one call's time and nothing else is divided by: the draws, or plain batches, that it takes.
+        baseline: name of the contender that it is compared with.
+    """
+
+    name: str
+    build: Callable[[int], Step]
+    baseline: str
+    draws: int = 1
+
+
+def non_private(case: Case, subset: str, device: torch.device, calls: int) -> Step:
+    """Plain SGD on the mean loss."""
+    model, x, y = case.make(subset, device)
+    optimizer = _sgd(model)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        case.loss(model(x), y).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def private(
+    optimizer: Optimizer, engine: str, case: Case, subset: str, device: torch.device, calls: int, steps: int = 1
+) -> Step:
+    """`steps` steps of `optimizer` as a run makes them: sampling, gather, clipped sum, noise, update, ledger.
+
+    At rate 1 every draw holds exactly the batch.
+    """
+    model, x, y = case.make(subset, device)
+    clipper = clipping.engine(model, case.loss, engine, sample=(x[:3], y[:3]))
+    plan = fixed_plan(optimizer, clipper.dimension, calls * draws_of(optimizer, steps))
+    oracle = DataOracle(clipper, x, y, plan, draw_seed=0, noise_seed=1)
+    state = optimizer.init(clipper.theta)
+
+    def step() -> None:
+        nonlocal state
+        for _ in range(steps):
+            state = optimizer.step(state, oracle)
+
+    return step
+
+
+def opacus_hooks(case: Case, subset: str, device: torch.device, calls: int) -> Step:
+    """Opacus' default: hooks make per-example gradients, DP-SGD clips and adds noise."""
+    from opacus import GradSampleModule
+    from opacus.optimizers import DPOptimizer
+
+    model, x, y = case.make(subset, device)
+    hooked: Any = GradSampleModule(model)
+    optimizer = DPOptimizer(
+        _sgd(model), noise_multiplier=NOISE, max_grad_norm=CLIP, expected_batch_size=case.batch_size
+    )
+
+    def step() -> None:
+        optimizer.zero_grad()
+        case.loss(hooked(x), y).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def opacus_ghost(case: Case, subset: str, device: torch.device, calls: int) -> Step:
+    """Opacus' ghost clipping: norms without per-example gradients, and a second backward pass."""
+    from opacus.grad_sample import GradSampleModuleFastGradientClipping
+    from opacus.optimizers import DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+    model, x, y = case.make(subset, device)
+    hooked: Any = GradSampleModuleFastGradientClipping(model, max_grad_norm=CLIP)
+    optimizer = DPOptimizerFastGradientClipping(
+        _sgd(model), noise_multiplier=NOISE, max_grad_norm=CLIP, expected_batch_size=case.batch_size
+    )
+    loss = DPLossFastGradientClipping(hooked, optimizer, _Criterion(case.loss))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss(hooked(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+class _Criterion:
+    """A loss as Opacus' ghost clipping wants it: its `reduction` is set to "none" before it is called."""
+
+    def __init__(self, loss: Loss) -> None:
+        self.reduction, self._loss = "mean", loss
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        return self._loss(output, target)
+
+
+ENGINES: dict[str, Callable[[Case, str, torch.device, int], Step]] = {
+    "bookkeeping": partial(private, DPSGD(LR, Abadi(CLIP)), "bookkeeping"),
+    "opacus_hooks": opacus_hooks,
+    "opacus_ghost": opacus_ghost,
+    "vmap": partial(private, DPSGD(LR, Abadi(CLIP)), "vmap"),
+}
+"""The ways to make a private step of SGD, by name."""
+
+
+def engine_group(names: tuple[str, ...], case: Case, subset: str, device: torch.device) -> list[Contender]:
+    """Non-private SGD and the engines `names`, all compared with it."""
+    builders = {"non_private": non_private} | {name: ENGINES[name] for name in names}
+    return [Contender(name, partial(build, case, subset, device), "non_private") for name, build in builders.items()]
+
+
+def optimizer_group(
+    names: tuple[str, ...], probe_every: tuple[int, ...], case: Case, subset: str, device: torch.device
+) -> list[Contender]:
+    """DP-Adam and the optimizers `names`, compared with it; one that takes another for its base, with that.
+
+    An optimizer with a field `probe_every` is measured at each K given, over whole rounds of K steps.
+    """
+    group = {"dp_adam": (DPAdam(), "dp_adam", 1)}
+    for name in names:
+        optimizer = registry.create(name)
+        base = getattr(optimizer, "base", None)
+        baseline = f"base of {name}" if base else "dp_adam"
+        if base:
+            group[baseline] = (dataclasses.replace(base, clip=optimizer.clip), baseline, 1)
+        if hasattr(optimizer, "probe_every"):
+            for k in probe_every:
+                group[f"{name} K={k}"] = (dataclasses.replace(optimizer, probe_every=k), baseline, k)
+        else:
+            group[name] = (optimizer, baseline, 1)
+    return [
+        Contender(
+            name,
+            partial(private, optimizer, "auto", case, subset, device, steps=steps),
+            baseline,
+            draws_of(optimizer, steps),
+        )
+        for name, (optimizer, baseline, steps) in group.items()
+    ]
+
+
+def draws_of(optimizer: Optimizer, steps: int) -> int:
+    """How many draws the first `steps` steps of `optimizer` take."""
+    oracle = TraceOracle(1, 1.0, 8 * steps)
+    state = optimizer.init(oracle.theta)
+    for _ in range(steps):
+        state = optimizer.step(state, oracle)
+    return oracle.draws_taken
+
+
+def fixed_plan(optimizer: Optimizer, dimension: int, draws: int) -> Plan:
+    """A plan with noise multiplier 1 for every release, at rate 1. It states no epsilon."""
+    structure = trace(optimizer, rate=1.0, draws=draws, dimension=dimension)
+    ledger = Ledger()
+    for kinds, count in structure:
+        ledger.append(Draw(1.0, (NOISE,) * len(kinds)), count)
+    noise = {kind: NOISE for kinds, _ in structure for kind in kinds}
+    return Plan(noise, ledger, float("inf"), 1.0, draws, dimension, delta=1.0, accountant="none")
+
+
+def _sgd(model: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=LR)

@@ -1,0 +1,195 @@
+"""Times and peak memory of contenders, measured side by side.
+
+Absolute times on a shared machine say little, so contenders take turns: in each round everyone makes one call, and what
+is reported is a ratio within one run. Each lives in a process of its own, idle while others have their turn: in one
+process they would share the C library's heap, where a step takes tens of thousands of page faults or none, depending on
+what others freed before and on how they set the allocator.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.autograd.profiler import record_function
+from torch.profiler import ProfilerActivity, profile
+
+from dpopt.bench.contenders import Contender, Step
+from dpopt.bench.remote import Remote
+
+WARM_UP = 2
+"""Calls before the timed ones."""
+SLOW, SLOW_ROUNDS = 20, 3
+"""A contender that takes so many times its baseline's time makes so many rounds only."""
+SHORT = 0.1
+"""A call that takes fewer seconds is made twice, and the second is timed: the first finds other processes' data in the
+processor's caches and its own threads asleep, which is not how a training loop finds them."""
+REST = 0.02
+"""Seconds of rest after a turn: OpenMP's threads spin for some milliseconds, on the next contender's cores."""
+_MARK = "dpopt::measured"
+
+Advance = Callable[[str], None]
+"""Told of every piece of work that is done: the contender's name."""
+
+
+@dataclass
+class Measurement:
+    """What one contender cost.
+
+    Attributes:
+        seconds: per draw, one entry for each round.
+        memory: peak bytes of all tensors that are live at once in a call, parameters and data included.
+        failure: why there is nothing of this, or of the rest; empty if all went well.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    memory: int | None = None
+    failure: str = ""
+
+
+class Runner:
+    """A contender at work, where it is called: after `warm_up` it can be asked `rounds` times for `seconds`."""
+
+    _step: Step
+
+    def __init__(self, build: Callable[[int], Step], rounds: int, device: torch.device) -> None:
+        self._build, self._calls, self._device = build, WARM_UP + 2 * rounds, device
+
+    def warm_up(self) -> None:
+        self._step = self._build(self._calls)
+        for _ in range(WARM_UP):
+            self._step()
+
+    def seconds(self) -> float:
+        """The time of one call."""
+        gc.collect()
+        first = self._timed()
+        seconds = self._timed() if first < SHORT else first
+        time.sleep(REST)
+        return seconds
+
+    def memory(self) -> int:
+        """See `peak_memory`; comes last, because it frees what the timed calls held."""
+        del self._step
+        return peak_memory(self._build, self._device)
+
+    def _timed(self) -> float:
+        self._synchronize()
+        started = time.perf_counter()
+        self._step()
+        self._synchronize()
+        return time.perf_counter() - started
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def measure(
+    group: Sequence[Contender], rounds: int, device: torch.device, advance: Advance = lambda name: None
+) -> dict[str, Measurement]:
+    """Measure every contender of `group`, in `rounds` interleaved rounds; one that fails stops none of the others.
+
+    On a GPU the contenders hold what they need at the same time.
+    """
+    results = {contender.name: Measurement() for contender in group}
+    with ExitStack() as stack:
+        remotes = {c.name: stack.enter_context(closing(Remote(Runner(c.build, rounds, device)))) for c in group}
+        for name, result in results.items():
+            _, result.failure = remotes[name].ask("warm_up")
+            advance(name)
+        for number in range(rounds):
+            for contender in group:
+                _turn(number, contender, remotes[contender.name], results)
+                advance(contender.name)
+        for name, result in results.items():
+            if not result.failure:
+                result.memory, result.failure = remotes[name].ask("memory")
+            advance(name)
+    return results
+
+
+def ratios(group: Sequence[Contender], results: dict[str, Measurement]) -> list[dict[str, Any]]:
+    """One row for each contender, as plain data.
+
+    `time_ratio` is the ratio of the medians, `time_ratio_low` and `time_ratio_high` are the quartiles of the ratios of
+    the single rounds; all are None where a contender or its baseline failed.
+    """
+    return [_row(contender, results[contender.name], results[contender.baseline]) for contender in group]
+
+
+def peak_memory(build: Callable[[int], Step], device: torch.device) -> int:
+    """The most bytes that tensors hold at once during a second call, with all that setting up and the first left.
+
+    On a GPU this is the caching allocator's own count. On the CPU it is the sum over the events of torch's allocator,
+    which the profiler notes from before the model is made: exact, working memory inside of operators included. What
+    NumPy allocates (the blocks in which CPU noise is made, less than a megabyte) is not torch's and not in it.
+    """
+    gc.collect()
+    return _peak_cuda(build, device) if device.type == "cuda" else _peak_cpu(build)
+
+
+def _peak_cuda(build: Callable[[int], Step], device: torch.device) -> int:
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated(device)
+    step = build(2)
+    step()
+    torch.cuda.reset_peak_memory_stats(device)
+    step()
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _peak_cpu(build: Callable[[int], Step]) -> int:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's library writes to stderr when it starts
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step = build(2)
+        step()
+        with record_function(_MARK):
+            step()
+    events: list[Any] = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    start = next(event.start_ns() for event in events if event.name() == _MARK)
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    live = np.cumsum([0] + [change for _, change in changes])  # entry i: before event i
+    return int(live[np.searchsorted([at for at, _ in changes], start) :].max())
+
+
+def _turn(number: int, contender: Contender, remote: Remote, results: dict[str, Measurement]) -> None:
+    """One timed call, unless the contender has failed, or is slow and has made enough rounds."""
+    result, baseline = results[contender.name], results[contender.baseline].seconds
+    if result.failure or (number >= SLOW_ROUNDS and baseline and result.seconds[-1] > SLOW * baseline[-1]):
+        return
+    seconds, result.failure = remote.ask("seconds")
+    if not result.failure:
+        result.seconds.append(seconds / contender.draws)
+
+
+def _row(contender: Contender, result: Measurement, baseline: Measurement) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "contender": contender.name,
+        "baseline": contender.baseline,
+        "draws_per_call": contender.draws,
+        "rounds": len(result.seconds),
+        "seconds": None,
+        "time_ratio": None,
+        "time_ratio_low": None,
+        "time_ratio_high": None,
+        "memory": result.memory,
+        "memory_ratio": None,
+        "failure": result.failure,
+    }
+    if result.seconds and not result.failure:
+        row["seconds"] = float(np.median(result.seconds))
+    if row["seconds"] and baseline.seconds and not baseline.failure:
+        row["time_ratio"] = row["seconds"] / float(np.median(baseline.seconds))
+        each = [own / other for own, other in zip(result.seconds, baseline.seconds, strict=False)]
+        row["time_ratio_low"], row["time_ratio_high"] = map(float, np.quantile(each, [0.25, 0.75]))
+    if result.memory and baseline.memory and not result.failure:
+        row["memory_ratio"] = result.memory / baseline.memory
+    return row

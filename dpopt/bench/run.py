@@ -1,0 +1,187 @@
+"""`dpopt bench`: which groups are measured, and the record that a run leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from dpopt import fields, registry
+from dpopt.bench.cases import CASES, Case
+from dpopt.bench.contenders import ENGINES, Contender, engine_group, optimizer_group
+from dpopt.bench.measure import measure, ratios
+from dpopt.errors import ConfigError, unknown
+from dpopt.harness.provenance import provenance
+from dpopt.harness.suite import BASE, compose_config
+from dpopt.training import resolve_device
+from dpopt.workloads.models import SUBSETS
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure; `conf/base/bench.yaml` says what each key means."""
+
+    cases: tuple[Case, ...]
+    subsets: tuple[str, ...]
+    engines: tuple[str, ...]
+    optimizers: tuple[str, ...]
+    probe_every: tuple[int, ...]
+    rounds: int
+    threads: int | None
+    device: torch.device
+    results: str
+    plots: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """Contenders that take turns on one case."""
+
+    kind: Literal["engine", "optimizer"]
+    case: Case
+    subset: str
+    contenders: list[Contender]
+
+
+def settings(overrides: Sequence[str] = ()) -> Settings:
+    """The defaults with Hydra overrides such as `cases=[mlp]`.
+
+    Raises:
+        ConfigError: an unknown name, or a value that cannot be used.
+    """
+    given = compose_config(BASE, "bench", overrides)
+    batch_size = _field(given, "batch_size", fields.Count | None)
+    changes = {} if batch_size is None else {"batch_size": batch_size}
+    probe_every = given["probe_every"] if isinstance(given["probe_every"], list) else [given["probe_every"]]
+    return Settings(
+        cases=tuple(dataclasses.replace(CASES[name], **changes) for name in _names(given, "cases", CASES)),
+        subsets=_names(given, "subsets", SUBSETS),
+        engines=_names(given, "engines", ENGINES),
+        optimizers=_names(given, "optimizers", registry.optimizers()),
+        probe_every=tuple(fields.convert(k, fields.Count, "probe_every", {}) for k in probe_every),
+        rounds=_field(given, "rounds", fields.Count),
+        threads=_field(given, "threads", fields.Count | None),
+        device=resolve_device(_field(given, "device", str)),
+        results=_field(given, "results", str),
+        plots=_field(given, "plots", str),
+    )
+
+
+def bench(chosen: Settings, console: Console | None = None) -> dict[str, Any]:
+    """Measure everything that `chosen` names and return the record; `results/README.md` says what it holds.
+
+    Args:
+        chosen: see `settings`.
+        console: where progress goes.
+
+    Raises:
+        ConfigError: there is nothing to measure.
+    """
+    groups, skipped = plan(chosen)
+    started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
+    with _threads(chosen.threads) as threads, _progress(groups, chosen.rounds, console) as advance:
+        rows = [row for group in groups for row in _rows(group, chosen, advance)]
+    return {
+        "schema": SCHEMA,
+        "started": started,
+        "seconds": time.perf_counter() - clock,
+        "threads": threads,
+        "cores": os.cpu_count(),
+        "rows": rows,
+        "skipped": skipped,
+        "provenance": provenance(chosen.device),
+    }
+
+
+def plan(chosen: Settings) -> tuple[list[Group], list[str]]:
+    """The groups to measure, and what is left out because a model has no such subset.
+
+    Raises:
+        ConfigError: nothing is left.
+    """
+    groups: list[Group] = []
+    skipped: list[str] = []
+    for case in chosen.cases:
+        subsets = []
+        for subset in chosen.subsets:
+            try:
+                case.make(subset, torch.device("cpu"))
+                subsets.append(subset)
+            except ConfigError as error:
+                skipped.append(f"{case.name}: {error}")
+        groups += _groups(chosen, case, subsets)
+    if not groups:
+        raise ConfigError("bench", skipped or "no engines and no optimizers", "there is nothing to measure")
+    return groups, skipped
+
+
+def _groups(chosen: Settings, case: Case, subsets: Sequence[str]) -> Iterator[Group]:
+    if chosen.engines:
+        for subset in subsets:
+            yield Group("engine", case, subset, engine_group(chosen.engines, case, subset, chosen.device))
+    if chosen.optimizers:
+        for subset in subsets[:1]:
+            contenders = optimizer_group(chosen.optimizers, chosen.probe_every, case, subset, chosen.device)
+            yield Group("optimizer", case, subset, contenders)
+
+
+def _rows(group: Group, chosen: Settings, advance: Callable[[str], None]) -> list[dict[str, Any]]:
+    where = f"{group.case.name} {group.subset}"
+    results = measure(group.contenders, chosen.rounds, chosen.device, lambda name: advance(f"{where}: {name}"))
+    model, _, _ = group.case.make(group.subset, torch.device("cpu"))
+    common = {
+        "kind": group.kind,
+        "case": group.case.name,
+        "subset": group.subset,
+        "batch_size": group.case.batch_size,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
+    }
+    return [common | row for row in ratios(group.contenders, results)]
+
+
+def _field(given: dict[str, Any], key: str, hint: Any) -> Any:
+    return fields.convert(given[key], hint, key, {})
+
+
+def _names(given: dict[str, Any], key: str, known: Iterable[str]) -> tuple[str, ...]:
+    """The names of `key`: a list, one name, "all" or "none"."""
+    known, value = list(known), given[key]
+    if value in ("all", "none"):
+        return tuple(known) if value == "all" else ()
+    names = value if isinstance(value, list) else [value]
+    for name in names:
+        if name not in known:
+            raise unknown(key, name, [*known, "all"])
+    return tuple(dict.fromkeys(names))
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[int]:
+    """Compute with `count` CPU threads; gives the number in force."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _progress(groups: Sequence[Group], rounds: int, console: Console | None) -> Iterator[Callable[[str], None]]:
+    """Show a bar; gives a function to call with what has just been done."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=console is None, transient=True) as progress:
+        task = progress.add_task("", total=sum(len(group.contenders) for group in groups) * (2 + rounds))
+        yield lambda done: progress.update(task, advance=1, description=done)

@@ -1,0 +1,344 @@
+import json
+import multiprocessing
+import os
+import pickle
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from dpopt import create, registry
+from dpopt.analysis import figures, speed
+from dpopt.bench import run
+from dpopt.bench.cases import CASES, Case, class_loss, images
+from dpopt.bench.contenders import ENGINES, Contender, draws_of, engine_group, fixed_plan, optimizer_group
+from dpopt.bench.measure import SLOW_ROUNDS, WARM_UP, Measurement, Runner, measure, peak_memory, ratios
+from dpopt.cli import main
+from dpopt.errors import ConfigError
+from dpopt.privacy import BudgetSpent
+from dpopt.workloads.base import mlp
+
+PLOTS = Path(__file__).parents[2] / "plots"
+CPU = torch.device("cpu")
+TINY = Case("tiny", partial(mlp, 6, 5, 3), partial(images, shape=(6,), classes=3), 8, class_loss)
+MIXING = Case("mixing", lambda: nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)), TINY.data, 8, class_loss)
+
+
+def build(work, *arguments):
+    """A contender's `build`, of a function that does the work and can be sent to another process."""
+    return partial(_steps, work, arguments)
+
+
+def _steps(work, arguments, calls):
+    return partial(work, *arguments)
+
+
+def note(file, name):
+    with file.open("a") as lines:
+        lines.write(f"{name} {os.getpid()} {torch.get_num_threads()}\n")
+
+
+def refuse(calls):
+    return 1 / 0
+
+
+def run_out(calls):
+    return partial(next, iter(range(WARM_UP + 1)))
+
+
+def die(left):
+    if not left:
+        os._exit(3)
+    left.pop()
+
+
+@pytest.fixture(autouse=True)
+def _tiny(monkeypatch):
+    monkeypatch.setitem(CASES, "tiny", TINY)
+
+
+def test_memory_is_the_peak_of_live_bytes():
+    def build(calls):
+        held = torch.ones(1000)
+
+        def step():
+            large = held.new_empty(5000)
+            del large
+            return held.new_empty(2000) + held.new_empty(2000)
+
+        return step
+
+    assert peak_memory(build, CPU) == 4 * (1000 + 2000 + 2000 + 2000)
+
+
+def test_memory_counts_what_a_call_leaves_and_forgets_what_setting_up_needed():
+    def build(calls):
+        torch.ones(10**6).sum()
+        left = []
+        return lambda: left.append(torch.ones(700, dtype=torch.float64))
+
+    assert peak_memory(build, CPU) == 2 * 8 * 700
+
+
+def test_memory_of_plain_sgd():
+    memory = peak_memory(engine_group((), TINY, "full", CPU)[0].build, CPU)
+    parameters, data = 4 * (6 * 5 + 5 + 5 * 3 + 3), 8 * (4 * 6 + 8)
+    assert 2 * parameters + data <= memory <= 2 * parameters + data + 2000
+
+
+def test_contenders_take_turns_each_in_a_process_of_its_own(tmp_path):
+    log = tmp_path / "log"
+    group = [Contender(name, build(note, log, name), "a") for name in "ab"]
+    rows = measure(group, 4, CPU)
+    calls, processes, threads = zip(*map(str.split, log.read_text().splitlines()), strict=True)
+    warm_up, rounds, memory = ["a"] * WARM_UP + ["b"] * WARM_UP, ["a", "a", "b", "b"] * 4, ["a", "a", "b", "b"]
+    assert [*calls] == warm_up + rounds + memory  # short calls are made twice
+    assert len({*zip(calls, processes, strict=True)}) == 2
+    assert len({*processes, str(os.getpid())}) == 3
+    assert {*threads} == {str(torch.get_num_threads())}
+    assert [len(rows[name].seconds) for name in "ab"] == [4, 4]
+
+
+@pytest.fixture(scope="module")
+def uneven():
+    """The rows of a group in which one contender only goes well."""
+    builds = {"good": build(time.sleep, 1e-3), "slow": build(time.sleep, 0.16)}
+    builds |= {"early": refuse, "late": run_out, "dead": build(die, [1] * (WARM_UP + 1))}
+    group = [Contender(name, how, "good", draws=2 if name == "slow" else 1) for name, how in builds.items()]
+    rows = ratios(group, measure(group, SLOW_ROUNDS + 4, CPU))
+    assert not multiprocessing.active_children()
+    return {row["contender"]: row for row in rows}
+
+
+def test_a_slow_contender_makes_few_rounds(uneven):
+    assert (uneven["good"]["rounds"], uneven["slow"]["rounds"]) == (SLOW_ROUNDS + 4, SLOW_ROUNDS)
+
+
+def test_time_is_per_draw(uneven):
+    assert uneven["slow"]["seconds"] == pytest.approx(0.08, rel=0.2)
+
+
+def test_failures_and_deaths_are_results(uneven):
+    assert [uneven[name]["failure"] for name in ("good", "slow")] == ["", ""]
+    assert uneven["good"]["memory"] is not None
+    assert uneven["early"]["failure"] == "ZeroDivisionError: division by zero"
+    assert uneven["late"]["failure"].startswith("StopIteration")
+    assert uneven["dead"]["failure"] == "the process died (exit code 3)"
+    assert {uneven[name]["time_ratio"] for name in ("early", "late", "dead")} == {None}
+
+
+def test_ratios_are_of_medians_within_the_run():
+    group = [Contender("a", lambda n: print, "a"), Contender("b", lambda n: print, "a", draws=2)]
+    results = {"a": Measurement([1.0, 2.0, 9.0], 100), "b": Measurement([2.0, 6.0, 9.0], 250)}
+    a, b = ratios(group, results)
+    assert (a["time_ratio"], a["memory_ratio"]) == (1, 1)
+    assert (b["time_ratio"], b["memory_ratio"], b["seconds"]) == (3, 2.5, 6)
+    assert (b["time_ratio_low"], b["time_ratio_high"]) == (1.5, 2.5)
+
+
+def test_the_second_of_two_short_calls_is_timed():
+    pauses = []
+
+    def step():
+        pauses.append(0.0 if len(pauses) % 2 else 0.03)
+        time.sleep(pauses[-1])
+
+    runner = Runner(lambda calls: step, 3, CPU)
+    runner.warm_up()
+    assert max(runner.seconds() for _ in range(3)) < 0.03
+    assert len(pauses) == WARM_UP + 2 * 3
+
+
+def test_an_interrupt_leaves_no_processes():
+    def interrupt(name):
+        assert multiprocessing.active_children()
+        raise KeyboardInterrupt
+
+    group = [Contender("a", build(time.sleep, 1e-3), "a")]
+    with pytest.raises(KeyboardInterrupt):
+        measure(group, 1, CPU, interrupt)
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_engines_that_cannot_take_a_model_say_why(engine):
+    with pytest.raises(Exception, match="BatchNorm"):
+        ENGINES[engine](MIXING, "full", CPU, 1)()
+
+
+def test_every_contender_can_be_sent_to_a_process():
+    for case in CASES.values():
+        group = engine_group(tuple(ENGINES), case, "full", CPU)
+        group += optimizer_group(registry.optimizers(), (1, 3), case, "full", CPU)
+        for contender in group:
+            there = pickle.loads(pickle.dumps(contender))
+            assert (there.name, repr(there.build)) == (contender.name, repr(contender.build))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "steps", "draws"),
+    [
+        (create("dp_adam"), 1, 1),
+        (create("fiber"), 1, 1),
+        (create("adadp"), 1, 2),
+        (create("hyfreedp"), 5, 5),
+        (create("hyfreedp", probe_batch="fresh"), 5, 6),
+    ],
+)
+def test_draws_of_a_call(optimizer, steps, draws):
+    assert draws_of(optimizer, steps) == draws
+    plan = fixed_plan(optimizer, 9, 3 * draws)
+    assert (len(plan.ledger), plan.draws) == (3 * draws, 3 * draws)
+    assert set(plan.noise.values()) == {1.0}
+
+
+def test_optimizers_run_as_often_as_they_are_called():
+    group = optimizer_group(("adadp", "dp_sgd", "fiber", "hyfreedp"), (1, 3), TINY, "full", CPU)
+    names = ["dp_adam", "adadp", "dp_sgd", "fiber", "base of hyfreedp", "hyfreedp K=1", "hyfreedp K=3"]
+    assert [contender.name for contender in group] == names
+    assert [contender.draws for contender in group] == [1, 2, 1, 1, 1, 1, 3]
+    assert [contender.baseline for contender in group[-2:]] == ["base of hyfreedp"] * 2
+    for contender in group:
+        step = contender.build(3)
+        for _ in range(3):
+            step()
+        with pytest.raises(BudgetSpent):
+            step()
+
+
+def test_data_and_models_are_the_same_for_all_and_never_zero():
+    for case in CASES.values():
+        model, x, y = case.make("full", CPU)
+        again, x2, y2 = case.make("full", CPU)
+        assert torch.equal(x, x2)
+        assert torch.equal(y, y2)
+        assert len(x) == case.batch_size
+        assert x.double().std() > 0.5
+        assert y.double().std() > 0.5
+        for one, two in zip(model.parameters(), again.parameters(), strict=True):
+            assert torch.equal(one, two)
+
+
+def test_subsets_that_a_model_lacks_are_left_out():
+    chosen = run.settings(["cases=[tiny,gpt2]", "subsets=[head,bitfit,lora]", "engines=[vmap]", "optimizers=[adadp]"])
+    groups, skipped = run.plan(chosen)
+    found = [(group.kind, group.case.name, group.subset) for group in groups]
+    assert found == [
+        ("engine", "tiny", "head"),
+        ("engine", "tiny", "bitfit"),
+        ("optimizer", "tiny", "head"),
+        ("engine", "gpt2", "bitfit"),
+        ("engine", "gpt2", "lora"),
+        ("optimizer", "gpt2", "bitfit"),
+    ]
+    assert [line.split(":")[0] for line in skipped] == ["tiny", "gpt2"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["cases=[mpl]"], "did you mean 'mlp'"),
+        (["case=[mlp]"], "did you mean 'cases'"),
+        (["subsets=[heads]"], "did you mean 'head'"),
+        (["engines=[ghost]"], "did you mean 'opacus_ghost'"),
+        (["optimizers=[fibre]"], "did you mean 'fiber'"),
+        (["rounds=0"], "rounds"),
+        (["threads=-1"], "threads"),
+        (["batch_size=0"], "batch_size"),
+        (["probe_every=[0]"], "probe_every"),
+        (["device=cudda"], "device"),
+        (["cases=[tiny]", "subsets=[lora]"], "nothing to measure"),
+        (["cases=[tiny]", "engines=none", "optimizers=none"], "nothing to measure"),
+        (["plots=/nowhere"], "plots"),
+    ],
+)
+def test_bad_input_gets_one_clear_error(overrides, message, capsys, tmp_path):
+    assert main(["bench", *overrides, f"results={tmp_path}"]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_all_and_none():
+    chosen = run.settings(["cases=all", "subsets=all", "engines=none", "optimizers=adadp", "batch_size=3"])
+    assert [case.name for case in chosen.cases] == [*CASES]
+    assert {case.batch_size for case in chosen.cases} == {3}
+    assert (chosen.engines, chosen.optimizers) == ((), ("adadp",))
+    with pytest.raises(ConfigError, match="probe_every"):
+        run.settings(["probe_every=often"])
+
+
+def test_a_run_leaves_record_table_and_figure(tmp_path, capsys):
+    before = torch.get_num_threads()
+    arguments = ["cases=[tiny]", "engines=[opacus_ghost]", "optimizers=[hyfreedp]", "probe_every=2"]
+    assert main(["bench", *arguments, "rounds=2", "threads=1", f"results={tmp_path}"]) == 0
+    assert torch.get_num_threads() == before
+    (folder,) = (tmp_path / "bench").iterdir()
+    assert {file.name for file in folder.iterdir()} == {"record.json", "table.md", "step_cost.svg", "step_cost.png"}
+    record = json.loads((folder / "record.json").read_text())
+    rows = {row["contender"]: row for row in record["rows"]}
+    assert list(rows) == ["non_private", "opacus_ghost", "dp_adam", "base of hyfreedp", "hyfreedp K=2"]
+    assert record["threads"] == 1
+    assert rows["opacus_ghost"]["trained"] == 53
+    assert rows["opacus_ghost"]["batch_size"] == 8
+    assert {"torch", "opacus", "timm", "transformers", "peft"} <= record["provenance"]["versions"].keys()
+    table = (folder / "table.md").read_text()
+    assert table in capsys.readouterr().out.replace("\n\nwritten", "\nwritten")
+    for name, row in rows.items():
+        (line,) = [line for line in table.splitlines() if f"| {name} " in line.partition("| 8 ")[2][:30]]
+        assert f" {row['memory'] / 1e6:.1f} " in line
+
+
+def row(**values):
+    common = {
+        "kind": "engine",
+        "case": "tiny",
+        "subset": "full",
+        "trained": 53,
+        "batch_size": 8,
+        "baseline": "non_private",
+    }
+    numbers = {"seconds": 1.0, "time_ratio": 1.0, "time_ratio_low": 1.0, "time_ratio_high": 1.0, "memory": 10**6}
+    return common | numbers | {"memory_ratio": 1.0, "failure": ""} | values
+
+
+FAILED = dict.fromkeys(["seconds", "time_ratio", "time_ratio_low", "time_ratio_high", "memory", "memory_ratio"])
+ROWS = [
+    row(contender="non_private"),
+    row(contender="bookkeeping", seconds=1.5, time_ratio=1.5, time_ratio_low=1.25, time_ratio_high=1.75),
+    row(contender="opacus_hooks", **FAILED | {"failure": "NotImplementedError: no such layer"}),
+    row(contender="opacus_ghost", seconds=3.0, time_ratio=3.0, memory_ratio=2.0),
+    row(contender="vmap", seconds=40.0, time_ratio=40.0, memory=None, memory_ratio=None),
+    row(kind="optimizer", contender="fiber", time_ratio=2.0, baseline="dp_adam"),
+]
+ORIGIN = {"device": "cpu", "commit": "0" * 40, "dirty": False, "versions": {"torch": "2", "opacus": "1"}}
+RECORD = {"rows": ROWS, "skipped": ["x: y"], "threads": 2, "cores": 2, "started": "now", "provenance": ORIGIN}
+
+
+def test_tables_say_what_was_measured():
+    text = speed.markdown(RECORD)
+    cells = {
+        line.split("|")[4].strip(): [cell.strip() for cell in line.split("|")[5:-1]]
+        for line in text.splitlines()
+        if line.startswith("| tiny")
+    }
+    assert cells["bookkeeping"] == ["1,500.0", "1.50 (1.25-1.75)", "1.0", "1.00", "2.00"]
+    assert cells["opacus_hooks"] == ["fails", "NotImplementedError: no such layer", "", "", ""]
+    assert cells["opacus_ghost"][-1] == "1.00"
+    assert cells["vmap"] == ["40,000.0", "40.0 (1.00-1.00)", "", "", "0.07"]
+    assert cells["fiber"][0] == "dp_adam"
+    assert "Left out: x: y." in text
+
+
+def test_the_figure_shows_every_ratio():
+    (plot,) = [plot for plot in figures.plots(PLOTS) if plot.needs == "speed"]
+    figure = plot.draw(speed.frame(RECORD))
+    times, memory, optimizers = figure.axes
+    assert [patch.get_width() for patch in times.patches] == pytest.approx([1, 1.5, 3, 40])
+    assert [patch.get_width() for patch in memory.patches] == pytest.approx([1, 1, 2])
+    assert [patch.get_width() for patch in optimizers.patches] == [2]
+    assert [label.get_text() for label in times.get_yticklabels()] == [row["contender"] for row in ROWS[:5]]
+    assert "fails" in {text.get_text() for text in times.texts}
+    assert (times.get_xscale(), memory.get_xscale()) == ("log", "linear")

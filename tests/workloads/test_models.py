@@ -1,0 +1,117 @@
+import pytest
+import torch
+from torch import nn
+
+from dpopt.errors import ConfigError
+from dpopt.workloads import models
+from dpopt.workloads.base import mlp
+
+MODELS = {
+    "mlp": lambda: mlp(784, 256, 256, 10),
+    "two_conv": models.two_conv,
+    "wide_resnet": lambda: models.wide_resnet(depth=10, width=1),
+    "vit": lambda: models.timm_model("vit_tiny_patch16_224", img_size=32, patch_size=4),
+    "gpt2": lambda: models.GPT2(layers=2, width=32, heads=2, vocabulary=50, context=12),
+}
+
+
+def inputs(name, n=2):
+    if name == "gpt2":
+        return torch.randint(50, (n, 12))
+    return torch.randn(n, 784) if name == "mlp" else torch.randn(n, 3, 32, 32)
+
+
+def trained(model):
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize(
+    ("model", "count"),
+    [
+        (models.two_conv, (9 * 3 + 1) * 32 + (9 * 32 + 1) * 64 + (64 * 8 * 8 + 1) * 10),
+        (models.wide_resnet, 2_748_890),  # as with batch normalisation
+        (lambda: models.wide_resnet(depth=40, classes=100), 8_972_340),
+        (lambda: models.GPT2(layers=1, width=8, heads=2, vocabulary=11, context=5), 11 * 8 + 5 * 8 + 12 * 64 + 15 * 8),
+    ],
+)
+def test_parameter_counts(model, count):
+    assert sum(p.numel() for p in model().parameters()) == count
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_do_not_depend_on_the_other_examples(name):
+    torch.manual_seed(0)
+    model, x = MODELS[name](), inputs(name, 3)
+    together, alone = model(x), torch.cat([model(x[i : i + 1]) for i in range(3)])
+    assert together.shape == ((3, 12, 50) if name == "gpt2" else (3, 10))
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_convolutions_of_a_wide_resnet_are_standardised():
+    torch.manual_seed(0)
+    model, x = models.wide_resnet(depth=10, width=1), torch.randn(2, 3, 32, 32)
+    before = model(x)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d):
+                module.weight.mul_(3).add_(0.5)
+    torch.testing.assert_close(model(x), before, rtol=1e-3, atol=1e-4)
+
+
+def test_a_depth_that_is_no_wide_resnet():
+    with pytest.raises(ConfigError, match="depth"):
+        models.wide_resnet(depth=18)
+
+
+SUBSETS = {
+    ("mlp", "full"): {"1.weight", "1.bias", "3.weight", "3.bias", "5.weight", "5.bias"},
+    ("mlp", "head"): {"5.weight", "5.bias"},
+    ("two_conv", "bitfit"): {"0.bias", "3.bias", "7.bias"},
+    ("wide_resnet", "film"): {
+        *(f"{block}.norm{i}.{kind}" for block in (1, 2, 3) for i in (1, 2) for kind in ("weight", "bias")),
+        *("4.weight", "4.bias", "8.weight", "8.bias"),
+    },
+    ("gpt2", "film"): {
+        *(f"model.transformer.h.{i}.ln_{j}.{kind}" for i in (0, 1) for j in (1, 2) for kind in ("weight", "bias")),
+        *("model.transformer.ln_f.weight", "model.transformer.ln_f.bias"),
+    },
+    ("vit", "head"): {"head.weight", "head.bias"},
+}
+
+
+@pytest.mark.parametrize(("name", "subset"), SUBSETS)
+def test_subsets_hold_what_they_name(name, subset):
+    model = MODELS[name]()
+    assert models.trainable(model, subset) is model
+    assert set(trained(model)) == SUBSETS[name, subset]
+
+
+@pytest.mark.parametrize(("name", "layers", "per_layer"), [("vit", 12, 4), ("gpt2", 2, 4)])
+def test_lora_starts_at_the_model_and_trains_adapters_and_head(name, layers, per_layer):
+    torch.manual_seed(0)
+    model, x = MODELS[name](), inputs(name)
+    before = model(x)
+    names = set(trained(models.trainable(model, "lora")))
+    assert torch.equal(model(x), before)
+    adapters = {key for key in names if "lora_" in key}
+    assert len(adapters) == 2 * layers * per_layer
+    assert names - adapters == ({"head.weight", "head.bias"} if name == "vit" else set())
+    model(x).square().sum().backward()
+    moved = [key for key, p in trained(model).items() if p.grad is not None and p.grad.any()]
+    assert {key for key in adapters if "lora_B" in key} <= set(moved)
+
+
+@pytest.mark.parametrize(
+    ("name", "subset", "message"),
+    [
+        ("gpt2", "head", "no such parameters"),
+        ("mlp", "film", "no such parameters"),
+        ("two_conv", "lora", "no such parameters"),
+        ("mlp", "heads", "did you mean 'head'"),
+    ],
+)
+def test_subsets_that_a_model_does_not_have(name, subset, message):
+    model = MODELS[name]()
+    with pytest.raises(ConfigError, match=message):
+        models.trainable(model, subset)
+    assert len(trained(model)) == len(list(model.parameters()))
