@@ -63,7 +63,7 @@ class ClippingEngine(Protocol):
     def clipped_sum(
         self, points: Sequence[tuple[float, Vector]], x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule
     ) -> Tensor:
-        """sum_i mask_i clip(sum_k w_k grad f_i(theta_k)), shape [d].
+        """sum_i mask_i clip(sum_k w_k grad f_i(theta_k)), shape [d]; a new tensor, the caller's to change.
 
         The points are combined per example before clipping, so the sensitivity is `clip`'s whatever the weights. An
         example whose combined gradient is not finite contributes zero. All points see the same dropout.
