@@ -61,6 +61,7 @@ def fit(
     batch_size: int,
     accountant: str = "pld",
     engine: str = "auto",
+    precision: str = "float32",
     device: str = "auto",
     seed: int = 0,
     test: Any = None,
@@ -81,7 +82,7 @@ def fit(
         epochs: expected passes over the data; the number of draws is epochs N / B, rounded.
         batch_size: expected batch size B; the sampling rate is B/N.
         accountant: see `dpopt.privacy.epsilon`.
-        engine: see `dpopt.clipping.engine`.
+        engine, precision: see `dpopt.clipping.engine`.
         device: "auto" takes CUDA where there is one.
         seed: decides draws, and with all other arguments the noise. Keep it secret if the model is to be published, and
             take another for each run on the same data: runs of one seed share their draws, and what they cost together
@@ -106,7 +107,7 @@ def fit(
     transform = transform or _as_float
     size = None if physical_batch == "auto" else fields.convert(physical_batch, Count, "physical_batch", {})
     first = sample(data, transform, place)
-    clipper = clipping.engine(model.to(place), loss, engine, sample=first)
+    clipper = clipping.engine(model.to(place), loss, engine, sample=first, precision=precision)
     _check_loss(clipper, loss, first)
     plan = calibrate(
         chosen,
@@ -119,7 +120,19 @@ def fit(
     )
     # Two runs that share their noise would cancel it: the seed depends on everything that tells runs apart.
     start = [_digest(clipper.theta), _digest(first.x)]
-    run = [seed, repr(chosen), epsilon, delta, epochs, batch_size, accountant, plan.noise, len(data.x), *start]
+    run = [
+        seed,
+        repr(chosen),
+        epsilon,
+        delta,
+        epochs,
+        batch_size,
+        accountant,
+        plan.noise,
+        len(data.x),
+        precision,
+        *start,
+    ]
     oracle = DataOracle(
         clipper,
         data.x,

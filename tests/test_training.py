@@ -57,6 +57,13 @@ def test_training_works():
     assert fit(epsilon=math.inf, optimizer=dpopt.create("dp_adam", lr=0.1, clip="inf")).record["test_accuracy"] > 0.95
 
 
+def test_bfloat16_trains_almost_the_same_model_in_float32():
+    plain, half = (fit(precision=precision, epsilon=math.inf).model.weight for precision in ("float32", "bfloat16"))
+    assert half.dtype == torch.float32
+    assert not torch.equal(half, plain)
+    torch.testing.assert_close(half, plain, rtol=0.05, atol=0.02)
+
+
 def test_infinite_epsilon_says_so():
     record = fit(epsilon=math.inf).record
     assert (record["private"], record["epsilon"], record["noise"]) == (False, math.inf, {"gradient": 0.0})
@@ -140,6 +147,7 @@ ROWS = {"image": [[0.0, 1.0]] * 4, "label": [0, 1, 0, 1]}
         ({"batch_size": 0}, "batch_size"),
         ({"accountant": "pdl"}, "did you mean 'pld'"),
         ({"engine": "ghost"}, "engine"),
+        ({"precision": "bf16"}, "did you mean .bfloat16"),
         ({"device": "warp"}, "device"),
         ({"physical_batch": 0}, "physical_batch"),
         ({"train": 3}, "train.*expected a Dataset"),

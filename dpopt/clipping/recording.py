@@ -58,7 +58,6 @@ class Use:
         inputs: what the layer was called with, in order.
         keywords: further arguments, none of them tensors.
         versions: the versions of the inputs then, which show an in-place change since.
-        edge: where the backward pass delivers the output's gradient.
         shape: the output's.
     """
 
