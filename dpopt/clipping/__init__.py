@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Protocol
 
 from torch import Tensor, nn
 
 from dpopt.clipping.bookkeeping import BookkeepingEngine
-from dpopt.clipping.flat import Loss
+from dpopt.clipping.flat import ClippingEngine, Loss
 from dpopt.clipping.layers import refuse_unsafe
 from dpopt.clipping.recording import Unsupported
 from dpopt.clipping.rules import RULES, Abadi, Automatic, Normalized, clip_rule, clip_spec
@@ -32,62 +31,6 @@ __all__ = [
 _LOG = logging.getLogger(__name__)
 ENGINES = ("auto", "bookkeeping", "vmap")
 PRECISIONS = ("float32", "bfloat16")
-
-
-class ClippingEngine(Protocol):
-    """What the data oracle and the harness need of an engine.
-
-    Attributes:
-        dimension: number d of trained parameters, which are one flat vector in the order of `named_parameters`.
-    """
-
-    dimension: int
-
-    @property
-    def theta(self) -> Vector:
-        """A copy of the model's trained parameters, shape [d]."""
-        ...
-
-    def load(self, theta: Vector) -> None:
-        """Write `theta`, shape [d], into the model."""
-        ...
-
-    def outputs(self, theta: Vector, x: Tensor) -> Tensor:
-        """The model's outputs for `x` at `theta`, in the model's present mode (train or eval), without gradients."""
-        ...
-
-    def physical_batch(self, expected: float) -> int:
-        """Examples per call: enough for almost every draw of `expected` examples, as far as memory allows."""
-        ...
-
-    def clipped_sum(
-        self, points: Sequence[tuple[float, Vector]], x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule
-    ) -> Tensor:
-        """sum_i mask_i clip(sum_k w_k grad f_i(theta_k)), shape [d]; a new tensor, the caller's to change.
-
-        The points are combined per example before clipping, so the sensitivity is `clip`'s whatever the weights. An
-        example whose combined gradient is not finite contributes zero. All points see the same dropout.
-
-        Args:
-            points: pairs (w_k, theta_k), theta_k of shape [d].
-            x, y: one physical batch, shapes [n, ...].
-            mask: which rows count, bool [n].
-            clip: the clip rule.
-        """
-        ...
-
-    def losses_and_clipped_sum(
-        self, points: Sequence[tuple[float, Vector]], x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule
-    ) -> tuple[Tensor, Tensor]:
-        """The losses at the points, shape [k, n], and the clipped sum, shape [d], of the same forward passes."""
-        ...
-
-    def losses(self, points: Sequence[Vector], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        """The loss of every example at every point, shape [k, n]; all points see the same dropout.
-
-        Rows that `mask` leaves out hold a value without meaning.
-        """
-        ...
 
 
 def engine(
@@ -128,7 +71,7 @@ def engine(
     return made if checked.is_decided else checked
 
 
-class _Checked:
+class _Checked(ClippingEngine):
     """Book-keeping, verified on the first batch that it sees; vmap from then on if it cannot follow the model."""
 
     def __init__(self, model: nn.Module, loss: Loss, precision: str, falls_back: bool) -> None:
@@ -178,11 +121,6 @@ class _Checked:
 
     def physical_batch(self, expected: float) -> int:
         return self._engine.physical_batch(expected)
-
-    def clipped_sum(
-        self, points: Sequence[tuple[float, Vector]], x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule
-    ) -> Tensor:
-        return self.losses_and_clipped_sum(points, x, y, mask, clip)[1]
 
     def losses_and_clipped_sum(
         self, points: Sequence[tuple[float, Vector]], x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule

@@ -7,7 +7,6 @@ of all layers are known, the clipped sum.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -26,7 +25,7 @@ from dpopt.privacy.protocol import ClipRule, Vector
 
 
 class BookkeepingEngine(FlatModel):
-    """Clipped sums of per-example gradients of `loss(model(x), y)`; see `VmapEngine` for the interface.
+    """Clipped sums of per-example gradients of `loss(model(x), y)`; methods are documented by `ClippingEngine`.
 
     While the model runs, its trained parameters are views into the flat vector theta, and hooks note what each layer
     that holds some of them sees; afterwards the model is as it was.
@@ -57,15 +56,10 @@ class BookkeepingEngine(FlatModel):
             keep_freed_memory()
 
     def outputs(self, theta: Vector, x: Tensor) -> Tensor:
-        """The model's outputs for `x` at `theta`, in the model's present mode (train or eval), without gradients."""
         with torch.no_grad(), self._at(theta):
             return self._output(x)
 
     def losses(self, points: Sequence[Vector], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        """The loss of every example at every point, shape [k, n]; all points see the same dropout.
-
-        Rows that `mask` leaves out hold a value without meaning.
-        """
         if not len(x):
             return points[0].new_zeros(len(points), 0)
         rows = []
@@ -74,17 +68,10 @@ class BookkeepingEngine(FlatModel):
                 rows.append(self._loss(self.outputs(theta, x), y))
         return torch.stack(rows)
 
-    def clipped_sum(
-        self, points: Sequence[tuple[float, Vector]], x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule
-    ) -> Tensor:
-        """sum_i mask_i clip(sum_k w_k grad f_i(theta_k)), shape [d]; see `VmapEngine.clipped_sum`."""
-        return self.losses_and_clipped_sum(points, x, y, mask, clip)[1]
-
     @torch.no_grad()
     def losses_and_clipped_sum(
         self, points: Sequence[tuple[float, Vector]], x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule
     ) -> tuple[Tensor, Tensor]:
-        """The losses at the points, shape [k, n], and the clipped sum, shape [d], of the same forward passes."""
         if not len(x):
             return points[0][1].new_zeros(len(points), 0), torch.zeros_like(points[0][1])
         losses, factors = self._gradients(points, x, y)
@@ -143,13 +130,9 @@ class BookkeepingEngine(FlatModel):
             factors[self._index[id(use.module._parameters[name])]].append(factor)
         use.inputs = use.versions = ()  # the graph knows the use until it is gone itself
 
-    def physical_batch(self, expected: float) -> int:
-        """Examples per call: enough for almost every draw of `expected` examples, as far as memory allows.
-
-        How much memory an example needs is known once the engine was verified.
-        """
-        needed = math.ceil(expected + 3 * math.sqrt(expected))
-        return max(1, min(needed, _memory(self._parameters[0].device) // max(1, self._example_bytes)))
+    def _most_examples(self) -> int:
+        # What an example needs is known once the engine was verified.
+        return _memory(self._parameters[0].device) // max(1, self._example_bytes)
 
     def verify(self, x: Tensor, y: Tensor) -> bool:
         """Compare norms, sums and losses of a few examples with plain autograd on one example at a time.

@@ -1,9 +1,10 @@
-"""What the engines share: the trained parameters as one flat vector, and clipping by norms."""
+"""What the engines share: their interface, the trained parameters as one flat vector, and clipping by norms."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,63 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs [n, ...], targets [n, ...]) -> one loss per example [n]"""
 
 
-class FlatModel:
+class ClippingEngine(Protocol):
+    """What the data oracle and the harness need of an engine.
+
+    Attributes:
+        dimension: number d of trained parameters, which are one flat vector in the order of `named_parameters`.
+    """
+
+    dimension: int
+
+    @property
+    def theta(self) -> Vector:
+        """A copy of the model's trained parameters, shape [d]."""
+        ...
+
+    def load(self, theta: Vector) -> None:
+        """Write `theta`, shape [d], into the model."""
+        ...
+
+    def outputs(self, theta: Vector, x: Tensor) -> Tensor:
+        """The model's outputs for `x` at `theta`, in the model's present mode (train or eval), without gradients."""
+        ...
+
+    def physical_batch(self, expected: float) -> int:
+        """Examples per call: enough for almost every draw of `expected` examples, as far as memory allows."""
+        ...
+
+    def clipped_sum(
+        self, points: Sequence[tuple[float, Vector]], x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule
+    ) -> Tensor:
+        """sum_i mask_i clip(sum_k w_k grad f_i(theta_k)), shape [d]; a new tensor, the caller's to change.
+
+        The points are combined per example before clipping, so the sensitivity is `clip`'s whatever the weights. An
+        example whose combined gradient is not finite contributes zero. All points see the same dropout.
+
+        Args:
+            points: pairs (w_k, theta_k), theta_k of shape [d].
+            x, y: one physical batch, shapes [n, ...].
+            mask: which rows count, bool [n].
+            clip: the clip rule.
+        """
+        return self.losses_and_clipped_sum(points, x, y, mask, clip)[1]
+
+    def losses_and_clipped_sum(
+        self, points: Sequence[tuple[float, Vector]], x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule
+    ) -> tuple[Tensor, Tensor]:
+        """The losses at the points, shape [k, n], and the clipped sum, shape [d], of the same forward passes."""
+        ...
+
+    def losses(self, points: Sequence[Vector], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        """The loss of every example at every point, shape [k, n]; all points see the same dropout.
+
+        Rows that `mask` leaves out hold a value without meaning.
+        """
+        ...
+
+
+class FlatModel(ClippingEngine):
     """A model whose trained parameters (those with `requires_grad`) are read and written as one vector.
 
     Attributes:
@@ -37,6 +94,14 @@ class FlatModel:
         with torch.no_grad():
             for parameter, value in zip(self._trained.values(), self._split(theta), strict=True):
                 parameter.copy_(value)
+
+    def physical_batch(self, expected: float) -> int:
+        needed = math.ceil(expected + 3 * math.sqrt(expected))
+        return max(1, min(needed, self._most_examples()))
+
+    def _most_examples(self) -> int:
+        """How many examples a call has memory for."""
+        raise NotImplementedError
 
     def _split(self, theta: Vector) -> list[Tensor]:
         """Views into `theta` with the parameters' shapes."""

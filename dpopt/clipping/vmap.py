@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -34,18 +33,11 @@ class VmapEngine(FlatModel):
         self._graded = vmap(grad_and_value(self._example_loss), in_dims=(None, 0, 0), randomness="different")
 
     def outputs(self, theta: Vector, x: Tensor) -> Tensor:
-        """The model's outputs for `x` at `theta`, in the model's present mode (train or eval), without gradients."""
         with torch.no_grad():
             return self._call(self._parameters(theta), x)
 
-    def physical_batch(self, expected: float) -> int:
-        """Examples per call: enough for almost every draw of `expected` examples, as far as memory allows."""
-        return max(1, min(math.ceil(expected + 3 * math.sqrt(expected)), CHUNK_BYTES // (4 * self.dimension)))
-
-    def clipped_sum(
-        self, points: Sequence[tuple[float, Vector]], x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule
-    ) -> Tensor:
-        return self.losses_and_clipped_sum(points, x, y, mask, clip)[1]
+    def _most_examples(self) -> int:
+        return CHUNK_BYTES // (4 * self.dimension)
 
     def losses_and_clipped_sum(
         self, points: Sequence[tuple[float, Vector]], x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule
@@ -66,10 +58,6 @@ class VmapEngine(FlatModel):
         return torch.stack(losses), torch.cat([factor @ c for c in combined])
 
     def losses(self, points: Sequence[Vector], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        """The loss of every example at every point, shape [k, n]; all points see the same dropout.
-
-        Rows that `mask` leaves out hold a value without meaning.
-        """
         # One example at a time, as for gradients: a model that mixes examples cannot carry one record into all losses.
         with torch.no_grad():
             pairs = zip(points, same_randomness(x.device), strict=False)
