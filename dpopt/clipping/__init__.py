@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from dpopt.clipping.bookkeeping import BookkeepingEngine
-from dpopt.clipping.flat import ClippingEngine, Loss
+from dpopt.clipping.flat import Clipped, ClippingEngine, Loss
 from dpopt.clipping.layers import refuse_unsafe
 from dpopt.clipping.recording import Unsupported
 from dpopt.clipping.rules import RULES, Abadi, Automatic, Normalized, clip_rule, clip_spec
@@ -20,6 +20,7 @@ __all__ = [
     "RULES",
     "Abadi",
     "Automatic",
+    "Clipped",
     "ClippingEngine",
     "Loss",
     "Normalized",
@@ -122,10 +123,16 @@ class _Checked(ClippingEngine):
     def physical_batch(self, expected: float) -> int:
         return self._engine.physical_batch(expected)
 
-    def losses_and_clipped_sum(
-        self, points: Sequence[tuple[float, Vector]], x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule
-    ) -> tuple[Tensor, Tensor]:
-        return self.decided(x, y).losses_and_clipped_sum(points, x, y, mask, clip)
+    def clipped(
+        self,
+        points: Sequence[tuple[float, Vector]],
+        x: Tensor,
+        y: Tensor,
+        mask: Tensor,
+        clip: ClipRule,
+        scale: Vector | None = None,
+    ) -> Clipped:
+        return self.decided(x, y).clipped(points, x, y, mask, clip, scale)
 
     def losses(self, points: Sequence[Vector], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         return self.decided(x, y).losses(points, x, y, mask)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from dpopt.clipping import layers
-from dpopt.clipping.factors import Factor, merged, squared_norm
-from dpopt.clipping.flat import FlatModel, Loss, clip_factors, must_be_sanitized, same_randomness
+from dpopt.clipping.factors import Factor, merged, scaled_squared_norm, squared_norm
+from dpopt.clipping.flat import Clipped, FlatModel, Loss, clip_factors, must_be_sanitized, same_randomness
 from dpopt.clipping.heap import keep_freed_memory
 from dpopt.clipping.recording import Layer, Recorder, Unsupported, Use, factors_of
 from dpopt.clipping.verification import SavedBytes, beside, compare, random_like, repeatable
@@ -69,16 +69,24 @@ class BookkeepingEngine(FlatModel):
         return torch.stack(rows)
 
     @torch.no_grad()
-    def losses_and_clipped_sum(
-        self, points: Sequence[tuple[float, Vector]], x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule
-    ) -> tuple[Tensor, Tensor]:
+    def clipped(
+        self,
+        points: Sequence[tuple[float, Vector]],
+        x: Tensor,
+        y: Tensor,
+        mask: Tensor,
+        clip: ClipRule,
+        scale: Vector | None = None,
+    ) -> Clipped:
+        theta = points[0][1]
         if not len(x):
-            return points[0][1].new_zeros(len(points), 0), torch.zeros_like(points[0][1])
+            return Clipped(torch.zeros_like(theta), theta.new_zeros(len(points), 0), theta.new_zeros(0))
         losses, factors = self._gradients(points, x, y)
-        norm = _norm(factors, losses[0])
+        norm = _norm(factors, losses[0], None if scale is None else self._split(scale))
         if must_be_sanitized(norm):
             factors = [[factor.sanitized(norm.isfinite()) for factor in group] for group in factors]
-        return losses, self._weighted_sum(factors, clip_factors(clip, norm, mask))
+        total = self._weighted_sum(factors, clip_factors(clip, norm, mask))
+        return Clipped(total if scale is None else total.mul_(scale), losses, norm)
 
     def _weighted_sum(self, factors: list[list[Factor]], weights: Tensor) -> Tensor:
         total = torch.empty(self.dimension, dtype=weights.dtype, device=weights.device)
@@ -233,9 +241,13 @@ class BookkeepingEngine(FlatModel):
         return output.float() if self._is_bfloat16 else output
 
 
-def _norm(factors: list[list[Factor]], like: Tensor) -> Tensor:
-    """Norm over all parameters of each example's gradient, shape [n]."""
-    squares = [squared_norm(group) for group in factors if group]
+def _norm(factors: list[list[Factor]], like: Tensor, scales: Sequence[Tensor] | None = None) -> Tensor:
+    """Norm over all parameters of each example's gradient, each coordinate multiplied by its scale; shape [n]."""
+    if scales is None:
+        squares = [squared_norm(group) for group in factors if group]
+    else:
+        pairs = zip(factors, scales, strict=True)
+        squares = [scaled_squared_norm(group, scale) for group, scale in pairs if group]
     return torch.stack(squares).sum(0).sqrt() if squares else torch.zeros_like(like)
 
 

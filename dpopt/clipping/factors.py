@@ -124,6 +124,22 @@ def squared_norm(factors: Sequence[Factor]) -> Tensor:
     return torch.where(error < NEGLIGIBLE * total, total, total.clamp(min=0) + error)
 
 
+def scaled_squared_norm(factors: Sequence[Factor], scale: Tensor) -> Tensor:
+    """|s * sum_a F_a|^2 for each example, shape [n], with s of the parameter's shape.
+
+    A product by elements is not one of the Gram matrices', so gradients are materialised, a block at a time, but for a
+    single outer product: there it is left^2 s^2 right^2.
+    """
+    first = factors[0]
+    if len(factors) == 1 and isinstance(first, Outer) and first.gram_size == (1, 1):
+        left, right = (side.flatten(1).square() for side in first.pair())
+        square = scale.square().T if first.is_transposed else scale.square()
+        return ((left @ square) * right).sum(1)
+    parts = blocks(first.examples, scale.numel())
+    materialised = (reduce(torch.add, [factor.dense(part) for factor in factors]) for part in parts)
+    return torch.cat([_vecnorm(gradients * scale.flatten()).square() for gradients in materialised])
+
+
 def inner(first: Factor, second: Factor) -> Tensor:
     """Inner product of each example's two gradients, shape [n]."""
     if (

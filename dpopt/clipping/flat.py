@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,20 @@ from dpopt.privacy.protocol import ClipRule, Vector
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs [n, ...], targets [n, ...]) -> one loss per example [n]"""
+
+
+class Clipped(NamedTuple):
+    """What an engine finds out of one physical batch of n examples.
+
+    Attributes:
+        total: the clipped sum, shape [d]; a new tensor, the caller's to change.
+        losses: at each of the k points, shape [k, n].
+        norms: L2 norms of the combined and scaled gradients, before clipping, shape [n].
+    """
+
+    total: Tensor
+    losses: Tensor
+    norms: Tensor
 
 
 class ClippingEngine(Protocol):
@@ -42,25 +56,38 @@ class ClippingEngine(Protocol):
         ...
 
     def clipped_sum(
-        self, points: Sequence[tuple[float, Vector]], x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule
+        self,
+        points: Sequence[tuple[float, Vector]],
+        x: Tensor,
+        y: Tensor,
+        mask: Tensor,
+        clip: ClipRule,
+        scale: Vector | None = None,
     ) -> Tensor:
-        """sum_i mask_i clip(sum_k w_k grad f_i(theta_k)), shape [d]; a new tensor, the caller's to change.
+        """The clipped sum alone, shape [d]; see `clipped`."""
+        return self.clipped(points, x, y, mask, clip, scale).total
 
-        The points are combined per example before clipping, so the sensitivity is `clip`'s whatever the weights. An
-        example whose combined gradient is not finite contributes zero. All points see the same dropout.
+    def clipped(
+        self,
+        points: Sequence[tuple[float, Vector]],
+        x: Tensor,
+        y: Tensor,
+        mask: Tensor,
+        clip: ClipRule,
+        scale: Vector | None = None,
+    ) -> Clipped:
+        """sum_i mask_i clip(s * sum_k w_k grad f_i(theta_k)), with the losses and norms of the same passes.
+
+        The points are combined and scaled per example before clipping, so the sensitivity is `clip`'s whatever the
+        weights. An example whose combined gradient is not finite contributes zero. All points see the same dropout.
 
         Args:
             points: pairs (w_k, theta_k), theta_k of shape [d].
             x, y: one physical batch, shapes [n, ...].
             mask: which rows count, bool [n].
             clip: the clip rule.
+            scale: the factor s >= 0 of each coordinate, shape [d]; by default 1.
         """
-        return self.losses_and_clipped_sum(points, x, y, mask, clip)[1]
-
-    def losses_and_clipped_sum(
-        self, points: Sequence[tuple[float, Vector]], x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule
-    ) -> tuple[Tensor, Tensor]:
-        """The losses at the points, shape [k, n], and the clipped sum, shape [d], of the same forward passes."""
         ...
 
     def losses(self, points: Sequence[Vector], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:

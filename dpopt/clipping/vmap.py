@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from dpopt.clipping.flat import FlatModel, Loss, clip_factors, must_be_sanitized, same_randomness
+from dpopt.clipping.flat import Clipped, FlatModel, Loss, clip_factors, must_be_sanitized, same_randomness
 from dpopt.privacy.protocol import ClipRule, Vector
 
 CHUNK_BYTES = 64 * 2**20
@@ -39,11 +39,18 @@ class VmapEngine(FlatModel):
     def _most_examples(self) -> int:
         return CHUNK_BYTES // (4 * self.dimension)
 
-    def losses_and_clipped_sum(
-        self, points: Sequence[tuple[float, Vector]], x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule
-    ) -> tuple[Tensor, Tensor]:
+    def clipped(
+        self,
+        points: Sequence[tuple[float, Vector]],
+        x: Tensor,
+        y: Tensor,
+        mask: Tensor,
+        clip: ClipRule,
+        scale: Vector | None = None,
+    ) -> Clipped:
         if not len(x):
-            return x.new_zeros(len(points), 0, dtype=points[0][1].dtype), torch.zeros_like(points[0][1])
+            theta = points[0][1]
+            return Clipped(torch.zeros_like(theta), theta.new_zeros(len(points), 0), theta.new_zeros(0))
         losses: list[Tensor] = []
         combined: list[Tensor] = []
         for (weight, theta), _ in zip(points, same_randomness(x.device), strict=False):
@@ -51,11 +58,13 @@ class VmapEngine(FlatModel):
             losses.append(values)
             gradients = [weight * g.reshape(len(x), -1) for g in graded.values()]
             combined = [c + g for c, g in zip(combined, gradients, strict=True)] if combined else gradients
+        if scale is not None:
+            combined = [c * s for c, s in zip(combined, scale.split(self._sizes), strict=True)]
         norm = torch.stack([torch.linalg.vector_norm(c, dim=1) for c in combined]).norm(dim=0)
         if must_be_sanitized(norm):
             combined = [torch.where(norm.isfinite()[:, None], c, 0.0) for c in combined]
         factor = clip_factors(clip, norm, mask)
-        return torch.stack(losses), torch.cat([factor @ c for c in combined])
+        return Clipped(torch.cat([factor @ c for c in combined]), torch.stack(losses), norm)
 
     def losses(self, points: Sequence[Vector], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         # One example at a time, as for gradients: a model that mixes examples cannot carry one record into all losses.

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from dpopt import fields
 from dpopt.clipping.rules import Abadi
+from dpopt.errors import ConfigError
 from dpopt.fields import Positive
-from dpopt.privacy.protocol import ClipRule, Oracle, Release, Vector
+from dpopt.privacy.protocol import Batch, ClipRule, Oracle, Release, Vector
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,10 @@ class Direction(Configured):
         """The weighted points (w_k, theta_k) at which the next gradient is observed."""
         return [(1.0, state.theta)]
 
+    def observe(self, state: Any, batch: Batch, clip: ClipRule) -> Release:
+        """The private gradient that `direction` takes, by one query of `batch`; shape [d]."""
+        return batch.gradient(self.points(state), clip)
+
     def direction(self, state: Any, gradient: Release) -> tuple[Vector, Any]:
         """The direction G_t, shape [d], and the state with everything but `theta` advanced."""
         raise NotImplementedError
@@ -66,9 +71,21 @@ class Direction(Configured):
     def step(self, state: Any, oracle: Oracle) -> Any:
         """One draw, one private gradient, one step of size `lr`."""
         with oracle.draw() as batch:
-            gradient = batch.gradient(self.points(state), self.clip)
+            gradient = self.observe(state, batch, self.clip)
         direction, state = self.direction(state, gradient)
         return state._replace(theta=descend(state.theta, direction, scalar(state.theta, self.lr)))
+
+
+def require_plain(base: Direction, owner: str) -> None:
+    """Refuse a base direction that sets what its owner decides.
+
+    Raises:
+        ConfigError: `lr` or `clip` of `base` differs from its default.
+    """
+    plain = type(base)()
+    for name in ("lr", "clip"):
+        if getattr(base, name) != getattr(plain, name):
+            raise ConfigError(f"{owner}.base.{name}", getattr(base, name), f"set {name} beside base")
 
 
 def ema(average: Vector, value: Vector, decay: float) -> Vector:

@@ -13,7 +13,7 @@ from torch import Tensor
 from dpopt.clipping.rules import Automatic
 from dpopt.errors import ConfigError
 from dpopt.fields import Count, Decay, Positive
-from dpopt.optimizers.base import Configured, Direction, descend, scalar
+from dpopt.optimizers.base import Configured, Direction, descend, require_plain, scalar
 from dpopt.optimizers.dp_adamw import DPAdamW
 from dpopt.privacy.protocol import ClipRule, Oracle, Release, Vector
 
@@ -94,10 +94,7 @@ class HyFreeDP(Configured):
             raise ConfigError("HyFreeDP.probes", self.probes, "expected an odd number, at least 3")
         if self.noise_inflation <= 1:
             raise ConfigError("HyFreeDP.noise_inflation", self.noise_inflation, "expected > 1: losses need a share")
-        plain = type(self.base)()
-        for name in ("lr", "clip"):
-            if getattr(self.base, name) != getattr(plain, name):
-                raise ConfigError(f"HyFreeDP.base.{name}", getattr(self.base, name), f"set hyfreedp's own {name}")
+        require_plain(self.base, "HyFreeDP")
 
     def init(self, theta: Vector) -> State:
         return State(theta, self.base.init(theta), scalar(theta, self.lr), scalar(theta, self.initial_bound))
@@ -106,7 +103,7 @@ class HyFreeDP(Configured):
         theta, base, eta, bound = state
         is_probing, losses = self._is_probing(oracle), None
         with oracle.draw() as batch:
-            gradient = batch.gradient(self.base.points(base), self.clip)
+            gradient = self.base.observe(base, batch, self.clip)
             direction, base = self.base.direction(base, gradient)
             if is_probing and self.probe_batch == "same":
                 losses = batch.losses(self._probe_points(theta, eta, direction), bound)

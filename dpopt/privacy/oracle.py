@@ -25,7 +25,7 @@ from dpopt.privacy.protocol import ClipRule, Points, Release, Vector
 if TYPE_CHECKING:
     from dpopt.clipping import ClippingEngine
 
-GRADIENT, LOSSES = "gradient", "losses"
+GRADIENT, LOSSES, COUNTS = "gradient", "losses", "counts"
 """The kinds of release; a plan has one noise multiplier for each kind that it holds."""
 
 CPU_MULTIPLE = 8
@@ -100,10 +100,15 @@ class _Oracle:
     def _close(self, batch: _Batch) -> None:
         """Called when a draw has ended."""
 
-    def _gradient(self, draw: int, release: int, at: Points, clip: ClipRule, noise: float) -> Release:
+    def _gradient(
+        self, draw: int, release: int, at: Points, clip: ClipRule, scale: Vector | None, noise: float
+    ) -> Release:
         raise NotImplementedError
 
     def _losses(self, draw: int, release: int, at: Sequence[Vector], bound: float | Tensor, noise: float) -> Release:
+        raise NotImplementedError
+
+    def _below(self, draw: int, release: int, bound: float | Tensor, noise: float) -> Release:
         raise NotImplementedError
 
 
@@ -118,15 +123,21 @@ class _Batch:
         self.kinds: list[str] = []
         self.is_open = True
 
-    def gradient(self, at: Points, clip: ClipRule) -> Release:
+    def gradient(self, at: Points, clip: ClipRule, scale: Vector | None = None) -> Release:
         noise = self._charge(GRADIENT, 1)
-        return self._oracle._gradient(self.number, len(self.noises) - 1, at, clip, noise)
+        return self._oracle._gradient(self.number, len(self.noises) - 1, at, clip, scale, noise)
 
     def losses(self, at: Sequence[Vector], bound: float | Tensor) -> Release:
         if not isinstance(bound, Tensor) and not 0 < bound < float("inf"):
             raise ConfigError("losses.bound", bound, "expected a finite bound > 0")
         noise = self._charge(LOSSES, len(at))
         return self._oracle._losses(self.number, len(self.noises) - len(at), at, bound, noise)
+
+    def below(self, bound: float | Tensor) -> Release:
+        if GRADIENT not in self.kinds:
+            raise UnplannedRelease("`below` tells of the draw's last gradient, and none was queried")
+        noise = self._charge(COUNTS, 1)
+        return self._oracle._below(self.number, len(self.noises) - 1, bound, noise)
 
     def _charge(self, kind: str, count: int) -> float:
         if not self.is_open:
@@ -152,6 +163,7 @@ class TraceOracle(_Oracle):
 
     Attributes:
         kinds: for each draw taken, the kinds of its releases in order.
+        points: number of points at which gradients were asked for, in all draws together.
     """
 
     def __init__(
@@ -164,10 +176,11 @@ class TraceOracle(_Oracle):
         noise: Mapping[str, float] | None = None,
         device: torch.device | str = "meta",
     ) -> None:
-        noise = {GRADIENT: 1.0, LOSSES: 1.0} if noise is None else noise
+        noise = dict.fromkeys((GRADIENT, LOSSES, COUNTS), 1.0) if noise is None else noise
         super().__init__(dimension=dimension, rate=rate, expected_batch=expected_batch, draws=draws, noise=noise)
         self.device = device
         self.kinds: list[tuple[str, ...]] = []
+        self.points = 0
 
     @property
     def theta(self) -> Vector:
@@ -177,13 +190,19 @@ class TraceOracle(_Oracle):
     def _close(self, batch: _Batch) -> None:
         self.kinds.append(tuple(batch.kinds))
 
-    def _gradient(self, draw: int, release: int, at: Points, clip: ClipRule, noise: float) -> Release:
+    def _gradient(
+        self, draw: int, release: int, at: Points, clip: ClipRule, scale: Vector | None, noise: float
+    ) -> Release:
+        self.points += len(weighted(at))
         std = noise * clip.sensitivity / self.expected_batch if noise else 0.0
         return Release(torch.zeros(self.dimension, device=self.device), std)
 
     def _losses(self, draw: int, release: int, at: Sequence[Vector], bound: float | Tensor, noise: float) -> Release:
         value = torch.zeros(len(at), dtype=torch.float64, device=self.device)
         return Release(value, noise * bound / 2 / self.expected_batch)
+
+    def _below(self, draw: int, release: int, bound: float | Tensor, noise: float) -> Release:
+        return Release(torch.zeros(1, dtype=torch.float64, device=self.device), noise / 2 / self.expected_batch)
 
 
 class ReplayOracle(_Oracle):
@@ -207,10 +226,15 @@ class ReplayOracle(_Oracle):
     def _open(self, draw: int) -> None:
         self._next = iter(self._transcript[draw])
 
-    def _gradient(self, draw: int, release: int, at: Points, clip: ClipRule, noise: float) -> Release:
+    def _gradient(
+        self, draw: int, release: int, at: Points, clip: ClipRule, scale: Vector | None, noise: float
+    ) -> Release:
         return next(self._next)
 
     def _losses(self, draw: int, release: int, at: Sequence[Vector], bound: float | Tensor, noise: float) -> Release:
+        return next(self._next)
+
+    def _below(self, draw: int, release: int, bound: float | Tensor, noise: float) -> Release:
         return next(self._next)
 
 
@@ -284,6 +308,7 @@ class DataOracle(_Oracle):
         self._transcript = transcript
         self._inputs: list[Callable[[], _Inputs]] = []
         self._known = WeakTensorKeyDictionary()
+        self._norms: list[tuple[Tensor, Tensor]] = []
 
     def _open(self, draw: int) -> None:
         rows = sampling.poisson_rows(self._draw_seed, draw, len(self._x), self.rate)
@@ -298,7 +323,7 @@ class DataOracle(_Oracle):
             self._transcript.append([])
 
     def _close(self, batch: _Batch) -> None:
-        self._inputs = []
+        self._inputs, self._norms = [], []
         self._known.clear()
 
     def _gather(self, draw: int, part: int, rows: Tensor, mask: Tensor) -> _Inputs:
@@ -309,24 +334,28 @@ class DataOracle(_Oracle):
                 x = self._transform(x)
         return _Inputs(x, y, mask)
 
-    def _gradient(self, draw: int, release: int, at: Points, clip: ClipRule, noise: float) -> Release:
-        total = self._clipped_sum(draw, weighted(at), clip)
+    def _gradient(
+        self, draw: int, release: int, at: Points, clip: ClipRule, scale: Vector | None, noise: float
+    ) -> Release:
+        total = self._clipped_sum(draw, weighted(at), clip, scale)
         std = noise * clip.sensitivity if noise else 0.0
         if noise:
             sampling.add_gaussian(total, std, self._noise_seed, draw, release)
         return self._released(total.div_(self.expected_batch), std / self.expected_batch)
 
-    def _clipped_sum(self, draw: int, points: list[tuple[float, Vector]], clip: ClipRule) -> Tensor:
+    def _clipped_sum(
+        self, draw: int, points: list[tuple[float, Vector]], clip: ClipRule, scale: Vector | None
+    ) -> Tensor:
         """The sum over the draw, shape [d]: the engine's own tensor, so that no other of its size is needed."""
         total, losses = None, []
+        self._norms = []
         for part, inputs in enumerate(self._inputs):
+            x, y, mask = inputs()
             with self._randomness("dropout", draw, part):
-                if LOSSES in self.noise:
-                    values, summed = self._engine.losses_and_clipped_sum(points, *inputs(), clip)
-                    losses.append(values)
-                else:
-                    summed = self._engine.clipped_sum(points, *inputs(), clip)
-            total = summed if total is None else total.add_(summed)
+                clipped = self._engine.clipped(points, x, y, mask, clip, scale)
+            losses.append(clipped.losses)
+            self._norms.append((clipped.norms, mask))
+            total = clipped.total if total is None else total.add_(clipped.total)
         if LOSSES in self.noise:
             for k, (_, theta) in enumerate(points):
                 self._known[theta] = _Known(theta._version, [values[k] for values in losses])
@@ -344,6 +373,15 @@ class DataOracle(_Oracle):
         if noise:
             total += std * sampling.gaussian(self._noise_seed, draw, release, len(at), total.dtype, total.device)
         return self._released(total / self.expected_batch + bound / 2, std / self.expected_batch)
+
+    def _below(self, draw: int, release: int, bound: float | Tensor, noise: float) -> Release:
+        total = torch.zeros(1, dtype=torch.float64, device=self._device)
+        for norm, mask in self._norms:
+            # Centred at 1/2, a record moves the sum by 1/2; a norm that is not a number is not below anything.
+            total += torch.where(mask, (norm <= bound).double() - 0.5, 0.0).sum()
+        if noise:
+            total += noise / 2 * sampling.gaussian(self._noise_seed, draw, release, 1, total.dtype, total.device)
+        return self._released(total / self.expected_batch + 0.5, noise / 2 / self.expected_batch)
 
     def _losses_of(self, draw: int, part: int, at: Sequence[Vector]) -> tuple[Tensor, Tensor]:
         """Losses [k, n] of one physical batch, float64, and its mask [n]; only points not yet known are computed."""

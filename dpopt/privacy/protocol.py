@@ -45,12 +45,24 @@ class ClipRule(Protocol):
 class Batch(Protocol):
     """One Poisson draw, open for queries until its `with` block ends."""
 
-    def gradient(self, at: Points, clip: ClipRule) -> Release:
-        """(sum_i clip(sum_k w_k grad f_i(theta_k)) + noise) / expected_batch, shape [d]."""
+    def gradient(self, at: Points, clip: ClipRule, scale: Vector | None = None) -> Release:
+        """(sum_i clip(s * sum_k w_k grad f_i(theta_k)) + noise) / expected_batch, shape [d].
+
+        The points are combined per example, each coordinate is multiplied by its `scale` s, shape [d] (by default 1),
+        and what comes out is clipped once. The release is of the scaled gradient: dividing by s is the caller's.
+        """
         ...
 
     def losses(self, at: Sequence[Vector], bound: float | Tensor) -> Release:
         """Mean loss at each point, clipped to [0, bound] per example and noised; float64, shape [len(at)]."""
+        ...
+
+    def below(self, bound: float | Tensor) -> Release:
+        """Share of the examples whose gradient was not longer than `bound`, noised; float64, shape [1].
+
+        (sum_i (b_i - 1/2) + noise) / expected_batch + 1/2, where b_i is 1 if the L2 norm of example i in the draw's
+        last `gradient` query, before clipping, is at most `bound`, and else 0. Its sensitivity is 1/2.
+        """
         ...
 
 

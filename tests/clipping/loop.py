@@ -6,18 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dpopt.clipping import Abadi, Automatic, Normalized
+from dpopt.clipping import Abadi, Automatic, Clipped, Normalized
 
 RULES = [Abadi(0.3), Abadi(float("inf")), Automatic(1.0, 0.1), Normalized(0.3)]
 ONE, TWO = (1.0,), (1.7, -0.7)
-
-
-class Clipped(NamedTuple):
-    """Clipped sum [d]; norms [n] of the combined gradients before clipping; losses [k, n]."""
-
-    total: Tensor
-    norms: Tensor
-    losses: Tensor
 
 
 class Truth(NamedTuple):
@@ -29,21 +21,10 @@ class Truth(NamedTuple):
     """
 
     total: Tensor
-    norms: Tensor
     losses: Tensor
+    norms: Tensor
     scale: float
     condition: float
-
-
-class Watched:
-    """A clip rule that keeps the norms it was last asked about."""
-
-    def __init__(self, rule):
-        self.rule, self.sensitivity, self.norms = rule, rule.sensitivity, torch.zeros(0)
-
-    def factor(self, norm):
-        self.norms = norm.clone()
-        return self.rule.factor(norm)
 
 
 def squared(output, target):
@@ -71,8 +52,11 @@ def gradient(model, loss, theta, x, y):
     return value.detach(), torch.cat([g.flatten() for g in flat])
 
 
-def loop(model, loss, points, x, y, mask, clip, dtype=torch.float64):
-    """The truth about the rows in `mask`, computed in `dtype`; the norms and losses of other rows are zero."""
+def loop(model, loss, points, x, y, mask, clip, factors=None, dtype=torch.float64):
+    """The truth about the rows in `mask`, computed in `dtype`; the norms and losses of other rows are zero.
+
+    Each coordinate of a combined gradient is multiplied by its entry of `factors`.
+    """
     model, x, y = copy.deepcopy(model).to(dtype), cast(x, dtype), cast(y, dtype)
     total = torch.zeros(sum(p.numel() for p in trained(model)), dtype=dtype)
     norms, losses = torch.zeros(len(x), dtype=dtype), torch.zeros(len(points), len(x), dtype=dtype)
@@ -80,23 +64,22 @@ def loop(model, loss, points, x, y, mask, clip, dtype=torch.float64):
     for i in mask.nonzero().flatten().tolist():
         pairs = [gradient(model, loss, theta.to(dtype), x[i : i + 1], y[i : i + 1]) for _, theta in points]
         parts = [weight * g for (weight, _), (_, g) in zip(points, pairs, strict=True)]
+        parts = parts if factors is None else [factors.to(dtype) * part for part in parts]
         combined = sum(parts)
         norms[i], losses[:, i] = combined.norm(), torch.stack([value for value, _ in pairs])
         clipped = combined * clip.factor(norms[i])
         total += clipped
         scale = max(scale, clipped.abs().max().item())
         condition = max(condition, sum(part.norm().item() ** 2 for part in parts) / max(norms[i].item() ** 2, 1e-300))
-    return Truth(total, norms, losses, scale, condition)
+    return Truth(total, losses, norms, scale, condition)
 
 
-def ask(made, points, x, y, mask, clip):
+def ask(made, points, x, y, mask, clip, factors=None):
     """`Clipped` as the engine `made` has it, with zeros where `loop` has them."""
-    watched = Watched(clip)
-    losses, total = made.losses_and_clipped_sum(points, x, y, mask, watched)
+    total, losses, norms = made.clipped(points, x, y, mask, clip, factors)
     assert losses.shape == (len(points), len(x))
-    assert watched.norms.shape == (len(x),) or not mask.any()
-    norms = torch.where(mask, watched.norms, 0.0) if mask.any() else torch.zeros(len(x))
-    return Clipped(total, norms, torch.where(mask, losses, 0.0))
+    assert norms.shape == (len(x),)
+    return Clipped(total, *(torch.where(mask, value, 0.0) for value in (losses, norms)))
 
 
 def off(actual, expected):
@@ -119,6 +102,8 @@ def around(theta, weights, spread=0.1):
 def check(model, made, x, y, *, loss=squared, weights=ONE, clip=RULES[0], mask=None):
     """The engine `made` for `model` and `loss` equals the loop at points near the model's parameters.
 
+    So it does, for the first two rows, where the coordinates are scaled before clipping.
+
     The truth is the loop in float64, and what is compared is relative to the largest entry: to 1e-10 in float64 and
     1e-5 in float32, or 80 machine epsilons times `condition` where two points all but cancel (a norm from inner
     products loses as much). To that comes a small multiple of what float32 costs the loop itself: some drawn models,
@@ -126,11 +111,16 @@ def check(model, made, x, y, *, loss=squared, weights=ONE, clip=RULES[0], mask=N
     """
     mask = torch.ones(len(x), dtype=torch.bool) if mask is None else mask
     points = around(made.theta, weights)
-    problem = model, loss, points, x, y, mask, clip
+    compare(made, model, loss, points, x, y, mask, clip)
+    compare(made, model, loss, points, x, y, mask & (torch.arange(len(x)) < 2), clip, torch.rand_like(made.theta) * 3)
+
+
+def compare(made, *problem):
+    """The engine `made` equals the loop in one `problem`: the arguments of `loop`."""
     actual, truth = ask(made, *problem[2:]), loop(*problem)
     dtype = actual.total.dtype
     tolerance = max(1e-5 if dtype == torch.float32 else 1e-10, 80 * torch.finfo(dtype).eps * truth.condition)
-    plain = loop(*problem, dtype) if dtype == torch.float32 else truth
+    plain = loop(*problem, dtype=dtype) if dtype == torch.float32 else truth
     for name, scale in (("total", truth.scale), ("norms", None), ("losses", None)):
         value, expected = getattr(actual, name), getattr(truth, name)
         try:

@@ -764,7 +764,7 @@ def test_the_model_is_left_as_it_was(name, model_name):
     before, values = state(model), [p.detach().clone() for p in model.parameters()]
     made = engine(model, squared, name)
     points, mask = around(made.theta, TWO), torch.ones(3).bool()
-    made.losses_and_clipped_sum(points, inputs(3), torch.randn(3), mask, Abadi())
+    made.clipped(points, inputs(3), torch.randn(3), mask, Abadi())
     made.losses([p for _, p in points], inputs(3), torch.randn(3), mask)
     made.outputs(points[0][1], inputs(3))
     with pytest.raises((RuntimeError, ValueError)):
@@ -839,16 +839,16 @@ def test_dropout_is_a_function_of_the_seed_and_the_same_for_all_points():
     results = []
     for _ in range(2):
         torch.manual_seed(7)
-        results.append(made.losses_and_clipped_sum([(1.7, theta), (-0.7, theta.clone())], x, y, mask, clip))
+        results.append(made.clipped([(1.7, theta), (-0.7, theta.clone())], x, y, mask, clip))
     torch.manual_seed(7)
     losses = made.losses([theta, theta.clone()], x, y, mask)
     torch.manual_seed(7)
     one = made.clipped_sum([(1.0, theta)], x, y, mask, clip)
-    assert torch.equal(results[0][0], results[1][0])
-    assert torch.equal(results[0][1], results[1][1])
-    torch.testing.assert_close(results[0][0], losses)
+    assert torch.equal(results[0].total, results[1].total)
+    assert torch.equal(results[0].losses, results[1].losses)
+    torch.testing.assert_close(results[0].losses, losses)
     torch.testing.assert_close(losses[0], losses[1])
-    torch.testing.assert_close(one, results[0][1], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(one, results[0].total, rtol=1e-4, atol=1e-5)
     torch.manual_seed(8)
     assert not torch.allclose(made.losses([theta], x, y, mask), losses[:1])
     dropped = made.losses([theta], x[:1].expand(8, -1), y[:1].expand(8), mask)
@@ -861,8 +861,9 @@ def test_an_empty_batch_is_not_shown_to_the_model(name):
     made = engine(model, squared, name)
     x, y, mask = torch.randn(0, 2, 3), torch.randn(0), torch.ones(0).bool()
     assert made.losses([made.theta] * 2, x, y, mask).shape == (2, 0)
-    losses, total = made.losses_and_clipped_sum([(1.0, made.theta)] * 2, x, y, mask, Abadi())
+    total, losses, norms = made.clipped([(1.0, made.theta)] * 2, x, y, mask, Abadi())
     assert losses.shape == (2, 0)
+    assert norms.shape == (0,)
     assert torch.equal(total, torch.zeros(made.dimension))
     check(model, made, torch.randn(2, 2, 3), torch.randn(2))
 

@@ -149,7 +149,7 @@ def test_losses_are_those_of_the_gradients_forward_pass(weights):
         torch.manual_seed(7)
         return query(*arguments)
 
-    losses, summed = at_one_seed(made.losses_and_clipped_sum, points, x, y, mask, Abadi(0.3))
+    summed, losses, _ = at_one_seed(made.clipped, points, x, y, mask, Abadi(0.3))
     assert losses.shape == (len(weights), 5)
     torch.testing.assert_close(losses, at_one_seed(made.losses, thetas, x, y, mask))
     torch.testing.assert_close(summed, at_one_seed(made.clipped_sum, points, x, y, mask, Abadi(0.3)))

@@ -105,7 +105,7 @@ def test_probe_points_lie_along_the_step():
         ({"noise_inflation": 1.0}, "expected > 1"),
         ({"base": "hyfreedp"}, "direction"),
         ({"base": "dp_adm"}, "did you mean 'dp_adam"),
-        ({"base": {"name": "dp_adam", "lr": 0.5}}, "hyfreedp's own lr"),
+        ({"base": {"name": "dp_adam", "lr": 0.5}}, "set lr beside base"),
         ({"base": {"lr": 0.5}}, "`name` is missing"),
     ],
 )

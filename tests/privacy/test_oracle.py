@@ -174,9 +174,9 @@ class Counting:
     def __getattr__(self, name):
         return getattr(self._inner, name)
 
-    def losses_and_clipped_sum(self, points, *rest):
+    def clipped(self, points, *rest):
         self.gradients += len(points)
-        return self._inner.losses_and_clipped_sum(points, *rest)
+        return self._inner.clipped(points, *rest)
 
     def losses(self, points, *rest):
         self.losses_only += len(points)
@@ -417,3 +417,73 @@ def test_dp_sgd_over_the_oracle_descends():
         state = optimizer.step(state, asked)
     best = torch.linalg.lstsq(x, y[:, None]).solution[:, 0]
     torch.testing.assert_close(state.theta, best, atol=1e-3, rtol=0)
+
+
+def counted(rate, draws=1, count_noise=0.0, gradient_noise=0.0):
+    noise = {"gradient": gradient_noise, "counts": count_noise}
+    return plan(*[Draw(rate, (gradient_noise, count_noise))] * draws, noise=noise)
+
+
+@pytest.mark.parametrize("size", [None, 7])
+@pytest.mark.parametrize("points", [[(1.0, 0.0)], [(2.5, 1.0), (-1.5, 0.0)]], ids=["one", "two"])
+def test_below_counts_the_gradients_of_the_last_query(points, size):
+    x, y = data()
+    at = [(weight, torch.full((D,), value)) for weight, value in points]
+    gradients = sum(w * (x @ theta - y)[:, None] * x for w, theta in at)
+    scale = torch.tensor([0.1, 1.0, 2.0, 0.0])
+    the_plan = plan(Draw(1.0, (0.0,) * 4), noise={"gradient": 0.0, "counts": 0.0})
+    asked = oracle(the_plan, x, y, physical_batch=size)
+    with asked.draw() as batch:
+        batch.gradient(at, Abadi(0.5))
+        plain = batch.below(torch.tensor(1.0))
+        batch.gradient(at, Abadi(0.5), scale)
+        scaled = batch.below(1.0)
+    assert plain.value.tolist() == pytest.approx([float((gradients.norm(dim=1) <= 1).double().mean())])
+    assert scaled.value.tolist() == pytest.approx([float(((scale * gradients).norm(dim=1) <= 1).double().mean())])
+    assert 0 < plain.value < 1
+    assert plain.value != scaled.value
+    assert plain.value.dtype == torch.float64
+
+
+@pytest.mark.parametrize("value", [1e6, 0.0, math.nan], ids=str)
+def test_a_record_moves_a_count_by_half(value):
+    x, y = data()
+    more = torch.cat([x, torch.ones(1, D)]), torch.cat([y, torch.tensor([value])])
+    sums = []
+    for inputs, targets in ((x, y), more):
+        asked = oracle(counted(1.0), inputs, targets)
+        with asked.draw() as batch:
+            batch.gradient(torch.zeros(D), Abadi(1.0))
+            sums.append((batch.below(1.0).value - 0.5) * asked.expected_batch)
+    assert float((sums[1] - sums[0]).abs()) == pytest.approx(0.5, rel=1e-6)
+
+
+def test_counts_are_noised_as_stated_and_charged():
+    asked = oracle(counted(1e-12, draws=400, count_noise=3.0, gradient_noise=1.0))
+    values = []
+    while asked.draws_left:
+        with asked.draw() as batch:
+            batch.gradient(torch.zeros(D), Abadi(1.0))
+            release = batch.below(1.0)
+        assert release.std == pytest.approx(3.0 / 2 / asked.expected_batch)
+        values.append(float(release.value - 0.5) / release.std)
+    assert abs(sum(values)) < 5 * 400**0.5
+    assert sum(v * v for v in values) == pytest.approx(400, rel=0.35)
+    assert asked.ledger == Ledger([Draw(1e-12, (1.0, 3.0))] * 400)
+
+
+def test_a_count_needs_a_gradient():
+    asked = oracle(plan(Draw(0.5, (2.0,)), noise={"counts": 2.0}))
+    with asked.draw() as batch, pytest.raises(UnplannedRelease, match="last gradient"):
+        batch.below(1.0)
+
+
+def test_scaled_gradients_are_clipped_after_scaling():
+    x, y = data()
+    scale, theta = torch.tensor([0.1, 1.0, 20.0, 0.0]), torch.ones(D)
+    asked = oracle(quiet(1.0), x, y)
+    with asked.draw() as batch:
+        released = batch.gradient(theta, Abadi(0.5), scale)
+    gradients = scale * (x @ theta - y)[:, None] * x
+    clipped = gradients * (0.5 / gradients.norm(dim=1, keepdim=True)).clamp(max=1)
+    torch.testing.assert_close(released.value, clipped.mean(0))
