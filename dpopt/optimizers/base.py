@@ -88,6 +88,28 @@ def require_plain(base: Direction, owner: str) -> None:
             raise ConfigError(f"{owner}.base.{name}", getattr(base, name), f"set {name} beside base")
 
 
+def require_local(base: Direction, owner: str) -> None:
+    """Refuse a base direction that observes its gradients in its own way: its owner does so in its place.
+
+    Raises:
+        ConfigError: `base` looks elsewhere than at theta_t, or scales what it sees.
+    """
+    for name in ("points", "observe"):
+        if getattr(type(base), name) is not getattr(Direction, name):
+            raise ConfigError(f"{owner}.base", base, "expected a direction that sees the plain gradient at theta_t")
+
+
+def two_points(theta: Vector, previous: Vector, kappa: float, gamma: float) -> list[tuple[float, Vector]]:
+    """The two-point observation of DiSK and FiBeR: points and weights that extrapolate along the last step.
+
+    a at theta + gamma (theta - previous) and 1 - a at theta, with a = (1 - kappa)/(kappa gamma); a point of weight 0 is
+    left out.
+    """
+    a = (1 - kappa) / (kappa * gamma)
+    ahead = torch.lerp(previous, theta, 1 + gamma)
+    return [(weight, point) for weight, point in ((a, ahead), (1 - a, theta)) if weight]
+
+
 def ema(average: Vector, value: Vector, decay: float) -> Vector:
     """The moving average decay * average + (1 - decay) * value."""
     return torch.lerp(average, value, 1 - decay)

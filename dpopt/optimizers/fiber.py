@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dpopt.fields import Decay, Fraction, NonNegative, Positive
-from dpopt.optimizers.base import Direction, ema, ema_square, scalar
+from dpopt.optimizers.base import Direction, ema, ema_square, scalar, two_points
 from dpopt.privacy.protocol import Release, Vector
 
 
@@ -87,11 +87,7 @@ class FiBeR(Direction):
         return State(theta, theta, zero, zero, zero, zero, number, number.expand(2, 2).clone(), number)
 
     def points(self, state: State) -> Sequence[tuple[float, Vector]]:
-        a = (1 - self.kappa) / (self.kappa * self.gamma)
-        if a == 0:
-            return [(1.0, state.theta)]
-        ahead = torch.lerp(state.previous, state.theta, 1 + self.gamma)
-        return [(a, ahead), (1 - a, state.theta)]
+        return two_points(state.theta, state.previous, self.kappa, self.gamma)
 
     def direction(self, state: State, gradient: Release) -> tuple[Vector, State]:
         omega, (beta1, beta2), t = self.omega, self.betas, state.t + 1

@@ -1,17 +1,16 @@
 import math
+from contextlib import contextmanager
 
 import pytest
 import torch
 
 import dpopt
 from dpopt.clipping import Abadi
-from dpopt.privacy import Draw, Ledger, Plan, ReplayOracle, TraceOracle
+from dpopt.privacy import Draw, Ledger, Plan, Release, ReplayOracle, TraceOracle
 
 
 def replay(values, draws=None):
     """An oracle that hands out the given gradients, one a draw."""
-    from dpopt.privacy import Release
-
     dimension = len(values[0])
     ledger = Ledger([Draw(0.1, (1.0,))] * len(values))
     plan = Plan({"gradient": 1.0}, ledger, 1.0, 0.1, draws or len(values), dimension, 1e-5, "pld")
@@ -71,3 +70,43 @@ def test_automatic_tolerance():
 
 def test_clip_is_the_given_rule():
     assert dpopt.create("adadp", clip=3.0).clip == Abadi(3.0)
+
+
+class Quadratic:
+    """f(theta) = sum_i lambda_i (theta_i - c_i)^2 / 2, gradients with noise of standard deviation `std`."""
+
+    def __init__(self, eigenvalues, centre, std):
+        self.eigenvalues, self.centre, self.std = eigenvalues, centre, std
+        self.dimension, self.rate, self.draws_total, self.draws_left = len(centre), 0.1, 2, 2
+        self.generator = torch.Generator().manual_seed(0)
+
+    @contextmanager
+    def draw(self):
+        self.draws_left -= 1
+        yield self
+
+    def gradient(self, at, clip):
+        noise = torch.randn(self.dimension, generator=self.generator, dtype=torch.float64)
+        return Release(self.eigenvalues * (at - self.centre) + self.std * noise, self.std)
+
+
+@pytest.mark.parametrize("curvature", [0.0, 0.5, 3.0])
+@pytest.mark.parametrize("eta", [0.01, 0.2])
+def test_error_of_a_step_is_theorem_10s(curvature, eta):
+    """E err^2 on a quadratic, in closed form; without curvature it is Theorem 10's lower bound.
+
+    full - half = eta/2 (G_2 - G_1) and G_2 - G_1 = -eta/2 Lambda (g + n_1) + n_2 - n_1, while |full| < 1.
+    """
+    d, std = 20_000, 0.05
+    eigenvalues = curvature * torch.linspace(0.5, 1.5, d, dtype=torch.float64)
+    centre = torch.linspace(-0.3, 0.3, d, dtype=torch.float64)
+    optimizer = dpopt.create("adadp", lr=eta, shrink=1e-9, grow=1e9)
+    state = optimizer.step(optimizer.init(torch.zeros(d, dtype=torch.float64)), Quadratic(eigenvalues, centre, std))
+    assert float(state.theta.abs().max()) < 1
+    measured = (eta / float(state.eta)) ** 2  # eta_{l+1} = tau / err eta_l with tau = 1
+
+    drift = (eta / 2) ** 2 * (eigenvalues.square() * centre).square().sum()
+    noise = std**2 * ((1 + eta * eigenvalues / 2).square() + 1).sum()
+    assert measured == pytest.approx(float((eta / 2) ** 2 * (drift + noise)), rel=5 * math.sqrt(2 / d))
+    if curvature == 0:
+        assert measured == pytest.approx(eta**2 * d * std**2 / 2, rel=5 * math.sqrt(2 / d))

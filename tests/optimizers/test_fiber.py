@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -52,3 +54,28 @@ def test_two_points_and_their_weights():
     torch.testing.assert_close(ahead, torch.full((2,), 1.5))
     torch.testing.assert_close(here, torch.ones(2))
     assert len(dpopt.create("fiber", kappa=1.0).points(state)) == 1
+
+
+@pytest.mark.parametrize("omega", [0.05, 0.2, 0.4, 0.7, 1.0])
+def test_gain_of_the_filter_against_simulation(omega):
+    """Variance of g~ for white noise, 5 Monte-Carlo errors: the exact transient, and A(omega) once it has settled."""
+    d, optimizer = 20_000, dpopt.create("fiber", omega=omega)
+    error = 5 * math.sqrt(2 / d)
+    state = optimizer.init(torch.zeros(d))
+    generator = torch.Generator().manual_seed(0)
+    for t in range(1, 301):
+        _, state = optimizer.direction(state, Release(torch.randn(d, generator=generator), 1.0))
+        if t in (1, 2, 3, 5, 10, 30, 300):
+            measured = float(state.filtered.double().square().mean())
+            assert measured == pytest.approx(float(state.covariance[0, 0]), rel=error)
+    assert measured == pytest.approx(optimizer.attenuation, rel=error)
+
+
+def test_transient_gain_is_far_from_the_stationary_one():
+    """After one step the variance is omega^2, after two omega^2 (1 + 4 (1 - omega)^2)."""
+    optimizer = dpopt.create("fiber", omega=0.1)
+    state = optimizer.init(torch.zeros(1))
+    for expected in (0.01, 0.01 * (1 + 4 * 0.81)):
+        _, state = optimizer.direction(state, Release(torch.zeros(1), 1.0))
+        assert float(state.covariance[0, 0]) == pytest.approx(expected)
+    assert optimizer.attenuation > 0.5

@@ -5,7 +5,19 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from twins import adadp, adam, fiber, hyfreedp, sgd
+from twins import (
+    adadp,
+    adadp_equilibrium,
+    adadp_hybrid,
+    adam,
+    adambc,
+    disk,
+    doppler,
+    fiber,
+    hyfreedp,
+    scheduled,
+    sgd,
+)
 
 import dpopt
 from dpopt.privacy import Release
@@ -63,9 +75,9 @@ def run(optimizer, quadratic, steps=STEPS):
     return states
 
 
-def check(name, fields, twin):
-    states = run(dpopt.create(name, **fields), Quadratic())
-    expected = twin(Quadratic(), START.tolist(), STEPS, **fields)
+def check(name, fields, twin, more=None, draws=2 * STEPS):
+    states = run(dpopt.create(name, **fields, **(more or {})), Quadratic(draws=draws))
+    expected = twin(Quadratic(draws=draws), START.tolist(), STEPS, **fields)
     theta, etas = expected if isinstance(expected, tuple) else (expected, None)
     np.testing.assert_allclose(states[-1].theta.numpy(), theta, rtol=1e-6, atol=1e-9)
     assert not np.allclose(theta, START, atol=1e-4)
@@ -103,6 +115,42 @@ def test_adadp(factor, keep, more):
 @pytest.mark.parametrize("more", [{}, {"bound": "literal"}, {"smoothing": 0.9}, {"probe_every": 1}], ids=str)
 def test_hyfreedp(more):
     check("hyfreedp", {"lr": 0.02, **more}, hyfreedp)
+
+
+@pytest.mark.parametrize("fields", [{"lr": 0.02}, {"lr": 0.03, "betas": (0.5, 0.9), "eps_v": 1e-2}], ids=str)
+def test_dp_adambc(fields):
+    check("dp_adambc", fields, adambc)
+
+
+BASES = ["dp_adam", "dp_adambc", {"name": "dp_sgd", "momentum": 0.5}]
+
+
+@pytest.mark.parametrize("base", BASES, ids=str)
+@pytest.mark.parametrize("more", [{}, {"kappa": 1.0}, {"kappa": 0.5, "gamma": 1.0}, {"kappa": 0.3}], ids=str)
+def test_disk(base, more):
+    check("disk", {"lr": 0.05, "base": base, **more}, disk)
+
+
+@pytest.mark.parametrize("base", BASES, ids=str)
+@pytest.mark.parametrize("more", [{}, {"a": (1.0, -0.9), "b": (0.1,)}, {"a": (1.0,), "b": (0.4, 0.3, 0.3)}], ids=str)
+def test_doppler(base, more):
+    check("doppler", {"lr": 0.05, "base": base, **more}, doppler)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("more", [{}, {"warmup": 0.3}, {"warmup": 0.1, "final": 0.2}], ids=str)
+def test_scheduled(schedule, more):
+    check("scheduled", {"lr": 0.1, "schedule": schedule, **more}, scheduled, {"base": "dp_adam"}, draws=STEPS)
+
+
+@pytest.mark.parametrize("more", [{}, {"adaptive_epochs": 0.7}, {"adaptive_epochs": 0.6, "decay": 1.0}], ids=str)
+def test_adadp_hybrid(more):
+    check("adadp_hybrid", {"lr": 0.5, **more}, adadp_hybrid)
+
+
+@pytest.mark.parametrize("fields", [{"tau": 0.05}, {"lr": 0.3}], ids=str)
+def test_adadp_equilibrium(fields):
+    check("adadp_equilibrium", fields, adadp_equilibrium)
 
 
 TORCH = [

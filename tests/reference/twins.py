@@ -118,3 +118,110 @@ def hyfreedp(ask, theta, steps, lr=1e-4, probe_every=5, bound="conservative", sm
         theta = [ti - eta * d for ti, d in zip(theta, direction, strict=True)]
         etas.append(eta)
     return theta, etas
+
+
+def adam_rule(n, betas=(0.9, 0.999), eps=0.0, eps_v=None):
+    """Adam's direction; with `eps_v` the second moment is corrected for the noise."""
+    m, v = [0.0] * n, [0.0] * n
+
+    def rule(t, g, variance):
+        direction = []
+        for i in range(n):
+            m[i] = betas[0] * m[i] + (1 - betas[0]) * g[i]
+            v[i] = betas[1] * v[i] + (1 - betas[1]) * g[i] ** 2
+            mhat, vhat = m[i] / (1 - betas[0] ** (t + 1)), v[i] / (1 - betas[1] ** (t + 1))
+            if eps_v is not None:
+                vhat = max(vhat - variance, eps_v)
+            direction.append(mhat / (math.sqrt(vhat) + eps))
+        return direction
+
+    return rule
+
+
+def momentum_rule(n, momentum):
+    b = [0.0] * n
+
+    def rule(t, g, variance):
+        b[:] = [momentum * bi + gi for bi, gi in zip(b, g, strict=True)]
+        return list(b)
+
+    return rule
+
+
+def base_rule(n, base):
+    if isinstance(base, dict):
+        return momentum_rule(n, base["momentum"])
+    return adam_rule(n, eps=1e-8) if base == "dp_adam" else adam_rule(n, eps_v=1e-6)
+
+
+def adambc(ask, theta, steps, lr, betas=(0.9, 0.999), eps_v=1e-6):
+    rule = adam_rule(len(theta), betas, eps_v=eps_v)
+    for t in range(steps):
+        direction = rule(t, ask.gradient([(1.0, theta)]), ask.std**2)
+        theta = [ti - lr * d for ti, d in zip(theta, direction, strict=True)]
+    return theta
+
+
+def filtered(history, h):
+    """sum_s h_s g_{t-s} for the gradients g_0..g_t."""
+    t = len(history) - 1
+    return [sum(h[s] * history[t - s][i] for s in range(t + 1)) for i in range(len(history[0]))]
+
+
+def disk(ask, theta, steps, lr, base="dp_adam", kappa=0.7, gamma=0.5):
+    """The filter as a convolution with its impulse response kappa (1 - kappa)^s."""
+    a, rule = (1 - kappa) / (kappa * gamma), base_rule(len(theta), base)
+    h = [kappa * (1 - kappa) ** s for s in range(steps)]
+    previous, history = theta, []
+    for t in range(steps):
+        ahead = [ti + gamma * (ti - pi) for ti, pi in zip(theta, previous, strict=True)]
+        history.append(ask.gradient([(a, ahead), (1 - a, theta)]))
+        variance = ask.std**2 * sum(hs**2 for hs in h[: t + 1])
+        direction = rule(t, filtered(history, h), variance)
+        previous, theta = theta, [ti - lr * d for ti, d in zip(theta, direction, strict=True)]
+    return theta
+
+
+def doppler(ask, theta, steps, lr, base="dp_adam", a=(1.0, -1.98342955, 0.98549544),
+            b=(1.6332e-4, 3.2665e-4, 1.6332e-4)):  # fmt: skip
+    """The filter as a convolution with its impulse response, which the recursion gives."""
+    rule, history, h = base_rule(len(theta), base), [], []
+    for t in range(steps):
+        past = sum(a[tau] * h[t - tau] for tau in range(1, len(a)) if tau <= t)
+        h.append((b[t] if t < len(b) else 0.0) - past)
+        c = sum(h)
+        history.append(ask.gradient([(1.0, theta)]))
+        variance = ask.std**2 * sum(hs**2 for hs in h) / c**2
+        direction = rule(t, [m / c for m in filtered(history, h)], variance)
+        theta = [ti - lr * d for ti, d in zip(theta, direction, strict=True)]
+    return theta
+
+
+def scheduled(ask, theta, steps, lr, schedule="cosine", warmup=0.0, final=0.0):
+    """Over Adam, with as many draws as steps."""
+    rule, rising, etas = adam_rule(len(theta), eps=1e-8), math.ceil(warmup * steps), []
+    for t in range(steps):
+        p = (t - rising) / (steps - rising)
+        falling = {"constant": 1.0, "linear": 1 - p, "cosine": 0.5 + 0.5 * math.cos(math.pi * p)}[schedule]
+        etas.append(lr * (t + 1) / rising if t < rising else lr * (final + (1 - final) * falling))
+        direction = rule(t, ask.gradient([(1.0, theta)]), 0.0)
+        theta = [ti - etas[-1] * d for ti, d in zip(theta, direction, strict=True)]
+    return theta, etas
+
+
+def adadp_hybrid(ask, theta, steps, lr=0.1, adaptive_epochs=None, decay=0.1):
+    adaptive = ask.draws_total / 2 if adaptive_epochs is None else adaptive_epochs / ask.rate
+    switch = int(round(adaptive, 6)) // 2 * 2
+    theta, etas = adadp(ask, theta, min(steps, switch // 2), lr)
+    found = etas[-1]
+    for t in range(steps - switch // 2):
+        epochs_past = int((t + 0.5) * ask.rate)  # half a draw on, so that rounding cannot matter
+        etas.append(found / (1 + decay * (epochs_past + 1)))
+        g = ask.gradient([(1.0, theta)])
+        theta = [ti - etas[-1] * gi for ti, gi in zip(theta, g, strict=True)]
+    return theta, etas
+
+
+def adadp_equilibrium(ask, theta, steps, tau=1.0, lr=10.0):
+    eta = min(tau * math.sqrt(2) / (ask.std * math.sqrt(len(theta))), lr)
+    return sgd(ask, theta, steps, eta), [eta] * steps

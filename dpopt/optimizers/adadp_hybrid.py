@@ -1,0 +1,73 @@
+"""ADADP first, then DP-SGD at the decaying learning rate that it found (Koskela and Honkela, "Learning rate adaptation
+for differentially private learning", AISTATS 2020, section 5.2).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from dpopt.fields import NonNegative, Positive
+from dpopt.optimizers import adadp
+from dpopt.optimizers.base import descend, scalar
+from dpopt.privacy.protocol import Oracle, Vector
+
+
+class State(NamedTuple):
+    """ADADPHybrid's state.
+
+    Attributes:
+        theta: shape [d].
+        eta: effective learning rate: while ADADP runs, that of its next step; after the switch, that of the last step.
+        found: ADADP's learning rate; eta_50 after the switch.
+    """
+
+    theta: Vector
+    eta: Tensor
+    found: Tensor
+
+
+@dataclass(frozen=True)
+class ADADPHybrid(adadp.ADADP):
+    r"""`ADADP` up to a switch, then DP-SGD:
+
+        theta_{l+1} = theta_l - eta_k G,    eta_k = eta_50 / (1 + decay (k - 50))                     (Eq. 5.1)
+
+    where eta_50 is ADADP's last learning rate, after 50 of 100 epochs, and k the number of the epoch that the step is
+    in: a whole number, 51 in the first epoch after the switch. An ADADP step takes two draws, a DP-SGD step one.
+
+    Args:
+        lr, tau, clip, shrink, grow, factor, keep, reject, error_scale: see `ADADP`.
+        adaptive_epochs: epochs of ADADP; None means half of all draws, the paper's 50 of 100.
+        decay: per epoch.
+
+    Deviations from the paper: epochs are expected ones, draws times rate, counted from the switch. ADADP's share of an
+    odd number of draws is one less, and DP-SGD starts with the draw that is left. The authors' public code runs ADADP
+    to the end.
+    """
+
+    adaptive_epochs: Positive | None = None
+    decay: NonNegative = 0.1
+
+    def init(self, theta: Vector) -> State:  # type: ignore[override]
+        eta = scalar(theta, self.lr)
+        return State(theta, eta, eta)
+
+    def step(self, state: State, oracle: Oracle) -> State:  # type: ignore[override]
+        theta, _, found = state
+        since_switch = oracle.draws_total - oracle.draws_left - self._switch(oracle)
+        if since_switch < 0:
+            theta, found = super().step(adadp.State(theta, found), oracle)
+            return State(theta, found, found)
+        # Rounding may put an epoch's last draw a hair short of a whole number of epochs.
+        epoch = 1 + math.floor(since_switch * oracle.rate + 1e-9)
+        eta = found / (1 + self.decay * epoch)
+        return State(descend(theta, self._gradient(oracle, theta), eta), eta, found)
+
+    def _switch(self, oracle: Oracle) -> int:
+        """Draws that ADADP takes: an even number."""
+        adaptive = oracle.draws_total / 2 if self.adaptive_epochs is None else self.adaptive_epochs / oracle.rate
+        return 2 * math.floor(adaptive / 2 + 1e-9)

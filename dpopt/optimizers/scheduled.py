@@ -1,0 +1,79 @@
+"""Learning-rate schedules: any direction with a step size that is a function of the draws taken."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
+
+from torch import Tensor
+
+from dpopt.clipping.rules import Abadi
+from dpopt.fields import NonNegative, Positive, Range
+from dpopt.optimizers.base import Configured, Direction, descend, require_plain, scalar
+from dpopt.optimizers.dp_adamw import DPAdamW
+from dpopt.privacy.protocol import ClipRule, Oracle, Vector
+
+
+class State(NamedTuple):
+    """theta_t, shape [d], the base direction's state, and the size eta of the step just taken (at first, lr)."""
+
+    theta: Vector
+    base: Any
+    eta: Tensor
+
+
+@dataclass(frozen=True)
+class Scheduled(Configured):
+    r"""A direction G_t whose step size follows a schedule over the T draws of the plan.
+
+        theta_{t+1} = theta_t - eta_t G_t,    t = 0..T-1,    W = ceil(warmup T)
+        eta_t = lr (t + 1)/W                                           for t < W
+        eta_t = lr s(p),    p = (t - W)/(T - W)                        for t >= W
+        s(p) = 1 (constant),    1 - (1 - final) p (linear),    final + (1 - final) (1 + cos(pi p))/2 (cosine)
+
+    Position in the schedule is public: it is read off the oracle's counters. One draw a step.
+
+    Args:
+        base: any direction; its `lr` and `clip` play no part and must be left alone.
+        lr: largest step size.
+        clip: how one example's gradient is bounded.
+        schedule: shape of the decay.
+        warmup: share of all draws in which the step size rises to lr.
+        final: what the decay leads to, as a share of lr; draw T, the first one that is not taken, would have it.
+
+    After the warm-up this is `torch.optim.lr_scheduler.CosineAnnealingLR` (Loshchilov and Hutter, ICLR 2017, without
+    restarts) or `LinearLR`. The warm-up is that of the transformers library, moved by one step: its first step has
+    size 0 and so would spend a draw on nothing.
+    """
+
+    base: Direction = DPAdamW()
+    lr: Positive = 1e-2
+    clip: ClipRule = Abadi(1.0)
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    warmup: Annotated[float, Range(0, 1, "[)")] = 0.0
+    final: NonNegative = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_plain(self.base, "Scheduled")
+
+    def init(self, theta: Vector) -> State:
+        return State(theta, self.base.init(theta), scalar(theta, self.lr))
+
+    def step(self, state: State, oracle: Oracle) -> State:
+        eta = scalar(state.theta, self.lr * self._share(oracle.draws_total - oracle.draws_left, oracle.draws_total))
+        with oracle.draw() as batch:
+            gradient = self.base.observe(state.base, batch, self.clip)
+        direction, base = self.base.direction(state.base, gradient)
+        theta = descend(state.theta, direction, eta)
+        return State(theta, base._replace(theta=theta), eta)
+
+    def _share(self, taken: int, total: int) -> float:
+        """The step size after `taken` of `total` draws, as a share of lr."""
+        rising = math.ceil(self.warmup * total)
+        if taken < rising:
+            return (taken + 1) / rising
+        progress = (taken - rising) / (total - rising)
+        decayed = {"constant": 0.0, "linear": progress, "cosine": (1 - math.cos(math.pi * progress)) / 2}
+        return 1 - (1 - self.final) * decayed[self.schedule]

@@ -1,0 +1,78 @@
+import math
+
+import pytest
+import torch
+
+import dpopt
+from dpopt.errors import ConfigError
+from dpopt.privacy import Release
+
+
+def run(optimizer):
+    task = dpopt.testing.Task()
+    return task.run(optimizer, task.oracle(task.plan(optimizer)))
+
+
+@pytest.mark.parametrize("base", ["dp_adam", "dp_adambc", "dp_adamw", {"name": "dp_sgd", "momentum": 0.9}], ids=str)
+def test_without_filter_it_is_the_base_bit_for_bit(base):
+    name, fields = (base["name"], {"momentum": base["momentum"]}) if isinstance(base, dict) else (base, {})
+    alone = run(dpopt.create(name, lr=0.05, clip=0.5, **fields))
+    assert torch.equal(run(dpopt.create("disk", base=base, kappa=1.0, lr=0.05, clip=0.5)).theta, alone.theta)
+    assert not torch.equal(run(dpopt.create("disk", base=base, kappa=0.7, lr=0.05, clip=0.5)).theta, alone.theta)
+
+
+@pytest.mark.parametrize("kappa", [0.2, 0.5, 0.9])
+def test_base_is_told_the_noise_of_the_filtered_gradient(kappa):
+    """Against simulation after 1, 2, 5 and 40 steps, and against the stationary kappa / (2 - kappa)."""
+    d, std, optimizer = 100_000, 0.3, dpopt.create("disk", kappa=kappa, base="dp_sgd")
+    state = optimizer.init(torch.zeros(d))
+    torch.manual_seed(0)
+    for t in range(1, 41):
+        direction, state = optimizer.direction(state, Release(std * torch.randn(d), std))
+        if t in (1, 2, 5, 40):
+            measured = float(direction.double().square().mean())
+            assert measured == pytest.approx(float(state.variance), rel=5 * math.sqrt(2 / d))
+    assert float(state.variance) == pytest.approx(std**2 * kappa / (2 - kappa), rel=1e-6)
+
+
+def test_noise_that_changes_is_followed():
+    optimizer = dpopt.create("disk", kappa=0.5)
+    state = optimizer.init(torch.zeros(1))
+    for std in (1.0, torch.tensor(2.0, dtype=torch.float64)):
+        _, state = optimizer.direction(state, Release(torch.zeros(1), std))
+    assert float(state.variance) == pytest.approx(0.25 * 0.25 + 0.25 * 4)
+
+
+def test_points_follow_the_last_step():
+    optimizer = dpopt.create("disk", kappa=0.7, gamma=0.5)
+    state = optimizer.init(torch.zeros(2))._replace(theta=torch.ones(2))
+    (a, ahead), (rest, here) = optimizer.points(state)
+    assert a == pytest.approx(6 / 7)
+    assert a + rest == pytest.approx(1)
+    torch.testing.assert_close(ahead, torch.full((2,), 1.5))
+    torch.testing.assert_close(here, torch.ones(2))
+    _, state = optimizer.direction(state, Release(torch.zeros(2), 0.0))
+    assert torch.equal(state.previous, state.theta)
+
+
+@pytest.mark.parametrize(("kappa", "gamma", "points"), [(0.7, 0.5, 2), (1.0, 0.5, 1), (0.5, 1.0, 1)])
+def test_a_point_without_weight_is_not_evaluated(kappa, gamma, points):
+    optimizer = dpopt.create("disk", kappa=kappa, gamma=gamma)
+    oracle = dpopt.privacy.TraceOracle(3, 0.1, 4)
+    optimizer.step(optimizer.init(oracle.theta), oracle)
+    assert oracle.points == points
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        ("fiber", r"DiSK\.base: .* plain gradient at theta_t"),
+        ("disk", r"DiSK\.base: .* plain gradient at theta_t"),
+        ("scale_then_privatize", r"DiSK\.base: .* plain gradient at theta_t"),
+        ({"name": "dp_adam", "lr": 0.5}, r"DiSK\.base\.lr: .* set lr beside base"),
+        ("hyfreedp", "direction"),
+    ],
+)
+def test_bases_that_cannot_be_filtered(base, message):
+    with pytest.raises(ConfigError, match=message):
+        dpopt.create("disk", base=base)

@@ -1,0 +1,93 @@
+import pytest
+import torch
+
+import dpopt
+from dpopt.errors import ConfigError
+from dpopt.privacy import TraceOracle
+
+T, LR = 30, 0.2
+
+
+def sizes(draws=T, **fields):
+    """The step sizes of a whole run."""
+    optimizer, oracle = dpopt.create("scheduled", lr=LR, **fields), TraceOracle(3, 0.1, draws, device="cpu")
+    state, found = optimizer.init(oracle.theta), []
+    while oracle.draws_left:
+        state = optimizer.step(state, oracle)
+        found.append(float(state.eta))
+    return found
+
+
+def torch_sizes(steps, make):
+    """The learning rates of a scheduler of `torch.optim.lr_scheduler`."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=LR)
+    scheduler, found = make(optimizer), []
+    for _ in range(steps):
+        found.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+@pytest.mark.parametrize("final", [0.0, 0.1])
+def test_cosine_is_torchs(final):
+    make = lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, T_max=T, eta_min=final * LR)  # noqa: E731
+    assert sizes(final=final) == pytest.approx(torch_sizes(T, make))
+
+
+@pytest.mark.parametrize("final", [0.0, 0.1, 1.5])
+def test_linear_is_torchs(final):
+    def make(optimizer):
+        # LinearLR refuses end factors above 1, LambdaLR takes any.
+        if final > 1:
+            return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1 + (final - 1) * t / T)
+        return torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, final, total_iters=T)
+
+    assert sizes(schedule="linear", final=final) == pytest.approx(torch_sizes(T, make))
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_warm_up_then_torchs_decay_over_what_is_left(schedule):
+    found = sizes(schedule=schedule, warmup=0.2)
+    assert found[:6] == pytest.approx([LR * k / 6 for k in range(1, 7)])
+    make = {
+        "linear": lambda o: torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.0, total_iters=24),
+        "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, T_max=24),
+    }[schedule]
+    assert found[6:] == pytest.approx(torch_sizes(24, make))
+
+
+@pytest.mark.parametrize("draws", [1, 2, 7])
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("warmup", [0.0, 0.5, 0.99])
+def test_no_draw_is_spent_on_a_step_of_size_zero(draws, schedule, warmup):
+    found = sizes(draws, schedule=schedule, warmup=warmup)
+    assert len(found) == draws
+    assert all(0 < eta <= LR for eta in found)
+
+
+@pytest.mark.parametrize("base", ["dp_adamw", "dp_sgd", "fiber", "disk", "doppler"])
+def test_constant_is_the_base_alone(base):
+    ends = []
+    for optimizer in (
+        dpopt.create("scheduled", schedule="constant", base=base, lr=0.05, clip=0.5),
+        dpopt.create(base, lr=0.05, clip=0.5),
+    ):
+        task = dpopt.testing.Task()
+        ends.append(task.run(optimizer, task.oracle(task.plan(optimizer))).theta)
+    assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"schedule": "cosin"}, "did you mean 'cosine'"),
+        ({"warmup": 1.0}, r"scheduled\.warmup"),
+        ({"final": -0.1}, r"scheduled\.final"),
+        ({"base": {"name": "dp_adam", "lr": 0.5}}, r"Scheduled\.base\.lr"),
+        ({"base": "adadp"}, "direction"),
+    ],
+)
+def test_bad_configuration(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        dpopt.create("scheduled", **fields)
