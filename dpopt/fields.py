@@ -10,7 +10,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
@@ -39,6 +39,7 @@ class Range:
         return f"a number in {self.ends[0]}{self.low:g}, {self.high:g}{self.ends[1]}"
 
 
+Finite = Annotated[float, Range(-math.inf, math.inf)]
 Positive = Annotated[float, Range(0, math.inf)]
 NonNegative = Annotated[float, Range(0, math.inf, "[)")]
 Decay = Annotated[float, Range(0, 1, "[)")]
@@ -47,6 +48,52 @@ Fraction = Annotated[float, Range(0, 1, "(]")]
 Count = Annotated[int, Range(1, math.inf, "[)")]
 Bound = Annotated[float, Range(0, math.inf, "(]")]
 """A clipping bound; infinity means that nothing is clipped."""
+
+
+class Arguments(Mapping[str, Any]):
+    """Keyword arguments of a class that dpopt does not know: a mapping that cannot change, and so can be hashed.
+
+    Args:
+        values: name -> number, string, truth value, None or a list of such, which becomes a tuple. A string that reads
+            as a number is one, as YAML takes 1e-3 for a string.
+        where: how errors name the mapping.
+
+    Raises:
+        ConfigError: not a mapping of names to such values.
+    """
+
+    def __init__(self, values: Mapping[str, Any] = MappingProxyType({}), where: str = "arguments") -> None:
+        if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+            raise ConfigError(where, values, "expected a mapping from names to values")
+        self._values = {name: _plain(values[name], f"{where}.{name}") for name in sorted(values)}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._values.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+
+def _plain(value: Any, where: str) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(_plain(v, f"{where}[{i}]") for i, v in enumerate(value))
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    if value is not None and not isinstance(value, bool | int | float):
+        raise ConfigError(where, value, "expected a number, a string, true, false, null, or a list of such")
+    return value
 
 
 @cache
@@ -89,6 +136,8 @@ def convert(value: Any, hint: Any, where: str, converters: Converters) -> Any:
     """`value` as the annotation `hint` wants it, or a `ConfigError` that names `where`."""
     if hint in converters:
         return converters[hint](value, where)
+    if hint is Arguments:
+        return Arguments(value, where)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         value = convert(value, args[0], where, converters)
@@ -113,9 +162,12 @@ def convert(value: Any, hint: Any, where: str, converters: Converters) -> Any:
 
 
 def _tuple(value: Any, args: tuple[Any, ...], where: str, converters: Converters) -> tuple[Any, ...]:
-    if not isinstance(value, list | tuple) or len(value) != len(args):
-        raise ConfigError(where, value, f"expected a list of {len(args)} values")
-    return tuple(convert(v, a, f"{where}[{i}]", converters) for i, (v, a) in enumerate(zip(value, args, strict=True)))
+    is_open = args[-1] is ...
+    length = len(value) if isinstance(value, list | tuple) else 0
+    if not length or (not is_open and length != len(args)):
+        raise ConfigError(where, value, f"expected a list of {'values' if is_open else f'{len(args)} values'}")
+    each = args[:1] * length if is_open else args
+    return tuple(convert(v, a, f"{where}[{i}]", converters) for i, (v, a) in enumerate(zip(value, each, strict=True)))
 
 
 def _scalar(value: Any, hint: Any, where: str) -> Any:

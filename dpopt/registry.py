@@ -21,6 +21,10 @@ import yaml
 from dpopt import fields
 from dpopt.errors import ConfigError, unknown
 
+FAMILIES = ("sgd", "adam", "filter", "clipping", "step size", "parameter-free")
+"""Kinds of optimizer: plain, Adam and its corrections, noise filters in front of another, rules that change what is
+clipped, step-size rules over a direction, and packages that estimate their own step size."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -31,16 +35,23 @@ class Entry:
         target: "module:Class" of a frozen dataclass.
         summary: one line for tables.
         reference: the paper.
+        family: of an optimizer, one of `FAMILIES`.
+        note: what a reader of its results should know, a sentence or two.
         fields: preset values of the class's fields.
         grid: default search grid, field -> values; empty where the method needs no tuning.
+        limits: special cases, checked by `dpopt.testing`: with the values `fields` it equals the optimizer `equals`,
+            {name: ..., field: value}.
     """
 
     name: str
     target: str
     summary: str = ""
     reference: str = ""
+    family: str = ""
+    note: str = ""
     fields: dict[str, Any] = field(default_factory=dict)
     grid: dict[str, list[Any]] = field(default_factory=dict)
+    limits: list[dict[str, Any]] = field(default_factory=list)
 
     def load(self) -> type[Any]:
         """The class behind the name."""
@@ -131,7 +142,7 @@ def create_workload(name: str, **values: Any) -> Any:
 def _create(group: str, name: str, values: Mapping[str, Any], without: tuple[str, ...] = ()) -> Any:
     found = entry(group, name)
     presets = {key: value for key, value in found.fields.items() if key not in without}
-    return fields.build(found.load(), {**presets, **values}, name, _converters())
+    return fields.build(found.load(), {**presets, **values}, name, converters())
 
 
 def _base(value: Any, where: str) -> Any:
@@ -152,7 +163,8 @@ def _base(value: Any, where: str) -> Any:
 
 
 @cache
-def _converters() -> dict[Any, Any]:
+def converters() -> dict[Any, Any]:
+    """What `fields.build` needs to make an optimizer from plain data: clip rules and directions inside others."""
     from dpopt.clipping.rules import clip_rule
     from dpopt.optimizers.base import Direction
     from dpopt.privacy.protocol import ClipRule
@@ -195,4 +207,6 @@ def _value(value: Any) -> Any:
         own = getattr(type(value), "revision", 1)
         revision = {"revision": own} if own != 1 else {}
         return {"name": name} | revision | {key: v for key, v in _plain(value).items() if key not in skipped}
-    return list(value) if isinstance(value, tuple) else value
+    if isinstance(value, fields.Arguments):
+        return {key: _value(v) for key, v in value.items()}
+    return [_value(v) for v in value] if isinstance(value, tuple) else value

@@ -41,6 +41,7 @@ class DPSign(Direction):
 YAML = """target: dpopt.optimizers.dp_sign:DPSign
 summary: sign of the private gradient
 reference: this test
+family: sgd
 grid: {lr: [0.003, 0.01]}
 """
 

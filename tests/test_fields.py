@@ -17,11 +17,17 @@ class Example:
     mode: Literal["a", "b"] = "a"
     flag: bool = False
     name: str = "x"
+    taps: tuple[Positive, ...] = (1.0,)
 
 
 def test_plain_data_becomes_fields():
     made = fields.build(Example, {"lr": "1e-3", "betas": [0.5, 0], "steps": 3.0, "tau": None, "flag": True}, "example")
     assert made == Example(1e-3, (0.5, 0.0), 3, None, "a", True)
+
+
+@pytest.mark.parametrize("taps", [[1], [1, "2e-1", 3.0]])
+def test_a_tuple_of_any_length(taps):
+    assert fields.build(Example, {"taps": taps}, "example").taps == tuple(float(tap) for tap in taps)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +46,9 @@ def test_plain_data_becomes_fields():
         ({"mode": "c"}, "known: a, b"),
         ({"flag": 1}, "example.flag"),
         ({"name": 3}, "example.name"),
+        ({"taps": []}, "example.taps: .* expected a list of values"),
+        ({"taps": 1.0}, "example.taps: .* expected a list of values"),
+        ({"taps": [1, 2, -3]}, r"example.taps\[2\]"),
     ],
 )
 def test_bad_values_name_the_field(values, message):

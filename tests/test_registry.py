@@ -1,5 +1,7 @@
 import sys
+from contextlib import suppress
 from importlib.metadata import EntryPoint
+from unittest import SkipTest
 
 import pytest
 
@@ -77,7 +79,9 @@ def plugin(tmp_path, monkeypatch):
         "@dataclass(frozen=True)\nclass Sign(DPSGD):\n    '''Sign descent.'''\n"
         "    def direction(self, state, gradient):\n        return gradient.value.sign(), state\n"
     )
-    (package / "dp_sign.yaml").write_text("summary: sign of the private gradient\ngrid: {lr: [0.1]}\n")
+    (package / "dp_sign.yaml").write_text(
+        "summary: sign of the private gradient\nreference: this test\nfamily: sgd\ngrid: {lr: [0.1]}\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     point = EntryPoint("dp_sign", "elsewhere.sign:Sign", "dpopt.optimizers")
     monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == "dpopt.optimizers" else [])
@@ -95,7 +99,8 @@ def test_another_distribution_registers_by_entry_point():
     made = dpopt.create("dp_sign", lr=0.2)
     assert registry.from_spec("optimizer", registry.spec("optimizer", "dp_sign", made)) == made
     for check in dpopt.testing.checks(made):
-        check()
+        with suppress(SkipTest):
+            check()
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import torch
 PACKAGES = (
     *("dpopt", "torch", "numpy", "cryptography", "opacus", "dp-accounting", "autodp"),
     *("datasets", "scikit-learn", "timm", "transformers", "peft"),
+    *("prodigyopt", "dadaptation", "dog-optimizer", "schedulefree"),
 )
 
 

@@ -1,0 +1,291 @@
+"""Any optimizer with the interface of `torch.optim` (Paszke et al., "PyTorch: an imperative style, high-performance
+deep learning library", NeurIPS 2019) on the private gradient; the packages of Prodigy, D-Adaptation, DoG and
+schedule-free optimizers have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+
+from dpopt.clipping.rules import Abadi
+from dpopt.errors import ConfigError, unknown
+from dpopt.fields import Arguments, NonNegative, Positive
+from dpopt.optimizers.base import Configured, scalar
+from dpopt.privacy.protocol import ClipRule, Oracle, Vector
+
+DISTRIBUTIONS = {"dog": "dog-optimizer"}
+"""What to install for a package whose distribution has another name."""
+
+
+class State(NamedTuple):
+    """The wrapped optimizer's state as tensors.
+
+    Attributes:
+        theta: the point to be evaluated, shape [d].
+        point: where the next gradient is asked for, the wrapped optimizer's own parameter; shape [d].
+        eta: the step size that the wrapped optimizer states; 0 before the first step where it has none yet.
+        begun: whether it has kept anything yet; until then it is as its constructor makes it.
+        numbers: the Python numbers of its `state_dict`, float64, in the order of the dictionary.
+        tensors: the tensors of its `state_dict`, in the order of the dictionary.
+    """
+
+    theta: Vector
+    point: Vector
+    eta: Tensor
+    begun: Tensor
+    numbers: Tensor
+    tensors: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class TorchOptim(Configured):
+    r"""One step of a `torch.optim.Optimizer` on the private gradient g_t:
+
+        x_{t+1} = step of the wrapped optimizer from x_t with g_t
+        theta_t = (1 - w_t) theta_{t-1} + w_t x_t,   w_t = (1 + gamma)/(t + gamma)    (w_t = 1 without averaging)
+
+    One draw a step. An optimizer that tells training from evaluation (schedule-free ones do, by `train()` and `eval()`)
+    gets its gradients where it trains, and theta_t is where it would be evaluated.
+
+    Args:
+        optimizer: import path of the class.
+        lr: its `lr`; the authors of Prodigy, D-Adaptation and DoG want 1.
+        clip: how one example's gradient is bounded.
+        arguments: further arguments of its constructor.
+        averaging: gamma of polynomial-decay averaging (Shamir and Zhang, ICML 2013), 8 in DoG's paper.
+        step_size: key of its parameter group that holds the step size to report.
+
+    The wrapped object is made anew for each step, from the tensors of the state: whatever it keeps between steps has to
+    be a tensor or a number in its `state_dict`, of one structure from the first step on. All parameters are one vector,
+    so a method with a rule for each layer (LDoG, LAMB) sees a single layer.
+
+    Raises:
+        ConfigError: when it is made: the class cannot be imported, is no optimizer, refuses the arguments, needs more
+            than a gradient (a closure, matrices, ...), or keeps something else between steps.
+    """
+
+    conformance_exceptions: ClassVar[Mapping[str, str]] = {
+        "never_waits_for_the_device": "the wrapped optimizer decides on the host and keeps Python numbers"
+    }
+
+    optimizer: str = "torch.optim.Adam"
+    lr: Positive = 1e-2
+    clip: ClipRule = Abadi(1.0)
+    arguments: Arguments = Arguments()
+    averaging: NonNegative | None = None
+    step_size: str = "lr"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "arguments", Arguments(self.arguments, "TorchOptim.arguments"))
+        super().__post_init__()
+        _layout(self)
+
+    def init(self, theta: Vector) -> State:
+        none = scalar(theta)
+        if theta.is_meta:
+            return State(theta, theta, none, none.bool(), none, ())
+        wrapped = self.wrap(theta)
+        eta = _step_size(wrapped, self.step_size)
+        # A step with a gradient of ones shows what is kept: the state has one structure from the start.
+        kept = _layout(self).read(_advanced(wrapped, torch.ones_like(theta)))
+        if kept is None:
+            raise ConfigError("TorchOptim.optimizer", self.optimizer, "what it keeps depends on its parameters")
+        numbers, tensors = none.expand(len(kept.numbers)).clone(), tuple(map(torch.zeros_like, kept.tensors))
+        return State(theta, theta, scalar(theta, eta), none.bool(), numbers, tensors)
+
+    def step(self, state: State, oracle: Oracle) -> State:
+        with oracle.draw() as batch:
+            gradient = batch.gradient(state.point, self.clip).value
+        if gradient.is_meta:
+            # Calibration wants to know what is released. That is this one query: the wrapped optimizer has no oracle.
+            return state
+        wrapped = self._restored(state)
+        kept = _layout(self).read(_advanced(wrapped, gradient))
+        if kept is None:
+            return self._unbegun(state, wrapped)
+        eta, numbers = scalar(state.eta, _step_size(wrapped, self.step_size)), state.numbers.new_tensor(kept.numbers)
+        point, evaluated = _points(wrapped)
+        theta = self._averaged(state.theta, evaluated, oracle)
+        return State(theta, point, eta, torch.ones_like(state.begun), numbers, kept.tensors)
+
+    def wrap(self, point: Vector) -> Optimizer:
+        """The wrapped optimizer as its constructor makes it, over a copy of `point`, shape [d]."""
+        with redirect_stdout(None):  # some print when they are made, which is before every step
+            return _class(self.optimizer)([nn.Parameter(point.clone())], lr=self.lr, **self.arguments)
+
+    def _restored(self, state: State) -> Optimizer:
+        wrapped = self.wrap(state.point)
+        if state.begun:
+            _layout(self).load(wrapped, _Kept(state.numbers.tolist(), state.tensors))
+        return wrapped
+
+    def _unbegun(self, state: State, wrapped: Optimizer) -> State:
+        """`state`, after a step that kept less than others do; Prodigy returns at once where a gradient is zero.
+
+        Raises:
+            RuntimeError: it was not the first, or it moved: going on from `state` would lose something.
+        """
+        if state.begun or not torch.equal(_parameter(wrapped), state.point):
+            raise RuntimeError(f"{self.optimizer} keeps other things after this step than after its first")
+        return state
+
+    def _averaged(self, average: Vector, point: Vector, oracle: Oracle) -> Vector:
+        if self.averaging is None:
+            return point
+        t = oracle.draws_total - oracle.draws_left
+        weight = (1 + self.averaging) / (t + self.averaging)
+        return (average * (1 - weight)).add_(point, alpha=weight)
+
+
+class _Kept(NamedTuple):
+    """What an optimizer keeps between steps."""
+
+    numbers: list[float]
+    tensors: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """A `state_dict` as a tree: its structure, and its leaves after a step (tensors and numbers are examples)."""
+
+    leaves: tuple[Any, ...]
+    structure: pytree.TreeSpec
+
+    def read(self, optimizer: Optimizer) -> _Kept | None:
+        """The numbers and tensors of its `state_dict`; None where that is not of this layout."""
+        leaves, structure = pytree.tree_flatten(optimizer.state_dict())
+        if structure != self.structure or not all(map(_is_like, leaves, self.leaves)):
+            return None
+        numbers = [float(leaf) for leaf in leaves if _is_number(leaf)]
+        return _Kept(numbers, tuple(leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)))
+
+    def load(self, optimizer: Optimizer, kept: _Kept) -> None:
+        """Give `optimizer` back what `read` took from another of its kind; tensors are copied."""
+        content = pytree.tree_unflatten(list(self._filled(kept)), self.structure)
+        optimizer.load_state_dict(content)
+        # Loading casts to the parameter's dtype, and DoG's moves things to the CPU: put them back as they were.
+        group, parameter = content["param_groups"][0], _parameter(optimizer)
+        optimizer.param_groups[0].update({key: value for key, value in group.items() if key != "params"})
+        if 0 in content["state"]:
+            optimizer.state[parameter].update(content["state"][0])
+
+    def _filled(self, kept: _Kept) -> Iterator[Any]:
+        """The leaves with what was kept: copies of the tensors, numbers in their Python types, and the constants."""
+        numbers, tensors = iter(kept.numbers), iter(kept.tensors)
+        for leaf in self.leaves:
+            if isinstance(leaf, Tensor):
+                yield next(tensors).clone()
+            else:
+                yield _number(next(numbers), leaf) if _is_number(leaf) else leaf
+
+
+@lru_cache
+def _layout(configuration: TorchOptim) -> _Layout:
+    """The layout of what its optimizer keeps, found by two steps on two parameters.
+
+    Raises:
+        ConfigError: see `TorchOptim`.
+    """
+    path, point = configuration.optimizer, torch.ones(2)
+    _class(path)
+    try:
+        first, second = configuration.wrap(point), configuration.wrap(point)
+    except Exception as error:
+        values = {"lr": configuration.lr, **configuration.arguments}
+        raise ConfigError("TorchOptim.arguments", values, f"{path} refuses them: {error}") from error
+    try:
+        leaves, structure = pytree.tree_flatten(_advanced(first, point).state_dict())
+        layout = _Layout(tuple(leaves), structure)
+        layout.load(second, _require(layout.read(first), path))
+        _require(layout.read(_advanced(second, point)), path)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError("TorchOptim.optimizer", path, f"no step from a gradient alone: {error}") from error
+    known = [key for key, value in first.param_groups[0].items() if key != "params" and _is_scalar(value)]
+    if configuration.step_size not in known:
+        raise unknown("TorchOptim.step_size", configuration.step_size, known)
+    return layout
+
+
+def _require(kept: _Kept | None, path: str) -> _Kept:
+    if kept is None:
+        raise ConfigError(
+            "TorchOptim.optimizer", path, "expected tensors and numbers of one structure in its state_dict"
+        )
+    return kept
+
+
+def _class(path: str) -> Callable[..., Optimizer]:
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        package = path.partition(".")[0]
+        allowed = f"cannot be imported ({error}); expected a path such as torch.optim.Adam, of a package that is there"
+        hint = f"pip install {DISTRIBUTIONS.get(package, package)}"
+        raise ConfigError("TorchOptim.optimizer", path, f"{allowed} ({hint})") from error
+    if not (isinstance(found, type) and issubclass(found, Optimizer)):
+        raise ConfigError("TorchOptim.optimizer", path, "expected a subclass of torch.optim.Optimizer")
+    return found
+
+
+def _parameter(optimizer: Optimizer) -> nn.Parameter:
+    return optimizer.param_groups[0]["params"][0]
+
+
+def _advanced(optimizer: Any, gradient: Vector) -> Optimizer:
+    """`optimizer` after a step with a copy of `gradient`, in its training mode where it has one."""
+    if hasattr(optimizer, "train"):
+        optimizer.train()
+    _parameter(optimizer).grad = gradient.clone()
+    optimizer.step()
+    return optimizer
+
+
+def _points(optimizer: Any) -> tuple[Vector, Vector]:
+    """Where `optimizer` trains and where it is evaluated; it is left in the latter mode."""
+    training = _parameter(optimizer).detach()
+    if not hasattr(optimizer, "eval"):
+        return training, training
+    training = training.clone()
+    optimizer.eval()
+    return training, _parameter(optimizer).detach()
+
+
+def _step_size(optimizer: Optimizer, key: str) -> float:
+    """The number under `key` in the parameter group, or the only entry of a list there; 0 where there is none yet."""
+    value = optimizer.param_groups[0].get(key, 0.0)
+    return float(value[0] if isinstance(value, list) else value)
+
+
+def _is_scalar(value: Any) -> bool:
+    """Whether `value` is one number: in Python, as a tensor, or as the only entry of a list."""
+    if isinstance(value, list):
+        return len(value) == 1 and _is_scalar(value[0])
+    return _is_number(value) or (isinstance(value, Tensor) and value.numel() == 1)
+
+
+def _is_number(leaf: Any) -> bool:
+    return isinstance(leaf, bool | int | float)
+
+
+def _is_like(leaf: Any, example: Any) -> bool:
+    """Whether both are tensors, both numbers, or one and the same constant."""
+    kinds = [(isinstance(value, Tensor), _is_number(value)) for value in (leaf, example)]
+    return kinds[0] == kinds[1] and (any(kinds[0]) or leaf == example)
+
+
+def _number(value: float, example: float) -> float:
+    """`value` in the type of `example` (bool, int, float), if it is one of its values."""
+    return type(example)(value) if value.is_integer() else value

@@ -1,0 +1,276 @@
+"""Optimizers behind `torch_optim` move as the packages themselves do on the same released gradients."""
+
+import copy
+import io
+import math
+
+import pytest
+import torch
+from dog import PolynomialDecayAverager
+from torch import nn
+
+import dpopt
+from dpopt import registry
+from dpopt.errors import ConfigError
+from dpopt.fields import Arguments
+from dpopt.optimizers.torch_optim import TorchOptim
+from dpopt.privacy.calibration import trace
+from dpopt.privacy.oracle import ReplayOracle
+from dpopt.privacy.protocol import Release
+from dpopt.testing import Task
+
+CASES = {
+    "sgd": TorchOptim("torch.optim.SGD", 0.5, arguments={"momentum": 0.9, "weight_decay": 0.01}),
+    "adam": TorchOptim("torch.optim.Adam", 0.01),
+    "adamw-amsgrad": TorchOptim("torch.optim.AdamW", 0.01, arguments={"amsgrad": True, "betas": [0.8, 0.99]}),
+    "rmsprop": TorchOptim("torch.optim.RMSprop", 0.01, arguments={"momentum": 0.5, "centered": True}),
+    "adagrad": TorchOptim("torch.optim.Adagrad", 0.1),
+    "nadam": TorchOptim("torch.optim.NAdam", 0.01),
+    "adafactor": TorchOptim("torch.optim.Adafactor", 0.01),
+    "prodigy": dpopt.create("prodigy"),
+    "prodigy-decoupled": dpopt.create("prodigy", arguments={"weight_decay": 0.1, "slice_p": 3, "d0": 1e-3}),
+    "dadapt_adam": dpopt.create("dadapt_adam"),
+    "dadapt_sgd": TorchOptim("dadaptation.DAdaptSGD", 1.0, arguments={"momentum": 0.9}, step_size="d"),
+    "dog": dpopt.create("dog", averaging=None, arguments={"reps_rel": 0.1, "weight_decay": 0.01}),
+    "dog-averaged": dpopt.create("dog", arguments={"reps_rel": 0.1}),
+    "ldog": TorchOptim("dog.LDoG", 1.0, arguments={"init_eta": 0.3}, averaging=2.0, step_size="eta"),
+    "schedulefree-adamw": dpopt.create("schedulefree_adamw", arguments={"warmup_steps": 4, "weight_decay": 0.1}),
+    "schedulefree-radam": TorchOptim("schedulefree.RAdamScheduleFree", 0.01, arguments={"betas": [0.9, 0.9]}),
+    "schedulefree-averaged": TorchOptim("schedulefree.SGDScheduleFree", 1.0, averaging=8.0),
+}
+CONFIGURATIONS = pytest.mark.parametrize("optimizer", CASES.values(), ids=CASES)
+
+
+def states(optimizer, oracle, state):
+    """The states after each step, until the budget is spent."""
+    while oracle.draws_left:
+        state = optimizer.step(state, oracle)
+        yield state
+
+
+def package(optimizer, theta):
+    """One object of the wrapped class, made and stepped by hand, over a model whose only parameter is theta."""
+    model = nn.Module()
+    model.theta = nn.Parameter(theta.clone())
+    module, _, name = optimizer.optimizer.rpartition(".")
+    cls = getattr(__import__(module, fromlist=[name]), name)
+    return model, cls(model.parameters(), lr=optimizer.lr, **optimizer.arguments)
+
+
+def evaluated(model, wrapped):
+    """Where a schedule-free optimizer is to be evaluated; the model's parameter for any other."""
+    if not hasattr(wrapped, "eval"):
+        return model
+    # A copy, as going there and back would round.
+    point, twin = copy.deepcopy((model, wrapped))
+    twin.eval()
+    return point
+
+
+@CONFIGURATIONS
+def test_iterates_are_those_of_the_package(optimizer):
+    task, transcript = Task(), []
+    oracle = task.oracle(task.plan(optimizer), transcript)
+    start = task.engine.theta
+    reached = list(states(optimizer, oracle, optimizer.init(start)))
+    model, wrapped = package(optimizer, start)
+    averager = PolynomialDecayAverager(model, optimizer.averaging) if optimizer.averaging else None
+    for state, (release,) in zip(reached, transcript, strict=True):
+        if hasattr(wrapped, "train"):
+            wrapped.train()
+        model.theta.grad = release.value.clone()
+        wrapped.step()
+        assert torch.equal(state.point, model.theta)
+        expected = evaluated(model, wrapped)
+        if averager:
+            averager.model = expected
+            averager.step()
+            expected = averager.averaged_model
+        assert torch.equal(state.theta, expected.theta)
+        size = wrapped.param_groups[0][optimizer.step_size]
+        assert float(state.eta) == float(size[0] if isinstance(size, list) else size)
+    assert not torch.equal(reached[-1].theta, start)
+
+
+@CONFIGURATIONS
+def test_state_is_pure_and_resumes(optimizer):
+    task = Task()
+    plan = task.plan(optimizer)
+    first = task.oracle(plan)
+    half = task.run(optimizer, first, until=6)
+    file = io.BytesIO()
+    torch.save([half.theta, half.point, half.eta, half.begun, half.numbers, *half.tensors], file)
+    file.seek(0)
+    theta, point, eta, begun, numbers, *tensors = torch.load(file, weights_only=True)
+    loaded = type(half)(theta, point, eta, begun, numbers, tuple(tensors))
+    on = [task.run(optimizer, task.oracle(plan, ledger=first.ledger), state) for state in (half, half, loaded)]
+    assert all(torch.equal(run.theta, on[0].theta) for run in on[1:])
+    assert torch.equal(task.run(optimizer, task.oracle(plan)).theta, on[0].theta)
+    initial = optimizer.init(task.engine.theta)
+    shapes = [(tensor.shape, tensor.dtype) for tensor in initial.tensors]
+    assert [(tensor.shape, tensor.dtype) for tensor in half.tensors] == shapes
+    assert len(initial.numbers) == len(half.numbers)
+
+
+@pytest.mark.parametrize("label", ["prodigy-decoupled", "adafactor", "schedulefree-radam", "ldog"])
+def test_conformance(label):
+    for check in dpopt.testing.checks(CASES[label]):
+        check()
+
+
+def test_adam_is_dp_adam():
+    ends = []
+    for optimizer in (TorchOptim("torch.optim.Adam", 0.01), dpopt.create("dp_adam", lr=0.01)):
+        task = Task()
+        ends.append(task.run(optimizer, task.oracle(task.plan(optimizer))).theta)
+    torch.testing.assert_close(*ends)
+
+
+class Constant(ReplayOracle):
+    """Hands out the given gradients."""
+
+    def __init__(self, optimizer, gradients):
+        task = Task()
+        plan = task.plan(optimizer, epsilon=math.inf)
+        filled = [*gradients, *[gradients[-1]] * (plan.draws - len(gradients))]
+        super().__init__([[Release(gradient, 0.0)] for gradient in filled], plan)
+
+
+@pytest.mark.parametrize("theta", [torch.ones(107), torch.zeros(107)], ids=["ones", "zeros"])
+def test_a_first_gradient_of_zero_leaves_prodigy_unbegun(theta):
+    optimizer, g = CASES["prodigy"], torch.linspace(-1, 1, 107)
+    delayed = list(states(optimizer, Constant(optimizer, [torch.zeros(107), g]), optimizer.init(theta)))
+    straight = list(states(optimizer, Constant(optimizer, [g]), optimizer.init(theta)))
+    assert not delayed[0].begun
+    assert all(torch.equal(a.theta, b.theta) for a, b in zip(delayed[1:], straight, strict=False))
+    assert not torch.equal(straight[-1].theta, theta)
+
+
+def test_nothing_is_printed(capsys):
+    task, optimizer = Task(), CASES["prodigy-decoupled"]
+    task.run(optimizer, task.oracle(task.plan(optimizer)))
+    assert capsys.readouterr().out == ""
+
+
+def test_a_trace_needs_no_values():
+    assert trace(CASES["dog-averaged"], rate=0.1, draws=5, dimension=10**9) == ((("gradient",), 5),)
+
+
+def test_specs_round_trip_and_hash():
+    made = dpopt.create("torch_optim", arguments={"weight_decay": "1e-3", "betas": [0.8, 0.9], "amsgrad": True})
+    spec = registry.spec("optimizer", "torch_optim", made)
+    assert spec["arguments"] == {"amsgrad": True, "betas": [0.8, 0.9], "weight_decay": 1e-3}
+    assert registry.from_spec("optimizer", spec) == made
+    again = TorchOptim(arguments={"betas": (0.8, 0.9), "amsgrad": True, "weight_decay": 1e-3})
+    assert (again, hash(again), repr(again)) == (made, hash(made), repr(made))
+    assert hash(made) != hash(TorchOptim())
+    assert dict(made.arguments) == {"amsgrad": True, "betas": (0.8, 0.9), "weight_decay": 1e-3}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"optimizer": "Adam"}, "expected a path such as torch.optim.Adam"),
+        ({"optimizer": "nowhere_at_all.Adam"}, r"No module named 'nowhere_at_all'.*pip install nowhere_at_all"),
+        ({"optimizer": "dog.Cat"}, r"cannot be imported.*pip install dog-optimizer"),
+        ({"optimizer": "torch.nn.Linear"}, "expected a subclass of torch.optim.Optimizer"),
+        ({"optimizer": "torch.ones"}, "expected a subclass of torch.optim.Optimizer"),
+        ({"arguments": {"beta": 1}}, r"TorchOptim.arguments: \{'lr': 0.01, 'beta': 1\}.*unexpected keyword.*'beta'"),
+        ({"arguments": {"eps": -1}}, "refuses them: Invalid epsilon"),
+        ({"optimizer": "torch.optim.Muon"}, r"TorchOptim.arguments.*2D"),
+        ({"arguments": {"params": 3}}, "refuses them"),
+        ({"arguments": {"hook": print}}, r"arguments.hook.*expected a number, a string"),
+        ({"arguments": [1]}, "expected a mapping from names"),
+        ({"optimizer": "torch.optim.LBFGS"}, "no step from a gradient alone.*closure"),
+        ({"optimizer": "schedulefree.AdamWScheduleFreeClosure"}, "no step from a gradient alone.*closure"),
+        ({"optimizer": "torch.optim.SparseAdam"}, "no step from a gradient alone"),
+        ({"step_size": "eta"}, "TorchOptim.step_size: 'eta' cannot be used.*known: .*lr"),
+        ({"step_size": "betas"}, "TorchOptim.step_size: 'betas' cannot be used"),
+        ({"averaging": -1}, "TorchOptim.averaging"),
+        ({"lr": 0}, "TorchOptim.lr"),
+    ],
+)
+def test_refused_before_any_work(values, message):
+    with pytest.raises(ConfigError, match=message):
+        TorchOptim(**values)
+
+
+class Precise(torch.optim.SGD):
+    """Keeps its sums in float64, though loading casts them: torch what belongs to a parameter, this class its group."""
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        self.param_groups[0]["length"] = self.param_groups[0]["length"].float()
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        (group,) = self.param_groups
+        (parameter,) = group["params"]
+        state, g = self.state[parameter], parameter.grad.double()
+        state["sum"] = state.get("sum", 0) + g / 3
+        group["length"] = group.get("length", 0) + g.norm() / 3
+        parameter.sub_(group["lr"] * state["sum"] / group["length"])
+
+
+def test_state_keeps_its_precision(monkeypatch):
+    monkeypatch.setattr(torch.optim, "Precise", Precise, raising=False)
+    optimizer, theta, g = TorchOptim("torch.optim.Precise", 0.3), torch.ones(107), torch.linspace(-1, 2, 107)
+    *_, state = states(optimizer, Constant(optimizer, [g]), optimizer.init(theta))
+    model, wrapped = package(optimizer, theta)
+    for _ in range(12):
+        model.theta.grad = g.clone()
+        wrapped.step()
+    assert torch.equal(state.theta, model.theta)
+    assert [tensor.dtype for tensor in state.tensors] == [torch.float64] * 2
+    kept = (wrapped.state[model.theta]["sum"], wrapped.param_groups[0]["length"])
+    assert all(map(torch.equal, state.tensors, kept))
+
+
+class Forgetful(torch.optim.SGD):
+    """Keeps a list that grows: no state of one structure."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        group = self.param_groups[0]
+        group["history"] = [*group.get("history", []), 1.0]
+
+
+class Secretive(torch.optim.SGD):
+    """Keeps an object that is no number."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        self.param_groups[0]["memory"] = object()
+
+
+@pytest.mark.parametrize("cls", [Forgetful, Secretive])
+def test_state_that_is_not_tensors_and_numbers_is_refused(cls, monkeypatch):
+    monkeypatch.setattr(torch.optim, cls.__name__, cls, raising=False)
+    with pytest.raises(ConfigError, match="tensors and numbers of one structure"):
+        TorchOptim(f"torch.optim.{cls.__name__}")
+
+
+class Late(torch.optim.SGD):
+    """Begins to keep something in its third step."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        state = self.state[self.param_groups[0]["params"][0]]
+        state["count"] = state.get("count", 0) + 1
+        if state["count"] == 3:
+            state["late"] = 1.0
+
+
+def test_a_structure_that_changes_later_is_an_error(monkeypatch):
+    monkeypatch.setattr(torch.optim, "Late", Late, raising=False)
+    optimizer = TorchOptim("torch.optim.Late")
+    with pytest.raises(RuntimeError, match="Late keeps other things"):
+        list(states(optimizer, Constant(optimizer, [torch.ones(107)]), optimizer.init(torch.ones(107))))
+
+
+def test_arguments_are_a_mapping():
+    arguments = Arguments({"b": [1, "x", None], "a": "1e-3"})
+    assert dict(arguments) == {"a": 1e-3, "b": (1, "x", None)}
+    assert len(arguments) == 2
+    with pytest.raises(TypeError):
+        arguments["a"] = 2  # type: ignore[index]
