@@ -14,8 +14,8 @@ import pandas as pd
 
 from dpopt.errors import ConfigError
 
-FRAMES = ("comparison", "selected", "curves", "speed")
-"""What a figure may need; all but "speed" are a suite's."""
+FRAMES = ("comparison", "selected", "curves", "speed", "audit")
+"""What a figure may need; all but "speed" and "audit" are a suite's."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Plot:
 
     Attributes:
         name: file name without `.py`.
-        needs: "comparison" (one row a table row), "selected" (one row a replicate), "curves" (one row a curve entry)
-            or "speed" (one row a contender of `dpopt bench`).
+        needs: "comparison" (one row a table row), "selected" (one row a replicate), "curves" (one row a curve entry),
+            "speed" (one row a contender of `dpopt bench`) or "audit" (one row an audit of `dpopt audit`).
         draw: frame -> matplotlib Figure.
     """
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
+from dpopt import registry
 from dpopt.analysis.frames import GROUP, epsilon_with_tuning
 from dpopt.store.runs import Store
 
@@ -24,7 +25,8 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Numbers only: `accuracy`, `accuracy_std` (sample standard deviation; NaN for one seed), `seeds`, `runs`,
-        `epsilon_single` and `epsilon_with_tuning` (the largest over the seeds), `is_best`, beside the group's keys.
+        `epsilon_single` and `epsilon_with_tuning` (the largest over the seeds), `is_best`, beside the group's keys;
+        and `note`, what the registry says of the optimizer.
     """
     if selected.empty:
         return pd.DataFrame()
@@ -46,6 +48,7 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
                 "delta": group["delta"].max(),
                 "epsilon_single": group["epsilon"].max(),
                 "epsilon_with_tuning": max(spent),
+                "note": _note(group["optimizer"].iloc[0]),
             }
         )
     table = pd.DataFrame(rows)
@@ -88,6 +91,17 @@ def readable(table: pd.DataFrame, bold: Callable[[str], str]) -> pd.DataFrame:
     return pd.DataFrame(columns).drop(columns=dropped)
 
 
+def _note(optimizer: str) -> str:
+    known = registry.entries("optimizer")  # results may be of an optimizer that is not installed here
+    return known[optimizer].note if optimizer in known else ""
+
+
+def footer(table: pd.DataFrame) -> str:
+    """What belongs below the table: what all rows share, what the columns mean, and notes to single rows."""
+    notes = {} if table.empty else table[table["note"] != ""].groupby("note", sort=False)["label"].unique()
+    return " ".join([f"{setting(table)}. {NOTE}", *(f"{', '.join(labels)}: {note}" for note, labels in notes.items())])
+
+
 def setting(table: pd.DataFrame) -> str:
     """What all rows share and the table therefore leaves out, in one line."""
     return ", ".join(f"{name} = {value}" for name, value in _constant(table).items())
@@ -122,7 +136,7 @@ def _number(value: float) -> str:
 def markdown(table: pd.DataFrame) -> str:
     """GitHub Markdown with the note below."""
     text = readable(table, "**{}**".format).to_markdown(index=False, disable_numparse=True)
-    return f"{text}\n\n{setting(table)}. {NOTE}\n"
+    return f"{text}\n\n{footer(table)}\n"
 
 
 def csv(table: pd.DataFrame) -> str:
@@ -144,7 +158,8 @@ def latex(table: pd.DataFrame) -> str:
         lambda cell: cell.replace("_", r"\_").replace("±", r"$\pm$").replace("∞", r"$\infty$")
     )
     caption = (
-        f"{setting(table)}. {NOTE}".replace("δ", r"$\delta$")
+        footer(table)
+        .replace("δ", r"$\delta$")
         .replace("_", r"\_")
         .replace("ε", r"$\varepsilon$")
         .replace("±", r"$\pm$")
@@ -157,7 +172,7 @@ def html(table: pd.DataFrame, title: str) -> str:
     """A page of its own that needs no network."""
     body = readable(table, "<b>{}</b>".format).style.hide(axis="index").to_html()
     head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
-    return f"{head}<h1>{title}</h1>{body}<p>{setting(table)}. {NOTE}</p></html>\n"
+    return f"{head}<h1>{title}</h1>{body}<p>{footer(table)}</p></html>\n"
 
 
 STYLE = (

@@ -5,6 +5,7 @@ import sys
 import pandas as pd
 import pytest
 
+from dpopt import registry
 from dpopt.analysis import frames, tables
 
 
@@ -85,3 +86,14 @@ def test_reading_results_does_not_import_torch(matrix):
         f"main(['table', 'suite=made', 'results={matrix.root}']); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_what_the_registry_says_of_an_optimizer_is_below_the_table(maker):
+    for label in ("prodigy", "dp_adam"):
+        maker.add(label, 0, 0.5, 0.5)
+    store = maker.done()
+    table = tables.comparison(store, frames.select(frames.load(store, "made").cells))
+    note = registry.entry("optimizer", "prodigy").note
+    for write in (tables.markdown, tables.latex, lambda t: tables.html(t, "made")):
+        assert f"prodigy: {note[:20]}" in write(table)
+    assert "dp_adam: " not in tables.markdown(table)
