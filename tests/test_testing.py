@@ -1,16 +1,58 @@
 """The conformance checks must be able to fail: each is shown an optimizer that breaks its rule."""
 
+import dataclasses
 import math
+import random
+import unittest
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
 import dpopt
-from dpopt.clipping import Abadi
+from dpopt import registry, testing
+from dpopt.clipping import Abadi, bookkeeping
 from dpopt.errors import ConfigError
+from dpopt.optimizers.base import Direction, scalar
 from dpopt.optimizers.dp_sgd import DPSGD, State
-from dpopt.privacy import DataOracle, UnplannedRelease, sampling
+from dpopt.privacy import DataOracle, UnplannedRelease, calibration, sampling
+from dpopt.privacy.protocol import Release
+from dpopt.testing import numerics
+from dpopt.testing.imports import forbidden_imports, imports
+from dpopt.testing.oracles import strict
+from dpopt.testing.targets import TARGETS, Exact
+from dpopt.testing.task import Task
+
+
+@dataclass
+class Thawed:
+    lr: float = 0.1
+
+    init = DPSGD.init
+    step = DPSGD.step
+
+
+@dataclass(frozen=True)
+class NoRevision:
+    lr: float = 0.1
+
+
+@dataclass(frozen=True)
+class Unwritable(DPSGD):
+    """A field that YAML has no word for."""
+
+    phase: complex = 1j
+
+
+@dataclass(frozen=True)
+class Forgetful(DPSGD):
+    """Made again from its fields it is another."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        object.__setattr__(self, "lr", self.lr / 2)
 
 
 @dataclass(frozen=True)
@@ -22,10 +64,90 @@ class InPlace(DPSGD):
 
 
 @dataclass(frozen=True)
+class KeepsTheta(DPSGD):
+    """Leaves the state that it is given as it is, but not the theta."""
+
+    def init(self, theta):
+        state = super().init(theta.clone())
+        theta.add_(1)
+        return state
+
+
+@dataclass(frozen=True)
+class RewritesReleases(DPSGD):
+    momentum: float = 0.9
+
+    def direction(self, state, gradient):
+        return super().direction(state, Release(gradient.value.mul_(2), gradient.std))
+
+
+@dataclass(frozen=True)
 class OwnNoise(DPSGD):
     def step(self, state, oracle):
         new = super().step(state, oracle)
         return new._replace(theta=new.theta + 0.1 * torch.randn(new.theta.shape, device=new.theta.device))
+
+
+@dataclass(frozen=True)
+class RollsDice(DPSGD):
+    def step(self, state, oracle):
+        random.random()
+        return super().step(state, oracle)
+
+
+@dataclass(frozen=True)
+class RollsNumpyDice(DPSGD):
+    def step(self, state, oracle):
+        np.random.random()
+        return super().step(state, oracle)
+
+
+@dataclass(frozen=True)
+class ChangesDtype(DPSGD):
+    def step(self, state, oracle):
+        new = super().step(state, oracle)
+        return State(new.theta, new.momentum.double())
+
+
+@dataclass(frozen=True)
+class Grows(DPSGD):
+    """Has one tensor more in its state after a step."""
+
+    def step(self, state, oracle):
+        new = super().step(State(state.theta, state.theta.new_zeros(0)), oracle)
+        return State(new.theta, (new.momentum, new.momentum))
+
+
+@dataclass(frozen=True)
+class TwiceForOne(DPSGD):
+    """Two queries where the plan was traced with one: extra releases only when there is data."""
+
+    def step(self, state, oracle):
+        with oracle.draw() as batch:
+            gradient = batch.gradient(state.theta, self.clip)
+            if not state.theta.is_meta:
+                gradient = batch.gradient(state.theta, self.clip)
+        return state._replace(theta=state.theta - self.lr * gradient.value)
+
+
+@dataclass(frozen=True)
+class LessThanPlanned(DPSGD):
+    """Leaves its last draw without a query where there is data."""
+
+    def step(self, state, oracle):
+        if oracle.draws_left > 1 or state.theta.is_meta:
+            return super().step(state, oracle)
+        with oracle.draw():
+            return state
+
+
+@dataclass(frozen=True)
+class Stops(DPSGD):
+    """Decides on a released value."""
+
+    def step(self, state, oracle):
+        new = super().step(state, oracle)
+        return new if float(new.theta.norm()) < math.inf else state
 
 
 @dataclass(frozen=True)
@@ -35,6 +157,65 @@ class SideDoor(DPSGD):
     def step(self, state, oracle):
         new = super().step(state, oracle)
         return new._replace(theta=new.theta + oracle._x.mean()) if isinstance(oracle, DataOracle) else new
+
+
+@dataclass(frozen=True)
+class ReadsTheLedger(DPSGD):
+    """Uses what is public in every oracle there is, but not in the protocol."""
+
+    def step(self, state, oracle):
+        return super().step(state, oracle)._replace(momentum=state.momentum * len(oracle.ledger))
+
+
+@dataclass(frozen=True)
+class KnowsItsOracle(DPSGD):
+    """Reaches for nothing, but does something else where the oracle has data."""
+
+    def step(self, state, oracle):
+        new = super().step(state, oracle)
+        return new._replace(theta=2 * new.theta) if type(oracle) is DataOracle else new
+
+
+@dataclass(frozen=True)
+class NeverEnds(DPSGD):
+    def step(self, state, oracle):
+        return super().step(state, oracle) if oracle.draws_left else state
+
+
+@dataclass(frozen=True)
+class LyingRule:
+    """Clips at 5 and declares 1."""
+
+    @property
+    def sensitivity(self):
+        return 1.0
+
+    def factor(self, norm):
+        return (5 / norm).clamp(max=1)
+
+
+@dataclass(frozen=True)
+class Roots(DPSGD):
+    """Not a number wherever a release is negative."""
+
+    def direction(self, state, gradient):
+        return gradient.value.sqrt(), state
+
+
+@dataclass(frozen=True)
+class SizeDependent(DPSGD):
+    """Releases more for larger models."""
+
+    def step(self, state, oracle):
+        new = super().step(state, oracle)
+        return super().step(new, oracle) if oracle.dimension > 500 and oracle.draws_left else _skips_a_draw(new, oracle)
+
+
+def _skips_a_draw(state, oracle):
+    if oracle.draws_left:
+        with oracle.draw():
+            pass
+    return state
 
 
 @dataclass(frozen=True)
@@ -52,114 +233,402 @@ class HiddenMemory(DPSGD):
 
 
 @dataclass(frozen=True)
-class LyingRule:
-    """Clips at 5 and declares 1."""
+class OtherEachTime(DPSGD):
+    """Takes smaller steps in each run that this process makes."""
 
-    @property
-    def sensitivity(self):
-        return 1.0
+    runs = [0]
 
-    def factor(self, norm):
-        return (5 / norm).clamp(max=1)
+    def init(self, theta):
+        self.runs[0] += 1
+        return super().init(theta)
 
-
-@dataclass(frozen=True)
-class SizeDependent(DPSGD):
-    """Releases more for larger models."""
-
-    def step(self, state, oracle):
-        new = super().step(state, oracle)
-        if oracle.dimension > 500 and oracle.draws_left:
-            return super().step(new, oracle)
-        with oracle.draw() if oracle.draws_left and oracle.dimension <= 500 else _nothing():
-            return new
+    def direction(self, state, gradient):
+        return gradient.value / self.runs[0], state
 
 
-class _nothing:  # noqa: N801
-    def __enter__(self):
-        return None
-
-    def __exit__(self, *_):
-        return None
+class Remembering(NamedTuple):
+    theta: torch.Tensor
+    steps: torch.Tensor
 
 
 @dataclass(frozen=True)
-class DropsPrecision(DPSGD):
-    def step(self, state, oracle):
-        new = super().step(state, oracle)
-        return State(new.theta.double(), new.momentum)
+class CountsOnItself(Direction):
+    """Its theta is right after a resume, but a count of steps, kept in the object, is not."""
+
+    def init(self, theta):
+        object.__setattr__(self, "steps", 0)
+        return Remembering(theta, scalar(theta))
+
+    def direction(self, state, gradient):
+        object.__setattr__(self, "steps", getattr(self, "steps", 0) + 1)
+        return gradient.value, state._replace(steps=scalar(state.theta, self.steps))
 
 
 @dataclass(frozen=True)
-class TwiceForOne(DPSGD):
-    """Two queries where the plan was traced with one: extra releases only when there is data."""
-
-    def step(self, state, oracle):
-        with oracle.draw() as batch:
-            gradient = batch.gradient(state.theta, self.clip)
-            if not state.theta.is_meta:
-                gradient = batch.gradient(state.theta, self.clip)
-        return state._replace(theta=state.theta - self.lr * gradient.value)
+class Ascends(DPSGD):
+    def direction(self, state, gradient):
+        return -gradient.value, state
 
 
-@dataclass
-class Thawed:
-    lr: float = 0.1
-
-    init = DPSGD.init
-    step = DPSGD.step
+@dataclass(frozen=True)
+class HalfPrecision(DPSGD):
+    def direction(self, state, gradient):
+        return gradient.value.bfloat16().to(gradient.value.dtype), state
 
 
-BREAKERS = [
-    (InPlace(), "is_pure"),
-    (OwnNoise(), "is_pure"),
-    (DropsPrecision(), "is_pure"),
-    (SideDoor(), "replays_bit_for_bit"),
-    (HiddenMemory(), "resumes_bit_for_bit"),
-    (SizeDependent(), "plans_the_same_for_any_dimension"),
-    (Thawed(), "is_frozen_configuration"),
+@dataclass(frozen=True)
+class Cancels(DPSGD):
+    def direction(self, state, gradient):
+        return gradient.value + 1e3 - 1e3, state
+
+
+@dataclass(frozen=True)
+class FloatMomentum(DPSGD):
+    momentum: float = 0.9
+
+    def init(self, theta):
+        return State(theta, torch.zeros(len(theta), device=theta.device))
+
+
+@dataclass(frozen=True)
+class Looks(DPSGD):
+    """Has a value sent to the host, by the means that `how` names; not in calibration."""
+
+    how: str = "item"
+
+    def direction(self, state, gradient):
+        value = gradient.value
+        if not value.is_meta:
+            {
+                "item": lambda: value[0].item(),
+                "float": lambda: float(value[0]),
+                "if": lambda: bool(value[0] > 0),
+                "tolist": value.tolist,
+                "numpy": value.numpy,
+                "cpu": value.cpu,
+                "nonzero": value.nonzero,
+                "equal": lambda: torch.equal(value, value),
+                "mask": lambda: value[value > 0],
+                "unique": value.unique,
+            }[self.how]()
+        return value, state
+
+
+class Broken(NamedTuple):
+    """An optimizer that a check must refuse, saying `message`; or one that it must refuse where `patch` holds."""
+
+    check: str
+    optimizer: object
+    message: str
+    patch: str = ""
+    error: type[BaseException] = AssertionError
+
+
+BROKEN = [
+    Broken("is_frozen_configuration", Thawed(), "unhashable", error=TypeError),
+    Broken("is_frozen_configuration", NoRevision(), "`revision` is None"),
+    Broken("survives_yaml", Unwritable(), "YAML cannot hold"),
+    Broken("survives_yaml", Forgetful(), "comes back from YAML"),
+    Broken("has_a_complete_entry", DPSGD(), "summary is missing", "no_summary"),
+    Broken("has_a_complete_entry", DPSGD(), "reference is missing", "no_reference"),
+    Broken("has_a_complete_entry", DPSGD(), "family 'fish' is none of", "strange_family"),
+    Broken("has_a_complete_entry", DPSGD(), "did you mean 'lr'", "strange_grid", ConfigError),
+    Broken("has_a_complete_entry", DPSGD(), "expected a number in", "grid_out_of_range", ConfigError),
+    Broken("has_a_complete_entry", DPSGD(), "grid of lr is empty", "empty_grid"),
+    Broken("equals_its_declared_limits", DPSGD(), r"is not .*dp_adam.* apart after", "wrong_limit"),
+    Broken("equals_its_declared_limits", DPSGD(), "releases something else", "limit_of_another_structure"),
+    Broken("is_pure", InPlace(), "state in place"),
+    Broken("is_pure", KeepsTheta(), "does not start at theta"),
+    Broken("is_pure", RewritesReleases(), "a release is changed in place"),
+    Broken("is_pure", OwnNoise(), "random generator"),
+    Broken("is_pure", RollsDice(), "random generator"),
+    Broken("is_pure", RollsNumpyDice(), "random generator"),
+    Broken("is_pure", ChangesDtype(), "makes .*float64.* of .*float32"),
+    Broken("is_pure", Grows(), "2 tensors at one time and 3"),
+    Broken("leaves_the_planned_ledger", TwiceForOne(), "the plan holds releases", error=UnplannedRelease),
+    Broken("leaves_the_planned_ledger", LessThanPlanned(), "is not the planned"),
+    Broken("spends_at_most_the_target", Stops(), "reads the value", error=ConfigError),
+    Broken("spends_at_most_the_target", DPSGD(), "spent, 5.0 allowed", "too_little_noise"),
+    Broken("replays_bit_for_bit", SideDoor(), r"depends on more than the releases: leaf 0 .* differs by \d"),
+    Broken("sees_only_the_protocol", SideDoor(), "`oracle.__class__` is not in the protocol"),
+    Broken("sees_only_the_protocol", ReadsTheLedger(), "`oracle.ledger` is not in the protocol"),
+    Broken("sees_only_the_protocol", KnowsItsOracle(), "depends on which oracle"),
+    Broken("imports_no_data", InPlace(), "test_testing: dpopt.privacy.DataOracle"),
+    Broken("imports_no_data", dpopt.create("hyfreedp", base=InPlace()), "test_testing: dpopt.privacy.DataOracle"),
+    Broken("stops_when_the_budget_is_spent", NeverEnds(), "after the last draw"),
+    Broken("adds_the_stated_gradient_noise", DPSGD(clip=Abadi(0.5)), "chi-square", "less_noise"),
+    Broken("adds_the_stated_gradient_noise", DPSGD(), "the stated std is", "wrong_std"),
+    Broken("adds_the_stated_gradient_noise", dpopt.create("hyfreedp"), "losses: the stated std", "wrong_loss_std"),
+    Broken(
+        "adds_the_stated_gradient_noise", dpopt.create("adaptive_clip"), "counts: the stated std", "wrong_count_std"
+    ),
+    Broken("bounds_one_record", DPSGD(clip=LyingRule()), r"\(gradient\) by [45]\.\d+, not 1", "trusting_engine"),
+    Broken("bounds_one_record", dpopt.create("hyfreedp"), r"\(losses\) by", "unbounded_losses"),
+    Broken("bounds_one_record", dpopt.create("adaptive_clip"), r"\(counts\) by", "uncentred_counts"),
+    Broken("survives_bad_records_and_empty_draws", Roots(), "poisoned the run"),
+    Broken("survives_bad_records_and_empty_draws", DPSGD(), "an empty draw poisoned", "mean_of_the_draw"),
+    Broken("plans_the_same_for_any_dimension", SizeDependent(), "depends on the dimension"),
+    Broken("resumes_bit_for_bit", HiddenMemory(), "a run that was stopped ends elsewhere"),
+    Broken("resumes_bit_for_bit", CountsOnItself(), "leaf 1 of the state differs by 6"),
+    Broken("works_without_noise", Ascends(), "a quadratic falls to 1 of its first value"),
+    Broken("agrees_in_float64", Cancels(), r"differ in leaf 0 .* apart after a way of"),
+    Broken("agrees_in_float64", HalfPrecision(), "a vector is made torch.bfloat16 in torch.float64"),
+    Broken("agrees_in_float64", FloatMomentum(), "a vector is made torch.float32 in torch.float64"),
+    *(
+        Broken("never_waits_for_the_device", Looks(how=how), rf"waits for the device \({by}\)")
+        for how, by in {
+            "item": "Tensor.item",
+            "float": "aten::_local_scalar_dense",
+            "if": "aten::.*",
+            "tolist": "Tensor.tolist",
+            "numpy": "Tensor.numpy",
+            "cpu": "Tensor.cpu",
+            "nonzero": "aten::nonzero",
+            "equal": "aten::equal",
+            "mask": "indexing by a mask",
+            "unique": "aten::_unique2",
+        }.items()
+    ),
+    Broken("same_on_cuda", OtherEachTime(), "GPU and CPU differ in leaf 0", "cpu_as_gpu"),
 ]
 
 
-@pytest.mark.parametrize(("optimizer", "name"), BREAKERS, ids=[f"{type(o).__name__}-{n}" for o, n in BREAKERS])
-def test_a_broken_optimizer_is_caught(optimizer, name):
-    check = next(check for check in dpopt.testing.checks(optimizer) if check.name == name)
-    with pytest.raises((AssertionError, TypeError)):
-        check()
+@pytest.fixture
+def patches(monkeypatch):
+    """Ways to break what is around an optimizer, by name."""
+
+    def entry(**changes):
+        changed = dataclasses.replace(registry.entry("optimizer", "dp_sgd"), **changes)
+        everything = {**registry.entries("optimizer"), "dp_sgd": changed}
+        monkeypatch.setattr(registry, "entries", lambda group: everything)
+
+    def limit(fields, equals):
+        entry(limits=[{"fields": fields, "equals": equals}])
+
+    def released(method, change):
+        original = getattr(DataOracle, method)
+        monkeypatch.setattr(DataOracle, method, lambda *arguments: change(original(*arguments)))
+
+    def too_little_noise():
+        monkeypatch.setattr(calibration, "_read_cache", lambda *_: None)
+        monkeypatch.setattr(calibration, "_write_cache", lambda *_: None)
+        monkeypatch.setattr(calibration, "_solve_kinds", lambda *_: {"gradient": 1.0})
+
+    def wrong_std(release):
+        return Release(release.value, 2 * release.std)
+
+    def unbounded(oracle, draw, release, at, bound, noise):
+        values = torch.stack([oracle._losses_of(draw, 0, [theta])[0].nan_to_num().sum() for theta in at])
+        return Release(values, 0.0)
+
+    def realised_batch(original):
+        def divided(oracle, *arguments):
+            release = original(oracle, *arguments)
+            rows = sum(int(inputs().mask.sum()) for inputs in oracle._inputs)
+            return Release(release.value / rows if rows else release.value * math.nan, release.std)
+
+        return divided
+
+    original = sampling.add_gaussian
+    return {
+        "no_summary": lambda: entry(summary=""),
+        "no_reference": lambda: entry(reference=""),
+        "strange_family": lambda: entry(family="fish"),
+        "strange_grid": lambda: entry(grid={"lrr": [0.1]}),
+        "grid_out_of_range": lambda: entry(grid={"lr": [0.1, -1]}),
+        "empty_grid": lambda: entry(grid={"lr": []}),
+        "wrong_limit": lambda: limit({"lr": 0.01}, {"name": "dp_adam", "lr": 0.01}),
+        "limit_of_another_structure": lambda: limit({}, {"name": "hyfreedp"}),
+        "too_little_noise": too_little_noise,
+        "less_noise": lambda: monkeypatch.setattr(
+            sampling, "add_gaussian", lambda total, std, *where: original(total, 0.8 * std, *where)
+        ),
+        "wrong_std": lambda: released("_gradient", wrong_std),
+        "wrong_loss_std": lambda: released("_losses", wrong_std),
+        "wrong_count_std": lambda: released("_below", wrong_std),
+        "trusting_engine": lambda: monkeypatch.setattr(
+            bookkeeping, "clip_factors", lambda clip, norm, mask: clip.factor(norm) * mask
+        ),
+        "unbounded_losses": lambda: monkeypatch.setattr(DataOracle, "_losses", unbounded),
+        "uncentred_counts": lambda: released("_below", lambda r: Release(3 + r.value, r.std)),
+        "mean_of_the_draw": lambda: monkeypatch.setattr(DataOracle, "_gradient", realised_batch(DataOracle._gradient)),
+        "cpu_as_gpu": lambda: (
+            monkeypatch.setattr(numerics, "DEVICE", "cpu"),
+            monkeypatch.setattr(torch.cuda, "is_available", lambda: True),
+        ),
+    }
+
+
+def check_of(optimizer, name):
+    return next(check for check in testing.checks(optimizer) if check.name == name)
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda b: f"{b.check}-{b.patch or type(b.optimizer).__name__}")
+def test_what_breaks_a_rule_is_caught(broken, patches):
+    if broken.patch:
+        patches[broken.patch]()
+    with pytest.raises(broken.error, match=broken.message):
+        check_of(broken.optimizer, broken.check)()
+
+
+@pytest.mark.parametrize("broken", [b for b in BROKEN if b.patch], ids=lambda b: f"{b.check}-{b.patch}")
+def test_what_is_patched_is_what_breaks_it(broken):
+    """Without the patch the same optimizer passes, so the check has seen the patch and nothing else."""
+    if broken.check == "same_on_cuda":
+        pytest.skip("the optimizer is broken too")
+    check_of(broken.optimizer, broken.check)()
+
+
+def test_every_check_has_been_seen_to_fail():
+    assert {broken.check for broken in BROKEN} == {rule.__name__ for rule in testing.RULES}
+
+
+@pytest.mark.gpu
+def test_a_tensor_on_the_wrong_device_is_caught():
+    @dataclass(frozen=True)
+    class OnTheCPU(DPSGD):
+        def direction(self, state, gradient):
+            ones = torch.ones(len(gradient.value), device=gradient.value.device if gradient.value.is_meta else "cpu")
+            return gradient.value * ones, state
+
+    with pytest.raises(RuntimeError, match="same device"):
+        check_of(OnTheCPU(), "same_on_cuda")()
+    check_of(DPSGD(momentum=0.9), "same_on_cuda")()
 
 
 def test_a_rule_that_lies_about_its_sensitivity_is_held_to_it():
     """The engine caps every example at the declared sensitivity, so that the noise is never scaled to a lie."""
-    for check in dpopt.testing.checks(DPSGD(clip=LyingRule())):
-        check()
-
-
-def test_an_unplanned_release_is_refused_in_the_middle_of_a_run():
-    check = next(c for c in dpopt.testing.checks(TwiceForOne()) if c.name == "leaves_the_planned_ledger")
-    with pytest.raises(UnplannedRelease):
-        check()
-
-
-def test_noise_that_is_not_the_stated_is_caught(monkeypatch):
-    """Mistake 20: a sigma in the record that is not the one added."""
-    original = sampling.add_gaussian
-    monkeypatch.setattr(sampling, "add_gaussian", lambda total, std, *where: original(total, 0.8 * std, *where))
-    check = next(c for c in dpopt.testing.checks(DPSGD(clip=Abadi(0.5))) if c.name == "adds_the_stated_gradient_noise")
-    with pytest.raises(AssertionError, match="chi-square"):
-        check()
+    check_of(DPSGD(clip=LyingRule()), "bounds_one_record")()
+    check_of(DPSGD(clip=LyingRule()), "adds_the_stated_gradient_noise")()
 
 
 def test_a_check_has_a_name_for_pytest():
-    names = [str(check) for check in dpopt.testing.checks(DPSGD())]
-    assert len(set(names)) == len(names) > 8
+    names = [str(check) for check in testing.checks(DPSGD())]
+    assert len(set(names)) == len(names) == len(testing.RULES)
 
 
-def test_reading_a_release_to_decide_is_caught():
+def excepted(**exceptions):
     @dataclass(frozen=True)
-    class Stops(DPSGD):
-        def step(self, state, oracle):
-            new = super().step(state, oracle)
-            return new if float(new.theta.norm()) < math.inf else state
+    class Excepted(Ascends):
+        conformance_exceptions = exceptions
 
-    with pytest.raises(ConfigError, match="reads the value"):
-        next(iter(c for c in dpopt.testing.checks(Stops()) if c.name == "spends_at_most_the_target"))()
+    return Excepted()
+
+
+def test_an_exception_skips_its_check_and_no_other():
+    optimizer = excepted(works_without_noise="it goes up on purpose")
+    with pytest.raises(unittest.SkipTest, match="on purpose"):
+        check_of(optimizer, "works_without_noise")()
+    check_of(optimizer, "agrees_in_float64")()
+
+
+@pytest.mark.parametrize(
+    ("exceptions", "message"),
+    [
+        ({"works_without_nose": "a typing error"}, "did you mean 'works_without_noise'"),
+        ({"replays_bit_for_bit": "it would rather not"}, "known: agrees_in_float64"),
+        ({"works_without_noise": " "}, "expected the reason"),
+    ],
+)
+def test_an_exception_needs_a_rule_that_has_some_and_a_reason(exceptions, message):
+    with pytest.raises(ConfigError, match=message):
+        list(testing.checks(excepted(**exceptions)))
+
+
+def test_what_can_be_excepted_is_about_numbers_only():
+    numeric = {rule.__name__ for rule in testing.RULES if rule.__module__ == numerics.__name__}
+    assert numeric > testing.EXCEPTABLE
+
+
+def test_a_view_shows_the_protocol_and_nothing_else():
+    task = Task()
+    view = strict(task.oracle(task.plan(DPSGD())))
+    assert (view.draws_left, view.draws_total, view.dimension, view.expected_batch) == (12, 12, 75, 20)
+    with pytest.raises(AssertionError, match=r"`oracle\.draws_left` is set"):
+        view.draws_left = 100
+    with view.draw() as batch:
+        assert batch.gradient(task.engine.theta, Abadi(1.0)).value.shape == (75,)
+        for name in ("noises", "_oracle", "__dict__", "number"):
+            with pytest.raises(AssertionError, match=rf"`batch\.{name}`"):
+                getattr(batch, name)
+    assert view.draws_left == 11
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_targets_are_zero_at_their_least_and_start_above(target):
+    least = 1 - 2.0 * (torch.arange(len(target.start)) % 2)
+    offset = 4 if target.name.startswith("a sum") else 0
+    least[offset:] = 1 - 2.0 * (torch.arange(len(least) - offset) % 2)
+    assert target.objective(least) == 0
+    assert target.objective(target.start) > 0.5
+
+
+def test_the_exact_oracle_clips_scales_combines_and_counts():
+    target = TARGETS[0]
+    oracle = Exact(target, draws=1)
+    minus = -(1 - 2.0 * (torch.arange(10) % 2))  # the gradient at 0, of norm sqrt(10)
+    with oracle.draw() as batch:
+        plain = batch.gradient(target.start, Abadi(math.inf))
+        torch.testing.assert_close(plain.value, minus)
+        assert plain.std == 0
+        assert batch.below(3.2).value.item() == 1
+        assert batch.below(3.1).value.item() == 0
+        torch.testing.assert_close(batch.gradient(target.start, Abadi(1.0)).value, minus / math.sqrt(10))
+        torch.testing.assert_close(batch.gradient(target.start, Abadi(9.0), torch.full((10,), 2.0)).value, 2 * minus)
+        points = [(3.0, target.start), (-2.0, -minus)]  # the gradient vanishes at the second
+        torch.testing.assert_close(batch.gradient(points, Abadi(math.inf)).value, 3 * minus)
+        assert batch.losses([target.start, -minus], 3.0).value.tolist() == [3.0, 0.0]
+        assert batch.losses([target.start], 9.0).value.tolist() == [5.0]
+
+
+def test_names_that_are_imported():
+    source = (
+        "import os, a.b\nfrom c import d as e\nfrom . import f\nfrom ..g import h\nif TYPE_CHECKING:\n    import i\n"
+    )
+    assert sorted(imports(source, "x.y")) == ["a.b", "c.d", "os", "x.g.h", "x.y.f"]
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A plug-in's package `plugged`: its method looks harmless and takes a base class from a module of its own."""
+    folder = tmp_path / "plugged"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "method.py").write_text(
+        "import math\nimport torch.nn\nfrom plugged.shared import x\nfrom . import near\n"
+    )
+    (folder / "near.py").write_text("from dpopt.fields import Positive\nfrom dpopt import errors\n")
+    (folder / "shared.py").write_text("import collections.abc\nx = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "found"),
+    [
+        ("near", "", []),
+        ("method", "import dpopt", ["plugged.method: dpopt"]),
+        ("shared", "from dpopt.privacy import oracle", ["plugged.shared: dpopt.privacy.oracle"]),
+        ("near", "from dpopt.privacy import protocol", []),
+        ("near", "import dpopt.clipping.rules", []),
+        ("near", "def f():\n    import os.path", ["plugged.near: os.path"]),
+        ("near", "from torchvision import x", ["plugged.near: torchvision.x"]),
+        ("near", "def f():\n    return open('x'), eval('y')", ["plugged.near: eval", "plugged.near: open"]),
+    ],
+)
+def test_imports_of_a_plugin_are_followed(package, monkeypatch, file, line, found):
+    for name in ("plugged", "plugged.method", "plugged.near", "plugged.shared"):
+        monkeypatch.delitem(__import__("sys").modules, name, raising=False)
+    path = package / f"{file}.py"
+    with path.open("a") as opened:
+        opened.write(f"def g():\n    {line}\n" if line.startswith(("import", "from torchvision")) else f"{line}\n")
+    assert forbidden_imports("plugged.method") == found
+
+
+def test_limits_of_the_registry_are_checked():
+    """Two methods declare special cases; without any, the check would hold for nothing."""
+    assert {"fiber", "disk"} <= {name for name in dpopt.optimizers() if registry.entry("optimizer", name).limits}
+
+
+def test_a_class_that_is_not_registered_survives_yaml_by_its_fields():
+    check_of(Ascends(clip=Abadi(0.5), lr=1e-30), "survives_yaml")()

@@ -7,6 +7,10 @@ from dpopt.optimizers.base import Direction
 
 CASES = [(name, check) for name in dpopt.optimizers() for check in dpopt.testing.checks(dpopt.create(name))]
 DIRECTIONS = [name for name in dpopt.optimizers() if isinstance(dpopt.create(name), Direction)]
+BASES = {name: name for name in DIRECTIONS} | {
+    # The default filter rings for longer than a check runs, and only small learning rates of its own get round that.
+    "doppler": {"name": "doppler", "a": [1, -0.9], "b": [0.1]},
+}
 VARIANTS = {
     "hyfreedp-fresh": ("hyfreedp", {"probe_batch": "fresh"}),
     "hyfreedp-five-probes": ("hyfreedp", {"probes": 5, "probe_every": 2}),
@@ -17,7 +21,16 @@ VARIANTS = {
     "fiber-off-one-point": ("fiber", {"correction": "off", "kappa": 1.0}),
     "dp_sgd-automatic-momentum": ("dp_sgd", {"clip": "automatic", "momentum": 0.9}),
     "dp_adam-normalized": ("dp_adam", {"clip": {"rule": "normalized", "bound": 0.1}}),
-} | {f"hyfreedp-over-{name}": ("hyfreedp", {"base": name}) for name in DIRECTIONS}
+    "disk-over-momentum": ("disk", {"base": {"name": "dp_sgd", "momentum": 0.9}}),
+    "disk-over-dp_adambc": ("disk", {"base": "dp_adambc", "kappa": 0.4}),
+    "doppler-over-momentum": ("doppler", {"base": {"name": "dp_sgd", "momentum": 0.9}, "a": [1, -0.9], "b": [0.1]}),
+    "doppler-over-dp_adambc": ("doppler", {"base": "dp_adambc"}),
+    "scheduled-warm-linear": ("scheduled", {"schedule": "linear", "warmup": 0.25, "final": 0.1}),
+    "hyfreedp-over-disk-over-dp_adambc": ("hyfreedp", {"base": {"name": "disk", "base": "dp_adambc"}}),
+    "adadp_hybrid-third": ("adadp_hybrid", {"adaptive_epochs": 1.0, "factor": "sqrt", "keep": "half"}),
+} | {
+    f"{rule}-over-{name}": (rule, {"base": base}) for rule in ("hyfreedp", "scheduled") for name, base in BASES.items()
+}
 VARIANT_CASES = [
     pytest.param(check, id=f"{label}-{check}")
     for label, (name, fields) in VARIANTS.items()

@@ -112,10 +112,16 @@ def test_state_is_pure_and_resumes(optimizer):
     assert len(initial.numbers) == len(half.numbers)
 
 
-@pytest.mark.parametrize("label", ["prodigy-decoupled", "adafactor", "schedulefree-radam", "ldog"])
-def test_conformance(label):
-    for check in dpopt.testing.checks(CASES[label]):
-        check()
+CHECKS = [
+    pytest.param(check, id=f"{label}-{check}")
+    for label in ("prodigy-decoupled", "adafactor", "schedulefree-radam", "ldog")
+    for check in dpopt.testing.checks(CASES[label])
+]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_conformance(check):
+    check()
 
 
 def test_adam_is_dp_adam():

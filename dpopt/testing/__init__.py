@@ -1,0 +1,95 @@
+"""Conformance checks for optimizers: what every registered one must pass, callable from a plug-in's own tests.
+
+    import dpopt, pytest
+
+    @pytest.mark.parametrize("check", dpopt.testing.checks(MyOptimizer()), ids=str)
+    def test_conformance(check):
+        check()
+
+A check runs the optimizer on a small synthetic task and raises `AssertionError` where a rule is broken. A rule that
+cannot hold for a method is excepted on its class, with the reason; the check is then skipped:
+
+    conformance_exceptions: ClassVar[Mapping[str, str]] = {"works_without_noise": "it needs ..."}
+"""
+
+from __future__ import annotations
+
+import unittest
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from dpopt.errors import ConfigError, unknown
+from dpopt.privacy.protocol import Optimizer
+from dpopt.testing import configuration, numerics, privacy
+from dpopt.testing.task import Task
+
+__all__ = ["EXCEPTABLE", "RULES", "Check", "Task", "checks"]
+
+RULES: tuple[Callable[[Optimizer], None], ...] = (
+    configuration.is_frozen_configuration,
+    configuration.survives_yaml,
+    configuration.has_a_complete_entry,
+    numerics.is_pure,
+    privacy.leaves_the_planned_ledger,
+    privacy.spends_at_most_the_target,
+    privacy.replays_bit_for_bit,
+    privacy.sees_only_the_protocol,
+    privacy.imports_no_data,
+    privacy.stops_when_the_budget_is_spent,
+    privacy.adds_the_stated_gradient_noise,
+    privacy.bounds_one_record,
+    privacy.survives_bad_records_and_empty_draws,
+    privacy.plans_the_same_for_any_dimension,
+    numerics.resumes_bit_for_bit,
+    numerics.works_without_noise,
+    configuration.equals_its_declared_limits,
+    numerics.agrees_in_float64,
+    numerics.never_waits_for_the_device,
+    numerics.same_on_cuda,
+)
+EXCEPTABLE = frozenset({"works_without_noise", "agrees_in_float64", "never_waits_for_the_device", "same_on_cuda"})
+"""Rules that a class may be excepted from: no stated epsilon and no stored result rests on them."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One rule. Call it to check; `name` says which it is."""
+
+    name: str
+    run: Callable[[], None]
+
+    def __call__(self) -> None:
+        self.run()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def checks(optimizer: Optimizer) -> Iterator[Check]:
+    """The rules that an optimizer must keep, as callables that raise `AssertionError` where it does not.
+
+    They raise `unittest.SkipTest` where the rule is excepted, or cannot be checked here.
+
+    Raises:
+        ConfigError: an exception from a rule that there is not or that has none, or one without a reason.
+    """
+    exceptions = _exceptions(type(optimizer))
+    for rule in RULES:
+        name = rule.__name__
+        yield Check(name, partial(_skip, exceptions[name]) if name in exceptions else partial(rule, optimizer))
+
+
+def _exceptions(kind: type) -> Mapping[str, str]:
+    exceptions: Mapping[str, str] = getattr(kind, "conformance_exceptions", {})
+    where = f"{kind.__name__}.conformance_exceptions"
+    for name, reason in exceptions.items():
+        if name not in EXCEPTABLE:
+            raise unknown(where, name, EXCEPTABLE)
+        if not (isinstance(reason, str) and reason.strip()):
+            raise ConfigError(where, {name: reason}, "expected the reason as a sentence")
+    return exceptions
+
+
+def _skip(reason: str) -> None:
+    raise unittest.SkipTest(reason)

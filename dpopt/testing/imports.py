@@ -1,0 +1,72 @@
+"""What the module of an optimizer may import: nothing that leads to data, files or other processes."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterator
+from importlib import import_module, util
+
+MAY_USE = frozenset({"__future__", "collections", "dataclasses", "math", "torch", "typing"})
+"""Distributions and modules that an optimizer may import."""
+MAY_USE_MORE = {"dpopt.optimizers.torch_optim": {"contextlib", "functools", "importlib"}}
+"""It wraps a class that is given by its import path."""
+MAY_USE_OF_DPOPT = ("clipping.rules", "errors", "fields", "optimizers", "privacy.protocol")
+BUILTINS = frozenset({"__import__", "compile", "eval", "exec", "open"})
+"""Built-in functions that would go round the rule."""
+
+
+def imports(source: str, package: str = "") -> Iterator[str]:
+    """Absolute names that the module `source` in `package` imports, but for those only a type checker sees."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            origin = util.resolve_name("." * node.level + (node.module or ""), package)
+            yield from (f"{origin}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def forbidden_imports(module: str) -> list[str]:
+    """What the optimizer's module `module` uses and may not, as "module: name".
+
+    Other modules of a plug-in's own top-level package are held to the same rule.
+    """
+    found, pending, seen = [], [module], set()
+    while pending:
+        name = pending.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        source = inspect.getsource(import_module(name))
+        found += [f"{name}: {builtin}" for builtin in _names(source) & BUILTINS]
+        for imported in imports(source, sys.modules[name].__package__ or ""):
+            own = _own_module(imported, name)
+            if own:
+                pending.append(own)
+            elif not _is_allowed(imported, name):
+                found.append(f"{name}: {imported}")
+    return sorted(found)
+
+
+def _is_allowed(name: str, module: str) -> bool:
+    root, _, inner = name.partition(".")
+    if root == "dpopt":
+        return any(f"{inner}.".startswith(f"{allowed}.") for allowed in MAY_USE_OF_DPOPT)
+    return root in MAY_USE | MAY_USE_MORE.get(module, set())
+
+
+def _own_module(imported: str, module: str) -> str | None:
+    """The module behind the name `imported`, if it is of the same top-level package as `module` and not of dpopt."""
+    root = module.partition(".")[0]
+    if root == "dpopt" or imported.partition(".")[0] != root:
+        return None
+    return next((name for name in (imported, imported.rpartition(".")[0]) if name in sys.modules), None)
+
+
+def _names(source: str) -> set[str]:
+    return {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}

@@ -1,0 +1,188 @@
+"""Rules that make a run repeatable, resumable, precise and quick."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+import pickle
+import random
+import unittest
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dpopt import registry
+from dpopt.privacy.protocol import Optimizer
+from dpopt.testing.configuration import entries_of
+from dpopt.testing.targets import TARGETS, Exact, Target
+from dpopt.testing.task import DRAWS, Recording, Task, advance, pairs, require_near, require_same, tensors
+
+GOAL, TARGET_DRAWS = 0.1, 120
+"""A target counts as minimised at this share of its first value, reached within so many draws."""
+FACTORS = (1.0, 10.0, 3.0, 30.0, 0.3, 0.1, 100.0, 0.03, 0.01)
+"""The learning rates that are tried on a target, as multiples of the optimizer's own."""
+PRECISION, STATE_PRECISION = 1e-5, 1e-2
+"""How far theta, and the rest of a state, may be from the same in float64 or on another device, as a share of the way.
+What depends on the distance that theta has gone, such as DoG's step size, inherits theta's rounding many times over."""
+DEVICE = "cuda"
+WAITING = frozenset({"_local_scalar_dense", "equal", "is_nonzero", "item", "masked_select", "nonzero", "_unique2"})
+"""Operations of aten whose result has to be on the host before the next can start."""
+TO_HOST = frozenset({"__array__", "cpu", "item", "numpy", "tolist"})
+"""Methods of a tensor that copy it to the host."""
+
+
+def is_pure(optimizer: Optimizer) -> None:
+    """`init` and `step` change nothing in place, keep dtype, shape and device, and use no global random numbers."""
+    recording = Task().record(optimizer)
+    oracle, given = recording.oracle(), [recording.start, *recording.tensors]
+    before, generators = [tensor.clone() for tensor in given], _generators()
+    state = optimizer.init(recording.start)
+    assert state._fields[0] == "theta", "the state's first field is not `theta`"
+    assert torch.equal(state.theta, recording.start), "the state does not start at theta"
+    while oracle.draws_left:
+        state = _pure_step(optimizer, state, oracle)
+    assert all(map(torch.equal, before, given)), "theta, as given to `init`, or a release is changed in place"
+    assert generators == _generators(), "a global random generator is used"
+
+
+def resumes_bit_for_bit(optimizer: Optimizer) -> None:
+    """Half the draws, saved, loaded into a new optimizer, then the rest: the same state as without the stop."""
+    task = Task()
+    recording = task.record(optimizer)
+    first = task.oracle(recording.plan)
+    half = task.run(optimizer, first, until=DRAWS // 2)
+    copy: Any = dataclasses.replace(optimizer)  # type: ignore[type-var]
+    resumed = task.run(copy, task.oracle(recording.plan, ledger=first.ledger), _saved_and_loaded(half))
+    require_same(resumed, recording.final, "a run that was stopped ends elsewhere")
+
+
+def works_without_noise(optimizer: Optimizer) -> None:
+    """Each of four functions falls to a tenth within 120 draws, at the own learning rate or a multiple of it.
+
+    A method that is registered as parameter-free has to do it as it is.
+    """
+    candidates = _candidates(optimizer)
+    for target in TARGETS:
+        least = math.inf
+        for candidate in candidates:
+            least = min(least, _least_share(candidate, target)) if least > GOAL else least
+        assert least <= GOAL, f"{target.name} falls to {least:.3g} of its first value in {TARGET_DRAWS} draws at best"
+
+
+def agrees_in_float64(optimizer: Optimizer) -> None:
+    """The same releases in float32 and in float64 lead to nearly the same end, and float64 is not made less."""
+    recording = Task().record(optimizer)
+    with _NoLess(torch.float64, recording.plan.dimension):
+        double = recording.replay(optimizer, Tensor.double)
+    _require_near_states(recording.final, double, recording, "float32 and float64")
+
+
+def never_waits_for_the_device(optimizer: Optimizer) -> None:
+    """No step needs a tensor's value on the host, so none waits for an accelerator, and steps can be compiled.
+
+    Calibration refuses most that do, as their tensors have no values there; this finds one that asks for `is_meta`.
+    """
+    recording = Task().record(optimizer)
+    oracle, state = recording.oracle(), optimizer.init(recording.start)
+    with _NoTransfer(), _NoWaiting():
+        advance(optimizer, state, oracle)
+
+
+def same_on_cuda(optimizer: Optimizer) -> None:
+    """The same releases on a GPU lead to the same end as on the CPU. Skipped where there is none."""
+    if not torch.cuda.is_available():
+        raise unittest.SkipTest("no CUDA device")
+    recording = Task().record(optimizer)
+    final = recording.replay(optimizer, lambda value: value.to(DEVICE))
+    _require_near_states(final, recording.final, recording, "GPU and CPU")
+
+
+def _require_near_states(state: Any, expected: Any, recording: Recording, who: str) -> None:
+    for number, (leaf, other) in enumerate(pairs(state, expected)):
+        if not (other.is_floating_point() and other.isfinite().all()):
+            continue
+        start, tolerance = (torch.zeros_like(other), STATE_PRECISION) if number else (recording.start, PRECISION)
+        require_near(leaf, other, start, tolerance, f"{who} differ in leaf {number} of the state")
+
+
+def _pure_step(optimizer: Optimizer, state: Any, oracle: Any) -> Any:
+    before = [leaf.clone() for leaf in tensors(state)]
+    after = optimizer.step(state, oracle)
+    assert all(map(torch.equal, before, tensors(state))), "`step` changes its state in place"
+    for old, new in pairs(state, after):
+        kinds = [(tensor.dtype, tensor.shape, tensor.device) for tensor in (old, new)]
+        assert kinds[0] == kinds[1], f"`step` makes {kinds[1]} of {kinds[0]}"
+        assert not new.requires_grad, "the state keeps an autograd graph"
+    return after
+
+
+def _generators() -> list[Any]:
+    return [torch.get_rng_state().tolist(), random.getstate(), pickle.dumps(np.random.get_state())]
+
+
+def _saved_and_loaded(state: Any) -> Any:
+    leaves, structure = pytree.tree_flatten(state)
+    file = io.BytesIO()
+    torch.save(leaves, file)
+    file.seek(0)
+    return pytree.tree_unflatten(torch.load(file, weights_only=True), structure)
+
+
+def _candidates(optimizer: Any) -> list[Any]:
+    """`optimizer` and, where it has a learning rate to tune, the same with others."""
+    is_free = any(
+        entry.family == "parameter-free" and registry.create(entry.name) == optimizer for entry in entries_of(optimizer)
+    )
+    if is_free or not hasattr(optimizer, "lr"):
+        return [optimizer]
+    return [dataclasses.replace(optimizer, lr=factor * optimizer.lr) for factor in FACTORS]
+
+
+def _least_share(optimizer: Optimizer, target: Target) -> float:
+    """The least value on the way, as a share of the first; the way ends at the goal."""
+    oracle, state = Exact(target, TARGET_DRAWS), optimizer.init(target.start)
+    first = least = float(target.objective(target.start))
+    while oracle.draws_left and least > GOAL * first:
+        state = optimizer.step(state, oracle)
+        least = min(least, float(target.objective(state.theta)))
+    return least / first
+
+
+class _NoLess(TorchDispatchMode):
+    """Refuses operations that make a vector, of `dimension` numbers or more, of another floating type than `dtype`."""
+
+    def __init__(self, dtype: torch.dtype, dimension: int) -> None:
+        super().__init__()
+        self._dtype, self._dimension = dtype, dimension
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in pytree.tree_leaves(result):
+            is_vector = isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel() >= self._dimension
+            assert not is_vector or leaf.dtype == self._dtype, f"a vector is made {leaf.dtype} in {self._dtype}"
+        return result
+
+
+class _NoWaiting(TorchDispatchMode):
+    """Refuses operations that wait for the device."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        is_masked = name == "index" and any(i is not None and i.dtype is torch.bool for i in args[1])
+        assert name not in WAITING, f"`step` waits for the device (aten::{name})"
+        assert not is_masked, "`step` waits for the device (indexing by a mask)"
+        return func(*args, **(kwargs or {}))
+
+
+class _NoTransfer(TorchFunctionMode):
+    """Refuses methods that copy a tensor to the host; those of a tensor on the CPU never reach the dispatcher."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func.__name__ not in TO_HOST, f"`step` waits for the device (Tensor.{func.__name__})"
+        return func(*args, **(kwargs or {}))

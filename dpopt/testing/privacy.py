@@ -1,0 +1,122 @@
+"""Rules without which a stated epsilon does not hold. None of them can be excepted."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from scipy import stats
+
+from dpopt.privacy import accountants
+from dpopt.privacy.calibration import trace
+from dpopt.privacy.oracle import GRADIENT, BudgetSpent
+from dpopt.privacy.protocol import Optimizer
+from dpopt.testing.imports import MAY_USE, forbidden_imports
+from dpopt.testing.oracles import Neighbours, strict
+from dpopt.testing.task import DELTA, DRAWS, EPSILON, Task, require_same
+
+
+def leaves_the_planned_ledger(optimizer: Optimizer) -> None:
+    """The ledger after a run is the one that calibration traced without data."""
+    task = Task()
+    plan = task.plan(optimizer)
+    oracle = task.oracle(plan)
+    task.run(optimizer, oracle)
+    assert oracle.ledger == plan.ledger, f"{oracle.ledger} is not the planned {plan.ledger}"
+
+
+def spends_at_most_the_target(optimizer: Optimizer) -> None:
+    """Recomputed epsilon is at most the target, and within 1 % of it; a second accountant agrees that it is enough."""
+    plan = Task().plan(optimizer)
+    spent = accountants.epsilon(plan.ledger, DELTA, "rdp")
+    assert 0.99 * EPSILON <= spent <= EPSILON, f"{spent} spent, {EPSILON} allowed"
+    second = accountants.epsilon(plan.ledger, DELTA, "pld")
+    assert second <= EPSILON, f"PLD says that {second} is spent, {EPSILON} allowed"
+
+
+def replays_bit_for_bit(optimizer: Optimizer) -> None:
+    """Fed with the recorded releases and no data, it ends in the same state: it is post-processing."""
+    recording = Task().record(optimizer)
+    require_same(recording.replay(optimizer), recording.final, "the result depends on more than the releases")
+
+
+def sees_only_the_protocol(optimizer: Optimizer) -> None:
+    """It reads what `Oracle` and `Batch` declare and nothing else, and does the same where there is nothing else."""
+    task = Task()
+    recording = task.record(optimizer)
+    final = task.run(optimizer, strict(task.oracle(recording.plan)))
+    require_same(final, recording.final, "the result depends on which oracle it is")
+
+
+def imports_no_data(optimizer: Optimizer) -> None:
+    """The modules of its classes, and of optimizers inside it, import only what cannot lead to data."""
+    found = sorted({name for module in _modules(optimizer) for name in forbidden_imports(module)})
+    assert not found, f"an optimizer may not use {', '.join(found)}"
+
+
+def stops_when_the_budget_is_spent(optimizer: Optimizer) -> None:
+    """No step after the last draw."""
+    task = Task()
+    oracle = task.oracle(task.plan(optimizer))
+    state = task.run(optimizer, oracle)
+    try:
+        optimizer.step(state, oracle)
+    except BudgetSpent:
+        return
+    raise AssertionError("a step was possible after the last draw")
+
+
+def adds_the_stated_gradient_noise(optimizer: Optimizer) -> None:
+    """Every release states its noise; with all gradients zero, theirs has that size (chi-square test, 1 in 10^6)."""
+    task = Task(scale=0.0)
+    plan = task.plan(optimizer)
+    oracle = Neighbours(task.oracle(plan))
+    task.run(optimizer, oracle)
+    for query in oracle.queries:
+        stated = float(query.release.std)
+        expected = plan.noise[query.kind] * query.sensitivity / oracle.expected_batch
+        assert math.isclose(stated, expected, rel_tol=1e-6), f"{query.kind}: the stated std is {stated}, not {expected}"
+    gradients = [query.release for query in oracle.queries if query.kind == GRADIENT]
+    assert gradients, "no gradient was released"
+    total = sum(float((release.value.double() / release.std).square().sum()) for release in gradients)
+    freedom = len(gradients) * plan.dimension
+    assert 5e-7 < stats.chi2.cdf(total, freedom) < 1 - 5e-7, f"chi-square {total} with {freedom} degrees of freedom"
+
+
+def bounds_one_record(optimizer: Optimizer) -> None:
+    """One more record, where gradients and losses are huge, moves no query by more than its declared sensitivity."""
+    task = Task(scale=1e4)
+    plan = task.plan(optimizer, epsilon=math.inf, rate=1.0)
+    more_x, more_y = torch.cat([task.x, task.x[:1]]), torch.cat([task.y, task.y[:1]])
+    oracle = Neighbours(task.oracle(plan), task.oracle(plan, x=more_x, y=more_y))
+    task.run(optimizer, oracle)
+    assert set(oracle.largest) == set(plan.noise), "not every kind of release was compared"
+    assert min(oracle.largest.values()) > 0.5, f"the record moved too little to tell: {oracle.largest} of what it may"
+
+
+def survives_bad_records_and_empty_draws(optimizer: Optimizer) -> None:
+    """Records that hold NaN do not poison the run; empty draws release noise and are counted."""
+    task = Task()
+    x = task.x.clone()
+    x[::7] = math.nan
+    plan = task.plan(optimizer)
+    assert task.run(optimizer, task.oracle(plan, x=x)).theta.isfinite().all(), "a NaN record poisoned the run"
+    # Of one record, two thirds of the draws are empty.
+    oracle = task.oracle(plan, x=task.x[:1], y=task.y[:1])
+    assert task.run(optimizer, oracle).theta.isfinite().all(), "an empty draw poisoned the run"
+    assert oracle.ledger == plan.ledger, "empty draws were not counted"
+
+
+def plans_the_same_for_any_dimension(optimizer: Optimizer) -> None:
+    """What is released depends on public numbers only, not on the model's size."""
+    small, large = (trace(optimizer, rate=0.1, draws=DRAWS, dimension=d) for d in (3, 1000))
+    assert small == large, "the structure of the ledger depends on the dimension"
+
+
+def _modules(optimizer: Optimizer) -> set[str]:
+    """The modules of its classes, and of the optimizers among its fields; not of `dpopt.optimizers.base` and torch."""
+    inner = [getattr(optimizer, field.name) for field in dataclasses.fields(optimizer)]  # type: ignore[arg-type]
+    own = {kind.__module__ for kind in type(optimizer).__mro__} - {"builtins", "abc", "dpopt.optimizers.base"}
+    own = {module for module in own if module.partition(".")[0] not in MAY_USE}
+    return own.union(*(_modules(value) for value in inner if isinstance(value, Optimizer)))

@@ -1,0 +1,85 @@
+"""Functions without data or noise that every optimizer should make smaller, and an oracle that answers from one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dpopt.clipping.flat import clip_factors
+from dpopt.privacy.oracle import COUNTS, GRADIENT, LOSSES, _Oracle, weighted
+from dpopt.privacy.protocol import ClipRule, Points, Release, Vector
+
+
+class Target(NamedTuple):
+    """A function of a vector of shape [d], whose least value is 0, and where to start."""
+
+    name: str
+    start: Vector
+    objective: Callable[[Vector], Tensor]
+
+
+def quadratic(theta: Vector) -> Tensor:
+    """|theta - (1, -1, 1, -1, ...)|^2 / 2."""
+    return (theta - _signs(theta)).square().sum() / 2
+
+
+def ill_conditioned(theta: Vector) -> Tensor:
+    """A quadratic whose curvatures go from 0.01 to 1."""
+    return (torch.logspace(-2, 0, len(theta)) * (theta - _signs(theta)).square()).sum() / 2
+
+
+def matrix_regression(theta: Vector) -> Tensor:
+    """|X W - Y|^2 / 2n for W [4, 3] and n = 6 rows of X, with Y = X W for the W of ones and minus ones."""
+    x = torch.cos(torch.arange(24.0).square()).view(6, 4)
+    return (x @ (theta - _signs(theta)).view(4, 3)).square().sum() / 12
+
+
+def mixed_shapes(theta: Vector) -> Tensor:
+    """A sum for a scalar s, a vector b [3] and a matrix W [4, 3] in one vector, of curvatures 3, 1/3 and W's above."""
+    scalar, vector, _ = (theta - _signs(theta)).tensor_split([1, 4])
+    return 1.5 * scalar.square().sum() + vector.square().sum() / 6 + matrix_regression(theta[4:])
+
+
+class Exact(_Oracle):
+    """Answers with one function's own gradients and values, clipped as those of the only record; nothing is noised."""
+
+    def __init__(self, target: Target, draws: int) -> None:
+        noise: dict[str, float] = {GRADIENT: 0.0, LOSSES: 0.0, COUNTS: 0.0}
+        super().__init__(dimension=len(target.start), rate=1.0, expected_batch=1.0, draws=draws, noise=noise)
+        self._objective = target.objective
+        self._norm = torch.zeros(1)
+
+    def _gradient(
+        self, draw: int, release: int, at: Points, clip: ClipRule, scale: Vector | None, noise: float
+    ) -> Release:
+        gradient = torch.stack([weight * self._slope(theta) for weight, theta in weighted(at)]).sum(dim=0)
+        gradient = gradient if scale is None else gradient * scale
+        self._norm = gradient.norm().view(1)
+        factor = clip_factors(clip, self._norm, torch.ones(1, dtype=torch.bool))
+        return Release((factor * gradient).nan_to_num(), 0.0)
+
+    def _losses(self, draw: int, release: int, at: Sequence[Vector], bound: float | Tensor, noise: float) -> Release:
+        values = torch.stack([self._objective(theta) for theta in at]).double()
+        return Release(values.clamp(max=bound), 0.0)
+
+    def _below(self, draw: int, release: int, bound: float | Tensor, noise: float) -> Release:
+        return Release((self._norm <= bound).double(), 0.0)
+
+    def _slope(self, theta: Vector) -> Vector:
+        point = theta.detach().requires_grad_()
+        return torch.autograd.grad(self._objective(point), point)[0]
+
+
+def _signs(like: Tensor) -> Tensor:
+    return 1.0 - 2.0 * (torch.arange(len(like), device=like.device) % 2).to(like.dtype)
+
+
+TARGETS = (
+    Target("a quadratic", torch.zeros(10), quadratic),
+    Target("an ill-conditioned quadratic", torch.zeros(10), ill_conditioned),
+    Target("a matrix regression", torch.zeros(12), matrix_regression),
+    Target("a sum over mixed shapes", torch.zeros(16), mixed_shapes),
+)

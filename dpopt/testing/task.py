@@ -1,0 +1,141 @@
+"""The task that the checks run optimizers on, and what a run of it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dpopt import clipping
+from dpopt.privacy.calibration import calibrate
+from dpopt.privacy.oracle import DataOracle, ReplayOracle, Transcript
+from dpopt.privacy.plan import Plan
+from dpopt.privacy.protocol import Optimizer, Release, Vector
+
+EXAMPLES, BATCH, DRAWS, EPSILON, DELTA = 60, 20, 12, 5.0, 1e-5
+
+
+class Recording(NamedTuple):
+    """A finished run: where it started, its plan and expected batch, all it released, and the state it ended in."""
+
+    start: Vector
+    plan: Plan
+    expected_batch: float
+    releases: Transcript
+    final: Any
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Every released tensor."""
+        releases = [release for draw in self.releases for release in draw]
+        return [part for release in releases for part in (release.value, release.std) if isinstance(part, Tensor)]
+
+    def oracle(self, to: Callable[[Tensor], Tensor] = lambda value: value) -> ReplayOracle:
+        """An oracle that hands out the releases again, each tensor put through `to`."""
+        releases = [[_converted(release, to) for release in draw] for draw in self.releases]
+        return ReplayOracle(releases, self.plan, expected_batch=self.expected_batch)
+
+    def replay(self, optimizer: Optimizer, to: Callable[[Tensor], Tensor] = lambda value: value) -> Any:
+        """The state in which `optimizer` ends, given the releases and no data."""
+        return advance(optimizer, optimizer.init(to(self.start)), self.oracle(to))
+
+
+class Task:
+    """Logistic regression with a hidden layer on random data: 3 classes, 5 features, 60 records.
+
+    Args:
+        scale: the loss is multiplied by it; 0 makes all gradients zero.
+        dtype: of the data and the model.
+    """
+
+    def __init__(self, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.x = torch.randn(EXAMPLES, 5, generator=generator).to(dtype)
+        self.y = torch.randint(0, 3, (EXAMPLES,), generator=generator)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
+        # Where all gradients are zero, book-keeping has nothing to be verified by.
+        name = "auto" if scale else "vmap"
+        self.engine = clipping.engine(model, lambda o, t: scale * F.cross_entropy(o, t, reduction="none"), name)
+
+    def plan(self, optimizer: Optimizer, epsilon: float = EPSILON, rate: float = BATCH / EXAMPLES) -> Plan:
+        """A plan of 12 draws, by RDP, which is quick; its noise is solved once for all that release alike."""
+        return calibrate(
+            optimizer,
+            rate=rate,
+            draws=DRAWS,
+            dimension=self.engine.dimension,
+            epsilon=epsilon,
+            delta=DELTA,
+            accountant="rdp",
+        )
+
+    def oracle(self, plan: Plan, transcript: Transcript | None = None, **changes: Any) -> DataOracle:
+        """An oracle over the task's data."""
+        options: dict[str, Any] = {"draw_seed": 1, "noise_seed": 2, "transcript": transcript, **changes}
+        x, y = options.pop("x", self.x), options.pop("y", self.y)
+        return DataOracle(self.engine, x, y, plan, **options)
+
+    def run(self, optimizer: Optimizer, oracle: Any, state: Any = None, until: int = 0) -> Any:
+        """Step from `state`, or from the start, until at most `until` draws are left."""
+        return advance(optimizer, optimizer.init(self.engine.theta) if state is None else state, oracle, until)
+
+    def record(self, optimizer: Optimizer) -> Recording:
+        """A run to the end, with everything that it released."""
+        plan, transcript = self.plan(optimizer), []
+        oracle = self.oracle(plan, transcript)
+        final = self.run(optimizer, oracle)
+        return Recording(self.engine.theta, plan, oracle.expected_batch, transcript, final)
+
+
+def advance(optimizer: Optimizer, state: Any, oracle: Any, until: int = 0) -> Any:
+    """Step from `state` until at most `until` draws are left."""
+    while oracle.draws_left > until:
+        state = optimizer.step(state, oracle)
+    return state
+
+
+def tensors(state: Any) -> list[Tensor]:
+    """The leaves of `state`, which are all tensors."""
+    leaves, _ = pytree.tree_flatten(state)
+    strange = {type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor)}
+    assert not strange, f"the state holds something that is not a tensor: {', '.join(sorted(strange))}"
+    return leaves
+
+
+def pairs(state: Any, other: Any) -> list[tuple[Tensor, Tensor]]:
+    """The leaves of two states, side by side."""
+    ours, theirs = tensors(state), tensors(other)
+    assert len(ours) == len(theirs), f"the state holds {len(ours)} tensors at one time and {len(theirs)} at another"
+    return list(zip(ours, theirs, strict=True))
+
+
+def require_same(state: Any, expected: Any, complaint: str) -> None:
+    """Raise `AssertionError` unless two states are equal bit for bit, leaf by leaf."""
+    for number, (leaf, other) in enumerate(pairs(state, expected)):
+        assert torch.equal(leaf, other), f"{complaint}: leaf {number} of the state differs by {_distance(leaf, other)}"
+
+
+def require_near(end: Tensor, expected: Tensor, start: Tensor, tolerance: float, complaint: str) -> None:
+    """Raise `AssertionError` unless `end` is near `expected`.
+
+    What is allowed: `tolerance` of the way from `start`, and what 12 steps lose by rounding to the dtype of `end`.
+    """
+    rounding = DRAWS * torch.finfo(end.dtype).eps
+    end, expected, start = (tensor.double().cpu() for tensor in (end, expected, start))
+    way, off = float((expected - start).norm()), float((end - expected).norm())
+    allowed = tolerance * way + rounding * float(expected.norm())
+    assert off <= allowed, f"{complaint}: {off:.3g} apart after a way of {way:.3g}, {allowed:.3g} allowed"
+
+
+def _converted(release: Release, to: Callable[[Tensor], Tensor]) -> Release:
+    return Release(to(release.value), to(release.std) if isinstance(release.std, Tensor) else release.std)
+
+
+def _distance(a: Tensor, b: Tensor) -> str:
+    return f"{float((a.double() - b.double()).abs().max()):.3g}" if a.shape == b.shape else f"shape {list(a.shape)}"
