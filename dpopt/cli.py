@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+from tabulate import tabulate
 
 from dpopt import fields, registry
 from dpopt.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from dpopt.analysis.figures import Plot
     from dpopt.harness.plan import Planned
     from dpopt.harness.suite import Suite
     from dpopt.store import Store
@@ -47,21 +51,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def list_(overrides: Sequence[str]) -> None:
-    """Print what is registered: optimizers, workloads, suites."""
+    """Print what is registered: optimizers, workloads, suites; format=markdown gives the table of optimizers alone."""
     from dpopt.harness.suite import suite_files
 
+    if list(overrides) == ["format=markdown"]:
+        OUT.print(tabulate(_optimizers(), headers="keys", tablefmt="pipe"), highlight=False, markup=False)
+        return
     if overrides:
-        raise ConfigError("override", overrides[0], "`dpopt list` takes none")
-    for group in ("optimizer", "workload"):
-        table = Table(group, "summary", "tuning", "reference", box=None, pad_edge=False)
-        for name, entry in registry.entries(group).items():
-            grid = ", ".join(f"{key} grid of {len(values)}" for key, values in entry.grid.items())
-            table.add_row(name, entry.summary, grid or "none" if group == "optimizer" else "", entry.reference)
-        OUT.print(table, "")
-    suites = Table("suite", "file", box=None, pad_edge=False)
-    for name, path in suite_files().items():
-        suites.add_row(name, str(path))
-    OUT.print(suites)
+        raise ConfigError("override", overrides[0], "`dpopt list` takes only format=markdown")
+    for rows in (_optimizers(), _workloads(), [{"suite": n, "file": str(p)} for n, p in suite_files().items()]):
+        _print_rows(rows)
+    for name, entry in registry.entries("optimizer").items():
+        if entry.note:
+            OUT.print(f"{name}: {entry.note}", style="dim", highlight=False)
+
+
+def _optimizers() -> list[dict[str, str]]:
+    """One row for each registered optimizer; what it costs is counted by running it without data."""
+    from dpopt.privacy.calibration import cost
+
+    rows = []
+    for name, entry in registry.entries("optimizer").items():
+        draws, gradients, releases = cost(registry.create(name))
+        grid = ", ".join(f"{key}: {len(values)} values" for key, values in entry.grid.items())
+        rows.append(
+            {
+                "optimizer": name,
+                "family": entry.family,
+                "tuning": grid or "none",
+                "draws/step": f"{draws:.3g}",
+                "gradients/draw": f"{gradients:.3g}",
+                "releases/draw": f"{releases:.3g}",
+                "what it does": entry.summary,
+                "reference": entry.reference,
+            }
+        )
+    return rows
+
+
+def _workloads() -> list[dict[str, str]]:
+    entries = registry.entries("workload").items()
+    return [{"workload": name, "what it is": entry.summary, "reference": entry.reference} for name, entry in entries]
+
+
+def _print_rows(rows: list[dict[str, str]]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for name in rows[0]:
+        table.add_column(name, no_wrap=name not in ("what it does", "reference"))
+    for row in rows:
+        table.add_row(*row.values())
+    Console(width=max(OUT.width, 180)).print(table, "")  # a narrow terminal breaks lines better than columns
 
 
 def plan(overrides: Sequence[str]) -> None:
@@ -152,7 +191,7 @@ def table(overrides: Sequence[str]) -> None:
         store.write(folder / f"table.{kind}", write(comparison))
     store.write(folder / "table.html", tables.html(comparison, name))
     _print_table(tables.readable(comparison, "[bold]{}[/bold]".format))
-    OUT.print(f"{tables.setting(comparison)}. {tables.NOTE}", style="dim", highlight=False)
+    OUT.print(tables.footer(comparison), style="dim", highlight=False, markup=False)
     OUT.print(f"written to {folder}/table.{{md,csv,tex,html}}", highlight=False)
     missing = results.cells[~results.cells["state"].isin(["done", "diverged"])]
     if len(missing):
@@ -196,11 +235,37 @@ def bench(overrides: Sequence[str]) -> None:
     chosen = benchmark.settings(overrides)
     plots = [plot for plot in figures.plots(Path(chosen.plots)) if plot.needs == "speed"]
     record = benchmark.bench(chosen, ERR)
-    store, text = Store(Path(chosen.results)), speed.markdown(record)
-    folder = store.add_bench(record)
+    store = Store(Path(chosen.results))
+    _keep(store, store.add("bench", record), speed.markdown(record), plots, speed.frame(record))
+
+
+def audit(overrides: Sequence[str]) -> int:
+    """Bound the epsilon that optimizers really spend from below, and that of mechanisms broken on purpose."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from dpopt.analysis import audits, figures
+    from dpopt.harness import audit as auditing
+    from dpopt.store import Store
+
+    chosen = auditing.settings(overrides)
+    plots = [plot for plot in figures.plots(Path(chosen.suite.plots)) if plot.needs == "audit"]
+    record = auditing.run(chosen, ERR)
+    store, rows = Store(Path(chosen.suite.results)), audits.frame(record)
+    drawn = plots if (rows["failure"] == "").any() else []
+    _keep(store, store.add("audit", record), audits.markdown(record), drawn, rows)
+    problems = audits.problems(rows)
+    _report(problems)
+    return 1 if problems else 0
+
+
+def _keep(store: Store, folder: Path, text: str, plots: list[Plot], frame: DataFrame) -> None:
+    """Print a record's tables and write them beside it, with its figures."""
+    from dpopt.analysis import figures
+
     store.write(folder / "table.md", text)
     for plot in plots:
-        for kind, content in figures.render(plot.draw(speed.frame(record))).items():
+        for kind, content in figures.render(plot.draw(frame)).items():
             store.write(folder / f"{plot.name}.{kind}", content)
     OUT.print(text, highlight=False, markup=False)
     OUT.print(f"written to {folder}/", highlight=False)
@@ -273,6 +338,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int | None], str]] = {
     "table": (table, "the comparison table"),
     "plot": (plot, "the figures, from stored results"),
     "bench": (bench, "what a private step costs"),
+    "audit": (audit, "empirical lower bounds on epsilon"),
     "epsilon": (epsilon, "what a run spends"),
     "calibrate": (calibrate, "the noise for a target epsilon"),
 }

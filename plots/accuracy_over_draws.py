@@ -11,7 +11,8 @@ def draw(frame: pd.DataFrame) -> Figure:
     """One panel a target epsilon, one line a method."""
     targets = sorted(frame["epsilon_target"].unique())
     figure, axes = plt.subplots(1, len(targets), figsize=(3.8 * len(targets) + 1, 4), sharey=True, squeeze=False)
-    colours = {label: f"C{i}" for i, label in enumerate(frame["label"].unique())}
+    names = frame["label"].unique()
+    colours = dict(zip(names, plt.colormaps["tab20" if len(names) > 10 else "tab10"].colors, strict=False))
     for panel, target in zip(axes[0], targets, strict=True):
         rows = frame[frame["epsilon_target"] == target]
         for (label, _), runs in rows.groupby(["label", "workload"], sort=False):

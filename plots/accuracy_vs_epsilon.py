@@ -11,6 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 NEEDS = "comparison"
+MARKERS = "osD^"
+"""One for each ten lines: then colours begin again."""
 
 
 def draw(frame: pd.DataFrame) -> Figure:
@@ -20,8 +22,9 @@ def draw(frame: pd.DataFrame) -> Figure:
     for panel, workload in zip(axes[0], workloads, strict=True):
         rows = frame[frame["workload"] == workload]
         private, ceiling = rows[rows["epsilon_target"] < math.inf], rows[rows["epsilon_target"] == math.inf]
-        for label, line in sorted(private.groupby("label"), key=lambda item: -item[1]["accuracy"].mean()):
-            _line(panel, str(label), line)
+        lines = sorted(private.groupby("label"), key=lambda item: -item[1]["accuracy"].mean())
+        for number, (label, line) in enumerate(lines):
+            _line(panel, str(label), line, MARKERS[number // 10 % len(MARKERS)])
         if (private["runs"] > 1).any():
             panel.plot([], [], "x:", color="gray", label="at ε with tuning")
         for _, row in ceiling.iterrows():
@@ -36,10 +39,12 @@ def draw(frame: pd.DataFrame) -> Figure:
     return figure
 
 
-def _line(panel: Axes, label: str, rows: pd.DataFrame) -> None:
+def _line(panel: Axes, label: str, rows: pd.DataFrame, marker: str) -> None:
     best = rows.loc[rows.groupby("epsilon_target")["accuracy"].idxmax()].sort_values("epsilon_target")
     spread = 100 * best["accuracy_std"].fillna(0)
-    drawn = panel.errorbar(best["epsilon_single"], 100 * best["accuracy"], spread, marker="o", capsize=3, label=label)
+    drawn = panel.errorbar(
+        best["epsilon_single"], 100 * best["accuracy"], spread, marker=marker, capsize=3, label=label
+    )
     if (best["runs"] > 1).any():
         colour = drawn.lines[0].get_color()
         panel.plot(best["epsilon_with_tuning"], 100 * best["accuracy"], "x:", color=colour, alpha=0.5)

@@ -14,7 +14,8 @@ def draw(frame: pd.DataFrame) -> Figure:
     private = frame[(frame["epsilon_target"] < math.inf) & frame["eta"].notna()]
     targets = sorted(private["epsilon_target"].unique())
     figure, axes = plt.subplots(1, len(targets), figsize=(3.8 * len(targets) + 1, 4), sharey=True, squeeze=False)
-    colours = {label: f"C{i}" for i, label in enumerate(private["label"].unique())}
+    names = private["label"].unique()
+    colours = dict(zip(names, plt.colormaps["tab20" if len(names) > 10 else "tab10"].colors, strict=False))
     for panel, target in zip(axes[0], targets, strict=True):
         rows = private[private["epsilon_target"] == target]
         for (label, _, _), run in rows.groupby(["label", "workload", "run_id"], sort=False):

@@ -12,7 +12,7 @@ from functools import lru_cache
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import scipy.optimize
 
@@ -94,6 +94,31 @@ def require_bounded(optimizer: Optimizer, epsilon: float) -> None:
         raise ConfigError("clip", "inf", f"a finite bound is needed at epsilon {epsilon:g}")
 
 
+class Cost(NamedTuple):
+    """What an optimizer asks for, on average.
+
+    Attributes:
+        draws_per_step: Poisson draws.
+        gradients_per_draw: points at which gradients are computed.
+        releases_per_draw: noised values that are charged, gradients among them.
+    """
+
+    draws_per_step: float
+    gradients_per_draw: float
+    releases_per_draw: float
+
+
+def cost(optimizer: Optimizer, draws: int = 60) -> Cost:
+    """The `Cost` over a run of `draws` draws, counted without data.
+
+    Raises:
+        ConfigError: as `trace`.
+    """
+    oracle = TraceOracle(dimension=8, rate=0.1, draws=draws)
+    steps = _traced(optimizer, oracle)
+    return Cost(draws / steps, oracle.points / draws, sum(map(len, oracle.kinds)) / draws)
+
+
 @lru_cache(maxsize=1024)
 def trace(optimizer: Optimizer, *, rate: float, draws: int, dimension: int) -> Structure:
     """Which releases each of `draws` draws of `optimizer` makes, found without data.
@@ -103,11 +128,19 @@ def trace(optimizer: Optimizer, *, rate: float, draws: int, dimension: int) -> S
             released values.
     """
     oracle = TraceOracle(dimension, rate, draws)
+    _traced(optimizer, oracle)
+    return tuple((kinds, len(list(run))) for kinds, run in groupby(oracle.kinds))
+
+
+def _traced(optimizer: Optimizer, oracle: TraceOracle) -> int:
+    """Run `optimizer` until the draws are spent; gives the number of steps."""
+    steps = 0
     try:
         state = optimizer.init(oracle.theta)
         while oracle.draws_left:
             before = oracle.draws_left
             state = optimizer.step(state, oracle)
+            steps += 1
             if oracle.draws_left == before:
                 raise ConfigError("optimizer", type(optimizer).__name__, "a step must take at least one draw")
     except BudgetSpent as error:
@@ -118,7 +151,7 @@ def trace(optimizer: Optimizer, *, rate: float, draws: int, dimension: int) -> S
             raise
         reason = f"`step` reads the value of a tensor, so what it releases could depend on data ({error})"
         raise ConfigError("optimizer", type(optimizer).__name__, reason) from error
-    return tuple((kinds, len(list(run))) for kinds, run in groupby(oracle.kinds))
+    return steps
 
 
 def solve_noise(ledger_of: Callable[[float], Ledger], epsilon: float, delta: float, accountant: str) -> float:

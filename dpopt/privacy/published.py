@@ -69,5 +69,6 @@ def hyfreedp_noise(
 
 def _repeat(draw: Draw, count: int) -> Ledger:
     ledger = Ledger()
-    ledger.append(draw, count)
+    if count:
+        ledger.append(draw, count)
     return ledger

@@ -1,5 +1,5 @@
 """Run directories: `results/runs/ab/abcd.../` for each cell, `results/suites/NAME/` for what a suite refers to,
-`results/bench/abcd.../` for what `dpopt bench` measured.
+`results/{bench,audit}/abcd.../` for what `dpopt bench` and `dpopt audit` measured.
 
 A run directory holds `cell.json` (what to run), `curve.jsonl` (appended), `checkpoint.pt`, and at the end
 `ledger.json` and, last and atomically, `record.json`. Without a record the cell is not done; `error.json` says that it
@@ -181,13 +181,13 @@ class Store:
         """Write a table, a page or a figure below the results folder."""
         _write(path, content)
 
-    def add_bench(self, record: Mapping[str, Any]) -> Path:
-        """Write what `dpopt bench` measured.
+    def add(self, kind: Literal["bench", "audit"], record: Mapping[str, Any]) -> Path:
+        """Write what `dpopt bench` or `dpopt audit` measured.
 
         Returns:
             The record's folder, named by the first 16 hex digits of the SHA-256 over its JSON.
         """
-        folder = self.root / "bench" / hashlib.sha256(_dumps(record).encode()).hexdigest()[:16]
+        folder = self.root / kind / hashlib.sha256(_dumps(record).encode()).hexdigest()[:16]
         _write(folder / "record.json", record)
         return folder
 

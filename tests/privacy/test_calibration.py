@@ -9,6 +9,7 @@ from dpopt.errors import ConfigError
 from dpopt.optimizers.base import Configured
 from dpopt.optimizers.dp_sgd import DPSGD
 from dpopt.privacy import Draw, Ledger, NonPrivate, calibrate, calibration, epsilon, published
+from dpopt.privacy.calibration import cost
 
 DELTA = 50_000**-1.1
 HYFREEDP = {"rate": 0.02, "draws": 250, "dimension": 10, "delta": DELTA, "accountant": "rdp"}
@@ -173,3 +174,19 @@ def test_an_infinite_bound_needs_infinite_epsilon():
     with pytest.raises(ConfigError, match="a finite bound is needed"):
         calibrate(unclipped, epsilon=1.0, **HYFREEDP)
     assert calibrate(unclipped, epsilon=math.inf, **HYFREEDP).epsilon == math.inf
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "expected"),
+    [
+        ("dp_adam", {}, (1, 1, 1)),
+        ("fiber", {}, (1, 2, 1)),
+        ("adadp", {}, (2, 1, 1)),
+        ("adadp_hybrid", {}, (60 / 45, 1, 1)),
+        ("hyfreedp", {}, (1, 1, 1 + 3 / 5)),
+        ("hyfreedp", {"probe_batch": "fresh"}, (60 / 50, 5 / 6, 5 / 6 + 3 / 6)),
+        ("adaptive_clip", {}, (1, 1, 2)),
+    ],
+)
+def test_cost_is_counted(name, fields, expected):
+    assert cost(dpopt.create(name, **fields)) == pytest.approx(expected)

@@ -1,0 +1,176 @@
+"""`dpopt audit`: lower bounds on epsilon for optimizers on a suite's workload, and for broken mechanisms."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from dpopt import clipping, fields, registry, training
+from dpopt.errors import ConfigError, unknown
+from dpopt.harness import plan as planning
+from dpopt.harness.cell import Cell
+from dpopt.harness.provenance import provenance
+from dpopt.harness.suite import BASE, Suite, compose_config, load_suite
+from dpopt.privacy import audit
+from dpopt.privacy.sampling import derive
+
+SCHEMA = 1
+Task = Callable[[], dict[str, Any]]
+"""Makes one row; can be sent to another process."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to audit; `conf/base/audit.yaml` says what each key means."""
+
+    suite: Suite
+    trials: int
+    game_draws: int | None
+    canaries: int
+    significance: float
+    controls: bool
+    seed: int
+
+
+def settings(overrides: Sequence[str] = ()) -> Settings:
+    """The defaults with Hydra overrides, of the audit's keys or of the suite's.
+
+    Raises:
+        ConfigError: an unknown name, or a value that cannot be used.
+    """
+    keys = {override: override.lstrip("+~").partition("=")[0].split(".")[0] for override in overrides}
+    own = compose_config(BASE, "audit", []).keys()
+    of_suites = {field.name for field in dataclasses.fields(Suite)} - {"name"}
+    for key in keys.values():
+        if key not in own | of_suites:
+            raise unknown("override", key, own | of_suites)
+    given = compose_config(BASE, "audit", [override for override, key in keys.items() if key in own])
+    names = given["optimizers"]
+    names = registry.optimizers() if names == "all" else names if isinstance(names, list) else [names]
+    rest = [override for override, key in keys.items() if key not in own]
+    return Settings(
+        suite=load_suite(given["suite"], [*rest, f"optimizers=[{','.join(map(str, names))}]", "seeds=0"]),
+        trials=fields.convert(given["trials"], fields.Count, "trials", {}),
+        game_draws=fields.convert(given["game_draws"], fields.Count | None, "game_draws", {}),
+        canaries=fields.convert(given["canaries"], fields.Count, "canaries", {}),
+        significance=fields.convert(given["significance"], fields.Fraction, "significance", {}),
+        controls=fields.convert(given["controls"], bool, "controls", {}),
+        seed=fields.convert(given["seed"], int, "seed", {}),
+    )
+
+
+def run(chosen: Settings, console: Console | None = None) -> dict[str, Any]:
+    """Audit everything that `chosen` names and return the record; `results/README.md` says what it holds.
+
+    A row that fails says why; the others are not lost.
+
+    Raises:
+        ConfigError: there is nothing to audit.
+    """
+    started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
+    numbers = range(len(audit.controls())) if chosen.controls else ()
+    tasks: list[Task] = [partial(_control, number, chosen.seed) for number in numbers]  # one takes long: it goes first
+    tasks += [partial(_optimizer, label, cell, chosen) for label, cell in _cells(chosen.suite)]
+    if not tasks:
+        raise ConfigError("audit", list(chosen.suite.epsilon), "no finite epsilon and no controls: nothing to audit")
+    return {
+        "schema": SCHEMA,
+        "suite": chosen.suite.name,
+        "started": started,
+        "rows": _rows(tasks, chosen.suite.workers or len(os.sched_getaffinity(0)), console),
+        "seconds": time.perf_counter() - clock,
+        "significance": chosen.significance,
+        "game_draws": chosen.game_draws,
+        "seed": chosen.seed,
+        "provenance": provenance(torch.device("cpu")),
+    }
+
+
+def _cells(suite: Suite) -> Iterator[tuple[str, Cell]]:
+    """The first cell of each row of the suite at each finite epsilon: what is released hangs on nothing else."""
+    seen = set()
+    for entry in planning.plan(suite):
+        key = (entry.label, entry.cell.epsilon, str(entry.cell.workload), entry.cell.batch_size, entry.cell.epochs)
+        if entry.cell.epsilon < math.inf and key not in seen:
+            seen.add(key)
+            yield entry.label, entry.cell
+
+
+def _rows(tasks: list[Task], workers: int, console: Console | None) -> list[dict[str, Any]]:
+    """The rows of `tasks`, in their order, computed in processes."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(workers, len(tasks)), context) as pool, _progress(len(tasks), console) as advance:
+        futures: list[Future[dict[str, Any]]] = [pool.submit(task) for task in tasks]
+        for future in as_completed(futures):
+            advance(future.result()["name"])
+    return [future.result() for future in futures]
+
+
+def _optimizer(label: str, cell: Cell, chosen: Settings) -> dict[str, Any]:
+    """The row of one optimizer at one epsilon."""
+    torch.set_num_threads(1)
+    row = {"kind": "optimizer", "name": label, "epsilon_target": cell.epsilon, "delta": cell.delta, "failure": ""}
+    workload = registry.from_spec("workload", cell.workload)
+    train = workload.splits(cell.seed).train
+    torch.manual_seed(derive("init", cell.workload, cell.seed) >> 65)
+    x = workload.transform(train.x)
+    try:
+        result = audit.audit(
+            registry.from_spec("optimizer", cell.optimizer),
+            epsilon=cell.epsilon,
+            delta=cell.delta,
+            rate=training.sampling_rate(cell.batch_size, len(x)),
+            draws=training.number_of_draws(cell.epochs, cell.batch_size, len(x)),
+            accountant=cell.accountant,
+            trials=chosen.trials,
+            game_draws=chosen.game_draws,
+            canaries=chosen.canaries,
+            significance=chosen.significance,
+            engine=clipping.engine(workload.model(), workload.loss, sample=(x[:3], train.y[:3])),
+            x=x,
+            y=train.y,
+            seed=chosen.seed,
+        )
+    except Exception as error:  # one row may fail in any way; the others go on
+        return row | {"epsilon": None, "failure": f"{type(error).__name__}: {error}"}
+    return row | dataclasses.asdict(result) | {"trials": (result.trials, result.trials)}
+
+
+def _control(number: int, seed: int) -> dict[str, Any]:
+    """The row of one mechanism that is broken on purpose."""
+    torch.set_num_threads(1)
+    started, control = time.perf_counter(), audit.controls()[number]
+    return {
+        "kind": "control",
+        "name": control.name,
+        "what": control.mistake,
+        "epsilon_target": control.epsilon,
+        "epsilon": control.epsilon,
+        "delta": control.delta,
+        "worst_case": control.bound(control.scores(seed=seed)),
+        "trials": control.trials,
+        "seconds": time.perf_counter() - started,
+        "failure": "",
+    }
+
+
+@contextmanager
+def _progress(total: int, console: Console | None) -> Iterator[Callable[[str], None]]:
+    """Show a bar; gives a function to call with what has just been done."""
+    with Progress(console=console, disable=console is None, transient=True) as progress:
+        task = progress.add_task("audit", total=total)
+        yield lambda done: progress.update(task, advance=1, description=f"audit: {done}")

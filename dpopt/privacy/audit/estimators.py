@@ -1,0 +1,287 @@
+"""From an attack's scores to a lower bound on epsilon, at a stated confidence.
+
+Every function takes the scores of what was in the data and of what was not; higher means "in". Two kinds of experiment:
+many runs with one canary each (`clopper_pearson`: scores are independent), and one run with many canaries, each in or
+out by its own fair coin (`one_run`, `one_run_fdp`: scores may depend on each other).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+import scipy.optimize
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import expit, log_ndtr, ndtr, ndtri
+from scipy.stats import beta, binom
+
+from dpopt.errors import ConfigError
+
+Scores: TypeAlias = NDArray[np.float64]
+Guesses: TypeAlias = int | Sequence[int] | Literal["public", "hull"]
+"""How many of the highest scores are guessed to be in: numbers chosen beforehand, or how they are found.
+
+"public" tries 1/2, 1/4, ... 1/128 of the canaries, a choice that looks at nothing, and shares the significance among
+them. "hull" is what published software does: it tries every vertex of the convex hull of the ROC curve and divides the
+significance by their number. The vertices are found with knowledge of who was in, so all thresholds were tried and
+fewer paid for: its confidence is not guaranteed, though the loss is small where scores are many.
+"""
+
+_Test = Callable[[float, int, int, int, float], float]
+"""(parameter, guesses, correct, canaries, significance) -> a number that is positive where the parameter is refuted."""
+
+
+def clopper_pearson(
+    in_scores: ArrayLike,
+    out_scores: ArrayLike,
+    *,
+    delta: float,
+    significance: float = 0.05,
+    threshold: float | None = None,
+) -> float:
+    """Lower bound on epsilon from independent runs with and without one canary.
+
+    A run is said to hold the canary if its score is at least a threshold. With the error rates' confidence limits of
+    Clopper and Pearson (1934), as in Nasr et al., IEEE S&P 2021,
+
+        epsilon >= max( log((TPR_low - delta) / FPR_high), log((TNR_low - delta) / FNR_high), 0 ).
+
+    TNR_low = 1 - FPR_high and FNR_high = 1 - TPR_low, so two limits, each at half the significance, carry both terms.
+
+    Args:
+        in_scores, out_scores: one score for each run, in the order of the runs, shapes [n] and [k].
+        delta: of the claim, in [0, 1).
+        significance: probability with which the bound may exceed the truth.
+        threshold: chosen without looking at these scores; by default every second run of both kinds chooses it, and
+            the bound is that of the others.
+
+    Raises:
+        ConfigError: a value out of range, a score that is not a number, or too few scores.
+    """
+    inside, outside = _checked(in_scores, out_scores, delta, significance)
+    if threshold is not None:
+        return float(_at_thresholds(inside, outside, np.array([threshold]), delta, significance)[0])
+    if min(len(inside), len(outside)) < 2:
+        raise ConfigError("scores", min(len(inside), len(outside)), "expected at least two of each kind, to split them")
+    candidates = np.union1d(inside[::2], outside[::2])
+    chosen = _at_thresholds(inside[::2], outside[::2], candidates, delta, significance).argmax()
+    return float(_at_thresholds(inside[1::2], outside[1::2], candidates[[chosen]], delta, significance)[0])
+
+
+def one_run(
+    in_scores: ArrayLike,
+    out_scores: ArrayLike,
+    *,
+    delta: float,
+    significance: float = 0.05,
+    guesses: Guesses = "public",
+) -> float:
+    """Lower bound on epsilon from one run (Steinke, Nasr and Jagielski, NeurIPS 2023, Theorem 5.2).
+
+    Of r guesses about m canaries, v are right with probability at most f(v) + 2 m delta max_i (f(v - i) - f(v)) / i,
+    where f(v) = P[Binomial(r, e^epsilon / (1 + e^epsilon)) >= v]. The bound is the largest epsilon at which that is
+    below the significance.
+
+    Args:
+        in_scores, out_scores: scores of the canaries that were in and of those that were not, shapes [n] and [k].
+        delta: of the claim, in [0, 1).
+        significance: probability with which the bound may exceed the truth.
+        guesses: see `Guesses`.
+
+    Raises:
+        ConfigError: a value out of range or a score that is not a number.
+    """
+    inside, outside = _checked(in_scores, out_scores, delta, significance)
+
+    def test(epsilon: float, tried: int, correct: int, canaries: int, level: float) -> float:
+        return level - _p_value(epsilon, tried, correct, canaries, delta)
+
+    return _best(inside, outside, guesses, significance, test)
+
+
+def one_run_fdp(
+    in_scores: ArrayLike,
+    out_scores: ArrayLike,
+    *,
+    delta: float,
+    significance: float = 0.05,
+    guesses: Guesses = "public",
+) -> float:
+    """Lower bound on epsilon from one run, for a Gaussian trade-off curve (Mahloujifar, Melis and Chaudhuri 2024).
+
+    Finds the largest mu for which the guesses refute mu-Gaussian differential privacy, and converts it. Tighter than
+    `one_run`, because it tests the whole curve; but it refutes no more than that the mechanism is mu-GDP, so it bounds
+    epsilon where the trade-off curve is Gaussian. That of many subsampled Gaussians nearly is.
+
+    Args:
+        in_scores, out_scores, significance, guesses: see `one_run`.
+        delta: of the claim, in (0, 1).
+
+    Raises:
+        ConfigError: a value out of range or a score that is not a number.
+    """
+    inside, outside = _checked(in_scores, out_scores, delta, significance)
+    if not delta:
+        raise ConfigError("delta", delta, "expected a probability in (0, 1): no Gaussian keeps epsilon at delta 0")
+    return gaussian_epsilon(_best(inside, outside, guesses, significance, _refutes_gaussian), delta)
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """The epsilon at `delta` of mu-Gaussian differential privacy (Dong, Roth and Su 2022, Corollary 2.13).
+
+    Args:
+        mu: sensitivity / noise std, >= 0.
+        delta: in (0, 1).
+    """
+
+    def excess(epsilon: float) -> float:
+        high, low = log_ndtr(mu / 2 - epsilon / mu), epsilon + log_ndtr(-mu / 2 - epsilon / mu)
+        return high + math.log(-math.expm1(min(low - high, -1e-300))) - math.log(delta)
+
+    return _largest(excess, 0.0) if mu else 0.0
+
+
+def likely_threshold(
+    in_scores: ArrayLike, out_scores: ArrayLike, *, trials: int, delta: float, significance: float = 0.05
+) -> float:
+    """The threshold at which `clopper_pearson` is likely to prove most, to be chosen before the audit.
+
+    Args:
+        in_scores, out_scores: of a simulation of what is audited; the audit's own scores may not be among them.
+        trials: runs of each kind that the audit will have.
+        delta, significance: of the audit.
+
+    Raises:
+        ConfigError: a value out of range or a score that is not a number.
+    """
+    inside, outside = _checked(in_scores, out_scores, delta, significance)
+    candidates = np.quantile(np.concatenate([inside, outside]), np.linspace(0, 1, 1001))
+    missed, false_alarms = _errors(inside, outside, candidates)
+    shares = missed / len(inside), false_alarms / len(outside)
+    bounds = _from_errors(trials * shares[0], trials * shares[1], (trials, trials), delta, significance)
+    return float(candidates[bounds.argmax()])
+
+
+def _at_thresholds(inside: Scores, outside: Scores, thresholds: Scores, delta: float, significance: float) -> Scores:
+    """The Clopper-Pearson bound at each threshold, shape [t]."""
+    counts = _errors(inside, outside, thresholds)
+    return _from_errors(*counts, (len(inside), len(outside)), delta, significance)
+
+
+def _errors(inside: Scores, outside: Scores, thresholds: Scores) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """How many runs with the canary are below each threshold, and how many without are not, shapes [t]."""
+    missed, rejected = (np.searchsorted(np.sort(scores), thresholds) for scores in (inside, outside))
+    return missed, len(outside) - rejected
+
+
+def _from_errors(
+    missed: ArrayLike, false_alarms: ArrayLike, trials: tuple[int, int], delta: float, significance: float
+) -> Scores:
+    fnr = _upper_limit(missed, trials[0], significance / 2)
+    fpr = _upper_limit(false_alarms, trials[1], significance / 2)
+    ratios = np.maximum((1 - fnr - delta) / fpr, (1 - fpr - delta) / fnr)
+    return np.log(np.maximum(ratios, 1.0))
+
+
+def _upper_limit(count: ArrayLike, trials: int, significance: float) -> Scores:
+    """The largest rate at which `count` or fewer of `trials` have at least probability `significance`."""
+    count = np.asarray(count, dtype=np.float64)
+    return np.where(count < trials, beta.ppf(1 - significance, count + 1, np.maximum(trials - count, 1)), 1.0)
+
+
+def _p_value(epsilon: float, guesses: int, correct: int, canaries: int, delta: float) -> float:
+    shifts = np.arange(correct + 1)
+    tail = binom.sf(correct - shifts - 1, guesses, expit(epsilon))
+    slope = ((tail[1:] - tail[0]) / shifts[1:]).max(initial=0.0)
+    return tail[0] + 2 * canaries * delta * slope
+
+
+def _refutes_gaussian(mu: float, guesses: int, correct: int, canaries: int, significance: float) -> float:
+    """Positive where mu-GDP makes `correct` or more of `guesses` less likely than `significance`.
+
+    With p_i the probability of i correct guesses, f-DP bounds the mass of right ones by that of wrong ones:
+    sum_{i >= k} i/m p_i <= fbar(sum_{i >= k} (r - i + 1)/m p_{i-1}), fbar(x) = Phi(Phi^-1(x) + mu) here. If the tail
+    from `correct` had the probability `significance`, each smaller count would need at least the mass computed below;
+    more than there is refutes mu.
+    """
+    right, wrong = significance * correct / canaries, significance * (guesses - correct) / canaries
+    for count in range(correct - 1, -1, -1):
+        needed = ndtr(ndtri(right) - mu)
+        if needed <= wrong:
+            break
+        right, wrong = min(1.0, right + count / (guesses - count) * (needed - wrong)), needed
+    return right + wrong - guesses / canaries
+
+
+def _best(inside: Scores, outside: Scores, guesses: Guesses, significance: float, test: _Test) -> float:
+    """The largest parameter that any of the tried numbers of guesses refutes, the significance shared among them."""
+    tries = _hull(inside, outside) if isinstance(guesses, str) and guesses == "hull" else None
+    tries = _highest(inside, outside, guesses) if tries is None else tries
+    canaries, best = len(inside) + len(outside), 0.0
+    for tried, correct in sorted(tries, key=lambda pair: -pair[1] / max(pair[0], 1)):
+
+        def excess(parameter: float, tried: int = tried, correct: int = correct) -> float:
+            return test(parameter, tried, correct, canaries, significance / len(tries))
+
+        if 2 * correct > tried and excess(best) > 0:
+            best = _largest(excess, best)
+    return best
+
+
+def _highest(inside: Scores, outside: Scores, guesses: Guesses) -> list[tuple[int, int]]:
+    """(guesses, correct ones) for each number of guesses."""
+    canaries = len(inside) + len(outside)
+    numbers = [guesses] if isinstance(guesses, int) else guesses
+    if numbers == "public":
+        numbers = sorted({max(1, canaries >> k) for k in range(1, 8)})
+    if isinstance(numbers, str) or not all(1 <= number <= canaries for number in numbers) or not len(numbers):
+        raise ConfigError("guesses", guesses, f"expected numbers from 1 to {canaries}, 'public' or 'hull'")
+    ranked = np.append(np.sort(np.concatenate([inside, outside]))[::-1], -np.inf)
+    # Of equal scores at the border none is guessed: fewer guesses than stated only lower the bound, whereas an order
+    # among equals might know who is in.
+    return [(number, int((inside > ranked[number]).sum())) for number in numbers]
+
+
+def _hull(inside: Scores, outside: Scores) -> list[tuple[int, int]]:
+    """(guesses, correct ones) at each vertex of the convex hull of the ROC curve."""
+    thresholds = np.append(np.union1d(inside, outside), np.inf)
+    missed, rejected = (np.searchsorted(np.sort(scores), thresholds) for scores in (inside, outside))
+    hull: list[tuple[int, int]] = []
+    for x, y in zip(missed.tolist(), rejected.tolist(), strict=True):
+        while len(hull) > 1 and _is_convex(hull[-2], hull[-1], (x, y)):
+            hull.pop()
+        hull.append((x, y))
+    return [(len(inside) + len(outside) - x - y, len(inside) - x) for x, y in hull]
+
+
+def _is_convex(a: tuple[int, int], b: tuple[int, int], c: tuple[int, int]) -> bool:
+    """Whether b lies on or below the line from a to c."""
+    return (b[1] - a[1]) * (c[0] - b[0]) <= (c[1] - b[1]) * (b[0] - a[0])
+
+
+def _largest(excess: Callable[[float], float], low: float) -> float:
+    """Where the decreasing `excess` crosses zero above `low`; `low` if it is not positive there."""
+    if excess(low) <= 0:
+        return low
+    high = max(1.0, 2 * low)
+    while excess(high) > 0:
+        low, high = high, 2 * high
+    return scipy.optimize.root_scalar(excess, bracket=(low, high), method="brentq", xtol=1e-7).root
+
+
+def _checked(in_scores: ArrayLike, out_scores: ArrayLike, delta: float, significance: float) -> tuple[Scores, Scores]:
+    if not 0 <= delta < 1:
+        raise ConfigError("delta", delta, "expected a probability in [0, 1)")
+    if not 0 < significance < 0.5:
+        raise ConfigError("significance", significance, "expected a probability in (0, 0.5)")
+    arrays = []
+    for name, scores in (("in_scores", in_scores), ("out_scores", out_scores)):
+        array = np.asarray(scores, dtype=np.float64)
+        if array.ndim != 1 or not len(array):
+            raise ConfigError(name, f"shape {array.shape}", "expected a list of at least one number")
+        if np.isnan(array).any():
+            raise ConfigError(name, math.nan, "expected numbers")
+        arrays.append(array)
+    return arrays[0], arrays[1]

@@ -1,0 +1,240 @@
+"""What games between a mechanism and an adversary share, and the worst-case game.
+
+The mechanism claims epsilon; the adversary sees all that it releases and tells from that whether a record was in the
+data. In `worst_case` it is the worst record there is, and the game is played many times. Sampling, clipping, noise and
+division are left to the `DataOracle` under audit; the adversary looks at releases and public numbers alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, repeat
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dpopt.clipping.flat import Clipped, ClippingEngine, clip_factors
+from dpopt.errors import ConfigError
+from dpopt.privacy import sampling
+from dpopt.privacy.calibration import trace
+from dpopt.privacy.ledger import Ledger
+from dpopt.privacy.oracle import COUNTS, GRADIENT, LOSSES, DataOracle, Transcript
+from dpopt.privacy.plan import Plan
+from dpopt.privacy.protocol import ClipRule, Optimizer, Release, Vector
+
+HUGE_GRADIENT, HUGE_LOSS = 1e100, 1e300
+"""Of the worst record, in float64; finite, as what is not counts as nothing, and beyond any bound."""
+WORST_CASE_DIMENSION = 4
+"""Parameters of the worst-case game: more would only add coordinates of pure noise."""
+PUBLIC_EXAMPLES = 1000
+"""Stated number of examples in the worst-case game; all but the canary contribute nothing, and are left out."""
+
+
+class Scores(NamedTuple):
+    """What the adversary made of the runs, or canaries, that were in and of those that were not; higher means "in"."""
+
+    inside: NDArray[np.float64]
+    outside: NDArray[np.float64]
+
+
+class Prescribed(ClippingEngine):
+    """An engine without a model: record (x_i, y_i) has gradient x_i, shape [d], and loss y_i, at all points; float64.
+
+    Weighted points are taken as already combined: their gradients could be any.
+
+    Attributes:
+        dimension: number d of coordinates.
+    """
+
+    def __init__(self, dimension: int) -> None:
+        self.dimension = dimension
+
+    @property
+    def theta(self) -> Vector:
+        return torch.zeros(self.dimension)
+
+    def load(self, theta: Vector) -> None:
+        pass
+
+    def outputs(self, theta: Vector, x: Tensor) -> Tensor:
+        return x
+
+    def physical_batch(self, expected: float) -> int:
+        return PUBLIC_EXAMPLES
+
+    def clipped(
+        self,
+        points: Sequence[tuple[float, Vector]],
+        x: Tensor,
+        y: Tensor,
+        mask: Tensor,
+        clip: ClipRule,
+        scale: Vector | None = None,
+    ) -> Clipped:
+        gradients = x if scale is None else x * scale
+        norms = torch.linalg.vector_norm(gradients, dim=1)
+        total = (clip_factors(clip, norms, mask) @ gradients).to(points[0][1].dtype)
+        return Clipped(total, self.losses([theta for _, theta in points], x, y, mask), norms)
+
+    def losses(self, points: Sequence[Vector], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        return y.expand(len(points), -1)
+
+
+def canary(dimension: int) -> tuple[Tensor, Tensor]:
+    """The worst record, (x [1, d], y [1]): its clipped contributions are the sensitivities, whatever the clip rule.
+
+    Its gradient lies along the first coordinate, which a scale per coordinate does not turn.
+    """
+    x = torch.zeros(1, dimension, dtype=torch.float64)
+    x[0, 0] = HUGE_GRADIENT
+    return x, torch.full((1,), HUGE_LOSS, dtype=torch.float64)
+
+
+def play(optimizer: Optimizer, oracle: DataOracle, theta: Vector) -> Vector:
+    """Run `optimizer` from `theta` until the plan is used up; the last parameters, shape [d]."""
+    state = optimizer.init(theta)
+    while oracle.draws_left:
+        state = optimizer.step(state, oracle)
+    return state[0]
+
+
+def worst_case(
+    optimizer: Optimizer, plan: Plan, *, trials: int, seed: int = 0, examples: int = PUBLIC_EXAMPLES
+) -> Scores:
+    """Log-likelihood ratios of whole runs, `trials` with the worst record in the data and as many without it.
+
+    The two data sets are neighbours under add/remove; both divide by the expected batch of the same public number of
+    examples. With the score the exact likelihood ratio of all releases, no adversary does better: the true trade-off
+    curve of these scores is the one that the ledger of the plan stands for.
+
+    Args:
+        optimizer: runs to the end of the plan in every trial.
+        plan: with noise for every kind of release.
+        trials: runs of each kind.
+        seed: of sampling and noise.
+        examples: the public number of examples.
+
+    Raises:
+        ConfigError: no trial, or a plan without noise.
+    """
+    require_noise(plan)
+    engine, (x, y) = Prescribed(plan.dimension), canary(plan.dimension)
+    kinds = kinds_of(optimizer, plan)
+
+    def run(is_in: bool, draw_seed: int, noise_seed: int) -> float:
+        transcript: Transcript = []
+        rows = int(is_in)
+        oracle = DataOracle(
+            engine, x[:rows], y[:rows], plan, draw_seed=draw_seed, noise_seed=noise_seed, transcript=transcript
+        )
+        oracle.expected_batch = plan.rate * examples
+        play(optimizer, oracle, engine.theta)
+        return log_likelihood_ratio(transcript, kinds, plan, oracle.expected_batch)
+
+    return play_both(run, trials, seed)
+
+
+def simulated(ledger: Ledger, *, size: int, seed: int = 0) -> Scores:
+    """The scores that `worst_case` gives if a run is what its ledger says: subsampled Gaussians of the effective noise.
+
+    Args:
+        ledger: of the plan.
+        size: number of scores of each kind.
+        seed: of the simulation.
+    """
+    random = np.random.default_rng(seed)
+
+    def scores(is_in: bool) -> NDArray[np.float64]:
+        total = np.zeros(size)
+        for draw in ledger:
+            u = 1 / draw.effective_noise
+            z = random.standard_normal(size) + u * (is_in & (random.random(size) < draw.rate))
+            total += _log_ratio(u * z - u * u / 2, draw.rate)
+        return total
+
+    return Scores(scores(True), scores(False))
+
+
+def _log_ratio(exponents: NDArray[np.float64], rate: float) -> NDArray[np.float64]:
+    """log(1 - q + q exp(exponent)) for each draw."""
+    with np.errstate(divide="ignore"):  # at rate 1 the record is never left out
+        return np.logaddexp(np.log1p(-rate), np.log(rate) + exponents)
+
+
+def play_both(run: Callable[[bool, int, int], float], trials: int | tuple[int, int], seed: int) -> Scores:
+    """Scores of runs with the canary and of runs without.
+
+    Args:
+        run: (whether the canary is in, draw seed, noise seed) -> the adversary's score.
+        trials: runs of each kind, or (runs with, runs without); at least 1.
+        seed: of all runs.
+
+    Raises:
+        ConfigError: no trial.
+    """
+    inside, outside = (trials, trials) if isinstance(trials, int) else trials
+    if min(inside, outside) < 1:
+        raise ConfigError("trials", trials, "expected at least 1")
+
+    def score(is_in: bool, trial: int) -> float:
+        draw_seed, noise_seed = (sampling.derive("audit", seed, is_in, trial, name) for name in ("draws", "noise"))
+        return run(is_in, draw_seed, noise_seed)
+
+    return Scores(
+        np.array([score(True, trial) for trial in range(inside)]),
+        np.array([score(False, trial) for trial in range(outside)]),
+    )
+
+
+def kinds_of(optimizer: Optimizer, plan: Plan) -> list[tuple[str, ...]]:
+    """The kinds of the releases of every draw, found without data."""
+    structure = trace(optimizer, rate=plan.rate, draws=plan.draws, dimension=plan.dimension)
+    return list(chain.from_iterable(repeat(kinds, count) for kinds, count in structure))
+
+
+def require_noise(plan: Plan) -> None:
+    """Raise `ConfigError` for a plan that releases something without noise: there is nothing to audit."""
+    if not all(noise > 0 for noise in plan.noise.values()):
+        raise ConfigError("plan.noise", dict(plan.noise), "expected noise > 0 for every kind of release")
+
+
+def log_likelihood_ratio(
+    transcript: Transcript, kinds: Sequence[tuple[str, ...]], plan: Plan, expected_batch: float
+) -> float:
+    """Logarithm of p(releases | the worst record is in the data) / p(releases | it is not).
+
+    The record is in a draw with probability q, and then shifts the draw's j-th release by u_j = +-1/noise_j standard
+    deviations. With z_j the releases in standard deviations, the ratio of a draw is 1 - q + q exp(sum_j (u_j z_j -
+    u_j^2 / 2)).
+    """
+    exponents = [
+        _exponent(releases, of_draw, plan.noise, expected_batch)
+        for releases, of_draw in zip(transcript, kinds, strict=True)
+    ]
+    return float(_log_ratio(np.array(exponents), plan.rate).sum())
+
+
+def _exponent(
+    releases: Sequence[Release], kinds: Sequence[str], noise: Mapping[str, float], expected_batch: float
+) -> float:
+    """sum_j (u_j z_j - u_j^2 / 2) over the releases of one draw."""
+    total = 0.0
+    for kind, release in with_kinds(releases, kinds):
+        size, std = 1 / noise[kind], float(release.std)
+        # The record's gradient is longer than any bound, so it lowers counts. Losses and counts are centred at their
+        # sensitivity, which is std * expected_batch * size.
+        u, centre = (-size if kind == COUNTS else size), (0.0 if kind == GRADIENT else expected_batch * size)
+        values = [release.value[0].item()] if kind == GRADIENT else release.value.tolist()
+        total += sum(u * (value / std - centre) - u * u / 2 for value in values)
+    return total
+
+
+def with_kinds(releases: Sequence[Release], kinds: Sequence[str]) -> Iterator[tuple[str, Release]]:
+    """Each release of a draw with its kind; several losses are one release, but count several times among `kinds`."""
+    position = 0
+    for release in releases:
+        yield kinds[position], release
+        position += len(release.value) if kinds[position] == LOSSES else 1

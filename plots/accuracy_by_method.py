@@ -1,0 +1,43 @@
+"""Test accuracy of each method, one panel for each target epsilon; for suites with more methods than lines can show."""
+
+import math
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+NEEDS = "comparison"
+
+
+def draw(frame: pd.DataFrame) -> Figure:
+    """Dots with a line of one standard deviation to each side: full for runs that were not searched for."""
+    frame = frame.sort_values("accuracy", ascending=False)
+    private = frame[frame["epsilon_target"] < math.inf]
+    panels = list((private if len(private) else frame).groupby(["workload", "epsilon_target"]))
+    height = 1.2 + 0.22 * max(len(rows) for _, rows in panels)
+    figure, axes = plt.subplots(1, len(panels), figsize=(3.8 * len(panels), height), squeeze=False, sharex=True)
+    for axis, ((workload, target), rows) in zip(axes[0], panels, strict=True):
+        _panel(axis, rows)
+        ceiling = frame[(frame["workload"] == workload) & (frame["epsilon_target"] == math.inf)]["accuracy"].max()
+        if not math.isnan(ceiling):
+            axis.axvline(100 * ceiling, color="0.5", linestyle="--", linewidth=1)
+        axis.set(title=f"{workload}, ε = {target:g}", xlabel="test accuracy (%)")
+    figure.tight_layout(w_pad=1.5)
+    return figure
+
+
+def _panel(axis: Axes, rows: pd.DataFrame) -> None:
+    at = range(len(rows))
+    axis.hlines(at, *(100 * (rows["accuracy"] + k * rows["accuracy_std"].fillna(0)) for k in (-1, 1)), color="C0")
+    faces = ["white" if runs > 1 else "C0" for runs in rows["runs"]]
+    axis.scatter(100 * rows["accuracy"], at, c=faces, edgecolors="C0", s=28, zorder=3)
+    names = [
+        f"{row['label']} (ε {row['epsilon_with_tuning']:.3g})" if row["runs"] > 1 else row["label"]
+        for row in rows.to_dict("records")
+    ]
+    axis.set_yticks(at, names)
+    axis.invert_yaxis()
+    axis.grid(axis="x", alpha=0.3)
+    axis.tick_params(axis="y", length=0)
+    axis.spines[["top", "right"]].set_visible(False)
