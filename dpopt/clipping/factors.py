@@ -7,13 +7,15 @@ p q <= 2 T^2 the p x q gradient itself is cheaper (layer by layer, section 4 the
 
 A norm that is a sum of large terms of both signs loses digits, and a record could be made such that its norm comes out
 far too small, and its clipped gradient far too large. So where terms cancel, a norm is taken at the upper end of its
-rounding error (`MARGIN`, `NEGLIGIBLE`).
+rounding error (`MARGIN`, `NEGLIGIBLE`). For the same reason what a square loses that is too small for its type is added
+(`lost`): an output gradient of 1e-23 squares to zero, and beside inputs of 1e18 its gradient would seem to be zero.
 
 In all shapes n is the number of examples.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -132,9 +134,10 @@ def scaled_squared_norm(factors: Sequence[Factor], scale: Tensor) -> Tensor:
     """
     first = factors[0]
     if len(factors) == 1 and isinstance(first, Outer) and first.gram_size == (1, 1):
-        left, right = (side.flatten(1).square() for side in first.pair())
-        square = scale.square().T if first.is_transposed else scale.square()
-        return ((left @ square) * right).sum(1)
+        least = lost(scale)
+        left, right = (side.flatten(1).square().add_(least) for side in first.pair())
+        square = scale.square().add_(least)
+        return ((left @ (square.T if first.is_transposed else square)).add_(left.shape[1] * least) * right).sum(1)
     parts = blocks(first.examples, scale.numel())
     materialised = (reduce(torch.add, [factor.dense(part) for factor in factors]) for part in parts)
     return torch.cat([_vecnorm(gradients * scale.flatten()).square() for gradients in materialised])
@@ -287,20 +290,31 @@ def zeroed(values: Tensor, keep: Tensor) -> Tensor:
     return torch.where(keep.view(-1, *[1] * (values.dim() - 1)), values, 0.0)
 
 
+def lost(like: Tensor) -> float:
+    """The most that the square of a number may lose by being too small for the type of `like`."""
+    return torch.finfo(like.dtype).tiny
+
+
 def gram_norm(factor: OuterProducts) -> tuple[Tensor, Tensor | None]:
     """|sum_t left_t right_t^T|^2 and a bound on its rounding error, both of shape [n]."""
-    squares, diagonals = [], []
+    squares, errors = [], []
     groups, length = factor.gram_size
     if length == 1:
-        left, right = factor.pair()
-        return (_vecnorm(left) * _vecnorm(right)).square().flatten(1).sum(1), None
+        left, right = (_vecnorm(side) + math.sqrt(side.shape[3] * lost(side)) for side in factor.pair())
+        return (left * right).square().flatten(1).sum(1), None
     for part in blocks(factor.examples, groups * length**2):
         left, right = factor.pair(part)
-        gram = (left @ left.mT).mul_(right @ right.mT)
+        gram, other = left @ left.mT, right @ right.mT
+        error = length * lost(gram) * (left.shape[3] * _trace(other) + right.shape[3] * _trace(gram))
+        gram.mul_(other)
         squares.append(gram.sum((1, 2, 3)))
-        diagonals.append(gram.diagonal(dim1=2, dim2=3).sum((1, 2)))
-    square = torch.cat(squares)
-    return square, rounding(torch.cat(diagonals))
+        errors.append(error + rounding(_trace(gram)))
+    return torch.cat(squares), torch.cat(errors)
+
+
+def _trace(gram: Tensor) -> Tensor:
+    """Sum of the diagonals of all groups [n, groups, T, T], shape [n]."""
+    return gram.diagonal(dim1=2, dim2=3).sum((1, 2))
 
 
 def gram_product(first: OuterProducts, second: OuterProducts) -> Tensor:

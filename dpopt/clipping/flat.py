@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpopt.privacy.protocol import ClipRule, Vector
@@ -139,9 +140,12 @@ class FlatModel(ClippingEngine):
 def clip_factors(clip: ClipRule, norm: Tensor, mask: Tensor) -> Tensor:
     """What each example's gradient is multiplied by, shape [n]; zero where it is masked out or not finite."""
     # Whatever the rule says, no example contributes more than the sensitivity that the noise is scaled to; an infinite
-    # norm makes that 0, one that is not a number makes it none.
-    factor = torch.minimum(clip.factor(norm), clip.sensitivity / norm)
-    return factor.nan_to_num_(nan=0.0).mul_(mask)
+    # norm makes that 0, one that is not a number makes it none. Squares of a norm below `least` may have been too small
+    # for the type, so it may be longer than it seems; a factor below `tiny` has few digits, and may be too large.
+    number = torch.finfo(norm.dtype)
+    least = number.tiny**0.5 / number.eps
+    factor = torch.minimum(clip.factor(norm), clip.sensitivity / norm.clamp(min=least))
+    return F.threshold(factor.nan_to_num_(nan=0.0), number.tiny, 0.0).mul_(mask)
 
 
 def must_be_sanitized(norm: Tensor) -> bool:

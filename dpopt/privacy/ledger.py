@@ -36,9 +36,9 @@ class Draw:
         """Noise multiplier of the one Gaussian release that this draw amounts to: 1/s^2 = sum of 1/s_j^2.
 
         Releases of one draw see the same subsample, so they compose *before* amplification by subsampling. Zero where
-        any release is un-noised, infinity where nothing was released.
+        any release is un-noised (or nearly: below 1e-150, 1/s^2 is no number), infinity where nothing was released.
         """
-        if 0 in self.noises:
+        if any(noise < 1e-150 for noise in self.noises):
             return 0.0
         precision = math.fsum(noise**-2 for noise in self.noises)
         return precision**-0.5 if precision else math.inf
@@ -111,9 +111,9 @@ class Ledger:
             draws = [Draw(entry["rate"], tuple(entry["noises"])) for entry in content["draws"]]
             ledger = cls()
             for index, count in content["runs"]:
-                if not isinstance(count, int) or count < 1:
-                    raise ValueError(f"{count!r} is no number of draws")
+                if not isinstance(count, int) or count < 1 or index < 0:
+                    raise ValueError(f"[{index!r}, {count!r}] is no draw's number and a number of draws")
                 ledger.append(draws[index], count)
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
             raise ConfigError("ledger", text[:60], f"not a ledger: {error}") from error
         return ledger
