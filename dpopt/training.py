@@ -23,7 +23,7 @@ from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.oracle import DataOracle
 from dpopt.privacy.plan import NonPrivate, Plan
 from dpopt.privacy.protocol import Optimizer, Vector
-from dpopt.privacy.sampling import derive, send
+from dpopt.privacy.sampling import derive, secret_seed, send
 from dpopt.workloads.base import Split, accuracy
 
 Metric = Callable[[Tensor, Tensor], Tensor]
@@ -63,7 +63,7 @@ def fit(
     engine: str = "auto",
     precision: str = "float32",
     device: str = "auto",
-    seed: int = 0,
+    seed: int | None = 0,
     test: Any = None,
     transform: Transform | None = None,
     physical_batch: int | Literal["auto"] = "auto",
@@ -84,9 +84,10 @@ def fit(
         accountant: see `dpopt.privacy.epsilon`.
         engine, precision: see `dpopt.clipping.engine`.
         device: "auto" takes CUDA where there is one.
-        seed: decides draws, and with all other arguments the noise. Keep it secret if the model is to be published, and
-            take another for each run on the same data: runs of one seed share their draws, and what they cost together
-            is then more than the sum of what each states.
+        seed: a whole number decides draws, and with all other arguments the noise. Keep it secret if the model is to be
+            published, and take another for each run on the same data: runs of one seed share their draws, and what they
+            cost together is then more than the sum of what each states. None takes a new secret from the operating
+            system that is kept nowhere, so draws and noise cannot be found out and the run cannot be repeated.
         test: data to evaluate on, as `train`; accuracy is added where the targets are class numbers.
         transform: a batch of inputs as they are stored, [n, ...] on the device, -> the model's inputs; for training and
             test data, so nothing random. By default bytes become floats.
@@ -106,6 +107,7 @@ def fit(
     metric = accuracy if held_out and not held_out["test"].y.is_floating_point() else None
     transform = transform or _as_float
     size = None if physical_batch == "auto" else fields.convert(physical_batch, Count, "physical_batch", {})
+    source = secret_seed() if seed is None else fields.convert(seed, int, "seed", {})
     first = sample(data, transform, place)
     clipper = clipping.engine(model.to(place), loss, engine, sample=first, precision=precision)
     _check_loss(clipper, loss, first)
@@ -121,7 +123,7 @@ def fit(
     # Two runs that share their noise would cancel it: the seed depends on everything that tells runs apart.
     start = [_digest(clipper.theta), _digest(first.x)]
     run = [
-        seed,
+        source,
         repr(chosen),
         epsilon,
         delta,
@@ -138,7 +140,7 @@ def fit(
         data.x,
         data.y,
         plan,
-        draw_seed=derive("draws", seed),
+        draw_seed=derive("draws", source),
         noise_seed=derive("noise", *run),
         physical_batch=size,
         transform=transform,

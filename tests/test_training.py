@@ -1,4 +1,6 @@
+import json
 import math
+from typing import NamedTuple
 
 import datasets
 import pytest
@@ -8,8 +10,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import dpopt
+from dpopt import training
 from dpopt.errors import ConfigError
-from dpopt.privacy import epsilon
+from dpopt.privacy import DataOracle, epsilon, sampling
+from dpopt.privacy.sampling import derive
 
 
 def loss(output, target):
@@ -104,6 +108,66 @@ def test_runs_repeat_and_seeds_differ():
     assert not torch.equal(fit(seed=3).model.weight, fit(seed=4).model.weight)
 
 
+class Seeds(NamedTuple):
+    """What a run makes its random numbers from; `secret` is None where it was given a number."""
+
+    secret: int | None
+    draws: int
+    noise: int
+
+
+@pytest.fixture
+def seeds(monkeypatch):
+    """The seeds of each run of `fit`, in order."""
+    runs, secrets = [], []
+
+    def take():
+        secrets.append(sampling.secret_seed())
+        return secrets[-1]
+
+    class Watched(DataOracle):
+        def __init__(self, *args, draw_seed, noise_seed, **rest):
+            runs.append(Seeds(secrets.pop() if secrets else None, draw_seed, noise_seed))
+            super().__init__(*args, draw_seed=draw_seed, noise_seed=noise_seed, **rest)
+
+    monkeypatch.setattr(training, "secret_seed", take)
+    monkeypatch.setattr(training, "DataOracle", Watched)
+    return runs
+
+
+@pytest.mark.parametrize("name", ["dp_adam", "hyfreedp"])
+def test_a_secret_seed_is_another_each_time_and_costs_the_same(name):
+    first, second, public = (fit(seed=seed, optimizer=name) for seed in (None, None, 0))
+    assert not torch.equal(first.model.weight, second.model.weight)
+    assert first.record["epsilon"] == second.record["epsilon"] == public.record["epsilon"] <= 4.0
+    assert first.ledger == second.ledger == public.ledger
+    assert first.record.keys() == public.record.keys()
+
+
+def test_a_secret_seed_is_not_kept(seeds, caplog, capfd):
+    with caplog.at_level(0):
+        result = fit(seed=None, progress=True)
+    assert result.record["seed"] is None
+    said = [json.dumps(result.record), json.dumps(result.curve), result.ledger.to_json(), repr(result)]
+    said += [caplog.text, *capfd.readouterr(), repr(result.model.state_dict())]
+    for number in seeds[0]:
+        for text in (str(number), f"{number:x}"):
+            assert not any(text in where for where in said)
+    # It is the same run all the same: whoever knew the secret could make it again.
+    assert torch.equal(fit(seed=seeds[0].secret).model.weight, result.model.weight)
+
+
+def test_membership_and_noise_both_come_from_the_secret(seeds):
+    """Known noise can be taken off a release, and known draws are not amplified."""
+    for _ in range(2):
+        fit(seed=None, epochs=0.25)
+    first, second = seeds
+    assert len({*first, *second}) == 6
+    assert [run.draws for run in seeds] == [derive("draws", run.secret) for run in seeds]
+    fit(seed=3, epochs=0.25)
+    assert seeds[2][:2] == (None, derive("draws", 3))
+
+
 def test_mode_of_the_model_is_kept():
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2)).eval()
     fit(model, epochs=1)
@@ -150,6 +214,8 @@ ROWS = {"image": [[0.0, 1.0]] * 4, "label": [0, 1, 0, 1]}
         ({"precision": "bf16"}, "did you mean .bfloat16"),
         ({"device": "warp"}, "device"),
         ({"physical_batch": 0}, "physical_batch"),
+        ({"seed": "new"}, "seed.*whole number"),
+        ({"seed": 0.5}, "seed.*whole number"),
         ({"train": 3}, "train.*expected a Dataset"),
         ({"train": (torch.zeros(3, 4), torch.zeros(2))}, "3 inputs, 2 targets"),
         ({"train": (torch.zeros(0, 4), torch.zeros(0))}, "at least 1"),

@@ -52,6 +52,8 @@ class AdaptiveClip(Configured):
     Deviations from the paper, which is about federated averaging: one record stands for one user; Poisson sampling. It
     sets the count's noise to B/20 and lets the gradient's follow; here one number shares the budget whatever B is. The
     count is centred at 1/2, as there, which halves its sensitivity. b_t is clamped to [0, 1] and C_t to at least 1e-6.
+    The public code (`QuantileAdaptiveClipSumQuery` of TensorFlow Privacy) takes all of these and both noises as
+    arguments, recommends 0.5, 0.2 and B/20, and leaves their joint cost to its caller.
     """
 
     base: Direction = DPSGD()

@@ -8,13 +8,23 @@ bits of its seed, so two releases of one long run would soon share their noise.)
 
 What is promised of float32 noise on the CPU: each 64-bit word gives two normals by Box and Muller's transform (1958).
 Its upper 40 bits k give the radius sqrt(-2 log u), u = (k + 1/2) 2^-40, so the distribution is normal out to 7.5
-standard deviations and ends there; the lower 24 give the angle, one of 2^24 directions. Both are computed in float32,
-so the smallest radii lie on a grid (0, 3.5e-4, 4.9e-4, ...; one pair in 20,000 has a radius below 0.01). The bits are
-the same on any number of threads; on another kind of processor they may differ in the last places. Float64 noise (all
-losses) is NumPy's ziggurat, which has neither end nor grid.
+standard deviations and ends there (a pair lies beyond once in 2^41); the lower 24 give the angle. Both are computed in
+float32: of the 2^24 directions 92 % remain distinct, and the smallest radii lie on a grid (0, 3.5e-4, 4.9e-4, ...; one
+pair in 20,000 has a radius below 0.01). The bits are the same on any number of threads; on another kind of processor
+they may differ in the last places. Float64 noise (all losses and counts) is NumPy's ziggurat, with 52 random bits a
+number and an end beyond 12 standard deviations.
 
-Not promised: Philox is not cryptographic, and noise rounded to floating point is not exactly Gaussian.
-Whoever publishes a model keeps the seed secret; the seeds of a benchmark are public, so its models are for measuring.
+Not promised:
+
+- Exactness. (epsilon, delta) is proved for real numbers. Which floating-point numbers a noisy sum can reach depends on
+  the sum, and so their last bits can tell neighbouring data sets apart (Mironov 2012, for Laplace noise). Releases are
+  neither rounded to a common grid nor is their noise discrete.
+- Secrecy of a known seed. An accountant's epsilon takes for granted that nobody knows the noise, nor who is in a draw:
+  amplification by subsampling is lost on whoever does. `secret_seed` is for models that are published; the seeds of a
+  benchmark are public, so its models are for measuring.
+- Cryptography everywhere. Philox is no cipher, and a GPU's is seeded with 63 bits: whoever learns its numbers exactly
+  might find their key. That of float64 noise is the noise seed itself.
+- Even timing. How long a draw takes tells how many records are in it.
 """
 
 from __future__ import annotations
@@ -22,6 +32,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import secrets
 
 import numpy as np
 import torch
@@ -42,6 +53,11 @@ def derive(*parts: object) -> int:
     """A 128-bit seed from anything that JSON can hold; different parts give unrelated seeds."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "big")
+
+
+def secret_seed() -> int:
+    """A 128-bit seed from the operating system's entropy: whoever does not store it cannot have it again."""
+    return secrets.randbits(128)
 
 
 _ROWS, _NOISE = 1, 2
