@@ -8,7 +8,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
@@ -28,6 +28,8 @@ Structure = tuple[tuple[tuple[str, ...], int], ...]
 
 TOLERANCE = 2e-5
 """How far below its target a calibrated epsilon may stay, relative to the target."""
+FAR = 50.0
+"""An epsilon by RDP that is above every target worth a privacy loss distribution."""
 NOISE_RANGE = (0.05, 1e6)
 """Noise multipliers that calibration considers."""
 
@@ -167,11 +169,10 @@ def solve_noise(ledger_of: Callable[[float], Ledger], epsilon: float, delta: flo
     def spent(log_noise: float, by: str) -> float:
         return accountants.epsilon(ledger_of(math.exp(log_noise)), delta, by)
 
-    def excess(log_noise: float) -> float:
-        quick = spent(log_noise, "rdp")
+    def excess(log_noise: float, far: float) -> float:
         # A numerical privacy loss distribution grows with epsilon; where RDP is far above the target, so is the truth.
-        is_far = quick > 2 * epsilon + 0.5
-        over = (quick if is_far else spent(log_noise, accountant)) / epsilon - 1
+        quick = spent(log_noise, "rdp")
+        over = (quick if quick > far else spent(log_noise, accountant)) / epsilon - 1
         return 0.0 if -TOLERANCE <= over <= 0 else over + TOLERANCE / 2
 
     low, high = (math.log(noise) for noise in NOISE_RANGE)
@@ -182,7 +183,12 @@ def solve_noise(ledger_of: Callable[[float], Ledger], epsilon: float, delta: flo
     floor = spent(high, "rdp")
     target = epsilon * floor / least if floor > epsilon else epsilon
     guess = _root(lambda s: spent(s, "rdp") - target, low, high)
-    root = _root(excess, *_bracket(excess, guess, low, high))
+    root = high
+    for far in (2 * epsilon + 0.5, FAR):  # the second where RDP is loose, as it is for a delta near rate * draws
+        function = partial(excess, far=far)
+        root = _root(function, *_bracket(function, guess, low, high))
+        if spent(root, accountant) >= (1 - 2 * TOLERANCE) * epsilon:
+            break
     while spent(root, accountant) > epsilon:
         root += TOLERANCE / 4
     return math.exp(root)
