@@ -156,7 +156,7 @@ def optimizer_group(
         base = getattr(optimizer, "base", None)
         baseline = f"base of {name}" if base else "dp_adam"
         if base:
-            group[baseline] = (dataclasses.replace(base, clip=optimizer.clip), baseline, 1)
+            group[baseline] = (dataclasses.replace(base, clip=getattr(optimizer, "clip", base.clip)), baseline, 1)
         if hasattr(optimizer, "probe_every"):
             for k in probe_every:
                 group[f"{name} K={k}"] = (dataclasses.replace(optimizer, probe_every=k), baseline, k)

@@ -128,6 +128,7 @@ def _optimizer(label: str, cell: Cell, chosen: Settings) -> dict[str, Any]:
     train = workload.splits(cell.seed).train
     torch.manual_seed(derive("init", cell.workload, cell.seed) >> 65)
     x = workload.transform(train.x)
+    engine = clipping.engine(workload.model(), workload.loss, sample=(x[:3], train.y[:3]))
     try:
         result = audit.audit(
             registry.from_spec("optimizer", cell.optimizer),
@@ -138,12 +139,12 @@ def _optimizer(label: str, cell: Cell, chosen: Settings) -> dict[str, Any]:
             accountant=cell.accountant,
             trials=chosen.trials,
             game_draws=chosen.game_draws,
-            canaries=chosen.canaries,
+            canaries=min(chosen.canaries, engine.dimension),
             significance=chosen.significance,
-            engine=clipping.engine(workload.model(), workload.loss, sample=(x[:3], train.y[:3])),
+            engine=engine,
             x=x,
             y=train.y,
-            seed=chosen.seed,
+            seed=derive("audit", label, cell.epsilon, chosen.seed),  # rows are evidence of their own
         )
     except Exception as error:  # one row may fail in any way; the others go on
         return row | {"epsilon": None, "failure": f"{type(error).__name__}: {error}"}

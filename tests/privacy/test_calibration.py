@@ -192,6 +192,7 @@ def test_cost_is_counted(name, fields, expected):
     assert cost(dpopt.create(name, **fields)) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_the_budget_is_used_where_renyi_is_loose():
     plan = calibrate(DPSGD(), rate=1e-4, draws=700, dimension=4, epsilon=1.0, delta=1e-4)
     assert 0.999 <= plan.epsilon <= 1
