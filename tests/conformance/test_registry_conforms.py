@@ -27,6 +27,8 @@ VARIANTS = {
     "doppler-over-dp_adambc": ("doppler", {"base": "dp_adambc"}),
     "scheduled-warm-linear": ("scheduled", {"schedule": "linear", "warmup": 0.25, "final": 0.1}),
     "hyfreedp-over-disk-over-dp_adambc": ("hyfreedp", {"base": {"name": "disk", "base": "dp_adambc"}}),
+    "adaptive_clip-over-fiber": ("adaptive_clip", {"base": {"name": "fiber", "correction": "exact"}}),
+    "adaptive_clip-over-scale_then_privatize": ("adaptive_clip", {"base": "scale_then_privatize"}),
     "adadp_hybrid-third": ("adadp_hybrid", {"adaptive_epochs": 1.0, "factor": "sqrt", "keep": "half"}),
 } | {
     f"{rule}-over-{name}": (rule, {"base": base}) for rule in ("hyfreedp", "scheduled") for name, base in BASES.items()
