@@ -7,16 +7,18 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dpopt.analysis.tables import upper
+
 NEEDS = "comparison"
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Dots with a line of one standard deviation to each side: full for runs that were not searched for."""
+    """Dots with one standard deviation to each side; open ones were searched for, with the ε of the whole search."""
     frame = frame.sort_values("accuracy", ascending=False)
     private = frame[frame["epsilon_target"] < math.inf]
     panels = list((private if len(private) else frame).groupby(["workload", "epsilon_target"]))
     height = 1.2 + 0.22 * max(len(rows) for _, rows in panels)
-    figure, axes = plt.subplots(1, len(panels), figsize=(3.8 * len(panels), height), squeeze=False, sharex=True)
+    figure, axes = plt.subplots(1, len(panels), figsize=(5 * len(panels), height), squeeze=False, sharex=True)
     for axis, ((workload, target), rows) in zip(axes[0], panels, strict=True):
         _panel(axis, rows)
         ceiling = frame[(frame["workload"] == workload) & (frame["epsilon_target"] == math.inf)]["accuracy"].max()
@@ -32,12 +34,16 @@ def _panel(axis: Axes, rows: pd.DataFrame) -> None:
     axis.hlines(at, *(100 * (rows["accuracy"] + k * rows["accuracy_std"].fillna(0)) for k in (-1, 1)), color="C0")
     faces = ["white" if runs > 1 else "C0" for runs in rows["runs"]]
     axis.scatter(100 * rows["accuracy"], at, c=faces, edgecolors="C0", s=28, zorder=3)
-    names = [
-        f"{row['label']} (ε {row['epsilon_with_tuning']:.3g})" if row["runs"] > 1 else row["label"]
-        for row in rows.to_dict("records")
-    ]
+    names = [row["label"] + _tuning(row) for row in rows.to_dict("records")]
     axis.set_yticks(at, names)
     axis.invert_yaxis()
     axis.grid(axis="x", alpha=0.3)
     axis.tick_params(axis="y", length=0)
     axis.spines[["top", "right"]].set_visible(False)
+
+
+def _tuning(row: dict) -> str:
+    """What there is to say of a number that was not reached by one run alone."""
+    if row["tuning"] == "fixed":
+        return " (set by hand)"
+    return f" (ε {upper(row['epsilon_with_tuning'])})" if row["runs"] > 1 else ""

@@ -78,8 +78,8 @@ def readable(table: pd.DataFrame, bold: Callable[[str], str]) -> pd.DataFrame:
         "accuracy (%)": table.apply(accuracy, axis=1),
         "tuning": table["tuning"],
         "runs": table["runs"].astype(str),
-        "ε single": table["epsilon_single"].map(_upper),
-        "ε with tuning": table["epsilon_with_tuning"].map(_upper).where(table["tuning"] != "fixed", "not charged"),
+        "ε single": table["epsilon_single"].map(upper),
+        "ε with tuning": table["epsilon_with_tuning"].map(upper).where(table["tuning"] != "fixed", "not charged"),
         "seeds": table["seeds"].astype(str),
         "B": table["batch_size"].map(_number),
         "epochs": table["epochs"].map(_number),
@@ -121,7 +121,7 @@ def _constant(table: pd.DataFrame) -> dict[str, str]:
     return constant
 
 
-def _upper(value: float) -> str:
+def upper(value: float) -> str:
     """Three significant digits, rounded up: a printed epsilon is never below the spent one."""
     if value == 0 or math.isinf(value):
         return _number(value)

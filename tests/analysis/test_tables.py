@@ -58,8 +58,8 @@ def test_nothing_finished_is_an_empty_table(maker):
 
 def test_a_printed_epsilon_is_never_below_the_spent_one():
     for value in (0.99999, 1.0, 2.541, 7.8401, 21.7004, 123.4, 1e-3):
-        assert float(tables._upper(value)) >= value * (1 - 1e-9)
-        assert float(tables._upper(value)) <= value * 1.011
+        assert float(tables.upper(value)) >= value * (1 - 1e-9)
+        assert float(tables.upper(value)) <= value * 1.011
 
 
 def test_diverged_runs_are_counted_and_shown(maker):
