@@ -2,6 +2,10 @@ import os
 
 import pytest
 import torch
+from hypothesis import settings
+
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("repeatable")  # the same examples each time: a failure belongs to the change that made it
 
 
 @pytest.fixture(scope="session", autouse=True)
