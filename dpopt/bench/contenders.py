@@ -66,7 +66,8 @@ def private(
     """
     model, x, y = case.make(subset, device)
     clipper = clipping.engine(model, case.loss, engine, sample=(x[:3], y[:3]))
-    plan = fixed_plan(optimizer, clipper.dimension, calls * draws_of(optimizer, steps))
+    # Twice what is needed: a method that changes half-way is measured as it begins.
+    plan = fixed_plan(optimizer, clipper.dimension, 2 * calls * draws_of(optimizer, steps))
     oracle = DataOracle(clipper, x, y, plan, draw_seed=0, noise_seed=1)
     state = optimizer.init(clipper.theta)
 

@@ -18,6 +18,7 @@ from dpopt.bench.contenders import ENGINES, Contender, draws_of, engine_group, f
 from dpopt.bench.measure import SLOW_ROUNDS, WARM_UP, Measurement, Runner, measure, peak_memory, ratios
 from dpopt.cli import main
 from dpopt.errors import ConfigError
+from dpopt.optimizers.adadp_hybrid import ADADPHybrid
 from dpopt.privacy import BudgetSpent
 from dpopt.workloads.base import mlp
 
@@ -203,10 +204,28 @@ def test_optimizers_run_as_often_as_they_are_called():
     assert [contender.baseline for contender in group[-2:]] == ["base of hyfreedp"] * 2
     for contender in group:
         step = contender.build(3)
-        for _ in range(3):
+        for _ in range(2 * 3):
             step()
         with pytest.raises(BudgetSpent):
             step()
+
+
+def test_a_method_that_changes_half_way_is_measured_as_it_begins(monkeypatch):
+    taken, original = [], ADADPHybrid.step
+
+    def step_and_note(self, state, oracle):
+        state = original(self, state, oracle)
+        taken.append(oracle.draws_total - oracle.draws_left)
+        return state
+
+    monkeypatch.setattr(ADADPHybrid, "step", step_and_note)
+    contender = optimizer_group(("adadp_hybrid",), (1,), TINY, "full", CPU)[-1]
+    step = contender.build(4)
+    taken.clear()  # what tracing the plan took
+    for _ in range(4):
+        step()
+    assert contender.draws == 2
+    assert taken == [2, 4, 6, 8]
 
 
 def test_data_and_models_are_the_same_for_all_and_never_zero():
