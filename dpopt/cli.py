@@ -252,7 +252,7 @@ def audit(overrides: Sequence[str]) -> int:
     plots = [plot for plot in figures.plots(Path(chosen.suite.plots)) if plot.needs == "audit"]
     record = auditing.run(chosen, ERR)
     store, rows = Store(Path(chosen.suite.results)), audits.frame(record)
-    drawn = plots if (rows["failure"] == "").any() else []
+    drawn = plots if any(rows["failure"] == "") else []
     _keep(store, store.add("audit", record), audits.markdown(record), drawn, rows)
     problems = audits.problems(rows)
     _report(problems)
