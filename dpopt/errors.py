@@ -11,6 +11,10 @@ class ConfigError(ValueError):
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
         super().__init__(f"{field}: {value!r} cannot be used; {allowed}")
+        self._parts = field, value, allowed
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[str, object, str]]:
+        return ConfigError, self._parts  # it has to arrive from another process
 
 
 def unknown(field: str, name: object, known: Iterable[object]) -> ConfigError:

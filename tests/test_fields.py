@@ -1,3 +1,4 @@
+import pickle
 from dataclasses import dataclass
 from typing import Literal
 
@@ -63,3 +64,9 @@ def test_objects_are_checked_when_made():
         DPSGD(lr=-1.0)
     with pytest.raises(ConfigError, match=r"DPSGD\.clip"):
         DPSGD(clip=0.5)  # type: ignore[arg-type]
+
+
+def test_an_error_arrives_from_another_process():
+    error = ConfigError("lr", -1, "expected a number > 0")
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again)) == (ConfigError, str(error))

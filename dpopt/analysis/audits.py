@@ -7,6 +7,9 @@ from typing import Any
 
 import pandas as pd
 
+from dpopt.analysis.speed import origin
+
+COLUMNS = ["kind", "name", "what", "epsilon_target", "epsilon", "delta", "trials", "canaries", "seconds", "failure"]
 BOUNDS = ("worst_case", "one_run", "one_run_fdp")
 NOTE = (
     "Lower bounds on ε, each wrong with probability at most {significance:g}. Worst case: an adversary makes the "
@@ -27,9 +30,6 @@ def frame(record: Mapping[str, Any]) -> pd.DataFrame:
     return rows.assign(is_flagged=rows[["worst_case", "one_run"]].max(axis=1) > rows["epsilon"])
 
 
-COLUMNS = ["kind", "name", "what", "epsilon_target", "epsilon", "delta", "trials", "canaries", "seconds", "failure"]
-
-
 def problems(rows: pd.DataFrame) -> list[str]:
     """What should not be: an optimizer that is flagged, a control that is not, an audit that failed."""
     found = [f"{row['name']}: {row['failure']}" for _, row in rows[rows["failure"] != ""].iterrows()]
@@ -47,16 +47,8 @@ def markdown(record: Mapping[str, Any]) -> str:
         part = rows[rows["kind"] == kind]
         if len(part):
             parts += [f"## {title}", _readable(part, kind).to_markdown(index=False, disable_numparse=True)]
-    return "\n\n".join([*parts, NOTE.format(**record), f"{_setting(record)}."]) + "\n"
-
-
-def _setting(record: Mapping[str, Any]) -> str:
-    origin = record["provenance"]
-    dirty = " with changes" if origin["dirty"] else ""
-    return (
-        f"Suite {record['suite']}, {record['seconds']:.0f} s, torch {origin['versions']['torch']}, "
-        f"commit {str(origin['commit'])[:12]}{dirty}, {record['started']}"
-    )
+    setting = f"Suite {record['suite']}, {record['seconds']:.0f} s, {origin(record, 'torch')}."
+    return "\n\n".join([*parts, NOTE.format(**record), setting]) + "\n"
 
 
 def _readable(rows: pd.DataFrame, kind: str) -> pd.DataFrame:

@@ -40,13 +40,16 @@ def markdown(record: Mapping[str, Any]) -> str:
 
 def setting(record: Mapping[str, Any]) -> str:
     """Where and how a record was measured, in one line."""
-    origin = record["provenance"]
-    dirty = " with changes" if origin["dirty"] else ""
-    return (
-        f"{origin['device']}, {record['threads']} threads of {record['cores']} cores, "
-        f"torch {origin['versions']['torch']}, opacus {origin['versions']['opacus']}, "
-        f"commit {str(origin['commit'])[:12]}{dirty}, {record['started']}"
-    )
+    device = record["provenance"]["device"]
+    return f"{device}, {record['threads']} threads of {record['cores']} cores, {origin(record, 'torch', 'opacus')}"
+
+
+def origin(record: Mapping[str, Any], *packages: str) -> str:
+    """With which versions of `packages`, at which commit and when a record was made."""
+    made = record["provenance"]
+    versions = [f"{package} {made['versions'][package]}" for package in packages]
+    dirty = " with changes" if made["dirty"] else ""
+    return ", ".join([*versions, f"commit {str(made['commit'])[:12]}{dirty}", record["started"]])
 
 
 def _readable(rows: pd.DataFrame, kind: str) -> pd.DataFrame:

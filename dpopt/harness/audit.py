@@ -24,13 +24,11 @@ from dpopt.errors import ConfigError, unknown
 from dpopt.harness import plan as planning
 from dpopt.harness.cell import Cell
 from dpopt.harness.provenance import provenance
-from dpopt.harness.suite import BASE, Suite, compose_config, load_suite
+from dpopt.harness.suite import BASE, Suite, compose_config, first_key, known_keys, load_suite
 from dpopt.privacy import audit
 from dpopt.privacy.sampling import derive
 
 SCHEMA = 1
-Task = Callable[[], dict[str, Any]]
-"""Makes one row; can be sent to another process."""
 
 
 @dataclass(frozen=True)
@@ -46,22 +44,28 @@ class Settings:
     seed: int
 
 
+@dataclass(frozen=True)
+class Task:
+    """One row: what is known of it beforehand, and what finds out the rest, in another process."""
+
+    head: dict[str, Any]
+    find: Callable[[], dict[str, Any]]
+
+
 def settings(overrides: Sequence[str] = ()) -> Settings:
     """The defaults with Hydra overrides, of the audit's keys or of the suite's.
 
     Raises:
         ConfigError: an unknown name, or a value that cannot be used.
     """
-    keys = {override: override.lstrip("+~").partition("=")[0].split(".")[0] for override in overrides}
-    own = compose_config(BASE, "audit", []).keys()
-    of_suites = {field.name for field in dataclasses.fields(Suite)} - {"name"}
-    for key in keys.values():
-        if key not in own | of_suites:
-            raise unknown("override", key, own | of_suites)
-    given = compose_config(BASE, "audit", [override for override, key in keys.items() if key in own])
+    own, of_suites = known_keys(BASE, "audit"), known_keys(BASE, "suite")
+    for key in map(first_key, overrides):
+        if key not in own + of_suites:
+            raise unknown("override", key, own + of_suites)
+    given = compose_config(BASE, "audit", [override for override in overrides if first_key(override) in own])
     names = given["optimizers"]
     names = registry.optimizers() if names == "all" else names if isinstance(names, list) else [names]
-    rest = [override for override, key in keys.items() if key not in own]
+    rest = [override for override in overrides if first_key(override) not in own]
     return Settings(
         suite=load_suite(given["suite"], [*rest, f"optimizers=[{','.join(map(str, names))}]", "seeds=0"]),
         trials=fields.convert(given["trials"], fields.Count, "trials", {}),
@@ -82,9 +86,7 @@ def run(chosen: Settings, console: Console | None = None) -> dict[str, Any]:
         ConfigError: there is nothing to audit.
     """
     started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
-    numbers = range(len(audit.controls())) if chosen.controls else ()
-    tasks: list[Task] = [partial(_control, number, chosen.seed) for number in numbers]  # one takes long: it goes first
-    tasks += [partial(_optimizer, label, cell, chosen) for label, cell in _cells(chosen.suite)]
+    tasks = list(_tasks(chosen))
     if not tasks:
         raise ConfigError("audit", list(chosen.suite.epsilon), "no finite epsilon and no controls: nothing to audit")
     return {
@@ -98,6 +100,16 @@ def run(chosen: Settings, console: Console | None = None) -> dict[str, Any]:
         "seed": chosen.seed,
         "provenance": provenance(torch.device("cpu")),
     }
+
+
+def _tasks(chosen: Settings) -> Iterator[Task]:
+    for number, control in enumerate(audit.controls() if chosen.controls else ()):  # one takes long: it goes first
+        head = {"kind": "control", "name": control.name, "what": control.mistake}
+        head |= {"epsilon_target": control.epsilon, "delta": control.delta}
+        yield Task(head, partial(_control, number, chosen.seed))
+    for label, cell in _cells(chosen.suite):
+        head = {"kind": "optimizer", "name": label, "epsilon_target": cell.epsilon, "delta": cell.delta}
+        yield Task(head, partial(_optimizer, label, cell, chosen))
 
 
 def _cells(suite: Suite) -> Iterator[tuple[str, Cell]]:
@@ -114,59 +126,54 @@ def _rows(tasks: list[Task], workers: int, console: Console | None) -> list[dict
     """The rows of `tasks`, in their order, computed in processes."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, len(tasks)), context) as pool, _progress(len(tasks), console) as advance:
-        futures: list[Future[dict[str, Any]]] = [pool.submit(task) for task in tasks]
+        futures = {pool.submit(task.find): task for task in tasks}
         for future in as_completed(futures):
-            advance(future.result()["name"])
-    return [future.result() for future in futures]
+            advance(futures[future].head["name"])
+    return [task.head | _outcome(future) for future, task in futures.items()]
+
+
+def _outcome(future: Future[dict[str, Any]]) -> dict[str, Any]:
+    """What was found, or why it was not: one row may fail in any way, or lose its process; the others go on."""
+    error = future.exception()
+    if error is not None:
+        return {"epsilon": None, "failure": f"{type(error).__name__}: {error}"}
+    return future.result() | {"failure": ""}
 
 
 def _optimizer(label: str, cell: Cell, chosen: Settings) -> dict[str, Any]:
-    """The row of one optimizer at one epsilon."""
+    """What the audit of one optimizer at one epsilon finds."""
     torch.set_num_threads(1)
-    row = {"kind": "optimizer", "name": label, "epsilon_target": cell.epsilon, "delta": cell.delta, "failure": ""}
     workload = registry.from_spec("workload", cell.workload)
     train = workload.splits(cell.seed).train
     torch.manual_seed(derive("init", cell.workload, cell.seed) >> 65)
     x = workload.transform(train.x)
     engine = clipping.engine(workload.model(), workload.loss, sample=(x[:3], train.y[:3]))
-    try:
-        result = audit.audit(
-            registry.from_spec("optimizer", cell.optimizer),
-            epsilon=cell.epsilon,
-            delta=cell.delta,
-            rate=training.sampling_rate(cell.batch_size, len(x)),
-            draws=training.number_of_draws(cell.epochs, cell.batch_size, len(x)),
-            accountant=cell.accountant,
-            trials=chosen.trials,
-            game_draws=chosen.game_draws,
-            canaries=min(chosen.canaries, engine.dimension),
-            significance=chosen.significance,
-            engine=engine,
-            x=x,
-            y=train.y,
-            seed=derive("audit", label, cell.epsilon, chosen.seed),  # rows are evidence of their own
-        )
-    except Exception as error:  # one row may fail in any way; the others go on
-        return row | {"epsilon": None, "failure": f"{type(error).__name__}: {error}"}
-    return row | dataclasses.asdict(result) | {"trials": (result.trials, result.trials)}
+    result = audit.audit(
+        registry.from_spec("optimizer", cell.optimizer),
+        epsilon=cell.epsilon,
+        delta=cell.delta,
+        rate=training.sampling_rate(cell.batch_size, len(x)),
+        draws=training.number_of_draws(cell.epochs, cell.batch_size, len(x)),
+        accountant=cell.accountant,
+        trials=chosen.trials,
+        game_draws=chosen.game_draws,
+        canaries=min(chosen.canaries, engine.dimension),
+        significance=chosen.significance,
+        engine=engine,
+        x=x,
+        y=train.y,
+        seed=derive("audit", label, cell.epsilon, chosen.seed),  # rows are evidence of their own
+    )
+    return dataclasses.asdict(result) | {"trials": (result.trials, result.trials)}
 
 
 def _control(number: int, seed: int) -> dict[str, Any]:
-    """The row of one mechanism that is broken on purpose."""
+    """What the audit of one mechanism that is broken on purpose finds."""
     torch.set_num_threads(1)
     started, control = time.perf_counter(), audit.controls()[number]
-    return {
-        "kind": "control",
-        "name": control.name,
-        "what": control.mistake,
-        "epsilon_target": control.epsilon,
-        "epsilon": control.epsilon,
-        "delta": control.delta,
-        "worst_case": control.bound(control.scores(seed=seed)),
-        "trials": control.trials,
-        "seconds": time.perf_counter() - started,
-        "failure": "",
-    }
+    bound = control.bound(control.scores(seed=seed))
+    seconds = time.perf_counter() - started
+    return {"epsilon": control.epsilon, "worst_case": bound, "trials": control.trials, "seconds": seconds}
 
 
 @contextmanager

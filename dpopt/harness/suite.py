@@ -76,7 +76,7 @@ def compose_config(folder: Path, name: str, overrides: Sequence[str]) -> dict[st
     Raises:
         ConfigError: the file or an override cannot be used; names the key and the nearest known one.
     """
-    known = _known_keys(folder, name)
+    known = known_keys(folder, name)
     prepared = [_prepare(override, known) for override in overrides]
     GlobalHydra.instance().clear()
     try:
@@ -97,15 +97,20 @@ def compose_config(folder: Path, name: str, overrides: Sequence[str]) -> dict[st
     return {str(key): value for key, value in content.items()}
 
 
-def _known_keys(folder: Path, name: str) -> list[str]:
+def known_keys(folder: Path, name: str) -> list[str]:
     """The keys that `name` may hold: a suite's for a suite, its own for a command's defaults."""
     source = BASE / (f"{name}.yaml" if folder == BASE else "suite.yaml")
     return [str(key) for key in OmegaConf.to_container(OmegaConf.load(source))]  # type: ignore[union-attr]
 
 
+def first_key(override: str) -> str:
+    """The top-level key that an override such as `+settings.fiber.tuning=fixed` is about."""
+    return override.partition("=")[0].lstrip("+~").split(".")[0]
+
+
 def _prepare(override: str, known: Sequence[str]) -> str:
     key, equals, _ = override.partition("=")
-    first = key.lstrip("+~").split(".")[0]
+    first = first_key(override)
     if not equals and not key.startswith("~"):
         raise ConfigError("override", override, "expected key=value")
     if first not in known:
@@ -132,7 +137,7 @@ def load_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
     if path is None or not path.is_file():
         raise unknown("suite", name, files)
     content = compose_config(path.parent, path.stem, overrides)
-    if missing := sorted(set(_known_keys(path.parent, path.stem)) - content.keys()):
+    if missing := sorted(set(known_keys(path.parent, path.stem)) - content.keys()):
         raise ConfigError(str(path), missing, "keys are missing: begin the file with `defaults: [suite, _self_]`")
     axes = ("workloads", "optimizers", "epsilon", "batch_size", "epochs", "clip", "seeds")
     for axis in axes:

@@ -13,7 +13,7 @@ from torch import Tensor
 from dpopt.clipping.flat import Clipped, ClippingEngine
 from dpopt.errors import ConfigError
 from dpopt.privacy import sampling
-from dpopt.privacy.audit.games import Scores, kinds_of, play, require_noise, with_kinds
+from dpopt.privacy.audit.games import Scores, kinds_of, log_ratio, play, require_noise, with_kinds
 from dpopt.privacy.oracle import GRADIENT, DataOracle, Transcript
 from dpopt.privacy.plan import Plan
 from dpopt.privacy.protocol import ClipRule, Optimizer, Vector
@@ -125,15 +125,15 @@ def one_run_scores(
 def _canary_scores(
     transcript: Transcript, kinds: Sequence[tuple[str, ...]], coordinates: Tensor, plan: Plan
 ) -> NDArray[np.float64]:
-    u, scores = 1 / plan.noise[GRADIENT], torch.zeros(len(coordinates), dtype=torch.float64, device=coordinates.device)
-    outside, inside = math.log1p(-plan.rate) if plan.rate < 1 else -math.inf, math.log(plan.rate)
+    u, scores = 1 / plan.noise[GRADIENT], np.zeros(len(coordinates))
     for releases, of_draw in zip(transcript, kinds, strict=True):
-        exponent = torch.zeros_like(scores)
+        exponents = np.zeros_like(scores)
         for kind, release in with_kinds(releases, of_draw):
             if kind == GRADIENT:
-                exponent += u * (release.value[coordinates].double() / release.std) - u * u / 2
-        scores += torch.logaddexp(torch.full_like(exponent, outside), exponent + inside)
-    return scores.cpu().numpy()
+                z = release.value[coordinates].double().cpu().numpy() / float(release.std)
+                exponents += u * z - u * u / 2
+        scores += log_ratio(exponents, plan.rate)
+    return scores
 
 
 def _spread(losses: Tensor, real: Tensor) -> Tensor:

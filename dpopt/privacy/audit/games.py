@@ -152,13 +152,13 @@ def simulated(ledger: Ledger, *, size: int, seed: int = 0) -> Scores:
         for draw in ledger:
             u = 1 / draw.effective_noise
             z = random.standard_normal(size) + u * (is_in & (random.random(size) < draw.rate))
-            total += _log_ratio(u * z - u * u / 2, draw.rate)
+            total += log_ratio(u * z - u * u / 2, draw.rate)
         return total
 
     return Scores(scores(True), scores(False))
 
 
-def _log_ratio(exponents: NDArray[np.float64], rate: float) -> NDArray[np.float64]:
+def log_ratio(exponents: NDArray[np.float64], rate: float) -> NDArray[np.float64]:
     """log(1 - q + q exp(exponent)) for each draw."""
     with np.errstate(divide="ignore"):  # at rate 1 the record is never left out
         return np.logaddexp(np.log1p(-rate), np.log(rate) + exponents)
@@ -214,7 +214,7 @@ def log_likelihood_ratio(
         _exponent(releases, of_draw, plan.noise, expected_batch)
         for releases, of_draw in zip(transcript, kinds, strict=True)
     ]
-    return float(_log_ratio(np.array(exponents), plan.rate).sum())
+    return float(log_ratio(np.array(exponents), plan.rate).sum())
 
 
 def _exponent(
