@@ -39,14 +39,19 @@ def epsilon(ledger: Ledger, delta: float, accountant: str = "pld") -> float:
         ConfigError: unknown accountant or delta outside (0, 1).
     """
     check(delta, accountant)
-    events: dict[tuple[float, float], int] = {}
+    spent = events(ledger)
+    if any(noise == 0 for _, noise, _ in spent):
+        return math.inf
+    return _epsilon(spent, delta, accountant) if spent else 0.0
+
+
+def events(ledger: Ledger) -> tuple[Event, ...]:
+    """What accountants see of `ledger`: its distinct draws that release anything, in a fixed order."""
+    counts: dict[tuple[float, float], int] = {}
     for draw, count in ledger.counts().items():
         key = (draw.rate, draw.effective_noise)
-        events[key] = events.get(key, 0) + count
-    if any(noise == 0 for _, noise in events):
-        return math.inf
-    spent = tuple(sorted((rate, noise, count) for (rate, noise), count in events.items() if noise < math.inf))
-    return _epsilon(spent, delta, accountant) if spent else 0.0
+        counts[key] = counts.get(key, 0) + count
+    return tuple(sorted((rate, noise, count) for (rate, noise), count in counts.items() if noise < math.inf))
 
 
 def check(delta: float, accountant: str) -> None:
@@ -83,14 +88,18 @@ def _rdp(events: tuple[Event, ...], delta: float) -> float:
 
 
 def _dp_accounting(accountant: Any, events: tuple[Event, ...], delta: float) -> float:
+    return accountant.compose(dp_event(events)).get_epsilon(delta)
+
+
+def dp_event(events: tuple[Event, ...]) -> Any:
+    """`events` as dp-accounting's composition of Poisson-subsampled Gaussians."""
     import dp_accounting
 
+    composed = dp_accounting.DpEventBuilder()
     for rate, noise, count in events:
         event = dp_accounting.GaussianDpEvent(noise)
-        if rate < 1:
-            event = dp_accounting.PoissonSampledDpEvent(rate, event)
-        accountant.compose(event, count)
-    return accountant.get_epsilon(delta)
+        composed.compose(dp_accounting.PoissonSampledDpEvent(rate, event) if rate < 1 else event, count)
+    return composed.build()
 
 
 def _prv(events: tuple[Event, ...], delta: float) -> float:
