@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dpopt.fields import NonNegative, Positive
 from dpopt.optimizers import adadp
-from dpopt.optimizers.base import descend, scalar
+from dpopt.optimizers.base import descend, expected_epoch, scalar
 from dpopt.privacy.protocol import Oracle, Vector
 
 
@@ -62,9 +62,7 @@ class ADADPHybrid(adadp.ADADP):
         if since_switch < 0:
             theta, found = super().step(adadp.State(theta, found), oracle)
             return State(theta, found, found)
-        # Rounding may put an epoch's last draw a hair short of a whole number of epochs.
-        epoch = 1 + math.floor(since_switch * oracle.rate + 1e-9)
-        eta = found / (1 + self.decay * epoch)
+        eta = found / (1 + self.decay * expected_epoch(since_switch, oracle.rate))
         return State(descend(theta, self._gradient(oracle, theta), eta), eta, found)
 
     def _switch(self, oracle: Oracle) -> int:

@@ -9,6 +9,7 @@ Updates are memory-bound: each takes as few passes over its vectors as torch's f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -128,3 +129,9 @@ def descend(theta: Vector, direction: Vector, size: Tensor) -> Vector:
 def scalar(like: Tensor, value: float = 0.0) -> Tensor:
     """A float64 number on `like`'s device: counts and step sizes stay tensors, so that no step waits for one."""
     return torch.full((), value, dtype=torch.float64, device=like.device)
+
+
+def expected_epoch(draws: float, rate: float) -> int:
+    """Number of the expected epoch, from 1, that the next of `draws` taken draws falls into."""
+    # Rounding may put an epoch's last draw a hair short of a whole number of epochs.
+    return 1 + math.floor(draws * rate + 1e-9)

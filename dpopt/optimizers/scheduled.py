@@ -10,9 +10,12 @@ from torch import Tensor
 
 from dpopt.clipping.rules import Abadi
 from dpopt.fields import NonNegative, Positive, Range
-from dpopt.optimizers.base import Configured, Direction, descend, require_plain, scalar
+from dpopt.optimizers.base import Configured, Direction, descend, expected_epoch, require_plain, scalar
 from dpopt.optimizers.dp_adamw import DPAdamW
 from dpopt.privacy.protocol import ClipRule, Oracle, Vector
+
+INVERSE_TIME = 0.1
+"""Decay per epoch of Eq. 5.1."""
 
 
 class State(NamedTuple):
@@ -30,7 +33,8 @@ class Scheduled(Configured):
         theta_{t+1} = theta_t - eta_t G_t,    t = 0..T-1,    W = ceil(warmup T)
         eta_t = lr (t + 1)/W                                           for t < W
         eta_t = lr s(p),    p = (t - W)/(T - W)                        for t >= W
-        s(p) = 1 (constant),    1 - (1 - final) p (linear),    final + (1 - final) (1 + cos(pi p))/2 (cosine)
+        s(p) = 1 (constant),    1 - (1 - final) p (linear),    final + (1 - final) (1 + cos(pi p))/2 (cosine),
+               1 for p < 1/2, then 1/(1 + 0.1 k) in the k-th epoch from there (inverse_time)
 
     Position in the schedule is public: it is read off the oracle's counters. One draw a step.
 
@@ -40,17 +44,19 @@ class Scheduled(Configured):
         clip: how one example's gradient is bounded.
         schedule: shape of the decay.
         warmup: share of all draws in which the step size rises to lr.
-        final: what the decay leads to, as a share of lr; draw T, the first one that is not taken, would have it.
+        final: what a linear or cosine decay leads to, as a share of lr; draw T, the first one that is not taken, would
+            have it.
 
     After the warm-up this is `torch.optim.lr_scheduler.CosineAnnealingLR` (Loshchilov and Hutter, ICLR 2017, without
-    restarts) or `LinearLR`. The warm-up is that of the transformers library, moved by one step: its first step has
+    restarts) or `LinearLR`; "inverse_time" is that of Koskela and Honkela (AISTATS 2020, Eq. 5.1), in expected epochs,
+    draws times rate. The warm-up is that of the transformers library, moved by one step: its first step has
     size 0 and so would spend a draw on nothing.
     """
 
     base: Direction = DPAdamW()
     lr: Positive = 1e-2
     clip: ClipRule = Abadi(1.0)
-    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    schedule: Literal["constant", "linear", "cosine", "inverse_time"] = "cosine"
     warmup: Annotated[float, Range(0, 1, "[)")] = 0.0
     final: NonNegative = 0.0
 
@@ -62,18 +68,22 @@ class Scheduled(Configured):
         return State(theta, self.base.init(theta), scalar(theta, self.lr))
 
     def step(self, state: State, oracle: Oracle) -> State:
-        eta = scalar(state.theta, self.lr * self._share(oracle.draws_total - oracle.draws_left, oracle.draws_total))
+        taken = oracle.draws_total - oracle.draws_left
+        eta = scalar(state.theta, self.lr * self._share(taken, oracle.draws_total, oracle.rate))
         with oracle.draw() as batch:
             gradient = self.base.observe(state.base, batch, self.clip)
         direction, base = self.base.direction(state.base, gradient)
         theta = descend(state.theta, direction, eta)
         return State(theta, base._replace(theta=theta), eta)
 
-    def _share(self, taken: int, total: int) -> float:
+    def _share(self, taken: int, total: int, rate: float) -> float:
         """The step size after `taken` of `total` draws, as a share of lr."""
         rising = math.ceil(self.warmup * total)
         if taken < rising:
             return (taken + 1) / rising
         progress = (taken - rising) / (total - rising)
+        if self.schedule == "inverse_time":
+            since = (progress - 0.5) * (total - rising)
+            return 1.0 if since < 0 else 1 / (1 + INVERSE_TIME * expected_epoch(since, rate))
         decayed = {"constant": 0.0, "linear": progress, "cosine": (1 - math.cos(math.pi * progress)) / 2}
         return 1 - (1 - self.final) * decayed[self.schedule]

@@ -25,6 +25,7 @@ VARIANTS = {
     "disk-over-dp_adambc": ("disk", {"base": "dp_adambc", "kappa": 0.4}),
     "doppler-over-momentum": ("doppler", {"base": {"name": "dp_sgd", "momentum": 0.9}, "a": [1, -0.9], "b": [0.1]}),
     "doppler-over-dp_adambc": ("doppler", {"base": "dp_adambc"}),
+    "scheduled-inverse-time": ("scheduled", {"schedule": "inverse_time"}),
     "scheduled-warm-linear": ("scheduled", {"schedule": "linear", "warmup": 0.25, "final": 0.1}),
     "hyfreedp-over-disk-over-dp_adambc": ("hyfreedp", {"base": {"name": "disk", "base": "dp_adambc"}}),
     "adaptive_clip-over-fiber": ("adaptive_clip", {"base": {"name": "fiber", "correction": "exact"}}),

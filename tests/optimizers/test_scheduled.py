@@ -57,8 +57,13 @@ def test_warm_up_then_torchs_decay_over_what_is_left(schedule):
     assert found[6:] == pytest.approx(torch_sizes(24, make))
 
 
+def test_inverse_time_is_the_decay_of_adadps_experiments():
+    found = sizes(40, schedule="inverse_time")  # 10 draws an epoch, so the decay begins after two epochs
+    assert found == pytest.approx([LR] * 20 + [LR / 1.1] * 10 + [LR / 1.2] * 10)
+
+
 @pytest.mark.parametrize("draws", [1, 2, 7])
-@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "inverse_time"])
 @pytest.mark.parametrize("warmup", [0.0, 0.5, 0.99])
 def test_no_draw_is_spent_on_a_step_of_size_zero(draws, schedule, warmup):
     found = sizes(draws, schedule=schedule, warmup=warmup)
