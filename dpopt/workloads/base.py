@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +15,9 @@ from torch import Tensor, nn
 from dpopt import fields
 from dpopt.errors import ConfigError
 from dpopt.privacy.sampling import derive
+
+Predict = Callable[[Tensor], Tensor]
+"""Any number of inputs [n, ...] as they are stored -> a trained model's outputs [n, ...], on the inputs' device."""
 
 
 class Split(NamedTuple):
@@ -47,6 +47,9 @@ class Workload:
         batch_size: expected batch size B of a suite that names none.
         epochs: passes over the training data of a suite that names none.
         clip: clipping bound C of a suite that names none.
+        marks: entries of a run's curve.
+        score: what `metric` measures, in lower case with underscores; names that end in "accuracy" are shares and shown
+            as percentages.
         revision: part of every result's identity; raise it when the same fields may give other data or another model.
     """
 
@@ -56,6 +59,8 @@ class Workload:
     batch_size: ClassVar[int]
     epochs: ClassVar[float]
     clip: ClassVar[float] = 1.0
+    marks: ClassVar[int] = 40
+    score: ClassVar[str] = "accuracy"
     revision: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
@@ -96,8 +101,16 @@ class Workload:
         return F.cross_entropy(output, target, reduction="none")
 
     def metric(self, output: Tensor, target: Tensor) -> Tensor:
-        """One score per example, shape [n]; its mean is the reported accuracy."""
+        """One number per example, shape [n], higher is better; its mean is the `score` that tuning selects by."""
         return accuracy(output, target)
+
+    def report(self, predict: Predict, split: Split) -> dict[str, Any]:
+        """Further scores of the trained model on `split`, by name; nothing is selected by them.
+
+        Returns:
+            Plain data. Numbers become columns of tables; anything else stays in the run's record.
+        """
+        return {}
 
     def splits(self, seed: int) -> Splits:
         """The three splits; which records are held out for validation depends on `seed` alone."""
@@ -119,28 +132,3 @@ def mlp(*sizes: int, bias: bool = True) -> nn.Sequential:
     for inputs, outputs in pairwise(sizes):
         layers += [nn.Linear(inputs, outputs, bias=bias), nn.ReLU()]
     return nn.Sequential(nn.Flatten(), *layers[:-1])
-
-
-def data_folder(name: str, patterns: Iterable[str] = ()) -> Path | None:
-    """The local folder of a data set, `$DPOPT_DATA/name`, or None where the variable is not set.
-
-    Raises:
-        ConfigError: the variable is set, but there is no such folder, or no file in it that fits one of `patterns`.
-    """
-    root = os.environ.get("DPOPT_DATA")
-    if not root:
-        return None
-    folder = Path(root) / name
-    for pattern in patterns:
-        if not any(folder.glob(pattern)):
-            raise ConfigError("DPOPT_DATA", root, f"expected {name}/{pattern} in it")
-    return folder
-
-
-def verify(name: str, arrays: Iterable[np.ndarray], expected: str) -> None:
-    """Raise `ConfigError` unless the SHA-256 over the bytes of `arrays` is `expected`."""
-    digest = hashlib.sha256()
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array).tobytes())
-    if digest.hexdigest() != expected:
-        raise ConfigError(name, digest.hexdigest(), f"the data differ from the known ones (SHA-256 {expected})")

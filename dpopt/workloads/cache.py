@@ -52,7 +52,9 @@ def arrays(key: Mapping[str, Any], build: Callable[[], Mapping[str, NDArray[Any]
 
 
 def _make(folder: Path, key: str, build: Callable[[], Mapping[str, NDArray[Any]]]) -> None:
-    """Fill a folder beside `folder` and rename it, so that `folder` is whole or not there."""
+    """Fill a folder beside `folder` and rename it, so that `folder` is whole or not there; the lock is held."""
+    for abandoned in folder.parent.glob(f"{folder.name}.*/"):  # by a process that was killed
+        shutil.rmtree(abandoned, ignore_errors=True)
     partial = Path(mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
         for name, array in build().items():

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from dpopt.fields import Count
-from dpopt.workloads.base import Split, Workload, mlp, verify
+from dpopt.workloads.base import Split, Workload, mlp
+from dpopt.workloads.data.checksums import verify
 
 CHECKSUM = "f6d9e39f37dc45d327f6db33428ee58970ccceabb2535a5c179de35886b70443"
 TEST = 360

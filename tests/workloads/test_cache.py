@@ -51,6 +51,16 @@ def test_a_build_that_fails_leaves_nothing_behind(folder):
     assert cache.arrays({"kind": "test"}, lambda: {"x": np.ones(1)})["x"][0] == 1
 
 
+def test_what_a_killed_process_left_is_removed(folder):
+    key = {"kind": "test"}
+    cache.arrays(key, lambda: {"x": np.zeros(1)})
+    (made,) = [path for path in (folder / "test").iterdir() if path.is_dir()]
+    left = made.rename(made.with_name(f"{made.name}.abcd"))
+    assert cache.arrays(key, lambda: {"x": np.ones(1)})["x"][0] == 1
+    assert made.is_dir()
+    assert not left.exists()
+
+
 def _count(log):
     def build():
         with open(log, "a") as file:

@@ -1,0 +1,154 @@
+"""Where records come from: Parquet files in a local folder, or the hub. Both are read as batches of Arrow columns."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpopt.errors import ConfigError
+from dpopt.workloads.data.catalogue import Entry
+
+ROWS = 256
+"""Records of one batch: a few hundred decoded images fit in memory whatever their size."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The records of one split, not yet read.
+
+    Attributes:
+        name: of data set and split, for errors.
+        records: how many there are.
+        read: name of a column -> its values, in batches of at most `ROWS`; an image is {"bytes": ..., "path": ...}.
+    """
+
+    name: str
+    records: int
+    read: Callable[[str], Iterator[list[Any]]]
+
+
+def open_source(found: Entry, split: str) -> Source:
+    """The records of a split: from `$DPOPT_DATA` where that is set, else from the hub (or what was loaded from it).
+
+    Raises:
+        ConfigError: they cannot be loaded, or have other columns or another count than the entry says.
+    """
+    local, name, expected = files(found, split), f"{found.name}.{split}", found.part(split).records
+    columns, source = _hub(found, split, name) if local is None else _local(found, local, name)
+    if not {found.inputs, found.targets} <= set(columns):
+        raise ConfigError(name, columns, f"expected the columns {found.inputs} and {found.targets}")
+    if source.records != expected:
+        raise ConfigError(name, source.records, f"expected {expected} records")
+    return source
+
+
+def read_column(source: Source, column: str) -> list[Any]:
+    """All values of a column.
+
+    Raises:
+        ConfigError: one is missing.
+    """
+    values = [value for batch in source.read(column) for value in batch]
+    if None in values:
+        raise ConfigError(f"{source.name}[{values.index(None)}]", None, f"the value of {column} is missing")
+    return values
+
+
+def files(found: Entry, split: str) -> list[Path] | None:
+    """The split's files in `$DPOPT_DATA`, or None where that is not set and the hub is asked.
+
+    Raises:
+        ConfigError: the variable is set and there are none, or it is not set and the data set is on no hub.
+    """
+    root = os.environ.get("DPOPT_DATA")
+    if not root:
+        if found.hub is None:
+            raise ConfigError("DPOPT_DATA", None, how_to_get(found))
+        return None
+    pattern = f"{found.name}/{found.part(split).source}-*.parquet"
+    held = sorted(Path(root).glob(pattern))
+    if not held:
+        raise ConfigError("DPOPT_DATA", root, f"expected {pattern} in it; {how_to_get(found)}")
+    return held
+
+
+def how_to_get(found: Entry) -> str:
+    """What a user can do to have the data."""
+    folder = f"set DPOPT_DATA to a folder that holds {found.name}/SPLIT-*.parquet"
+    return folder if found.hub is None else f"{folder}, or unset it and go online once to load {found.hub} from the hub"
+
+
+def identity(found: Entry, split: str) -> list[Any]:
+    """Plain JSON data that tell one copy of a split from another where no checksum is known.
+
+    Of local files their names and sizes; of the hub's what `datasets` derives from the revision that it loaded.
+    """
+    local = files(found, split)
+    if local is None:
+        return [found.hub, found.config, _load(found, split)._fingerprint]
+    return [[file.name, file.stat().st_size] for file in local]
+
+
+def _local(found: Entry, local: list[Path], name: str) -> tuple[list[str], Source]:
+    from pyarrow.parquet import ParquetFile
+
+    folder = str(local[0].parent)
+    with _readable(found, folder):
+        parts = [ParquetFile(file) for file in local]
+
+    def read(column: str) -> Iterator[list[Any]]:
+        with _readable(found, folder):
+            for part in parts:
+                for batch in part.iter_batches(ROWS, columns=[column]):
+                    yield batch.column(0).to_pylist()
+
+    records = sum(part.metadata.num_rows for part in parts)
+    return parts[0].schema_arrow.names, Source(name, records, read)
+
+
+def _hub(found: Entry, split: str, name: str) -> tuple[list[str], Source]:
+    records = _load(found, split)
+
+    def read(column: str) -> Iterator[list[Any]]:
+        with _readable(found, str(found.hub)):
+            for batch in records.select_columns(column).with_format("arrow").iter(ROWS):
+                yield batch.column(0).to_pylist()
+
+    return records.column_names, Source(name, len(records), read)
+
+
+def _load(found: Entry, split: str) -> Any:
+    import datasets
+
+    hub, source = str(found.hub), found.part(split).source
+    with _readable(found, hub), _quiet():
+        return datasets.load_dataset(hub, found.config, split=source, revision=found.revision)
+
+
+@contextmanager
+def _readable(found: Entry, where: str) -> Iterator[None]:
+    """Say in one error that the data cannot be read and how to get them."""
+    try:
+        yield
+    except Exception as error:  # the libraries raise many kinds, none of them for a user to read
+        raise ConfigError(found.name, where, f"cannot be loaded ({error}); {how_to_get(found)}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the progress bars of `datasets` where nobody watches."""
+    from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    silence = not are_progress_bars_disabled() and not sys.stderr.isatty()
+    if silence:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        if silence:
+            enable_progress_bars()

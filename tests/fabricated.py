@@ -1,0 +1,101 @@
+"""Tiny data sets and checkpoints in the layouts of the real ones, so that real workloads run without real data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from io import BytesIO
+
+import numpy as np
+import torch
+
+from dpopt.workloads.data import catalogue, checksums
+from dpopt.workloads.data.catalogue import Part
+
+COUNTS = {"train": 48, "test": 20}
+WORDS = ["the", "food", "at", "this", "place", "near", "river", "is", "cheap", "and", "good", "for", "children"]
+VIT = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 24, "num_heads": 2}
+"""Options of `timm.create_model` for a vision transformer that runs in milliseconds."""
+
+
+def images(monkeypatch, root, name, side=32):
+    """Random images in the layout of the data set `name`, which from now on has as many records as `COUNTS` says.
+
+    The labels go through all classes in turn.
+    """
+    found = catalogue.entry(name)
+    generator, shape = np.random.default_rng(0), (side, side) if found.channels == 1 else (side, side, 3)
+    splits = {}
+    for split, count in COUNTS.items():
+        pictures = generator.integers(0, 256, (count, *shape), dtype=np.uint8)
+        labels = np.arange(count) % found.classes
+        write(root, found, split, [encoded(picture) for picture in pictures], labels)
+        sums = checksums.of_arrays([pictures]), checksums.of_arrays([labels])
+        splits[split] = Part(found.part(split).source, count, *sums)
+    made = replace(found, splits=splits, size=side if found.size else None)
+    monkeypatch.setitem(catalogue.entries(), name, made)
+    return made
+
+
+def texts(monkeypatch, root, name):
+    """Random words in the layout of the data set of texts or of pairs `name`."""
+    found = catalogue.entry(name)
+    generator, splits = np.random.default_rng(0), {}
+    for split, count in {split: COUNTS.get(split, 8) for split in found.splits}.items():
+        inputs = [" ".join(generator.choice(WORDS, 6)) for _ in range(count)]
+        of_pairs = [" ".join(generator.choice(WORDS, 9)) for _ in range(count)]
+        labels = np.arange(count) % max(found.classes, 2)
+        is_pairs = found.kind == "pairs"
+        write(root, found, split, inputs, of_pairs if is_pairs else labels)
+        of_targets = checksums.of_texts(of_pairs) if is_pairs else checksums.of_arrays([labels])
+        splits[split] = Part(found.part(split).source, count, checksums.of_texts(inputs), of_targets)
+    made = replace(found, splits=splits)
+    monkeypatch.setitem(catalogue.entries(), name, made)
+    return made
+
+
+def encoded(pixels):
+    from PIL import Image
+
+    content = BytesIO()
+    Image.fromarray(pixels).save(content, "PNG")
+    return {"bytes": content.getvalue(), "path": None}
+
+
+def write(root, found, split, inputs, targets):
+    """One split as a Parquet file with the columns of the entry `found`."""
+    import pyarrow as pa
+    from pyarrow.parquet import write_table
+
+    (root / found.name).mkdir(parents=True, exist_ok=True)
+    columns = {found.inputs: inputs, found.targets: targets}
+    write_table(pa.table(columns), root / found.name / f"{found.part(split).source}-00000-of-00001.parquet")
+
+
+def vit_checkpoint(root, architecture, **options):
+    """Random weights of a tiny version of timm's `architecture`, where its checkpoint is looked for."""
+    import timm
+    from safetensors.torch import save_file
+
+    (root / "checkpoints").mkdir(parents=True, exist_ok=True)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = timm.create_model(architecture, pretrained=False, **{**VIT, **options})
+        # timm starts biases at zero and scales at one, which would hide whether they are loaded.
+        weights = {name: value + 0.02 * torch.randn_like(value) for name, value in model.state_dict().items()}
+    file = root / "checkpoints" / f"{architecture}.fp16.safetensors"
+    save_file({name: value.half() for name, value in weights.items()}, file)
+    return file
+
+
+def adadp_checkpoint(root):
+    """Random convolutions where ADADP's official ones are looked for."""
+    from safetensors.torch import save_file
+
+    from dpopt.workloads import adadp
+
+    (root / "checkpoints").mkdir(parents=True, exist_ok=True)
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        weights = {name: value.detach() for name, value in adadp.convolutions().named_parameters()}
+    save_file(weights, root / "checkpoints" / f"{adadp.OFFICIAL}.safetensors")
+    return weights

@@ -1,0 +1,517 @@
+"""Data sets: what the entries say, and loading from Parquet files in a hub's layout."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from io import BytesIO
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dpopt.cli import main
+from dpopt.errors import ConfigError
+from dpopt.workloads import cache, data
+from dpopt.workloads.data import catalogue, checksums, source
+from dpopt.workloads.data.catalogue import Part
+
+BICUBIC = Image.Resampling.BICUBIC
+HUBS = ("mnist", "cifar10", "cifar100", "svhn", "gtsrb", "food101", "cassava", "sun397", "20_newsgroups", "sst2")
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path, monkeypatch):
+    """Cache and data of a test's own."""
+    monkeypatch.setenv("DPOPT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DPOPT_DATA", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+def encoded(pixels):
+    content = BytesIO()
+    Image.fromarray(pixels).save(content, "PNG")
+    return {"bytes": content.getvalue(), "path": None}
+
+
+def write(root, name, split, columns, files=1):
+    """A split in the hub's layout, in as many files as asked for."""
+    import pyarrow as pa
+    from pyarrow.parquet import write_table
+
+    (root / name).mkdir(parents=True, exist_ok=True)
+    table = pa.table(columns)
+    step = -(-len(table) // files)
+    for number in range(files):
+        file = root / name / f"{split}-{number:05}-of-{files:05}.parquet"
+        write_table(table.slice(number * step, step), file)
+
+
+@pytest.fixture
+def register(monkeypatch):
+    """A function that puts an entry like a known one, with other fields, among the known ones."""
+
+    def add(like, name="tiny", records=4, sums=("", ""), **changes):
+        splits = {split: Part(split, records, *sums) for split in ("train", "test")}
+        found = replace(catalogue.entry(like), **{"name": name, "splits": splits} | changes)
+        monkeypatch.setitem(catalogue.entries(), name, found)
+        return found
+
+    return add
+
+
+def pictures(*shapes, seed=0):
+    generator = np.random.default_rng(seed)
+    return [generator.integers(0, 256, shape, dtype=np.uint8) for shape in shapes]
+
+
+def sums_of(arrays, labels):
+    return checksums.of_arrays(arrays), checksums.of_arrays([np.asarray(labels, dtype="<i8")])
+
+
+@pytest.fixture
+def grey(root, register):
+    """Four images of 28 x 28 with known checksums: (pixels, labels)."""
+    pixels, labels = pictures(*[(28, 28)] * 4), [3, 1, 9, 0]
+    for split in ("train", "test"):
+        write(root, "tiny", split, {"image": [encoded(p) for p in pixels], "label": labels}, files=2)
+    register("mnist", sums=sums_of(pixels, labels))
+    return pixels, labels
+
+
+def test_grey_images(grey):
+    x, y = data.images("tiny", "train")
+    assert x.dtype == torch.uint8
+    assert np.array_equal(x, np.stack(grey[0]))
+    assert y.dtype == torch.int64
+    assert y.tolist() == grey[1]
+
+
+def test_colour_images_have_their_channels_first(root, register):
+    pixels, labels = pictures(*[(32, 32, 3)] * 300), list(range(10)) * 30
+    write(root, "tiny", "train", {"img": [encoded(p) for p in pixels], "label": labels})
+    register("cifar10", records=300, sums=sums_of(pixels, labels))
+    x, y = data.images("tiny", "train")
+    assert np.array_equal(x, np.stack(pixels).transpose(0, 3, 1, 2))
+    assert y.tolist() == labels
+
+
+def test_images_that_vary_become_centre_squares(root, register):
+    wide, high, square = pictures((40, 80, 3), (90, 30, 3), (20, 20, 3))
+    write(root, "tiny", "train", {"image": [encoded(p) for p in (wide, high, square)], "label": [0, 1, 2]})
+    register("food101", records=3)
+    x, _ = data.images("tiny", "train", size=20)
+    smaller = [np.asarray(Image.fromarray(p).resize(s, BICUBIC)) for p, s in ((wide, (40, 20)), (high, (20, 60)))]
+    expected = np.stack([smaller[0][:, 10:30], smaller[1][20:40], square])
+    assert np.array_equal(x, expected.transpose(0, 3, 1, 2))
+    assert data.images("tiny", "train", size=8).x.shape == (3, 3, 8, 8)
+
+
+def test_images_of_other_modes_are_converted(root, register):
+    dull, clear = pictures((5, 5), (5, 5, 4))
+    write(root, "tiny", "train", {"image": [encoded(dull), encoded(clear)], "label": [0, 1]})
+    register("food101", records=2)
+    x, _ = data.images("tiny", "train", size=5)
+    assert np.array_equal(x[0], np.stack([dull] * 3))
+    assert np.array_equal(x[1], clear[..., :3].transpose(2, 0, 1))
+
+
+def test_images_are_decoded_once(grey, root):
+    first = data.images("tiny", "train")
+    for file in (root / "tiny").iterdir():
+        file.write_text("not read again")
+    assert torch.equal(data.images("tiny", "train").x, first.x)
+
+
+def test_writing_to_images_changes_nothing_that_is_kept(grey):
+    data.images("tiny", "train").x.zero_()
+    assert np.array_equal(data.images("tiny", "train").x, np.stack(grey[0]))
+
+
+def test_other_files_without_known_checksum_are_decoded_anew_and_must_agree(root, register):
+    register("mnist", records=2)
+    one, two = pictures((28, 28), (28, 28))
+    columns = {"image": [encoded(one), encoded(two)], "label": [0, 1]}
+    for split in ("train", "test"):
+        write(root, "tiny", split, columns)
+    first, before = data.images("tiny", "train"), data.fingerprint("tiny")
+    write(root, "tiny", "train", columns | {"other": ["x" * 99] * 2})
+    assert data.fingerprint("tiny") != before
+    assert torch.equal(data.images("tiny", "train").x, first.x)
+    write(root, "tiny", "train", columns | {"image": [encoded(two), encoded(one)], "other": ["x", "y"]})
+    with pytest.raises(ConfigError, match=r"tiny\.train\.image.*loaded first.*delete"):
+        data.images("tiny", "train")
+
+
+def test_the_size_is_part_of_what_is_kept_but_not_of_the_checksum(root, register):
+    register("food101", records=1)
+    for split in ("train", "test"):
+        write(root, "tiny", split, {"image": [encoded(pictures((6, 6, 3))[0])], "label": [0]})
+    assert data.fingerprint("tiny")["resizing"] == 1
+    assert [data.images("tiny", "train", size).x.shape[-1] for size in (2, 3, 2)] == [2, 3, 2]
+
+
+def test_fingerprint_of_known_checksums_needs_no_files(register):
+    register("mnist", sums=("a", "b"))
+    assert data.fingerprint("tiny") == {"name": "tiny", "splits": {"train": ["a", "b"], "test": ["a", "b"]}}
+
+
+def test_texts(root, register):
+    texts, labels = ("", "one", "ünï\x00 two"), [1, 0, 1]
+    write(root, "tiny", "train", {"sentence": list(texts), "label": labels}, files=2)
+    register("sst2", records=3, sums=(checksums.of_texts(texts), sums_of([], labels)[1]))
+    found = data.texts("tiny", "train")
+    assert found.texts == texts
+    assert found.labels.dtype == torch.int64
+    assert found.labels.tolist() == labels
+
+
+def test_pairs(root, register):
+    sources, targets = ("name[A]", "name[B]"), ("A is.", "B is.")
+    write(root, "tiny", "test", {"meaning_representation": list(sources), "human_reference": list(targets)})
+    register("e2e_nlg", records=2, sums=(checksums.of_texts(sources), checksums.of_texts(targets)))
+    found = data.texts("tiny", "test")
+    assert found.texts == (sources, targets)
+    assert found.labels.tolist() == [0, 0]
+
+
+def test_texts_without_known_checksum_must_agree_with_the_first_load(root, register):
+    register("sst2", records=1)
+    write(root, "tiny", "train", {"sentence": ["a"], "label": [0]})
+    data.texts("tiny", "train")
+    data.texts("tiny", "train")
+    write(root, "tiny", "train", {"sentence": ["b"], "label": [0]})
+    with pytest.raises(ConfigError, match=r"tiny\.train\.sentence.*loaded first"):
+        data.texts("tiny", "train")
+
+
+def test_checksum_of_texts_tells_where_one_ends():
+    assert checksums.of_texts(["ab", "c"]) != checksums.of_texts(["a", "bc"])
+    lengths = (2).to_bytes(8, "little") + (1).to_bytes(8, "little")
+    assert checksums.of_texts(["é", "c"]) == hashlib.sha256(lengths + "éc".encode()).hexdigest()
+
+
+def test_changed_arrays_are_refused():
+    array = np.arange(5)
+    checksums.verify("x", [array], hashlib.sha256(array.tobytes()).hexdigest())
+    with pytest.raises(ConfigError, match="differ from the known"):
+        checksums.verify("x", [array + 1], hashlib.sha256(array.tobytes()).hexdigest())
+
+
+PICTURE = encoded(pictures((28, 28))[0])
+BROKEN = {
+    "column": ({"img": [PICTURE] * 4, "label": [0] * 4}, r"tiny\.train: \['img', 'label'\].*columns image and label"),
+    "count": ({"image": [PICTURE] * 3, "label": [0] * 3}, r"tiny\.train: 3 .*expected 4 records"),
+    "pixels": ({"image": [PICTURE] * 4, "label": [3, 1, 9, 0]}, r"tiny\.train\.image: .*differ from the known"),
+    "range": ({"image": [PICTURE] * 4, "label": [0, 1, 2, 10]}, r"tiny\.train\.label.*numbers from 0 to 9"),
+    "names": ({"image": [PICTURE] * 4, "label": ["a"] * 4}, r"tiny\.train\.label.*numbers from 0 to 9"),
+    "missing": ({"image": [PICTURE] * 4, "label": [0, 1, None, 2]}, r"tiny\.train\[2\].*label is missing"),
+    "no image": ({"image": [PICTURE, None] * 2, "label": [0] * 4}, r"tiny\.train\[1\]\.image.*expected an image"),
+    "bytes": (
+        {"image": [PICTURE, {"bytes": b"x", "path": None}] * 2, "label": [0] * 4},
+        r"tiny\.train\[1\]\.image.*expected an image",
+    ),
+    "text": ({"image": ["x"] * 4, "label": [0] * 4}, r"tiny\.train\[0\]\.image.*expected an image"),
+    "shape": (
+        {"image": [encoded(pictures((28, 27))[0])] * 4, "label": [0] * 4},
+        r"tiny\.train\[0\]\.image: \(27, 28\).*28 x 28 pixels",
+    ),
+}
+
+
+@pytest.mark.parametrize(("columns", "message"), BROKEN.values(), ids=BROKEN)
+def test_other_records_are_refused_and_not_kept(grey, root, columns, message):
+    for file in (root / "tiny").iterdir():
+        file.unlink()
+    write(root, "tiny", "train", columns)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=message):
+            data.images("tiny", "train")
+    assert not [path for path in (cache.root() / "images").iterdir() if path.is_dir()]
+
+
+def test_changed_labels_are_refused(grey, root):
+    write(root, "tiny", "train", {"image": [encoded(p) for p in grey[0]], "label": [3, 1, 9, 1]}, files=2)
+    with pytest.raises(ConfigError, match=r"tiny\.train\.label: .*differ from the known"):
+        data.images("tiny", "train")
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"sentence": ["a", None], "label": [0, 1]}, r"tiny\.train\[1\].*sentence is missing"),
+        ({"sentence": [1, 2], "label": [0, 1]}, r"tiny\.train\[0\]\.sentence: 1 .*expected a text"),
+        ({"sentence": ["a", "b"], "label": [0, 2]}, r"tiny\.train\.label.*numbers from 0 to 1"),
+        ({"sentence": ["a", "b"], "label": [0, 0]}, r"tiny\.train\.label: .*differ from the known"),
+        ({"sentence": ["ab", ""], "label": [0, 1]}, r"tiny\.train\.sentence: .*differ from the known"),
+    ],
+)
+def test_other_texts_are_refused(root, register, columns, message):
+    write(root, "tiny", "train", columns)
+    register("sst2", records=2, sums=(checksums.of_texts(["a", "b"]), sums_of([], [0, 1])[1]))
+    with pytest.raises(ConfigError, match=message):
+        data.texts("tiny", "train")
+
+
+def test_a_file_that_is_not_parquet(grey, root):
+    next((root / "tiny").glob("train-*")).write_text("not parquet")
+    with pytest.raises(ConfigError, match=r"tiny: .*cannot be loaded.*set DPOPT_DATA.*ylecun/mnist"):
+        data.images("tiny", "train")
+
+
+def test_a_file_that_breaks_off(grey, root):
+    file = next((root / "tiny").glob("train-*"))
+    content = bytearray(file.read_bytes())
+    content[4:500] = bytes(496)  # the footer, and so the counts, are whole
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"tiny: .*cannot be loaded"):
+        data.images("tiny", "train")
+
+
+def test_a_missing_split_is_found_by_a_cheap_check(grey, root):
+    data.require("tiny")
+    for file in (root / "tiny").glob("test-*"):
+        file.unlink()
+    with pytest.raises(ConfigError, match=r"DPOPT_DATA.*tiny/test-\*\.parquet.*ylecun/mnist"):
+        data.require("tiny")
+
+
+def test_a_set_that_is_on_no_hub_needs_a_folder(monkeypatch):
+    monkeypatch.delenv("DPOPT_DATA")
+    with pytest.raises(ConfigError, match=r"DPOPT_DATA: None .*cifar100_subset/SPLIT-\*\.parquet$"):
+        data.require("cifar100_subset")
+    data.require("cifar100")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: data.entry("minst"), "did you mean 'mnist'"),
+        (lambda: data.require("minst"), "did you mean 'mnist'"),
+        (lambda: data.images("mnist", "tset"), "did you mean 'test'"),
+        (lambda: data.texts("mnist", "train"), "kind text or pairs, not image"),
+        (lambda: data.images("sst2", "train"), "kind image, not text"),
+        (lambda: data.images("mnist", "train", 32), r"mnist\.size: 32 .*28 x 28"),
+        (lambda: data.images("food101", "train"), r"food101\.size: None .*vary in size"),
+        (lambda: data.images("food101", "train", 0), r"food101\.size: 0 .*vary in size"),
+    ],
+)
+def test_bad_arguments(call, message):
+    with pytest.raises(ConfigError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mean": (0.5, 0.5)}, "mean"),
+        ({"std": (1.0, 1.0, 1.0)}, "mean"),
+        ({"kind": "text"}, "mean"),
+        ({"classes": 0}, "classes"),
+        ({"classes": 9}, "classes"),
+        ({"splits": {"train": Part("train", 3)}}, "test"),
+    ],
+)
+def test_an_entry_that_contradicts_itself(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        replace(catalogue.entry("mnist"), **changes)
+
+
+def test_a_split_has_both_checksums_or_none():
+    with pytest.raises(ConfigError, match="both or of none"):
+        Part("train", 3, inputs="abc")
+
+
+# The hub
+
+
+@pytest.fixture
+def hub(grey, root, monkeypatch):
+    """Loads from the folder when the hub is asked, and returns the arguments that it was asked with."""
+    import datasets
+
+    asked, load = [], datasets.load_dataset
+
+    def from_folder(*arguments, split, **others):
+        asked.append((*arguments, split, others))
+        files = [str(file) for file in sorted((root / "tiny").glob(f"{split}-*"))]
+        return load("parquet", data_files={split: files}, split=split, cache_dir=str(root / "hub"))
+
+    monkeypatch.setattr(datasets, "load_dataset", from_folder)
+    monkeypatch.delenv("DPOPT_DATA")
+    return asked
+
+
+def test_the_hub_gives_the_same_as_the_folder(hub, grey, register):
+    register("mnist", config="c", revision="r", sums=sums_of(*grey))
+    x, y = data.images("tiny", "train")
+    assert hub == [("ylecun/mnist", "c", "train", {"revision": "r"})]
+    assert np.array_equal(x, np.stack(grey[0]))
+    assert y.tolist() == grey[1]
+
+
+def test_the_hub_is_not_asked_again_for_what_is_kept(hub):
+    data.require("tiny")
+    assert not hub
+    data.images("tiny", "train")
+    data.images("tiny", "train")
+    assert len(hub) == 1
+
+
+def test_texts_from_the_hub(hub, root, register):
+    write(root, "tiny", "train", {"sentence": ["a", "b"], "label": [0, 1]})
+    for file in (root / "tiny").glob("*of-00002*"):
+        file.unlink()
+    register("sst2", records=2)
+    assert data.texts("tiny", "train").texts == ("a", "b")
+
+
+def test_without_known_checksums_the_hub_revision_decides(hub, register):
+    register("mnist")
+    first, again = data.images("tiny", "train"), data.images("tiny", "train")
+    assert torch.equal(first.x, again.x)
+    assert data.fingerprint("tiny") == data.fingerprint("tiny")
+    (_, config, revision) = data.fingerprint("tiny")["splits"]["train"]
+    assert config is None
+    assert revision
+
+
+def test_a_hub_that_does_not_answer(register, monkeypatch):
+    import datasets
+
+    def fail(*arguments, **others):
+        raise ConnectionError("no way there")
+
+    register("mnist")
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    monkeypatch.delenv("DPOPT_DATA")
+    for call in (lambda: data.images("tiny", "train"), lambda: data.fingerprint("tiny")):
+        with pytest.raises(ConfigError, match=r"no way there.*set DPOPT_DATA.*go online once"):
+            call()
+
+
+def test_no_progress_bars_where_nobody_watches(hub, capfd):
+    data.images("tiny", "train")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_progress_bars_of_the_library_are_as_before():
+    from datasets.utils import are_progress_bars_disabled
+
+    before = are_progress_bars_disabled()
+    with source._quiet():
+        assert are_progress_bars_disabled()  # pytest's standard error is no terminal
+    assert are_progress_bars_disabled() == before
+
+
+# Checkpoints
+
+
+def test_checkpoints(root, monkeypatch):
+    folder = root / "checkpoints"
+    folder.mkdir(parents=True)
+    for name in ("README.md", "vit_tiny.a.safetensors", "vit_tiny.b.safetensors", "conv.safetensors"):
+        (folder / name).touch()
+    assert data.checkpoint("conv") == folder / "conv.safetensors"
+    assert data.checkpoint("vit_tiny.a.") == folder / "vit_tiny.a.safetensors"
+    with pytest.raises(ConfigError, match=r"checkpoint: 'vit_tiny' .*vit_tiny\.a\.safetensors, vit_tiny\.b"):
+        data.checkpoint("vit_tiny")
+    with pytest.raises(ConfigError, match=r"checkpoint: 'resnet' .*conv\.safetensors"):
+        data.checkpoint("resnet")
+    monkeypatch.delenv("DPOPT_DATA")
+    assert data.checkpoint("resnet") is None
+
+
+# The entries
+
+
+def test_every_data_set_of_the_papers_has_an_entry():
+    assert {*HUBS, "fashion_mnist", "cifar100_subset", "e2e_nlg"} <= set(data.names())
+    assert list(data.names()) == sorted(data.names())
+
+
+@pytest.mark.parametrize("name", data.names())
+def test_entries_are_complete(name):
+    found = data.entry(name)
+    assert found.licence
+    assert found.reference
+    assert found.inputs != found.targets
+    assert found.hub is None or found.hub.count("/") == 1
+    assert found.classes == len(found.class_names) or (not found.class_names and found.hub)
+    assert len(set(found.class_names)) == len(found.class_names)
+    assert found.channels == {"image": len(found.std), "text": 0, "pairs": 0}[found.kind]
+    assert all(0 < value < 1 for value in (*found.mean, *found.std))
+    assert len({part.source for part in found.splits.values()}) == len(found.splits)
+    for part in found.splits.values():
+        assert part.records > found.classes
+        assert {len(part.inputs), len(part.targets)} in ({0}, {64})
+        assert part.inputs or "no checksum is known" in found.note
+
+
+def test_list_shows_the_data_sets(capsys):
+    assert main(["list"]) == 0
+    printed = capsys.readouterr().out
+    for expected in ("e2e_nlg", "CC BY-SA 4.0", "dpdl-benchmark/cassava", "67,349 train + 872 test"):
+        assert expected in printed
+
+
+# The real data
+
+REAL = ("mnist", "cifar10", "cifar100_subset", "20_newsgroups", "sst2", "e2e_nlg")
+SECOND_LOAD = """
+import time, torch
+from dpopt.workloads import data
+start = time.perf_counter()
+for split in ("train", "test"):
+    int(data.images("{name}", split).x[-1].sum())
+print(time.perf_counter() - start)
+"""
+
+
+@pytest.fixture
+def real(monkeypatch):
+    monkeypatch.setenv("DPOPT_DATA", REAL_FOLDER)
+
+
+REAL_FOLDER = os.environ.get("DPOPT_DATA", "")
+needs_data = pytest.mark.skipif(not REAL_FOLDER, reason="needs DPOPT_DATA")
+
+
+@pytest.mark.slow
+@needs_data
+@pytest.mark.parametrize("name", REAL)
+def test_real_sets_are_the_known_ones(real, name):
+    found = data.entry(name)
+    data.require(name)
+    for split, part in found.splits.items():
+        assert part.inputs  # loading compares
+        loaded = (data.images if found.kind == "image" else data.texts)(name, split)
+        assert len(loaded[1]) == part.records
+        if found.kind == "image":
+            assert loaded[0].shape == (part.records, *([3] if found.channels == 3 else []), found.size, found.size)
+        if found.classes:
+            assert loaded[1].unique().tolist() == list(range(found.classes))
+
+
+@pytest.mark.slow
+@needs_data
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+def test_a_second_process_loads_in_well_under_a_second(real, name):
+    for split in ("train", "test"):
+        data.images(name, split)
+    done = subprocess.run(
+        [sys.executable, "-c", SECOND_LOAD.format(name=name)], capture_output=True, text=True, check=True
+    )
+    assert float(done.stdout) < 0.5
+
+
+@pytest.mark.slow
+@needs_data
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+def test_real_pixels_have_the_moments_by_which_they_are_normalised(real, name):
+    found, x = data.entry(name), data.images(name, "train").x.double() / 255
+    axes = (0, 1, 2) if found.channels == 1 else (0, 2, 3)
+    assert np.allclose(x.mean(axes), found.mean, atol=1e-4)
+    assert np.allclose(x.std(axes), found.std, atol=1e-4)
