@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from rich.console import Console
 from rich.table import Table
 from tabulate import tabulate
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from dpopt.analysis.figures import Plot
+    from dpopt.harness.cost import Row, Timing
     from dpopt.harness.plan import Planned
     from dpopt.harness.suite import Suite
     from dpopt.store import Store
@@ -51,17 +53,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def list_(overrides: Sequence[str]) -> None:
-    """Print what is registered: optimizers, workloads, suites; format=markdown gives the table of optimizers alone."""
+    """Print what is known by name, a table for each kind; format=markdown gives the table of optimizers alone."""
     from dpopt.harness.suite import suite_files
+    from dpopt.workloads.data import catalogue
 
     if list(overrides) == ["format=markdown"]:
         OUT.print(tabulate(_optimizers(), headers="keys", tablefmt="pipe"), highlight=False, markup=False)
         return
     if overrides:
         raise ConfigError("override", overrides[0], "`dpopt list` takes only format=markdown")
-    for rows in (_optimizers(), _workloads(), [{"suite": n, "file": str(p)} for n, p in suite_files().items()]):
+    suites = [{"suite": name, "file": str(path)} for name, path in suite_files().items()]
+    for rows in (_optimizers(), _workloads(), _data_sets(), suites):
         _print_rows(rows)
-    for name, entry in registry.entries("optimizer").items():
+    for name, entry in [*registry.entries("optimizer").items(), *catalogue.entries().items()]:
         if entry.note:
             OUT.print(f"{name}: {entry.note}", style="dim", highlight=False)
 
@@ -94,6 +98,21 @@ def _workloads() -> list[dict[str, str]]:
     return [{"workload": name, "what it is": entry.summary, "reference": entry.reference} for name, entry in entries]
 
 
+def _data_sets() -> list[dict[str, str]]:
+    from dpopt.workloads.data.catalogue import entries
+
+    return [
+        {
+            "data set": name,
+            "records": " + ".join(f"{part.records:,} {split}" for split, part in entry.splits.items()),
+            "classes": str(entry.classes or "pairs"),
+            "licence": entry.licence,
+            "hub": entry.hub or "local folder only",
+        }
+        for name, entry in entries().items()
+    ]
+
+
 def _print_rows(rows: list[dict[str, str]]) -> None:
     table = Table(box=None, pad_edge=False)
     for name in rows[0]:
@@ -104,18 +123,65 @@ def _print_rows(rows: list[dict[str, str]]) -> None:
 
 
 def plan(overrides: Sequence[str]) -> None:
-    """Show a suite's cells by state and write its manifest; trains nothing."""
-    suite, store, planned = _plan(overrides)
-    states = {entry.cell.run_id: store.state(entry.cell.run_id) for entry in planned}
-    table = Table("optimizer", "tuning", "cells", "done", "failed", "to run", box=None, pad_edge=False)
-    for label in dict.fromkeys(entry.label for entry in planned):
-        rows = [entry for entry in planned if entry.label == label]
-        count = Counter(states[entry.cell.run_id] for entry in rows)
-        done, failed = count["done"] + count["diverged"], count["failed"] + count["damaged"]
-        numbers = (len(rows), done, failed, len(rows) - done - failed)
-        table.add_row(label, rows[0].tuning, *map(str, numbers))
-    OUT.print(table)
-    OUT.print(f"{len(states)} distinct cells of suite {suite.name}; results in {store.root}")
+    """Show a suite's cells by state and what they cost, and write its manifest; probe=20 times 20 draws of each row."""
+    from dpopt.harness import cost
+
+    own = [override for override in overrides if override.startswith("probe=")]
+    limit = fields.convert(yaml.safe_load(own[-1].partition("=")[2]), fields.Count, "probe", {}) if own else 0
+    suite, store, planned = _plan([override for override in overrides if override not in own])
+    rows = cost.rows(planned, store)
+    timings = cost.timings(rows, store, suite, limit, ERR)
+    for workload, costs in _costs(rows, timings):
+        OUT.print(workload, style="bold", highlight=False, markup=False)
+        _print_table(costs)
+    for number, timing in timings.items():
+        if timing.failure:
+            OUT.print(f"{rows[number].label} failed: {timing.failure}", highlight=False, markup=False)
+    cells = len({entry.cell.run_id for entry in planned})
+    OUT.print(f"{cells} distinct cells of suite {suite.name}; results in {store.root}", highlight=False)
+    OUT.print(_estimate(rows, timings, cost.workers(suite)), highlight=False)
+
+
+def _costs(rows: list[Row], timings: dict[int, Timing]) -> list[tuple[str, DataFrame]]:
+    """What `dpopt plan` prints: a table for each workload, without the columns that say nothing in any."""
+    from pandas import DataFrame
+
+    from dpopt.analysis.frames import workload_names
+
+    names = workload_names([row.cells[0].workload for row in rows])
+    timed = [timings.get(number) for number in range(len(rows))]
+    timed = [timing if timing and not timing.failure else None for timing in timed]
+    pairs = list(zip(rows, timed, strict=True))
+    columns = {
+        "workload": [names[json.dumps(row.cells[0].workload, sort_keys=True)] for row in rows],
+        "optimizer": [row.label for row in rows],
+        "tuning": [row.tuning for row in rows],
+        "B": [str(row.cells[0].batch_size) for row in rows],
+        "cells": [str(len(row.cells)) for row in rows],
+        "done": [str(row.done) for row in rows],
+        "failed": [str(row.failed) for row in rows],
+        "to run": [str(len(row.waiting)) for row in rows],
+        "draws": ["-".join(map(str, dict.fromkeys(row.draws))) for row in rows],
+        "gradients": [f"{row.gradients:.1e}" if row.waiting else "" for row in rows],
+        "ms/draw": [f"{1e3 * timing.draw:.3g}" if timing else "" for timing in timed],
+        "MB": [f"{timing.memory / 1e6:.0f}" if timing and timing.memory else "" for timing in timed],
+        "hours": [f"{row.seconds(timing) / 3600:.2g}" if timing and row.waiting else "" for row, timing in pairs],
+    }
+    dropped = [name for name, cells in columns.items() if not any(cells) or (name == "B" and len(set(cells)) == 1)]
+    tables = DataFrame(columns).drop(columns=dropped).groupby("workload", sort=False)
+    return [(str(workload), table.drop(columns="workload")) for workload, table in tables]
+
+
+def _estimate(rows: list[Row], timings: dict[int, Timing], workers: int) -> str:
+    """How long what is to be run will take, in one line."""
+    waiting = [number for number, row in enumerate(rows) if row.waiting]
+    known = [number for number in waiting if number in timings and not timings[number].failure]
+    hours = sum(rows[number].seconds(timings[number]) for number in known) / 3600 / workers
+    gradients = f"{sum(row.gradients for row in rows):.1e} gradient evaluations to run"
+    if not known:
+        return f"{gradients}; probe=20 estimates how long they take" if waiting else "nothing to run"
+    missing = f" without {len(waiting) - len(known)} rows that were not timed" if len(known) < len(waiting) else ""
+    return f"{gradients}, about {hours:.2g} hours ({60 * hours:.2g} minutes) with workers = {workers}{missing}"
 
 
 def run(overrides: Sequence[str]) -> int:
@@ -180,23 +246,48 @@ def collect(overrides: Sequence[str]) -> None:
 
 
 def table(overrides: Sequence[str]) -> None:
-    """Print a suite's comparison table and write it as Markdown, CSV, LaTeX and HTML."""
-    from dpopt.analysis import frames, tables
+    """Print a suite's comparison table and write it as Markdown, CSV, LaTeX and HTML.
 
-    name, store, labels, _ = _stored(overrides)
+    scores=[macro_accuracy,nll] shows further scores, compare=published the paper's numbers beside the suite's,
+    selection=geometric what private selection would make of the searches.
+    """
+    from dpopt.analysis import frames, published, tables
+
+    name, store, labels, given = _stored(overrides, "scores", "compare", "selection")
     results = frames.load(store, name, labels)
     comparison = tables.comparison(store, frames.select(results.cells))
+    scores, remarks = _names(given["scores"]), list[str]()
+    for score in scores:
+        if score not in (known := tables.further_scores(comparison)):
+            raise unknown("scores", score, known)
+    for key, value in (("compare", "published"), ("selection", "geometric")):
+        if given[key] not in (None, value):
+            raise unknown(key, given[key], [value])
+    if given["compare"] and not comparison.empty:
+        comparison, remarks = published.beside(comparison, store.manifest(name), scores)
     folder = store.suite_folder(name)
-    for kind, write in tables.FORMATS.items():
-        store.write(folder / f"table.{kind}", write(comparison))
-    store.write(folder / "table.html", tables.html(comparison, name))
-    _print_table(tables.readable(comparison, "[bold]{}[/bold]".format))
-    OUT.print(tables.footer(comparison), style="dim", highlight=False, markup=False)
+    for kind, content in tables.files(comparison, name, scores, remarks).items():
+        store.write(folder / f"table.{kind}", content)
+    _print_table(tables.readable(comparison, "[bold]{}[/bold]".format, scores))
+    OUT.print(tables.footer(comparison, remarks), style="dim", highlight=False, markup=False)
     OUT.print(f"written to {folder}/table.{{md,csv,tex,html}}", highlight=False)
+    if given["selection"]:
+        _selection(store, folder, results.cells)
     missing = results.cells[~results.cells["state"].isin(["done", "diverged"])]
     if len(missing):
         ERR.print(f"{len(missing)} cells have no result; rows that need them are left out", highlight=False)
     _report(results.problems)
+
+
+def _selection(store: Store, folder: Path, cells: DataFrame) -> None:
+    from dpopt.analysis import selection
+
+    outcome = selection.private_selection(store, cells)
+    for kind, content in selection.files(outcome).items():
+        store.write(folder / f"selection.{kind}", content)
+    _print_table(selection.readable(outcome))
+    OUT.print(selection.NOTE, style="dim", highlight=False)
+    OUT.print(f"written to {folder}/selection.{{md,csv}}", highlight=False)
 
 
 def plot(overrides: Sequence[str]) -> None:
@@ -206,7 +297,7 @@ def plot(overrides: Sequence[str]) -> None:
     matplotlib.use("Agg")
     from dpopt.analysis import figures, frames, tables
 
-    name, store, labels, folder = _stored(overrides)
+    name, store, labels, given = _stored(overrides)
     results = frames.load(store, name, labels)
     selected = frames.select(results.cells)
     if selected.empty:
@@ -216,6 +307,7 @@ def plot(overrides: Sequence[str]) -> None:
         "comparison": lambda: tables.comparison(store, selected),
         "curves": lambda: frames.curves(store, selected),
     }
+    folder = Path(given["plots"])
     for figure in figures.plots(folder):
         if figure.needs in needs:
             paths = figures.save(figure.draw(needs[figure.needs]()), folder / "out" / name, figure.name)
@@ -329,8 +421,8 @@ def calibrate(overrides: Sequence[str]) -> None:
 
 
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int | None], str]] = {
-    "list": (list_, "registered optimizers, workloads and suites"),
-    "plan": (plan, "a suite's cells by state"),
+    "list": (list_, "optimizers, workloads, data sets and suites"),
+    "plan": (plan, "a suite's cells by state, and what they cost"),
     "run": (run, "train what is not done of a suite"),
     "status": (status, "how far a suite is, and what failed"),
     "retry": (retry, "run failed cells again"),
@@ -358,27 +450,36 @@ def _plan(overrides: Sequence[str]) -> tuple[Suite, Store, list[Planned]]:
     return suite, store, planned
 
 
-def _stored(overrides: Sequence[str]) -> tuple[str, Store, list[str] | None, Path]:
-    """Suite name, store, selected rows and plots folder for commands that only read; imports no torch."""
+def _stored(overrides: Sequence[str], *more: str) -> tuple[str, Store, list[str] | None, dict[str, Any]]:
+    """Suite name, store, selected rows and what was given, for commands that only read; imports no torch.
+
+    Args:
+        overrides: of the command line.
+        more: keys that the command takes beside those that all take.
+    """
     from dpopt.store import Store
 
     name, rest = _suite_name(overrides)
-    known: dict[str, Any] = {"results": "results", "plots": "plots", "optimizers": None}
+    known: dict[str, Any] = {"results": "results", "plots": "plots", "optimizers": None, **dict.fromkeys(more)}
     for override in rest:
         key, _, value = override.partition("=")
         if key not in known:
             raise unknown("override", key, known)
         known[key] = value
-    labels = known["optimizers"]
     store = Store(Path(known["results"]))
     name = Path(name.removesuffix(".yaml")).name
+    labels = None if known["optimizers"] is None else _names(known["optimizers"])
     if labels is not None:
-        labels = [label.strip() for label in labels.strip("[]").split(",")]
         present = {entry["label"] for entry in store.manifest(name)["cells"]}
         for label in labels:
             if label not in present:
                 raise unknown("optimizers", label, present)
-    return name, store, labels, Path(known["plots"])
+    return name, store, labels, known
+
+
+def _names(text: str | None) -> list[str]:
+    """The names in "a" or "[a, b]"."""
+    return [name.strip() for name in (text or "").strip("[]").split(",") if name.strip()]
 
 
 def _suite_name(overrides: Sequence[str]) -> tuple[str, list[str]]:
@@ -409,7 +510,8 @@ def _print_table(frame: Any) -> None:
         shown.add_column(column, no_wrap=True)
     for row in frame.itertuples(index=False):
         shown.add_row(*row)
-    OUT.print(shown)
+    needed = OUT.measure(shown, options=OUT.options.update(max_width=1000)).maximum
+    Console(width=max(OUT.width, needed)).print(shown)  # a narrow terminal breaks lines better than cells
 
 
 def _report(problems: list[str]) -> None:

@@ -24,7 +24,7 @@ from dpopt.privacy.oracle import DataOracle
 from dpopt.privacy.plan import NonPrivate, Plan
 from dpopt.privacy.protocol import Optimizer, Vector
 from dpopt.privacy.sampling import derive, secret_seed, send
-from dpopt.workloads.base import Split, accuracy
+from dpopt.workloads.base import Predict, Split, accuracy
 
 Metric = Callable[[Tensor, Tensor], Tensor]
 Transform = Callable[[Tensor], Tensor]
@@ -233,6 +233,7 @@ def observe(
     metric: Metric | None,
     splits: dict[str, Split],
     transform: Transform,
+    score: str = "accuracy",
 ) -> dict[str, Any]:
     """One entry of the curve: draws, epochs, the optimizer's own learning rate (`eta` of its state), metrics."""
     entry: dict[str, Any] = {"draw": oracle.draws_taken, "epoch": oracle.draws_taken * oracle.rate}
@@ -240,24 +241,47 @@ def observe(
         entry["eta"] = float(state.eta)
     model.eval()
     for name, split in splits.items():
-        for key, value in evaluate(engine, state.theta, loss, metric, split, transform).items():
+        for key, value in evaluate(engine, state.theta, loss, metric, split, transform, score).items():
             entry[f"{name}_{key}"] = value
     model.train()
     return entry
 
 
 def evaluate(
-    engine: ClippingEngine, theta: Vector, loss: Loss, metric: Metric | None, split: Split, transform: Transform
+    engine: ClippingEngine,
+    theta: Vector,
+    loss: Loss,
+    metric: Metric | None,
+    split: Split,
+    transform: Transform,
+    score: str = "accuracy",
 ) -> dict[str, float]:
-    """Mean loss, and mean of `metric` as "accuracy", over `split` at `theta`."""
-    sums = {"loss": 0.0} | ({"accuracy": 0.0} if metric else {})
+    """Mean loss, and mean of `metric` under the name `score`, over `split` at `theta`."""
+    sums = {"loss": 0.0} | ({score: 0.0} if metric else {})
     for batch in zip(split.x.split(EVALUATION_BATCH), split.y.split(EVALUATION_BATCH), strict=True):
         x, y = (send(part, theta.device) for part in batch)
         output = engine.outputs(theta, transform(x))
         sums["loss"] += float(loss(output, y).double().sum())
         if metric:
-            sums["accuracy"] += float(metric(output, y).sum())
+            sums[score] += float(metric(output, y).double().sum())
     return {key: value / len(split.x) for key, value in sums.items()}
+
+
+def predictor(engine: ClippingEngine, model: nn.Module, theta: Vector, transform: Transform) -> Predict:
+    """What a workload's `report` asks for the outputs of `model` at `theta`, in evaluation mode.
+
+    Batches go to the device of `theta` one after the other; outputs come back to where the inputs are.
+    """
+
+    def predict(x: Tensor) -> Tensor:
+        was_training = model.training
+        model.eval()
+        batches = (transform(send(part, theta.device)) for part in x.split(EVALUATION_BATCH))
+        outputs = torch.cat([engine.outputs(theta, batch).to(x.device) for batch in batches])
+        model.train(was_training)
+        return outputs
+
+    return predict
 
 
 def summary(plan: Plan, oracle: DataOracle, state: Any, target: float, examples: int) -> dict[str, Any]:

@@ -1,16 +1,17 @@
-"""Learning rate over draws: the schedules that HyFreeDP and ADADP find, against the constants of the grid searches."""
+"""Learning rate over draws: what HyFreeDP and ADADP find from their starts, against the rates that others are given."""
 
 import math
 
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 NEEDS = "curves"
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """One panel a target epsilon, one thin line a seed; searched constants are dashed.
+    """One panel a target epsilon, one thin line a seed; rates that were searched for or set by hand are dashed.
 
     Without privacy only where a rate is found: constants have nothing to be compared with there.
     """
@@ -21,10 +22,10 @@ def draw(frame: pd.DataFrame) -> Figure:
     names = shown["label"].unique()
     colours = dict(zip(names, plt.colormaps["tab20" if len(names) > 10 else "tab10"].colors, strict=False))
     for panel, target in zip(axes[0], targets, strict=True):
-        rows = shown[shown["epsilon_target"] == target]
-        for (label, _, _), run in rows.groupby(["label", "workload", "run_id"], sort=False):
-            style = "--" if run["tuning"].iloc[0] == "grid" else "-"
-            panel.plot(run["draw"], run["eta"], style, color=colours[label], alpha=0.7, linewidth=1.2, label=label)
+        for (label, _, _), run in shown[shown["epsilon_target"] == target].groupby(
+            ["label", "workload", "run_id"], sort=False
+        ):
+            _line(panel, run, label=label, color=colours[label])
         panel.set_yscale("log")
         panel.set(title=f"ε = {target:g}".replace("inf", "∞"), xlabel="draws")
         panel.grid(alpha=0.3)
@@ -34,3 +35,12 @@ def draw(frame: pd.DataFrame) -> Figure:
     }
     axes[0][-1].legend(handles.values(), handles.keys(), bbox_to_anchor=(1.02, 1), loc="upper left", frameon=False)
     return figure
+
+
+def _line(panel: Axes, run: pd.DataFrame, **options: str) -> None:
+    """The rates that a run had; one that changes begins with the one that it was given."""
+    style = "-" if run["tuning"].iloc[0] == "self" else "--"
+    draws, rates = list(run["draw"]), list(run["eta"])
+    if run["eta"].nunique() > 1:
+        draws, rates = [0, *draws], [float(run["lr"].iloc[0]), *rates]
+    panel.plot(draws, rates, style, alpha=0.7, linewidth=1.2, **options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +23,8 @@ class Results:
     """What is stored of a suite.
 
     Attributes:
-        cells: one row for each planned cell, finished or not: its place in the suite, its state, its metrics.
+        cells: one row for each planned cell, finished or not: its place in the suite, its state, its metrics. `score`
+            names the one that counts, `test_score` and `validation_score` hold it; further ones are `score_NAME`.
         problems: one line for each damaged or foreign file, and each failed cell.
     """
 
@@ -42,7 +42,7 @@ def load(store: Store, suite: str, labels: Sequence[str] | None = None) -> Resul
         ConfigError: the suite was never planned in this store.
     """
     rows, problems, entries = [], store.foreign(), store.manifest(suite)["cells"]
-    names = _workload_names([entry["cell"]["workload"] for entry in entries])
+    names = workload_names([entry["cell"]["workload"] for entry in entries])
     for entry in entries:
         if labels is not None and entry["label"] not in labels:
             continue
@@ -73,17 +73,33 @@ def load(store: Store, suite: str, labels: Sequence[str] | None = None) -> Resul
             row["state"] = "damaged"
             problems.append(f"{error}; move it away to run the cell again")
         rows.append(row)
+    problems += _mixed(rows)
     return Results(pd.DataFrame(rows), problems)
 
 
-def _workload_names(specs: list[dict[str, Any]]) -> dict[str, str]:
-    """A name for each distinct workload, by its JSON: with its fields where several share the registered name."""
+def _mixed(rows: list[dict[str, Any]]) -> list[str]:
+    """Call a run damaged whose score is not that of its workload's other runs: the two must not meet in one table."""
+    scores: dict[str, str] = {}
+    problems = []
+    for row in rows:
+        score = row.get("score")
+        if score and score != scores.setdefault(row["workload"], score):
+            row["state"] = "damaged"
+            problems.append(
+                f"{row['run_id']}: its score is {score}, that of {row['workload']} {scores[row['workload']]}"
+            )
+    return problems
+
+
+def workload_names(specs: list[dict[str, Any]]) -> dict[str, str]:
+    """A name for each distinct workload, by its JSON: where several share the registered name, with what differs."""
     distinct = {json.dumps(spec, sort_keys=True): spec for spec in specs}
-    shared = Counter(spec["name"] for spec in distinct.values())
     named = {}
     for key, spec in distinct.items():
-        given = ", ".join(f"{name}={value}" for name, value in spec.items() if name not in ("name", "revision"))
-        named[key] = spec["name"] if shared[spec["name"]] == 1 else f"{spec['name']}({given})"
+        others = [other for other in distinct.values() if other["name"] == spec["name"]]
+        differing = {name: value for name, value in spec.items() if any(other.get(name) != value for other in others)}
+        given = ", ".join(f"{name}={value}" for name, value in differing.items())
+        named[key] = f"{spec['name']}({given})" if given else spec["name"]
     return named
 
 
@@ -95,15 +111,24 @@ def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:
         raise Damaged(f"{path}: its cell is not the planned one")
     kept = ("epsilon", "draws", "dimension", "eta", "seconds_train", "seconds_prepare")
     names = [key for key in record if key.startswith(("test_", "validation_")) or key in kept]
+    score = record.get("score", "accuracy")
     try:
         numbers = {key: float(record[key]) for key in names}
-        numbers["test_accuracy"]
+        numbers["test_score"] = numbers[f"test_{score}"]
+        numbers["validation_score"] = numbers.get(f"validation_{score}", math.nan)
+        further = _further(record.get("scores", {}))
         origin = _origin(record["provenance"])
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise Damaged(f"{path}: {type(error).__name__} {error}") from error
     if not math.isclose(numbers["epsilon"], spent, rel_tol=1e-6):
         raise Damaged(f"{path}: states epsilon {numbers['epsilon']}, its ledger spends {spent}")
-    return numbers | origin
+    return {"score": score} | numbers | further | origin
+
+
+def _further(scores: dict[str, Any]) -> dict[str, float]:
+    """The numbers among a record's further scores; null is one that could not be computed."""
+    numbers = {name: math.nan if value is None else value for name, value in scores.items()}
+    return {f"score_{name}": float(value) for name, value in numbers.items() if isinstance(value, int | float)}
 
 
 def _origin(provenance: dict[str, Any]) -> dict[str, Any]:
@@ -115,6 +140,8 @@ def _origin(provenance: dict[str, Any]) -> dict[str, Any]:
 def select(cells: pd.DataFrame) -> pd.DataFrame:
     """The run that each replicate would release: its best on the validation split, never on the test split.
 
+    A score that is not a number is the worst.
+
     Selection is made for each seed on its own, as someone with one private data set would. A group with a tuning run
     that has no result is left out: the best of what happened to finish is not what the procedure releases.
 
@@ -125,7 +152,7 @@ def select(cells: pd.DataFrame) -> pd.DataFrame:
     for _, group in cells.groupby([*GROUP, "seed"], sort=False):
         if not group["state"].isin(["done", "diverged"]).all():
             continue
-        row = group.iloc[0] if len(group) == 1 else group.loc[group["validation_accuracy"].idxmax()]
+        row = group.iloc[0] if len(group) == 1 else group.loc[group["validation_score"].fillna(-math.inf).idxmax()]
         chosen.append({**row.to_dict(), "runs": len(group), "run_ids": tuple(group["run_id"])})
     return pd.DataFrame(chosen)
 
@@ -140,7 +167,7 @@ def curves(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
         frame = pd.DataFrame(store.curve(row["run_id"]))
         if "eta" not in frame:
             frame["eta"] = row["lr"]
-        place = {key: row[key] for key in (*GROUP, "seed", "tuning", "run_id")}
+        place = {key: row[key] for key in (*GROUP, "seed", "tuning", "run_id", "score", "lr")}
         parts.append(frame.assign(**place))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 

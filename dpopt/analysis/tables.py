@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pandas as pd
 
 from dpopt import registry
 from dpopt.analysis.frames import GROUP, epsilon_with_tuning
+from dpopt.analysis.scores import shown
 from dpopt.store.runs import Store
 
 NOTE = (
-    "Test accuracy: mean ± standard deviation over seeds; best private method of each block in bold. "
+    "Test {scores}: mean ± standard deviation over seeds; best private method of each block in bold. "
     "Runs: trained models per seed, of which the best on the validation split is reported. "
     "ε single: spent by that one run; ε with tuning: by all runs of its search (naive composition; not charged where a "
     "value was set by hand). Both are for the training records, recomputed from the ledgers that the runs left; the "
@@ -24,9 +26,10 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
     """One row for each group of `select`'s frame, best first within a workload and a target epsilon.
 
     Returns:
-        Numbers only: `accuracy`, `accuracy_std` (sample standard deviation; NaN for one seed), `seeds`, `runs`,
-        `epsilon_single` and `epsilon_with_tuning` (the largest over the seeds), `is_best`, beside the group's keys;
-        and `note`, what the registry says of the optimizer.
+        Beside the group's keys: `score` (what was measured), its `mean` and `std` on the test split (sample standard
+        deviation; NaN for one seed), the same of further scores as `score_NAME` and `score_NAME_std`, `seeds`, `runs`,
+        `epsilon_single` and `epsilon_with_tuning` (the largest over the seeds), `is_best`; and `note`, what the
+        registry says of the optimizer.
     """
     if selected.empty:
         return pd.DataFrame()
@@ -40,8 +43,7 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
             {
                 **dict(zip(GROUP, keys, strict=True)),
                 "tuning": group["tuning"].iloc[0],
-                "accuracy": group["test_accuracy"].mean(),
-                "accuracy_std": group["test_accuracy"].std(),
+                **_scores(group),
                 "seeds": len(group),
                 "runs": int(group["runs"].max()),
                 "diverged": int((group["state"] == "diverged").sum()),
@@ -54,28 +56,46 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame(rows)
     block = [key for key in GROUP if key != "label"]
     table = table.sort_values(
-        ["workload", "epsilon_target", "batch_size", "epochs", "clip", "accuracy"], ascending=[True] * 5 + [False]
+        ["workload", "epsilon_target", "batch_size", "epochs", "clip", "mean"], ascending=[True] * 5 + [False]
     )
     is_private = table["epsilon_target"] < math.inf
-    best = table.groupby(block)["accuracy"].transform("max")
-    return table.assign(is_best=is_private & (table["accuracy"] == best)).reset_index(drop=True)
+    best = table.groupby(block)["mean"].transform("max")
+    return table.assign(is_best=is_private & (table["mean"] == best)).reset_index(drop=True)
 
 
-def readable(table: pd.DataFrame, bold: Callable[[str], str]) -> pd.DataFrame:
-    """`comparison`'s frame as people read it; what `setting` says is left out."""
+def _scores(group: pd.DataFrame) -> dict[str, Any]:
+    """What counts as `score`, `mean` and `std`, and every further score; not a number where one seed's is not."""
+    columns = {"mean": group["test_score"]} | {name: group[name] for name in group if name.startswith("score_")}
+    means = {name: values.mean(skipna=False) for name, values in columns.items()}
+    spreads = {name: values.std(skipna=False) for name, values in columns.items()}
+    return (
+        {"score": group["score"].iloc[0]}
+        | means
+        | {f"{name}_std".removeprefix("mean_"): std for name, std in spreads.items()}
+    )
+
+
+def further_scores(table: pd.DataFrame) -> list[str]:
+    """The further scores that some row of `comparison`'s frame has."""
+    return [name.removeprefix("score_") for name in table if name.startswith("score_") and f"{name}_std" in table]
+
+
+def readable(table: pd.DataFrame, bold: Callable[[str], str], scores: Sequence[str] = ()) -> pd.DataFrame:
+    """`comparison`'s frame as people read it; what `setting` says is left out.
+
+    Args:
+        table: of `comparison`, with or without the columns that `published.beside` adds.
+        bold: marks the best row of a block.
+        scores: further scores to show.
+    """
     if table.empty:
         return pd.DataFrame({"no finished rows": []})
-
-    def accuracy(row: pd.Series) -> str:
-        spread = "" if math.isnan(row["accuracy_std"]) else f" ± {100 * row['accuracy_std']:.1f}"
-        text = f"{100 * row['accuracy']:.1f}{spread}"
-        return bold(text) if row["is_best"] else text
-
     columns = {
         "workload": table["workload"],
         "target ε": table["epsilon_target"].map(_number),
         "optimizer": table["label"],
-        "accuracy (%)": table.apply(accuracy, axis=1),
+        **_main_scores(table, bold),
+        **_further_scores(table, scores),
         "tuning": table["tuning"],
         "runs": table["runs"].astype(str),
         "ε single": table["epsilon_single"].map(upper),
@@ -91,15 +111,56 @@ def readable(table: pd.DataFrame, bold: Callable[[str], str]) -> pd.DataFrame:
     return pd.DataFrame(columns).drop(columns=dropped)
 
 
+def _main_scores(table: pd.DataFrame, bold: Callable[[str], str]) -> dict[str, list[str]]:
+    """A column for each score that counts in some row, with the published numbers beside it."""
+    columns = {}
+    for score in table["score"].unique():
+        own = table["score"] == score
+        texts = _texts(table, "mean", score, own)
+        columns[shown(score).label] = [
+            bold(t) if best else t for t, best in zip(texts, own & table["is_best"], strict=True)
+        ]
+        columns |= _published(table, "published", score, own)
+    return columns
+
+
+def _further_scores(table: pd.DataFrame, scores: Sequence[str]) -> dict[str, list[str]]:
+    """A column for each of `scores`, empty where a row has no such number, with the published numbers beside it."""
+    columns = {}
+    for score in scores:
+        columns[shown(score).label] = _texts(table, f"score_{score}", score, table[f"score_{score}"].notna())
+        columns |= _published(table, f"published_{score}", score, pd.Series(True, index=table.index))
+    return columns
+
+
+def _texts(table: pd.DataFrame, column: str, score: str, rows: pd.Series) -> list[str]:
+    """The numbers of a column and their deviations as text; empty but for `rows`."""
+    spread = "std" if column == "mean" else f"{column}_std"
+    numbers = zip(table[column], table[spread], rows, strict=True)
+    return [shown(score).text(mean, std) if is_shown else "" for mean, std, is_shown in numbers]
+
+
+def _published(table: pd.DataFrame, column: str, score: str, rows: pd.Series) -> dict[str, list[str]]:
+    """The paper's numbers and where in the paper they are; no column where there are none to show."""
+    rows = rows & table[column].notna() if column in table else rows & False
+    texts = _texts(table, column, score, rows) if rows.any() else []
+    cells = [f"{t} ({where})" if t else "" for t, where in zip(texts, table.get(f"{column}_in", ""), strict=False)]
+    return {f"published {shown(score).label}": cells} if cells else {}
+
+
 def _note(optimizer: str) -> str:
     known = registry.entries("optimizer")  # results may be of an optimizer that is not installed here
     return known[optimizer].note if optimizer in known else ""
 
 
-def footer(table: pd.DataFrame) -> str:
-    """What belongs below the table: what all rows share, what the columns mean, and notes to single rows."""
-    notes = {} if table.empty else table[table["note"] != ""].groupby("note", sort=False)["label"].unique()
-    return " ".join([f"{setting(table)}. {NOTE}", *(f"{', '.join(labels)}: {note}" for note, labels in notes.items())])
+def footer(table: pd.DataFrame, remarks: Sequence[str] = ()) -> str:
+    """What belongs below the table: what all rows share, what the columns mean, notes to single rows, `remarks`."""
+    if table.empty:
+        return ""
+    scores = " and ".join(shown(score).label.removesuffix(" (%)") for score in table["score"].unique())
+    notes = table[table["note"] != ""].groupby("note", sort=False)["label"].unique()
+    to_rows = [f"{', '.join(labels)}: {note}" for note, labels in notes.items()]
+    return " ".join([f"{setting(table)}. {NOTE.format(scores=scores)}", *to_rows, *remarks])
 
 
 def setting(table: pd.DataFrame) -> str:
@@ -133,50 +194,56 @@ def _number(value: float) -> str:
     return "∞" if math.isinf(value) else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
-def markdown(table: pd.DataFrame) -> str:
-    """GitHub Markdown with the note below."""
-    text = readable(table, "**{}**".format).to_markdown(index=False, disable_numparse=True)
-    return f"{text}\n\n{footer(table)}\n"
+def files(table: pd.DataFrame, title: str, scores: Sequence[str] = (), remarks: Sequence[str] = ()) -> dict[str, str]:
+    """The table as the contents of files, by their kind.
 
-
-def csv(table: pd.DataFrame) -> str:
-    """All numbers at full precision."""
-    return table.to_csv(index=False)
-
-
-def latex(table: pd.DataFrame) -> str:
-    """A booktabs tabular with caption; needs \\usepackage{booktabs}."""
-    text = readable(table, r"\textbf{{{}}}".format)
-    names = {
-        "target ε": r"target $\varepsilon$",
-        "ε single": r"$\varepsilon$ single",
-        "ε with tuning": r"$\varepsilon$ with tuning",
-        "δ": r"$\delta$",
-        "accuracy (%)": r"accuracy (\%)",
+    Args:
+        table: see `readable`.
+        title: of the page.
+        scores: see `readable`; the CSV holds all.
+        remarks: see `footer`.
+    """
+    note = footer(table, remarks)
+    return {
+        "md": markdown(readable(table, "**{}**".format, scores), note),
+        "csv": table.to_csv(index=False),
+        "tex": latex(readable(table, r"\textbf{{{}}}".format, scores), note),
+        "html": html(readable(table, "<b>{}</b>".format, scores), note, title),
     }
-    text = text.rename(columns=names).map(
-        lambda cell: cell.replace("_", r"\_").replace("±", r"$\pm$").replace("∞", r"$\infty$")
-    )
-    caption = (
-        footer(table)
-        .replace("δ", r"$\delta$")
-        .replace("_", r"\_")
-        .replace("ε", r"$\varepsilon$")
-        .replace("±", r"$\pm$")
-        .replace("%", r"\%")
-    )
-    return text.style.hide(axis="index").to_latex(hrules=True, caption=caption, position="t")
 
 
-def html(table: pd.DataFrame, title: str) -> str:
+def markdown(text: pd.DataFrame, note: str) -> str:
+    """GitHub Markdown with the note below."""
+    return f"{text.to_markdown(index=False, disable_numparse=True)}\n\n{note}\n"
+
+
+def latex(text: pd.DataFrame, note: str) -> str:
+    """A booktabs tabular with caption; needs \\usepackage{booktabs}."""
+    text = text.rename(columns=_escaped).map(_escaped)
+    return text.style.hide(axis="index").to_latex(hrules=True, caption=_escaped(note), position="t")
+
+
+def _escaped(text: str) -> str:
+    """Text as LaTeX takes it."""
+    for sign, command in LATEX.items():
+        text = text.replace(sign, command)
+    return text
+
+
+LATEX = {"_": r"\_", "%": r"\%"} | {
+    sign: f"${command}$"
+    for sign, command in (("±", r"\pm"), ("∞", r"\infty"), ("δ", r"\delta"), ("ε", r"\varepsilon"), ("σ", r"\sigma"))
+}
+
+
+def html(text: pd.DataFrame, note: str, title: str) -> str:
     """A page of its own that needs no network."""
-    body = readable(table, "<b>{}</b>".format).style.hide(axis="index").to_html()
+    body = text.style.hide(axis="index").to_html()
     head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
-    return f"{head}<h1>{title}</h1>{body}<p>{footer(table)}</p></html>\n"
+    return f"{head}<h1>{title}</h1>{body}<p>{note}</p></html>\n"
 
 
 STYLE = (
     "body{font-family:sans-serif;max-width:70em;margin:2em auto;padding:0 1em}"
     "table{border-collapse:collapse}td,th{padding:.3em .8em;border-bottom:1px solid #ccc;text-align:left}"
 )
-FORMATS = {"md": markdown, "csv": csv, "tex": latex}

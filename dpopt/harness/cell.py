@@ -12,14 +12,15 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from dpopt import clipping, registry, training
+from dpopt.clipping import ClippingEngine
 from dpopt.errors import ConfigError
 from dpopt.harness.provenance import provenance
 from dpopt.privacy import sampling
@@ -27,7 +28,9 @@ from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.oracle import DataOracle
 from dpopt.privacy.plan import Plan
+from dpopt.privacy.protocol import Optimizer
 from dpopt.privacy.sampling import derive
+from dpopt.workloads.base import Split, Workload
 
 CHECKPOINT_SECONDS = 60.0
 
@@ -88,6 +91,15 @@ def _plain(value: Any) -> Any:
     return "inf" if value == math.inf else value
 
 
+def _finite(value: Any) -> Any:
+    """Plain data with null in place of numbers that JSON does not know."""
+    if isinstance(value, Mapping):
+        return {key: _finite(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 class RunStore(Protocol):
     """What running a cell needs of the store; `dpopt.store.Store` documents the methods."""
 
@@ -114,6 +126,93 @@ def attempt(cell: Cell, store: RunStore, device: str, report: Report, physical_b
             store.fail(cell.run_id, reason, traceback.format_exc())
         return reason
     return None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A cell that is ready to train.
+
+    Attributes:
+        workload, optimizer: as the cell describes them.
+        model, engine: the model, on its device, and the clipping engine over it.
+        plan: the calibrated noise.
+        oracle: the training data; some draws are taken already where the cell goes on from a checkpoint.
+        state: where training begins.
+        watched: the splits that the curve is about, by name.
+        examples: number N of training records.
+    """
+
+    workload: Workload
+    optimizer: Optimizer
+    model: nn.Module
+    engine: ClippingEngine
+    plan: Plan
+    oracle: DataOracle
+    state: Any
+    watched: dict[str, Split]
+    examples: int
+
+    def observe(self, state: Any) -> dict[str, Any]:
+        """One entry of the curve."""
+        of = self.workload
+        where = (self.watched, of.transform, of.score)
+        return training.observe(self.engine, self.model, state, self.oracle, of.loss, of.metric, *where)
+
+    def scores(self, state: Any) -> dict[str, Any]:
+        """The workload's further scores on the test split."""
+        predict = training.predictor(self.engine, self.model, state.theta, self.workload.transform)
+        return self.workload.report(predict, self.watched["test"])
+
+
+def prepare(
+    cell: Cell, *, device: str = "auto", physical_batch: int | None = None, store: RunStore | None = None
+) -> Prepared:
+    """Load, build and calibrate what a cell trains; see `run`.
+
+    Args:
+        store: where to note that the cell has begun, and to look for a checkpoint to go on from.
+    """
+    if cell.kernel != sampling.REVISION:
+        raise ConfigError("cell.kernel", cell.kernel, f"draws and noise are now those of revision {sampling.REVISION}")
+    if store is not None:
+        store.begin(cell.run_id, cell.content())
+    torch.set_num_threads(1)
+    place = training.resolve_device(device)
+    workload = registry.from_spec("workload", cell.workload)
+    optimizer = registry.from_spec("optimizer", cell.optimizer)
+    splits = workload.splits(cell.seed)
+    train = training.placed(splits.train, place)
+    watched = {name: training.placed(getattr(splits, name), place) for name in ("validation", "test")}
+    torch.manual_seed(_seed("init", cell) >> 65)
+    model = workload.model().to(place)
+    engine = clipping.engine(model, workload.loss, sample=training.sample(train, workload.transform, place))
+    plan = calibrate(
+        optimizer,
+        rate=training.sampling_rate(cell.batch_size, len(train.x)),
+        draws=training.number_of_draws(cell.epochs, cell.batch_size, len(train.x)),
+        dimension=engine.dimension,
+        epsilon=cell.epsilon,
+        delta=cell.delta,
+        accountant=cell.accountant,
+    )
+    state, ledger = optimizer.init(engine.theta), Ledger()
+    if store is not None:
+        state, ledger = _resume(store, cell.run_id, state, plan)
+    oracle = DataOracle(
+        engine,
+        train.x,
+        train.y,
+        plan,
+        draw_seed=_seed("draws", cell, cell.search),
+        noise_seed=derive("noise", cell.run_id),
+        physical_batch=physical_batch,
+        transform=lambda x: workload.augment(workload.transform(x)),
+        device=place,
+        ledger=ledger,
+    )
+    model.train()
+    watched = {name: split for name, split in watched.items() if len(split.x)}
+    return Prepared(workload, optimizer, model, engine, plan, oracle, state, watched, len(train.x))
 
 
 def run(
@@ -145,80 +244,44 @@ def run(
     Raises:
         ConfigError: the cell belongs to another revision of the kernel, or cannot be run here.
     """
-    if cell.kernel != sampling.REVISION:
-        raise ConfigError("cell.kernel", cell.kernel, f"draws and noise are now those of revision {sampling.REVISION}")
-    torch.set_num_threads(1)
-    started, place, run_id = time.perf_counter(), training.resolve_device(device), cell.run_id
-    store.begin(run_id, cell.content())
-    workload = registry.from_spec("workload", cell.workload)
-    optimizer = registry.from_spec("optimizer", cell.optimizer)
-    splits = workload.splits(cell.seed)
-    train = training.placed(splits.train, place)
-    watched = {
-        name: training.placed(split, place)
-        for name, split in (("validation", splits.validation), ("test", splits.test))
-        if len(split.x)
+    started = time.perf_counter()
+    ready = prepare(cell, device=device, physical_batch=physical_batch, store=store)
+    oracle, prepared = ready.oracle, time.perf_counter()
+    state = _train(ready, cell.run_id, store, report, checkpoint_seconds)
+    curve = store.curve(cell.run_id)
+    if not curve or curve[-1]["draw"] != oracle.draws_total:  # the curve was damaged while the run was stopped
+        curve.append(ready.observe(state))
+    final, trained = curve[-1], time.perf_counter()
+    spent = training.summary(ready.plan, oracle, state, cell.epsilon, ready.examples)
+    scores = ready.scores(state) if spent["status"] == "done" else {}
+    record = {
+        "schema": 1,
+        "run_id": cell.run_id,
+        "cell": cell.content(),
+        **_plain(spent),
+        **{key: value for key, value in final.items() if key not in ("draw", "epoch")},
+        **({} if ready.workload.score == "accuracy" else {"score": ready.workload.score}),
+        **({"scores": _finite(scores)} if scores else {}),
+        "seconds_prepare": prepared - started,
+        "seconds_train": trained - prepared,
+        "provenance": provenance(training.resolve_device(device)),
     }
-    torch.manual_seed(_seed("init", cell) >> 65)
-    model = workload.model().to(place)
-    engine = clipping.engine(model, workload.loss, sample=training.sample(train, workload.transform, place))
-    plan = calibrate(
-        optimizer,
-        rate=training.sampling_rate(cell.batch_size, len(train.x)),
-        draws=training.number_of_draws(cell.epochs, cell.batch_size, len(train.x)),
-        dimension=engine.dimension,
-        epsilon=cell.epsilon,
-        delta=cell.delta,
-        accountant=cell.accountant,
-    )
-    resumed, ledger = _resume(store, run_id, optimizer.init(engine.theta), plan)
-    oracle = DataOracle(
-        engine,
-        train.x,
-        train.y,
-        plan,
-        draw_seed=_seed("draws", cell, cell.search),
-        noise_seed=derive("noise", run_id),
-        physical_batch=physical_batch,
-        transform=lambda x: workload.augment(workload.transform(x)),
-        device=place,
-        ledger=ledger,
-    )
-    observe = partial(
-        training.observe,
-        engine,
-        model,
-        loss=workload.loss,
-        metric=workload.metric,
-        splits=watched,
-        transform=workload.transform,
-    )
-    model.train()
-    prepared = last_saved = time.perf_counter()
-    state = resumed  # a run may have been stopped after its last draw
-    for state, is_mark in training.steps(optimizer, oracle, resumed):
+    store.finish(cell.run_id, record, oracle.ledger.to_json())
+    return record
+
+
+def _train(ready: Prepared, run_id: str, store: RunStore, report: Report, checkpoint_seconds: float) -> Any:
+    """The last state; curve and checkpoints go to the store on the way."""
+    oracle, last_saved = ready.oracle, time.perf_counter()
+    state = ready.state  # a run may have been stopped after its last draw
+    for state, is_mark in training.steps(ready.optimizer, oracle, ready.state, ready.workload.marks):
         if is_mark:
-            store.append_curve(run_id, observe(state, oracle))
+            store.append_curve(run_id, ready.observe(state))
             report(oracle.draws_taken / oracle.draws_total)
         if time.perf_counter() - last_saved >= checkpoint_seconds:
             _save(store.checkpoint(run_id), run_id, state, oracle.ledger)
             last_saved = time.perf_counter()
-    curve = store.curve(run_id)
-    if not curve or curve[-1]["draw"] != oracle.draws_total:  # the curve was damaged while the run was stopped
-        curve.append(observe(state, oracle))
-    final = curve[-1]
-    record = {
-        "schema": 1,
-        "run_id": run_id,
-        "cell": cell.content(),
-        **{key: _plain(v) for key, v in training.summary(plan, oracle, state, cell.epsilon, len(train.x)).items()},
-        **{key: value for key, value in final.items() if key not in ("draw", "epoch")},
-        "seconds_prepare": prepared - started,
-        "seconds_train": time.perf_counter() - prepared,
-        "provenance": provenance(place),
-    }
-    store.finish(run_id, record, oracle.ledger.to_json())
-    return record
+    return state
 
 
 def _seed(axis: str, cell: Cell, *more: int) -> int:

@@ -64,7 +64,9 @@ def plan(suite: Suite) -> list[Planned]:
 
 def manifest(suite: Suite, planned: list[Planned]) -> dict[str, Any]:
     """What the store keeps of a plan, enough to make every table and figure again."""
-    return {"suite": suite.name, "description": suite.description, "cells": [entry.content() for entry in planned]}
+    published = {"published": dataclasses.asdict(suite.published)} if suite.published else {}
+    cells = [entry.content() for entry in planned]
+    return {"suite": suite.name, "description": suite.description, **published, "cells": cells}
 
 
 def _workloads(suite: Suite) -> list[tuple[str, Workload]]:
@@ -72,11 +74,16 @@ def _workloads(suite: Suite) -> list[tuple[str, Workload]]:
     for entry in suite.workloads:
         content = {"name": entry} if isinstance(entry, str) else entry
         if not isinstance(content, dict) or "name" not in content:
-            raise ConfigError(f"{suite.name}.workloads", entry, "expected a name or {name: ..., field: value}")
-        values = {key: value for key, value in content.items() if key != "name"}
-        workload = registry.create_workload(content["name"], **values)
-        workload.check()
-        made.append((content["name"], workload))
+            allowed = "expected a name or {name: ..., field: value or values}"
+            raise ConfigError(f"{suite.name}.workloads", entry, allowed)
+        values = {key: value if isinstance(value, list) else [value] for key, value in content.items()}
+        if empty := [key for key, several in values.items() if not several]:
+            raise ConfigError(f"{suite.name}.workloads.{empty[0]}", [], "expected a value or a list of values")
+        for point in product(*values.values()):
+            given = dict(zip(values, point, strict=True))
+            workload = registry.create_workload(**given)
+            workload.check()
+            made.append((given["name"], workload))
     return made
 
 
@@ -105,14 +112,20 @@ def _setting(suite: Suite, label: str) -> Setting:
     for key, values in setting.grid.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{where}.grid.{key}", values, "expected a list of values")
-    return dataclasses.replace(setting, epsilon=_epsilons(content.get("epsilon"), where))
+    return dataclasses.replace(
+        setting,
+        epsilon=_axis(content.get("epsilon"), fields.Bound, f"{where}.epsilon"),
+        epochs=_axis(content.get("epochs"), fields.Positive, f"{where}.epochs"),
+        seeds=_axis(content.get("seeds"), int, f"{where}.seeds"),
+    )
 
 
-def _epsilons(value: Any, where: str) -> tuple[float, ...] | None:
+def _axis(value: Any, hint: Any, where: str) -> tuple[Any, ...] | None:
+    """The values of a row's own axis; a scalar counts as one."""
     if value is None:
         return None
     values = value if isinstance(value, list) else [value]
-    return tuple(fields.convert(v, fields.Bound, f"{where}.epsilon", {}) for v in values)
+    return tuple(fields.convert(v, hint, where, {}) for v in values)
 
 
 def _row(suite: Suite, name: str, workload: Workload, label: str, setting: Setting) -> Iterator[Planned]:
@@ -124,16 +137,19 @@ def _row(suite: Suite, name: str, workload: Workload, label: str, setting: Setti
     accountants.check(delta, suite.accountant)
     points = [dict(zip(setting.grid, values, strict=True)) for values in product(*setting.grid.values())]
     axes = product(
-        setting.epsilon or suite.epsilon,
+        [
+            (epsilon, n)
+            for epsilon in setting.epsilon or suite.epsilon
+            for n in _epochs(suite, workload, setting, epsilon)
+        ],
         suite.batch_size or (workload.batch_size,),
-        suite.epochs or (workload.epochs,),
         suite.clip or (workload.clip,),
         enumerate(points),
-        suite.seeds,
+        setting.seeds or suite.seeds,
     )
     specs: dict[tuple[str, float], dict[str, Any]] = {}
     workload_spec = registry.spec("workload", name, workload)
-    for epsilon, batch_size, epochs, clip, (search, point), seed in axes:
+    for (epsilon, epochs), batch_size, clip, (search, point), seed in axes:
         sampling_rate(batch_size, workload.examples)
         number_of_draws(epochs, batch_size, workload.examples)
         key = (str(point), clip)
@@ -142,6 +158,16 @@ def _row(suite: Suite, name: str, workload: Workload, label: str, setting: Setti
         privacy = (epsilon, delta, suite.accountant)
         cell = Cell(workload_spec, specs[key], *privacy, batch_size, epochs, seed, search, sampling.REVISION)
         yield Planned(cell, label, setting.tuning, point, clip)
+
+
+def _epochs(suite: Suite, workload: Workload, setting: Setting, epsilon: float) -> tuple[float, ...]:
+    """The numbers of epochs that a row has at `epsilon`."""
+    epochs = setting.epochs or suite.epochs or (workload.epochs,)
+    if isinstance(epochs, tuple):
+        return epochs
+    if epsilon not in epochs:
+        raise ConfigError(f"{suite.name}.epochs", epochs, f"expected a number for epsilon {epsilon:g} too")
+    return (epochs[epsilon],)
 
 
 def _optimizer(setting: Setting, point: Mapping[str, Any], clip: float) -> dict[str, Any]:

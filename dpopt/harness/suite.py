@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from dpopt.fields import Bound, Fraction
 
 BASE = Path(str(resources.files("dpopt") / "conf" / "base"))
 """Defaults that suites and commands start from."""
-OPEN_KEYS = ("settings", "fields")
+OPEN_KEYS = ("settings", "fields", "published")
 """Keys below which an override may add what the file does not name."""
 
 
@@ -36,7 +37,7 @@ class Setting:
         fields: hyperparameters that differ from the defaults.
         tuning: "self" (needs none), "grid", or "fixed" (set by hand); by default "grid" where a grid is known.
         grid: field -> values to search; by default the optimizer's own grid.
-        epsilon: replaces the suite's.
+        epsilon, epochs, seeds: replace the suite's.
     """
 
     name: str
@@ -44,11 +45,53 @@ class Setting:
     tuning: Literal["self", "grid", "fixed"]
     grid: dict[str, Any]
     epsilon: tuple[float, ...] | None = None
+    epochs: tuple[float, ...] | None = None
+    seeds: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a paper calls the rows of a suite, for `dpopt table compare=published`.
+
+    Args:
+        paper: the file `benchmarks/published/PAPER.csv`.
+        workloads: {name: ..., field: value, is: [data set, model, subset]}: workloads of the suite that have this name
+            and these fields, and what the paper calls them; instead of a name, {field: {value: name}} has one for each
+            value of a field.
+        methods: label -> the paper's method.
+    """
+
+    paper: str
+    workloads: tuple[dict[str, Any], ...]
+    methods: dict[str, str]
+
+    def __post_init__(self) -> None:
+        for entry in self.workloads:
+            called = entry.get("is")
+            if (
+                "name" not in entry
+                or not isinstance(called, list)
+                or len(called) != 3
+                or not all(map(_is_name, called))
+            ):
+                allowed = "expected {name: ..., field: value, is: [data set, model, subset]}"
+                raise ConfigError("published.workloads", entry, allowed)
+
+
+def _is_name(item: Any) -> bool:
+    """Whether `item` is a name or {field: {value: name}}."""
+    if isinstance(item, str):
+        return True
+    return isinstance(item, dict) and len(item) == 1 and all(isinstance(names, dict) for names in item.values())
 
 
 @dataclass(frozen=True)
 class Suite:
-    """The axes of a matrix and how to run it; see `conf/base/suite.yaml` for every key."""
+    """The axes of a matrix and how to run it; see `conf/base/suite.yaml` for every key.
+
+    Attributes:
+        epochs: an axis of its own, or the number for each target epsilon.
+    """
 
     name: str
     description: str
@@ -59,7 +102,7 @@ class Suite:
     delta: float | None
     accountant: str
     batch_size: tuple[int, ...] | None
-    epochs: tuple[float, ...] | None
+    epochs: tuple[float, ...] | dict[float, float] | None
     clip: tuple[float, ...] | None
     seeds: tuple[int, ...]
     engine: str
@@ -68,6 +111,7 @@ class Suite:
     physical_batch: int | None
     results: str
     plots: str
+    published: Published | None
 
 
 def compose_config(folder: Path, name: str, overrides: Sequence[str]) -> dict[str, Any]:
@@ -139,7 +183,7 @@ def load_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
     content = compose_config(path.parent, path.stem, overrides)
     if missing := sorted(set(known_keys(path.parent, path.stem)) - content.keys()):
         raise ConfigError(str(path), missing, "keys are missing: begin the file with `defaults: [suite, _self_]`")
-    axes = ("workloads", "optimizers", "epsilon", "batch_size", "epochs", "clip", "seeds")
+    axes = ("workloads", "optimizers", "epsilon", "batch_size", "clip", "seeds")
     for axis in axes:
         content[axis] = _axis(content[axis])
     where = path.stem
@@ -153,7 +197,7 @@ def load_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
         delta=fields.convert(content["delta"], Fraction | None, f"{where}.delta", {}),
         accountant=fields.convert(content["accountant"], str, f"{where}.accountant", {}),
         batch_size=_optional(content["batch_size"], fields.Count, f"{where}.batch_size"),
-        epochs=_optional(content["epochs"], fields.Positive, f"{where}.epochs"),
+        epochs=_epochs(content["epochs"], f"{where}.epochs"),
         clip=_optional(content["clip"], Bound, f"{where}.clip"),
         seeds=_numbers(content["seeds"], int, f"{where}.seeds"),
         engine=fields.convert(content["engine"], Literal["local", "inline"], f"{where}.engine", {}),
@@ -162,6 +206,7 @@ def load_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
         physical_batch=_auto(content["physical_batch"], fields.Count, f"{where}.physical_batch"),
         results=fields.convert(content["results"], str, f"{where}.results", {}),
         plots=fields.convert(content["plots"], str, f"{where}.plots", {}),
+        published=_published(content["published"], f"{where}.published"),
     )
 
 
@@ -187,6 +232,23 @@ def _optional(values: tuple[Any, ...] | None, hint: Any, where: str) -> tuple[An
     return None if values is None else _numbers(values, hint, where)
 
 
+def _published(value: Any, where: str) -> Published | None:
+    if value is None:
+        return None
+    names = {field.name for field in dataclasses.fields(Published)}
+    if not isinstance(value, dict) or value.keys() != names:
+        raise ConfigError(where, value, f"expected a mapping with the keys {', '.join(sorted(names))}")
+    return fields.build(Published, value, where)
+
+
+def _epochs(value: Any, where: str) -> tuple[float, ...] | dict[float, float] | None:
+    if not isinstance(value, dict):
+        return _optional(_axis(value), fields.Positive, where)
+    epsilons = _numbers(tuple(value), Bound, where)
+    numbers = (fields.convert(number, fields.Positive, where, {}) for number in value.values())
+    return dict(zip(epsilons, numbers, strict=True))
+
+
 def _auto(value: Any, hint: Any, where: str) -> Any:
     """None for "auto"."""
     return None if value == "auto" else fields.convert(value, hint, where, {})
@@ -201,5 +263,5 @@ def _labels(values: tuple[Any, ...] | None, where: str) -> tuple[str, ...]:
 
 def _mapping(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict) or not all(isinstance(v, dict) for v in value.values()):
-        raise ConfigError(where, value, "expected label -> {name, fields, tuning, grid, epsilon}")
+        raise ConfigError(where, value, "expected label -> {name, fields, tuning, grid, epsilon, epochs, seeds}")
     return value

@@ -1,4 +1,5 @@
 import json
+import math
 
 import pytest
 
@@ -62,6 +63,8 @@ def test_damaged_and_foreign_files_are_reported_and_skipped(maker):
         ("record.json", {"epsilon": 0.1}),
         ("record.json", {"cell": {}}),
         ("record.json", {"test_accuracy": None}),
+        ("record.json", {"score": "bleu"}),
+        ("record.json", {"scores": [1.0]}),
         ("ledger.json", '{"draws":[{"rate":0.1,"noises":[1]}],"runs":[[0,-3]]}'),
     ],
 )
@@ -98,6 +101,39 @@ def test_workloads_of_one_name_are_not_mixed(maker):
     selected = frames.select(frames.load(maker.done(), "made").cells)
     assert list(selected["workload"]) == ["synthetic_logreg(dim=5)", "synthetic_logreg(dim=10)"]
     assert list(selected["runs"]) == [1, 1]
+
+
+def rewrite(store, run_id, **changes):
+    path = store.folder(run_id) / "record.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_runs_of_one_workload_with_two_scores_are_not_compared(maker):
+    good, other = maker.add("adadp", 0, 0.5, 0.5), maker.add("hyfreedp", 0, 0.5, 0.5)
+    store = maker.done()
+    rewrite(store, other, score="log_likelihood", test_log_likelihood=-2.0)
+    results = frames.load(store, "made")
+    assert list(frames.select(results.cells)["run_id"]) == [good]
+    assert any(other in problem and "log_likelihood" in problem for problem in results.problems)
+
+
+def test_a_score_that_is_not_a_number_is_never_selected(maker):
+    runs = [maker.add("adadp", 0, 0.5, 0.5, tuned={"lr": lr}, tuning="grid") for lr in (0.1, 1.0, 10.0)]
+    store = maker.done()
+    for run_id, value in zip(runs, (math.nan, -3.0, -math.inf), strict=True):
+        rewrite(store, run_id, score="log_likelihood", test_log_likelihood=value, validation_log_likelihood=value)
+    assert list(frames.select(frames.load(store, "made").cells)["run_id"]) == [runs[1]]
+
+
+def test_further_scores_become_columns(maker):
+    first, second = maker.add("adadp", 0, 0.5, 0.5), maker.add("adadp", 1, 0.5, 0.5)
+    store = maker.done()
+    rewrite(store, first, scores={"nll": 1.5, "by_class": [0.1, 0.2], "meteor": None})
+    rewrite(store, second, scores={"nll": 2, "why": "no java"})
+    cells = frames.load(store, "made").cells
+    assert cells["score_nll"].tolist() == [1.5, 2.0]
+    assert cells["score_meteor"].isna().all()
+    assert not {"score_by_class", "score_why"} & set(cells.columns)
 
 
 def test_labels_select_rows(matrix):

@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from dpopt.analysis import figures, frames, tables
@@ -37,9 +38,35 @@ def test_accuracy_figure_plots_the_tables_numbers(needs):
     panel = plot.draw(needs["comparison"]).axes[0]
     lines = {container.get_label(): container.lines[0].get_xydata().tolist() for container in panel.containers}
     rows = needs["comparison"].query("label == 'hyfreedp'").sort_values("epsilon_target")
-    assert lines["hyfreedp"] == pytest.approx(rows[["epsilon_single", "accuracy"]].to_numpy() * [1, 100])
+    assert lines["hyfreedp"] == pytest.approx(rows[["epsilon_single", "mean"]].to_numpy() * [1, 100])
     crosses = {x for line in panel.lines if line.get_marker() == "x" for x in line.get_xdata()}
     assert crosses == set(needs["comparison"].query("label == 'dp_adam'")["epsilon_with_tuning"])
+
+
+@pytest.mark.parametrize("plot", OF_SUITES, ids=lambda plot: plot.name)
+def test_figures_of_another_score_are_in_its_unit(plot, needs):
+    frame = needs[plot.needs].assign(score="log_likelihood", workload="mixture")
+    if plot.needs == "curves":
+        frame = frame.rename(columns={"test_accuracy": "test_log_likelihood"})
+    labels = {text for panel in plot.draw(frame).axes for text in (panel.get_xlabel(), panel.get_ylabel())}
+    assert not any("accuracy" in text or "%" in text for text in labels)
+    if plot.name.startswith("accuracy"):
+        assert "test log-likelihood (nats)" in labels
+
+
+@pytest.mark.parametrize("plot", OF_SUITES, ids=lambda plot: plot.name)
+def test_two_scores_share_no_axis(plot, needs):
+    frame = needs[plot.needs]
+    other = frame.assign(score="log_likelihood", workload="mixture")
+    if plot.needs == "curves":
+        other = other.rename(columns={"test_accuracy": "test_log_likelihood"})
+    figure = plot.draw(pd.concat([frame, other], ignore_index=True))
+    for panel in figure.axes:
+        for group in (panel.get_shared_x_axes(), panel.get_shared_y_axes()):
+            together = {
+                text for other in group.get_siblings(panel) for text in (other.get_xlabel(), other.get_ylabel())
+            }
+            assert not {"test accuracy (%)", "test log-likelihood (nats)"} <= together
 
 
 def test_a_new_figure_needs_no_other_edit(tmp_path, needs):

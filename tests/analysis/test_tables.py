@@ -1,3 +1,4 @@
+import io
 import math
 import subprocess
 import sys
@@ -17,8 +18,9 @@ def table(matrix):
 def test_comparison(table):
     assert list(table["label"]) == ["dp_adam", "hyfreedp", "hyfreedp", "dp_adam", "ceiling"]
     first = table.iloc[0]
-    assert first["accuracy"] == pytest.approx(0.6)
-    assert first["accuracy_std"] == pytest.approx(0.1)
+    assert first["score"] == "accuracy"
+    assert first["mean"] == pytest.approx(0.6)
+    assert first["std"] == pytest.approx(0.1)
     assert (first["seeds"], first["runs"]) == (3, 2)
     assert first["epsilon_with_tuning"] > first["epsilon_single"]
     assert list(table["is_best"]) == [True, False, True, False, False]
@@ -27,7 +29,8 @@ def test_comparison(table):
 
 
 def test_formats_hold_the_same_numbers(table):
-    markdown, latex, html = tables.markdown(table), tables.latex(table), tables.html(table, "made")
+    files = tables.files(table, "made")
+    markdown, latex, html = (files[kind] for kind in ("md", "tex", "html"))
     assert "**60.0 ± 10.0**" in markdown
     assert r"\textbf{60.0 $\pm$ 10.0}" in latex
     assert r"dp\_adam" in latex
@@ -37,17 +40,26 @@ def test_formats_hold_the_same_numbers(table):
     for text in (markdown, html):
         assert "naive composition" in text
         assert "workload = digits_mlp" in text
-    read = pd.read_csv(pd.io.common.StringIO(tables.csv(table)))
-    assert read["accuracy"].tolist() == pytest.approx(table["accuracy"].tolist())
+    read = pd.read_csv(io.StringIO(files["csv"]))
+    assert read["mean"].tolist() == pytest.approx(table["mean"].tolist())
+
+
+def test_two_scores_stand_in_columns_of_their_own(table):
+    other = table.assign(workload="mixture", score="log_likelihood", mean=-table["mean"], note="")
+    both = pd.concat([table, other], ignore_index=True)
+    shown = tables.readable(both, "**{}**".format)
+    own = shown["workload"] == "mixture"
+    assert set(shown.loc[own, "accuracy (%)"]) == set(shown.loc[~own, "log-likelihood (nats)"]) == {""}
+    assert shown.loc[own, "log-likelihood (nats)"].tolist()[:2] == ["**-0.600 ± 0.100**", "-0.400 ± 0.000"]
+    assert tables.readable(table, "**{}**".format)["accuracy (%)"].tolist() == shown.loc[~own, "accuracy (%)"].tolist()
+    assert "Test accuracy and log-likelihood (nats): mean" in tables.footer(both)
 
 
 def test_a_value_set_by_hand_is_not_called_charged(maker):
     maker.add("dp_adam", 0, 0.5, 0.5, tuned={"lr": 0.1}, tuning="fixed")
     store = maker.done()
-    assert (
-        "not charged"
-        in tables.markdown(tables.comparison(store, frames.select(frames.load(store, "made").cells))).split("\n\n")[0]
-    )
+    table = tables.comparison(store, frames.select(frames.load(store, "made").cells))
+    assert "not charged" in tables.files(table, "made")["md"].split("\n\n")[0]
 
 
 def test_nothing_finished_is_an_empty_table(maker):
@@ -68,16 +80,16 @@ def test_diverged_runs_are_counted_and_shown(maker):
     store = maker.done()
     table = tables.comparison(store, frames.select(frames.load(store, "made").cells))
     assert table["diverged"].tolist() == [1]
-    assert "diverged" in tables.markdown(table).splitlines()[0]
+    assert "diverged" in tables.files(table, "made")["md"].splitlines()[0]
 
 
 def test_one_seed_has_no_spread_and_nothing_is_an_empty_table(maker):
     maker.add("adadp", 0, 0.5, 0.5)
     store = maker.done()
     selected = frames.select(frames.load(store, "made").cells)
-    assert "**50.0**" in tables.markdown(tables.comparison(store, selected))
+    assert "**50.0**" in tables.files(tables.comparison(store, selected), "made")["md"]
     empty = tables.comparison(store, selected.head(0))
-    assert "no finished rows" in tables.markdown(empty)
+    assert "no finished rows" in tables.files(empty, "made")["md"]
 
 
 def test_reading_results_does_not_import_torch(matrix):
@@ -94,6 +106,7 @@ def test_what_the_registry_says_of_an_optimizer_is_below_the_table(maker):
     store = maker.done()
     table = tables.comparison(store, frames.select(frames.load(store, "made").cells))
     note = registry.entry("optimizer", "prodigy").note
-    for write in (tables.markdown, tables.latex, lambda t: tables.html(t, "made")):
-        assert f"prodigy: {note[:20]}" in write(table)
-    assert "dp_adam: " not in tables.markdown(table)
+    files = tables.files(table, "made")
+    for kind in ("md", "tex", "html"):
+        assert f"prodigy: {note[:20]}" in files[kind]
+    assert "dp_adam: " not in files["md"]

@@ -63,6 +63,24 @@ def test_clip_axis_reaches_rules_with_a_bound(write_suite):
     assert {e.cell.optimizer["clip"]["bound"] for e in given if e.label == "adadp"} == {7.0}
 
 
+def test_a_row_may_have_seeds_of_its_own(write_suite):
+    planned = plan(write_suite(overrides=["settings.adadp.seeds=7", "seeds=[0,1]"]))
+    assert {entry.cell.seed for entry in planned if entry.label == "adadp"} == {7}
+    assert {entry.cell.seed for entry in planned if entry.label != "adadp"} == {0, 1}
+
+
+def test_a_row_may_have_epsilon_and_epochs_of_its_own(write_suite):
+    overrides = ["settings.adadp.epsilon=[1,inf]", "settings.adadp.epochs=3.5", "seeds=0"]
+    planned = plan(write_suite(overrides=overrides))
+    found = {(entry.label, entry.cell.epsilon, entry.cell.epochs) for entry in planned}
+    assert found == {("dp_sgd", 2, 2), ("hyfreedp", 2, 2), ("adadp", 1, 3.5), ("adadp", float("inf"), 3.5)}
+
+
+def test_epochs_may_depend_on_epsilon(write_suite):
+    planned = plan(write_suite(overrides=["epsilon=[1.5,inf]", "epochs={inf: 2, 1.5: 40}", "seeds=0"]))
+    assert {(entry.cell.epsilon, entry.cell.epochs) for entry in planned} == {(1.5, 40), (float("inf"), 2)}
+
+
 def test_delta_defaults_to_below_one_over_n(write_suite):
     (delta,) = {entry.cell.delta for entry in plan(write_suite())}
     assert delta == 8000**-1.1
@@ -83,3 +101,16 @@ def test_missing_data_folder_is_found_before_any_work(tmp_path, monkeypatch):
     (tmp_path / "mnist" / "train-0.parquet").touch()
     with pytest.raises(ConfigError, match=r"mnist/test-\*\.parquet"):
         plan(load_suite("mnist_five_epochs"))
+
+
+def test_several_values_of_a_workloads_field_are_an_axis(write_suite):
+    workloads = "workloads=[{name: digits_mlp, hidden: [8, 16, 32], validation: [100, 200]}, synthetic_logreg]"
+    planned = plan(write_suite(overrides=[workloads, "optimizers=[adadp]", "epsilon=1", "seeds=0"]))
+    digits = [e.cell.workload for e in planned if e.cell.workload["name"] == "digits_mlp"]
+    assert [(w["hidden"], w["validation"]) for w in digits] == [(h, v) for h in (8, 16, 32) for v in (100, 200)]
+    assert len(planned) == 7
+
+
+def test_an_axis_without_values_is_refused(write_suite):
+    with pytest.raises(ConfigError, match=r"workloads\.hidden.*\[\]"):
+        plan(write_suite(overrides=["workloads=[{name: digits_mlp, hidden: []}]"]))

@@ -22,6 +22,8 @@ BAD_OVERRIDES = [
     ("batch_size=5000", "expected 1 to 1257"),
     ("batch_size=0", r"batch_size\[0\]"),
     ("epochs=0", r"epochs\[0\]"),
+    ("epochs={1: 2, 3: 0}", "epochs: 0"),
+    ("epochs={1: 2, 3: 4}", "expected a number for epsilon 8 too"),
     ("delta=2", "delta"),
     ("accountant=rpd", "did you mean 'rdp'"),
     ("engine=locl", "did you mean 'local'"),
@@ -39,6 +41,8 @@ BAD_OVERRIDES = [
     ("settings.dp_adam.name=dp_adma", "did you mean 'dp_adam"),
     ("settings.dp_adam.tuning=girds", "did you mean 'grid'"),
     ("settings.dp_adam.epsilon=-1", "settings.dp_adam.epsilon"),
+    ("settings.dp_adam.epochs=0", "settings.dp_adam.epochs"),
+    ("settings.dp_adam.epochs=[1,x]", "settings.dp_adam.epochs"),
     ("settings.nobody.fields={}", "known"),
 ]
 

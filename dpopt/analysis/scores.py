@@ -1,0 +1,42 @@
+"""How scores are shown in tables and figures: accuracies in percent, any other score as it is."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+NAMES = {
+    "bleu": "BLEU",
+    "cider": "CIDEr",
+    "log_likelihood": "log-likelihood (nats)",
+    "meteor": "METEOR",
+    "nist": "NIST",
+    "nll": "NLL (nats)",
+    "rouge_l": "ROUGE-L",
+}
+"""What the field calls a score, where that is not its name with blanks."""
+
+
+class Shown(NamedTuple):
+    """How one score is shown.
+
+    Attributes:
+        label: for axes and columns, with the unit.
+        factor: what a stored value is multiplied by.
+        decimals: of a number in a table.
+    """
+
+    label: str
+    factor: float
+    decimals: int
+
+    def text(self, mean: float, std: float = math.nan) -> str:
+        """A mean, with the standard deviation where there is one; a mean that is not finite says so."""
+        spread = "" if math.isnan(std) else f" ± {self.factor * std:.{self.decimals}f}"
+        return f"{self.factor * mean:.{self.decimals}f}{spread}" if math.isfinite(mean) else "not finite"
+
+
+def shown(score: str) -> Shown:
+    """How the score of this name is shown; names that end in "accuracy" are shares."""
+    name = NAMES.get(score, score.replace("_", " "))
+    return Shown(f"{name} (%)", 100.0, 1) if score.endswith("accuracy") else Shown(name, 1.0, 3)

@@ -1,0 +1,276 @@
+"""What the cells of a plan will cost: counted from the plan, and timed by runs that are done or by a few real draws."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from dpopt import registry, training
+from dpopt.bench.remote import Remote
+from dpopt.harness.cell import Cell, Prepared, prepare
+from dpopt.harness.plan import Planned
+from dpopt.harness.provenance import provenance
+from dpopt.harness.suite import Suite
+from dpopt.privacy.calibration import cost
+from dpopt.workloads.base import Split
+
+MARKS = 40
+"""Evaluations of a run, at most."""
+SAMPLE = 256
+"""Records that a probe evaluates on; the time for all follows from theirs."""
+TIMES = {"draws", "seconds_prepare", "seconds_train", "provenance"}
+"""What a record says of its run's time."""
+LONG = 60.0
+"""Seconds after which a probe takes no further draw."""
+
+
+class RecordStore(Protocol):
+    """What reading step times needs of the store; `dpopt.store.Store` documents the methods."""
+
+    def state(self, run_id: str) -> str: ...
+    def record(self, run_id: str) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long a cell of a row takes.
+
+    Attributes:
+        prepare: seconds before the first draw.
+        draw: seconds per draw.
+        evaluate: seconds for all evaluations; 0 where they are part of `draw`.
+        memory: most bytes that the process held, or the GPU's allocator; None where it was not measured.
+        failure: why there is nothing of this; empty if all went well.
+    """
+
+    prepare: float = 0.0
+    draw: float = 0.0
+    evaluate: float = 0.0
+    memory: int | None = None
+    failure: str = ""
+
+    def seconds(self, draws: int) -> float:
+        """Seconds of a cell with so many draws."""
+        return self.prepare + draws * self.draw + self.evaluate
+
+
+@dataclass(frozen=True)
+class Row:
+    """The cells of a suite that have label, workload and batch size in common, and so the time of a draw.
+
+    Attributes:
+        label, tuning: the row in the suite's tables.
+        cells: all of them.
+        states: what the store knows of each.
+    """
+
+    label: str
+    tuning: str
+    cells: tuple[Cell, ...]
+    states: tuple[str, ...]
+
+    @property
+    def done(self) -> int:
+        """Cells with a result."""
+        return sum(state in ("done", "diverged") for state in self.states)
+
+    @property
+    def failed(self) -> int:
+        """Cells that `dpopt run` leaves alone."""
+        return sum(state in ("failed", "damaged") for state in self.states)
+
+    @property
+    def waiting(self) -> list[Cell]:
+        """Cells that `dpopt run` would run."""
+        left = ("done", "diverged", "failed", "damaged")
+        return [cell for cell, state in zip(self.cells, self.states, strict=True) if state not in left]
+
+    @property
+    def draws(self) -> tuple[int, int]:
+        """The least and the most draws of a cell."""
+        numbers = [draws(cell) for cell in self.cells]
+        return min(numbers), max(numbers)
+
+    @property
+    def gradients(self) -> float:
+        """Expected gradient evaluations, of one example at one point, of the cells that wait."""
+        return sum(draws(cell) * cell.batch_size * _points(_key(cell.optimizer)) for cell in self.waiting)
+
+    def seconds(self, timing: Timing) -> float:
+        """Seconds of all cells that wait, one after the other."""
+        return sum(timing.seconds(draws(cell)) for cell in self.waiting)
+
+
+def rows(planned: Iterable[Planned], store: RecordStore) -> list[Row]:
+    """The rows of a plan, in its order; a cell that is in several counts in each."""
+    groups: dict[tuple[str, str, int], list[Planned]] = {}
+    for entry in planned:
+        key = (_key(entry.cell.workload), entry.label, entry.cell.batch_size)
+        groups.setdefault(key, []).append(entry)
+    found = []
+    for group in groups.values():
+        cells = tuple(entry.cell for entry in group)
+        states = tuple(store.state(cell.run_id) for cell in cells)
+        found.append(Row(group[0].label, group[0].tuning, cells, states))
+    return found
+
+
+def draws(cell: Cell) -> int:
+    """The number of draws of a cell."""
+    return training.number_of_draws(cell.epochs, cell.batch_size, _examples(_key(cell.workload)))
+
+
+def _key(spec: Mapping[str, Any]) -> str:
+    return json.dumps(spec, sort_keys=True)
+
+
+@cache
+def _examples(workload: str) -> int:
+    return registry.from_spec("workload", json.loads(workload)).examples
+
+
+@cache
+def _points(optimizer: str) -> float:
+    """Points per draw at which gradients are computed."""
+    return cost(registry.from_spec("optimizer", json.loads(optimizer))).gradients_per_draw
+
+
+def timings(
+    rows: Sequence[Row], store: RecordStore, suite: Suite, limit: int = 0, console: Console | None = None
+) -> dict[int, Timing]:
+    """What is known of the times of rows, by their number.
+
+    Finished cells tell; for a row that has none on this kind of device, and cells to run, a probe does: up to `limit`
+    real draws of one cell, none by default. As many rows are probed at a time as cells run. Nothing is stored but what
+    calibration and `workloads.cache` keep, and a row may fail in any way, or lose its process.
+    """
+    here = provenance(training.resolve_device(suite.device))["device"]
+    known = {number: found for number, row in enumerate(rows) if (found := _stored(row, store, here))}
+    asked = {
+        number: Probe(row.waiting[0], limit, suite.device, suite.physical_batch)
+        for number, row in enumerate(rows)
+        if limit and row.waiting and number not in known
+    }
+    return known | _answers(asked, workers(suite), console)
+
+
+def _stored(row: Row, store: RecordStore, device: str) -> Timing | None:
+    """The mean times of a row's finished cells on `device`; None where there is none."""
+    records = [store.record(cell.run_id) for cell, state in zip(row.cells, row.states, strict=True) if state == "done"]
+    timed = [record for record in records if record.keys() >= TIMES and record["provenance"].get("device") == device]
+    if not timed:
+        return None
+    trained = sum(record["seconds_train"] for record in timed)
+    prepared = sum(record["seconds_prepare"] for record in timed)
+    return Timing(prepared / len(timed), trained / sum(record["draws"] for record in timed))
+
+
+def _answers(asked: Mapping[int, Probe], at_once: int, console: Console | None) -> dict[int, Timing]:
+    """What the probes measure, each in a process of its own."""
+    alive: list[Remote] = []
+    pool = ThreadPoolExecutor(at_once)
+    try:
+        futures = {pool.submit(_ask, subject, alive): number for number, subject in asked.items()}
+        with _progress(len(asked), console) as advance:
+            for _ in as_completed(futures):
+                advance()
+        return {number: future.result() for future, number in futures.items()}
+    finally:
+        for remote in alive:
+            remote.close()
+        pool.shutdown(cancel_futures=True)
+
+
+def workers(suite: Suite) -> int:
+    """How many cells of a suite run at a time."""
+    return 1 if suite.engine == "inline" else suite.workers or len(os.sched_getaffinity(0))
+
+
+def _ask(subject: Probe, alive: list[Remote]) -> Timing:
+    remote = Remote(subject)
+    alive.append(remote)
+    timing, failure = remote.ask("measure")
+    remote.close()
+    return timing or Timing(failure=failure)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One cell to be timed, in a process of its own.
+
+    Args:
+        cell: it runs from its beginning, whatever there is of it.
+        limit: draws, at most.
+        device, physical_batch: see `cell.run`.
+    """
+
+    cell: Cell
+    limit: int
+    device: str
+    physical_batch: int | None
+
+    def measure(self) -> Timing:
+        """Prepare the cell twice, as the first time fills caches that all cells share, then draw and evaluate."""
+        prepare(self.cell, device=self.device, physical_batch=self.physical_batch)
+        started = time.perf_counter()
+        ready = prepare(self.cell, device=self.device, physical_batch=self.physical_batch)
+        prepared = time.perf_counter() - started
+        seconds, state, steps = self._draw(ready)
+        return Timing(prepared, seconds, min(MARKS, steps) * _evaluation(ready, state), _memory(ready))
+
+    def _draw(self, ready: Prepared) -> tuple[float, Any, float]:
+        """Seconds per draw, the state that this leaves, and the number of steps that the whole run would have."""
+        oracle, state = ready.oracle, ready.state
+        clock = [(0, time.perf_counter())]
+        for state, _ in training.steps(ready.optimizer, oracle, ready.state):  # noqa: B007
+            _wait(ready)
+            clock.append((oracle.draws_taken, time.perf_counter()))
+            if oracle.draws_taken >= self.limit or clock[-1][1] - clock[0][1] > LONG:
+                break
+        # The first step makes what the others find; where it is the only one, it has to do.
+        (before, begin), (after, end) = clock[len(clock) > 2], clock[-1]
+        return (end - begin) / (after - before), state, oracle.draws_total * (len(clock) - 1) / after
+
+
+def _evaluation(ready: Prepared, state: Any) -> float:
+    """Seconds of one entry of the curve, from the first records of each split."""
+    few = {name: Split(split.x[:SAMPLE], split.y[:SAMPLE]) for name, split in ready.watched.items()}
+    started = time.perf_counter()
+    dataclasses.replace(ready, watched=few).observe(state)
+    _wait(ready)
+    shares = [len(split.x) / len(few[name].x) for name, split in ready.watched.items()]
+    return (time.perf_counter() - started) * sum(shares) / len(shares)
+
+
+def _wait(ready: Prepared) -> None:
+    if ready.engine.theta.is_cuda:
+        torch.cuda.synchronize()
+
+
+def _memory(ready: Prepared) -> int:
+    if ready.engine.theta.is_cuda:
+        return torch.cuda.max_memory_allocated()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+@contextmanager
+def _progress(total: int, console: Console | None) -> Iterator[Callable[[], None]]:
+    """Show a bar; gives a function to call when a probe is done."""
+    with Progress(console=console, disable=console is None or not total, transient=True) as progress:
+        task = progress.add_task("probes", total=total)
+        yield lambda: progress.update(task, advance=1)

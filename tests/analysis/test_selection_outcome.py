@@ -1,0 +1,72 @@
+"""The outcome of private selection, against the procedure itself."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dpopt.analysis.selection import _outcome, chances
+from dpopt.cli import main
+
+
+def simulated(validation, test, runs, times, generator):
+    found = []
+    for _ in range(times):
+        drawn = generator.integers(len(test), size=generator.geometric(1 / runs))
+        found.append(test[drawn[np.argmax(validation[drawn])]])
+    return np.array(found)
+
+
+@pytest.mark.parametrize("runs", [1, 2, 7.5])
+def test_outcome_is_the_procedures(runs):
+    generator = np.random.default_rng(0)
+    validation, test = generator.random(6), generator.random(6)
+    group = pd.DataFrame({"seed": 0, "validation_score": validation, "test_score": test})
+    mean, std = _outcome(group, runs)
+    found = simulated(validation, test, runs, 20_000, generator)
+    assert mean == pytest.approx(found.mean(), abs=0.01)
+    assert std == pytest.approx(found.std(), abs=0.01)
+
+
+def test_chances_are_a_distribution():
+    for runs in (1, 3, 1000):
+        weights = chances(10, runs)
+        assert weights.sum() == pytest.approx(1)
+        assert (weights > 0).all()
+    assert chances(10, 1) == pytest.approx([0.1] * 10)
+    assert chances(10, 1e6)[-1] > 0.999
+
+
+def test_seeds_are_procedures_of_their_own():
+    group = pd.DataFrame({"seed": [0, 1], "validation_score": [0.1, 0.9], "test_score": [0.2, 0.6]})
+    assert _outcome(group, 100) == pytest.approx((0.4, 0.2))
+
+
+def test_the_table_of_a_suite_says_what_selection_makes_of_its_searches(maker, capsys):
+    for lr, validation, test in ((0.1, 0.5, 0.4), (0.2, 0.9, 0.8)):
+        maker.add("dp_sgd", 0, validation, test, tuned={"lr": lr}, tuning="grid")
+    maker.add("adadp", 0, 0.7, 0.7)
+    store = maker.done()
+    assert main(["table", "suite=made", f"results={store.root}", "selection=geometric"]) == 0
+    printed = capsys.readouterr().out
+    table = pd.read_csv(store.suite_folder("made") / "selection.csv").set_index("runs")
+    assert set(table["label"]) == {"dp_sgd"}
+    stop = 1 / 2
+    both_worse = stop / 2 / (1 - (1 - stop) / 2)
+    assert table["mean"][2] == pytest.approx(both_worse * 0.4 + (1 - both_worse) * 0.8)
+    assert table["epsilon_selected"].is_monotonic_increasing
+    assert (table["epsilon_selected"] > table["epsilon_single"]).all()
+    assert "ε selected" in printed
+    assert "not noised" in (store.suite_folder("made") / "selection.md").read_text()
+
+
+def test_a_search_that_is_not_done_is_left_out(maker, capsys):
+    maker.add("dp_sgd", 0, 0.5, 0.4, tuned={"lr": 0.1}, tuning="grid")
+    maker.add("dp_sgd", 0, 0.5, 0.4, tuned={"lr": 0.2}, tuning="grid", status="missing")
+    store = maker.done()
+    assert main(["table", "suite=made", f"results={store.root}", "selection=geometric"]) == 0
+    assert "no finished searches" in capsys.readouterr().out
+
+
+def test_another_distribution_is_refused(matrix, capsys):
+    assert main(["table", "suite=made", f"results={matrix.root}", "selection=poisson"]) == 2
+    assert "geometric" in capsys.readouterr().err

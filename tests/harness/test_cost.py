@@ -1,0 +1,121 @@
+"""What a plan costs: counted exactly, timed by finished cells or by probes that leave nothing behind."""
+
+import dataclasses
+import re
+
+import pytest
+
+from dpopt.cli import main
+from dpopt.harness import cell as cells
+from dpopt.harness import cost
+from dpopt.harness.plan import plan
+
+
+@pytest.fixture
+def planned(write_suite):
+    return plan(write_suite(overrides=["optimizers=[dp_sgd,fiber,adadp]", "batch_size=[800,1600]"]))
+
+
+def test_counts_are_those_of_the_plan(planned, store):
+    rows = cost.rows(planned, store)
+    assert [(row.label, row.cells[0].batch_size) for row in rows] == [
+        (label, size) for label in ("dp_sgd", "fiber", "adadp") for size in (800, 1600)
+    ]
+    small = {row.label: row for row in rows if row.cells[0].batch_size == 800}
+    assert [len(small[label].cells) for label in ("dp_sgd", "adadp")] == [4, 2]  # two rates, two seeds
+    assert {row.draws for row in small.values()} == {(20, 20)}  # 2 epochs of 8000 records
+    assert small["dp_sgd"].gradients == 4 * 20 * 800
+    assert small["adadp"].gradients == 2 * 20 * 800
+    assert small["fiber"].gradients == 2 * len(small["fiber"].cells) * 20 * 800  # two points a draw
+
+
+def test_finished_cells_are_timed_without_a_probe(planned, store, write_suite):
+    rows = cost.rows(planned, store)
+    record = cells.run(rows[0].cells[0], store, device="cpu")
+    store.fail(rows[0].cells[1].run_id, "no luck")
+    row = cost.rows(planned, store)[0]
+    assert (row.done, row.failed, len(row.waiting)) == (1, 1, 2)
+    assert row.gradients == 2 * 20 * 800
+    suite = write_suite(overrides=["device=cpu"])
+    (timing,) = cost.timings([row], store, suite).values()
+    assert timing.seconds(20) == pytest.approx(record["seconds_prepare"] + record["seconds_train"])
+    assert row.seconds(timing) == pytest.approx(2 * timing.seconds(20))
+    assert cost.timings(cost.rows(planned, store)[1:], store, suite) == {}
+
+
+def test_times_of_another_device_do_not_count(planned, store, write_suite, monkeypatch):
+    cells.run(planned[0].cell, store, device="cpu")
+    monkeypatch.setattr(cost, "provenance", lambda device: {"device": "cuda Another"})
+    assert cost.timings(cost.rows(planned, store), store, write_suite(overrides=["device=cpu"])) == {}
+
+
+def test_a_probe_draws_and_leaves_nothing(planned, store):
+    probe = cost.Probe(planned[0].cell, 5, "cpu", None)
+    timing = probe.measure()
+    assert 0 < timing.draw < 5
+    assert timing.prepare > 0
+    assert timing.evaluate > 0
+    assert timing.memory > 10e6
+    assert not store.root.exists()
+
+
+@pytest.mark.parametrize(("limit", "taken"), [(5, 6), (1, 2), (100, 20)])
+def test_a_probe_takes_no_more_draws_than_it_must(write_suite, limit, taken):
+    """ADADP takes two draws a step; a plan has 20."""
+    cell = next(entry.cell for entry in plan(write_suite()) if entry.label == "adadp")
+    ready = cells.prepare(cell, device="cpu")
+    _, state, steps = cost.Probe(cell, limit, "cpu", None)._draw(ready)
+    assert ready.oracle.draws_taken == taken
+    assert steps == 10
+    assert not state.theta.equal(ready.state.theta)
+
+
+def test_a_probe_that_fails_says_why_and_the_others_go_on(planned, store, write_suite):
+    rows = cost.rows(planned, store)
+    broken = {**rows[0].cells[0].workload, "revision": 99}
+    wrong = dataclasses.replace(
+        rows[0], cells=(dataclasses.replace(rows[0].cells[0], workload=broken),), states=("pending",)
+    )
+    timings = cost.timings([wrong, rows[4]], store, write_suite(overrides=["device=cpu", "workers=2"]), limit=2)
+    assert re.search("revision", timings[0].failure)
+    assert not timings[1].failure
+    assert timings[1].draw > 0
+
+
+def test_the_command_prints_counts_and_estimates(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    arguments = ["suite=quickstart", "workloads=[{name: synthetic_logreg, dim: 3}]", "optimizers=[adadp]", "seeds=0"]
+    arguments += ["epsilon=4", "accountant=rdp", "epochs=1", f"results={tmp_path / 'results'}", "device=cpu"]
+    assert main(["plan", *arguments]) == 0
+    plain = capsys.readouterr().out
+    assert "probe=20" in plain
+    assert "ms/draw" not in plain
+    assert main(["plan", *arguments, "probe=4"]) == 0
+    probed = capsys.readouterr().out
+    assert probed.splitlines()[0] == "synthetic_logreg"
+    header, row = (line.split() for line in probed.splitlines()[1:3])
+    assert header == [
+        "optimizer",
+        "tuning",
+        "cells",
+        "done",
+        "failed",
+        "to",
+        "run",
+        "draws",
+        "gradients",
+        "ms/draw",
+        "MB",
+        "hours",
+    ]
+    assert row[:7] == ["adadp", "self", "1", "0", "0", "1", "31"]
+    assert float(row[7]) == pytest.approx(31 * 256, rel=0.05)
+    assert re.search(r"about \S+ hours \(\S+ minutes\) with workers = \d+$", probed.strip())
+    assert not (tmp_path / "results" / "runs").exists()
+    assert main(["plan", *arguments, "probe=none"]) == 2
+    assert "probe" in capsys.readouterr().err
+
+
+def test_probe_is_no_part_of_a_run(tmp_path, capsys):
+    assert main(["run", "suite=quickstart", "probe=3", f"results={tmp_path}"]) == 2
+    assert "probe" in capsys.readouterr().err
