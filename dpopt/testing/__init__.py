@@ -1,4 +1,4 @@
-"""Conformance checks for optimizers: what every registered one must pass, callable from a plug-in's own tests.
+"""Conformance checks for optimizers and workloads: what every registered one must pass, callable by plug-ins.
 
     import dpopt, pytest
 
@@ -21,10 +21,11 @@ from functools import partial
 
 from dpopt.errors import ConfigError, unknown
 from dpopt.privacy.protocol import Optimizer
-from dpopt.testing import configuration, numerics, privacy
+from dpopt.testing import configuration, numerics, privacy, workloads
 from dpopt.testing.task import Task
+from dpopt.workloads.base import Workload
 
-__all__ = ["EXCEPTABLE", "RULES", "Check", "Task", "checks"]
+__all__ = ["EXCEPTABLE", "RULES", "Check", "Task", "checks", "workload_checks"]
 
 RULES: tuple[Callable[[Optimizer], None], ...] = (
     configuration.is_frozen_configuration,
@@ -78,6 +79,15 @@ def checks(optimizer: Optimizer) -> Iterator[Check]:
     for rule in RULES:
         name = rule.__name__
         yield Check(name, partial(_skip, exceptions[name]) if name in exceptions else partial(rule, optimizer))
+
+
+def workload_checks(workload: Workload) -> Iterator[Check]:
+    """The rules that a workload must keep, as callables that raise `AssertionError` where it does not.
+
+    They raise `unittest.SkipTest` where a rule cannot be checked. The data have to be at hand.
+    """
+    for rule in workloads.RULES:
+        yield Check(rule.__name__, partial(rule, workload))
 
 
 def _exceptions(kind: type) -> Mapping[str, str]:

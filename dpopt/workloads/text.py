@@ -1,0 +1,153 @@
+"""Classification of texts by a transformer encoder and a linear classifier."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from dpopt.errors import ConfigError, unknown
+from dpopt.fields import Arguments, Count
+from dpopt.workloads import cache, data, features, language, models
+from dpopt.workloads.base import Predict, Split, Workload
+from dpopt.workloads.metrics import classification_report
+
+POOLING = {"distilbert": "first"}
+"""How an encoder's tokens become one vector: the first token's for DistilBERT; the mean over the text for all others,
+as sentence-transformers has it for MiniLM, but without its scaling to norm 1: the classifier would need large weights,
+and private training finds those slowly."""
+
+
+@dataclass(frozen=True)
+class TextClassification(Workload):
+    """A transformer encoder and a linear classifier on a text data set. There is no dropout.
+
+    The classifier above a pretrained encoder starts at zero where it is trained (head, film, lora, full); bitfit trains
+    its bias only, above weights that stay random. Where only the head is trained, the encoder's features are computed
+    once and are the data.
+
+    Args:
+        data: name of a data set of texts.
+        encoder: "minilm" (all-MiniLM-L6-v2), "distilbert" (distilbert-base-uncased) or a hub id.
+        pretrained: with the hub's weights; without, random ones, always the same, and texts are read as bytes.
+        subset: which parameters are trained, see `models.trainable`.
+        length: number of tokens; longer texts are cut, shorter ones padded, so that no example's length shows in a
+            batch. The model masks the padding.
+        options: sizes of an encoder with random weights, fields of transformers' configuration.
+        validation: see `Workload`.
+    """
+
+    data: str = "sst2"
+    encoder: str = "minilm"
+    pretrained: bool = True
+    subset: Literal["head", "lora", "full", "bitfit", "film"] = "head"
+    length: Count = 128
+    options: Arguments = Arguments()
+
+    batch_size: ClassVar[int] = 256
+    epochs: ClassVar[float] = 5.0
+
+    def __post_init__(self) -> None:
+        entry = data.entry(self.data)
+        if entry.kind != "text":
+            raise ConfigError("workload.data", self.data, f"expected a data set of texts, it is one of {entry.kind}")
+        super().__post_init__()
+        if self.length < 3:
+            raise ConfigError(
+                "workload.length", self.length, "expected at least 3: texts have a first and a last token"
+            )
+        if self.pretrained and self.options:
+            raise ConfigError("workload.options", self.options, "a pretrained encoder has its sizes; expected none")
+        if not self.pretrained and self.encoder not in ("minilm", "distilbert"):
+            raise unknown("workload.encoder", self.encoder, ("minilm", "distilbert"))
+
+    @property
+    def pool(self) -> int:  # type: ignore[override]
+        return data.entry(self.data).part("train").records
+
+    @property
+    def marks(self) -> int:  # type: ignore[override]
+        """An evaluation of the whole model costs as much as some draws, so there are few."""
+        return 40 if self.subset == "head" else 4
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return data.entry(self.data).classes
+
+    def check(self) -> None:
+        data.require(self.data)
+        if not self.pretrained:
+            language.random_configuration(self.encoder, self.options, self.length)
+        else:
+            positions = language.configuration(self.encoder).get("max_position_embeddings", self.length)
+            if self.length > positions:
+                raise ConfigError("workload.length", self.length, f"{self.encoder} takes at most {positions} tokens")
+
+    def load(self) -> tuple[Split, Split]:
+        read = self._features if self.subset == "head" else self.tokens
+        return read("train"), read("test")
+
+    def model(self) -> nn.Module:
+        if self.subset == "head":
+            return self.head(self._features("test").x.shape[1])
+        encoder = self.encoder_module()
+        return models.trainable(nn.Sequential(encoder, self.head(encoder.width)), self.subset)
+
+    def report(self, predict: Predict, split: Split) -> dict[str, Any]:
+        return classification_report(predict(split.x), split.y, self.classes)
+
+    def head(self, inputs: int) -> nn.Linear:
+        """The classifier with its initial weights."""
+        made = nn.Linear(inputs, self.classes)
+        if self.pretrained and self.subset != "bitfit":
+            models.zero_head(made)
+        return made
+
+    def encoder_module(self) -> language.Encoder:
+        """The encoder: token ids [n, length] -> features [n, f]."""
+        pooling = POOLING.get(self.encoder, "mean")
+        if self.pretrained:
+            return language.Encoder(language.load(self.encoder, "AutoModel"), pooling)
+        return language.Encoder(language.random_transformer(self.encoder, self.options, self.length), pooling)
+
+    def tokens(self, split: str) -> Split:
+        """Token ids, int32 [n, length], and labels of one split; memory-mapped."""
+        key = {"kind": "tokens", "split": split, **self._reading()}
+        found = cache.arrays(key, lambda: self._tokenised(split))
+        return Split(torch.from_numpy(found["ids"]), torch.from_numpy(found["labels"]))
+
+    def _reading(self) -> dict[str, Any]:
+        """What decides the token ids."""
+        tokenizer = features.checksum(language.file(self.encoder, language.TOKENIZER)) if self.pretrained else "bytes"
+        return {"data": data.fingerprint(self.data), "tokenizer": tokenizer, "length": self.length}
+
+    def _tokenised(self, split: str) -> dict[str, NDArray[Any]]:
+        texts, labels = data.texts(self.data, split)
+        read = partial(language.tokens, model=self.encoder) if self.pretrained else language.tokens_of_bytes
+        return {"ids": read(texts, length=self.length), "labels": labels.numpy()}
+
+    def _features(self, split: str) -> Split:
+        """The frozen encoder's features, float32 [n, f], and labels of one split."""
+        ids, labels = self.tokens(split)
+        key = {"split": split, "encoder": self._weights(), "pooling": POOLING.get(self.encoder, "mean")}
+        order = (ids != self._padding).sum(1).argsort(stable=True)  # texts of one length in one batch need no padding
+        found = features.cached({**key, **self._reading()}, self._frozen, ids[order])
+        return Split(found[order.argsort()], labels)
+
+    def _frozen(self) -> nn.Module:
+        return language.Trimmed(self.encoder_module())
+
+    def _weights(self) -> Any:
+        """What decides the encoder."""
+        if self.pretrained:
+            return features.checksum(language.file(self.encoder, language.WEIGHTS))
+        return {"kind": self.encoder, **self.options}
+
+    @property
+    def _padding(self) -> int:
+        return int(language.configuration(self.encoder)["pad_token_id"]) if self.pretrained else language.BYTES["pad"]

@@ -1,0 +1,231 @@
+"""Classification of images: any data set of images, any model, trained from scratch or from a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpopt.clipping.layers import refuse_unsafe
+from dpopt.errors import ConfigError
+from dpopt.fields import Arguments, Count
+from dpopt.workloads import data, features, models
+from dpopt.workloads.base import Predict, Split, Workload, mlp
+from dpopt.workloads.metrics import classification_report
+
+SPLITS = ("train", "test")
+
+
+class Preparation(NamedTuple):
+    """What becomes of stored pixels: input side, channels of the model, and by what each channel is normalised."""
+
+    size: int
+    channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Pixels uint8 [n, h, w] (grey) or [n, 3, h, w] -> float32 [n, channels, size, size]."""
+        x = (x if x.ndim == 4 else x.unsqueeze(1)).float().div_(255)
+        if x.shape[-1] != self.size:
+            # Bicubic interpolation overshoots at edges.
+            x = F.interpolate(x, (self.size, self.size), mode="bicubic", antialias=True).clamp_(0, 1)
+        mean, std = _constants(self.mean, self.std, x.device)
+        return x.expand(-1, self.channels, -1, -1).sub(mean).div_(std)
+
+
+@dataclass(frozen=True)
+class ImageClassification(Workload):
+    """Images resized and normalised, a model by name, and the part of it that is trained.
+
+    A checkpoint's classifier is replaced by one for the classes of the data, which starts at zero where it is trained
+    (head, film, lora, full); bitfit trains its bias only, above weights that stay random. Models with random weights
+    get group normalisation in place of batch normalisation. Where only the head of a checkpoint is trained, its
+    features are computed once (`features`), in evaluation mode.
+
+    Args:
+        data: name of a data set of images, see `data.names`.
+        architecture: a key of `ARCHITECTURES`, or the name of a model of timm's, such as
+            "vit_tiny_patch16_224.augreg_in21k_ft_in1k".
+        pretrained: start from timm's checkpoint: the file in `$DPOPT_DATA/checkpoints` whose name begins with the
+            model's where that variable is set, else from the hub.
+        subset: what is trained, see `models.trainable`.
+        size: side that images are resized to (bicubically); by default that of the checkpoint, else that of the data.
+        options: of `timm.create_model`, such as `depth`.
+        validation: see `Workload`.
+    """
+
+    data: str = "cifar10"
+    architecture: str = "wrn_16_4"
+    pretrained: bool = False
+    subset: Literal["full", "head", "bitfit", "film", "lora"] = "full"
+    size: Count | None = None
+    options: Arguments = Arguments()
+
+    batch_size: ClassVar[int] = 1000
+    epochs: ClassVar[float] = 5.0
+
+    def __post_init__(self) -> None:
+        kind = data.entry(self.data).kind
+        if kind != "image":
+            raise ConfigError("workload.data", self.data, f"expected a data set of images, and it is one of {kind}")
+        if self.architecture in ARCHITECTURES and (self.pretrained or self.options):
+            raise ConfigError("workload.architecture", self.architecture, "only timm's have checkpoints and options")
+        super().__post_init__()
+
+    @property
+    def pool(self) -> int:  # type: ignore[override]
+        return data.entry(self.data).part("train").records
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return data.entry(self.data).classes
+
+    @property
+    def uses_features(self) -> bool:
+        """Whether records are loaded as the features of a frozen backbone; not if that has dropout."""
+        return self.pretrained and self.subset == "head" and not any("drop" in name for name in self.options)
+
+    def check(self) -> None:
+        data.require(self.data)
+        _ = self.preparation
+        if self.pretrained:
+            _local_checkpoint(self.architecture)
+        if not self.uses_features:
+            with torch.device("meta"):  # layers without values: quick
+                self._network(None)
+
+    def load(self) -> tuple[Split, Split]:
+        train, test = (data.images(self.data, split, self._stored_size) for split in SPLITS)
+        if not self.uses_features:
+            return train, test
+        return Split(self._features(train.x, "train"), train.y), Split(self._features(test.x, "test"), test.y)
+
+    def transform(self, x: Tensor) -> Tensor:
+        return x if self.uses_features else self.preparation(x)
+
+    def model(self) -> nn.Module:
+        if self.uses_features:
+            inputs = self.load()[0].x.shape[1]
+            return models.zero_head(nn.Linear(inputs, self.classes))
+        return self._network(self._checkpoint())
+
+    def report(self, predict: Predict, split: Split) -> dict[str, Any]:
+        return classification_report(predict(split.x), split.y, self.classes)
+
+    @property
+    def preparation(self) -> Preparation:
+        """What becomes of stored pixels before the whole model sees them."""
+        entry = data.entry(self.data)
+        if self.architecture in ARCHITECTURES:
+            channels = 3 if self.architecture.startswith("wrn") else entry.channels
+            return Preparation(self._side(None), channels, entry.mean, entry.std)
+        known = models.timm_configuration(self.architecture)
+        if self.pretrained:
+            return Preparation(self._side(known.input_size[-1]), 3, known.mean, known.std)
+        return Preparation(self._side(None), 3, entry.mean, entry.std)
+
+    def _side(self, of_checkpoint: int | None) -> int:
+        side = self.size or self.options.get("img_size") or of_checkpoint or data.entry(self.data).size
+        if not side:
+            raise ConfigError("workload.size", None, f"the images of {self.data} differ in size: give one")
+        return int(side)
+
+    @property
+    def _stored_size(self) -> int | None:
+        """Images that differ in size are decoded to the model's."""
+        return None if data.entry(self.data).size else self.preparation.size
+
+    def _network(self, checkpoint: Path | None) -> nn.Module:
+        """The model, with random weights where there is no checkpoint."""
+        prepared = self.preparation
+        if self.architecture in ARCHITECTURES:
+            network = ARCHITECTURES[self.architecture](self.classes, prepared.channels, prepared.size)
+        else:
+            network = models.timm_model(self.architecture, self.classes, checkpoint, **self._options)
+        if not self.pretrained:
+            network = models.without_batch_norm(network)
+        elif self.subset != "bitfit":
+            network = models.zero_head(network)
+        refuse_unsafe(network)
+        return models.trainable(network, self.subset)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        """Options of `timm.create_model`; models of one input size are made for ours."""
+        known, side = models.timm_configuration(self.architecture), self.preparation.size
+        is_other = known.fixed_input_size and side != known.input_size[-1]
+        return ({"img_size": side} if is_other else {}) | dict(self.options)
+
+    def _checkpoint(self) -> Path | None:
+        return _checkpoint(self.architecture) if self.pretrained else None
+
+    def _features(self, x: Tensor, split: str) -> Tensor:
+        file = _checkpoint(self.architecture)
+        key = {
+            "architecture": self.architecture,
+            "options": self._options,
+            "weights": features.checksum(file),
+            "data": data.fingerprint(self.data),
+            "split": split,
+            "preparation": self.preparation._asdict(),
+        }
+
+        def backbone() -> nn.Module:
+            return models.timm_model(self.architecture, 0, file, **self._options)
+
+        return features.cached(key, backbone, x, self.preparation)
+
+
+def _wide_resnet(classes: int, channels: int, size: int) -> nn.Module:
+    return models.wide_resnet(16, 4, classes)
+
+
+def _adadp_mlp(classes: int, channels: int, size: int) -> nn.Module:
+    return mlp(channels * size**2, 256, 256, 256, classes, bias=False)
+
+
+ARCHITECTURES: dict[str, Callable[[int, int, int], nn.Module]] = {
+    "two_conv": models.two_conv,
+    "wrn_16_4": _wide_resnet,
+    "adadp_mlp": _adadp_mlp,
+}
+"""Models of our own: name -> function of (classes, channels, input side)."""
+
+
+@cache
+def _constants(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Both as [channels, 1, 1], kept on the device so that no batch waits for them."""
+    return torch.tensor(mean, device=device).view(-1, 1, 1), torch.tensor(std, device=device).view(-1, 1, 1)
+
+
+def _checkpoint(name: str) -> Path:
+    """The file of the checkpoint: local where DPOPT_DATA is set, else the hub's (or what was loaded from it).
+
+    Raises:
+        ConfigError: it cannot be found.
+    """
+    from huggingface_hub import hf_hub_download
+
+    local = _local_checkpoint(name)
+    if local:
+        return local
+    hub = models.timm_configuration(name).hf_hub_id
+    try:
+        return Path(hf_hub_download(hub, "model.safetensors"))
+    except Exception as error:  # the library raises many kinds, none of them for a user to read
+        hint = f"set DPOPT_DATA to a folder that holds checkpoints/{name}.safetensors, or go online once"
+        raise ConfigError("workload.architecture", name, f"{hub} cannot be loaded ({error}); {hint}") from error
+
+
+def _local_checkpoint(name: str) -> Path | None:
+    """The file in `$DPOPT_DATA`, or None where that is not set; a name without a tag means timm's default one."""
+    known = models.timm_configuration(name)
+    return data.checkpoint(f"{known.architecture}.{known.tag}.")

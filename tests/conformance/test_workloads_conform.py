@@ -1,0 +1,283 @@
+"""Every registered workload keeps every rule of `dpopt.testing`: on tiny fabricated data, and on real where there."""
+
+import dataclasses
+import os
+from typing import ClassVar
+
+import fabricated
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dpopt
+from dpopt import registry
+from dpopt.clipping.vmap import VmapEngine
+from dpopt.testing import workloads
+from dpopt.workloads import adadp, data, generation, mnist
+from dpopt.workloads.base import Split, Workload
+
+RULES = [rule.__name__ for rule in workloads.RULES]
+VIT = {"options": dict(fabricated.VIT)}
+ENCODER = {
+    "pretrained": False,
+    "length": 24,
+    "options": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32},
+}
+GPT2 = {"pretrained": False, "layers": 1, "width": 16, "heads": 2, "vocabulary": 300, "generations": 2, "length": 60}
+CASES = {
+    "cifar100_vit_base": VIT,
+    "cifar100_vit_small": VIT,
+    "cifar100_vit_tiny": VIT | {"subset": "lora"},
+    "cifar10_adadp": {},
+    "cifar10_adadp_own": {"pretraining": "cifar100_subset"},
+    "cifar10_vit_base": VIT | {"subset": "bitfit"},
+    "cifar10_vit_small": VIT | {"subset": "film"},
+    "cifar10_vit_tiny": VIT,
+    "cifar10_wrn_16_4": {},
+    "digits_mlp": {},
+    "e2e_gpt2": GPT2 | {"subset": "lora", "generations": 0},
+    "e2e_gpt2_random": GPT2,
+    "gmm": {},
+    "images": {"data": "mnist", "architecture": "two_conv"},
+    "mnist_mlp": {},
+    "newsgroups_minilm": ENCODER,
+    "newsgroups_minilm_lora": ENCODER,
+    "sst2_minilm": ENCODER | {"subset": "full"},
+    "sst2_minilm_lora": ENCODER,
+    "synthetic_logreg": {},
+    "texts": ENCODER,
+}
+"""The registered workloads, made small where their size is a field."""
+TEXTS = ("20_newsgroups", "sst2", "e2e_nlg")
+IMAGES = {"mnist": 28, "cifar10": 32, "cifar100": 32, "cifar100_subset": 32}
+
+
+def check(workload, rule):
+    """Run one rule."""
+    next(check for check in dpopt.testing.workload_checks(workload) if check.name == rule)()
+
+
+def test_every_registered_workload_is_checked():
+    assert sorted(CASES) == sorted(registry.entries("workload"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """All data sets and checkpoints, fabricated."""
+    with pytest.MonkeyPatch.context() as patch:
+        root = tmp_path_factory.mktemp("data")
+        patch.setenv("DPOPT_CACHE", str(root / "cache"))
+        patch.setenv("DPOPT_DATA", str(root))
+        for name, side in IMAGES.items():
+            fabricated.images(patch, root, name, side)
+        for name in TEXTS:
+            fabricated.texts(patch, root, name)
+        for size in ("tiny", "small", "base"):
+            entry = registry.entry("workload", f"cifar10_vit_{size}")
+            fabricated.vit_checkpoint(root, entry.fields["architecture"])
+        fabricated.adadp_checkpoint(root)
+        patch.setitem(adadp.RECIPE, "epochs", 1)
+        for kind in (mnist.MnistMLP, generation.E2E):
+            patch.setattr(kind, "pool", fabricated.COUNTS["train"])
+        for kind in {registry.entry("workload", name).load() for name in CASES}:
+            if registry.entry("workload", "gmm").load() is not kind:
+                patch.setattr(kind, "batch_size", 16)
+        yield root
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", CASES)
+def test_registered_workload(folder, name, rule):
+    check(registry.create_workload(name, validation=8, **CASES[name]), rule)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("DPOPT_DATA" not in os.environ, reason="needs DPOPT_DATA")
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("mnist_mlp", {}),
+        ("cifar10_adadp", {}),
+        ("cifar100_vit_tiny", {"data": "cifar100_subset", "validation": 1000, "size": 32}),
+        ("cifar10_wrn_16_4", {}),
+    ],
+)
+def test_on_the_real_data(name, fields, rule):
+    check(registry.create_workload(name, **fields), rule)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sound(Workload):
+    """Twenty records of three numbers, seven of them for validation."""
+
+    validation: int = 7
+
+    pool: ClassVar[int] = 20
+    batch_size: ClassVar[int] = 5
+    epochs: ClassVar[float] = 1.0
+
+    def load(self):
+        x = torch.randn(25, 3, generator=torch.Generator().manual_seed(0))
+        y = torch.arange(25) % 2
+        return Split(x[:20], y[:20]), Split(x[20:], y[20:])
+
+    def model(self):
+        return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "data_are_the_known_ones"])
+def test_a_sound_workload_passes(rule):
+    check(Sound(), rule)
+
+
+class NotComparable(Sound):
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+class BatchOfNone(Sound):
+    batch_size = 0
+
+
+class FewerRecords(Sound):
+    def splits(self, seed):
+        splits = super().splits(seed)
+        return splits._replace(train=Split(*(part[1:] for part in splits.train)))
+
+
+class OverlappingSplits(Sound):
+    def splits(self, seed):
+        splits = super().splits(seed)
+        return splits._replace(validation=Split(*(part[:7] for part in splits.train)))
+
+
+class RandomSplits(Sound):
+    def splits(self, seed):
+        return super().splits(int(torch.randint(1000, ())))
+
+
+class OneSplitForAll(Sound):
+    def splits(self, seed):
+        return super().splits(0)
+
+
+class NormalisedByTheBatch(Sound):
+    def transform(self, x):
+        return x - x.mean(dim=0)
+
+
+class TransformedInPlace(Sound):
+    def transform(self, x):
+        return x.mul_(2)
+
+
+class OwnRandomNumbers(Sound):
+    def model(self):
+        model = super().model()
+        nn.init.constant_(model[0].bias, np.random.default_rng().normal())
+        return model
+
+
+class MeanLoss(Sound):
+    def loss(self, output, target):
+        return super().loss(output, target).mean()
+
+
+class NoGradient(Sound):
+    def loss(self, output, target):
+        return super().loss(output * 0, target)
+
+
+class EndlessLoss(Sound):
+    def loss(self, output, target):
+        return super().loss(output / 0, target)
+
+
+class OneScore(Sound):
+    def metric(self, output, target):
+        return super().metric(output, target).mean()
+
+
+class ComparedLoss(Sound):
+    def loss(self, output, target):
+        return super().loss(output - output.mean(dim=0), target)
+
+
+class BatchNormalised(Sound):
+    def model(self):
+        return nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+
+
+class TensorReport(Sound):
+    def report(self, predict, split):
+        return {"outputs": predict(split.x)}
+
+
+class EndlessReport(Sound):
+    def report(self, predict, split):
+        return {"nll": float("inf")}
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule"),
+    [
+        (NotComparable, "is_frozen_configuration"),
+        (BatchOfNone, "can_be_planned"),
+        (FewerRecords, "counts_are_as_declared"),
+        (OverlappingSplits, "splits_are_disjoint"),
+        (RandomSplits, "splits_depend_on_the_seed_alone"),
+        (OneSplitForAll, "splits_depend_on_the_seed_alone"),
+        (NormalisedByTheBatch, "transform_is_a_function_of_each_record"),
+        (TransformedInPlace, "transform_is_a_function_of_each_record"),
+        (OwnRandomNumbers, "model_is_drawn_from_the_generator"),
+        (MeanLoss, "losses_and_scores_are_one_for_each_record"),
+        (NoGradient, "losses_and_scores_are_one_for_each_record"),
+        (EndlessLoss, "losses_and_scores_are_one_for_each_record"),
+        (OneScore, "losses_and_scores_are_one_for_each_record"),
+        (ComparedLoss, "records_do_not_meet"),
+        (BatchNormalised, "engines_agree"),
+    ],
+)
+def test_a_broken_workload_fails(kind, rule):
+    with pytest.raises(AssertionError):
+        check(kind(), rule)
+
+
+@pytest.mark.parametrize("kind", [TensorReport, EndlessReport])
+def test_a_report_that_json_cannot_hold_fails(kind):
+    with pytest.raises((TypeError, ValueError)):
+        check(kind(), "report_is_plain_data")
+
+
+def test_a_model_with_batch_normalisation_is_refused_by_the_engine():
+    with pytest.raises(dpopt.errors.ConfigError, match="mixes the examples"):
+        check(BatchNormalised(), "batch_normalisation_is_refused")
+
+
+def test_an_engine_that_lets_batch_normalisation_pass_fails(monkeypatch):
+    monkeypatch.setattr(workloads.clipping, "engine", lambda *args, **options: None)
+    with pytest.raises(AssertionError, match="is accepted"):
+        check(Sound(), "batch_normalisation_is_refused")
+
+
+def test_engines_that_disagree_fail(monkeypatch):
+    clipped = VmapEngine.clipped
+
+    def doubled(self, *args, **options):
+        found = clipped(self, *args, **options)
+        return found._replace(total=2 * found.total)
+
+    monkeypatch.setattr(VmapEngine, "clipped", doubled)
+    with pytest.raises(AssertionError, match="another clipped sum"):
+        check(Sound(), "engines_agree")
+
+
+def test_changed_data_fail(folder, monkeypatch):
+    workload = registry.create_workload("images", data="mnist", architecture="two_conv", validation=8)
+    check(workload, "data_are_the_known_ones")
+    x, y = data.images("mnist", "train")
+    monkeypatch.setattr(workloads.data, "images", lambda name, split: Split(x + 1, y))
+    with pytest.raises(AssertionError, match="inputs are not the known"):
+        check(workload, "data_are_the_known_ones")

@@ -1,0 +1,114 @@
+"""ADADP's network for CIFAR-10 above frozen convolutions, on fabricated images."""
+
+import os
+
+import fabricated
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dpopt import registry
+from dpopt.errors import ConfigError
+from dpopt.workloads import adadp, data
+
+
+@pytest.fixture
+def weights(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPOPT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DPOPT_DATA", str(tmp_path))
+    fabricated.images(monkeypatch, tmp_path, "cifar10")
+    fabricated.images(monkeypatch, tmp_path, "cifar100_subset")
+    return fabricated.adadp_checkpoint(tmp_path)
+
+
+def create(**fields):
+    return registry.create_workload("cifar10_adadp", validation=8, **fields)
+
+
+def test_the_network_is_the_papers():
+    workload = registry.create_workload("cifar10_adadp")
+    assert sum(p.numel() for p in workload.model().parameters()) == 1_055_000
+    assert (workload.examples, workload.batch_size, workload.epochs, workload.clip) == (45_000, 200, 100, 3)
+
+
+def test_features_are_those_of_the_convolutions(weights):
+    pool, test = create().load()
+    pixels = data.images("cifar10", "train").x
+    mean, std = torch.tensor([0.4914, 0.4822, 0.4465]), torch.tensor([0.2023, 0.1994, 0.2010])
+    h = (pixels / 255 - mean.view(3, 1, 1)) / std.view(3, 1, 1)
+    for layer in ("conv1", "conv2"):
+        h = F.max_pool2d(F.conv2d(h, weights[f"{layer}.weight"], weights[f"{layer}.bias"]).relu(), 3, stride=2)
+    torch.testing.assert_close(pool.x, h.flatten(1), rtol=1e-4, atol=1e-5)
+    assert pool.x.shape == (48, 1600)
+    assert len(test.x) == 20
+
+
+def test_our_own_convolutions_learn_and_are_trained_once(weights, monkeypatch):
+    monkeypatch.setitem(adadp.RECIPE, "epochs", 30)
+    monkeypatch.setitem(adadp.RECIPE, "batch", 12)
+    losses = []
+    entropy = F.cross_entropy
+
+    def watched(*args):
+        losses.append(entropy(*args))
+        return losses[-1]
+
+    monkeypatch.setattr(adadp.F, "cross_entropy", watched)
+    workload = create(convolutions="pretrained", pretraining="cifar100_subset")
+    workload.check()
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    own = adadp.pretrained("cifar100_subset")
+    assert torch.equal(torch.get_rng_state(), before)
+    steps = len(losses)
+    assert steps == 30 * 4
+    assert torch.stack(losses[-4:]).mean() < torch.stack(losses[:4]).mean() - 0.05
+    pool, _ = workload.load()
+    assert len(losses) == steps
+    with torch.no_grad():
+        expected = adadp._frozen(own)(adadp.normalised(data.images("cifar10", "train").x))
+    torch.testing.assert_close(pool.x, expected)
+    assert not torch.allclose(pool.x, create().load()[0].x, atol=0.1)
+
+
+def test_crops_move_images_over_black_ground_and_flips_mirror_them():
+    torch.manual_seed(0)
+    image = torch.arange(1, 49, dtype=torch.uint8).view(3, 4, 4)
+    padded = F.pad(image, [2] * 4)
+    allowed = {
+        tuple(crop.flatten().tolist())
+        for i in range(5)
+        for j in range(5)
+        for window in [padded[:, i : i + 4, j : j + 4]]
+        for crop in (window, window.flip(-1))
+    }
+    seen = {tuple(x.flatten().tolist()) for x in adadp.cropped_and_flipped(image.expand(2000, 3, 4, 4), padding=2)}
+    assert seen == allowed
+
+
+def test_what_is_missing_is_refused_when_planned(weights, monkeypatch, tmp_path):
+    create().check()
+    with pytest.raises(ConfigError, match="cifar100"):
+        create(convolutions="pretrained").check()
+    (tmp_path / "checkpoints" / f"{adadp.OFFICIAL}.safetensors").unlink()
+    with pytest.raises(ConfigError, match=adadp.OFFICIAL):
+        create().check()
+    monkeypatch.delenv("DPOPT_DATA")
+    with pytest.raises(ConfigError, match="set DPOPT_DATA"):
+        create().check()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("DPOPT_DATA" not in os.environ, reason="needs DPOPT_DATA")
+def test_the_official_convolutions_help():
+    """A linear classifier on their features sees more than one on as many random features."""
+    from sklearn.linear_model import RidgeClassifier
+
+    x, y = data.images("cifar10", "test")
+    torch.manual_seed(0)
+    scores = []
+    for state in (adadp.official(), adadp.convolutions().state_dict()):
+        with torch.no_grad():
+            seen = adadp._frozen(state)(adadp.normalised(x[:4000])).numpy()
+        scores.append(RidgeClassifier(1e3).fit(seen[:3000], y[:3000]).score(seen[3000:], y[3000:4000]))
+    assert scores[0] > max(0.5, scores[1] + 0.05)

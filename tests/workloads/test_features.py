@@ -1,0 +1,94 @@
+"""The feature cache: what a frozen backbone gives, computed once, the same on any number of cores."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dpopt.workloads import features
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPOPT_CACHE", str(tmp_path))
+
+
+def backbone():
+    """Differs in training mode, and depends on the order of the weights."""
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.ReLU())
+
+
+def records(n=50):
+    return torch.randint(0, 256, (n, 3, 2, 2), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def test_features_are_the_outputs_in_evaluation_mode():
+    x = records()
+    found = features.cached({"name": "a"}, backbone, x, lambda x: x.float() / 255, batch=7)
+    expected = backbone().eval()(x.float() / 255).detach()
+    assert found.dtype == torch.float32
+    assert not found.requires_grad
+    torch.testing.assert_close(found, expected)
+
+
+def test_they_are_computed_once_for_each_key():
+    made = []
+
+    def counted():
+        made.append(1)
+        return nn.Flatten()
+
+    first = features.cached({"name": "a"}, counted, records(), torch.Tensor.float)
+    again = features.cached({"name": "a"}, counted, records(), torch.Tensor.float)
+    other = features.cached({"name": "b"}, counted, records(9), torch.Tensor.float)
+    assert torch.equal(first, again)
+    assert len(other) == 9
+    assert len(made) == 2
+
+
+def test_the_number_of_cores_changes_no_bit(monkeypatch):
+    x = torch.randn(300, 64)
+
+    def layers():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64))
+
+    found = []
+    for count in (1, 4):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process, count=count: set(range(count)))
+        found.append(features.computed(layers, x, lambda x: x, batch=64))
+    assert np.array_equal(*found)
+
+
+def test_random_numbers_and_threads_are_as_before():
+    torch.set_num_threads(2)
+    before = torch.get_rng_state()
+    features.cached({"name": "a"}, lambda: nn.Linear(3, 2), torch.ones(4, 3))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == 2
+
+
+def test_an_error_in_the_backbone_is_raised_and_nothing_is_kept():
+    with pytest.raises(RuntimeError, match="mat1"):
+        features.cached({"name": "a"}, lambda: nn.Linear(3, 2), torch.ones(4, 5))
+    assert features.cached({"name": "a"}, lambda: nn.Linear(5, 2), torch.ones(4, 5)).shape == (4, 2)
+
+
+def test_checksums_follow_the_content(tmp_path):
+    file = tmp_path / "weights"
+    file.write_bytes(b"abc")
+    first = features.checksum(file)
+    assert first == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    file.write_bytes(b"abd!")
+    assert features.checksum(file) != first
+
+
+def test_checksums_of_weights():
+    weights = {"a": torch.ones(2), "b": torch.zeros(3)}
+    known = features.checksum_of(weights)
+    assert features.checksum_of(dict(reversed(weights.items()))) == known
+    for changed in ({"a": torch.ones(2), "c": torch.zeros(3)}, {**weights, "b": torch.tensor([0.0, 0.0, 1e-30])}):
+        assert features.checksum_of(changed) != known

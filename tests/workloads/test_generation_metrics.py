@@ -1,0 +1,121 @@
+"""Generation metrics against values worked out by hand and against NLTK."""
+
+import math
+import shutil
+
+import pytest
+
+from dpopt.errors import ConfigError
+from dpopt.workloads import generation_metrics
+from dpopt.workloads.generation_metrics import coco, mteval, nist, scores, treebank
+
+TEXTS = ["The Vaults is a cheap pub near Café Adriatic.", "A family friendly coffee shop by the river, The Mill."]
+REFERENCES = [
+    ["The Vaults, a pub near Café Adriatic, is cheap.", "Near Café Adriatic there is a cheap pub called The Vaults."],
+    ["The Mill is a family friendly coffee shop.", "By the river: The Mill.", "The Mill serves coffee by the river."],
+]
+
+
+def test_a_text_that_is_one_of_its_references_has_bleu_one():
+    assert mteval([r[1] for r in REFERENCES], REFERENCES)["bleu"] == pytest.approx(1)
+
+
+def test_bleu_by_hand():
+    """Precisions 5/6, 3/5, 2/4, 1/3 over both references, and a reference as long as the text."""
+    found = mteval(["the cat sat on a mat"], [["the cat sat on the mat", "there is a cat"]])
+    assert found["bleu"] == pytest.approx((6 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
+
+
+def test_bleu_takes_the_closest_reference_length():
+    text, short, long = "one two three four five", "one two three four", "one two three four five six seven eight"
+    assert mteval([text], [[long]])["bleu"] == pytest.approx(math.exp(1 - 8 / 5))
+    assert mteval([text], [[long, short]])["bleu"] == pytest.approx(1)
+
+
+def test_case_and_spaces_do_not_count_but_punctuation_does():
+    reference = [["The Mill serves food, by the river."]]
+    assert mteval(["the mill  serves FOOD , by the river ."], reference)["bleu"] == pytest.approx(1)
+    assert mteval(["the mill serves food by the river"], reference)["bleu"] < 0.7
+
+
+def test_scores_do_not_depend_on_the_order_of_references_or_texts():
+    backwards = mteval(TEXTS[::-1], [list(reversed(r)) for r in REFERENCES[::-1]])
+    assert backwards == pytest.approx(mteval(TEXTS, REFERENCES))
+
+
+def test_nist_with_one_reference_is_nltks():
+    from nltk.translate.nist_score import corpus_nist
+
+    texts = [text.split() for text in TEXTS]
+    references = [[r[-1].split()] for r in REFERENCES]
+    assert nist(texts, references) == pytest.approx(corpus_nist(references, texts))
+    assert nist(texts, references) > 0
+
+
+def test_nist_merges_references_by_hand():
+    """Six reference words; a and b occur twice: a unigram counts log2(6/2), or 0 once its reference has no more."""
+    references = [[["a", "b", "c"], ["b", "a", "d"]]]
+    assert nist([["a", "b", "d"]], references, order=1) == pytest.approx((2 * math.log2(3) + math.log2(6)) / 3)
+    assert nist([["a", "a", "a"]], references, order=1) == pytest.approx(math.log2(3) / 3)
+    bigram = math.log2(2 / 1) / 2  # "a b" follows an "a", of which there are two
+    unigrams = (2 * math.log2(3) + math.log2(6)) / 3
+    assert nist([["a", "b", "d"]], references, order=2) == pytest.approx(unigrams + bigram)
+
+
+def test_nist_halves_a_text_of_two_thirds_the_length():
+    words = [["a", "b", "c"]]
+    assert nist([["a", "b"]], [words], order=1) == pytest.approx(0.5 * math.log2(3))
+
+
+@pytest.mark.parametrize("texts", [["", ""], ["", "a pub"]])
+def test_empty_texts_score_low_and_not_an_error(texts):
+    found = mteval(texts, REFERENCES)
+    assert 0 <= found["bleu"] < 0.1
+    assert 0 <= found["nist"] < 0.1
+
+
+def test_rouge_and_cider_by_hand(monkeypatch):
+    """The longest common subsequence of a b c d and a c d e is a c d: precision and recall 3/4."""
+    from pycocoevalcap.meteor import meteor
+
+    class Silent:
+        def compute_score(self, references, outputs):
+            return 0.25, []
+
+    monkeypatch.setattr(meteor, "Meteor", Silent)
+    monkeypatch.setattr(generation_metrics, "treebank", iter)
+    found = coco(["a b c d", "x"], [["a c d e", "z"], ["y"]])
+    assert found["rouge_l"] == pytest.approx(0.75 / 2)
+    assert found["meteor"] == 0.25
+    assert 0 < found["cider"] < 5
+    assert coco(["a b c d", "x y z w"], [["a b c d"], ["x y z w"]])["cider"] == pytest.approx(10)
+
+
+def test_without_java_three_scores_are_missing_with_the_reason(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    found = scores(TEXTS, REFERENCES)
+    assert found.keys() == {"bleu", "nist", "missing"}
+    assert found["missing"].keys() == {"meteor", "rouge_l", "cider"}
+    assert "`java` is not there" in found["missing"]["cider"]
+
+
+@pytest.mark.parametrize(("texts", "references"), [([], []), (["a"], []), (["a"], [[]]), (["a"], [["b"], ["c"]])])
+def test_what_cannot_be_scored(texts, references):
+    with pytest.raises(ConfigError, match="at least one reference"):
+        scores(texts, references)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("java"), reason="METEOR and the treebank's tokenizer are Java programs")
+def test_java_programs():
+    assert list(treebank(["The Mill isn't cheap, it's GOOD!", "", "Café"])) == [
+        "the mill is n't cheap it 's good",
+        "",
+        "café",
+    ]
+    same = scores([r[0] for r in REFERENCES], REFERENCES)
+    assert "missing" not in same
+    assert same["rouge_l"] == pytest.approx(1)
+    assert same["meteor"] == pytest.approx(1)
+    other = scores(TEXTS, REFERENCES)
+    assert all(0 < other[name] < same[name] for name in ("bleu", "nist", "meteor", "rouge_l", "cider"))

