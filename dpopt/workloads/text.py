@@ -81,12 +81,10 @@ class TextClassification(Workload):
 
     def check(self) -> None:
         data.require(self.data)
-        if not self.pretrained:
-            language.random_configuration(self.encoder, self.options, self.length)
+        if self.pretrained:
+            language.require(self.encoder, self.length)
         else:
-            positions = language.configuration(self.encoder).get("max_position_embeddings", self.length)
-            if self.length > positions:
-                raise ConfigError("workload.length", self.length, f"{self.encoder} takes at most {positions} tokens")
+            language.random_configuration(self.encoder, self.options, self.length)
 
     def load(self) -> tuple[Split, Split]:
         read = self._features if self.subset == "head" else self.tokens
@@ -112,7 +110,7 @@ class TextClassification(Workload):
         """The encoder: token ids [n, length] -> features [n, f]."""
         pooling = POOLING.get(self.encoder, "mean")
         if self.pretrained:
-            return language.Encoder(language.load(self.encoder, "AutoModel"), pooling)
+            return language.Encoder(language.load(self.encoder, "AutoModel", self.length), pooling)
         return language.Encoder(language.random_transformer(self.encoder, self.options, self.length), pooling)
 
     def tokens(self, split: str) -> Split:

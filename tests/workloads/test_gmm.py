@@ -123,7 +123,7 @@ def test_losses_sum_to_the_evidence_bound(workload):
     bound = -float(workload.loss(model(inputs), train.y).sum().detach())
     theta = model.loc + model.log_scale.exp() * noise
     joint = model.log_likelihood(theta.expand(len(x), -1, -1), x).sum(dim=0) + model.log_prior(theta[None])[0]
-    assert bound == pytest.approx(float(joint.mean() + model.entropy()), rel=1e-9)
+    assert bound == pytest.approx(float((joint.mean() + model.entropy()).detach()), rel=1e-9)
 
 
 def test_the_entropy_is_that_of_the_samples(posterior):

