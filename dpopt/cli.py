@@ -53,18 +53,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def list_(overrides: Sequence[str]) -> None:
-    """Print what is known by name, a table for each kind; format=markdown gives the table of optimizers alone."""
-    from dpopt.harness.suite import suite_files
+    """Print what is known by name, a table for each kind; what=models (or optimizers, ...) prints one table alone.
+
+    format=markdown prints it as Markdown, by default that of the optimizers.
+    """
+    given = dict(override.partition("=")[::2] for override in overrides)
+    for key, value in given.items():
+        allowed = {"format": ["markdown"], "what": list(LISTED)}
+        if value not in allowed.get(key, []):
+            raise unknown("override", f"{key}={value}", [f"{k}={v}" for k, values in allowed.items() for v in values])
+    if "format" in given:
+        rows = LISTED[given.get("what", "optimizers")]()
+        OUT.print(tabulate(rows, headers="keys", tablefmt="pipe"), highlight=False, markup=False)
+        return
+    for what in [given["what"]] if given else [name for name in LISTED if name != "models"]:  # counting takes seconds
+        _print_rows(LISTED[what]())
+    if not given:
+        _print_notes()
+
+
+def _print_notes() -> None:
     from dpopt.workloads.data import catalogue
 
-    if list(overrides) == ["format=markdown"]:
-        OUT.print(tabulate(_optimizers(), headers="keys", tablefmt="pipe"), highlight=False, markup=False)
-        return
-    if overrides:
-        raise ConfigError("override", overrides[0], "`dpopt list` takes only format=markdown")
-    suites = [{"suite": name, "file": str(path)} for name, path in suite_files().items()]
-    for rows in (_optimizers(), _workloads(), _data_sets(), suites):
-        _print_rows(rows)
     for name, entry in [*registry.entries("optimizer").items(), *catalogue.entries().items()]:
         if entry.note:
             OUT.print(f"{name}: {entry.note}", style="dim", highlight=False)
@@ -111,6 +121,33 @@ def _data_sets() -> list[dict[str, str]]:
         }
         for name, entry in entries().items()
     ]
+
+
+def _suites() -> list[dict[str, str]]:
+    from dpopt.harness.suite import suite_files
+
+    return [{"suite": name, "file": str(path)} for name, path in suite_files().items()]
+
+
+def _models() -> list[dict[str, str]]:
+    """How many parameters each trainable subset of well-known models holds."""
+    from dpopt.workloads.models import parameter_counts
+
+    shown = {None: "none"}
+    return [
+        {key: f"{value:,}" if isinstance(value, int) else shown.get(value, str(value)) for key, value in row.items()}
+        for row in parameter_counts()
+    ]
+
+
+LISTED: dict[str, Callable[[], list[dict[str, str]]]] = {
+    "optimizers": _optimizers,
+    "workloads": _workloads,
+    "data": _data_sets,
+    "suites": _suites,
+    "models": _models,
+}
+"""The tables of `dpopt list`."""
 
 
 def _print_rows(rows: list[dict[str, str]]) -> None:

@@ -8,7 +8,7 @@ from dpopt.testing.imports import forbidden_imports, imports
 
 PACKAGE = Path(__file__).parents[1] / "dpopt"
 LAYERS = [
-    {"errors", "fields", "_lazy"},
+    {"errors", "fields", "_lazy", "_paths"},
     {"privacy", "clipping"},
     {"optimizers", "workloads"},
     {"registry"},

@@ -1,15 +1,17 @@
-"""What the README shows of the registry is what the registry says."""
+"""What the README shows of the registry and the models is what they say."""
 
 from pathlib import Path
+
+import pytest
 
 from dpopt.cli import main
 
 README = Path(__file__).parents[1] / "README.md"
-BEGIN, END = "<!-- dpopt list format=markdown -->\n", "<!-- end -->"
 
 
-def test_the_table_of_optimizers_is_generated(capsys):
-    text = README.read_text()
-    shown = text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
-    assert main(["list", "format=markdown"]) == 0
-    assert shown.strip() == capsys.readouterr().out.strip()
+@pytest.mark.parametrize("arguments", ["format=markdown", "what=models format=markdown"])
+def test_tables_are_generated(arguments, capsys):
+    text, begin, end = README.read_text(), f"<!-- dpopt list {arguments} -->\n", "<!-- end -->"
+    shown = text[text.index(begin) + len(begin) :]
+    assert main(["list", *arguments.split()]) == 0
+    assert shown[: shown.index(end)].strip() == capsys.readouterr().out.strip()

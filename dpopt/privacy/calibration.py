@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import scipy.optimize
 
+from dpopt._paths import cache_root
 from dpopt.errors import ConfigError
 from dpopt.privacy import accountants
 from dpopt.privacy.ledger import Draw, Ledger
@@ -255,15 +256,10 @@ def _validate(rate: float, draws: int, dimension: int, epsilon: float, delta: fl
     accountants.check(delta, accountant)
 
 
-def cache_folder() -> Path:
-    """Where solved noise multipliers are kept: `$DPOPT_CACHE` or `~/.cache/dpopt`, folder `calibration`."""
-    return Path(os.environ.get("DPOPT_CACHE") or Path.home() / ".cache" / "dpopt") / "calibration"
-
-
 def _cache_file(problem: tuple[Any, ...]) -> Path:
     """The file for a hash of the problem and of the accountants' versions."""
     key = [problem, TOLERANCE, [version(name) for name in ("dp-accounting", "opacus", "autodp")]]
-    return cache_folder() / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]}.json"
+    return cache_root() / "calibration" / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]}.json"
 
 
 def _read_cache(path: Path, kinds: list[str]) -> dict[str, float] | None:

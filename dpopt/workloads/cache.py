@@ -20,12 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpopt._paths import cache_root
+
 Arrays = dict[str, NDArray[Any]]
-
-
-def root() -> Path:
-    """The folder that holds the cache."""
-    return Path(os.environ.get("DPOPT_CACHE") or Path.home() / ".cache" / "dpopt")
 
 
 def arrays(key: Mapping[str, Any], build: Callable[[], Mapping[str, NDArray[Any]]]) -> Arrays:
@@ -42,7 +39,7 @@ def arrays(key: Mapping[str, Any], build: Callable[[], Mapping[str, NDArray[Any]
         The arrays, mapped copy-on-write: writing to one changes nothing that is kept.
     """
     text = json.dumps(key, sort_keys=True, allow_nan=False)
-    folder = root() / str(key["kind"]) / hashlib.sha256(text.encode()).hexdigest()[:16]
+    folder = cache_root() / str(key["kind"]) / hashlib.sha256(text.encode()).hexdigest()[:16]
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _lock(folder.with_suffix(".lock")):

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from dpopt.fields import Count
-from dpopt.workloads.base import Split, Workload, mlp
+from dpopt.workloads.base import Predict, Split, Workload, mlp
 from dpopt.workloads.data.checksums import verify
+from dpopt.workloads.metrics import classification_report
 
 CHECKSUM = "f6d9e39f37dc45d327f6db33428ee58970ccceabb2535a5c179de35886b70443"
 TEST = 360
@@ -42,6 +43,9 @@ class DigitsMLP(Workload):
 
     def model(self) -> nn.Module:
         return mlp(64, self.hidden, 10)
+
+    def report(self, predict: Predict, split: Split) -> dict[str, Any]:
+        return classification_report(predict(split.x), split.y, 10)
 
 
 @cache

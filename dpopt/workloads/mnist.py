@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from dpopt.workloads import data
-from dpopt.workloads.base import Split, Workload, mlp
+from dpopt.workloads.base import Predict, Split, Workload, mlp
+from dpopt.workloads.metrics import classification_report
 
 
 @dataclass(frozen=True)
@@ -23,19 +24,23 @@ class MnistMLP(Workload):
 
     validation: int = 5000
 
+    data: ClassVar[str] = "mnist"
     pool: ClassVar[int] = 60_000
     batch_size: ClassVar[int] = 200
     epochs: ClassVar[float] = 5.0
 
     def check(self) -> None:
-        data.require("mnist")
+        data.require(self.data)
 
     def load(self) -> tuple[Split, Split]:
-        return data.images("mnist", "train"), data.images("mnist", "test")
+        return data.images(self.data, "train"), data.images(self.data, "test")
 
     def transform(self, x: Tensor) -> Tensor:
-        (mean,), (std,) = data.entry("mnist").mean, data.entry("mnist").std
+        (mean,), (std,) = data.entry(self.data).mean, data.entry(self.data).std
         return x.float().div_(255).sub_(mean).div_(std)
 
     def model(self) -> nn.Module:
         return mlp(784, 256, 256, 256, 10, bias=False)
+
+    def report(self, predict: Predict, split: Split) -> dict[str, Any]:
+        return classification_report(predict(split.x), split.y, 10)

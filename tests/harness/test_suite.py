@@ -1,8 +1,11 @@
+import json
+
 import pytest
 
 from dpopt.errors import ConfigError
 from dpopt.harness.plan import plan
 from dpopt.harness.suite import load_suite, suite_files
+from dpopt.workloads.data import catalogue
 
 BAD_OVERRIDES = [
     ("epsilonn=3", "did you mean 'epsilon'"),
@@ -85,8 +88,41 @@ def test_unknown_suite():
         load_suite("quickstrt")
 
 
+LOCAL = {"adadp_cifar10", "vit_tiny_head", "vit_tiny_subsets"}
+"""Suites on data or checkpoints that are on no hub."""
+CHECKPOINTS = [
+    "adadp_conv_cifar100",
+    "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
+    *(f"vit_{size}_patch16_224.augreg_in21k" for size in ("tiny", "small", "base")),
+]
+
+
+@pytest.fixture
+def files_without_content(tmp_path, monkeypatch):
+    """A data folder with every file that a plan looks for; a plan reads none but configurations."""
+    for name, entry in catalogue.entries().items():
+        for part in entry.splits.values():
+            _touch(tmp_path / name / f"{part.source}-00000-of-00001.parquet")
+    for name in CHECKPOINTS:
+        _touch(tmp_path / "checkpoints" / f"{name}.safetensors")
+    for name, content in {"distilbert-base-uncased": {}, "gpt2": {}}.items():
+        _touch(tmp_path / "checkpoints" / name / "config.json").write_text(json.dumps(content))
+    monkeypatch.setenv("DPOPT_DATA", str(tmp_path))
+
+
+def _touch(file):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+    return file
+
+
 @pytest.mark.parametrize("name", suite_files())
-def test_shipped_suites_can_be_planned(name, monkeypatch):
+def test_shipped_suites_can_be_planned(name, files_without_content):
+    assert plan(load_suite(name))
+
+
+@pytest.mark.parametrize("name", sorted({*suite_files()} - LOCAL))
+def test_suites_on_the_hubs_data_can_be_planned_without_a_folder(name, monkeypatch):
     monkeypatch.delenv("DPOPT_DATA", raising=False)
     assert plan(load_suite(name))
 

@@ -12,9 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
+from dpopt._paths import cache_root
 from dpopt.cli import main
 from dpopt.errors import ConfigError
-from dpopt.workloads import cache, data
+from dpopt.workloads import data
 from dpopt.workloads.data import catalogue, checksums, source
 from dpopt.workloads.data.catalogue import Part
 
@@ -229,7 +230,7 @@ def test_other_records_are_refused_and_not_kept(grey, root, columns, message):
     for _ in range(2):
         with pytest.raises(ConfigError, match=message):
             data.images("tiny", "train")
-    assert not [path for path in (cache.root() / "images").iterdir() if path.is_dir()]
+    assert not [path for path in (cache_root() / "images").iterdir() if path.is_dir()]
 
 
 def test_changed_labels_are_refused(grey, root):

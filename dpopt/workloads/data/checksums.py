@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpopt._paths import cache_root
 from dpopt.errors import ConfigError
 from dpopt.workloads import cache
 from dpopt.workloads.data.catalogue import Entry
@@ -47,7 +48,7 @@ def confirm(found: Entry, split: str, inputs: str, targets: str) -> None:
         key = {"kind": "checksums", "name": found.name, "split": split}
         first = cache.arrays(key, lambda: {"inputs": np.array(inputs), "targets": np.array(targets)})
         known = {name: str(value) for name, value in first.items()}
-        origin = f"those loaded first (if they are meant to, delete {cache.root() / 'checksums'})"
+        origin = f"those loaded first (if they are meant to, delete {cache_root() / 'checksums'})"
     _compare(f"{found.name}.{split}.{found.inputs}", inputs, known["inputs"], origin)
     _compare(f"{found.name}.{split}.{found.targets}", targets, known["targets"], origin)
 

@@ -14,8 +14,8 @@ from PIL import Image, ImageOps
 from rich.console import Console
 from rich.progress import Progress
 
+from dpopt._paths import cache_root
 from dpopt.errors import ConfigError
-from dpopt.workloads import cache
 from dpopt.workloads.data.catalogue import Entry
 from dpopt.workloads.data.source import Source
 
@@ -78,6 +78,6 @@ def _array(image: Image.Image, size: int) -> Pixels:
 
 def _scratch(shape: tuple[int, ...]) -> Pixels:
     """An array on the cache's disk, in a file without a name that goes when the array does."""
-    cache.root().mkdir(parents=True, exist_ok=True)
-    with TemporaryFile(dir=cache.root()) as file:
+    cache_root().mkdir(parents=True, exist_ok=True)
+    with TemporaryFile(dir=cache_root()) as file:
         return np.memmap(file, np.uint8, "w+", shape=shape)
