@@ -109,7 +109,7 @@ def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:
     spent = epsilon(store.ledger(run_id), cell["delta"], cell["accountant"])
     if record["cell"] != cell:
         raise Damaged(f"{path}: its cell is not the planned one")
-    kept = ("epsilon", "draws", "dimension", "eta", "seconds_train", "seconds_prepare")
+    kept = ("epsilon", "draws", "dimension", "eta", "seconds_train", "seconds_cpu", "seconds_prepare")
     names = [key for key in record if key.startswith(("test_", "validation_")) or key in kept]
     score = record.get("score", "accuracy")
     try:

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -128,6 +128,21 @@ def attempt(cell: Cell, store: RunStore, device: str, report: Report, physical_b
     return None
 
 
+class Elapsed(NamedTuple):
+    """Seconds on the clock, and seconds that this process has computed: what a run takes where it has a core alone."""
+
+    wall: float = 0.0
+    cpu: float = 0.0
+
+    def since(self, begin: Elapsed) -> Elapsed:
+        """What has passed from `begin` to now, on top of this."""
+        return Elapsed(self.wall + time.perf_counter() - begin.wall, self.cpu + time.process_time() - begin.cpu)
+
+
+def _now() -> Elapsed:
+    return Elapsed(time.perf_counter(), time.process_time())
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A cell that is ready to train.
@@ -138,6 +153,7 @@ class Prepared:
         plan: the calibrated noise.
         oracle: the training data; some draws are taken already where the cell goes on from a checkpoint.
         state: where training begins.
+        elapsed: what training up to there has taken.
         watched: the splits that the curve is about, by name.
         examples: number N of training records.
     """
@@ -149,6 +165,7 @@ class Prepared:
     plan: Plan
     oracle: DataOracle
     state: Any
+    elapsed: Elapsed
     watched: dict[str, Split]
     examples: int
 
@@ -195,9 +212,9 @@ def prepare(
         delta=cell.delta,
         accountant=cell.accountant,
     )
-    state, ledger = optimizer.init(engine.theta), Ledger()
+    state, ledger, elapsed = optimizer.init(engine.theta), Ledger(), Elapsed()
     if store is not None:
-        state, ledger = _resume(store, cell.run_id, state, plan)
+        state, ledger, elapsed = _resume(store, cell.run_id, state, plan)
     oracle = DataOracle(
         engine,
         train.x,
@@ -212,7 +229,7 @@ def prepare(
     )
     model.train()
     watched = {name: split for name, split in watched.items() if len(split.x)}
-    return Prepared(workload, optimizer, model, engine, plan, oracle, state, watched, len(train.x))
+    return Prepared(workload, optimizer, model, engine, plan, oracle, state, elapsed, watched, len(train.x))
 
 
 def run(
@@ -246,12 +263,12 @@ def run(
     """
     started = time.perf_counter()
     ready = prepare(cell, device=device, physical_batch=physical_batch, store=store)
-    oracle, prepared = ready.oracle, time.perf_counter()
+    oracle, begin = ready.oracle, _now()
     state = _train(ready, cell.run_id, store, report, checkpoint_seconds)
     curve = store.curve(cell.run_id)
     if not curve or curve[-1]["draw"] != oracle.draws_total:  # the curve was damaged while the run was stopped
         curve.append(ready.observe(state))
-    final, trained = curve[-1], time.perf_counter()
+    final, trained = curve[-1], ready.elapsed.since(begin)
     spent = training.summary(ready.plan, oracle, state, cell.epsilon, ready.examples)
     scores = ready.scores(state) if spent["status"] == "done" else {}
     record = {
@@ -262,8 +279,9 @@ def run(
         **{key: value for key, value in final.items() if key not in ("draw", "epoch")},
         **({} if ready.workload.score == "accuracy" else {"score": ready.workload.score}),
         **({"scores": _finite(scores)} if scores else {}),
-        "seconds_prepare": prepared - started,
-        "seconds_train": trained - prepared,
+        "seconds_prepare": begin.wall - started,
+        "seconds_train": trained.wall,
+        "seconds_cpu": trained.cpu,
         "provenance": provenance(training.resolve_device(device)),
     }
     store.finish(cell.run_id, record, oracle.ledger.to_json())
@@ -272,14 +290,15 @@ def run(
 
 def _train(ready: Prepared, run_id: str, store: RunStore, report: Report, checkpoint_seconds: float) -> Any:
     """The last state; curve and checkpoints go to the store on the way."""
-    oracle, last_saved = ready.oracle, time.perf_counter()
+    oracle, begin = ready.oracle, _now()
+    last_saved = begin.wall
     state = ready.state  # a run may have been stopped after its last draw
     for state, is_mark in training.steps(ready.optimizer, oracle, ready.state, ready.workload.marks):
         if is_mark:
             store.append_curve(run_id, ready.observe(state))
             report(oracle.draws_taken / oracle.draws_total)
         if time.perf_counter() - last_saved >= checkpoint_seconds:
-            _save(store.checkpoint(run_id), run_id, state, oracle.ledger)
+            _save(store.checkpoint(run_id), run_id, state, oracle.ledger, ready.elapsed.since(begin))
             last_saved = time.perf_counter()
     return state
 
@@ -288,16 +307,17 @@ def _seed(axis: str, cell: Cell, *more: int) -> int:
     return derive(axis, cell.workload, cell.seed, *filter(None, more))
 
 
-def _save(path: Path, run_id: str, state: Any, ledger: Ledger) -> None:
+def _save(path: Path, run_id: str, state: Any, ledger: Ledger, elapsed: Elapsed) -> None:
     leaves, _ = pytree.tree_flatten(state)
     partial = path.with_suffix(".partial")
-    torch.save({"run_id": run_id, "leaves": leaves, "ledger": ledger.to_json()}, partial)
+    content = {"run_id": run_id, "leaves": leaves, "ledger": ledger.to_json(), "elapsed": tuple(elapsed)}
+    torch.save(content, partial)
     os.replace(partial, path)
 
 
-def _resume(store: RunStore, run_id: str, initial: Any, plan: Plan) -> tuple[Any, Ledger]:
-    """The state and ledger of the last checkpoint, or the initial state; the curve is cut back to match."""
-    state, ledger = initial, Ledger()
+def _resume(store: RunStore, run_id: str, initial: Any, plan: Plan) -> tuple[Any, Ledger, Elapsed]:
+    """State, ledger and times of the last checkpoint, or the initial state; the curve is cut back to match."""
+    state, ledger, elapsed = initial, Ledger(), Elapsed()
     leaves, structure = pytree.tree_flatten(initial)
     try:
         saved = torch.load(store.checkpoint(run_id), weights_only=True, map_location=leaves[0].device)
@@ -306,10 +326,11 @@ def _resume(store: RunStore, run_id: str, initial: Any, plan: Plan) -> tuple[Any
             raise ValueError(f"it belongs to run {saved['run_id']}")
         if not plan.ledger.starts_with(taken):
             raise ValueError(f"its {taken} is not how the planned {plan.ledger} begins")
+        elapsed = Elapsed(*saved.get("elapsed", ()))  # older checkpoints do not know
         state, ledger = pytree.tree_unflatten(saved["leaves"], structure), taken
     except FileNotFoundError:
         pass
     except Exception as error:  # whatever is wrong with the file, the cell can start over
         print(f"run {run_id}: checkpoint cannot be read ({error}); starting over")
     store.restart_curve(run_id, [entry for entry in store.curve(run_id) if entry["draw"] <= len(ledger)])
-    return state, ledger
+    return state, ledger, elapsed

@@ -28,8 +28,6 @@ from dpopt.harness.suite import Suite
 from dpopt.privacy.calibration import cost
 from dpopt.workloads.base import Split
 
-MARKS = 40
-"""Evaluations of a run, at most."""
 SAMPLE = 256
 """Records that a probe evaluates on; the time for all follows from theirs."""
 TIMES = {"draws", "seconds_prepare", "seconds_train", "provenance"}
@@ -230,7 +228,7 @@ class Probe:
         ready = prepare(self.cell, device=self.device, physical_batch=self.physical_batch)
         prepared = time.perf_counter() - started
         seconds, state, steps = self._draw(ready)
-        return Timing(prepared, seconds, min(MARKS, steps) * _evaluation(ready, state), _memory(ready))
+        return Timing(prepared, seconds, min(ready.workload.marks, steps) * _evaluation(ready, state), _memory(ready))
 
     def _draw(self, ready: Prepared) -> tuple[float, Any, float]:
         """Seconds per draw, the state that this leaves, and the number of steps that the whole run would have."""

@@ -12,7 +12,7 @@ from dpopt.privacy import epsilon, sampling
 from dpopt.workloads.base import Split
 from dpopt.workloads.synthetic import SyntheticLogReg
 
-VOLATILE = {"seconds_prepare", "seconds_train", "provenance"}
+VOLATILE = {"seconds_prepare", "seconds_train", "seconds_cpu", "provenance"}
 
 
 def planned_cell(write_suite, label, overrides=()):
@@ -66,6 +66,22 @@ def test_a_killed_cell_goes_on_where_it_was(write_suite, store, tmp_path, label)
     assert store.curve(cell.run_id) == quiet.curve(cell.run_id)
     assert store.ledger(cell.run_id) == quiet.ledger(cell.run_id)
     assert not store.checkpoint(cell.run_id).exists()
+
+
+def test_times_go_on_counting_from_a_checkpoint(write_suite, store, monkeypatch):
+    cell = planned_cell(write_suite, "dp_sgd")
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store), "finish", lambda *_: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            cells.run(cell, store, checkpoint_seconds=0)
+    saved = torch.load(store.checkpoint(cell.run_id), weights_only=True)
+    wall, cpu = saved["elapsed"]
+    assert wall > 0
+    assert cpu > 0
+    torch.save(saved | {"elapsed": (1000 + wall, 500 + cpu)}, store.checkpoint(cell.run_id))
+    record = cells.run(cell, store)
+    assert 1000 < record["seconds_train"] < 1500
+    assert 500 < record["seconds_cpu"] < 1000
 
 
 def test_a_cell_killed_after_its_last_draw(write_suite, store, monkeypatch):
