@@ -57,7 +57,7 @@ def list_(overrides: Sequence[str]) -> None:
 
     format=markdown prints it as Markdown, by default that of the optimizers.
     """
-    given = dict(override.partition("=")[::2] for override in overrides)
+    given = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     for key, value in given.items():
         allowed = {"format": ["markdown"], "what": list(LISTED)}
         if value not in allowed.get(key, []):
@@ -133,11 +133,10 @@ def _models() -> list[dict[str, str]]:
     """How many parameters each trainable subset of well-known models holds."""
     from dpopt.workloads.models import parameter_counts
 
-    shown = {None: "none"}
-    return [
-        {key: f"{value:,}" if isinstance(value, int) else shown.get(value, str(value)) for key, value in row.items()}
-        for row in parameter_counts()
-    ]
+    def shown(value: int | str | None) -> str:
+        return "none" if value is None else f"{value:,}" if isinstance(value, int) else value
+
+    return [{key: shown(value) for key, value in row.items()} for row in parameter_counts()]
 
 
 LISTED: dict[str, Callable[[], list[dict[str, str]]]] = {

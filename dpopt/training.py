@@ -24,12 +24,11 @@ from dpopt.privacy.oracle import DataOracle
 from dpopt.privacy.plan import NonPrivate, Plan
 from dpopt.privacy.protocol import Optimizer, Vector
 from dpopt.privacy.sampling import derive, secret_seed, send
-from dpopt.workloads.base import Predict, Split, accuracy
+from dpopt.workloads.base import EVALUATION_BATCH, Predict, Split, accuracy
 
 Metric = Callable[[Tensor, Tensor], Tensor]
 Transform = Callable[[Tensor], Tensor]
 """Inputs [n, ...] as they are stored -> as the model takes them."""
-EVALUATION_BATCH = 2048
 
 
 @dataclass(frozen=True)
@@ -234,6 +233,7 @@ def observe(
     splits: dict[str, Split],
     transform: Transform,
     score: str = "accuracy",
+    batch: int = EVALUATION_BATCH,
 ) -> dict[str, Any]:
     """One entry of the curve: draws, epochs, the optimizer's own learning rate (`eta` of its state), metrics."""
     entry: dict[str, Any] = {"draw": oracle.draws_taken, "epoch": oracle.draws_taken * oracle.rate}
@@ -241,7 +241,7 @@ def observe(
         entry["eta"] = float(state.eta)
     model.eval()
     for name, split in splits.items():
-        for key, value in evaluate(engine, state.theta, loss, metric, split, transform, score).items():
+        for key, value in evaluate(engine, state.theta, loss, metric, split, transform, score, batch).items():
             entry[f"{name}_{key}"] = value
     model.train()
     return entry
@@ -255,11 +255,12 @@ def evaluate(
     split: Split,
     transform: Transform,
     score: str = "accuracy",
+    batch: int = EVALUATION_BATCH,
 ) -> dict[str, float]:
-    """Mean loss, and mean of `metric` under the name `score`, over `split` at `theta`."""
+    """Mean loss, and mean of `metric` under the name `score`, over `split` at `theta`; `batch` records at a time."""
     sums = {"loss": 0.0} | ({score: 0.0} if metric else {})
-    for batch in zip(split.x.split(EVALUATION_BATCH), split.y.split(EVALUATION_BATCH), strict=True):
-        x, y = (send(part, theta.device) for part in batch)
+    for parts in zip(split.x.split(batch), split.y.split(batch), strict=True):
+        x, y = (send(part, theta.device) for part in parts)
         output = engine.outputs(theta, transform(x))
         sums["loss"] += float(loss(output, y).double().sum())
         if metric:
@@ -267,17 +268,20 @@ def evaluate(
     return {key: value / len(split.x) for key, value in sums.items()}
 
 
-def predictor(engine: ClippingEngine, model: nn.Module, theta: Vector, transform: Transform) -> Predict:
+def predictor(
+    engine: ClippingEngine, model: nn.Module, theta: Vector, transform: Transform, batch: int = EVALUATION_BATCH
+) -> Predict:
     """What a workload's `report` asks for the outputs of `model` at `theta`, in evaluation mode.
 
-    Batches go to the device of `theta` one after the other; outputs come back to where the inputs are.
+    Batches of `batch` records go to the device of `theta` one after the other; outputs come back to where the inputs
+    are.
     """
 
     def predict(x: Tensor) -> Tensor:
         was_training = model.training
         model.eval()
-        batches = (transform(send(part, theta.device)) for part in x.split(EVALUATION_BATCH))
-        outputs = torch.cat([engine.outputs(theta, batch).to(x.device) for batch in batches])
+        parts = (transform(send(part, theta.device)) for part in x.split(batch))
+        outputs = torch.cat([engine.outputs(theta, part).to(x.device) for part in parts])
         model.train(was_training)
         return outputs
 

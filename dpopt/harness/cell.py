@@ -172,13 +172,14 @@ class Prepared:
     def observe(self, state: Any) -> dict[str, Any]:
         """One entry of the curve."""
         of = self.workload
-        where = (self.watched, of.transform, of.score)
+        where = (self.watched, of.transform, of.score, of.evaluation_batch)
         return training.observe(self.engine, self.model, state, self.oracle, of.loss, of.metric, *where)
 
     def scores(self, state: Any) -> dict[str, Any]:
         """The workload's further scores on the test split."""
-        predict = training.predictor(self.engine, self.model, state.theta, self.workload.transform)
-        return self.workload.report(predict, self.watched["test"])
+        of = self.workload
+        predict = training.predictor(self.engine, self.model, state.theta, of.transform, of.evaluation_batch)
+        return of.report(predict, self.watched["test"])
 
 
 def prepare(

@@ -20,6 +20,10 @@ Predict = Callable[[Tensor], Tensor]
 """Any number of inputs [n, ...] as they are stored -> a trained model's outputs [n, ...], on the inputs' device."""
 
 
+EVALUATION_BATCH = 2048
+"""Records that are evaluated at once."""
+
+
 class Split(NamedTuple):
     """Inputs [n, ...] and targets [n] of one split."""
 
@@ -48,6 +52,7 @@ class Workload:
         epochs: passes over the training data of a suite that names none.
         clip: clipping bound C of a suite that names none.
         marks: entries of a run's curve.
+        evaluation_batch: records that are evaluated at once; fewer where one takes much memory.
         score: what `metric` measures, in lower case with underscores; names that end in "accuracy" are shares and shown
             as percentages.
         revision: part of every result's identity; raise it when the same fields may give other data or another model.
@@ -60,6 +65,7 @@ class Workload:
     epochs: ClassVar[float]
     clip: ClassVar[float] = 1.0
     marks: ClassVar[int] = 40
+    evaluation_batch: ClassVar[int] = EVALUATION_BATCH
     score: ClassVar[str] = "accuracy"
     revision: ClassVar[int] = 1
 

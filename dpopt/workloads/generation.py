@@ -73,6 +73,7 @@ class E2E(Workload):
     batch_size: ClassVar[int] = 512
     epochs: ClassVar[float] = 1.0
     marks: ClassVar[int] = 10
+    evaluation_batch: ClassVar[int] = 64
     score: ClassVar[str] = "log_likelihood"
 
     def __post_init__(self) -> None:

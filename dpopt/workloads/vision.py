@@ -16,7 +16,7 @@ from dpopt.clipping.layers import refuse_unsafe
 from dpopt.errors import ConfigError
 from dpopt.fields import Arguments, Count
 from dpopt.workloads import data, features, models
-from dpopt.workloads.base import Predict, Split, Workload, mlp
+from dpopt.workloads.base import EVALUATION_BATCH, Predict, Split, Workload, mlp
 from dpopt.workloads.metrics import classification_report
 
 SPLITS = ("train", "test")
@@ -82,6 +82,12 @@ class ImageClassification(Workload):
     @property
     def pool(self) -> int:  # type: ignore[override]
         return data.entry(self.data).part("train").records
+
+    @property
+    def evaluation_batch(self) -> int:  # type: ignore[override]
+        """As many pixels as usual."""
+        side = 32 if self.uses_features else self.preparation.size
+        return max(1, EVALUATION_BATCH * 32**2 // max(side, 32) ** 2)
 
     @property
     def classes(self) -> int:
