@@ -2,11 +2,12 @@
 
 import math
 
-import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
+from dpopt.analysis.figures import panels
 from dpopt.analysis.scores import shown
 from dpopt.analysis.tables import upper
 
@@ -16,18 +17,16 @@ NEEDS = "comparison"
 def draw(frame: pd.DataFrame) -> Figure:
     """Dots with one standard deviation to each side; open ones were searched for, with the ε of the whole search."""
     frame = frame.sort_values("mean", ascending=False)
-    private = frame[frame["epsilon_target"] < math.inf]
-    panels = list((private if len(private) else frame).groupby(["workload", "epsilon_target"]))
-    height = 1.2 + 0.22 * max(len(rows) for _, rows in panels)
-    is_shared = frame["score"].nunique() == 1
-    figure, axes = plt.subplots(1, len(panels), figsize=(5 * len(panels), height), squeeze=False, sharex=is_shared)
-    for axis, ((workload, target), rows) in zip(axes[0], panels, strict=True):
+    private, ceilings = frame[frame["epsilon_target"] < math.inf], frame[frame["epsilon_target"] == math.inf]
+    dots = private if len(private) else frame
+    figure, axes = panels(dots, 5, 1.2 + 0.22 * dots.groupby(["workload", "epsilon_target"]).size().max(), sharex="row")
+    for (workload, target), axis in axes.items():
+        rows = dots[(dots["workload"] == workload) & (dots["epsilon_target"] == target)]
         unit = shown(rows["score"].iloc[0])
         _panel(axis, rows, unit.factor)
-        ceiling = frame[(frame["workload"] == workload) & (frame["epsilon_target"] == math.inf)]["mean"].max()
-        if not math.isnan(ceiling):
+        for ceiling in ceilings[ceilings["workload"] == workload]["mean"].nlargest(1):
             axis.axvline(unit.factor * ceiling, color="0.5", linestyle="--", linewidth=1)
-        axis.set(title=f"{workload}, ε = {target:g}", xlabel=f"test {unit.label}")
+        axis.set(xlabel=f"test {unit.label}")
     figure.tight_layout(w_pad=1.5)
     return figure
 
@@ -39,8 +38,9 @@ def _panel(axis: Axes, rows: pd.DataFrame, factor: float) -> None:
     axis.scatter(factor * rows["mean"], at, c=faces, edgecolors="C0", s=28, zorder=3)
     names = [row["label"] + _tuning(row) for row in rows.to_dict("records")]
     axis.set_yticks(at, names)
-    axis.invert_yaxis()
-    axis.grid(axis="x", alpha=0.3)
+    axis.set_ylim(len(rows) - 0.5, -0.5)
+    axis.xaxis.set_major_locator(MaxNLocator(5))  # more labels than that run into each other
+    axis.grid(False, axis="y")
     axis.tick_params(axis="y", length=0)
     axis.spines[["top", "right"]].set_visible(False)
 

@@ -2,38 +2,32 @@
 
 import math
 
-import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from dpopt.analysis.figures import colours, legend, panels
 
 NEEDS = "curves"
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """One panel a target epsilon, one thin line a seed; rates that were searched for or set by hand are dashed.
+    """One thin line a seed; rates that were searched for or set by hand are dashed.
 
     Without privacy only where a rate is found: constants have nothing to be compared with there.
     """
     is_shown = frame["eta"].notna() & ((frame["epsilon_target"] < math.inf) | (frame["tuning"] == "self"))
     shown = frame[is_shown]
-    targets = sorted(shown["epsilon_target"].unique())
-    figure, axes = plt.subplots(1, len(targets), figsize=(3.8 * len(targets) + 1, 4), sharey=True, squeeze=False)
-    names = shown["label"].unique()
-    colours = dict(zip(names, plt.colormaps["tab20" if len(names) > 10 else "tab10"].colors, strict=False))
-    for panel, target in zip(axes[0], targets, strict=True):
-        for (label, _, _), run in shown[shown["epsilon_target"] == target].groupby(
-            ["label", "workload", "run_id"], sort=False
-        ):
-            _line(panel, run, label=label, color=colours[label])
+    figure, axes = panels(shown, 3.8, 4, sharey="row")
+    colour = colours(shown["label"])
+    for place, panel in axes.items():
+        rows = shown[(shown["workload"] == place[0]) & (shown["epsilon_target"] == place[1])]
+        for (label, _), run in rows.groupby(["label", "run_id"], sort=False):
+            _line(panel, run, label=label, color=colour[label])
         panel.set_yscale("log")
-        panel.set(title=f"ε = {target:g}".replace("inf", "∞"), xlabel="draws")
-        panel.grid(alpha=0.3)
-    axes[0][0].set_ylabel("learning rate")
-    handles = {
-        label: handle for panel in axes[0] for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
-    }
-    axes[0][-1].legend(handles.values(), handles.keys(), bbox_to_anchor=(1.02, 1), loc="upper left", frameon=False)
+        panel.set(xlabel="draws", ylabel="learning rate" if panel.get_subplotspec().is_first_col() else "")
+    legend(figure)
+    figure.tight_layout()
     return figure
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -55,6 +55,55 @@ def _load(file: Path) -> Plot:
     if needs not in FRAMES or not callable(draw):
         raise ConfigError("plots", str(file), f"expected NEEDS, one of {', '.join(FRAMES)}, and draw(frame)")
     return Plot(file.stem, needs, draw)
+
+
+def panels(
+    frame: pd.DataFrame, width: float, height: float, **options: Any
+) -> tuple[Any, dict[tuple[str, float], Any]]:
+    """A figure with a row for each workload of `frame` and a column for each target epsilon.
+
+    Args:
+        frame: has `workload` and `epsilon_target`.
+        width, height: of a panel, in inches.
+        options: of `plt.subplots`.
+
+    Returns:
+        The figure, and the axes of each pair that has rows; the others are blank.
+    """
+    import matplotlib.pyplot as plt
+
+    workloads, targets = sorted(frame["workload"].unique()), sorted(frame["epsilon_target"].unique())
+    size = (width * len(targets) + 1, height * len(workloads))
+    figure, axes = plt.subplots(len(workloads), len(targets), figsize=size, squeeze=False, **options)
+    found, there = {}, set(zip(frame["workload"], frame["epsilon_target"], strict=True))
+    for workload, line in zip(workloads, axes, strict=True):
+        for target, axis in zip(targets, line, strict=True):
+            name = f"ε = {target:g}".replace("inf", "∞")
+            axis.set_title(name if len(workloads) == 1 else f"{workload}, {name}")
+            axis.grid(alpha=0.3)
+            if (workload, target) in there:
+                found[workload, target] = axis
+            else:
+                axis.set_axis_off()
+    return figure, found
+
+
+def colours(labels: Iterable[str]) -> dict[str, Any]:
+    """A colour for each of at most 20 labels."""
+    import matplotlib.pyplot as plt
+
+    names = list(dict.fromkeys(labels))
+    return dict(zip(names, plt.colormaps["tab20" if len(names) > 10 else "tab10"].colors, strict=False))
+
+
+def legend(figure: Any) -> None:
+    """One legend, at the right of the first row of panels, of all that is labelled anywhere."""
+    labelled = [pair for axis in figure.axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
+    handles = {label: handle for handle, label in reversed(labelled)}
+    names = list(dict.fromkeys(label for _, label in labelled))
+    last = figure.axes[0].get_subplotspec().get_gridspec().ncols - 1
+    place = {"bbox_to_anchor": (1.02, 1), "loc": "upper left", "frameon": False}
+    figure.axes[last].legend([handles[name] for name in names], names, **place)
 
 
 def render(figure: Any) -> dict[str, bytes]:

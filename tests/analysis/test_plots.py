@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -79,3 +80,21 @@ def test_a_new_figure_needs_no_other_edit(tmp_path, needs):
         figures.plots(tmp_path)
     with pytest.raises(ConfigError, match="folder"):
         figures.plots(tmp_path / "nowhere")
+
+
+def test_panels_are_blank_where_there_is_nothing():
+    frame = pd.DataFrame({"workload": ["a", "a", "b"], "epsilon_target": [1.0, math.inf, 1.0]})
+    figure, axes = figures.panels(frame, 2, 2)
+    assert set(axes) == {("a", 1.0), ("a", math.inf), ("b", 1.0)}
+    assert [axis.get_title() for axis in figure.axes] == ["a, ε = 1", "a, ε = ∞", "b, ε = 1", "b, ε = ∞"]
+    assert [axis.axison for axis in figure.axes] == [True, True, True, False]
+
+
+def test_a_label_of_several_panels_is_in_the_legend_once():
+    frame = pd.DataFrame({"workload": ["a", "b"], "epsilon_target": [1.0, 1.0]})
+    figure, axes = figures.panels(frame, 2, 2)
+    for axis in axes.values():
+        axis.plot([0, 1], label="same")
+    axes["b", 1.0].plot([0, 1], label="other")
+    figures.legend(figure)
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["same", "other"]

@@ -106,7 +106,7 @@ def test_contenders_take_turns_each_in_a_process_of_its_own(tmp_path):
 @pytest.fixture(scope="module")
 def uneven():
     """The rows of a group in which one contender only goes well."""
-    builds = {"good": build(time.sleep, 1e-3), "slow": build(time.sleep, 0.16)}
+    builds = {"good": build(time.sleep, 1e-3), "slow": build(time.sleep, 0.4)}
     builds |= {"early": refuse, "late": run_out, "dead": build(die, [1] * (WARM_UP + 1))}
     group = [Contender(name, how, "good", draws=2 if name == "slow" else 1) for name, how in builds.items()]
     rows = ratios(group, measure(group, SLOW_ROUNDS + 4, CPU))
