@@ -107,12 +107,15 @@ def legend(figure: Any) -> None:
 
 
 def render(figure: Any) -> dict[str, bytes]:
-    """A figure as the contents of files, by their kind: SVG and PNG."""
+    """A figure as the contents of files, by their kind: SVG and PNG; it is closed."""
+    import matplotlib.pyplot as plt
+
     contents = {}
     for kind in ("svg", "png"):
         buffer = io.BytesIO()
         figure.savefig(buffer, format=kind, bbox_inches="tight", dpi=150)
         contents[kind] = buffer.getvalue()
+    plt.close(figure)
     return contents
 
 
