@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,15 +93,24 @@ def _mixed(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def workload_names(specs: list[dict[str, Any]]) -> dict[str, str]:
-    """A name for each distinct workload, by its JSON: where several share the registered name, with what differs."""
+    """A name for each distinct workload, by its JSON: where several share the registered name, with what differs.
+
+    How many records are held out is part of the name only where nothing else tells two workloads apart.
+    """
     distinct = {json.dumps(spec, sort_keys=True): spec for spec in specs}
-    named = {}
-    for key, spec in distinct.items():
-        others = [other for other in distinct.values() if other["name"] == spec["name"]]
-        differing = {name: value for name, value in spec.items() if any(other.get(name) != value for other in others)}
-        given = ", ".join(f"{name}={value}" for name, value in differing.items())
-        named[key] = f"{spec['name']}({given})" if given else spec["name"]
-    return named
+    short = {key: _named(spec, distinct.values(), {"validation"}) for key, spec in distinct.items()}
+    shared = Counter(short.values())
+    return {
+        key: short[key] if shared[short[key]] == 1 else _named(spec, distinct.values())
+        for key, spec in distinct.items()
+    }
+
+
+def _named(spec: dict[str, Any], all_specs: Iterable[dict[str, Any]], without: Collection[str] = ()) -> str:
+    others = [other for other in all_specs if other["name"] == spec["name"]]
+    differing = [key for key, value in spec.items() if any(other.get(key) != value for other in others)]
+    given = ", ".join(f"{key}={spec[key]}" for key in differing if key not in without)
+    return f"{spec['name']}({given})" if given else spec["name"]
 
 
 def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:

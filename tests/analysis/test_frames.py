@@ -140,3 +140,16 @@ def test_labels_select_rows(matrix):
     cells = frames.load(matrix, "made", ["hyfreedp"]).cells
     assert set(cells["label"]) == {"hyfreedp"}
     assert json.loads(cells["tuned"].iloc[0]) == {}
+
+
+def names(*specs):
+    return list(frames.workload_names([{"name": "images", "revision": 1, **spec} for spec in specs]).values())
+
+
+def test_workloads_are_named_by_what_tells_them_apart():
+    assert names({"validation": 5, "data": "a"}) == ["images"]
+    assert names({"validation": 5, "data": "a"}, {"validation": 9, "data": "b"}) == ["images(data=a)", "images(data=b)"]
+    alike = [{"validation": 5, "data": "a"}, {"validation": 9, "data": "a"}]
+    assert names(*alike) == ["images(validation=5)", "images(validation=9)"]
+    three = names(*alike, {"validation": 9, "data": "b"})
+    assert three == ["images(validation=5, data=a)", "images(validation=9, data=a)", "images(data=b)"]
