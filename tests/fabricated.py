@@ -8,6 +8,7 @@ from io import BytesIO
 import numpy as np
 import torch
 
+from dpopt import clipping
 from dpopt.workloads.data import catalogue, checksums
 from dpopt.workloads.data.catalogue import Part
 
@@ -99,3 +100,13 @@ def adadp_checkpoint(root):
         weights = {name: value.detach() for name, value in adadp.convolutions().named_parameters()}
     save_file(weights, root / "checkpoints" / f"{adadp.OFFICIAL}.safetensors")
     return weights
+
+
+def clipped_sums(workload, x, y, bound):
+    """What each engine makes of the records [n, ...] at the workload's initial weights."""
+    sums = []
+    for name in ("bookkeeping", "vmap"):
+        torch.manual_seed(0)
+        made = clipping.engine(workload.model(), workload.loss, name, sample=(x[:3], y[:3]))
+        sums.append(made.clipped_sum([(1.0, made.theta)], x, y, torch.ones(len(x)).bool(), clipping.Abadi(bound)))
+    return sums

@@ -13,7 +13,7 @@ from dpopt import fields, registry
 from dpopt.clipping.rules import Abadi, Normalized
 from dpopt.errors import ConfigError, unknown
 from dpopt.harness.cell import Cell
-from dpopt.harness.suite import Setting, Suite
+from dpopt.harness.suite import Setting, Suite, axis
 from dpopt.privacy import accountants, sampling
 from dpopt.privacy.calibration import require_bounded
 from dpopt.training import number_of_draws, sampling_rate
@@ -114,18 +114,10 @@ def _setting(suite: Suite, label: str) -> Setting:
             raise ConfigError(f"{where}.grid.{key}", values, "expected a list of values")
     return dataclasses.replace(
         setting,
-        epsilon=_axis(content.get("epsilon"), fields.Bound, f"{where}.epsilon"),
-        epochs=_axis(content.get("epochs"), fields.Positive, f"{where}.epochs"),
-        seeds=_axis(content.get("seeds"), int, f"{where}.seeds"),
+        epsilon=axis(content.get("epsilon"), fields.Bound, f"{where}.epsilon"),
+        epochs=axis(content.get("epochs"), fields.Positive, f"{where}.epochs"),
+        seeds=axis(content.get("seeds"), int, f"{where}.seeds"),
     )
-
-
-def _axis(value: Any, hint: Any, where: str) -> tuple[Any, ...] | None:
-    """The values of a row's own axis; a scalar counts as one."""
-    if value is None:
-        return None
-    values = value if isinstance(value, list) else [value]
-    return tuple(fields.convert(v, hint, where, {}) for v in values)
 
 
 def _row(suite: Suite, name: str, workload: Workload, label: str, setting: Setting) -> Iterator[Planned]:

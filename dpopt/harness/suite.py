@@ -210,6 +210,15 @@ def load_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
     )
 
 
+def axis(value: Any, hint: Any, where: str) -> tuple[Any, ...] | None:
+    """The values of an axis, converted; None for none.
+
+    Raises:
+        ConfigError: an empty axis, a value that cannot be used, or one that is repeated.
+    """
+    return _optional(_axis(value), hint, where)
+
+
 def _axis(value: Any) -> tuple[Any, ...] | None:
     """A scalar counts as an axis of one value."""
     return tuple(value) if isinstance(value, list) else None if value is None else (value,)
@@ -243,7 +252,7 @@ def _published(value: Any, where: str) -> Published | None:
 
 def _epochs(value: Any, where: str) -> tuple[float, ...] | dict[float, float] | None:
     if not isinstance(value, dict):
-        return _optional(_axis(value), fields.Positive, where)
+        return axis(value, fields.Positive, where)
     epsilons = _numbers(tuple(value), Bound, where)
     numbers = (fields.convert(number, fields.Positive, where, {}) for number in value.values())
     return dict(zip(epsilons, numbers, strict=True))

@@ -19,10 +19,13 @@ from dpopt.errors import ConfigError
 from dpopt.workloads import cache, data, features
 from dpopt.workloads.base import Predict, Split, Workload, mlp
 from dpopt.workloads.metrics import classification_report
+from dpopt.workloads.vision import Preparation
 
 FEATURES, CLASSES = 1600, 10
 OFFICIAL = "adadp_conv_cifar100"
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+normalised = Preparation(size=32, channels=3, mean=MEAN, std=STD)
+"""Pixels uint8 [n, 3, 32, 32] as the convolutions take them."""
 RECIPE = {"rate": 0.02, "batch": 100, "epochs": 100, "padding": 4, "hidden": 500, "seed": 0}
 """Of our own pre-training. Rate, batch, crop and flip are the paper's; it names no number of epochs, the authors' code
 takes 100. One hidden layer stands above the convolutions, as in that code, whose ReLU after the last layer is left out:
@@ -87,12 +90,6 @@ def convolutions() -> nn.Sequential:
         "flat": nn.Flatten(),
     }
     return nn.Sequential(OrderedDict(layers))
-
-
-def normalised(x: Tensor) -> Tensor:
-    """Pixels uint8 [n, 3, h, w] as the convolutions take them."""
-    mean, std = (torch.tensor(values, device=x.device).view(3, 1, 1) for values in (MEAN, STD))
-    return x.float().div_(255).sub_(mean).div_(std)
 
 
 def official() -> dict[str, Tensor]:

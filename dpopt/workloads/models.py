@@ -150,7 +150,18 @@ def zero_head(model: nn.Module) -> nn.Module:
     return model
 
 
-class GPT2(nn.Module):
+class Logits(nn.Module):
+    """A language model of transformers that gives nothing but its logits: ids [n, t] -> [n, t, vocabulary]."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.model(input_ids=ids, use_cache=False).logits
+
+
+class GPT2(Logits):
     """A small GPT-2 with random weights: token ids [n, t] to next-token logits [n, t, vocabulary].
 
     The output layer is tied to the token embedding. No dropout.
@@ -166,7 +177,6 @@ class GPT2(nn.Module):
     ) -> None:
         from transformers import GPT2Config, GPT2LMHeadModel
 
-        super().__init__()
         config = GPT2Config(
             n_layer=layers,
             n_embd=width,
@@ -180,21 +190,7 @@ class GPT2(nn.Module):
             bos_token_id=0,
             eos_token_id=0,
         )
-        self.model = GPT2LMHeadModel(config)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.model(ids).logits
-
-
-class Logits(nn.Module):
-    """A language model of transformers that gives nothing but its logits: ids [n, t] -> [n, t, vocabulary]."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.model(input_ids=ids, use_cache=False).logits
+        super().__init__(GPT2LMHeadModel(config))
 
 
 def trainable(model: nn.Module, subset: str) -> nn.Module:

@@ -4,12 +4,12 @@ import itertools
 import math
 import os
 
+import fabricated
 import pytest
 import torch
 
 import dpopt
 from dpopt import registry
-from dpopt.clipping import Abadi, engine
 from dpopt.errors import ConfigError
 from dpopt.workloads import generation, generation_metrics
 from dpopt.workloads.generation import E2E, IGNORED, generate, log_likelihood
@@ -94,12 +94,7 @@ def test_the_curve_is_about_the_first_reference_of_each_meaning():
 @pytest.mark.parametrize("subset", ["full", "lora", "bitfit"])
 def test_engines_agree(subset):
     workload = tiny(subset=subset)
-    x, y = workload.tokens("train")
-    sums = []
-    for name in ("bookkeeping", "vmap"):
-        torch.manual_seed(0)
-        made = engine(workload.model(), workload.loss, name, sample=(x[:3], y[:3]))
-        sums.append(made.clipped_sum([(1.0, made.theta)], x, y, torch.ones(len(x)).bool(), Abadi(0.1)))
+    sums = fabricated.clipped_sums(workload, *workload.tokens("train"), 0.1)
     torch.testing.assert_close(*sums, rtol=1e-3, atol=1e-5)
 
 

@@ -5,12 +5,12 @@ import json
 import math
 import os
 
+import fabricated
 import pytest
 import torch
 
 import dpopt
 from dpopt import registry
-from dpopt.clipping import Abadi, engine
 from dpopt.errors import ConfigError
 from dpopt.workloads import language
 from dpopt.workloads.text import TextClassification
@@ -116,14 +116,9 @@ def test_subsets(encoder, subset, count):
 @pytest.mark.parametrize("subset", ["lora", "full"])
 def test_engines_bound_each_text_and_agree(subset):
     workload = tiny(subset=subset)
-    x, y = workload.tokens("train")
-    sums = []
-    for name in ("bookkeeping", "vmap"):
-        torch.manual_seed(0)
-        made = engine(workload.model(), workload.loss, name, sample=(x[:3], y[:3]))
-        sums.append(made.clipped_sum([(1.0, made.theta)], x, y, torch.ones(len(x)).bool(), Abadi(0.01)))
+    sums = fabricated.clipped_sums(workload, *workload.tokens("train"), 0.01)
     torch.testing.assert_close(*sums, rtol=1e-3, atol=1e-6)
-    assert 0 < sums[0].norm() <= 0.01 * len(x) * (1 + 1e-4)
+    assert 0 < sums[0].norm() <= 0.01 * len(workload.tokens("train").x) * (1 + 1e-4)
 
 
 @pytest.mark.parametrize(("encoder", "subset"), [("minilm", "head"), ("minilm", "lora"), ("distilbert", "lora")])
