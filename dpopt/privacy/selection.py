@@ -1,26 +1,200 @@
-"""What it costs to release the best of several private runs, when how many there are is random.
+"""How many runs a search makes, and what it costs to release the best of them.
 
 Papernot and Steinke, "Hyperparameter tuning with Renyi differential privacy", ICLR 2022, after Liu and Talwar, "Private
 selection from private candidates", STOC 2019. Releasing the best of a fixed number of runs costs as much as releasing
 all of them; a random number hides how often the best candidate had a chance to win.
+
+A rule turns the ledger of one run into the epsilon of the whole procedure; `calibrate(..., selection=rule)` turns that
+around and finds the noise of a single run with which the procedure ends at the target. What scores the runs must not
+look at the records that they train on: it looks at others, and is charged for those by itself (`score_noise`). As every
+record is either trained on or looked at, the procedure as a whole costs the larger of the two, not their sum.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import warnings
-from typing import Literal, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, Protocol, get_args
 
-from dp_accounting import dp_event, rdp
+import numpy as np
+import scipy.optimize
+import scipy.special
 
+from dpopt import fields
 from dpopt.errors import ConfigError, unknown
+from dpopt.fields import Bound, Count, Fraction
 from dpopt.privacy import accountants
+from dpopt.privacy.accountants import Event
 from dpopt.privacy.ledger import Ledger
 
 Number = Literal["logarithmic", "geometric", "poisson"]
 """How the number of runs is distributed."""
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
 """Shape of the truncated negative binomial distribution; Poisson is its limit."""
+
+
+class Selection(Protocol):
+    """A rule for the runs of one search."""
+
+    def epsilon(self, ledger: Ledger, delta: float, accountant: str = "pld") -> float:
+        """What the whole procedure spends on the records that are trained on, where a run leaves `ledger`."""
+        ...
+
+    def scores(self, epsilon: float) -> tuple[Selection, float] | None:
+        """The rule and the epsilon by which the scores of the runs are charged, for a procedure that is to cost
+        `epsilon`; None where none is released.
+        """
+        ...
+
+
+class _Checked:
+    def __post_init__(self) -> None:
+        fields.check(self)
+
+
+@dataclass(frozen=True)
+class Composed(_Checked):
+    """A fixed number of runs, each of which might as well be released: their ledgers one after the other."""
+
+    runs: Count
+
+    def epsilon(self, ledger: Ledger, delta: float, accountant: str = "pld") -> float:
+        return accountants.epsilon(repeated(ledger, self.runs), delta, accountant)
+
+    def scores(self, epsilon: float) -> tuple[Selection, float]:
+        return self, epsilon
+
+
+@dataclass(frozen=True)
+class BestOf(_Checked):
+    """The best of a random number of runs, each of a candidate drawn at random (Papernot and Steinke 2022, Theorems 2
+    and 6); geometric is Liu and Talwar's random stopping (their Algorithm 2). Renyi divergences price it, whatever the
+    accountant.
+
+    Args:
+        number: distribution of the number of runs.
+        runs: its mean. A Poisson number may be 0: then the untrained model is released.
+    """
+
+    number: Number
+    runs: float
+
+    def __post_init__(self) -> None:
+        if self.number not in SHAPES:
+            raise unknown("selection.number", self.number, get_args(Number))
+        if not 1 <= self.runs < math.inf:
+            raise ConfigError("selection.runs", self.runs, "expected a finite number of runs, at least 1")
+
+    def epsilon(self, ledger: Ledger, delta: float, accountant: str = "pld") -> float:
+        return best_of(ledger, delta, runs=self.runs, number=self.number)
+
+    def scores(self, epsilon: float) -> tuple[Selection, float]:
+        return self, epsilon
+
+    def draw(self, seed: int) -> int:
+        """A number of runs, a function of `seed`."""
+        uniform = np.random.default_rng(seed).random()
+        return int(np.searchsorted(distribution(self.number, self.runs), uniform, side="right")) + (
+            0 if self.number == "poisson" else 1
+        )
+
+
+@dataclass(frozen=True)
+class Simulated(_Checked):
+    """DP-hyper as "Towards hyperparameter-free optimization with differential privacy" (section 5) simulates it: a run
+    spends `share` of the budget, and a search that is never made is taken to have spent the rest. Not a guarantee: the
+    search that is made in its place is free here, and costs what `Composed` says.
+    """
+
+    share: Fraction = 0.85
+
+    def epsilon(self, ledger: Ledger, delta: float, accountant: str = "pld") -> float:
+        return accountants.epsilon(ledger, delta, accountant) / self.share
+
+    def scores(self, epsilon: float) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Part(_Checked):
+    """One of `runs` runs of a search in several parts, which is charged where the search ends (`After`).
+
+    Args:
+        runs: whose scores are released, in all parts together.
+        total: epsilon of the whole search, which the scores may spend on the records that they look at.
+    """
+
+    runs: Count
+    total: Bound
+
+    def epsilon(self, ledger: Ledger, delta: float, accountant: str = "pld") -> float:
+        return accountants.epsilon(ledger, delta, accountant)
+
+    def scores(self, epsilon: float) -> tuple[Selection, float]:
+        return Composed(self.runs), self.total
+
+
+@dataclass(frozen=True)
+class After:
+    """The last run of a search whose other runs have spent `spent`: both together are charged.
+
+    Args:
+        spent: the ledgers of the runs before, one after the other.
+    """
+
+    spent: Ledger
+
+    def epsilon(self, ledger: Ledger, delta: float, accountant: str = "pld") -> float:
+        return accountants.epsilon(self.spent + ledger, delta, accountant)
+
+    def scores(self, epsilon: float) -> None:
+        return None
+
+
+RULES: dict[str, type[Any]] = {"composed": Composed, "simulated": Simulated, "part": Part, "after": After}
+"""By name; the names of `Number` are `BestOf`'s."""
+
+
+def selection_rule(value: Any, where: str = "selection") -> Selection:
+    """A rule from plain data: {rule: name, ...} with the fields of the rule.
+
+    Raises:
+        ConfigError: an unknown rule or field, one that is missing, or a value out of range.
+    """
+    if not isinstance(value, Mapping) or "rule" not in value:
+        raise ConfigError(where, value, f"expected {{rule: one of {', '.join([*SHAPES, *RULES])}, ...}}")
+    arguments = dict(value)
+    name = arguments.pop("rule")
+    if name not in SHAPES and name not in RULES:
+        raise unknown(f"{where}.rule", name, [*SHAPES, *RULES])
+    kind = RULES.get(name, BestOf)
+    arguments |= {"number": name} if name in SHAPES else {}
+    needed = [field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING]
+    for missing in [key for key in needed if key not in arguments]:
+        raise ConfigError(f"{where}.{missing}", None, f"the rule {name} needs it")
+    return fields.build(kind, arguments, where, {Ledger: lambda text, _: Ledger.from_json(text)})
+
+
+def selection_spec(rule: Selection) -> dict[str, Any]:
+    """The plain data that `selection_rule` makes `rule` from."""
+    if isinstance(rule, BestOf):
+        return {"rule": rule.number, "runs": rule.runs}
+    if isinstance(rule, After):
+        return {"rule": "after", "spent": rule.spent.to_json()}
+    name = next(name for name, kind in RULES.items() if type(rule) is kind)
+    return {"rule": name, **dataclasses.asdict(rule)}  # type: ignore[call-overload]
+
+
+def repeated(ledger: Ledger, runs: int) -> Ledger:
+    """The draws of `runs` runs that each leave `ledger`, in an order that no accountant minds."""
+    total = Ledger()
+    for draw, count in ledger.counts().items():
+        total.append(draw, count * runs)
+    return total
 
 
 def best_of(ledger: Ledger, delta: float, *, runs: float, number: Number = "geometric") -> float:
@@ -41,19 +215,46 @@ def best_of(ledger: Ledger, delta: float, *, runs: float, number: Number = "geom
     Raises:
         ConfigError: unknown distribution, fewer than one run, or delta outside (0, 1).
     """
-    if number not in SHAPES:
-        raise unknown("selection.number", number, get_args(Number))
-    if not 1 <= runs < math.inf:
-        raise ConfigError("selection.runs", runs, "expected a finite number of runs, at least 1")
+    BestOf(number, runs)
     accountants.check(delta, "rdp")
-    events = accountants.events(ledger)
-    if any(noise == 0 for _, noise, _ in events):
+    spent = accountants.events(ledger)
+    if any(noise == 0 for _, noise, _ in spent):
         return math.inf
-    single = accountants.dp_event(events)
-    return _renyi(dp_event.RepeatAndSelectDpEvent(single, runs, SHAPES[number]), delta) if events else 0.0
+    return _renyi(spent, delta, runs, SHAPES[number]) if spent else 0.0
 
 
-def _renyi(event: dp_event.DpEvent, delta: float) -> float:
+@lru_cache(maxsize=4096)
+def _renyi(spent: tuple[Event, ...], delta: float, runs: float, shape: float) -> float:
+    from dp_accounting import dp_event, rdp
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # orders at which a Poisson number of runs has no bound
+        event = dp_event.RepeatAndSelectDpEvent(accountants.dp_event(spent), runs, shape)
         return float(rdp.RdpAccountant().compose(event).get_epsilon(delta))
+
+
+@lru_cache(maxsize=64)
+def distribution(number: Number, runs: float) -> np.ndarray:
+    """Cumulative probabilities of the numbers of runs with mean `runs`: of 0, 1, ... where Poisson, else of 1, 2, ...
+
+    Cut off where less than 1e-15 is left.
+    """
+    if number == "poisson":
+        k = np.arange(int(runs + 40 * math.sqrt(runs) + 40))
+        return np.cumsum(np.exp(scipy.special.xlogy(k, runs) - runs - scipy.special.gammaln(k + 1)))
+    stop = _stop(number, runs)
+    k = np.arange(1, int(-40 / math.log1p(-stop)) + 2 if stop < 1 else 2)
+    if number == "geometric":
+        return 1 - (1 - stop) ** k
+    return np.cumsum((1 - stop) ** k / k) / -math.log(stop) if stop < 1 else np.ones(1)
+
+
+def _stop(number: Number, runs: float) -> float:
+    """The parameter gamma in (0, 1] of the geometric or logarithmic distribution with mean `runs`."""
+    if number == "geometric" or runs == 1:
+        return 1 / runs
+
+    def excess(log_stop: float) -> float:
+        return math.expm1(-log_stop) / -log_stop - runs  # (1/gamma - 1) / log(1/gamma) is the mean
+
+    return math.exp(scipy.optimize.brentq(excess, -50.0, -1e-9, xtol=1e-14))
