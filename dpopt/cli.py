@@ -233,7 +233,13 @@ def run(overrides: Sequence[str]) -> int:
         "inline": lambda: InlineEngine(store, suite.device, suite.physical_batch),
         "local": lambda: LocalEngine(store, suite.device, suite.workers, suite.physical_batch),
     }
-    outcome = execute([entry.cell for entry in planned], store, engines[suite.engine], ERR)
+    outcome, cells = None, [entry.cell for entry in planned]
+    while cells:  # some cells follow from the outcome of others
+        outcome = execute(cells, store, engines[suite.engine], ERR, outcome)
+        known = {entry.cell.run_id for entry in planned}
+        planned = _plan(overrides)[2]
+        cells = [entry.cell for entry in planned if entry.cell.run_id not in known]
+    assert outcome is not None, "a suite has at least one cell"
     ERR.print(
         f"{outcome.ran} cells run, {outcome.skipped} were done, {len(outcome.failed)} failed, "
         f"{len(outcome.damaged)} damaged",
@@ -326,28 +332,75 @@ def _selection(store: Store, folder: Path, cells: DataFrame) -> None:
     OUT.print(f"written to {folder}/selection.{{md,csv}}", highlight=False)
 
 
+def rank(overrides: Sequence[str]) -> None:
+    """Rank the rows of a suite with the same budget, tuning included, and say how sure that is.
+
+    by=epsilon (what the whole search spends; the default), by=draws, by=gradients or by=seconds; budgets=[1,3] instead
+    of the suite's epsilons, or of the largest amount that all rows can use.
+    """
+    from dpopt.analysis import frames, ranking
+
+    name, store, labels, given = _stored(overrides, "by", "budgets")
+    results, by = frames.load(store, name, labels), given["by"] or "epsilon"
+    budgets = [fields.convert(text, fields.Positive, "budgets", {}) for text in _names(given["budgets"])]
+    frame = ranking.ranking(store, results.cells, by, budgets)
+    folder = store.suite_folder(name)
+    for kind, content in ranking.files(frame).items():
+        store.write(folder / f"ranking_{by}.{kind}", content)
+    _print_table(ranking.readable(frame))
+    if not frame.empty:
+        _print_table(ranking.readable_averages(frame))
+    OUT.print(ranking.note(frame), style="dim", highlight=False, markup=False)
+    OUT.print(f"written to {folder}/ranking_{by}.{{md,csv}}", highlight=False)
+    _report(results.problems)
+
+
 def plot(overrides: Sequence[str]) -> None:
-    """Draw every figure in `plots/` from stored results, into `plots/out/SUITE/`."""
+    """Draw a suite's figures from stored results, into `plots/out/SUITE/`; figure=NAME draws one file of `plots/`.
+
+    Figures of no suite (`fig_hyfreedp_accounting`) are drawn by name, into `plots/out/`.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
-    from dpopt.analysis import figures, frames, tables
+    from dpopt.analysis import accounting, figures, frames, suites
+
+    texts = {key: value for key, _, value in (override.partition("=") for override in overrides)}
+    folder = Path(texts.get("plots", "plots"))
+    chosen = figures.plots(folder, texts.get("figure"))
+    if len(chosen) == 1 and chosen[0].needs == "accounting":
+        _draw(chosen[0], accounting.frame(), folder / "out")
+        return
+    name, store, labels, _ = _stored(overrides, "figure")
+    results = frames.load(store, name, labels)
+    known = suites.Frames(store, results)
+    if known.selected.empty:
+        raise ConfigError("suite", name, f"no finished rows in {store.root}: `dpopt run suite={name}`")
+    for figure in chosen:
+        if figure.needs in figures.OF_SUITES and not known.frame(figure.needs).empty:
+            _draw(figure, known.frame(figure.needs), folder / "out" / name)
+    _report(results.problems)
+
+
+def _draw(plot: Plot, frame: DataFrame, folder: Path) -> None:
+    from dpopt.analysis import figures
+
+    OUT.print(" ".join(map(str, figures.save(plot.draw(frame), folder, plot.name))), highlight=False)
+
+
+def report(overrides: Sequence[str]) -> None:
+    """Write one HTML page of a suite, with its tables and figures, that opens without a network."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from dpopt.analysis import frames
+    from dpopt.analysis.report import page
 
     name, store, labels, given = _stored(overrides)
     results = frames.load(store, name, labels)
-    selected = frames.select(results.cells)
-    if selected.empty:
-        raise ConfigError("suite", name, f"no finished rows in {store.root}: `dpopt run suite={name}`")
-    needs: dict[str, Callable[[], Any]] = {
-        "selected": lambda: selected,
-        "comparison": lambda: tables.comparison(store, selected),
-        "curves": lambda: frames.curves(store, selected),
-    }
-    folder = Path(given["plots"])
-    for figure in figures.plots(folder):
-        if figure.needs in needs:
-            paths = figures.save(figure.draw(needs[figure.needs]()), folder / "out" / name, figure.name)
-            OUT.print(" ".join(map(str, paths)), highlight=False)
+    path = store.suite_folder(name) / "report.html"
+    store.write(path, page(store, name, results, Path(given["plots"]), overrides=overrides))
+    OUT.print(str(path), highlight=False)
     _report(results.problems)
 
 
@@ -456,6 +509,14 @@ def calibrate(overrides: Sequence[str]) -> None:
     )
 
 
+def recommend(overrides: Sequence[str]) -> None:
+    """Print a grid of clipping bound, batch size and learning rate to begin with, from public numbers alone."""
+    from dpopt.harness.suite import BASE, compose_config
+    from dpopt.study.recommend import main as recommended
+
+    OUT.print(recommended(compose_config(BASE, "recommend", overrides)), highlight=False, markup=False)
+
+
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int | None], str]] = {
     "list": (list_, "optimizers, workloads, data sets and suites"),
     "plan": (plan, "a suite's cells by state, and what they cost"),
@@ -464,11 +525,14 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int | None], str]] = {
     "retry": (retry, "run failed cells again"),
     "collect": (collect, "a suite's records as Parquet"),
     "table": (table, "the comparison table"),
+    "rank": (rank, "who is best with the same budget, and how sure that is"),
     "plot": (plot, "the figures, from stored results"),
+    "report": (report, "tables and figures as one HTML page"),
     "bench": (bench, "what a private step costs"),
     "audit": (audit, "empirical lower bounds on epsilon"),
     "epsilon": (epsilon, "what a run spends"),
     "calibrate": (calibrate, "the noise for a target epsilon"),
+    "recommend": (recommend, "a grid of C, B and eta to begin with"),
 }
 
 
@@ -480,8 +544,8 @@ def _plan(overrides: Sequence[str]) -> tuple[Suite, Store, list[Planned]]:
 
     name, rest = _suite_name(overrides)
     suite = load_suite(name, rest)
-    planned = planning.plan(suite)
     store = Store(Path(suite.results))
+    planned = planning.plan(suite, store)
     store.write_manifest(suite.name, planning.manifest(suite, planned))
     return suite, store, planned
 

@@ -215,7 +215,7 @@ def resolve_device(name: str) -> torch.device:
 
 def steps(optimizer: Optimizer, oracle: DataOracle, state: Any, marks: int = 40) -> Iterator[tuple[Any, bool]]:
     """Step until the budget is spent; yields each state and whether one of `marks` even parts of the draws is done."""
-    done = oracle.draws_taken * marks // oracle.draws_total
+    done = oracle.draws_taken * marks // max(1, oracle.draws_total)
     while oracle.draws_left:
         state = optimizer.step(state, oracle)
         now = oracle.draws_taken * marks // oracle.draws_total

@@ -100,7 +100,7 @@ def test_a_suite_from_plan_to_figures(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "results" / "suites" / "quickstart"
     kinds = {"table.md", "table.csv", "table.tex", "table.html", "manifest.json", "cells.parquet", "curves.parquet"}
     assert {path.name for path in folder.iterdir()} == kinds
-    assert len(list((figures / "out" / "quickstart").iterdir())) == 8
+    assert len(list((figures / "out" / "quickstart").iterdir())) == 12
     assert main(["table", "suite=quickstart", here, "optimizers=[adadp]"]) == 0
     assert "hyfreedp" not in capsys.readouterr().out
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -12,10 +13,12 @@ from typing import Any
 
 import pandas as pd
 
-from dpopt.errors import ConfigError
+from dpopt.errors import ConfigError, unknown
 
-FRAMES = ("comparison", "selected", "curves", "speed", "audit")
-"""What a figure may need; all but "speed" and "audit" are a suite's."""
+OF_SUITES = ("comparison", "selected", "curves", "ranking", "sweep", "diagnostics", "classes")
+"""What a figure of a suite may need: the frames of `suites.Frames`."""
+FRAMES = (*OF_SUITES, "speed", "audit", "accounting")
+"""What a figure may need."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +27,8 @@ class Plot:
 
     Attributes:
         name: file name without `.py`.
-        needs: "comparison" (one row a table row), "selected" (one row a replicate), "curves" (one row a curve entry),
-            "speed" (one row a contender of `dpopt bench`) or "audit" (one row an audit of `dpopt audit`).
+        needs: a frame of `suites.Frames`, "speed" (one row a contender of `dpopt bench`), "audit" (one row an audit of
+            `dpopt audit`) or "accounting" (one row a published noise rule and setting; solved, not stored).
         draw: frame -> matplotlib Figure.
     """
 
@@ -34,15 +37,18 @@ class Plot:
     draw: Callable[[pd.DataFrame], Any]
 
 
-def plots(folder: Path) -> list[Plot]:
-    """The figures that `folder` holds, in the order of their names.
+def plots(folder: Path, name: str | None = None) -> list[Plot]:
+    """The figures that `folder` holds, in the order of their names, or the one of that name.
 
     Raises:
-        ConfigError: no such folder, or a file without `NEEDS` and `draw`.
+        ConfigError: no such folder, no such figure, or a file without `NEEDS` and `draw`.
     """
     if not folder.is_dir():
         raise ConfigError("plots", str(folder), "expected a folder of figure files")
-    return [_load(file) for file in sorted(folder.glob("*.py")) if not file.name.startswith("_")]
+    files = {file.stem: file for file in sorted(folder.glob("*.py")) if not file.name.startswith("_")}
+    if name is not None and name not in files:
+        raise unknown("figure", name, files)
+    return [_load(file) for stem, file in files.items() if name in (None, stem)]
 
 
 def _load(file: Path) -> Plot:
@@ -88,6 +94,57 @@ def panels(
     return figure, found
 
 
+def workload_panels(
+    frame: pd.DataFrame, width: float, height: float, by: Sequence[str] = ("workload", "epochs")
+) -> tuple[Any, list[tuple[Any, pd.DataFrame]]]:
+    """A figure with a panel for each workload (and number of epochs), at most four in a row, on a constrained layout.
+
+    Args:
+        frame: has the columns `by`.
+        width, height: of a panel, in inches.
+        by: what a panel is for.
+
+    Returns:
+        The figure, and each panel with its rows.
+    """
+    import matplotlib.pyplot as plt
+
+    groups = list(frame.groupby(list(by)))
+    columns = min(4, len(groups))
+    lines = -(-len(groups) // columns)
+    size = (width * columns + 1.2, height * lines)
+    figure, axes = plt.subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")
+    for axis in axes.flat[len(groups) :]:
+        axis.set_axis_off()
+    for axis, (keys, _) in zip(axes.flat, groups, strict=False):
+        axis.set_title(", ".join(map(_named, by, keys)), fontsize=9)
+        axis.grid(alpha=0.3)
+    return figure, [(axis, rows) for axis, (_, rows) in zip(axes.flat, groups, strict=False)]
+
+
+def _named(column: str, value: Any) -> str:
+    return f"{value:g} epochs" if column == "epochs" else str(value)
+
+
+def sweeps(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of methods whose clipping bound a suite varies."""
+    return frame[frame.groupby("label")["clip"].transform("nunique") > 1]
+
+
+def validated_best(frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """The row of each group that validates best; ties and missing scores go to the first."""
+    return frame.loc[frame.assign(key=frame["validation"].fillna(-math.inf)).groupby(list(by))["key"].idxmax()]
+
+
+def by_epsilon(frame: pd.DataFrame) -> Iterator[tuple[float, Any, pd.DataFrame]]:
+    """Each target epsilon with its rows and a colour, from dark (private) to light."""
+    import matplotlib.pyplot as plt
+
+    groups = list(frame.groupby("epsilon_target"))
+    for number, (target, rows) in enumerate(groups):
+        yield target, plt.colormaps["viridis"](0.85 * number / max(1, len(groups) - 1)), rows
+
+
 def colours(labels: Iterable[str]) -> dict[str, Any]:
     """A colour for each of at most 20 labels."""
     import matplotlib.pyplot as plt
@@ -104,6 +161,14 @@ def legend(figure: Any) -> None:
     last = figure.axes[0].get_subplotspec().get_gridspec().ncols - 1
     place = {"bbox_to_anchor": (1.02, 1), "loc": "upper left", "frameon": False}
     figure.axes[last].legend([handles[name] for name in names], names, **place)
+
+
+def legend_outside(figure: Any) -> None:
+    """One legend at the right of a figure on a constrained layout, of all that is labelled anywhere."""
+    handles = {
+        label: handle for axis in figure.axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles, loc="outside right upper", frameon=False)
 
 
 def render(figure: Any) -> dict[str, bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import pandas as pd
 
 from dpopt.privacy.accountants import epsilon
 from dpopt.privacy.ledger import Ledger
+from dpopt.privacy.selection import BestOf, selection_rule
 from dpopt.store.runs import Damaged, Store
 
 GROUP = ["workload", "label", "epsilon_target", "batch_size", "epochs", "clip"]
@@ -56,7 +57,11 @@ def load(store: Store, suite: str, labels: Sequence[str] | None = None) -> Resul
             "workload": names[json.dumps(cell["workload"], sort_keys=True)],
             "optimizer": cell["optimizer"]["name"],
             "lr": cell["optimizer"].get("lr"),
-            "epsilon_target": float(cell["epsilon"]),
+            "epsilon_target": float(entry.get("target", cell["epsilon"])),
+            "selection": json.dumps(cell["selection"], sort_keys=True) if "selection" in cell else "",
+            "stage": entry.get("stage", ""),
+            "gradients_per_draw": entry.get("gradients_per_draw", 1.0),
+            "is_trained": not cell.get("untrained", False),
             "delta": cell["delta"],
             "accountant": cell["accountant"],
             "batch_size": cell["batch_size"],
@@ -119,13 +124,26 @@ def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:
     spent = epsilon(store.ledger(run_id), cell["delta"], cell["accountant"])
     if record["cell"] != cell:
         raise Damaged(f"{path}: its cell is not the planned one")
-    kept = ("epsilon", "draws", "dimension", "eta", "seconds_train", "seconds_cpu", "seconds_prepare")
+    _check_total(store, run_id, cell, record)
+    kept = (
+        "epsilon",
+        "epsilon_total",
+        "draws",
+        "examples",
+        "dimension",
+        "eta",
+        "seconds_train",
+        "seconds_cpu",
+        "seconds_prepare",
+    )
     names = [key for key in record if key.startswith(("test_", "validation_")) or key in kept]
     score = record.get("score", "accuracy")
     try:
         numbers = {key: float(record[key]) for key in names}
+        numbers |= {f"noise_{kind}": float(value) for kind, value in record.get("noise", {}).items()}
         numbers["test_score"] = numbers[f"test_{score}"]
         numbers["validation_score"] = numbers.get(f"validation_{score}", math.nan)
+        numbers["selection_score"] = record.get("released_score", {}).get("value", numbers["validation_score"])
         further = _further(record.get("scores", {}))
         origin = _origin(record["provenance"])
     except (TypeError, ValueError, KeyError, AttributeError) as error:
@@ -133,6 +151,17 @@ def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:
     if not math.isclose(numbers["epsilon"], spent, rel_tol=1e-6):
         raise Damaged(f"{path}: states epsilon {numbers['epsilon']}, its ledger spends {spent}")
     return {"score": score} | numbers | further | origin
+
+
+def _check_total(store: Store, run_id: str, cell: dict[str, Any], record: dict[str, Any]) -> None:
+    """Raise `Damaged` where a record does not state what its search spends, recomputed from its ledger."""
+    if "selection" not in cell:
+        return
+    stated = float(record.get("epsilon_total", math.nan))
+    spent = selection_rule(cell["selection"]).epsilon(store.ledger(run_id), cell["delta"], cell["accountant"])
+    if not math.isclose(stated, spent, rel_tol=1e-6):
+        path = store.folder(run_id) / "record.json"
+        raise Damaged(f"{path}: states epsilon {stated} for its search, which spends {spent}")
 
 
 def _further(scores: dict[str, Any]) -> dict[str, float]:
@@ -150,20 +179,23 @@ def _origin(provenance: dict[str, Any]) -> dict[str, Any]:
 def select(cells: pd.DataFrame) -> pd.DataFrame:
     """The run that each replicate would release: its best on the validation split, never on the test split.
 
-    A score that is not a number is the worst.
+    A search that is charged goes by the scores that its runs have released, noise included; one in several parts
+    releases its last run. A score that is not a number is the worst.
 
     Selection is made for each seed on its own, as someone with one private data set would. A group with a tuning run
     that has no result is left out: the best of what happened to finish is not what the procedure releases.
 
     Returns:
-        One row for each group and seed, with `runs` (tuning runs of that seed) added.
+        One row for each group and seed, with `runs` (trained runs of that seed) and their `run_ids` added.
     """
     chosen = []
     for _, group in cells.groupby([*GROUP, "seed"], sort=False):
-        if not group["state"].isin(["done", "diverged"]).all():
+        released = group[group["stage"] == ("final" if group["stage"].any() else "")]
+        if released.empty or not group["state"].isin(["done", "diverged"]).all():
             continue
-        row = group.iloc[0] if len(group) == 1 else group.loc[group["validation_score"].fillna(-math.inf).idxmax()]
-        chosen.append({**row.to_dict(), "runs": len(group), "run_ids": tuple(group["run_id"])})
+        best = 0 if len(released) == 1 else released["selection_score"].fillna(-math.inf).argmax()
+        row = released.iloc[best].to_dict()
+        chosen.append({**row, "runs": int(group["is_trained"].sum()), "run_ids": tuple(group["run_id"])})
     return pd.DataFrame(chosen)
 
 
@@ -174,7 +206,7 @@ def curves(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
     """
     parts = []
     for row in selected.to_dict("records"):
-        frame = pd.DataFrame(store.curve(row["run_id"]))
+        frame = pd.DataFrame(store.curve(row["run_id"])).drop(columns="diagnostics", errors="ignore")
         if "eta" not in frame:
             frame["eta"] = row["lr"]
         place = {key: row[key] for key in (*GROUP, "seed", "tuning", "run_id", "score", "lr")}
@@ -182,11 +214,20 @@ def curves(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
-def epsilon_with_tuning(store: Store, run_ids: Sequence[str], delta: float, accountant: str) -> float:
-    """What all runs of a search cost together, each on the same data: their ledgers one after the other.
+def epsilon_with_tuning(store: Store, selected: Mapping[str, Any]) -> float:
+    """What the search behind a row of `select` spends on the records that are trained on.
 
-    Selection looks at validation records, which this does not cover.
+    The best of a random number of runs costs what its rule says. A number that is not random hides nothing: the search
+    costs what all of its runs do, whatever a simulation says.
     """
+    rule = selection_rule(json.loads(selected["selection"])) if selected["selection"] else None
+    if isinstance(rule, BestOf):
+        return float(selected["epsilon_total"])
+    return composed(store, selected["run_ids"], selected["delta"], selected["accountant"])
+
+
+def composed(store: Store, run_ids: Sequence[str], delta: float, accountant: str) -> float:
+    """What runs cost one after the other, each on the same data."""
     total = Ledger()
     for run_id in run_ids:
         total = total + store.ledger(run_id)

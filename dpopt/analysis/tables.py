@@ -9,16 +9,17 @@ from typing import Any
 import pandas as pd
 
 from dpopt import registry
-from dpopt.analysis.frames import GROUP, epsilon_with_tuning
+from dpopt.analysis.frames import GROUP, composed, epsilon_with_tuning
 from dpopt.analysis.scores import shown
 from dpopt.store.runs import Store
 
 NOTE = (
     "Test {scores}: mean ± standard deviation over seeds; best private method of each block in bold. "
-    "Runs: trained models per seed, of which the best on the validation split is reported. "
-    "ε single: spent by that one run; ε with tuning: by all runs of its search (naive composition; not charged where a "
-    "value was set by hand). Both are for the training records, recomputed from the ledgers that the runs left; the "
-    "validation records that a search looks at are not covered."
+    "Runs: trained models per seed (the mean over seeds), of which the best on the validation split is reported. "
+    "ε single: spent by that one run; ε with tuning: by its whole search (not charged where a value was set by hand); "
+    "ε composed, where that differs: by all runs one after the other, more than a random number of them spends. All "
+    "for the training records, recomputed from the ledgers that the runs left; the validation records that a search "
+    "looks at are covered where its scores are noised, by the same ε, and else not."
 )
 
 
@@ -28,28 +29,31 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
     Returns:
         Beside the group's keys: `score` (what was measured), its `mean` and `std` on the test split (sample standard
         deviation; NaN for one seed), the same of further scores as `score_NAME` and `score_NAME_std`, `seeds`, `runs`,
-        `epsilon_single` and `epsilon_with_tuning` (the largest over the seeds), `is_best`; and `note`, what the
-        registry says of the optimizer.
+        `validation` (what was selected by), `examples` N, `draws` T and `noise_gradient` (noise multiplier), means;
+        `epsilon_single`, `epsilon_with_tuning` and `epsilon_composed` (the largest over the seeds), `is_best`; and
+        `note`, what the registry says of the optimizer.
     """
     if selected.empty:
         return pd.DataFrame()
     rows = []
     for keys, group in selected.groupby(GROUP, sort=False):
-        spent = [
-            epsilon_with_tuning(store, row["run_ids"], row["delta"], row["accountant"])
-            for row in group.to_dict("records")
-        ]
+        searches = group.to_dict("records")
         rows.append(
             {
                 **dict(zip(GROUP, keys, strict=True)),
                 "tuning": group["tuning"].iloc[0],
                 **_scores(group),
                 "seeds": len(group),
-                "runs": int(group["runs"].max()),
+                "runs": float(group["runs"].mean()),
                 "diverged": int((group["state"] == "diverged").sum()),
+                "validation": group["selection_score"].mean(),
+                **{name: group[name].mean() for name in ("examples", "draws", "noise_gradient") if name in group},
                 "delta": group["delta"].max(),
                 "epsilon_single": group["epsilon"].max(),
-                "epsilon_with_tuning": max(spent),
+                "epsilon_with_tuning": max(epsilon_with_tuning(store, row) for row in searches),
+                "epsilon_composed": max(
+                    composed(store, row["run_ids"], row["delta"], row["accountant"]) for row in searches
+                ),
                 "note": _note(group["optimizer"].iloc[0]),
             }
         )
@@ -97,9 +101,10 @@ def readable(table: pd.DataFrame, bold: Callable[[str], str], scores: Sequence[s
         **_main_scores(table, bold),
         **_further_scores(table, scores),
         "tuning": table["tuning"],
-        "runs": table["runs"].astype(str),
+        "runs": table["runs"].map("{:.3g}".format),
         "ε single": table["epsilon_single"].map(upper),
         "ε with tuning": table["epsilon_with_tuning"].map(upper).where(table["tuning"] != "fixed", "not charged"),
+        "ε composed": table["epsilon_composed"].map(upper),
         "seeds": table["seeds"].astype(str),
         "B": table["batch_size"].map(_number),
         "epochs": table["epochs"].map(_number),
@@ -108,6 +113,7 @@ def readable(table: pd.DataFrame, bold: Callable[[str], str], scores: Sequence[s
         "diverged": table["diverged"].astype(str),
     }
     dropped = [*_constant(table), *(["C"] if table["clip"].nunique() == 1 else [])]
+    dropped += ["ε composed"] if (table["epsilon_composed"] == table["epsilon_with_tuning"]).all() else []
     return pd.DataFrame(columns).drop(columns=dropped)
 
 

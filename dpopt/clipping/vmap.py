@@ -66,6 +66,11 @@ class VmapEngine(FlatModel):
         factor = clip_factors(clip, norm, mask)
         return Clipped(torch.cat([factor @ c for c in combined]), torch.stack(losses), norm)
 
+    def gradients(self, theta: Vector, x: Tensor, y: Tensor) -> Tensor:
+        """Every example's gradient at `theta`, shape [n, d]."""
+        graded, _ = self._graded(self._parameters(theta), x, y)
+        return torch.cat([g.reshape(len(x), -1) for g in graded.values()], dim=1)
+
     def losses(self, points: Sequence[Vector], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         # One example at a time, as for gradients: a model that mixes examples cannot carry one record into all losses.
         with torch.no_grad():

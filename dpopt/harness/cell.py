@@ -15,21 +15,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from dpopt import clipping, registry, training
 from dpopt.clipping import ClippingEngine
+from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError
 from dpopt.harness.provenance import provenance
 from dpopt.privacy import sampling
-from dpopt.privacy.calibration import calibrate
+from dpopt.privacy.calibration import calibrate, dry_run, score_noise
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.oracle import DataOracle
 from dpopt.privacy.plan import Plan
 from dpopt.privacy.protocol import Optimizer
 from dpopt.privacy.sampling import derive
+from dpopt.privacy.selection import selection_rule
+from dpopt.study.diagnostics import Diagnostics
 from dpopt.workloads.base import Split, Workload
 
 CHECKPOINT_SECONDS = 60.0
@@ -49,6 +53,12 @@ class Cell:
         search: number of the run within a search. The runs of one search have draws of their own, so that composing
             them one after the other is what they cost; runs of different searches are paired by number and seed.
         kernel: `sampling.REVISION` of the draws and the noise that it is run with; no other can run it.
+        selection: where the run is one of a search that is charged, the rule by which (see `selection_spec`); `epsilon`
+            is then the search's.
+        untrained: a search whose number of runs came out as 0 releases the model as it was initialised.
+        dry_run: how many times smaller batch and noise are than those that spend `epsilon`: as many steps with the same
+            signal and noise, which cost as many times less to compute and spend far more (Sander et al. 2023).
+        diagnostics: whether gradient norms and what is made of them go into the curve; they are not private.
     """
 
     workload: dict[str, Any]
@@ -61,6 +71,10 @@ class Cell:
     seed: int
     search: int = 0
     kernel: int = 1
+    selection: dict[str, Any] | None = None
+    untrained: bool = False
+    dry_run: float = 1.0
+    diagnostics: bool = False
 
     def content(self) -> dict[str, Any]:
         """The cell as plain JSON data; infinity becomes "inf".
@@ -156,6 +170,7 @@ class Prepared:
         elapsed: what training up to there has taken.
         watched: the splits that the curve is about, by name.
         examples: number N of training records.
+        diagnostics: where the cell asks for them.
     """
 
     workload: Workload
@@ -168,12 +183,14 @@ class Prepared:
     elapsed: Elapsed
     watched: dict[str, Split]
     examples: int
+    diagnostics: Diagnostics | None = None
 
     def observe(self, state: Any) -> dict[str, Any]:
         """One entry of the curve."""
         of = self.workload
         where = (self.watched, of.transform, of.score, of.evaluation_batch)
-        return training.observe(self.engine, self.model, state, self.oracle, of.loss, of.metric, *where)
+        entry = training.observe(self.engine, self.model, state, self.oracle, of.loss, of.metric, *where)
+        return entry | ({"diagnostics": _finite(self.diagnostics.entry())} if self.diagnostics else {})
 
     def scores(self, state: Any) -> dict[str, Any]:
         """The workload's further scores on the test split."""
@@ -204,18 +221,11 @@ def prepare(
     torch.manual_seed(_seed("init", cell) >> 65)
     model = workload.model().to(place)
     engine = clipping.engine(model, workload.loss, sample=training.sample(train, workload.transform, place))
-    plan = calibrate(
-        optimizer,
-        rate=training.sampling_rate(cell.batch_size, len(train.x)),
-        draws=training.number_of_draws(cell.epochs, cell.batch_size, len(train.x)),
-        dimension=engine.dimension,
-        epsilon=cell.epsilon,
-        delta=cell.delta,
-        accountant=cell.accountant,
-    )
+    plan = _plan(cell, optimizer, len(train.x), engine.dimension)
+    diagnostics = _diagnostics(cell, workload, optimizer, model, plan, train) if cell.diagnostics else None
     state, ledger, elapsed = optimizer.init(engine.theta), Ledger(), Elapsed()
     if store is not None:
-        state, ledger, elapsed = _resume(store, cell.run_id, state, plan)
+        state, ledger, elapsed = _resume(store, cell.run_id, state, plan, diagnostics)
     oracle = DataOracle(
         engine,
         train.x,
@@ -227,10 +237,44 @@ def prepare(
         transform=lambda x: workload.augment(workload.transform(x)),
         device=place,
         ledger=ledger,
+        watch=diagnostics,
     )
     model.train()
     watched = {name: split for name, split in watched.items() if len(split.x)}
-    return Prepared(workload, optimizer, model, engine, plan, oracle, state, elapsed, watched, len(train.x))
+    examples = len(train.x)
+    return Prepared(workload, optimizer, model, engine, plan, oracle, state, elapsed, watched, examples, diagnostics)
+
+
+def _plan(cell: Cell, optimizer: Optimizer, examples: int, dimension: int) -> Plan:
+    """What the cell may release."""
+    rate = training.sampling_rate(cell.batch_size, examples)
+    if cell.untrained:
+        return Plan({}, Ledger(), 0.0, rate, 0, dimension, cell.delta, cell.accountant)
+    plan = calibrate(
+        optimizer,
+        rate=rate,
+        draws=training.number_of_draws(cell.epochs, cell.batch_size, examples),
+        dimension=dimension,
+        epsilon=cell.epsilon,
+        delta=cell.delta,
+        accountant=cell.accountant,
+        selection=selection_rule(cell.selection) if cell.selection else None,
+    )
+    return plan if cell.dry_run == 1 else dry_run(plan, cell.dry_run)
+
+
+def _diagnostics(
+    cell: Cell, workload: Workload, optimizer: Optimizer, model: nn.Module, plan: Plan, train: Split
+) -> Diagnostics:
+    is_class = train.y.ndim == 1 and not train.y.is_floating_point()
+    return Diagnostics(
+        VmapEngine(model, workload.loss),
+        getattr(optimizer, "clip", None),
+        plan.noise.get("gradient", 0.0),
+        plan.rate * len(train.x),
+        plan.draws,
+        int(train.y.max()) + 1 if is_class else 0,
+    )
 
 
 def run(
@@ -271,15 +315,19 @@ def run(
         curve.append(ready.observe(state))
     final, trained = curve[-1], ready.elapsed.since(begin)
     spent = training.summary(ready.plan, oracle, state, cell.epsilon, ready.examples)
+    validation = ready.watched.get("validation")
+    search = _search(cell, oracle.ledger, final, len(validation.x) if validation else 0, ready.workload.score)
     scores = ready.scores(state) if spent["status"] == "done" else {}
     record = {
         "schema": 1,
         "run_id": cell.run_id,
         "cell": cell.content(),
         **_plain(spent),
-        **{key: value for key, value in final.items() if key not in ("draw", "epoch")},
+        **search,
+        **{key: value for key, value in final.items() if key not in ("draw", "epoch", "diagnostics")},
         **({} if ready.workload.score == "accuracy" else {"score": ready.workload.score}),
         **({"scores": _finite(scores)} if scores else {}),
+        **({"diagnostics": _finite(ready.diagnostics.summary())} if ready.diagnostics else {}),
         "seconds_prepare": begin.wall - started,
         "seconds_train": trained.wall,
         "seconds_cpu": trained.cpu,
@@ -287,6 +335,24 @@ def run(
     }
     store.finish(cell.run_id, record, oracle.ledger.to_json())
     return record
+
+
+def _search(cell: Cell, ledger: Ledger, final: dict[str, Any], examples: int, score: str) -> dict[str, Any]:
+    """What the search that the cell is a run of spends, and the score that it may release of this run.
+
+    A score is a share of validation records, which one record changes by one; their number is public.
+    """
+    if cell.selection is None:
+        return {}
+    rule = selection_rule(cell.selection)
+    content = {"epsilon_total": _plain(rule.epsilon(ledger, cell.delta, cell.accountant))}
+    noise = score_noise(rule, cell.epsilon, cell.delta, cell.accountant)
+    if not noise or not examples:
+        return content
+    std = noise / examples
+    normal = np.random.default_rng(derive("score", cell.run_id)).standard_normal()
+    released = {"value": final[f"validation_{score}"] + std * normal, "std": std, "noise": noise}
+    return content | {"released_score": released}
 
 
 def _train(ready: Prepared, run_id: str, store: RunStore, report: Report, checkpoint_seconds: float) -> Any:
@@ -299,7 +365,8 @@ def _train(ready: Prepared, run_id: str, store: RunStore, report: Report, checkp
             store.append_curve(run_id, ready.observe(state))
             report(oracle.draws_taken / oracle.draws_total)
         if time.perf_counter() - last_saved >= checkpoint_seconds:
-            _save(store.checkpoint(run_id), run_id, state, oracle.ledger, ready.elapsed.since(begin))
+            watched = {"diagnostics": ready.diagnostics.state()} if ready.diagnostics else {}
+            _save(store.checkpoint(run_id), run_id, state, oracle.ledger, ready.elapsed.since(begin), watched)
             last_saved = time.perf_counter()
     return state
 
@@ -308,15 +375,17 @@ def _seed(axis: str, cell: Cell, *more: int) -> int:
     return derive(axis, cell.workload, cell.seed, *filter(None, more))
 
 
-def _save(path: Path, run_id: str, state: Any, ledger: Ledger, elapsed: Elapsed) -> None:
+def _save(path: Path, run_id: str, state: Any, ledger: Ledger, elapsed: Elapsed, further: Mapping[str, Any]) -> None:
     leaves, _ = pytree.tree_flatten(state)
     partial = path.with_suffix(".partial")
     content = {"run_id": run_id, "leaves": leaves, "ledger": ledger.to_json(), "elapsed": tuple(elapsed)}
-    torch.save(content, partial)
+    torch.save({**content, **further}, partial)
     os.replace(partial, path)
 
 
-def _resume(store: RunStore, run_id: str, initial: Any, plan: Plan) -> tuple[Any, Ledger, Elapsed]:
+def _resume(
+    store: RunStore, run_id: str, initial: Any, plan: Plan, diagnostics: Diagnostics | None
+) -> tuple[Any, Ledger, Elapsed]:
     """State, ledger and times of the last checkpoint, or the initial state; the curve is cut back to match."""
     state, ledger, elapsed = initial, Ledger(), Elapsed()
     leaves, structure = pytree.tree_flatten(initial)
@@ -328,6 +397,8 @@ def _resume(store: RunStore, run_id: str, initial: Any, plan: Plan) -> tuple[Any
         if not plan.ledger.starts_with(taken):
             raise ValueError(f"its {taken} is not how the planned {plan.ledger} begins")
         elapsed = Elapsed(*saved.get("elapsed", ()))  # older checkpoints do not know
+        if diagnostics is not None:
+            diagnostics.restore(saved["diagnostics"])
         state, ledger = pytree.tree_unflatten(saved["leaves"], structure), taken
     except FileNotFoundError:
         pass

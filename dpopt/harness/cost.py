@@ -25,7 +25,6 @@ from dpopt.harness.cell import Cell, Prepared, prepare
 from dpopt.harness.plan import Planned
 from dpopt.harness.provenance import provenance
 from dpopt.harness.suite import Suite
-from dpopt.privacy.calibration import cost
 from dpopt.workloads.base import Split
 
 SAMPLE = 256
@@ -74,12 +73,14 @@ class Row:
         label, tuning: the row in the suite's tables.
         cells: all of them.
         states: what the store knows of each.
+        gradients_per_draw: points at which the optimizer computes gradients.
     """
 
     label: str
     tuning: str
     cells: tuple[Cell, ...]
     states: tuple[str, ...]
+    gradients_per_draw: float
 
     @property
     def done(self) -> int:
@@ -106,7 +107,8 @@ class Row:
     @property
     def gradients(self) -> float:
         """Expected gradient evaluations, of one example at one point, of the cells that wait."""
-        return sum(draws(cell) * cell.batch_size * _points(_key(cell.optimizer)) for cell in self.waiting)
+        records = sum(draws(cell) * cell.batch_size / cell.dry_run for cell in self.waiting)
+        return records * self.gradients_per_draw
 
     def seconds(self, timing: Timing) -> float:
         """Seconds of all cells that wait, one after the other."""
@@ -123,13 +125,15 @@ def rows(planned: Iterable[Planned], store: RecordStore) -> list[Row]:
     for group in groups.values():
         cells = tuple(entry.cell for entry in group)
         states = tuple(store.state(cell.run_id) for cell in cells)
-        found.append(Row(group[0].label, group[0].tuning, cells, states))
+        found.append(Row(group[0].label, group[0].tuning, cells, states, group[0].gradients_per_draw))
     return found
 
 
 def draws(cell: Cell) -> int:
     """The number of draws of a cell."""
-    return training.number_of_draws(cell.epochs, cell.batch_size, _examples(_key(cell.workload)))
+    return (
+        0 if cell.untrained else training.number_of_draws(cell.epochs, cell.batch_size, _examples(_key(cell.workload)))
+    )
 
 
 def _key(spec: Mapping[str, Any]) -> str:
@@ -139,12 +143,6 @@ def _key(spec: Mapping[str, Any]) -> str:
 @cache
 def _examples(workload: str) -> int:
     return registry.from_spec("workload", json.loads(workload)).examples
-
-
-@cache
-def _points(optimizer: str) -> float:
-    """Points per draw at which gradients are computed."""
-    return cost(registry.from_spec("optimizer", json.loads(optimizer))).gradients_per_draw
 
 
 def timings(

@@ -40,7 +40,11 @@ class Outcome:
 
 
 def execute(
-    cells: Iterable[Cell], store: Any, make_engine: Callable[[], Engine], console: Console | None = None
+    cells: Iterable[Cell],
+    store: Any,
+    make_engine: Callable[[], Engine],
+    console: Console | None = None,
+    outcome: Outcome | None = None,
 ) -> Outcome:
     """Run the cells that have no result yet.
 
@@ -51,8 +55,9 @@ def execute(
         store: a `dpopt.store.Store`.
         make_engine: called only if something is to be run, since workers are slow to start.
         console: where progress goes.
+        outcome: of earlier cells, to go on with.
     """
-    outcome, to_run = Outcome(), {}
+    outcome, to_run = outcome or Outcome(), {}
     for run_id, cell in {cell.run_id: cell for cell in cells}.items():
         state = store.state(run_id)
         if state in ("done", "diverged"):

@@ -7,15 +7,19 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, Protocol
 
 from dpopt import fields, registry
 from dpopt.clipping.rules import Abadi, Normalized
 from dpopt.errors import ConfigError, unknown
+from dpopt.harness import tuning as tuning_rules
 from dpopt.harness.cell import Cell
 from dpopt.harness.suite import Setting, Suite, axis
+from dpopt.harness.tuning import Outcome, Run
 from dpopt.privacy import accountants, sampling
-from dpopt.privacy.calibration import require_bounded
+from dpopt.privacy.calibration import calibrate, cost, require_bounded
+from dpopt.privacy.ledger import Ledger
+from dpopt.privacy.selection import After, BestOf, Composed, Selection, selection_spec
 from dpopt.training import number_of_draws, sampling_rate
 from dpopt.workloads.base import Workload
 
@@ -27,9 +31,12 @@ class Planned:
     Attributes:
         cell: what is run.
         label: the row that it belongs to.
-        tuning: "self", "grid" or "fixed".
+        tuning: see `suite.Setting`.
         tuned: the grid point, field -> value.
         clip: value of the suite's clip axis.
+        target: the suite's epsilon, which is not the cell's in the first runs of a search in several parts.
+        gradients_per_draw: points at which the optimizer computes gradients.
+        stage: see `tuning.Run`.
     """
 
     cell: Cell
@@ -37,16 +44,33 @@ class Planned:
     tuning: str
     tuned: dict[str, Any]
     clip: float
+    target: float
+    gradients_per_draw: float
+    stage: str = ""
 
     def content(self) -> dict[str, Any]:
         """As plain JSON data, for the manifest."""
         rest = {"label": self.label, "tuning": self.tuning, "tuned": self.tuned}
+        stage = {"stage": self.stage, "target": self.target} if self.stage else {}
         clip = "inf" if self.clip == math.inf else self.clip
-        return {"run_id": self.cell.run_id, "clip": clip, **rest, "cell": self.cell.content()}
+        cost = {"gradients_per_draw": self.gradients_per_draw}
+        return {"run_id": self.cell.run_id, "clip": clip, **rest, **stage, **cost, "cell": self.cell.content()}
 
 
-def plan(suite: Suite) -> list[Planned]:
+class Results(Protocol):
+    """What planning needs of the store; `dpopt.store.Store` documents the methods."""
+
+    def state(self, run_id: str) -> str: ...
+    def record(self, run_id: str) -> dict[str, Any]: ...
+    def ledger(self, run_id: str) -> Ledger: ...
+
+
+def plan(suite: Suite, results: Results | None = None) -> list[Planned]:
     """Every cell of `suite`, paired by seed across optimizers.
+
+    Args:
+        suite: what to plan.
+        results: what is known by now; cells that follow from the outcome of others are planned once these are done.
 
     Raises:
         ConfigError: anything in the suite that cannot be used; data that cannot be found.
@@ -58,7 +82,7 @@ def plan(suite: Suite) -> list[Planned]:
     planned = []
     for name, workload in _workloads(suite):
         for label, setting in settings.items():
-            planned += list(_row(suite, name, workload, label, setting))
+            planned += list(_row(suite, name, workload, label, setting, results))
     return planned
 
 
@@ -100,56 +124,118 @@ def _setting(suite: Suite, label: str) -> Setting:
         raise unknown(f"{where}.name", name, registry.optimizers())
     grid = content.get("grid", entry.grid)
     tuning = content.get("tuning", "grid" if grid else "self")
-    setting = fields.build(
-        Setting,
-        {"name": name, "fields": content.get("fields", {}), "tuning": tuning, "grid": grid if tuning == "grid" else {}},
-        where,
-    )
+    selection = content.get("selection")
+    given = {
+        "name": name,
+        "fields": content.get("fields", {}),
+        "tuning": tuning,
+        "grid": grid if tuning not in ("self", "fixed") else {},
+        "selection": {"rule": selection} if isinstance(selection, str) else selection,
+        "runs": content.get("runs"),
+    }
+    setting = fields.build(Setting, given, where)
     if setting.tuning == "self" and entry.grid:
         raise ConfigError(f"{where}.tuning", "self", f"{name} has learning rates to search: say grid, or fixed")
-    if setting.tuning == "grid" and not setting.grid:
-        raise ConfigError(f"{where}.grid", setting.grid, "expected field -> values to search")
-    for key, values in setting.grid.items():
-        if not isinstance(values, list) or not values:
-            raise ConfigError(f"{where}.grid.{key}", values, "expected a list of values")
+    tuning_rules.check(setting, where)
     return dataclasses.replace(
         setting,
         epsilon=axis(content.get("epsilon"), fields.Bound, f"{where}.epsilon"),
         epochs=axis(content.get("epochs"), fields.Positive, f"{where}.epochs"),
+        batch_size=axis(content.get("batch_size"), fields.Count, f"{where}.batch_size"),
+        clip=axis(content.get("clip"), fields.Bound, f"{where}.clip"),
         seeds=axis(content.get("seeds"), int, f"{where}.seeds"),
     )
 
 
-def _row(suite: Suite, name: str, workload: Workload, label: str, setting: Setting) -> Iterator[Planned]:
+def _row(
+    suite: Suite, name: str, workload: Workload, label: str, setting: Setting, results: Results | None
+) -> Iterator[Planned]:
     """The cells of one row of the suite on one workload."""
-    if setting.tuning == "grid" and not workload.validation:
-        allowed = "its training records are all used: a grid search needs `validation` records to select on"
-        raise ConfigError(f"{suite.name}.workloads.{name}.validation", 0, allowed)
+    where = f"{suite.name}.settings.{label}"
+    rule = tuning_rules.check(setting, where)
+    _check_search(suite, name, workload, setting, rule, where)
     delta = workload.examples**-1.1 if suite.delta is None else suite.delta
     accountants.check(delta, suite.accountant)
-    points = [dict(zip(setting.grid, values, strict=True)) for values in product(*setting.grid.values())]
     axes = product(
         [
             (epsilon, n)
             for epsilon in setting.epsilon or suite.epsilon
             for n in _epochs(suite, workload, setting, epsilon)
         ],
-        suite.batch_size or (workload.batch_size,),
-        suite.clip or (workload.clip,),
-        enumerate(points),
+        setting.batch_size or suite.batch_size or (workload.batch_size,),
+        setting.clip or suite.clip or (workload.clip,),
         setting.seeds or suite.seeds,
     )
-    specs: dict[tuple[str, float], dict[str, Any]] = {}
     workload_spec = registry.spec("workload", name, workload)
-    for (epsilon, epochs), batch_size, clip, (search, point), seed in axes:
-        sampling_rate(batch_size, workload.examples)
-        number_of_draws(epochs, batch_size, workload.examples)
-        key = (str(point), clip)
-        specs[key] = specs.get(key) or _optimizer(setting, point, clip)
+    specs: dict[str, dict[str, Any]] = {}
+    points = cost(registry.from_spec("optimizer", _optimizer(setting, {}, 1.0))).gradients_per_draw
+
+    def planned(run: Run, epsilon: float, epochs: float, batch_size: int, clip: float, seed: int) -> Planned:
+        key = str((run.point, clip))
+        specs[key] = specs.get(key) or _optimizer(setting, run.point, clip)
         require_bounded(registry.from_spec("optimizer", specs[key]), epsilon)
-        privacy = (epsilon, delta, suite.accountant)
-        cell = Cell(workload_spec, specs[key], *privacy, batch_size, epochs, seed, search, sampling.REVISION)
-        yield Planned(cell, label, setting.tuning, point, clip)
+        cell = Cell(
+            workload_spec,
+            specs[key],
+            run.epsilon,
+            delta,
+            suite.accountant,
+            batch_size,
+            epochs,
+            seed,
+            run.number,
+            sampling.REVISION,
+            selection_spec(run.selection) if run.selection else None,
+            run.untrained,
+            suite.dry_run,
+            suite.diagnostics,
+        )
+        return Planned(cell, label, setting.tuning, run.point, clip, epsilon, points, run.stage)
+
+    for (epsilon, epochs), batch_size, clip, seed in axes:
+        sampling_rate(batch_size / suite.dry_run, workload.examples)
+        number_of_draws(epochs, batch_size, workload.examples)
+        place = (epsilon, epochs, batch_size, clip, seed)
+        found = [planned(run, *place) for run in tuning_rules.runs(setting, rule, epsilon, (workload_spec, seed))]
+        yield from found
+        if results is not None and setting.tuning == "linear_scaling" and _all_done(found, results):
+            yield planned(_last_run(found, results), *place)
+
+
+def _check_search(
+    suite: Suite, name: str, workload: Workload, setting: Setting, rule: Selection | None, where: str
+) -> None:
+    """Raise `ConfigError` where the workload or the epsilons do not suit a row's search."""
+    if setting.tuning not in ("self", "fixed") and not workload.validation:
+        allowed = "its training records are all used: a search needs `validation` records to select on"
+        raise ConfigError(f"{suite.name}.workloads.{name}.validation", 0, allowed)
+    is_charged = setting.tuning == "linear_scaling" or isinstance(rule, BestOf | Composed)
+    if is_charged and not workload.score.endswith("accuracy"):
+        allowed = "a charged search needs a score that one record changes by at most one: an accuracy"
+        raise ConfigError(f"{where}.tuning", setting.tuning, f"{allowed}, and that of {name} is {workload.score}")
+    if setting.tuning == "linear_scaling" and math.inf in (setting.epsilon or suite.epsilon):
+        raise ConfigError(f"{where}.tuning", setting.tuning, "linear scaling needs a finite epsilon")
+
+
+def _all_done(found: list[Planned], results: Results) -> bool:
+    return all(results.state(entry.cell.run_id) in ("done", "diverged") for entry in found)
+
+
+def _last_run(found: list[Planned], results: Results) -> Run:
+    """The run that linear scaling ends with, from the stored outcomes of those before."""
+    outcomes = []
+    for entry in found:
+        record, ledger = results.record(entry.cell.run_id), results.ledger(entry.cell.run_id)
+        score = record["released_score"]["value"]
+        outcomes.append(Outcome(record["epsilon"], entry.tuned["lr"], -math.inf if score is None else score, ledger))
+    first, record = found[0].cell, results.record(found[0].cell.run_id)
+
+    def left(spent: Ledger) -> float:
+        size = {key: record[key] for key in ("rate", "draws", "dimension", "delta", "accountant")}
+        optimizer = registry.from_spec("optimizer", first.optimizer)
+        return calibrate(optimizer, epsilon=found[0].target, selection=After(spent), **size).epsilon
+
+    return tuning_rules.linear_scaling(outcomes, found[0].target, left)
 
 
 def _epochs(suite: Suite, workload: Workload, setting: Setting, epsilon: float) -> tuple[float, ...]:
@@ -163,9 +249,11 @@ def _epochs(suite: Suite, workload: Workload, setting: Setting, epsilon: float) 
 
 
 def _optimizer(setting: Setting, point: Mapping[str, Any], clip: float) -> dict[str, Any]:
-    """The optimizer of one grid point; the clip axis sets the bound of a rule that has one and was not given."""
+    """The optimizer of one grid point; the clip axis sets the bound of a rule that has one and was not given it."""
     optimizer = registry.create(setting.name, **{**setting.fields, **point})
-    is_given = "clip" in {**registry.entry("optimizer", setting.name).fields, **setting.fields, **point}
+    given = {**registry.entry("optimizer", setting.name).fields, **setting.fields, **point}
+    rule = given.get("clip", {})
+    is_given = rule not in ("abadi", "normalized") and not (isinstance(rule, Mapping) and "bound" not in rule)
     if not is_given and isinstance(getattr(optimizer, "clip", None), Abadi | Normalized):
         optimizer = dataclasses.replace(optimizer, clip=dataclasses.replace(optimizer.clip, bound=clip))
     return registry.spec("optimizer", setting.name, optimizer)

@@ -35,17 +35,27 @@ class Setting:
     Args:
         name: registered optimizer; by default the label itself.
         fields: hyperparameters that differ from the defaults.
-        tuning: "self" (needs none), "grid", or "fixed" (set by hand); by default "grid" where a grid is known.
+        tuning: "self" (needs none), "fixed" (set by hand), or a search over `grid`: "grid" (every point once), "random"
+            (`runs` points drawn at random), "private" (as many as `selection` draws) or "linear_scaling" (two searches
+            of `runs` points at small epsilons, see `tuning.linear_scaling`); by default "grid" where a grid is known.
         grid: field -> values to search; by default the optimizer's own grid.
-        epsilon, epochs, seeds: replace the suite's.
+        selection: how the search is charged; where it is, the suite's epsilon is that of the whole search. "composed"
+            (all runs one after the other) or "simulated" ({rule: simulated, share: 0.85}) for "grid" and "random",
+            {rule: logarithmic | geometric | poisson, runs: mean} for "private".
+        runs: how many points "random" draws, or each of the searches of "linear_scaling".
+        epsilon, epochs, batch_size, clip, seeds: replace the suite's.
     """
 
     name: str
     fields: dict[str, Any]
-    tuning: Literal["self", "grid", "fixed"]
+    tuning: Literal["self", "fixed", "grid", "random", "private", "linear_scaling"]
     grid: dict[str, Any]
+    selection: dict[str, Any] | None = None
+    runs: fields.Count | None = None
     epsilon: tuple[float, ...] | None = None
     epochs: tuple[float, ...] | None = None
+    batch_size: tuple[int, ...] | None = None
+    clip: tuple[float, ...] | None = None
     seeds: tuple[int, ...] | None = None
 
 
@@ -109,6 +119,8 @@ class Suite:
     workers: int | None
     device: str
     physical_batch: int | None
+    dry_run: float
+    diagnostics: bool
     results: str
     plots: str
     published: Published | None
@@ -204,6 +216,8 @@ def load_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
         workers=fields.convert(content["workers"], fields.Count | None, f"{where}.workers", {}),
         device=fields.convert(content["device"], str, f"{where}.device", {}),
         physical_batch=_auto(content["physical_batch"], fields.Count, f"{where}.physical_batch"),
+        dry_run=fields.convert(content["dry_run"], fields.Factor, f"{where}.dry_run", {}),
+        diagnostics=fields.convert(content["diagnostics"], bool, f"{where}.diagnostics", {}),
         results=fields.convert(content["results"], str, f"{where}.results", {}),
         plots=fields.convert(content["plots"], str, f"{where}.plots", {}),
         published=_published(content["published"], f"{where}.published"),
@@ -272,5 +286,5 @@ def _labels(values: tuple[Any, ...] | None, where: str) -> tuple[str, ...]:
 
 def _mapping(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict) or not all(isinstance(v, dict) for v in value.values()):
-        raise ConfigError(where, value, "expected label -> {name, fields, tuning, grid, epsilon, epochs, seeds}")
+        raise ConfigError(where, value, "expected label -> {name, fields, tuning, grid, selection, runs, epsilon, ...}")
     return value

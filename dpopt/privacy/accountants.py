@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -64,13 +65,20 @@ def check(delta: float, accountant: str) -> None:
 
 @lru_cache(maxsize=4096)
 def _epsilon(events: tuple[Event, ...], delta: float, accountant: str) -> float:
+    with quiet():
+        return float(ACCOUNTANTS[accountant](events, delta))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the libraries from reporting what only loosens their bounds."""
     chatter = logging.getLogger("absl")
     level = chatter.level
-    chatter.setLevel(logging.ERROR)  # dp-accounting names every Renyi order that it leaves out, which only loosens
+    chatter.setLevel(logging.ERROR)  # dp-accounting names every Renyi order that it leaves out
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # line searches divide by zero on their way; PRV looks at RDP orders
-            return float(ACCOUNTANTS[accountant](events, delta))
+            yield
     finally:
         chatter.setLevel(level)
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import scipy.optimize
 
 from dpopt._paths import cache_root
 from dpopt.errors import ConfigError
@@ -23,16 +22,11 @@ from dpopt.privacy.ledger import Draw, Ledger
 from dpopt.privacy.oracle import GRADIENT, BudgetSpent, TraceOracle
 from dpopt.privacy.plan import NonPrivate, Plan
 from dpopt.privacy.protocol import Optimizer
+from dpopt.privacy.selection import Selection, selection_spec
+from dpopt.privacy.solving import TOLERANCE, Charge, solve_noise
 
 Structure = tuple[tuple[tuple[str, ...], int], ...]
 """Run-length encoded kinds of release of every draw: ((kinds, count), ...)."""
-
-TOLERANCE = 2e-5
-"""How far below its target a calibrated epsilon may stay, relative to the target."""
-FAR = 50.0
-"""An epsilon by RDP that is above every target worth a privacy loss distribution."""
-NOISE_RANGE = (0.05, 1e6)
-"""Noise multipliers that calibration considers."""
 
 
 def calibrate(
@@ -44,6 +38,7 @@ def calibrate(
     epsilon: float,
     delta: float,
     accountant: str = "pld",
+    selection: Selection | None = None,
 ) -> Plan:
     """The least noise with which `draws` draws of `optimizer` cost at most `epsilon`.
 
@@ -59,6 +54,7 @@ def calibrate(
         epsilon: target, > 0; infinity gives a `NonPrivate` plan.
         delta: target, in (0, 1).
         accountant: see `accountants.epsilon`.
+        selection: where the run is one of a search, what the whole search costs; `epsilon` is then the search's.
 
     Raises:
         ConfigError: a value out of range, or a target that no noise in `NOISE_RANGE` reaches.
@@ -73,8 +69,9 @@ def calibrate(
         noise = dict.fromkeys(kinds, 0.0)
         return NonPrivate(noise, _ledger(structure, rate, noise), math.inf, **common)
     inflation = getattr(optimizer, "noise_inflation", None)
+    charge = selection.epsilon if selection else accountants.epsilon
     problem = (structure, rate, kinds, inflation, epsilon, delta, accountant)
-    path = _cache_file(problem)
+    path = _cache_file(problem if selection is None else (*problem, selection_spec(selection)))
 
     def planned(noise: dict[str, float]) -> Plan:
         ledger = _ledger(structure, rate, noise)
@@ -83,11 +80,30 @@ def calibrate(
     # Epsilon is recomputed for remembered noise too: a file can neither lower what is claimed nor change a result.
     remembered = _read_cache(path, kinds)
     plan = planned(remembered) if remembered else None
-    if plan is None or not (1 - 2 * TOLERANCE) * epsilon <= plan.epsilon <= epsilon:
-        noise = _solve_kinds(*problem)
+    if plan is None or not (1 - 2 * TOLERANCE) * epsilon <= charge(plan.ledger, delta, accountant) <= epsilon:
+        noise = _solve_kinds(*problem, charge)
         _write_cache(path, noise)
         plan = planned(noise)
     return plan
+
+
+def dry_run(plan: Plan, factor: float) -> Plan:
+    """`plan` with batches and noise `factor` times smaller: a cheap simulation of it that is far less private.
+
+    Noise per record, and so what training feels of it, stays what it was, while a step costs `factor` times less
+    (Sander, Stock, Sablayrolles, "TAN without a burn", ICML 2023, section 4). The ledger, and the epsilon that is
+    computed from it, are those of the simulation.
+
+    Args:
+        plan: what is simulated.
+        factor: at least 1.
+    """
+    rate, noise = plan.rate / factor, {kind: value / factor for kind, value in plan.noise.items()}
+    ledger = Ledger()
+    for draw, draws in groupby(plan.ledger):
+        ledger.append(Draw(rate, tuple(value / factor for value in draw.noises)), len(list(draws)))
+    spent = accountants.epsilon(ledger, plan.delta, plan.accountant)
+    return dataclasses.replace(plan, rate=rate, noise=noise, ledger=ledger, epsilon=spent)
 
 
 def require_bounded(optimizer: Optimizer, epsilon: float) -> None:
@@ -157,62 +173,6 @@ def _traced(optimizer: Optimizer, oracle: TraceOracle) -> int:
     return steps
 
 
-def solve_noise(ledger_of: Callable[[float], Ledger], epsilon: float, delta: float, accountant: str) -> float:
-    """The smallest noise whose ledger costs at most `epsilon`, to `TOLERANCE`, from the safe side.
-
-    Args:
-        ledger_of: noise multiplier -> ledger; epsilon must not grow with the noise.
-
-    Raises:
-        ConfigError: even the largest noise of `NOISE_RANGE` spends more than `epsilon`.
-    """
-
-    def spent(log_noise: float, by: str) -> float:
-        return accountants.epsilon(ledger_of(math.exp(log_noise)), delta, by)
-
-    def excess(log_noise: float, far: float) -> float:
-        # A numerical privacy loss distribution grows with epsilon; where RDP is far above the target, so is the truth.
-        quick = spent(log_noise, "rdp")
-        over = (quick if quick > far else spent(log_noise, accountant)) / epsilon - 1
-        return 0.0 if -TOLERANCE <= over <= 0 else over + TOLERANCE / 2
-
-    low, high = (math.log(noise) for noise in NOISE_RANGE)
-    least = spent(high, accountant)
-    if least > epsilon:
-        raise ConfigError("epsilon", epsilon, f"not reached by a noise multiplier up to {NOISE_RANGE[1]:g}")
-    # RDP is cheap and shaped like the others: its root, for a target scaled to its own floor, is a good first guess.
-    floor = spent(high, "rdp")
-    target = epsilon * floor / least if floor > epsilon else epsilon
-    guess = _root(lambda s: spent(s, "rdp") - target, low, high)
-    root = high
-    for far in (2 * epsilon + 0.5, FAR):  # the second where RDP is loose, as it is for a delta near rate * draws
-        function = partial(excess, far=far)
-        root = _root(function, *_bracket(function, guess, low, high))
-        if spent(root, accountant) >= (1 - 2 * TOLERANCE) * epsilon:
-            break
-    while spent(root, accountant) > epsilon:
-        root += TOLERANCE / 4
-    return math.exp(root)
-
-
-def _bracket(function: Callable[[float], float], guess: float, low: float, high: float) -> tuple[float, float]:
-    """An interval around or beside `guess` at whose ends the decreasing `function` has different signs."""
-    step = 0.03 if function(guess) > 0 else -0.03
-    end = guess
-    while low < end < high and (function(end) > 0) == (step > 0):
-        guess, end, step = end, min(max(end + step, low), high), 2 * step
-    return min(guess, end), max(guess, end)
-
-
-def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where the decreasing `function` crosses zero in [low, high]; the end nearest to it if it does not."""
-    if function(low) <= 0:
-        return low
-    if function(high) > 0:
-        return high
-    return scipy.optimize.root_scalar(function, bracket=(low, high), method="brentq", xtol=1e-9).root
-
-
 def _solve_kinds(
     structure: Structure,
     rate: float,
@@ -221,9 +181,10 @@ def _solve_kinds(
     epsilon: float,
     delta: float,
     accountant: str,
+    charge: Charge,
 ) -> dict[str, float]:
     def solve(ledger_of: Callable[[float], Ledger]) -> float:
-        return solve_noise(ledger_of, epsilon, delta, accountant)
+        return solve_noise(ledger_of, epsilon, delta, accountant, charge)
 
     if len(kinds) == 1:
         return {kinds[0]: solve(lambda noise: _ledger(structure, rate, {kinds[0]: noise}))}
@@ -242,6 +203,23 @@ def _ledger(structure: Structure, rate: float, noise: Mapping[str, float]) -> Le
     for kinds, count in structure:
         ledger.append(Draw(rate, tuple(noise[kind] for kind in kinds if kind in noise)), count)
     return ledger
+
+
+def score_noise(selection: Selection, epsilon: float, delta: float, accountant: str) -> float:
+    """Noise multiplier of the scores that a search releases, by which it costs at most `epsilon` on what they look at.
+
+    A score is one Gaussian release of a sum over records that are not trained on; 0 where none is released.
+
+    Args:
+        selection: the rule of the search.
+        epsilon: target of the search; infinity needs no noise.
+        delta, accountant: see `calibrate`.
+    """
+    charged = selection.scores(epsilon)
+    if charged is None or charged[1] == math.inf:
+        return 0.0
+    rule, target = charged
+    return solve_noise(lambda noise: Ledger([Draw(1.0, (noise,))]), target, delta, accountant, rule.epsilon)
 
 
 def _validate(rate: float, draws: int, dimension: int, epsilon: float, delta: float, accountant: str) -> None:

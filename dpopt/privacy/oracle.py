@@ -246,6 +246,25 @@ class _Inputs(NamedTuple):
     mask: Tensor
 
 
+class Seen(NamedTuple):
+    """What the engine saw of one physical batch of n examples while it summed a gradient. Not private.
+
+    Attributes:
+        draw: the draw's number.
+        points: weights and parameters that the gradient was asked at.
+        x, y: inputs as the model takes them and targets, [n, ...].
+        mask: which rows count, bool [n].
+        norms: L2 norms of the gradients before clipping, shape [n].
+    """
+
+    draw: int
+    points: list[tuple[float, Vector]]
+    x: Tensor
+    y: Tensor
+    mask: Tensor
+    norms: Tensor
+
+
 class _Known(NamedTuple):
     """Losses of one point that its gradient has left behind: [n] for each physical batch of the open draw."""
 
@@ -271,6 +290,7 @@ class DataOracle(_Oracle):
         device: where the engine computes; by default where `x` is.
         ledger: draws that an interrupted run has already taken; the oracle goes on after them.
         transcript: where given, every release is kept in it (for `ReplayOracle`).
+        watch: where given, called with what the engine sees, for diagnostics; no optimizer can reach it.
     """
 
     def __init__(
@@ -287,6 +307,7 @@ class DataOracle(_Oracle):
         device: torch.device | None = None,
         ledger: Ledger | None = None,
         transcript: Transcript | None = None,
+        watch: Callable[[Seen], None] | None = None,
     ) -> None:
         super().__init__(
             dimension=plan.dimension,
@@ -305,7 +326,7 @@ class DataOracle(_Oracle):
         self._size = physical_batch or engine.physical_batch(self.expected_batch)
         # A GPU is at its best with calls of one shape; a CPU does not mind, so there is next to nothing to pad.
         self._multiple = self._size if self._device.type == "cuda" else CPU_MULTIPLE
-        self._transcript = transcript
+        self._transcript, self._watch = transcript, watch
         self._inputs: list[Callable[[], _Inputs]] = []
         self._known = WeakTensorKeyDictionary()
         self._norms: list[tuple[Tensor, Tensor]] = []
@@ -355,6 +376,8 @@ class DataOracle(_Oracle):
                 clipped = self._engine.clipped(points, x, y, mask, clip, scale)
             losses.append(clipped.losses)
             self._norms.append((clipped.norms, mask))
+            if self._watch is not None:
+                self._watch(Seen(draw, points, x, y, mask, clipped.norms))
             total = clipped.total if total is None else total.add_(clipped.total)
         if LOSSES in self.noise:
             for k, (_, theta) in enumerate(points):

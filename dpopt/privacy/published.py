@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 
 from dpopt.errors import unknown
 from dpopt.privacy.accountants import epsilon as spent
-from dpopt.privacy.calibration import solve_noise
 from dpopt.privacy.ledger import Draw, Ledger
+from dpopt.privacy.solving import solve_noise
 
 
 class PublishedNoise(NamedTuple):

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -227,8 +226,7 @@ def best_of(ledger: Ledger, delta: float, *, runs: float, number: Number = "geom
 def _renyi(spent: tuple[Event, ...], delta: float, runs: float, shape: float) -> float:
     from dp_accounting import dp_event, rdp
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # orders at which a Poisson number of runs has no bound
+    with accountants.quiet():  # at some orders a Poisson number of runs has no bound
         event = dp_event.RepeatAndSelectDpEvent(accountants.dp_event(spent), runs, shape)
         return float(rdp.RdpAccountant().compose(event).get_epsilon(delta))
 
@@ -257,4 +255,4 @@ def _stop(number: Number, runs: float) -> float:
     def excess(log_stop: float) -> float:
         return math.expm1(-log_stop) / -log_stop - runs  # (1/gamma - 1) / log(1/gamma) is the mean
 
-    return math.exp(scipy.optimize.brentq(excess, -50.0, -1e-9, xtol=1e-14))
+    return math.exp(scipy.optimize.root_scalar(excess, bracket=(-50.0, -1e-9), xtol=1e-14).root)

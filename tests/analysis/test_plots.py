@@ -4,17 +4,19 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dpopt.analysis import figures, frames, tables
+from dpopt.analysis import figures, frames, ranking, tables
 from dpopt.errors import ConfigError
 
 PLOTS = Path(__file__).parents[2] / "plots"
-OF_SUITES = [plot for plot in figures.plots(PLOTS) if plot.needs not in ("speed", "audit")]
+OF_SUITES = [plot for plot in figures.plots(PLOTS) if plot.needs not in ("speed", "audit", "accounting")]
 
 
 @pytest.fixture
 def needs(matrix):
-    selected = frames.select(frames.load(matrix, "made").cells)
+    cells = frames.load(matrix, "made").cells
+    selected = frames.select(cells)
     return {
+        "ranking": ranking.ranking(matrix, cells),
         "selected": selected,
         "comparison": tables.comparison(matrix, selected),
         "curves": frames.curves(matrix, selected),

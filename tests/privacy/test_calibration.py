@@ -8,7 +8,7 @@ import dpopt
 from dpopt.errors import ConfigError
 from dpopt.optimizers.base import Configured
 from dpopt.optimizers.dp_sgd import DPSGD
-from dpopt.privacy import Draw, Ledger, NonPrivate, calibrate, calibration, epsilon, published
+from dpopt.privacy import Draw, Ledger, NonPrivate, calibrate, calibration, epsilon, published, solving
 from dpopt.privacy.calibration import cost
 
 DELTA = 50_000**-1.1
@@ -95,7 +95,7 @@ def test_bad_input(field, value):
 
 
 def test_unreachable_target(monkeypatch):
-    monkeypatch.setattr(calibration, "NOISE_RANGE", (0.05, 2.0))
+    monkeypatch.setattr(solving, "NOISE_RANGE", (0.05, 2.0))
     with pytest.raises(ConfigError, match="not reached"):
         calibrate(DPSGD(), rate=1.0, draws=10, dimension=1, epsilon=0.1, delta=1e-5, accountant="rdp")
 

@@ -16,7 +16,7 @@ from dpopt.clipping import Abadi
 from dpopt.errors import ConfigError
 from dpopt.optimizers.base import Configured
 from dpopt.optimizers.dp_sgd import DPSGD
-from dpopt.privacy import Draw, Ledger, TraceOracle, calibrate, calibration, epsilon
+from dpopt.privacy import Draw, Ledger, TraceOracle, calibrate, epsilon, solving
 
 Phi = stats.norm.cdf
 GRID = 2e-3
@@ -253,8 +253,8 @@ def check_plan(problem, accountant):
     assert epsilon(oracle.ledger, plan.delta, accountant) == plan.epsilon <= problem["epsilon"]
     # Where delta alone may cover the draws, RDP's epsilon jumps from 0 over the target as the noise falls. Where RDP is
     # far above what others compute, it ends their search early: their plans are then safe, but not tight.
-    if accountant == "rdp" and plan.epsilon > 0 and min(plan.noise.values()) > calibration.NOISE_RANGE[0]:
-        assert plan.epsilon >= (1 - 2 * calibration.TOLERANCE) * problem["epsilon"]
+    if accountant == "rdp" and plan.epsilon > 0 and min(plan.noise.values()) > solving.NOISE_RANGE[0]:
+        assert plan.epsilon >= (1 - 2 * solving.TOLERANCE) * problem["epsilon"]
 
 
 @settings(thoroughly, max_examples=10)

@@ -8,9 +8,9 @@ import pytest
 
 from dpopt.errors import ConfigError
 from dpopt.privacy.accountants import epsilon
-from dpopt.privacy.calibration import solve_noise
 from dpopt.privacy.ledger import Draw, Ledger
 from dpopt.privacy.selection import best_of
+from dpopt.privacy.solving import solve_noise
 
 DELTA = 1e-5
 LINES = [line for line in (Path(__file__).parent / "selection.csv").read_text().splitlines() if line[0] != "#"]

@@ -1,0 +1,255 @@
+"""Which method is better at equal cost, and how sure that is: ranks and paired differences within blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from dpopt.analysis import statistics
+from dpopt.analysis.budgets import BLOCK, BUDGETS, reached
+from dpopt.analysis.scores import shown
+from dpopt.analysis.tables import upper
+from dpopt.store.runs import Store
+
+RULES = {
+    "epsilon": (
+        "Methods have the same total ε, which pays for the whole search on the training records (on validation records "
+        "where its scores are noised, else not; nor for how a value was found that is set by hand). Each makes the "
+        "largest search that fits."
+    ),
+    "draws": "Methods have the same number of draws",
+    "gradients": "Methods have the same number of gradient evaluations (B times the points per draw)",
+    "seconds": "Methods have the same seconds of computing (on the clock where a run of the workload has no others)",
+}
+ADVANCE = (
+    ", unless told otherwise as many as the cheapest of the block takes in all. The runs of a search are all charged "
+    "and advance together; the score is that of the last curve entry within the budget, of the run that whole runs "
+    "selected."
+)
+NOTE = (
+    "Test scores: mean ± standard deviation over seeds. Δ: mean of the paired differences to the best of the block, "
+    "with a 95 % bootstrap interval, which does not allow for the best having been found by the same seeds; p: sign "
+    "flips, corrected within the block. †: so many replicates have diverged or failed and count as the worst score of "
+    "the block. -: nothing fits the budget; ranked as the worst score."
+)
+
+
+def ranking(store: Store, cells: pd.DataFrame, by: str = "epsilon", budgets: Sequence[float] = ()) -> pd.DataFrame:
+    """One row for each block and method, best first: see `budgets.reached` for blocks, arguments and errors.
+
+    A block has the seeds that all its methods have finished: seeds are paired, as they have the split and the draws in
+    common. Blocks with fewer than two methods are left out.
+
+    Returns:
+        `by`; `workload`, `epsilon`, `budget`; `label`, `tuning`, `runs` (mean over seeds); `score` (what was measured),
+        `mean` and `std` on the test split; `seeds`, `failures` among them; `spent` by the search, the most over the
+        seeds; `rank`, ties sharing their average; `is_best`; `difference`, `low`, `high`, `p`, `p_holm` against the
+        best of the block (see `statistics.difference`). Failures are imputed by the worst score of the block. Where
+        nothing fits the budget, all numbers are NaN but the rank, which is that of the worst score.
+    """
+    entries = reached(store, cells, by, budgets)
+    if entries.empty:
+        return pd.DataFrame()
+    blocks = [_block(block) for _, block in entries.groupby(BLOCK, sort=False)]
+    frame = pd.DataFrame([row for rows in blocks for row in rows])
+    frame.insert(0, "by", by)
+    return frame
+
+
+def _block(entries: pd.DataFrame) -> list[dict[str, Any]]:
+    entries = entries[entries["seed"].isin(set.intersection(*entries.groupby("label")["seed"].agg(set)))]
+    lacking = set(entries["label"][entries["spent"].isna() & ~entries["failed"]])
+    tests = entries.pivot(index="seed", columns="label", values="test")
+    tests[list(lacking)] = math.nan
+    if tests.shape[1] < 2 or tests.isna().all(axis=None):
+        return []
+    imputed = tests.fillna(tests.min(axis=None))
+    ranks = imputed.mean().rank(ascending=False).sort_values(kind="stable")
+    best, score = imputed[ranks.index[0]], entries["score"].dropna().iloc[0]
+    rows = []
+    for label, rank in ranks.items():
+        own = entries[entries["label"] == label]
+        numbers = EMPTY if label in lacking else EMPTY | _numbers(imputed[label], best)
+        rows.append(_place(own) | {"score": score, "rank": rank, "is_best": rank == ranks.iloc[0]} | numbers)
+    adjusted = statistics.holm(np.array([row["p"] for row in rows]))
+    return [row | {"p_holm": p} for row, p in zip(rows, adjusted, strict=True)]
+
+
+EMPTY = dict.fromkeys(("mean", "std", "difference", "low", "high", "p"), math.nan)
+"""The numbers of a method that a budget lets reach nothing."""
+
+
+def _place(own: pd.DataFrame) -> dict[str, Any]:
+    """What is known of a method in a block beside its scores."""
+    place = {key: own[key].iloc[0] for key in (*BLOCK, "label", "tuning")}
+    counts = {"runs": own["runs"].mean(), "seeds": len(own), "failures": int(own["failed"].sum())}
+    return place | counts | {"spent": own["spent"].max()}
+
+
+def _numbers(scores: pd.Series, best: pd.Series) -> dict[str, float]:
+    """Of a method's scores and of what they lack to the best one's, by seed."""
+    found = {"mean": scores.mean(), "std": scores.std()}
+    if scores.name == best.name:
+        return found | {"difference": 0.0}
+    pairs = statistics.difference((scores - best).to_numpy())
+    return found | {"difference": pairs.mean, "low": pairs.low, "high": pairs.high, "p": pairs.p}
+
+
+def average_ranks(frame: pd.DataFrame) -> pd.DataFrame:
+    """How the methods that are in every block of `ranking`'s frame rank on average, best first.
+
+    Blocks of one workload have records and seeds in common, so ranks are averaged within workloads first.
+
+    Returns:
+        `label`, `tuning`, `rank`; over all blocks, `best` (how often), `failures` (of replicates) and `lacking` (in
+        how many blocks nothing fits the budget).
+    """
+    rows = everywhere(frame)
+    table = rows.assign(lacking=rows["mean"].isna()).groupby("label", sort=False)
+    table = table.agg({"tuning": "first", "is_best": "sum", "failures": "sum", "lacking": "sum"})
+    table.insert(1, "rank", _by_workload(rows).mean())
+    return table.rename(columns={"is_best": "best"}).sort_values("rank", kind="stable").reset_index()
+
+
+def everywhere(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `ranking`'s frame for methods that are in every block, ranked among themselves."""
+    rows = frame[frame.groupby("label")["rank"].transform("size") == frame.groupby(BLOCK).ngroups]
+    return rows.assign(rank=rows.groupby(BLOCK)["rank"].rank())
+
+
+def _by_workload(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows.pivot_table(index="workload", columns="label", values="rank", aggfunc="mean")
+
+
+class RankTest(NamedTuple):
+    """Whether average ranks differ.
+
+    Attributes:
+        workloads: that they are averages over.
+        p: of Friedman's test.
+        critical: how far apart two of them must be to differ, at 5 % for all pairs together.
+    """
+
+    workloads: int
+    p: float
+    critical: float
+
+
+def rank_test(frame: pd.DataFrame) -> RankTest | None:
+    """The test of `average_ranks`; None with fewer than `statistics.ENOUGH` workloads, or than two methods.
+
+    Workloads are what it counts, and not blocks: the more budgets share records, the less each of them adds.
+    """
+    ranks = _by_workload(everywhere(frame)).to_numpy()
+    workloads, methods = ranks.shape
+    if workloads < statistics.ENOUGH or methods < 2:
+        return None
+    return RankTest(workloads, statistics.friedman(ranks).p, statistics.critical_difference(methods, workloads))
+
+
+def verdict(frame: pd.DataFrame) -> str:
+    """`rank_test` in a sentence, or why there is none."""
+    test = rank_test(frame)
+    if test:
+        return (
+            f"Friedman's test over {test.workloads} workloads: p = {test.p:.2g}. Average ranks less than "
+            f"{test.critical:.2f} apart do not differ at 5 % (Nemenyi)."
+        )
+    return (
+        f"Average ranks are not tested: that takes {statistics.ENOUGH} workloads (budgets of one workload share its "
+        f"records and seeds) and two methods that are in all blocks; here are {frame['workload'].nunique()} and "
+        f"{everywhere(frame)['label'].nunique()}."
+    )
+
+
+def readable(frame: pd.DataFrame) -> pd.DataFrame:
+    """`ranking`'s frame as people read it."""
+    if frame.empty:
+        return pd.DataFrame({"no finished blocks": []})
+    rows, by = frame.to_dict("records"), frame["by"].iloc[0]
+    is_epsilon = by == "epsilon"
+    columns = {
+        "workload": frame["workload"],
+        "total ε" if is_epsilon else "target ε": frame["epsilon"].map("{:g}".format),
+        **({} if is_epsilon else {BUDGETS[by]: frame["budget"].map(_amount)}),
+        "rank": frame["rank"].map("{:g}".format),
+        "method": [named(row) for row in rows],
+        **{shown(score).label: [_score(row, score) for row in rows] for score in frame["score"].unique()},
+        "Δ": [_difference(row) for row in rows],
+        "p (Holm)": [_text(row["p_holm"], "{:.2g}".format) for row in rows],
+        "runs": frame["runs"].map("{:.3g}".format),
+        "spent": [_text(row["spent"], upper if is_epsilon else _amount) for row in rows],
+        "seeds": frame["seeds"].astype(str),
+    }
+    return pd.DataFrame(columns)
+
+
+def named(row: dict[str, Any]) -> str:
+    """A method as tables and figures name it."""
+    return f"{row['label']} (set by hand)" if row["tuning"] == "fixed" else row["label"]
+
+
+def _text(value: float, form: Callable[[float], str]) -> str:
+    return "-" if math.isnan(value) else form(value)
+
+
+def _amount(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _score(row: dict[str, Any], score: str) -> str:
+    if row["score"] != score:
+        return ""
+    dagger = f" †{row['failures']}" if row["failures"] else ""
+    return _text(row["mean"], lambda mean: shown(score).text(mean, row["std"])) + dagger
+
+
+def _difference(row: dict[str, Any]) -> str:
+    if row["is_best"]:
+        return "best"
+    unit = shown(row["score"])
+    mean, low, high = (
+        _text(unit.factor * row[key], f"{{:+.{unit.decimals}f}}".format) for key in ("difference", "low", "high")
+    )
+    return mean if low == "-" else f"{mean} [{low}, {high}]"
+
+
+def note(frame: pd.DataFrame) -> str:
+    """What belongs below the table."""
+    if frame.empty:
+        return ""
+    by, seeds = frame["by"].iloc[0], frame["seeds"].min()
+    rule = RULES[by] if by == "epsilon" else RULES[by] + ADVANCE
+    limit = "One seed shows no differences by chance: there are neither intervals nor p."
+    if seeds > 1:
+        floor = 2.0 ** (1 - seeds)
+        limit = (
+            f"With {seeds} seeds no p is below {floor:.2g}, even uncorrected, and no interval exceeds the range of "
+            f"{seeds} differences, which covers their median with probability {1 - floor:.2g} at most."
+        )
+    return f"{verdict(frame)} {rule} {NOTE} {limit}"
+
+
+def files(frame: pd.DataFrame) -> dict[str, str]:
+    """Ranks of every block and on average as Markdown, with the note below; the blocks as CSV at full precision."""
+    tables = [readable(frame)] + ([] if frame.empty else [readable_averages(frame)])
+    parts = [table.to_markdown(index=False, disable_numparse=True) for table in tables]
+    return {"md": "\n\n".join([*parts, note(frame)]) + "\n", "csv": frame.to_csv(index=False)}
+
+
+def readable_averages(frame: pd.DataFrame) -> pd.DataFrame:
+    """`average_ranks` of `ranking`'s frame as people read it."""
+    table = average_ranks(frame)
+    return pd.DataFrame(
+        {
+            "method": [named(row) for row in table.to_dict("records")],
+            "average rank": table["rank"].map("{:.2f}".format),
+            "best": table["best"].astype(str),
+            "†": table["failures"].astype(str),
+            "-": table["lacking"].astype(str),
+        }
+    )

@@ -1,0 +1,172 @@
+"""What a suite's page says, before it is set: the best methods, what was planned, what failed, where it was run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from dpopt.analysis import tables
+from dpopt.analysis.frames import Results
+from dpopt.analysis.scores import shown
+from dpopt.store.runs import Store
+
+STATES = ("done", "diverged", "failed", "damaged", "started", "pending")
+AXES = {"batch_size": "B", "epochs": "epochs", "clip": "C"}
+"""What tells rows of one label, workload and target apart."""
+ORIGIN = {"code": "commit", "python": "Python", "device": "device"}
+TRACEBACK_LINES = 6
+"""How much of a traceback is shown: its end says where and why."""
+
+
+class Part(NamedTuple):
+    """One table of the page.
+
+    Attributes:
+        title: what the table shows; its caption.
+        frame: as people read it (see `tables.readable`); what begins with a number is sorted by it.
+        note: what belongs below the table.
+        command: what makes it again; empty where only the page does.
+        strong: for each row whether it is bold; empty for none.
+    """
+
+    title: str
+    frame: pd.DataFrame
+    note: str = ""
+    command: str = ""
+    strong: Sequence[bool] = ()
+
+
+class Failure(NamedTuple):
+    """Why some cells have no result.
+
+    Attributes:
+        reason: the error.
+        traceback: the last lines of the first cell's.
+        cells: run ids, with their places in the suite.
+    """
+
+    reason: str
+    traceback: str
+    cells: list[str]
+
+
+HEADLINE_NOTE = (
+    "The private method with the highest mean test score for each workload and target ε, and what its whole search has "
+    "spent. Within the target: the best of those that keep to the target with their tuning charged; one with a value "
+    "set by hand is not among them. Whether a difference is more than chance is not tested here."
+)
+
+
+def headline(table: pd.DataFrame) -> pd.DataFrame:
+    """The best private rows for each workload and target epsilon, as people read them; empty where there are none.
+
+    Args:
+        table: of `tables.comparison`.
+    """
+    private = table[table["epsilon_target"] < math.inf]
+    blocks = private.groupby(["workload", "epsilon_target"])
+    rows = [_best_of_block(block, table) for _, block in blocks if block["mean"].notna().any()]
+    return pd.DataFrame(rows).replace("", None).dropna(axis="columns", how="all").fillna("")
+
+
+def _best_of_block(block: pd.DataFrame, table: pd.DataFrame) -> dict[str, str]:
+    """The headline for the rows of one workload and target, of which at least one has a score."""
+    best, target = _best(block), block["epsilon_target"].iloc[0]
+    assert best is not None
+    score = shown(best["score"])
+    within = block[(block["tuning"] != "fixed") & (block["epsilon_with_tuning"] <= target * (1 + 1e-6))]
+    ceiling = table[(table["workload"] == best["workload"]) & (table["epsilon_target"] == math.inf)]
+    return {
+        "workload": best["workload"],
+        "target ε": f"{target:g}",
+        "best private method": _named(best, table),
+        f"test {score.label}": score.text(best["mean"], best["std"]),
+        "ε with tuning": _charged(best),
+        "within the target": _with_score(_best(within), table),
+        "without privacy": _with_score(_best(ceiling), table),
+    }
+
+
+def _best(rows: pd.DataFrame) -> dict[str, Any] | None:
+    """The row with the highest mean, the first one of equals."""
+    finite = rows[rows["mean"].notna()]
+    return None if finite.empty else finite.loc[finite["mean"].idxmax()].to_dict()
+
+
+def _charged(row: dict[str, Any]) -> str:
+    return "not charged" if row["tuning"] == "fixed" else tables.upper(row["epsilon_with_tuning"])
+
+
+def _with_score(row: dict[str, Any] | None, table: pd.DataFrame) -> str:
+    return f"{_named(row, table)}: {shown(row['score']).text(row['mean'], row['std'])}" if row else ""
+
+
+def _named(row: dict[str, Any], table: pd.DataFrame) -> str:
+    """A row's label, with its place on the axes that have more than one value in `table`."""
+    place = [f"{sign} = {row[key]:g}" for key, sign in AXES.items() if table[key].nunique() > 1]
+    return f"{row['label']} ({', '.join(place)})" if place else row["label"]
+
+
+def states(cells: pd.DataFrame) -> str:
+    """How many cells there are, and how many in each state."""
+    counts = cells.drop_duplicates("run_id")["state"].value_counts()
+    known = [f"{counts[state]} {state}" for state in STATES if state in counts]
+    return f"{counts.sum()} {'cell' if counts.sum() == 1 else 'cells'}: {', '.join(known)}."
+
+
+def failures(store: Store, cells: pd.DataFrame) -> list[Failure]:
+    """Why cells failed; those that failed for the same reason stand together."""
+    found: dict[str, Failure] = {}
+    for row in cells[cells["state"] == "failed"].drop_duplicates("run_id").to_dict("records"):
+        error = store.error(row["run_id"])
+        end = "\n".join(error["traceback"].strip().splitlines()[-TRACEBACK_LINES:])
+        failure = found.setdefault(error["reason"], Failure(error["reason"], end, []))
+        place = f"{row['label']} on {row['workload']}, target ε = {row['epsilon_target']:g}, seed {row['seed']}"
+        failure.cells.append(f"{row['run_id']}: {place}")
+    return list(found.values())
+
+
+def damages(results: Results) -> list[str]:
+    """What `results` says of damaged and foreign files: all problems but those of failed cells."""
+    failed = set(results.cells.loc[results.cells["state"] == "failed", "run_id"])
+    return [problem for problem in results.problems if problem.split(" ")[0] not in failed]
+
+
+def setting(cells: pd.DataFrame) -> dict[str, str]:
+    """The values that were planned on each axis."""
+    keys = {"workload": "workloads", "label": "rows", "epsilon_target": "target ε", "delta": "δ", **AXES}
+    keys |= {"seed": "seeds", "accountant": "accountant"}
+    return {name: ", ".join(text(value) for value in sorted(cells[key].unique())) for key, name in keys.items()}
+
+
+def provenance(cells: pd.DataFrame) -> pd.DataFrame:
+    """With which code, versions and devices cells were run, and how many cells with each: what, value, cells."""
+    cells = cells[cells["state"].isin(["done", "diverged"])].drop_duplicates("run_id")
+    names = ORIGIN | {key: key.removeprefix("version_") for key in cells if key.startswith("version_")}
+    rows = []
+    for key, name in names.items():
+        values = _code(cells) if key == "code" else cells.get(key, pd.Series(dtype=str))
+        counts = values.dropna().astype(str).value_counts().sort_index()
+        rows += [{"what": name, "value": value, "cells": str(count)} for value, count in counts.items()]
+    return pd.DataFrame(rows, columns=["what", "value", "cells"])
+
+
+def _code(cells: pd.DataFrame) -> pd.Series:
+    """Commits, and whether tracked files differed from them."""
+    if "commit" not in cells:
+        return pd.Series(dtype=str)
+    known = cells[cells["commit"].notna()]
+    states = zip(known["commit"], known["dirty"], strict=True)
+    return pd.Series([f"{commit} with changed files" if dirty else commit for commit, dirty in states], dtype=str)
+
+
+def text(value: Any) -> str:
+    """A value as people read it; nothing for what is missing."""
+    if isinstance(value, str):
+        return value
+    if pd.isna(value):
+        return ""
+    return f"{value:.4g}".replace("inf", "∞") if isinstance(value, float) else str(value)

@@ -1,0 +1,110 @@
+"""How much noise a run adds up, over batch sizes, and the batch size that follows.
+
+Rehn et al., "On optimal hyperparameters for differentially private deep transfer learning", ICLR 2026, arXiv
+2510.20616. For a fixed number E of epochs a run takes T = E N / B steps, and its noise adds up to sigma sqrt(T), with
+sigma calibrated for the same (epsilon, delta). That is nearly constant over large batches (a plateau), while the noise
+of one step, sigma / B, goes on falling up to the full batch.
+
+Everything here is a function of public numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from dpopt import fields
+from dpopt.errors import ConfigError
+from dpopt.fields import Count, NonNegative
+from dpopt.optimizers.dp_sgd import DPSGD
+from dpopt.privacy.calibration import calibrate
+from dpopt.training import number_of_draws, sampling_rate
+
+TOLERANCE = 0.05
+"""How far above the least the cumulative noise of the plateau may be. Our choice."""
+MIN_STEPS = 20
+"""The fewest steps; the paper's number for CIFAR-100 and ViT-Tiny. It differs between data sets."""
+
+
+class Noise(NamedTuple):
+    """The noise of runs of one batch size.
+
+    Attributes:
+        batch_size: expected batch size B.
+        steps: number T of steps, one draw each.
+        noise_multiplier: sigma.
+    """
+
+    batch_size: int
+    steps: int
+    noise_multiplier: float
+
+    @property
+    def cumulative(self) -> float:
+        """The standard deviation sigma sqrt(T) of the sum of all steps' noise, in units of the bound C."""
+        return self.noise_multiplier * math.sqrt(self.steps)
+
+    @property
+    def per_step(self) -> float:
+        """What earlier rules ask to be small, sigma / B. It never saturates, so they end at the full batch."""
+        return self.noise_multiplier / self.batch_size
+
+
+def noise_table(
+    batch_sizes: Iterable[int],
+    *,
+    examples: int,
+    epochs: float,
+    epsilon: float,
+    delta: float,
+    accountant: str = "pld",
+) -> Iterator[Noise]:
+    """The noise of each of `batch_sizes`, solved when it is asked for and kept in the cache that runs share.
+
+    Args:
+        batch_sizes: expected batch sizes B, each from 1 to N.
+        examples: number N of training records.
+        epochs: E; there are E N / B steps, rounded.
+        epsilon, delta: target.
+        accountant: see `dpopt.privacy.epsilon`.
+
+    Raises:
+        ConfigError: a value out of range, or a target that no noise reaches.
+    """
+    if not epsilon < math.inf:
+        raise ConfigError("epsilon", epsilon, "expected a finite target: without noise no batch size is better")
+    target: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "accountant": accountant}
+    for size in batch_sizes:
+        rate, steps = sampling_rate(size, examples), number_of_draws(epochs, size, examples)
+        plan = calibrate(DPSGD(), rate=rate, draws=steps, dimension=1, **target)
+        yield Noise(size, steps, plan.noise["gradient"])
+
+
+def plateau(table: Sequence[Noise], tolerance: float = TOLERANCE) -> tuple[Noise, ...]:
+    """The rows whose cumulative noise is at most 1 + `tolerance` times the least of `table`.
+
+    Raises:
+        ConfigError: an empty table, or a negative tolerance.
+    """
+    fields.convert(tolerance, NonNegative, "tolerance", {})
+    if not table:
+        raise ConfigError("table", table, "expected at least one batch size")
+    least = min(row.cumulative for row in table)
+    return tuple(row for row in table if row.cumulative <= (1 + tolerance) * least)
+
+
+def best_batch(table: Sequence[Noise], tolerance: float = TOLERANCE, min_steps: int = MIN_STEPS) -> Noise:
+    """The paper's rule: of the batches that leave at least `min_steps` steps, the smallest in the plateau.
+
+    The plateau is that of the batches which leave so many: one that is ruled out is no yardstick.
+
+    Raises:
+        ConfigError: as `plateau`, or no batch size of `table` leaves `min_steps` steps.
+    """
+    fields.convert(min_steps, Count, "min_steps", {})
+    allowed = [row for row in table if row.steps >= min_steps]
+    if table and not allowed:
+        most = max(row.steps for row in table)
+        raise ConfigError("min_steps", min_steps, f"expected at most {most}, which the smallest batch leaves")
+    return min(plateau(allowed, tolerance), key=lambda row: row.batch_size)

@@ -1,0 +1,125 @@
+"""What clipping does to a run while it trains: gradient norms, what is left of each class, and the best bound.
+
+Norms come from the passes that the engine makes anyway; only the best bound needs the gradients themselves.
+
+Not private: everything here is computed from raw gradients. It goes into the run's curve and record, marked so, and no
+optimizer can reach it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpopt.clipping.rules import Automatic
+from dpopt.clipping.vmap import VmapEngine
+from dpopt.privacy.oracle import Seen
+from dpopt.privacy.protocol import ClipRule
+from dpopt.study.optimal_clip import mse, optimal_clip
+from dpopt.study.weights import class_weights, norm_quantiles
+
+CLIPS = (0.01, 0.1, 1.0, 10.0, 100.0)
+"""Bounds C that class weights are computed for, beside the run's own."""
+LAST = 0.25
+"""Class weights are those of the last quarter of a run."""
+GRADIENTS = 128
+"""Examples of a draw from which its best bound is estimated."""
+ESTIMATES = 8
+"""How often in a run that is done."""
+
+
+class Diagnostics:
+    """Watches a `DataOracle`: hand it over as `watch`.
+
+    Args:
+        engine: computes the gradients of single examples.
+        clip: the run's clip rule, or None where it has none.
+        noise: the run's noise multiplier of gradients.
+        expected_batch, draws: of the run.
+        classes: number of classes; 0 where targets are none.
+    """
+
+    def __init__(
+        self, engine: VmapEngine, clip: ClipRule | None, noise: float, expected_batch: float, draws: int, classes: int
+    ) -> None:
+        self._engine, self._clip, self._noise = engine, clip, noise
+        self._batch, self._draws, self._classes = expected_batch, draws, classes
+        self._norms: list[Tensor] = []
+        self._last: list[tuple[Tensor, Tensor]] = []
+        self._seen: Seen | None = None
+        self._estimates = 0
+
+    def __call__(self, seen: Seen) -> None:
+        norms = seen.norms[seen.mask]
+        self._norms.append(norms)
+        if self._classes and seen.draw >= (1 - LAST) * self._draws:
+            self._last.append((norms, seen.y[seen.mask]))
+        if len(norms):
+            self._seen = seen
+
+    def state(self) -> dict[str, Any]:
+        """What a run that is stopped has to keep, for `restore`."""
+        return {"norms": self._norms, "last": self._last, "estimates": self._estimates}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self._norms, self._last, self._estimates = state["norms"], state["last"], state["estimates"]
+
+    def entry(self) -> dict[str, Any]:
+        """What belongs into the curve now: about all draws since it was asked last."""
+        norms = torch.cat(self._norms) if self._norms else torch.zeros(0)
+        self._norms = []
+        content: dict[str, Any] = {"private": False, "norms": norm_quantiles(norms)}
+        bound = bound_of(self._clip)
+        if bound is not None and len(norms):
+            content["clipped"] = float((norms > bound).double().mean())
+        seen = self._seen
+        if seen is not None and seen.draw * ESTIMATES >= self._estimates * self._draws:
+            self._estimates = seen.draw * ESTIMATES // self._draws + 1
+            content |= self._best_bound(seen, bound)
+        return content
+
+    def summary(self) -> dict[str, Any]:
+        """What belongs into the record: each class's weight w_y(C) in the last quarter of the run, {C: [classes]}."""
+        content: dict[str, Any] = {"private": False}
+        if self._last:
+            norms, labels = (torch.cat(parts) for parts in zip(*self._last, strict=True))
+            bound = bound_of(self._clip)
+            clips = {*CLIPS, bound} if bound else {*CLIPS}
+            weights = {f"{c:g}": class_weights(norms, labels, c, self._classes).tolist() for c in clips}
+            content |= {"class_weights": weights, "class_norms": _medians(norms, labels, self._classes)}
+        return content
+
+    def _best_bound(self, seen: Seen, bound: float | None) -> dict[str, Any]:
+        """C* and MSE(C) of the draw's mean gradient, estimated from some of its examples."""
+        rows = seen.mask.nonzero()[:GRADIENTS, 0]
+        theta = seen.points[0][1]
+        gradients = self._engine.gradients(theta, seen.x[rows], seen.y[rows])
+        gradients = gradients[gradients.isfinite().all(dim=1)]
+        if not len(gradients):
+            return {}
+        # The mean over n examples stands for that over B: as much bias, and noise sigma C / B.
+        noise = self._noise * len(gradients) / self._batch
+        best = optimal_clip(gradients, noise)
+        found = {"C": best.clip, **_mean(best.mse, len(gradients))}
+        if bound is None:
+            return {"best": found}
+        return {"best": found, "own": {"C": bound, **_mean(mse(gradients, bound, noise), len(gradients))}}
+
+
+def bound_of(clip: ClipRule | None) -> float | None:
+    """The bound C above which a rule shortens gradients; None for rules that shorten all of them."""
+    return None if clip is None or isinstance(clip, Automatic) else float(clip.bound)  # type: ignore[attr-defined]
+
+
+def _mean(error: Any, examples: int) -> dict[str, float]:
+    """The error of the mean gradient, from that of the sum."""
+    return {"bias": error.bias / examples**2, "noise": error.noise / examples**2}
+
+
+def _medians(norms: Tensor, labels: Tensor, classes: int) -> list[float]:
+    """Median norm of each class, shape [classes]; NaN for a class without examples."""
+    return [float(norms[labels == y].median()) if bool((labels == y).any()) else math.nan for y in range(classes)]

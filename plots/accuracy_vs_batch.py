@@ -1,0 +1,35 @@
+"""Test score against batch size B, a line for each ε; at each B the bound C and learning rate that validate best.
+
+After Figure 7 of "On optimal hyperparameters for differentially private deep transfer learning" (arXiv 2510.20616).
+"""
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from dpopt.analysis.figures import by_epsilon, legend_outside, sweeps, validated_best, workload_panels
+from dpopt.analysis.scores import shown
+
+NEEDS = "sweep"
+STEPS = 20
+"""The fewest steps that the paper wants, for CIFAR-100 and ViT-Tiny."""
+
+
+def draw(frame: pd.DataFrame) -> Figure:
+    """A panel for each workload and number of epochs; right of the dashed line runs have fewer than 20 steps."""
+    best = validated_best(sweeps(frame), ["workload", "epochs", "epsilon_target", "batch_size"])
+    figure, panels = workload_panels(best, 3.2, 2.6)
+    for panel, rows in panels:
+        unit = shown(rows["score"].iloc[0])
+        for target, colour, line in by_epsilon(rows):
+            line = line.sort_values("batch_size")
+            panel.plot(
+                line["batch_size"], unit.factor * line["mean"], "o-", ms=4, color=colour, label=f"ε = {target:g}"
+            )
+        threshold = (rows["batch_size"] * rows["draws"]).median() / STEPS
+        panel.axvspan(threshold, 2 * max(threshold, rows["batch_size"].max()), color="0.5", alpha=0.12, lw=0)
+        panel.axvline(threshold, color="0.4", linestyle="--", lw=1, label=f"T = {STEPS} steps")
+        panel.set_xscale("log", base=2)
+        panel.set_xlim(rows["batch_size"].min() / 1.4, rows["batch_size"].max() * 1.4)
+        panel.set(xlabel="batch size B", ylabel=f"test {unit.label}")
+    legend_outside(figure)
+    return figure

@@ -1,0 +1,29 @@
+"""Test score against the clipping bound C, a line for each ε; at each C the B and learning rate that validate best.
+
+After Figure 2 of "On optimal hyperparameters for differentially private deep transfer learning" (arXiv 2510.20616).
+"""
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from dpopt.analysis.figures import by_epsilon, legend_outside, sweeps, validated_best, workload_panels
+from dpopt.analysis.scores import shown
+
+NEEDS = "sweep"
+
+
+def draw(frame: pd.DataFrame) -> Figure:
+    """A panel for each workload and number of epochs; the open circle is the C that validates best."""
+    best = validated_best(sweeps(frame), ["workload", "epochs", "epsilon_target", "clip"])
+    figure, panels = workload_panels(best, 3.2, 2.6)
+    for panel, rows in panels:
+        unit = shown(rows["score"].iloc[0])
+        for target, colour, line in by_epsilon(rows):
+            line = line.sort_values("clip")
+            panel.plot(line["clip"], unit.factor * line["mean"], "o-", ms=4, color=colour, label=f"ε = {target:g}")
+            top = line.loc[line["validation"].idxmax()]
+            panel.plot(top["clip"], unit.factor * top["mean"], "o", ms=11, mfc="none", color=colour)
+        panel.set_xscale("log")
+        panel.set(xlabel="clipping bound C", ylabel=f"test {unit.label}")
+    legend_outside(figure)
+    return figure

@@ -1,0 +1,52 @@
+"""Average rank of each method at equal cost, its rank in each block, and which methods' averages do not differ."""
+
+import textwrap
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dpopt.analysis import ranking, statistics
+from dpopt.analysis.budgets import BUDGETS
+
+NEEDS = "ranking"
+
+
+def draw(frame: pd.DataFrame) -> Figure:
+    """A line a method, best first; bars at the right join averages closer than the critical difference (Nemenyi).
+
+    There are bars only with enough workloads; the text below says so where there are not.
+    """
+    averages, rows = ranking.average_ranks(frame), ranking.everywhere(frame)
+    figure, axis = plt.subplots(figsize=(6.5, 1.3 + 0.32 * len(averages)))
+    at = {label: place for place, label in enumerate(averages["label"])}
+    axis.scatter(rows["rank"], rows["label"].map(at), marker="|", s=60, color="0.6", label="in one block")
+    axis.scatter(averages["rank"], range(len(averages)), color="C0", zorder=3, label="average")
+    axis.set_yticks(range(len(averages)), [_name(row) for row in averages.to_dict("records")])
+    axis.set_ylim(len(averages) - 0.5, -0.5)
+    axis.set_xlim(0.8, len(averages) + 0.2)
+    axis.set_xticks(range(1, len(averages) + 1))
+    axis.set(xlabel=f"rank at equal {BUDGETS[frame['by'].iloc[0]]}")
+    axis.grid(alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
+    test = ranking.rank_test(frame)
+    if test:
+        _join(axis, statistics.cliques(averages["rank"].to_numpy(), test.critical))
+    axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
+    figure.tight_layout()
+    below = textwrap.fill(ranking.verdict(frame), 95)
+    figure.text(0.02, 0, below, va="top", size=8, color="0.3")
+    return figure
+
+
+def _name(row: dict) -> str:
+    """With what its ranks were imputed for: replicates that failed, blocks whose budget it cannot keep."""
+    failures = f" †{row['failures']}" if row["failures"] else ""
+    return ranking.named(row) + failures + (f" ({row['lacking']} out of reach)" if row["lacking"] else "")
+
+
+def _join(axis: Axes, cliques: list[tuple[int, int]]) -> None:
+    for number, (first, last) in enumerate(cliques):
+        place = axis.get_yaxis_transform()
+        axis.plot([1.02 + 0.02 * number] * 2, [first, last], color="black", lw=3, transform=place, clip_on=False)

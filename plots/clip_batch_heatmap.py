@@ -1,0 +1,57 @@
+"""Test score over clipping bound C and batch size B, each at its best learning rate; the best cell is marked.
+
+After Figure 1 of "On optimal hyperparameters for differentially private deep transfer learning" (arXiv 2510.20616).
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dpopt.analysis.figures import sweeps
+from dpopt.analysis.scores import shown
+
+NEEDS = "sweep"
+
+
+def draw(frame: pd.DataFrame) -> Figure:
+    """A row for each workload and number of epochs, a column for each ε; colours are scaled to the panel.
+
+    The learning rate and the marked cell are those that validate best; the star may so differ from the largest number.
+    """
+    frame = sweeps(frame)
+    rows = list(frame.groupby(["workload", "epochs"]).groups)
+    targets = sorted(frame["epsilon_target"].unique())
+    size = (2.6 * len(targets) + 1, 2.1 * len(rows) + 0.4)
+    figure, axes = plt.subplots(len(rows), len(targets), figsize=size, squeeze=False, layout="constrained")
+    for (workload, epochs), line in zip(rows, axes, strict=True):
+        for target, axis in zip(targets, line, strict=True):
+            here = (frame["workload"] == workload) & (frame["epochs"] == epochs) & (frame["epsilon_target"] == target)
+            _panel(axis, frame[here])
+            axis.set_title(f"{workload}\n{epochs:g} epochs, ε = {target:g}", fontsize=8)
+    for axis in axes[-1]:
+        axis.set_xlabel("clipping bound C")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("batch size B")
+    return figure
+
+
+def _panel(axis: Axes, rows: pd.DataFrame) -> None:
+    if rows.empty:
+        axis.set_axis_off()
+        return
+    unit = shown(rows["score"].iloc[0])
+    table = unit.factor * rows.pivot_table(index="batch_size", columns="clip", values="mean").sort_index()
+    values = table.to_numpy()
+    axis.imshow(values, origin="lower", aspect="auto", cmap="viridis")
+    middle = (np.nanmin(values) + np.nanmax(values)) / 2
+    for (y, x), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            colour = "white" if value < middle else "black"
+            axis.text(x, y, f"{value:.{max(0, unit.decimals - 1)}f}", ha="center", va="center", color=colour, size=7)
+    best = rows.loc[rows["validation"].fillna(-np.inf).idxmax()]
+    at = (table.columns.get_loc(best["clip"]), table.index.get_loc(best["batch_size"]))
+    axis.add_patch(plt.Rectangle((at[0] - 0.47, at[1] - 0.47), 0.94, 0.94, fill=False, color="C1", lw=2.5))
+    axis.set_xticks(range(table.shape[1]), [f"{clip:g}" for clip in table.columns], size=7)
+    axis.set_yticks(range(table.shape[0]), [f"{size:g}" for size in table.index], size=7)

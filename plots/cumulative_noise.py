@@ -1,0 +1,41 @@
+"""Cumulative noise σ√T against batch size B at a fixed number of epochs, beside the noise of one step, σ/B.
+
+After Figure 6 of "On optimal hyperparameters for differentially private deep transfer learning" (arXiv 2510.20616).
+"""
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
+
+from dpopt.analysis.figures import by_epsilon, sweeps
+
+NEEDS = "sweep"
+PLATEAU = 1.05
+"""Within 5 % of the least counts as the plateau."""
+
+
+def draw(frame: pd.DataFrame) -> Figure:
+    """Relative to the largest B; filled dots lie on the plateau. σ/B keeps falling: it asks for the full batch."""
+    frame = sweeps(frame).drop_duplicates(["examples", "epochs", "epsilon_target", "batch_size"])
+    settings = list(frame.groupby(["examples", "epochs"]))
+    size = (3.2 * len(settings) + 1, 5)
+    figure, axes = plt.subplots(2, len(settings), figsize=size, squeeze=False, sharex=True, layout="constrained")
+    for ((examples, epochs), rows), (cumulative, single) in zip(settings, axes.T, strict=True):
+        for target, colour, line in by_epsilon(rows):
+            line = line.sort_values("batch_size")
+            sizes, noise = line["batch_size"], line["noise_gradient"] * line["draws"] ** 0.5
+            cumulative.plot(sizes, noise / noise.iloc[-1], "-", color=colour, label=f"ε = {target:g}")
+            flat = noise <= PLATEAU * noise.min()
+            cumulative.plot(sizes[flat], (noise / noise.iloc[-1])[flat], "o", color=colour)
+            cumulative.plot(sizes[~flat], (noise / noise.iloc[-1])[~flat], "o", mfc="white", color=colour)
+            step = line["noise_gradient"] / sizes
+            single.plot(sizes, step / step.iloc[-1], "o-", ms=4, color=colour)
+        cumulative.set_title(f"N = {examples:,.0f}, {epochs:g} epochs", fontsize=9)
+        cumulative.set_xscale("log", base=2)
+        single.set(xlabel="batch size B", yscale="log")
+        for axis in (cumulative, single):
+            axis.grid(alpha=0.3)
+    axes[0, 0].set_ylabel("σ√T, relative")
+    axes[1, 0].set_ylabel("σ/B, relative")
+    axes[0, -1].legend(frameon=False, bbox_to_anchor=(1.02, 1), loc="upper left")
+    return figure

@@ -1,0 +1,29 @@
+"""Gradient norms before clipping, over training, a band for each ε: 5 to 95 % of the examples, and their median.
+
+Not private: a diagnostic. After Figure 3 of "On optimal hyperparameters for differentially private deep transfer
+learning" (arXiv 2510.20616).
+"""
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from dpopt.analysis.figures import by_epsilon, legend_outside, workload_panels
+
+NEEDS = "diagnostics"
+
+
+def draw(frame: pd.DataFrame) -> Figure:
+    """The runs that validate best; dots are the bound C* with the least error of the clipped, noised gradient."""
+    figure, panels = workload_panels(frame, 3.2, 2.6, by=["workload", "label"])
+    for panel, rows in panels:
+        for target, colour, line in by_epsilon(rows):
+            over = line.groupby("epoch")[["q5", "q50", "q95"]].mean()
+            panel.plot(over.index, over["q50"], color=colour, label=f"ε = {target:g}")
+            panel.fill_between(over.index, over["q5"], over["q95"], color=colour, alpha=0.15, lw=0)
+            if "best_clip" in line:
+                best = line.dropna(subset="best_clip")
+                panel.plot(best["epoch"], best["best_clip"], "o", ms=4, color=colour)
+        panel.plot([], [], "o", ms=4, color="0.4", label="best bound C*")
+        panel.set(xlabel="epochs", ylabel="gradient norm", yscale="log")
+    legend_outside(figure)
+    return figure

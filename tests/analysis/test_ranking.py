@@ -1,0 +1,285 @@
+"""Rankings of made-up records and frames whose answers are known."""
+
+import math
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+
+from dpopt.analysis import figures, frames, ranking, statistics, tables
+from dpopt.analysis.budgets import BUDGETS
+from dpopt.errors import ConfigError
+
+PLOTS = {plot.name: plot for plot in figures.plots(Path(__file__).parents[2] / "plots")}
+
+
+PLENTY = [1e9]
+
+
+def ranked(store, by="epsilon", budgets=PLENTY, **columns):
+    """The ranking by label, of one block."""
+    cells = frames.load(store, "made").cells.assign(**columns)
+    return ranking.ranking(store, cells, by, budgets).set_index("label")
+
+
+@pytest.fixture
+def searched(maker):
+    """A search of two runs, which wins where it is not charged, and a method that needs none; three seeds."""
+    for seed in range(3):
+        for lr, validation, test in ((0.1, 0.6, 0.2), (1.0, 0.8, 0.9)):
+            maker.add("dp_adam", seed, validation, test + 0.01 * seed, tuned={"lr": lr}, tuning="grid")
+        maker.add("hyfreedp", seed, 0.7, 0.6 + 0.01 * seed)
+    return maker
+
+
+def test_who_wins_before_tuning_is_charged_loses_at_equal_total_epsilon(searched):
+    store = searched.done()
+    comparison = tables.comparison(store, frames.select(frames.load(store, "made").cells)).set_index("label")
+    assert comparison["is_best"]["dp_adam"]
+    total = comparison["epsilon_with_tuning"]["dp_adam"]
+    single = comparison["epsilon_with_tuning"]["hyfreedp"]
+
+    table = ranked(store, budgets=[single])
+    assert table["rank"].to_dict() == {"hyfreedp": 1, "dp_adam": 2}
+    assert table.loc["dp_adam", ["mean", "spent", "difference", "p"]].isna().all()
+    assert ranking.readable(table.reset_index())["accuracy (%)"].tolist() == ["61.0 ± 1.0", "-"]
+
+    table = ranked(store, budgets=[total])
+    assert table["rank"].to_dict() == {"dp_adam": 1, "hyfreedp": 2}
+    assert table["spent"].to_dict() == {"dp_adam": total, "hyfreedp": single}
+    assert table["mean"].to_dict() == pytest.approx({"dp_adam": 0.91, "hyfreedp": 0.61})
+    assert table["difference"]["hyfreedp"] == pytest.approx(-0.3)
+
+
+def test_the_larger_target_that_fits_is_taken_and_not_the_better_score(maker):
+    for epsilon, score in ((1.0, 0.9), (3.0, 0.5)):
+        maker.add("adadp", 0, score, score, epsilon=epsilon)
+        maker.add("dp_adam", 0, 0.7, 0.7, epsilon=epsilon)
+    table = ranked(maker.done())
+    assert table["mean"].to_dict() == {"dp_adam": 0.7, "adadp": 0.5}
+
+
+def test_budgets_are_the_targets_where_none_is_given(maker):
+    for label in ("dp_adam", "hyfreedp"):
+        maker.add(label, 0, 0.5, 0.5, epsilon=1.0)
+        maker.add(label, 0, 0.5, 0.7, epsilon=4.0)
+        maker.add(label, 0, 0.5, 0.9, epsilon=math.inf)
+    store = maker.done()
+    cells = frames.load(store, "made").cells
+    spent = sorted(set(tables.comparison(store, frames.select(cells))["epsilon_single"]))[:2]
+    cells["epsilon_target"] = cells["epsilon_target"].replace({1.0: spent[0], 4.0: spent[1]})
+    frame = ranking.ranking(store, cells)
+    assert frame.groupby("epsilon")["mean"].unique().map(list).to_dict() == {spent[0]: [0.5], spent[1]: [0.7]}
+    assert frame["is_best"].all()
+
+
+def test_settings_are_part_of_the_search(maker):
+    for clip, validation, test in ((0.1, 0.9, 0.5), (1.0, 0.8, 0.7)):
+        maker.add("dp_adam", 0, validation, test)
+        maker.cells[-1]["clip"] = clip
+    maker.add("hyfreedp", 0, 0.6, 0.6)
+    store = maker.done()
+    table = ranked(store)
+    assert table.loc["dp_adam", ["mean", "runs"]].tolist() == [0.5, 2]
+    ids = tuple(entry["run_id"] for entry in maker.cells[:2])
+    assert table["spent"]["dp_adam"] == pytest.approx(frames.composed(store, ids, 1e-5, "rdp"))
+    assert table["spent"]["dp_adam"] > 1.3 * table["spent"]["hyfreedp"]
+    assert math.isnan(ranked(store, tuning="private")["spent"]["dp_adam"]), "no price is known"
+
+
+def test_equal_draws_pay_for_all_runs_of_a_search(searched):
+    table = ranked(searched.done(), "draws", ())
+    assert table["budget"].tolist() == [100, 100]
+    assert table["spent"].tolist() == [100, 100]
+    assert table["mean"].to_dict() == pytest.approx({"hyfreedp": 0.61, "dp_adam": 0.91 / 2}), (
+        "its curve at draw 50 of 100"
+    )
+    assert ranked(searched.store, "draws", [200])["mean"]["dp_adam"] == pytest.approx(0.91)
+    assert math.isnan(ranked(searched.store, "draws", [99])["mean"]["dp_adam"]), "its curve begins at draw 50"
+
+
+def test_equal_gradients_count_points(searched):
+    store = searched.done()
+    assert ranked(store, "gradients", ())["budget"].iloc[0] == 100 * 128
+    points = pd.Series([1, 1, 5] * 3)
+    table = ranked(store, "gradients", (), gradients_per_draw=points)
+    assert table["budget"].iloc[0] == 2 * 100 * 128
+    assert table["mean"]["dp_adam"] == pytest.approx(0.91)
+    assert math.isnan(table["mean"]["hyfreedp"]), "the curve of 500 evaluations a record begins after 250"
+
+
+def test_seconds_are_of_computing_where_all_runs_have_them(searched):
+    store, wall, cpu = searched.done(), [4.0, 4.0, 10.0] * 3, [2.0, 2.0, 3.0] * 3
+    table = ranked(store, "seconds", (), seconds_train=wall, seconds_cpu=cpu)
+    assert table["budget"].iloc[0] == 3
+    cpu[4] = math.nan
+    table = ranked(store, "seconds", (), seconds_train=wall, seconds_cpu=cpu)
+    assert table["budget"].iloc[0] == 8
+    assert ranking.ranking(store, frames.load(store, "made").cells, "seconds").empty, "no times are stored"
+
+
+def test_failures_count_as_the_worst_score_and_are_marked(maker):
+    for seed in range(3):
+        maker.add("dp_adam", seed, 0.8, 0.8)
+        maker.add("adadp", seed, 0.7, 0.5 + 0.1 * seed)
+        maker.add("hyfreedp", seed, 0.7, 0.01, status="diverged" if seed else "done")
+        maker.add("dp_sgd", seed, 0.9, 0.9, status="failed" if seed == 2 else "done")
+    table = ranked(maker.done())
+    assert table["failures"].to_dict() == {"dp_adam": 0, "dp_sgd": 1, "adadp": 0, "hyfreedp": 2}
+    assert table["mean"].to_dict() == pytest.approx(
+        {"dp_adam": 0.8, "dp_sgd": (0.9 + 0.9 + 0.01) / 3, "adadp": 0.6, "hyfreedp": 0.01}
+    )
+    texts = ranking.readable(table.reset_index()).set_index("method")["accuracy (%)"]
+    assert texts["dp_sgd"].endswith("†1")
+    assert texts["hyfreedp"].endswith("†2")
+
+
+def test_a_run_of_a_search_that_diverged_is_no_failure(maker):
+    maker.add("dp_adam", 0, 0.1, 0.1, tuned={"lr": 9.0}, tuning="grid", status="diverged")
+    maker.add("dp_adam", 0, 0.8, 0.8, tuned={"lr": 0.1}, tuning="grid")
+    maker.add("hyfreedp", 0, 0.7, 0.7)
+    table = ranked(maker.done())
+    assert table.loc["dp_adam", ["rank", "mean", "failures", "runs"]].tolist() == [1, 0.8, 0, 2]
+
+
+def test_seeds_that_are_not_finished_are_left_out_for_all(maker):
+    for seed in range(3):
+        maker.add("dp_adam", seed, 0.5, 0.1 * seed)
+        maker.add("hyfreedp", seed, 0.5, 0.5, status="missing" if seed == 2 else "done")
+    table = ranked(maker.done())
+    assert table["seeds"].tolist() == [2, 2]
+    assert table["mean"]["dp_adam"] == pytest.approx(0.05)
+
+
+def test_pairs_are_seeds_and_ties_share_a_rank(maker):
+    """What seeds have in common is not noise: unpaired, the difference of 0.01 would drown."""
+    for seed in range(8):
+        maker.add("dp_adam", seed, 0.5, 0.3 + 0.05 * seed)
+        maker.add("hyfreedp", seed, 0.5, 0.29 + 0.05 * seed + 1e-4 * (-1) ** seed)
+        for label in ("adadp", "dp_sgd"):
+            maker.add(label, seed, 0.5, 0.1)
+    table = ranked(maker.done())
+    assert table["rank"].to_dict() == {"dp_adam": 1, "hyfreedp": 2, "adadp": 3.5, "dp_sgd": 3.5}
+    row = table.loc["hyfreedp"]
+    assert row["low"] < row["difference"] < row["high"] < -0.009
+    assert row["p"] == pytest.approx(2 / 2**8)
+    assert row["p_holm"] == pytest.approx(3 * 2 / 2**8)
+
+
+def test_a_search_of_a_random_number_of_runs_costs_its_rule(searched):
+    store = searched.done()
+    cells = frames.load(store, "made").cells
+    is_search = cells["label"] == "dp_adam"
+    rule = '{"number": "geometric", "rule": "geometric", "runs": 2.0}'
+    cells = cells.assign(epsilon_total=2.5, selection=np.where(is_search, rule, ""))
+    cells = cells.assign(tuning=np.where(is_search, "private", "self")).drop(index=[0])
+    table = ranking.ranking(store, cells, budgets=PLENTY).set_index("label")
+    assert table.loc["dp_adam", ["spent", "runs", "mean"]].tolist() == pytest.approx([2.5, 5 / 3, 0.91])
+    table = ranking.ranking(store, cells, by="draws").set_index("label")
+    assert table["mean"]["dp_adam"] == pytest.approx((0.9 + (0.91 + 0.92) / 2) / 3), "seed 0 has made one run"
+
+
+@pytest.mark.parametrize(("by", "budgets", "named"), [("epochs", (), "draws"), ("draws", (0.0,), "positive")])
+def test_bad_input_is_named(matrix, by, budgets, named):
+    with pytest.raises(ConfigError, match=named):
+        ranking.ranking(matrix, frames.load(matrix, "made").cells, by, budgets)
+
+
+def test_what_cannot_be_compared_is_refused(searched):
+    store = searched.done()
+    with pytest.raises(ConfigError, match="delta"):
+        ranked(store, delta=[1e-5, 1e-5, 1e-6] * 3)
+    with pytest.raises(ConfigError, match="device"):
+        ranked(store, "seconds", device=["cpu", "cpu", "cuda"] * 3, seconds_train=1.0)
+    assert len(ranked(store, device=["cpu", "cpu", "cuda"] * 3)) == 2, "an epsilon is that of any device"
+
+
+def frame(scores, levels=(1.0,)):
+    """A ranking of methods whose scores are the same for every seed: {workload: {method: score}}."""
+    rows = []
+    for workload, methods in scores.items():
+        ranks = pd.Series(methods).rank(ascending=False)
+        best = max(methods.values())
+        for level in levels:
+            for label, score in methods.items():
+                place = {"by": "epsilon", "workload": workload, "epsilon": level, "budget": level}
+                numbers = {"mean": score, "difference": score - best, "rank": ranks[label], "is_best": score == best}
+                counts = {"tuning": "self", "score": "accuracy", "seeds": 3, "failures": 0}
+                rows.append({**place, "label": label, **numbers, **counts})
+    return pd.DataFrame(rows)
+
+
+def test_average_ranks_are_of_workloads():
+    uneven = pd.concat(
+        [frame({"digits": {"a": 0.9, "b": 0.8}}, levels=(1.0, 3.0, 8.0)), frame({"mnist": {"a": 0.1, "b": 0.7}})]
+    )
+    table = ranking.average_ranks(uneven).set_index("label")
+    assert table["rank"].to_dict() == {"a": 1.5, "b": 1.5}
+    assert table["best"].to_dict() == {"a": 3, "b": 1}
+
+
+def test_average_ranks_are_among_the_methods_of_all_blocks():
+    some = frame({"digits": {"a": 0.9, "b": 0.8, "c": 0.85}, "mnist": {"a": 0.9, "b": 0.7}})
+    table = ranking.average_ranks(some).set_index("label")
+    assert table["rank"].to_dict() == {"a": 1, "b": 2}
+
+
+def scattered(workloads):
+    generator = np.random.default_rng(0)
+    centres = {"a": 0.5, "b": 0.51, "c": 0.9}
+    noisy = [{name: centre + 0.02 * generator.random() for name, centre in centres.items()} for _ in range(workloads)]
+    return frame({f"w{number}": scores for number, scores in enumerate(noisy)})
+
+
+def test_ranks_are_tested_with_enough_workloads_only():
+    assert ranking.rank_test(scattered(statistics.ENOUGH - 1)) is None
+    assert "not tested" in ranking.verdict(scattered(statistics.ENOUGH - 1))
+    many_levels = frame({"digits": {"a": 0.5, "b": 0.6}}, levels=range(1, 21))
+    assert ranking.rank_test(many_levels) is None, "twenty budgets of one workload are one workload"
+    test = ranking.rank_test(scattered(9))
+    assert test is not None
+    assert test.workloads == 9
+    assert test.p < 0.01
+    assert "Friedman" in ranking.verdict(scattered(9))
+
+
+def test_files_say_what_was_compared_and_how_little_few_seeds_show(searched):
+    store = searched.done()
+    cells = frames.load(store, "made").cells
+    for by, name in BUDGETS.items():
+        files = ranking.files(ranking.ranking(store, cells.assign(seconds_train=1.0), by, PLENTY))
+        assert name in files["md"]
+        assert "no p is below 0.25" in files["md"]
+        assert "Average ranks are not tested" in files["md"]
+        assert files["csv"].count("\n") == 3
+    assert "no finished blocks" in ranking.files(ranking.ranking(store, cells[:0]))["md"]
+
+
+def bars(figure):
+    return [line for line in figure.axes[0].lines if line.get_linewidth() == 3]
+
+
+def test_bars_of_the_critical_difference_need_enough_workloads():
+    draw = PLOTS["average_ranks"].draw
+    few, enough = draw(scattered(statistics.ENOUGH - 1)), draw(scattered(9))
+    assert bars(few) == []
+    assert "not tested" in few.texts[0].get_text().replace("\n", " ")
+    averages = ranking.average_ranks(scattered(9))
+    assert averages["label"].tolist()[0] == "c"
+    joined = [sorted(line.get_ydata()) for line in bars(enough)]
+    assert joined == [[1, 2]], "a and b do not differ; c does from both"
+    plt.close("all")
+
+
+def test_profiles_plot_shares_of_blocks():
+    scores = {"digits": {"a": 0.9, "b": 0.8}, "mnist": {"a": 0.5, "b": 0.7}, "fmnist": {"a": 0.5, "b": 0.7}}
+    rows = frame(scores)
+    lacking = (rows["workload"] == "fmnist") & (rows["label"] == "a")
+    rows.loc[lacking, ["mean", "difference"]] = math.nan
+    axis = PLOTS["performance_profile"].draw(rows).axes[0]
+    lines = {line.get_label(): line.get_xydata()[:-1] for line in axis.lines}
+    assert lines["a"] == pytest.approx(np.array([[0, 1 / 3], [20, 2 / 3]])), "and never 1"
+    assert lines["b"] == pytest.approx(np.array([[0, 2 / 3], [10, 1]]))
+    plt.close("all")
