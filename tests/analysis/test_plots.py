@@ -8,7 +8,7 @@ from dpopt.analysis import figures, frames, ranking, tables
 from dpopt.errors import ConfigError
 
 PLOTS = Path(__file__).parents[2] / "plots"
-OF_SUITES = [plot for plot in figures.plots(PLOTS) if plot.needs not in ("speed", "audit", "accounting")]
+OF_SUITES = [plot for plot in figures.plots(PLOTS) if plot.needs in ("comparison", "selected", "curves", "ranking")]
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def needs(matrix):
 @pytest.mark.parametrize("plot", OF_SUITES, ids=lambda plot: plot.name)
 def test_every_figure_draws_what_is_stored(plot, needs, tmp_path):
     figure = plot.draw(needs[plot.needs])
-    legends = [held for panel in figure.axes if (held := panel.get_legend())]
+    legends = [held for panel in figure.axes if (held := panel.get_legend())] + figure.legends
     named = {text.get_text() for held in legends for text in held.get_texts()}
     named |= {text.get_text() for panel in figure.axes for text in panel.get_yticklabels()}
     assert any("hyfreedp" in text for text in named)

@@ -1,0 +1,137 @@
+"""The figures of the (C, B, eta) study, on frames whose numbers are known."""
+
+from itertools import product
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+
+from dpopt.analysis import figures
+
+PLOTS = {plot.name: plot.draw for plot in figures.plots(Path(__file__).parents[2] / "plots")}
+CLIPS, SIZES, EPSILONS, EPOCHS = (0.1, 1.0, 10.0), (64, 256, 1024), (1.0, 8.0), (2.0, 10.0)
+N = 4096
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+    yield
+    plt.close("all")
+
+
+def accuracy(clip, size, epsilon):
+    """Best at C = 10 and B = 64 for epsilon 1, at C = 0.1 and B = 1024 for epsilon 8."""
+    sign = 1 if epsilon == 1 else -1
+    return 0.5 + 0.05 * sign * CLIPS.index(clip) - 0.03 * sign * SIZES.index(size)
+
+
+@pytest.fixture
+def sweep():
+    rows = []
+    for workload, epochs, epsilon, size in product(("easy", "hard"), EPOCHS, EPSILONS, SIZES):
+        place = {"workload": workload, "epochs": epochs, "epsilon_target": epsilon, "batch_size": size}
+        place |= {"score": "accuracy", "std": float("nan"), "examples": N, "draws": epochs * N / size}
+        place |= {"noise_gradient": size**0.5 / epsilon}
+        for clip in CLIPS:
+            mean = accuracy(clip, size, epsilon)
+            rows.append(place | {"label": "dp_adam", "clip": clip, "mean": mean, "validation": mean})
+        rows.append(place | {"label": "auto_s", "clip": 1.0, "mean": 0.4, "validation": 0.4})
+    return pd.DataFrame(rows)
+
+
+def test_the_heat_map_marks_the_best_cell(sweep):
+    figure = PLOTS["clip_batch_heatmap"](sweep)
+    panels = {axis.get_title(): axis for axis in figure.axes}
+    assert len(panels) == 2 * len(EPOCHS) * len(EPSILONS)
+    for title, (x, y) in {"easy\n2 epochs, ε = 1": (2, 0), "hard\n10 epochs, ε = 8": (0, 2)}.items():
+        (mark,) = panels[title].patches
+        assert (mark.get_x() + mark.get_width() / 2, mark.get_y() + mark.get_height() / 2) == pytest.approx((x, y))
+    table = panels["easy\n2 epochs, ε = 1"].images[0].get_array()
+    assert table[0].tolist() == pytest.approx([50, 55, 60])
+    assert table[:, 0].tolist() == pytest.approx([50, 47, 44])
+
+
+def test_the_mark_goes_by_validation(sweep):
+    chosen = (sweep["clip"] == 1) & (sweep["batch_size"] == 256)
+    figure = PLOTS["clip_batch_heatmap"](sweep.assign(validation=sweep["validation"].where(~chosen, 0.99)))
+    for axis in figure.axes:
+        (mark,) = axis.patches
+        assert (mark.get_x() + mark.get_width() / 2, mark.get_y() + mark.get_height() / 2) == pytest.approx((1, 1))
+
+
+def lines(axis, label):
+    (line,) = [line for line in axis.lines if line.get_label() == label]
+    return line.get_xydata()
+
+
+def test_accuracy_over_clip_takes_the_best_batch(sweep):
+    axis = PLOTS["accuracy_vs_clip"](sweep).axes[0]
+    assert lines(axis, "ε = 1") == pytest.approx(np.array([[0.1, 50.0], [1.0, 55.0], [10.0, 60.0]]))
+    assert lines(axis, "ε = 8") == pytest.approx(np.array([[0.1, 56.0], [1.0, 51.0], [10.0, 46.0]]))
+    circles = sorted(tuple(line.get_xydata()[0].round(6)) for line in axis.lines if line.get_markersize() == 11)
+    assert circles == [(0.1, 56.0), (10.0, 60.0)]
+
+
+def test_accuracy_over_batch_shows_where_steps_are_few(sweep):
+    figure = PLOTS["accuracy_vs_batch"](sweep)
+    two, ten = figure.axes[:2]
+    assert lines(two, "ε = 1") == pytest.approx(np.array([[64, 60.0], [256, 57.0], [1024, 54.0]]))
+    for axis, epochs in ((two, 2), (ten, 10)):
+        assert lines(axis, "T = 20 steps")[0][0] == pytest.approx(epochs * N / 20)
+
+
+def test_cumulative_noise_is_relative_to_the_largest_batch(sweep):
+    figure = PLOTS["cumulative_noise"](sweep)
+    # sigma = sqrt(B) / epsilon and T = E N / B: their cumulative noise is the same for every B.
+    assert [y for _, y in lines(figure.axes[0], "ε = 1")] == pytest.approx([1, 1, 1])
+    single = figure.axes[2].lines[0].get_ydata()
+    assert single == pytest.approx([4, 2, 1])
+
+
+def test_automatic_clipping_meets_the_tuned_bound(sweep):
+    axis = PLOTS["automatic_clipping"](sweep).axes[0]
+    drawn = {held.get_label(): held.lines[0].get_xydata() for held in axis.containers}
+    assert drawn["dp_adam, C tuned"] == pytest.approx(np.array([[1.0, 60.0], [8.0, 56.0]]))
+    assert drawn["auto_s"] == pytest.approx(np.array([[1.0, 40.0], [8.0, 40.0]]))
+
+
+def test_norms_have_a_band_for_each_epsilon():
+    rows = [
+        {"workload": "easy", "label": "dp_adam", "epsilon_target": epsilon, "epoch": epoch, "best_clip": 3 / epsilon}
+        | {"q5": epoch / epsilon, "q50": 2 * epoch / epsilon, "q95": 3 * epoch / epsilon}
+        for epsilon in EPSILONS
+        for epoch in (1.0, 2.0)
+    ]
+    axis = PLOTS["gradient_norms"](pd.DataFrame(rows)).axes[0]
+    assert lines(axis, "ε = 8") == pytest.approx(np.array([[1.0, 0.25], [2.0, 0.5]]))
+    assert len(axis.collections) == len(EPSILONS)
+
+
+def test_class_weights_are_sorted_and_relative():
+    rows = [
+        {"workload": "easy", "label": "dp_adam", "epsilon_target": 1.0, "label_of_class": y, "bound": bound}
+        | {"weight": min(1.0, bound / norm)}
+        for y, norm in enumerate((8.0, 2.0, 4.0))
+        for bound in (0.1, 1.0, 7.3, 10.0)
+    ]
+    axis = PLOTS["class_weights"](pd.DataFrame(rows)).axes[0]
+    assert [y for _, y in lines(axis, "C = 1")] == pytest.approx([1, 0.5, 0.25])
+    assert [y for _, y in lines(axis, "C = 10")] == pytest.approx([1, 1, 1])
+    assert {line.get_label() for line in axis.lines} == {"C = 0.1", "C = 1", "C = 10"}
+
+
+def test_all_epsilon_is_on_the_axis():
+    rows = [
+        {"workload": "easy", "label": label, "epsilon_target": target, "tuning": tuning, "score": "accuracy"}
+        | {"epsilon_with_tuning": factor * target, "mean": 0.5, "std": 0.01}
+        for label, tuning, factor in (("free", "grid", 3), ("hyfreedp", "self", 1))
+        for target in EPSILONS
+    ]
+    axis = PLOTS["accuracy_vs_total_epsilon"](pd.DataFrame(rows)).axes[0]
+    drawn = {held.get_label(): held.lines[0] for held in axis.containers}
+    assert drawn["free"].get_xdata().tolist() == [3, 24]
+    assert drawn["free"].get_linestyle() == ":"
+    assert drawn["hyfreedp"].get_xdata().tolist() == [1, 8]
+    assert drawn["hyfreedp"].get_linestyle() == "-"

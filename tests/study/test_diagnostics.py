@@ -1,0 +1,178 @@
+"""What a run notes of its gradients is what they are, and changes nothing of the run."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from dpopt import create
+from dpopt.clipping import Abadi, Automatic, engine
+from dpopt.clipping.vmap import VmapEngine
+from dpopt.harness import cell as cells
+from dpopt.harness.plan import plan
+from dpopt.harness.suite import load_suite
+from dpopt.privacy import calibrate
+from dpopt.privacy.oracle import DataOracle, Seen
+from dpopt.store import Store
+from dpopt.study.diagnostics import CLIPS, Diagnostics
+from dpopt.study.optimal_clip import mse, optimal_clip
+
+SUITE = """
+defaults: [suite, _self_]
+workloads: [digits_mlp]
+optimizers: [dp_sgd, auto]
+settings:
+  dp_sgd: {fields: {lr: 0.5}, tuning: fixed}
+  auto: {name: dp_sgd, fields: {lr: 0.5, clip: automatic}, tuning: fixed}
+epsilon: [2]
+accountant: rdp
+clip: 2
+batch_size: 300
+epochs: 3
+seeds: 0
+diagnostics: true
+"""
+
+
+def loss(output, target):
+    return nn.functional.cross_entropy(output, target, reduction="none")
+
+
+def trained(name="bookkeeping", physical_batch=None, **fields):
+    """Diagnostics of a short run, and every example's gradient norm and label, draw by draw, from autograd alone."""
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(5, 3), torch.randn(60, 5), torch.randint(3, (60,))
+    optimizer = create("dp_sgd", **{"lr": 0.5, "clip": Abadi(1.0)} | fields)
+    clipper = engine(model, loss, name)
+    size = {"rate": 0.3, "draws": 8, "dimension": clipper.dimension}
+    noise_plan = calibrate(optimizer, **size, epsilon=4, delta=1e-3, accountant="rdp")
+    own = Diagnostics(VmapEngine(model, loss), optimizer.clip, noise_plan.noise["gradient"], 18, 8, 3)
+    seen, batches = [], {}
+
+    def watch(what):
+        own(what)
+        rows = what.mask.nonzero()[:, 0]
+        gradients = VmapEngine(model, loss).gradients(what.points[0][1], what.x[rows], what.y[rows])
+        seen.append((what.draw, gradients.norm(dim=1), what.y[rows]))
+        batches.setdefault(what.draw, gradients)
+
+    oracle = DataOracle(
+        clipper, x, y, noise_plan, draw_seed=1, noise_seed=2, physical_batch=physical_batch, watch=watch
+    )
+    state, entries = optimizer.init(clipper.theta), []
+    while oracle.draws_left:
+        state = optimizer.step(state, oracle)
+        entries.append(own.entry())
+    return own, entries, seen, batches, noise_plan.noise["gradient"], state
+
+
+@pytest.mark.parametrize("name", ["bookkeeping", "vmap"])
+def test_norms_are_those_of_the_draw(name):
+    _, entries, seen, *_ = trained(name)
+    for (_, norms, _), entry in zip(seen, entries, strict=True):
+        assert entry["private"] is False
+        assert entry["norms"]["q50"] == pytest.approx(float(norms.double().quantile(0.5)), rel=1e-4)
+        assert entry["norms"]["q100"] == pytest.approx(float(norms.max()), rel=1e-4)
+        assert entry["clipped"] == pytest.approx(float((norms > 1).double().mean()), abs=1e-9)
+
+
+def test_a_draw_in_several_physical_batches_counts_as_one():
+    whole, parts = trained()[1], trained(physical_batch=8)[1]
+    assert [entry["norms"]["q50"] for entry in parts] == pytest.approx(
+        [entry["norms"]["q50"] for entry in whole], rel=1e-4
+    )
+
+
+def test_the_best_bound_is_that_of_the_mean_gradient():
+    _, entries, _, batches, noise, _ = trained()
+    for draw, entry in enumerate(entries):
+        gradients = batches[draw]
+        n = len(gradients)
+        best = optimal_clip(gradients, noise * n / 18)
+        assert entry["best"]["C"] == pytest.approx(best.clip, rel=1e-6)
+        assert entry["best"]["bias"] == pytest.approx(best.mse.bias / n**2, rel=1e-6)
+        own = mse(gradients, 1.0, noise * n / 18)
+        assert entry["own"]["noise"] == pytest.approx((noise / 18) ** 2 * gradients.shape[1], rel=1e-6)
+        assert own.total / n**2 >= entry["best"]["bias"] + entry["best"]["noise"] - 1e-12
+
+
+def test_class_weights_are_of_the_last_quarter():
+    own, _, seen, *_ = trained()
+    summary = own.summary()
+    last = [(norms, labels) for draw, norms, labels in seen if draw >= 6]
+    norms, labels = (torch.cat(parts) for parts in zip(*last, strict=True))
+    assert set(summary["class_weights"]) == {f"{clip:g}" for clip in CLIPS}
+    for y in range(3):
+        weight = (0.1 / norms[labels == y]).clamp(max=1).mean()
+        assert summary["class_weights"]["0.1"][y] == pytest.approx(float(weight), rel=1e-4)
+        assert summary["class_norms"][y] == pytest.approx(float(norms[labels == y].median()), rel=1e-4)
+
+
+def test_rules_that_shorten_all_gradients_have_no_bound():
+    own, entries, *_ = trained(clip=Automatic())
+    assert "clipped" not in entries[0]
+    assert "own" not in entries[0]
+    assert entries[0]["best"]["C"] > 0
+    assert set(own.summary()["class_weights"]) == {f"{clip:g}" for clip in CLIPS}
+
+
+def test_empty_draws_are_no_news():
+    own = Diagnostics(VmapEngine(nn.Linear(2, 2), loss), Abadi(1.0), 1.0, 4, 10, 2)
+    nothing = torch.zeros(0)
+    own(Seen(0, [(1.0, torch.zeros(6))], torch.zeros(0, 2), nothing.long(), nothing.bool(), nothing))
+    assert math.isnan(own.entry()["norms"]["q50"])
+    assert own.summary() == {"private": False}
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory):
+    path = tmp_path_factory.mktemp("suite") / "diagnosed.yaml"
+    path.write_text(SUITE)
+    return path
+
+
+def test_a_run_is_the_same_with_and_without(suite, tmp_path):
+    store, found = Store(tmp_path), []
+    for overrides in ([], ["diagnostics=false"]):
+        cell = plan(load_suite(str(suite), ["optimizers=[dp_sgd]", *overrides]))[0].cell
+        ready = cells.prepare(cell)
+        # The noise goes by the cell, which says whether it is diagnosed; here both get the same.
+        ready.oracle._noise_seed = 5
+        state = ready.state
+        while ready.oracle.draws_left:
+            state = ready.optimizer.step(state, ready.oracle)
+        found.append((state.theta, cell.run_id))
+    (with_them, first), (without, second) = found
+    assert torch.equal(with_them, without)
+    assert first != second
+    assert store.state(first) == "pending"
+
+
+def test_a_record_says_that_they_are_not_private(suite, tmp_path):
+    store = Store(tmp_path)
+    for entry in plan(load_suite(str(suite))):
+        record = cells.run(entry.cell, store)
+        curve = store.curve(entry.cell.run_id)
+        assert record["diagnostics"]["private"] is False
+        assert all(noted["diagnostics"]["private"] is False for noted in curve)
+        assert "diagnostics" not in {key for key in record if key.startswith("test_")}
+        json.dumps(record, allow_nan=False)
+
+
+def test_a_killed_run_notes_the_same(suite, tmp_path):
+    class Killed(BaseException):
+        pass
+
+    def kill_half_way(fraction):
+        if fraction > 0.5:
+            raise Killed
+
+    cell = plan(load_suite(str(suite), ["optimizers=[dp_sgd]"]))[0].cell
+    quiet, store = Store(tmp_path / "quiet"), Store(tmp_path / "killed")
+    whole = cells.run(cell, quiet)
+    with pytest.raises(Killed):
+        cells.run(cell, store, report=kill_half_way, checkpoint_seconds=0)
+    assert cells.run(cell, store)["diagnostics"] == whole["diagnostics"]
+    assert store.curve(cell.run_id) == quiet.curve(cell.run_id)
