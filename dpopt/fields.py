@@ -46,6 +46,7 @@ Decay = Annotated[float, Range(0, 1, "[)")]
 """A moment decay such as Adam's beta: 0 <= beta < 1."""
 Fraction = Annotated[float, Range(0, 1, "(]")]
 Count = Annotated[int, Range(1, math.inf, "[)")]
+Natural = Annotated[int, Range(0, math.inf, "[)")]
 Factor = Annotated[float, Range(1, math.inf, "[)")]
 Bound = Annotated[float, Range(0, math.inf, "(]")]
 """A clipping bound; infinity means that nothing is clipped."""

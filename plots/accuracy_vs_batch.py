@@ -6,7 +6,7 @@ After Figure 7 of "On optimal hyperparameters for differentially private deep tr
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.analysis.figures import by_epsilon, legend_outside, sweeps, validated_best, workload_panels
+from dpopt.analysis.figures import along, by_epsilon, gridded, legend_outside, sweeps, workload_panels
 from dpopt.analysis.scores import shown
 
 NEEDS = "sweep"
@@ -15,13 +15,18 @@ STEPS = 20
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """A panel for each workload and number of epochs; right of the dashed line runs have fewer than 20 steps."""
-    best = validated_best(sweeps(frame), ["workload", "epochs", "epsilon_target", "batch_size"])
+    """A panel for each workload and number of epochs; right of the dashed line runs have fewer than 20 steps.
+
+    Points that a refinement has added, each with one C and learning rate, are small and not joined.
+    """
+    best = along(sweeps(frame), ["workload", "epochs", "epsilon_target", "batch_size"])
     figure, panels = workload_panels(best, 3.2, 2.6)
     for panel, rows in panels:
         unit = shown(rows["score"].iloc[0])
-        for target, colour, line in by_epsilon(rows):
-            line = line.sort_values("batch_size")
+        for target, colour, tried in by_epsilon(rows):
+            line = gridded(tried).sort_values("batch_size")
+            further = tried.drop(line.index)
+            panel.plot(further["batch_size"], unit.factor * further["mean"], "o", ms=2, color=colour)
             panel.plot(
                 line["batch_size"], unit.factor * line["mean"], "o-", ms=4, color=colour, label=f"ε = {target:g}"
             )

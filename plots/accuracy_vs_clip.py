@@ -6,22 +6,27 @@ After Figure 2 of "On optimal hyperparameters for differentially private deep tr
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.analysis.figures import by_epsilon, legend_outside, sweeps, validated_best, workload_panels
+from dpopt.analysis.figures import along, by_epsilon, gridded, legend_outside, sweeps, workload_panels
 from dpopt.analysis.scores import shown
 
 NEEDS = "sweep"
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """A panel for each workload and number of epochs; the open circle is the C that validates best."""
-    best = validated_best(sweeps(frame), ["workload", "epochs", "epsilon_target", "clip"])
+    """A panel for each workload and number of epochs; the open circle is the C that validates best.
+
+    Points that a refinement has added, each with one B and learning rate, are small and not joined.
+    """
+    best = along(sweeps(frame), ["workload", "epochs", "epsilon_target", "clip"])
     figure, panels = workload_panels(best, 3.2, 2.6)
     for panel, rows in panels:
         unit = shown(rows["score"].iloc[0])
-        for target, colour, line in by_epsilon(rows):
-            line = line.sort_values("clip")
+        for target, colour, tried in by_epsilon(rows):
+            line = gridded(tried).sort_values("clip")
             panel.plot(line["clip"], unit.factor * line["mean"], "o-", ms=4, color=colour, label=f"ε = {target:g}")
-            top = line.loc[line["validation"].idxmax()]
+            further = tried.drop(line.index)
+            panel.plot(further["clip"], unit.factor * further["mean"], "o", ms=2, color=colour)
+            top = tried.loc[tried["validation"].idxmax()]
             panel.plot(top["clip"], unit.factor * top["mean"], "o", ms=11, mfc="none", color=colour)
         panel.set_xscale("log")
         panel.set(xlabel="clipping bound C", ylabel=f"test {unit.label}")

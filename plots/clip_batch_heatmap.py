@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpopt.analysis.figures import sweeps
+from dpopt.analysis.figures import gridded, sweeps
 from dpopt.analysis.scores import shown
 
 NEEDS = "sweep"
@@ -18,7 +18,8 @@ NEEDS = "sweep"
 def draw(frame: pd.DataFrame) -> Figure:
     """A row for each workload and number of epochs, a column for each ε; colours are scaled to the panel.
 
-    The learning rate and the marked cell are those that validate best; the star may so differ from the largest number.
+    The learning rate and the marked cell are those that validate best, and so need not have the largest number. Circles
+    are points that a refinement has added, between the cells on a logarithmic scale, in their own colour.
     """
     frame = sweeps(frame)
     rows = list(frame.groupby(["workload", "epochs"]).groups)
@@ -42,16 +43,29 @@ def _panel(axis: Axes, rows: pd.DataFrame) -> None:
         axis.set_axis_off()
         return
     unit = shown(rows["score"].iloc[0])
-    table = unit.factor * rows.pivot_table(index="batch_size", columns="clip", values="mean").sort_index()
+    table = unit.factor * gridded(rows).pivot_table(index="batch_size", columns="clip", values="mean").sort_index()
     values = table.to_numpy()
-    axis.imshow(values, origin="lower", aspect="auto", cmap="viridis")
+    image = axis.imshow(values, origin="lower", aspect="auto", cmap="viridis")
     middle = (np.nanmin(values) + np.nanmax(values)) / 2
     for (y, x), value in np.ndenumerate(values):
         if np.isfinite(value):
             colour = "white" if value < middle else "black"
             axis.text(x, y, f"{value:.{max(0, unit.decimals - 1)}f}", ha="center", va="center", color=colour, size=7)
     best = rows.loc[rows["validation"].fillna(-np.inf).idxmax()]
-    at = (table.columns.get_loc(best["clip"]), table.index.get_loc(best["batch_size"]))
-    axis.add_patch(plt.Rectangle((at[0] - 0.47, at[1] - 0.47), 0.94, 0.94, fill=False, color="C1", lw=2.5))
+    x, y = _place(best, table)
+    if best.name in gridded(rows).index:
+        axis.add_patch(plt.Rectangle((x - 0.47, y - 0.47), 0.94, 0.94, fill=False, color="C1", lw=2.5))
+    else:
+        axis.plot(x, y, "o", ms=11, mfc="none", color="C1", mew=2.5)
+    further = rows.drop(gridded(rows).index)
+    colours = {"c": unit.factor * further["mean"], "norm": image.norm, "cmap": image.cmap}
+    axis.scatter(*_place(further, table), s=22, edgecolors="white", linewidths=0.6, **colours)
     axis.set_xticks(range(table.shape[1]), [f"{clip:g}" for clip in table.columns], size=7)
     axis.set_yticks(range(table.shape[0]), [f"{size:g}" for size in table.index], size=7)
+
+
+def _place(rows: pd.DataFrame | pd.Series, table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Where C and B lie among the cells, as fractional columns and rows."""
+    axes = ((rows["clip"], table.columns), (rows["batch_size"], table.index))
+    x, y = (np.interp(np.log(at), np.log(known.to_numpy()), np.arange(len(known))) for at, known in axes)
+    return x, y

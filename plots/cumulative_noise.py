@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.analysis.figures import by_epsilon, sweeps
+from dpopt.analysis.figures import by_epsilon, gridded, sweeps
 
 NEEDS = "sweep"
 PLATEAU = 1.05
@@ -16,7 +16,7 @@ PLATEAU = 1.05
 
 def draw(frame: pd.DataFrame) -> Figure:
     """Relative to the largest B; filled dots lie on the plateau. σ/B keeps falling: it asks for the full batch."""
-    frame = sweeps(frame).drop_duplicates(["examples", "epochs", "epsilon_target", "batch_size"])
+    frame = gridded(sweeps(frame)).drop_duplicates(["examples", "epochs", "epsilon_target", "batch_size"])
     settings = list(frame.groupby(["examples", "epochs"]))
     size = (3.2 * len(settings) + 1, 5)
     figure, axes = plt.subplots(2, len(settings), figsize=size, squeeze=False, sharex=True, layout="constrained")

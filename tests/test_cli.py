@@ -97,10 +97,28 @@ def test_a_suite_from_plan_to_figures(tmp_path, monkeypatch, capsys):
     for file in (Path(__file__).parents[1] / "plots").glob("*.py"):
         (figures / file.name).write_text(file.read_text())
     assert main(["plot", "suite=quickstart", here, f"plots={figures}"]) == 0
+    drawn = [path.stem for path in (figures / "out" / "quickstart").iterdir()]
+    assert set(drawn) > {"accuracy_vs_epsilon", "accuracy_vs_total_epsilon", "learning_rate", "average_ranks"}
+    assert not {"audit", "step_cost", "clip_batch_heatmap", "gradient_norms"} & set(drawn)
+    assert len(drawn) == 2 * len(set(drawn)), "each as SVG and as PNG"
+    (figures / "out" / "quickstart" / "learning_rate.svg").unlink()
+    assert main(["plot", "suite=quickstart", here, f"plots={figures}", "figure=learning_rate"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].count("learning_rate.") == 2
+    assert main(["rank", "suite=quickstart", here, "budgets=[4]"]) == 0
+    ranked = capsys.readouterr().out
+    assert all(label in ranked for label in ("dp_sgd", "hyfreedp", "adadp"))
+    assert "p (Holm)" in ranked
+    assert main(["rank", "suite=quickstart", here, "by=draws"]) == 0
+    assert "Methods have the same number of draws" in capsys.readouterr().out
+    assert main(["report", "suite=quickstart", here, f"plots={figures}"]) == 0
     folder = tmp_path / "results" / "suites" / "quickstart"
-    kinds = {"table.md", "table.csv", "table.tex", "table.html", "manifest.json", "cells.parquet", "curves.parquet"}
+    page = (folder / "report.html").read_text()
+    assert "<svg" in page
+    assert "hyfreedp" in page
+    kinds = {f"table.{kind}" for kind in ("md", "csv", "tex", "html")} | {"manifest.json", "report.html"}
+    kinds |= {"cells.parquet", "curves.parquet"}
+    kinds |= {f"ranking_{by}.{kind}" for by in ("epsilon", "draws") for kind in ("md", "csv")}
     assert {path.name for path in folder.iterdir()} == kinds
-    assert len(list((figures / "out" / "quickstart").iterdir())) == 12
     assert main(["table", "suite=quickstart", here, "optimizers=[adadp]"]) == 0
     assert "hyfreedp" not in capsys.readouterr().out
 
@@ -125,6 +143,101 @@ def test_failures_are_listed_and_can_be_retried(tmp_path, capsys):
     assert "1 cells run, 7 were done, 0 failed" in capsys.readouterr().err
 
 
+SEARCHES = """
+defaults: [suite, _self_]
+workloads: [{name: synthetic_logreg, dim: 3}]
+optimizers: [free, private, linear]
+settings:
+  free: {name: dp_sgd, grid: {lr: [0.1, 1]}}
+  private: {name: dp_sgd, grid: {lr: [0.1, 1]}, tuning: private, selection: {rule: poisson, runs: 1}}
+  linear: {name: dp_sgd, grid: {lr: [0.1, 1]}, tuning: linear_scaling, runs: 1}
+epsilon: 4
+batch_size: 8000
+epochs: 2
+seeds: [0, 1, 2, 3]
+accountant: rdp
+engine: inline
+"""
+
+
+@pytest.fixture
+def searches(tmp_path):
+    """Arguments of a suite whose searches are charged, and its cells in the manifest."""
+    (tmp_path / "searches.yaml").write_text(SEARCHES)
+
+    def cells():
+        content = json.loads((tmp_path / "results" / "suites" / "searches" / "manifest.json").read_text())
+        return content["cells"]
+
+    return [f"suite={tmp_path / 'searches.yaml'}", f"results={tmp_path / 'results'}"], cells
+
+
+def test_runs_that_follow_from_others_are_run_by_the_same_command(searches, capsys):
+    arguments, cells = searches
+    assert main(["plan", *arguments]) == 0
+    before = {cell["run_id"] for cell in cells()}
+    assert {cell["stage"] for cell in cells() if cell["label"] == "linear"} == {"search"}
+    assert f"{len(before)} distinct cells" in capsys.readouterr().out
+    assert main(["run", *arguments]) == 0
+    assert f"{len(before) + 4} cells run, 0 were done, 0 failed" in capsys.readouterr().err
+    last = [cell for cell in cells() if cell["run_id"] not in before]
+    assert [(cell["label"], cell["stage"]) for cell in last] == [("linear", "final")] * 4
+    assert main(["run", *arguments]) == 0
+    assert f"0 cells run, {len(before) + 4} were done" in capsys.readouterr().err
+    assert main(["table", *arguments]) == 0
+    assert "ε composed" in capsys.readouterr().out
+    folder = Path(arguments[1].partition("=")[2]) / "suites" / "searches"
+    rows = {row["label"]: row for row in csv.DictReader((folder / "table.csv").read_text().splitlines())}
+    spent = {label: float(row["epsilon_with_tuning"]) for label, row in rows.items()}
+    assert 4 < 1.2 * spent["linear"] < 1.2 * spent["free"]
+    assert max(spent["linear"], spent["private"]) <= 4 < spent["free"]
+    assert float(rows["linear"]["runs"]) == 3
+
+
+def test_no_last_run_follows_from_a_search_that_failed(searches, capsys):
+    from dpopt.store import Store
+
+    arguments, cells = searches
+    main(["plan", *arguments, "optimizers=[linear]", "seeds=[0,1]"])
+    lost = next(cell for cell in cells() if cell["cell"]["seed"] == 0)
+    store = Store(Path(arguments[1].partition("=")[2]))
+    store.fail(lost["run_id"], "ValueError: no luck")
+    assert main(["run", *arguments, "optimizers=[linear]", "seeds=[0,1]"]) == 1
+    assert "4 cells run, 0 were done, 1 failed" in capsys.readouterr().err
+    assert [cell["cell"]["seed"] for cell in cells() if cell["stage"] == "final"] == [1]
+    assert main(["retry", *arguments, "optimizers=[linear]", "seeds=[0,1]"]) == 0
+    assert "2 cells run, 4 were done, 0 failed" in capsys.readouterr().err
+    assert {cell["cell"]["seed"] for cell in cells() if cell["stage"] == "final"} == {0, 1}
+
+
+def test_figures_of_no_suite_are_drawn_by_name(tmp_path, monkeypatch, capsys):
+    import pandas as pd
+
+    from dpopt.analysis import accounting
+
+    (tmp_path / "claims.py").write_text(
+        'NEEDS = "accounting"\ndef draw(frame):\n'
+        "    import matplotlib.pyplot as plt\n    figure, axis = plt.subplots()\n"
+        '    axis.plot(frame["x"])\n    return figure\n'
+    )
+    monkeypatch.setattr(accounting, "frame", lambda: pd.DataFrame({"x": [1, 2]}))
+    assert main(["plot", "figure=claims", f"plots={tmp_path}"]) == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"claims.svg", "claims.png"}
+    assert main(["plot", "figure=claim", f"plots={tmp_path}"]) == 2
+    assert "did you mean 'claims'" in capsys.readouterr().err
+
+
+def test_recommend_prints_what_the_study_says(monkeypatch, capsys):
+    from dpopt.study import recommend
+
+    given = {}
+    monkeypatch.setattr(recommend, "main", lambda values: given.update(values) or "a grid [of C]")
+    assert main(["recommend", "examples=2000", "epsilon=3", "epochs=2", "capacity=weak"]) == 0
+    assert capsys.readouterr().out == "a grid [of C]\n"
+    assert (given["examples"], given["epsilon"], given["epochs"], given["capacity"]) == (2000, 3, 2, "weak")
+    assert given["min_steps"] == 20
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -132,6 +245,13 @@ def test_failures_are_listed_and_can_be_retried(tmp_path, capsys):
         (["run", "suite=quickstrat"], "did you mean 'quickstart'"),
         (["run", "suite=quickstart", "seed=[1]"], "did you mean 'seeds'"),
         (["run", "suite=quickstart", "device=cudda"], "device"),
+        (["plan", "suite=quickstart", "settings.dp_sgd.tuning=private"], r"dp_sgd\.selection: None"),
+        (["plan", "suite=quickstart", "settings.dp_sgd.selection=composd"], "did you mean 'composed'"),
+        (["rank", "suite=quickstart", "results=/nowhere"], "suite in /nowhere"),
+        (["report", "suite=quickstart", "results=/nowhere"], "suite in /nowhere"),
+        (["plot", "suite=quickstart", "figure=acuracy_vs_epsilon"], "did you mean 'accuracy_vs_epsilon'"),
+        (["recommend", "examples=50000", "epsilon=3"], "epochs"),
+        (["recommend", "examples=50000", "epsilon=3", "epochs=1", "capacity=huge"], "capacity: 'huge'"),
         (["table", "suite=quickstart", "results=/nowhere"], "suite in /nowhere"),
         (["epsilon", "rate=0.1", "noise=1", "draws=10"], "delta"),
         (["epsilon", "rate=2", "noise=1", "draws=10", "delta=1e-5"], "rate"),

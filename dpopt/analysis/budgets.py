@@ -131,8 +131,6 @@ def _total(store: Store, selected: pd.DataFrame, target: float) -> float:
         return target
     if selected.groupby(frames.GROUP).ngroups == 1:
         return max(frames.epsilon_with_tuning(store, row) for row in selected.to_dict("records"))
-    if (selected["tuning"] == "private").any():
-        return math.inf  # no price is known for choosing among several private selections
     first = selected.iloc[0]
     searched = selected.groupby("seed")["run_ids"].sum()
     return max(frames.composed(store, ids, first["delta"], first["accountant"]) for ids in searched)

@@ -131,9 +131,22 @@ def sweeps(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[frame.groupby("label")["clip"].transform("nunique") > 1]
 
 
+def gridded(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a suite's own grid: without those that a refinement has added between its values."""
+    return frame if "is_refined" not in frame else frame[~frame["is_refined"]]
+
+
 def validated_best(frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     """The row of each group that validates best; ties and missing scores go to the first."""
     return frame.loc[frame.assign(key=frame["validation"].fillna(-math.inf)).groupby(list(by))["key"].idxmax()]
+
+
+def along(frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """What a line over the last of `by` shows: at each value of the grid the row that validates best, and beside it
+    every row that a refinement has added.
+    """
+    line = validated_best(gridded(frame), by)
+    return pd.concat([line, frame.drop(gridded(frame).index)])
 
 
 def by_epsilon(frame: pd.DataFrame) -> Iterator[tuple[float, Any, pd.DataFrame]]:

@@ -60,6 +60,7 @@ def load(store: Store, suite: str, labels: Sequence[str] | None = None) -> Resul
             "epsilon_target": float(entry.get("target", cell["epsilon"])),
             "selection": json.dumps(cell["selection"], sort_keys=True) if "selection" in cell else "",
             "stage": entry.get("stage", ""),
+            "is_refined": entry.get("refined", False),
             "gradients_per_draw": entry.get("gradients_per_draw", 1.0),
             "is_trained": not cell.get("untrained", False),
             "delta": cell["delta"],
@@ -124,7 +125,6 @@ def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:
     spent = epsilon(store.ledger(run_id), cell["delta"], cell["accountant"])
     if record["cell"] != cell:
         raise Damaged(f"{path}: its cell is not the planned one")
-    _check_total(store, run_id, cell, record)
     kept = (
         "epsilon",
         "epsilon_total",
@@ -139,11 +139,13 @@ def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:
     names = [key for key in record if key.startswith(("test_", "validation_")) or key in kept]
     score = record.get("score", "accuracy")
     try:
+        _check_total(store, run_id, cell, record)
         numbers = {key: float(record[key]) for key in names}
         numbers |= {f"noise_{kind}": float(value) for kind, value in record.get("noise", {}).items()}
         numbers["test_score"] = numbers[f"test_{score}"]
         numbers["validation_score"] = numbers.get(f"validation_{score}", math.nan)
-        numbers["selection_score"] = record.get("released_score", {}).get("value", numbers["validation_score"])
+        released = record.get("released_score", {"value": numbers["validation_score"]})
+        numbers["selection_score"] = float(released["value"])
         further = _further(record.get("scores", {}))
         origin = _origin(record["provenance"])
     except (TypeError, ValueError, KeyError, AttributeError) as error:
@@ -158,7 +160,9 @@ def _check_total(store: Store, run_id: str, cell: dict[str, Any], record: dict[s
     if "selection" not in cell:
         return
     stated = float(record.get("epsilon_total", math.nan))
-    spent = selection_rule(cell["selection"]).epsilon(store.ledger(run_id), cell["delta"], cell["accountant"])
+    rule, ledger = selection_rule(cell["selection"]), store.ledger(run_id)
+    is_trained = not cell.get("untrained", False)
+    spent = rule.epsilon(ledger, cell["delta"], cell["accountant"]) if is_trained else float(cell["epsilon"])
     if not math.isclose(stated, spent, rel_tol=1e-6):
         path = store.folder(run_id) / "record.json"
         raise Damaged(f"{path}: states epsilon {stated} for its search, which spends {spent}")

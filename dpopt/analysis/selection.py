@@ -36,7 +36,8 @@ def private_selection(store: Store, cells: pd.DataFrame, runs: tuple[float, ...]
         `epsilon_selected`.
     """
     rows = []
-    for keys, group in cells[cells["tuning"] == "grid"].groupby(GROUP, sort=False):
+    grids = cells[(cells["tuning"] == "grid") & ~cells["is_refined"]]
+    for keys, group in grids.groupby(GROUP, sort=False):
         if not group["state"].isin(["done", "diverged"]).all():
             continue
         ledger, delta = store.ledger(group["run_id"].iloc[0]), group["delta"].iloc[0]

@@ -30,8 +30,8 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
         Beside the group's keys: `score` (what was measured), its `mean` and `std` on the test split (sample standard
         deviation; NaN for one seed), the same of further scores as `score_NAME` and `score_NAME_std`, `seeds`, `runs`,
         `validation` (what was selected by), `examples` N, `draws` T and `noise_gradient` (noise multiplier), means;
-        `epsilon_single`, `epsilon_with_tuning` and `epsilon_composed` (the largest over the seeds), `is_best`; and
-        `note`, what the registry says of the optimizer.
+        `epsilon_single`, `epsilon_with_tuning` and `epsilon_composed` (the largest over the seeds), `is_best`;
+        `is_refined`, whether the grid has no such setting; and `note`, what the registry says of the optimizer.
     """
     if selected.empty:
         return pd.DataFrame()
@@ -46,6 +46,7 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
                 "seeds": len(group),
                 "runs": float(group["runs"].mean()),
                 "diverged": int((group["state"] == "diverged").sum()),
+                "is_refined": bool(group["is_refined"].all()),
                 "validation": group["selection_score"].mean(),
                 **{name: group[name].mean() for name in ("examples", "draws", "noise_gradient") if name in group},
                 "delta": group["delta"].max(),

@@ -344,6 +344,8 @@ def _search(cell: Cell, ledger: Ledger, final: dict[str, Any], examples: int, sc
     """
     if cell.selection is None:
         return {}
+    if cell.untrained:  # that there were no runs was drawn by a search that could have spent its target
+        return {"epsilon_total": _plain(cell.epsilon)}
     rule = selection_rule(cell.selection)
     content = {"epsilon_total": _plain(rule.epsilon(ledger, cell.delta, cell.accountant))}
     noise = score_noise(rule, cell.epsilon, cell.delta, cell.accountant)

@@ -157,9 +157,9 @@ def timings(
     here = provenance(training.resolve_device(suite.device))["device"]
     known = {number: found for number, row in enumerate(rows) if (found := _stored(row, store, here))}
     asked = {
-        number: Probe(row.waiting[0], limit, suite.device, suite.physical_batch)
+        number: Probe(trained[0], limit, suite.device, suite.physical_batch)
         for number, row in enumerate(rows)
-        if limit and row.waiting and number not in known
+        if limit and number not in known and (trained := [cell for cell in row.waiting if not cell.untrained])
     }
     return known | _answers(asked, workers(suite), console)
 
@@ -167,7 +167,8 @@ def timings(
 def _stored(row: Row, store: RecordStore, device: str) -> Timing | None:
     """The mean times of a row's finished cells on `device`; None where there is none."""
     records = [store.record(cell.run_id) for cell, state in zip(row.cells, row.states, strict=True) if state == "done"]
-    timed = [record for record in records if record.keys() >= TIMES and record["provenance"].get("device") == device]
+    timed = [record for record in records if record.keys() >= TIMES and record["draws"]]
+    timed = [record for record in timed if record["provenance"].get("device") == device]
     if not timed:
         return None
     trained = sum(record["seconds_train"] for record in timed)

@@ -43,7 +43,7 @@ class Setting:
             (all runs one after the other) or "simulated" ({rule: simulated, share: 0.85}) for "grid" and "random",
             {rule: logarithmic | geometric | poisson, runs: mean} for "private".
         runs: how many points "random" draws, or each of the searches of "linear_scaling".
-        epsilon, epochs, batch_size, clip, seeds: replace the suite's.
+        epsilon, epochs, batch_size, clip, seeds, refine: replace the suite's.
     """
 
     name: str
@@ -57,6 +57,7 @@ class Setting:
     batch_size: tuple[int, ...] | None = None
     clip: tuple[float, ...] | None = None
     seeds: tuple[int, ...] | None = None
+    refine: fields.Natural = 0
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ class Suite:
     physical_batch: int | None
     dry_run: float
     diagnostics: bool
+    refine: int
     results: str
     plots: str
     published: Published | None
@@ -218,6 +220,7 @@ def load_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
         physical_batch=_auto(content["physical_batch"], fields.Count, f"{where}.physical_batch"),
         dry_run=fields.convert(content["dry_run"], fields.Factor, f"{where}.dry_run", {}),
         diagnostics=fields.convert(content["diagnostics"], bool, f"{where}.diagnostics", {}),
+        refine=fields.convert(content["refine"], fields.Natural, f"{where}.refine", {}),
         results=fields.convert(content["results"], str, f"{where}.results", {}),
         plots=fields.convert(content["plots"], str, f"{where}.plots", {}),
         published=_published(content["published"], f"{where}.published"),

@@ -1,7 +1,8 @@
 """Which runs a row of a suite makes for one replicate: points of its grid, and what all of them are charged together.
 
-How many runs a private search makes, and of which points, is drawn once for each workload, row and seed, and so is part
-of the plan; which of them is released is for whoever reads the records (`analysis.frames.select`).
+How many runs a private search makes, and of which points, is drawn once for each workload, search and seed (rows that
+search the same grid of the same optimizer are paired) and so is part of the plan; which of them is released is for
+whoever reads the records (`analysis.frames.select`).
 """
 
 from __future__ import annotations
@@ -92,6 +93,8 @@ def _rule(setting: Setting, runs: int, where: str) -> Selection | None:
     if given == {"rule": "composed"}:
         return Composed(runs)
     rule = selection_rule(given, where)
+    if isinstance(rule, Composed):
+        raise ConfigError(f"{where}.runs", rule.runs, f"the search makes {runs}: say composed alone")
     if not isinstance(rule, Simulated):
         raise unknown(f"{where}.rule", given.get("rule"), ["composed", "simulated"])
     return rule
@@ -128,7 +131,7 @@ def _searches(grid: list[dict[str, Any]], each: int, epsilon: float, random: np.
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run of a search has released."""
+    """What a run of a search has released, and the epsilon that it was to spend."""
 
     epsilon: float
     lr: float

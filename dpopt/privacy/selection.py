@@ -34,6 +34,8 @@ Number = Literal["logarithmic", "geometric", "poisson"]
 """How the number of runs is distributed."""
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
 """Shape of the truncated negative binomial distribution; Poisson is its limit."""
+MOST_RUNS = 10_000
+"""The largest mean number of runs."""
 
 
 class Selection(Protocol):
@@ -85,8 +87,8 @@ class BestOf(_Checked):
     def __post_init__(self) -> None:
         if self.number not in SHAPES:
             raise unknown("selection.number", self.number, get_args(Number))
-        if not 1 <= self.runs < math.inf:
-            raise ConfigError("selection.runs", self.runs, "expected a finite number of runs, at least 1")
+        if not 1 <= self.runs <= MOST_RUNS:
+            raise ConfigError("selection.runs", self.runs, f"expected a mean number of runs from 1 to {MOST_RUNS:,}")
 
     def epsilon(self, ledger: Ledger, delta: float, accountant: str = "pld") -> float:
         return best_of(ledger, delta, runs=self.runs, number=self.number)

@@ -177,6 +177,18 @@ class Store:
             raise ConfigError("suite", suite, f"{path} is no manifest; `dpopt plan suite={suite}` writes it anew")
         return content
 
+    def journal(self, suite: str) -> Path:
+        """Where the refinement of a suite keeps its journal; whoever it is handed to writes it.
+
+        Whole lines are appended; one that a kill has cut short is taken off, or the next would be lost with it.
+        """
+        path = self.suite_folder(suite) / "refine.journal"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = path.read_bytes() if path.exists() else b""
+        if not content.endswith(b"\n") and content:
+            _write(path, content[: content.rfind(b"\n") + 1])
+        return path
+
     def write(self, path: Path, content: str | bytes) -> None:
         """Write a table, a page or a figure below the results folder."""
         _write(path, content)

@@ -1,8 +1,11 @@
 """A store of made-up records: quick, and every number in a table is known beforehand."""
 
+import json
+
 import pytest
 
 from dpopt.privacy import Draw, Ledger
+from dpopt.privacy.selection import selection_rule
 from dpopt.store import Store
 
 SUITE = "made"
@@ -58,6 +61,30 @@ class Maker:
             self.store.append_curve(run_id, entry | ({"eta": eta * draw} if eta else {}))
         self.store.finish(run_id, record, ledger.to_json())
         return run_id
+
+    def add_search(self, label, seed, runs, rule, *, tuning="grid", target=3.0, clip=1.0):
+        """The runs of a search that is charged by `rule`, plain data.
+
+        Args:
+            runs: for each (released score, validation, test) and, where they differ, epsilon and stage; a released
+                score of None is none.
+        """
+        ids = []
+        for released, validation, test, *rest in runs:
+            epsilon, stage = rest or (target, "")
+            ids.append(self.add(label, seed, validation, test, epsilon=epsilon, tuned={"lr": 0.1}, tuning=tuning))
+            entry, path = self.cells[-1], self.store.folder(ids[-1]) / "record.json"
+            entry["clip"] = clip
+            entry["cell"]["search"] = len(ids)
+            entry["cell"]["selection"] = rule(ids, self.store) if callable(rule) else rule
+            if stage:
+                entry |= {"stage": stage, "target": target}
+            spent = selection_rule(entry["cell"]["selection"]).epsilon(self.store.ledger(ids[-1]), DELTA, "rdp")
+            record = self.store.record(ids[-1]) | {"cell": entry["cell"], "epsilon_total": spent}
+            if released is not None:
+                record["released_score"] = {"value": released, "std": 0.05, "noise": 9.0}
+            path.write_text(json.dumps(record))
+        return ids
 
     def done(self):
         self.store.write_manifest(SUITE, {"suite": SUITE, "description": "", "cells": self.cells})

@@ -5,6 +5,7 @@ import pytest
 
 from dpopt.analysis import frames
 from dpopt.privacy import Draw, Ledger, epsilon
+from dpopt.privacy.selection import best_of
 
 
 def test_selection_looks_at_validation_only_and_at_each_seed_alone(matrix):
@@ -26,7 +27,8 @@ def test_a_search_is_charged(matrix):
     once.append(Draw(0.1, (4 / 3,)), 100)
     twice.append(Draw(0.1, (4 / 3,)), 200)
     assert row["epsilon"] == epsilon(once, 1e-5, "rdp")
-    assert frames.epsilon_with_tuning(matrix, row["run_ids"], 1e-5, "rdp") == epsilon(twice, 1e-5, "rdp")
+    assert frames.epsilon_with_tuning(matrix, row) == epsilon(twice, 1e-5, "rdp")
+    assert frames.composed(matrix, row["run_ids"][:1], 1e-5, "rdp") == epsilon(once, 1e-5, "rdp")
 
 
 @pytest.mark.parametrize("status", ["failed", "missing"])
@@ -153,3 +155,90 @@ def test_workloads_are_named_by_what_tells_them_apart():
     assert names(*alike) == ["images(validation=5)", "images(validation=9)"]
     three = names(*alike, {"validation": 9, "data": "b"})
     assert three == ["images(validation=5, data=a)", "images(validation=9, data=a)", "images(data=b)"]
+
+
+BEST_OF = {"rule": "geometric", "runs": 2.0}
+
+
+def selected(store):
+    return frames.select(frames.load(store, "made").cells)
+
+
+def after(ids, store):
+    """The rule of a last run after those before it, as its cell holds it."""
+    spent = Ledger()
+    for run_id in ids[:-1]:
+        spent = spent + store.ledger(run_id)
+    return {"rule": "after", "spent": spent.to_json()}
+
+
+def test_a_charged_search_releases_what_its_noised_scores_say(maker):
+    """The middle run is the best by its released score; others are by the raw one, and on the test split."""
+    runs = maker.add_search("dp_adam", 0, [(0.5, 0.9, 0.2), (0.7, 0.6, 0.3), (0.6, 0.7, 0.9)], BEST_OF)
+    (row,) = selected(maker.done()).to_dict("records")
+    assert (row["run_id"], row["selection_score"], row["validation_score"]) == (runs[1], 0.7, 0.6)
+    assert row["run_ids"] == tuple(runs)
+    assert row["runs"] == 3
+
+
+def test_a_search_whose_scores_are_not_released_goes_by_validation(maker):
+    runs = maker.add_search("dp_adam", 0, [(None, 0.6, 0.9), (None, 0.8, 0.1)], {"rule": "simulated", "share": 0.5})
+    (row,) = selected(maker.done()).to_dict("records")
+    assert (row["run_id"], row["selection_score"]) == (runs[1], 0.8)
+
+
+def test_a_last_run_is_released_whatever_it_scores(maker):
+    part = {"rule": "part", "runs": 2, "total": 3.0}
+    rule = lambda ids, store: part if len(ids) < 3 else after(ids, store)  # noqa: E731
+    runs = [(0.9, 0.9, 0.9, 0.3, "search"), (0.8, 0.8, 0.8, 0.6, "search"), (None, 0.1, 0.2, 2.0, "final")]
+    ids = maker.add_search("linear", 0, runs, rule, tuning="linear_scaling")
+    store = maker.done()
+    (row,) = selected(store).to_dict("records")
+    assert (row["run_id"], row["runs"], row["run_ids"]) == (ids[2], 3, tuple(ids))
+    assert row["epsilon_target"] == 3
+    total = frames.composed(store, ids, 1e-5, "rdp")
+    assert row["epsilon_total"] == frames.epsilon_with_tuning(store, row) == pytest.approx(total)
+    assert total > row["epsilon"]
+
+
+def test_a_search_in_parts_without_its_last_run_releases_nothing(maker):
+    part = {"rule": "part", "runs": 2, "total": 3.0}
+    maker.add_search("linear", 0, [(0.9, 0.9, 0.9, 0.3, "search")], part, tuning="linear_scaling")
+    maker.add("adadp", 0, 0.5, 0.5)
+    assert list(selected(maker.done())["label"]) == ["adadp"]
+
+
+def test_the_price_of_a_search_is_its_rules_only_where_the_number_of_runs_is_random(maker):
+    scores = [(0.5, 0.5, 0.5)] * 4
+    maker.add_search("private", 0, scores, BEST_OF)
+    maker.add_search("composed", 0, scores, {"rule": "composed", "runs": 4})
+    maker.add_search("simulated", 0, [(None, 0.5, 0.5)] * 4, {"rule": "simulated", "share": 0.85})
+    store = maker.done()
+    rows = {row["label"]: row for row in selected(store).to_dict("records")}
+    composed = frames.composed(store, rows["private"]["run_ids"], 1e-5, "rdp")
+    price = {label: frames.epsilon_with_tuning(store, row) for label, row in rows.items()}
+    assert price["composed"] == rows["composed"]["epsilon_total"] == composed
+    assert price["simulated"] == composed > 1.5 * rows["simulated"]["epsilon_total"]
+    ledger = store.ledger(rows["private"]["run_id"])
+    assert price["private"] == best_of(ledger, 1e-5, runs=2, number="geometric") < composed
+
+
+@pytest.mark.parametrize("stated", [0.1, 1e9, "a lot", None, math.nan, [1]])
+@pytest.mark.parametrize("rule", [BEST_OF, {"rule": "composed", "runs": 1}, {"rule": "simulated", "share": 0.85}])
+def test_a_record_that_states_another_price_of_its_search_is_damaged(maker, rule, stated):
+    (bad,) = maker.add_search("dp_adam", 0, [(0.5, 0.5, 0.5)], rule)
+    store = maker.done()
+    assert list(frames.load(store, "made").cells["state"]) == ["done"]
+    rewrite(store, bad, epsilon_total=stated)
+    results = frames.load(store, "made")
+    assert list(results.cells["state"]) == ["damaged"]
+    assert "record.json" in results.problems[0]
+    assert frames.select(results.cells).empty
+
+
+@pytest.mark.parametrize("content", [{"value": None}, {"value": "good"}, "good"])
+def test_a_released_score_that_is_no_number_is_damage(maker, content):
+    (bad,) = maker.add_search("dp_adam", 0, [(0.5, 0.5, 0.5)], BEST_OF)
+    store = maker.done()
+    rewrite(store, bad, released_score=content)
+    assert list(frames.load(store, "made").cells["state"]) == ["damaged"]

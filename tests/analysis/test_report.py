@@ -209,7 +209,7 @@ def test_commands_repeat_what_was_given(matrix, folder):
     for command in ("table", "plot", "report"):
         assert f"dpopt {command} suite=made 'optimizers=[a,b]'" in text
     assert "dpopt dice suite=made" in text
-    assert "dpopt plot suite=made: second.svg" in Page(page_of(matrix, folder)).text
+    assert "dpopt plot suite=made figure=second" in Page(page_of(matrix, folder)).text
 
 
 def test_further_tables_and_frames(matrix, folder):

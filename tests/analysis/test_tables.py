@@ -8,6 +8,7 @@ import pytest
 
 from dpopt import registry
 from dpopt.analysis import frames, tables
+from dpopt.privacy.selection import BestOf
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def test_formats_hold_the_same_numbers(table):
     assert "<b>60.0 ± 10.0</b>" in html
     assert "http" not in html
     for text in (markdown, html):
-        assert "naive composition" in text
+        assert "ε with tuning: by its whole search" in text
         assert "workload = digits_mlp" in text
     read = pd.read_csv(io.StringIO(files["csv"]))
     assert read["mean"].tolist() == pytest.approx(table["mean"].tolist())
@@ -110,3 +111,43 @@ def test_what_the_registry_says_of_an_optimizer_is_below_the_table(maker):
     for kind in ("md", "tex", "html"):
         assert f"prodigy: {note[:20]}" in files[kind]
     assert "dp_adam: " not in files["md"]
+
+
+def test_the_columns_of_epsilon(maker):
+    """Every way to search at one target: by one run, by the search, and by all runs one after the other."""
+    for seed in (0, 1):
+        for lr in (0.1, 1.0):
+            maker.add("free", seed, 0.5, 0.5, tuned={"lr": lr}, tuning="grid")
+        number = 4 + seed
+        maker.add_search(
+            "private", seed, [(0.5, 0.5, 0.4)] * number, {"rule": "logarithmic", "runs": 2}, tuning="private"
+        )
+        maker.add_search("simulated", seed, [(None, 0.5, 0.3)] * 2, {"rule": "simulated", "share": 0.85})
+        maker.add("hyfreedp", seed, 0.5, 0.2)
+    store = maker.done()
+    table = tables.comparison(store, frames.select(frames.load(store, "made").cells)).set_index("label")
+    once, *several = (frames.composed(store, [maker.cells[0]["run_id"]] * runs, 1e-5, "rdp") for runs in (1, 2, 5))
+    assert (table["epsilon_single"] == once).all()
+    assert table["epsilon_with_tuning"].drop("private").to_dict() == {
+        "free": several[0], "simulated": several[0], "hyfreedp": once
+    }  # fmt: skip
+    assert table["epsilon_composed"].to_dict() == {
+        "free": several[0], "simulated": several[0], "hyfreedp": once, "private": several[1]
+    }  # fmt: skip
+    rule = BestOf("logarithmic", 2).epsilon(store.ledger(maker.cells[2]["run_id"]), 1e-5)
+    assert once < table["epsilon_with_tuning"]["private"] == rule < several[1]
+    assert table["runs"]["private"] == 4.5
+    shown = tables.readable(table.reset_index(), str).set_index("optimizer")
+    assert shown["ε composed"]["private"] == tables.upper(several[1]) != shown["ε with tuning"]["private"]
+    assert shown["runs"]["private"] == "4.5"
+
+
+def test_a_column_that_says_nothing_new_is_left_out(table):
+    assert "ε composed" not in tables.readable(table, str)
+
+
+def test_what_was_selected_by_is_in_the_table(maker):
+    maker.add_search("dp_adam", 0, [(0.75, 0.5, 0.5)], {"rule": "composed", "runs": 1})
+    store = maker.done()
+    table = tables.comparison(store, frames.select(frames.load(store, "made").cells))
+    assert table["validation"].tolist() == [0.75]

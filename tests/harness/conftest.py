@@ -1,5 +1,7 @@
 import pytest
 
+from dpopt.harness import cell as cells
+from dpopt.harness.plan import manifest, plan
 from dpopt.harness.suite import load_suite
 from dpopt.store import Store
 
@@ -14,6 +16,29 @@ accountant: rdp
 batch_size: 800
 epochs: 2
 seeds: [0, 1]
+"""
+SEARCHES = """
+defaults: [suite, _self_]
+workloads: [{name: synthetic_logreg, dim: 4}]
+optimizers: [free, composed, few, simulated, logarithmic, poisson, linear, adadp, hyfreedp]
+settings:
+  free: {name: dp_sgd, grid: {lr: [0.1, 10]}}
+  composed: {name: dp_sgd, grid: {lr: [0.1, 1, 10]}, selection: composed}
+  few: {name: dp_sgd, grid: {lr: [0.1, 1, 10]}, tuning: random, runs: 2, selection: composed}
+  simulated: {name: dp_sgd, grid: {lr: [0.1, 10]}, selection: {rule: simulated, share: 0.9}}
+  logarithmic: {name: dp_sgd, grid: {lr: [0.1, 1, 10]}, tuning: private, selection: {rule: logarithmic, runs: 3}}
+  poisson: {name: dp_sgd, grid: {lr: [0.1, 1]}, tuning: private, selection: {rule: poisson, runs: 1}}
+  linear: {name: dp_sgd, grid: {lr: [0.1, 1, 10]}, tuning: linear_scaling, runs: 2}
+  adadp: {grid: {tau: [1.0, 4.0]}, tuning: private, selection: {rule: geometric, runs: 2}}
+  hyfreedp: {grid: {probe_every: [1, 2]}, tuning: grid, selection: composed}
+epsilon: [2]
+accountant: rdp
+batch_size: 8000
+epochs: 4
+seeds: [0, 1]
+"""
+"""A row for each way to search, and methods with pairs of draws and with two kinds of noise; all of the records are in
+each draw, whose accounting takes no time.
 """
 
 
@@ -32,3 +57,24 @@ def write_suite(tmp_path):
         return load_suite(str(path), overrides)
 
     return write
+
+
+@pytest.fixture
+def write_searches(write_suite):
+    """As `write_suite`, for `SEARCHES`."""
+    return lambda overrides=(): write_suite(SEARCHES, overrides, "searches")
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """`SEARCHES` with all of its runs made: the store, and what was planned at the end."""
+    folder = tmp_path_factory.mktemp("searched")
+    (folder / "searches.yaml").write_text(SEARCHES)
+    suite, store = load_suite(str(folder / "searches.yaml")), Store(folder / "results")
+    for _ in range(2):  # the last runs of linear scaling follow from the others
+        planned = plan(suite, store)
+        for entry in planned:
+            if store.state(entry.cell.run_id) == "pending":
+                cells.run(entry.cell, store, device="cpu")
+    store.write_manifest(suite.name, manifest(suite, planned))
+    return store, planned

@@ -1,14 +1,20 @@
+import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import pytest
+import scipy.stats
 import torch
 
 from dpopt import registry
 from dpopt.errors import ConfigError
 from dpopt.harness import cell as cells
 from dpopt.harness.plan import plan
-from dpopt.privacy import epsilon, sampling
+from dpopt.privacy import Ledger, epsilon, sampling
+from dpopt.privacy.calibration import score_noise
+from dpopt.privacy.selection import Composed
 from dpopt.workloads.base import Split
 from dpopt.workloads.synthetic import SyntheticLogReg
 
@@ -224,8 +230,6 @@ def test_metrics_are_the_final_ones_whatever_became_of_the_curve(write_suite, st
 
 
 def test_a_failure_is_noted_and_is_no_result(write_suite, store):
-    import dataclasses
-
     cell = planned_cell(write_suite, "dp_sgd")
     old = dataclasses.replace(cell, optimizer={**cell.optimizer, "revision": 0})
     reason = cells.attempt(old, store, "cpu", lambda fraction: None)
@@ -239,3 +243,69 @@ def test_divergence_is_a_result(write_suite, store):
     record = cells.run(cell, store)
     assert record["status"] == store.state(cell.run_id) == "diverged"
     assert record["epsilon"] <= 2
+
+
+def test_the_released_score_is_the_raw_one_with_the_stated_noise(write_searches, monkeypatch):
+    """Over many run ids: normal, of the stated standard deviation, and the same for the same run."""
+    monkeypatch.setattr(cells, "score_noise", functools.cache(score_noise))
+    cell = planned_cell(write_searches, "composed", ["optimizers=[composed]"])
+    final, ledger = {"validation_accuracy": 0.5}, Ledger()
+    released = [
+        cells._search(dataclasses.replace(cell, seed=seed), ledger, final, 1000, "accuracy")["released_score"]
+        for seed in range(800)
+    ]
+    (std,) = {entry["std"] for entry in released}
+    (noise,) = {entry["noise"] for entry in released}
+    assert std == noise / 1000
+    assert noise == score_noise(Composed(3), 2.0, cell.delta, "rdp") > 1
+    deviations = np.array([entry["value"] - 0.5 for entry in released]) / std
+    assert len(set(deviations)) == 800
+    assert scipy.stats.kstest(deviations, "norm").pvalue > 1e-3
+    again = cells._search(dataclasses.replace(cell, seed=5), ledger, final, 1000, "accuracy")["released_score"]
+    assert again == released[5]
+
+
+def test_a_run_of_a_charged_search_records_what_it_releases(write_searches, store):
+    cell = planned_cell(write_searches, "composed", ["optimizers=[composed]"])
+    record = cells.run(cell, store)
+    released = record["released_score"]
+    noise = np.random.default_rng(sampling.derive("score", cell.run_id)).standard_normal()
+    assert released["value"] == pytest.approx(record["validation_accuracy"] + released["std"] * noise)
+    assert released["std"] == released["noise"] / 1000, "its records held out"
+    assert 0.001 < released["std"] < 0.1
+    assert store.record(cell.run_id) == record
+    without = dataclasses.replace(cell, selection=None)
+    assert not {"epsilon_total", "released_score"} & cells.run(without, store).keys()
+
+
+def test_a_search_without_privacy_needs_no_noise(write_searches, store):
+    cell = planned_cell(write_searches, "composed", ["optimizers=[composed]", "epsilon=inf"])
+    record = cells.run(cell, store)
+    assert record["epsilon"] == record["epsilon_total"] == "inf"
+    assert "released_score" not in record
+
+
+def test_an_untrained_cell_releases_the_model_as_it_was_initialised(write_searches, store):
+    cell = dataclasses.replace(planned_cell(write_searches, "poisson", ["optimizers=[poisson]"]), untrained=True)
+    ready, record = cells.prepare(cell, device="cpu"), cells.run(cell, store, device="cpu")
+    torch.manual_seed(cells._seed("init", cell) >> 65)
+    initial = ready.workload.model()
+    x, y = ready.watched["test"]
+    assert record["test_accuracy"] == pytest.approx((initial(x).argmax(1) == y).float().mean().item())
+    assert (record["epsilon"], record["epsilon_total"], record["draws"]) == (0, cell.epsilon, 0)
+    assert len(store.ledger(cell.run_id)) == 0
+
+
+def test_a_dry_run_trains_alike_costs_less_and_spends_more(write_suite, store):
+    """Batch and noise are a quarter each, so noise per record and the number of steps stay (Sander et al. 2023)."""
+    cell = planned_cell(write_suite, "hyfreedp")
+    dry = planned_cell(write_suite, "hyfreedp", ["dry_run=4"])
+    assert dry == dataclasses.replace(cell, dry_run=4.0)
+    wet, record = cells.prepare(cell, device="cpu").plan, cells.run(dry, store, device="cpu")
+    assert record["rate"] == wet.rate / 4
+    assert record["draws"] == wet.draws
+    for kind, noise in wet.noise.items():
+        assert record["noise"][kind] / record["rate"] == pytest.approx(noise / wet.rate)
+    assert {draw.rate for draw in store.ledger(dry.run_id)} == {wet.rate / 4}
+    assert record["epsilon_target"] == 2
+    assert record["epsilon"] == epsilon(store.ledger(dry.run_id), dry.delta, "rdp") > 2 * 2

@@ -119,3 +119,19 @@ def test_the_command_prints_counts_and_estimates(tmp_path, capsys, monkeypatch):
 def test_probe_is_no_part_of_a_run(tmp_path, capsys):
     assert main(["run", "suite=quickstart", "probe=3", f"results={tmp_path}"]) == 2
     assert "probe" in capsys.readouterr().err
+
+
+def test_cells_that_train_nothing_tell_no_times(write_searches, store, monkeypatch):
+    """A search may come out without a run: its cell is done at once, and no draw of it can be timed."""
+    suite = write_searches(["optimizers=[poisson]", "device=cpu", f"seeds={list(range(8))}".replace(" ", "")])
+    planned = sorted(plan(suite), key=lambda entry: not entry.cell.untrained)
+    cells.run(planned[0].cell, store, device="cpu")
+    (row,) = cost.rows(planned, store)
+    assert row.draws == (0, 4)
+    assert row.waiting[0].untrained, "another one comes first"
+    assert cost.timings([row], store, suite) == {}
+    monkeypatch.setattr(cost, "_answers", lambda asked, *_: asked)
+    (probe,) = cost.timings([row], store, suite, limit=2).values()
+    assert not probe.cell.untrained
+    nothing = dataclasses.replace(row, cells=row.cells[1:2], states=row.states[1:2])
+    assert cost.timings([nothing], store, suite, limit=2) == {}

@@ -1,8 +1,10 @@
+import dataclasses
 import json
 
 import pytest
 
 from dpopt.errors import ConfigError
+from dpopt.harness import cost
 from dpopt.harness.cell import Cell
 from dpopt.harness.plan import manifest, plan
 from dpopt.harness.suite import load_suite
@@ -114,3 +116,90 @@ def test_several_values_of_a_workloads_field_are_an_axis(write_suite):
 def test_an_axis_without_values_is_refused(write_suite):
     with pytest.raises(ConfigError, match=r"workloads\.hidden.*\[\]"):
         plan(write_suite(overrides=["workloads=[{name: digits_mlp, hidden: []}]"]))
+
+
+def test_fields_of_searches_leave_the_ids_of_other_cells_alone(write_suite):
+    entry = plan(write_suite())[0]
+    assert not {"selection", "untrained", "dry_run", "diagnostics"} & entry.cell.content().keys()
+    assert not {"stage", "target"} & entry.content().keys()
+    others = [{"selection": {"rule": "composed", "runs": 2}}, {"untrained": True}, {"dry_run": 2.0}, {"search": 1}]
+    changed = [dataclasses.replace(entry.cell, **change) for change in others]
+    assert len({entry.cell.run_id, *(cell.run_id for cell in changed)}) == 5
+    for cell in changed:
+        assert Cell.from_content(json.loads(json.dumps(cell.content()))) == cell
+
+
+def searches(planned, label):
+    """The runs of each (epsilon, seed) as (number within the search, point)."""
+    found = {}
+    for entry in planned:
+        if entry.label == label:
+            found.setdefault((entry.target, entry.cell.seed), []).append((entry.cell.search, entry.tuned))
+    return found
+
+
+def test_a_private_row_makes_the_runs_that_were_drawn(write_searches):
+    axes = ["epsilon=[1,8]", f"seeds={list(range(12))}".replace(" ", ""), "batch_size=[4000,8000]"]
+    planned = plan(write_searches(["optimizers=[logarithmic]", *axes]))
+    assert len({entry.cell.run_id for entry in planned}) == len(planned)
+    by_size = [[e for e in planned if e.cell.batch_size == size] for size in (4000, 8000)]
+    found = searches(by_size[0], "logarithmic")
+    assert found == searches(by_size[1], "logarithmic")
+    assert len(found) == 2 * 12
+    for seed in range(12):
+        numbers = [number for number, _ in found[1.0, seed]]
+        assert numbers == list(range(len(numbers)))
+        assert found[1.0, seed] == found[8.0, seed]
+    assert len({str(found[1.0, seed]) for seed in range(12)}) > 6
+    assert any(len({str(point) for _, point in runs}) < len(runs) for runs in found.values()), "with replacement"
+    rule = {"rule": "logarithmic", "runs": 3.0}
+    assert all(entry.cell.selection == rule and entry.cell.epsilon == entry.target for entry in planned)
+    assert all(entry.cell.optimizer["lr"] == entry.tuned["lr"] in (0.1, 1, 10) for entry in planned)
+
+
+def test_a_search_without_runs_is_one_untrained_cell(write_searches):
+    planned = plan(write_searches(["optimizers=[poisson]", f"seeds={list(range(20))}".replace(" ", "")]))
+    nothing = {entry.cell.seed for entry in planned if entry.cell.untrained}
+    assert 3 <= len(nothing) <= 12
+    assert all(len(runs) == 1 for (_, seed), runs in searches(planned, "poisson").items() if seed in nothing)
+    assert {cost.draws(entry.cell) for entry in planned if entry.cell.untrained} == {0}
+
+
+def test_rows_that_differ_in_their_rule_share_no_cells(write_searches):
+    planned = plan(write_searches(["optimizers=[composed,simulated,logarithmic,linear]", "epsilon=[1,2]", "seeds=0"]))
+    assert len({entry.cell.run_id for entry in planned}) == len(planned)
+
+
+def test_a_rule_may_be_named_alone(write_searches):
+    named = plan(write_searches(["optimizers=[composed]"]))
+    assert {entry.cell.selection["runs"] for entry in named} == {3}
+    assert named == plan(write_searches(["optimizers=[composed]", "settings.composed.selection={rule: composed}"]))
+
+
+def test_the_manifest_tells_the_stages_of_a_search(write_searches):
+    suite = write_searches(["optimizers=[linear]", "seeds=0"])
+    content = manifest(suite, plan(suite))["cells"]
+    assert [(cell["stage"], cell["target"], cell["cell"]["epsilon"]) for cell in content] == [
+        ("search", 2.0, epsilon) for epsilon in (0.2, 0.2, 0.4, 0.4)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (["optimizers=[composed]", "workloads=[{name: digits_mlp, validation: 0}]"], r"digits_mlp\.validation: 0"),
+        (["optimizers=[composed]", "workloads=[{name: gmm, validation: 50}]"], r"composed\.tuning.*log_likelihood"),
+        (["optimizers=[linear]", "epsilon=[1,inf]"], r"linear\.tuning.*finite epsilon"),
+        (["optimizers=[linear]", "dry_run=2"], r"dry_run: 2.*linear"),
+        (["optimizers=[poisson]", "settings.poisson.selection=poisson"], r"poisson\.selection\.runs: None"),
+        (["optimizers=[few]", "settings.few.runs=4"], r"few\.runs: 4.*1 to 3"),
+        (["optimizers=[few]", "settings.few.tuning=randon"], r"few\.tuning: 'randon'"),
+        (["optimizers=[few]", "settings.few.selection=[composed]"], r"few\.selection"),
+        (["optimizers=[few]", "settings.few.selection=3"], r"few\.selection"),
+        (["optimizers=[few]", "dry_run=0.5"], r"dry_run: 0\.5"),
+        (["optimizers=[few]", "dry_run=9000"], r"batch_size"),
+    ],
+)
+def test_a_search_that_cannot_be_made_is_refused(write_searches, overrides, named):
+    with pytest.raises(ConfigError, match=named):
+        plan(write_searches(overrides))

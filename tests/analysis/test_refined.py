@@ -1,0 +1,86 @@
+"""Points that a refinement has added: shown beside the grid, and charged with it."""
+
+import json
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+
+from dpopt.analysis import figures, frames, selection, suites
+
+PLOTS = {plot.name: plot.draw for plot in figures.plots(Path(__file__).parents[2] / "plots")}
+FURTHER = {(3.0, 500): 0.9, (0.3, 200): 0.4}
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+    yield
+    plt.close("all")
+
+
+@pytest.fixture
+def refined(maker):
+    """A grid of C in 0.1, 1, 10 and B in 100, 1000, best at C = 1 and B = 1000, and two points beside it."""
+
+    def add(clip, size, validation, **flags):
+        run_id = maker.add("dp_adam", 0, validation, validation - 0.1, tuned={"lr": 0.1}, tuning="grid")
+        entry = maker.cells[-1]
+        entry |= {"clip": clip, **flags}
+        entry["cell"]["batch_size"] = size
+        more = {"cell": entry["cell"], "examples": 1e4, "noise": {"gradient": 1.0}}
+        record = maker.store.record(run_id) | more
+        maker.store.write(maker.store.folder(run_id) / "record.json", json.dumps(record))
+
+    for size in (100, 1000):
+        for clip in (0.1, 1.0, 10.0):
+            add(clip, size, 0.5 + 0.1 * (clip == 1) + 0.1 * (size == 1000))
+    for (clip, size), validation in FURTHER.items():
+        add(clip, size, validation, refined=True)
+    store = maker.done()
+    return suites.Frames(store, frames.load(store, "made"))
+
+
+def test_the_best_point_is_shown_and_the_whole_search_charged(refined):
+    (row,) = refined.comparison.to_dict("records")
+    assert (row["clip"], row["batch_size"], row["runs"]) == (3.0, 500, 8)
+    assert row["mean"] == pytest.approx(0.8)
+    every = list(refined.results.cells["run_id"])
+    assert row["epsilon_with_tuning"] == frames.composed(refined.store, every, row["delta"], "rdp")
+
+
+def test_which_rows_are_refined(refined):
+    rows = refined.sweep[refined.sweep["is_refined"]]
+    assert {(row.clip, row.batch_size) for row in rows.itertuples()} == set(FURTHER)
+    assert len(figures.gridded(refined.sweep)) == 6
+
+
+def test_private_selection_is_simulated_for_the_grid_alone(refined):
+    outcome = selection.private_selection(refined.store, refined.results.cells, runs=(2,))
+    assert len(outcome) == 6
+
+
+def test_the_heat_map_has_them_between_its_cells(refined):
+    (axis,) = PLOTS["clip_batch_heatmap"](refined.sweep).axes
+    assert axis.images[0].get_array().shape == (2, 3)
+    places = {(3.0, 500): (1 + np.log10(3), np.log10(5)), (0.3, 200): (np.log10(3), np.log10(2))}
+    (circles,) = axis.collections
+    found = dict(zip(map(tuple, np.round(circles.get_offsets(), 6)), circles.get_array(), strict=True))
+    assert found == pytest.approx(
+        {tuple(np.round(places[at], 6)): 100 * (score - 0.1) for at, score in FURTHER.items()}
+    )
+    (ring,) = axis.lines
+    assert (ring.get_xdata().item(), ring.get_ydata().item()) == pytest.approx(places[3.0, 500])
+    assert not axis.patches, "the best is no cell of the grid"
+
+
+def test_lines_join_the_grid_alone(refined):
+    for name, grid, further in (("clip", [0.1, 1, 10], [0.3, 3]), ("batch", [100, 1000], [200, 500])):
+        axis = PLOTS[f"accuracy_vs_{name}"](refined.sweep).axes[0]
+        swept = [sorted(line.get_xdata()) for line in axis.lines]
+        assert grid in swept
+        assert further in swept
+        joined = [sorted(line.get_xdata()) for line in axis.lines if line.get_linestyle() == "-"]
+        assert joined == [grid]
+    single = PLOTS["cumulative_noise"](refined.sweep).axes[-1]
+    assert [list(line.get_xdata()) for line in single.lines] == [[100, 1000]]

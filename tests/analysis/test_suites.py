@@ -1,0 +1,115 @@
+"""Which setting of a method a suite shows, and that all that were tried are charged."""
+
+import json
+import math
+
+import pytest
+
+from dpopt.analysis import frames, suites, tables
+
+BEST_OF = {"rule": "geometric", "runs": 2.0}
+
+
+def chosen(maker):
+    store = maker.done()
+    return store, suites.Frames(store, frames.load(store, "made"))
+
+
+def add(maker, label, seed, clip, validation, test, batch_size=128):
+    run_id = maker.add(label, seed, validation, test)
+    maker.cells[-1]["clip"] = clip
+    maker.cells[-1]["cell"]["batch_size"] = batch_size
+    record = maker.store.record(run_id) | {"cell": maker.cells[-1]["cell"]}
+    maker.store.write(maker.store.folder(run_id) / "record.json", json.dumps(record))
+    return run_id
+
+
+def test_the_setting_that_validates_best_over_the_seeds_is_shown_and_all_are_charged(maker):
+    """Bound 0.1 is best on the test split and for seed 0; bound 1 has the best mean on validation."""
+    runs = {}
+    for seed, validations in enumerate(((0.9, 0.8, 0.1), (0.2, 0.8, 0.1))):
+        for clip, validation, test in zip((0.1, 1.0, 9.0), validations, (0.99, 0.5, 0.7), strict=True):
+            runs.setdefault(seed, []).append(add(maker, "dp_adam", seed, clip, validation, test))
+        add(maker, "hyfreedp", seed, 1.0, 0.6, 0.6)
+    store, shown = chosen(maker)
+    rows = shown.selected[shown.selected["label"] == "dp_adam"].set_index("seed")
+    assert list(rows["clip"]) == [1.0, 1.0]
+    assert list(rows["test_score"]) == [0.5, 0.5]
+    for seed in (0, 1):
+        assert rows.loc[seed, "run_id"] == runs[seed][1]
+        assert sorted(rows.loc[seed, "run_ids"]) == sorted(runs[seed])
+    assert list(rows["runs"]) == [3, 3]
+    table = shown.comparison.set_index("label")
+    assert table["epsilon_with_tuning"]["dp_adam"] == frames.composed(store, runs[0], 1e-5, "rdp")
+    assert table["epsilon_with_tuning"]["hyfreedp"] == table["epsilon_single"]["hyfreedp"]
+    assert len(shown.every) == 8, "nothing is lost where every setting is shown"
+
+
+def test_batch_size_epochs_and_bound_are_one_search(maker):
+    for batch_size in (64, 128):
+        for clip in (0.1, 1.0):
+            add(maker, "dp_adam", 0, clip, 0.5 + clip / 10 + batch_size / 1000, 0.5, batch_size)
+    _, shown = chosen(maker)
+    (row,) = shown.selected.to_dict("records")
+    assert (row["clip"], row["batch_size"], row["runs"]) == (1.0, 128, 4)
+    assert len(shown.sweep) == 4
+
+
+def test_a_noised_score_decides_where_there_is_one(maker):
+    for clip, released, validation in ((0.1, 0.9, 0.3), (1.0, 0.4, 0.8)):
+        maker.add_search("dp_adam", 0, [(released, validation, 0.5)], {"rule": "composed", "runs": 1}, clip=clip)
+    (row,) = chosen(maker)[1].selected.to_dict("records")
+    assert (row["clip"], row["selection_score"]) == (0.1, 0.9)
+
+
+def test_several_private_searches_are_charged_for_all_their_runs(maker):
+    """A rule prices one search; the best of two searches is what all of their runs cost."""
+    ids = maker.add_search("dp_adam", 0, [(0.5, 0.5, 0.5), (0.6, 0.6, 0.6)], BEST_OF, clip=0.1)
+    ids += maker.add_search("dp_adam", 0, [(0.7, 0.5, 0.5)], BEST_OF, clip=1.0)
+    maker.add_search("one", 0, [(0.7, 0.5, 0.5), (0.6, 0.5, 0.5), (0.5, 0.5, 0.5)], BEST_OF)
+    store, shown = chosen(maker)
+    rows = {row["label"]: row for row in shown.selected.to_dict("records")}
+    spent = {label: frames.epsilon_with_tuning(store, row) for label, row in rows.items()}
+    assert rows["dp_adam"]["runs"] == rows["one"]["runs"] == 3
+    assert spent["dp_adam"] == frames.composed(store, ids, 1e-5, "rdp") > 1.2 * spent["one"]
+    assert spent["one"] == rows["one"]["epsilon_total"]
+
+
+def test_a_setting_without_a_score_is_never_shown(maker):
+    for clip, validation in ((0.1, math.nan), (1.0, 0.2)):
+        add(maker, "dp_adam", 0, clip, validation, 0.5)
+    (row,) = chosen(maker)[1].selected.to_dict("records")
+    assert row["clip"] == 1.0
+
+
+def test_a_method_without_scores_is_shown_beside_others(maker):
+    for clip in (0.1, 1.0):
+        add(maker, "diverging", 0, clip, math.nan, 0.5)
+    add(maker, "hyfreedp", 0, 1.0, 0.5, 0.5)
+    assert sorted(chosen(maker)[1].selected["label"]) == ["diverging", "hyfreedp"]
+
+
+def test_nothing_is_chosen_where_nothing_validates(maker):
+    for clip in (0.1, 1.0):
+        add(maker, "dp_adam", 0, clip, math.nan, 0.5)
+    _, shown = chosen(maker)
+    assert list(shown.selected["clip"]) == [0.1, 1.0]
+    assert list(shown.selected["runs"]) == [1, 1]
+
+
+def test_a_suite_without_settings_is_shown_as_it_is(matrix):
+    shown = suites.Frames(matrix, frames.load(matrix, "made"))
+    columns = ["label", "epsilon_target", "seed", "run_id", "runs"]
+    keys = ["label", "epsilon_target", "seed"]
+    as_selected, as_shown = (
+        frame[columns].sort_values(keys).values.tolist() for frame in (shown.every, shown.selected)
+    )
+    assert as_shown == as_selected
+    assert shown.comparison.equals(tables.comparison(matrix, shown.selected))
+    assert shown.sweep.empty
+
+
+@pytest.mark.parametrize("name", ["selected", "comparison", "curves", "ranking", "sweep", "diagnostics", "classes"])
+def test_frames_of_nothing_are_empty(maker, name):
+    maker.add("dp_adam", 0, 0.5, 0.5, status="missing")
+    assert chosen(maker)[1].frame(name).empty
