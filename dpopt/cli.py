@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from dpopt.analysis.figures import Plot
     from dpopt.harness.cost import Row, Timing
-    from dpopt.harness.plan import Planned
+    from dpopt.harness.rows import Planned
     from dpopt.harness.suite import Suite
     from dpopt.store import Store
 

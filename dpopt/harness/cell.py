@@ -50,8 +50,9 @@ class Cell:
         batch_size: expected batch size B.
         epochs: expected passes over the training data.
         seed: replicate number.
-        search: number of the run within a search. The runs of one search have draws of their own, so that composing
-            them one after the other is what they cost; runs of different searches are paired by number and seed.
+        search: number of the run within a search, over all batch sizes, clipping bounds and epochs that it tries. The
+            runs of one search have draws of their own, so that composing them one after the other is what they cost;
+            runs of different searches are paired by number and seed.
         kernel: `sampling.REVISION` of the draws and the noise that it is run with; no other can run it.
         selection: where the run is one of a search that is charged, the rule by which (see `selection_spec`); `epsilon`
             is then the search's.

@@ -22,8 +22,8 @@ from rich.progress import Progress
 from dpopt import registry, training
 from dpopt.bench.remote import Remote
 from dpopt.harness.cell import Cell, Prepared, prepare
-from dpopt.harness.plan import Planned
 from dpopt.harness.provenance import provenance
+from dpopt.harness.rows import Planned
 from dpopt.harness.suite import Suite
 from dpopt.workloads.base import Split
 

@@ -143,9 +143,10 @@ def test_a_private_row_makes_the_runs_that_were_drawn(write_searches):
     planned = plan(write_searches(["optimizers=[logarithmic]", *axes]))
     assert len({entry.cell.run_id for entry in planned}) == len(planned)
     by_size = [[e for e in planned if e.cell.batch_size == size] for size in (4000, 8000)]
-    found = searches(by_size[0], "logarithmic")
-    assert found == searches(by_size[1], "logarithmic")
+    found, others = (searches(entries, "logarithmic") for entries in by_size)
     assert len(found) == 2 * 12
+    for key, own in found.items():
+        assert others[key] == [(len(own) + number, point) for number, point in own], "draws of their own"
     for seed in range(12):
         numbers = [number for number, _ in found[1.0, seed]]
         assert numbers == list(range(len(numbers)))
@@ -203,3 +204,18 @@ def test_the_manifest_tells_the_stages_of_a_search(write_searches):
 def test_a_search_that_cannot_be_made_is_refused(write_searches, overrides, named):
     with pytest.raises(ConfigError, match=named):
         plan(write_searches(overrides))
+
+
+def test_a_search_over_settings_has_draws_of_its_own_for_each(write_suite):
+    axes = ["clip=[0.1,2]", "batch_size=[400,800]", "epochs=[1,2]", "epsilon=[1,2]"]
+    planned = plan(write_suite(overrides=axes))
+    for epsilon in (1, 2):
+        mine = [e.cell for e in planned if (e.label, e.target, e.cell.seed) == ("dp_sgd", epsilon, 0)]
+        assert sorted(cell.search for cell in mine) == list(range(2**4))
+    mine = {e.cell.run_id: e.cell for e in planned if (e.label, e.target, e.cell.seed) == ("hyfreedp", 1, 0)}
+    assert sorted(cell.search for cell in mine.values()) == list(range(2**2)), "its rule has no bound"
+
+
+def test_a_single_setting_keeps_the_numbers_of_its_points(write_suite):
+    for entry in plan(write_suite(overrides=["epsilon=[1,2]"])):
+        assert entry.cell.search == ([0.1, 1.0].index(entry.tuned["lr"]) if entry.label == "dp_sgd" else 0)

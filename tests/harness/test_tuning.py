@@ -4,7 +4,7 @@ import pytest
 
 from dpopt.analysis import frames
 from dpopt.errors import ConfigError
-from dpopt.harness import plan as planning
+from dpopt.harness import rows as rows_of_suites
 from dpopt.harness import tuning
 from dpopt.harness.plan import plan
 from dpopt.harness.suite import Setting
@@ -249,7 +249,7 @@ def test_the_last_run_follows_from_what_the_searches_released(searched, monkeypa
     store, found = rows(searched, "linear", 0)
     seen = []
     monkeypatch.setattr(tuning, "linear_scaling", lambda *given: seen.append(given))
-    planning._last_run(found[:4], store)
+    rows_of_suites._last_run(found[:4], store)
     ((outcomes, epsilon, left),) = seen
     assert epsilon == 2
     for entry, outcome in zip(found, outcomes, strict=False):

@@ -1,0 +1,329 @@
+"""One row of a suite on one workload -> the cells that it consists of."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple, Protocol
+
+from dpopt import registry
+from dpopt.clipping.rules import Abadi, Normalized
+from dpopt.errors import ConfigError
+from dpopt.harness import refine, tuning
+from dpopt.harness.cell import Cell
+from dpopt.harness.suite import Setting, Suite
+from dpopt.harness.tuning import Outcome, Run
+from dpopt.privacy import accountants, sampling
+from dpopt.privacy.calibration import calibrate, cost, require_bounded
+from dpopt.privacy.ledger import Ledger
+from dpopt.privacy.sampling import derive
+from dpopt.privacy.selection import After, BestOf, Composed, Selection, selection_spec
+from dpopt.training import number_of_draws, sampling_rate
+from dpopt.workloads.base import Workload
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One cell of a suite and its place in it.
+
+    Attributes:
+        cell: what is run.
+        label: the row that it belongs to.
+        tuning: see `suite.Setting`.
+        tuned: the grid point, field -> value.
+        clip: value of the suite's clip axis.
+        target: the suite's epsilon, which is not the cell's in the first runs of a search in several parts.
+        gradients_per_draw: points at which the optimizer computes gradients.
+        stage: see `tuning.Run`.
+        is_refined: whether it is none of the suite's grid but a proposal, see `refine`.
+    """
+
+    cell: Cell
+    label: str
+    tuning: str
+    tuned: dict[str, Any]
+    clip: float
+    target: float
+    gradients_per_draw: float
+    stage: str = ""
+    is_refined: bool = False
+
+    def content(self) -> dict[str, Any]:
+        """As plain JSON data, for the manifest."""
+        rest = {"label": self.label, "tuning": self.tuning, "tuned": self.tuned}
+        stage = {"stage": self.stage, "target": self.target} if self.stage else {}
+        clip = "inf" if self.clip == math.inf else self.clip
+        cost = {"gradients_per_draw": self.gradients_per_draw}
+        refined = {"refined": True} if self.is_refined else {}
+        own = {"run_id": self.cell.run_id, "clip": clip, **rest, **stage, **refined, **cost}
+        return own | {"cell": self.cell.content()}
+
+
+class Results(Protocol):
+    """What planning needs of the store; `dpopt.store.Store` documents the methods."""
+
+    def state(self, run_id: str) -> str: ...
+    def record(self, run_id: str) -> dict[str, Any]: ...
+    def ledger(self, run_id: str) -> Ledger: ...
+    def journal(self, suite: str) -> Path: ...
+
+
+class Place(NamedTuple):
+    """Where in a row a search is made: the suite's epsilon, B, C, epochs and seed."""
+
+    epsilon: float
+    epochs: float
+    batch_size: int
+    clip: float
+    seed: int
+
+
+class Row:
+    """One row of a suite on one workload.
+
+    Args:
+        suite: what is planned.
+        name, workload: registered name and workload.
+        label, setting: of the row.
+
+    Raises:
+        ConfigError: row, workload and suite do not go together.
+    """
+
+    def __init__(self, suite: Suite, name: str, workload: Workload, label: str, setting: Setting) -> None:
+        self._suite, self._workload, self._label, self._setting = suite, workload, label, setting
+        self._where = f"{suite.name}.settings.{label}"
+        self._rule = tuning.check(setting, self._where)
+        _check_search(suite, name, workload, setting, self._rule, self._where)
+        self._delta = workload.examples**-1.1 if suite.delta is None else suite.delta
+        accountants.check(self._delta, suite.accountant)
+        self._spec = registry.spec("workload", name, workload)
+        self._optimizers: dict[str, dict[str, Any]] = {}
+        self._numbers: dict[tuple[float, int], dict[tuple[Any, ...], int]] = {}
+        self._points = cost(registry.from_spec("optimizer", _optimizer(setting, {}, 1.0))).gradients_per_draw
+
+    def cells(self, results: Results | None, journal: Any) -> Iterator[Planned]:
+        """All cells; those that follow from the outcome of others only where `results` has it.
+
+        Args:
+            results: what is known by now.
+            journal: of `refine.open_journal`, where the row is refined.
+        """
+        made: dict[tuple[float, float], list[Planned]] = {}
+        for place in self._places():
+            sampling_rate(place.batch_size / self._suite.dry_run, self._workload.examples)
+            number_of_draws(place.epochs, place.batch_size, self._workload.examples)
+            found = self._search(place)
+            yield from found
+            made.setdefault((place.epsilon, place.epochs), []).extend(found)
+            if self._setting.tuning == "linear_scaling":
+                number = self._number(len(found), found[0].cell.optimizer, place)  # even where it is not planned yet
+                if results is not None and _all_done(found, results):
+                    yield self._planned(_last_run(found, results), place, number)
+        if self._setting.refine:
+            yield from self._refinement(made, results, journal)
+
+    def _places(self) -> Iterator[Place]:
+        suite, setting = self._suite, self._setting
+        lengths = [
+            (epsilon, epochs)
+            for epsilon in setting.epsilon or suite.epsilon
+            for epochs in _epochs(suite, self._workload, setting, epsilon)
+        ]
+        batch_sizes = setting.batch_size or suite.batch_size or (self._workload.batch_size,)
+        clips = setting.clip or suite.clip or (self._workload.clip,)
+        for (epsilon, epochs), size, clip, seed in product(lengths, batch_sizes, clips, setting.seeds or suite.seeds):
+            yield Place(epsilon, epochs, size, clip, seed)
+
+    def _search(self, place: Place) -> list[Planned]:
+        """The runs of one search, without those that follow from others."""
+        runs = tuning.runs(self._setting, self._rule, place.epsilon, (self._spec, place.seed))
+        return [self._planned(run, place) for run in runs]
+
+    def _planned(self, run: Run, place: Place, number: int | None = None) -> Planned:
+        optimizer, suite = self._optimizer(run.point, place.clip), self._suite
+        require_bounded(registry.from_spec("optimizer", optimizer), place.epsilon)
+        cell = Cell(
+            self._spec,
+            optimizer,
+            run.epsilon,
+            self._delta,
+            suite.accountant,
+            place.batch_size,
+            place.epochs,
+            place.seed,
+            self._number(run.number, optimizer, place) if number is None else number,
+            sampling.REVISION,
+            selection_spec(run.selection) if run.selection else None,
+            run.untrained,
+            suite.dry_run,
+            suite.diagnostics,
+        )
+        rest = (self._label, self._setting.tuning, run.point, place.clip, place.epsilon, self._points, run.stage)
+        return Planned(cell, *rest)
+
+    def _optimizer(self, point: Mapping[str, Any], clip: float) -> dict[str, Any]:
+        key = str((point, clip))
+        if key not in self._optimizers:
+            self._optimizers[key] = _optimizer(self._setting, point, clip)
+        return self._optimizers[key]
+
+    def _number(self, run: int, optimizer: Mapping[str, Any], place: Place) -> int:
+        """A cell's number within all searches that a seed makes at one epsilon.
+
+        Whoever chooses among several B, C and epochs has made one large search, whose runs must not share their draws
+        if they are to be charged one after the other. A rule without a bound makes the same cell of every C.
+        """
+        own = self._numbers.setdefault((place.epsilon, place.seed), {})
+        return own.setdefault((place.batch_size, place.epochs, str(optimizer.get("clip")), run), len(own))
+
+    def _refinement(
+        self, made: Mapping[tuple[float, float], list[Planned]], results: Results | None, journal: Any
+    ) -> Iterator[Planned]:
+        _check_refinement(self._setting, self._workload, self._rule, next(iter(made.values())), f"{self._where}.refine")
+        for length, grid in made.items():
+            others = [epochs for epsilon, epochs in made if epsilon == length[0]]
+            if results is not None and _all_done(grid, results):
+                yield from _refined(
+                    grid, self._setting.refine, partial(self._further, length, others), results, journal
+                )
+
+    def _further(
+        self, length: tuple[float, float], others: list[float], index: int, point: refine.Point
+    ) -> list[Planned]:
+        """The cells of one proposal; their numbers follow those of the grid, in turn for each number of epochs."""
+        (epsilon, epochs), grid = length, self._setting.grid
+        run = Run(0, {key: point[key] for key in grid}, epsilon)
+        found = []
+        for seed in self._setting.seeds or self._suite.seeds:
+            number = len(self._numbers[epsilon, seed]) + index * len(others) + others.index(epochs)
+            place = Place(epsilon, epochs, point["B"], point["C"], seed)
+            found.append(dataclasses.replace(self._planned(run, place, number), is_refined=True))
+        return found
+
+
+def _check_search(
+    suite: Suite, name: str, workload: Workload, setting: Setting, rule: Selection | None, where: str
+) -> None:
+    """Raise `ConfigError` where the workload or the epsilons do not suit a row's search."""
+    if setting.tuning not in ("self", "fixed") and not workload.validation:
+        allowed = "its training records are all used: a search needs `validation` records to select on"
+        raise ConfigError(f"{suite.name}.workloads.{name}.validation", 0, allowed)
+    is_charged = setting.tuning == "linear_scaling" or isinstance(rule, BestOf | Composed)
+    if is_charged and not workload.score.endswith("accuracy"):
+        allowed = "a charged search needs a score that one record changes by at most one: an accuracy"
+        raise ConfigError(f"{where}.tuning", setting.tuning, f"{allowed}, and that of {name} is {workload.score}")
+    if setting.tuning == "linear_scaling" and suite.dry_run != 1:
+        allowed = f"{where} pays for its searches from one budget, which a dry run overspends: expected 1"
+        raise ConfigError(f"{suite.name}.dry_run", suite.dry_run, allowed)
+    if setting.tuning == "linear_scaling" and math.inf in (setting.epsilon or suite.epsilon):
+        raise ConfigError(f"{where}.tuning", setting.tuning, "linear scaling needs a finite epsilon")
+
+
+def _check_refinement(
+    setting: Setting, workload: Workload, rule: Selection | None, grid: list[Planned], where: str
+) -> None:
+    """Raise `ConfigError` where a row has no search that could go on."""
+    if rule is not None or setting.tuning in ("private", "linear_scaling"):
+        reason = "its search is charged, and what follows would not be"
+    elif setting.tuning == "random":
+        reason = "its points are drawn at random, and a grid is refined"
+    elif not workload.validation:
+        reason = "a search needs `validation` records to select on"
+    elif not refine.ends([_point(entry) for entry in _distinct(grid)]):
+        reason = "nothing to refine: one clipping bound (or a rule without one), one batch size, no numbers in a grid"
+    else:
+        return
+    raise ConfigError(where, setting.refine, f"{reason}; 0 leaves the row as it is")
+
+
+def _refined(
+    grid: list[Planned],
+    number: int,
+    further: Callable[[int, refine.Point], list[Planned]],
+    results: Results,
+    journal: Any,
+) -> Iterator[Planned]:
+    """The proposals that follow from a finished grid, each with all seeds: a point's score is the mean over them.
+
+    So every seed has the same points, as a table needs that compares settings over seeds.
+    """
+    cells, points = _distinct(grid), dict[str, list[Planned]]()
+    for entry in cells:
+        points.setdefault(json.dumps(_point(entry), sort_keys=True), []).append(entry)
+    known = [(_point(entries[0]), _validation(entries, results)) for entries in points.values()]
+    first, digest = cells[0], derive(*(entry.cell.run_id for entry in cells))
+    name = f"{first.label}, epsilon {first.target:g}, {first.cell.epochs:g} epochs, {digest:032x}"
+
+    def score(index: int, point: refine.Point) -> float | None:
+        entries = further(index, point)
+        return _validation(entries, results) if _all_done(entries, results) else None
+
+    for index, point in enumerate(refine.proposals(journal, name, known, number, score)):
+        yield from further(index, point)
+
+
+def _distinct(grid: list[Planned]) -> list[Planned]:
+    """Each cell once: a rule that has no bound makes the same one of every C."""
+    return list({entry.cell.run_id: entry for entry in reversed(grid)}.values())[::-1]
+
+
+def _point(entry: Planned) -> dict[str, Any]:
+    """Where a cell lies in its row's search, numbers as the optimizer has them."""
+    tuned = {key: entry.cell.optimizer.get(key, value) for key, value in entry.tuned.items()}
+    return {"C": entry.clip, "B": entry.cell.batch_size, **tuned}
+
+
+def _validation(entries: list[Planned], results: Results) -> float:
+    """The mean validation score of finished cells; one that is no number makes it the worst."""
+    records = [results.record(entry.cell.run_id) for entry in entries]
+    scores = [record.get(f"validation_{record.get('score', 'accuracy')}") for record in records]
+    return fmean(-math.inf if score is None or math.isnan(score) else score for score in scores)
+
+
+def _all_done(found: list[Planned], results: Results) -> bool:
+    return all(results.state(entry.cell.run_id) in ("done", "diverged") for entry in found)
+
+
+def _last_run(found: list[Planned], results: Results) -> Run:
+    """The run that linear scaling ends with, from the stored outcomes of those before."""
+    outcomes = []
+    for entry in found:
+        record, ledger = results.record(entry.cell.run_id), results.ledger(entry.cell.run_id)
+        outcomes.append(Outcome(entry.cell.epsilon, entry.tuned["lr"], record["released_score"]["value"], ledger))
+    first, record = found[0].cell, results.record(found[0].cell.run_id)
+
+    def left(spent: Ledger) -> float:
+        size = {key: record[key] for key in ("rate", "draws", "dimension", "delta", "accountant")}
+        optimizer = registry.from_spec("optimizer", first.optimizer)
+        return calibrate(optimizer, epsilon=found[0].target, selection=After(spent), **size).epsilon
+
+    return tuning.linear_scaling(outcomes, found[0].target, left)
+
+
+def _epochs(suite: Suite, workload: Workload, setting: Setting, epsilon: float) -> tuple[float, ...]:
+    """The numbers of epochs that a row has at `epsilon`."""
+    epochs = setting.epochs or suite.epochs or (workload.epochs,)
+    if isinstance(epochs, tuple):
+        return epochs
+    if epsilon not in epochs:
+        raise ConfigError(f"{suite.name}.epochs", epochs, f"expected a number for epsilon {epsilon:g} too")
+    return (epochs[epsilon],)
+
+
+def _optimizer(setting: Setting, point: Mapping[str, Any], clip: float) -> dict[str, Any]:
+    """The optimizer of one grid point; the clip axis sets the bound of a rule that has one and was not given it."""
+    optimizer = registry.create(setting.name, **{**setting.fields, **point})
+    given = {**registry.entry("optimizer", setting.name).fields, **setting.fields, **point}
+    rule = given.get("clip", {})
+    is_given = rule not in ("abadi", "normalized") and not (isinstance(rule, Mapping) and "bound" not in rule)
+    if not is_given and isinstance(getattr(optimizer, "clip", None), Abadi | Normalized):
+        optimizer = dataclasses.replace(optimizer, clip=dataclasses.replace(optimizer.clip, bound=clip))
+    return registry.spec("optimizer", setting.name, optimizer)
