@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -393,13 +394,16 @@ def report(overrides: Sequence[str]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from dpopt.analysis import frames
-    from dpopt.analysis.report import page
+    from dpopt.analysis import frames, ranking
+    from dpopt.analysis.report import Part, page
 
     name, store, labels, given = _stored(overrides)
     results = frames.load(store, name, labels)
     path = store.suite_folder(name) / "report.html"
-    store.write(path, page(store, name, results, Path(given["plots"]), overrides=overrides))
+    ranks, command = ranking.ranking(store, results.cells), f"dpopt rank {shlex.join(overrides)}"
+    part = Part("Ranks at equal total ε", ranking.readable(ranks), ranking.note(ranks), command)
+    further = [] if ranks.empty else [part._replace(strong=list(ranks["is_best"]))]
+    store.write(path, page(store, name, results, Path(given["plots"]), overrides=overrides, further=further))
     OUT.print(str(path), highlight=False)
     _report(results.problems)
 

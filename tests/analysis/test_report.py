@@ -212,13 +212,16 @@ def test_commands_repeat_what_was_given(matrix, folder):
     assert "dpopt plot suite=made figure=second" in Page(page_of(matrix, folder)).text
 
 
-def test_further_tables_and_frames(matrix, folder):
+def test_further_tables_and_figures_of_other_frames(matrix, folder):
     (folder / "second.py").write_text(FIGURE.replace('"comparison"', '"selected"').replace('"mean"', '"test_score"'))
+    (folder / "third.py").write_text(FIGURE.replace('"comparison"', '"sweep"'))
+    (folder / "second.py").write_text((folder / "second.py").read_text().replace('"epsilon_single"', '"epsilon"'))
     part = report.Part("Chances", pd.DataFrame({"runs": [2, 4], "chance": [0.25, None]}), "Few.", strong=[True, False])
-    needs = {"selected": lambda: frames.select(frames.load(matrix, "made").cells).assign(epsilon_single=1.0)}
-    page = Page(page_of(matrix, folder, further=[part], needs=needs))
+    page = Page(page_of(matrix, folder, further=[part]))
     assert page.tables[2] == [["runs", "chance"], ["2", "0.25"], ["4", ""]]
     assert len(page.all("svg")) == 2
+    assert "third" in page.text
+    assert "nothing that it needs is stored" in page.text
     assert [row.get("class") for row in page.all("tr")].count("strong") == 3
 
 
