@@ -223,6 +223,7 @@ def _estimate(rows: list[Row], timings: dict[int, Timing], workers: int) -> str:
 
 def run(overrides: Sequence[str]) -> int:
     """Train what is not done of a suite; a run that was killed goes on where it was."""
+    from dpopt.harness import plan as planning
     from dpopt.harness.engines.inline import InlineEngine
     from dpopt.harness.engines.local import LocalEngine
     from dpopt.harness.execute import execute
@@ -238,7 +239,7 @@ def run(overrides: Sequence[str]) -> int:
     while cells:  # some cells follow from the outcome of others
         outcome = execute(cells, store, engines[suite.engine], ERR, outcome)
         known = {entry.cell.run_id for entry in planned}
-        planned = _plan(overrides)[2]
+        planned = _plan(overrides)[2] if planning.has_stages(suite) else planned
         cells = [entry.cell for entry in planned if entry.cell.run_id not in known]
     assert outcome is not None, "a suite has at least one cell"
     ERR.print(
@@ -396,14 +397,16 @@ def report(overrides: Sequence[str]) -> None:
     matplotlib.use("Agg")
     from dpopt.analysis import frames, ranking
     from dpopt.analysis.report import Part, page
+    from dpopt.analysis.suites import Frames
 
     name, store, labels, given = _stored(overrides)
     results = frames.load(store, name, labels)
     path = store.suite_folder(name) / "report.html"
-    ranks, command = ranking.ranking(store, results.cells), f"dpopt rank {shlex.join(overrides)}"
+    known = Frames(store, results)
+    ranks, command = known.ranking, f"dpopt rank {shlex.join(overrides)}"
     part = Part("Ranks at equal total ε", ranking.readable(ranks), ranking.note(ranks), command)
     further = [] if ranks.empty else [part._replace(strong=list(ranks["is_best"]))]
-    store.write(path, page(store, name, results, Path(given["plots"]), overrides=overrides, further=further))
+    store.write(path, page(known, name, Path(given["plots"]), overrides=overrides, further=further))
     OUT.print(str(path), highlight=False)
     _report(results.problems)
 

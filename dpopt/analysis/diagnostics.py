@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -22,7 +22,7 @@ def curves(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
         `best_noise`, `own_bias` and `own_noise`: MSE(C) of the mean gradient at that bound and at the run's own.
     """
     rows = []
-    for run in _runs(selected):
+    for run in selected.to_dict("records"):
         place = {key: run[key] for key in PLACE}
         for entry in store.curve(run["run_id"]):
             if isinstance(noted := entry.get("diagnostics"), dict):
@@ -46,14 +46,10 @@ def classes(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
         that is left of it, over the last quarter of the run.
     """
     rows = []
-    for run in _runs(selected):
+    for run in selected.to_dict("records"):
         noted = store.record(run["run_id"]).get("diagnostics", {})
         place = {key: run[key] for key in PLACE}
         for bound, weights in noted.get("class_weights", {}).items():
             for y, (weight, norm) in enumerate(zip(weights, noted["class_norms"], strict=True)):
                 rows.append(place | {"label_of_class": y, "norm": norm, "bound": float(bound), "weight": weight})
     return pd.DataFrame(rows)
-
-
-def _runs(selected: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    return iter(selected.to_dict("records"))

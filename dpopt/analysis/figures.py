@@ -168,20 +168,23 @@ def colours(labels: Iterable[str]) -> dict[str, Any]:
 
 def legend(figure: Any) -> None:
     """One legend, at the right of the first row of panels, of all that is labelled anywhere."""
-    labelled = [pair for axis in figure.axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
-    handles = {label: handle for handle, label in reversed(labelled)}
-    names = list(dict.fromkeys(label for _, label in labelled))
+    handles = _labelled(figure)
     last = figure.axes[0].get_subplotspec().get_gridspec().ncols - 1
     place = {"bbox_to_anchor": (1.02, 1), "loc": "upper left", "frameon": False}
-    figure.axes[last].legend([handles[name] for name in names], names, **place)
+    figure.axes[last].legend(handles.values(), handles, **place)
 
 
 def legend_outside(figure: Any) -> None:
     """One legend at the right of a figure on a constrained layout, of all that is labelled anywhere."""
-    handles = {
-        label: handle for axis in figure.axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-    }
+    handles = _labelled(figure)
     figure.legend(handles.values(), handles, loc="outside right upper", frameon=False)
+
+
+def _labelled(figure: Any) -> dict[str, Any]:
+    """The first artist of each label, in the order of the panels."""
+    labelled = [pair for axis in figure.axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
+    first = {label: handle for handle, label in reversed(labelled)}
+    return {label: first[label] for _, label in labelled}
 
 
 def render(figure: Any) -> dict[str, bytes]:

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -122,7 +123,8 @@ def _named(spec: dict[str, Any], all_specs: Iterable[dict[str, Any]], without: C
 def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:
     """The numbers of a finished cell's record; its epsilon is recomputed from its ledger and must be the stated one."""
     record, path = store.record(run_id), store.folder(run_id) / "record.json"
-    spent = epsilon(store.ledger(run_id), cell["delta"], cell["accountant"])
+    ledger = store.ledger(run_id)
+    spent = epsilon(ledger, cell["delta"], cell["accountant"])
     if record["cell"] != cell:
         raise Damaged(f"{path}: its cell is not the planned one")
     kept = (
@@ -139,7 +141,7 @@ def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:
     names = [key for key in record if key.startswith(("test_", "validation_")) or key in kept]
     score = record.get("score", "accuracy")
     try:
-        _check_total(store, run_id, cell, record)
+        _check_total(path, ledger, cell, record)
         numbers = {key: float(record[key]) for key in names}
         numbers |= {f"noise_{kind}": float(value) for kind, value in record.get("noise", {}).items()}
         numbers["test_score"] = numbers[f"test_{score}"]
@@ -155,16 +157,15 @@ def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:
     return {"score": score} | numbers | further | origin
 
 
-def _check_total(store: Store, run_id: str, cell: dict[str, Any], record: dict[str, Any]) -> None:
+def _check_total(path: Path, ledger: Ledger, cell: dict[str, Any], record: dict[str, Any]) -> None:
     """Raise `Damaged` where a record does not state what its search spends, recomputed from its ledger."""
     if "selection" not in cell:
         return
     stated = float(record.get("epsilon_total", math.nan))
-    rule, ledger = selection_rule(cell["selection"]), store.ledger(run_id)
+    rule = selection_rule(cell["selection"])
     is_trained = not cell.get("untrained", False)
     spent = rule.epsilon(ledger, cell["delta"], cell["accountant"]) if is_trained else float(cell["epsilon"])
     if not math.isclose(stated, spent, rel_tol=1e-6):
-        path = store.folder(run_id) / "record.json"
         raise Damaged(f"{path}: states epsilon {stated} for its search, which spends {spent}")
 
 

@@ -37,6 +37,12 @@ def plan(suite: Suite, results: Results | None = None) -> list[Planned]:
     return planned
 
 
+def has_stages(suite: Suite) -> bool:
+    """Whether some cells of `suite` follow from the outcome of others."""
+    settings = [_setting(suite, label) for label in suite.optimizers]
+    return any(setting.refine or setting.tuning == "linear_scaling" for setting in settings)
+
+
 def manifest(suite: Suite, planned: list[Planned]) -> dict[str, Any]:
     """What the store keeps of a plan, enough to make every table and figure again."""
     published = {"published": dataclasses.asdict(suite.published)} if suite.published else {}

@@ -16,6 +16,7 @@ import pytest
 from dpopt.analysis import frames, report, tables
 from dpopt.analysis.report.content import headline, provenance
 from dpopt.analysis.report.page import number
+from dpopt.analysis.suites import Frames
 from dpopt.errors import ConfigError
 
 FIGURE = '''"""A line for each method.
@@ -96,7 +97,7 @@ def bare(tmp_path):
 
 
 def page_of(store, folder, **options):
-    return report.page(store, "made", frames.load(store, "made"), folder, **options)
+    return report.page(Frames(store, frames.load(store, "made")), "made", folder, **options)
 
 
 def test_the_tables_hold_the_stored_numbers(matrix, bare):
@@ -126,7 +127,7 @@ def test_who_keeps_to_the_target_with_tuning_charged(matrix):
 def test_a_row_is_named_by_what_tells_it_apart(matrix, bare):
     cells = frames.load(matrix, "made")
     cells.cells.loc[cells.cells["label"] == "hyfreedp", "clip"] = 0.5
-    best, *_ = Page(report.page(matrix, "made", cells, bare)).tables
+    best, *_ = Page(report.page(Frames(matrix, cells), "made", bare)).tables
     assert [row[2] for row in best[1:]] == ["dp_adam (C = 1)", "hyfreedp (C = 0.5)"]
 
 
@@ -322,7 +323,7 @@ def test_provenance_counts_cells(matrix):
 
 def test_an_unknown_suite_is_one_error(matrix, bare):
     with pytest.raises(ConfigError, match="did you mean 'made'"):
-        report.page(matrix, "mode", frames.load(matrix, "made"), bare)
+        report.page(Frames(matrix, frames.load(matrix, "made")), "mode", bare)
 
 
 def test_a_report_needs_no_torch():

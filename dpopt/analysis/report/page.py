@@ -19,12 +19,11 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from dpopt.analysis import figures, frames, published, tables
+from dpopt.analysis import figures, published, tables
 from dpopt.analysis.report import content, svg
 from dpopt.analysis.report.content import Part
 from dpopt.analysis.suites import Frames
 from dpopt.errors import ConfigError
-from dpopt.store.runs import Store
 
 HERE = Path(__file__).parent
 NUMBER = re.compile(r"([-−+]?)(\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?|∞)(?=[\s%]|$)")
@@ -83,9 +82,8 @@ class Drawing(NamedTuple):
 
 
 def page(
-    store: Store,
+    known: Frames,
     suite: str,
-    results: frames.Results,
     folder: Path,
     *,
     overrides: Sequence[str] = (),
@@ -94,9 +92,8 @@ def page(
     """The page of a suite, however much of it is done.
 
     Args:
-        store: holds the suite's manifest.
+        known: the suite's frames.
         suite: its name.
-        results: of `frames.load`.
         folder: of the figures, usually `plots`.
         overrides: of the command line, for the commands on the page; by default the suite's name alone.
         further: tables to show below the comparison.
@@ -104,8 +101,8 @@ def page(
     Raises:
         ConfigError: the suite was never planned in this store, or a file in `folder` is no figure.
     """
-    manifest, cells, given = store.manifest(suite), results.cells, shlex.join(overrides or [f"suite={suite}"])
-    known = Frames(store, results)
+    store, results, given = known.store, known.results, shlex.join(overrides or [f"suite={suite}"])
+    manifest, cells = store.manifest(suite), results.cells
     comparison = tables.comparison(store, known.every)
     drawn = [plot for plot in figures.plots(folder) if plot.needs in figures.OF_SUITES]
     return _set(
