@@ -1,0 +1,139 @@
+"""Commands that plan and train cells."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from dpopt import fields
+from dpopt.cli.console import ERR, OUT, escape, print_table, suite_name
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from dpopt.harness.cost import Row, Timing
+    from dpopt.harness.rows import Planned
+    from dpopt.harness.suite import Suite
+    from dpopt.store import Store
+
+
+def plan(overrides: Sequence[str]) -> None:
+    """Show a suite's cells by state and what they cost, and write its manifest; probe=20 times 20 draws of each row."""
+    from dpopt.harness import cost
+
+    own = [override for override in overrides if override.startswith("probe=")]
+    limit = fields.convert(yaml.safe_load(own[-1].partition("=")[2]), fields.Count, "probe", {}) if own else 0
+    suite, store, planned = _plan([override for override in overrides if override not in own])
+    rows = cost.rows(planned, store)
+    timings = cost.timings(rows, store, suite, limit, ERR)
+    for workload, costs in _costs(rows, timings):
+        OUT.print(workload, style="bold", highlight=False, markup=False)
+        print_table(costs)
+    for number, timing in timings.items():
+        if timing.failure:
+            OUT.print(f"{rows[number].label} failed: {timing.failure}", highlight=False, markup=False)
+    cells = len({entry.cell.run_id for entry in planned})
+    OUT.print(f"{cells} distinct cells of suite {suite.name}; results in {store.root}", highlight=False)
+    OUT.print(_estimate(rows, timings, cost.workers(suite)), highlight=False)
+
+
+def _costs(rows: list[Row], timings: dict[int, Timing]) -> list[tuple[str, DataFrame]]:
+    """What `dpopt plan` prints: a table for each workload, without the columns that say nothing in any."""
+    from pandas import DataFrame
+
+    from dpopt.analysis.frames import workload_names
+
+    names = workload_names([row.cells[0].workload for row in rows])
+    timed = [timings.get(number) for number in range(len(rows))]
+    timed = [timing if timing and not timing.failure else None for timing in timed]
+    pairs = list(zip(rows, timed, strict=True))
+    columns = {
+        "workload": [names[json.dumps(row.cells[0].workload, sort_keys=True)] for row in rows],
+        "optimizer": [row.label for row in rows],
+        "tuning": [row.tuning for row in rows],
+        "B": [str(row.cells[0].batch_size) for row in rows],
+        "cells": [str(len(row.cells)) for row in rows],
+        "done": [str(row.done) for row in rows],
+        "failed": [str(row.failed) for row in rows],
+        "to run": [str(len(row.waiting)) for row in rows],
+        "draws": ["-".join(map(str, dict.fromkeys(row.draws))) for row in rows],
+        "gradients": [f"{row.gradients:.1e}" if row.waiting else "" for row in rows],
+        "ms/draw": [f"{1e3 * timing.draw:.3g}" if timing else "" for timing in timed],
+        "MB": [f"{timing.memory / 1e6:.0f}" if timing and timing.memory else "" for timing in timed],
+        "hours": [f"{row.seconds(timing) / 3600:.2g}" if timing and row.waiting else "" for row, timing in pairs],
+    }
+    dropped = [name for name, cells in columns.items() if not any(cells) or (name == "B" and len(set(cells)) == 1)]
+    tables = DataFrame(columns).drop(columns=dropped).groupby("workload", sort=False)
+    return [(str(workload), table.drop(columns="workload")) for workload, table in tables]
+
+
+def _estimate(rows: list[Row], timings: dict[int, Timing], workers: int) -> str:
+    """How long what is to be run will take, in one line."""
+    waiting = [number for number, row in enumerate(rows) if row.waiting]
+    known = [number for number in waiting if number in timings and not timings[number].failure]
+    hours = sum(rows[number].seconds(timings[number]) for number in known) / 3600 / workers
+    gradients = f"{sum(row.gradients for row in rows):.1e} gradient evaluations to run"
+    if not known:
+        return f"{gradients}; probe=20 estimates how long they take" if waiting else "nothing to run"
+    missing = f" without {len(waiting) - len(known)} rows that were not timed" if len(known) < len(waiting) else ""
+    return f"{gradients}, about {hours:.2g} hours ({60 * hours:.2g} minutes) with workers = {workers}{missing}"
+
+
+def run(overrides: Sequence[str]) -> int:
+    """Train what is not done of a suite; a run that was killed goes on where it was."""
+    from dpopt.harness import plan as planning
+    from dpopt.harness.engines.inline import InlineEngine
+    from dpopt.harness.engines.local import LocalEngine
+    from dpopt.harness.execute import execute
+    from dpopt.training import resolve_device
+
+    suite, store, planned = _plan(overrides)
+    resolve_device(suite.device)
+    engines: dict[str, Callable[[], Any]] = {
+        "inline": lambda: InlineEngine(store, suite.device, suite.physical_batch),
+        "local": lambda: LocalEngine(store, suite.device, suite.workers, suite.physical_batch),
+    }
+    outcome, cells = None, [entry.cell for entry in planned]
+    while cells:  # some cells follow from the outcome of others
+        outcome = execute(cells, store, engines[suite.engine], ERR, outcome)
+        known = {entry.cell.run_id for entry in planned}
+        planned = _plan(overrides)[2] if planning.has_stages(suite) else planned
+        cells = [entry.cell for entry in planned if entry.cell.run_id not in known]
+    assert outcome is not None, "a suite has at least one cell"
+    ERR.print(
+        f"{outcome.ran} cells run, {outcome.skipped} were done, {len(outcome.failed)} failed, "
+        f"{len(outcome.damaged)} damaged",
+        highlight=False,
+    )
+    for run_id, reason in outcome.failed.items():
+        ERR.print(f"failed  {run_id}  {escape(reason)}  (dpopt retry suite={suite.name})", highlight=False)
+    for run_id in outcome.damaged:
+        ERR.print(f"damaged {store.folder(run_id)}: move it away to run the cell again", highlight=False)
+    return 1 if outcome.failed or outcome.damaged else 0
+
+
+def retry(overrides: Sequence[str]) -> int:
+    """Run a suite's failed cells again, with the rest of what is not done."""
+    _, store, planned = _plan(overrides)
+    for entry in planned:
+        if store.state(entry.cell.run_id) == "failed":
+            store.forget_failure(entry.cell.run_id)
+    return run(overrides)
+
+
+def _plan(overrides: Sequence[str]) -> tuple[Suite, Store, list[Planned]]:
+    """Load and plan a suite, and note its cells in the store."""
+    from dpopt.harness import plan as planning
+    from dpopt.harness.suite import load_suite
+    from dpopt.store import Store
+
+    name, rest = suite_name(overrides)
+    suite = load_suite(name, rest)
+    store = Store(Path(suite.results))
+    planned = planning.plan(suite, store)
+    store.write_manifest(suite.name, planning.manifest(suite, planned))
+    return suite, store, planned
