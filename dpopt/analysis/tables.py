@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from html import escape
 from typing import Any
 
 import pandas as pd
@@ -215,7 +216,7 @@ def files(table: pd.DataFrame, title: str, scores: Sequence[str] = (), remarks: 
         "md": markdown(readable(table, "**{}**".format, scores), note),
         "csv": table.to_csv(index=False),
         "tex": latex(readable(table, r"\textbf{{{}}}".format, scores), note),
-        "html": html(readable(table, "<b>{}</b>".format, scores), note, title),
+        "html": html(readable(table.map(_as_html), "<b>{}</b>".format, scores), _as_html(note), _as_html(title)),
     }
 
 
@@ -243,8 +244,13 @@ LATEX = {"_": r"\_", "%": r"\%"} | {
 }
 
 
+def _as_html(value: Any) -> Any:
+    """Text as HTML takes it; anything else as it is."""
+    return escape(value, quote=False) if isinstance(value, str) else value
+
+
 def html(text: pd.DataFrame, note: str, title: str) -> str:
-    """A page of its own that needs no network."""
+    """A page of its own that needs no network. All texts are HTML already."""
     body = text.style.hide(axis="index").to_html()
     head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
     return f"{head}<h1>{title}</h1>{body}<p>{note}</p></html>\n"

@@ -148,8 +148,7 @@ class Row:
         return [self._planned(run, place) for run in runs]
 
     def _planned(self, run: Run, place: Place, number: int | None = None) -> Planned:
-        optimizer, suite = self._optimizer(run.point, place.clip), self._suite
-        require_bounded(registry.from_spec("optimizer", optimizer), place.epsilon)
+        optimizer, suite = self._optimizer(run.point, place.clip, place.epsilon), self._suite
         cell = Cell(
             self._spec,
             optimizer,
@@ -169,10 +168,11 @@ class Row:
         rest = (self._label, self._setting.tuning, run.point, place.clip, place.epsilon, self._points, run.stage)
         return Planned(cell, *rest)
 
-    def _optimizer(self, point: Mapping[str, Any], clip: float) -> dict[str, Any]:
-        key = str((point, clip))
+    def _optimizer(self, point: Mapping[str, Any], clip: float, epsilon: float) -> dict[str, Any]:
+        key = str((point, clip, epsilon == math.inf))
         if key not in self._optimizers:
-            self._optimizers[key] = _optimizer(self._setting, point, clip)
+            optimizer = self._optimizers[key] = _optimizer(self._setting, point, clip)
+            require_bounded(registry.from_spec("optimizer", optimizer), epsilon)
         return self._optimizers[key]
 
     def _number(self, run: int, optimizer: Mapping[str, Any], place: Place) -> int:

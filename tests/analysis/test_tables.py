@@ -93,6 +93,16 @@ def test_one_seed_has_no_spread_and_nothing_is_an_empty_table(maker):
     assert "no finished rows" in tables.files(empty, "made")["md"]
 
 
+def test_labels_are_text_on_the_page(maker):
+    maker.add("adadp", 0, 0.5, 0.5)
+    store = maker.done()
+    table = tables.comparison(store, frames.select(frames.load(store, "made").cells)).assign(label="<i>a & b")
+    page = tables.files(table, "c < d")["html"]
+    assert "&lt;i&gt;a &amp; b" in page
+    assert "c &lt; d" in page
+    assert "<i>" not in page
+
+
 def test_reading_results_does_not_import_torch(matrix):
     code = (
         "import sys; from pathlib import Path; from dpopt.cli import main; "
