@@ -117,7 +117,7 @@ def workload_panels(
     for axis in axes.flat[len(groups) :]:
         axis.set_axis_off()
     for axis, (keys, _) in zip(axes.flat, groups, strict=False):
-        axis.set_title(", ".join(map(_named, by, keys)), fontsize=9)
+        axis.set_title("\n".join(map(_named, by, keys)), fontsize=8)
         axis.grid(alpha=0.3)
     return figure, [(axis, rows) for axis, (_, rows) in zip(axes.flat, groups, strict=False)]
 

@@ -116,7 +116,8 @@ def workload_names(specs: list[dict[str, Any]]) -> dict[str, str]:
 def _named(spec: dict[str, Any], all_specs: Iterable[dict[str, Any]], without: Collection[str] = ()) -> str:
     others = [other for other in all_specs if other["name"] == spec["name"]]
     differing = [key for key, value in spec.items() if any(other.get(key) != value for other in others)]
-    given = ", ".join(f"{key}={spec[key]}" for key in differing if key not in without)
+    shown = [key for key in differing if key not in without and spec[key] is not None]  # None: as the model has it
+    given = ", ".join(f"{key}={spec[key]}" for key in shown)
     return f"{spec['name']}({given})" if given else spec["name"]
 
 

@@ -18,6 +18,7 @@ from dpopt.analysis.report.content import headline, provenance
 from dpopt.analysis.report.page import number
 from dpopt.analysis.suites import Frames
 from dpopt.errors import ConfigError
+from dpopt.privacy import epsilon as spent
 
 FIGURE = '''"""A line for each method.
 
@@ -272,6 +273,19 @@ def test_a_score_that_is_not_a_number_is_never_the_best(maker, bare):
     maker.add("hyfreedp", 0, 0.5, 0.5)
     best, *_ = Page(page_of(maker.done(), bare)).tables
     assert [row[2] for row in best[1:]] == ["hyfreedp"]
+
+
+def test_the_headline_of_a_sweep_is_what_validates_best_and_is_charged_for_all(maker, bare):
+    for clip, validation, test in ((0.1, 0.6, 0.5), (1.0, 0.7, 0.4)):
+        for lr in (0.1, 0.2):
+            maker.add("dp_adam", 0, validation + lr / 100, test, tuned={"lr": lr}, tuning="grid")
+            maker.cells[-1]["clip"] = clip
+    best, every = Page(page_of(maker.done(), bare)).tables[:2]
+    headed, shown = (dict(zip(table[0], table[1], strict=True)) for table in (best, every))
+    assert headed["test accuracy (%)"] == "40.0"
+    ledger = maker.store.ledger(maker.cells[0]["run_id"])
+    assert headed["ε with tuning"] == tables.upper(spent(ledger + ledger + ledger + ledger, 1e-5, "rdp"))
+    assert shown["ε with tuning"] == tables.upper(spent(ledger + ledger, 1e-5, "rdp"))
 
 
 def test_no_private_rows(maker, folder):

@@ -55,8 +55,9 @@ class Failure(NamedTuple):
 
 HEADLINE_NOTE = (
     "The private method with the highest mean test score for each workload and target ε, and what its whole search has "
-    "spent. Within the target: the best of those that keep to the target with their tuning charged; one with a value "
-    "set by hand is not among them. Whether a difference is more than chance is not tested here."
+    "spent, that over B, C and epochs included: of several the one that validates best counts. Within the target: the "
+    "best of those that keep to the target with their tuning charged; one with a value set by hand is not among them. "
+    "Whether a difference is more than chance is not tested here."
 )
 
 
@@ -64,7 +65,7 @@ def headline(table: pd.DataFrame) -> pd.DataFrame:
     """The best private rows for each workload and target epsilon, as people read them; empty where there are none.
 
     Args:
-        table: of `tables.comparison`.
+        table: of `tables.comparison`, one setting a method (`suites.best_setting`), or nobody has paid for the choice.
     """
     private = table[table["epsilon_target"] < math.inf]
     blocks = private.groupby(["workload", "epsilon_target"])

@@ -110,7 +110,7 @@ def page(
         description=manifest.get("description", ""),
         given=given,
         states=content.states(cells),
-        tables=[_table(part) for part in [*_of_suite(comparison, manifest, given), *further]],
+        tables=[_table(part) for part in [*_of_suite(known.comparison, comparison, manifest, given), *further]],
         figures=[draw(plot, partial(known.frame, plot.needs), f"figure-{k}") for k, plot in enumerate(drawn, 1)],
         failures=content.failures(store, cells),
         damages=content.damages(results),
@@ -120,11 +120,11 @@ def page(
     )
 
 
-def _of_suite(comparison: pd.DataFrame, manifest: Mapping[str, Any], given: str) -> list[Part]:
-    """The headline and the comparison, with a paper's numbers where the suite names a paper."""
+def _of_suite(chosen: pd.DataFrame, comparison: pd.DataFrame, manifest: Mapping[str, Any], given: str) -> list[Part]:
+    """The headline of the chosen settings and the comparison of all, with the numbers of a paper that is named."""
     if comparison.empty:
         return []
-    best, scores = content.headline(comparison), tables.further_scores(comparison)
+    best, scores = content.headline(chosen), tables.further_scores(comparison)
     options, remarks = [f"scores=[{','.join(scores)}]"] if scores else [], list[str]()
     if manifest.get("published"):
         try:
