@@ -46,9 +46,15 @@ def kill_in_the_middle(results, overrides, done_before):
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGKILL)  # the parent alone: its workers must follow by themselves
     process.wait()
-    time.sleep(1)
-    states = subprocess.run(["ps", "-o", "stat=", "-g", str(process.pid)], capture_output=True, text=True).stdout
-    assert all(state.startswith("Z") for state in states.split()), "workers live on"
+    while _alive(process.pid):
+        assert time.monotonic() < limit, "workers live on"
+        time.sleep(0.1)
+
+
+def _alive(group):
+    """Whether a process of the group still runs."""
+    states = subprocess.run(["ps", "-o", "stat=", "-g", str(group)], capture_output=True, text=True).stdout
+    return not all(state.startswith("Z") for state in states.split())
 
 
 def same_as_unkilled(tmp_path, overrides, kills):
