@@ -23,3 +23,7 @@ def unknown(field: str, name: object, known: Iterable[object]) -> ConfigError:
     near = get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return ConfigError(field, name, f"{hint}known: {', '.join(names) or 'none'}")
+
+
+class Held(Exception):
+    """Another process runs the cell, or has finished it: leave it alone and look again later."""

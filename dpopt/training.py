@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -19,6 +19,7 @@ from dpopt.errors import ConfigError
 from dpopt.fields import Count
 from dpopt.privacy import accountants
 from dpopt.privacy.calibration import calibrate
+from dpopt.privacy.distributed import ALONE, Processes, digest
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.oracle import DataOracle
 from dpopt.privacy.plan import NonPrivate, Plan
@@ -66,6 +67,7 @@ def fit(
     test: Any = None,
     transform: Transform | None = None,
     physical_batch: int | Literal["auto"] = "auto",
+    distributed: bool = False,
     progress: bool = True,
 ) -> FitResult:
     """Train `model` in place under (epsilon, delta)-differential privacy.
@@ -91,14 +93,22 @@ def fit(
         transform: a batch of inputs as they are stored, [n, ...] on the device, -> the model's inputs; for training and
             test data, so nothing random. By default bytes become floats.
         physical_batch: the most examples worked on at once; "auto" leaves it to the engine.
+        distributed: train together with the other processes of `torch.distributed`'s default group, each on its own
+            device, so that a batch takes as many times less time and memory. All call `fit` with the same arguments, on
+            models with the same parameters. What is released does not depend on how many there are, to rounding (see
+            `physical_batch` of `DataOracle`), and neither does what it costs.
         progress: show a progress bar.
 
     Returns:
-        The model, the record, the ledger and the curve.
+        The model, the record, the ledger and the curve; the same in each of several processes but for times.
 
     Raises:
-        ConfigError: before training starts, for anything that cannot be used.
+        ConfigError: before training starts, for anything that cannot be used, or in which processes differ.
+        RuntimeError: the processes came to different parameters, or one of them is gone.
     """
+    processes = Processes.of_group() if distributed else ALONE
+    if distributed and processes is ALONE:
+        raise ConfigError("distributed", True, "call torch.distributed.init_process_group before, in each process")
     chosen = registry.create(optimizer) if isinstance(optimizer, str) else optimizer
     place = resolve_device(device)
     data = as_split(train, "train", place)
@@ -106,7 +116,7 @@ def fit(
     metric = accuracy if held_out and not held_out["test"].y.is_floating_point() else None
     transform = transform or _as_float
     size = None if physical_batch == "auto" else fields.convert(physical_batch, Count, "physical_batch", {})
-    source = secret_seed() if seed is None else fields.convert(seed, int, "seed", {})
+    source = processes.gather(secret_seed())[0] if seed is None else fields.convert(seed, int, "seed", {})
     first = sample(data, transform, place)
     clipper = clipping.engine(model.to(place), loss, engine, sample=first, precision=precision)
     _check_loss(clipper, loss, first)
@@ -120,7 +130,7 @@ def fit(
         accountant=accountant,
     )
     # Two runs that share their noise would cancel it: the seed depends on everything that tells runs apart.
-    start = [_digest(clipper.theta), _digest(first.x)]
+    start = [digest(clipper.theta), digest(first.x)]
     run = [
         source,
         repr(chosen),
@@ -134,6 +144,8 @@ def fit(
         precision,
         *start,
     ]
+    if processes.size > 1:
+        processes.agree(place, model=digest(*model.state_dict().values()))
     oracle = DataOracle(
         clipper,
         data.x,
@@ -144,13 +156,14 @@ def fit(
         physical_batch=size,
         transform=transform,
         device=place,
+        processes=processes,
     )
     curve: list[dict[str, Any]] = []
     was_training = model.training
     model.train()
     started = time.perf_counter()
     state = initial = chosen.init(clipper.theta)
-    with progress_bar(plan.draws, progress) as advance:
+    with progress_bar(plan.draws, progress and processes.is_first) as advance:
         for state, is_mark in steps(chosen, oracle, initial):
             if is_mark:
                 curve.append(observe(clipper, model, state, oracle, loss, metric, held_out, transform))
@@ -163,12 +176,9 @@ def fit(
         **summary(plan, oracle, state, epsilon, len(data.x)),
         **{key: value for key, value in curve[-1].items() if key not in ("draw", "epoch", "eta")},
         "train_seconds": time.perf_counter() - started,
+        "processes": processes.size,
     }
     return FitResult(model, record, oracle.ledger, curve)
-
-
-def _digest(tensor: Tensor) -> str:
-    return hashlib.sha256(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def _check_loss(engine: ClippingEngine, loss: Loss, first: Split) -> None:
@@ -235,16 +245,27 @@ def observe(
     score: str = "accuracy",
     batch: int = EVALUATION_BATCH,
 ) -> dict[str, Any]:
-    """One entry of the curve: draws, epochs, the optimizer's own learning rate (`eta` of its state), metrics."""
+    """One entry of the curve: draws, epochs, the optimizer's own learning rate (`eta` of its state), metrics.
+
+    Raises:
+        RuntimeError: the oracle's processes have come to different parameters, so they do not compute the same.
+    """
+    _require_same(oracle, state.theta)
     entry: dict[str, Any] = {"draw": oracle.draws_taken, "epoch": oracle.draws_taken * oracle.rate}
     if hasattr(state, "eta"):
         entry["eta"] = float(state.eta)
     model.eval()
     for name, split in splits.items():
-        for key, value in evaluate(engine, state.theta, loss, metric, split, transform, score, batch).items():
-            entry[f"{name}_{key}"] = value
+        scores = evaluate(engine, state.theta, loss, metric, split, transform, score, batch, oracle.processes)
+        entry |= {f"{name}_{key}": value for key, value in scores.items()}
     model.train()
     return entry
+
+
+def _require_same(oracle: DataOracle, theta: Vector) -> None:
+    """Each process steps on its own, from the same releases: their parameters are the same, bit for bit."""
+    if oracle.processes.size > 1 and len(set(oracle.processes.gather(digest(theta)))) > 1:
+        raise RuntimeError(f"after {oracle.draws_taken} draws the processes have different parameters")
 
 
 def evaluate(
@@ -256,16 +277,22 @@ def evaluate(
     transform: Transform,
     score: str = "accuracy",
     batch: int = EVALUATION_BATCH,
+    processes: Processes = ALONE,
 ) -> dict[str, float]:
-    """Mean loss, and mean of `metric` under the name `score`, over `split` at `theta`; `batch` records at a time."""
+    """Mean loss, and mean of `metric` under the name `score`, over `split` at `theta`; `batch` records at a time.
+
+    Several processes take turns, and all get the means.
+    """
     sums = {"loss": 0.0} | ({score: 0.0} if metric else {})
-    for parts in zip(split.x.split(batch), split.y.split(batch), strict=True):
+    batches = zip(split.x.split(batch), split.y.split(batch), strict=True)
+    for parts in islice(batches, processes.rank, None, processes.size):
         x, y = (send(part, theta.device) for part in parts)
         output = engine.outputs(theta, transform(x))
         sums["loss"] += float(loss(output, y).double().sum())
         if metric:
             sums[score] += float(metric(output, y).double().sum())
-    return {key: value / len(split.x) for key, value in sums.items()}
+    gathered = processes.gather(sums)
+    return {key: sum(each[key] for each in gathered) / len(split.x) for key in sums}
 
 
 def predictor(

@@ -116,7 +116,7 @@ def test_a_suite_from_plan_to_figures(tmp_path, monkeypatch, capsys):
     assert "<svg" in page
     assert "hyfreedp" in page
     kinds = {f"table.{kind}" for kind in ("md", "csv", "tex", "html")} | {"manifest.json", "report.html"}
-    kinds |= {"cells.parquet", "curves.parquet"}
+    kinds |= {"cells.parquet", "curves.parquet", "checksums.json"}
     kinds |= {f"ranking_{by}.{kind}" for by in ("epsilon", "draws") for kind in ("md", "csv")}
     assert {path.name for path in folder.iterdir()} == kinds
     assert main(["table", "suite=quickstart", here, "optimizers=[adadp]"]) == 0

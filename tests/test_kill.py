@@ -11,7 +11,7 @@ import pytest
 
 from dpopt.store import Store
 
-VOLATILE = ("seconds_prepare", "seconds_train", "seconds_cpu", "provenance")
+VOLATILE = ("seconds_prepare", "seconds_train", "seconds_cpu", "seconds_draw", "peak_memory", "provenance")
 SHORT = [
     "workloads=[{name: synthetic_logreg, dim: 5}]",
     "optimizers=[dp_sgd,hyfreedp,adadp]",

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Sequence
 
+from dpopt.cli.command import Command
+from dpopt.cli.completion import answer, completion
 from dpopt.cli.console import ERR, escape
 from dpopt.cli.known import list_
 from dpopt.cli.measuring import audit, bench
+from dpopt.cli.new import new
 from dpopt.cli.privacy import calibrate, epsilon, recommend
-from dpopt.cli.results import collect, plot, rank, report, status, table
-from dpopt.cli.running import plan, retry, run
+from dpopt.cli.results import plot, rank, report, status, table
+from dpopt.cli.running import cancel, plan, retry, run
+from dpopt.cli.trust import collect, compare, merge, seal, verify
 from dpopt.errors import ConfigError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 1 where cells failed, 2 for input that cannot be used."""
-    parser = argparse.ArgumentParser(prog="dpopt", description="Benchmark differentially private adaptive optimizers.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (function, text) in COMMANDS.items():
-        command = commands.add_parser(name, help=text, description=function.__doc__)
-        command.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides")
+    parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:
+        answer(parser, COMMANDS)
     chosen = parser.parse_args(arguments)
+    command = COMMANDS["plan" if getattr(chosen, "dry_run", False) else chosen.command]
     try:
-        return COMMANDS[chosen.command][0](chosen.overrides) or 0
+        return command.function(chosen.overrides) or 0
     except ConfigError as error:
         ERR.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
         return 2
@@ -35,20 +39,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int | None], str]] = {
-    "list": (list_, "optimizers, workloads, data sets and suites"),
-    "plan": (plan, "a suite's cells by state, and what they cost"),
-    "run": (run, "train what is not done of a suite"),
-    "status": (status, "how far a suite is, and what failed"),
-    "retry": (retry, "run failed cells again"),
-    "collect": (collect, "a suite's records as Parquet"),
-    "table": (table, "the comparison table"),
-    "rank": (rank, "who is best with the same budget, and how sure that is"),
-    "plot": (plot, "the figures, from stored results"),
-    "report": (report, "tables and figures as one HTML page"),
-    "bench": (bench, "what a private step costs"),
-    "audit": (audit, "empirical lower bounds on epsilon"),
-    "epsilon": (epsilon, "what a run spends"),
-    "calibrate": (calibrate, "the noise for a target epsilon"),
-    "recommend": (recommend, "a grid of C, B and eta to begin with"),
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="dpopt", description="Benchmark differentially private adaptive optimizers.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        added = commands.add_parser(
+            name,
+            help=command.text,
+            description=command.description,
+            epilog=command.defaults,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        added.add_argument(
+            "overrides", nargs="*", metavar=command.arguments, help="keys and their values, as Hydra reads them"
+        )
+        if name in ("run", "retry"):
+            added.add_argument("--dry-run", action="store_true", help="train nothing: show what `dpopt plan` shows")
+    return parser
+
+
+SUITE, STORED = ("suite",), ("stored",)
+OF_SUITE = "suite=NAME KEY=VALUE"
+
+COMMANDS: dict[str, Command] = {
+    "list": Command(list_, "optimizers, workloads, data sets and suites"),
+    "plan": Command(plan, "a suite's cells by state, and what they cost", SUITE, OF_SUITE),
+    "run": Command(run, "train what is not done of a suite", SUITE, OF_SUITE),
+    "status": Command(status, "how far a suite is, and what failed", STORED),
+    "cancel": Command(cancel, "ask the processes that run a suite to stop", STORED),
+    "retry": Command(retry, "run failed cells again", SUITE, OF_SUITE),
+    "collect": Command(collect, "a suite's records as Parquet, with checksums", STORED),
+    "seal": Command(seal, "checksums of what is published"),
+    "verify": Command(verify, "compute every stored epsilon again, and check all files"),
+    "merge": Command(merge, "bring the results of another folder into this one", arguments="FROM KEY=VALUE"),
+    "compare": Command(compare, "what differs between two versions of the results", arguments="OLD NEW KEY=VALUE"),
+    "table": Command(table, "the comparison table", STORED),
+    "rank": Command(rank, "who is best with the same budget, and how sure that is", STORED),
+    "plot": Command(plot, "the figures, from stored results", STORED),
+    "report": Command(report, "tables and figures as one HTML page", STORED),
+    "bench": Command(bench, "what a private step costs", ("bench",)),
+    "audit": Command(audit, "empirical lower bounds on epsilon", ("audit", "suite")),
+    "epsilon": Command(epsilon, "what a run spends", ("epsilon",)),
+    "calibrate": Command(calibrate, "the noise for a target epsilon", ("calibrate",)),
+    "recommend": Command(recommend, "a grid of C, B and eta to begin with", ("recommend",)),
+    "new": Command(new, "the files of a new optimizer or suite", arguments="optimizer|suite NAME"),
+    "completion": Command(completion, "completion for bash, zsh or fish", arguments="bash|zsh|fish"),
 }

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from rich.console import Console
 from rich.table import Table
 
+from dpopt.cli.command import BASE
 from dpopt.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ def stored(overrides: Sequence[str], *more: str) -> tuple[str, Store, list[str] 
     from dpopt.store import Store
 
     name, rest = suite_name(overrides)
-    known: dict[str, Any] = {"results": "results", "plots": "plots", "optimizers": None, **dict.fromkeys(more)}
+    known: dict[str, Any] = yaml.safe_load((BASE / "stored.yaml").read_text("utf-8")) | dict.fromkeys(more)
     for override in rest:
         key, _, value = override.partition("=")
         if key not in known:

@@ -19,29 +19,21 @@ if TYPE_CHECKING:
 
 
 def status(overrides: Sequence[str]) -> None:
-    """Show how far a suite is, and what failed and why."""
+    """Show how far a suite is, who runs what, and what failed and why."""
     name, store, labels, _ = stored(overrides)
     from dpopt.analysis.frames import load
 
     results = load(store, name, labels)
-    counts = results.cells.drop_duplicates("run_id")["state"].value_counts()
+    cells = results.cells.drop_duplicates("run_id")
+    counts = cells["state"].value_counts()
     OUT.print(f"suite {name}: " + ", ".join(f"{n} {state}" for state, n in counts.items()), highlight=False)
+    running = cells[cells["state"] == "running"]
+    for run_id, label in zip(running["run_id"], running["label"], strict=True):
+        if holder := store.holder(run_id):
+            where = f"{holder}, which gave a sign of life {holder.age:.0f} s ago"
+            OUT.print(f"{run_id} ({label}) {holder.fraction:.0%} done by {where}", highlight=False, markup=False)
     for problem in results.problems:
         OUT.print(problem, highlight=False, markup=False)
-
-
-def collect(overrides: Sequence[str]) -> None:
-    """Write a suite's cells and the curves of its selected runs as Parquet."""
-    from dpopt.analysis import frames
-
-    name, store, labels, _ = stored(overrides)
-    results = frames.load(store, name, labels)
-    selected = frames.select(results.cells)
-    folder = store.suite_folder(name)
-    for kind, frame in (("cells", results.cells), ("curves", frames.curves(store, selected))):
-        frame.to_parquet(folder / f"{kind}.parquet", index=False)
-        OUT.print(f"{folder / kind}.parquet: {len(frame)} rows", highlight=False)
-    report_problems(results.problems)
 
 
 def table(overrides: Sequence[str]) -> None:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
 from dpopt import fields
-from dpopt.cli.console import ERR, OUT, escape, print_table, suite_name
+from dpopt.cli.console import ERR, OUT, escape, print_table, stored, suite_name
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
     from dpopt.harness.cost import Row, Timing
+    from dpopt.harness.engines import Setup
     from dpopt.harness.rows import Planned
     from dpopt.harness.suite import Suite
     from dpopt.store import Store
+
+SHOWN = 5
+"""The most cells that are listed for one reason why they failed."""
 
 
 def plan(overrides: Sequence[str]) -> None:
@@ -85,35 +89,84 @@ def _estimate(rows: list[Row], timings: dict[int, Timing], workers: int) -> str:
 
 def run(overrides: Sequence[str]) -> int:
     """Train what is not done of a suite; a run that was killed goes on where it was."""
+    from dpopt.harness import engines, stopping
     from dpopt.harness import plan as planning
-    from dpopt.harness.engines.inline import InlineEngine
-    from dpopt.harness.engines.local import LocalEngine
-    from dpopt.harness.execute import execute
+    from dpopt.harness.execute import Outcome, Policy, execute
     from dpopt.training import resolve_device
 
     suite, store, planned = _plan(overrides)
     resolve_device(suite.device)
-    engines: dict[str, Callable[[], Any]] = {
-        "inline": lambda: InlineEngine(store, suite.device, suite.physical_batch),
-        "local": lambda: LocalEngine(store, suite.device, suite.workers, suite.physical_batch),
-    }
-    outcome, cells = None, [entry.cell for entry in planned]
-    while cells:  # some cells follow from the outcome of others
-        outcome = execute(cells, store, engines[suite.engine], ERR, outcome)
+    store = _logged(store, suite.log)
+    policy, before = Policy(suite.timeout, suite.retries, suite.retry_on), store.cancelled(suite.name)
+
+    def make_engine() -> engines.Engine:
+        return engines.create(suite.engine, store, _setup(suite))
+
+    def is_stopped() -> bool:
+        return stopping.is_asked() or store.cancelled(suite.name) != before
+
+    outcome, cells = Outcome(), [entry.cell for entry in planned]
+    while cells and not outcome.is_stopped:  # some cells follow from the outcome of others
+        with stopping.signals():
+            execute(cells, store, make_engine, ERR, outcome, policy, is_stopped)
         known = {entry.cell.run_id for entry in planned}
         planned = _plan(overrides)[2] if planning.has_stages(suite) else planned
         cells = [entry.cell for entry in planned if entry.cell.run_id not in known]
-    assert outcome is not None, "a suite has at least one cell"
     ERR.print(
         f"{outcome.ran} cells run, {outcome.skipped} were done, {len(outcome.failed)} failed, "
         f"{len(outcome.damaged)} damaged",
         highlight=False,
     )
-    for run_id, reason in outcome.failed.items():
-        ERR.print(f"failed  {run_id}  {escape(reason)}  (dpopt retry suite={suite.name})", highlight=False)
+    if outcome.failed:
+        _explain(store, suite.name, planned, outcome.failed)
     for run_id in outcome.damaged:
         ERR.print(f"damaged {store.folder(run_id)}: move it away to run the cell again", highlight=False)
+    if outcome.is_stopped:
+        raise KeyboardInterrupt
     return 1 if outcome.failed or outcome.damaged else 0
+
+
+def _logged(store: Store, logs: tuple[str, ...]) -> Store:
+    """`store`, which also logs where that is asked for."""
+    if not logs:
+        return store
+    from dpopt.store.logs import LoggedStore
+
+    return LoggedStore(store.root, logs)
+
+
+def _explain(store: Store, suite: str, planned: list[Planned], failed: Mapping[str, str]) -> None:
+    """Say why cells failed and where, once for each reason."""
+    from dpopt.analysis.report.content import Failure, explained, place
+
+    noted = {run_id for run_id in failed if store.state(run_id) == "failed"}
+    cells = {entry.cell.run_id: entry for entry in planned if entry.cell.run_id in noted}
+    places = {
+        run_id: place(entry.label, entry.cell.workload["name"], entry.target, entry.cell.seed)
+        for run_id, entry in cells.items()
+    }
+    others = [Failure(reason, "", [run_id]) for run_id, reason in failed.items() if run_id not in places]
+    for reason, traceback, runs in [*explained(store, places), *others]:
+        lines = [*traceback.splitlines(), *runs[:SHOWN]]
+        lines += [f"and {len(runs) - SHOWN} more"] if len(runs) > SHOWN else []
+        ERR.print(f"[red]failed:[/red] {escape(reason)}", highlight=False)
+        ERR.print("\n".join(f"  {line}" for line in lines), highlight=False, markup=False)
+    ERR.print(f"to run them again: dpopt retry suite={suite}", highlight=False, markup=False)
+
+
+def _setup(suite: Suite) -> Setup:
+    from dpopt.harness.engines import Setup
+
+    memory = None if suite.memory is None else round(1e9 * suite.memory)
+    return Setup(suite.device, suite.physical_batch, suite.workers, memory, suite.grace, suite.options)
+
+
+def cancel(overrides: Sequence[str]) -> None:
+    """Ask the processes that run a suite, on any machine, to stop; running cells write a checkpoint first."""
+    name, store, _, _ = stored(overrides)
+    store.manifest(name)
+    store.cancel(name)
+    OUT.print(f"asked; `dpopt run suite={name}` goes on", highlight=False)
 
 
 def retry(overrides: Sequence[str]) -> int:
@@ -134,6 +187,7 @@ def _plan(overrides: Sequence[str]) -> tuple[Suite, Store, list[Planned]]:
     name, rest = suite_name(overrides)
     suite = load_suite(name, rest)
     store = Store(Path(suite.results))
+    store.check_writable()
     planned = planning.plan(suite, store)
     store.write_manifest(suite.name, planning.manifest(suite, planned))
     return suite, store, planned

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import io
 import json
 import math
-import os
+import resource
+import sys
 import time
-import traceback
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -23,14 +26,16 @@ from torch.utils import _pytree as pytree
 from dpopt import clipping, registry, training
 from dpopt.clipping import ClippingEngine
 from dpopt.clipping.vmap import VmapEngine
-from dpopt.errors import ConfigError
+from dpopt.errors import ConfigError, Held
+from dpopt.harness import stopping
 from dpopt.harness.provenance import provenance
 from dpopt.privacy import sampling
 from dpopt.privacy.calibration import calibrate, dry_run, score_noise
+from dpopt.privacy.distributed import Processes
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.oracle import DataOracle
 from dpopt.privacy.plan import Plan
-from dpopt.privacy.protocol import Optimizer
+from dpopt.privacy.protocol import Optimizer, Vector
 from dpopt.privacy.sampling import derive
 from dpopt.privacy.selection import selection_rule
 from dpopt.study.diagnostics import Diagnostics
@@ -82,16 +87,15 @@ class Cell:
 
         A field that has a default is there where it differs from it, so that cells older than the field keep their ids.
         """
-        content = _plain(dataclasses.asdict(self))
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        return {key: value for key, value in content.items() if value != defaults[key]}
+        content = {field.name: (_plain(getattr(self, field.name)), field.default) for field in dataclasses.fields(self)}
+        return {key: value for key, (value, default) in content.items() if value != default}
 
     @classmethod
     def from_content(cls, content: Mapping[str, Any]) -> Cell:
         """The cell that `content` described."""
         return cls(**{**content, "epsilon": float(content["epsilon"])})
 
-    @property
+    @cached_property
     def run_id(self) -> str:
         """16 hex digits of the SHA-256 over the cell's canonical JSON."""
         text = json.dumps(self.content(), sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -115,32 +119,33 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+class Interrupted(Exception):
+    """The cell was asked to stop; its checkpoint is written."""
+
+
+class Lease(Protocol):
+    """The right to run a cell; `dpopt.store.leases.Lease` documents the methods."""
+
+    def note(self, fraction: float) -> None: ...
+    def check(self) -> None: ...
+
+
 class RunStore(Protocol):
     """What running a cell needs of the store; `dpopt.store.Store` documents the methods."""
 
+    def lease(self, run_id: str) -> AbstractContextManager[Lease]: ...
+    def state(self, run_id: str) -> str: ...
     def begin(self, run_id: str, cell: Mapping[str, Any]) -> None: ...
     def finish(self, run_id: str, record: Mapping[str, Any], ledger: str) -> None: ...
-    def fail(self, run_id: str, reason: str, traceback: str = "") -> None: ...
     def curve(self, run_id: str) -> list[dict[str, Any]]: ...
     def append_curve(self, run_id: str, entry: Mapping[str, Any]) -> None: ...
     def restart_curve(self, run_id: str, entries: Iterable[Mapping[str, Any]]) -> None: ...
     def checkpoint(self, run_id: str) -> Path: ...
+    def save_checkpoint(self, run_id: str, content: bytes) -> None: ...
 
 
 Report = Callable[[float], None]
 """Called with the fraction of the cell that is done."""
-
-
-def attempt(cell: Cell, store: RunStore, device: str, report: Report, physical_batch: int | None = None) -> str | None:
-    """Run a cell; a failure is noted in the store and its reason returned."""
-    try:
-        run(cell, store, device=device, report=report, physical_batch=physical_batch)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        with contextlib.suppress(OSError):  # where the run directory cannot be written, the reason is still returned
-            store.fail(cell.run_id, reason, traceback.format_exc())
-        return reason
-    return None
 
 
 class Elapsed(NamedTuple):
@@ -239,6 +244,7 @@ def prepare(
         device=place,
         ledger=ledger,
         watch=diagnostics,
+        processes=Processes.of_group(),
     )
     model.train()
     watched = {name: split for name, split in watched.items() if len(split.x)}
@@ -286,6 +292,7 @@ def run(
     report: Report = lambda fraction: None,
     physical_batch: int | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    stop: Callable[[], bool] = stopping.is_asked,
 ) -> dict[str, Any]:
     """Run a cell, from its checkpoint if it left one, and store its record.
 
@@ -300,17 +307,48 @@ def run(
         report: called at each entry of the curve.
         physical_batch: see `DataOracle`; None leaves it to the clipping engine.
         checkpoint_seconds: at least so much time lies between two checkpoints.
+        stop: asked after every step; by default whether this process has been asked to stop.
 
     Returns:
         The record.
 
     Raises:
         ConfigError: the cell belongs to another revision of the kernel, or cannot be run here.
+        Held: another process runs the cell or has finished it.
+        Interrupted: `stop` said so.
     """
-    started = time.perf_counter()
+    with store.lease(cell.run_id) as lease:
+        if (known := store.state(cell.run_id)) in ("done", "diverged"):
+            raise Held(f"it is {known}")
+        loop = Loop(store, lease, report, checkpoint_seconds, stop)
+        return _run(cell, loop, device, physical_batch)
+
+
+@dataclass
+class Loop:
+    """What goes on around the steps of a run.
+
+    Attributes:
+        store, lease: where its files go, and the right to write them.
+        report, checkpoint_seconds, stop: see `run`.
+        seconds: that the steps have taken, in this process.
+    """
+
+    store: RunStore
+    lease: Lease
+    report: Report
+    checkpoint_seconds: float
+    stop: Callable[[], bool]
+    seconds: float = 0.0
+
+
+def _run(cell: Cell, loop: Loop, device: str, physical_batch: int | None) -> dict[str, Any]:
+    started, store = time.perf_counter(), loop.store
+    _forget_peak(training.resolve_device(device))
     ready = prepare(cell, device=device, physical_batch=physical_batch, store=store)
     oracle, begin = ready.oracle, _now()
-    state = _train(ready, cell.run_id, store, report, checkpoint_seconds)
+    taken = oracle.draws_taken
+    state = _train(ready, cell.run_id, loop)
     curve = store.curve(cell.run_id)
     if not curve or curve[-1]["draw"] != oracle.draws_total:  # the curve was damaged while the run was stopped
         curve.append(ready.observe(state))
@@ -318,7 +356,7 @@ def run(
     spent = training.summary(ready.plan, oracle, state, cell.epsilon, ready.examples)
     validation = ready.watched.get("validation")
     search = _search(cell, oracle.ledger, final, len(validation.x) if validation else 0, ready.workload.score)
-    scores = ready.scores(state) if spent["status"] == "done" else {}
+    scores = ready.scores(state) if spent["status"] == "done" and oracle.processes.is_first else {}
     record = {
         "schema": 1,
         "run_id": cell.run_id,
@@ -332,8 +370,12 @@ def run(
         "seconds_prepare": begin.wall - started,
         "seconds_train": trained.wall,
         "seconds_cpu": trained.cpu,
+        "seconds_draw": loop.seconds / max(1, oracle.draws_taken - taken),
+        "peak_memory": peak_memory(ready.engine.theta.device),
+        **({"processes": oracle.processes.size} if oracle.processes.size > 1 else {}),
         "provenance": provenance(training.resolve_device(device)),
     }
+    loop.lease.check()
     store.finish(cell.run_id, record, oracle.ledger.to_json())
     return record
 
@@ -358,32 +400,72 @@ def _search(cell: Cell, ledger: Ledger, final: dict[str, Any], examples: int, sc
     return content | {"released_score": released}
 
 
-def _train(ready: Prepared, run_id: str, store: RunStore, report: Report, checkpoint_seconds: float) -> Any:
+def _train(ready: Prepared, run_id: str, loop: Loop) -> Any:
     """The last state; curve and checkpoints go to the store on the way."""
     oracle, begin = ready.oracle, _now()
-    last_saved = begin.wall
+    saved = since = begin.wall
     state = ready.state  # a run may have been stopped after its last draw
     for state, is_mark in training.steps(ready.optimizer, oracle, ready.state, ready.workload.marks):
+        is_stopped = loop.stop() and oracle.draws_left > 0
+        is_late = time.perf_counter() - saved >= loop.checkpoint_seconds
+        is_due = is_stopped or (is_late and oracle.processes.is_first)
+        if is_mark or is_due:
+            loop.seconds += _wait(state.theta) - since
+            loop.lease.check()
         if is_mark:
-            store.append_curve(run_id, ready.observe(state))
-            report(oracle.draws_taken / oracle.draws_total)
-        if time.perf_counter() - last_saved >= checkpoint_seconds:
+            loop.store.append_curve(run_id, ready.observe(state))
+            loop.lease.note(oracle.draws_taken / oracle.draws_total)
+            loop.report(oracle.draws_taken / oracle.draws_total)
+        if is_due:
             watched = {"diagnostics": ready.diagnostics.state()} if ready.diagnostics else {}
-            _save(store.checkpoint(run_id), run_id, state, oracle.ledger, ready.elapsed.since(begin), watched)
-            last_saved = time.perf_counter()
+            loop.store.save_checkpoint(
+                run_id, _checkpoint(run_id, state, oracle.ledger, ready.elapsed.since(begin), watched)
+            )
+            saved = time.perf_counter()
+        if is_stopped:
+            raise Interrupted
+        if is_mark or is_due:
+            since = _wait(state.theta)
     return state
+
+
+def _wait(theta: Vector) -> float:
+    """The time when the device has computed all that it was asked to."""
+    if theta.is_cuda:
+        torch.cuda.synchronize(theta.device)
+    return time.perf_counter()
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes that this process held at once since `_forget_peak`, or that the GPU's allocator did."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _forget_peak(device: torch.device) -> None:
+    """Begin anew: a worker runs cell after cell. Where the system cannot forget, it is the peak of all of them."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def _seed(axis: str, cell: Cell, *more: int) -> int:
     return derive(axis, cell.workload, cell.seed, *filter(None, more))
 
 
-def _save(path: Path, run_id: str, state: Any, ledger: Ledger, elapsed: Elapsed, further: Mapping[str, Any]) -> None:
+def _checkpoint(run_id: str, state: Any, ledger: Ledger, elapsed: Elapsed, further: Mapping[str, Any]) -> bytes:
     leaves, _ = pytree.tree_flatten(state)
-    partial = path.with_suffix(".partial")
     content = {"run_id": run_id, "leaves": leaves, "ledger": ledger.to_json(), "elapsed": tuple(elapsed)}
-    torch.save({**content, **further}, partial)
-    os.replace(partial, path)
+    file = io.BytesIO()  # written as bytes, a full disk is an OSError
+    torch.save({**content, **further}, file)
+    return file.getvalue()
 
 
 def _resume(

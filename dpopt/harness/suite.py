@@ -21,10 +21,11 @@ from omegaconf.errors import OmegaConfBaseException
 from dpopt import fields
 from dpopt.errors import ConfigError, unknown
 from dpopt.fields import Bound, Fraction
+from dpopt.harness import engines
 
 BASE = Path(str(resources.files("dpopt") / "conf" / "base"))
 """Defaults that suites and commands start from."""
-OPEN_KEYS = ("settings", "fields", "published")
+OPEN_KEYS = ("settings", "fields", "published", "options")
 """Keys below which an override may add what the file does not name."""
 
 
@@ -120,9 +121,16 @@ class Suite:
     workers: int | None
     device: str
     physical_batch: int | None
+    timeout: float | None
+    retries: int
+    retry_on: tuple[Literal["failed", "died", "timeout"], ...]
+    grace: float
+    memory: float | None
+    options: dict[str, Any]
     dry_run: float
     diagnostics: bool
     refine: int
+    log: tuple[str, ...]
     results: str
     plots: str
     published: Published | None
@@ -214,13 +222,20 @@ def load_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
         epochs=_epochs(content["epochs"], f"{where}.epochs"),
         clip=_optional(content["clip"], Bound, f"{where}.clip"),
         seeds=_numbers(content["seeds"], int, f"{where}.seeds"),
-        engine=fields.convert(content["engine"], Literal["local", "inline"], f"{where}.engine", {}),
+        engine=_engine(content["engine"], f"{where}.engine"),
         workers=fields.convert(content["workers"], fields.Count | None, f"{where}.workers", {}),
         device=fields.convert(content["device"], str, f"{where}.device", {}),
         physical_batch=_auto(content["physical_batch"], fields.Count, f"{where}.physical_batch"),
+        timeout=fields.convert(content["timeout"], fields.Positive | None, f"{where}.timeout", {}),
+        retries=fields.convert(content["retries"], fields.Natural, f"{where}.retries", {}),
+        retry_on=_kinds(content["retry_on"], f"{where}.retry_on"),
+        grace=fields.convert(content["grace"], fields.Positive, f"{where}.grace", {}),
+        memory=fields.convert(content["memory"], fields.Positive | None, f"{where}.memory", {}),
+        options=_options(content["options"], f"{where}.options"),
         dry_run=fields.convert(content["dry_run"], fields.Factor, f"{where}.dry_run", {}),
         diagnostics=fields.convert(content["diagnostics"], bool, f"{where}.diagnostics", {}),
         refine=fields.convert(content["refine"], fields.Natural, f"{where}.refine", {}),
+        log=_optional(_axis(content["log"]), Literal["tensorboard", "wandb"], f"{where}.log") or (),
         results=fields.convert(content["results"], str, f"{where}.results", {}),
         plots=fields.convert(content["plots"], str, f"{where}.plots", {}),
         published=_published(content["published"], f"{where}.published"),
@@ -278,6 +293,22 @@ def _epochs(value: Any, where: str) -> tuple[float, ...] | dict[float, float] | 
 def _auto(value: Any, hint: Any, where: str) -> Any:
     """None for "auto"."""
     return None if value == "auto" else fields.convert(value, hint, where, {})
+
+
+def _engine(value: Any, where: str) -> str:
+    engines.check(name := fields.convert(value, str, where, {}), where)
+    return name
+
+
+def _kinds(value: Any, where: str) -> tuple[Any, ...]:
+    kinds = Literal["failed", "died", "timeout"]
+    return tuple(fields.convert(kind, kinds, where, {}) for kind in _axis(value) or ())
+
+
+def _options(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value or {}, dict):
+        raise ConfigError(where, value, "expected key: value, as the engine understands them")
+    return {str(key): given for key, given in (value or {}).items()}
 
 
 def _labels(values: tuple[Any, ...] | None, where: str) -> tuple[str, ...]:

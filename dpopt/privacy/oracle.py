@@ -18,6 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from dpopt.errors import ConfigError
 from dpopt.privacy import sampling
+from dpopt.privacy.distributed import ALONE, Processes, digest
 from dpopt.privacy.ledger import Draw, Ledger
 from dpopt.privacy.plan import Plan
 from dpopt.privacy.protocol import ClipRule, Points, Release, Vector
@@ -291,6 +292,12 @@ class DataOracle(_Oracle):
         ledger: draws that an interrupted run has already taken; the oracle goes on after them.
         transcript: where given, every release is kept in it (for `ReplayOracle`).
         watch: where given, called with what the engine sees, for diagnostics; no optimizer can reach it.
+        processes: those that answer together. Each has such an oracle, over all records, is asked the same queries and
+            gets the same releases. Making the oracle waits for the others.
+
+    Raises:
+        ConfigError: the model is not the plan's; the processes differ in records, parameters, plan, seeds or ledger; or
+            `watch` with several of them, as each sees only its part of a draw.
     """
 
     def __init__(
@@ -308,6 +315,7 @@ class DataOracle(_Oracle):
         ledger: Ledger | None = None,
         transcript: Transcript | None = None,
         watch: Callable[[Seen], None] | None = None,
+        processes: Processes = ALONE,
     ) -> None:
         super().__init__(
             dimension=plan.dimension,
@@ -323,16 +331,34 @@ class DataOracle(_Oracle):
         self._engine, self._x, self._y = engine, x, y
         self._draw_seed, self._noise_seed = draw_seed, noise_seed
         self._device, self._transform = device or x.device, transform
-        self._size = physical_batch or engine.physical_batch(self.expected_batch)
+        self._size = physical_batch or engine.physical_batch(self.expected_batch / processes.size)
         # A GPU is at its best with calls of one shape; a CPU does not mind, so there is next to nothing to pad.
         self._multiple = self._size if self._device.type == "cuda" else CPU_MULTIPLE
         self._transcript, self._watch = transcript, watch
         self._inputs: list[Callable[[], _Inputs]] = []
         self._known = WeakTensorKeyDictionary()
         self._norms: list[tuple[Tensor, Tensor]] = []
+        self.processes = processes
+        if processes.size > 1:
+            self._require_agreement(plan)
+
+    def _require_agreement(self, plan: Plan) -> None:
+        # A record that lies elsewhere in another process could be in two parts of a draw, and count twice.
+        if self._watch is not None:
+            raise ConfigError(
+                "watch", self._watch, "each of several processes sees only its part of a draw: leave it out"
+            )
+        self.processes.agree(
+            self._device,
+            records=[list(self._x.shape), list(self._y.shape), digest(self._x, self._y)],
+            parameters=digest(self._engine.theta),
+            plan=[dict(plan.noise), plan.rate, plan.draws, plan.ledger.to_json()],
+            seeds=[sampling.REVISION, self._draw_seed, self._noise_seed],
+            ledger=self.ledger.to_json(),
+        )
 
     def _open(self, draw: int) -> None:
-        rows = sampling.poisson_rows(self._draw_seed, draw, len(self._x), self.rate)
+        rows = self.processes.part(sampling.poisson_rows(self._draw_seed, draw, len(self._x), self.rate))
         batches = sampling.physical_batches(rows, self._size, self._multiple)
         gather = [
             partial(self._gather, draw, part, torch.from_numpy(rows), torch.from_numpy(mask))
@@ -360,14 +386,15 @@ class DataOracle(_Oracle):
     ) -> Release:
         total = self._clipped_sum(draw, weighted(at), clip, scale)
         std = noise * clip.sensitivity if noise else 0.0
-        if noise:
+        if noise and self.processes.is_first:
             sampling.add_gaussian(total, std, self._noise_seed, draw, release)
+        self.processes.add_up(total)
         return self._released(total.div_(self.expected_batch), std / self.expected_batch)
 
     def _clipped_sum(
         self, draw: int, points: list[tuple[float, Vector]], clip: ClipRule, scale: Vector | None
     ) -> Tensor:
-        """The sum over the draw, shape [d]: the engine's own tensor, so that no other of its size is needed."""
+        """What this process has of the sum, [d]: the engine's own tensor, so that no other of its size is needed."""
         total, losses = None, []
         self._norms = []
         for part, inputs in enumerate(self._inputs):
@@ -393,8 +420,9 @@ class DataOracle(_Oracle):
             centred = losses.clamp(min=0).clamp(max=bound) - bound / 2
             total += torch.where(mask & losses.isfinite(), centred, 0.0).sum(dim=1)
         std = noise * bound / 2
-        if noise:
+        if noise and self.processes.is_first:
             total += std * sampling.gaussian(self._noise_seed, draw, release, len(at), total.dtype, total.device)
+        self.processes.add_up(total)
         return self._released(total / self.expected_batch + bound / 2, std / self.expected_batch)
 
     def _below(self, draw: int, release: int, bound: float | Tensor, noise: float) -> Release:
@@ -402,8 +430,9 @@ class DataOracle(_Oracle):
         for norm, mask in self._norms:
             # Centred at 1/2, a record moves the sum by 1/2; a norm that is not a number is not below anything.
             total += torch.where(mask, (norm <= bound).double() - 0.5, 0.0).sum()
-        if noise:
+        if noise and self.processes.is_first:
             total += noise / 2 * sampling.gaussian(self._noise_seed, draw, release, 1, total.dtype, total.device)
+        self.processes.add_up(total)
         return self._released(total / self.expected_batch + 0.5, noise / 2 / self.expected_batch)
 
     def _losses_of(self, draw: int, part: int, at: Sequence[Vector]) -> tuple[Tensor, Tensor]:
@@ -435,7 +464,8 @@ class DataOracle(_Oracle):
         if self._device.type == "cuda":
             index = torch.cuda.current_device() if self._device.index is None else self._device.index
             generators.append(torch.cuda.default_generators[index])
-        seed = sampling.derive(self._draw_seed, purpose, draw, part) >> 65
+        number = part * self.processes.size + self.processes.rank  # no two batches of a draw share their numbers
+        seed = sampling.derive(self._draw_seed, purpose, draw, number) >> 65
         before = [generator.get_state() for generator in generators]
         try:
             for generator in generators:

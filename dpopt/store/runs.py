@@ -1,9 +1,10 @@
 """Run directories: `results/runs/ab/abcd.../` for each cell, `results/suites/NAME/` for what a suite refers to,
 `results/{bench,audit}/abcd.../` for what `dpopt bench` and `dpopt audit` measured.
 
-A run directory holds `cell.json` (what to run), `curve.jsonl` (appended), `checkpoint.pt`, and at the end
-`ledger.json` and, last and atomically, `record.json`. Without a record the cell is not done; `error.json` says that it
-failed. Whatever cannot be read is reported as damaged: never used, never overwritten.
+A run directory holds `lease.json` while a process runs the cell (see `leases`), `cell.json` (what to run),
+`curve.jsonl` (appended), `checkpoint.pt`, and at the end `ledger.json` and, last and atomically, `record.json`. Without
+a record the cell is not done; `error.json` says that it failed. Whatever cannot be read is reported as damaged: never
+used, never overwritten.
 """
 
 from __future__ import annotations
@@ -11,15 +12,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from dpopt.errors import ConfigError, unknown
 from dpopt.privacy.ledger import Ledger
+from dpopt.store import leases
 
-State = Literal["done", "diverged", "failed", "started", "pending", "damaged"]
+State = Literal["done", "diverged", "failed", "running", "interrupted", "pending", "damaged"]
+Failure = Literal["failed", "died", "timeout"]
+"""How a cell failed: an error of its own, a worker process that died, or too much time."""
+Track = Callable[[Sequence[Any], str], Iterable[Any]]
+"""Gives the elements of a sequence, and shows under a title how far it is."""
+CHECKED = ("cell.json", "curve.jsonl", "ledger.json")
+"""The files of a run whose checksums are in its record."""
 SCHEMA = 1
 MANIFEST_KEYS = {"run_id", "label", "tuning", "tuned", "clip", "cell"}
 RECORD_KEYS = {"schema", "run_id", "cell", "status", "epsilon", "epsilon_target", "delta", "provenance"}
@@ -44,7 +53,7 @@ class Store:
         return self.root / "runs" / run_id[:2] / run_id
 
     def state(self, run_id: str) -> State:
-        """What is known of a cell: "done" and "diverged" are results; "started" has files but no end."""
+        """What is known of a cell: "done" and "diverged" are results; "interrupted" has files but no end."""
         folder = self.folder(run_id)
         try:
             return self.record(run_id)["status"]
@@ -54,7 +63,9 @@ class Store:
             return "damaged"
         if (folder / "error.json").exists():
             return "failed"
-        return "started" if (folder / "cell.json").exists() else "pending"
+        if (folder / "lease.json").exists() and not ((holder := self.holder(run_id)) and holder.is_gone):
+            return "running"
+        return "interrupted" if (folder / "cell.json").exists() else "pending"
 
     def record(self, run_id: str) -> dict[str, Any]:
         """A finished cell's record.
@@ -64,22 +75,24 @@ class Store:
             Damaged: the file is no record of this run.
         """
         path = self.folder(run_id) / "record.json"
-        content = _read(path)
+        content = read(path)
         missing = RECORD_KEYS - content.keys()
         if missing:
             raise Damaged(f"{path}: lacks {', '.join(sorted(missing))}")
-        if content["run_id"] != run_id or content["schema"] != SCHEMA or content["status"] not in ("done", "diverged"):
+        if content["schema"] != SCHEMA:
+            raise Damaged(f"{path}: written by another version (schema {content['schema']}, this one reads {SCHEMA})")
+        if content["run_id"] != run_id or content["status"] not in ("done", "diverged"):
             raise Damaged(f"{path}: not a record of schema {SCHEMA} for run {run_id}")
         return content
 
     def error(self, run_id: str) -> dict[str, Any]:
-        """Why a cell failed: keys "reason" and "traceback"; a damaged file gives its own story."""
+        """Why a cell failed: keys "kind" (see `Failure`), "reason", "traceback"; a damaged file gives its own story."""
         path = self.folder(run_id) / "error.json"
         try:
-            content = _read(path)
-            return {key: str(content.get(key, "unknown")) for key in ("reason", "traceback")}
-        except Damaged as error:
-            return {"reason": str(error), "traceback": ""}
+            content = {"kind": "failed", "reason": "unknown", "traceback": "", **read(path)}
+        except (Damaged, FileNotFoundError) as error:
+            content = {"kind": "failed", "reason": str(error), "traceback": ""}
+        return {key: str(content[key]) for key in ("kind", "reason", "traceback")}
 
     def ledger(self, run_id: str) -> Ledger:
         """The ledger that a finished cell left.
@@ -99,7 +112,7 @@ class Store:
         _write(self.folder(run_id) / "cell.json", cell)
 
     def finish(self, run_id: str, record: Mapping[str, Any], ledger: str) -> None:
-        """Write ledger and record, the record last; the checkpoint has served.
+        """Write ledger and record, the record last, with checksums of the other files; the checkpoint has served.
 
         Raises:
             FileExistsError: there is a record already, sound or not; it is never overwritten.
@@ -108,13 +121,15 @@ class Store:
         if (folder / "record.json").exists():
             raise FileExistsError(f"{folder / 'record.json'} exists")
         _write(folder / "ledger.json", ledger)
-        _write(folder / "record.json", record)
-        (folder / "checkpoint.pt").unlink(missing_ok=True)
+        sums = {name: sha256(folder / name) for name in CHECKED if (folder / name).exists()}
+        _write(folder / "record.json", {**record, "checksums": sums}, replace=False)
+        for served in (folder / "checkpoint.pt", folder / "error.json", *folder.glob(".writing-*")):
+            served.unlink(missing_ok=True)
 
-    def fail(self, run_id: str, reason: str, traceback: str = "") -> None:
+    def fail(self, run_id: str, reason: str, traceback: str = "", kind: Failure = "failed") -> None:
         """Note that a cell ended without a result."""
         self.folder(run_id).mkdir(parents=True, exist_ok=True)
-        _write(self.folder(run_id) / "error.json", {"reason": reason, "traceback": traceback})
+        _write(self.folder(run_id) / "error.json", {"kind": kind, "reason": reason, "traceback": traceback})
 
     def forget_failure(self, run_id: str) -> None:
         """Let a failed cell run again."""
@@ -125,7 +140,7 @@ class Store:
         entries = []
         try:
             lines = (self.folder(run_id) / "curve.jsonl").read_text(errors="replace").splitlines()
-        except FileNotFoundError:
+        except OSError:  # none, or something that is no file
             return []
         for line in lines:
             try:
@@ -150,13 +165,57 @@ class Store:
         """Where a run keeps its checkpoint."""
         return self.folder(run_id) / "checkpoint.pt"
 
+    def save_checkpoint(self, run_id: str, content: bytes) -> None:
+        """Replace a run's checkpoint."""
+        _write(self.checkpoint(run_id), content)
+
+    def lease(self, run_id: str) -> leases.Lease:
+        """Take the right to run a cell; it is released at the end of the `with` block.
+
+        Raises:
+            Held: another process has it.
+        """
+        return leases.Lease(self.folder(run_id) / "lease.json")
+
+    def watch(self, run_id: str) -> leases.Watch:
+        """What finds out when a cell that another process runs is free again."""
+        return leases.Watch(self.folder(run_id) / "lease.json")
+
+    def holder(self, run_id: str) -> leases.Holder | None:
+        """Who runs a cell, if anyone."""
+        return leases.read(self.folder(run_id) / "lease.json")
+
     def suite_folder(self, suite: str) -> Path:
         """Where a suite's manifest and tables are."""
         return self.root / "suites" / suite
 
     def write_manifest(self, suite: str, manifest: Mapping[str, Any]) -> None:
         """Note which cells a suite consists of."""
-        _write(self.suite_folder(suite) / "manifest.json", manifest)
+        _write(self.suite_folder(suite) / "manifest.json", _dumps(manifest))  # indented, 10,000 cells take seconds
+
+    def cancel(self, suite: str) -> None:
+        """Ask the processes that run a suite to stop."""
+        _write(self.suite_folder(suite) / "cancel", secrets.token_hex(8))
+
+    def cancelled(self, suite: str) -> str:
+        """Differs from what it was before where someone has asked to stop since: no clocks, nothing to clear away."""
+        try:
+            return (self.suite_folder(suite) / "cancel").read_text(errors="replace")
+        except OSError:
+            return ""
+
+    def check_writable(self) -> None:
+        """Find out before any work whether results can be written.
+
+        Raises:
+            ConfigError: they cannot.
+        """
+        probe = self.root / "runs" / f".writing-{secrets.token_hex(8)}"
+        try:
+            _write(probe, "")
+            probe.unlink()
+        except OSError as error:
+            raise ConfigError("results", str(self.root), f"cannot be written: {error.strerror}") from error
 
     def manifest(self, suite: str) -> dict[str, Any]:
         """The cells of a suite, as planned last.
@@ -166,7 +225,7 @@ class Store:
         """
         path = self.suite_folder(suite) / "manifest.json"
         try:
-            content = _read(path)
+            content = read(path)
         except FileNotFoundError:
             known = [entry.name for entry in (self.root / "suites").glob("*") if entry.is_dir()]
             raise unknown(f"suite in {self.root}", suite, known) from None
@@ -189,8 +248,8 @@ class Store:
             _write(path, content[: content.rfind(b"\n") + 1])
         return path
 
-    def write(self, path: Path, content: str | bytes) -> None:
-        """Write a table, a page or a figure below the results folder."""
+    def write(self, path: Path, content: Mapping[str, Any] | str | bytes) -> None:
+        """Write a table, a page or a figure, or a mapping as JSON, in one step."""
         _write(path, content)
 
     def add(self, kind: Literal["bench", "audit"], record: Mapping[str, Any]) -> Path:
@@ -199,7 +258,7 @@ class Store:
         Returns:
             The record's folder, named by the first 16 hex digits of the SHA-256 over its JSON.
         """
-        folder = self.root / kind / hashlib.sha256(_dumps(record).encode()).hexdigest()[:16]
+        folder = self.root / kind / address(record)
         _write(folder / "record.json", record)
         return folder
 
@@ -211,6 +270,35 @@ class Store:
             found += [f"{run}: not a run directory" for run in runs if not _is_run(run)]
         return found
 
+    def run_ids(self) -> list[str]:
+        """The names of all run directories, finished or not."""
+        return sorted(run.name for run in (self.root / "runs").glob("*/*") if _is_run(run))
+
+    def suites(self) -> list[str]:
+        """The suites that were planned here."""
+        return sorted(path.parent.name for path in (self.root / "suites").glob("*/manifest.json"))
+
+
+def identity(cell: Mapping[str, Any]) -> str:
+    """The run id of a cell's content: the first 16 hex digits of the SHA-256 over its canonical JSON.
+
+    Raises:
+        ValueError: the content holds a number that JSON does not know.
+    """
+    text = json.dumps(cell, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def address(record: Mapping[str, Any]) -> str:
+    """The name of a measurement's folder: see `Store.add`."""
+    return hashlib.sha256(_dumps(record).encode()).hexdigest()[:16]
+
 
 def _is_run(path: Path) -> bool:
     name = path.name
@@ -218,7 +306,13 @@ def _is_run(path: Path) -> bool:
     return is_id and path.is_dir()
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        FileNotFoundError: no such file.
+        Damaged: it cannot be read, or holds something else.
+    """
     try:
         content = json.loads(path.read_text())
     except (ValueError, OSError) as error:
@@ -230,16 +324,35 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _write(path: Path, content: Mapping[str, Any] | str | bytes) -> None:
-    """Write in one step: a reader, or the next start, sees the old file or the whole new one."""
+def _write(path: Path, content: Mapping[str, Any] | str | bytes, replace: bool = True) -> None:
+    """Write in one step: a reader, or the next start, sees the old file or the whole new one.
+
+    Raises:
+        FileExistsError: there is such a file, and it is not to be replaced.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     text = _dumps(content, indent=1) + "\n" if isinstance(content, Mapping) else content
-    partial = path.with_name(f".writing-{os.getpid()}-{path.name}")
-    with partial.open("wb") as file:
-        file.write(text.encode() if isinstance(text, str) else text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    partial = path.with_name(f".writing-{secrets.token_hex(8)}-{path.name}")  # process numbers repeat across machines
+    try:
+        with partial.open("wb") as file:
+            file.write(text.encode() if isinstance(text, str) else text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path) if replace else _publish(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _publish(partial: Path, path: Path) -> None:
+    """Give a whole file its name, unless there is one of that name."""
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if path.exists():
+            raise FileExistsError(f"{path} exists") from None
+        os.replace(partial, path)
 
 
 def _dumps(content: Mapping[str, Any], indent: int | None = None) -> str:

@@ -3,9 +3,11 @@ import signal
 import time
 
 import pytest
+import torch
 
+from dpopt.harness.engines import Setup
 from dpopt.harness.engines.inline import InlineEngine
-from dpopt.harness.engines.local import LocalEngine
+from dpopt.harness.engines.local import LocalEngine, places
 from dpopt.harness.execute import execute
 from dpopt.harness.plan import plan
 from dpopt.store import Store
@@ -19,17 +21,19 @@ def metrics(store, cells):
 
 def test_local_and_inline_give_the_same_numbers(write_suite, store, tmp_path):
     cells = [entry.cell for entry in plan(write_suite())]
-    outcome = execute(cells, store, lambda: LocalEngine(store, "cpu", 2))
+    outcome = execute(cells, store, lambda: LocalEngine(store, Setup("cpu", workers=2)))
     assert (outcome.ran, outcome.skipped, outcome.failed, outcome.damaged) == (len(cells), 0, {}, [])
     inline = Store(tmp_path / "inline")
-    execute(cells, inline, lambda: InlineEngine(inline, "cpu"))
+    execute(cells, inline, lambda: InlineEngine(inline, Setup("cpu")))
     assert metrics(store, cells) == metrics(inline, cells)
     again = execute(cells, store, lambda: pytest.fail("an engine was started for nothing"))
     assert (again.ran, again.skipped) == (0, len(cells))
 
 
 @pytest.mark.parametrize(
-    "make", [lambda s: InlineEngine(s, "cpu", 77), lambda s: LocalEngine(s, "cpu", 1, 77)], ids=["inline", "local"]
+    "make",
+    [lambda s: InlineEngine(s, Setup("cpu", 77)), lambda s: LocalEngine(s, Setup("cpu", 77, 1))],
+    ids=["inline", "local"],
 )
 def test_engines_pass_the_physical_batch_on(write_suite, store, tmp_path, make):
     from dpopt.harness.cell import run
@@ -49,20 +53,20 @@ def test_a_worker_that_dies_costs_its_one_cell(write_suite, store):
     (long,) = [
         e.cell for e in plan(write_suite(overrides=["epochs=300", "optimizers=[adadp]", "seeds=0"], name="long"))
     ]
-    engine = LocalEngine(store, "cpu", 2)
+    engine = LocalEngine(store, Setup("cpu", workers=2))
     for cell in (long, *cells):
         engine.submit(cell)
     events, victim, limit = [], engine._workers[0], time.monotonic() + 120
     assert victim.cell is long
     while len([e for e in events if e.kind != "progress"]) < len(cells) + 1 and time.monotonic() < limit:
         events += engine.poll(0.2)
-        if victim.process.is_alive() and any(event.run_id == long.run_id for event in events):
+        if victim.process.is_alive() and any(event.run_id == long.run_id and event.fraction > 0 for event in events):
             os.kill(victim.process.pid, signal.SIGKILL)
     engine.close()
-    failed = [event for event in events if event.kind == "failed"]
-    assert [event.run_id for event in failed] == [long.run_id]
-    assert "exit code -9" in failed[0].reason
-    assert store.state(long.run_id) == "failed"
+    died = [event for event in events if event.kind == "died"]
+    assert [event.run_id for event in died] == [long.run_id]
+    assert "exit code -9" in died[0].reason
+    assert store.state(long.run_id) == "interrupted", "its lease counts no more"
     assert {store.state(cell.run_id) for cell in cells} == {"done"}
 
 
@@ -72,7 +76,7 @@ def test_failed_and_damaged_cells_are_left_alone(write_suite, store):
     store.begin(damaged.run_id, damaged.content())
     record = store.folder(damaged.run_id) / "record.json"
     record.write_text('{"half": ')
-    outcome = execute([failed, damaged, *rest], store, lambda: InlineEngine(store, "cpu"))
+    outcome = execute([failed, damaged, *rest], store, lambda: InlineEngine(store, Setup("cpu")))
     assert outcome.failed == {failed.run_id: "out of luck"}
     assert outcome.damaged == [damaged.run_id]
     assert outcome.ran == len(rest)
@@ -82,6 +86,42 @@ def test_failed_and_damaged_cells_are_left_alone(write_suite, store):
 def test_inline_reports_failures(write_suite, store, monkeypatch):
     cells = [entry.cell for entry in plan(write_suite())][:2]
     monkeypatch.setattr("dpopt.harness.cell.calibrate", lambda *a, **k: 1 / 0)
-    outcome = execute(cells, store, lambda: InlineEngine(store, "cpu"))
+    outcome = execute(cells, store, lambda: InlineEngine(store, Setup("cpu")))
     assert outcome.ran == 0
     assert set(outcome.failed.values()) == {"ZeroDivisionError: division by zero"}
+
+
+def test_a_cancelled_cell_leaves_a_checkpoint_and_its_worker_is_replaced(write_suite, store, tmp_path):
+    from dpopt.harness.cell import run
+
+    (long,) = [
+        e.cell for e in plan(write_suite(overrides=["epochs=300", "optimizers=[adadp]", "seeds=0"], name="long"))
+    ]
+    short = next(entry.cell for entry in plan(write_suite()))
+    engine = LocalEngine(store, Setup("cpu", workers=1))
+    engine.submit(long)
+    engine.submit(short)
+    events, limit = [], time.monotonic() + 120
+    while time.monotonic() < limit and not any(event.run_id == short.run_id for event in events):
+        events += engine.poll(0.2)
+        if any(event.fraction > 0 for event in events):
+            engine.cancel(long.run_id)
+    engine.close()
+    assert [event.kind for event in events if event.run_id == long.run_id][-1] == "interrupted"
+    assert store.checkpoint(long.run_id).exists()
+    assert store.state(long.run_id) == "interrupted"
+    draws = []
+    run(long, store, device="cpu", report=draws.append)
+    assert draws[0] > 1 / 40
+
+
+def test_workers_get_a_gpu_each_and_share_them_if_there_are_more(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    monkeypatch.setattr("dpopt.harness.engines.local.resolve_device", lambda name: torch.device("cuda"))
+    assert places(Setup("auto")) == ["cuda:0", "cuda:1", "cuda:2"]
+    assert places(Setup("cuda", workers=5)) == ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1"]
+    monkeypatch.setattr("dpopt.harness.engines.local.resolve_device", torch.device)
+    assert places(Setup("cuda:1")) == ["cuda:1"]
+    assert places(Setup("cuda:1", workers=2)) == ["cuda:1", "cuda:1"]
+    assert places(Setup("cpu")) == ["cpu"] * len(os.sched_getaffinity(0))
+    assert places(Setup("cpu", workers=3)) == ["cpu"] * 3

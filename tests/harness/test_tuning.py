@@ -288,7 +288,9 @@ def test_the_last_run_is_planned_once_all_others_are_done(write_searches, search
     suite = write_searches(["optimizers=[linear]", "seeds=0"])
     first = plan(suite)
     assert [entry.stage for entry in first] == ["search"] * 4
-    ends = [len(plan(suite, Known(first[2].cell.run_id, state))) for state in ("pending", "failed", "started", "done")]
+    ends = [
+        len(plan(suite, Known(first[2].cell.run_id, state))) for state in ("pending", "failed", "interrupted", "done")
+    ]
     assert ends == [4, 4, 4, 5]
     assert plan(suite, Known(first[2].cell.run_id, "done")) == plan(suite, store)
 

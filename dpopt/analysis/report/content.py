@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -13,7 +13,7 @@ from dpopt.analysis.frames import Results
 from dpopt.analysis.scores import shown
 from dpopt.store.runs import Store
 
-STATES = ("done", "diverged", "failed", "damaged", "started", "pending")
+STATES = ("done", "diverged", "failed", "damaged", "running", "interrupted", "pending")
 AXES = {"batch_size": "B", "epochs": "epochs", "clip": "C"}
 """What tells rows of one label, workload and target apart."""
 ORIGIN = {"code": "commit", "python": "Python", "device": "device"}
@@ -119,15 +119,30 @@ def states(cells: pd.DataFrame) -> str:
 
 
 def failures(store: Store, cells: pd.DataFrame) -> list[Failure]:
-    """Why cells failed; those that failed for the same reason stand together."""
+    """Why cells failed."""
+    rows = cells[cells["state"] == "failed"].to_dict("records")
+    named = {row["run_id"]: place(row["label"], row["workload"], row["epsilon_target"], row["seed"]) for row in rows}
+    return explained(store, named)
+
+
+def explained(store: Store, places: Mapping[str, str]) -> list[Failure]:
+    """Why runs failed; those that failed for the same reason stand together.
+
+    Args:
+        places: run id -> what is said of its place in the suite.
+    """
     found: dict[str, Failure] = {}
-    for row in cells[cells["state"] == "failed"].drop_duplicates("run_id").to_dict("records"):
-        error = store.error(row["run_id"])
+    for run_id, said in places.items():
+        error = store.error(run_id)
         end = "\n".join(error["traceback"].strip().splitlines()[-TRACEBACK_LINES:])
         failure = found.setdefault(error["reason"], Failure(error["reason"], end, []))
-        place = f"{row['label']} on {row['workload']}, target ε = {row['epsilon_target']:g}, seed {row['seed']}"
-        failure.cells.append(f"{row['run_id']}: {place}")
+        failure.cells.append(f"{run_id}: {said}")
     return list(found.values())
+
+
+def place(label: str, workload: str, epsilon: float, seed: int) -> str:
+    """A cell's place in its suite, in words."""
+    return f"{label} on {workload}, target ε = {epsilon:g}, seed {seed}"
 
 
 def damages(results: Results) -> list[str]:

@@ -114,7 +114,7 @@ def page(
         figures=[draw(plot, partial(known.frame, plot.needs), f"figure-{k}") for k, plot in enumerate(drawn, 1)],
         failures=content.failures(store, cells),
         damages=content.damages(results),
-        unfinished=int(cells.drop_duplicates("run_id")["state"].isin(["started", "pending"]).sum()),
+        unfinished=int(cells.drop_duplicates("run_id")["state"].isin(["running", "interrupted", "pending"]).sum()),
         setting=content.setting(cells),
         provenance=_table(Part("What the finished cells were run with", content.provenance(cells))),
     )

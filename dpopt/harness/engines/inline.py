@@ -1,24 +1,24 @@
-"""Runs each cell in this process, when it is asked for news. For debugging: a breakpoint works, a crash is a crash."""
+"""Runs each cell in this process, when it is asked for news. For debugging: a breakpoint works, a crash is a crash.
+
+What needs a second process is not to be had here: `timeout`, `memory`, and a `dpopt cancel` before the cell's end.
+"""
 
 from __future__ import annotations
 
+import time
 from collections import deque
 
-from dpopt.harness.cell import Cell, RunStore, attempt
-from dpopt.harness.engines import Event
+from dpopt.harness.cell import Cell
+from dpopt.harness.engines import Event, Setup, understood
+from dpopt.harness.engines.attempt import FailureStore, attempt
 
 
 class InlineEngine:
-    """One cell at a time, in the calling process.
+    """One cell at a time, in the calling process; see `Engine`."""
 
-    Args:
-        store: where results go.
-        device: see `training.resolve_device`.
-        physical_batch: see `cell.run`.
-    """
-
-    def __init__(self, store: RunStore, device: str, physical_batch: int | None = None) -> None:
-        self._store, self._device, self._physical_batch = store, device, physical_batch
+    def __init__(self, store: FailureStore, setup: Setup) -> None:
+        understood(setup, {}, "inline")
+        self._store, self._setup = store, setup
         self._queue: deque[Cell] = deque()
 
     def submit(self, cell: Cell) -> None:
@@ -26,10 +26,12 @@ class InlineEngine:
 
     def poll(self, timeout: float) -> list[Event]:
         if not self._queue:
+            time.sleep(timeout)
             return []
-        cell = self._queue.popleft()
-        reason = attempt(cell, self._store, self._device, lambda fraction: None, self._physical_batch)
-        return [Event(cell.run_id, "failed", reason=reason) if reason else Event(cell.run_id, "done")]
+        return [attempt(self._queue.popleft(), self._store, self._setup)]
+
+    def cancel(self, run_id: str) -> None:
+        self._queue = deque(cell for cell in self._queue if cell.run_id != run_id)
 
     def close(self) -> None:
         self._queue.clear()

@@ -1,57 +1,40 @@
 """Persistent worker processes on this machine: each imports torch and loads a workload once, then runs cell after cell.
 
-A worker that dies costs the cell that it was running; another takes its place.
+A worker that dies costs the cell that it was running; another takes its place, and its GPU.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
+import time
 from collections import deque
 from functools import partial
+from itertools import cycle, islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from dpopt.harness.cell import Cell, RunStore, attempt
-from dpopt.harness.engines import Event
+import torch
+
+from dpopt.harness import stopping
+from dpopt.harness.cell import Cell
+from dpopt.harness.engines import Event, Setup, understood
+from dpopt.harness.engines.attempt import FailureStore, attempt, limit_memory
+from dpopt.training import resolve_device
 
 _CONTEXT = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork
 
 
-class _Worker:
-    """A process and our end of the pipe to it."""
-
-    def __init__(self, store: RunStore, device: str, physical_batch: int | None) -> None:
-        self.pipe, theirs = _CONTEXT.Pipe()
-        self.cell: Cell | None = None
-        self.process: BaseProcess = _CONTEXT.Process(
-            target=_serve, args=(theirs, store, device, physical_batch), daemon=True
-        )
-        self.process.start()
-        theirs.close()
-
-    def run(self, cell: Cell) -> None:
-        self.cell = cell
-        self.pipe.send(cell)
-
-
 class LocalEngine:
-    """`workers` processes that take cells from one queue.
+    """Processes that take cells from one queue; see `Engine`."""
 
-    Args:
-        store: where results go.
-        device: see `training.resolve_device`.
-        workers: number of processes; None takes one for each core.
-        physical_batch: see `cell.run`.
-    """
-
-    def __init__(
-        self, store: RunStore, device: str, workers: int | None = None, physical_batch: int | None = None
-    ) -> None:
-        self._store, self._device, self._physical_batch = store, device, physical_batch
-        self._limit = workers or len(os.sched_getaffinity(0))
+    def __init__(self, store: FailureStore, setup: Setup) -> None:
+        understood(setup, {}, "local")
+        self._store, self._setup = store, setup
+        self._places = deque(places(setup))
         self._queue: deque[Cell] = deque()
         self._workers: list[_Worker] = []
 
@@ -60,34 +43,47 @@ class LocalEngine:
         self._dispatch()
 
     def poll(self, timeout: float) -> list[Event]:
+        if not self._workers:
+            time.sleep(timeout)
         by_handle: dict[Any, _Worker] = {worker.pipe: worker for worker in self._workers}
         events = []
         for handle in wait(by_handle, timeout) if by_handle else []:
             events += self._receive(by_handle[handle])
+        for worker in self._workers:
+            worker.enforce()
         self._dispatch()
         return events
 
+    def cancel(self, run_id: str) -> None:
+        self._queue = deque(cell for cell in self._queue if cell.run_id != run_id)
+        for worker in self._workers:
+            if worker.cell is not None and worker.cell.run_id == run_id:
+                worker.stop(self._setup.grace)
+
     def close(self) -> None:
         self._queue.clear()
-        for worker in self._workers:
-            worker.process.terminate()
-        for worker in self._workers:
-            worker.process.join()
-        self._workers.clear()
+        try:
+            for worker in self._workers:
+                worker.stop(self._setup.grace)
+            while self._workers:
+                self.poll(0.1)
+        finally:  # where even this is interrupted
+            for worker in self._workers:
+                worker.process.kill()
 
     def _dispatch(self) -> None:
         while self._queue:
-            idle = next((worker for worker in self._workers if worker.cell is None), None)
+            idle = next((worker for worker in self._workers if worker.is_idle), None)
             if idle is None:
-                if len(self._workers) >= self._limit:
+                if not self._places:
                     return
-                idle = _Worker(self._store, self._device, self._physical_batch)
+                idle = _Worker(self._store, self._setup, self._places.popleft())
                 self._workers.append(idle)
             cell = self._queue.popleft()
             try:
                 idle.run(cell)
             except OSError:  # died while it was idle
-                self._workers.remove(idle)
+                self._bury(idle)
                 self._queue.appendleft(cell)
 
     def _receive(self, worker: _Worker) -> list[Event]:
@@ -97,29 +93,83 @@ class LocalEngine:
             return self._bury(worker)
         if event.kind != "progress":
             worker.cell = None
+        if event.kind == "interrupted":  # it was asked to stop, by us or by someone else: it ends
+            worker.stop(self._setup.grace)
         return [event]
 
     def _bury(self, worker: _Worker) -> list[Event]:
         self._workers.remove(worker)
+        self._places.append(worker.device)
         worker.process.join()
         if worker.cell is None:
             return []
         reason = f"the worker process died (exit code {worker.process.exitcode})"
-        self._store.fail(worker.cell.run_id, reason)
-        return [Event(worker.cell.run_id, "failed", reason=reason)]
+        return [Event(worker.cell.run_id, "died", reason=reason)]
 
 
-def _serve(pipe: Connection, store: RunStore, device: str, physical_batch: int | None) -> None:
-    """A worker's life: receive a cell, run it, say so; end with the parent."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    while True:
+class _Worker:
+    """A process and our end of the pipe to it."""
+
+    def __init__(self, store: FailureStore, setup: Setup, device: str) -> None:
+        self.pipe, theirs = _CONTEXT.Pipe()
+        self.device = device
+        self.cell: Cell | None = None
+        self._deadline: float | None = None
+        arguments = (theirs, store, setup, device)
+        self.process: BaseProcess = _CONTEXT.Process(target=_serve, args=arguments, daemon=True)
+        self.process.start()
+        theirs.close()
+
+    @property
+    def is_idle(self) -> bool:
+        return self.cell is None and self._deadline is None
+
+    def run(self, cell: Cell) -> None:
+        self.cell = cell
         try:
-            cell: Cell = pipe.recv()
-            run_id = cell.run_id
-            reason = attempt(cell, store, device, partial(_progress, pipe, run_id), physical_batch)
-            pipe.send(Event(run_id, "failed", reason=reason) if reason else Event(run_id, "done"))
-        except (EOFError, BrokenPipeError, KeyboardInterrupt):
-            return
+            self.pipe.send(cell)
+        except OSError:
+            self.cell = None
+            raise
+
+    def stop(self, grace: float) -> None:
+        """End the process, after a checkpoint if it is running a cell."""
+        if self._deadline is None:
+            self._deadline = time.monotonic() + grace
+            self.process.terminate()
+
+    def enforce(self) -> None:
+        """Kill a process that was to stop and did not."""
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            self.process.kill()
+
+
+def places(setup: Setup) -> list[str]:
+    """The device of each worker: by default one worker for each GPU, or for each core; more share the GPUs in turn."""
+    device = resolve_device(setup.device)
+    if device.type != "cuda" or device.index is not None:
+        devices, number = [setup.device], len(os.sched_getaffinity(0)) if device.type == "cpu" else 1
+    else:
+        devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+        number = len(devices)
+    return list(islice(cycle(devices), setup.workers or number))
+
+
+def _serve(pipe: Connection, store: FailureStore, setup: Setup, device: str) -> None:
+    """A worker's life: receive a cell, run it, say so; end with the parent, or when it is asked to."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    signal.signal(signal.SIGTERM, lambda number, frame: stopping.ask())
+    limit_memory(setup)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        while not stopping.is_asked():
+            if pipe.poll(0.5):
+                cell: Cell = pipe.recv()
+                report = partial(_progress, pipe, cell.run_id)
+                report(0.0)
+                pipe.send(attempt(cell, store, setup, report, device))
+    except (EOFError, OSError):  # the parent has closed its end
+        return
 
 
 def _progress(pipe: Connection, run_id: str, fraction: float) -> None:

@@ -1,0 +1,170 @@
+"""`dpopt verify`: makes every claim in a results folder again, from what lies beneath it.
+
+A run's epsilon is computed anew from its ledger, by the accountant that states it and by one that shares no code with
+it; its name from its cell; what it says of the plan from cell and ledger; Parquet and tables from what they were
+collected from. What is not verified: that the code released what the ledger says (tests of the oracles and audits look
+at that), and scores, which only training again would show.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from dpopt.analysis.verify import opinions, parquet, runs
+from dpopt.analysis.verify.claims import Claims
+from dpopt.analysis.verify.finding import Finding, Verified
+from dpopt.errors import ConfigError
+from dpopt.harness.provenance import unknown_commits
+from dpopt.store import checksums
+from dpopt.store.runs import Damaged, Store, Track, address, identity, read
+
+__all__ = ["Finding", "Verified", "verify"]
+
+
+def verify(store: Store, suite: str | None = None, track: Track = lambda sequence, title: sequence) -> Verified:
+    """Verify all that `store` holds, or one suite.
+
+    Args:
+        store: read only.
+        suite: look at its runs and its Parquet alone.
+        track: see `Track`.
+
+    Raises:
+        ConfigError: the suite was never planned here.
+    """
+    verified, suites = Verified(), [suite] if suite else store.suites()
+    run_ids = list(dict.fromkeys(entry["run_id"] for entry in store.manifest(suite)["cells"])) if suite else None
+    _runs(store, store.run_ids() if run_ids is None else run_ids, track, verified)
+    for name in track(suites, "suites"):
+        _note(verified, "suites", _suite(store, name, verified))
+    if suite is None:
+        verified.findings += [Finding(path, "a run directory", "", "something else") for path in store.foreign()]
+        for path in sorted(path for kind in ("bench", "audit") for path in (store.root / kind).glob("*/record.json")):
+            _note(verified, "measurements", _measurement(path))
+        _published(store, track, verified)
+    return verified
+
+
+def _note(verified: Verified, kind: str, findings: Iterable[Finding]) -> None:
+    verified.checked[kind] += 1
+    verified.findings += findings
+
+
+def _runs(store: Store, run_ids: Sequence[str], track: Track, verified: Verified) -> None:
+    origins: Counter[tuple[str | None, bool]] = Counter()
+    alone: Counter[bool] = Counter()
+    for run_id in track(run_ids, "runs"):
+        try:
+            claims = runs.load(store, run_id)
+        except FileNotFoundError:
+            verified.checked["unfinished"] += 1
+        except Damaged as error:
+            _note(verified, "runs", [Finding(run_id, "files", "whole", error)])
+        else:
+            _note(verified, "runs", runs.check(store, claims))
+            origin = claims.numbers["provenance"]
+            origins[origin.get("commit"), bool(origin.get("dirty"))] += 1
+            alone[_has_no_second_opinion(claims)] += 1
+    verified.remarks += _remarks(origins)
+    if alone[True]:
+        verified.remarks.append(f"{alone[True]} runs have an epsilon that no second accountant can find")
+
+
+def _has_no_second_opinion(claims: Claims) -> bool:
+    is_private = any(draw.effective_noise > 0 for draw in claims.ledger.counts())
+    return is_private and opinions.tight(claims.ledger, claims.cell["delta"], claims.cell["accountant"]) is None
+
+
+def _remarks(origins: Counter[tuple[str | None, bool]]) -> Iterator[str]:
+    """What the records' origins leave open, a line each."""
+    commits = Counter[str | None]()
+    for (commit, _), count in origins.items():
+        commits[commit] += count
+    if dirty := sum(count for (_, is_dirty), count in origins.items() if is_dirty):
+        yield f"{dirty} runs were made with files that differ from their commit"
+    if commits[None]:
+        yield f"{commits[None]} runs do not know their commit"
+    for commit in unknown_commits(filter(None, commits)):
+        yield f"{commits[commit]} runs are of commit {commit}, which is not in this history"
+
+
+def _suite(store: Store, suite: str, verified: Verified) -> Iterator[Finding]:
+    try:
+        entries = store.manifest(suite)["cells"]
+    except ConfigError as error:
+        yield Finding(suite, "manifest", "readable", error)
+        return
+    for entry in entries:
+        if (found := identity(entry["cell"])) != entry["run_id"]:
+            yield Finding(f"suite {suite}", "run id of a planned cell", entry["run_id"], found)
+    folder = store.suite_folder(suite)
+    if (folder / "cells.parquet").exists():
+        yield from _sealed(folder, is_complete=False)
+        yield from _frames(store, folder, verified, {entry["run_id"] for entry in entries})
+
+
+def _sealed(folder: Path, *, is_complete: bool) -> Iterator[Finding]:
+    try:
+        for path, claimed, found in checksums.changes(folder, is_complete=is_complete):
+            yield Finding(str(path), "SHA-256", claimed or "not noted", found or "no such file")
+    except FileNotFoundError:
+        yield Finding(str(folder / checksums.NAME), "checksums", "all there", "no such file")
+    except Damaged as error:
+        yield Finding(str(folder / checksums.NAME), "checksums", "readable", error)
+
+
+def _frames(store: Store, folder: Path, verified: Verified, planned: set[str] | None = None) -> Iterator[Finding]:
+    """What is wrong with the Parquet of a folder and, where it is published, with the table beside it.
+
+    Args:
+        planned: run ids of the suite; None for a published folder.
+    """
+    try:
+        cells, entries = (pd.read_parquet(folder / f"{kind}.parquet") for kind in ("cells", "curves"))
+        verified.checked["rows of Parquet"] += len(parquet.finished(cells))
+        yield from _rows(store, folder, cells, entries, planned)
+    except Exception as error:  # whatever a damaged file makes of the readers of Parquet
+        yield Finding(str(folder), "Parquet", "readable", f"{type(error).__name__}: {error}")
+        return
+    if not parquet.is_complete(cells):
+        verified.remarks.append(
+            f"{folder}/cells.parquet: {len(cells)} rows of an older version, without ledgers to find their epsilon from"
+        )
+
+
+def _rows(
+    store: Store, folder: Path, cells: pd.DataFrame, entries: pd.DataFrame, planned: set[str] | None
+) -> Iterator[Finding]:
+    where = f"{folder}/cells.parquet"
+    for run_id in [] if planned is None else sorted(set(cells["run_id"]) - planned):
+        yield Finding(where, "run", run_id, "no cell of the suite")
+    if "suite" in cells and set(cells["suite"]) - {folder.name}:
+        yield Finding(where, "suite", ", ".join(sorted(set(cells["suite"]))), folder.name)
+    yield from parquet.rows(store, where, cells)
+    yield from parquet.curves(f"{folder}/curves.parquet", cells, entries)
+    if planned is None and parquet.is_complete(cells) and (folder / "table.md").exists():
+        yield from parquet.table(folder / "table.md", cells)  # a suite's may be newer than its Parquet
+
+
+def _measurement(path: Path) -> Iterator[Finding]:
+    try:
+        found = address(read(path))
+    except Damaged as error:
+        yield Finding(str(path), "record", "readable", error)
+        return
+    if found != path.parent.name:
+        yield Finding(str(path), "name of its content", path.parent.name, found)
+
+
+def _published(store: Store, track: Track, verified: Verified) -> None:
+    root = store.root / "published"
+    if not root.is_dir():
+        return
+    verified.checked["published files"] = len(checksums.contents(root))
+    verified.findings += _sealed(root, is_complete=True)
+    for path in track(sorted(root.rglob("cells.parquet")), "published"):
+        verified.findings += _frames(store, path.parent, verified)

@@ -1,0 +1,126 @@
+"""Collected and published Parquet: every row holds its cell and its ledger, so that it can be verified on its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from dpopt.analysis import frames, tables
+from dpopt.analysis.verify import claims
+from dpopt.analysis.verify.claims import Claims
+from dpopt.analysis.verify.finding import Finding, expect
+from dpopt.privacy.ledger import Ledger
+from dpopt.store.runs import Damaged, Store
+
+STATED = ("epsilon", "epsilon_total", "delta", "accountant", "draws", "examples")
+"""Columns that a record has under the same name, and that its ledger and its cell bear out or do not."""
+PLACE = ("seed", "batch_size", "epochs", "delta", "accountant")
+"""Columns that repeat the cell."""
+
+
+def finished(cells: pd.DataFrame) -> pd.DataFrame:
+    """The rows that have a result."""
+    return cells[cells["state"].isin(["done", "diverged"])]
+
+
+def is_complete(cells: pd.DataFrame) -> bool:
+    """Whether the rows hold their cells and ledgers; those of older versions do not."""
+    return {"cell", "ledger"} <= set(cells)
+
+
+def rows(store: Store, where: str, cells: pd.DataFrame) -> Iterator[Finding]:
+    """Every claim of the rows that does not hold.
+
+    Args:
+        store: where a row's run is here, the row must hold the numbers of its record.
+        where: the file.
+        cells: of it.
+    """
+    for row in finished(cells).to_dict("records"):
+        here = f"{where}, {row['run_id']}"
+        if is_complete(cells):
+            yield from _row(here, row)
+        yield from _against_record(store, here, row)
+
+
+def _row(where: str, row: Mapping[str, Any]) -> Iterator[Finding]:
+    try:
+        cell, ledger = json.loads(row["cell"]), Ledger.from_json(row["ledger"])
+    except (ValueError, TypeError) as error:
+        yield Finding(where, "cell and ledger", "readable", error)
+        return
+    numbers: dict[str, Any] = {key: row[key] for key in STATED if pd.notna(row.get(key))}
+    noise = {key: value for key, value in row.items() if key.startswith("noise_") and pd.notna(value)}
+    numbers |= {"noise": noise} if noise else {}
+    yield from claims.check(Claims(where, row["run_id"], cell, ledger, numbers))
+    for key in PLACE:
+        yield from expect(where, key, row[key], cell.get(key))
+
+
+def _against_record(store: Store, where: str, row: Mapping[str, Any]) -> Iterator[Finding]:
+    try:
+        record = store.record(row["run_id"])
+    except (FileNotFoundError, Damaged):
+        return
+    for key, value in _numbers(record).items():
+        if key in row:
+            yield from expect(where, f"{key} of the record", row[key], value)
+
+
+def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    """What a record says that does not depend on the machine, by the columns of a frame."""
+    flat = {key: value for key, value in record.items() if key.startswith(("test_", "validation_", "epsilon", "draws"))}
+    flat |= {f"noise_{kind}": value for kind, value in record.get("noise", {}).items()}
+    flat |= {f"score_{name}": value for name, value in record.get("scores", {}).items()}
+    flat.pop("epsilon_target", None)  # of a row: the search's, of which a run may be but a part
+    return {key: float(value) for key, value in flat.items() if isinstance(value, int | float | str)}
+
+
+def curves(where: str, cells: pd.DataFrame, entries: pd.DataFrame) -> Iterator[Finding]:
+    """Every curve is of a run in `cells`, and ends with that run's numbers."""
+    by_run = finished(cells).drop_duplicates("run_id").set_index("run_id")
+    metrics = [key for key in entries if key in by_run and key.startswith(("test_", "validation_"))]
+    if entries.empty:
+        return
+    for run_id, curve in entries.groupby("run_id", sort=False):
+        here = f"{where}, {run_id}"
+        if run_id not in by_run.index:
+            yield Finding(here, "run", "one of cells.parquet", "none of that name")
+            continue
+        final, row = curve.iloc[-1], by_run.loc[run_id]
+        yield from expect(here, "last draw", row["draws"], final["draw"])
+        for key in metrics:
+            yield from expect(here, f"{key} at the end", row[key], final[key])
+
+
+class Ledgers:
+    """What making a table needs of a store, from Parquet."""
+
+    def __init__(self, cells: pd.DataFrame) -> None:
+        self._texts = dict(zip(cells["run_id"], cells["ledger"], strict=True))
+
+    def ledger(self, run_id: str) -> Ledger:
+        """The ledger of a run."""
+        return Ledger.from_json(self._texts[run_id])
+
+
+def table(path: Path, cells: pd.DataFrame) -> Iterator[Finding]:
+    """A Markdown table says what one says that is made anew from the Parquet beside it, in every column of both."""
+    comparison = tables.comparison(Ledgers(cells), frames.select(cells))
+    found = tables.readable(comparison, "**{}**".format, tables.further_scores(comparison))
+    claimed = _markdown(path.read_text("utf-8"))
+    yield from expect(str(path), "rows", len(claimed), len(found))
+    for number, (stated, row) in enumerate(zip(claimed, found.to_dict("records"), strict=False), 1):
+        for key in row.keys() & stated.keys():
+            yield from expect(str(path), f"row {number}, {key}", stated[key], row[key])
+
+
+def _markdown(text: str) -> list[dict[str, str]]:
+    """The rows of the first table in `text`."""
+    lines = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in text.splitlines() if "|" in line]
+    header, _, *body = lines or [[], []]
+    return [dict(zip(header, row, strict=False)) for row in body]

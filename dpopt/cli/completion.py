@@ -1,0 +1,101 @@
+"""`dpopt completion`: what a shell offers on Tab. Nothing here imports torch, so that it comes at once."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from dpopt import registry
+from dpopt.cli.command import Command
+from dpopt.cli.console import OUT
+from dpopt.cli.known import LISTED
+from dpopt.errors import unknown
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def completion(arguments: Sequence[str]) -> None:
+    """Print what makes a shell complete commands, keys and many values on Tab. In the file that it starts with:
+
+    bash: eval "$(dpopt completion bash)", zsh: the same with zsh, after compinit, fish: dpopt completion fish | source
+    """
+    from argcomplete.shell_integration import shellcode
+
+    if len(arguments) != 1 or arguments[0] not in SHELLS:
+        raise unknown("completion", " ".join(arguments), SHELLS)
+    OUT.print(shellcode(["dpopt"], shell=arguments[0]), end="", highlight=False, markup=False)
+
+
+def answer(parser: argparse.ArgumentParser, commands: Mapping[str, Command]) -> None:
+    """Tell the shell that has asked what may follow, and end the process."""
+    from argcomplete import autocomplete
+    from argcomplete.completers import BaseCompleter
+
+    class Offers(BaseCompleter):
+        def __call__(
+            self,
+            *,
+            prefix: str,
+            action: argparse.Action,
+            parser: argparse.ArgumentParser,
+            parsed_args: argparse.Namespace,
+        ) -> list[str]:
+            return offers(prefix, parsed_args.overrides or [], commands[parsed_args.command])
+
+    autocomplete(parser, always_complete_options=False, default_completer=Offers())
+
+
+def offers(prefix: str, before: Sequence[str], command: Command) -> list[str]:
+    """What `prefix` may become: a key, or a value, or another element of a list of values.
+
+    Args:
+        prefix: the begun argument.
+        before: the arguments before it.
+        command: whose arguments they are.
+    """
+    known, (key, equals, value) = command.keys(), prefix.partition("=")
+    if not equals:
+        taken = {argument.partition("=")[0] for argument in before}
+        return [*(() if before else command.words), *(f"{name}=" for name in known if name not in taken)]
+    names = VALUES[key](before) if key in VALUES else known.get(key, [])
+    if not value.startswith("["):
+        return [f"{key}={name}" for name in names]
+    begun = value[: max(value.rfind("["), value.rfind(",")) + 1]
+    taken = begun.strip("[,").split(",")
+    # Each name can go on in two ways, so that no shell takes it for the end of the argument and adds a space.
+    return [f"{key}={begun}{name}{end}" for name in names if name not in taken for end in (",", "]")]
+
+
+def _suites(before: Sequence[str]) -> Iterable[str]:
+    from dpopt.harness.suite import suite_files
+
+    return suite_files()
+
+
+def _rows(before: Sequence[str]) -> Iterable[str]:
+    """Labels that the settings of the suite named before make, and names of optimizers."""
+    from dpopt.harness.suite import suite_files
+
+    suite = next((argument.partition("=")[2] for argument in before if argument.startswith("suite=")), "")
+    file = suite_files().get(suite)
+    content = yaml.safe_load(file.read_text()) if file else {}
+    return dict.fromkeys([*(content.get("settings") or {}), *registry.optimizers()])
+
+
+def _figures(before: Sequence[str]) -> Iterable[str]:
+    folder = next((argument.partition("=")[2] for argument in before if argument.startswith("plots=")), "plots")
+    return sorted(file.stem for file in Path(folder).glob("[!_]*.py"))
+
+
+VALUES: dict[str, Callable[[Sequence[str]], Iterable[str]]] = {
+    "suite": _suites,
+    "optimizers": _rows,
+    "optimizer": lambda before: registry.optimizers(),
+    "workloads": lambda before: registry.entries("workload"),
+    "figure": _figures,
+    "what": lambda before: LISTED,
+}
+"""Key -> its values, given the arguments before it; where a help text cannot name them."""

@@ -1,0 +1,139 @@
+"""`dpopt new`: the files that a new optimizer or suite begins with. They work as they are written."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import NamedTuple
+
+import yaml
+
+from dpopt import __version__, registry
+from dpopt.cli.console import OUT
+from dpopt.errors import ConfigError, unknown
+
+TEMPLATES = resources.files("dpopt.cli") / "templates"
+NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+MEANT_OTHERWISE = ("all", "none")
+"""What `optimizers=` takes beside names."""
+ACRONYMS = ("dp", "sgd")
+"""Parts of a name that a class writes in capitals."""
+
+
+class Files(NamedTuple):
+    """What is to be written.
+
+    Attributes:
+        contents: path -> text.
+        next_steps: commands that show that it works.
+    """
+
+    contents: dict[Path, str]
+    next_steps: list[str]
+
+
+def new(arguments: Sequence[str]) -> None:
+    """Write the files that a new optimizer or a new suite begins with, which work as they are; none is overwritten.
+
+    `new optimizer NAME` writes a Python file and its YAML entry where dpopt's source tree is the current folder, and
+    elsewhere a package of its own that registers the optimizer, with its conformance test. `new suite NAME` writes
+    benchmarks/NAME.yaml.
+    """
+    if len(arguments) != 2:
+        raise ConfigError("new", " ".join(arguments), f"expected a kind ({', '.join(KINDS)}) and a name")
+    kind, name = arguments
+    if kind not in KINDS:
+        raise unknown("new", kind, KINDS)
+    _check_name(name)
+    contents, next_steps = KINDS[kind](name)
+    for path in contents:
+        if path.exists():
+            raise ConfigError("name", name, f"{path} exists")
+    for path, text in contents.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+        OUT.print(str(path), highlight=False, markup=False)
+    OUT.print("\n".join(["next:", *(f"  {step}" for step in next_steps)]), style="dim", highlight=False, markup=False)
+
+
+def _check_name(name: str) -> None:
+    """Names are Python modules, and strings in YAML."""
+    if not NAME.fullmatch(name) or keyword.iskeyword(name) or yaml.safe_load(name) != name or name in MEANT_OTHERWISE:
+        raise ConfigError("name", name, "expected words of small letters and digits such as dp_sign")
+
+
+def _optimizer(name: str) -> Files:
+    if name in registry.optimizers():
+        raise ConfigError("name", name, "an optimizer of that name is registered: `dpopt list what=optimizers`")
+    class_name = _class_name(name)
+    if re.search(rf"\b{class_name}\b", _template("optimizer.py")):
+        raise ConfigError("name", name, f"a class {class_name} would hide what its module imports")
+    tree = _source_tree()
+    return _built_in(name, class_name, tree) if tree else _plug_in(name, class_name)
+
+
+def _class_name(name: str) -> str:
+    """`dp_sign` is the class `DPSign`."""
+    return "".join(part.upper() if part in ACRONYMS else part.capitalize() for part in name.split("_"))
+
+
+def _source_tree() -> Path | None:
+    """The source tree of dpopt that the current folder lies in."""
+    here = Path.cwd()
+    found = (at for at in (here, *here.parents) if (at / "pyproject.toml").exists())
+    return next((at for at in found if (at / "dpopt" / "conf" / "optimizer").is_dir()), None)
+
+
+def _built_in(name: str, class_name: str, tree: Path) -> Files:
+    """The two files of an optimizer of dpopt; the tests of the registry hold it to the rules."""
+    values = {"name": name, "class": class_name, "module": f"dpopt.optimizers.{name}"}
+    contents = {
+        tree / "dpopt" / "optimizers" / f"{name}.py": _filled("optimizer.py", values),
+        tree / "dpopt" / "conf" / "optimizer" / f"{name}.yaml": _filled("optimizer.yaml", values),
+    }
+    return Files(
+        contents, [f"python -m pytest tests/conformance -k {name}", "dpopt list format=markdown  # for the README"]
+    )
+
+
+def _plug_in(name: str, class_name: str) -> Files:
+    """A distribution that registers an optimizer through the entry-point group "dpopt.optimizers"."""
+    package, hyphenated = f"dpopt_{name}", name.replace("_", "-")
+    values = {"name": name, "class": class_name, "module": f"{package}.{name}"}
+    values |= {"package": package, "hyphenated": hyphenated, "version": __version__}
+    root = Path(f"dpopt-{hyphenated}")
+    contents = {
+        root / "pyproject.toml": _filled("pyproject.toml", values),
+        root / package / "__init__.py": "",
+        root / package / f"{name}.py": _filled("optimizer.py", values),
+        root / package / f"{name}.yaml": _filled("optimizer.yaml", values),
+        root / "tests" / f"test_{name}.py": _filled("test_optimizer.py", values),
+    }
+    return Files(contents, [f"pip install --editable '{root}[dev]'", f"python -m pytest {root}", "dpopt list"])
+
+
+def _suite(name: str) -> Files:
+    from dpopt.harness.suite import suite_files
+
+    if name in suite_files():
+        raise ConfigError("name", name, f"{suite_files()[name]} is a suite of that name")
+    path = (_source_tree() or Path()) / "benchmarks" / f"{name}.yaml"
+    return Files({path: _filled("suite.yaml", {})}, [f"dpopt plan suite={name} probe=20", f"dpopt run suite={name}"])
+
+
+def _filled(template: str, values: dict[str, str]) -> str:
+    families = " | ".join(registry.FAMILIES)
+    return Template(_template(template)).substitute(values, families=families)
+
+
+def _template(name: str) -> str:
+    return (TEMPLATES / f"{name}.txt").read_text("utf-8")
+
+
+KINDS = {"optimizer": _optimizer, "suite": _suite}
+"""What there are files for."""

@@ -1,0 +1,54 @@
+"""Whether this process has been asked to stop: by Ctrl-C, by SIGTERM, or by the engine that it works for.
+
+Signals belong to a process, so what they say is kept once for it. A cell that is running looks after every step, writes
+a checkpoint and ends.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_asked = threading.Event()
+
+
+def is_asked() -> bool:
+    """Whether this process has been asked to stop."""
+    return _asked.is_set()
+
+
+def ask() -> None:
+    """Ask this process to stop."""
+    _asked.set()
+
+
+def forget() -> None:
+    """Go on: what was asked is done."""
+    _asked.clear()
+
+
+@contextmanager
+def signals() -> Iterator[None]:
+    """Take SIGINT and SIGTERM for being asked to stop; the second one stops at once.
+
+    Does nothing outside the main thread, which alone may say what signals mean.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, _on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        forget()
+
+
+def _on_signal(number: int, frame: Any) -> None:
+    if is_asked():
+        raise KeyboardInterrupt
+    ask()

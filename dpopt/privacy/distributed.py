@@ -1,0 +1,103 @@
+"""Several processes that train one model together: each sums over its part of a draw, an all-reduce adds up the parts.
+
+A sum of clipped values does not depend on who computed which of them, so that neither what is released nor what it
+costs changes with the number of processes. All of them hold all records, agree on the rows of a draw without a word
+(they are a function of seed and draw), and go through the same optimizer, which sees the same releases everywhere. The
+noise is drawn once, by process 0, and travels in its part of the sum: a query costs one all-reduce of what it releases,
+and a draw with one gradient is one flat vector of d numbers.
+
+What the processes send each other is not private, as it is not within one process. The network between them has to be
+trusted like their memory.
+
+A process that fails has to end: then its connections close, and the others fail as well instead of waiting until the
+process group's timeout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dpopt.errors import ConfigError
+from dpopt.privacy.sampling import derive
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes of one run; by default this one alone. The methods with several are collective: all have to call.
+
+    Attributes:
+        rank: this process's number, from 0.
+        size: how many there are.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    def of_group(cls) -> Processes:
+        """Those of `torch.distributed`'s default process group; this one alone where there is none."""
+        is_grouped = dist.is_available() and dist.is_initialized()
+        return cls(dist.get_rank(), dist.get_world_size()) if is_grouped else ALONE
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that draws noise, writes files and shows progress."""
+        return self.rank == 0
+
+    def part(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of `rows`, shape [n], that this process has: all parts together are the whole, nearly equally long."""
+        return np.array_split(rows, self.size)[self.rank]
+
+    def add_up(self, total: Tensor) -> None:
+        """Replace `total` by its sum over all processes, in place."""
+        # Each number is added up once and sent around, so that all have the same bits. `training` makes sure of it.
+        if self.size > 1:
+            dist.all_reduce(total)
+
+    def gather(self, value: Any) -> list[Any]:
+        """`value` of each process, in the order of their ranks."""
+        values = [value]
+        if self.size > 1:
+            values = [None] * self.size
+            dist.all_gather_object(values, value)
+        return values
+
+    def agree(self, device: torch.device, **parts: object) -> None:
+        """Refuse processes that would not make the same run, or cannot add up their sums.
+
+        Args:
+            device: where sums will be.
+            parts: what has to be equal in all of them; anything that JSON can hold. Only hashes are sent and shown.
+
+        Raises:
+            ConfigError: in every process; names the first part that differs.
+        """
+        everyone = self.gather({name: f"{derive(part):032x}"[:12] for name, part in parts.items()})
+        for name in parts:
+            values = [hashes.get(name) for hashes in everyone]
+            if len(set(values)) > 1:
+                raise ConfigError(f"processes.{name}", values, "expected the same in every process (these are hashes)")
+        try:
+            self.add_up(torch.zeros(1, device=device))
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError("device", str(device), f"the process group cannot add up there: {reason}") from error
+
+
+ALONE = Processes()
+
+
+def digest(*tensors: Tensor) -> str:
+    """SHA-256 over the bytes of all `tensors`, in hex."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()

@@ -1,0 +1,176 @@
+"""Bring the results of another folder into this one. A run is copied whole or not at all, and never over another.
+
+What was begun and not finished there stays there. Each run is copied under its lease, its record last, so that a merge
+that was stopped can be started again, and a harness may run in the folder meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpopt.errors import ConfigError, Held
+from dpopt.store import checksums
+from dpopt.store.runs import Damaged, Store, Track, address, identity, read, sha256
+
+OF_THE_MACHINE = ("provenance", "checksums", "seconds_", "peak_memory", "processes")
+"""How those keys of a record begin that may differ between two runs of one cell."""
+
+
+@dataclass
+class Merged:
+    """What a merge did.
+
+    Attributes:
+        copied: run ids.
+        same: runs that are here with the same results.
+        unfinished: runs that have no result there.
+        running: run ids that another process is running here, and that were left to it.
+        conflicts: run ids with different results here and there; both were left as they are.
+        damaged: what cannot be read, a line each; left as it is.
+        suites: how many planned cells came to which suite.
+        measurements: folders of `dpopt bench` and `dpopt audit` that were copied.
+    """
+
+    copied: list[str] = field(default_factory=list)
+    same: int = 0
+    unfinished: int = 0
+    running: list[str] = field(default_factory=list)
+    conflicts: list[str] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+    suites: dict[str, int] = field(default_factory=dict)
+    measurements: int = 0
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The files of a finished run."""
+
+    record: dict[str, Any]
+    ledger: str
+    cell: bytes
+    curve: bytes
+
+    @property
+    def results(self) -> tuple[str, str, bytes]:
+        """What two runs of one cell have in common."""
+        kept = {key: value for key, value in self.record.items() if not key.startswith(OF_THE_MACHINE)}
+        return json.dumps(kept, sort_keys=True), self.ledger, self.curve
+
+
+def merge(source: Store, into: Store, track: Track = lambda sequence, title: sequence) -> Merged:
+    """Copy what `into` does not hold: finished runs, planned cells of suites, measurements.
+
+    Args:
+        source: read only.
+        into: where it goes.
+        track: see `Track`.
+
+    Raises:
+        ConfigError: both are the same folder.
+    """
+    if into.root.exists() and source.root.samefile(into.root):
+        raise ConfigError("results", str(into.root), "is the folder to be merged into itself")
+    merged = Merged()
+    for run_id in track(source.run_ids(), "runs"):
+        try:
+            _merge_run(source, into, run_id, merged)
+        except Damaged as error:
+            merged.damaged.append(str(error))
+    for suite in source.suites():
+        _merge_suite(source, into, suite, merged)
+    for path in (path for kind in ("bench", "audit") for path in sorted((source.root / kind).glob("*/record.json"))):
+        _merge_measurement(source, into, path, merged)
+    return merged
+
+
+def _merge_run(source: Store, into: Store, run_id: str, merged: Merged) -> None:
+    try:
+        theirs = _load(source, run_id)
+    except FileNotFoundError:
+        merged.unfinished += 1
+        return
+    try:
+        ours = _load(into, run_id)
+    except FileNotFoundError:
+        _copy(theirs, into, run_id, merged)
+        return
+    if ours.results == theirs.results:
+        merged.same += 1
+    else:
+        merged.conflicts.append(run_id)
+
+
+def _load(store: Store, run_id: str) -> _Run:
+    """A finished run.
+
+    Raises:
+        FileNotFoundError: it is not finished.
+        Damaged: its files are not those of one run of this name.
+    """
+    record, folder = store.record(run_id), store.folder(run_id)
+    try:
+        cell = read(folder / "cell.json")
+    except FileNotFoundError as error:
+        raise Damaged(f"{error} is missing") from error
+    if record["cell"] != cell or identity(cell) != run_id:
+        raise Damaged(f"{folder}: run id, cell.json and the cell of record.json do not belong together")
+    for name, claimed in record.get("checksums", {}).items():
+        if not (folder / name).is_file() or sha256(folder / name) != claimed:
+            raise Damaged(f"{folder / name}: not the file that the record was written with")
+    store.ledger(run_id)  # or it is damaged
+    curve = folder / "curve.jsonl"
+    texts = (folder / "ledger.json").read_text(), (folder / "cell.json").read_bytes()
+    return _Run(record, *texts, curve.read_bytes() if curve.exists() else b"")
+
+
+def _copy(run: _Run, into: Store, run_id: str, merged: Merged) -> None:
+    """The record comes last and makes the run a finished one."""
+    folder = into.folder(run_id)
+    try:
+        with into.lease(run_id):
+            if (folder / "record.json").exists():
+                raise FileExistsError(folder)
+            into.write(folder / "cell.json", run.cell)
+            if run.curve:
+                into.write(folder / "curve.jsonl", run.curve)
+            into.finish(run_id, run.record, run.ledger)
+    except (Held, FileExistsError):  # another process has it, or has just finished it
+        merged.running.append(run_id)
+    else:
+        merged.copied.append(run_id)
+
+
+def _merge_suite(source: Store, into: Store, suite: str, merged: Merged) -> None:
+    """Add the planned cells that are not planned here; what else a manifest says is this folder's."""
+    is_new = not (into.suite_folder(suite) / "manifest.json").exists()
+    try:
+        theirs = source.manifest(suite)
+        ours: Mapping[str, Any] = {"cells": []} if is_new else into.manifest(suite)
+    except ConfigError as error:
+        merged.damaged.append(str(error))
+        return
+    known = {(entry["run_id"], entry["label"]) for entry in ours["cells"]}
+    added = [entry for entry in theirs["cells"] if (entry["run_id"], entry["label"]) not in known]
+    if added or is_new:
+        into.write_manifest(suite, {**theirs, **ours, "cells": [*ours["cells"], *added]})
+    merged.suites[suite] = len(added)
+
+
+def _merge_measurement(source: Store, into: Store, path: Path, merged: Merged) -> None:
+    """Copy a folder of `dpopt bench` or `dpopt audit`, its record last; the name of one is its content."""
+    target = into.root / path.parent.relative_to(source.root)
+    try:
+        record = read(path)
+    except Damaged as error:
+        merged.damaged.append(str(error))
+        return
+    if address(record) != path.parent.name:
+        merged.damaged.append(f"{path}: is not what its folder is named by")
+    elif not (target / "record.json").exists():
+        for file in [*(file for file in checksums.contents(path.parent) if file != path), path]:
+            into.write(target / file.relative_to(path.parent), file.read_bytes())
+        merged.measurements += 1

@@ -1,0 +1,379 @@
+"""Whatever is tampered with is found, and nothing is found where nothing was."""
+
+import json
+import shutil
+
+import pandas as pd
+import pytest
+
+from dpopt.analysis import frames, tables
+from dpopt.analysis.collecting import collect
+from dpopt.analysis.verify import opinions, verify
+from dpopt.cli import main
+from dpopt.harness import cell as cells
+from dpopt.harness.plan import manifest, plan
+from dpopt.harness.suite import load_suite
+from dpopt.privacy import Draw, Ledger, epsilon
+from dpopt.privacy.selection import selection_rule
+from dpopt.store import Store, checksums
+
+SUITE = """
+defaults: [suite, _self_]
+workloads: [{name: synthetic_logreg, dim: 3}]
+optimizers: [hyfreedp, composed, private, simulated, ceiling]
+settings:
+  composed: {name: dp_sgd, grid: {lr: [0.1, 1]}, selection: composed}
+  private: {name: dp_sgd, grid: {lr: [0.1, 1]}, tuning: private, selection: {rule: geometric, runs: 2}}
+  simulated: {name: dp_sgd, grid: {lr: [0.1, 1]}, selection: simulated}
+  ceiling: {name: dp_sgd, fields: {lr: 1.0}, tuning: fixed, epsilon: inf}
+epsilon: [2]
+accountant: pld
+batch_size: 8000
+epochs: 4
+seeds: [0]
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A suite with its Parquet, which is also published with its table; not to be changed."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "small.yaml").write_text(SUITE)
+    suite, store = load_suite(str(folder / "small.yaml")), Store(folder / "results")
+    planned = plan(suite, store)
+    store.write_manifest(suite.name, manifest(suite, planned))
+    for entry in planned:
+        if store.state(entry.cell.run_id) == "pending":
+            cells.run(entry.cell, store, device="cpu")
+    collect(store, "small")
+    publish(store)
+    return store
+
+
+def publish(store):
+    """What `dpopt table` and `dpopt seal` make of the suite."""
+    results, published = frames.load(store, "small"), store.root / "published" / "small"
+    published.mkdir(parents=True, exist_ok=True)
+    comparison = tables.comparison(store, frames.select(results.cells))
+    (published / "table.md").write_text(tables.files(comparison, "small")["md"])
+    for kind in ("cells", "curves"):
+        shutil.copy(store.suite_folder("small") / f"{kind}.parquet", published)
+    seal(store)
+
+
+def seal(store):
+    checksums.seal(store, store.root / "published", checksums.contents(store.root / "published"))
+
+
+@pytest.fixture
+def store(made, tmp_path):
+    """A copy to tamper with."""
+    shutil.copytree(made.root, tmp_path / "results")
+    return Store(tmp_path / "results")
+
+
+def run_of(store, label):
+    return next(entry["run_id"] for entry in store.manifest("small")["cells"] if entry["label"] == label)
+
+
+def found(store, suite=None):
+    return [str(finding) for finding in verify(store, suite).findings]
+
+
+def test_an_untouched_folder_passes(made, capsys):
+    verified = verify(made)
+    assert verified.findings == []
+    runs = len(made.run_ids())
+    assert verified.checked["runs"] == runs > 6
+    assert verified.checked["suites"] == 1
+    assert verified.checked["rows of Parquet"] == 2 * len(made.manifest("small")["cells"])
+    assert verified.checked["published files"] == 3
+    assert main(["verify", f"results={made.root}"]) == 0
+    assert f"{runs} runs" in capsys.readouterr().out
+    assert main(["verify", f"results={made.root}", "suite=small"]) == 0
+
+
+def change(record, *path, to):
+    for key in path[:-1]:
+        record = record[key]
+    record[path[-1]] = to(record[path[-1]])
+
+
+SCALED = [
+    ("hyfreedp", ("epsilon",), "epsilon: claimed"),
+    ("hyfreedp", ("delta",), "delta"),
+    ("hyfreedp", ("epsilon_target",), "epsilon_target"),
+    ("hyfreedp", ("rate",), "rate of its ledger"),
+    ("hyfreedp", ("examples",), "rate of B and N"),
+    ("hyfreedp", ("noise", "gradient"), "noise of its ledger"),
+    ("hyfreedp", ("noise", "losses"), "noise of its ledger"),
+    ("hyfreedp", ("test_accuracy",), "test_accuracy at the end of its curve"),
+    ("hyfreedp", ("eta",), "eta at the end of its curve"),
+    ("composed", ("epsilon_total",), "epsilon of the search"),
+    ("private", ("epsilon_total",), "epsilon of the search"),
+    ("simulated", ("epsilon_total",), "epsilon of the search"),
+    ("composed", ("released_score", "value"), "released score"),
+    ("composed", ("released_score", "std"), "noise of a share of records|records that are held out"),
+    ("private", ("released_score", "noise"), "epsilon of the released scores"),
+]
+
+
+@pytest.mark.parametrize(("label", "path", "what"), SCALED, ids=[f"{label}-{path[-1]}" for label, path, _ in SCALED])
+def test_every_number_of_a_record_is_held_to_what_it_follows_from(store, label, path, what):
+    run_id = run_of(store, label)
+    record = store.record(run_id)
+    change(record, *path, to=lambda value: value * 0.98)
+    (store.folder(run_id) / "record.json").write_text(json.dumps(record))
+    lines = [line for line in found(store, "small") if line.startswith(run_id)]
+    assert any(name in line for line in lines for name in what.split("|")), lines
+
+
+REPLACED = [
+    (("draws",), 5, "draws"),
+    (("accountant",), "rdp", "accountant"),
+    (("private",), False, "private"),
+    (("cell", "seed"), 1, "run id of its cell"),
+    (("run_id",), "ab" * 8, "files"),
+    (("schema",), 2, "files"),
+    (("status",), "great", "files"),
+    (("noise",), "much", "that it can be checked"),
+    (("cell",), 3, "files"),
+    (("provenance",), {}, "provenance"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "what"), REPLACED, ids=[path[-1] for path, _, _ in REPLACED])
+def test_what_is_no_number_is_held_to_it_too(store, path, value, what):
+    run_id = run_of(store, "hyfreedp")
+    record = json.loads((store.folder(run_id) / "record.json").read_text())
+    change(record, *path, to=lambda _: value)
+    (store.folder(run_id) / "record.json").write_text(json.dumps(record))
+    lines = [line for line in found(store, "small") if line.startswith(run_id)]
+    assert any(what in line for line in lines), lines
+
+
+@pytest.mark.parametrize("name", ["cell.json", "curve.jsonl", "ledger.json", "record.json"])
+@pytest.mark.parametrize("damage", ["truncated", "emptied", "bytes"])
+def test_damaged_files_of_a_run_are_found(store, name, damage):
+    path = store.folder(run_of(store, "hyfreedp")) / name
+    content = path.read_bytes()
+    path.write_bytes({"truncated": content[: len(content) // 2], "emptied": b"", "bytes": b"\xff" + content}[damage])
+    assert path.parent.name in " ".join(found(store, "small"))
+
+
+@pytest.mark.parametrize("name", ["cell.json", "curve.jsonl", "ledger.json"])
+def test_missing_files_of_a_run_are_found(store, name):
+    path = store.folder(run_of(store, "hyfreedp")) / name
+    path.unlink()
+    assert path.parent.name in " ".join(found(store, "small"))
+
+
+def tampered_ledger(store, run_id, change_draw):
+    path = store.folder(run_id) / "ledger.json"
+    ledger = Ledger()
+    for draw, count in Ledger.from_json(path.read_text()).counts().items():
+        ledger.append(*change_draw(draw, count))
+    path.write_text(ledger.to_json())
+
+
+LEDGERS = {
+    "noise": lambda draw, count: (Draw(draw.rate, tuple(noise * 1.01 for noise in draw.noises)), count),
+    "rate": lambda draw, count: (Draw(draw.rate * 0.5, draw.noises), count),
+    "draws": lambda draw, count: (draw, count + 1),
+    "releases": lambda draw, count: (Draw(draw.rate, draw.noises[:1]), count),
+}
+
+
+@pytest.mark.parametrize("kind", LEDGERS)
+def test_a_ledger_that_is_not_the_runs_is_found_without_its_checksum(store, kind):
+    run_id = run_of(store, "hyfreedp")
+    tampered_ledger(store, run_id, LEDGERS[kind])
+    record = store.record(run_id)
+    del record["checksums"]
+    (store.folder(run_id) / "record.json").write_text(json.dumps(record))
+    assert any(line.startswith(f"{run_id}: epsilon") for line in found(store, "small"))
+
+
+def test_a_line_in_the_middle_of_a_curve_is_found(store):
+    path = store.folder(run_of(store, "hyfreedp")) / "curve.jsonl"
+    first, *rest = path.read_text().splitlines()
+    path.write_text("\n".join([first.replace("0.", "0.1", 1), *rest]) + "\n")
+    assert any("SHA-256 of curve.jsonl" in line for line in found(store, "small"))
+
+
+def test_a_run_under_another_name_is_found(store):
+    run_id = run_of(store, "hyfreedp")
+    other = store.folder("ab" * 8)
+    shutil.copytree(store.folder(run_id), other)
+    record = json.loads((other / "record.json").read_text())
+    (other / "record.json").write_text(json.dumps(record | {"run_id": "ab" * 8}))
+    assert any(line.startswith(f"{'ab' * 8}: run id of its cell") for line in found(store))
+
+
+def test_a_plan_that_names_another_cell_is_found(store):
+    planned = store.manifest("small")
+    planned["cells"][0]["cell"]["epochs"] = 5.0
+    store.write_manifest("small", planned)
+    assert any("run id of a planned cell" in line for line in found(store, "small"))
+
+
+def every_parquet(store):
+    return [f / f"{kind}.parquet" for f in folders(store) for kind in ("cells", "curves")]
+
+
+def folders(store):
+    return [store.suite_folder("small"), store.root / "published" / "small"]
+
+
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("part", [0.001, 0.3, 0.6, 0.99])
+def test_a_changed_byte_of_parquet_is_found(store, number, part):
+    path = every_parquet(store)[number]
+    content = bytearray(path.read_bytes())
+    content[int(part * len(content))] ^= 1
+    path.write_bytes(content)
+    assert any(f"{path}: SHA-256" in line for line in found(store))
+
+
+COLUMNS = {
+    "epsilon": 1.9,
+    "draws": 5.0,
+    "delta": 1e-3,
+    "noise_gradient": 99.0,
+    "test_accuracy": 0.99,
+    "seed": 7,
+    "cell": '{"seed": 0}',
+    "ledger": '{"schema":1,"draws":[{"rate":1.0,"noises":[99.0]}],"runs":[[0,4]]}',
+    "suite": "other",
+    "run_id": "ab" * 8,
+}
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+@pytest.mark.parametrize("number", [0, 1], ids=["collected", "published"])
+def test_changed_parquet_is_found_though_it_was_sealed_again(store, number, column):
+    folder = folders(store)[number]
+    frame = pd.read_parquet(folder / "cells.parquet")
+    row = frame.index[frame["label"] == "hyfreedp"][0]
+    frame[column] = frame[column].astype(object)
+    frame.loc[row, column] = COLUMNS[column]
+    frame.to_parquet(folder / "cells.parquet")
+    if number == 0:
+        checksums.seal(store, folder, folder.glob("*.parquet"), suite="small")
+    seal(store)
+    assert any(str(folder) in line and "SHA-256" not in line for line in found(store)), column
+
+
+def test_published_parquet_is_verified_without_its_runs(store):
+    """The rows hold what they follow from, so that a clone of the repository is enough."""
+    shutil.rmtree(store.root / "runs")
+    shutil.rmtree(store.root / "suites")
+    assert found(store) == []
+    path = store.root / "published" / "small" / "cells.parquet"
+    frame = pd.read_parquet(path)
+    frame.assign(epsilon=frame["epsilon"] * 0.9).to_parquet(path)
+    seal(store)
+    lines = found(store)
+    assert sum(": epsilon: claimed" in line for line in lines) == (frame["epsilon"] < float("inf")).sum()
+    assert any("table.md" in line for line in lines)
+
+
+def test_another_suites_parquet_is_found(store, tmp_path):
+    folder = store.root / "suites" / "other"
+    shutil.copytree(store.suite_folder("small"), folder)
+    planned = store.manifest("other")
+    store.write_manifest("other", planned | {"cells": planned["cells"][:1]})
+    lines = found(store, "other")
+    assert any("no cell of the suite" in line for line in lines)
+    assert any("suite: claimed small, found other" in line for line in lines)
+
+
+def test_a_table_that_is_not_of_its_parquet_is_found(store):
+    path = store.root / "published" / "small" / "table.md"
+    text = path.read_text()
+    for tampered in (text.replace("| 2 ", "| 3 ", 1), "\n".join(text.splitlines()[:3])):
+        path.write_text(tampered)
+        seal(store)
+        assert any("table.md: row" in line for line in found(store))
+
+
+def test_published_files_that_come_and_go_are_found(store):
+    root = store.root / "published"
+    (root / "new.svg").write_text("<svg/>")
+    (root / "small" / "table.md").unlink()
+    lines = found(store)
+    assert any("new.svg: SHA-256: claimed not noted" in line for line in lines)
+    assert any("table.md: SHA-256" in line and "no such file" in line for line in lines)
+    for content in (None, "{", '{"schema": 1, "files": {"small/table.md": "abc"}}'):
+        (root / checksums.NAME).unlink() if content is None else (root / checksums.NAME).write_text(content)
+        assert any(f"{checksums.NAME}: checksums" in line for line in found(store))
+
+
+def test_measurements_are_what_they_are_named_by(store):
+    folder = store.add("bench", {"schema": 1, "rows": [0.1]})
+    assert found(store) == []
+    (folder / "record.json").write_text('{"schema": 1, "rows": [0.2]}')
+    assert any("name of its content" in line for line in found(store))
+
+
+def test_where_runs_come_from_is_said(store):
+    run_id = run_of(store, "hyfreedp")
+    path = store.folder(run_id) / "record.json"
+    record = json.loads(path.read_text())
+    for commit, dirty in ((None, False), ("0" * 40, True)):
+        record["provenance"] |= {"commit": commit, "dirty": dirty}
+        path.write_text(json.dumps(record))
+        verified = verify(store, "small")
+        assert verified.findings == []
+        remarks = " ".join(verified.remarks)
+        assert ("do not know their commit" in remarks) == (commit is None)
+        assert ("not in this history" in remarks) == (commit is not None)
+        assert "files that differ from their commit" in remarks or not dirty
+
+
+def test_unfinished_runs_are_counted(store):
+    (store.folder(run_of(store, "hyfreedp")) / "record.json").unlink()
+    verified = verify(store, "small")
+    assert verified.checked["unfinished"] == 1
+
+
+def test_the_command_says_what_it_found(store, capsys):
+    run_id = run_of(store, "composed")
+    tampered_ledger(store, run_id, LEDGERS["noise"])
+    assert main(["verify", f"results={store.root}"]) == 1
+    printed = capsys.readouterr().out
+    assert f"{run_id}: epsilon: claimed" in printed
+    assert main(["verify", "results=/nowhere"]) == 2
+    assert main(["verify", f"results={store.root}", "suite=smal"]) == 2
+    assert "did you mean 'small'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "draws"), [(1.0, 4.0, 10), (0.1, 1.3, 100), (0.1, 1000.0, 10), (0.02, 2.0, 10**5)]
+)
+def test_the_second_accountant_agrees_and_sees_a_wrong_one(rate, noise, draws):
+    ledger = Ledger()
+    ledger.append(Draw(rate, (noise,)), draws)
+    for accountant in opinions.TIGHT:
+        claimed = epsilon(ledger, 1e-5, accountant)
+        second = opinions.tight(ledger, 1e-5, accountant)
+        assert not opinions.disagrees(claimed, second, accountant)
+        assert opinions.disagrees(0.98 * claimed - 0.04, second, accountant)
+        assert opinions.disagrees(1.02 * claimed + 0.04, second, accountant)
+    assert not opinions.disagrees(epsilon(ledger, 1e-5, "rdp"), second, "rdp")
+    assert opinions.disagrees(0.98 * claimed - 0.04, second, "rdp")
+
+
+def test_the_best_of_a_random_number_of_runs_costs_at_least_one():
+    ledger = Ledger()
+    ledger.append(Draw(1.0, (4.0,)), 10)
+    rule = selection_rule({"rule": "geometric", "runs": 3})
+    least = opinions.of_search(rule, ledger, 1e-5, "pld")
+    assert not opinions.disagrees(rule.epsilon(ledger, 1e-5), least, "pld", is_bound=True)
+    assert opinions.disagrees(0.9 * least, least, "pld", is_bound=True)
+
+
+def test_no_noise_and_no_draws_need_no_second_opinion():
+    assert opinions.tight(Ledger([Draw(0.5, (0.0,))]), 1e-5, "pld") is None
+    assert opinions.tight(Ledger(), 1e-5, "pld") is None
+    assert not opinions.disagrees(float("inf"), None, "pld")

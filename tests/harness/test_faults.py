@@ -1,0 +1,264 @@
+"""A cell that is killed, stopped, or finds no room to write."""
+
+import dataclasses
+import errno
+import json
+import os
+import random
+import signal
+
+import pytest
+import torch
+
+from dpopt import registry
+from dpopt.errors import ConfigError, Held
+from dpopt.harness import cell as cells
+from dpopt.harness import stopping
+from dpopt.harness.engines import Setup
+from dpopt.harness.engines.attempt import attempt
+from dpopt.harness.engines.inline import InlineEngine
+from dpopt.harness.execute import execute
+from dpopt.harness.plan import plan
+from dpopt.privacy.oracle import DataOracle
+from dpopt.store import Store, runs
+
+VOLATILE = {"seconds_prepare", "seconds_train", "seconds_cpu", "seconds_draw", "peak_memory", "provenance"}
+DRAWS = 24
+KILLS = 10
+
+
+@pytest.fixture
+def cell(write_suite):
+    return next(entry.cell for entry in plan(write_suite(overrides=["optimizers=[hyfreedp]"])))
+
+
+def stable(record):
+    return {key: value for key, value in record.items() if key not in VOLATILE}
+
+
+def cell_of(write_suite, name):
+    text = f"""
+defaults: [suite, _self_]
+workloads: [{{name: synthetic_logreg, dim: 4}}]
+optimizers: [{name}]
+settings: {{{name}: {{tuning: fixed}}}}
+epsilon: [2]
+accountant: rdp
+batch_size: 1000
+epochs: {DRAWS / 8}
+seeds: [0]
+"""
+    (entry,) = plan(write_suite(text))
+    return entry.cell
+
+
+def kill_at(patch, number):
+    """From now on a process kills itself within draw `number`, after a release."""
+    compute = DataOracle._gradient
+
+    def gradient(self, draw, *given):
+        release = compute(self, draw, *given)
+        if draw == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return release
+
+    patch.setattr(DataOracle, "_gradient", gradient)
+
+
+class Forgetful(Store):
+    """Keeps every other checkpoint, so that there are draws to be taken again."""
+
+    def save_checkpoint(self, run_id, content):
+        if len(self.curve(run_id)) % 2:
+            super().save_checkpoint(run_id, content)
+
+
+def in_child(work):
+    """How a child process ended that did `work`."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def ending(cell, store, monkeypatch):
+    """Run a cell to its end: its record without times, its last state, its curve and its ledger."""
+    kept, train = [], cells._train
+    with monkeypatch.context() as patch:
+        patch.setattr(cells, "_train", lambda *given: kept.append(train(*given)) or kept[0])
+        record = cells.run(cell, store, device="cpu")
+    leaves = torch.utils._pytree.tree_leaves(kept[0])
+    return stable(record), leaves, store.curve(cell.run_id), store.ledger(cell.run_id)
+
+
+@pytest.mark.parametrize("name", registry.optimizers())
+def test_a_cell_killed_at_ten_random_draws_ends_as_if_it_had_not_been(write_suite, store, tmp_path, monkeypatch, name):
+    """By SIGKILL in the middle of a draw, each time in a process of its own."""
+    cell = cell_of(write_suite, name)
+    whole, state, curve, ledger = ending(cell, Store(tmp_path / "quiet"), monkeypatch)
+    for number in sorted(random.Random(name).sample(range(DRAWS), KILLS)):
+
+        def work(number=number):
+            kill_at(monkeypatch, number)
+            cells.run(cell, Forgetful(store.root), device="cpu", checkpoint_seconds=0)
+
+        assert in_child(work) == -signal.SIGKILL, "it ended before it was killed"
+        assert store.state(cell.run_id) == "interrupted"
+    again, resumed, second, left = ending(cell, store, monkeypatch)
+    assert again == whole
+    assert all(torch.equal(one, other) for one, other in zip(resumed, state, strict=True))
+    assert (second, left) == (curve, ledger)
+    files = {file.name for file in store.folder(cell.run_id).iterdir()}
+    assert files == {"cell.json", "curve.jsonl", "ledger.json", "record.json"}
+
+
+def test_a_cell_that_is_asked_to_stop_leaves_a_checkpoint(cell, store, tmp_path):
+    answers = iter([False] * 7 + [True])
+    with pytest.raises(cells.Interrupted):
+        cells.run(cell, store, device="cpu", stop=lambda: next(answers))
+    assert store.state(cell.run_id) == "interrupted"
+    assert store.holder(cell.run_id) is None
+    assert len(store.curve(cell.run_id)) == 8
+    draws = []
+    record = cells.run(cell, store, device="cpu", report=draws.append)
+    assert draws[0] == 9 / 20
+    assert stable(record) == stable(cells.run(cell, Store(tmp_path / "quiet"), device="cpu"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_stop_a_run_and_the_second_one_at_once(write_suite, store, number):
+    every = [entry.cell for entry in plan(write_suite())]
+
+    class Signalled(Store):
+        def append_curve(self, run_id, entry):
+            super().append_curve(run_id, entry)
+            if entry["draw"] == 6:
+                os.kill(os.getpid(), number)
+
+    with stopping.signals():
+        outcome = execute(every, Signalled(store.root), lambda: InlineEngine(Signalled(store.root), Setup("cpu")))
+    assert outcome.is_stopped
+    assert (outcome.ran, outcome.failed) == (0, {})
+    assert store.checkpoint(every[0].run_id).exists()
+    assert not stopping.is_asked()
+    with stopping.signals():
+        os.kill(os.getpid(), number)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+    assert execute(every, store, lambda: InlineEngine(store, Setup("cpu"))).ran == len(every)
+
+
+def test_a_cell_is_run_by_one_process_at_a_time_and_once(cell, store):
+    with store.lease(cell.run_id):
+        assert attempt(cell, store, Setup("cpu")).kind == "held"
+        assert store.state(cell.run_id) == "running"
+    record = cells.run(cell, store, device="cpu")
+    event = attempt(cell, store, Setup("cpu"))
+    assert (event.kind, event.reason) == ("held", "it is done")
+    assert store.record(cell.run_id).items() >= record.items()
+
+
+def test_who_has_lost_a_lease_writes_nothing_more(cell, store, tmp_path):
+    """A process that stood still for long wakes up when another one has taken over and is at work."""
+
+    class Overtaken(Store):
+        def append_curve(self, run_id, entry):
+            super().append_curve(run_id, entry)
+            if entry["draw"] == 5:
+                (self.folder(run_id) / "lease.json").unlink()
+                os.close(os.open(self.folder(run_id) / "lease.json", os.O_CREAT))
+
+    with pytest.raises(Held, match="taken over"):
+        cells.run(cell, Overtaken(store.root), device="cpu", checkpoint_seconds=0)
+    assert len(store.curve(cell.run_id)) == 5
+    assert (store.folder(cell.run_id) / "lease.json").exists(), "it is the other's"
+    (store.folder(cell.run_id) / "lease.json").unlink()
+    assert stable(cells.run(cell, store)) == stable(cells.run(cell, Store(tmp_path / "quiet")))
+
+
+def full(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("method", ["begin", "append_curve", "save_checkpoint", "finish"])
+def test_a_full_disk_ends_the_run_and_harms_no_cell(write_suite, store, tmp_path, monkeypatch, method):
+    every = [entry.cell for entry in plan(write_suite())][:2]
+    monkeypatch.setitem(cells.run.__kwdefaults__, "checkpoint_seconds", 0)
+
+    class Full(Store):
+        calls = 0
+
+    def limited(self, run_id, *given):
+        Full.calls += 1
+        if Full.calls < 3:
+            return getattr(Store, method)(self, run_id, *given)
+        with monkeypatch.context() as patch:
+            patch.setattr(runs.os, "fsync", full)
+            if method == "append_curve":
+                with (self.folder(run_id) / "curve.jsonl").open("a") as file:
+                    file.write('{"draw": 3, "te')
+                full()
+            return getattr(Store, method)(self, run_id, *given)
+
+    setattr(Full, method, limited)
+    short = Full(store.root)
+    if method in ("begin", "finish"):
+        Full.calls = 1
+    with pytest.raises(OSError, match=r"results cannot be written.*No space left"):
+        execute(every, short, lambda: InlineEngine(short, Setup("cpu")))
+    assert not [file.name for file in store.root.rglob(".writing-*")]
+    assert "failed" not in {store.state(cell.run_id) for cell in every}
+    outcome = execute(every, store, lambda: InlineEngine(store, Setup("cpu")))
+    assert outcome.ran + outcome.skipped == len(every)
+    quiet = Store(tmp_path / "quiet")
+    for cell in every:
+        assert stable(store.record(cell.run_id)) == stable(quiet.record(run_quiet(cell, quiet)))
+        assert store.curve(cell.run_id) == quiet.curve(cell.run_id)
+
+
+def run_quiet(cell, quiet):
+    cells.run(cell, quiet, device="cpu")
+    return cell.run_id
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_any_work(store, tmp_path, monkeypatch):
+    store.check_writable()
+    assert list((store.root / "runs").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"results: .*cannot be written: Not a directory"):
+        Store(tmp_path / "file").check_writable()
+
+    def refuse(self, *_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(runs.Path, "open", refuse)
+    with pytest.raises(ConfigError, match="Read-only file system"):
+        store.check_writable()
+
+
+@pytest.mark.parametrize("schema", [0, 99])
+def test_a_record_of_another_version_is_named_as_such(cell, store, schema):
+    cells.run(cell, store, device="cpu")
+    path = store.folder(cell.run_id) / "record.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": schema}))
+    assert store.state(cell.run_id) == "damaged"
+    with pytest.raises(runs.Damaged, match=f"another version.*{schema}"):
+        store.record(cell.run_id)
+
+
+def test_a_record_says_what_a_draw_took(cell, store):
+    record = cells.run(cell, store, device="cpu")
+    assert 0 < record["seconds_draw"] * record["draws"] <= record["seconds_train"]
+    assert 5e7 < record["peak_memory"] < 1e11
+
+
+def test_an_error_of_a_cell_is_noted_with_its_kind(cell, store):
+    old = dataclasses.replace(cell, optimizer={**cell.optimizer, "revision": 0})
+    assert attempt(old, store, Setup("cpu")).kind == "failed"
+    assert store.error(old.run_id)["kind"] == "failed"
+    assert "ConfigError" in store.error(old.run_id)["traceback"]

@@ -1,0 +1,412 @@
+"""Two processes over Gloo against one. Processes are slow to start: one pair makes all runs, the tests look at them."""
+
+import multiprocessing
+import time
+import traceback
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+import dpopt
+from dpopt import training
+from dpopt.clipping import Abadi, engine
+from dpopt.errors import ConfigError
+from dpopt.optimizers.dp_sgd import DPSGD
+from dpopt.privacy import DataOracle, Draw, Ledger, Plan, distributed, epsilon, sampling
+from dpopt.privacy.distributed import ALONE, Processes, digest
+from dpopt.testing import Task
+from dpopt.testing.oracles import Neighbours
+from dpopt.testing.task import DELTA
+
+SIZE, PATIENCE = 2, 1800
+ROUNDING = 1e-5
+"""Of the sensitivity. A release is the sum of some twenty vectors of at most the sensitivity, and of noise a few times
+as long; an addition rounds by 2^-24 of what is there, and two processes add up in another order. Noise drawn twice, or
+a record left out, would be 0.1 to 10."""
+
+
+def probing(noise, rate):
+    """A plan of two draws with everything that can be released."""
+    draws = [Draw(rate, (noise,) * 4)] * 2
+    return Plan(dict.fromkeys(("gradient", "losses", "counts"), noise), Ledger(draws), 1.0, rate, 2, 15, 1e-5, "pld")
+
+
+def asked(oracle, model):
+    """The values of one draw's gradient at two points, losses and count; the first loss is known from the gradient."""
+    first, second = model.theta, 2 * model.theta
+    with oracle.draw() as batch:
+        gradient = batch.gradient([(1.5, first), (-0.5, second)], Abadi(0.3), scale=torch.full_like(first, 0.5))
+        losses = batch.losses([first, first + 1], torch.tensor(2.0))
+        below = batch.below(0.4)
+    return torch.cat([release.value.double() for release in (gradient, losses, below)])
+
+
+def linear(layers, start, device):
+    """A clipping engine over a linear model for five features and three classes."""
+    torch.manual_seed(start)
+    model = nn.Sequential(*layers, nn.Linear(5, 3, bias=False))
+    return engine(model.to(device), partial(F.cross_entropy, reduction="none"))
+
+
+def releases(processes, examples=60, noise=1.0, layers=(), rate=1.0, start=0, device="cpu", **changes):
+    """What is released of the first `examples` records of the task."""
+    task, model = Task(), linear(layers, start, device)
+    x, y = task.x[:examples].to(device), task.y[:examples].to(device)
+    options = {"draw_seed": 1, "noise_seed": 2, "processes": processes, **changes}
+    return asked(DataOracle(model, x, y, probing(noise, rate), **options), model)
+
+
+CASES = {
+    "even": {},
+    "uneven": {"examples": 7},
+    "one record": {"examples": 1},
+    "empty": {"rate": 1e-9},
+    "physical batches": {"physical_batch": 4, "examples": 23},
+    "without noise": {"noise": 0.0},
+    # Cut alike, physical batches have the numbers 0 and 1, and so the same random numbers, in one process and in two.
+    "dropout": {"physical_batch": 30, "layers": (nn.Dropout(0.5),)},
+    "random transform": {"physical_batch": 30, "transform": torch.rand_like},
+}
+
+
+def optimized(name, processes):
+    """A run in which every query is also put to one process alone."""
+    task, optimizer = Task(), dpopt.create(name)
+    plan = task.plan(optimizer)
+    together = task.oracle(plan, processes=processes)
+    compared = Neighbours(together, task.oracle(plan))
+    theta = task.run(optimizer, compared).theta
+    alone = task.run(optimizer, task.oracle(plan)).theta
+    return {
+        "apart": compared.largest,
+        "kinds": [query.kind for query in compared.queries],
+        "theta": theta,
+        "off": float((theta - alone).norm() / (alone - task.engine.theta).norm()),
+        "ledger": together.ledger.to_json(),
+        "planned": plan.ledger.to_json(),
+    }
+
+
+def counted(processes):
+    """The lengths of all vectors that `dp_adam` has added up, and how often this process drew noise."""
+    task, optimizer, sums, noises = Task(), dpopt.create("dp_adam"), [], []
+    oracle = task.oracle(task.plan(optimizer), processes=processes)
+    add_up, add_gaussian = dist.all_reduce, sampling.add_gaussian
+    dist.all_reduce = lambda total: (sums.append(len(total)), add_up(total))
+    sampling.add_gaussian = lambda total, *rest: (noises.append(len(total)), add_gaussian(total, *rest))
+    try:
+        task.run(optimizer, oracle)
+    finally:
+        dist.all_reduce, sampling.add_gaussian = add_up, add_gaussian
+    return sums, noises
+
+
+def same_bits(processes):
+    """Digests of sums of several lengths and types, whose order of addition shows in the last bits."""
+    found = []
+    for length, dtype in ((1, torch.float64), (3, torch.float64), (1001, torch.float32), (300_001, torch.float32)):
+        total = torch.randn(length, dtype=dtype, generator=torch.Generator().manual_seed(processes.rank))
+        processes.add_up(total)
+        found.append(digest(total))
+    return found
+
+
+def fitted(processes=ALONE, start=0, **changes):
+    x = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(start)
+    options = {
+        "optimizer": dpopt.create("hyfreedp", lr=0.05),
+        "epsilon": 4.0,
+        "delta": 1e-4,
+        "epochs": 4,
+        "batch_size": 100,
+        "seed": 0,
+    }
+    options |= {"accountant": "rdp", "progress": False, "test": (x, x[:, 0].gt(0).long()), **changes}
+    options |= {"distributed": processes.size > 1}
+    model, loss = nn.Linear(4, 2), partial(F.cross_entropy, reduction="none")
+    result = dpopt.fit(model, loss, (x, x[:, 0].gt(0).long()), **options)
+    plain = {key: value for key, value in result.record.items() if key not in ("train_seconds", "processes")}
+    return {"weight": model.weight.detach(), "record": plain, "curve": result.curve, "ledger": result.ledger.to_json()}
+
+
+@dataclass(frozen=True)
+class Straying(DPSGD):
+    """An optimizer that is not a function of the releases."""
+
+    def direction(self, state, gradient):
+        direction, state = super().direction(state, gradient)
+        return direction * (1 + Processes.of_group().rank), state
+
+
+def refusal(make):
+    try:
+        make()
+    except (ConfigError, RuntimeError) as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+def refusals(processes):
+    """What is said where the processes differ."""
+    rank, task = processes.rank, Task()
+    return {
+        "draw seed": refusal(lambda: releases(processes, draw_seed=rank)),
+        "noise seed": refusal(lambda: releases(processes, noise_seed=rank)),
+        "number of records": refusal(lambda: releases(processes, examples=50 + rank)),
+        "order of records": refusal(
+            lambda: task.oracle(task.plan(DPSGD()), x=task.x.roll(rank, dims=0), processes=processes)
+        ),
+        "noise": refusal(lambda: releases(processes, noise=1.0 + rank)),
+        "ledger": refusal(lambda: releases(processes, ledger=Ledger([Draw(1.0, (1.0,))] * rank))),
+        "parameters": refusal(lambda: releases(processes, start=rank)),
+        "watch": refusal(lambda: releases(processes, watch=print)),
+        "model": refusal(lambda: fitted(processes, start=rank)),
+        "optimizer": refusal(lambda: fitted(processes, optimizer="dp_adam" if rank else "dp_sgd")),
+        "straying": refusal(lambda: fitted(processes, optimizer=Straying())),
+    }
+
+
+class Broken:
+    """An engine that fails in one of the processes."""
+
+    def __init__(self, inner, is_broken):
+        self._inner, self._is_broken = inner, is_broken
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    def clipped(self, *query):
+        if self._is_broken:
+            raise MemoryError("out of memory")
+        return self._inner.clipped(*query)
+
+
+def failed(processes, save):
+    """One process fails and ends; what does the other do?"""
+    task = Task()
+    task.engine = Broken(task.engine, processes.rank == 1)
+    oracle = task.oracle(task.plan(DPSGD()), processes=processes)
+    started = time.perf_counter()
+    try:
+        task.run(DPSGD(), oracle)
+    except RuntimeError as error:
+        save(str(error), time.perf_counter() - started)
+
+
+def meet(rank, folder, backend="gloo"):
+    """Make the process group."""
+    torch.set_num_threads(1)
+    meeting = f"file://{folder}/meeting"
+    dist.init_process_group(backend, meeting, timedelta(seconds=PATIENCE), rank=rank, world_size=SIZE)
+    return Processes.of_group()
+
+
+def work(rank, folder):
+    """What each process of the pair does."""
+    processes = meet(rank, folder)
+    found = {
+        "processes": (processes.rank, processes.size),
+        "optimized": {name: optimized(name, processes) for name in dpopt.optimizers()},
+        "releases": {name: releases(processes, **case) for name, case in CASES.items()},
+        "counted": counted(processes),
+        "bits": same_bits(processes),
+        "fitted": {seed: fitted(processes, seed=seed) for seed in (0, None)},
+        "refusals": refusals(processes),
+    }
+    torch.save(found, folder / f"{rank}.pt")
+    failed(processes, lambda *story: torch.save(story, folder / "failed.pt"))
+
+
+def work_on_gpus(rank, folder):
+    """The releases alone, over NCCL where each process has a GPU of its own."""
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    processes = meet(rank, folder, "cpu:gloo,cuda:nccl" if torch.cuda.device_count() >= SIZE else "gloo")
+    found = {name: releases(processes, device="cuda", **case).cpu() for name, case in CASES.items()}
+    torch.save(found, folder / f"{rank}.pt")
+
+
+def guarded(work, rank, folder):
+    try:
+        work(rank, folder)
+    except BaseException:
+        (folder / f"{rank}.txt").write_text(traceback.format_exc())
+        raise
+
+
+def both(work, folder):
+    """What each of the two processes that do `work` has left in `folder`."""
+    context = multiprocessing.get_context("spawn")
+    pair = [context.Process(target=guarded, args=(work, rank, folder), daemon=True) for rank in range(SIZE)]
+    for process in pair:
+        process.start()
+    for process in pair:
+        process.join(PATIENCE)
+        process.kill()
+    stories = [path.read_text() for path in sorted(folder.glob("*.txt"))]
+    files = [folder / f"{rank}.pt" for rank in range(SIZE)]
+    assert all(file.exists() for file in files), "\n".join(stories) or "the processes hang"
+    return [torch.load(file, weights_only=False) for file in files]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("pair")
+
+
+@pytest.fixture(scope="module")
+def pair(folder):
+    """What each of the two found."""
+    return both(work, folder)
+
+
+def test_a_group_knows_its_processes(pair):
+    assert [found["processes"] for found in pair] == [(0, 2), (1, 2)]
+    assert Processes.of_group() is ALONE
+
+
+@pytest.mark.parametrize("name", dpopt.optimizers())
+def test_every_optimizer_gets_the_releases_of_one_process(pair, name):
+    first, second = (found["optimized"][name] for found in pair)
+    assert first["kinds"].count("gradient") >= 6
+    assert set(first["apart"]) == set(first["kinds"])
+    assert all(apart < ROUNDING for apart in first["apart"].values())
+    assert first["off"] < 1e-4  # of the way that it went; some divide by what is nearly zero, which magnifies rounding
+    assert torch.equal(first["theta"], second["theta"])
+
+
+@pytest.mark.parametrize("name", dpopt.optimizers())
+def test_what_is_spent_does_not_depend_on_the_number_of_processes(pair, name):
+    for found in pair:
+        ledger = found["optimized"][name]["ledger"]
+        assert ledger == found["optimized"][name]["planned"]
+        assert epsilon(Ledger.from_json(ledger), DELTA, "rdp") <= 5.0
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_releases_are_those_of_one_process(pair, name):
+    expected = releases(ALONE, **CASES[name])
+    first, second = (found["releases"][name] for found in pair)
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first, expected, rtol=1e-5, atol=1e-6)
+    assert bool(expected.isfinite().all())
+
+
+@pytest.mark.gpu
+def test_releases_on_gpus_are_those_of_one_process(tmp_path):
+    first, second = both(work_on_gpus, tmp_path)
+    for name, case in CASES.items():
+        assert torch.equal(first[name], second[name])
+        torch.testing.assert_close(first[name], releases(ALONE, device="cuda", **case).cpu(), rtol=1e-5, atol=1e-6)
+
+
+def test_an_empty_draw_is_the_noise_of_one_process_bit_for_bit(pair):
+    assert torch.equal(pair[1]["releases"]["empty"], releases(ALONE, **CASES["empty"]))
+
+
+def test_the_noise_is_the_same_vector(pair):
+    """And not, say, one draw of each process, which would have the variance of two."""
+    noisy, clean = pair[1]["releases"]["even"][:15], pair[1]["releases"]["without noise"][:15]
+    expected = 0.3 * sampling.gaussian(2, 0, 0, 15, torch.float32).double() / 60
+    torch.testing.assert_close(noisy - clean, expected, rtol=1e-4, atol=1e-7)
+
+
+def test_a_draw_is_one_vector_and_noise_is_drawn_once(pair):
+    (sums, noises), (other_sums, other_noises) = (found["counted"] for found in pair)
+    dimension = Task().engine.dimension
+    assert sums == other_sums == [dimension] * 12
+    assert (noises, other_noises) == ([dimension] * 12, [])
+
+
+def test_sums_have_the_same_bits_everywhere(pair):
+    assert pair[0]["bits"] == pair[1]["bits"]
+
+
+def test_fit_trains_the_model_of_one_process(pair):
+    alone = fitted()
+    first, second = (found["fitted"][0] for found in pair)
+    torch.testing.assert_close(first["weight"], alone["weight"], rtol=1e-4, atol=1e-5)
+    assert first["ledger"] == alone["ledger"]
+    measured = ("test_loss", "test_accuracy")
+    for key in alone["record"].keys() - measured:
+        assert first["record"][key] == alone["record"][key]
+    for key in measured:
+        assert first["record"][key] == pytest.approx(alone["record"][key], rel=1e-4)
+    assert [entry["draw"] for entry in first["curve"]] == [entry["draw"] for entry in alone["curve"]]
+    assert torch.equal(first["weight"], second["weight"])
+    assert (first["record"], first["curve"]) == (second["record"], second["curve"])
+
+
+def test_a_secret_seed_is_shared(pair):
+    first, second = (found["fitted"][None] for found in pair)
+    assert torch.equal(first["weight"], second["weight"])
+    assert not torch.equal(first["weight"], pair[0]["fitted"][0]["weight"])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("draw seed", "processes.seeds"),
+        ("noise seed", "processes.seeds"),
+        ("number of records", "processes.records"),
+        ("order of records", "processes.records"),
+        ("noise", "processes.plan"),
+        ("ledger", "processes.ledger"),
+        ("parameters", "processes.parameters"),
+        ("watch", "watch"),
+        ("model", "processes.model"),
+        ("optimizer", "processes.seeds"),
+    ],
+)
+def test_processes_that_differ_are_refused(pair, name, message):
+    for found in pair:
+        kind, text = found["refusals"][name]
+        assert kind == "ConfigError"
+        assert message in text
+
+
+def test_parameters_that_went_apart_are_no_result(pair):
+    for found in pair:
+        assert found["refusals"]["straying"] == (
+            "RuntimeError",
+            "after 1 draws the processes have different parameters",
+        )
+
+
+def test_a_process_that_fails_takes_the_others_along(pair, folder):
+    story, seconds = torch.load(folder / "failed.pt")
+    assert seconds < PATIENCE / 3, "it waited for the timeout"
+    assert "out of memory" not in story
+    assert "MemoryError" in (folder / "1.txt").read_text()
+    assert not (folder / "0.txt").exists()
+
+
+def test_the_parts_are_the_whole():
+    for rows, size in ((np.arange(10), 3), (np.arange(1), 4), (np.arange(0), 2)):
+        parts = [Processes(rank, size).part(rows) for rank in range(size)]
+        assert np.concatenate(parts).tolist() == rows.tolist()
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_there_has_to_be_a_group():
+    with pytest.raises(ConfigError, match="init_process_group"):
+        training.fit(
+            nn.Linear(4, 2), partial(F.cross_entropy, reduction="none"), (torch.zeros(9, 4), torch.zeros(9).long()),
+            optimizer="dp_sgd", epsilon=1.0, delta=1e-3, epochs=1, batch_size=3, distributed=True,
+        )  # fmt: skip
+
+
+def test_a_digest_is_of_bits():
+    values = torch.tensor([0.0, -0.0, 1.0])
+    assert digest(values) == digest(values.clone())
+    assert digest(values) != digest(values.abs())
+    assert digest(values, values) == digest(torch.cat([values, values]))
+    assert digest(torch.tensor(3)) == digest(torch.tensor([3]))
+    assert distributed.digest(torch.zeros(2, 3)[:, ::2]) == digest(torch.zeros(4))

@@ -1,0 +1,210 @@
+"""Merging copies what is not here, and never a run over another."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from dpopt.cli import main
+from dpopt.errors import ConfigError
+from dpopt.privacy import Draw, Ledger
+from dpopt.store import Store
+from dpopt.store.merge import merge
+from dpopt.store.runs import identity
+
+CURVE = [{"draw": 1, "test_accuracy": 0.25}, {"draw": 2, "test_accuracy": 0.5}]
+LEDGER = Ledger([Draw(0.5, (1.0,))] * 2).to_json()
+
+
+def cell(seed):
+    return {"workload": {"name": "digits_mlp"}, "optimizer": {"name": "dp_sgd"}, "epsilon": 3.0, "seed": seed}
+
+
+def add(store, seed, **more):
+    """A finished run; gives its id."""
+    run_id = identity(cell(seed))
+    store.begin(run_id, cell(seed))
+    store.restart_curve(run_id, CURVE)
+    record = {"schema": 1, "run_id": run_id, "cell": cell(seed), "status": "done", "epsilon": 3.0}
+    record |= {"epsilon_target": 3.0, "delta": 1e-5, "provenance": {}, "test_accuracy": 0.5, **more}
+    store.finish(run_id, record, LEDGER)
+    return run_id
+
+
+def planned(seed, label="dp_sgd"):
+    rest = {"label": label, "tuning": "self", "tuned": {}, "clip": 1.0}
+    return {"run_id": identity(cell(seed)), "cell": cell(seed), **rest}
+
+
+def contents(root):
+    return {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def there(tmp_path):
+    return Store(tmp_path / "there")
+
+
+@pytest.fixture
+def here(tmp_path):
+    return Store(tmp_path / "here")
+
+
+def test_what_is_not_here_is_copied_byte_for_byte(there, here):
+    ids = [add(there, seed) for seed in range(3)]
+    there.write_manifest("small", {"suite": "small", "cells": [planned(seed) for seed in range(3)]})
+    before = contents(there.root)
+    merged = merge(there, here)
+    assert sorted(merged.copied) == sorted(ids)
+    assert contents(there.root) == contents(here.root) == before
+    again = merge(there, here)
+    assert (again.copied, again.same, again.suites) == ([], 3, {"small": 0})
+    assert contents(here.root) == before
+
+
+def test_equal_results_of_two_machines_are_the_same(there, here):
+    run_id = add(here, 0, seconds_train=1.0, peak_memory=5, provenance={"device": "cpu"})
+    add(there, 0, seconds_train=2.0, peak_memory=6, provenance={"device": "cuda"})
+    merged = merge(there, here)
+    assert (merged.same, merged.conflicts) == (1, [])
+    assert here.record(run_id)["seconds_train"] == 1.0
+
+
+def test_different_results_are_a_conflict_and_stay(there, here):
+    ours, theirs = add(here, 0), add(there, 0, test_accuracy=0.6)
+    before = contents(here.root), contents(there.root)
+    merged = merge(there, here)
+    assert ours == theirs
+    assert merged.conflicts == [ours]
+    assert (contents(here.root), contents(there.root)) == before
+
+
+def test_what_was_begun_here_is_finished_by_the_merge(there, here):
+    run_id = add(there, 0)
+    here.begin(run_id, cell(0))
+    here.append_curve(run_id, {"draw": 1, "test_accuracy": 0.1})
+    here.checkpoint(run_id).write_bytes(b"half way")
+    here.fail(run_id, "out of memory")
+    assert merge(there, here).copied == [run_id]
+    assert here.state(run_id) == "done"
+    assert contents(here.folder(run_id)) == contents(there.folder(run_id))
+
+
+def test_what_has_no_result_there_stays_there(there, here):
+    there.begin(identity(cell(0)), cell(0))
+    there.fail(identity(cell(1)), "no luck")
+    merged = merge(there, here)
+    assert merged.unfinished == 2
+    assert not here.root.exists()
+
+
+def test_a_run_that_a_process_has_here_is_left_to_it(there, here):
+    run_id = add(there, 0)
+    with here.lease(run_id):
+        assert merge(there, here).running == [run_id]
+        assert here.state(run_id) == "running"
+    assert merge(there, here).copied == [run_id]
+
+
+def tampered(folder, name):
+    path = folder / name
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+@pytest.mark.parametrize("name", ["cell.json", "curve.jsonl", "ledger.json", "record.json"])
+def test_damaged_runs_are_reported_and_left(there, here, name):
+    bad, good = add(there, 0), add(there, 1)
+    tampered(there.folder(bad), name)
+    merged = merge(there, here)
+    assert merged.copied == [good]
+    assert len(merged.damaged) == 1
+    assert bad in merged.damaged[0]
+    assert not here.folder(bad).exists()
+
+
+def test_a_damaged_run_here_is_never_overwritten(there, here):
+    run_id = add(there, 0)
+    add(here, 0)
+    tampered(here.folder(run_id), "record.json")
+    before = contents(here.root)
+    merged = merge(there, here)
+    assert "record.json" in merged.damaged[0]
+    assert contents(here.root) == before
+
+
+def test_a_record_of_another_cell_is_damaged(there, here):
+    run_id = add(there, 0)
+    path = there.folder(run_id) / "record.json"
+    record = json.loads(path.read_text())
+    record["cell"]["seed"] = 5
+    path.write_text(json.dumps(record))
+    assert "do not belong together" in merge(there, here).damaged[0]
+
+
+def test_suites_are_joined(there, here):
+    here.write_manifest("small", {"suite": "small", "description": "ours", "cells": [planned(0)]})
+    theirs = [planned(0), planned(0, "other"), planned(1)]
+    there.write_manifest("small", {"suite": "small", "description": "theirs", "cells": theirs})
+    (there.suite_folder("broken")).mkdir(parents=True)
+    (there.suite_folder("broken") / "manifest.json").write_text("{")
+    merged = merge(there, here)
+    assert merged.suites == {"small": 2}
+    assert here.manifest("small")["description"] == "ours"
+    assert [entry["label"] for entry in here.manifest("small")["cells"]] == ["dp_sgd", "other", "dp_sgd"]
+    assert "broken" in merged.damaged[0]
+    assert not here.suite_folder("broken").exists()
+
+
+def test_measurements_are_copied_whole(there, here):
+    folder = there.add("bench", {"schema": 1, "rows": []})
+    (folder / "table.md").write_text("| a |")
+    forged = there.add("audit", {"schema": 1, "rows": []})
+    (forged / "record.json").write_text('{"schema": 1, "rows": [1]}')
+    merged = merge(there, here)
+    assert merged.measurements == 1
+    assert contents(here.root / "bench") == contents(there.root / "bench")
+    assert "named by" in merged.damaged[0]
+    assert merge(there, here).measurements == 0
+
+
+def test_a_folder_is_not_merged_into_itself(there):
+    add(there, 0)
+    with pytest.raises(ConfigError, match="itself"):
+        merge(there, Store(there.root / "." / "runs" / ".."))
+
+
+def test_a_merge_that_is_killed_goes_on_and_no_record_is_half_copied(there, here):
+    ids = [add(there, seed) for seed in range(150)]
+    command = [sys.executable, "-c", "import sys; from dpopt.cli import main; sys.exit(main(sys.argv[1:]))"]
+    command += ["merge", str(there.root), f"results={here.root}"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    while process.poll() is None and len(list((here.root / "runs").glob("*/*/record.json"))) < 10:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    copied = [run_id for run_id in ids if here.state(run_id) == "done"]
+    assert 10 <= len(copied) < len(ids), "killed on its way"
+    for run_id in copied:
+        assert contents(here.folder(run_id)).items() >= contents(there.folder(run_id)).items()
+    merged = merge(there, here)
+    assert (merged.same, len(merged.copied)) == (len(copied), len(ids) - len(copied))
+    assert all(here.record(run_id) == there.record(run_id) for run_id in ids)
+
+
+def test_the_command_says_what_it_did(there, here, capsys):
+    add(there, 0)
+    arguments = ["merge", str(there.root), f"results={here.root}"]
+    assert main(arguments) == 0
+    assert "1 runs copied, 0 were here" in capsys.readouterr().out
+    shutil.rmtree(there.root)
+    conflict = add(there, 0, test_accuracy=0.9)
+    assert main(arguments) == 1
+    assert f"conflict {conflict}" in capsys.readouterr().out
+    for bad in (["merge"], ["merge", "/nowhere"], ["merge", str(there.root), "result=x"], [*arguments, "more"]):
+        assert main(bad) == 2
+        assert capsys.readouterr().err.startswith("error: ")

@@ -1,0 +1,51 @@
+"""What `dpopt run` says at its end, and what it does with --dry-run."""
+
+import json
+
+from dpopt.cli import main
+from dpopt.cli.running import SHOWN
+from dpopt.store import Store
+
+SMALL = [
+    "suite=quickstart",
+    "workloads=[{name: synthetic_logreg, dim: 3}]",
+    "optimizers=[hyfreedp]",
+    "epsilon=4",
+    "epochs=1",
+    "accountant=rdp",
+    "engine=inline",
+]
+TRACEBACK = (
+    "Traceback (most recent call last):\n" + "".join(f"  frame {k}\n" for k in range(9)) + "ValueError: [no] luck\n"
+)
+
+
+def test_failures_are_summed_up_by_reason(tmp_path, capsys):
+    arguments = [*SMALL, "seeds=[0,1,2,3,4,5,6,7]", f"results={tmp_path}"]
+    assert main(["plan", *arguments]) == 0
+    cells = json.loads((tmp_path / "suites" / "quickstart" / "manifest.json").read_text())["cells"]
+    for entry in cells[1:]:
+        Store(tmp_path).fail(entry["run_id"], "ValueError: [no] luck", TRACEBACK)
+    Store(tmp_path).fail(cells[0]["run_id"], "it took too long")
+    capsys.readouterr()
+    assert main(["run", *arguments]) == 1
+    printed = capsys.readouterr().err
+    assert printed.count("failed: ValueError: [no] luck") == printed.count("failed: it took too long") == 1
+    assert "frame 8" in printed
+    assert "frame 3" not in printed, "the end of a traceback is enough"
+    assert (
+        f"{cells[0]['run_id']}: hyfreedp on synthetic_logreg, target ε = 4, seed {cells[0]['cell']['seed']}" in printed
+    )
+    assert sum(entry["run_id"] in printed for entry in cells) == 1 + SHOWN
+    assert f"and {7 - SHOWN} more" in printed
+    assert printed.rstrip().endswith("to run them again: dpopt retry suite=quickstart")
+
+
+def test_a_dry_run_is_a_plan(tmp_path, capsys):
+    arguments = [*SMALL, "seeds=[0,1]", f"results={tmp_path}"]
+    assert main(["run", *arguments, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "2 distinct cells of suite quickstart" in shown
+    assert not list(tmp_path.rglob("cell.json"))
+    assert main(["plan", *arguments]) == 0
+    assert capsys.readouterr().out == shown

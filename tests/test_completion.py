@@ -1,0 +1,135 @@
+"""What a shell is offered on Tab, and that help texts name the keys that commands take."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dpopt
+from dpopt.cli import COMMANDS, main
+from dpopt.cli.completion import SHELLS, offers
+
+ROOT = Path(__file__).parents[1]
+MADE_UP = "no_such_key=1"
+TAKEN_OFF = {"plan": {"probe"}}
+"""Keys that a command takes before it reads the others."""
+
+
+def offered(line):
+    """What may follow `line`, without the program's name; its last word is the one that is begun."""
+    command, *before, prefix = line.split(" ")
+    return [word for word in offers(prefix, before, COMMANDS[command]) if word.startswith(prefix)]
+
+
+@pytest.fixture(autouse=True)
+def _in_the_source_tree(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("run suite=quicks", ["suite=quickstart"]),
+        ("run suite=quickstart optim", ["optimizers="]),
+        ("run suite=quickstart sui", []),
+        ("run engine=lo", ["engine=local"]),
+        ("run diagnostics=", ["diagnostics=true", "diagnostics=false"]),
+        ("run suite=quickstart optimizers=hyfreedp_w", ["optimizers=hyfreedp_warm"]),
+        ("run suite=quickstart optimizers=[fiber,dp_adamb", [f"optimizers=[fiber,dp_adambc{end}" for end in ",]"]),
+        ("run suite=quickstart optimizers=[fiber,fib", []),
+        ("run workloads=[gm", ["workloads=[gmm,", "workloads=[gmm]"]),
+        ("run seeds=", []),
+        ("table suite=quickstart com", ["compare="]),
+        ("table compare=", ["compare=published"]),
+        ("rank by=", ["by=epsilon", "by=draws", "by=gradients", "by=seconds"]),
+        ("plot figure=average_", ["figure=average_ranks"]),
+        ("plot plots=tests figure=test_complet", ["figure=test_completion"]),
+        ("bench cases=[mlp,cn", ["cases=[mlp,cnn,", "cases=[mlp,cnn]"]),
+        ("audit controls=f", ["controls=false"]),
+        ("audit workl", ["workloads="]),
+        ("calibrate optimizer=dp_adamw", ["optimizer=dp_adamw"]),
+        ("list what=mod", ["what=models"]),
+        ("new op", ["optimizer"]),
+        ("new optimizer su", []),
+        ("completion ", list(SHELLS)),
+    ],
+)
+def test_offers(line, words):
+    assert offered(line) == words
+
+
+def test_every_registered_name_is_offered():
+    assert {f"optimizers={name}" for name in dpopt.optimizers()} <= set(offered("run optimizers="))
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if not COMMANDS[name].words])
+def test_help_names_the_keys_that_a_command_takes(name, tmp_path, capsys):
+    """Against the error for a key that there is not, which lists those that there are."""
+    command, manifest = COMMANDS[name], tmp_path / "suites" / "quickstart" / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text('{"cells": []}')
+    named = command.keys().keys() - TAKEN_OFF.get(name, set())
+    suite = ["suite=quickstart"] if "suite" in named else []
+    where = [f"results={tmp_path}"] if "stored" in command.bases else []
+    words = [str(tmp_path) for word in command.arguments.split() if "=" not in word]
+    assert main([name, *words, *suite, *where, MADE_UP]) == 2
+    known = re.search(r"known: (.*)", " ".join(capsys.readouterr().err.split()))[1].split(", ")
+    assert named - {"suite"} == {key.partition("=")[0] for key in known} - {"suite"}
+
+
+def shell(name, script):
+    """What `script` prints in a shell that finds this `dpopt`."""
+    where = shutil.which(name)
+    if where is None:
+        pytest.skip(f"{name} is not installed")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        [where, "-c", script], cwd=ROOT, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True
+    ).stdout.split()
+
+
+def test_bash_completes():
+    script = """
+    eval "$(dpopt completion bash)"
+    COMP_LINE="dpopt run suite=quicks"; COMP_POINT=${#COMP_LINE}
+    _python_argcomplete dpopt
+    echo "${COMPREPLY[@]}"
+    """
+    assert shell("bash", script) == ["quickstart"], "bash takes what follows = for a word"
+
+
+def test_fish_completes():
+    script = 'dpopt completion fish | source; complete -C "dpopt run suite=quicks"'
+    assert shell("fish", script) == ["suite=quickstart"]
+
+
+def test_zsh_knows_the_command():
+    script = 'autoload -Uz compinit; compinit -D; eval "$(dpopt completion zsh)"; echo $_comps[dpopt]'
+    assert shell("zsh", script) == ["_python_argcomplete"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["tcsh"], ["bash", "zsh"]])
+def test_an_unknown_shell_is_refused(arguments, capsys):
+    assert main(["completion", *arguments]) == 2
+    assert "known: bash, fish, zsh" in capsys.readouterr().err
+
+
+def test_completing_imports_no_torch():
+    line = "dpopt run suite=quickstart optimizers=[fib"
+    code = "import sys; sys.argv = ['dpopt']; import os; os._exit = lambda code: None\n"
+    code += "import dpopt.cli, io; from dpopt.cli import main, _parser, COMMANDS\n"
+    code += "from dpopt.cli.completion import answer\nanswer(_parser(), COMMANDS)\nprint('torch' in sys.modules)"
+    asked = {
+        "_ARGCOMPLETE": "1",
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+        "_ARGCOMPLETE_STDOUT_FILENAME": os.devnull,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **asked}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False"]

@@ -1,0 +1,150 @@
+"""`dpopt new` writes what works as it is: in a copy of the source tree, and as a package of its own."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import dpopt
+from dpopt import registry
+from dpopt.cli import main
+from dpopt.harness.suite import load_suite
+
+ROOT = Path(__file__).parents[1]
+
+
+def files(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def run(folder, *arguments, **environment):
+    """Run Python in `folder`; `-m` puts it before any installed dpopt."""
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty folder that is the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    """A source tree without anything in it, the current folder inside it."""
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "dpopt" / "conf" / "optimizer").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "dpopt")
+    return tmp_path
+
+
+def test_in_the_source_tree_it_is_two_files_that_the_tests_find(tmp_path):
+    for name in ("dpopt", "tests"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    before = files(tmp_path)
+    printed = run(tmp_path, "-B", "-m", "dpopt", "new", "optimizer", "dp_smooth")
+    assert files(tmp_path) - before == {"dpopt/optimizers/dp_smooth.py", "dpopt/conf/optimizer/dp_smooth.yaml"}
+    (step,) = [line.split()[1:] for line in printed.splitlines() if line.strip().startswith("python -m pytest")]
+    tested = run(tmp_path, *step, "-v", "-p", "no:cacheprovider").splitlines()
+    for part in ("is_pure", "replays_bit_for_bit", "equals_its_declared_limits", "hyfreedp-over-dp_smooth-bounds"):
+        assert any(part in line and "dp_smooth" in line and "PASSED" in line for line in tested), part
+
+
+@pytest.fixture
+def plug_in(folder, monkeypatch):
+    """A new plug-in as its wheel installs it."""
+    pytest.importorskip("setuptools")
+    assert main(["new", "optimizer", "dp_smooth"]) == 0
+    run(folder / "dpopt-dp-smooth", "-c", "from setuptools.build_meta import build_wheel; build_wheel('..')")
+    (wheel,) = folder.glob("*.whl")
+    shutil.unpack_archive(wheel, folder / "installed", "zip")
+    monkeypatch.syspath_prepend(folder / "installed")
+    registry.entries.cache_clear()
+    yield folder / "dpopt-dp-smooth"
+    registry.entries.cache_clear()
+
+
+def test_elsewhere_it_is_a_package_that_is_found_once_it_is_installed(plug_in, folder, capsys):
+    assert main(["list", "what=optimizers"]) == 0
+    assert "dp_smooth" in capsys.readouterr().out
+    optimizer = dpopt.create("dp_smooth", lr=0.1, beta=0.5)
+    assert (type(optimizer).__module__, type(optimizer).__name__) == ("dpopt_dp_smooth.dp_smooth", "DPSmooth")
+    assert registry.entry("optimizer", "dp_smooth").grid, "the YAML file is in the wheel"
+    tested = run(plug_in, "-m", "pytest", "-v", "-p", "no:cacheprovider", PYTHONPATH=str(folder / "installed"))
+    for part in ("replays_bit_for_bit", "imports_no_data", "it_is_registered"):
+        assert any(part in line and "PASSED" in line for line in tested.splitlines()), part
+
+
+def test_a_plug_in_names_what_it_is(folder, capsys):
+    assert main(["new", "optimizer", "smooth2"]) == 0
+    printed = capsys.readouterr().out
+    root = folder / "dpopt-smooth2"
+    inside = {"__init__.py", "smooth2.py", "smooth2.yaml"}
+    assert files(root) == {"pyproject.toml", "tests/test_smooth2.py"} | {f"dpopt_smooth2/{name}" for name in inside}
+    assert all(name in printed for name in files(root))
+    content = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    assert content["entry-points"] == {"dpopt.optimizers": {"smooth2": "dpopt_smooth2.smooth2:Smooth2"}}
+    assert content["dependencies"] == [f"dpopt>={dpopt.__version__}", "torch"]
+    assert not any("$" in path.read_text() for path in root.rglob("*.*") if path.is_file())
+
+
+def test_a_suite_can_be_planned_at_once(folder, capsys):
+    assert main(["new", "suite", "mine"]) == 0
+    assert files(folder) == {"benchmarks/mine.yaml"}
+    suite = load_suite("mine", ["seeds=0"])
+    assert suite.optimizers == ("dp_adam", "fiber", "hyfreedp")
+    assert main(["plan", "suite=mine", f"results={folder}", "optimizers=hyfreedp", "accountant=rdp"]) == 0
+    assert "9 distinct cells of suite mine" in capsys.readouterr().out
+
+
+def test_the_source_tree_is_found_from_within(tree):
+    assert main(["new", "suite", "mine"]) == 0
+    assert main(["new", "optimizer", "smooth"]) == 0
+    assert files(tree) == {
+        "pyproject.toml",
+        "benchmarks/mine.yaml",
+        "dpopt/conf/optimizer/smooth.yaml",
+        "dpopt/optimizers/smooth.py",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["optimizer"], "expected a kind"),
+        (["optimizer", "a", "b"], "expected a kind"),
+        (["optimiser", "dp_sign"], "did you mean 'optimizer'"),
+        (["optimizer", "DPSign"], "small letters"),
+        (["optimizer", "../dp_sign"], "small letters"),
+        (["optimizer", "dp__sign"], "small letters"),
+        (["optimizer", "lambda"], "small letters"),
+        (["optimizer", "null"], "small letters"),
+        (["optimizer", "all"], "small letters"),
+        (["optimizer", "fiber"], "is registered"),
+        (["optimizer", "direction"], "a class Direction would hide"),
+        (["suite", "quickstart"], "quickstart.yaml is a suite of that name"),
+    ],
+)
+def test_a_name_that_cannot_be_used_writes_nothing(arguments, message, folder, capsys):
+    assert main(["new", *arguments]) == 2
+    printed = " ".join(capsys.readouterr().err.split())
+    assert printed.startswith("error: ")
+    assert message in printed
+    assert files(folder) == set()
+
+
+def test_nothing_is_overwritten(tree, capsys):
+    mine = tree / "dpopt" / "conf" / "optimizer" / "smooth.yaml"
+    mine.write_text("mine")
+    assert main(["new", "optimizer", "smooth"]) == 2
+    assert "smooth.yaml exists" in capsys.readouterr().err
+    assert files(tree) == {"pyproject.toml", "dpopt/conf/optimizer/smooth.yaml"}
+    assert mine.read_text() == "mine"

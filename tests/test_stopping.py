@@ -1,0 +1,94 @@
+"""`dpopt cancel` and `dpopt status`, as from another shell while a suite is run."""
+
+import pytest
+
+from dpopt.cli import main
+from dpopt.store import Store
+
+SUITE = """
+defaults: [suite, _self_]
+workloads: [{name: synthetic_logreg, dim: 3}]
+optimizers: [dp_sgd]
+settings: {dp_sgd: {tuning: fixed}}
+epsilon: [4]
+accountant: rdp
+batch_size: 8000
+epochs: 2
+seeds: [0, 1, 2]
+engine: inline
+"""
+
+
+@pytest.fixture
+def of_suite(tmp_path):
+    (tmp_path / "small.yaml").write_text(SUITE)
+    return [f"suite={tmp_path / 'small.yaml'}", f"results={tmp_path / 'results'}"]
+
+
+@pytest.fixture
+def in_the_middle(monkeypatch):
+    """Have commands of another shell come in while the second cell runs; gives what they return."""
+    answers, append = [], Store.append_curve
+
+    def come_in(*commands):
+        begun = set()
+
+        def appended(self, run_id, entry):
+            append(self, run_id, entry)
+            begun.add(run_id)
+            if len(begun) == 2 and not answers:
+                answers.extend(main(list(command)) for command in commands)
+
+        monkeypatch.setattr(Store, "append_curve", appended)
+        return answers
+
+    return come_in
+
+
+def test_cancel_stops_a_run_that_goes_on_later(of_suite, in_the_middle, capsys):
+    answers = in_the_middle(["status", *of_suite], ["cancel", *of_suite])
+    assert main(["run", *of_suite]) == 130
+    assert answers == [0, 0]
+    printed = capsys.readouterr()
+    assert "1 done, 1 running, 1 pending" in printed.out
+    assert "% done by process" in printed.out
+    assert "2 cells run" in printed.err, "inline finishes the cell that is running"
+    assert "run the same command again" in printed.err
+    assert main(["run", *of_suite]) == 0, "it was another run that was asked to stop"
+    assert "1 cells run, 2 were done" in capsys.readouterr().err
+
+
+def test_cancel_names_the_suites_that_there_are(of_suite, capsys):
+    assert main(["cancel", *of_suite]) == 2
+    assert "known: none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("engine=rai", "did you mean 'ray'"),
+        ("retry_on=[bored]", "retry_on"),
+        ("timeout=-1", "timeout"),
+        ("memory=0", "memory"),
+        ("grace=0", "grace"),
+        ("options=3", "expected key: value"),
+        ("options.color=red", "options of engine inline"),
+    ],
+)
+def test_what_cannot_be_used_is_said_before_any_work(of_suite, capsys, override, said):
+    assert main(["run", *of_suite, override]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_missing_package_is_named_with_its_extra(of_suite, capsys, monkeypatch):
+    from dpopt.harness import engines
+
+    monkeypatch.setattr(engines, "find_spec", lambda name: None)
+    assert main(["run", *of_suite, "engine=ray"]) == 2
+    assert "pip install 'dpopt[ray]'" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_slurm_is_refused_where_there_is_none(of_suite, capsys):
+    pytest.importorskip("submitit")
+    assert main(["run", *of_suite, "engine=slurm"]) == 2
+    assert "srun" in capsys.readouterr().err
