@@ -1,6 +1,7 @@
 """What `dpopt run` says at its end, and what it does with --dry-run."""
 
 import json
+import re
 
 from dpopt.cli import main
 from dpopt.cli.running import SHOWN
@@ -49,3 +50,15 @@ def test_a_dry_run_is_a_plan(tmp_path, capsys):
     assert not list(tmp_path.rglob("cell.json"))
     assert main(["plan", *arguments]) == 0
     assert capsys.readouterr().out == shown
+
+
+def test_no_more_hours_than_allowed(tmp_path, capsys):
+    arguments = [*SMALL, "seeds=[0,1]", f"results={tmp_path}"]
+    assert main(["run", *arguments, "max_hours=1e-9"]) == 2
+    refused = " ".join(capsys.readouterr().err.split())
+    assert "max_hours: 1e-09 cannot be used" in refused
+    assert re.search(r"about [\d.e-]+ minutes with workers = 1", refused), "it says what the suite would take"
+    assert not list(tmp_path.rglob("cell.json")), "and nothing has begun"
+    assert main(["run", *arguments, "max_hours=1"]) == 0
+    assert len(list(tmp_path.rglob("record.json"))) == 2
+    assert main(["run", *arguments, "max_hours=1e-9"]) == 0, "there is nothing left to take time"

@@ -11,6 +11,7 @@ import yaml
 
 from dpopt import fields
 from dpopt.cli.console import ERR, OUT, escape, print_table, stored, suite_name
+from dpopt.errors import ConfigError
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 SHOWN = 5
 """The most cells that are listed for one reason why they failed."""
+PROBE = 5
+"""Draws that time a row where `max_hours` has to know."""
 
 
 def plan(overrides: Sequence[str]) -> None:
@@ -77,25 +80,48 @@ def _costs(rows: list[Row], timings: dict[int, Timing]) -> list[tuple[str, DataF
 
 def _estimate(rows: list[Row], timings: dict[int, Timing], workers: int) -> str:
     """How long what is to be run will take, in one line."""
+    from dpopt.harness import cost
+
     waiting = [number for number, row in enumerate(rows) if row.waiting]
     known = [number for number in waiting if number in timings and not timings[number].failure]
-    hours = sum(rows[number].seconds(timings[number]) for number in known) / 3600 / workers
+    hours = cost.hours(rows, timings, workers)
     gradients = f"{sum(row.gradients for row in rows):.1e} gradient evaluations to run"
     if not known:
         return f"{gradients}; probe=20 estimates how long they take" if waiting else "nothing to run"
     missing = f" without {len(waiting) - len(known)} rows that were not timed" if len(known) < len(waiting) else ""
-    return f"{gradients}, about {hours:.2g} hours ({60 * hours:.2g} minutes) with workers = {workers}{missing}"
+    each = f" ({_clock(workers * hours)} if it were one)" if workers > 1 else ""
+    return f"{gradients}, about {_clock(hours)} with workers = {workers}{each}{missing}"
+
+
+def _clock(hours: float) -> str:
+    return f"{hours:.3g} hours" if hours >= 2 else f"{60 * hours:.2g} minutes"
+
+
+def _refuse_longer(suite: Suite, store: Store, planned: list[Planned]) -> None:
+    """Raise `ConfigError` where a suite is estimated to take more than its `max_hours`."""
+    from dpopt.harness import cost
+
+    if suite.max_hours is None:
+        return
+    rows = cost.rows(planned, store)
+    timings = cost.timings(rows, store, suite, PROBE, ERR)
+    for number, timing in timings.items():
+        if timing.failure:
+            ERR.print(f"{rows[number].label} failed: {timing.failure}", highlight=False, markup=False)
+    if cost.hours(rows, timings, cost.workers(suite)) > suite.max_hours:
+        raise ConfigError("max_hours", suite.max_hours, _estimate(rows, timings, cost.workers(suite)))
 
 
 def run(overrides: Sequence[str]) -> int:
     """Train what is not done of a suite; a run that was killed goes on where it was."""
-    from dpopt.harness import engines, stopping
+    from dpopt.harness import cost, engines, stopping
     from dpopt.harness import plan as planning
     from dpopt.harness.execute import Outcome, Policy, execute
     from dpopt.training import resolve_device
 
     suite, store, planned = _plan(overrides)
     resolve_device(suite.device)
+    _refuse_longer(suite, store, planned)
     store = _logged(store, suite.log)
     policy, before = Policy(suite.timeout, suite.retries, suite.retry_on), store.cancelled(suite.name)
 
@@ -105,13 +131,13 @@ def run(overrides: Sequence[str]) -> int:
     def is_stopped() -> bool:
         return stopping.is_asked() or store.cancelled(suite.name) != before
 
-    outcome, cells = Outcome(), [entry.cell for entry in planned]
+    outcome, cells = Outcome(), cost.cheapest_first(planned)
     while cells and not outcome.is_stopped:  # some cells follow from the outcome of others
         with stopping.signals():
             execute(cells, store, make_engine, ERR, outcome, policy, is_stopped)
         known = {entry.cell.run_id for entry in planned}
         planned = _plan(overrides)[2] if planning.has_stages(suite) else planned
-        cells = [entry.cell for entry in planned if entry.cell.run_id not in known]
+        cells = cost.cheapest_first(entry for entry in planned if entry.cell.run_id not in known)
     ERR.print(
         f"{outcome.ran} cells run, {outcome.skipped} were done, {len(outcome.failed)} failed, "
         f"{len(outcome.damaged)} damaged",

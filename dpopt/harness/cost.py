@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import resource
 import sys
 import time
@@ -22,6 +21,7 @@ from rich.progress import Progress
 from dpopt import registry, training
 from dpopt.bench.remote import Remote
 from dpopt.harness.cell import Cell, Prepared, prepare
+from dpopt.harness.engines.local import places
 from dpopt.harness.provenance import provenance
 from dpopt.harness.rows import Planned
 from dpopt.harness.suite import Suite
@@ -193,8 +193,32 @@ def _answers(asked: Mapping[int, Probe], at_once: int, console: Console | None) 
 
 
 def workers(suite: Suite) -> int:
-    """How many cells of a suite run at a time."""
-    return 1 if suite.engine == "inline" else suite.workers or len(os.sched_getaffinity(0))
+    """How many cells of a suite run at a time; where its engine decides, as many as the local one would run."""
+    return 1 if suite.engine in ("inline", "span") else len(places(suite.device, suite.workers))
+
+
+def hours(rows: Sequence[Row], timings: Mapping[int, Timing], workers: int) -> float:
+    """Hours on the clock for all cells that wait, of rows whose time is known.
+
+    Args:
+        rows: of a plan.
+        timings: of some of them, by number.
+        workers: cells at a time.
+    """
+    known = {number: timing for number, timing in timings.items() if not timing.failure}
+    return sum(rows[number].seconds(timing) for number, timing in known.items()) / 3600 / workers
+
+
+def cheapest_first(planned: Iterable[Planned]) -> list[Cell]:
+    """The cells of a plan by their expected gradient evaluations, in its order where these are equal.
+
+    Tables fill early, and what is wrong with a suite shows before much is spent on it.
+    """
+
+    def gradients(entry: Planned) -> float:
+        return draws(entry.cell) * entry.cell.batch_size / entry.cell.dry_run * entry.gradients_per_draw
+
+    return [entry.cell for entry in sorted(planned, key=gradients)]
 
 
 def _ask(subject: Probe, alive: list[Remote]) -> Timing:

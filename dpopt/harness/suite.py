@@ -126,6 +126,7 @@ class Suite:
     retry_on: tuple[Literal["failed", "died", "timeout"], ...]
     grace: float
     memory: float | None
+    max_hours: float | None
     options: dict[str, Any]
     dry_run: float
     diagnostics: bool
@@ -231,6 +232,7 @@ def load_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
         retry_on=_kinds(content["retry_on"], f"{where}.retry_on"),
         grace=fields.convert(content["grace"], fields.Positive, f"{where}.grace", {}),
         memory=fields.convert(content["memory"], fields.Positive | None, f"{where}.memory", {}),
+        max_hours=fields.convert(content["max_hours"], fields.Positive | None, f"{where}.max_hours", {}),
         options=_options(content["options"], f"{where}.options"),
         dry_run=fields.convert(content["dry_run"], fields.Factor, f"{where}.dry_run", {}),
         diagnostics=fields.convert(content["diagnostics"], bool, f"{where}.diagnostics", {}),

@@ -34,7 +34,7 @@ class LocalEngine:
     def __init__(self, store: FailureStore, setup: Setup) -> None:
         understood(setup, {}, "local")
         self._store, self._setup = store, setup
-        self._places = deque(places(setup))
+        self._places = deque(places(setup.device, setup.workers))
         self._queue: deque[Cell] = deque()
         self._workers: list[_Worker] = []
 
@@ -144,15 +144,20 @@ class _Worker:
             self.process.kill()
 
 
-def places(setup: Setup) -> list[str]:
-    """The device of each worker: by default one worker for each GPU, or for each core; more share the GPUs in turn."""
-    device = resolve_device(setup.device)
+def places(name: str, workers: int | None) -> list[str]:
+    """The device of each worker: by default one worker for each GPU, or for each core; more share the GPUs in turn.
+
+    Args:
+        name: see `training.resolve_device`.
+        workers: how many; None for the default.
+    """
+    device = resolve_device(name)
     if device.type != "cuda" or device.index is not None:
-        devices, number = [setup.device], len(os.sched_getaffinity(0)) if device.type == "cpu" else 1
+        devices, number = [name], len(os.sched_getaffinity(0)) if device.type == "cpu" else 1
     else:
         devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
         number = len(devices)
-    return list(islice(cycle(devices), setup.workers or number))
+    return list(islice(cycle(devices), workers or number))
 
 
 def _serve(pipe: Connection, store: FailureStore, setup: Setup, device: str) -> None:

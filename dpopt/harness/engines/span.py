@@ -109,7 +109,7 @@ class _Team:
         self.is_spent = False
         self._deadline: float | None = None
         self._folder = TemporaryDirectory(prefix="dpopt-")
-        meeting, devices = f"file://{Path(self._folder.name) / 'meeting'}", places(setup)
+        meeting, devices = f"file://{Path(self._folder.name) / 'meeting'}", places(setup.device, setup.workers)
         self._members = [_start(rank, devices, meeting, store, setup) for rank in range(len(devices))]
         self._busy: list[_Member] = []
 
