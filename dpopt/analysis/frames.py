@@ -70,11 +70,11 @@ def load(store: Store, suite: str, labels: Sequence[str] | None = None) -> Resul
             "epochs": cell["epochs"],
             "clip": float(entry["clip"]),
             "seed": cell["seed"],
-            "state": store.state(run_id),
         }
         try:
             row |= _outcome(store, run_id, cell)
         except FileNotFoundError:
+            row["state"] = store.state(run_id)
             if row["state"] == "failed":
                 problems.append(f"{run_id} ({row['label']}) failed: {store.error(run_id)['reason']}")
         except Damaged as error:
@@ -155,7 +155,7 @@ def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:
         raise Damaged(f"{path}: {type(error).__name__} {error}") from error
     if not math.isclose(numbers["epsilon"], spent, rel_tol=1e-6):
         raise Damaged(f"{path}: states epsilon {numbers['epsilon']}, its ledger spends {spent}")
-    return {"score": score} | numbers | further | origin
+    return {"state": record["status"], "score": score} | numbers | further | origin
 
 
 def _check_total(path: Path, ledger: Ledger, cell: dict[str, Any], record: dict[str, Any]) -> None:
@@ -194,15 +194,22 @@ def select(cells: pd.DataFrame) -> pd.DataFrame:
     Returns:
         One row for each group and seed, with `runs` (trained runs of that seed) and their `run_ids` added.
     """
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in cells.to_dict("records"):
+        groups.setdefault(tuple(row[key] for key in (*GROUP, "seed")), []).append(row)
     chosen = []
-    for _, group in cells.groupby([*GROUP, "seed"], sort=False):
-        released = group[group["stage"] == ("final" if group["stage"].any() else "")]
-        if released.empty or not group["state"].isin(["done", "diverged"]).all():
+    for rows in groups.values():
+        last = "final" if any(row["stage"] for row in rows) else ""
+        released = [row for row in rows if row["stage"] == last]
+        if not released or not all(row["state"] in ("done", "diverged") for row in rows):
             continue
-        best = 0 if len(released) == 1 else released["selection_score"].fillna(-math.inf).argmax()
-        row = released.iloc[best].to_dict()
-        chosen.append({**row, "runs": int(group["is_trained"].sum()), "run_ids": tuple(group["run_id"])})
+        runs, run_ids = sum(row["is_trained"] for row in rows), tuple(row["run_id"] for row in rows)
+        chosen.append({**max(released, key=_selection_score), "runs": runs, "run_ids": run_ids})
     return pd.DataFrame(chosen)
+
+
+def _selection_score(row: Mapping[str, Any]) -> float:
+    return -math.inf if math.isnan(row["selection_score"]) else row["selection_score"]
 
 
 def curves(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
@@ -210,14 +217,11 @@ def curves(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
 
     A run that does not find its own learning rate has its constant one as `eta`.
     """
-    parts = []
+    entries = []
     for row in selected.to_dict("records"):
-        frame = pd.DataFrame(store.curve(row["run_id"])).drop(columns="diagnostics", errors="ignore")
-        if "eta" not in frame:
-            frame["eta"] = row["lr"]
         place = {key: row[key] for key in (*GROUP, "seed", "tuning", "run_id", "score", "lr")}
-        parts.append(frame.assign(**place))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+        entries += [{"eta": row["lr"], **entry, **place} for entry in store.curve(row["run_id"])]
+    return pd.DataFrame(entries).drop(columns="diagnostics", errors="ignore")
 
 
 def epsilon_with_tuning(store: Store, selected: Mapping[str, Any]) -> float:

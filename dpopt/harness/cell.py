@@ -87,6 +87,10 @@ class Cell:
 
         A field that has a default is there where it differs from it, so that cells older than the field keep their ids.
         """
+        return dict(self._content)
+
+    @cached_property
+    def _content(self) -> dict[str, Any]:
         content = {field.name: (_plain(getattr(self, field.name)), field.default) for field in dataclasses.fields(self)}
         return {key: value for key, (value, default) in content.items() if value != default}
 

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
@@ -31,6 +32,8 @@ SAMPLE = 256
 """Records that a probe evaluates on; the time for all follows from theirs."""
 TIMES = {"draws", "seconds_prepare", "seconds_train", "provenance"}
 """What a record says of its run's time."""
+RECORDS = 100
+"""Finished cells that tell the time of their row."""
 LONG = 60.0
 """Seconds after which a probe takes no further draw."""
 
@@ -165,8 +168,9 @@ def timings(
 
 
 def _stored(row: Row, store: RecordStore, device: str) -> Timing | None:
-    """The mean times of a row's finished cells on `device`; None where there is none."""
-    records = [store.record(cell.run_id) for cell, state in zip(row.cells, row.states, strict=True) if state == "done"]
+    """The mean times of the first `RECORDS` finished cells of a row on `device`; None where there is none."""
+    done = (cell.run_id for cell, state in zip(row.cells, row.states, strict=True) if state == "done")
+    records = [store.record(run_id) for run_id in islice(done, RECORDS)]
     timed = [record for record in records if record.keys() >= TIMES and record["draws"]]
     timed = [record for record in timed if record["provenance"].get("device") == device]
     if not timed:
