@@ -1,8 +1,8 @@
 """R runs of one model at once: each with parameters and records of its own, all in one pass through the model.
 
-The model goes through `torch.func.vmap` over the runs. What its layers leave of R runs with n examples each is what they
-would leave of R n examples, so norms come from `factors` with all of the care that is taken there; sums alone are taken
-run by run. For models whose passes are so small that calling torch takes longer than computing.
+The model goes through `torch.func.vmap` over the runs. What its layers leave of R runs with n examples each is what
+they would leave of R n examples, so norms come from `factors` with all of the care that is taken there; sums alone are
+taken run by run. For models whose passes are so small that calling torch takes longer than computing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.func import functional_call, vmap
 
 from dpopt.clipping import layers
 from dpopt.clipping.bookkeeping import BookkeepingEngine, _norm
-from dpopt.clipping.factors import Dense, Factor, Outer, merged, scaled_squared_norm
+from dpopt.clipping.factors import Dense, Factor, Outer, merged
 from dpopt.clipping.flat import Loss, must_be_sanitized
 from dpopt.clipping.recording import Recorder, Unsupported
 from dpopt.clipping.rules import Abadi
@@ -44,7 +44,8 @@ class _Together(torch.autograd.Function):
         pass
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, function: Callable[..., Any], *tensors: Tensor) -> Any:
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
+        function, *tensors = inputs
         pairs = zip(tensors, in_dims[1:], strict=True)
         result = function(*(_first(tensor, dim, info.batch_size) for tensor, dim in pairs))
         return result, 0 if isinstance(result, Tensor) else (0,) * len(result)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dpopt.clipping.flat import clip_factors
@@ -92,8 +95,9 @@ class _LotBatch:
         def add_up(factors: Tensor, sensitivities: Tensor) -> tuple[Matrix, Tensor]:
             return self._sums_of_all(factors, sensitivities, noises)
 
-        self._norms, mask = together(examine, *thetas, *([] if scale is None else [scale]))
-        factors = clip_factors(clip, self._norms, mask).to(self._norms.dtype)
+        norms, mask = together(examine, *thetas, *([] if scale is None else [scale]))
+        factors = clip_factors(clip, norms, mask).to(norms.dtype)
+        self._norms = norms
         return Release(*together(add_up, factors, _number(clip.sensitivity, factors)))
 
     def losses(self, at: Sequence[Vector], bound: float | Tensor) -> Release:
@@ -121,11 +125,14 @@ class _LotBatch:
     @cached_property
     def _inputs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs and targets [R, n, ...], and which rows count, bool [R, n]."""
-        first = self._oracles[0]
-        longest = max(1, *(len(oracle._rows) for oracle in self._oracles))
-        length = -(-longest // CPU_MULTIPLE) * CPU_MULTIPLE
-        records = zip(*(oracle._records(length) for oracle in self._oracles), strict=True)
-        x, y, mask = (send(torch.stack(parts), first._device) for parts in records)
+        first, draws = self._oracles[0], [oracle._rows for oracle in self._oracles]
+        length = math.ceil(max(1, *map(len, draws)) / CPU_MULTIPLE) * CPU_MULTIPLE
+        rows = np.zeros((len(draws), length), dtype=np.int64)  # row 0 stands where no record is
+        for own, drawn in zip(rows, draws, strict=True):
+            own[: len(drawn)] = drawn
+        x, y = (_gathered([getattr(oracle, name) for oracle in self._oracles], rows) for name in ("_x", "_y"))
+        mask = torch.from_numpy(np.arange(length) < np.array([[len(drawn)] for drawn in draws]))
+        x, y, mask = (send(each, first._device) for each in (x, y, mask))
         return x if first._transform is None else first._transform(x.flatten(0, 1)).unflatten(0, mask.shape), y, mask
 
     def _examine_of_all(
@@ -180,6 +187,14 @@ class _LotBatch:
             count = totals.shape[1]
             if noise:
                 totals[run] += stds[run] * oracle._normal(batch.number, len(batch.noises) - count, count)
+
+
+def _gathered(stored: Sequence[Tensor], rows: NDArray[np.int64]) -> Tensor:
+    """The `rows` [R, n] of what each run has stored, shape [R, n, ...]."""
+    result = stored[0].new_empty(*rows.shape, *stored[0].shape[1:])
+    for own, source, out in zip(torch.from_numpy(rows).to(result.device), stored, result, strict=True):
+        torch.index_select(source, 0, own, out=out)
+    return result
 
 
 def _number(value: float | Tensor, like: Tensor) -> Tensor:

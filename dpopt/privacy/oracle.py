@@ -342,7 +342,7 @@ class DataOracle(_Oracle):
         # A GPU is at its best with calls of one shape; a CPU does not mind, so there is next to nothing to pad.
         self._multiple = self._size if self._device.type == "cuda" else CPU_MULTIPLE
         self._transcript, self._watch = transcript, watch
-        self._inputs: list[Callable[[], _Inputs]] = []
+        self._parts: list[Callable[[], _Inputs]] | None = None
         self._rows = np.zeros(0, dtype=np.int64)
         self._known = WeakTensorKeyDictionary()
         self._norms: list[tuple[Tensor, Tensor]] = []
@@ -367,19 +367,27 @@ class DataOracle(_Oracle):
 
     def _open(self, draw: int) -> None:
         self._rows = self.processes.part(sampling.poisson_rows(self._draw_seed, draw, len(self._x), self.rate))
-        batches = sampling.physical_batches(self._rows, self._size, self._multiple)
-        gather = [
-            partial(self._gather, draw, part, torch.from_numpy(rows), torch.from_numpy(mask))
-            for part, (rows, mask) in enumerate(batches)
-        ]
-        # A draw of one physical batch is gathered once, a larger one again for each query: it may not fit.
-        self._inputs = [cache(gather[0])] if len(gather) == 1 else gather
+        self._parts = None
         if self._transcript is not None:
             self._transcript.append([])
 
     def _close(self, batch: _Batch) -> None:
-        self._inputs, self._norms = [], []
+        self._parts, self._norms = None, []
         self._known.clear()
+
+    @property
+    def _inputs(self) -> list[Callable[[], _Inputs]]:
+        """What gathers each physical batch of the open draw."""
+        if self._parts is None:
+            draw = self.draws_taken - 1
+            batches = sampling.physical_batches(self._rows, self._size, self._multiple)
+            gather = [
+                partial(self._gather, draw, part, torch.from_numpy(rows), torch.from_numpy(mask))
+                for part, (rows, mask) in enumerate(batches)
+            ]
+            # A draw of one physical batch is gathered once, a larger one again for each query: it may not fit.
+            self._parts = [cache(gather[0])] if len(gather) == 1 else gather
+        return self._parts
 
     def _gather(self, draw: int, part: int, rows: Tensor, mask: Tensor) -> _Inputs:
         rows = sampling.send(rows, self._x.device)
@@ -457,13 +465,6 @@ class DataOracle(_Oracle):
         """Losses [n] at `theta` if this draw has evaluated this very tensor, and it was not changed since."""
         known = self._known.get(theta)
         return known.losses[part] if known is not None and known.version == theta._version else None
-
-    def _records(self, length: int) -> _Inputs:
-        """The records of the open draw as they are stored, with row 0 after them up to `length`, and which count."""
-        rows = torch.zeros(length, dtype=torch.int64)
-        rows[: len(self._rows)] = torch.from_numpy(self._rows)
-        rows, mask = rows.to(self._x.device), torch.arange(length, device=self._x.device) < len(self._rows)
-        return _Inputs(self._x[rows], self._y[rows], mask)
 
     def _add_noise(self, total: Vector, std: float, draw: int, release: int) -> None:
         """Add the noise of a gradient's release to `total`, shape [d], in place, where this process has to."""
