@@ -14,8 +14,9 @@ import copy
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -105,6 +106,7 @@ def run(
         Interrupted: `stop` said so.
     """
     with ExitStack() as stack:
+        stack.enter_context(_quiet())
         leases = {}
         for cell in cells:
             with suppress(Held):
@@ -235,9 +237,18 @@ def _with(instance: Any, values: dict[str, Any]) -> Any:
 def _can_step(spec: str) -> bool:
     """Whether the optimizer can be stepped for several runs at once; `spec` is as `_without_numbers` leaves it."""
     try:
-        return can_step(registry.from_spec("optimizer", json.loads(spec)))
+        with _quiet():
+            return can_step(registry.from_spec("optimizer", json.loads(spec)))
     except Exception:  # an optimizer can fail in any way, and will say so when it runs alone
         return False
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Say nothing of operations for which `vmap` goes through the runs one after the other."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop")
+        yield
 
 
 def can_step(optimizer: Optimizer) -> bool:
