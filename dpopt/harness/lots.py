@@ -51,23 +51,28 @@ def group(cells: Iterable[Cell], most: int) -> list[list[Cell]]:
     groups: list[list[Cell]] = []
     open_ones: dict[str, list[Cell]] = {}
     for cell in cells:
-        shape = _shape(cell) if most > 1 else None
-        found = open_ones.get(shape) if shape is not None else None
-        if found is None or len(found) == most:
+        shape = _shape(cell)
+        found = open_ones.get(shape, [])
+        if not 0 < len(found) < most:
             groups.append(found := [])
-            if shape is not None:
-                open_ones[shape] = found
+            open_ones[shape] = found
         found.append(cell)
-    return groups
+    return [part for lot in groups for part in ([lot] if _is_one(lot) else [[cell] for cell in lot])]
 
 
-def _shape(cell: Cell) -> str | None:
-    """What the cells of a lot have in common; None for a cell that is trained alone."""
-    optimizer = _without_numbers(cell.optimizer)
-    if cell.untrained or cell.diagnostics or not _can_step(_dumps(optimizer)):
-        return None
+def _shape(cell: Cell) -> str:
+    """What the cells of a lot have in common."""
     free = ("optimizer", "epsilon", "seed", "search", "selection")
-    return _dumps([optimizer, {key: value for key, value in cell.content().items() if key not in free}])
+    rest = {key: value for key, value in cell.content().items() if key not in free}
+    return _dumps([_without_numbers(cell.optimizer), rest])
+
+
+def _is_one(lot: Sequence[Cell]) -> bool:
+    """Whether cells of one shape can be trained as one, as far as can be told of cells; a cell alone can."""
+    first = lot[0]
+    if len(lot) == 1:
+        return True
+    return not (first.untrained or first.diagnostics) and _can_step(_dumps(_without_numbers(first.optimizer)))
 
 
 def _without_numbers(spec: dict[str, Any]) -> dict[str, Any]:
