@@ -160,11 +160,11 @@ def join(runs: Sequence[Prepared], physical_batch: int | None = None) -> Lot:
 
 def _check(runs: Sequence[Prepared], physical_batch: int | None) -> None:
     """Raise `Refused` for what can be told without trying."""
-    first, shapes = runs[0], {_shape(ready.cell) for ready in runs}
-    if len(shapes) > 1 or None in shapes:
-        raise Refused(
-            "the cells differ in more than a lot's may, or their optimizer cannot be stepped for several runs"
-        )
+    first = runs[0]
+    if len({_shape(ready.cell) for ready in runs}) > 1:
+        raise Refused("the cells differ in more than those of a lot may")
+    if not _is_one([ready.cell for ready in runs]):
+        raise Refused("the optimizer cannot be stepped for several runs, or the cells ask for what one alone has")
     if not all(type(ready.engine) is BookkeepingEngine for ready in runs):
         raise Refused("book-keeping cannot follow the model")
     if type(first.workload).augment is not Workload.augment:

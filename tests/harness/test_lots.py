@@ -251,6 +251,12 @@ def test_what_cannot_be_joined_runs_one_by_one(planned, store, monkeypatch, kind
     assert not any("lot" in store.record(cell.run_id) for cell in every)
 
 
+def test_cells_that_differ_in_more_are_refused(planned, store):
+    one, other, *_ = planned()
+    with pytest.raises(lots.Refused, match="differ in more"):
+        lots.run([one, dataclasses.replace(other, batch_size=400)], store, device="cpu")
+
+
 def test_a_lot_larger_than_a_physical_batch_is_refused(planned, store):
     every = planned()
     with pytest.raises(lots.Refused, match="physical batch"):
