@@ -26,6 +26,7 @@ from dpopt.testing.task import Task, advance
 from dpopt.workloads.base import mlp
 from dpopt.workloads.synthetic import SyntheticLogReg
 
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 ALONE = {"torch_optim", "dadapt_adam", "dog", "prodigy", "schedulefree_adamw"}
 """Optimizers that decide on the host, and so are never stepped for several runs at once."""
 TIMES = {"seconds_prepare", "seconds_train", "seconds_cpu", "seconds_draw", "peak_memory", "provenance", "lot"}
@@ -55,10 +56,9 @@ def planned(write_suite):
     return make
 
 
-def searched(planned, **changes):
+def searched(planned, *more, **changes):
     """Cells that differ in `lr`, in the bound, in epsilon and in the seed."""
-    settings = ["settings.dp_sgd.grid.lr=[0.1,1.0]", "clip=[0.5,1.0]"]
-    return planned(overrides=settings, **changes)
+    return planned(overrides=["settings.dp_sgd.grid.lr=[0.1,1.0]", "clip=[0.5,1.0]", *more], **changes)
 
 
 @pytest.fixture
@@ -90,13 +90,12 @@ def assert_alike(store, other, every):
 
 
 def test_the_digits_are_learned_alike(planned, store, alone):
-    every = searched(planned, workload="digits_mlp", batch_size=128, epochs=1)
-    assert len(every) == 16
+    every = searched(planned, "epsilon=[2]", workload="digits_mlp", batch_size=128, epochs=1)
     (lot,) = lots.group(every, 16)
     lots.run(lot, store, device="cpu")
     assert_alike(store, alone(every), every)
     for record in (store.record(cell.run_id) for cell in every):
-        assert record["lot"] == 16
+        assert record["lot"] == len(every) == 8
         assert store.state(record["run_id"]) == "done"
     assert {"lot"}.isdisjoint(alone([]).record(every[0].run_id))
 
@@ -294,8 +293,8 @@ def test_local_workers_train_lots(planned, store, alone):
     every = searched(planned)
     outcome = execute(every, store, lambda: LocalEngine(store, Setup("cpu", workers=2)), policy=Policy(lot=8))
     assert (outcome.ran, outcome.failed) == (16, {})
-    assert_alike(store, alone(every), every)
     assert {store.record(cell.run_id)["lot"] for cell in every} == {8}
+    assert_alike(store, alone(every[::5]), every[::5])
 
 
 def long_lot(engine, planned):
