@@ -21,6 +21,7 @@ from dpopt.privacy import accountants
 from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.distributed import ALONE, Processes, digest
 from dpopt.privacy.ledger import Ledger
+from dpopt.privacy.lot import LotOracle
 from dpopt.privacy.oracle import DataOracle
 from dpopt.privacy.plan import NonPrivate, Plan
 from dpopt.privacy.protocol import Optimizer, Vector
@@ -223,7 +224,9 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def steps(optimizer: Optimizer, oracle: DataOracle, state: Any, marks: int = 40) -> Iterator[tuple[Any, bool]]:
+def steps(
+    optimizer: Optimizer, oracle: DataOracle | LotOracle, state: Any, marks: int = 40
+) -> Iterator[tuple[Any, bool]]:
     """Step until the budget is spent; yields each state and whether one of `marks` even parts of the draws is done."""
     done = oracle.draws_taken * marks // max(1, oracle.draws_total)
     while oracle.draws_left:

@@ -123,7 +123,8 @@ def run(overrides: Sequence[str]) -> int:
     resolve_device(suite.device)
     _refuse_longer(suite, store, planned)
     store = _logged(store, suite.log)
-    policy, before = Policy(suite.timeout, suite.retries, suite.retry_on), store.cancelled(suite.name)
+    lot = suite.lot if suite.engine in engines.JOINING else 1
+    policy, before = Policy(suite.timeout, suite.retries, suite.retry_on, lot), store.cancelled(suite.name)
 
     def make_engine() -> engines.Engine:
         return engines.create(suite.engine, store, _setup(suite))

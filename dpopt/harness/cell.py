@@ -11,9 +11,9 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -33,13 +33,14 @@ from dpopt.privacy import sampling
 from dpopt.privacy.calibration import calibrate, dry_run, score_noise
 from dpopt.privacy.distributed import Processes
 from dpopt.privacy.ledger import Ledger
+from dpopt.privacy.lot import LotOracle
 from dpopt.privacy.oracle import DataOracle
 from dpopt.privacy.plan import Plan
 from dpopt.privacy.protocol import Optimizer, Vector
 from dpopt.privacy.sampling import derive
 from dpopt.privacy.selection import selection_rule
 from dpopt.study.diagnostics import Diagnostics
-from dpopt.workloads.base import Split, Workload
+from dpopt.workloads.base import Split, Splits, Workload
 
 CHECKPOINT_SECONDS = 60.0
 
@@ -158,9 +159,10 @@ class Elapsed(NamedTuple):
     wall: float = 0.0
     cpu: float = 0.0
 
-    def since(self, begin: Elapsed) -> Elapsed:
-        """What has passed from `begin` to now, on top of this."""
-        return Elapsed(self.wall + time.perf_counter() - begin.wall, self.cpu + time.process_time() - begin.cpu)
+    def since(self, begin: Elapsed, runs: int = 1) -> Elapsed:
+        """What one of `runs` has taken from `begin` to now, on top of this."""
+        now = _now()
+        return Elapsed(self.wall + (now.wall - begin.wall) / runs, self.cpu + (now.cpu - begin.cpu) / runs)
 
 
 def _now() -> Elapsed:
@@ -172,6 +174,7 @@ class Prepared:
     """A cell that is ready to train.
 
     Attributes:
+        cell: it.
         workload, optimizer: as the cell describes them.
         model, engine: the model, on its device, and the clipping engine over it.
         plan: the calibrated noise.
@@ -183,6 +186,7 @@ class Prepared:
         diagnostics: where the cell asks for them.
     """
 
+    cell: Cell
     workload: Workload
     optimizer: Optimizer
     model: nn.Module
@@ -209,13 +213,41 @@ class Prepared:
         return of.report(predict, self.watched["test"])
 
 
+@dataclass(frozen=True)
+class Lot:
+    """What is trained as one: a cell alone, or several that `lots` has joined.
+
+    Attributes:
+        runs: the cells, which have taken equally many draws.
+        optimizer, oracle, state: what is stepped, with what, and where training begins; of a cell alone its own.
+        each: a state -> the state of each run.
+    """
+
+    runs: Sequence[Prepared]
+    optimizer: Optimizer
+    oracle: DataOracle | LotOracle
+    state: Any
+    each: Callable[[Any], Sequence[Any]]
+
+    @classmethod
+    def of_one(cls, ready: Prepared) -> Lot:
+        """A cell alone."""
+        return cls([ready], ready.optimizer, ready.oracle, ready.state, lambda state: [state])
+
+
 def prepare(
-    cell: Cell, *, device: str = "auto", physical_batch: int | None = None, store: RunStore | None = None
+    cell: Cell,
+    *,
+    device: str = "auto",
+    physical_batch: int | None = None,
+    store: RunStore | None = None,
+    known: dict[int, Splits] | None = None,
 ) -> Prepared:
     """Load, build and calibrate what a cell trains; see `run`.
 
     Args:
         store: where to note that the cell has begun, and to look for a checkpoint to go on from.
+        known: seed -> splits of the workload on the device; where given, what it lacks is added, and cells share them.
     """
     if cell.kernel != sampling.REVISION:
         raise ConfigError("cell.kernel", cell.kernel, f"draws and noise are now those of revision {sampling.REVISION}")
@@ -225,9 +257,11 @@ def prepare(
     place = training.resolve_device(device)
     workload = registry.from_spec("workload", cell.workload)
     optimizer = registry.from_spec("optimizer", cell.optimizer)
-    splits = workload.splits(cell.seed)
-    train = training.placed(splits.train, place)
-    watched = {name: training.placed(getattr(splits, name), place) for name in ("validation", "test")}
+    known = {} if known is None else known
+    if cell.seed not in known:
+        known[cell.seed] = Splits(*(training.placed(split, place) for split in workload.splits(cell.seed)))
+    train, *others = known[cell.seed]
+    watched = dict(zip(("validation", "test"), others, strict=True))
     torch.manual_seed(_seed("init", cell) >> 65)
     model = workload.model().to(place)
     engine = clipping.engine(model, workload.loss, sample=training.sample(train, workload.transform, place))
@@ -253,7 +287,8 @@ def prepare(
     model.train()
     watched = {name: split for name, split in watched.items() if len(split.x)}
     examples = len(train.x)
-    return Prepared(workload, optimizer, model, engine, plan, oracle, state, elapsed, watched, examples, diagnostics)
+    rest = (workload, optimizer, model, engine, plan, oracle, state, elapsed, watched, examples, diagnostics)
+    return Prepared(cell, *rest)
 
 
 def _plan(cell: Cell, optimizer: Optimizer, examples: int, dimension: int) -> Plan:
@@ -324,64 +359,91 @@ def run(
     with store.lease(cell.run_id) as lease:
         if (known := store.state(cell.run_id)) in ("done", "diverged"):
             raise Held(f"it is {known}")
-        loop = Loop(store, lease, report, checkpoint_seconds, stop)
-        return _run(cell, loop, device, physical_batch)
+        forget_peak(training.resolve_device(device))
+        loop = Loop(store, {cell.run_id: lease}, lambda _, fraction: report(fraction), checkpoint_seconds, stop, device)
+        ready = prepare(cell, device=device, physical_batch=physical_batch, store=store)
+        (record,) = train(Lot.of_one(ready), loop)
+        return record
 
 
 @dataclass
 class Loop:
-    """What goes on around the steps of a run.
+    """What goes on around the steps of a lot.
 
     Attributes:
-        store, lease: where its files go, and the right to write them.
-        report, checkpoint_seconds, stop: see `run`.
+        store, leases: where its files go, and run id -> the right to write them.
+        report: called with the run id and the fraction of the cell that is done.
+        checkpoint_seconds, stop, device: see `run`.
+        started: when this was made, which is to be before the cells are prepared.
         seconds: that the steps have taken, in this process.
     """
 
     store: RunStore
-    lease: Lease
-    report: Report
+    leases: Mapping[str, Lease]
+    report: Callable[[str, float], None]
     checkpoint_seconds: float
     stop: Callable[[], bool]
+    device: str
+    started: float = field(default_factory=time.perf_counter)
     seconds: float = 0.0
 
 
-def _run(cell: Cell, loop: Loop, device: str, physical_batch: int | None) -> dict[str, Any]:
-    started, store = time.perf_counter(), loop.store
-    _forget_peak(training.resolve_device(device))
-    ready = prepare(cell, device=device, physical_batch=physical_batch, store=store)
-    oracle, begin = ready.oracle, _now()
-    taken = oracle.draws_taken
-    state = _train(ready, cell.run_id, loop)
-    curve = store.curve(cell.run_id)
-    if not curve or curve[-1]["draw"] != oracle.draws_total:  # the curve was damaged while the run was stopped
-        curve.append(ready.observe(state))
-    final, trained = curve[-1], ready.elapsed.since(begin)
+def train(lot: Lot, loop: Loop) -> list[dict[str, Any]]:
+    """Train prepared cells to their end and store their records; see `run`.
+
+    Returns:
+        The records.
+    """
+    begin, taken = _now(), lot.oracle.draws_taken
+    states = lot.each(_train(lot, loop))
+    runs, drawn = len(lot.runs), max(1, lot.oracle.draws_taken - taken)
+    ends = [_end(ready, state, loop.store) for ready, state in zip(lot.runs, states, strict=True)]
+    times = [ready.elapsed.since(begin, runs) for ready in lot.runs]
+    records = []
+    for ready, state, final, trained in zip(lot.runs, states, ends, times, strict=True):
+        record = {
+            **_record(ready, state, final),
+            "seconds_prepare": (begin.wall - loop.started) / runs,
+            "seconds_train": trained.wall,
+            "seconds_cpu": trained.cpu,
+            "seconds_draw": loop.seconds / drawn / runs,
+            "peak_memory": peak_memory(ready.engine.theta.device),
+            **({"lot": runs} if runs > 1 else {}),
+            **({"processes": ready.oracle.processes.size} if ready.oracle.processes.size > 1 else {}),
+            "provenance": provenance(training.resolve_device(loop.device)),
+        }
+        run_id = ready.cell.run_id
+        loop.leases[run_id].check()
+        loop.store.finish(run_id, record, ready.oracle.ledger.to_json())
+        records.append(record)
+    return records
+
+
+def _end(ready: Prepared, state: Any, store: RunStore) -> dict[str, Any]:
+    """The last entry of a run's curve."""
+    curve = store.curve(ready.cell.run_id)
+    if not curve or curve[-1]["draw"] != ready.oracle.draws_total:  # it was damaged while the run was stopped
+        return ready.observe(state)
+    return curve[-1]
+
+
+def _record(ready: Prepared, state: Any, final: dict[str, Any]) -> dict[str, Any]:
+    """What a record says but for where and how fast the cell ran; the same wherever that was."""
+    cell, oracle, score = ready.cell, ready.oracle, ready.workload.score
     spent = training.summary(ready.plan, oracle, state, cell.epsilon, ready.examples)
     validation = ready.watched.get("validation")
-    search = _search(cell, oracle.ledger, final, len(validation.x) if validation else 0, ready.workload.score)
     scores = ready.scores(state) if spent["status"] == "done" and oracle.processes.is_first else {}
-    record = {
+    return {
         "schema": 1,
         "run_id": cell.run_id,
         "cell": cell.content(),
         **_plain(spent),
-        **search,
+        **_search(cell, oracle.ledger, final, len(validation.x) if validation else 0, score),
         **{key: value for key, value in final.items() if key not in ("draw", "epoch", "diagnostics")},
-        **({} if ready.workload.score == "accuracy" else {"score": ready.workload.score}),
+        **({} if score == "accuracy" else {"score": score}),
         **({"scores": _finite(scores)} if scores else {}),
         **({"diagnostics": _finite(ready.diagnostics.summary())} if ready.diagnostics else {}),
-        "seconds_prepare": begin.wall - started,
-        "seconds_train": trained.wall,
-        "seconds_cpu": trained.cpu,
-        "seconds_draw": loop.seconds / max(1, oracle.draws_taken - taken),
-        "peak_memory": peak_memory(ready.engine.theta.device),
-        **({"processes": oracle.processes.size} if oracle.processes.size > 1 else {}),
-        "provenance": provenance(training.resolve_device(device)),
     }
-    loop.lease.check()
-    store.finish(cell.run_id, record, oracle.ledger.to_json())
-    return record
 
 
 def _search(cell: Cell, ledger: Ledger, final: dict[str, Any], examples: int, score: str) -> dict[str, Any]:
@@ -404,33 +466,45 @@ def _search(cell: Cell, ledger: Ledger, final: dict[str, Any], examples: int, sc
     return content | {"released_score": released}
 
 
-def _train(ready: Prepared, run_id: str, loop: Loop) -> Any:
-    """The last state; curve and checkpoints go to the store on the way."""
-    oracle, begin = ready.oracle, _now()
+def _train(lot: Lot, loop: Loop) -> Any:
+    """The last state; curves and checkpoints go to the store on the way."""
+    oracle, first, begin = lot.oracle, lot.runs[0], _now()
     saved = since = begin.wall
-    state = ready.state  # a run may have been stopped after its last draw
-    for state, is_mark in training.steps(ready.optimizer, oracle, ready.state, ready.workload.marks):
+    state = lot.state  # a run may have been stopped after its last draw
+    for state, is_mark in training.steps(lot.optimizer, oracle, lot.state, first.workload.marks):
         is_stopped = loop.stop() and oracle.draws_left > 0
         is_late = time.perf_counter() - saved >= loop.checkpoint_seconds
-        is_due = is_stopped or (is_late and oracle.processes.is_first)
-        if is_mark or is_due:
-            loop.seconds += _wait(state.theta) - since
-            loop.lease.check()
-        if is_mark:
-            loop.store.append_curve(run_id, ready.observe(state))
-            loop.lease.note(oracle.draws_taken / oracle.draws_total)
-            loop.report(oracle.draws_taken / oracle.draws_total)
+        is_due = is_stopped or (is_late and first.oracle.processes.is_first)
+        if not (is_mark or is_due):
+            continue
+        loop.seconds += _wait(state.theta) - since
+        for ready, own in zip(lot.runs, lot.each(state), strict=True):
+            loop.leases[ready.cell.run_id].check()
+            if is_mark:
+                _mark(ready, own, loop)
+            if is_due:
+                _save(ready, own, loop.store, ready.elapsed.since(begin, len(lot.runs)))
         if is_due:
-            watched = {"diagnostics": ready.diagnostics.state()} if ready.diagnostics else {}
-            loop.store.save_checkpoint(
-                run_id, _checkpoint(run_id, state, oracle.ledger, ready.elapsed.since(begin), watched)
-            )
             saved = time.perf_counter()
         if is_stopped:
             raise Interrupted
-        if is_mark or is_due:
-            since = _wait(state.theta)
+        since = _wait(state.theta)
     return state
+
+
+def _mark(ready: Prepared, state: Any, loop: Loop) -> None:
+    """Add an entry to a run's curve."""
+    run_id, fraction = ready.cell.run_id, ready.oracle.draws_taken / ready.oracle.draws_total
+    loop.store.append_curve(run_id, ready.observe(state))
+    loop.leases[run_id].note(fraction)
+    loop.report(run_id, fraction)
+
+
+def _save(ready: Prepared, state: Any, store: RunStore, elapsed: Elapsed) -> None:
+    """Write a run's checkpoint."""
+    run_id = ready.cell.run_id
+    watched = {"diagnostics": ready.diagnostics.state()} if ready.diagnostics else {}
+    store.save_checkpoint(run_id, _checkpoint(run_id, state, ready.oracle.ledger, elapsed, watched))
 
 
 def _wait(theta: Vector) -> float:
@@ -441,7 +515,7 @@ def _wait(theta: Vector) -> float:
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes that this process held at once since `_forget_peak`, or that the GPU's allocator did."""
+    """The most bytes that this process held at once since `forget_peak`, or that the GPU's allocator did."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
@@ -452,7 +526,7 @@ def peak_memory(device: torch.device) -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _forget_peak(device: torch.device) -> None:
+def forget_peak(device: torch.device) -> None:
     """Begin anew: a worker runs cell after cell. Where the system cannot forget, it is the peak of all of them."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

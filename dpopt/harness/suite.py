@@ -121,6 +121,7 @@ class Suite:
     workers: int | None
     device: str
     physical_batch: int | None
+    lot: int
     timeout: float | None
     retries: int
     retry_on: tuple[Literal["failed", "died", "timeout"], ...]
@@ -228,6 +229,7 @@ def load_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
         device=fields.convert(content["device"], str, f"{where}.device", {}),
         physical_batch=_auto(content["physical_batch"], fields.Count, f"{where}.physical_batch"),
         timeout=fields.convert(content["timeout"], fields.Positive | None, f"{where}.timeout", {}),
+        lot=fields.convert(content["lot"], fields.Count, f"{where}.lot", {}),
         retries=fields.convert(content["retries"], fields.Natural, f"{where}.retries", {}),
         retry_on=_kinds(content["retry_on"], f"{where}.retry_on"),
         grace=fields.convert(content["grace"], fields.Positive, f"{where}.grace", {}),

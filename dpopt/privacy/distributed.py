@@ -54,7 +54,7 @@ class Processes:
 
     def part(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Those of `rows`, shape [n], that this process has: all parts together are the whole, nearly equally long."""
-        return np.array_split(rows, self.size)[self.rank]
+        return np.array_split(rows, self.size)[self.rank] if self.size > 1 else rows
 
     def add_up(self, total: Tensor) -> None:
         """Replace `total` by its sum over all processes, in place."""

@@ -12,6 +12,7 @@ from functools import cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -47,6 +48,12 @@ class UnplannedRelease(BudgetSpent):
 def weighted(at: Points) -> list[tuple[float, Vector]]:
     """`at` as weighted points; a single vector counts with weight one."""
     return [(1.0, at)] if isinstance(at, Tensor) else list(at)
+
+
+def require_finite(bound: float | Tensor) -> None:
+    """Raise `ConfigError` for a bound of losses that is a number out of range."""
+    if not isinstance(bound, Tensor) and not 0 < bound < float("inf"):
+        raise ConfigError("losses.bound", bound, "expected a finite bound > 0")
 
 
 class _Oracle:
@@ -129,20 +136,20 @@ class _Batch:
         return self._oracle._gradient(self.number, len(self.noises) - 1, at, clip, scale, noise)
 
     def losses(self, at: Sequence[Vector], bound: float | Tensor) -> Release:
-        if not isinstance(bound, Tensor) and not 0 < bound < float("inf"):
-            raise ConfigError("losses.bound", bound, "expected a finite bound > 0")
+        require_finite(bound)
         noise = self._charge(LOSSES, len(at))
         return self._oracle._losses(self.number, len(self.noises) - len(at), at, bound, noise)
 
     def below(self, bound: float | Tensor) -> Release:
-        if GRADIENT not in self.kinds:
-            raise UnplannedRelease("`below` tells of the draw's last gradient, and none was queried")
         noise = self._charge(COUNTS, 1)
         return self._oracle._below(self.number, len(self.noises) - 1, bound, noise)
 
     def _charge(self, kind: str, count: int) -> float:
+        """Note `count` releases of one kind; gives their noise multiplier."""
         if not self.is_open:
             raise UnplannedRelease("this draw is closed: query it inside its `with` block")
+        if kind == COUNTS and GRADIENT not in self.kinds:
+            raise UnplannedRelease("`below` tells of the draw's last gradient, and none was queried")
         if kind not in self._oracle.noise:
             raise UnplannedRelease(f"the plan holds no release of kind {kind!r}")
         noise = self._oracle.noise[kind]
@@ -335,7 +342,8 @@ class DataOracle(_Oracle):
         # A GPU is at its best with calls of one shape; a CPU does not mind, so there is next to nothing to pad.
         self._multiple = self._size if self._device.type == "cuda" else CPU_MULTIPLE
         self._transcript, self._watch = transcript, watch
-        self._inputs: list[Callable[[], _Inputs]] = []
+        self._parts: list[Callable[[], _Inputs]] | None = None
+        self._rows = np.zeros(0, dtype=np.int64)
         self._known = WeakTensorKeyDictionary()
         self._norms: list[tuple[Tensor, Tensor]] = []
         self.processes = processes
@@ -358,20 +366,28 @@ class DataOracle(_Oracle):
         )
 
     def _open(self, draw: int) -> None:
-        rows = self.processes.part(sampling.poisson_rows(self._draw_seed, draw, len(self._x), self.rate))
-        batches = sampling.physical_batches(rows, self._size, self._multiple)
-        gather = [
-            partial(self._gather, draw, part, torch.from_numpy(rows), torch.from_numpy(mask))
-            for part, (rows, mask) in enumerate(batches)
-        ]
-        # A draw of one physical batch is gathered once, a larger one again for each query: it may not fit.
-        self._inputs = [cache(gather[0])] if len(gather) == 1 else gather
+        self._rows = self.processes.part(sampling.poisson_rows(self._draw_seed, draw, len(self._x), self.rate))
+        self._parts = None
         if self._transcript is not None:
             self._transcript.append([])
 
     def _close(self, batch: _Batch) -> None:
-        self._inputs, self._norms = [], []
+        self._parts, self._norms = None, []
         self._known.clear()
+
+    @property
+    def _inputs(self) -> list[Callable[[], _Inputs]]:
+        """What gathers each physical batch of the open draw."""
+        if self._parts is None:
+            draw = self.draws_taken - 1
+            batches = sampling.physical_batches(self._rows, self._size, self._multiple)
+            gather = [
+                partial(self._gather, draw, part, torch.from_numpy(rows), torch.from_numpy(mask))
+                for part, (rows, mask) in enumerate(batches)
+            ]
+            # A draw of one physical batch is gathered once, a larger one again for each query: it may not fit.
+            self._parts = [cache(gather[0])] if len(gather) == 1 else gather
+        return self._parts
 
     def _gather(self, draw: int, part: int, rows: Tensor, mask: Tensor) -> _Inputs:
         rows = sampling.send(rows, self._x.device)
@@ -386,8 +402,7 @@ class DataOracle(_Oracle):
     ) -> Release:
         total = self._clipped_sum(draw, weighted(at), clip, scale)
         std = noise * clip.sensitivity if noise else 0.0
-        if noise and self.processes.is_first:
-            sampling.add_gaussian(total, std, self._noise_seed, draw, release)
+        self._add_noise(total, std, draw, release)
         self.processes.add_up(total)
         return self._released(total.div_(self.expected_batch), std / self.expected_batch)
 
@@ -421,7 +436,7 @@ class DataOracle(_Oracle):
             total += torch.where(mask & losses.isfinite(), centred, 0.0).sum(dim=1)
         std = noise * bound / 2
         if noise and self.processes.is_first:
-            total += std * sampling.gaussian(self._noise_seed, draw, release, len(at), total.dtype, total.device)
+            total += std * self._normal(draw, release, len(at))
         self.processes.add_up(total)
         return self._released(total / self.expected_batch + bound / 2, std / self.expected_batch)
 
@@ -431,7 +446,7 @@ class DataOracle(_Oracle):
             # Centred at 1/2, a record moves the sum by 1/2; a norm that is not a number is not below anything.
             total += torch.where(mask, (norm <= bound).double() - 0.5, 0.0).sum()
         if noise and self.processes.is_first:
-            total += noise / 2 * sampling.gaussian(self._noise_seed, draw, release, 1, total.dtype, total.device)
+            total += noise / 2 * self._normal(draw, release, 1)
         self.processes.add_up(total)
         return self._released(total / self.expected_batch + 0.5, noise / 2 / self.expected_batch)
 
@@ -450,6 +465,15 @@ class DataOracle(_Oracle):
         """Losses [n] at `theta` if this draw has evaluated this very tensor, and it was not changed since."""
         known = self._known.get(theta)
         return known.losses[part] if known is not None and known.version == theta._version else None
+
+    def _add_noise(self, total: Vector, std: float, draw: int, release: int) -> None:
+        """Add the noise of a gradient's release to `total`, shape [d], in place, where this process has to."""
+        if std and self.processes.is_first:
+            sampling.add_gaussian(total, std, self._noise_seed, draw, release)
+
+    def _normal(self, draw: int, release: int, size: int) -> Tensor:
+        """The standard normal numbers of a release of losses or counts; float64, shape [size]."""
+        return sampling.gaussian(self._noise_seed, draw, release, size, torch.float64, self._device)
 
     def _released(self, value: Tensor, std: float | Tensor) -> Release:
         release = Release(value, std)

@@ -58,10 +58,11 @@ class Task:
         self.y = torch.randint(0, 3, (EXAMPLES,), generator=generator)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
+            self.model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
         # Where all gradients are zero, book-keeping has nothing to be verified by.
         name = "auto" if scale else "vmap"
-        self.engine = clipping.engine(model, lambda o, t: scale * F.cross_entropy(o, t, reduction="none"), name)
+        self.loss = lambda o, t: scale * F.cross_entropy(o, t, reduction="none")
+        self.engine = clipping.engine(self.model, self.loss, name)
 
     def plan(self, optimizer: Optimizer, epsilon: float = EPSILON, rate: float = BATCH / EXAMPLES) -> Plan:
         """A plan of 12 draws, by RDP, which is quick; its noise is solved once for all that release alike."""

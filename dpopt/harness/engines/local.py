@@ -1,6 +1,7 @@
-"""Persistent worker processes on this machine: each imports torch and loads a workload once, then runs cell after cell.
+"""Persistent worker processes on this machine: each imports torch and loads a workload once, then runs cell after cell,
+or lot after lot.
 
-A worker that dies costs the cell that it was running; another takes its place, and its GPU.
+A worker that dies costs the cell or the lot that it was running; another takes its place, and its GPU.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import signal
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 from itertools import cycle, islice
 from multiprocessing.connection import Connection, wait
@@ -22,24 +24,24 @@ import torch
 from dpopt.harness import stopping
 from dpopt.harness.cell import Cell
 from dpopt.harness.engines import Event, Setup, understood
-from dpopt.harness.engines.attempt import FailureStore, attempt, limit_memory
+from dpopt.harness.engines.attempt import FailureStore, attempt_lot, limit_memory, without
 from dpopt.training import resolve_device
 
 _CONTEXT = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork
 
 
 class LocalEngine:
-    """Processes that take cells from one queue; see `Engine`."""
+    """Processes that take lots from one queue; see `Engine`."""
 
     def __init__(self, store: FailureStore, setup: Setup) -> None:
         understood(setup, {}, "local")
         self._store, self._setup = store, setup
         self._places = deque(places(setup.device, setup.workers))
-        self._queue: deque[Cell] = deque()
+        self._queue: deque[Sequence[Cell]] = deque()
         self._workers: list[_Worker] = []
 
-    def submit(self, cell: Cell) -> None:
-        self._queue.append(cell)
+    def submit(self, *cells: Cell) -> None:
+        self._queue.append(cells)
         self._dispatch()
 
     def poll(self, timeout: float) -> list[Event]:
@@ -55,9 +57,9 @@ class LocalEngine:
         return events
 
     def cancel(self, run_id: str) -> None:
-        self._queue = deque(cell for cell in self._queue if cell.run_id != run_id)
+        self._queue = without(run_id, self._queue)
         for worker in self._workers:
-            if worker.cell is not None and worker.cell.run_id == run_id:
+            if run_id in worker.run_ids:
                 worker.stop(self._setup.grace)
 
     def close(self) -> None:
@@ -79,12 +81,12 @@ class LocalEngine:
                     return
                 idle = _Worker(self._store, self._setup, self._places.popleft())
                 self._workers.append(idle)
-            cell = self._queue.popleft()
+            lot = self._queue.popleft()
             try:
-                idle.run(cell)
+                idle.run(lot)
             except OSError:  # died while it was idle
                 self._bury(idle)
-                self._queue.appendleft(cell)
+                self._queue.appendleft(lot)
 
     def _receive(self, worker: _Worker) -> list[Event]:
         try:
@@ -92,7 +94,7 @@ class LocalEngine:
         except (EOFError, OSError):
             return self._bury(worker)
         if event.kind != "progress":
-            worker.cell = None
+            worker.run_ids.discard(event.run_id)
         if event.kind == "interrupted":  # it was asked to stop, by us or by someone else: it ends
             worker.stop(self._setup.grace)
         return [event]
@@ -101,19 +103,21 @@ class LocalEngine:
         self._workers.remove(worker)
         self._places.append(worker.device)
         worker.process.join()
-        if worker.cell is None:
-            return []
         reason = f"the worker process died (exit code {worker.process.exitcode})"
-        return [Event(worker.cell.run_id, "died", reason=reason)]
+        return [Event(run_id, "died", reason=reason) for run_id in sorted(worker.run_ids)]
 
 
 class _Worker:
-    """A process and our end of the pipe to it."""
+    """A process and our end of the pipe to it.
+
+    Attributes:
+        run_ids: the cells of the lot that it runs, but for those that have ended.
+    """
 
     def __init__(self, store: FailureStore, setup: Setup, device: str) -> None:
         self.pipe, theirs = _CONTEXT.Pipe()
         self.device = device
-        self.cell: Cell | None = None
+        self.run_ids: set[str] = set()
         self._deadline: float | None = None
         arguments = (theirs, store, setup, device)
         self.process: BaseProcess = _CONTEXT.Process(target=_serve, args=arguments, daemon=True)
@@ -122,18 +126,14 @@ class _Worker:
 
     @property
     def is_idle(self) -> bool:
-        return self.cell is None and self._deadline is None
+        return not self.run_ids and self._deadline is None
 
-    def run(self, cell: Cell) -> None:
-        self.cell = cell
-        try:
-            self.pipe.send(cell)
-        except OSError:
-            self.cell = None
-            raise
+    def run(self, lot: Sequence[Cell]) -> None:
+        self.pipe.send(lot)
+        self.run_ids = {cell.run_id for cell in lot}
 
     def stop(self, grace: float) -> None:
-        """End the process, after a checkpoint if it is running a cell."""
+        """End the process, after checkpoints if it is running a lot."""
         if self._deadline is None:
             self._deadline = time.monotonic() + grace
             self.process.terminate()
@@ -161,7 +161,7 @@ def places(name: str, workers: int | None) -> list[str]:
 
 
 def _serve(pipe: Connection, store: FailureStore, setup: Setup, device: str) -> None:
-    """A worker's life: receive a cell, run it, say so; end with the parent, or when it is asked to."""
+    """A worker's life: receive a lot, run it, say so; end with the parent, or when it is asked to."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     signal.signal(signal.SIGTERM, lambda number, frame: stopping.ask())
     limit_memory(setup)
@@ -169,10 +169,12 @@ def _serve(pipe: Connection, store: FailureStore, setup: Setup, device: str) -> 
     try:
         while not stopping.is_asked():
             if pipe.poll(0.5):
-                cell: Cell = pipe.recv()
-                report = partial(_progress, pipe, cell.run_id)
-                report(0.0)
-                pipe.send(attempt(cell, store, setup, report, device))
+                lot: Sequence[Cell] = pipe.recv()
+                report = partial(_progress, pipe)
+                for cell in lot:
+                    report(cell.run_id, 0.0)
+                for event in attempt_lot(lot, store, setup, report, device):
+                    pipe.send(event)
     except (EOFError, OSError):  # the parent has closed its end
         return
 

@@ -48,10 +48,10 @@ class SpanEngine:
         self._queue: deque[Cell] = deque()
         self._team: _Team | None = None
 
-    def submit(self, cell: Cell) -> None:
-        if cell.diagnostics:
+    def submit(self, *cells: Cell) -> None:
+        if any(cell.diagnostics for cell in cells):
             raise ConfigError("diagnostics", True, "engine 'span' has none: each process sees only its part of a draw")
-        self._queue.append(cell)
+        self._queue.extend(cells)
         self._dispatch()
 
     def poll(self, timeout: float) -> list[Event]:

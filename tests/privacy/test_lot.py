@@ -1,0 +1,139 @@
+"""The oracle of several runs against each run's own."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch.func import vmap
+
+from dpopt import registry
+from dpopt.clipping import Abadi
+from dpopt.clipping.lot import LotEngine
+from dpopt.errors import ConfigError
+from dpopt.privacy.lot import LotOracle
+from dpopt.privacy.oracle import BudgetSpent, UnplannedRelease
+from dpopt.testing.task import DRAWS, Task
+
+RUNS = 3
+
+
+@pytest.fixture
+def task():
+    return Task()
+
+
+def make(task, name, changes=()):
+    """The oracle of a lot, with that of each run, twice."""
+    plan = task.plan(registry.create(name))
+    plans = [dataclasses.replace(plan, **dict(changes).get(run, {})) for run in range(RUNS)]
+    answering, alone = (
+        [task.oracle(each, draw_seed=run, noise_seed=run + 9) for run, each in enumerate(plans)] for _ in range(2)
+    )
+    return LotOracle(LotEngine(task.model, task.loss), answering), answering, alone
+
+
+def points(task):
+    return torch.stack([task.engine.theta * (1 + 0.1 * run) for run in range(RUNS)])
+
+
+def ask(thetas, query):
+    """What each run gets: values and noise, [R, ...]."""
+
+    def both(theta):
+        release = query(theta)
+        return release.value, release.std
+
+    return vmap(both)(thetas)
+
+
+def assert_same(lot, releases):
+    for value, std, release in zip(*lot, releases, strict=True):
+        assert value.dtype == release.value.dtype
+        torch.testing.assert_close(value, release.value, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(std, torch.as_tensor(release.std, dtype=torch.float64), rtol=1e-12, atol=0)
+
+
+def test_every_kind_of_release_is_that_of_each_run(task):
+    thetas, scale = points(task), torch.rand(task.engine.dimension) * 2
+    for name, kind in (("hyfreedp", "losses"), ("adaptive_clip", "below")):
+        oracle, answering, alone = make(task, name)
+        weighted = [(1.7, thetas), (-0.7, thetas * 1.01)]
+        with oracle.draw() as batch:
+            gradient = ask(
+                torch.stack([point for _, point in weighted], 1),
+                lambda both, batch=batch: batch.gradient([(1.7, both[0]), (-0.7, both[1])], Abadi(0.3), scale),
+            )
+            if kind == "losses":
+                second = ask(thetas, lambda theta, batch=batch: batch.losses([theta, theta * 1.1, theta], 2.0))
+            else:
+                second = ask(thetas, lambda theta, batch=batch: batch.below(0.4))
+        expected = []
+        for run, own in enumerate(alone):
+            with own.draw() as batch:
+                first = batch.gradient([(weight, each[run]) for weight, each in weighted], Abadi(0.3), scale)
+                theta = thetas[run]
+                other = batch.losses([theta, theta * 1.1, theta], 2.0) if kind == "losses" else batch.below(0.4)
+                expected.append((first, other))
+        assert_same(gradient, [first for first, _ in expected])
+        assert_same(second, [other for _, other in expected])
+        assert [each.ledger for each in answering] == [each.ledger for each in alone]
+
+
+def test_losses_of_a_point_that_was_changed_are_computed_again(task):
+    oracle, _, alone = make(task, "hyfreedp")
+    thetas = points(task)
+    with oracle.draw() as batch:
+        ask(thetas, lambda theta: batch.gradient(theta, Abadi(1.0)))
+        thetas.mul_(1.5)
+        changed = ask(thetas, lambda theta: batch.losses([theta] * 3, 2.0))
+    releases = []
+    for own, theta in zip(alone, thetas, strict=True):
+        with own.draw() as batch:
+            batch.gradient(theta, Abadi(1.0))
+            releases.append(batch.losses([theta] * 3, 2.0))
+    assert_same(changed, releases)
+
+
+def test_an_empty_draw_releases_noise(task):
+    plan = task.plan(registry.create("dp_sgd"), rate=1e-9)
+    answering, alone = ([task.oracle(plan, noise_seed=run) for run in range(RUNS)] for _ in range(2))
+    oracle = LotOracle(LotEngine(task.model, task.loss), answering)
+    with oracle.draw() as batch:
+        value, _ = ask(points(task), lambda theta: batch.gradient(theta, Abadi(1.0)))
+    for run, own in enumerate(alone):
+        with own.draw() as batch:
+            assert torch.equal(value[run], batch.gradient(task.engine.theta, Abadi(1.0)).value)
+
+
+def test_what_no_plan_holds_is_refused_for_all(task):
+    oracle, answering, _ = make(task, "dp_sgd")
+    thetas = points(task)
+    with oracle.draw() as batch:
+        with pytest.raises(UnplannedRelease, match="kind 'losses'"):
+            ask(thetas, lambda theta: batch.losses([theta], 1.0))
+        with pytest.raises(UnplannedRelease, match="last gradient"):
+            ask(thetas, lambda theta: batch.below(1.0))
+        ask(thetas, lambda theta: batch.gradient(theta, Abadi(1.0)))
+        with pytest.raises(UnplannedRelease, match="the plan holds releases"):
+            ask(thetas, lambda theta: batch.gradient(theta, Abadi(1.0)))
+    with pytest.raises(UnplannedRelease, match="closed"):
+        ask(thetas, lambda theta: batch.gradient(theta, Abadi(1.0)))
+    for _ in range(DRAWS - 1):
+        with oracle.draw() as batch:
+            ask(thetas, lambda theta, batch=batch: batch.gradient(theta, Abadi(1.0)))
+    with pytest.raises(BudgetSpent), oracle.draw():
+        pass
+    assert all(len(own.ledger) == DRAWS for own in answering)
+
+
+def test_a_bound_of_losses_is_checked(task):
+    oracle, _, _ = make(task, "hyfreedp")
+    with oracle.draw() as batch, pytest.raises(ConfigError, match="finite bound"):
+        ask(points(task), lambda theta: batch.losses([theta] * 3, 0.0))
+
+
+def test_runs_that_optimizers_could_tell_apart_are_refused(task):
+    with pytest.raises(ConfigError, match="rate"):
+        make(task, "dp_sgd", {1: {"rate": 0.5}}.items())
+    with pytest.raises(ConfigError, match="draws_total"):
+        make(task, "dp_sgd", {2: {"draws": 3}}.items())
