@@ -21,7 +21,7 @@ quickstart: install
 test: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 slow: install
 	$(BIN)/python -m pytest -m slow

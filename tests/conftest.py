@@ -4,14 +4,17 @@ import pytest
 import torch
 from hypothesis import settings
 
+os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")  # it would close the handlers that catch what tests print
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")  # the same examples each time: a failure belongs to the change that made it
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory):
-    """No test reads or writes the user's calibration cache."""
-    os.environ["DPOPT_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    """No test reads or writes the user's calibration cache; processes that share the tests share one."""
+    base = tmp_path_factory.getbasetemp()
+    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    os.environ["DPOPT_CACHE"] = str(root / "cache")
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,8 @@
 """Cells per hour: `dpopt run` against a plain Opacus training loop that trains the same cells.
 
     python benchmarks/speed/cells_per_hour.py quickstart optimizers=[dp_sgd,dp_adam] seeds=[0]
-    python benchmarks/speed/cells_per_hour.py mnist_five_epochs optimizers=[dp_adam] seeds=[0,1]   # with DPOPT_DATA
+    python benchmarks/speed/cells_per_hour.py mnist_five_epochs optimizers=[dp_adam] seeds=[0,1] epochs=1  # DPOPT_DATA
+    python benchmarks/speed/cells_per_hour.py quickstart optimizers=[dp_adam] epsilon=3 rounds=1
 
 The plain loop is what Opacus' tutorials show: a DataLoader, `make_private_with_epsilon`, one model after the other, one
 evaluation at the end. It has all cores for one model, or (`processes`) one core for each of as many models. `dpopt run`
@@ -26,7 +27,6 @@ from dpopt import registry, training
 from dpopt.harness.plan import plan
 from dpopt.harness.suite import load_suite
 
-ROUNDS = 3
 TORCH = {"dp_sgd": torch.optim.SGD, "dp_adam": torch.optim.Adam}
 
 
@@ -73,28 +73,28 @@ def _alone(cell) -> float:
     return plain(cell)
 
 
-def main(suite: str, overrides: list[str]) -> None:
+def main(suite: str, overrides: list[str], rounds: int) -> None:
     """Time all contenders in turn and print medians and ratios."""
     chosen = cells(suite, overrides)
     if unknown := {cell.optimizer["name"] for cell in chosen} - TORCH.keys():
         sys.exit(f"Opacus has no {', '.join(sorted(unknown))}: choose among {', '.join(TORCH)}")
     words = [sys.executable, __file__, suite, *overrides]
+    run = [sys.executable, "-m", "dpopt", "run", f"suite={suite}", *overrides]
     contenders = {
         "Opacus, one model at a time": lambda folder: [*words, "--plain", "1"],
         "Opacus, one process a core": lambda folder: [*words, "--plain", str(len(os.sched_getaffinity(0)))],
-        "dpopt run": lambda folder: [
-            *(sys.executable, "-m", "dpopt", "run", f"suite={suite}", f"results={folder}", *overrides)
-        ],
+        "dpopt run": lambda folder: [*run, f"results={folder}"],
+        "dpopt run lot=16": lambda folder: [*run, f"results={folder}", "lot=16"],
     }
     seconds = {name: [] for name in contenders}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for name, command in contenders.items():
             with tempfile.TemporaryDirectory() as folder:
                 started = time.perf_counter()
                 subprocess.run(command(folder), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
                 seconds[name].append(time.perf_counter() - started)
     own = median(seconds["dpopt run"])
-    print(f"{len(chosen)} cells of {suite}, medians of {ROUNDS}")
+    print(f"{len(chosen)} cells of {suite}, medians of {rounds}")
     for name, taken in seconds.items():
         ratio = median(taken) / own
         print(f"{name:30} {median(taken):8.1f} s {3600 * len(chosen) / median(taken):8.0f} cells/hour {ratio:6.2f}")
@@ -110,4 +110,6 @@ if __name__ == "__main__":
             with get_context("spawn").Pool(processes) as pool:
                 print(*pool.map(_alone, todo, chunksize=1))
     else:
-        main(sys.argv[1], sys.argv[2:])
+        own = [word for word in sys.argv[2:] if word.startswith("rounds=")]
+        given = [word for word in sys.argv[2:] if word not in own]
+        main(sys.argv[1], given, int(own[-1].partition("=")[2]) if own else 3)

@@ -420,10 +420,12 @@ def train(lot: Lot, loop: Loop) -> list[dict[str, Any]]:
 
 
 def _end(ready: Prepared, state: Any, store: RunStore) -> dict[str, Any]:
-    """The last entry of a run's curve."""
-    curve = store.curve(ready.cell.run_id)
-    if not curve or curve[-1]["draw"] != ready.oracle.draws_total:  # it was damaged while the run was stopped
-        return ready.observe(state)
+    """The last entry of a run's curve, which may have been damaged while the run was stopped."""
+    run_id = ready.cell.run_id
+    curve = store.curve(run_id)
+    if not curve or curve[-1]["draw"] != ready.oracle.draws_total:
+        curve.append(ready.observe(state))
+        store.restart_curve(run_id, curve)
     return curve[-1]
 
 

@@ -639,7 +639,9 @@ def test_models_that_no_engine_trains(model, message, name):
 
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize(
-    "loss", [F.mse_loss, lambda out, y: squared(out, y)[:, None], lambda out, y: (out - 1).square()], ids=str
+    "loss",
+    [F.mse_loss, lambda out, y: squared(out, y)[:, None], lambda out, y: (out - 1).square()],
+    ids=["one number", "a column", "one per output"],
 )
 def test_a_loss_that_is_not_one_value_per_example_is_refused(loss, n):
     made = engine(nn.Linear(4, 2), loss, "bookkeeping")
