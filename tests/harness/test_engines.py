@@ -118,10 +118,10 @@ def test_a_cancelled_cell_leaves_a_checkpoint_and_its_worker_is_replaced(write_s
 def test_workers_get_a_gpu_each_and_share_them_if_there_are_more(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
     monkeypatch.setattr("dpopt.harness.engines.local.resolve_device", lambda name: torch.device("cuda"))
-    assert places(Setup("auto")) == ["cuda:0", "cuda:1", "cuda:2"]
-    assert places(Setup("cuda", workers=5)) == ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1"]
+    assert places("auto", None) == ["cuda:0", "cuda:1", "cuda:2"]
+    assert places("cuda", 5) == ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1"]
     monkeypatch.setattr("dpopt.harness.engines.local.resolve_device", torch.device)
-    assert places(Setup("cuda:1")) == ["cuda:1"]
-    assert places(Setup("cuda:1", workers=2)) == ["cuda:1", "cuda:1"]
-    assert places(Setup("cpu")) == ["cpu"] * len(os.sched_getaffinity(0))
-    assert places(Setup("cpu", workers=3)) == ["cpu"] * 3
+    assert places("cuda:1", None) == ["cuda:1"]
+    assert places("cuda:1", 2) == ["cuda:1", "cuda:1"]
+    assert places("cpu", None) == ["cpu"] * len(os.sched_getaffinity(0))
+    assert places("cpu", 3) == ["cpu"] * 3
