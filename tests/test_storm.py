@@ -145,6 +145,7 @@ def shows_it_survives(tmp_path, monkeypatch, calm, kills, parents, pause, timeou
     assert storm.records() == quiet(storm, monkeypatch, tmp_path / "quiet")
 
 
+@pytest.mark.slow
 def test_a_small_storm(tmp_path, monkeypatch):
     shows_it_survives(tmp_path, monkeypatch, calm=12, kills=2, parents=1, pause=0.02, timeout=20)
 
