@@ -16,6 +16,16 @@ COUNTS = {"train": 48, "test": 20}
 WORDS = ["the", "food", "at", "this", "place", "near", "river", "is", "cheap", "and", "good", "for", "children"]
 VIT = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 24, "num_heads": 2}
 """Options of `timm.create_model` for a vision transformer that runs in milliseconds."""
+SMALL = [
+    "suite=quickstart",
+    "workloads=[{name: synthetic_logreg, dim: 3}]",
+    "optimizers=[hyfreedp]",
+    "epsilon=4",
+    "epochs=1",
+    "accountant=rdp",
+    "engine=inline",
+]
+"""Arguments of `dpopt run` for cells that take a second."""
 
 
 def images(monkeypatch, root, name, side=32):

@@ -3,19 +3,12 @@
 import json
 import re
 
+from fabricated import SMALL
+
 from dpopt.cli import main
 from dpopt.cli.running import SHOWN
 from dpopt.store import Store
 
-SMALL = [
-    "suite=quickstart",
-    "workloads=[{name: synthetic_logreg, dim: 3}]",
-    "optimizers=[hyfreedp]",
-    "epsilon=4",
-    "epochs=1",
-    "accountant=rdp",
-    "engine=inline",
-]
 TRACEBACK = (
     "Traceback (most recent call last):\n" + "".join(f"  frame {k}\n" for k in range(9)) + "ValueError: [no] luck\n"
 )

@@ -15,6 +15,7 @@ from dpopt.errors import ConfigError
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+    from rich.console import Console
 
     from dpopt.harness.cost import Row, Timing
     from dpopt.harness.engines import Setup
@@ -40,9 +41,7 @@ def plan(overrides: Sequence[str]) -> None:
     for workload, costs in _costs(rows, timings):
         OUT.print(workload, style="bold", highlight=False, markup=False)
         print_table(costs)
-    for number, timing in timings.items():
-        if timing.failure:
-            OUT.print(f"{rows[number].label} failed: {timing.failure}", highlight=False, markup=False)
+    _tell_failures(rows, timings, OUT)
     cells = len({entry.cell.run_id for entry in planned})
     OUT.print(f"{cells} distinct cells of suite {suite.name}; results in {store.root}", highlight=False)
     OUT.print(_estimate(rows, timings, cost.workers(suite)), highlight=False)
@@ -97,6 +96,13 @@ def _clock(hours: float) -> str:
     return f"{hours:.3g} hours" if hours >= 2 else f"{60 * hours:.2g} minutes"
 
 
+def _tell_failures(rows: list[Row], timings: dict[int, Timing], console: Console) -> None:
+    """Print which rows could not be timed, and why."""
+    for number, timing in timings.items():
+        if timing.failure:
+            console.print(f"{rows[number].label} failed: {timing.failure}", highlight=False, markup=False)
+
+
 def _refuse_longer(suite: Suite, store: Store, planned: list[Planned]) -> None:
     """Raise `ConfigError` where a suite is estimated to take more than its `max_hours`."""
     from dpopt.harness import cost
@@ -105,9 +111,7 @@ def _refuse_longer(suite: Suite, store: Store, planned: list[Planned]) -> None:
         return
     rows = cost.rows(planned, store)
     timings = cost.timings(rows, store, suite, PROBE, ERR)
-    for number, timing in timings.items():
-        if timing.failure:
-            ERR.print(f"{rows[number].label} failed: {timing.failure}", highlight=False, markup=False)
+    _tell_failures(rows, timings, ERR)
     if cost.hours(rows, timings, cost.workers(suite)) > suite.max_hours:
         raise ConfigError("max_hours", suite.max_hours, _estimate(rows, timings, cost.workers(suite)))
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import io
-import json
 import math
 import resource
 import sys
@@ -28,6 +26,7 @@ from dpopt.clipping import ClippingEngine
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError, Held
 from dpopt.harness import stopping
+from dpopt.harness.identity import identity
 from dpopt.harness.provenance import provenance
 from dpopt.privacy import sampling
 from dpopt.privacy.calibration import calibrate, dry_run, score_noise
@@ -102,9 +101,8 @@ class Cell:
 
     @cached_property
     def run_id(self) -> str:
-        """16 hex digits of the SHA-256 over the cell's canonical JSON."""
-        text = json.dumps(self.content(), sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        """The cell's name, see `identity`."""
+        return identity(self._content)
 
 
 def _plain(value: Any) -> Any:
@@ -479,7 +477,7 @@ def _train(lot: Lot, loop: Loop) -> Any:
         is_due = is_stopped or (is_late and first.oracle.processes.is_first)
         if not (is_mark or is_due):
             continue
-        loop.seconds += _wait(state.theta) - since
+        loop.seconds += finished_at(state.theta) - since
         for ready, own in zip(lot.runs, lot.each(state), strict=True):
             loop.leases[ready.cell.run_id].check()
             if is_mark:
@@ -490,7 +488,7 @@ def _train(lot: Lot, loop: Loop) -> Any:
             saved = time.perf_counter()
         if is_stopped:
             raise Interrupted
-        since = _wait(state.theta)
+        since = finished_at(state.theta)
     return state
 
 
@@ -509,7 +507,7 @@ def _save(ready: Prepared, state: Any, store: RunStore, elapsed: Elapsed) -> Non
     store.save_checkpoint(run_id, _checkpoint(run_id, state, ready.oracle.ledger, elapsed, watched))
 
 
-def _wait(theta: Vector) -> float:
+def finished_at(theta: Vector) -> float:
     """The time when the device has computed all that it was asked to."""
     if theta.is_cuda:
         torch.cuda.synchronize(theta.device)

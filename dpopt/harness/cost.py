@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -15,13 +13,12 @@ from functools import cache
 from itertools import islice
 from typing import Any, Protocol
 
-import torch
 from rich.console import Console
 from rich.progress import Progress
 
 from dpopt import registry, training
 from dpopt.bench.remote import Remote
-from dpopt.harness.cell import Cell, Prepared, prepare
+from dpopt.harness.cell import Cell, Prepared, finished_at, peak_memory, prepare
 from dpopt.harness.engines.local import places
 from dpopt.harness.provenance import provenance
 from dpopt.harness.rows import Planned
@@ -110,8 +107,7 @@ class Row:
     @property
     def gradients(self) -> float:
         """Expected gradient evaluations, of one example at one point, of the cells that wait."""
-        records = sum(draws(cell) * cell.batch_size / cell.dry_run for cell in self.waiting)
-        return records * self.gradients_per_draw
+        return sum(_gradients(cell, self.gradients_per_draw) for cell in self.waiting)
 
     def seconds(self, timing: Timing) -> float:
         """Seconds of all cells that wait, one after the other."""
@@ -137,6 +133,11 @@ def draws(cell: Cell) -> int:
     return (
         0 if cell.untrained else training.number_of_draws(cell.epochs, cell.batch_size, _examples(_key(cell.workload)))
     )
+
+
+def _gradients(cell: Cell, per_draw: float) -> float:
+    """Expected gradient evaluations of a cell."""
+    return draws(cell) * cell.batch_size / cell.dry_run * per_draw
 
 
 def _key(spec: Mapping[str, Any]) -> str:
@@ -218,11 +219,8 @@ def cheapest_first(planned: Iterable[Planned]) -> list[Cell]:
 
     Tables fill early, and what is wrong with a suite shows before much is spent on it.
     """
-
-    def gradients(entry: Planned) -> float:
-        return draws(entry.cell) * entry.cell.batch_size / entry.cell.dry_run * entry.gradients_per_draw
-
-    return [entry.cell for entry in sorted(planned, key=gradients)]
+    ordered = sorted(planned, key=lambda entry: _gradients(entry.cell, entry.gradients_per_draw))
+    return [entry.cell for entry in ordered]
 
 
 def _ask(subject: Probe, alive: list[Remote]) -> Timing:
@@ -255,15 +253,19 @@ class Probe:
         ready = prepare(self.cell, device=self.device, physical_batch=self.physical_batch)
         prepared = time.perf_counter() - started
         seconds, state, steps = self._draw(ready)
-        return Timing(prepared, seconds, min(ready.workload.marks, steps) * _evaluation(ready, state), _memory(ready))
+        return Timing(
+            prepared,
+            seconds,
+            min(ready.workload.marks, steps) * _evaluation(ready, state),
+            peak_memory(ready.engine.theta.device),
+        )
 
     def _draw(self, ready: Prepared) -> tuple[float, Any, float]:
         """Seconds per draw, the state that this leaves, and the number of steps that the whole run would have."""
         oracle, state = ready.oracle, ready.state
         clock = [(0, time.perf_counter())]
-        for state, _ in training.steps(ready.optimizer, oracle, ready.state):  # noqa: B007
-            _wait(ready)
-            clock.append((oracle.draws_taken, time.perf_counter()))
+        for state, _ in training.steps(ready.optimizer, oracle, ready.state):
+            clock.append((oracle.draws_taken, finished_at(state.theta)))
             if oracle.draws_taken >= self.limit or clock[-1][1] - clock[0][1] > LONG:
                 break
         # The first step makes what the others find; where it is the only one, it has to do.
@@ -276,21 +278,9 @@ def _evaluation(ready: Prepared, state: Any) -> float:
     few = {name: Split(split.x[:SAMPLE], split.y[:SAMPLE]) for name, split in ready.watched.items()}
     started = time.perf_counter()
     dataclasses.replace(ready, watched=few).observe(state)
-    _wait(ready)
+    finished = finished_at(state.theta)
     shares = [len(split.x) / len(few[name].x) for name, split in ready.watched.items()]
-    return (time.perf_counter() - started) * sum(shares) / len(shares)
-
-
-def _wait(ready: Prepared) -> None:
-    if ready.engine.theta.is_cuda:
-        torch.cuda.synchronize()
-
-
-def _memory(ready: Prepared) -> int:
-    if ready.engine.theta.is_cuda:
-        return torch.cuda.max_memory_allocated()
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return (finished - started) * sum(shares) / len(shares)
 
 
 @contextmanager

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from dpopt.errors import ConfigError, Held
+from dpopt.harness.identity import identity
 from dpopt.store import checksums
-from dpopt.store.runs import Damaged, Store, Track, address, identity, read, sha256
+from dpopt.store.runs import Damaged, Store, Track, address, read, sha256
 
 OF_THE_MACHINE = ("provenance", "checksums", "seconds_", "peak_memory", "processes")
 """How those keys of a record begin that may differ between two runs of one cell."""

@@ -279,16 +279,6 @@ class Store:
         return sorted(path.parent.name for path in (self.root / "suites").glob("*/manifest.json"))
 
 
-def identity(cell: Mapping[str, Any]) -> str:
-    """The run id of a cell's content: the first 16 hex digits of the SHA-256 over its canonical JSON.
-
-    Raises:
-        ValueError: the content holds a number that JSON does not know.
-    """
-    text = json.dumps(cell, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def sha256(path: Path) -> str:
     """The SHA-256 of a file's bytes, in hex digits."""
     with path.open("rb") as file:

@@ -5,6 +5,7 @@ import pickle
 import struct
 
 import pytest
+from fabricated import SMALL
 
 from dpopt.cli import main
 from dpopt.errors import ConfigError
@@ -179,31 +180,19 @@ def test_an_error_of_a_log_does_not_cost_the_run(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines() == [f"run {RUN}: json logs no more of it: OSError: no space left"]
 
 
-SMALL = [
-    "suite=quickstart",
-    "workloads=[{name: synthetic_logreg, dim: 3}]",
-    "optimizers=[hyfreedp]",
-    "epsilon=4",
-    "epochs=1",
-    "seeds=0",
-    "accountant=rdp",
-    "engine=inline",
-]
-
-
 def test_a_missing_package_is_one_error_before_any_work(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(logs, "find_spec", lambda name: None)
-    assert main(["run", *SMALL, f"results={tmp_path}", "log=tensorboard"]) == 2
+    assert main(["run", *SMALL, "seeds=0", f"results={tmp_path}", "log=tensorboard"]) == 2
     assert "pip install 'dpopt[tensorboard]'" in " ".join(capsys.readouterr().err.split())
     assert not list(tmp_path.rglob("cell.json"))
-    assert main(["run", *SMALL, f"results={tmp_path}", "log=[tensorbord]"]) == 2
+    assert main(["run", *SMALL, "seeds=0", f"results={tmp_path}", "log=[tensorbord]"]) == 2
     assert "'tensorbord'" in capsys.readouterr().err
 
 
 def test_a_suite_is_logged_where_it_asks_for_it(tmp_path, capsys):
     pytest.importorskip("tensorboard")
-    assert main(["run", *SMALL, f"results={tmp_path / 'logged'}", "log=[tensorboard]"]) == 0
-    assert main(["run", *SMALL, f"results={tmp_path / 'plain'}"]) == 0
+    assert main(["run", *SMALL, "seeds=0", f"results={tmp_path / 'logged'}", "log=[tensorboard]"]) == 0
+    assert main(["run", *SMALL, "seeds=0", f"results={tmp_path / 'plain'}"]) == 0
     (folder,) = (tmp_path / "logged" / "tensorboard" / "synthetic_logreg" / "hyfreedp").iterdir()
     assert list(folder.glob("events.*"))
     assert not (tmp_path / "plain" / "tensorboard").exists()

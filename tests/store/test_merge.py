@@ -12,10 +12,10 @@ import pytest
 
 from dpopt.cli import main
 from dpopt.errors import ConfigError
+from dpopt.harness.identity import identity
 from dpopt.privacy import Draw, Ledger
 from dpopt.store import Store
 from dpopt.store.merge import merge
-from dpopt.store.runs import identity
 
 CURVE = [{"draw": 1, "test_accuracy": 0.25}, {"draw": 2, "test_accuracy": 0.5}]
 LEDGER = Ledger([Draw(0.5, (1.0,))] * 2).to_json()

@@ -165,12 +165,12 @@ def _serve(pipe: Connection, store: FailureStore, setup: Setup, device: str) -> 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     signal.signal(signal.SIGTERM, lambda number, frame: stopping.ask())
     limit_memory(setup)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     try:
         while not stopping.is_asked():
             if pipe.poll(0.5):
                 lot: Sequence[Cell] = pipe.recv()
-                report = partial(_progress, pipe)
+                report = partial(tell_progress, pipe)
                 for cell in lot:
                     report(cell.run_id, 0.0)
                 for event in attempt_lot(lot, store, setup, report, device):
@@ -179,11 +179,12 @@ def _serve(pipe: Connection, store: FailureStore, setup: Setup, device: str) -> 
         return
 
 
-def _progress(pipe: Connection, run_id: str, fraction: float) -> None:
+def tell_progress(pipe: Connection, run_id: str, fraction: float) -> None:
+    """Send the parent the fraction of a cell's draws that are done."""
     pipe.send(Event(run_id, "progress", fraction))
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """A killed parent must not leave workers that write beside the next parent's."""
     parent = multiprocessing.parent_process()
     if parent is not None:

@@ -31,7 +31,7 @@ from dpopt.harness import stopping
 from dpopt.harness.cell import Cell
 from dpopt.harness.engines import Event, Setup, understood
 from dpopt.harness.engines.attempt import FailureStore, attempt, limit_memory
-from dpopt.harness.engines.local import _end_with_parent, _progress, places
+from dpopt.harness.engines.local import end_with_parent, places, tell_progress
 from dpopt.training import resolve_device
 
 _CONTEXT = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork
@@ -179,13 +179,13 @@ def _serve(pipe: Connection, rank: int, devices: list[str], meeting: str, store:
     # Stopped each for itself, they would stop at different draws: the first does, and the others are ended.
     signal.signal(signal.SIGTERM, signal.SIG_IGN if rank else lambda number, frame: stopping.ask())
     limit_memory(setup)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     _join(rank, devices, meeting)
     own = store if rank == 0 else Follower(store)
     try:
         while True:
             cell: Cell = pipe.recv()
-            report = _silent if rank else partial(_progress, pipe, cell.run_id)
+            report = _silent if rank else partial(tell_progress, pipe, cell.run_id)
             report(0.0)
             pipe.send(attempt(cell, own, setup, report, devices[rank]))
     except (EOFError, OSError):  # the parent has closed its end
