@@ -185,7 +185,7 @@ def draws_of(optimizer: Optimizer, steps: int) -> int:
 
 def fixed_plan(optimizer: Optimizer, dimension: int, draws: int) -> Plan:
     """A plan with noise multiplier 1 for every release, at rate 1. It states no epsilon."""
-    structure = trace(optimizer, rate=1.0, draws=draws, dimension=dimension)
+    structure = trace(optimizer, rate=1.0, draws=draws)
     ledger = Ledger()
     for kinds, count in structure:
         ledger.append(Draw(1.0, (NOISE,) * len(kinds)), count)

@@ -134,7 +134,7 @@ def scalar(like: Tensor, value: float | Tensor = 0.0) -> Tensor:
     """
     if isinstance(value, Tensor):
         return value.to(like.device, torch.float64)
-    return torch.full((), value, dtype=torch.float64, device=like.device)
+    return like.new_full((), value, dtype=torch.float64)
 
 
 def expected_epoch(draws: float, rate: float) -> int:

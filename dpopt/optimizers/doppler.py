@@ -90,7 +90,7 @@ class DOPPLER(Direction):
 
     def init(self, theta: Vector) -> State:
         k = self._order
-        unit = torch.zeros(k, dtype=torch.float64, device=theta.device)
+        unit = theta.new_zeros(k, dtype=torch.float64)
         return State(theta, theta.new_zeros(k, len(theta)), unit, unit.new_zeros(k, k), self.base.init(theta))
 
     def direction(self, state: State, gradient: Release) -> tuple[Vector, State]:

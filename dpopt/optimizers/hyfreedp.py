@@ -129,7 +129,7 @@ class HyFreeDP(Configured):
     def _fit(self, eta: Tensor, bound: Tensor, losses: Release) -> tuple[Tensor, Tensor]:
         """The next eta and R_l from a round's losses, shape [2m + 1], at j = -m..m."""
         m, value = self.probes // 2, losses.value
-        j = torch.arange(-m, m + 1, dtype=value.dtype, device=value.device)
+        j = value.new_tensor(range(-m, m + 1))
         c = j.square() - j.square().mean()
         b = (j * value).sum() / (eta * j.square().sum())
         a = 2 * (c * value).sum() / (eta.square() * c.square().sum())

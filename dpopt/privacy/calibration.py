@@ -24,9 +24,12 @@ from dpopt.privacy.plan import NonPrivate, Plan
 from dpopt.privacy.protocol import Optimizer
 from dpopt.privacy.selection import Selection, selection_spec
 from dpopt.privacy.solving import TOLERANCE, Charge, solve_noise
+from dpopt.privacy.unread import ValueRead
 
 Structure = tuple[tuple[tuple[str, ...], int], ...]
 """Run-length encoded kinds of release of every draw: ((kinds, count), ...)."""
+TRACED = 8
+"""Entries of the vectors that an optimizer is traced with: what it releases may not depend on how many there are."""
 
 
 def calibrate(
@@ -61,7 +64,7 @@ def calibrate(
     """
     _validate(rate, draws, dimension, epsilon, delta, accountant)
     require_bounded(optimizer, epsilon)
-    structure = trace(optimizer, rate=rate, draws=draws, dimension=dimension)
+    structure = trace(optimizer, rate=rate, draws=draws)
     common: dict[str, Any] = {"rate": rate, "draws": draws, "dimension": dimension}
     common |= {"delta": delta, "accountant": accountant}
     kinds = sorted({kind for release, _ in structure for kind in release})
@@ -133,13 +136,13 @@ def cost(optimizer: Optimizer, draws: int = 60) -> Cost:
     Raises:
         ConfigError: as `trace`.
     """
-    oracle = TraceOracle(dimension=8, rate=0.1, draws=draws)
+    oracle = TraceOracle(TRACED, rate=0.1, draws=draws)
     steps = _traced(optimizer, oracle)
     return Cost(draws / steps, oracle.points / draws, sum(map(len, oracle.kinds)) / draws)
 
 
 @lru_cache(maxsize=1024)
-def trace(optimizer: Optimizer, *, rate: float, draws: int, dimension: int) -> Structure:
+def trace(optimizer: Optimizer, *, rate: float, draws: int, dimension: int = TRACED) -> Structure:
     """Which releases each of `draws` draws of `optimizer` makes, found without data.
 
     Raises:
@@ -166,7 +169,7 @@ def _traced(optimizer: Optimizer, oracle: TraceOracle) -> int:
         reason = f"`step` asks for a draw that it cannot have ({error}); look at `oracle.draws_left` first"
         raise ConfigError("optimizer", type(optimizer).__name__, reason) from error
     except (RuntimeError, NotImplementedError) as error:
-        if "meta" not in str(error):
+        if not isinstance(error, ValueRead) and "meta" not in str(error):
             raise
         reason = f"`step` reads the value of a tensor, so what it releases could depend on data ({error})"
         raise ConfigError("optimizer", type(optimizer).__name__, reason) from error

@@ -23,6 +23,7 @@ from dpopt.privacy.distributed import ALONE, Processes, digest
 from dpopt.privacy.ledger import Draw, Ledger
 from dpopt.privacy.plan import Plan
 from dpopt.privacy.protocol import ClipRule, Points, Release, Vector
+from dpopt.privacy.unread import unread
 
 if TYPE_CHECKING:
     from dpopt.clipping import ClippingEngine
@@ -166,8 +167,13 @@ class _Batch:
 class TraceOracle(_Oracle):
     """Answers with zeros and notes which releases each draw would make; holds no data.
 
-    Values live on the `meta` device by default, so an optimizer whose control flow reads a released value fails here:
-    its ledger would depend on the data, and no noise could be calibrated for it.
+    The zeros cannot be read by default (see `privacy.unread`), so an optimizer whose control flow reads a released
+    value fails here: its ledger would depend on the data, and no noise could be calibrated for it.
+
+    Args:
+        dimension: length of the vectors; each step computes with them, unread or not.
+        rate, draws: as the run has them.
+        device: where the zeros lie; `meta` for those that cannot be read.
 
     Attributes:
         kinds: for each draw taken, the kinds of its releases in order.
@@ -193,7 +199,12 @@ class TraceOracle(_Oracle):
     @property
     def theta(self) -> Vector:
         """A start vector for `Optimizer.init`, shape [dimension]."""
-        return torch.zeros(self.dimension, device=self.device)
+        return self._zeros(self.dimension)
+
+    def _zeros(self, length: int, dtype: torch.dtype | None = None) -> Tensor:
+        if torch.device(self.device).type == "meta":
+            return unread(torch.zeros(length, dtype=dtype))
+        return torch.zeros(length, dtype=dtype, device=self.device)
 
     def _close(self, batch: _Batch) -> None:
         self.kinds.append(tuple(batch.kinds))
@@ -203,14 +214,13 @@ class TraceOracle(_Oracle):
     ) -> Release:
         self.points += len(weighted(at))
         std = noise * clip.sensitivity / self.expected_batch if noise else 0.0
-        return Release(torch.zeros(self.dimension, device=self.device), std)
+        return Release(self._zeros(self.dimension), std)
 
     def _losses(self, draw: int, release: int, at: Sequence[Vector], bound: float | Tensor, noise: float) -> Release:
-        value = torch.zeros(len(at), dtype=torch.float64, device=self.device)
-        return Release(value, noise * bound / 2 / self.expected_batch)
+        return Release(self._zeros(len(at), torch.float64), noise * bound / 2 / self.expected_batch)
 
     def _below(self, draw: int, release: int, bound: float | Tensor, noise: float) -> Release:
-        return Release(torch.zeros(1, dtype=torch.float64, device=self.device), noise / 2 / self.expected_batch)
+        return Release(self._zeros(1, torch.float64), noise / 2 / self.expected_batch)
 
 
 class ReplayOracle(_Oracle):

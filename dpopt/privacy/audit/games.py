@@ -191,7 +191,7 @@ def play_both(run: Callable[[bool, int, int], float], trials: int | tuple[int, i
 
 def kinds_of(optimizer: Optimizer, plan: Plan) -> list[tuple[str, ...]]:
     """The kinds of the releases of every draw, found without data."""
-    structure = trace(optimizer, rate=plan.rate, draws=plan.draws, dimension=plan.dimension)
+    structure = trace(optimizer, rate=plan.rate, draws=plan.draws)
     return list(chain.from_iterable(repeat(kinds, count) for kinds, count in structure))
 
 

@@ -1,0 +1,105 @@
+"""Tensors whose values cannot be read, with which an optimizer is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_DESCRIBING = {
+    *("__get__", "__hash__", "__len__", "dim", "element_size", "get_device", "is_complex", "is_contiguous"),
+    *("is_floating_point", "is_same_size", "is_signed", "ndimension", "nelement", "numel", "result_type", "size"),
+    *("stride", "type"),
+}
+"""What may give something else than tensors: no value goes into it. Attributes are got by `__get__`."""
+_SHAPED_BY_VALUES = {"argwhere", "bincount", "masked_select", "nonzero", "unique", "unique_consecutive"}
+
+
+class ValueRead(RuntimeError):
+    """The value of a tensor that has none was asked for."""
+
+
+class Unread(Tensor):
+    """A tensor on the device `meta`, as far as anybody can tell, whose operations give further such tensors.
+
+    What would tell a value, or give something whose shape depends on one, raises `ValueRead`. PyTorch's own tensors on
+    `meta` do the same, but a step takes milliseconds with them (many of their operations are Python programs) and the
+    first one imports PyTorch's compiler; this one computes, on the CPU, and keeps the result to itself.
+
+    It keeps honest mistakes from going on, not a determined reader; the oracle of a run refuses what was not planned.
+    """
+
+    device = property(lambda self: torch.device("meta"))  # type: ignore[assignment]
+    is_meta = property(lambda self: True)  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = func.__name__
+        if _is_shaped_by_values(name, args):
+            raise ValueRead(f"the shape of what `{name}` gives depends on the values of a tensor")
+        kwargs = kwargs or {}
+        target = args[0] if _writes(name) else kwargs.get("out")
+        if isinstance(target, Tensor) and not isinstance(target, Unread):
+            if target.is_meta:
+                return target  # holds nothing, whatever is written to it
+            raise ValueRead(f"`{name}` writes to a tensor on {target.device}, where its values can be read")
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*_mapped(_hidden, args), **{key: _mapped(_hidden, value) for key, value in kwargs.items()})
+        is_description = name in _DESCRIBING and not isinstance(result, Tensor)
+        return result if is_description else _mapped(partial(_given, name), result)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.unbind())
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Unread(shape={list(self.shape)}, dtype={self.dtype})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return self.clone()
+
+
+def unread(tensor: Tensor) -> Unread:
+    """`tensor`, which lies on the CPU, with its values out of reach."""
+    return tensor.as_subclass(Unread)
+
+
+def _is_shaped_by_values(name: str, args: Sequence[Any]) -> bool:
+    if name == "__getitem__":
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return any(isinstance(part, Tensor) and part.dtype == torch.bool for part in index)
+    return name in _SHAPED_BY_VALUES or (name == "where" and len(args) == 1)
+
+
+def _writes(name: str) -> bool:
+    """Whether a function of this name changes its first argument."""
+    if name.startswith("__i"):
+        return name not in ("__index__", "__int__", "__invert__")
+    return name in ("__set__", "__setitem__") or (name.endswith("_") and not name.endswith("__"))
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+        return type(value)(_mapped(function, item) for item in value)
+    return function(value)
+
+
+def _hidden(value: Any) -> Any:
+    """An argument as it is computed with."""
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    is_empty = isinstance(value, Tensor) and not isinstance(value, Unread) and value.is_meta
+    return torch.zeros_like(value, device="cpu") if is_empty else value
+
+
+def _given(name: str, value: Any) -> Any:
+    """A result as it may be seen."""
+    if value is None or isinstance(value, Unread):
+        return value
+    if not isinstance(value, Tensor):
+        raise ValueRead(f"`{name}` tells the value of a tensor")
+    return unread(value)
