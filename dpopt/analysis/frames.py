@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from dpopt.analysis.naming import workload_names
 from dpopt.privacy.accountants import epsilon
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.selection import BestOf, selection_rule
@@ -99,31 +99,9 @@ def _mixed(rows: list[dict[str, Any]]) -> list[str]:
     return problems
 
 
-def workload_names(specs: list[dict[str, Any]]) -> dict[str, str]:
-    """A name for each distinct workload, by its JSON: where several share the registered name, with what differs.
-
-    How many records are held out is part of the name only where nothing else tells two workloads apart.
-    """
-    distinct = {json.dumps(spec, sort_keys=True): spec for spec in specs}
-    short = {key: _named(spec, distinct.values(), {"validation"}) for key, spec in distinct.items()}
-    shared = Counter(short.values())
-    return {
-        key: short[key] if shared[short[key]] == 1 else _named(spec, distinct.values())
-        for key, spec in distinct.items()
-    }
-
-
-def _named(spec: dict[str, Any], all_specs: Iterable[dict[str, Any]], without: Collection[str] = ()) -> str:
-    others = [other for other in all_specs if other["name"] == spec["name"]]
-    differing = [key for key, value in spec.items() if any(other.get(key) != value for other in others)]
-    shown = [key for key in differing if key not in without and spec[key] is not None]  # None: as the model has it
-    given = ", ".join(f"{key}={spec[key]}" for key in shown)
-    return f"{spec['name']}({given})" if given else spec["name"]
-
-
 def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:
     """The numbers of a finished cell's record; its epsilon is recomputed from its ledger and must be the stated one."""
-    record, path = store.record(run_id), store.folder(run_id) / "record.json"
+    record, path = store.record(run_id), store.folder(run_id, "record.json")
     ledger = store.ledger(run_id)
     spent = epsilon(ledger, cell["delta"], cell["accountant"])
     if record["cell"] != cell:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from dpopt.analysis.frames import workload_names
+from dpopt.analysis.naming import workload_names
 from dpopt.errors import ConfigError, unknown
 
 KEY = ["dataset", "model", "subset"]

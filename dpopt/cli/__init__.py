@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 from collections.abc import Sequence
 
@@ -21,6 +22,7 @@ from dpopt.errors import ConfigError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 1 where cells failed, 2 for input that cannot be used."""
+    gc.set_threshold(100_000)  # importing torch and reading ten thousand records makes much that lives and no cycles
     parser = _parser()
     if "_ARGCOMPLETE" in os.environ:
         answer(parser, COMMANDS)

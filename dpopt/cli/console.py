@@ -62,12 +62,13 @@ def names(text: str | None) -> list[str]:
     return [name.strip() for name in (text or "").strip("[]").split(",") if name.strip()]
 
 
-def print_table(frame: Any) -> None:
-    """Print a data frame of texts, each row on a line of its own."""
+def print_table(table: Any) -> None:
+    """Print columns of texts, a mapping or a data frame, each row on a line of its own."""
+    columns = dict(table.items())
     shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in frame.columns:
-        shown.add_column(column, no_wrap=True)
-    for row in frame.itertuples(index=False):
+    for name in columns:
+        shown.add_column(name, no_wrap=True)
+    for row in zip(*columns.values(), strict=True):
         shown.add_row(*row)
     needed = OUT.measure(shown, options=OUT.options.update(max_width=1000)).maximum
     Console(width=max(OUT.width, needed)).print(shown)  # a narrow terminal breaks lines better than cells

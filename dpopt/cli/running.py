@@ -14,7 +14,6 @@ from dpopt.cli.console import ERR, OUT, escape, print_table, stored, suite_name
 from dpopt.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
     from rich.console import Console
 
     from dpopt.harness.cost import Row, Timing
@@ -38,43 +37,50 @@ def plan(overrides: Sequence[str]) -> None:
     suite, store, planned = _plan([override for override in overrides if override not in own])
     rows = cost.rows(planned, store)
     timings = cost.timings(rows, store, suite, limit, ERR)
-    for workload, costs in _costs(rows, timings):
+    for workload, table in _costs(rows, timings).items():
         OUT.print(workload, style="bold", highlight=False, markup=False)
-        print_table(costs)
+        print_table(table)
     _tell_failures(rows, timings, OUT)
     cells = len({entry.cell.run_id for entry in planned})
     OUT.print(f"{cells} distinct cells of suite {suite.name}; results in {store.root}", highlight=False)
     OUT.print(_estimate(rows, timings, cost.workers(suite)), highlight=False)
 
 
-def _costs(rows: list[Row], timings: dict[int, Timing]) -> list[tuple[str, DataFrame]]:
-    """What `dpopt plan` prints: a table for each workload, without the columns that say nothing in any."""
-    from pandas import DataFrame
-
-    from dpopt.analysis.frames import workload_names
+def _costs(rows: list[Row], timings: dict[int, Timing]) -> dict[str, dict[str, list[str]]]:
+    """What `dpopt plan` prints: workload -> column -> cells, without the columns that say nothing in any table."""
+    from dpopt.analysis.naming import workload_names
 
     names = workload_names([row.cells[0].workload for row in rows])
     timed = [timings.get(number) for number in range(len(rows))]
-    timed = [timing if timing and not timing.failure else None for timing in timed]
-    pairs = list(zip(rows, timed, strict=True))
-    columns = {
-        "workload": [names[json.dumps(row.cells[0].workload, sort_keys=True)] for row in rows],
-        "optimizer": [row.label for row in rows],
-        "tuning": [row.tuning for row in rows],
-        "B": [str(row.cells[0].batch_size) for row in rows],
-        "cells": [str(len(row.cells)) for row in rows],
-        "done": [str(row.done) for row in rows],
-        "failed": [str(row.failed) for row in rows],
-        "to run": [str(len(row.waiting)) for row in rows],
-        "draws": ["-".join(map(str, dict.fromkeys(row.draws))) for row in rows],
-        "gradients": [f"{row.gradients:.1e}" if row.waiting else "" for row in rows],
-        "ms/draw": [f"{1e3 * timing.draw:.3g}" if timing else "" for timing in timed],
-        "MB": [f"{timing.memory / 1e6:.0f}" if timing and timing.memory else "" for timing in timed],
-        "hours": [f"{row.seconds(timing) / 3600:.2g}" if timing and row.waiting else "" for row, timing in pairs],
+    lines = [
+        _line(row, timing if timing and not timing.failure else None) for row, timing in zip(rows, timed, strict=True)
+    ]
+    is_told = {name: any(line[name] for line in lines) for name in lines[0]}
+    is_told["B"] = len({line["B"] for line in lines}) > 1
+    tables: dict[str, dict[str, list[str]]] = {}
+    for row, line in zip(rows, lines, strict=True):
+        table = tables.setdefault(names[json.dumps(row.cells[0].workload, sort_keys=True)], {})
+        for name, text in line.items():
+            if is_told[name]:
+                table.setdefault(name, []).append(text)
+    return tables
+
+
+def _line(row: Row, timing: Timing | None) -> dict[str, str]:
+    return {
+        "optimizer": row.label,
+        "tuning": row.tuning,
+        "B": str(row.cells[0].batch_size),
+        "cells": str(len(row.cells)),
+        "done": str(row.done),
+        "failed": str(row.failed),
+        "to run": str(len(row.waiting)),
+        "draws": "-".join(map(str, dict.fromkeys(row.draws))),
+        "gradients": f"{row.gradients:.1e}" if row.waiting else "",
+        "ms/draw": f"{1e3 * timing.draw:.3g}" if timing else "",
+        "MB": f"{timing.memory / 1e6:.0f}" if timing and timing.memory else "",
+        "hours": f"{row.seconds(timing) / 3600:.2g}" if timing and row.waiting else "",
     }
-    dropped = [name for name, cells in columns.items() if not any(cells) or (name == "B" and len(set(cells)) == 1)]
-    tables = DataFrame(columns).drop(columns=dropped).groupby("workload", sort=False)
-    return [(str(workload), table.drop(columns="workload")) for workload, table in tables]
 
 
 def _estimate(rows: list[Row], timings: dict[int, Timing], workers: int) -> str:

@@ -109,14 +109,16 @@ def runs(setting: Setting, rule: Selection | None, epsilon: float, key: Iterable
         epsilon: the suite's: of a run, or of the whole search where that is charged.
         key: what decides the random choices.
     """
-    grid = points(setting.grid)
-    random = np.random.default_rng(derive("search", setting.name, setting.fields, setting.grid, *key))
+    grid, named = points(setting.grid), (setting.name, setting.fields, setting.grid, *key)
+    if not (setting.tuning in ("linear_scaling", "random") or isinstance(rule, BestOf)):
+        return [Run(number, point, epsilon, rule) for number, point in enumerate(grid)]
+    random = np.random.default_rng(derive("search", *named))
     if setting.tuning == "linear_scaling":
         return _searches(grid, setting.runs or 0, epsilon, random)
     if setting.tuning == "random":
         grid = [grid[i] for i in random.permutation(len(grid))[: setting.runs]]
     if isinstance(rule, BestOf):
-        number = rule.draw(derive("number of runs", setting.name, setting.fields, setting.grid, *key))
+        number = rule.draw(derive("number of runs", *named))
         if not number:
             return [Run(0, grid[0], epsilon, rule, untrained=True)]
         grid = [grid[i] for i in random.integers(len(grid), size=number)]

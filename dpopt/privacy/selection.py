@@ -20,8 +20,7 @@ from functools import lru_cache
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
-import scipy.optimize
-import scipy.special
+import scipy  # its modules are imported when they are first used: they take half a second
 
 from dpopt import fields
 from dpopt.errors import ConfigError, unknown

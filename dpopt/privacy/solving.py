@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-import scipy.optimize
+import scipy  # its modules are imported when they are first used: they take half a second
 
 from dpopt.errors import ConfigError
 from dpopt.privacy import accountants

@@ -153,7 +153,7 @@ class LoggedStore(Store):
         super().restart_curve(run_id, passed)
         for stopped in list(self._open):  # a process runs one cell at a time, and one that is stopped does not say so
             self._close(stopped)
-        cell = read(self.folder(run_id) / "cell.json")
+        cell = read(self.folder(run_id, "cell.json"))
         self._open[run_id] = {}
         for name in self.logs:
             with _warned(run_id, name):

@@ -48,19 +48,19 @@ class Store:
 
     root: Path
 
-    def folder(self, run_id: str) -> Path:
-        """The directory of one run."""
-        return self.root / "runs" / run_id[:2] / run_id
+    def folder(self, run_id: str, *inside: str) -> Path:
+        """The directory of one run, or what lies inside of it."""
+        return Path(self.root, "runs", run_id[:2], run_id, *inside)
 
     def state(self, run_id: str) -> State:
         """What is known of a cell: "done" and "diverged" are results; "interrupted" has files but no end."""
-        folder = self.folder(run_id)
         try:
             return self.record(run_id)["status"]
         except FileNotFoundError:
             pass
         except Damaged:
             return "damaged"
+        folder = self.folder(run_id)
         if (folder / "error.json").exists():
             return "failed"
         if (folder / "lease.json").exists() and not ((holder := self.holder(run_id)) and holder.is_gone):
@@ -74,7 +74,7 @@ class Store:
             FileNotFoundError: the cell is not done.
             Damaged: the file is no record of this run.
         """
-        path = self.folder(run_id) / "record.json"
+        path = self.folder(run_id, "record.json")
         content = read(path)
         missing = RECORD_KEYS - content.keys()
         if missing:
@@ -87,7 +87,7 @@ class Store:
 
     def error(self, run_id: str) -> dict[str, Any]:
         """Why a cell failed: keys "kind" (see `Failure`), "reason", "traceback"; a damaged file gives its own story."""
-        path = self.folder(run_id) / "error.json"
+        path = self.folder(run_id, "error.json")
         try:
             content = {"kind": "failed", "reason": "unknown", "traceback": "", **read(path)}
         except (Damaged, FileNotFoundError) as error:
@@ -100,7 +100,7 @@ class Store:
         Raises:
             Damaged: the file is missing or holds no ledger.
         """
-        path = self.folder(run_id) / "ledger.json"
+        path = self.folder(run_id, "ledger.json")
         try:
             return Ledger.from_json(path.read_text())
         except (OSError, ValueError) as error:  # ConfigError and undecodable text are ValueErrors
@@ -109,7 +109,7 @@ class Store:
     def begin(self, run_id: str, cell: Mapping[str, Any]) -> None:
         """Make the run directory and note what runs in it."""
         self.folder(run_id).mkdir(parents=True, exist_ok=True)
-        _write(self.folder(run_id) / "cell.json", cell)
+        _write(self.folder(run_id, "cell.json"), cell)
 
     def finish(self, run_id: str, record: Mapping[str, Any], ledger: str) -> None:
         """Write ledger and record, the record last, with checksums of the other files; the checkpoint has served.
@@ -129,17 +129,17 @@ class Store:
     def fail(self, run_id: str, reason: str, traceback: str = "", kind: Failure = "failed") -> None:
         """Note that a cell ended without a result."""
         self.folder(run_id).mkdir(parents=True, exist_ok=True)
-        _write(self.folder(run_id) / "error.json", {"kind": kind, "reason": reason, "traceback": traceback})
+        _write(self.folder(run_id, "error.json"), {"kind": kind, "reason": reason, "traceback": traceback})
 
     def forget_failure(self, run_id: str) -> None:
         """Let a failed cell run again."""
-        (self.folder(run_id) / "error.json").unlink(missing_ok=True)
+        self.folder(run_id, "error.json").unlink(missing_ok=True)
 
     def curve(self, run_id: str) -> list[dict[str, Any]]:
         """The entries of a run's curve, up to the first line that is not whole."""
         entries = []
         try:
-            lines = (self.folder(run_id) / "curve.jsonl").read_text(errors="replace").splitlines()
+            lines = self.folder(run_id, "curve.jsonl").read_text(errors="replace").splitlines()
         except OSError:  # none, or something that is no file
             return []
         for line in lines:
@@ -154,16 +154,16 @@ class Store:
 
     def append_curve(self, run_id: str, entry: Mapping[str, Any]) -> None:
         """Add one entry at the end of the curve."""
-        with (self.folder(run_id) / "curve.jsonl").open("a") as file:
+        with self.folder(run_id, "curve.jsonl").open("a") as file:
             file.write(_dumps(entry) + "\n")
 
     def restart_curve(self, run_id: str, entries: Iterable[Mapping[str, Any]]) -> None:
         """Replace the curve by `entries`: those that a run which continues has already passed."""
-        _write(self.folder(run_id) / "curve.jsonl", "".join(_dumps(entry) + "\n" for entry in entries))
+        _write(self.folder(run_id, "curve.jsonl"), "".join(_dumps(entry) + "\n" for entry in entries))
 
     def checkpoint(self, run_id: str) -> Path:
         """Where a run keeps its checkpoint."""
-        return self.folder(run_id) / "checkpoint.pt"
+        return self.folder(run_id, "checkpoint.pt")
 
     def save_checkpoint(self, run_id: str, content: bytes) -> None:
         """Replace a run's checkpoint."""
@@ -175,15 +175,15 @@ class Store:
         Raises:
             Held: another process has it.
         """
-        return leases.Lease(self.folder(run_id) / "lease.json")
+        return leases.Lease(self.folder(run_id, "lease.json"))
 
     def watch(self, run_id: str) -> leases.Watch:
         """What finds out when a cell that another process runs is free again."""
-        return leases.Watch(self.folder(run_id) / "lease.json")
+        return leases.Watch(self.folder(run_id, "lease.json"))
 
     def holder(self, run_id: str) -> leases.Holder | None:
         """Who runs a cell, if anyone."""
-        return leases.read(self.folder(run_id) / "lease.json")
+        return leases.read(self.folder(run_id, "lease.json"))
 
     def suite_folder(self, suite: str) -> Path:
         """Where a suite's manifest and tables are."""
@@ -304,7 +304,7 @@ def read(path: Path) -> dict[str, Any]:
         Damaged: it cannot be read, or holds something else.
     """
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_bytes())
     except (ValueError, OSError) as error:
         if isinstance(error, FileNotFoundError | NotADirectoryError):
             raise FileNotFoundError(path) from error

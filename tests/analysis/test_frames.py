@@ -4,6 +4,7 @@ import math
 import pytest
 
 from dpopt.analysis import frames
+from dpopt.analysis.naming import workload_names
 from dpopt.privacy import Draw, Ledger, epsilon
 from dpopt.privacy.selection import best_of
 
@@ -145,7 +146,7 @@ def test_labels_select_rows(matrix):
 
 
 def names(*specs):
-    return list(frames.workload_names([{"name": "images", "revision": 1, **spec} for spec in specs]).values())
+    return list(workload_names([{"name": "images", "revision": 1, **spec} for spec in specs]).values())
 
 
 def test_workloads_are_named_by_what_tells_them_apart():
