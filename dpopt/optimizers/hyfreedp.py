@@ -69,12 +69,12 @@ class HyFreeDP(Configured):
         initial_bound: R_l of the first round.
         smoothing: eta <- smoothing eta + (1 - smoothing) b/a; GeN's code uses 0.9.
 
-    Deviations from the paper, which states no guards: eta changes only if a > 0, b > 0 and L_0 < 0.9 R_l (a concave or
-    uphill fit has no minimum ahead, and saturated losses make equal probes), and b/a is clamped to [eta/2, 2 eta] as in
-    GeN's code. R_l has a floor of 1e-3. Losses are clipped to [0, R_l] and centred at R_l/2, which halves their
-    sensitivity. The accounting is the joint one; the paper's (`dpopt.privacy.published`) spends more than it states.
-    Algorithm 1 as printed pairs eta_j with L(theta + eta_j G) while Eq. 6 models L(theta - eta_j m); taken literally
-    together, b changes its sign.
+    Deviations from the paper, which states no guards: eta changes only if a > 0, b > 0, L_0 < 0.9 R_l (a concave or
+    uphill fit has no minimum ahead, and saturated losses make equal probes) and b/a is a number (an eta that noise has
+    shrunk below 1e-300 leaves none), and b/a is clamped to [eta/2, 2 eta] as in GeN's code. R_l has a floor of 1e-3.
+    Losses are clipped to [0, R_l] and centred at R_l/2, which halves their sensitivity. The accounting is the joint
+    one; the paper's (`dpopt.privacy.published`) spends more than it states. Algorithm 1 as printed pairs eta_j with
+    L(theta + eta_j G) while Eq. 6 models L(theta - eta_j m); taken literally together, b changes its sign.
     """
 
     base: Direction = DPAdamW()
@@ -134,8 +134,8 @@ class HyFreeDP(Configured):
         b = (j * value).sum() / (eta * j.square().sum())
         a = 2 * (c * value).sum() / (eta.square() * c.square().sum())
 
-        is_minimum = (a > 0) & (b > 0) & (value[m] < 0.9 * bound)
         newton = torch.clamp(b / a, eta / 2, 2 * eta)
+        is_minimum = (a > 0) & (b > 0) & (value[m] < 0.9 * bound) & newton.isfinite()
         smoothed = self.smoothing * eta + (1 - self.smoothing) * newton
         next_bound = value.sum() if self.bound == "conservative" else value[m]
         return torch.where(is_minimum, smoothed, eta), next_bound.clamp(min=1e-3)

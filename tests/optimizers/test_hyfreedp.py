@@ -48,6 +48,13 @@ def test_guards_leave_eta_unchanged(losses):
     assert fit(losses)[0] == 0.1
 
 
+@pytest.mark.parametrize("eta", [1e-160, 1e-300, 1e-310, 5e-324, 0.0])
+def test_an_eta_too_small_to_fit_stays_a_number(eta):
+    """Noise may shrink eta for thousands of draws; its square, and then the distance of the points, is 0 in float64."""
+    found = fit([1.0, 2.0, 4.0], eta=eta)[0]
+    assert eta / 2 <= found <= 2 * eta
+
+
 def test_minus_lies_in_the_descent_direction():
     """Losses that fall along -G give b > 0: the paper's two formulas, taken literally together, would flip its sign."""
     falling_along_minus = parabola(2.0, 0.5, 5.0, 0.1)
