@@ -3,6 +3,7 @@
 import math
 import pickle
 import struct
+import time
 
 import pytest
 from fabricated import SMALL
@@ -115,7 +116,7 @@ def weights(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
 
-    def shown():
+    def held():
         steps, config, summary, codes = [], {}, {}, []
         for path in sorted(tmp_path.glob(f"wandb/offline-run-*-{RUN}/*.wandb")):
             for content in map(Record.FromString, chunks(path.read_bytes())):
@@ -132,6 +133,13 @@ def weights(tmp_path, monkeypatch):
                     codes.append(content.exit.exit_code)
         return steps, config, summary, codes
 
+    def shown(ends):
+        """What is held of a run that has ended so often; W&B's own process may write the end after `finish`."""
+        until = time.monotonic() + 30
+        while len(held()[-1]) < ends and time.monotonic() < until:
+            time.sleep(0.1)
+        return held()
+
     return LoggedStore(tmp_path, ("wandb",)), shown
 
 
@@ -142,7 +150,7 @@ def test_wandb_holds_a_run_that_went_on_once(weights):
     again = LoggedStore(store.root, store.logs)
     train(again, 20, 30, 40, passed=10)
     again.finish(RUN, record(test_accuracy=0.9), LEDGER)
-    steps, config, summary, codes = shown()
+    steps, config, summary, codes = shown(ends=2)
     assert steps == [10, 20, 30, 40]
     assert '"lr":0.01' in config["optimizer"].replace(" ", "")
     assert summary["epsilon"] == "2.5"
