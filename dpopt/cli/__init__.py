@@ -22,12 +22,13 @@ from dpopt.errors import ConfigError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 1 where cells failed, 2 for input that cannot be used."""
-    gc.set_threshold(100_000)  # importing torch and reading ten thousand records makes much that lives and no cycles
     parser = _parser()
     if "_ARGCOMPLETE" in os.environ:
         answer(parser, COMMANDS)
     chosen = parser.parse_args(arguments)
     command = COMMANDS["plan" if getattr(chosen, "dry_run", False) else chosen.command]
+    if command.function not in (run, retry, bench, audit):  # these train, and their garbage may hold large tensors
+        gc.set_threshold(100_000)  # importing torch and reading thousands of records makes much that lives, no garbage
     try:
         return command.function(chosen.overrides) or 0
     except ConfigError as error:
