@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +31,6 @@ Track = Callable[[Sequence[Any], str], Iterable[Any]]
 CHECKED = ("cell.json", "curve.jsonl", "ledger.json")
 """The files of a run whose checksums are in its record."""
 SCHEMA = 1
-MANIFEST_KEYS = {"run_id", "label", "tuning", "tuned", "clip", "cell"}
 RECORD_KEYS = {"schema", "run_id", "cell", "status", "epsilon", "epsilon_target", "delta", "provenance"}
 
 
@@ -232,7 +232,7 @@ class Store:
         except Damaged as error:
             raise ConfigError("suite", suite, f"{error}; `dpopt plan suite={suite}` writes it anew") from error
         cells = content.get("cells")
-        if not isinstance(cells, list) or not all(isinstance(c, dict) and c.keys() >= MANIFEST_KEYS for c in cells):
+        if not isinstance(cells, list) or not all(map(_is_planned, cells)):
             raise ConfigError("suite", suite, f"{path} is no manifest; `dpopt plan suite={suite}` writes it anew")
         return content
 
@@ -288,6 +288,24 @@ def sha256(path: Path) -> str:
 def address(record: Mapping[str, Any]) -> str:
     """The name of a measurement's folder: see `Store.add`."""
     return hashlib.sha256(_dumps(record).encode()).hexdigest()[:16]
+
+
+def _is_planned(entry: Any) -> bool:
+    """Whether an entry of a manifest has all that is read of it."""
+    try:
+        cell = entry["cell"]
+        names = [cell[key]["name"] for key in ("workload", "optimizer")]
+        texts = [entry["run_id"], entry["label"], entry["tuning"], cell["accountant"], *names]
+        counts = [cell["batch_size"], cell["seed"]]
+        numbers = [entry["clip"], entry.get("target", 0), *(cell[key] for key in ("epsilon", "delta", "epochs"))]
+        return (
+            isinstance(entry["tuned"], dict)
+            and all(isinstance(text, str) for text in texts)
+            and all(isinstance(count, int) for count in counts)
+            and all(float(number) > -math.inf for number in numbers)  # nor not a number
+        )
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return False
 
 
 def _is_run(path: Path) -> bool:

@@ -22,7 +22,16 @@ LEDGER = Ledger([Draw(0.5, (1.0,))] * 2).to_json()
 
 
 def cell(seed):
-    return {"workload": {"name": "digits_mlp"}, "optimizer": {"name": "dp_sgd"}, "epsilon": 3.0, "seed": seed}
+    return {
+        "workload": {"name": "digits_mlp"},
+        "optimizer": {"name": "dp_sgd"},
+        "epsilon": 3.0,
+        "delta": 1e-5,
+        "accountant": "pld",
+        "batch_size": 32,
+        "epochs": 1.0,
+        "seed": seed,
+    }
 
 
 def add(store, seed, **more):

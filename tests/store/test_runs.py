@@ -1,4 +1,5 @@
 import json
+import math
 
 import pytest
 
@@ -101,6 +102,35 @@ def test_foreign_files_are_named(store):
     assert "backup" in " ".join(found)
 
 
+PLANNED = {
+    "run_id": RUN,
+    "label": "dp_sgd",
+    "tuning": "self",
+    "tuned": {},
+    "clip": 1.0,
+    "cell": {
+        "workload": {"name": "digits_mlp"},
+        "optimizer": {"name": "dp_sgd"},
+        "epsilon": math.inf,
+        "delta": 1e-5,
+        "accountant": "pld",
+        "batch_size": 32,
+        "epochs": 1.0,
+        "seed": 0,
+    },
+}
+
+
+@pytest.mark.parametrize("key", PLANNED["cell"])
+@pytest.mark.parametrize("value", [None, [], {"name": 3}])
+def test_a_manifest_with_a_damaged_entry(store, key, value):
+    store.write_manifest("quickstart", {"cells": [PLANNED]})
+    assert store.manifest("quickstart") == {"cells": [PLANNED]}
+    store.write_manifest("quickstart", {"cells": [PLANNED | {"cell": PLANNED["cell"] | {key: value}}]})
+    with pytest.raises(ConfigError, match="dpopt plan"):
+        store.manifest("quickstart")
+
+
 def test_manifests(store):
     with pytest.raises(ConfigError, match="known: none"):
         store.manifest("quickstart")
@@ -108,7 +138,7 @@ def test_manifests(store):
     assert store.manifest("quickstart") == {"cells": []}
     with pytest.raises(ConfigError, match="did you mean 'quickstart'"):
         store.manifest("quikstart")
-    for content in ("{", '{"cells": 3}'):
+    for content in ("{", '{"cells": 3}', '{"cells": [3]}', '{"cells": [{}]}'):
         (store.suite_folder("quickstart") / "manifest.json").write_text(content)
         with pytest.raises(ConfigError, match="dpopt plan"):
             store.manifest("quickstart")
