@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 _asked = threading.Event()
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 def is_asked() -> bool:
@@ -36,16 +37,26 @@ def signals() -> Iterator[None]:
 
     Does nothing outside the main thread, which alone may say what signals mean.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, _on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    with undisturbed():
+        if threading.current_thread() is threading.main_thread():
+            for number in _STOPPING:
+                signal.signal(number, _on_signal)
+        try:
+            yield
+        finally:
+            forget()
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Let SIGINT and SIGTERM mean afterwards what they mean now, whatever a library makes of them inside."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in _STOPPING if is_main}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        forget()
 
 
 def _on_signal(number: int, frame: Any) -> None:

@@ -153,6 +153,14 @@ def test_signals_stop_a_run_and_the_second_one_at_once(write_suite, store, numbe
     assert execute(every, store, lambda: InlineEngine(store, Setup("cpu"))).ran == len(every)
 
 
+def test_a_library_that_sets_signal_handlers_does_not_keep_them():
+    with stopping.signals():
+        with stopping.undisturbed():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stopping.is_asked()
+
+
 def test_a_cell_is_run_by_one_process_at_a_time_and_once(cell, store):
     with store.lease(cell.run_id):
         assert attempt(cell, store, Setup("cpu")).kind == "held"

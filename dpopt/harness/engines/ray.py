@@ -159,10 +159,11 @@ def _connect(address: str | None, workers: int | None) -> None:
     """Raises `ConfigError` where Ray cannot be reached or started."""
     quiet = {"log_to_driver": False, "logging_level": "error"}
     try:
-        if address is not None or os.environ.get("RAY_ADDRESS"):
-            ray.init(address, **quiet)
-        else:
-            ray.init("local", num_cpus=workers, include_dashboard=False, **quiet)
+        with stopping.undisturbed():  # Ray has a process end at SIGTERM
+            if address is not None or os.environ.get("RAY_ADDRESS"):
+                ray.init(address, **quiet)
+            else:
+                ray.init("local", num_cpus=workers, include_dashboard=False, **quiet)
     except Exception as error:  # Ray has no class of its own for these
         raise ConfigError("options.address", address, f"Ray: {str(error).splitlines()[0]}") from error
 
