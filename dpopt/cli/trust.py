@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import tarfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from lzma import LZMAError
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from rich.progress import track
@@ -65,14 +70,16 @@ def verify(overrides: Sequence[str]) -> int:
 def merge(arguments: Sequence[str]) -> int:
     """Copy the results of the folder FROM into results=INTO: finished runs, planned cells of suites, measurements.
 
-    Nothing is overwritten. Ends with 1 where a run has different results in the two folders, or cannot be read; these
-    stay as they are. A merge that was interrupted goes on when it is started again.
+    FROM may be a tar archive of such a folder, compressed or not. Nothing is overwritten. Ends with 1 where a run has
+    different results in the two folders, or cannot be read; these stay as they are. A merge that was interrupted goes
+    on when it is started again.
     """
     from dpopt.store import Store
     from dpopt.store.merge import merge as merged
 
     ((source,), given) = _positional(arguments, "FROM", results="results")
-    done = merged(_results(source, "FROM"), Store(Path(given["results"])), _track)
+    with _unpacked(source) as there:
+        done = merged(there, Store(Path(given["results"])), _track)
     for run_id in done.conflicts:
         OUT.print(f"conflict {run_id}: different results in {source} and {given['results']}", highlight=False)
     report_problems(done.damaged)
@@ -126,6 +133,23 @@ def _results(folder: str, key: str = "results") -> Store:
     if not Path(folder).is_dir():
         raise ConfigError(key, folder, "no such folder")
     return Store(Path(folder))
+
+
+@contextmanager
+def _unpacked(source: str) -> Iterator[Store]:
+    """The store in a folder, or in an archive of one, which lies in a temporary folder meanwhile."""
+    from dpopt.store import Store
+
+    if not Path(source).is_file():
+        yield _results(source, "FROM")
+        return
+    with TemporaryDirectory() as folder:
+        try:
+            with tarfile.open(source) as archive:
+                archive.extractall(folder, filter="data")
+        except (tarfile.TarError, OSError, EOFError, LZMAError, zlib.error) as error:
+            raise ConfigError("FROM", source, f"no tar archive that can be unpacked ({error})") from error
+        yield Store(Path(folder))
 
 
 def _track(sequence: Sequence[Any], title: str) -> Iterable[Any]:

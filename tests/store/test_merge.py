@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 
 import pytest
@@ -217,3 +218,25 @@ def test_the_command_says_what_it_did(there, here, capsys):
     for bad in (["merge"], ["merge", "/nowhere"], ["merge", str(there.root), "result=x"], [*arguments, "more"]):
         assert main(bad) == 2
         assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.parametrize("kind", ["w", "w:gz", "w:xz"])
+def test_an_archive_is_merged_as_its_folder_is(there, here, kind, tmp_path, capsys):
+    ids = [add(there, seed) for seed in range(3)]
+    archive = tmp_path / "records.tar"
+    with tarfile.open(archive, kind) as file:
+        file.add(there.root / "runs", "runs")
+    assert main(["merge", str(archive), f"results={here.root}"]) == 0
+    assert "3 runs copied" in capsys.readouterr().out
+    assert all(contents(here.folder(run_id)) == contents(there.folder(run_id)) for run_id in ids)
+    archive.write_bytes(archive.read_bytes()[:100])
+    assert main(["merge", str(archive), f"results={here.root}"]) == 2
+    assert f"error: FROM: '{archive}'" in capsys.readouterr().err.replace("\n", "")
+
+
+def test_an_archive_writes_nowhere_else(here, tmp_path, capsys):
+    (tmp_path / "evil").write_text("out")
+    with tarfile.open(tmp_path / "records.tar", "w") as file:
+        file.add(tmp_path / "evil", "../escaped")
+    assert main(["merge", str(tmp_path / "records.tar"), f"results={here.root}"]) == 2
+    assert not any(tmp_path.parent.glob("escaped"))
