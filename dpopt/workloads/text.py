@@ -13,7 +13,7 @@ from torch import nn
 from dpopt.errors import ConfigError, unknown
 from dpopt.fields import Arguments, Count
 from dpopt.workloads import cache, data, features, language, models
-from dpopt.workloads.base import Predict, Split, Workload
+from dpopt.workloads.base import EVALUATION_BATCH, Predict, Split, Workload
 from dpopt.workloads.metrics import classification_report
 
 POOLING = {"distilbert": "first"}
@@ -72,7 +72,14 @@ class TextClassification(Workload):
     @property
     def marks(self) -> int:  # type: ignore[override]
         """An evaluation of the whole model costs as much as some draws, so there are few."""
-        return 40 if self.subset == "head" else 4
+        if self.subset == "head":
+            return 40
+        return 4 if data.entry(self.data).part("test").records < 2000 else 2
+
+    @property
+    def evaluation_batch(self) -> int:  # type: ignore[override]
+        """As many tokens as features: activations that stay in a processor's cache."""
+        return EVALUATION_BATCH if self.subset == "head" else max(1, EVALUATION_BATCH // self.length)
 
     @property
     def classes(self) -> int:
