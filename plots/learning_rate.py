@@ -32,9 +32,9 @@ def draw(frame: pd.DataFrame) -> Figure:
 
 
 def _line(panel: Axes, run: pd.DataFrame, **options: str) -> None:
-    """The rates that a run had; one that changes begins with the one that it was given."""
+    """The rates that a run had, from the one on that it was given; not where all are a constant that it set itself."""
     style = "-" if run["tuning"].iloc[0] == "self" else "--"
-    draws, rates = list(run["draw"]), list(run["eta"])
-    if run["eta"].nunique() > 1:
-        draws, rates = [0, *draws], [float(run["lr"].iloc[0]), *rates]
+    draws, rates, start = list(run["draw"]), list(run["eta"]), float(run["lr"].iloc[0])
+    if start in rates or run["eta"].nunique() > 1:
+        draws, rates = [0, *draws], [start, *rates]
     panel.plot(draws, rates, style, alpha=0.7, linewidth=1.2, **options)
