@@ -1,4 +1,5 @@
 import os
+import sys
 
 import pytest
 import torch
@@ -20,3 +21,10 @@ def _own_cache(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _no_figure_left_open():
+    yield
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")

@@ -71,14 +71,14 @@ class TextClassification(Workload):
 
     @property
     def marks(self) -> int:  # type: ignore[override]
-        """An evaluation of the whole model costs as much as some draws, so there are few."""
+        """An evaluation of the whole model costs as much as some draws: there are few, fewest of a large test split."""
         if self.subset == "head":
             return 40
         return 4 if data.entry(self.data).part("test").records < 2000 else 2
 
     @property
     def evaluation_batch(self) -> int:  # type: ignore[override]
-        """As many tokens as features: activations that stay in a processor's cache."""
+        """As many tokens as elsewhere records, where the whole model runs: activations stay in a processor's cache."""
         return EVALUATION_BATCH if self.subset == "head" else max(1, EVALUATION_BATCH // self.length)
 
     @property
