@@ -9,6 +9,8 @@ from matplotlib.figure import Figure
 from dpopt.analysis.figures import colours, legend, panels
 
 NEEDS = "curves"
+LEAST = 1e-12
+"""Lower rates are drawn here, where steps are without effect: one that shrinks for ever would hide all others."""
 
 
 def draw(frame: pd.DataFrame) -> Figure:
@@ -20,12 +22,13 @@ def draw(frame: pd.DataFrame) -> Figure:
     shown = frame[is_shown]
     figure, axes = panels(shown, 3.8, 4, sharey="row")
     colour = colours(shown["label"])
+    name = f"learning rate (at least {LEAST:g})" if (shown["eta"] < LEAST).any() else "learning rate"
     for place, panel in axes.items():
         rows = shown[(shown["workload"] == place[0]) & (shown["epsilon_target"] == place[1])]
         for (label, _), run in rows.groupby(["label", "run_id"], sort=False):
             _line(panel, run, label=label, color=colour[label])
         panel.set_yscale("log")
-        panel.set(xlabel="draws", ylabel="learning rate" if panel.get_subplotspec().is_first_col() else "")
+        panel.set(xlabel="draws", ylabel=name if panel.get_subplotspec().is_first_col() else "")
     legend(figure)
     figure.tight_layout()
     return figure
@@ -37,4 +40,4 @@ def _line(panel: Axes, run: pd.DataFrame, **options: str) -> None:
     draws, rates, start = list(run["draw"]), list(run["eta"]), float(run["lr"].iloc[0])
     if start in rates or run["eta"].nunique() > 1:
         draws, rates = [0, *draws], [start, *rates]
-    panel.plot(draws, rates, style, alpha=0.7, linewidth=1.2, **options)
+    panel.plot(draws, [max(rate, LEAST) for rate in rates], style, alpha=0.7, linewidth=1.2, **options)

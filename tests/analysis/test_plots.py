@@ -46,6 +46,17 @@ def test_accuracy_figure_plots_the_tables_numbers(needs):
     assert crosses == set(needs["comparison"].query("label == 'dp_adam'")["epsilon_with_tuning"])
 
 
+def test_a_learning_rate_that_is_lost_does_not_hide_the_others(needs):
+    plot = next(plot for plot in figures.plots(PLOTS) if plot.name == "learning_rate")
+    curves = needs["curves"].copy()
+    curves.loc[curves["label"] == "hyfreedp", "eta"] = 1e-300
+    panel = plot.draw(curves).axes[0]
+    drawn = {line.get_label(): min(line.get_ydata()) for line in panel.lines}
+    assert drawn["hyfreedp"] == 1e-12
+    assert drawn["dp_adam"] == curves.query("label == 'dp_adam'")["eta"].min()
+    assert panel.get_ylabel() == "learning rate (at least 1e-12)"
+
+
 @pytest.mark.parametrize("plot", OF_SUITES, ids=lambda plot: plot.name)
 def test_figures_of_another_score_are_in_its_unit(plot, needs):
     frame = needs[plot.needs].assign(score="log_likelihood", workload="mixture")
