@@ -234,9 +234,23 @@ def test_an_archive_is_merged_as_its_folder_is(there, here, kind, tmp_path, caps
     assert f"error: FROM: '{archive}'" in capsys.readouterr().err.replace("\n", "")
 
 
-def test_an_archive_writes_nowhere_else(here, tmp_path, capsys):
+@pytest.mark.parametrize("name", ["../escaped", "{tmp}/escaped", "runs/../../escaped"])
+def test_an_archive_writes_nowhere_else(here, tmp_path, name, capsys):
     (tmp_path / "evil").write_text("out")
-    with tarfile.open(tmp_path / "records.tar", "w") as file:
-        file.add(tmp_path / "evil", "../escaped")
+    member = tarfile.TarInfo(name.format(tmp=tmp_path))
+    member.size = 3
+    with tarfile.open(tmp_path / "records.tar", "w") as file, (tmp_path / "evil").open("rb") as content:
+        file.addfile(member, content)
     assert main(["merge", str(tmp_path / "records.tar"), f"results={here.root}"]) == 2
-    assert not any(tmp_path.parent.glob("escaped"))
+    assert "is no file below the folder" in capsys.readouterr().err.replace("\n", " ")
+    assert not any(tmp_path.parent.rglob("escaped"))
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+def test_an_archive_holds_plain_files_alone(here, tmp_path, kind, capsys):
+    member = tarfile.TarInfo("runs")
+    member.type, member.linkname = kind, str(tmp_path)
+    with tarfile.open(tmp_path / "records.tar", "w") as file:
+        file.addfile(member)
+    assert main(["merge", str(tmp_path / "records.tar"), f"results={here.root}"]) == 2
+    assert "is no file below the folder" in capsys.readouterr().err.replace("\n", " ")
