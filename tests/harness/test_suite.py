@@ -89,7 +89,7 @@ def test_unknown_suite():
         load_suite("quickstrt")
 
 
-LOCAL = {"adadp_cifar10", "clip_batch_sweep", "vit_tiny_head", "vit_tiny_subsets"}
+LOCAL = {"adadp_cifar10", "adadp_cifar10_own", "clip_batch_sweep", "vit_tiny_head", "vit_tiny_subsets"}
 """Suites on data or checkpoints that are on no hub."""
 CHECKPOINTS = [
     "adadp_conv_cifar100",
