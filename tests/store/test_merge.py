@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 
 import pytest
@@ -235,7 +236,8 @@ def test_an_archive_is_merged_as_its_folder_is(there, here, kind, tmp_path, caps
 
 
 @pytest.mark.parametrize("name", ["../escaped", "{tmp}/escaped", "runs/../../escaped"])
-def test_an_archive_writes_nowhere_else(here, tmp_path, name, capsys):
+def test_an_archive_writes_nowhere_else(here, tmp_path, name, capsys, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # archives are unpacked there, and what escapes is seen
     (tmp_path / "evil").write_text("out")
     member = tarfile.TarInfo(name.format(tmp=tmp_path))
     member.size = 3
