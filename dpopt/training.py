@@ -19,10 +19,10 @@ from dpopt.errors import ConfigError
 from dpopt.fields import Count
 from dpopt.privacy import accountants
 from dpopt.privacy.calibration import calibrate
+from dpopt.privacy.data import DataOracle
 from dpopt.privacy.distributed import ALONE, Processes, digest
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.lot import LotOracle
-from dpopt.privacy.oracle import DataOracle
 from dpopt.privacy.plan import NonPrivate, Plan
 from dpopt.privacy.protocol import Optimizer, Vector
 from dpopt.privacy.sampling import derive, secret_seed, send

@@ -17,7 +17,7 @@ from dpopt.clipping import Abadi, bookkeeping
 from dpopt.errors import ConfigError
 from dpopt.optimizers.base import Direction, scalar
 from dpopt.optimizers.dp_sgd import DPSGD, State
-from dpopt.privacy import DataOracle, UnplannedRelease, calibration, sampling
+from dpopt.privacy import DataOracle, UnplannedRelease, calibration, data, sampling
 from dpopt.privacy.protocol import Release
 from dpopt.testing import numerics
 from dpopt.testing.imports import forbidden_imports, imports
@@ -405,29 +405,32 @@ def patches(monkeypatch):
     def limit(fields, equals):
         entry(limits=[{"fields": fields, "equals": equals}])
 
-    def released(method, change):
-        original = getattr(DataOracle, method)
-        monkeypatch.setattr(DataOracle, method, lambda *arguments: change(original(*arguments)))
+    def released(kind, change):
+        original = DataOracle.answer
+
+        def answer(oracle, batch, asked, noise):
+            release = original(oracle, batch, asked, noise)
+            return change(oracle, release) if asked.kind == kind else release
+
+        monkeypatch.setattr(DataOracle, "answer", answer)
 
     def too_little_noise():
         monkeypatch.setattr(calibration, "_read_cache", lambda *_: None)
         monkeypatch.setattr(calibration, "_write_cache", lambda *_: None)
         monkeypatch.setattr(calibration, "_solve_kinds", lambda *_: {"gradient": 1.0})
 
-    def wrong_std(release):
+    def wrong_std(oracle, release):
         return Release(release.value, 2 * release.std)
 
-    def unbounded(oracle, draw, release, at, bound, noise):
-        values = torch.stack([oracle._losses_of(draw, 0, [theta])[0].nan_to_num().sum() for theta in at])
-        return Release(values, 0.0)
+    def shifted(oracle, release):
+        return Release(3 + release.value, release.std)
 
-    def realised_batch(original):
-        def divided(oracle, *arguments):
-            release = original(oracle, *arguments)
-            rows = sum(int(inputs().mask.sum()) for inputs in oracle._inputs)
-            return Release(release.value / rows if rows else release.value * math.nan, release.std)
+    def unbounded(asked, losses, norms, mask):
+        return torch.where(mask, losses.nan_to_num(), 0.0).sum(dim=1)
 
-        return divided
+    def realised_batch(oracle, release):
+        rows = sum(int(inputs().mask.sum()) for inputs in oracle._inputs)
+        return Release(release.value / rows if rows else release.value * math.nan, release.std)
 
     original = sampling.add_gaussian
     return {
@@ -443,15 +446,15 @@ def patches(monkeypatch):
         "less_noise": lambda: monkeypatch.setattr(
             sampling, "add_gaussian", lambda total, std, *where: original(total, 0.8 * std, *where)
         ),
-        "wrong_std": lambda: released("_gradient", wrong_std),
-        "wrong_loss_std": lambda: released("_losses", wrong_std),
-        "wrong_count_std": lambda: released("_below", wrong_std),
+        "wrong_std": lambda: released("gradient", wrong_std),
+        "wrong_loss_std": lambda: released("losses", wrong_std),
+        "wrong_count_std": lambda: released("counts", wrong_std),
         "trusting_engine": lambda: monkeypatch.setattr(
             bookkeeping, "clip_factors", lambda clip, norm, mask: clip.factor(norm) * mask
         ),
-        "unbounded_losses": lambda: monkeypatch.setattr(DataOracle, "_losses", unbounded),
-        "uncentred_counts": lambda: released("_below", lambda r: Release(3 + r.value, r.std)),
-        "mean_of_the_draw": lambda: monkeypatch.setattr(DataOracle, "_gradient", realised_batch(DataOracle._gradient)),
+        "unbounded_losses": lambda: monkeypatch.setattr(data, "sums", unbounded),
+        "uncentred_counts": lambda: released("counts", shifted),
+        "mean_of_the_draw": lambda: released("gradient", realised_batch),
         "cpu_as_gpu": lambda: (
             monkeypatch.setattr(numerics, "DEVICE", "cpu"),
             monkeypatch.setattr(torch.cuda, "is_available", lambda: True),

@@ -26,8 +26,8 @@ from dpopt.harness import lots
 from dpopt.harness.plan import plan
 from dpopt.harness.suite import load_suite
 from dpopt.privacy import calibrate
+from dpopt.privacy.data import DataOracle
 from dpopt.privacy.lot import LotOracle
-from dpopt.privacy.oracle import DataOracle
 from dpopt.testing.task import advance
 from dpopt.workloads.base import mlp
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpopt.clipping.rules import factors
 from dpopt.privacy.protocol import ClipRule, Vector
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -144,7 +145,7 @@ def clip_factors(clip: ClipRule, norm: Tensor, mask: Tensor) -> Tensor:
     # for the type, so it may be longer than it seems; a factor below `tiny` has few digits, and may be too large.
     number = torch.finfo(norm.dtype)
     least = number.tiny**0.5 / number.eps
-    factor = torch.minimum(clip.factor(norm), clip.sensitivity / norm.clamp(min=least))
+    factor = torch.minimum(factors(clip, norm), clip.sensitivity / norm.clamp(min=least))
     return F.threshold(factor.nan_to_num_(nan=0.0), number.tiny, 0.0).mul_(mask)
 
 

@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.func import vmap
 
 from dpopt import fields
 from dpopt.errors import ConfigError, unknown
 from dpopt.fields import Bound, Positive
-from dpopt.privacy.protocol import ClipRule
+from dpopt.privacy.protocol import ClipRule, Number
 
 
 class _Checked:
@@ -67,6 +69,60 @@ class Normalized(_Checked):
         return (1 / norm).clamp(max=1 / self.bound)
 
 
+@dataclass(frozen=True)
+class AtBound:
+    """`Normalized` at a bound that is a tensor, such as a released number."""
+
+    bound: Tensor
+
+    @property
+    def sensitivity(self) -> float:
+        return 1.0
+
+    def factor(self, norm: Tensor) -> Tensor:
+        return torch.minimum(1 / norm, 1 / self.bound)
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """A clip rule as the kernel holds it: what it is, and its sensitivity, which was read once.
+
+    Attributes:
+        rule: gives the factors, as far as they respect the sensitivity.
+        sensitivity: the largest L2 norm of a clipped gradient.
+    """
+
+    rule: ClipRule
+    sensitivity: Number
+
+    def factor(self, norm: Tensor) -> Tensor:
+        return factors(self.rule, norm)
+
+
+def factors(rule: ClipRule, norm: Tensor) -> Tensor:
+    """The factor that `rule` gives each of n examples for its own norm, shape [n].
+
+    The kernel's rules work element by element. Any other rule is evaluated under `torch.func.vmap`: it is shown one
+    norm, shape [], and can tell neither whose it is nor what the others are.
+
+    Raises:
+        ConfigError: the rule needs several norms, looks at a value, or gives something else than a factor for a norm.
+    """
+    return rule.factor(norm) if type(rule) in ELEMENTWISE else _one_by_one(rule, norm)
+
+
+def _one_by_one(rule: ClipRule, norm: Tensor) -> Tensor:
+    try:
+        found = vmap(rule.factor)(norm)
+    except Exception as error:  # a rule can fail in any way
+        reason = f"expected a factor from one norm, by torch's operations ({type(error).__name__}: {error})"
+        raise ConfigError("clip", rule, reason) from error
+    if found.shape != norm.shape:
+        raise ConfigError("clip", rule, f"expected one factor for a norm, not a tensor of {list(found.shape[1:])}")
+    return found
+
+
+ELEMENTWISE: frozenset[type[Any]] = frozenset({Abadi, Automatic, Normalized, AtBound, Bounded})
 RULES: dict[str, type[Any]] = {"abadi": Abadi, "automatic": Automatic, "normalized": Normalized}
 
 

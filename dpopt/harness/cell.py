@@ -30,10 +30,10 @@ from dpopt.harness.identity import identity
 from dpopt.harness.provenance import provenance
 from dpopt.privacy import sampling
 from dpopt.privacy.calibration import calibrate, dry_run, score_noise
+from dpopt.privacy.data import DataOracle
 from dpopt.privacy.distributed import Processes
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.lot import LotOracle
-from dpopt.privacy.oracle import DataOracle
 from dpopt.privacy.plan import Plan
 from dpopt.privacy.protocol import Optimizer, Vector
 from dpopt.privacy.sampling import derive

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dpopt.clipping.rules import AtBound
 from dpopt.errors import ConfigError
 from dpopt.fields import Decay, Positive
 from dpopt.optimizers.base import Configured, Direction, descend, require_plain, scalar
@@ -75,21 +76,10 @@ class AdaptiveClip(Configured):
     def step(self, state: State, oracle: Oracle) -> State:
         theta, base, bound = state
         with oracle.draw() as batch:
-            normalized = self.base.observe(base, batch, _AtBound(bound))
+            normalized = self.base.observe(base, batch, AtBound(bound))
             share = batch.below(bound).value[0].clamp(0, 1)
         # Clipping at C is normalised clipping (sensitivity 1) times C: so the bound may be a released number.
         direction, base = self.base.direction(base, Release(normalized.value * bound, normalized.std * bound))
         theta = descend(theta, direction, scalar(theta, self.lr))
         bound = (bound * torch.exp(-self.clip_lr * (share - self.quantile))).clamp(min=SMALLEST)
         return State(theta, base._replace(theta=theta), bound)
-
-
-@dataclass(frozen=True)
-class _AtBound:
-    """g * min(1/C, 1/||g||) for a bound that is a tensor; sensitivity 1."""
-
-    bound: Tensor
-    sensitivity: float = 1.0
-
-    def factor(self, norm: Tensor) -> Tensor:
-        return torch.minimum(1 / norm, 1 / self.bound)

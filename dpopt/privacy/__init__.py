@@ -12,8 +12,9 @@ from dpopt.privacy.plan import NonPrivate, Plan
 if TYPE_CHECKING:
     from dpopt.privacy import published
     from dpopt.privacy.calibration import calibrate
-    from dpopt.privacy.oracle import BudgetSpent, DataOracle, ReplayOracle, TraceOracle, UnplannedRelease
-    from dpopt.privacy.protocol import Batch, Oracle, Release
+    from dpopt.privacy.data import DataOracle
+    from dpopt.privacy.oracle import BudgetSpent, ReplayOracle, TraceOracle, UnplannedRelease
+    from dpopt.privacy.protocol import Batch, Oracle, Query, Record, Release
 
 __all__ = [
     "ACCOUNTANTS",
@@ -25,6 +26,8 @@ __all__ = [
     "NonPrivate",
     "Oracle",
     "Plan",
+    "Query",
+    "Record",
     "Release",
     "ReplayOracle",
     "TraceOracle",
@@ -36,9 +39,11 @@ __all__ = [
 
 __getattr__ = attach(
     __name__,
-    dict.fromkeys(
-        ["BudgetSpent", "DataOracle", "ReplayOracle", "TraceOracle", "UnplannedRelease"], "dpopt.privacy.oracle"
-    )
-    | dict.fromkeys(["Batch", "Oracle", "Release"], "dpopt.privacy.protocol")
-    | {"calibrate": "dpopt.privacy.calibration", "published": "dpopt.privacy.published"},
+    dict.fromkeys(["BudgetSpent", "ReplayOracle", "TraceOracle", "UnplannedRelease"], "dpopt.privacy.oracle")
+    | dict.fromkeys(["Batch", "Oracle", "Query", "Record", "Release"], "dpopt.privacy.protocol")
+    | {
+        "DataOracle": "dpopt.privacy.data",
+        "calibrate": "dpopt.privacy.calibration",
+        "published": "dpopt.privacy.published",
+    },
 )

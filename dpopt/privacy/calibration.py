@@ -8,8 +8,8 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
@@ -19,9 +19,10 @@ from dpopt._paths import cache_root
 from dpopt.errors import ConfigError
 from dpopt.privacy import accountants
 from dpopt.privacy.ledger import Draw, Ledger
-from dpopt.privacy.oracle import GRADIENT, BudgetSpent, TraceOracle
+from dpopt.privacy.oracle import BudgetSpent, TraceOracle
 from dpopt.privacy.plan import NonPrivate, Plan
 from dpopt.privacy.protocol import Optimizer
+from dpopt.privacy.queries import GRADIENT
 from dpopt.privacy.selection import Selection, selection_spec
 from dpopt.privacy.solving import TOLERANCE, Charge, solve_noise
 from dpopt.privacy.unread import ValueRead
@@ -46,8 +47,10 @@ def calibrate(
     """The least noise with which `draws` draws of `optimizer` cost at most `epsilon`.
 
     The optimizer is run once against a `TraceOracle`, and the noise is solved for the ledger that it leaves. Where it
-    releases losses beside gradients, gradients get `optimizer.noise_inflation` times the noise that they would need
-    alone, and the losses spend exactly what is left (HyFreeDP, Eq. 10, under the joint rule for one draw).
+    makes releases of further kinds beside gradients, gradients get `optimizer.noise_inflation` times the noise that
+    they would need alone, and the other kinds together spend exactly what is left (HyFreeDP, Eq. 10, under the joint
+    rule for one draw). `optimizer.shares`, kind -> number, divides that among them: 1/noise^2 of a kind is in
+    proportion to its share, by default the same for all. Without gradients, the kinds divide the whole.
 
     Args:
         optimizer: any registered or own optimizer.
@@ -71,10 +74,10 @@ def calibrate(
     if epsilon == math.inf:
         noise = dict.fromkeys(kinds, 0.0)
         return NonPrivate(noise, _ledger(structure, rate, noise), math.inf, **common)
-    inflation = getattr(optimizer, "noise_inflation", None)
+    inflation, shares = _division(optimizer, kinds)
     charge = selection.epsilon if selection else accountants.epsilon
-    problem = (structure, rate, kinds, inflation, epsilon, delta, accountant)
-    path = _cache_file(problem if selection is None else (*problem, selection_spec(selection)))
+    searched = selection_spec(selection) if selection else None
+    path = _cache_file((structure, rate, kinds, inflation, shares, epsilon, delta, accountant, searched))
 
     def planned(noise: dict[str, float]) -> Plan:
         ledger = _ledger(structure, rate, noise)
@@ -84,7 +87,7 @@ def calibrate(
     remembered = _read_cache(path, kinds)
     plan = planned(remembered) if remembered else None
     if plan is None or not (1 - 2 * TOLERANCE) * epsilon <= charge(plan.ledger, delta, accountant) <= epsilon:
-        noise = _solve_kinds(*problem, charge)
+        noise = _solve_kinds(structure, rate, inflation, shares, partial(_solved, epsilon, delta, accountant, charge))
         _write_cache(path, noise)
         plan = planned(noise)
     return plan
@@ -176,28 +179,49 @@ def _traced(optimizer: Optimizer, oracle: TraceOracle) -> int:
     return steps
 
 
+def _division(optimizer: Optimizer, kinds: Sequence[str]) -> tuple[float | None, dict[str, float]]:
+    """How the budget is divided: the inflation of the gradients' noise, and the shares of the other kinds.
+
+    Raises:
+        ConfigError: there is no inflation where it is needed, or a share that cannot be used.
+    """
+    inflation: float | None = getattr(optimizer, "noise_inflation", None)
+    shares = dict(getattr(optimizer, "shares", {}))
+    for kind, share in shares.items():
+        if kind not in kinds or not 0 < share < math.inf:
+            reason = f"expected numbers > 0 for kinds that it releases: {', '.join(kinds)}"
+            raise ConfigError("optimizer.shares", {kind: share}, reason)
+    if len(kinds) > 1 and GRADIENT in kinds and (inflation is None or inflation <= 1):
+        reason = "releases of several kinds, gradients among them, need a field `noise_inflation` > 1"
+        raise ConfigError("optimizer", f"releases {', '.join(kinds)}", reason)
+    others = [kind for kind in kinds if kind != GRADIENT]
+    return inflation, {kind: float(shares.get(kind, 1.0)) for kind in others}
+
+
+def _solved(
+    epsilon: float, delta: float, accountant: str, charge: Charge, ledger_of: Callable[[float], Ledger]
+) -> float:
+    return solve_noise(ledger_of, epsilon, delta, accountant, charge)
+
+
 def _solve_kinds(
     structure: Structure,
     rate: float,
-    kinds: list[str],
     inflation: float | None,
-    epsilon: float,
-    delta: float,
-    accountant: str,
-    charge: Charge,
+    shares: Mapping[str, float],
+    solve: Callable[[Callable[[float], Ledger]], float],
 ) -> dict[str, float]:
-    def solve(ledger_of: Callable[[float], Ledger]) -> float:
-        return solve_noise(ledger_of, epsilon, delta, accountant, charge)
+    """The noise multiplier of each kind: first the gradients', then one number that those of the others follow from."""
+    is_released = any(GRADIENT in kinds for kinds, _ in structure)
+    gradient = {}
+    if is_released:
+        alone = solve(lambda noise: _ledger(structure, rate, {GRADIENT: noise}))
+        gradient = {GRADIENT: alone * inflation if shares and inflation else alone}
 
-    if len(kinds) == 1:
-        return {kinds[0]: solve(lambda noise: _ledger(structure, rate, {kinds[0]: noise}))}
-    if inflation is None or GRADIENT not in kinds or len(kinds) != 2:
-        reason = "releases of several kinds need gradients among them and a field `noise_inflation` > 1"
-        raise ConfigError("optimizer", f"releases {', '.join(kinds)}", reason)
-    other = next(kind for kind in kinds if kind != GRADIENT)
-    gradient = inflation * solve(lambda noise: _ledger(structure, rate, {GRADIENT: noise}))
-    rest = solve(lambda noise: _ledger(structure, rate, {GRADIENT: gradient, other: noise}))
-    return {GRADIENT: gradient, other: rest}
+    def noises(common: float) -> dict[str, float]:
+        return gradient | {kind: common / share**0.5 for kind, share in shares.items()}
+
+    return noises(solve(lambda common: _ledger(structure, rate, noises(common)))) if shares else gradient
 
 
 def _ledger(structure: Structure, rate: float, noise: Mapping[str, float]) -> Ledger:

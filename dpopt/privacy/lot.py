@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,9 +14,12 @@ from torch import Tensor
 
 from dpopt.clipping.flat import clip_factors
 from dpopt.clipping.lot import Examined, LotEngine, Matrix, together
+from dpopt.clipping.rules import Bounded
 from dpopt.errors import ConfigError
-from dpopt.privacy.oracle import COUNTS, CPU_MULTIPLE, GRADIENT, LOSSES, DataOracle, require_finite, weighted
-from dpopt.privacy.protocol import ClipRule, Points, Release, Vector
+from dpopt.privacy.data import CPU_MULTIPLE, DataOracle, Known, sums
+from dpopt.privacy.oracle import Asking, OpenDraw, released
+from dpopt.privacy.protocol import Number, Query, Release, Vector
+from dpopt.privacy.queries import Asked, Gradient, read
 from dpopt.privacy.sampling import send
 
 
@@ -62,65 +64,53 @@ class LotOracle:
             yield _LotBatch(self._engine, self._oracles, batches)
 
 
-class _Known(NamedTuple):
-    """Losses [R, n] at one point."""
-
-    thetas: Matrix
-    version: int
-    losses: Tensor
-
-    def is_at(self, thetas: Matrix) -> bool:
-        """Whether that is the point: the same memory, not changed since. It stays alive with this."""
-        mine = (self.thetas.data_ptr(), self.thetas.shape, self.thetas.stride(), self.version)
-        return mine == (thetas.data_ptr(), thetas.shape, thetas.stride(), thetas._version)
-
-
-class _LotBatch:
+class _LotBatch(Asking):
     """One open draw of each run; see `Batch`. What is named `_..._of_all` has the values of all runs, [R, ...]."""
 
-    def __init__(self, engine: LotEngine, oracles: Sequence[DataOracle], batches: Sequence[Any]) -> None:
+    def __init__(self, engine: LotEngine, oracles: Sequence[DataOracle], batches: Sequence[OpenDraw]) -> None:
         self._engine, self._oracles, self._batches = engine, oracles, batches
         self._expected = oracles[0].expected_batch
         self._seen: Examined | None = None
         self._norms: Tensor | None = None
-        self._known: list[_Known] = []
+        self._known: list[Known] = []
 
-    def gradient(self, at: Points, clip: ClipRule, scale: Vector | None = None) -> Release:
-        noises = self._charge(GRADIENT, 1)
-        weights, thetas = zip(*weighted(at), strict=True)
+    @torch.no_grad()
+    def ask(self, query: Query) -> Release:
+        asked = read(query, self._oracles[0].space)
+        noises = [batch.charge(asked) for batch in self._batches]
+        total = self._clipped(asked) if isinstance(asked.query, Gradient) else self._summed(asked)
+
+        def noised(totals: Tensor, sensitivities: Tensor) -> tuple[Tensor, Tensor]:
+            return self._noised_of_all(totals, sensitivities, noises, asked.releases)
+
+        total, std = together(noised, total, self._number(asked.sensitivity))
+        return released(total, std, asked, self._expected)
+
+    def _clipped(self, asked: Asked) -> Vector:
+        """The clipped sum of a run, [d]."""
+        weights, thetas = zip(*asked.query.points, strict=True)
+        scale = asked.query.scale
 
         def examine(*vectors: Matrix) -> tuple[Tensor, Tensor]:
             return self._examine_of_all(weights, vectors[: len(thetas)], *vectors[len(thetas) :])
 
-        def add_up(factors: Tensor, sensitivities: Tensor) -> tuple[Matrix, Tensor]:
-            return self._sums_of_all(factors, sensitivities, noises)
-
         norms, mask = together(examine, *thetas, *([] if scale is None else [scale]))
-        factors = clip_factors(clip, norms, mask).to(norms.dtype)
         self._norms = norms
-        return Release(*together(add_up, factors, _number(clip.sensitivity, factors)))
+        factors = clip_factors(Bounded(asked.query.clip, asked.sensitivity), norms, mask).to(norms.dtype)
+        return together(lambda factors: self._seen.sums(factors), factors)
 
-    def losses(self, at: Sequence[Vector], bound: float | Tensor) -> Release:
-        require_finite(bound)
-        noises = self._charge(LOSSES, len(at))
+    def _summed(self, asked: Asked) -> Tensor:
+        """The sums of a run, [m]."""
+        norms = [] if self._norms is None else [self._norms]
 
-        def add_up(bounds: Tensor, *thetas: Matrix) -> tuple[Tensor, Tensor]:
-            return self._losses_of_all(thetas, bounds, noises)
+        def evaluate(*tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            return self._evaluated_of_all(tensors[len(norms) :], *tensors[: len(norms)])
 
-        return Release(*together(add_up, _number(bound, at[0]), *at))
+        return sums(asked, *together(evaluate, *norms, *asked.query.probed))
 
-    def below(self, bound: float | Tensor) -> Release:
-        noises = self._charge(COUNTS, 1)
-        assert self._norms is not None  # or it would have been refused
-
-        def count(norms: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor]:
-            return self._below_of_all(norms, bounds, noises)
-
-        return Release(*together(count, self._norms, _number(bound, self._norms)))
-
-    def _charge(self, kind: str, count: int) -> list[float]:
-        """The noise multiplier of each run."""
-        return [batch._charge(kind, count) for batch in self._batches]
+    def _number(self, value: Number) -> Tensor:
+        """A tensor, which differs between runs where `value` does."""
+        return torch.as_tensor(value, dtype=torch.float64, device=self._oracles[0].space.device)
 
     @cached_property
     def _inputs(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -136,57 +126,42 @@ class _LotBatch:
         return x if first._transform is None else first._transform(x.flatten(0, 1)).unflatten(0, mask.shape), y, mask
 
     def _examine_of_all(
-        self, weights: Sequence[float], thetas: Sequence[Matrix], scale: Matrix | None = None
+        self, weights: Sequence[Number], thetas: Sequence[Matrix], scale: Matrix | None = None
     ) -> tuple[Tensor, Tensor]:
         x, y, mask = self._inputs
         seen = self._engine.examined(list(zip(weights, thetas, strict=True)), x, y, scale)
-        if LOSSES in self._oracles[0].noise:
+        if len(self._oracles[0].noise) > 1:
             known = zip(thetas, seen.losses, strict=True)
-            self._known += [_Known(theta, theta._version, losses) for theta, losses in known]
+            self._known += [Known(theta, theta._version, [losses]) for theta, losses in known]
         self._seen = seen
         return seen.norms, mask
 
-    def _sums_of_all(self, factors: Tensor, sensitivities: Tensor, noises: Sequence[float]) -> tuple[Matrix, Tensor]:
-        assert self._seen is not None
-        totals = self._seen.sums(factors)
-        pairs = zip(noises, sensitivities.tolist(), strict=True)
-        stds = [noise * sensitivity if noise else 0.0 for noise, sensitivity in pairs]
-        for oracle, batch, total, std in zip(self._oracles, self._batches, totals, stds, strict=True):
-            oracle._add_noise(total, std, batch.number, len(batch.noises) - 1)
-        return totals.div_(self._expected), sensitivities.new_tensor(stds) / self._expected
-
-    def _losses_of_all(
-        self, thetas: Sequence[Matrix], bounds: Tensor, noises: Sequence[float]
-    ) -> tuple[Tensor, Tensor]:
-        losses = torch.stack([self._losses_at(theta) for theta in thetas], 1).double()  # [R, k, n]
-        bound = bounds[:, None, None]
-        centred = losses.clamp(min=0).clamp(max=bound) - bound / 2
-        totals = torch.where(self._inputs[2].unsqueeze(1) & losses.isfinite(), centred, 0.0).sum(dim=2)
-        stds = bounds.new_tensor(noises) * bounds / 2
-        self._add_normals(totals, stds, noises)
-        return totals / self._expected + bounds[:, None] / 2, stds / self._expected
+    def _evaluated_of_all(self, thetas: Sequence[Matrix], norms: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Losses [R, k, n] at k points, norms [R, n] and mask [R, n] of all records."""
+        mask = self._inputs[2]
+        losses = [self._losses_at(theta).double() for theta in thetas]
+        empty = mask.new_zeros(len(mask), 0, mask.shape[1], dtype=torch.float64)
+        norms = torch.full(mask.shape, math.nan, device=mask.device) if norms is None else norms
+        return torch.stack(losses, 1) if losses else empty, norms, mask
 
     def _losses_at(self, thetas: Matrix) -> Tensor:
         """Losses [R, n]; those at a point whose gradient the draw has evaluated are not computed again."""
         for known in self._known:
             if known.is_at(thetas):
-                return known.losses
+                return known.losses[0]
         x, y, _ = self._inputs
         return self._engine.lot_losses([thetas], x, y)[0]
 
-    def _below_of_all(self, norms: Tensor, bounds: Tensor, noises: Sequence[float]) -> tuple[Tensor, Tensor]:
-        is_below = (norms <= bounds[:, None].to(norms.dtype)).double()
-        totals = torch.where(self._inputs[2], is_below - 0.5, 0.0).sum(1, keepdim=True)
-        stds = bounds.new_tensor(noises) / 2
-        self._add_normals(totals, stds, noises)
-        return totals / self._expected + 0.5, stds / self._expected
-
-    def _add_normals(self, totals: Tensor, stds: Tensor, noises: Sequence[float]) -> None:
-        """Add the noise of the last releases to `totals`, shape [R, k]."""
-        for run, (oracle, batch, noise) in enumerate(zip(self._oracles, self._batches, noises, strict=True)):
-            count = totals.shape[1]
-            if noise:
-                totals[run] += stds[run] * oracle._normal(batch.number, len(batch.noises) - count, count)
+    def _noised_of_all(
+        self, totals: Tensor, sensitivities: Tensor, noises: Sequence[float], releases: int
+    ) -> tuple[Tensor, Tensor]:
+        """Sums [R, ...] with the noise of each run, and its standard deviations [R]."""
+        pairs = zip(noises, sensitivities.tolist(), strict=True)
+        stds = [noise * sensitivity if noise else 0.0 for noise, sensitivity in pairs]
+        totals = totals.clone(memory_format=torch.contiguous_format)
+        for oracle, batch, total, std in zip(self._oracles, self._batches, totals, stds, strict=True):
+            oracle._add_noise(total, std, batch.number, len(batch.noises) - releases)
+        return totals, sensitivities.new_tensor(stds)
 
 
 def _gathered(stored: Sequence[Tensor], rows: NDArray[np.int64]) -> Tensor:
@@ -195,10 +170,3 @@ def _gathered(stored: Sequence[Tensor], rows: NDArray[np.int64]) -> Tensor:
     for own, source, out in zip(torch.from_numpy(rows).to(result.device), stored, result, strict=True):
         torch.index_select(source, 0, own, out=out)
     return result
-
-
-def _number(value: float | Tensor, like: Tensor) -> Tensor:
-    """One float64 number for each run, on `like`'s device."""
-    if isinstance(value, Tensor):
-        return value.double()
-    return torch.full((), value, dtype=torch.float64, device=like.device)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
 Vector: TypeAlias = Tensor
 """All trained parameters, or something of their shape, as one contiguous tensor of shape [d]."""
-Points: TypeAlias = Vector | Sequence[tuple[float, Vector]]
+Number: TypeAlias = float | Tensor
+"""One number; a tensor has shape []."""
+Points: TypeAlias = Vector | Sequence[tuple[Number, Vector]]
 """One point, or weighted points (w_k, theta_k) whose gradients are combined per example before clipping."""
 
 
@@ -25,7 +28,7 @@ class Release:
     """
 
     value: Tensor
-    std: float | Tensor
+    std: Number
 
 
 @runtime_checkable
@@ -33,13 +36,74 @@ class ClipRule(Protocol):
     """How one example's gradient is bounded."""
 
     @property
-    def sensitivity(self) -> float:
-        """The largest L2 norm that a clipped gradient can have."""
+    def sensitivity(self) -> Number:
+        """The largest L2 norm that a clipped gradient can have; 1e-30 to 1e30. It is read once for each query."""
         ...
 
     def factor(self, norm: Tensor) -> Tensor:
-        """The factor each gradient is multiplied by, given its L2 norm; both of shape [n]."""
+        """The factor that a gradient is multiplied by, given its L2 norm; both of one shape, [n] or [].
+
+        It is evaluated on one norm at a time, by `torch.func.vmap`, and where it would let a gradient be longer than
+        the sensitivity, a smaller factor takes its place.
+        """
         ...
+
+
+class Record(NamedTuple):
+    """What a query may know of one record.
+
+    Attributes:
+        losses: at the points that the query probes, float64, shape [k].
+        norm: L2 norm of its gradient in the draw's last gradient query, before clipping; NaN where there was none.
+    """
+
+    losses: Tensor
+    norm: Tensor
+
+
+@dataclass(frozen=True)
+class Query(ABC):
+    """A question to an open draw: what one record contributes to a sum, how far it may move it, what is released.
+
+    A kind of release is a frozen dataclass of this class, asked for by `batch.ask`; nothing else has to know of it. The
+    oracle draws, sums, bounds, adds noise, charges and releases, once for all kinds, and `calibrate` solves a noise
+    multiplier for each kind that an optimizer asks for. Fields are annotated `Vector`, `Sequence[Vector]`, `Points`,
+    `Number` or `ClipRule`: they come from the optimizer, and are read accordingly.
+
+    Attributes:
+        kind: names its noise multiplier in a plan.
+        follows: the kind of a query that the same draw must have answered before.
+    """
+
+    kind: ClassVar[str]
+    follows: ClassVar[str | None] = None
+
+    @property
+    @abstractmethod
+    def releases(self) -> int:
+        """Number m of sums that are released, each with noise of its own, and each charged."""
+
+    @property
+    @abstractmethod
+    def sensitivity(self) -> Number:
+        """The most that one record moves each of the sums; what it contributes beyond is cut off."""
+
+    @property
+    def centre(self) -> Number | None:
+        """A public number that is added to the released means."""
+        return None
+
+    @property
+    def probed(self) -> Sequence[Vector]:
+        """The k points at which `contribution` is told a record's losses."""
+        return ()
+
+    @abstractmethod
+    def contribution(self, record: Record) -> Tensor:
+        """What one record contributes to each sum, shape [m]; nothing, where that is not finite.
+
+        It is evaluated under `torch.func.vmap`, so it is given one record and cannot tell which.
+        """
 
 
 class Batch(Protocol):
@@ -53,15 +117,24 @@ class Batch(Protocol):
         """
         ...
 
-    def losses(self, at: Sequence[Vector], bound: float | Tensor) -> Release:
+    def losses(self, at: Sequence[Vector], bound: Number) -> Release:
         """Mean loss at each point, clipped to [0, bound] per example and noised; float64, shape [len(at)]."""
         ...
 
-    def below(self, bound: float | Tensor) -> Release:
+    def below(self, bound: Number) -> Release:
         """Share of the examples whose gradient was not longer than `bound`, noised; float64, shape [1].
 
         (sum_i (b_i - 1/2) + noise) / expected_batch + 1/2, where b_i is 1 if the L2 norm of example i in the draw's
         last `gradient` query, before clipping, is at most `bound`, and else 0. Its sensitivity is 1/2.
+        """
+        ...
+
+    def ask(self, query: Query) -> Release:
+        """The answer to a query of any kind; the methods above are short for those of `dpopt.privacy.queries`.
+
+        Raises:
+            ConfigError: something in the query that cannot be used; nothing is charged then.
+            UnplannedRelease: the plan holds no such release.
         """
         ...
 

@@ -111,11 +111,11 @@ def gaussian(
     return noise
 
 
-def add_gaussian(total: Tensor, std: float, seed: int, draw: int, release: int) -> None:
+def add_gaussian(total: Tensor, std: float | Tensor, seed: int, draw: int, release: int) -> None:
     """Add `std * gaussian(...)` to `total`, contiguous of shape [n], in place; takes the memory of one block."""
     if total.dtype == torch.float64:
         noise = _stream(seed, _NOISE, draw, release).standard_normal(len(total))
-        total.add_(send(torch.from_numpy(noise), total.device), alpha=std)
+        total += std * send(torch.from_numpy(noise), total.device)
     elif total.device.type == "cpu":
         words, values = _Words(seed, draw, release), total.numpy()
         for start in range(0, len(values), CPU_BLOCK):
@@ -125,7 +125,7 @@ def add_gaussian(total: Tensor, std: float, seed: int, draw: int, release: int) 
         generator = torch.Generator(total.device).manual_seed(derive(seed, draw, release) >> 65)
         for part in total.split(DEVICE_BLOCK):
             noise = torch.randn(len(part), dtype=total.dtype, device=total.device, generator=generator)
-            part.add_(noise, alpha=std)
+            part.add_(noise.mul_(std))
 
 
 class _Words:
@@ -140,7 +140,7 @@ class _Words:
         return np.frombuffer(self._stream.update(bytes(8 * count)), dtype="<u8")
 
 
-def _box_muller(source: _Words, size: int, std: float) -> NDArray[np.float32]:
+def _box_muller(source: _Words, size: int, std: float | Tensor) -> NDArray[np.float32]:
     """`size` normals: std r cos(phi) and std r sin(phi) from each word of `source`, r = sqrt(-2 log u)."""
     half = math.ceil(size / 2)
     words = source.take(half)

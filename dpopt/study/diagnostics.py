@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dpopt.clipping.rules import Automatic
 from dpopt.clipping.vmap import VmapEngine
-from dpopt.privacy.oracle import Seen
+from dpopt.privacy.data import Seen
 from dpopt.privacy.protocol import ClipRule
 from dpopt.study.optimal_clip import mse, optimal_clip
 from dpopt.study.weights import class_weights, norm_quantiles

@@ -12,7 +12,7 @@ MAY_USE = frozenset({"__future__", "collections", "dataclasses", "math", "torch"
 """Distributions and modules that an optimizer may import."""
 MAY_USE_MORE = {"dpopt.optimizers.torch_optim": {"contextlib", "functools", "importlib"}}
 """It wraps a class that is given by its import path."""
-MAY_USE_OF_DPOPT = ("clipping.rules", "errors", "fields", "optimizers", "privacy.protocol")
+MAY_USE_OF_DPOPT = ("clipping.rules", "errors", "fields", "optimizers", "privacy.protocol", "privacy.queries")
 BUILTINS = frozenset({"__import__", "compile", "eval", "exec", "open"})
 """Built-in functions that would go round the rule."""
 

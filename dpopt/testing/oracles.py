@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
 
-from torch import Tensor
-
-from dpopt.privacy.oracle import COUNTS, GRADIENT, LOSSES, DataOracle
-from dpopt.privacy.protocol import Batch, ClipRule, Oracle, Points, Release, Vector
+from dpopt.privacy.data import DataOracle
+from dpopt.privacy.oracle import Asking, OpenDraw
+from dpopt.privacy.protocol import Batch, Oracle, Query, Release
+from dpopt.privacy.queries import Asked, read
 
 
 def strict(oracle: Any) -> Any:
@@ -49,13 +48,10 @@ class _View:
         raise AssertionError(f"`{object.__getattribute__(self, '_what')}.{name}` is set from outside")
 
 
-@dataclass(frozen=True)
-class Query:
-    """One query: its kind, the sensitivity that each of its `count` noised parts is charged with, and the release."""
+class Noted(NamedTuple):
+    """A query as it was read, and its release."""
 
-    kind: str
-    sensitivity: float
-    count: int
+    asked: Asked
     release: Release
 
 
@@ -69,54 +65,44 @@ class Neighbours:
 
     def __init__(self, oracle: DataOracle, neighbour: DataOracle | None = None) -> None:
         self._oracle, self._neighbour = oracle, neighbour
-        self.queries: list[Query] = []
+        self.queries: list[Noted] = []
         self.largest: dict[str, float] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._oracle, name)
 
     @contextmanager
-    def draw(self) -> Iterator[_NeighbourBatch]:
-        with self._oracle.draw() as batch:
-            if self._neighbour is None:
-                yield _NeighbourBatch(self, batch, None)
-                return
-            with self._neighbour.draw() as other:
-                yield _NeighbourBatch(self, batch, other)
+    def draw(self) -> Iterator[Asking]:
+        with ExitStack() as stack:
+            batch = stack.enter_context(self._oracle.draw())
+            other = stack.enter_context(self._neighbour.draw()) if self._neighbour else None
+            yield _NeighbourBatch(self, batch, other)
 
-    def note(self, query: Query, other: Release | None, offset: float) -> Release:
-        """Keep `query`, and compare it with what the neighbour has released for it."""
-        self.queries.append(query)
+    def note(self, asked: Asked, release: Release, other: Release | None) -> Release:
+        """Keep a query, and compare its release with what the neighbour has released for it."""
+        self.queries.append(Noted(asked, release))
         if other is not None:
-            self._compare(query, other, offset)
-        return query.release
+            self._compare(asked, release, other)
+        return release
 
-    def _compare(self, query: Query, other: Release, offset: float) -> None:
+    def _compare(self, asked: Asked, release: Release, other: Release) -> None:
         assert self._neighbour is not None
         # Sums, not means: the two oracles divide by different (public) batch sizes, and some sums are centred.
-        mine = (query.release.value.double() - offset) * self._oracle.expected_batch
+        offset = asked.centre or 0.0
+        mine = (release.value.double() - offset) * self._oracle.expected_batch
         theirs = (other.value.double() - offset) * self._neighbour.expected_batch
-        moved, allowed = float((mine - theirs).norm()), query.sensitivity * math.sqrt(query.count)
+        moved, allowed = float((mine - theirs).norm()), float(asked.sensitivity) * math.sqrt(asked.releases)
         assert moved <= allowed * (1 + 1e-4) + 1e-4, (
-            f"one record moved a query ({query.kind}) by {moved}, not {allowed}"
+            f"one record moved a query ({asked.kind}) by {moved}, not {allowed}"
         )
-        self.largest[query.kind] = max(self.largest.get(query.kind, 0.0), moved / allowed)
+        self.largest[asked.kind] = max(self.largest.get(asked.kind, 0.0), moved / allowed)
 
 
-class _NeighbourBatch:
-    def __init__(self, parent: Neighbours, batch: Any, other: Any) -> None:
+class _NeighbourBatch(Asking):
+    def __init__(self, parent: Neighbours, batch: OpenDraw, other: OpenDraw | None) -> None:
         self._parent, self._batch, self._other = parent, batch, other
 
-    def gradient(self, at: Points, clip: ClipRule, scale: Vector | None = None) -> Release:
-        return self._ask(GRADIENT, clip.sensitivity, 1, 0.0, lambda batch: batch.gradient(at, clip, scale))
-
-    def losses(self, at: Sequence[Vector], bound: float | Tensor) -> Release:
-        half = float(bound) / 2
-        return self._ask(LOSSES, half, len(at), half, lambda batch: batch.losses(at, bound))
-
-    def below(self, bound: float | Tensor) -> Release:
-        return self._ask(COUNTS, 0.5, 1, 0.5, lambda batch: batch.below(bound))
-
-    def _ask(self, kind: str, sensitivity: float, count: int, offset: float, ask: Callable[[Any], Release]) -> Release:
-        query = Query(kind, sensitivity, count, ask(self._batch))
-        return self._parent.note(query, ask(self._other) if self._other else None, offset)
+    def ask(self, query: Query) -> Release:
+        asked = read(query, self._parent.space)
+        release = self._batch.ask(query)
+        return self._parent.note(asked, release, self._other.ask(query) if self._other else None)

@@ -10,8 +10,9 @@ import torch
 
 from dpopt.privacy import accountants
 from dpopt.privacy.calibration import trace
-from dpopt.privacy.oracle import GRADIENT, BudgetSpent
+from dpopt.privacy.oracle import BudgetSpent
 from dpopt.privacy.protocol import Optimizer
+from dpopt.privacy.queries import GRADIENT
 from dpopt.testing.imports import MAY_USE, forbidden_imports
 from dpopt.testing.oracles import Neighbours, strict
 from dpopt.testing.task import DELTA, DRAWS, EPSILON, Task, require_same
@@ -73,11 +74,11 @@ def adds_the_stated_gradient_noise(optimizer: Optimizer) -> None:
     plan = task.plan(optimizer)
     oracle = Neighbours(task.oracle(plan))
     task.run(optimizer, oracle)
-    for query in oracle.queries:
-        stated = float(query.release.std)
-        expected = plan.noise[query.kind] * query.sensitivity / oracle.expected_batch
-        assert math.isclose(stated, expected, rel_tol=1e-6), f"{query.kind}: the stated std is {stated}, not {expected}"
-    gradients = [query.release for query in oracle.queries if query.kind == GRADIENT]
+    for asked, release in oracle.queries:
+        stated = float(release.std)
+        expected = plan.noise[asked.kind] * float(asked.sensitivity) / oracle.expected_batch
+        assert math.isclose(stated, expected, rel_tol=1e-6), f"{asked.kind}: the stated std is {stated}, not {expected}"
+    gradients = [release for asked, release in oracle.queries if asked.kind == GRADIENT]
     assert gradients, "no gradient was released"
     total = sum(float((release.value.double() / release.std).square().sum()) for release in gradients)
     freedom = len(gradients) * plan.dimension

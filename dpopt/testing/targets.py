@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from dpopt.clipping.flat import clip_factors
-from dpopt.privacy.oracle import COUNTS, GRADIENT, LOSSES, _Oracle, weighted
-from dpopt.privacy.protocol import ClipRule, Points, Release, Vector
+from dpopt.privacy.data import sums
+from dpopt.privacy.oracle import AnyKind, BaseOracle
+from dpopt.privacy.protocol import Vector
+from dpopt.privacy.queries import Asked, Gradient, Space
 
 
 class Target(NamedTuple):
@@ -43,34 +45,30 @@ def mixed_shapes(theta: Vector) -> Tensor:
     return 1.5 * scalar.square().sum() + vector.square().sum() / 6 + matrix_regression(theta[4:])
 
 
-class Exact(_Oracle):
+class Exact(BaseOracle):
     """Answers with one function's own gradients and values, clipped as those of the only record; nothing is noised."""
 
     def __init__(self, target: Target, draws: int) -> None:
-        noise: dict[str, float] = {GRADIENT: 0.0, LOSSES: 0.0, COUNTS: 0.0}
-        super().__init__(dimension=len(target.start), rate=1.0, expected_batch=1.0, draws=draws, noise=noise)
+        space = Space(len(target.start), target.start.dtype, target.start.device)
+        super().__init__(space=space, rate=1.0, expected_batch=1.0, draws=draws, noise=AnyKind(0.0))
         self._objective = target.objective
-        self._norm = torch.zeros(1)
+        self._norm = torch.full((1,), torch.nan)
 
-    def _gradient(
-        self, draw: int, release: int, at: Points, clip: ClipRule, scale: Vector | None, noise: float
-    ) -> Release:
-        gradient = torch.stack([weight * self._slope(theta) for weight, theta in weighted(at)]).sum(dim=0)
-        gradient = gradient if scale is None else gradient * scale
+    def _sum(self, asked: Asked) -> Tensor:
+        query, counts = asked.query, torch.ones(1, dtype=torch.bool)
+        if not isinstance(query, Gradient):
+            values = [self._objective(theta) for theta in query.probed]
+            losses = torch.stack(values).double().unsqueeze(1) if values else torch.zeros(0, 1, dtype=torch.float64)
+            return sums(asked, losses, self._norm, counts)
+        gradient = torch.stack([weight * self._slope(theta) for weight, theta in query.points]).sum(dim=0)
+        gradient = gradient if query.scale is None else gradient * query.scale
         self._norm = gradient.norm().view(1)
-        factor = clip_factors(clip, self._norm, torch.ones(1, dtype=torch.bool))
-        return Release((factor * gradient).nan_to_num(), 0.0)
-
-    def _losses(self, draw: int, release: int, at: Sequence[Vector], bound: float | Tensor, noise: float) -> Release:
-        values = torch.stack([self._objective(theta) for theta in at]).double()
-        return Release(values.clamp(max=bound), 0.0)
-
-    def _below(self, draw: int, release: int, bound: float | Tensor, noise: float) -> Release:
-        return Release((self._norm <= bound).double(), 0.0)
+        return (clip_factors(query.clip, self._norm, counts) * gradient).nan_to_num()
 
     def _slope(self, theta: Vector) -> Vector:
-        point = theta.detach().requires_grad_()
-        return torch.autograd.grad(self._objective(point), point)[0]
+        with torch.enable_grad():
+            point = theta.detach().requires_grad_()
+            return torch.autograd.grad(self._objective(point), point)[0]
 
 
 def _signs(like: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ from torch.utils import _pytree as pytree
 
 from dpopt import clipping
 from dpopt.privacy.calibration import calibrate
-from dpopt.privacy.oracle import DataOracle, ReplayOracle, Transcript
+from dpopt.privacy.data import DataOracle
+from dpopt.privacy.oracle import ReplayOracle, Transcript
 from dpopt.privacy.plan import Plan
 from dpopt.privacy.protocol import Optimizer, Release, Vector
 

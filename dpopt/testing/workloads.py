@@ -17,7 +17,7 @@ from dpopt import clipping, registry
 from dpopt.clipping.verification import repeatable
 from dpopt.errors import ConfigError
 from dpopt.privacy.calibration import calibrate
-from dpopt.privacy.oracle import DataOracle
+from dpopt.privacy.data import DataOracle
 from dpopt.workloads import data
 from dpopt.workloads.base import Split, Workload
 from dpopt.workloads.data import checksums

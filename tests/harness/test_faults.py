@@ -19,7 +19,7 @@ from dpopt.harness.engines.attempt import attempt
 from dpopt.harness.engines.inline import InlineEngine
 from dpopt.harness.execute import execute
 from dpopt.harness.plan import plan
-from dpopt.privacy.oracle import DataOracle
+from dpopt.privacy.data import DataOracle
 from dpopt.store import Store, runs
 
 VOLATILE = {"seconds_prepare", "seconds_train", "seconds_cpu", "seconds_draw", "peak_memory", "provenance"}

@@ -1,6 +1,7 @@
 """Optimizers behind `torch_optim` move as the packages themselves do on the same released gradients."""
 
 import copy
+import dataclasses
 import io
 import math
 
@@ -137,7 +138,7 @@ class Constant(ReplayOracle):
 
     def __init__(self, optimizer, gradients):
         task = Task()
-        plan = task.plan(optimizer, epsilon=math.inf)
+        plan = dataclasses.replace(task.plan(optimizer, epsilon=math.inf), dimension=len(gradients[0]))
         filled = [*gradients, *[gradients[-1]] * (plan.draws - len(gradients))]
         super().__init__([[Release(gradient, 0.0)] for gradient in filled], plan)
 

@@ -86,7 +86,7 @@ def optimized(name, processes):
     alone = task.run(optimizer, task.oracle(plan)).theta
     return {
         "apart": compared.largest,
-        "kinds": [query.kind for query in compared.queries],
+        "kinds": [asked.kind for asked, _ in compared.queries],
         "theta": theta,
         "off": float((theta - alone).norm() / (alone - task.engine.theta).norm()),
         "ledger": together.ledger.to_json(),

@@ -14,7 +14,7 @@ from dpopt.harness import cell as cells
 from dpopt.harness.plan import plan
 from dpopt.harness.suite import load_suite
 from dpopt.privacy import calibrate
-from dpopt.privacy.oracle import DataOracle, Seen
+from dpopt.privacy.data import DataOracle, Seen
 from dpopt.store import Store
 from dpopt.study.diagnostics import CLIPS, Diagnostics
 from dpopt.study.optimal_clip import mse, optimal_clip

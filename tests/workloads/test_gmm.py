@@ -8,7 +8,7 @@ from scipy.special import expit
 
 from dpopt import clipping, registry, training
 from dpopt.privacy.calibration import calibrate
-from dpopt.privacy.oracle import DataOracle
+from dpopt.privacy.data import DataOracle
 from dpopt.workloads.base import Split
 from dpopt.workloads.gmm import CENTRES, MixturePosterior
 

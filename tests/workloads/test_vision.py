@@ -11,7 +11,7 @@ import dpopt
 from dpopt import clipping, registry
 from dpopt.errors import ConfigError
 from dpopt.privacy.calibration import calibrate
-from dpopt.privacy.oracle import DataOracle
+from dpopt.privacy.data import DataOracle
 from dpopt.workloads import data, vision
 from dpopt.workloads.base import Split
 

@@ -14,9 +14,11 @@ from dpopt.clipping.flat import Clipped, ClippingEngine
 from dpopt.errors import ConfigError
 from dpopt.privacy import sampling
 from dpopt.privacy.audit.games import Scores, kinds_of, log_ratio, play, require_noise, with_kinds
-from dpopt.privacy.oracle import GRADIENT, DataOracle, Transcript
+from dpopt.privacy.data import DataOracle
+from dpopt.privacy.oracle import Transcript
 from dpopt.privacy.plan import Plan
 from dpopt.privacy.protocol import ClipRule, Optimizer, Vector
+from dpopt.privacy.queries import GRADIENT
 
 
 class WithCanaries(ClippingEngine):

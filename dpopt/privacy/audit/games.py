@@ -20,10 +20,12 @@ from dpopt.clipping.flat import Clipped, ClippingEngine, clip_factors
 from dpopt.errors import ConfigError
 from dpopt.privacy import sampling
 from dpopt.privacy.calibration import trace
+from dpopt.privacy.data import DataOracle
 from dpopt.privacy.ledger import Ledger
-from dpopt.privacy.oracle import COUNTS, GRADIENT, LOSSES, DataOracle, Transcript
+from dpopt.privacy.oracle import Transcript
 from dpopt.privacy.plan import Plan
 from dpopt.privacy.protocol import ClipRule, Optimizer, Release, Vector
+from dpopt.privacy.queries import COUNTS, GRADIENT
 
 HUGE_GRADIENT, HUGE_LOSS = 1e100, 1e300
 """Of the worst record, in float64; finite, as what is not counts as nothing, and beyond any bound."""
@@ -128,9 +130,15 @@ def worst_case(
         transcript: Transcript = []
         rows = int(is_in)
         oracle = DataOracle(
-            engine, x[:rows], y[:rows], plan, draw_seed=draw_seed, noise_seed=noise_seed, transcript=transcript
+            engine,
+            x[:rows],
+            y[:rows],
+            plan,
+            draw_seed=draw_seed,
+            noise_seed=noise_seed,
+            transcript=transcript,
+            examples=examples,
         )
-        oracle.expected_batch = plan.rate * examples
         play(optimizer, oracle, engine.theta)
         return log_likelihood_ratio(transcript, kinds, plan, oracle.expected_batch)
 
@@ -233,8 +241,8 @@ def _exponent(
 
 
 def with_kinds(releases: Sequence[Release], kinds: Sequence[str]) -> Iterator[tuple[str, Release]]:
-    """Each release of a draw with its kind; several losses are one release, but count several times among `kinds`."""
+    """Each release of a draw with its kind; one of several sums counts as many times among `kinds`."""
     position = 0
     for release in releases:
         yield kinds[position], release
-        position += len(release.value) if kinds[position] == LOSSES else 1
+        position += 1 if kinds[position] == GRADIENT else len(release.value)

@@ -28,11 +28,13 @@ from dpopt.privacy.audit.games import (
     play_both,
 )
 from dpopt.privacy.calibration import calibrate
+from dpopt.privacy.data import DataOracle
 from dpopt.privacy.ledger import Draw, Ledger
-from dpopt.privacy.oracle import DataOracle, Transcript
+from dpopt.privacy.oracle import OpenDraw, Transcript
 from dpopt.privacy.plan import Plan
-from dpopt.privacy.protocol import ClipRule, Oracle, Points, Release, Vector
+from dpopt.privacy.protocol import ClipRule, Number, Oracle, Release, Vector
 from dpopt.privacy.published import PublishedNoise, hyfreedp_noise
+from dpopt.privacy.queries import LOSSES, Asked
 
 Score = Callable[[Transcript, Vector], float]
 """What the adversary makes of one run: (its releases, the last parameters, shape [d]) -> a number, high for "in"."""
@@ -63,9 +65,15 @@ class Mechanism(NamedTuple):
         transcript: Transcript = []
         x, y = (self.x, self.y) if is_in else (self.x[:-1], self.y[:-1])
         oracle = self.oracle(
-            self.engine, x, y, self.plan, draw_seed=draw_seed, noise_seed=noise_seed, transcript=transcript
+            self.engine,
+            x,
+            y,
+            self.plan,
+            draw_seed=draw_seed,
+            noise_seed=noise_seed,
+            transcript=transcript,
+            examples=self.examples,
         )
-        oracle.expected_batch = self.plan.rate * self.examples
         return self.score(transcript, play(self.optimizer, oracle, self.engine.theta))
 
 
@@ -125,9 +133,10 @@ def controls() -> tuple[Control, ...]:
 class _RealisedBatch(DataOracle):
     """Divides by the number of records in the draw, as if it were public: the noise tells it."""
 
-    def _released(self, value: Tensor, std: float | Tensor) -> Release:
+    def _add_noise(self, total: Tensor, std: Number, draw: int, release: int) -> None:
+        super()._add_noise(total, std, draw, release)
         drawn = sum(int(inputs().mask.sum()) for inputs in self._inputs)
-        return super()._released(value * (self.expected_batch / max(1, drawn)), std)
+        total *= self.expected_batch / max(1, drawn)
 
 
 def _realised_batch(is_repaired: bool) -> Mechanism:
@@ -147,8 +156,8 @@ def _realised_batch(is_repaired: bool) -> Mechanism:
 class _BareLosses(DataOracle):
     """Adds no noise to losses."""
 
-    def _losses(self, draw: int, release: int, at: Sequence[Vector], bound: float | Tensor, noise: float) -> Release:
-        return super()._losses(draw, release, at, bound, 0.0)
+    def answer(self, batch: OpenDraw, asked: Asked, noise: float) -> Release:
+        return super().answer(batch, asked, 0.0 if asked.kind == LOSSES else noise)
 
 
 @dataclass(frozen=True)
@@ -202,7 +211,7 @@ class _Peeking(DataOracle):
 
     def raw_norm(self) -> float:
         """The longest gradient of the open draw."""
-        return max((float(norm.max()) for norm, _ in self._norms), default=0.0)
+        return max((float(norm.max()) for norm in self._norms), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -242,10 +251,8 @@ def _raw_step_size(is_repaired: bool) -> Mechanism:
 class _SharedNoise(DataOracle):
     """Gives every gradient of a draw the noise of the first."""
 
-    def _gradient(
-        self, draw: int, release: int, at: Points, clip: ClipRule, scale: Vector | None, noise: float
-    ) -> Release:
-        return super()._gradient(draw, 0, at, clip, scale, noise)
+    def _add_noise(self, total: Tensor, std: Number, draw: int, release: int) -> None:
+        super()._add_noise(total, std, draw, 0)
 
 
 @dataclass(frozen=True)

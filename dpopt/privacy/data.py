@@ -1,0 +1,291 @@
+"""The oracle that answers from data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from dpopt.clipping.flat import ClippingEngine
+from dpopt.clipping.rules import Bounded
+from dpopt.errors import ConfigError
+from dpopt.privacy import sampling
+from dpopt.privacy.distributed import ALONE, Processes, digest
+from dpopt.privacy.ledger import Ledger
+from dpopt.privacy.oracle import BaseOracle, OpenDraw, Transcript
+from dpopt.privacy.plan import Plan
+from dpopt.privacy.protocol import Number, Record, Release, Vector
+from dpopt.privacy.queries import Asked, Gradient, Space
+
+CPU_MULTIPLE = 8
+"""On the CPU, physical batches are padded to a multiple of it: the shapes of a run stay few, at next to no cost."""
+
+
+class _Inputs(NamedTuple):
+    """One physical batch, ready for the engine: inputs and targets [n, ...], and which rows count, bool [n]."""
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor
+
+
+class Seen(NamedTuple):
+    """What the engine saw of one physical batch of n examples while it summed a gradient. Not private.
+
+    Attributes:
+        draw: the draw's number.
+        points: weights and parameters that the gradient was asked at.
+        x, y: inputs as the model takes them and targets, [n, ...].
+        mask: which rows count, bool [n].
+        norms: L2 norms of the gradients before clipping, shape [n].
+    """
+
+    draw: int
+    points: list[tuple[float, Vector]]
+    x: Tensor
+    y: Tensor
+    mask: Tensor
+    norms: Tensor
+
+
+class Known(NamedTuple):
+    """Losses at one point that its gradient has left behind.
+
+    Attributes:
+        theta: the point; it stays alive with this.
+        version: how often it had been changed in place.
+        losses: [n] for each physical batch.
+    """
+
+    theta: Tensor
+    version: int
+    losses: Sequence[Tensor]
+
+    def is_at(self, theta: Tensor) -> bool:
+        """Whether that is the point: the same memory, not changed since."""
+        mine = (self.theta.data_ptr(), self.theta.shape, self.theta.stride(), self.version)
+        return mine == (theta.data_ptr(), theta.shape, theta.stride(), theta._version)
+
+
+def sums(asked: Asked, losses: Tensor, norms: Tensor, mask: Tensor) -> Tensor:
+    """The sums [m] of a query over the n records that `mask` [n] lets count; float64.
+
+    Args:
+        asked: the query.
+        losses: of each record at the points that the query probes, [k, n].
+        norms: of each record's gradient, [n].
+        mask: bool [n].
+
+    Raises:
+        ConfigError: the query's contribution is not one number for each sum.
+    """
+    each = vmap(lambda *of_one: asked.query.contribution(Record(*of_one)), in_dims=(1, 0), out_dims=-1)(losses, norms)
+    if each.shape != (asked.releases, len(norms)):
+        shape = f"shape {list(each.shape[:-1])}"
+        raise ConfigError(
+            f"{asked.kind}.contribution", shape, f"expected shape [{asked.releases}], one for each release"
+        )
+    each = torch.where(mask & each.isfinite(), each.double(), 0.0)
+    return each.clamp(-asked.sensitivity, asked.sensitivity).contiguous().sum(dim=1)
+
+
+class DataOracle(BaseOracle):
+    """Answers from data: sums of clipped per-example values, plus noise, divided by the expected batch size.
+
+    Where the plan holds losses, those at a point whose gradient the same draw has evaluated are not computed again.
+
+    Args:
+        engine: computes the clipped sums and the losses.
+        x, y: all training records; row i of both is record i.
+        plan: what may be released, and with how much noise.
+        draw_seed: decides who is in each draw (and dropout), see `sampling`.
+        noise_seed: decides the noise. Secret, if the model is to be published.
+        physical_batch: the most examples per call of the engine; by default the engine decides from its memory. The
+            releases are the same for any, to rounding, unless the model or `transform` is random: what is random in a
+            physical batch is a function of (seed, draw, its number).
+        transform: inputs as they are stored, [n, ...] on `device`, -> the model's inputs; may draw random numbers.
+        device: where the engine computes; by default where `x` is.
+        ledger: draws that an interrupted run has already taken; the oracle goes on after them.
+        transcript: where given, every release is kept in it (for `ReplayOracle`).
+        watch: where given, called with what the engine sees, for diagnostics; no optimizer can reach it.
+        examples: the public number N of records; by default, and but for an audit, that of the rows.
+        processes: those that answer together. Each has such an oracle, over all records, is asked the same queries and
+            gets the same releases. Making the oracle waits for the others.
+
+    Raises:
+        ConfigError: the model is not the plan's; the processes differ in records, parameters, plan, seeds or ledger; or
+            `watch` with several of them, as each sees only its part of a draw.
+    """
+
+    def __init__(
+        self,
+        engine: ClippingEngine,
+        x: Tensor,
+        y: Tensor,
+        plan: Plan,
+        *,
+        draw_seed: int,
+        noise_seed: int,
+        physical_batch: int | None = None,
+        transform: Callable[[Tensor], Tensor] | None = None,
+        device: torch.device | None = None,
+        ledger: Ledger | None = None,
+        transcript: Transcript | None = None,
+        watch: Callable[[Seen], None] | None = None,
+        examples: int | None = None,
+        processes: Processes = ALONE,
+    ) -> None:
+        self._device = device or x.device
+        super().__init__(
+            space=Space(plan.dimension, engine.theta.dtype, self._device),
+            rate=plan.rate,
+            expected_batch=plan.rate * (len(x) if examples is None else examples),
+            draws=plan.draws,
+            noise=plan.noise,
+            planned=plan.ledger,
+            ledger=ledger,
+        )
+        if engine.dimension != plan.dimension:
+            raise ConfigError("plan.dimension", plan.dimension, f"the model trains {engine.dimension} parameters")
+        self._engine, self._x, self._y = engine, x, y
+        self._draw_seed, self._noise_seed = draw_seed, noise_seed
+        self._transform = transform
+        self._size = physical_batch or engine.physical_batch(self.expected_batch / processes.size)
+        # A GPU is at its best with calls of one shape; a CPU does not mind, so there is next to nothing to pad.
+        self._multiple = self._size if self._device.type == "cuda" else CPU_MULTIPLE
+        self._transcript, self._watch = transcript, watch
+        self._parts: list[Callable[[], _Inputs]] | None = None
+        self._rows = np.zeros(0, dtype=np.int64)
+        self._known: list[Known] = []
+        self._norms: list[Tensor] = []
+        self.processes = processes
+        if processes.size > 1:
+            self._require_agreement(plan)
+
+    def _require_agreement(self, plan: Plan) -> None:
+        # A record that lies elsewhere in another process could be in two parts of a draw, and count twice.
+        if self._watch is not None:
+            raise ConfigError(
+                "watch", self._watch, "each of several processes sees only its part of a draw: leave it out"
+            )
+        self.processes.agree(
+            self._device,
+            records=[list(self._x.shape), list(self._y.shape), digest(self._x, self._y)],
+            parameters=digest(self._engine.theta),
+            plan=[dict(plan.noise), plan.rate, plan.draws, plan.ledger.to_json()],
+            seeds=[sampling.REVISION, self._draw_seed, self._noise_seed],
+            ledger=self.ledger.to_json(),
+        )
+
+    def _open(self, draw: int) -> None:
+        self._rows = self.processes.part(sampling.poisson_rows(self._draw_seed, draw, len(self._x), self.rate))
+        self._parts = None
+        if self._transcript is not None:
+            self._transcript.append([])
+
+    def _close(self, batch: OpenDraw) -> None:
+        self._parts, self._norms, self._known = None, [], []
+
+    @property
+    def _inputs(self) -> list[Callable[[], _Inputs]]:
+        """What gathers each physical batch of the open draw."""
+        if self._parts is None:
+            draw = self.draws_taken - 1
+            batches = sampling.physical_batches(self._rows, self._size, self._multiple)
+            gather = [
+                partial(self._gather, draw, part, torch.from_numpy(rows), torch.from_numpy(mask))
+                for part, (rows, mask) in enumerate(batches)
+            ]
+            # A draw of one physical batch is gathered once, a larger one again for each query: it may not fit.
+            self._parts = [cache(gather[0])] if len(gather) == 1 else gather
+        return self._parts
+
+    def _gather(self, draw: int, part: int, rows: Tensor, mask: Tensor) -> _Inputs:
+        rows = sampling.send(rows, self._x.device)
+        x, y, mask = (sampling.send(t, self._device) for t in (self._x[rows], self._y[rows], mask))
+        if self._transform is not None:
+            with self._randomness("transform", draw, part):
+                x = self._transform(x)
+        return _Inputs(x, y, mask)
+
+    def answer(self, batch: OpenDraw, asked: Asked, noise: float) -> Release:
+        if noise and not isinstance(asked.sensitivity, Tensor) and math.isinf(asked.sensitivity):
+            raise ConfigError(f"{asked.kind}.sensitivity", "inf", "expected a finite bound where there is noise")
+        release = super().answer(batch, asked, noise)
+        if self._transcript is not None:
+            self._transcript[-1].append(release)
+        return release
+
+    def _sum(self, asked: Asked) -> Tensor:
+        return self._clipped(asked) if isinstance(asked.query, Gradient) else self._summed(asked)
+
+    def _clipped(self, asked: Asked) -> Vector:
+        """What this process has of the sum, [d]: the engine's own tensor, so that no other of its size is needed."""
+        query, total, losses = asked.query, None, []
+        points, clip = query.points, Bounded(query.clip, asked.sensitivity)
+        self._norms = []
+        for part, inputs in enumerate(self._inputs):
+            x, y, mask = inputs()
+            with self._randomness("dropout", self.draws_taken - 1, part):
+                clipped = self._engine.clipped(points, x, y, mask, clip, query.scale)
+            losses.append(clipped.losses)
+            self._norms.append(clipped.norms)
+            if self._watch is not None:
+                self._watch(Seen(self.draws_taken - 1, points, x, y, mask, clipped.norms))
+            total = clipped.total if total is None else total.add_(clipped.total)
+        if len(self.noise) > 1:  # another kind of query may ask for them
+            for k, (_, theta) in enumerate(points):
+                self._known.append(Known(theta, theta._version, [values[k] for values in losses]))
+        return torch.zeros(self.dimension, dtype=self.space.dtype, device=self._device) if total is None else total
+
+    def _summed(self, asked: Asked) -> Tensor:
+        """What this process has of the sums, [m]."""
+        total = torch.zeros(asked.releases, dtype=torch.float64, device=self._device)
+        for part in range(len(self._inputs)):
+            inputs = self._inputs[part]()
+            losses = self._losses(part, inputs, asked.query.probed)
+            norms = self._norms[part] if self._norms else losses.new_full((len(inputs.mask),), torch.nan)
+            total += sums(asked, losses, norms, inputs.mask)
+        return total
+
+    def _losses(self, part: int, inputs: _Inputs, at: Sequence[Vector]) -> Tensor:
+        """Losses [k, n] of one physical batch, float64; only points not yet known are computed."""
+        known = [next((each.losses[part] for each in self._known if each.is_at(theta)), None) for theta in at]
+        missing = [theta for theta, losses in zip(at, known, strict=True) if losses is None]
+        if missing:
+            with self._randomness("dropout", self.draws_taken - 1, part):
+                computed = iter(self._engine.losses(missing, *inputs))
+            known = [next(computed) if losses is None else losses for losses in known]
+        if not known:
+            return torch.zeros(0, len(inputs.mask), dtype=torch.float64, device=self._device)
+        return torch.stack(known).double()
+
+    def _add_noise(self, total: Tensor, std: Number, draw: int, release: int) -> None:
+        if (isinstance(std, Tensor) or std) and self.processes.is_first:
+            sampling.add_gaussian(total, std, self._noise_seed, draw, release)
+        self.processes.add_up(total)
+
+    @contextmanager
+    def _randomness(self, purpose: str, draw: int, part: int) -> Iterator[None]:
+        """Random numbers as a function of (seed, purpose, draw, physical batch), whatever the generators hold."""
+        generators = [torch.default_generator]
+        if self._device.type == "cuda":
+            index = torch.cuda.current_device() if self._device.index is None else self._device.index
+            generators.append(torch.cuda.default_generators[index])
+        number = part * self.processes.size + self.processes.rank  # no two batches of a draw share their numbers
+        seed = sampling.derive(self._draw_seed, purpose, draw, number) >> 65
+        before = [generator.get_state() for generator in generators]
+        try:
+            for generator in generators:
+                generator.manual_seed(seed)
+            yield
+        finally:
+            for generator, state in zip(generators, before, strict=True):
+                generator.set_state(state)

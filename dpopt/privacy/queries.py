@@ -1,0 +1,253 @@
+"""The kinds of release: gradient, losses, counts. Each is one class, and so is a further one; see `protocol.Query`.
+
+What a query holds comes from an optimizer, and is read before it is used (`owned`): vectors as plain tensors of the
+engine's type, bounds and weights as one number each, and each of them once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dpopt.clipping.rules import Bounded
+from dpopt.errors import ConfigError
+from dpopt.privacy.protocol import ClipRule, Number, Points, Query, Record, Vector
+
+LEAST, LARGEST = 1e-30, 1e30
+"""The range of a sensitivity: float32 rounds the noise of a smaller one to nothing, of a larger one to infinity."""
+
+
+@dataclass(frozen=True)
+class Gradient(Query):
+    """The clipped gradient; see `Batch.gradient`. It is the one kind whose sum is a vector [d]."""
+
+    kind: ClassVar[str] = "gradient"
+    at: Points
+    clip: ClipRule
+    scale: Vector | None = None
+
+    @property
+    def releases(self) -> int:
+        return 1
+
+    @property
+    def sensitivity(self) -> Number:
+        return self.clip.sensitivity
+
+    @property
+    def points(self) -> list[tuple[Number, Vector]]:
+        """Weighted points; a single vector counts with weight one."""
+        return [(1.0, self.at)] if isinstance(self.at, Tensor) else list(self.at)
+
+    def contribution(self, record: Record) -> Tensor:
+        raise NotImplementedError("the clipping engine sums gradients without making each of them")
+
+
+@dataclass(frozen=True)
+class Losses(Query):
+    """Mean losses at k points, clipped to [0, bound]; see `Batch.losses`.
+
+    Centred at bound/2, a record moves a sum by at most bound/2 under add/remove: half of the plain bound.
+    """
+
+    kind: ClassVar[str] = "losses"
+    at: Sequence[Vector]
+    bound: Number
+
+    def __post_init__(self) -> None:
+        if isinstance(self.bound, int | float) and not 0 < self.bound < math.inf:
+            raise ConfigError("losses.bound", self.bound, "expected a finite bound > 0")
+
+    @property
+    def probed(self) -> Sequence[Vector]:
+        return self.at
+
+    @property
+    def releases(self) -> int:
+        return len(self.at)
+
+    @property
+    def sensitivity(self) -> Number:
+        return self.bound / 2
+
+    @property
+    def centre(self) -> Number:
+        return self.bound / 2
+
+    def contribution(self, record: Record) -> Tensor:
+        centred = record.losses.clamp(min=0).clamp(max=self.bound) - self.bound / 2
+        return torch.where(record.losses.isfinite(), centred, math.nan)
+
+
+@dataclass(frozen=True)
+class Below(Query):
+    """The share of records whose gradient was not longer than `bound`; see `Batch.below`.
+
+    Centred at 1/2, a record moves the sum by 1/2; a norm that is not a number is not below anything.
+    """
+
+    kind: ClassVar[str] = "counts"
+    follows: ClassVar[str | None] = Gradient.kind
+    bound: Number
+
+    @property
+    def releases(self) -> int:
+        return 1
+
+    @property
+    def sensitivity(self) -> Number:
+        return 0.5
+
+    @property
+    def centre(self) -> Number:
+        return 0.5
+
+    def contribution(self, record: Record) -> Tensor:
+        bound = self.bound.to(record.norm.dtype) if isinstance(self.bound, Tensor) else self.bound
+        return (record.norm <= bound).double().unsqueeze(0) - 0.5
+
+
+GRADIENT, LOSSES, COUNTS = Gradient.kind, Losses.kind, Below.kind
+
+
+@dataclass(frozen=True)
+class Space:
+    """What vectors and numbers are read as.
+
+    Attributes:
+        dimension: length d of a vector.
+        dtype, device: of vectors; numbers are float64, on the same device.
+    """
+
+    dimension: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def vector(self, value: Any, where: str) -> Vector:
+        """`value` as a plain tensor [d].
+
+        Raises:
+            ConfigError: not a tensor of this shape.
+        """
+        if not isinstance(value, Tensor) or value.shape != (self.dimension,):
+            shape = f"shape {list(value.shape)}" if isinstance(value, Tensor) else value
+            raise ConfigError(where, shape, f"expected a tensor of shape [{self.dimension}]")
+        return self._plain(value, self.dtype)
+
+    def number(self, value: Any, where: str) -> Number:
+        """`value` as a float, or as a plain tensor of shape [] if it is a tensor.
+
+        Raises:
+            ConfigError: not one number.
+        """
+        if isinstance(value, Tensor) and not value.dim():
+            return self._plain(value, torch.float64)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            shape = f"shape {list(value.shape)}" if isinstance(value, Tensor) else value
+            raise ConfigError(where, shape, "expected one number")
+        return float(value)
+
+    def _plain(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        """`tensor` without its autograd graph, its class, and all else but its numbers."""
+        if type(tensor) in (Tensor, nn.Parameter):
+            return tensor.detach().to(self.device, dtype)
+        with torch._C.DisableTorchFunctionSubclass():
+            return torch.empty(tensor.shape, dtype=dtype, device=self.device).copy_(tensor.detach())
+
+
+class Unseen(Space):
+    """For tensors whose values cannot be read (`privacy.unread`): they are the kernel's own, and stay as they are."""
+
+    def _plain(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        return tensor.detach()
+
+
+class Asked(NamedTuple):
+    """A query as the kernel has read it, once: nothing of what it says can be another thing later.
+
+    Attributes:
+        query: with plain vectors and numbers in its fields.
+        kind, follows, releases, sensitivity, centre: see `Query`.
+    """
+
+    query: Query
+    kind: str
+    follows: str | None
+    releases: int
+    sensitivity: Number
+    centre: Number | None
+
+
+def read(query: Query, space: Space) -> Asked:
+    """`query` as it is answered and charged.
+
+    Raises:
+        ConfigError: no query, or something in it that cannot be used; names the field.
+    """
+    if not isinstance(query, Query):
+        raise ConfigError("query", query, "expected a `Query`, such as `Gradient`, `Losses` or `Below`")
+    kind, hints = str(query.kind), _hints(type(query))
+    given = {name: _read(getattr(query, name), hint, f"{kind}.{name}", space) for name, hint in hints.items()}
+    query = dataclasses.replace(query, **given)
+    releases, centre = query.releases, query.centre
+    if not isinstance(releases, int) or releases < 1:
+        raise ConfigError(f"{kind}.releases", releases, "expected at least 1")
+    sensitivity = _in_range(space.number(query.sensitivity, f"{kind}.sensitivity"), f"{kind}.sensitivity")
+    centre = None if centre is None else space.number(centre, f"{kind}.centre")
+    return Asked(query, kind, query.follows, releases, sensitivity, centre)
+
+
+def _in_range(sensitivity: Number, where: str) -> Number:
+    """`sensitivity` where float32 noise is noise; a tensor, whose value is not looked at, is moved there."""
+    if isinstance(sensitivity, Tensor):
+        return sensitivity.nan_to_num(nan=LARGEST).clamp(LEAST, LARGEST)
+    if not (LEAST <= sensitivity <= LARGEST or sensitivity == math.inf):
+        raise ConfigError(where, sensitivity, f"expected {LEAST:g} to {LARGEST:g}, or infinity where nothing is noised")
+    return sensitivity
+
+
+@cache
+def _hints(kind: type[Query]) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def _read(value: Any, hint: Any, where: str, space: Space) -> Any:
+    if hint == Number:
+        return space.number(value, where)
+    if hint is ClipRule:
+        return _bounded(value, where, space)
+    return _vectors(value, where, space)
+
+
+def _bounded(rule: Any, where: str, space: Space) -> Bounded:
+    if not isinstance(rule, ClipRule):
+        raise ConfigError(where, rule, "expected a clip rule: a `sensitivity`, and a `factor` for each norm")
+    made = Bounded(rule, space.number(rule.sensitivity, f"{where}.sensitivity"))
+    made.factor(torch.ones(2))  # what is wrong with a rule shows now, whoever is in the draw
+    return made
+
+
+def _vectors(value: Any, where: str, space: Space) -> Any:
+    """A vector, or a list of vectors or of pairs (weight, vector)."""
+    if value is None:
+        return None
+    if isinstance(value, list | tuple) and value:
+        return tuple(_point(part, f"{where}[{i}]", space) for i, part in enumerate(value))
+    return space.vector(value, where)
+
+
+def _point(value: Any, where: str, space: Space) -> Any:
+    if not isinstance(value, tuple):
+        return space.vector(value, where)
+    if len(value) != 2:
+        raise ConfigError(where, value, "expected a pair (weight, vector)")
+    return space.number(value[0], where), space.vector(value[1], where)
