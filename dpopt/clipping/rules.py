@@ -111,6 +111,28 @@ def factors(rule: ClipRule, norm: Tensor) -> Tensor:
     return rule.factor(norm) if type(rule) in ELEMENTWISE else _one_by_one(rule, norm)
 
 
+def check_alone(rule: ClipRule) -> None:
+    """Refuse a rule whose factor for one norm depends on other norms, or on the place; it is tried on made-up norms.
+
+    Such a rule could do no harm, as `factors` shows it one norm at a time, but would not be what its author wants.
+
+    Raises:
+        ConfigError: see `factors`; or the rule gives other factors for several norms than for each alone.
+    """
+    if type(rule) in ELEMENTWISE:
+        return
+    alone = _one_by_one(rule, _NORMS)
+    try:
+        together = rule.factor(_NORMS)
+    except Exception:  # it is written for one norm
+        return
+    if together.shape != alone.shape or not torch.allclose(together.to(alone), alone, equal_nan=True):
+        raise ConfigError("clip", rule, "expected a factor that depends on the norm of its own example alone")
+
+
+_NORMS = torch.tensor([0.3, 100.0, 1.0, 2e-3, 7.0])
+
+
 def _one_by_one(rule: ClipRule, norm: Tensor) -> Tensor:
     try:
         found = vmap(rule.factor)(norm)

@@ -67,7 +67,8 @@ def calibrate(
     """
     _validate(rate, draws, dimension, epsilon, delta, accountant)
     require_bounded(optimizer, epsilon)
-    structure = trace(optimizer, rate=rate, draws=draws)
+    # An optimizer in a process of its own is traced there.
+    structure = getattr(optimizer, "trace", partial(trace, optimizer))(rate=rate, draws=draws)
     common: dict[str, Any] = {"rate": rate, "draws": draws, "dimension": dimension}
     common |= {"delta": delta, "accountant": accountant}
     kinds = sorted({kind for release, _ in structure for kind in release})

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from dpopt.clipping.flat import ClippingEngine
 from dpopt.clipping.rules import Bounded
@@ -21,8 +20,8 @@ from dpopt.privacy.distributed import ALONE, Processes, digest
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.oracle import BaseOracle, OpenDraw, Transcript
 from dpopt.privacy.plan import Plan
-from dpopt.privacy.protocol import Number, Record, Release, Vector
-from dpopt.privacy.queries import Asked, Gradient, Space
+from dpopt.privacy.protocol import Number, Release, Vector
+from dpopt.privacy.queries import Asked, Gradient, Space, contributions
 
 CPU_MULTIPLE = 8
 """On the CPU, physical batches are padded to a multiple of it: the shapes of a run stay few, at next to no cost."""
@@ -75,23 +74,8 @@ class Known(NamedTuple):
 
 
 def sums(asked: Asked, losses: Tensor, norms: Tensor, mask: Tensor) -> Tensor:
-    """The sums [m] of a query over the n records that `mask` [n] lets count; float64.
-
-    Args:
-        asked: the query.
-        losses: of each record at the points that the query probes, [k, n].
-        norms: of each record's gradient, [n].
-        mask: bool [n].
-
-    Raises:
-        ConfigError: the query's contribution is not one number for each sum.
-    """
-    each = vmap(lambda *of_one: asked.query.contribution(Record(*of_one)), in_dims=(1, 0), out_dims=-1)(losses, norms)
-    if each.shape != (asked.releases, len(norms)):
-        shape = f"shape {list(each.shape[:-1])}"
-        raise ConfigError(
-            f"{asked.kind}.contribution", shape, f"expected shape [{asked.releases}], one for each release"
-        )
+    """The sums [m] of a query over the n records that `mask` [n] lets count; float64. See `queries.contributions`."""
+    each = contributions(asked, losses, norms)
     each = torch.where(mask & each.isfinite(), each.double(), 0.0)
     return each.clamp(-asked.sensitivity, asked.sensitivity).contiguous().sum(dim=1)
 

@@ -16,8 +16,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 
-from dpopt.clipping.rules import Bounded
+from dpopt.clipping.rules import Bounded, check_alone
 from dpopt.errors import ConfigError
 from dpopt.privacy.protocol import ClipRule, Number, Points, Query, Record, Vector
 
@@ -116,6 +117,8 @@ class Below(Query):
 
 
 GRADIENT, LOSSES, COUNTS = Gradient.kind, Losses.kind, Below.kind
+KINDS: dict[str, type[Query]] = {kind.kind: kind for kind in (Gradient, Losses, Below)}
+"""The kernel's own kinds of release."""
 
 
 @dataclass(frozen=True)
@@ -194,15 +197,41 @@ def read(query: Query, space: Space) -> Asked:
     """
     if not isinstance(query, Query):
         raise ConfigError("query", query, "expected a `Query`, such as `Gradient`, `Losses` or `Below`")
-    kind, hints = str(query.kind), _hints(type(query))
-    given = {name: _read(getattr(query, name), hint, f"{kind}.{name}", space) for name, hint in hints.items()}
+    kind = str(query.kind)
+    given = {name: _read(getattr(query, name), hint, f"{kind}.{name}", space) for name, hint in hints(type(query))}
     query = dataclasses.replace(query, **given)
     releases, centre = query.releases, query.centre
     if not isinstance(releases, int) or releases < 1:
         raise ConfigError(f"{kind}.releases", releases, "expected at least 1")
     sensitivity = _in_range(space.number(query.sensitivity, f"{kind}.sensitivity"), f"{kind}.sensitivity")
     centre = None if centre is None else space.number(centre, f"{kind}.centre")
-    return Asked(query, kind, query.follows, releases, sensitivity, centre)
+    asked = Asked(query, kind, query.follows, releases, sensitivity, centre)
+    if type(query) not in KINDS.values():  # what is wrong with it shows now, whoever is in the draw
+        contributions(asked, torch.ones(len(query.probed), 2, dtype=torch.float64), torch.ones(2))
+    return asked
+
+
+def contributions(asked: Asked, losses: Tensor, norms: Tensor) -> Tensor:
+    """What each of n records contributes to the m sums of a query, by itself, shape [m, n].
+
+    Args:
+        asked: the query.
+        losses: of each record at the points that the query probes, [k, n].
+        norms: of each record's gradient, [n].
+
+    Raises:
+        ConfigError: the query's contribution looks at a value, or is not one number for each sum.
+    """
+    function = asked.query.contribution
+    try:
+        each = vmap(lambda *record: function(Record(*record)), in_dims=(1, 0), out_dims=-1)(losses, norms)
+    except Exception as error:  # a query of one's own can fail in any way
+        reason = f"expected torch's operations on one record ({type(error).__name__}: {error})"
+        raise ConfigError(f"{asked.kind}.contribution", asked.query, reason) from error
+    if each.shape != (asked.releases, len(norms)):
+        shape, expected = f"shape {list(each.shape[:-1])}", f"expected one number for each of {asked.releases} releases"
+        raise ConfigError(f"{asked.kind}.contribution", shape, expected)
+    return each
 
 
 def _in_range(sensitivity: Number, where: str) -> Number:
@@ -215,9 +244,10 @@ def _in_range(sensitivity: Number, where: str) -> Number:
 
 
 @cache
-def _hints(kind: type[Query]) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+def hints(kind: type[Query]) -> tuple[tuple[str, Any], ...]:
+    """Name and annotation of each field of a kind of query."""
+    known = typing.get_type_hints(kind)
+    return tuple((field.name, known[field.name]) for field in dataclasses.fields(kind))
 
 
 def _read(value: Any, hint: Any, where: str, space: Space) -> Any:
@@ -225,21 +255,20 @@ def _read(value: Any, hint: Any, where: str, space: Space) -> Any:
         return space.number(value, where)
     if hint is ClipRule:
         return _bounded(value, where, space)
+    if value is None and type(None) in typing.get_args(hint):
+        return None
     return _vectors(value, where, space)
 
 
 def _bounded(rule: Any, where: str, space: Space) -> Bounded:
     if not isinstance(rule, ClipRule):
         raise ConfigError(where, rule, "expected a clip rule: a `sensitivity`, and a `factor` for each norm")
-    made = Bounded(rule, space.number(rule.sensitivity, f"{where}.sensitivity"))
-    made.factor(torch.ones(2))  # what is wrong with a rule shows now, whoever is in the draw
-    return made
+    check_alone(rule)
+    return Bounded(rule, space.number(rule.sensitivity, f"{where}.sensitivity"))
 
 
 def _vectors(value: Any, where: str, space: Space) -> Any:
     """A vector, or a list of vectors or of pairs (weight, vector)."""
-    if value is None:
-        return None
     if isinstance(value, list | tuple) and value:
         return tuple(_point(part, f"{where}[{i}]", space) for i, part in enumerate(value))
     return space.vector(value, where)

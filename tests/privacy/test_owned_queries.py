@@ -1,0 +1,275 @@
+"""The oracle owns what it answers with: no query can be asked so that its noise does not fit what is released."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from wrong import CHEATS, MISTAKES, PLAIN, MaxClip, MeanClip, MedianClip, OddClip, Scaled
+
+import dpopt.testing
+from dpopt.clipping import Abadi, engine
+from dpopt.errors import ConfigError
+from dpopt.privacy import DataOracle, Draw, Ledger, Plan, Query, UnplannedRelease, calibrate
+from dpopt.testing.task import Task
+
+N, D = 12, 4
+
+
+def oracle(noise=5.0, kinds=("gradient", "losses", "losses", "counts"), rate=1.0, dtype=torch.float32, name="auto"):
+    """One draw of all records, by a linear model; enough is planned for one query of each kind."""
+    torch.manual_seed(0)
+    model = nn.Linear(D, 1, bias=False).to(dtype)
+    made = engine(model, lambda output, target: (output.squeeze(-1) - target).square() / 2, name)
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(N, D, generator=generator).to(dtype), torch.randn(N, generator=generator).to(dtype)
+    noises = dict.fromkeys(kinds, noise)
+    plan = Plan(noises, Ledger([Draw(rate, (noise,) * len(kinds))]), 1.0, rate, 1, D, 1e-5, "pld")
+    return DataOracle(made, x, y, plan, draw_seed=1, noise_seed=2)
+
+
+THETA = torch.ones(D)
+
+
+@pytest.mark.parametrize("rule", [MaxClip(), MeanClip(), MedianClip(), OddClip()], ids=lambda rule: type(rule).__name__)
+def test_a_rule_that_looks_at_other_examples_is_refused(rule):
+    with oracle().draw() as batch, pytest.raises(ConfigError, match=r"its own example alone|one norm"):
+        batch.gradient(THETA, rule)
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_refused_or_fail_a_check(name):
+    failed = []
+    for check in dpopt.testing.checks(MISTAKES[name]):
+        try:
+            check()
+        except (AssertionError, ConfigError) as error:
+            failed.append((check.name, str(error)))
+        except Exception:  # skipped
+            continue
+    is_refused = any("expected" in reason for _, reason in failed)
+    if name == "count":  # it waits for a run that is longer than the checks'
+        with pytest.raises(ConfigError, match="one number"):
+            run_longer(MISTAKES[name])
+    else:
+        assert is_refused, failed
+
+
+def run_longer(optimizer):
+    task = Task()
+    settings = {"rate": 0.3, "draws": 14, "dimension": task.engine.dimension, "epsilon": 5.0, "delta": 1e-5}
+    return task.run(optimizer, task.oracle(calibrate(optimizer, accountant="rdp", **settings)))
+
+
+@dataclass(frozen=True)
+class Root:
+    """A rule of one's own that looks at its own norm alone."""
+
+    sensitivity: float = 1.0
+
+    def factor(self, norm):
+        return 1 / (norm + norm.sqrt())
+
+
+def test_a_rule_of_ones_own_is_possible_and_capped():
+    asked = oracle(noise=0.0)
+    with asked.draw() as batch:
+        value = batch.gradient(THETA, Root()).value * N
+    x, y = asked._x, asked._y
+    gradients = (x @ THETA - y)[:, None] * x
+    norms = gradients.norm(dim=1)
+    torch.testing.assert_close(value, (gradients / (norms + norms.sqrt())[:, None]).sum(0))
+
+
+@pytest.mark.parametrize("shape", [(1000, 1), (N,), (1, 1), (0,)], ids=str)
+def test_a_count_has_one_bound(shape):
+    with oracle().draw() as batch:
+        batch.gradient(THETA, Abadi(1.0))
+        with pytest.raises(ConfigError, match="one number"):
+            batch.below(torch.full(shape, 1.0))
+
+
+@pytest.mark.parametrize("shape", [(N,), (2,), (D,), (2, 1)], ids=str)
+def test_losses_have_one_bound(shape):
+    with oracle().draw() as batch, pytest.raises(ConfigError, match="one number"):
+        batch.losses([THETA, THETA], torch.full(shape, 1.0))
+
+
+def test_a_release_keeps_no_graph():
+    bound = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
+    with oracle().draw() as batch:
+        batch.gradient(THETA.clone().requires_grad_(), Abadi(1.0))
+        losses = batch.losses([THETA, THETA], bound)
+    assert not losses.value.requires_grad
+    assert not losses.std.requires_grad
+
+
+@pytest.mark.parametrize("name", ["vmap", "auto"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_no_vector_or_weight_leaves_a_graph(name, dtype):
+    theta, scale = (torch.ones(D, dtype=dtype, requires_grad=True) for _ in range(2))
+    weight = torch.tensor(0.5, dtype=dtype, requires_grad=True)
+    with oracle(dtype=dtype, name=name).draw() as batch:
+        release = batch.gradient([(weight, theta), (0.5, theta)], Abadi(1.0), scale)
+    assert not release.value.requires_grad
+
+
+class TwoFaced:
+    """Says 10^6 at first, 10^-6 after."""
+
+    def __init__(self):
+        self._values = iter([1e6])
+
+    @property
+    def sensitivity(self):
+        return next(self._values, 1e-6)
+
+    def factor(self, norm):
+        return torch.ones_like(norm)
+
+
+def test_a_sensitivity_is_read_once():
+    asked = oracle(noise=1.0)
+    with asked.draw() as batch:
+        release = batch.gradient(THETA, TwoFaced())
+    assert release.std in (1e6 / N, 1e-6 / N)
+    truth = (((asked._x @ THETA - asked._y)[:, None] * asked._x).sum(0) / N).norm()
+    assert release.std > 1 or release.value.norm() < 1e-3 * truth
+
+
+def test_weights_are_one_number_each():
+    with oracle(name="vmap").draw() as batch, pytest.raises(ConfigError, match="one number"):
+        batch.gradient([(torch.ones(N, 1), THETA)], Abadi(1.0))
+
+
+@pytest.mark.parametrize("rate", [1.0, 1e-9], ids=["full", "empty"])
+@pytest.mark.parametrize(
+    "convert", [torch.Tensor.double, lambda theta: nn.Parameter(theta.clone()), lambda t: t], ids=str
+)
+def test_an_empty_draw_looks_like_any_other(rate, convert):
+    asked = oracle(rate=rate)
+    with asked.draw() as batch:
+        release = batch.gradient(convert(THETA), Abadi(1.0))
+        losses = batch.losses([convert(THETA)] * 2, 1.0)
+    assert (type(release.value), release.value.dtype) == (torch.Tensor, torch.float32)
+    assert (type(losses.value), losses.value.dtype) == (torch.Tensor, torch.float64)
+    for wrong in (torch.ones(D + 1), torch.ones(1, D), "theta", None):
+        again = oracle(rate=rate)
+        with again.draw() as batch, pytest.raises(ConfigError, match=r"gradient\.at"):
+            batch.gradient(wrong, Abadi(1.0))
+        assert again.ledger == Ledger([Draw(rate, ())])  # nothing was charged
+
+
+@pytest.mark.parametrize("bound", [1e-44, 1e-45, 1e-31, 1e31])
+def test_bounds_are_where_float32_noise_is_noise(bound):
+    with oracle().draw() as batch:
+        with pytest.raises(ConfigError, match="sensitivity"):
+            batch.gradient(THETA, Abadi(bound))
+        with pytest.raises(ConfigError, match="sensitivity"):
+            batch.losses([THETA, THETA], bound)
+
+
+def test_the_noise_of_the_least_bound_has_its_size():
+    release = None
+    asked = oracle(noise=0.6, rate=1e-9)
+    with asked.draw() as batch:
+        release = batch.gradient(THETA, Abadi(1e-30))
+    assert 0.01 < float((release.value / release.std).norm()) < 10
+
+
+@dataclass(frozen=True)
+class Mixing(Query):
+    """A kind of one's own, which says that it moves a sum by at most 1."""
+
+    kind = "mixing"
+    factor: dpopt.privacy.protocol.Number = 1.0
+
+    @property
+    def releases(self):
+        return 1
+
+    @property
+    def sensitivity(self):
+        return 1.0
+
+    def contribution(self, record):
+        return (self.factor * record.norm).reshape(1)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e6])
+def test_a_kind_of_ones_own_is_bounded_whatever_it_says(factor):
+    totals = []
+    for rows in (N, N - 1):
+        asked = oracle(noise=0.0, kinds=("gradient", "mixing"))
+        asked._x, asked._y = asked._x[:rows] * 100, asked._y[:rows]
+        with asked.draw() as batch:
+            batch.gradient(THETA, Abadi(1.0))
+            totals.append(batch.ask(Mixing(factor)).value * asked.expected_batch)
+    assert float((totals[0] - totals[1]).abs()) <= 1.0 + 1e-9
+
+
+def test_a_kind_of_ones_own_is_planned_and_charged():
+    from dpopt.privacy.calibration import trace
+
+    @dataclass(frozen=True)
+    class Asking(dpopt.optimizers.dp_sgd.DPSGD):
+        noise_inflation: float = 1.1
+        shares = {"mixing": 2.0, "losses": 1.0}
+
+        def step(self, state, oracle):
+            with oracle.draw() as batch:
+                gradient = batch.gradient(state.theta, self.clip)
+                batch.ask(Mixing())
+                batch.losses([state.theta], 1.0)
+            return state._replace(theta=state.theta - gradient.value)
+
+    assert trace(Asking(), rate=0.1, draws=3) == ((("gradient", "mixing", "losses"), 3),)
+    plan = calibrate(Asking(), rate=0.1, draws=30, dimension=D, epsilon=2.0, delta=1e-5)
+    assert 2 * 0.9999 <= plan.epsilon <= 2
+    assert plan.noise["losses"] == pytest.approx(plan.noise["mixing"] * math.sqrt(2))
+    alone = calibrate(dpopt.create("dp_sgd"), rate=0.1, draws=30, dimension=D, epsilon=2.0, delta=1e-5)
+    assert plan.noise["gradient"] == pytest.approx(1.1 * alone.noise["gradient"], rel=1e-9)
+
+
+@dataclass(frozen=True)
+class Looking(Mixing):
+    """Decides by a value, so that whether it fails depends on the records."""
+
+    def contribution(self, record):
+        return torch.ones(1) if record.norm > 1 else torch.zeros(1)
+
+
+def test_a_kind_that_looks_at_values_is_refused():
+    asked = oracle(noise=0.0, kinds=("gradient", "mixing"))
+    with asked.draw() as batch:
+        batch.gradient(THETA, Abadi(1.0))
+        with pytest.raises(ConfigError, match="contribution"):
+            batch.ask(Looking())
+
+
+def test_counters_cannot_be_set():
+    asked = oracle()
+    with pytest.raises(AttributeError):
+        asked.draws_taken = 0
+    with pytest.raises(TypeError):
+        asked.noise["gradient"] = 0.0
+
+
+@pytest.mark.parametrize("name", ["again", "tap", "graph"])
+def test_cheats_through_the_protocol_fail_in_the_same_process_too(name):
+    cheat = CHEATS[name]
+    task, plain = Task(), Task()
+    found = task.run(cheat, task.oracle(task.plan(cheat))).theta
+    if name == "graph":
+        assert found.norm() < 100
+        return
+    honest = Scaled() if name == "tap" else PLAIN
+    assert torch.equal(found, plain.run(honest, plain.oracle(plain.plan(honest))).theta)
+
+
+def test_a_query_of_another_class_is_refused():
+    with oracle().draw() as batch, pytest.raises(ConfigError, match="query"):
+        batch.ask("gradient")
+    with oracle(kinds=("gradient",)).draw() as batch, pytest.raises(UnplannedRelease, match="mixing"):
+        batch.ask(Mixing())

@@ -1,0 +1,272 @@
+"""Optimizers that are wrong: some by mistakes that people make, some on purpose.
+
+Each is plain DP-SGD but for one thing. One that gets at something that is not private puts it into its parameters, so
+that a run which ends where DP-SGD ends has seen nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import inspect
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+
+from dpopt.clipping import Abadi
+from dpopt.optimizers.dp_sgd import DPSGD
+from dpopt.privacy import DataOracle
+from dpopt.privacy.protocol import ClipRule, Release
+
+
+@dataclass(frozen=True)
+class MaxClip:
+    """Scales by the longest gradient of the batch."""
+
+    sensitivity: float = 1.0
+
+    def factor(self, norm):
+        return 1 / norm.max() + 0 * norm
+
+
+@dataclass(frozen=True)
+class MeanClip(MaxClip):
+    def factor(self, norm):
+        return 1 / norm.mean() + 0 * norm
+
+
+@dataclass(frozen=True)
+class MedianClip(MaxClip):
+    def factor(self, norm):
+        return 1 / norm.median() + 0 * norm
+
+
+@dataclass(frozen=True)
+class OddClip(MaxClip):
+    """Leaves out every other row."""
+
+    def factor(self, norm):
+        return (torch.arange(norm.numel()).reshape(norm.shape) % 2) / norm
+
+
+@dataclass(frozen=True)
+class SpyClip(MaxClip):
+    """Keeps the norms that it is shown."""
+
+    seen: list = dataclasses.field(default_factory=list, compare=False)
+
+    def factor(self, norm):
+        self.seen.append(norm)
+        return (1 / norm).clamp(max=1.0)
+
+
+@dataclass(frozen=True)
+class Stealing(DPSGD):
+    """Moves theta by what `steal` finds; finds nothing where that fails."""
+
+    def steal(self, batch, oracle):
+        raise NotImplementedError
+
+    def step(self, state, oracle):
+        stolen = 0.0
+        with oracle.draw() as batch:
+            gradient = self.observe(state, batch, self.clip)
+            with suppress(Exception):
+                stolen = float(self.steal(batch, oracle))
+        direction, state = self.direction(state, gradient)
+        return state._replace(theta=state.theta - self.lr * direction + stolen)
+
+
+@dataclass(frozen=True)
+class Honest(Stealing):
+    """What the others are where there is nothing to steal."""
+
+    def steal(self, batch, oracle):
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Thief(Stealing):
+    def steal(self, batch, oracle):
+        return batch._oracle._x.sum()
+
+
+@dataclass(frozen=True)
+class FrameThief(Stealing):
+    """Through the frame of the generator behind `draw`."""
+
+    def step(self, state, oracle):
+        context = oracle.draw()
+        with context as batch:
+            gradient = self.observe(state, batch, self.clip)
+        stolen = 0.0
+        with suppress(Exception):
+            stolen = float(context.gen.gi_frame.f_locals["self"]._x.sum())
+        with suppress(Exception):
+            stolen = float(oracle.draw.__self__._x.sum())
+        direction, state = self.direction(state, gradient)
+        return state._replace(theta=state.theta - self.lr * direction + stolen)
+
+
+@dataclass(frozen=True)
+class GcThief(Stealing):
+    def steal(self, batch, oracle):
+        return next(each for each in gc.get_objects() if isinstance(each, DataOracle))._x.sum()
+
+
+@dataclass(frozen=True)
+class StackThief(Stealing):
+    """Through the frames of those who call it."""
+
+    def steal(self, batch, oracle):
+        frame = inspect.currentframe()
+        while frame is not None:
+            for value in frame.f_locals.values():
+                if isinstance(value, DataOracle):
+                    return value._x.sum()
+            frame = frame.f_back
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Again(Stealing):
+    """Goes back by one draw, to see the same noise twice."""
+
+    def steal(self, batch, oracle):
+        oracle.draws_taken -= 1
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Detect(Stealing):
+    """Steals only where the run is longer than those of tests."""
+
+    def steal(self, batch, oracle):
+        return batch._oracle._x.sum() if oracle.draws_total > 12 else 0.0
+
+
+class Tap(torch.Tensor):
+    """Looks at whatever it is computed with."""
+
+    seen = 0.0
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            for each in args:
+                if isinstance(each, torch.Tensor) and not isinstance(each, Tap):
+                    Tap.seen += float(each.double().sum())
+            return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class Scaled(Honest):
+    """Scales by one."""
+
+    kind: type = torch.Tensor
+
+    def observe(self, state, batch, clip):
+        return batch.gradient(state.theta, clip, torch.ones_like(state.theta).as_subclass(self.kind))
+
+
+@dataclass(frozen=True)
+class TapThief(Scaled):
+    """By a one that looks at what it is multiplied with."""
+
+    kind: type = Tap
+
+    def observe(self, state, batch, clip):
+        Tap.seen = 0.0
+        release = super().observe(state, batch, clip)
+        return Release(release.value + Tap.seen, release.std)
+
+
+@dataclass(frozen=True)
+class GradThief(DPSGD):
+    """Asks for losses at a bound that requires a gradient: the noise cancels in value - bound * slope."""
+
+    noise_inflation: float = 1.1
+
+    def step(self, state, oracle):
+        bound = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
+        with oracle.draw() as batch:
+            gradient = batch.gradient(state.theta, self.clip)
+            losses = batch.losses([state.theta], bound)
+        stolen = 0.0
+        if losses.value.requires_grad:
+            (slope,) = torch.autograd.grad(losses.value.sum(), bound)
+            stolen = float(losses.value.detach().sum() - 3.0 * slope)
+        return state._replace(theta=state.theta - self.lr * gradient.value + stolen)
+
+
+@dataclass(frozen=True)
+class CountAlways(DPSGD):
+    """Counts every record many times, by a bound of several numbers."""
+
+    noise_inflation: float = 1.1
+    copies: int = 1000
+
+    def is_on(self, oracle):
+        return True
+
+    def step(self, state, oracle):
+        bound = torch.full((self.copies, 1), 1.0) if self.is_on(oracle) else 1.0
+        with oracle.draw() as batch:
+            gradient = batch.gradient(state.theta, self.clip)
+            batch.below(bound)
+        return state._replace(theta=state.theta - self.lr * gradient.value)
+
+
+@dataclass(frozen=True)
+class Count(CountAlways):
+    def is_on(self, oracle):
+        return oracle.draws_total > 12
+
+
+@dataclass(frozen=True)
+class Spying(Stealing):
+    """Steps by the norms that its clip rule has seen."""
+
+    clip: ClipRule = dataclasses.field(default_factory=SpyClip)
+
+    def steal(self, batch, oracle):
+        return self.clip.seen[-1].max()
+
+
+@dataclass(frozen=True)
+class SpyingLater(Spying):
+    """The same with what it has copied, one draw late."""
+
+    def steal(self, batch, oracle):
+        return float(self.clip.seen[0].clone().sum())
+
+
+def clipped_by(rule):
+    """DP-SGD with a clip rule of its own."""
+    return DPSGD(0.1, clip=rule)
+
+
+MISTAKES = {
+    "max": clipped_by(MaxClip()),
+    "mean": clipped_by(MeanClip()),
+    "median": clipped_by(MedianClip()),
+    "position": clipped_by(OddClip()),
+    "count": Count(),
+    "count always": CountAlways(),
+}
+"""Mistakes that people make."""
+CHEATS = {
+    "thief": Thief(),
+    "frames": FrameThief(),
+    "garbage collector": GcThief(),
+    "stack": StackThief(),
+    "again": Again(),
+    "detect": Detect(),
+    "tap": TapThief(),
+    "graph": GradThief(),
+    "spy": Spying(),
+    "spy later": SpyingLater(),
+}
+"""What is done on purpose."""
+PLAIN = Honest(clip=Abadi(1.0))
