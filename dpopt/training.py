@@ -21,6 +21,7 @@ from dpopt.privacy import accountants
 from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.data import DataOracle
 from dpopt.privacy.distributed import ALONE, Processes, digest
+from dpopt.privacy.isolation import Isolated
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.lot import LotOracle
 from dpopt.privacy.plan import NonPrivate, Plan
@@ -69,6 +70,7 @@ def fit(
     transform: Transform | None = None,
     physical_batch: int | Literal["auto"] = "auto",
     distributed: bool = False,
+    isolate: bool = False,
     progress: bool = True,
 ) -> FitResult:
     """Train `model` in place under (epsilon, delta)-differential privacy.
@@ -98,6 +100,8 @@ def fit(
             device, so that a batch takes as many times less time and memory. All call `fit` with the same arguments, on
             models with the same parameters. What is released does not depend on how many there are, to rounding (see
             `physical_batch` of `DataOracle`), and neither does what it costs.
+        isolate: run the optimizer in a process of its own that holds no data, for one that nobody has read; give it by
+            its name, as an object has already run code here. On the CPU; the numbers are the same.
         progress: show a progress bar.
 
     Returns:
@@ -110,7 +114,10 @@ def fit(
     processes = Processes.of_group() if distributed else ALONE
     if distributed and processes is ALONE:
         raise ConfigError("distributed", True, "call torch.distributed.init_process_group before, in each process")
-    chosen = registry.create(optimizer) if isinstance(optimizer, str) else optimizer
+    if isolate:
+        chosen: Any = Isolated(optimizer)
+    else:
+        chosen = registry.create(optimizer) if isinstance(optimizer, str) else optimizer
     place = resolve_device(device)
     data = as_split(train, "train", place)
     held_out = {"test": as_split(test, "test", place)} if test is not None else {}
@@ -178,6 +185,7 @@ def fit(
         **{key: value for key, value in curve[-1].items() if key not in ("draw", "epoch", "eta")},
         "train_seconds": time.perf_counter() - started,
         "processes": processes.size,
+        "isolated": isolate,
     }
     return FitResult(model, record, oracle.ledger, curve)
 

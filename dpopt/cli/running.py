@@ -133,7 +133,7 @@ def run(overrides: Sequence[str]) -> int:
     resolve_device(suite.device)
     _refuse_longer(suite, store, planned)
     store = _logged(store, suite.log)
-    lot = suite.lot if suite.engine in engines.JOINING else 1
+    lot = suite.lot if suite.engine in engines.JOINING and not suite.isolate else 1
     policy, before = Policy(suite.timeout, suite.retries, suite.retry_on, lot), store.cancelled(suite.name)
 
     def make_engine() -> engines.Engine:
@@ -195,7 +195,15 @@ def _setup(suite: Suite) -> Setup:
     from dpopt.harness.engines import Setup
 
     memory = None if suite.memory is None else round(1e9 * suite.memory)
-    return Setup(suite.device, suite.physical_batch, suite.workers, memory, suite.grace, suite.options)
+    return Setup(
+        device=suite.device,
+        physical_batch=suite.physical_batch,
+        isolate=suite.isolate,
+        workers=suite.workers,
+        memory=memory,
+        grace=suite.grace,
+        options=suite.options,
+    )
 
 
 def cancel(overrides: Sequence[str]) -> None:

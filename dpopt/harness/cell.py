@@ -32,6 +32,7 @@ from dpopt.privacy import sampling
 from dpopt.privacy.calibration import calibrate, dry_run, score_noise
 from dpopt.privacy.data import DataOracle
 from dpopt.privacy.distributed import Processes
+from dpopt.privacy.isolation import Isolated
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.lot import LotOracle
 from dpopt.privacy.plan import Plan
@@ -240,6 +241,7 @@ def prepare(
     *,
     device: str = "auto",
     physical_batch: int | None = None,
+    isolate: bool = False,
     store: RunStore | None = None,
     known: dict[int, Splits] | None = None,
 ) -> Prepared:
@@ -256,7 +258,7 @@ def prepare(
     torch.set_num_threads(1)
     place = training.resolve_device(device)
     workload = registry.from_spec("workload", cell.workload)
-    optimizer = registry.from_spec("optimizer", cell.optimizer)
+    optimizer = Isolated(cell.optimizer) if isolate else registry.from_spec("optimizer", cell.optimizer)
     known = {} if known is None else known
     if cell.seed not in known:
         known[cell.seed] = Splits(*(training.placed(split, place) for split in workload.splits(cell.seed)))
@@ -330,6 +332,7 @@ def run(
     device: str = "auto",
     report: Report = lambda fraction: None,
     physical_batch: int | None = None,
+    isolate: bool = False,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     stop: Callable[[], bool] = stopping.is_asked,
 ) -> dict[str, Any]:
@@ -345,6 +348,7 @@ def run(
         device: see `training.resolve_device`.
         report: called at each entry of the curve.
         physical_batch: see `DataOracle`; None leaves it to the clipping engine.
+        isolate: run the optimizer in a process of its own, see `privacy.isolation`; the record is the same.
         checkpoint_seconds: at least so much time lies between two checkpoints.
         stop: asked after every step; by default whether this process has been asked to stop.
 
@@ -361,7 +365,7 @@ def run(
             raise Held(f"it is {known}")
         forget_peak(training.resolve_device(device))
         loop = Loop(store, {cell.run_id: lease}, lambda _, fraction: report(fraction), checkpoint_seconds, stop, device)
-        ready = prepare(cell, device=device, physical_batch=physical_batch, store=store)
+        ready = prepare(cell, device=device, physical_batch=physical_batch, isolate=isolate, store=store)
         (record,) = train(Lot.of_one(ready), loop)
         return record
 
@@ -409,6 +413,7 @@ def train(lot: Lot, loop: Loop) -> list[dict[str, Any]]:
             "seconds_draw": loop.seconds / drawn / runs,
             "peak_memory": peak_memory(ready.engine.theta.device),
             **({"lot": runs} if runs > 1 else {}),
+            **({"isolated": True} if isinstance(ready.optimizer, Isolated) else {}),
             **({"processes": ready.oracle.processes.size} if ready.oracle.processes.size > 1 else {}),
             "provenance": provenance(training.resolve_device(loop.device)),
         }

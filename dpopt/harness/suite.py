@@ -121,6 +121,7 @@ class Suite:
     workers: int | None
     device: str
     physical_batch: int | None
+    isolate: bool
     lot: int
     timeout: float | None
     retries: int
@@ -228,6 +229,7 @@ def load_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
         workers=fields.convert(content["workers"], fields.Count | None, f"{where}.workers", {}),
         device=fields.convert(content["device"], str, f"{where}.device", {}),
         physical_batch=_auto(content["physical_batch"], fields.Count, f"{where}.physical_batch"),
+        isolate=fields.convert(content["isolate"], bool, f"{where}.isolate", {}),
         timeout=fields.convert(content["timeout"], fields.Positive | None, f"{where}.timeout", {}),
         lot=fields.convert(content["lot"], fields.Count, f"{where}.lot", {}),
         retries=fields.convert(content["retries"], fields.Natural, f"{where}.retries", {}),

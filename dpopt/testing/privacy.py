@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import scipy  # its modules are imported when they are first used: `stats` takes a second
 import torch
 
+from dpopt.errors import ConfigError
 from dpopt.privacy import accountants
 from dpopt.privacy.calibration import trace
+from dpopt.privacy.isolation import Isolated, IsolatedFailure
 from dpopt.privacy.oracle import BudgetSpent
 from dpopt.privacy.protocol import Optimizer
 from dpopt.privacy.queries import GRADIENT
@@ -50,6 +53,18 @@ def sees_only_the_protocol(optimizer: Optimizer) -> None:
     require_same(final, recording.final, "the result depends on which oracle it is")
 
 
+def ends_the_same_when_isolated(optimizer: Optimizer) -> None:
+    """In a process of its own, which has no data to look at, it ends in the same state."""
+    task = Task()
+    recording = task.record(optimizer)
+    try:
+        isolated: Any = Isolated(optimizer)
+        final = task.run(isolated, task.oracle(recording.plan))
+    except (IsolatedFailure, ConfigError) as error:
+        raise AssertionError(f"it cannot run in a process of its own: {error}") from error
+    require_same(final, recording.final, "the result depends on the process")
+
+
 def imports_no_data(optimizer: Optimizer) -> None:
     """The modules of its classes, and of optimizers inside it, import only what cannot lead to data."""
     found = sorted({name for module in _modules(optimizer) for name in forbidden_imports(module)})
@@ -87,14 +102,16 @@ def adds_the_stated_gradient_noise(optimizer: Optimizer) -> None:
 
 
 def bounds_one_record(optimizer: Optimizer) -> None:
-    """One more record, where gradients and losses are huge, moves no query by more than its declared sensitivity."""
+    """One more record, unlike all others, moves no query by more than its declared sensitivity, wherever it lies."""
     task = Task(scale=1e4)
     plan = task.plan(optimizer, epsilon=math.inf, rate=1.0)
-    more_x, more_y = torch.cat([task.x, task.x[:1]]), torch.cat([task.y, task.y[:1]])
-    oracle = Neighbours(task.oracle(plan), task.oracle(plan, x=more_x, y=more_y))
-    task.run(optimizer, oracle)
-    assert set(oracle.largest) == set(plan.noise), "not every kind of release was compared"
-    assert min(oracle.largest.values()) > 0.5, f"the record moved too little to tell: {oracle.largest} of what it may"
+    for order in (1, -1):
+        more_x, more_y = (torch.cat(parts[::order]) for parts in ((task.x, -30 * task.x[:1]), (task.y, task.y[:1])))
+        oracle = Neighbours(task.oracle(plan), task.oracle(plan, x=more_x, y=more_y))
+        task.run(optimizer, oracle)
+        assert set(oracle.largest) == set(plan.noise), "not every kind of release was compared"
+        least = min(oracle.largest.values())
+        assert least > 0.5, f"the record moved too little to tell: {oracle.largest} of what it may"
 
 
 def survives_bad_records_and_empty_draws(optimizer: Optimizer) -> None:

@@ -76,6 +76,30 @@ def test_a_killed_cell_goes_on_where_it_was(write_suite, store, tmp_path, label)
     assert not store.checkpoint(cell.run_id).exists()
 
 
+@pytest.mark.parametrize("label", ["dp_sgd", "hyfreedp"])
+def test_an_isolated_cell_is_the_same_cell(write_suite, store, tmp_path, label):
+    """And goes on where one that was not isolated was killed, as its checkpoints are the same."""
+    from dpopt.store import Store
+
+    cell = planned_cell(write_suite, label)
+    quiet = Store(tmp_path / "quiet")
+    whole = cells.run(cell, quiet)
+
+    def kill_half_way(fraction):
+        if fraction > 0.5:
+            raise Killed
+
+    with pytest.raises(Killed):
+        cells.run(cell, store, report=kill_half_way, checkpoint_seconds=0)
+    isolated = cells.run(cell, store, isolate=True)
+    assert isolated.pop("isolated")
+    assert stable(isolated) == stable(whole)
+    assert store.curve(cell.run_id) == quiet.curve(cell.run_id)
+    with pytest.raises(Killed):
+        cells.run(cell, again := Store(tmp_path / "again"), isolate=True, report=kill_half_way, checkpoint_seconds=0)
+    assert stable(cells.run(cell, again)) == stable(whole)
+
+
 def test_times_go_on_counting_from_a_checkpoint(write_suite, store, monkeypatch):
     cell = planned_cell(write_suite, "dp_sgd")
     with monkeypatch.context() as patch:

@@ -144,3 +144,29 @@ def test_its_process_ends_with_it():
     isolated.close()
     with pytest.raises((Gone, ValueError)):
         channel.send({"do": "fetch"})
+
+
+def test_fit_is_the_same():
+    task = Task()
+    data = (task.x, task.y)
+    runs = []
+    for isolate in (False, True):
+        model = Task().model
+        result = dpopt.fit(
+            model,
+            task.loss,
+            data,
+            optimizer="hyfreedp",
+            epsilon=3.0,
+            delta=1e-3,
+            epochs=2,
+            batch_size=10,
+            accountant="rdp",
+            isolate=isolate,
+            progress=False,
+            seed=1,
+        )
+        runs.append((result.curve, [p.clone() for p in result.model.parameters()]))
+        assert result.record["isolated"] == isolate
+    assert runs[0][0] == runs[1][0]
+    assert all(map(torch.equal, runs[0][1], runs[1][1]))

@@ -53,7 +53,7 @@ class Setup:
     """How an engine runs cells; `conf/base/suite.yaml` documents the keys.
 
     Attributes:
-        device, physical_batch: see `cell.run`.
+        device, physical_batch, isolate: see `cell.run`.
         workers: cells at a time; None leaves it to the engine.
         memory: bytes that a worker may take; None for no limit.
         grace: seconds that a cell has to write a checkpoint when it is stopped.
@@ -62,6 +62,7 @@ class Setup:
 
     device: str = "auto"
     physical_batch: int | None = None
+    isolate: bool = False
     workers: int | None = None
     memory: int | None = None
     grace: float = 30.0

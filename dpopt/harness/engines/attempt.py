@@ -10,7 +10,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from dpopt.errors import Held
 from dpopt.harness import lots
@@ -51,7 +51,8 @@ def attempt(
         device: replaces that of `setup`, where a worker has been given one.
     """
     try:
-        run(cell, store, device=device or setup.device, report=report, physical_batch=setup.physical_batch)
+        options: dict[str, Any] = {"physical_batch": setup.physical_batch, "isolate": setup.isolate}
+        run(cell, store, device=device or setup.device, report=report, **options)
     except Held as error:
         return Event(cell.run_id, "held", reason=str(error))
     except Interrupted:
