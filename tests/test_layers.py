@@ -12,7 +12,7 @@ LAYERS = [
     {"privacy", "clipping"},
     {"optimizers", "workloads"},
     {"registry"},
-    {"training", "testing"},
+    {"training", "testing", "isolated"},
     {"study", "harness", "bench"},
     {"store"},
     {"analysis"},

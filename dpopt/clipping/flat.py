@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpopt.clipping.rules import factors
-from dpopt.privacy.protocol import ClipRule, Vector
+from dpopt.privacy.protocol import ClipRule, Number, Vector
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs [n, ...], targets [n, ...]) -> one loss per example [n]"""
@@ -59,7 +59,7 @@ class ClippingEngine(Protocol):
 
     def clipped_sum(
         self,
-        points: Sequence[tuple[float, Vector]],
+        points: Sequence[tuple[Number, Vector]],
         x: Tensor,
         y: Tensor,
         mask: Tensor,
@@ -71,7 +71,7 @@ class ClippingEngine(Protocol):
 
     def clipped(
         self,
-        points: Sequence[tuple[float, Vector]],
+        points: Sequence[tuple[Number, Vector]],
         x: Tensor,
         y: Tensor,
         mask: Tensor,

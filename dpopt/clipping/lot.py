@@ -24,7 +24,7 @@ from dpopt.clipping.flat import Loss, must_be_sanitized
 from dpopt.clipping.recording import Recorder, Unsupported
 from dpopt.clipping.rules import Abadi
 from dpopt.clipping.verification import beside, compare, random_like
-from dpopt.privacy.protocol import Vector
+from dpopt.privacy.protocol import Number, Vector
 
 Matrix = Tensor
 """The parameters of all runs, or something of their shape: [R, d]."""
@@ -132,7 +132,7 @@ class LotEngine(BookkeepingEngine):
 
     @torch.no_grad()
     def examined(
-        self, points: Sequence[tuple[float, Matrix]], x: Tensor, y: Tensor, scale: Matrix | None = None
+        self, points: Sequence[tuple[Number, Matrix]], x: Tensor, y: Tensor, scale: Matrix | None = None
     ) -> Examined:
         """Losses and norms of every example, and what clipped sums are made of.
 

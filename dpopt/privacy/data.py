@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -47,7 +47,7 @@ class Seen(NamedTuple):
     """
 
     draw: int
-    points: list[tuple[float, Vector]]
+    points: list[tuple[Number, Vector]]
     x: Tensor
     y: Tensor
     mask: Tensor
@@ -76,8 +76,9 @@ class Known(NamedTuple):
 def sums(asked: Asked, losses: Tensor, norms: Tensor, mask: Tensor) -> Tensor:
     """The sums [m] of a query over the n records that `mask` [n] lets count; float64. See `queries.contributions`."""
     each = contributions(asked, losses, norms)
+    bound: Any = asked.sensitivity  # torch's annotations know either two numbers or two tensors
     each = torch.where(mask & each.isfinite(), each.double(), 0.0)
-    return each.clamp(-asked.sensitivity, asked.sensitivity).contiguous().sum(dim=1)
+    return each.clamp(-bound, bound).contiguous().sum(dim=1)
 
 
 class DataOracle(BaseOracle):
@@ -208,12 +209,14 @@ class DataOracle(BaseOracle):
         return release
 
     def _sum(self, asked: Asked) -> Tensor:
-        return self._clipped(asked) if isinstance(asked.query, Gradient) else self._summed(asked)
+        if isinstance(asked.query, Gradient):
+            return self._clipped(asked.query, asked.sensitivity)
+        return self._summed(asked)
 
-    def _clipped(self, asked: Asked) -> Vector:
+    def _clipped(self, query: Gradient, sensitivity: Number) -> Vector:
         """What this process has of the sum, [d]: the engine's own tensor, so that no other of its size is needed."""
-        query, total, losses = asked.query, None, []
-        points, clip = query.points, Bounded(query.clip, asked.sensitivity)
+        total, losses = None, []
+        points, clip = query.points, Bounded(query.clip, sensitivity)
         self._norms = []
         for part, inputs in enumerate(self._inputs):
             x, y, mask = inputs()

@@ -256,7 +256,7 @@ def _control() -> socket.socket:
         ours, theirs = socket.socketpair()
         with theirs:
             # Started anew, not forked: it shares no memory with this process, and does not run its main module.
-            command = [sys.executable, "-m", "dpopt.privacy.isolated", str(theirs.fileno())]
+            command = [sys.executable, "-m", "dpopt.isolated", str(theirs.fileno())]
             path = os.pathsep.join(entry for entry in sys.path if entry)
             environment = {key: value for key, value in os.environ.items() if key != "DPOPT_DATA"}
             child = subprocess.Popen(command, pass_fds=[theirs.fileno()], env={**environment, "PYTHONPATH": path})

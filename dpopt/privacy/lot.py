@@ -78,7 +78,8 @@ class _LotBatch(Asking):
     def ask(self, query: Query) -> Release:
         asked = read(query, self._oracles[0].space)
         noises = [batch.charge(asked) for batch in self._batches]
-        total = self._clipped(asked) if isinstance(asked.query, Gradient) else self._summed(asked)
+        query = asked.query
+        total = self._clipped(query, asked.sensitivity) if isinstance(query, Gradient) else self._summed(asked)
 
         def noised(totals: Tensor, sensitivities: Tensor) -> tuple[Tensor, Tensor]:
             return self._noised_of_all(totals, sensitivities, noises, asked.releases)
@@ -86,18 +87,22 @@ class _LotBatch(Asking):
         total, std = together(noised, total, self._number(asked.sensitivity))
         return released(total, std, asked, self._expected)
 
-    def _clipped(self, asked: Asked) -> Vector:
+    def _clipped(self, query: Gradient, sensitivity: Number) -> Vector:
         """The clipped sum of a run, [d]."""
-        weights, thetas = zip(*asked.query.points, strict=True)
-        scale = asked.query.scale
+        weights, thetas = zip(*query.points, strict=True)
+        scale = query.scale
 
         def examine(*vectors: Matrix) -> tuple[Tensor, Tensor]:
             return self._examine_of_all(weights, vectors[: len(thetas)], *vectors[len(thetas) :])
 
         norms, mask = together(examine, *thetas, *([] if scale is None else [scale]))
         self._norms = norms
-        factors = clip_factors(Bounded(asked.query.clip, asked.sensitivity), norms, mask).to(norms.dtype)
-        return together(lambda factors: self._seen.sums(factors), factors)
+        factors = clip_factors(Bounded(query.clip, sensitivity), norms, mask).to(norms.dtype)
+        return together(self._sums_of_all, factors)
+
+    def _sums_of_all(self, factors: Tensor) -> Matrix:
+        assert self._seen is not None
+        return self._seen.sums(factors)
 
     def _summed(self, asked: Asked) -> Tensor:
         """The sums of a run, [m]."""

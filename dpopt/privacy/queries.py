@@ -222,9 +222,12 @@ def contributions(asked: Asked, losses: Tensor, norms: Tensor) -> Tensor:
     Raises:
         ConfigError: the query's contribution looks at a value, or is not one number for each sum.
     """
-    function = asked.query.contribution
+
+    def of_one(losses: Tensor, norm: Tensor) -> Tensor:
+        return asked.query.contribution(Record(losses, norm))
+
     try:
-        each = vmap(lambda *record: function(Record(*record)), in_dims=(1, 0), out_dims=-1)(losses, norms)
+        each = vmap(of_one, in_dims=(1, 0), out_dims=-1)(losses, norms)
     except Exception as error:  # a query of one's own can fail in any way
         reason = f"expected torch's operations on one record ({type(error).__name__}: {error})"
         raise ConfigError(f"{asked.kind}.contribution", asked.query, reason) from error

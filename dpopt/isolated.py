@@ -1,6 +1,6 @@
-"""The other side of `isolation`: the process in which an isolated optimizer runs. It never holds data.
+"""The other side of `privacy.isolation`: the process in which an isolated optimizer runs. It never holds data.
 
-    python -m dpopt.privacy.isolated DESCRIPTOR
+    python -m dpopt.isolated DESCRIPTOR
 
 waits on a socket for connections, and forks a process for each.
 """
