@@ -16,8 +16,17 @@ from torch import Tensor, nn
 
 from dpopt.clipping import layers
 from dpopt.clipping.factors import Factor, merged, scaled_squared_norm, squared_norm
-from dpopt.clipping.flat import Clipped, FlatModel, Loss, clip_factors, must_be_sanitized, same_randomness
+from dpopt.clipping.flat import (
+    Clipped,
+    FlatModel,
+    Loss,
+    clip_factors,
+    free_memory,
+    must_be_sanitized,
+    same_randomness,
+)
 from dpopt.clipping.heap import keep_freed_memory
+from dpopt.clipping.precision import full_precision
 from dpopt.clipping.recording import Layer, Recorder, Unsupported, Use, factors_of
 from dpopt.clipping.verification import SavedBytes, beside, compare, random_like, repeatable
 from dpopt.errors import ConfigError
@@ -83,18 +92,21 @@ class BookkeepingEngine(FlatModel):
             return Clipped(torch.zeros_like(theta), theta.new_zeros(len(points), 0), theta.new_zeros(0))
         losses, factors = self._gradients(points, x, y)
         norm = _norm(factors, losses[0], None if scale is None else self._split(scale))
-        if must_be_sanitized(norm):
-            factors = [[factor.sanitized(norm.isfinite()) for factor in group] for group in factors]
-        total = self._weighted_sum(factors, clip_factors(clip, norm, mask))
+        keep = norm.isfinite() if must_be_sanitized(norm) else None
+        total = self._weighted_sum(factors, clip_factors(clip, norm, mask), keep)
         return Clipped(total if scale is None else total.mul_(scale), losses, norm)
 
-    def _weighted_sum(self, factors: list[list[Factor]], weights: Tensor) -> Tensor:
+    def _weighted_sum(self, factors: list[list[Factor]], weights: Tensor, keep: Tensor | None = None) -> Tensor:
+        """sum_i weights_i gradient_i, shape [d]; where `keep`, bool [n], is given, the other examples are zeros."""
         total = torch.empty(self.dimension, dtype=weights.dtype, device=weights.device)
-        for group, out in zip(factors, self._split(total), strict=True):
-            for position, factor in enumerate(group):
-                factor.weighted_sum(weights, out, is_first=position == 0)
-            if not group:
-                out.zero_()
+        with full_precision(total.device):
+            for group, out in zip(factors, self._split(total), strict=True):
+                for position, factor in enumerate(group):
+                    # One at a time: copies of all factors together would double the memory of a step.
+                    kept = factor if keep is None else factor.sanitized(keep)
+                    kept.weighted_sum(weights, out, is_first=position == 0)
+                if not group:
+                    out.zero_()
         return total
 
     def _gradients(
@@ -149,13 +161,15 @@ class BookkeepingEngine(FlatModel):
         gradient = gradient.to(self._parameters[0].dtype).reshape(use.shape)
         if weight != 1:
             gradient = gradient * weight
-        for name, factor in factors_of(use, gradient, examples).items():
+        with full_precision(gradient.device):
+            found = factors_of(use, gradient, examples)
+        for name, factor in found.items():
             factors[self._index[id(use.module._parameters[name])]].append(factor)
         use.inputs = use.versions = ()  # the graph knows the use until it is gone itself
 
     def _most_examples(self) -> int:
         # What an example needs is known once the engine was verified.
-        return _memory(self._parameters[0].device) // max(1, self._example_bytes)
+        return free_memory(self._parameters[0].device) // max(1, self._example_bytes)
 
     def verify(self, x: Tensor, y: Tensor) -> bool:
         """Compare norms, sums and losses of a few examples with plain autograd on one example at a time.
@@ -258,14 +272,10 @@ class BookkeepingEngine(FlatModel):
 
 def _norm(factors: list[list[Factor]], like: Tensor, scales: Sequence[Tensor] | None = None) -> Tensor:
     """Norm over all parameters of each example's gradient, each coordinate multiplied by its scale; shape [n]."""
-    if scales is None:
-        squares = [squared_norm(group) for group in factors if group]
-    else:
-        pairs = zip(factors, scales, strict=True)
-        squares = [scaled_squared_norm(group, scale) for group, scale in pairs if group]
+    with full_precision(like.device):
+        if scales is None:
+            squares = [squared_norm(group) for group in factors if group]
+        else:
+            pairs = zip(factors, scales, strict=True)
+            squares = [scaled_squared_norm(group, scale) for group, scale in pairs if group]
     return torch.stack(squares).sum(0).sqrt() if squares else torch.zeros_like(like)
-
-
-def _memory(device: torch.device) -> int:
-    """Bytes that one physical batch may take. On the CPU a constant, so that results do not depend on the machine."""
-    return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 2**30

@@ -69,6 +69,10 @@ class Convolved(OuterProducts):
         return self.count
 
     @property
+    def device(self) -> torch.device:
+        return self.gradient.device
+
+    @property
     def gram_size(self) -> tuple[int, int]:
         return self.geometry.groups, self._images * self.gradient.shape[2:].numel()
 
@@ -109,7 +113,7 @@ class Convolved(OuterProducts):
         (groups, length), (channels, *kernel) = self.gram_size, self.geometry.shape
         q = math.prod(kernel)
         result = self.gradient.new_empty(self.examples, groups, channels // groups, q)
-        for part in blocks(self.examples, groups * length * q):
+        for part in blocks(self.examples, groups * length * q, self.device):
             left, right = self._sides(part)
             torch.matmul(left, right.mT, out=result[part])
         return result

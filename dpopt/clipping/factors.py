@@ -25,8 +25,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-BLOCK = 2**19
-"""Values of Gram matrices or unfolded inputs that are held at once; far more would leave the caches of a CPU."""
+BLOCK, DEVICE_BLOCK = 2**19, 2**25
+"""Values of Gram matrices or unfolded inputs that are held at once. On a CPU far more would leave its caches; an
+accelerator has little to do in a block of that size, and every block costs it several launches."""
 
 
 MARGIN = 16
@@ -88,6 +89,11 @@ class OuterProducts:
         raise NotImplementedError
 
     @property
+    def device(self) -> torch.device:
+        """Where left and right are."""
+        raise NotImplementedError
+
+    @property
     def gram_size(self) -> tuple[int, int]:
         """Groups, and T."""
         raise NotImplementedError
@@ -142,7 +148,7 @@ def scaled_squared_norm(factors: Sequence[Factor], scale: Tensor) -> Tensor:
         left, right = (side.flatten(1).square().add_(least) for side in first.pair())
         square = scale.square().add_(least)
         return ((left @ (square.T if first.is_transposed else square)).add_(left.shape[1] * least) * right).sum(1)
-    parts = blocks(first.examples, scale.numel())
+    parts = blocks(first.examples, scale.numel(), scale.device)
     materialised = (reduce(torch.add, [factor.dense(part) for factor in factors]) for part in parts)
     return torch.cat([_vecnorm(gradients * scale.flatten()).square() for gradients in materialised])
 
@@ -158,13 +164,17 @@ def inner(first: Factor, second: Factor) -> Tensor:
     for lookup, head in ((first, second), (second, first)):
         if isinstance(lookup, Rows) and isinstance(head, Outer) and not head.is_transposed:
             return _tied(lookup, head)
-    width = first.dense(slice(0, 1)).shape[1]
-    return torch.cat([(first.dense(part) * second.dense(part)).sum(1) for part in blocks(first.examples, width)])
+    row = first.dense(slice(0, 1))
+    parts = blocks(first.examples, row.shape[1], row.device)
+    return torch.cat([(first.dense(part) * second.dense(part)).sum(1) for part in parts])
 
 
-def blocks(examples: int, width: int) -> Iterator[slice]:
-    """Slices over `examples`, each of at most `BLOCK` values where an example has `width`; at least one."""
-    size = max(1, BLOCK // max(1, width))
+def blocks(examples: int, width: int, device: torch.device) -> Iterator[slice]:
+    """Slices over `examples`, each of at most `BLOCK` values where an example has `width`; at least one.
+
+    On an accelerator `DEVICE_BLOCK` values.
+    """
+    size = max(1, (BLOCK if device.type == "cpu" else DEVICE_BLOCK) // max(1, width))
     for start in range(0, max(1, examples), size):
         yield slice(start, start + size)
 
@@ -211,6 +221,10 @@ class Outer(OuterProducts):
     @property
     def examples(self) -> int:
         return len(self.left)
+
+    @property
+    def device(self) -> torch.device:
+        return self.left.device
 
     @property
     def gram_size(self) -> tuple[int, int]:
@@ -315,7 +329,7 @@ def gram_norm(factor: OuterProducts) -> tuple[Tensor, Tensor | None]:
     if length == 1:
         left, right = (_vecnorm(side) + math.sqrt(side.shape[3] * lost(side)) for side in factor.pair())
         return (left * right).square().flatten(1).sum(1), None
-    for part in blocks(factor.examples, groups * length**2):
+    for part in blocks(factor.examples, groups * length**2, factor.device):
         left, right = factor.pair(part)
         gram, other = left @ left.mT, right @ right.mT
         error = length * lost(gram) * (left.shape[3] * _trace(other) + right.shape[3] * _trace(gram))
@@ -334,7 +348,7 @@ def gram_product(first: OuterProducts, second: OuterProducts) -> Tensor:
     """sum_{s,t} (left_s . left'_t)(right_s . right'_t), shape [n]: T T' (p + q) operations where T p q are avoided."""
     (groups, length), (_, other_length) = first.gram_size, second.gram_size
     products = []
-    for part in blocks(first.examples, groups * length * other_length):
+    for part in blocks(first.examples, groups * length * other_length, first.device):
         (left, right), (left2, right2) = first.pair(part), second.pair(part)
         if length == other_length == 1:
             gram = (left * left2).sum(-1) * (right * right2).sum(-1)

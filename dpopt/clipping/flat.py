@@ -154,6 +154,11 @@ def must_be_sanitized(norm: Tensor) -> bool:
     return norm.is_cuda or not math.isfinite(norm.sum())  # a GPU is not waited for
 
 
+def free_memory(device: torch.device) -> int:
+    """Bytes that one physical batch may take. On the CPU a constant, so that results do not depend on the machine."""
+    return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 2**30
+
+
 def same_randomness(device: torch.device) -> Iterator[None]:
     """Yield for ever, each time with the random generators as they were at the start."""
     cpu, cuda = torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None

@@ -21,6 +21,7 @@ from dpopt.clipping import layers
 from dpopt.clipping.bookkeeping import BookkeepingEngine, _norm
 from dpopt.clipping.factors import Dense, Factor, Outer, merged
 from dpopt.clipping.flat import Loss, must_be_sanitized
+from dpopt.clipping.precision import full_precision
 from dpopt.clipping.recording import Recorder, Unsupported
 from dpopt.clipping.rules import Abadi
 from dpopt.clipping.verification import beside, compare, random_like
@@ -107,7 +108,8 @@ class Examined:
     def sums(self, weights: Tensor) -> Matrix:
         """sum_i weights_i gradient_i of each run, shape [R, d], for weights [R, n]; a new tensor."""
         pairs = zip(self.factors, self.shapes, strict=True)
-        total = torch.cat([_weighted_sums(group, weights, shape) for group, shape in pairs], 1)
+        with full_precision(weights.device):
+            total = torch.cat([_weighted_sums(group, weights, shape) for group, shape in pairs], 1)
         return total if self.scale is None else total.mul_(self.scale)
 
 

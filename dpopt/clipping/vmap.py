@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from dpopt.clipping.flat import Clipped, FlatModel, Loss, clip_factors, must_be_sanitized, same_randomness
+from dpopt.clipping.flat import Clipped, FlatModel, Loss, clip_factors, free_memory, must_be_sanitized, same_randomness
+from dpopt.clipping.precision import full_precision
 from dpopt.privacy.protocol import ClipRule, Vector
 
 CHUNK_BYTES = 64 * 2**20
-"""Per-example gradients held at once; beyond the caches of a CPU, larger chunks are slower."""
+"""Per-example gradients held at once on a CPU; beyond its caches, larger chunks are slower."""
+COPIES = 4
+"""How many times the per-example gradients a chunk takes on a GPU: they, their multiples, and what the passes keep."""
 
 
 class VmapEngine(FlatModel):
@@ -37,7 +40,9 @@ class VmapEngine(FlatModel):
             return self._call(self._parameters(theta), x)
 
     def _most_examples(self) -> int:
-        return CHUNK_BYTES // (4 * self.dimension)
+        device = next(iter(self._trained.values())).device
+        held = CHUNK_BYTES if device.type == "cpu" else free_memory(device) // COPIES
+        return held // (4 * self.dimension)
 
     def clipped(
         self,
@@ -64,7 +69,9 @@ class VmapEngine(FlatModel):
         if must_be_sanitized(norm):
             combined = [torch.where(norm.isfinite()[:, None], c, 0.0) for c in combined]
         factor = clip_factors(clip, norm, mask)
-        return Clipped(torch.cat([factor @ c for c in combined]), torch.stack(losses), norm)
+        with full_precision(norm.device):
+            total = torch.cat([factor @ c for c in combined])
+        return Clipped(total, torch.stack(losses), norm)
 
     def gradients(self, theta: Vector, x: Tensor, y: Tensor) -> Tensor:
         """Every example's gradient at `theta`, shape [n, d]."""

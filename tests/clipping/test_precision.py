@@ -1,0 +1,201 @@
+"""What holds on any device: norms and sums keep all digits, and blocks and copies are as the device wants them."""
+
+import contextlib
+import math
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from dpopt.clipping import Abadi, bookkeeping, engine, factors, vmap
+from dpopt.clipping.lot import LotEngine
+from dpopt.clipping.precision import EXACT, full_precision
+from dpopt.workloads.models import two_conv
+
+CPU = torch.device("cpu")
+BOUND = 1e-3
+
+
+def cross_entropy(output, target):
+    return F.cross_entropy(output.float(), target, reduction="none")
+
+
+class Tokens(nn.Module):
+    """Linear layers on eight rows an example, some of which are kept as outer products."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(64, 128), nn.Linear(128, 64), nn.Linear(64, 10)])
+
+    def forward(self, x):
+        first, second, last = self.layers
+        return last(second(first(x).relu()).relu().mean(1))
+
+
+MODELS = {"tokens": (Tokens, (8, 64)), "convolutions": (two_conv, (3, 32, 32))}
+
+
+def task(name, examples=6):
+    make, shape = MODELS[name]
+    torch.manual_seed(0)
+    return make(), torch.randn(examples, *shape), torch.randint(10, (examples,))
+
+
+def lengths(made, x, y, autocast):
+    """The length of each example's clipped gradient, in units of the bound; all of them are clipped."""
+    found = []
+    for i in range(len(x)):
+        mask = torch.zeros(len(x), dtype=torch.bool)
+        mask[i] = True
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            total = made.clipped_sum([(1.0, made.theta)], x, y, mask, Abadi(BOUND))
+        found.append(float(total.double().norm()) / BOUND)
+    return torch.tensor(found)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("engine_name", ["bookkeeping", "vmap"])
+def test_no_example_exceeds_the_bound_under_autocast(name, engine_name):
+    model, x, y = task(name)
+    made = engine(model, cross_entropy, engine_name, sample=(x, y))
+    assert lengths(made, x, y, autocast=True).max() < 1 + 1e-5
+
+
+@pytest.mark.parametrize("engine_name", ["bookkeeping", "vmap"])
+def test_without_full_precision_norm_and_sum_differ(engine_name, monkeypatch):
+    for module in (bookkeeping, vmap):
+        monkeypatch.setattr(module, "full_precision", lambda device: contextlib.nullcontext())
+    model, x, y = task("tokens")
+    made = engine(model, cross_entropy, engine_name, sample=(x, y))
+    assert (lengths(made, x, y, autocast=False) - 1).abs().max() < 1e-5
+    assert (lengths(made, x, y, autocast=True) - 1).abs().max() > 1e-3
+
+
+def test_lots_keep_all_digits_under_autocast():
+    model, x, y = task("tokens")
+    made = LotEngine(model, cross_entropy)
+    thetas = torch.stack([made.theta, made.theta])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        seen = made.examined([(1.0, thetas)], torch.stack([x, x]), torch.stack([y, y]))
+        one = torch.zeros_like(seen.norms)
+        one[0, 1] = 1
+        total = seen.sums(one)
+    assert total.dtype == torch.float32
+    assert float(total[0].norm()) == pytest.approx(float(seen.norms[0, 1]), rel=1e-5)
+
+
+def settings():
+    backends = torch.backends
+    owners = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv)
+    return [owner.fp32_precision for owner in owners]
+
+
+@pytest.fixture
+def reduced():
+    """As a user has it who asks for speed."""
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="before torch 2.9")
+def test_norms_and_sums_are_not_computed_with_tf32(reduced, monkeypatch):
+    seen, original = [], factors.Outer.weighted_sum
+    patched = {"squared_norm": factors.Outer.squared_norm, "weighted_sum": original}
+    for name, method in patched.items():
+
+        def noted(self, *arguments, method=method, **keywords):
+            seen.append(settings())
+            return method(self, *arguments, **keywords)
+
+        monkeypatch.setattr(factors.Outer, name, noted)
+    before = settings()
+    assert set(before) - set(EXACT)
+    model, x, y = task("tokens")
+    made = engine(model, cross_entropy, "bookkeeping")
+    seen.clear()
+    made.clipped([(1.0, made.theta)], x, y, torch.ones(6, dtype=torch.bool), Abadi(BOUND))
+    assert seen
+    assert {value for values in seen for value in values} <= set(EXACT)
+    assert settings() == before
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="before torch 2.9")
+def test_settings_return_after_an_error(reduced):
+    before = settings()
+    with pytest.raises(ValueError, match="inside"), full_precision(CPU):
+        raise ValueError("inside")
+    assert settings() == before
+
+
+def test_a_bad_example_adds_nothing_where_the_device_is_not_waited_for(monkeypatch):
+    model, x, y = task("tokens")
+    x[2] = math.nan
+    made = engine(model, cross_entropy, "bookkeeping", sample=(x[:2], y[:2]))
+    arguments = ([(1.0, made.theta)], x, y, torch.ones(6, dtype=torch.bool), Abadi(BOUND))
+    expected = made.clipped(*arguments)
+    monkeypatch.setattr(bookkeeping, "must_be_sanitized", lambda norm: True)
+    always = made.clipped(*arguments)
+    assert torch.equal(always.total, expected.total)
+    assert always.total.isfinite().all()
+    good = [0, 1, 3, 4, 5]
+    alone = made.clipped_sum([(1.0, made.theta)], x[good], y[good], torch.ones(5, dtype=torch.bool), Abadi(BOUND))
+    torch.testing.assert_close(always.total, alone)
+
+
+def test_copies_without_bad_examples_are_made_one_at_a_time(monkeypatch):
+    alive, most = weakref.WeakSet(), []
+    for kind in (factors.Outer, factors.Dense):
+        original = kind.sanitized
+
+        def counted(self, keep, original=original):
+            copy = original(self, keep)
+            alive.add(copy_of(copy))
+            most.append(len(alive))
+            return copy
+
+        monkeypatch.setattr(kind, "sanitized", counted)
+    monkeypatch.setattr(bookkeeping, "must_be_sanitized", lambda norm: True)
+    model, x, y = task("tokens")
+    made = engine(model, cross_entropy, "bookkeeping", sample=(x, y))
+    made.clipped([(1.0, made.theta)], x, y, torch.ones(6, dtype=torch.bool), Abadi(BOUND))
+    assert len(most) == 6
+    assert max(most) <= 2  # the one before is still bound to its name
+
+
+def copy_of(factor):
+    return factor.left if isinstance(factor, factors.Outer) else factor.values
+
+
+def test_an_accelerator_works_in_few_blocks():
+    def count(kind):
+        return len(list(factors.blocks(256, 200**2, torch.device(kind))))
+
+    assert (count("cpu"), count("cuda")) == (20, 1)
+    assert len(list(factors.blocks(0, 7, CPU))) == 1
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_size_of_blocks_changes_rounding_alone(name, monkeypatch):
+    model, x, y = task(name)
+    made = engine(model, cross_entropy, "bookkeeping", sample=(x, y))
+    points = [(1.0, made.theta), (-0.5, 0.9 * made.theta)]
+    for scale in (None, torch.rand(made.dimension)):
+        found = []
+        for size in (1, 2**25):
+            monkeypatch.setattr(factors, "BLOCK", size)
+            found.append(made.clipped(points, x, y, torch.ones(6, dtype=torch.bool), Abadi(BOUND), scale))
+        torch.testing.assert_close(found[0].norms, found[1].norms, rtol=1e-4, atol=0)
+        torch.testing.assert_close(found[0].total, found[1].total, rtol=1e-3, atol=1e-7)
+
+
+def test_vmap_takes_as_many_examples_as_the_device_has_memory_for(monkeypatch):
+    free = {"cuda": 2**30}
+    monkeypatch.setattr(vmap, "free_memory", lambda device: free[device.type])
+    with FakeTensorMode():
+        made = vmap.VmapEngine(nn.Linear(1000, 1000, device="cuda"), cross_entropy)
+    assert made.physical_batch(10_000) == 2**30 // vmap.COPIES // (4 * 1_001_000)
+    assert vmap.VmapEngine(nn.Linear(1000, 1000), cross_entropy).physical_batch(10_000) == 16
