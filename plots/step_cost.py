@@ -11,7 +11,15 @@ PANELS = [
     ("engine", "memory_ratio", "peak memory / non-private"),
     ("optimizer", "time_ratio", "time of a draw / baseline's"),
 ]
-COLOURS = {"non_private": "0.6", "bookkeeping": "C0", "vmap": "C9", "opacus_hooks": "C1", "opacus_ghost": "C3"}
+GROUP = ["case", "subset", "precision"]
+COLOURS = {
+    "non_private": "0.6",
+    "bookkeeping": "C0",
+    "poisson": "C2",
+    "vmap": "C9",
+    "opacus_hooks": "C1",
+    "opacus_ghost": "C3",
+}
 
 
 def draw(frame: pd.DataFrame) -> Figure:
@@ -28,13 +36,14 @@ def draw(frame: pd.DataFrame) -> Figure:
 
 def _lines(rows: pd.DataFrame) -> int:
     """Bars, and for each group a heading and a gap."""
-    return len(rows) + 2 * rows.groupby(["case", "subset"]).ngroups
+    return len(rows) + 2 * rows.groupby(GROUP).ngroups
 
 
 def _bars(axis: Axes, rows: pd.DataFrame, column: str) -> None:
     at, ticks = 0.0, {}
-    for (case, subset), group in rows.groupby(["case", "subset"], sort=False):
+    for (case, subset, precision), group in rows.groupby(GROUP, sort=False):
         heading = f"{case}, {subset}, B = {group['batch_size'].iloc[0]}"
+        heading += "" if precision == "float32" else f", {precision}"
         axis.text(0.01, at, heading, transform=axis.get_yaxis_transform(), va="center", weight="bold", size=9, zorder=4)
         for row in group.to_dict("records"):
             at += 1

@@ -11,6 +11,8 @@ TITLES = {
     "engine": "Engines: one step of private SGD against non-private SGD",
     "optimizer": "Optimizers: one draw against the baseline's",
 }
+BLOCK = ["kind", "case", "subset", "precision"]
+"""What contenders that are compared have in common."""
 NOTE = (
     "Time: ratio of medians, in parentheses the quartiles of the single rounds' ratios; in every round each row of a "
     "block made one call in turn. Memory: peak of all live tensors in a step, parameters and data included. "
@@ -20,11 +22,10 @@ NOTE = (
 
 def frame(record: Mapping[str, Any]) -> pd.DataFrame:
     """One row for each contender, as in the record; `over_opacus` is the faster Opacus engine's time over its own."""
-    rows = pd.DataFrame(record["rows"])
+    rows = pd.DataFrame([{"precision": "float32", **row} for row in record["rows"]])  # older records name none
     is_opacus = rows["contender"].str.startswith("opacus") & (rows["failure"] == "")
-    block = ["kind", "case", "subset"]
-    best = rows[is_opacus].groupby(block)["seconds"].min().rename("opacus")
-    return rows.join(best, on=block).assign(over_opacus=lambda joined: joined["opacus"] / joined["seconds"])
+    best = rows[is_opacus].groupby(BLOCK)["seconds"].min().rename("opacus")
+    return rows.join(best, on=BLOCK).assign(over_opacus=lambda joined: joined["opacus"] / joined["seconds"])
 
 
 def markdown(record: Mapping[str, Any]) -> str:
@@ -56,6 +57,7 @@ def _readable(rows: pd.DataFrame, kind: str) -> pd.DataFrame:
     columns = {
         "case": rows["case"],
         "trained": rows.apply(lambda row: f"{row['subset']} ({row['trained']:,})", axis=1),
+        "precision": rows["precision"],
         "B": rows["batch_size"].astype(str),
         kind: rows["contender"],
         "baseline": rows["baseline"],
@@ -65,7 +67,9 @@ def _readable(rows: pd.DataFrame, kind: str) -> pd.DataFrame:
         "memory": rows["memory_ratio"].map(_ratio),
         "Opacus / this": rows["over_opacus"].map(_ratio),
     }
-    return pd.DataFrame(columns).drop(columns="baseline" if kind == "engine" else "Opacus / this")
+    without = ["baseline" if kind == "engine" else "Opacus / this"]
+    without += ["precision"] if set(rows["precision"]) == {"float32"} else []
+    return pd.DataFrame(columns).drop(columns=without)
 
 
 def _time(row: pd.Series) -> str:

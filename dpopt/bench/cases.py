@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,9 @@ from dpopt.clipping import Loss
 from dpopt.workloads import models
 from dpopt.workloads.base import mlp
 
+REHEARSED = 8
+"""Examples of a step in a rehearsal."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -25,6 +29,7 @@ class Case:
         data: n -> random inputs and targets of n examples, from the same generator; never zeros.
         batch_size: examples of a step.
         loss: one loss per example.
+        tiny: model and data of the same kind at the smallest shapes, for a rehearsal; None where they are small anyway.
     """
 
     name: str
@@ -32,6 +37,22 @@ class Case:
     data: Callable[[int], tuple[Tensor, Tensor]]
     batch_size: int
     loss: Loss
+    tiny: tuple[Callable[[], nn.Module], Callable[[int], tuple[Tensor, Tensor]]] | None = None
+
+    def rehearsal(self) -> Case:
+        """The same case at its smallest shapes, under the same name."""
+        model, data = self.tiny or (self.model, self.data)
+        return dataclasses.replace(self, model=model, data=data, batch_size=REHEARSED, tiny=None)
+
+    def counts(self, subset: str) -> tuple[int, int]:
+        """How many parameters the model has, and how many of them are trained; no weight takes memory.
+
+        Raises:
+            ConfigError: the model has no such subset.
+        """
+        with torch.device("meta"):
+            parameters = list(models.trainable(self.model(), subset).parameters())
+        return sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad)
 
     def make(self, subset: str, device: torch.device) -> tuple[nn.Module, Tensor, Tensor]:
         """The model with `subset` trained, inputs and targets of one batch: the same ones at every call.
@@ -68,18 +89,51 @@ def tokens(n: int, length: int, vocabulary: int) -> tuple[Tensor, Tensor]:
 
 
 _COLOUR = partial(images, shape=(3, 32, 32))
+_PHOTO = partial(images, shape=(3, 224, 224))
 _TEXT = partial(tokens, length=64, vocabulary=4096)
 _MLP = partial(mlp, 784, 256, 256, 10)
 _VIT = partial(models.timm_model, "vit_tiny_patch16_224", img_size=32, patch_size=4)
+_GPT2_SMALL = partial(models.GPT2, layers=12, width=768, heads=12, vocabulary=50_257, context=1024)
+
+_TINY_COLOUR = partial(images, shape=(3, 8, 8))
+_TINY_MLP = (partial(mlp, 6, 5, 10), partial(images, shape=(6,)))
+_TINY_CNN = (partial(models.two_conv, size=8), _TINY_COLOUR)
+_TINY_WRN = (partial(models.wide_resnet, depth=10, width=1), _TINY_COLOUR)
+_TINY_VIT = (
+    partial(
+        models.timm_model,
+        "vit_tiny_patch16_224",
+        img_size=32,
+        patch_size=16,
+        depth=1,
+        embed_dim=48,
+        num_heads=3,
+    ),
+    _COLOUR,
+)
+_TINY_GPT2 = (
+    partial(models.GPT2, layers=1, width=32, heads=2, vocabulary=64, context=8),
+    partial(tokens, length=8, vocabulary=64),
+)
+
+
+def _vit(size: str) -> Callable[[], nn.Module]:
+    return partial(models.timm_model, f"vit_{size}_patch16_224")
+
 
 CASES = {
     case.name: case
     for case in (
-        Case("mlp", _MLP, partial(images, shape=(784,)), 256, class_loss),
-        Case("cnn", models.two_conv, _COLOUR, 128, class_loss),
-        Case("wrn", models.wide_resnet, _COLOUR, 16, class_loss),
-        Case("vit", _VIT, _COLOUR, 32, class_loss),
-        Case("gpt2", models.GPT2, _TEXT, 16, token_loss),
+        Case("mlp", _MLP, partial(images, shape=(784,)), 256, class_loss, _TINY_MLP),
+        Case("cnn", models.two_conv, _COLOUR, 128, class_loss, _TINY_CNN),
+        Case("wrn", models.wide_resnet, _COLOUR, 16, class_loss, _TINY_WRN),
+        Case("vit", _VIT, _COLOUR, 32, class_loss, _TINY_VIT),
+        Case("gpt2", models.GPT2, _TEXT, 16, token_loss, _TINY_GPT2),
+        Case("vit_tiny_224", _vit("tiny"), _PHOTO, 32, class_loss, _TINY_VIT),
+        Case("vit_small_224", _vit("small"), _PHOTO, 32, class_loss, _TINY_VIT),
+        Case("vit_base_224", _vit("base"), _PHOTO, 32, class_loss, _TINY_VIT),
+        Case("gpt2_small", _GPT2_SMALL, partial(tokens, length=128, vocabulary=50_257), 16, token_loss, _TINY_GPT2),
     )
 }
-"""By name: 784-256-256-10, two convolutions, WRN-16-4, ViT-Ti at 32 x 32 pixels with 4 x 4 patches, a small GPT-2."""
+"""By name: 784-256-256-10; two convolutions; WRN-16-4; ViT-Ti at 32 x 32 pixels with 4 x 4 patches; a GPT-2 of four
+layers; ViT-Ti, -S and -B at 224 x 224 with 16 x 16 patches; GPT-2 small with 128 tokens. All weights are random."""

@@ -22,6 +22,8 @@ from dpopt.privacy.protocol import Optimizer
 
 LR, CLIP, NOISE = 1e-3, 1, 1.0
 """Learning rate, clipping bound and noise multiplier of all engines; steps are small, so that no model diverges."""
+POISSON = 0.25
+"""Sampling rate of the contender whose draws are random."""
 
 Step = Callable[[], None]
 
@@ -44,31 +46,45 @@ class Contender:
     draws: int = 1
 
 
-def non_private(case: Case, subset: str, device: torch.device, calls: int) -> Step:
+def non_private(case: Case, subset: str, device: torch.device, calls: int, precision: str = "float32") -> Step:
     """Plain SGD on the mean loss."""
     model, x, y = case.make(subset, device)
     optimizer = _sgd(model)
 
     def step() -> None:
         optimizer.zero_grad()
-        case.loss(model(x), y).mean().backward()
+        with _autocast(device, precision):
+            loss = case.loss(model(x), y).mean()
+        loss.backward()
         optimizer.step()
 
     return step
 
 
 def private(
-    optimizer: Optimizer, engine: str, case: Case, subset: str, device: torch.device, calls: int, steps: int = 1
+    optimizer: Optimizer,
+    engine: str,
+    case: Case,
+    subset: str,
+    device: torch.device,
+    calls: int,
+    *,
+    precision: str = "float32",
+    steps: int = 1,
+    rate: float = 1.0,
 ) -> Step:
     """`steps` steps of `optimizer` as a run makes them: sampling, gather, clipped sum, noise, update, ledger.
 
-    At rate 1 every draw holds exactly the batch.
+    At rate 1 every draw holds exactly the batch, in one physical batch if memory allows. At another rate draws are
+    random, of as many records as the batch on average, and padded as they are in a run.
     """
-    model, x, y = case.make(subset, device)
-    clipper = clipping.engine(model, case.loss, engine, sample=(x[:3], y[:3]))
+    records = round(case.batch_size / rate)
+    model, x, y = dataclasses.replace(case, batch_size=records).make(subset, device)
+    clipper = clipping.engine(model, case.loss, engine, sample=(x[:3], y[:3]), precision=precision)
     # Twice what is needed: a method that changes half-way is measured as it begins.
-    plan = fixed_plan(optimizer, clipper.dimension, 2 * calls * draws_of(optimizer, steps))
-    oracle = DataOracle(clipper, x, y, plan, draw_seed=0, noise_seed=1)
+    plan = fixed_plan(optimizer, clipper.dimension, 2 * calls * draws_of(optimizer, steps), rate)
+    size = min(records, clipper.physical_batch(records)) if rate == 1 else None
+    oracle = DataOracle(clipper, x, y, plan, draw_seed=0, noise_seed=1, physical_batch=size)
     state = optimizer.init(clipper.theta)
 
     def step() -> None:
@@ -79,7 +95,7 @@ def private(
     return step
 
 
-def opacus_hooks(case: Case, subset: str, device: torch.device, calls: int) -> Step:
+def opacus_hooks(case: Case, subset: str, device: torch.device, calls: int, precision: str = "float32") -> Step:
     """Opacus' default: hooks make per-example gradients, DP-SGD clips and adds noise."""
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
@@ -92,13 +108,15 @@ def opacus_hooks(case: Case, subset: str, device: torch.device, calls: int) -> S
 
     def step() -> None:
         optimizer.zero_grad()
-        case.loss(hooked(x), y).mean().backward()
+        with _autocast(device, precision):
+            loss = case.loss(hooked(x), y).mean()
+        loss.backward()
         optimizer.step()
 
     return step
 
 
-def opacus_ghost(case: Case, subset: str, device: torch.device, calls: int) -> Step:
+def opacus_ghost(case: Case, subset: str, device: torch.device, calls: int, precision: str = "float32") -> Step:
     """Opacus' ghost clipping: norms without per-example gradients, and a second backward pass."""
     from opacus.grad_sample import GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizerFastGradientClipping
@@ -109,14 +127,20 @@ def opacus_ghost(case: Case, subset: str, device: torch.device, calls: int) -> S
     optimizer = DPOptimizerFastGradientClipping(
         _sgd(model), noise_multiplier=NOISE, max_grad_norm=CLIP, expected_batch_size=case.batch_size
     )
-    loss = DPLossFastGradientClipping(hooked, optimizer, _Criterion(case.loss))
+    private_loss = DPLossFastGradientClipping(hooked, optimizer, _Criterion(case.loss))
 
     def step() -> None:
         optimizer.zero_grad()
-        loss(hooked(x), y).backward()
+        with _autocast(device, precision):
+            loss = private_loss(hooked(x), y)
+        loss.backward()
         optimizer.step()
 
     return step
+
+
+def _autocast(device: torch.device, precision: str) -> torch.autocast:
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16")
 
 
 class _Criterion:
@@ -129,23 +153,35 @@ class _Criterion:
         return self._loss(output, target)
 
 
-ENGINES: dict[str, Callable[[Case, str, torch.device, int], Step]] = {
-    "bookkeeping": partial(private, DPSGD(LR, Abadi(CLIP)), "bookkeeping"),
+_SGD = DPSGD(LR, Abadi(CLIP))
+ENGINES: dict[str, Callable[..., Step]] = {
+    "bookkeeping": partial(private, _SGD, "bookkeeping"),
+    "poisson": partial(private, _SGD, "bookkeeping", rate=POISSON),
     "opacus_hooks": opacus_hooks,
     "opacus_ghost": opacus_ghost,
-    "vmap": partial(private, DPSGD(LR, Abadi(CLIP)), "vmap"),
+    "vmap": partial(private, _SGD, "vmap"),
 }
-"""The ways to make a private step of SGD, by name."""
+"""The ways to make a private step of SGD, by name; "poisson" is book-keeping on draws of random size."""
 
 
-def engine_group(names: tuple[str, ...], case: Case, subset: str, device: torch.device) -> list[Contender]:
+def engine_group(
+    names: tuple[str, ...], case: Case, subset: str, device: torch.device, precision: str = "float32"
+) -> list[Contender]:
     """Non-private SGD and the engines `names`, all compared with it."""
     builders = {"non_private": non_private} | {name: ENGINES[name] for name in names}
-    return [Contender(name, partial(build, case, subset, device), "non_private") for name, build in builders.items()]
+    return [
+        Contender(name, partial(build, case, subset, device, precision=precision), "non_private")
+        for name, build in builders.items()
+    ]
 
 
 def optimizer_group(
-    names: tuple[str, ...], probe_every: tuple[int, ...], case: Case, subset: str, device: torch.device
+    names: tuple[str, ...],
+    probe_every: tuple[int, ...],
+    case: Case,
+    subset: str,
+    device: torch.device,
+    precision: str = "float32",
 ) -> list[Contender]:
     """DP-Adam and the optimizers `names`, compared with it; one that takes another for its base, with that.
 
@@ -166,7 +202,7 @@ def optimizer_group(
     return [
         Contender(
             name,
-            partial(private, optimizer, "auto", case, subset, device, steps=steps),
+            partial(private, optimizer, "auto", case, subset, device, precision=precision, steps=steps),
             baseline,
             draws_of(optimizer, steps),
         )
@@ -183,14 +219,14 @@ def draws_of(optimizer: Optimizer, steps: int) -> int:
     return oracle.draws_taken
 
 
-def fixed_plan(optimizer: Optimizer, dimension: int, draws: int) -> Plan:
-    """A plan with noise multiplier 1 for every release, at rate 1. It states no epsilon."""
-    structure = trace(optimizer, rate=1.0, draws=draws)
+def fixed_plan(optimizer: Optimizer, dimension: int, draws: int, rate: float = 1.0) -> Plan:
+    """A plan with noise multiplier 1 for every release. It states no epsilon."""
+    structure = trace(optimizer, rate=rate, draws=draws)
     ledger = Ledger()
     for kinds, count in structure:
-        ledger.append(Draw(1.0, (NOISE,) * len(kinds)), count)
+        ledger.append(Draw(rate, (NOISE,) * len(kinds)), count)
     noise = {kind: NOISE for kinds, _ in structure for kind in kinds}
-    return Plan(noise, ledger, float("inf"), 1.0, draws, dimension, delta=1.0, accountant="none")
+    return Plan(noise, ledger, float("inf"), rate, draws, dimension, delta=1.0, accountant="none")
 
 
 def _sgd(model: nn.Module) -> torch.optim.SGD:

@@ -33,6 +33,8 @@ SHORT = 0.1
 processor's caches and its own threads asleep, which is not how a training loop finds them."""
 REST = 0.02
 """Seconds of rest after a turn: OpenMP's threads spin for some milliseconds, on the next contender's cores."""
+REPEATS = 3
+"""Calls that are timed together on a GPU: in training, one step is launched while another computes."""
 _MARK = "dpopt::measured"
 
 Advance = Callable[[str], None]
@@ -60,16 +62,22 @@ class Runner:
     _step: Step
 
     def __init__(self, build: Callable[[int], Step], rounds: int, device: torch.device) -> None:
-        self._build, self._calls, self._device = build, WARM_UP + 2 * rounds, device
+        self._build, self._device = build, device
+        self._calls = WARM_UP + rounds * (1 + REPEATS if device.type == "cuda" else 2)
 
     def warm_up(self) -> None:
         self._step = self._build(self._calls)
         for _ in range(WARM_UP):
             self._step()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()
 
     def seconds(self) -> float:
         """The time of one call."""
         gc.collect()
+        if self._device.type == "cuda":
+            return self._seconds_on_gpu()
         first = self._timed()
         seconds = self._timed() if first < SHORT else first
         time.sleep(REST)
@@ -81,37 +89,48 @@ class Runner:
         return peak_memory(self._build, self._device)
 
     def _timed(self) -> float:
-        self._synchronize()
         started = time.perf_counter()
         self._step()
-        self._synchronize()
         return time.perf_counter() - started
 
-    def _synchronize(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+    def _seconds_on_gpu(self) -> float:
+        """By the device's own clock. What the caching allocator holds is given back for the next contender."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._step()  # gets the memory again
+        begin.record()
+        for _ in range(REPEATS):
+            self._step()
+        end.record()
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        return begin.elapsed_time(end) / 1e3 / REPEATS
 
 
 def measure(
-    group: Sequence[Contender], rounds: int, device: torch.device, advance: Advance = lambda name: None
+    group: Sequence[Contender],
+    rounds: int,
+    device: torch.device,
+    advance: Advance = lambda name: None,
+    limit: float | None = None,
 ) -> dict[str, Measurement]:
     """Measure every contender of `group`, in `rounds` interleaved rounds; one that fails stops none of the others.
 
-    On a GPU the contenders hold what they need at the same time.
+    One that takes more than `limit` seconds for its first calls, or for a turn, has failed. On a GPU all hold their
+    models, data and states at the same time, and what a step needs beside that in their turn alone.
     """
     results = {contender.name: Measurement() for contender in group}
     with ExitStack() as stack:
         remotes = {c.name: stack.enter_context(closing(Remote(Runner(c.build, rounds, device)))) for c in group}
         for name, result in results.items():
-            _, result.failure = remotes[name].ask("warm_up")
+            _, result.failure = remotes[name].ask("warm_up", limit)
             advance(name)
         for number in range(rounds):
             for contender in group:
-                _turn(number, contender, remotes[contender.name], results)
+                _turn(number, contender, remotes[contender.name], results, limit)
                 advance(contender.name)
         for name, result in results.items():
             if not result.failure:
-                result.memory, result.failure = remotes[name].ask("memory")
+                result.memory, result.failure = remotes[name].ask("memory", limit)
             advance(name)
     return results
 
@@ -160,12 +179,14 @@ def _peak_cpu(build: Callable[[int], Step]) -> int:
     return int(live[np.searchsorted([at for at, _ in changes], start) :].max())
 
 
-def _turn(number: int, contender: Contender, remote: Remote, results: dict[str, Measurement]) -> None:
+def _turn(
+    number: int, contender: Contender, remote: Remote, results: dict[str, Measurement], limit: float | None
+) -> None:
     """One timed call, unless the contender has failed, or is slow and has made enough rounds."""
     result, baseline = results[contender.name], results[contender.baseline].seconds
     if result.failure or (number >= SLOW_ROUNDS and baseline and result.seconds[-1] > SLOW * baseline[-1]):
         return
-    seconds, result.failure = remote.ask("seconds")
+    seconds, result.failure = remote.ask("seconds", limit)
     if not result.failure:
         result.seconds.append(seconds / contender.draws)
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 _CONTEXT = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork
+ENDING = 10.0
+"""Seconds that a killed process may take to end: one that waits for a hanging device does not."""
 
 
 class Remote:
@@ -28,13 +30,16 @@ class Remote:
         self._process.start()
         theirs.close()
 
-    def ask(self, method: str) -> tuple[Any, str]:
+    def ask(self, method: str, limit: float | None = None) -> tuple[Any, str]:
         """What a method of the object returns, and why there is nothing: empty if all went well.
 
-        A process that has failed once is gone, with its memory.
+        A process that has failed once is gone, with its memory; so is one that takes more than `limit` seconds.
         """
         try:
             self._pipe.send(method)
+            if not self._pipe.poll(limit):
+                self.close()
+                return None, f"it takes more than {limit:g} seconds"
             return self._pipe.recv()
         except (EOFError, OSError):
             self._process.join()
@@ -42,8 +47,8 @@ class Remote:
 
     def close(self) -> None:
         """End the process, whatever it does."""
-        self._process.terminate()
-        self._process.join()
+        self._process.kill()  # a call into a driver does not hear SIGTERM
+        self._process.join(ENDING)
         self._pipe.close()
 
 

@@ -26,6 +26,7 @@ from dpopt.training import resolve_device
 from dpopt.workloads.models import SUBSETS
 
 SCHEMA = 1
+Precision = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,9 @@ class Settings:
     engines: tuple[str, ...]
     optimizers: tuple[str, ...]
     probe_every: tuple[int, ...]
+    precision: str
     rounds: int
+    limit: float | None
     threads: int | None
     device: torch.device
     results: str
@@ -61,16 +64,16 @@ def settings(overrides: Sequence[str] = ()) -> Settings:
         ConfigError: an unknown name, or a value that cannot be used.
     """
     given = compose_config(BASE, "bench", overrides)
-    batch_size = _field(given, "batch_size", fields.Count | None)
-    changes = {} if batch_size is None else {"batch_size": batch_size}
     probe_every = given["probe_every"] if isinstance(given["probe_every"], list) else [given["probe_every"]]
     return Settings(
-        cases=tuple(dataclasses.replace(CASES[name], **changes) for name in _names(given, "cases", CASES)),
+        cases=tuple(_case(name, given) for name in _names(given, "cases", CASES)),
         subsets=_names(given, "subsets", SUBSETS),
         engines=_names(given, "engines", ENGINES),
         optimizers=_names(given, "optimizers", registry.optimizers()),
         probe_every=tuple(fields.convert(k, fields.Count, "probe_every", {}) for k in probe_every),
+        precision=_field(given, "precision", Precision),
         rounds=_field(given, "rounds", fields.Count),
+        limit=_field(given, "limit", fields.Positive | None),
         threads=_field(given, "threads", fields.Count | None),
         device=resolve_device(_field(given, "device", str)),
         results=_field(given, "results", str),
@@ -116,7 +119,7 @@ def plan(chosen: Settings) -> tuple[list[Group], list[str]]:
         subsets = []
         for subset in chosen.subsets:
             try:
-                case.make(subset, torch.device("cpu"))
+                case.counts(subset)
                 subsets.append(subset)
             except ConfigError as error:
                 skipped.append(f"{case.name}: {error}")
@@ -129,26 +132,38 @@ def plan(chosen: Settings) -> tuple[list[Group], list[str]]:
 def _groups(chosen: Settings, case: Case, subsets: Sequence[str]) -> Iterator[Group]:
     if chosen.engines:
         for subset in subsets:
-            yield Group("engine", case, subset, engine_group(chosen.engines, case, subset, chosen.device))
+            contenders = engine_group(chosen.engines, case, subset, chosen.device, chosen.precision)
+            yield Group("engine", case, subset, contenders)
     if chosen.optimizers:
         for subset in subsets[:1]:
-            contenders = optimizer_group(chosen.optimizers, chosen.probe_every, case, subset, chosen.device)
+            where = (case, subset, chosen.device, chosen.precision)
+            contenders = optimizer_group(chosen.optimizers, chosen.probe_every, *where)
             yield Group("optimizer", case, subset, contenders)
 
 
 def _rows(group: Group, chosen: Settings, advance: Callable[[str], None]) -> list[dict[str, Any]]:
     where = f"{group.case.name} {group.subset}"
-    results = measure(group.contenders, chosen.rounds, chosen.device, lambda name: advance(f"{where}: {name}"))
-    model, _, _ = group.case.make(group.subset, torch.device("cpu"))
+    results = measure(
+        group.contenders, chosen.rounds, chosen.device, lambda name: advance(f"{where}: {name}"), chosen.limit
+    )
+    parameters, trained = group.case.counts(group.subset)
     common = {
         "kind": group.kind,
         "case": group.case.name,
         "subset": group.subset,
         "batch_size": group.case.batch_size,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "precision": chosen.precision,
+        "parameters": parameters,
+        "trained": trained,
     }
     return [common | row for row in ratios(group.contenders, results)]
+
+
+def _case(name: str, given: dict[str, Any]) -> Case:
+    """The case `name`, with the batch size and the shapes that were asked for."""
+    case = CASES[name].rehearsal() if _field(given, "tiny", bool) else CASES[name]
+    batch_size = _field(given, "batch_size", fields.Count | None)
+    return case if batch_size is None else dataclasses.replace(case, batch_size=batch_size)
 
 
 def _field(given: dict[str, Any], key: str, hint: Any) -> Any:

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -16,15 +17,20 @@ from dpopt.bench import run
 from dpopt.bench.cases import CASES, Case, class_loss, images
 from dpopt.bench.contenders import ENGINES, Contender, draws_of, engine_group, fixed_plan, optimizer_group
 from dpopt.bench.measure import SLOW_ROUNDS, WARM_UP, Measurement, Runner, measure, peak_memory, ratios
+from dpopt.bench.remote import Remote
 from dpopt.cli import main
 from dpopt.errors import ConfigError
 from dpopt.optimizers.adadp_hybrid import ADADPHybrid
 from dpopt.privacy import BudgetSpent
 from dpopt.workloads.base import mlp
+from dpopt.workloads.models import SUBSETS
 
 PLOTS = Path(__file__).parents[2] / "plots"
 CPU = torch.device("cpu")
 TINY = Case("tiny", partial(mlp, 6, 5, 3), partial(images, shape=(6,), classes=3), 8, class_loss)
+WITHOUT = {("gpt2", "head"), ("gpt2_small", "head")}
+WITHOUT |= {(name, subset) for name in ("mlp", "cnn") for subset in ("film", "lora")} | {("wrn", "lora")}
+LARGE = ("vit_tiny_224", "vit_small_224", "vit_base_224", "gpt2_small")
 MIXING = Case("mixing", lambda: nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)), TINY.data, 8, class_loss)
 
 
@@ -229,7 +235,8 @@ def test_a_method_that_changes_half_way_is_measured_as_it_begins(monkeypatch):
 
 
 def test_data_and_models_are_the_same_for_all_and_never_zero():
-    for case in CASES.values():
+    small = [case for case in CASES.values() if case.name not in LARGE]
+    for case in small + [case.rehearsal() for case in CASES.values()]:
         model, x, y = case.make("full", CPU)
         again, x2, y2 = case.make("full", CPU)
         assert torch.equal(x, x2)
@@ -239,6 +246,134 @@ def test_data_and_models_are_the_same_for_all_and_never_zero():
         assert y.double().std() > 0.5
         for one, two in zip(model.parameters(), again.parameters(), strict=True):
             assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("vit_tiny_224", 5_526_346),
+        ("vit_small_224", 21_669_514),
+        ("vit_base_224", 85_806_346),
+        ("gpt2_small", 124_439_808),
+    ],
+)
+def test_large_cases_are_the_usual_models(name, parameters):
+    """Published sizes: ImageNet's 5.7, 22.1 and 86.6 M with 10 classes in place of 1,000; 124 M."""
+    assert CASES[name].counts("full") == (parameters, parameters)
+
+
+def test_counts_are_those_of_the_model_that_is_made():
+    for case in (case.rehearsal() for case in CASES.values()):
+        for subset in ("full", "bitfit"):
+            model, _, _ = case.make(subset, CPU)
+            made = list(model.parameters())
+            assert case.counts(subset) == (
+                sum(p.numel() for p in made),
+                sum(p.numel() for p in made if p.requires_grad),
+            )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rehearsals_can_be_trained_privately(name):
+    case = CASES[name].rehearsal()
+    for subset in SUBSETS:
+        try:
+            contenders = engine_group(("bookkeeping",), case, subset, CPU)
+            case.counts(subset)
+        except ConfigError:
+            assert (name, subset) in WITHOUT
+            continue
+        for contender in contenders:
+            contender.build(1)()
+
+
+def test_draws_of_random_size_are_those_of_a_run():
+    """Their records are four times the batch, of which each joins with a quarter's chance."""
+    seen = []
+    case = dataclasses.replace(TINY, batch_size=64, loss=partial(note_size, seen))
+    step = ENGINES["poisson"](case, "full", CPU, 30)
+    seen.clear()
+    for _ in range(30):
+        step()
+    assert len(set(seen)) > 3
+    assert all(size % 8 == 0 for size in seen)
+    assert sum(seen) / 30 == pytest.approx(68, abs=6)  # 64 on average, rounded up to a multiple of 8
+
+
+def note_size(seen, output, target):
+    seen.append(len(target))
+    return class_loss(output, target)
+
+
+@pytest.mark.parametrize("name", ["non_private", "bookkeeping"])
+def test_bfloat16_models_run_under_autocast(name):
+    kinds = []
+    case = dataclasses.replace(TINY, loss=partial(note_kind, kinds), model=partial(noted, kinds))
+    for precision in ("float32", "bfloat16"):
+        kinds.clear()
+        contender = next(c for c in engine_group(("bookkeeping",), case, "full", CPU, precision) if c.name == name)
+        step = contender.build(1)
+        kinds.clear()
+        step()
+        assert set(kinds) == {getattr(torch, precision)}
+
+
+def noted(kinds):
+    model = mlp(6, 5, 3)
+    model[-1].register_forward_hook(lambda module, inputs, output: kinds.append(output.dtype))
+    return model
+
+
+def note_kind(kinds, output, target):
+    return class_loss(output.float(), target)
+
+
+def test_vmap_in_bfloat16_is_a_failure_of_one_row():
+    with pytest.raises(ConfigError, match="float32"):
+        engine_group(("vmap",), TINY, "full", CPU, "bfloat16")[1].build(1)
+
+
+class Sleeper:
+    def sleep(self):
+        time.sleep(600)
+
+    def wake(self):
+        return "awake"
+
+
+def test_what_takes_too_long_is_ended_and_is_a_result():
+    remote = Remote(Sleeper())
+    assert remote.ask("wake") == ("awake", "")
+    started = time.monotonic()
+    assert remote.ask("sleep", 0.5) == (None, "it takes more than 0.5 seconds")
+    assert time.monotonic() - started < 20
+    assert remote.ask("wake")[0] is None
+    assert not multiprocessing.active_children()
+
+
+def test_every_question_to_a_contender_has_the_limit(monkeypatch):
+    asked = []
+
+    class Noting:
+        def __init__(self, runner):
+            pass
+
+        def ask(self, method, limit):
+            asked.append((method, limit))
+            return 1.0, ""
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr("dpopt.bench.measure.Remote", Noting)
+    measure([Contender("a", print, "a")], 2, CPU, limit=7.0)
+    assert asked == [("warm_up", 7.0), ("seconds", 7.0), ("seconds", 7.0), ("memory", 7.0)]
+
+
+def test_tiny_shapes_and_precision_are_keys():
+    chosen = run.settings(["cases=[vit_base_224]", "tiny=true", "batch_size=3", "precision=bfloat16", "limit=5"])
+    assert chosen.cases[0].counts("full")[0] < 10**5
+    assert (chosen.cases[0].batch_size, chosen.precision, chosen.limit) == (3, "bfloat16", 5.0)
 
 
 def test_subsets_that_a_model_lacks_are_left_out():
@@ -265,6 +400,9 @@ def test_subsets_that_a_model_lacks_are_left_out():
         (["engines=[ghost]"], "did you mean 'opacus_ghost'"),
         (["optimizers=[fibre]"], "did you mean 'fiber'"),
         (["rounds=0"], "rounds"),
+        (["precision=float16"], "precision"),
+        (["limit=0"], "limit"),
+        (["tiny=maybe"], "tiny"),
         (["threads=-1"], "threads"),
         (["batch_size=0"], "batch_size"),
         (["probe_every=[0]"], "probe_every"),
