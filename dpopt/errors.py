@@ -12,9 +12,26 @@ class ConfigError(ValueError):
     def __init__(self, field: str, value: object, allowed: str) -> None:
         super().__init__(f"{field}: {value!r} cannot be used; {allowed}")
         self._parts = field, value, allowed
+        self.allowed = allowed
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[str, object, str]]:
         return ConfigError, self._parts  # it has to arrive from another process
+
+
+class Missing(ConfigError):
+    """Data or weights that a run needs and that are not on this machine.
+
+    Args:
+        field, value, allowed: see `ConfigError`.
+        kind: "data set" or "weights".
+        name: of the data set or the model.
+        hub: the hub's name for it where it is loaded from there when it is first needed; empty where nothing is asked,
+            so that no run can begin.
+    """
+
+    def __init__(self, field: str, value: object, allowed: str, kind: str, name: str, hub: str = "") -> None:
+        super().__init__(field, value, allowed)
+        self.kind, self.name, self.hub = kind, name, hub
 
 
 def unknown(field: str, name: object, known: Iterable[object]) -> ConfigError:

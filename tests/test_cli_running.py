@@ -2,7 +2,9 @@
 
 import json
 import re
+import time
 
+import pytest
 from fabricated import SMALL
 
 from dpopt.cli import main
@@ -43,6 +45,74 @@ def test_a_dry_run_is_a_plan(tmp_path, capsys):
     assert not list(tmp_path.rglob("cell.json"))
     assert main(["plan", *arguments]) == 0
     assert capsys.readouterr().out == shown
+
+
+HYFREEDP = "suite=hyfreedp_table2_small"
+WEIGHTS = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+
+
+@pytest.fixture
+def nowhere(tmp_path, monkeypatch):
+    """A machine without data and weights; whoever asks the network is noted."""
+    asked = []
+    monkeypatch.delenv("DPOPT_DATA", raising=False)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "hub")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda hub, name: None)
+    monkeypatch.setattr("socket.getaddrinfo", lambda *arguments, **others: asked.append(arguments) or [])
+    return asked
+
+
+def test_a_plan_needs_neither_data_nor_weights(tmp_path, nowhere, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    started = time.perf_counter()
+    assert main(["plan", HYFREEDP, "flops=h100", f"results={tmp_path}"]) == 0
+    assert time.perf_counter() - started < 60, "nothing waits for a network"
+    assert not nowhere
+    *tables, cells, estimate, basis, absent = capsys.readouterr().out.splitlines()
+    text = "\n".join(tables)
+    assert "images(subset=full): d = 5,526,346, 7.5e+09 FLOPs a gradient" in text
+    assert "images(subset=bitfit): d = 25,738, 5.3e+09 FLOPs a gradient" in text
+    assert cells.startswith("36 distinct cells")
+    assert re.fullmatch(r"8.6e\+06 gradient evaluations, 6.6e\+16 FLOPs to run, about 41 minutes on 1 h100", estimate)
+    assert basis.startswith("~ by FLOPs (2.7e+13 a second, assumed: 40% of its float32 peak) and 2 ms a gradient")
+    assert absent == f"loaded from the hub when first needed: data set cifar10; weights {WEIGHTS}"
+
+
+def test_a_run_needs_both(tmp_path, nowhere, capsys, monkeypatch):
+    """In a folder that does not hold them, and where the hub may not be asked; nothing has begun."""
+    arguments = [HYFREEDP, f"results={tmp_path / 'results'}"]
+    (tmp_path / "data" / "cifar10").mkdir(parents=True)
+    for split in ("train", "test"):
+        (tmp_path / "data" / "cifar10" / f"{split}-0.parquet").touch()
+    monkeypatch.setenv("DPOPT_DATA", str(tmp_path / "data"))
+    assert main(["plan", *arguments]) == 0
+    missing, refusal = capsys.readouterr().out.splitlines()[-2:]
+    assert missing == f"missing: weights {WEIGHTS}"
+    (tmp_path / "results" / "suites" / "hyfreedp_table2_small" / "manifest.json").unlink()
+    assert main(["run", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert f"checkpoint: '{WEIGHTS}.' cannot be used; expected one such file in" in error
+    assert refusal.removeprefix("`dpopt run` refuses: ") in error
+    monkeypatch.delenv("DPOPT_DATA")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert main(["run", *arguments]) == 2
+    assert "go online once to load uoft-cs/cifar10" in capsys.readouterr().err
+    assert not nowhere
+    assert not [path for path in (tmp_path / "results").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["flops=h10"], "did you mean 'h100'"),
+        (["flops=-1"], "expected FLOPs a second, or a device: t4"),
+        (["flops=h100", "probe=2"], "it times this machine, no h100"),
+    ],
+)
+def test_rates_that_cannot_be_used(tmp_path, given, message, capsys):
+    assert main(["plan", *SMALL, f"results={tmp_path}", *given]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_no_more_hours_than_allowed(tmp_path, capsys):

@@ -11,13 +11,14 @@ import yaml
 
 from dpopt import fields
 from dpopt.cli.console import ERR, OUT, escape, print_table, stored, suite_name
-from dpopt.errors import ConfigError
+from dpopt.errors import ConfigError, Missing
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from dpopt.harness.cost import Row, Timing
     from dpopt.harness.engines import Setup
+    from dpopt.harness.flops import Rate, Work
     from dpopt.harness.rows import Planned
     from dpopt.harness.suite import Suite
     from dpopt.store import Store
@@ -29,21 +30,32 @@ PROBE = 5
 
 
 def plan(overrides: Sequence[str]) -> None:
-    """Show a suite's cells by state and what they cost, and write its manifest; probe=20 times 20 draws of each row."""
-    from dpopt.harness import cost
+    """Show a suite's cells by state and what they cost, and write its manifest; needs neither data nor weights.
 
-    own = [override for override in overrides if override.startswith("probe=")]
-    limit = fields.convert(yaml.safe_load(own[-1].partition("=")[2]), fields.Count, "probe", {}) if own else 0
-    suite, store, planned = _plan([override for override in overrides if override not in own])
+    probe=20 times 20 draws of each row. What was never timed is estimated by its FLOPs: on this machine, on a device
+    that is known (flops=h100), or at a rate (flops=2e13, a second).
+    """
+    from dpopt.harness import cost, flops
+    from dpopt.harness import plan as planning
+    from dpopt.training import resolve_device
+
+    own = {key: override for override in overrides if (key := override.partition("=")[0]) in ("probe", "flops")}
+    given = {key: yaml.safe_load(override.partition("=")[2]) for key, override in own.items()}
+    limit = fields.convert(given["probe"], fields.Count, "probe", {}) if "probe" in given else 0
+    suite, store, planned = _plan([override for override in overrides if override not in own.values()])
+    rate = flops.rate(given.get("flops"), resolve_device(suite.device))
+    if limit and rate.device:
+        raise ConfigError("probe", limit, f"it times this machine, no {rate.device}: leave one of both keys out")
     rows = cost.rows(planned, store)
-    timings = cost.timings(rows, store, suite, limit, ERR)
+    timings = cost.timings(rows, store, suite, limit, ERR, rate)
     for workload, table in _costs(rows, timings).items():
         OUT.print(workload, style="bold", highlight=False, markup=False)
         print_table(table)
     _tell_failures(rows, timings, OUT)
     cells = len({entry.cell.run_id for entry in planned})
     OUT.print(f"{cells} distinct cells of suite {suite.name}; results in {store.root}", highlight=False)
-    OUT.print(_estimate(rows, timings, cost.workers(suite)), highlight=False)
+    for line in (_estimate(rows, timings, suite, rate), *_basis(timings, rate), *_absent(planning.missing(suite))):
+        OUT.print(line, highlight=False, markup=False)
 
 
 def _costs(rows: list[Row], timings: dict[int, Timing]) -> dict[str, dict[str, list[str]]]:
@@ -59,14 +71,20 @@ def _costs(rows: list[Row], timings: dict[int, Timing]) -> dict[str, dict[str, l
     is_told["B"] = len({line["B"] for line in lines}) > 1
     tables: dict[str, dict[str, list[str]]] = {}
     for row, line in zip(rows, lines, strict=True):
-        table = tables.setdefault(names[json.dumps(row.cells[0].workload, sort_keys=True)], {})
+        name = names[json.dumps(row.cells[0].workload, sort_keys=True)]
+        table = tables.setdefault(name + (f": {_size(row.work)}" if row.work else ""), {})
         for name, text in line.items():
             if is_told[name]:
                 table.setdefault(name, []).append(text)
     return tables
 
 
+def _size(work: Work) -> str:
+    return f"d = {work.dimension:,}, {work.gradient:.2g} FLOPs a gradient"
+
+
 def _line(row: Row, timing: Timing | None) -> dict[str, str]:
+    about = "~" if timing and timing.is_estimate else ""
     return {
         "optimizer": row.label,
         "tuning": row.tuning,
@@ -77,25 +95,54 @@ def _line(row: Row, timing: Timing | None) -> dict[str, str]:
         "to run": str(len(row.waiting)),
         "draws": "-".join(map(str, dict.fromkeys(row.draws))),
         "gradients": f"{row.gradients:.1e}" if row.waiting else "",
-        "ms/draw": f"{1e3 * timing.draw:.3g}" if timing else "",
+        "FLOPs": f"{row.operations:.1e}" if row.waiting and row.operations else "",
+        "ms/draw": f"{about}{1e3 * timing.draw:.3g}" if timing else "",
         "MB": f"{timing.memory / 1e6:.0f}" if timing and timing.memory else "",
-        "hours": f"{row.seconds(timing) / 3600:.2g}" if timing and row.waiting else "",
+        "hours": f"{about}{row.seconds(timing) / 3600:.2g}" if timing and row.waiting else "",
     }
 
 
-def _estimate(rows: list[Row], timings: dict[int, Timing], workers: int) -> str:
-    """How long what is to be run will take, in one line."""
+def _estimate(rows: list[Row], timings: dict[int, Timing], suite: Suite, rate: Rate | None = None) -> str:
+    """How long what is to be run will take, in one line: on the device that `rate` names, or on this machine."""
     from dpopt.harness import cost
 
     waiting = [number for number, row in enumerate(rows) if row.waiting]
     known = [number for number in waiting if number in timings and not timings[number].failure]
-    hours = cost.hours(rows, timings, workers)
-    gradients = f"{sum(row.gradients for row in rows):.1e} gradient evaluations to run"
+    counted = sum(rows[number].operations or 0 for number in waiting) if rate else 0
+    gradients = f"{sum(row.gradients for row in rows):.1e} gradient evaluations"
+    gradients += f", {counted:.1e} FLOPs to run" if counted else " to run"
     if not known:
         return f"{gradients}; probe=20 estimates how long they take" if waiting else "nothing to run"
+    workers = (suite.workers or 1) if rate and rate.device else cost.workers(suite)
+    hours = cost.hours(rows, timings, workers)
     missing = f" without {len(waiting) - len(known)} rows that were not timed" if len(known) < len(waiting) else ""
+    where = f"on {workers} {rate.device}" if rate and rate.device else f"with workers = {workers}"
     each = f" ({_clock(workers * hours)} if it were one)" if workers > 1 else ""
-    return f"{gradients}, about {_clock(hours)} with workers = {workers}{each}{missing}"
+    return f"{gradients}, about {_clock(hours)} {where}{each}{missing}"
+
+
+def _basis(timings: Mapping[int, Timing], rate: Rate) -> list[str]:
+    """What the times rest on that nothing was timed for."""
+    from dpopt.harness.cost import CALL
+
+    if not any(timing.is_estimate for timing in timings.values()):
+        return []
+    return [f"~ by FLOPs ({rate.basis}) and {1e3 * CALL:g} ms a gradient; probe=20 times real draws"]
+
+
+def _absent(missing: Sequence[Missing]) -> list[str]:
+    """Which data and weights are not on this machine, and whether `dpopt run` begins without them."""
+    loaded = [entry for entry in missing if entry.hub]
+    refused = [entry for entry in missing if not entry.hub]
+    lines = [f"loaded from the hub when first needed: {_listed(loaded)}"] if loaded else []
+    return lines + ([f"missing: {_listed(refused)}", f"`dpopt run` refuses: {refused[0]}"] if refused else [])
+
+
+def _listed(missing: Sequence[Missing]) -> str:
+    kinds: dict[str, list[str]] = {}
+    for entry in missing:
+        kinds.setdefault(entry.kind, []).append(entry.name)
+    return "; ".join(f"{kind} {', '.join(sorted(names))}" for kind, names in sorted(kinds.items()))
 
 
 def _clock(hours: float) -> str:
@@ -119,7 +166,7 @@ def _refuse_longer(suite: Suite, store: Store, planned: list[Planned]) -> None:
     timings = cost.timings(rows, store, suite, PROBE, ERR)
     _tell_failures(rows, timings, ERR)
     if cost.hours(rows, timings, cost.workers(suite)) > suite.max_hours:
-        raise ConfigError("max_hours", suite.max_hours, _estimate(rows, timings, cost.workers(suite)))
+        raise ConfigError("max_hours", suite.max_hours, _estimate(rows, timings, suite))
 
 
 def run(overrides: Sequence[str]) -> int:
@@ -129,7 +176,7 @@ def run(overrides: Sequence[str]) -> int:
     from dpopt.harness.execute import Outcome, Policy, execute
     from dpopt.training import resolve_device
 
-    suite, store, planned = _plan(overrides)
+    suite, store, planned = _plan(overrides, is_run=True)
     resolve_device(suite.device)
     _refuse_longer(suite, store, planned)
     store = _logged(store, suite.log)
@@ -223,8 +270,8 @@ def retry(overrides: Sequence[str]) -> int:
     return run(overrides)
 
 
-def _plan(overrides: Sequence[str]) -> tuple[Suite, Store, list[Planned]]:
-    """Load and plan a suite, and note its cells in the store."""
+def _plan(overrides: Sequence[str], is_run: bool = False) -> tuple[Suite, Store, list[Planned]]:
+    """Load and plan a suite, and note its cells in the store; one that is to be run needs its data and weights."""
     from dpopt.harness import plan as planning
     from dpopt.harness.suite import load_suite
     from dpopt.store import Store
@@ -233,6 +280,8 @@ def _plan(overrides: Sequence[str]) -> tuple[Suite, Store, list[Planned]]:
     suite = load_suite(name, rest)
     store = Store(Path(suite.results))
     store.check_writable()
+    if is_run:
+        planning.require(suite)
     planned = planning.plan(suite, store)
     store.write_manifest(suite.name, planning.manifest(suite, planned))
     return suite, store, planned

@@ -115,6 +115,7 @@ def _tasks(chosen: Settings) -> Iterator[Task]:
 def _cells(suite: Suite) -> Iterator[tuple[str, Cell]]:
     """The first cell of each row of the suite at each finite epsilon: what is released hangs on nothing else."""
     seen = set()
+    planning.require(suite)
     for entry in planning.plan(suite):
         key = (entry.label, entry.cell.epsilon, str(entry.cell.workload), entry.cell.batch_size, entry.cell.epochs)
         if entry.cell.epsilon < math.inf and key not in seen:

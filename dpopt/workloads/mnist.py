@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from dpopt.errors import Missing
 from dpopt.workloads import data
-from dpopt.workloads.base import Predict, Split, Workload, mlp
+from dpopt.workloads.base import Outline, Predict, Split, Workload, mlp, outlined
 from dpopt.workloads.metrics import classification_report
 
 
@@ -29,8 +30,11 @@ class MnistMLP(Workload):
     batch_size: ClassVar[int] = 200
     epochs: ClassVar[float] = 5.0
 
-    def check(self) -> None:
-        data.require(self.data)
+    def missing(self) -> list[Missing]:
+        return data.missing(self.data)
+
+    def outline(self) -> Outline:
+        return outlined(self.model, (28, 28), data.entry(self.data).part("test").records)
 
     def load(self) -> tuple[Split, Split]:
         return data.images(self.data, "train"), data.images(self.data, "test")

@@ -301,12 +301,13 @@ def _vit(size: str) -> nn.Module:
     return timm_model(f"vit_{size}_patch16_224.augreg_in21k")
 
 
-def _encoder(kind: str, **sizes: int) -> nn.Module:
-    """DistilBERT ("distilbert") or a BERT ("bert") with a linear classifier; sizes that are not given are the usual."""
+def _encoder(name: str) -> nn.Module:
+    """One of `language.ARCHITECTURES` with a linear classifier."""
     import transformers
 
-    from dpopt.workloads.language import Encoder
+    from dpopt.workloads.language import ARCHITECTURES, Encoder
 
+    kind, sizes = ARCHITECTURES[name]
     model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(kind, **sizes))
     encoder = Encoder(model, "mean")
     return nn.Sequential(encoder, nn.Linear(encoder.width, 2))
@@ -323,9 +324,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
         "ADADP, CIFAR-10, above the convolutions": partial(mlp, 1600, 500, 500, 10, bias=False),
         "GPT-2 small": partial(GPT2, layers=12, width=768, heads=12, vocabulary=50_257, context=1024),
         "DistilBERT": partial(_encoder, "distilbert"),
-        "MiniLM-L6": partial(
-            _encoder, "bert", hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536
-        ),
+        "MiniLM-L6": partial(_encoder, "minilm"),
     }.items()
 }
 """What `parameter_counts` counts: name -> function that makes the model."""

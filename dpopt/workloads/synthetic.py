@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dpopt.fields import Count, Positive
-from dpopt.workloads.base import Split, Workload
+from dpopt.workloads.base import Outline, Split, Workload, outlined
 
 TEST = 2000
 
@@ -41,6 +41,9 @@ class SyntheticLogReg(Workload):
         y = torch.from_numpy((generator.random(len(x)) < chance).astype(np.int64))
         features = torch.from_numpy(x).float()
         return Split(features[: self.pool], y[: self.pool]), Split(features[self.pool :], y[self.pool :])
+
+    def outline(self) -> Outline:
+        return outlined(self.model, (self.dim,), TEST)
 
     def model(self) -> nn.Module:
         return nn.Linear(self.dim, 2)

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from dpopt.errors import ConfigError, unknown
+from dpopt.errors import ConfigError, Missing, unknown
 from dpopt.fields import Arguments, Count
 from dpopt.workloads import cache, data, features, language, models
-from dpopt.workloads.base import EVALUATION_BATCH, Predict, Split, Workload
+from dpopt.workloads.base import EVALUATION_BATCH, Outline, Predict, Split, Workload
 from dpopt.workloads.metrics import classification_report
 
 POOLING = {"distilbert": "first"}
@@ -87,11 +87,30 @@ class TextClassification(Workload):
         return data.entry(self.data).classes
 
     def check(self) -> None:
-        data.require(self.data)
         if self.pretrained:
-            language.require(self.encoder, self.length)
+            language.check_length(self.encoder, self.length)
         else:
             language.random_configuration(self.encoder, self.options, self.length)
+
+    def missing(self) -> list[Missing]:
+        return data.missing(self.data) + (language.missing(self.encoder) if self.pretrained else [])
+
+    def outline(self) -> Outline:
+        import transformers
+
+        if self.pretrained:
+            config = language.architecture(self.encoder)
+        else:
+            config = language.random_configuration(self.encoder, self.options, self.length)
+        with torch.device("meta"):
+            x, y = torch.empty(1, self.length, dtype=torch.int32), torch.empty(1, dtype=torch.int64)
+            encoder = language.Encoder(transformers.AutoModel.from_config(config), POOLING.get(self.encoder, "mean"))
+            model: nn.Module = self.head(encoder.width)
+            if self.subset == "head":
+                x = torch.empty(1, encoder.width)
+            else:
+                model = models.trainable(nn.Sequential(encoder, model), self.subset)
+        return Outline(model, Split(x, y), data.entry(self.data).part("test").records)
 
     def load(self) -> tuple[Split, Split]:
         read = self._features if self.subset == "head" else self.tokens

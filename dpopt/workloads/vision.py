@@ -13,13 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpopt.clipping.layers import refuse_unsafe
-from dpopt.errors import ConfigError
+from dpopt.errors import ConfigError, Missing
 from dpopt.fields import Arguments, Count
-from dpopt.workloads import data, features, models
-from dpopt.workloads.base import EVALUATION_BATCH, Predict, Split, Workload, mlp
+from dpopt.workloads import data, features, hub, models
+from dpopt.workloads.base import EVALUATION_BATCH, Outline, Predict, Split, Workload, mlp, outlined
 from dpopt.workloads.metrics import classification_report
 
 SPLITS = ("train", "test")
+WEIGHTS = "model.safetensors"
+"""The hub's file of a checkpoint."""
 
 
 class Preparation(NamedTuple):
@@ -90,6 +92,11 @@ class ImageClassification(Workload):
         return max(1, EVALUATION_BATCH * 32**2 // max(side, 32) ** 2)
 
     @property
+    def marks(self) -> int:  # type: ignore[override]
+        """An evaluation of a whole model of timm's costs as much as some draws: there are few."""
+        return 40 if self.uses_features or self.architecture in ARCHITECTURES else 10
+
+    @property
     def classes(self) -> int:
         """Number of classes."""
         return data.entry(self.data).classes
@@ -100,13 +107,20 @@ class ImageClassification(Workload):
         return self.pretrained and self.subset == "head" and not any("drop" in name for name in self.options)
 
     def check(self) -> None:
-        data.require(self.data)
-        _ = self.preparation
-        if self.pretrained:
-            _local_checkpoint(self.architecture)
+        self.outline()
+
+    def missing(self) -> list[Missing]:
+        return data.missing(self.data) + (_absent_checkpoint(self.architecture) if self.pretrained else [])
+
+    def outline(self) -> Outline:
+        tested = data.entry(self.data).part("test").records
         if not self.uses_features:
-            with torch.device("meta"):  # layers without values: quick
-                self._network(None)
+            side, channels, *_ = self.preparation
+            return outlined(lambda: self._network(None), (channels, side, side), tested)
+        with torch.device("meta"):
+            backbone: Any = models.timm_model(self.architecture, 0, **self._options)
+        width = int(backbone.head_hidden_size)
+        return outlined(lambda: nn.Linear(width, self.classes), (width,), tested)
 
     def load(self) -> tuple[Split, Split]:
         train, test = (data.images(self.data, split, self._stored_size) for split in SPLITS)
@@ -223,15 +237,36 @@ def _checkpoint(name: str) -> Path:
     local = _local_checkpoint(name)
     if local:
         return local
-    hub = models.timm_configuration(name).hf_hub_id
+    source = models.timm_configuration(name).hf_hub_id
     try:
-        return Path(hf_hub_download(hub, "model.safetensors"))
+        return Path(hf_hub_download(source, WEIGHTS))
     except Exception as error:  # the library raises many kinds, none of them for a user to read
-        hint = f"set DPOPT_DATA to a folder that holds checkpoints/{name}.safetensors, or go online once"
-        raise ConfigError("workload.architecture", name, f"{hub} cannot be loaded ({error}); {hint}") from error
+        allowed = f"{source} cannot be loaded ({error}); {_how_to_get(name)}"
+        raise ConfigError("workload.architecture", name, allowed) from error
+
+
+def _absent_checkpoint(name: str) -> list[Missing]:
+    """What `_checkpoint` would not find on this machine."""
+    try:
+        local = _local_checkpoint(name)
+    except Missing as error:
+        return [error]
+    source = models.timm_configuration(name).hf_hub_id
+    if local or hub.kept_file(source, WEIGHTS):
+        return []
+    source = source if hub.is_asked() else ""
+    return [Missing("workload.architecture", name, _how_to_get(name), "weights", name, source)]
+
+
+def _how_to_get(name: str) -> str:
+    return f"set DPOPT_DATA to a folder that holds checkpoints/{name}.safetensors, or go online once"
 
 
 def _local_checkpoint(name: str) -> Path | None:
-    """The file in `$DPOPT_DATA`, or None where that is not set; a name without a tag means timm's default one."""
+    """The file in `$DPOPT_DATA`, or None where that is not set; a name without a tag means timm's default one.
+
+    Raises:
+        Missing: the variable is set and it is not there.
+    """
     known = models.timm_configuration(name)
     return data.checkpoint(f"{known.architecture}.{known.tag}.")

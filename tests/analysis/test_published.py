@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from dpopt import registry
 from dpopt.analysis import frames, published, tables
 from dpopt.cli import main
 from dpopt.errors import ConfigError
@@ -69,7 +70,8 @@ def test_known_numbers_of_the_papers():
     at = ("CIFAR100", "ViT-Small", "full")
     number = paper.number(at, "HyFreeDP", 1.0, "accuracy")
     assert (number["value"], number["std"], number["table"]) == (pytest.approx(0.7817), pytest.approx(0.0012), "6")
-    assert paper.number(at, "NonDP-GS w/ LS", math.inf, "accuracy")["value"] == pytest.approx(0.8911)
+    assert paper.number(at, "NonDP-GS w/ linear LS", math.inf, "accuracy")["value"] == pytest.approx(0.8911)
+    assert paper.number(at, "NonDP-GS w/ LS", math.inf, "accuracy") is None, "a cosine, for BitFit alone"
     assert paper.number(("E2E", "GPT-2", "full"), "HyFreeDP", 8.0, "nist")["value"] == 6.702
     assert paper.number(at, "HyFreeDP", 2.0, "accuracy") is None
     assert paper.number(at, "HyFreeDP", 1.0, "bleu") is None
@@ -106,6 +108,56 @@ def test_the_papers_numbers_stand_beside_the_same_rows(matrix, capsys):
     capsys.readouterr()
     assert main(["table", "suite=made", here]) == 0
     assert "published" not in capsys.readouterr().out.splitlines()[0]
+
+
+def of_suite(maker, name, workload, labels):
+    """A run of each of `labels` at epsilon 3 on `workload`, in a suite with the names of the suite `name`."""
+    for label in labels:
+        run_id = maker.add(label, 0, 0.5, 0.4)
+        maker.cells[-1]["cell"]["workload"] = workload
+        path = maker.store.folder(run_id) / "record.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "cell": maker.cells[-1]["cell"]}))
+    store = maker.done()
+    given = json.loads(json.dumps(manifest(load_suite(name), [])["published"]))
+    store.write_manifest("made", {**store.manifest("made"), "published": given})
+    return store
+
+
+def images(subset):
+    return {"name": "images", "data": "gtsrb", "architecture": "vit_small_patch16_224.augreg_in21k", "subset": subset}
+
+
+NUMBERS = {
+    ("hyfreedp_table2", "full"): {
+        "dp_adamw": "83.1 ± 0.7 (table 6)",
+        "dp_adamw_cosine": "",
+        "dp_hyper": "42.0 ± 0.5 (table 6)",
+        "dadapt_adam": "2.6 ± 0.0 (table 6)",
+        "prodigy": "2.7 ± 0.1 (table 6)",
+        "hyfreedp": "89.9 ± 0.6 (table 6)",
+    },
+    ("hyfreedp_table2", "bitfit"): {
+        "dp_adamw": "91.5 (table 2)",
+        "dp_adamw_cosine": "60.1 (table 2)",
+        "dp_hyper": "",
+        "dadapt_adam": "",
+        "prodigy": "91.6 (table 2)",
+        "hyfreedp": "92.4 (table 2)",
+    },
+    ("hyfreedp_table5", "full"): {"dp_adamw": "83.1 ± 0.7 (table 6)", "dp_adamw_linear": "17.7 (table 5)"},
+}
+"""What the HyFreeDP paper prints at epsilon 3 for ViT-Small on GTSRB."""
+
+
+@pytest.mark.parametrize(("name", "subset"), NUMBERS)
+def test_rows_of_hyfreedps_suites_have_the_numbers_of_their_method(maker, name, subset):
+    expected = NUMBERS[name, subset]
+    assert expected.keys() == set(load_suite(name).optimizers)
+    store = of_suite(maker, name, images(subset), expected)
+    assert main(["table", "suite=made", f"results={store.root}", "compare=published"]) == 0
+    text = (store.suite_folder("made") / "table.md").read_text()
+    assert {cells[1]: cells[3] for cells in split(text)} == expected
+    assert ("DP-hyper: " in text) == (subset == "full" and "dp_hyper" in expected)
 
 
 def split(text):
@@ -219,6 +271,6 @@ def test_every_suites_names_are_known_to_its_paper(matrix):
         content = json.loads(json.dumps(manifest(suite, [])))
         if given := content.get("published"):
             published.check(given, published.read(given["paper"]))
-            assert set(given["methods"]) <= {*suite.optimizers, *suite.settings}, name
+            assert set(given["methods"]) <= {*suite.optimizers, *suite.settings, *registry.optimizers()}, name
             registered = {entry if isinstance(entry, str) else entry["name"] for entry in suite.workloads}
             assert {entry["name"] for entry in given["workloads"]} <= registered, name

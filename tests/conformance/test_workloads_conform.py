@@ -15,7 +15,7 @@ from dpopt import registry
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.testing import workloads
 from dpopt.workloads import adadp, data, generation, mnist
-from dpopt.workloads.base import Split, Workload
+from dpopt.workloads.base import Split, Workload, outlined
 
 RULES = [rule.__name__ for rule in workloads.RULES]
 VIT = {"options": dict(fabricated.VIT)}
@@ -141,6 +141,21 @@ class BatchOfNone(Sound):
     batch_size = 0
 
 
+class OtherOutline(Sound):
+    def outline(self):
+        return outlined(lambda: nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3)), (3,), 5)
+
+
+class OtherRecord(Sound):
+    def outline(self):
+        return outlined(self.model, (4,), 5)
+
+
+class OutlineOfValues(Sound):
+    def outline(self):
+        return super().outline()._replace(model=self.model())
+
+
 class FewerRecords(Sound):
     def splits(self, seed):
         splits = super().splits(seed)
@@ -225,6 +240,9 @@ class EndlessReport(Sound):
     [
         (NotComparable, "is_frozen_configuration"),
         (BatchOfNone, "can_be_planned"),
+        (OtherOutline, "outline_is_that_of_model_and_records"),
+        (OtherRecord, "outline_is_that_of_model_and_records"),
+        (OutlineOfValues, "outline_is_that_of_model_and_records"),
         (FewerRecords, "counts_are_as_declared"),
         (OverlappingSplits, "splits_are_disjoint"),
         (RandomSplits, "splits_depend_on_the_seed_alone"),

@@ -88,11 +88,13 @@ def test_the_command_prints_counts_and_estimates(tmp_path, capsys, monkeypatch):
     arguments += ["epsilon=4", "accountant=rdp", "epochs=1", f"results={tmp_path / 'results'}", "device=cpu"]
     assert main(["plan", *arguments]) == 0
     plain = capsys.readouterr().out
-    assert "probe=20" in plain
-    assert "ms/draw" not in plain
+    estimate, basis = plain.splitlines()[-2:]
+    assert re.search(r"gradient evaluations, \S+ FLOPs to run, about \S+ minutes with workers = \d", estimate)
+    assert re.match(r"~ by FLOPs \(\S+ a second, 50% of a product of matrices here on one core\).*probe=20", basis)
+    assert re.search(r"31 +\S+ +\S+ +~\S+ +~\S+ *$", plain.splitlines()[2]), "draws, gradients, FLOPs, times"
     assert main(["plan", *arguments, "probe=4"]) == 0
     probed = capsys.readouterr().out
-    assert probed.splitlines()[0] == "synthetic_logreg"
+    assert probed.splitlines()[0] == "synthetic_logreg: d = 8, 24 FLOPs a gradient"
     header, row = (line.split() for line in probed.splitlines()[1:3])
     assert header == [
         "optimizer",
@@ -104,6 +106,7 @@ def test_the_command_prints_counts_and_estimates(tmp_path, capsys, monkeypatch):
         "run",
         "draws",
         "gradients",
+        "FLOPs",
         "ms/draw",
         "MB",
         "hours",

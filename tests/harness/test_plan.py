@@ -3,11 +3,12 @@ import json
 
 import pytest
 
-from dpopt.errors import ConfigError
+from dpopt.errors import ConfigError, Missing
 from dpopt.harness import cost
 from dpopt.harness.cell import Cell
-from dpopt.harness.plan import manifest, plan
+from dpopt.harness.plan import manifest, missing, plan, require
 from dpopt.harness.suite import load_suite
+from dpopt.workloads.vision import ImageClassification
 
 
 def test_quickstart_is_the_matrix_it_says():
@@ -24,6 +25,43 @@ def test_quickstart_is_the_matrix_it_says():
         "adam_nonprivate": 3 * 5,
     }
     assert len({entry.cell.run_id for entry in planned}) == len(planned)
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """No model is made, which takes longer than counting cells."""
+    monkeypatch.setattr(ImageClassification, "check", lambda workload: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "blocks"),
+    [
+        ("hyfreedp_table2", {"dp_adamw": 20, "dp_adamw_cosine": 20, "dp_hyper": 15, "": 4}, 20 * 3),
+        ("hyfreedp_table2_small", {"dp_adamw": 6, "dp_hyper": 6, "": 2}, 2),
+        ("hyfreedp_table3", {"dp_adamw": 10, "dp_hyper": 10, "": 2}, 3),
+        ("hyfreedp_table5", {"dp_adamw": 20, "dp_adamw_linear": 20}, 10 * 3),
+    ],
+)
+def test_hyfreedps_suites_are_the_matrices_they_say(name, rows, blocks, unchecked):
+    """Cells of each row for one workload and seed, those of "" where nothing is searched; all clip automatically."""
+    suite = load_suite(name)
+    planned = plan(suite)
+    count = {label: sum(entry.label == label for entry in planned) for label in suite.optimizers}
+    assert count == {label: blocks * rows.get(label, rows.get("")) for label in suite.optimizers}
+    assert len({entry.cell.run_id for entry in planned}) == len(planned)
+    assert {entry.cell.optimizer["clip"]["rule"] for entry in planned} == {"automatic"}
+    rules = {entry.label: entry.cell.selection for entry in planned}
+    assert {label for label, rule in rules.items() if rule} == {"dp_hyper"} & set(suite.optimizers)
+
+
+def test_the_constant_rates_of_table_5_are_cells_of_table_2(unchecked):
+    """Nothing is trained twice."""
+    of_two, of_five = (
+        {entry.cell.run_id: entry.label for entry in plan(load_suite(f"hyfreedp_table{n}", ["seeds=0"]))}
+        for n in (2, 5)
+    )
+    assert {of_five[run_id] for run_id in of_five.keys() - of_two.keys()} == {"dp_adamw_linear"}
+    assert {of_two[run_id] for run_id in of_five.keys() & of_two.keys()} == {"dp_adamw"}
 
 
 def test_run_ids_are_stable():
@@ -95,14 +133,39 @@ def test_manifest_is_json(write_suite):
     assert [cell["run_id"] for cell in content["cells"]] == [entry.cell.run_id for entry in planned]
 
 
-def test_missing_data_folder_is_found_before_any_work(tmp_path, monkeypatch):
+def test_missing_data_are_found_before_any_work(tmp_path, monkeypatch):
+    """Planning goes on without them; what is to be run refuses."""
     monkeypatch.setenv("DPOPT_DATA", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"DPOPT_DATA.*mnist/train-\*\.parquet"):
-        plan(load_suite("mnist_five_epochs"))
+    suite = load_suite("mnist_five_epochs")
+    assert plan(suite)
+    with pytest.raises(Missing, match=r"DPOPT_DATA.*mnist/train-\*\.parquet"):
+        require(suite)
     (tmp_path / "mnist").mkdir()
     (tmp_path / "mnist" / "train-0.parquet").touch()
-    with pytest.raises(ConfigError, match=r"mnist/test-\*\.parquet"):
-        plan(load_suite("mnist_five_epochs"))
+    with pytest.raises(Missing, match=r"mnist/test-\*\.parquet"):
+        require(suite)
+    (tmp_path / "mnist" / "test-0.parquet").touch()
+    require(suite)
+
+
+def test_what_is_missing_is_listed_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPOPT_DATA", str(tmp_path))
+    names = ["cifar10", "cifar100", "svhn", "gtsrb", "food101"]
+    weights = [f"vit_{size}_patch16_224.augreg_in21k" for size in ("small", "base")]
+    found = {(entry.kind, entry.name) for entry in missing(load_suite("hyfreedp_table2"))}
+    assert found == {("data set", name) for name in names} | {("weights", name) for name in weights}
+    assert len(missing(load_suite("hyfreedp_table2"))) == 7
+
+
+def test_what_the_hub_is_asked_for_does_not_stop_a_run(tmp_path, monkeypatch):
+    monkeypatch.delenv("DPOPT_DATA", raising=False)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    suite = load_suite("mnist_five_epochs")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    require(suite)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(Missing, match="go online once to load ylecun/mnist"):
+        require(suite)
 
 
 def test_several_values_of_a_workloads_field_are_an_axis(write_suite):

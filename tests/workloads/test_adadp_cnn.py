@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 
 from dpopt import registry
-from dpopt.errors import ConfigError
 from dpopt.workloads import adadp, data
 
 
@@ -86,16 +85,14 @@ def test_crops_move_images_over_black_ground_and_flips_mirror_them():
     assert seen == allowed
 
 
-def test_what_is_missing_is_refused_when_planned(weights, monkeypatch, tmp_path):
-    create().check()
-    with pytest.raises(ConfigError, match="cifar100"):
-        create(convolutions="pretrained").check()
+def test_what_is_missing(weights, monkeypatch, tmp_path):
+    assert create().missing() == []
+    assert [entry.name for entry in create(convolutions="pretrained").missing()] == ["cifar100"]
     (tmp_path / "checkpoints" / f"{adadp.OFFICIAL}.safetensors").unlink()
-    with pytest.raises(ConfigError, match=adadp.OFFICIAL):
-        create().check()
+    assert [entry.name for entry in create().missing()] == [adadp.OFFICIAL]
     monkeypatch.delenv("DPOPT_DATA")
-    with pytest.raises(ConfigError, match="set DPOPT_DATA"):
-        create().check()
+    assert "set DPOPT_DATA" in str(create().missing()[-1])
+    assert create().outline().record.x.shape == (1, adadp.FEATURES)
 
 
 @pytest.mark.slow

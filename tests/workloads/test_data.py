@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -271,26 +272,40 @@ def test_a_file_that_breaks_off(grey, root):
         data.images("tiny", "train")
 
 
-def test_a_missing_split_is_found_by_a_cheap_check(grey, root):
-    data.require("tiny")
+def test_a_missing_split_is_found_by_a_cheap_look(grey, root):
+    assert data.missing("tiny") == []
     for file in (root / "tiny").glob("test-*"):
         file.unlink()
-    with pytest.raises(ConfigError, match=r"DPOPT_DATA.*tiny/test-\*\.parquet.*ylecun/mnist"):
-        data.require("tiny")
+    (found,) = data.missing("tiny")
+    assert re.search(r"DPOPT_DATA.*tiny/test-\*\.parquet.*ylecun/mnist", str(found))
+    assert (found.kind, found.name, found.hub) == ("data set", "tiny", "")
 
 
 def test_a_set_that_is_on_no_hub_needs_a_folder(monkeypatch):
     monkeypatch.delenv("DPOPT_DATA")
-    with pytest.raises(ConfigError, match=r"DPOPT_DATA: None .*cifar100_subset/SPLIT-\*\.parquet$"):
-        data.require("cifar100_subset")
-    data.require("cifar100")
+    (found,) = data.missing("cifar100_subset")
+    assert re.search(r"DPOPT_DATA: None .*cifar100_subset/SPLIT-\*\.parquet$", str(found))
+    assert found.hub == ""
+
+
+def test_a_set_of_the_hub_that_was_never_loaded(monkeypatch, tmp_path):
+    """It is missing until the hub's own cache holds it; whether the hub is asked for it is said by HF_HUB_OFFLINE."""
+    monkeypatch.delenv("DPOPT_DATA")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    for is_offline, hub in ((False, "uoft-cs/cifar100"), (True, "")):
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", is_offline)
+        (found,) = data.missing("cifar100")
+        assert found.hub == hub
+        assert "go online once to load uoft-cs/cifar100" in str(found)
+    (tmp_path / "uoft-cs___cifar100").mkdir()
+    assert data.missing("cifar100") == []
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: data.entry("minst"), "did you mean 'mnist'"),
-        (lambda: data.require("minst"), "did you mean 'mnist'"),
+        (lambda: data.missing("minst"), "did you mean 'mnist'"),
         (lambda: data.images("mnist", "tset"), "did you mean 'test'"),
         (lambda: data.texts("mnist", "train"), "kind text or pairs, not image"),
         (lambda: data.images("sst2", "train"), "kind image, not text"),
@@ -354,7 +369,7 @@ def test_the_hub_gives_the_same_as_the_folder(hub, grey, register):
 
 
 def test_the_hub_is_not_asked_again_for_what_is_kept(hub):
-    data.require("tiny")
+    data.missing("tiny")
     assert not hub
     data.images("tiny", "train")
     data.images("tiny", "train")
@@ -485,7 +500,7 @@ needs_data = pytest.mark.skipif(not REAL_FOLDER, reason="needs DPOPT_DATA")
 @pytest.mark.parametrize("name", REAL)
 def test_real_sets_are_the_known_ones(real, name):
     found = data.entry(name)
-    data.require(name)
+    assert data.missing(name) == []
     for split, part in found.splits.items():
         assert part.inputs  # loading compares
         loaded = (data.images if found.kind == "image" else data.texts)(name, split)

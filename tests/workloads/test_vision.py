@@ -1,5 +1,7 @@
 """Image workloads on tiny fabricated data: what the model sees, what is trained, and features in place of images."""
 
+import re
+
 import fabricated
 import numpy as np
 import pytest
@@ -212,7 +214,6 @@ def test_fields_that_cannot_be(fields, message):
     [
         ({"architecture": "no_such_model"}, "timm.list_models"),
         ({"data": "food101", "architecture": "two_conv", "pretrained": False, "options": {}}, r"workload\.size"),
-        ({"architecture": "vit_small_patch16_224.augreg_in21k"}, "expected one such file"),
         ({"architecture": "vit_tinny_patch16_224", "pretrained": False, "subset": "full"}, "did you mean 'vit_tiny"),
         ({"pretrained": False, "subset": "full", "options": {"dept": 1}}, "timm cannot make it"),
         ({"architecture": "resnet18.a1_in1k", "subset": "film", "options": {}}, "bn1.*mixes the examples"),
@@ -223,6 +224,28 @@ def test_workloads_that_cannot_be_run_are_refused_when_planned(root, monkeypatch
     (root / "checkpoints" / "resnet18.a1_in1k.safetensors").write_text("not read")
     with pytest.raises(ConfigError, match=message):
         vit(**fields).check()
+
+
+def test_a_checkpoint_that_is_nowhere(root, monkeypatch):
+    """Shapes are told without it; how it is to be had depends on where weights are looked for."""
+    workload = vit(architecture="vit_small_patch16_224.augreg_in21k", subset="full")
+    workload.check()
+    block = 2 * 2 * 24 + 25 * 72 + 25 * 24 + 25 * 96 + 97 * 24  # norms, attention's two layers, the other two
+    ends = (3 * 64 + 1) * 24 + 24 + 17 * 24 + 2 * 24 + 25 * 10  # patches, class token, positions, norm, classifier
+    assert sum(parameter.numel() for parameter in workload.outline().model.parameters()) == 2 * block + ends
+    (found,) = workload.missing()
+    assert re.search("expected one such file", str(found))
+    assert (found.kind, found.name, found.hub) == ("weights", "vit_small_patch16_224.augreg_in21k", "")
+    monkeypatch.delenv("DPOPT_DATA")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", root)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda hub, name: None)
+    assert [(entry.kind, entry.hub) for entry in workload.missing()] == [
+        ("data set", "uoft-cs/cifar10"),
+        ("weights", "timm/vit_small_patch16_224.augreg_in21k"),
+    ]
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda hub, name: f"{root}/{name}")
+    assert [entry.kind for entry in workload.missing()] == ["data set"]
 
 
 def test_report():

@@ -16,14 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpopt.errors import ConfigError
+from dpopt.errors import ConfigError, Missing
 from dpopt.workloads import cache
 from dpopt.workloads.base import Split
 from dpopt.workloads.data import checksums, decoding
 from dpopt.workloads.data.catalogue import Entry, Part, entry, names
-from dpopt.workloads.data.source import Source, files, identity, open_source, read_column
+from dpopt.workloads.data.source import Source, absent, identity, open_source, read_column
 
-__all__ = ["Entry", "Part", "Texts", "checkpoint", "entry", "fingerprint", "images", "names", "require", "texts"]
+__all__ = ["Entry", "Part", "Texts", "checkpoint", "entry", "fingerprint", "images", "missing", "names", "texts"]
 
 
 class Texts(NamedTuple):
@@ -38,15 +38,13 @@ class Texts(NamedTuple):
     labels: Tensor
 
 
-def require(name: str) -> None:
-    """Refuse a data set that is unknown, or that is not in the folder that should hold it; cheap, asks no hub.
+def missing(name: str) -> list[Missing]:
+    """What of a data set is not on this machine: nothing, or the data set and how to get it; cheap, asks no hub.
 
     Raises:
-        ConfigError: says how to get the data.
+        ConfigError: an unknown name.
     """
-    found = entry(name)
-    for split in found.splits:
-        files(found, split)
+    return absent(entry(name))
 
 
 def images(name: str, split: str, size: int | None = None) -> Split:
@@ -106,7 +104,7 @@ def checkpoint(file_stem: str) -> Path | None:
     """The one file in `$DPOPT_DATA/checkpoints` whose name starts with `file_stem`; None where DPOPT_DATA is not set.
 
     Raises:
-        ConfigError: there is no such file, or more than one.
+        Missing: there is no such file, or more than one.
     """
     root = os.environ.get("DPOPT_DATA")
     if not root:
@@ -115,7 +113,8 @@ def checkpoint(file_stem: str) -> Path | None:
     found = [file for file in held if file.name.startswith(file_stem)]
     if len(found) != 1:
         listed = ", ".join(file.name for file in found or held) or "no file"
-        raise ConfigError("checkpoint", file_stem, f"expected one such file in {root}/checkpoints, not {listed}")
+        allowed = f"expected one such file in {root}/checkpoints, not {listed}"
+        raise Missing("checkpoint", file_stem, allowed, "weights", file_stem.rstrip("."))
     return found[0]
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpopt.errors import ConfigError
+from dpopt.errors import ConfigError, Missing
+from dpopt.workloads import hub
 from dpopt.workloads.data.catalogue import Entry
 
 ROWS = 256
@@ -63,18 +64,30 @@ def files(found: Entry, split: str) -> list[Path] | None:
     """The split's files in `$DPOPT_DATA`, or None where that is not set and the hub is asked.
 
     Raises:
-        ConfigError: the variable is set and there are none, or it is not set and the data set is on no hub.
+        Missing: the variable is set and there are none, or it is not set and the data set is on no hub.
     """
     root = os.environ.get("DPOPT_DATA")
     if not root:
         if found.hub is None:
-            raise ConfigError("DPOPT_DATA", None, how_to_get(found))
+            raise Missing("DPOPT_DATA", None, how_to_get(found), "data set", found.name)
         return None
     pattern = f"{found.name}/{found.part(split).source}-*.parquet"
     held = sorted(Path(root).glob(pattern))
     if not held:
-        raise ConfigError("DPOPT_DATA", root, f"expected {pattern} in it; {how_to_get(found)}")
+        raise Missing("DPOPT_DATA", root, f"expected {pattern} in it; {how_to_get(found)}", "data set", found.name)
     return held
+
+
+def absent(found: Entry) -> list[Missing]:
+    """What of a data set is not at hand: nothing, or the data set; cheap, asks no hub."""
+    try:
+        local = [files(found, split) for split in found.splits]
+    except Missing as error:
+        return [error]
+    if None not in local or hub.is_data_kept(str(found.hub)):
+        return []
+    source = str(found.hub) if hub.is_asked() else ""
+    return [Missing("data", found.name, how_to_get(found), "data set", found.name, source)]
 
 
 def how_to_get(found: Entry) -> str:
@@ -125,9 +138,9 @@ def _hub(found: Entry, split: str, name: str) -> tuple[list[str], Source]:
 def _load(found: Entry, split: str) -> Any:
     import datasets
 
-    hub, source = str(found.hub), found.part(split).source
-    with _readable(found, hub), _quiet():
-        return datasets.load_dataset(hub, found.config, split=source, revision=found.revision)
+    source, name = found.part(split).source, str(found.hub)
+    with _readable(found, name), _quiet():
+        return datasets.load_dataset(name, found.config, split=source, revision=found.revision)
 
 
 @contextmanager

@@ -1,0 +1,27 @@
+"""The hub of Hugging Face without asking it: what of it is kept on this machine, and whether it would be asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def is_asked() -> bool:
+    """Whether what is not kept is loaded from the hub: not where HF_HUB_OFFLINE says otherwise."""
+    from huggingface_hub import constants
+
+    return not constants.HF_HUB_OFFLINE
+
+
+def kept_file(hub: str, name: str) -> Path | None:
+    """The file `name` of the model `hub` where it was loaded before."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(hub, name)
+    return Path(found) if isinstance(found, str) else None
+
+
+def is_data_kept(hub: str) -> bool:
+    """Whether the data set `hub` was loaded before."""
+    from datasets import config
+
+    return any(Path(config.HF_DATASETS_CACHE).glob(hub.replace("/", "___")))

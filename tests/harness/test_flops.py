@@ -1,0 +1,164 @@
+"""FLOPs: of models whose closed form is known, what they say of a plan's cost, and the rates of devices."""
+
+import dataclasses
+import json
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dpopt import registry
+from dpopt.errors import ConfigError
+from dpopt.harness import cell as cells
+from dpopt.harness import cost, flops
+from dpopt.harness.plan import plan
+from dpopt.workloads.base import Outline, Split, mlp, outlined
+
+
+def loss(output, target):
+    return F.cross_entropy(output, target, reduction="none")
+
+
+def test_an_mlps_flops_are_those_of_its_matrices():
+    """Two for each weight; a backward pass makes as many again for the weights and for the inputs, but the first's."""
+    sizes = (30, 20, 7, 5)
+    products = [2 * a * b for a, b in pairwise(sizes)]
+    forward, both = flops.count(outlined(lambda: mlp(*sizes), sizes[:1], 1), loss)
+    assert forward == sum(products)
+    assert both == 3 * sum(products) - products[0]
+
+
+def test_a_convolutions_flops_are_those_of_its_positions():
+    """3 x 3 over 10 x 12 positions without padding, 4 channels to 6, in two groups; then a layer above it."""
+
+    def make():
+        return nn.Sequential(nn.Conv2d(4, 6, 3, groups=2), nn.Flatten(), nn.Linear(6 * 8 * 10, 5))
+
+    convolution, linear = 2 * (8 * 10) * 6 * (4 // 2) * 9, 2 * 480 * 5
+    forward, both = flops.count(outlined(make, (4, 10, 12), 1), loss)
+    assert forward == convolution + linear
+    assert both == 2 * convolution + 3 * linear
+
+
+def test_what_is_frozen_takes_no_gradient_of_its_own():
+    """Biases alone: the first layer has no gradient but of its sums, the second one of its inputs."""
+
+    def make():
+        model = mlp(30, 20, 5)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name.endswith("bias"))
+        return model
+
+    forward, both = flops.count(outlined(make, (30,), 1), loss)
+    assert both - forward == 2 * 20 * 5
+
+
+def test_attention_is_counted():
+    """ViT-Ti/16 at 224 pixels, 197 tokens of 192 numbers: its layers, and products of queries, keys and values."""
+    spec = registry.spec("workload", "cifar10_vit_tiny", registry.create_workload("cifar10_vit_tiny", subset="full"))
+    tokens, width = 197, 192
+    layers = 12 * (3 + 1 + 4 + 4) * width**2 * tokens + 196 * 3 * 16**2 * width + width * 10
+    attention = 12 * 2 * tokens**2 * width
+    work = flops.work_of(json.dumps(spec))
+    assert work.dimension == 5_526_346
+    assert work.evaluation == (5000 + 10_000) * 2 * (layers + attention)
+    assert work.gradient == pytest.approx(6 * (layers + attention), rel=0.01)
+
+
+def test_a_model_that_looks_at_values():
+    """GPT-2 of transformers does, unless its tensors say that they are fake."""
+    spec = registry.spec("workload", "e2e_gpt2_random", registry.create_workload("e2e_gpt2_random"))
+    work = flops.work_of(json.dumps(spec))
+    layers, width, vocabulary, length = 2, 128, 2048, 80
+    products = layers * 12 * width**2 * length + layers * 2 * length**2 * width + vocabulary * width * length
+    assert work.gradient == pytest.approx(6 * products, rel=0.01)
+    assert work.dimension == sum(p.numel() for p in registry.create_workload("e2e_gpt2_random").model().parameters())
+
+
+class Looks(nn.Module):
+    def forward(self, x):
+        return x if x.sum().item() > 0 else -x
+
+
+def test_what_cannot_be_counted(monkeypatch):
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        flops.count(Outline(Looks(), Split(torch.empty(1, 2, device="meta"), torch.empty(1, device="meta")), 1), loss)
+    assert flops.work_of(json.dumps(registry.spec("workload", "gmm", registry.create_workload("gmm")))) is None
+    texts = registry.create_workload("texts", encoder="someone/unknown", subset="full")
+    assert flops.work_of(json.dumps(registry.spec("workload", "texts", texts))) is None
+
+
+@pytest.fixture
+def rows(write_suite, store):
+    """DP-SGD at two batch sizes and FiBeR, which computes two gradients a draw; two rates, one seed."""
+    suite = write_suite(overrides=["optimizers=[dp_sgd,fiber]", "batch_size=[800,1600]", "seeds=0", "device=cpu"])
+    return suite, cost.rows(plan(suite), store)
+
+
+def test_a_rows_flops_are_those_of_its_draws_and_its_curve(rows):
+    """synthetic_logreg of 4 features: a layer of 4 to 2, whose inputs need no gradient."""
+    forward = 2 * 4 * 2
+    for row, points, size in zip(rows[1], (1, 1, 2, 2), (800, 1600, 800, 1600), strict=True):
+        draws = 16_000 // size  # fewer than a curve has marks
+        curve = draws * (1000 + 2000) * forward
+        assert row.operations == len(row.waiting) * (16_000 * points * 2 * forward + curve)
+        timing = row.estimate(1e6)
+        assert timing.draw == pytest.approx(points * (size * 2 * forward / 1e6 + cost.CALL))
+        each = row.operations / 1e6 / len(row.waiting)
+        assert timing.seconds(draws) == pytest.approx(each + draws * points * cost.CALL)
+
+
+def test_a_dry_run_costs_as_many_times_less(rows):
+    row = rows[1][0]
+    small = dataclasses.replace(row, cells=tuple(dataclasses.replace(cell, dry_run=8.0) for cell in row.cells))
+    assert small.estimate(1.0).draw - cost.CALL == pytest.approx((row.estimate(1.0).draw - cost.CALL) / 8)
+
+
+def test_times_come_before_estimates(rows, store):
+    suite, (first, *others) = rows
+    cells.run(first.cells[0], store, device="cpu")
+    found = cost.timings(cost.rows(plan(suite), store), store, suite, rate=flops.Rate(1e9, ""))
+    assert [found[number].is_estimate for number in range(4)] == [False, True, True, True]
+    assert found[1] == others[0].estimate(1e9)
+    elsewhere = cost.timings(cost.rows(plan(suite), store), store, suite, rate=flops.Rate(1e9, "", "h100"))
+    assert all(timing.is_estimate for timing in elsewhere.values()), "what was timed here says nothing of an H100"
+    path = store.folder(first.cells[0].run_id) / "record.json"
+    path.write_text(path.read_text().replace('"device": "cpu', '"device": "cuda NVIDIA H100 80GB HBM3'))
+    there = cost.timings(cost.rows(plan(suite), store), store, suite, rate=flops.Rate(1e9, "", "h100"))
+    assert not there[0].is_estimate
+    assert there[1].is_estimate
+
+
+@pytest.mark.parametrize(
+    ("device", "names"),
+    [
+        ("cuda NVIDIA H100 80GB HBM3", {"h100"}),
+        ("cuda NVIDIA A100-SXM4-40GB", {"a100"}),
+        ("cuda NVIDIA GeForce RTX 4090", {"rtx_4090"}),
+        ("cuda NVIDIA L40S", set()),
+        ("cpu x86_64", set()),
+    ],
+)
+def test_which_device_a_record_is_of(device, names):
+    assert {name for name in flops.PEAKS if flops.rate(name, torch.device("cpu")).is_of(device)} == names
+
+
+def test_rates():
+    cpu = torch.device("cpu")
+    assert flops.rate("h100", cpu).flops == pytest.approx(0.4 * 67e12)
+    assert flops.rate("2e13", cpu).flops == flops.rate(2e13, cpu).flops == 2e13
+    measured = flops.rate(None, cpu)
+    assert 1e8 < measured.flops < 1e13
+    assert measured.flops == 0.5 * flops.measured(cpu)
+    assert "one core" in measured.basis
+
+
+@pytest.mark.parametrize(
+    ("value", "message"), [("h10", "'h100'"), (0, "a second"), (math.inf, "a second"), ([], "flops")]
+)
+def test_rates_that_cannot_be(value, message):
+    with pytest.raises(ConfigError, match=message):
+        flops.rate(value, torch.device("cpu"))
