@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import math
 import resource
 import sys
@@ -14,18 +13,18 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from dpopt import clipping, registry, training
 from dpopt.clipping import ClippingEngine
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError, Held
-from dpopt.harness import stopping
+from dpopt.harness import checkpoint, stopping
+from dpopt.harness.checkpoint import Elapsed, Reached
 from dpopt.harness.identity import identity
 from dpopt.harness.provenance import provenance
 from dpopt.privacy import sampling
@@ -143,31 +142,14 @@ class RunStore(Protocol):
     def state(self, run_id: str) -> str: ...
     def begin(self, run_id: str, cell: Mapping[str, Any]) -> None: ...
     def finish(self, run_id: str, record: Mapping[str, Any], ledger: str) -> None: ...
-    def curve(self, run_id: str) -> list[dict[str, Any]]: ...
     def append_curve(self, run_id: str, entry: Mapping[str, Any]) -> None: ...
     def restart_curve(self, run_id: str, entries: Iterable[Mapping[str, Any]]) -> None: ...
-    def checkpoint(self, run_id: str) -> Path: ...
+    def load_checkpoint(self, run_id: str) -> bytes: ...
     def save_checkpoint(self, run_id: str, content: bytes) -> None: ...
 
 
 Report = Callable[[float], None]
 """Called with the fraction of the cell that is done."""
-
-
-class Elapsed(NamedTuple):
-    """Seconds on the clock, and seconds that this process has computed: what a run takes where it has a core alone."""
-
-    wall: float = 0.0
-    cpu: float = 0.0
-
-    def since(self, begin: Elapsed, runs: int = 1) -> Elapsed:
-        """What one of `runs` has taken from `begin` to now, on top of this."""
-        now = _now()
-        return Elapsed(self.wall + (now.wall - begin.wall) / runs, self.cpu + (now.cpu - begin.cpu) / runs)
-
-
-def _now() -> Elapsed:
-    return Elapsed(time.perf_counter(), time.process_time())
 
 
 @dataclass(frozen=True)
@@ -184,6 +166,7 @@ class Prepared:
         elapsed: what training up to there has taken.
         watched: the splits that the curve is about, by name.
         examples: number N of training records.
+        curve: the entries up to there; training adds to them.
         diagnostics: where the cell asks for them.
     """
 
@@ -198,6 +181,7 @@ class Prepared:
     elapsed: Elapsed
     watched: dict[str, Split]
     examples: int
+    curve: list[dict[str, Any]] = field(default_factory=list)
     diagnostics: Diagnostics | None = None
 
     def observe(self, state: Any) -> dict[str, Any]:
@@ -248,13 +232,11 @@ def prepare(
     """Load, build and calibrate what a cell trains; see `run`.
 
     Args:
-        store: where to note that the cell has begun, and to look for a checkpoint to go on from.
+        store: where to look for a checkpoint to go on from; nothing is written.
         known: seed -> splits of the workload on the device; where given, what it lacks is added, and cells share them.
     """
     if cell.kernel != sampling.REVISION:
         raise ConfigError("cell.kernel", cell.kernel, f"draws and noise are now those of revision {sampling.REVISION}")
-    if store is not None:
-        store.begin(cell.run_id, cell.content())
     torch.set_num_threads(1)
     place = training.resolve_device(device)
     workload = registry.from_spec("workload", cell.workload)
@@ -269,9 +251,9 @@ def prepare(
     engine = clipping.engine(model, workload.loss, sample=training.sample(train, workload.transform, place))
     plan = _plan(cell, optimizer, len(train.x), engine.dimension)
     diagnostics = _diagnostics(cell, workload, optimizer, model, plan, train) if cell.diagnostics else None
-    state, ledger, elapsed = optimizer.init(engine.theta), Ledger(), Elapsed()
+    reached = Reached(optimizer.init(engine.theta), Ledger(), Elapsed(), [])
     if store is not None:
-        state, ledger, elapsed = _resume(store, cell.run_id, state, plan, diagnostics)
+        reached = checkpoint.load(store, cell.run_id, reached.state, plan, diagnostics)
     oracle = DataOracle(
         engine,
         train.x,
@@ -282,15 +264,27 @@ def prepare(
         physical_batch=physical_batch,
         transform=lambda x: workload.augment(workload.transform(x)),
         device=place,
-        ledger=ledger,
+        ledger=reached.ledger,
         watch=diagnostics,
         processes=Processes.of_group(),
     )
     model.train()
     watched = {name: split for name, split in watched.items() if len(split.x)}
-    examples = len(train.x)
-    rest = (workload, optimizer, model, engine, plan, oracle, state, elapsed, watched, examples, diagnostics)
-    return Prepared(cell, *rest)
+    return Prepared(
+        cell,
+        workload,
+        optimizer,
+        model,
+        engine,
+        plan,
+        oracle,
+        state=reached.state,
+        elapsed=reached.elapsed,
+        watched=watched,
+        examples=len(train.x),
+        curve=reached.curve,
+        diagnostics=diagnostics,
+    )
 
 
 def _plan(cell: Cell, optimizer: Optimizer, examples: int, dimension: int) -> Plan:
@@ -375,7 +369,7 @@ class Loop:
     """What goes on around the steps of a lot.
 
     Attributes:
-        store, leases: where its files go, and run id -> the right to write them.
+        store, leases: where its files go, by `writing` alone, and run id -> the right to write them.
         report: called with the run id and the fraction of the cell that is done.
         checkpoint_seconds, stop, device: see `run`.
         started: when this was made, which is to be before the cells are prepared.
@@ -391,6 +385,15 @@ class Loop:
     started: float = field(default_factory=time.perf_counter)
     seconds: float = 0.0
 
+    def writing(self, run_id: str) -> RunStore:
+        """The store, for one write to a run, to be asked for when the content is at hand: making that may take minutes.
+
+        Raises:
+            Held: another process has taken over the run.
+        """
+        self.leases[run_id].check()
+        return self.store
+
 
 def train(lot: Lot, loop: Loop) -> list[dict[str, Any]]:
     """Train prepared cells to their end and store their records; see `run`.
@@ -398,10 +401,14 @@ def train(lot: Lot, loop: Loop) -> list[dict[str, Any]]:
     Returns:
         The records.
     """
-    begin, taken = _now(), lot.oracle.draws_taken
+    for ready in lot.runs:
+        run_id = ready.cell.run_id
+        loop.writing(run_id).begin(run_id, ready.cell.content())
+        loop.writing(run_id).restart_curve(run_id, ready.curve)
+    begin, taken = Elapsed.now(), lot.oracle.draws_taken
     states = lot.each(_train(lot, loop))
     runs, drawn = len(lot.runs), max(1, lot.oracle.draws_taken - taken)
-    ends = [_end(ready, state, loop.store) for ready, state in zip(lot.runs, states, strict=True)]
+    ends = [_end(ready, state, loop) for ready, state in zip(lot.runs, states, strict=True)]
     times = [ready.elapsed.since(begin, runs) for ready in lot.runs]
     records = []
     for ready, state, final, trained in zip(lot.runs, states, ends, times, strict=True):
@@ -418,20 +425,16 @@ def train(lot: Lot, loop: Loop) -> list[dict[str, Any]]:
             "provenance": provenance(training.resolve_device(loop.device)),
         }
         run_id = ready.cell.run_id
-        loop.leases[run_id].check()
-        loop.store.finish(run_id, record, ready.oracle.ledger.to_json())
+        loop.writing(run_id).finish(run_id, record, ready.oracle.ledger.to_json())
         records.append(record)
     return records
 
 
-def _end(ready: Prepared, state: Any, store: RunStore) -> dict[str, Any]:
-    """The last entry of a run's curve, which may have been damaged while the run was stopped."""
-    run_id = ready.cell.run_id
-    curve = store.curve(run_id)
-    if not curve or curve[-1]["draw"] != ready.oracle.draws_total:
-        curve.append(ready.observe(state))
-        store.restart_curve(run_id, curve)
-    return curve[-1]
+def _end(ready: Prepared, state: Any, loop: Loop) -> dict[str, Any]:
+    """The last entry of a run's curve, which a run without draws does not have yet."""
+    if not ready.curve:
+        _observe(ready, state, loop)
+    return ready.curve[-1]
 
 
 def _record(ready: Prepared, state: Any, final: dict[str, Any]) -> dict[str, Any]:
@@ -475,7 +478,7 @@ def _search(cell: Cell, ledger: Ledger, final: dict[str, Any], examples: int, sc
 
 def _train(lot: Lot, loop: Loop) -> Any:
     """The last state; curves and checkpoints go to the store on the way."""
-    oracle, first, begin = lot.oracle, lot.runs[0], _now()
+    oracle, first, begin = lot.oracle, lot.runs[0], Elapsed.now()
     saved = since = begin.wall
     state = lot.state  # a run may have been stopped after its last draw
     for state, is_mark in training.steps(lot.optimizer, oracle, lot.state, first.workload.marks):
@@ -486,11 +489,11 @@ def _train(lot: Lot, loop: Loop) -> Any:
             continue
         loop.seconds += finished_at(state.theta) - since
         for ready, own in zip(lot.runs, lot.each(state), strict=True):
-            loop.leases[ready.cell.run_id].check()
+            loop.leases[ready.cell.run_id].check()  # before work that would be in vain
             if is_mark:
                 _mark(ready, own, loop)
             if is_due:
-                _save(ready, own, loop.store, ready.elapsed.since(begin, len(lot.runs)))
+                _save(ready, own, loop, ready.elapsed.since(begin, len(lot.runs)))
         if is_due:
             saved = time.perf_counter()
         if is_stopped:
@@ -500,18 +503,24 @@ def _train(lot: Lot, loop: Loop) -> Any:
 
 
 def _mark(ready: Prepared, state: Any, loop: Loop) -> None:
-    """Add an entry to a run's curve."""
+    """Add an entry to a run's curve, and say how far the run is."""
     run_id, fraction = ready.cell.run_id, ready.oracle.draws_taken / ready.oracle.draws_total
-    loop.store.append_curve(run_id, ready.observe(state))
+    _observe(ready, state, loop)
     loop.leases[run_id].note(fraction)
     loop.report(run_id, fraction)
 
 
-def _save(ready: Prepared, state: Any, store: RunStore, elapsed: Elapsed) -> None:
+def _observe(ready: Prepared, state: Any, loop: Loop) -> None:
+    run_id, entry = ready.cell.run_id, ready.observe(state)
+    loop.writing(run_id).append_curve(run_id, entry)
+    ready.curve.append(entry)
+
+
+def _save(ready: Prepared, state: Any, loop: Loop, elapsed: Elapsed) -> None:
     """Write a run's checkpoint."""
-    run_id = ready.cell.run_id
-    watched = {"diagnostics": ready.diagnostics.state()} if ready.diagnostics else {}
-    store.save_checkpoint(run_id, _checkpoint(run_id, state, ready.oracle.ledger, elapsed, watched))
+    run_id, reached = ready.cell.run_id, Reached(state, ready.oracle.ledger, elapsed, ready.curve)
+    content = checkpoint.dump(run_id, reached, ready.diagnostics)
+    loop.writing(run_id).save_checkpoint(run_id, content)
 
 
 def finished_at(theta: Vector) -> float:
@@ -543,36 +552,3 @@ def forget_peak(device: torch.device) -> None:
 
 def _seed(axis: str, cell: Cell, *more: int) -> int:
     return derive(axis, cell.workload, cell.seed, *filter(None, more))
-
-
-def _checkpoint(run_id: str, state: Any, ledger: Ledger, elapsed: Elapsed, further: Mapping[str, Any]) -> bytes:
-    leaves, _ = pytree.tree_flatten(state)
-    content = {"run_id": run_id, "leaves": leaves, "ledger": ledger.to_json(), "elapsed": tuple(elapsed)}
-    file = io.BytesIO()  # written as bytes, a full disk is an OSError
-    torch.save({**content, **further}, file)
-    return file.getvalue()
-
-
-def _resume(
-    store: RunStore, run_id: str, initial: Any, plan: Plan, diagnostics: Diagnostics | None
-) -> tuple[Any, Ledger, Elapsed]:
-    """State, ledger and times of the last checkpoint, or the initial state; the curve is cut back to match."""
-    state, ledger, elapsed = initial, Ledger(), Elapsed()
-    leaves, structure = pytree.tree_flatten(initial)
-    try:
-        saved = torch.load(store.checkpoint(run_id), weights_only=True, map_location=leaves[0].device)
-        taken = Ledger.from_json(saved["ledger"])
-        if saved["run_id"] != run_id:
-            raise ValueError(f"it belongs to run {saved['run_id']}")
-        if not plan.ledger.starts_with(taken):
-            raise ValueError(f"its {taken} is not how the planned {plan.ledger} begins")
-        elapsed = Elapsed(*saved.get("elapsed", ()))  # older checkpoints do not know
-        if diagnostics is not None:
-            diagnostics.restore(saved["diagnostics"])
-        state, ledger = pytree.tree_unflatten(saved["leaves"], structure), taken
-    except FileNotFoundError:
-        pass
-    except Exception as error:  # whatever is wrong with the file, the cell can start over
-        print(f"run {run_id}: checkpoint cannot be read ({error}); starting over")
-    store.restart_curve(run_id, [entry for entry in store.curve(run_id) if entry["draw"] <= len(ledger)])
-    return state, ledger, elapsed

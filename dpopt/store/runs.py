@@ -4,7 +4,8 @@
 A run directory holds `lease.json` while a process runs the cell (see `leases`), `cell.json` (what to run),
 `curve.jsonl` (appended), `checkpoint.pt`, and at the end `ledger.json` and, last and atomically, `record.json`. Without
 a record the cell is not done; `error.json` says that it failed. Whatever cannot be read is reported as damaged: never
-used, never overwritten.
+used, never overwritten. So is a record that is not the one that was written; a checkpoint that is not is left out, and
+its cell starts over.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ Failure = Literal["failed", "died", "timeout"]
 """How a cell failed: an error of its own, a worker process that died, or too much time."""
 Track = Callable[[Sequence[Any], str], Iterable[Any]]
 """Gives the elements of a sequence, and shows under a title how far it is."""
+RECORD = "record.json"
 CHECKED = ("cell.json", "curve.jsonl", "ledger.json")
-"""The files of a run whose checksums are in its record."""
+"""The files of a run whose checksums are in its record, beside the record's own."""
+DIGEST = hashlib.sha256().digest_size
 SCHEMA = 1
 RECORD_KEYS = {"schema", "run_id", "cell", "status", "epsilon", "epsilon_target", "delta", "provenance"}
 
@@ -68,13 +71,13 @@ class Store:
         return "interrupted" if (folder / "cell.json").exists() else "pending"
 
     def record(self, run_id: str) -> dict[str, Any]:
-        """A finished cell's record.
+        """A finished cell's record, without the checksum of its own, which older records do not have.
 
         Raises:
             FileNotFoundError: the cell is not done.
-            Damaged: the file is no record of this run.
+            Damaged: the file is no record of this run, or not as it was written.
         """
-        path = self.folder(run_id, "record.json")
+        path = self.folder(run_id, RECORD)
         content = read(path)
         missing = RECORD_KEYS - content.keys()
         if missing:
@@ -83,7 +86,7 @@ class Store:
             raise Damaged(f"{path}: written by another version (schema {content['schema']}, this one reads {SCHEMA})")
         if content["run_id"] != run_id or content["status"] not in ("done", "diverged"):
             raise Damaged(f"{path}: not a record of schema {SCHEMA} for run {run_id}")
-        return content
+        return _unsealed(content, path)
 
     def error(self, run_id: str) -> dict[str, Any]:
         """Why a cell failed: keys "kind" (see `Failure`), "reason", "traceback"; a damaged file gives its own story."""
@@ -107,8 +110,10 @@ class Store:
             raise Damaged(f"{path}: {error}") from error
 
     def begin(self, run_id: str, cell: Mapping[str, Any]) -> None:
-        """Make the run directory and note what runs in it."""
+        """Make the run directory and note what runs in it; called under the cell's lease, as all that changes a run."""
         self.folder(run_id).mkdir(parents=True, exist_ok=True)
+        if not self.folder(run_id, RECORD).exists():
+            self.folder(run_id, "ledger.json").unlink(missing_ok=True)  # of a record that was lost: it is made again
         _write(self.folder(run_id, "cell.json"), cell)
 
     def finish(self, run_id: str, record: Mapping[str, Any], ledger: str) -> None:
@@ -118,13 +123,30 @@ class Store:
             FileExistsError: there is a record already, sound or not; it is never overwritten.
         """
         folder = self.folder(run_id)
-        if (folder / "record.json").exists():
-            raise FileExistsError(f"{folder / 'record.json'} exists")
-        _write(folder / "ledger.json", ledger)
-        sums = {name: sha256(folder / name) for name in CHECKED if (folder / name).exists()}
-        _write(folder / "record.json", {**record, "checksums": sums}, replace=False)
+        if (folder / RECORD).exists():
+            raise FileExistsError(f"{folder / RECORD} exists")
+        try:
+            _write(folder / "ledger.json", ledger)
+            sums = {name: sha256(folder / name) for name in CHECKED if (folder / name).exists()}
+            _write(folder / RECORD, sealed({**record, "checksums": sums}), replace=False)
+        except BaseException:
+            if not (folder / RECORD).exists():  # a ledger alone would say that a record was lost
+                (folder / "ledger.json").unlink(missing_ok=True)
+            raise
         for served in (folder / "checkpoint.pt", folder / "error.json", *folder.glob(".writing-*")):
             served.unlink(missing_ok=True)
+
+    def has_lost_its_record(self, run_id: str) -> bool:
+        """Whether a run has ended and its record is gone.
+
+        The ledger is written right before the record, while the run has its lease: a ledger alone is one that has lost
+        its record, unless the process is at it or was killed in between, whose lease is then still there. In this order
+        of looking, a run that ends meanwhile is not mistaken for one.
+        """
+        is_held, has_record, has_ledger = (
+            self.folder(run_id, name).exists() for name in ("lease.json", RECORD, "ledger.json")
+        )
+        return has_ledger and not has_record and not is_held
 
     def fail(self, run_id: str, reason: str, traceback: str = "", kind: Failure = "failed") -> None:
         """Note that a cell ended without a result."""
@@ -166,8 +188,22 @@ class Store:
         return self.folder(run_id, "checkpoint.pt")
 
     def save_checkpoint(self, run_id: str, content: bytes) -> None:
-        """Replace a run's checkpoint."""
-        _write(self.checkpoint(run_id), content)
+        """Replace a run's checkpoint; the file ends with the content's SHA-256."""
+        _write(self.checkpoint(run_id), content + hashlib.sha256(content).digest())
+
+    def load_checkpoint(self, run_id: str) -> bytes:
+        """The content of a run's checkpoint.
+
+        Raises:
+            FileNotFoundError: there is none.
+            Damaged: the file is not as it was written.
+        """
+        path = self.checkpoint(run_id)
+        file = path.read_bytes()
+        content, digest = file[:-DIGEST], file[-DIGEST:]
+        if hashlib.sha256(content).digest() != digest:
+            raise Damaged(f"{path}: its content does not have the checksum that it was written with")
+        return content
 
     def lease(self, run_id: str) -> leases.Lease:
         """Take the right to run a cell; it is released at the end of the `with` block.
@@ -285,9 +321,34 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """`record` with its own SHA-256 among its checksums, over its canonical JSON without that one."""
+    content = json.loads(_dumps({"checksums": {}, **record}))
+    return {**content, "checksums": {**content["checksums"], RECORD: _digest(content)}}
+
+
+def _unsealed(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """What was `sealed`, or a record of a version that did not: then the checksum is nowhere, not under another key.
+
+    Raises:
+        Damaged: it was changed.
+    """
+    key = next((key for key, value in content.items() if isinstance(value, dict) and RECORD in value), None)
+    if key is None:
+        return content
+    record = {**content, key: {name: value for name, value in content[key].items() if name != RECORD}}
+    if key != "checksums" or _digest(record) != content[key][RECORD]:
+        raise Damaged(f"{path}: its content does not have the checksum that it was written with")
+    return record
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_dumps(content).encode()).hexdigest()
+
+
 def address(record: Mapping[str, Any]) -> str:
     """The name of a measurement's folder: see `Store.add`."""
-    return hashlib.sha256(_dumps(record).encode()).hexdigest()[:16]
+    return _digest(record)[:16]
 
 
 def _is_planned(entry: Any) -> bool:

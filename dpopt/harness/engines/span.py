@@ -217,7 +217,7 @@ class _NoLease:
 
 
 class Follower:
-    """The store of a process that is not the first: it reads a checkpoint, keeps its curve, and writes its failures.
+    """The store of a process that is not the first: it reads a checkpoint and writes its failures, and nothing else.
 
     Args:
         store: where the first process writes.
@@ -225,7 +225,6 @@ class Follower:
 
     def __init__(self, store: FailureStore) -> None:
         self._store = store
-        self._curves: dict[str, list[dict[str, Any]]] = {}
 
     def lease(self, run_id: str) -> AbstractContextManager[_NoLease]:
         return nullcontext(_NoLease())
@@ -237,22 +236,19 @@ class Follower:
         pass
 
     def finish(self, run_id: str, record: Mapping[str, Any], ledger: str) -> None:
-        del self._curves[run_id]
+        pass
 
     def fail(self, run_id: str, reason: str, traceback: str = "", kind: Any = "failed") -> None:
         self._store.fail(run_id, reason, traceback, kind)
 
-    def curve(self, run_id: str) -> list[dict[str, Any]]:
-        return list(self._curves[run_id]) if run_id in self._curves else self._store.curve(run_id)
-
     def append_curve(self, run_id: str, entry: Mapping[str, Any]) -> None:
-        self._curves[run_id].append(dict(entry))
+        pass
 
     def restart_curve(self, run_id: str, entries: Iterable[Mapping[str, Any]]) -> None:
-        self._curves[run_id] = [dict(entry) for entry in entries]
+        pass
 
-    def checkpoint(self, run_id: str) -> Path:
-        return self._store.checkpoint(run_id)
+    def load_checkpoint(self, run_id: str) -> bytes:
+        return self._store.load_checkpoint(run_id)
 
     def save_checkpoint(self, run_id: str, content: bytes) -> None:
         pass

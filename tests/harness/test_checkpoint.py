@@ -1,0 +1,224 @@
+"""Nothing of a damaged checkpoint is used, and who has lost a cell while it was busy writes nothing."""
+
+import hashlib
+import io
+import os
+import random
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from dpopt.errors import Held
+from dpopt.harness import cell as cells
+from dpopt.harness import checkpoint, lots
+from dpopt.harness.plan import plan
+from dpopt.privacy import Ledger
+from dpopt.store import Damaged, Store, runs
+
+VOLATILE = {"seconds_prepare", "seconds_train", "seconds_cpu", "seconds_draw", "peak_memory", "provenance"}
+
+
+def stable(record):
+    return {key: value for key, value in record.items() if key not in VOLATILE}
+
+
+def alike(one, other):
+    """Whether two states are the same bit for bit."""
+    leaves, others = pytree.tree_leaves(one), pytree.tree_leaves(other)
+    return len(leaves) == len(others) and all(map(torch.equal, leaves, others))
+
+
+@pytest.fixture
+def every(write_suite):
+    return [entry.cell for entry in plan(write_suite(overrides=["optimizers=[hyfreedp]", "diagnostics=true"]))]
+
+
+@pytest.fixture
+def cell(every):
+    return every[0]
+
+
+@pytest.fixture
+def stopped(cell, store):
+    """A store where the cell was stopped after its eighth draw, and its checkpoint's file."""
+    answers = iter([False] * 7 + [True])
+    with pytest.raises(cells.Interrupted):
+        cells.run(cell, store, device="cpu", stop=lambda: next(answers))
+    return store, store.checkpoint(cell.run_id).read_bytes()
+
+
+@pytest.fixture
+def load(cell, stopped):
+    """What a file in place of the checkpoint gives: how far the run is then, and how far it is from the sound one."""
+    ready, (store, _) = cells.prepare(cell, device="cpu"), stopped
+
+    def loaded(content):
+        store.checkpoint(cell.run_id).write_bytes(content)
+        return checkpoint.load(store, cell.run_id, ready.state, ready.plan, ready.diagnostics)
+
+    return loaded, ready.state
+
+
+def flipped(content, bit):
+    changed = bytearray(content)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def begins_anew(reached, initial):
+    return alike(reached.state, initial) and reached[1:] == (Ledger(), checkpoint.Elapsed(), [])
+
+
+def test_no_flipped_bit_is_used(load, stopped, capsys):
+    loaded, initial = load
+    _, sound = stopped
+    assert len(loaded(sound).ledger) == 8
+    chance, count = random.Random(0), 400
+    for bit in chance.sample(range(8 * len(sound)), count):
+        assert begins_anew(loaded(flipped(sound, bit)), initial)
+    assert capsys.readouterr().out.count("starting over") == count, "a line for each"
+
+
+def test_most_flipped_bits_would_be_used_without_the_checksum(load, stopped, monkeypatch):
+    """So that the test above shows something: the format itself does not notice."""
+    loaded, initial = load
+    _, sound = stopped
+    reached = loaded(sound)
+    monkeypatch.setattr(runs.Store, "load_checkpoint", lambda self, run_id: self.checkpoint(run_id).read_bytes())
+    found = [loaded(flipped(sound, bit)) for bit in random.Random(0).sample(range(8 * len(sound)), 100)]
+    used = [one for one in found if not begins_anew(one, initial)]
+    assert len(used) > 50
+    assert any(not alike(one.state, reached.state) or one[1:] != reached[1:] for one in used)
+
+
+@pytest.mark.parametrize("harm", ["empty", "half", "all but a byte", "longer", "swapped", "unsealed", "of another"])
+def test_no_other_harm_is_used_either(load, stopped, store, harm, capsys):
+    loaded, initial = load
+    _, sound = stopped
+    middle = len(sound) // 2
+    other = io.BytesIO()
+    torch.save({**torch.load(io.BytesIO(sound[:-32]), weights_only=True), "run_id": "ab" * 8}, other)
+    harmed = {
+        "empty": b"",
+        "half": sound[:middle],
+        "all but a byte": sound[:-1],
+        "longer": sound + b"\0",
+        "swapped": sound[middle:] + sound[:middle],
+        "unsealed": sound[:-32],  # as older versions wrote it
+        "of another": other.getvalue() + hashlib.sha256(other.getvalue()).digest(),
+    }
+    assert begins_anew(loaded(harmed[harm]), initial)
+    assert capsys.readouterr().out.count("starting over") == 1
+
+
+def test_a_missing_checkpoint_is_no_harm(cell, stopped, capsys):
+    store, _ = stopped
+    store.checkpoint(cell.run_id).unlink()
+    cells.prepare(cell, device="cpu", store=store)
+    assert capsys.readouterr().out == ""
+    with pytest.raises(FileNotFoundError):
+        store.load_checkpoint(cell.run_id)
+    store.checkpoint(cell.run_id).mkdir()
+    cells.prepare(cell, device="cpu", store=store)
+    assert "starting over" in capsys.readouterr().out
+
+
+def test_a_cell_with_a_damaged_checkpoint_ends_as_if_it_had_none(cell, stopped, tmp_path):
+    store, sound = stopped
+    store.checkpoint(cell.run_id).write_bytes(flipped(sound, 4 * len(sound)))
+    with pytest.raises(Damaged, match="checksum"):
+        store.load_checkpoint(cell.run_id)
+    quiet, draws = Store(tmp_path / "quiet"), []
+    assert stable(cells.run(cell, store, report=draws.append)) == stable(cells.run(cell, quiet))
+    assert draws[0] == 1 / 20
+    assert store.curve(cell.run_id) == quiet.curve(cell.run_id)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "gone"])
+def test_the_curve_goes_on_from_the_checkpoint_too(cell, stopped, tmp_path, damage):
+    """Not from its file, which has no checksum while the cell is unfinished."""
+    store, _ = stopped
+    path, quiet = store.folder(cell.run_id) / "curve.jsonl", Store(tmp_path / "quiet")
+    text = path.read_text()
+    path.write_text(text.replace('"test_accuracy": 0.', '"test_accuracy": 0.1', 1))
+    assert path.read_text() != text
+    if damage == "gone":
+        path.unlink()
+    draws = []
+    assert stable(cells.run(cell, store, report=draws.append)) == stable(cells.run(cell, quiet))
+    assert draws[0] == 9 / 20
+    assert store.curve(cell.run_id) == quiet.curve(cell.run_id)
+
+
+class Witness(Store):
+    """Notes what is written after another process has taken over."""
+
+    taken_over = False
+    late = ()
+
+    def _noted(self, name, run_id, *given):
+        if Witness.taken_over:
+            Witness.late = (*Witness.late, name)
+        return getattr(Store, name)(self, run_id, *given)
+
+    def begin(self, run_id, cell):
+        self._noted("begin", run_id, cell)
+
+    def append_curve(self, run_id, entry):
+        self._noted("append_curve", run_id, entry)
+
+    def restart_curve(self, run_id, entries):
+        self._noted("restart_curve", run_id, entries)
+
+    def save_checkpoint(self, run_id, content):
+        self._noted("save_checkpoint", run_id, content)
+
+    def finish(self, run_id, record, ledger):
+        self._noted("finish", run_id, record, ledger)
+
+
+WORK = {
+    "while it is prepared": (cells.checkpoint, "load", 1),
+    "in an evaluation": (cells.Prepared, "observe", 5),
+    "in the last evaluation": (cells.Prepared, "observe", 20),
+    "while a checkpoint is made": (cells.checkpoint, "dump", 3),
+    "while the record is made": (cells, "_record", 1),
+}
+
+
+@pytest.mark.parametrize("lot", [False, True], ids=["alone", "lot"])
+@pytest.mark.parametrize("when", WORK)
+def test_who_loses_a_lease_at_work_writes_nothing_of_it(write_suite, store, tmp_path, monkeypatch, when, lot):
+    every = [entry.cell for entry in plan(write_suite(overrides=["optimizers=[hyfreedp]"]))]
+    where, name, number = WORK[when]
+    cell, calls, work = every[0], [], getattr(where, name)
+
+    def overtaken(*given):
+        made = work(*given)
+        of = given[0].cell if isinstance(given[0], cells.Prepared) else None
+        if of is None or of == cell:
+            calls.append(1)
+        if len(calls) == number and not Witness.taken_over:
+            (store.folder(cell.run_id) / "lease.json").unlink()
+            os.close(os.open(store.folder(cell.run_id) / "lease.json", os.O_CREAT))
+            Witness.taken_over = True
+        return made
+
+    monkeypatch.setattr(Witness, "taken_over", False)
+    monkeypatch.setattr(Witness, "late", ())
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, overtaken)
+        with pytest.raises(Held, match="taken over"):
+            if lot:
+                lots.run(every, Witness(store.root), device="cpu", checkpoint_seconds=0)
+            else:
+                cells.run(cell, Witness(store.root), device="cpu", checkpoint_seconds=0)
+    assert Witness.taken_over
+    assert Witness.late == ()
+    draws = [entry["draw"] for entry in store.curve(cell.run_id)]
+    assert draws == sorted(set(draws)), "no entry twice"
+    (store.folder(cell.run_id) / "lease.json").unlink()
+    for each in every:
+        assert stable(cells.run(each, store)) == stable(cells.run(each, Store(tmp_path / "quiet")))
+        assert store.curve(each.run_id) == Store(tmp_path / "quiet").curve(each.run_id)
