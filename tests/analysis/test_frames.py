@@ -7,6 +7,7 @@ from dpopt.analysis import frames
 from dpopt.analysis.naming import workload_names
 from dpopt.privacy import Draw, Ledger, epsilon
 from dpopt.privacy.selection import best_of
+from dpopt.store.runs import sealed
 
 
 def test_selection_looks_at_validation_only_and_at_each_seed_alone(matrix):
@@ -78,7 +79,7 @@ def test_files_of_the_right_name_and_the_wrong_content(maker, name, content):
     if content is None:
         path.unlink()
     else:
-        path.write_text(content if isinstance(content, str) else json.dumps({**store.record(bad), **content}))
+        path.write_text(content if isinstance(content, str) else json.dumps(sealed({**store.record(bad), **content})))
     results = frames.load(store, "made")
     assert list(results.cells["state"]) == ["damaged"]
     assert name in results.problems[0]
@@ -100,7 +101,7 @@ def test_workloads_of_one_name_are_not_mixed(maker):
         maker.cells[-1]["cell"]["workload"] = {"name": "synthetic_logreg", "dim": dim}
         store = maker.store
         path = store.folder(maker.cells[-1]["run_id"]) / "record.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "cell": maker.cells[-1]["cell"]}))
+        path.write_text(json.dumps({**store.record(path.parent.name), "cell": maker.cells[-1]["cell"]}))
     selected = frames.select(frames.load(maker.done(), "made").cells)
     assert list(selected["workload"]) == ["synthetic_logreg(dim=5)", "synthetic_logreg(dim=10)"]
     assert list(selected["runs"]) == [1, 1]
@@ -108,7 +109,7 @@ def test_workloads_of_one_name_are_not_mixed(maker):
 
 def rewrite(store, run_id, **changes):
     path = store.folder(run_id) / "record.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    path.write_text(json.dumps(sealed({**store.record(run_id), **changes})))
 
 
 def test_runs_of_one_workload_with_two_scores_are_not_compared(maker):

@@ -183,7 +183,7 @@ def test_a_field_says_what_a_workload_is_called(maker):
         maker.add("hyfreedp", 0, 0.5, 0.5)
         maker.cells[-1]["cell"]["workload"] = {"name": "synthetic_logreg", "dim": dim}
         path = maker.store.folder(maker.cells[-1]["run_id"]) / "record.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "cell": maker.cells[-1]["cell"]}))
+        path.write_text(json.dumps({**maker.store.record(path.parent.name), "cell": maker.cells[-1]["cell"]}))
     store = maker.done()
     of_dim = {"dim": {5: "CIFAR10", 10: "SVHN"}}
     content = {**store.manifest("made"), "published": NAMES}

@@ -1,6 +1,10 @@
 """Whatever is tampered with is found, and nothing is found where nothing was."""
 
+import contextlib
+import errno
 import json
+import os
+import random
 import shutil
 
 import pandas as pd
@@ -9,13 +13,15 @@ import pytest
 from dpopt.analysis import frames, tables
 from dpopt.analysis.collecting import collect
 from dpopt.analysis.verify import opinions, verify
+from dpopt.analysis.verify import runs as runs_of_verify
 from dpopt.cli import main
 from dpopt.harness import cell as cells
 from dpopt.harness.plan import manifest, plan
 from dpopt.harness.suite import load_suite
 from dpopt.privacy import Draw, Ledger, epsilon
 from dpopt.privacy.selection import selection_rule
-from dpopt.store import Store, checksums
+from dpopt.store import Damaged, Store, checksums, runs
+from dpopt.store.runs import sealed
 
 SUITE = """
 defaults: [suite, _self_]
@@ -123,7 +129,7 @@ def test_every_number_of_a_record_is_held_to_what_it_follows_from(store, label, 
     run_id = run_of(store, label)
     record = store.record(run_id)
     change(record, *path, to=lambda value: value * 0.98)
-    (store.folder(run_id) / "record.json").write_text(json.dumps(record))
+    (store.folder(run_id) / "record.json").write_text(json.dumps(sealed(record)))
     lines = [line for line in found(store, "small") if line.startswith(run_id)]
     assert any(name in line for line in lines for name in what.split("|")), lines
 
@@ -145,9 +151,9 @@ REPLACED = [
 @pytest.mark.parametrize(("path", "value", "what"), REPLACED, ids=[path[-1] for path, _, _ in REPLACED])
 def test_what_is_no_number_is_held_to_it_too(store, path, value, what):
     run_id = run_of(store, "hyfreedp")
-    record = json.loads((store.folder(run_id) / "record.json").read_text())
+    record = store.record(run_id)
     change(record, *path, to=lambda _: value)
-    (store.folder(run_id) / "record.json").write_text(json.dumps(record))
+    (store.folder(run_id) / "record.json").write_text(json.dumps(sealed(record)))
     lines = [line for line in found(store, "small") if line.startswith(run_id)]
     assert any(what in line for line in lines), lines
 
@@ -205,8 +211,7 @@ def test_a_run_under_another_name_is_found(store):
     run_id = run_of(store, "hyfreedp")
     other = store.folder("ab" * 8)
     shutil.copytree(store.folder(run_id), other)
-    record = json.loads((other / "record.json").read_text())
-    (other / "record.json").write_text(json.dumps(record | {"run_id": "ab" * 8}))
+    (other / "record.json").write_text(json.dumps(sealed(store.record(run_id) | {"run_id": "ab" * 8})))
     assert any(line.startswith(f"{'ab' * 8}: run id of its cell") for line in found(store))
 
 
@@ -319,10 +324,10 @@ def test_measurements_are_what_they_are_named_by(store):
 def test_where_runs_come_from_is_said(store):
     run_id = run_of(store, "hyfreedp")
     path = store.folder(run_id) / "record.json"
-    record = json.loads(path.read_text())
+    record = store.record(run_id)
     for commit, dirty in ((None, False), ("0" * 40, True)):
         record["provenance"] |= {"commit": commit, "dirty": dirty}
-        path.write_text(json.dumps(record))
+        path.write_text(json.dumps(sealed(record)))
         verified = verify(store, "small")
         assert verified.findings == []
         remarks = " ".join(verified.remarks)
@@ -332,9 +337,106 @@ def test_where_runs_come_from_is_said(store):
 
 
 def test_unfinished_runs_are_counted(store):
-    (store.folder(run_of(store, "hyfreedp")) / "record.json").unlink()
+    """Without Parquet that would say that they were done."""
+    of = store.folder(run_of(store, "hyfreedp"))
+    for name in (of / "record.json", of / "ledger.json", store.suite_folder("small") / "cells.parquet"):
+        name.unlink()
     verified = verify(store, "small")
-    assert verified.checked["unfinished"] == 1
+    assert (verified.checked["unfinished"], verified.findings) == (1, [])
+
+
+def test_a_record_that_was_deleted_is_found(store):
+    """By the ledger that it leaves behind, and by what was collected of it."""
+    run_id = run_of(store, "hyfreedp")
+    of = store.folder(run_id)
+    (of / "record.json").unlink()
+    lines = found(store, "small")
+    assert any(line.startswith(f"{run_id}: record of the run that left a ledger") for line in lines)
+    assert any(line.startswith(f"{store.suite_folder('small')}/cells.parquet, {run_id}: record") for line in lines)
+    (of / "ledger.json").unlink()
+    (line,) = found(store, "small")
+    assert "found none, the run is interrupted" in line
+    shutil.rmtree(of)
+    (line,) = found(store, "small")
+    assert "found none, the run is pending" in line
+
+
+def test_collected_parquet_may_be_kept_without_its_runs(store):
+    shutil.rmtree(store.root / "runs")
+    assert found(store, "small") == []
+
+
+def test_a_run_in_flight_has_not_lost_its_record(store, tmp_path):
+    """At no moment of a run that follows a lost record, is stopped, goes on, and ends."""
+    run_id = run_of(store, "hyfreedp")
+    cell = cells.Cell.from_content(store.record(run_id)["cell"])
+    for name in ("record.json", "ledger.json"):
+        (store.folder(run_id) / name).unlink()
+
+    class Watched(Store):
+        looks = 0
+
+        def __getattribute__(self, name):
+            if name in ("begin", "restart_curve", "append_curve", "save_checkpoint", "finish", "lease"):
+                look()
+            return super().__getattribute__(name)
+
+    def look():
+        Watched.looks += 1
+        verified = verify(store, "small")
+        assert not [line for line in map(str, verified.findings) if "left a ledger" in line]
+
+    (store.suite_folder("small") / "cells.parquet").unlink()
+    answers = iter([False, True])
+    with pytest.raises(cells.Interrupted):
+        cells.run(cell, Watched(store.root), device="cpu", stop=lambda: next(answers))
+    look()
+    cells.run(cell, Watched(store.root), device="cpu")
+    look()
+    assert Watched.looks > 8
+    assert found(store, "small") == []
+
+
+def full(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("ends", [full, lambda *_: os._exit(0)], ids=["full", "killed"])
+def test_a_run_that_ends_between_ledger_and_record_has_not_lost_it(store, monkeypatch, ends):
+    """Where the disk is full, the ledger is taken back; who is killed leaves the lease behind."""
+    run_id = run_of(store, "hyfreedp")
+    record = store.record(run_id)
+    (store.folder(run_id) / "record.json").unlink()
+    assert store.has_lost_its_record(run_id)
+    monkeypatch.setattr(runs, "_publish", ends)
+    if (child := os.fork()) == 0:
+        with contextlib.suppress(OSError), store.lease(run_id):
+            store.finish(run_id, record, "{}")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert (store.folder(run_id) / "ledger.json").exists() == (store.holder(run_id) is not None)
+    assert not store.has_lost_its_record(run_id)
+
+
+BITS = 400
+
+
+@pytest.mark.parametrize("label", ["hyfreedp", "composed"])
+def test_any_flipped_bit_of_a_record_is_noticed(store, label):
+    """In the name of any key and in any value, but where the number is the same: 1e-05 and 1E-05."""
+    run_id = run_of(store, label)
+    path = store.folder(run_id) / "record.json"
+    sound, record = path.read_bytes(), store.record(run_id)
+    for bit in random.Random(label).sample(range(8 * len(sound)), BITS):
+        changed = bytearray(sound)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        try:
+            claims = runs_of_verify.load(store, run_id)
+        except Damaged:
+            continue
+        is_same = claims.numbers == record and json.loads(changed) == json.loads(sound)
+        assert is_same or list(runs_of_verify.check(store, claims)), bytes(changed[bit // 8 - 20 : bit // 8 + 20])
 
 
 def test_the_command_says_what_it_found(store, capsys):

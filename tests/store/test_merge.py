@@ -18,6 +18,7 @@ from dpopt.harness.identity import identity
 from dpopt.privacy import Draw, Ledger
 from dpopt.store import Store
 from dpopt.store.merge import merge
+from dpopt.store.runs import sealed
 
 CURVE = [{"draw": 1, "test_accuracy": 0.25}, {"draw": 2, "test_accuracy": 0.5}]
 LEDGER = Ledger([Draw(0.5, (1.0,))] * 2).to_json()
@@ -151,9 +152,9 @@ def test_a_damaged_run_here_is_never_overwritten(there, here):
 def test_a_record_of_another_cell_is_damaged(there, here):
     run_id = add(there, 0)
     path = there.folder(run_id) / "record.json"
-    record = json.loads(path.read_text())
+    record = there.record(run_id)
     record["cell"]["seed"] = 5
-    path.write_text(json.dumps(record))
+    path.write_text(json.dumps(sealed(record)))
     assert "do not belong together" in merge(there, here).damaged[0]
 
 

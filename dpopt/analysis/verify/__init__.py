@@ -3,7 +3,8 @@
 A run's epsilon is computed anew from its ledger, by the accountant that states it and by one that shares no code with
 it; its name from its cell; what it says of the plan from cell and ledger; Parquet and tables from what they were
 collected from. What is not verified: that the code released what the ledger says (tests of the oracles and audits look
-at that), and scores, which only training again would show.
+at that), and scores, which only training again would show. Nor that a run was made at all of which neither record nor
+ledger nor collected Parquet is left: it would be made again, with the same result.
 """
 
 from __future__ import annotations
@@ -62,7 +63,12 @@ def _runs(store: Store, run_ids: Sequence[str], track: Track, verified: Verified
         try:
             claims = runs.load(store, run_id)
         except FileNotFoundError:
-            verified.checked["unfinished"] += 1
+            if store.has_lost_its_record(run_id):
+                _note(
+                    verified, "runs", [Finding(run_id, "record of the run that left a ledger", "there", "no such file")]
+                )
+            else:
+                verified.checked["unfinished"] += 1
         except Damaged as error:
             _note(verified, "runs", [Finding(run_id, "files", "whole", error)])
         else:
@@ -145,6 +151,8 @@ def _rows(
         yield Finding(where, "run", run_id, "no cell of the suite")
     if "suite" in cells and set(cells["suite"]) - {folder.name}:
         yield Finding(where, "suite", ", ".join(sorted(set(cells["suite"]))), folder.name)
+    if planned is not None:
+        yield from parquet.lost(store, where, cells)
     yield from parquet.rows(store, where, cells)
     yield from parquet.curves(f"{folder}/curves.parquet", cells, entries)
     if planned is None and parquet.is_complete(cells) and (folder / "table.md").exists():

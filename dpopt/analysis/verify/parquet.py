@@ -47,6 +47,17 @@ def rows(store: Store, where: str, cells: pd.DataFrame) -> Iterator[Finding]:
         yield from _against_record(store, here, row)
 
 
+def lost(store: Store, where: str, cells: pd.DataFrame) -> Iterator[Finding]:
+    """The rows with a result of which the run has none any more, nor is it being run.
+
+    Where no run of the file is here at all, it is on its own, as it may be.
+    """
+    run_ids = list(finished(cells)["run_id"])
+    for run_id in run_ids if any(store.folder(run_id).is_dir() for run_id in run_ids) else []:
+        if (state := store.state(run_id)) not in ("done", "diverged", "damaged", "running"):
+            yield Finding(f"{where}, {run_id}", "record of the run", "there", f"none, the run is {state}")
+
+
 def _row(where: str, row: Mapping[str, Any]) -> Iterator[Finding]:
     try:
         cell, ledger = json.loads(row["cell"]), Ledger.from_json(row["ledger"])
