@@ -2,6 +2,10 @@
 
 Kept as memory-mapped arrays under `$DPOPT_CACHE` (by default `~/.cache/dpopt`), in a folder named by the content of the
 key that they were made from: another key makes others, nothing is ever changed, and deleting the folder is safe.
+
+Before a process uses a file, it compares the file's SHA-256 with that of its making, and again when the file has
+changed since. What is damaged, or has no checksum as in older versions, is made again. Damage that a disk does to a
+file while a process already uses it is found by the next process.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -23,10 +28,16 @@ from numpy.typing import NDArray
 from dpopt._paths import cache_root
 
 Arrays = dict[str, NDArray[Any]]
+CHECKSUMS = "checksums.json"
+"""The file that names the others of a folder, with their SHA-256."""
+
+
+class _Damaged(Exception):
+    """What is kept is not what was made."""
 
 
 def arrays(key: Mapping[str, Any], build: Callable[[], Mapping[str, NDArray[Any]]]) -> Arrays:
-    """The arrays that `build` makes, memory-mapped; `build` is called where they are not yet kept.
+    """The arrays that `build` makes, memory-mapped; `build` is called where they are not yet kept, or are damaged.
 
     Processes that need the same arrays at the same time wait for the one that makes them.
 
@@ -40,26 +51,77 @@ def arrays(key: Mapping[str, Any], build: Callable[[], Mapping[str, NDArray[Any]
     """
     text = json.dumps(key, sort_keys=True, allow_nan=False)
     folder = cache_root() / str(key["kind"]) / hashlib.sha256(text.encode()).hexdigest()[:16]
-    if not folder.is_dir():
+    try:
+        return _mapped(folder)
+    except (FileNotFoundError, _Damaged):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _lock(folder.with_suffix(".lock")):
-            if not folder.is_dir():
-                _make(folder, text, build)
-    return {file.stem: np.load(file, mmap_mode="c") for file in sorted(folder.glob("*.npy"))}
+            _ensure(folder, text, build)
+            return _mapped(folder)
+
+
+def checksum(file: Path) -> str:
+    """SHA-256 of a file; read once in each process, and again when the file has changed."""
+    status = file.stat()
+    return _checksum(file, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+@cache
+def _checksum(file: Path, *state: int) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _mapped(folder: Path) -> Arrays:
+    """The arrays in `folder`, each compared with its checksum.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        _Damaged: it does not hold what was made.
+    """
+    if not folder.exists():
+        raise FileNotFoundError(folder)
+    try:
+        noted = json.loads((folder / CHECKSUMS).read_bytes())
+        if noted != {file.name: checksum(file) for file in folder.glob("*.npy")}:
+            raise _Damaged("its files do not have the checksums that they were made with")
+        return {Path(name).stem: np.load(folder / name, mmap_mode="c") for name in sorted(noted)}
+    except (OSError, ValueError) as error:
+        raise _Damaged(error) from error
+
+
+def _ensure(folder: Path, key: str, build: Callable[[], Mapping[str, NDArray[Any]]]) -> None:
+    """Make the arrays unless another process has done so meanwhile; the lock is held."""
+    try:
+        _mapped(folder)
+    except FileNotFoundError:
+        _make(folder, key, build)
+    except _Damaged as error:
+        print(f"cache {folder}: {error}; making it again", flush=True)
+        _make(folder, key, build)
 
 
 def _make(folder: Path, key: str, build: Callable[[], Mapping[str, NDArray[Any]]]) -> None:
-    """Fill a folder beside `folder` and rename it, so that `folder` is whole or not there; the lock is held."""
+    """Fill a folder beside `folder` and rename it, so that `folder` is whole or not there; the lock is held.
+
+    What is there already is taken away last: other processes may use its files, and `build` may fail.
+    """
     for abandoned in folder.parent.glob(f"{folder.name}.*/"):  # by a process that was killed
         shutil.rmtree(abandoned, ignore_errors=True)
     partial = Path(mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    damaged = partial.with_name(f"{partial.name}.damaged")
     try:
         for name, array in build().items():
             np.save(partial / f"{name}.npy", array)
+        sums = {file.name: checksum(file) for file in partial.glob("*.npy")}
+        (partial / CHECKSUMS).write_text(json.dumps(sums, sort_keys=True))
         (partial / "key.json").write_text(key)
+        if folder.exists():
+            os.replace(folder, damaged)
         os.replace(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(damaged, ignore_errors=True)
 
 
 @contextmanager

@@ -12,8 +12,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -100,18 +98,6 @@ def watched(steps: Iterable[T], total: int, what: str) -> Iterator[T]:
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         yield from progress.track(steps, total=total, description=what)
-
-
-def checksum(file: Path) -> str:
-    """SHA-256 of a file of weights, read once in each process."""
-    status = file.stat()
-    return _checksum(file, status.st_size, status.st_mtime_ns)
-
-
-@cache
-def _checksum(file: Path, size: int, modified: int) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def checksum_of(weights: Mapping[str, Tensor]) -> str:

@@ -169,7 +169,7 @@ class E2E(Workload):
 
     def _reading(self) -> dict[str, Any]:
         """What decides the token ids but for the length."""
-        gpt2 = features.checksum(language.file("gpt2", language.TOKENIZER)) if self.pretrained else None
+        gpt2 = kept.checksum(language.file("gpt2", language.TOKENIZER)) if self.pretrained else None
         return {"data": data.fingerprint(DATA), "tokenizer": gpt2 or ["pairs of validation", self.vocabulary]}
 
     def _prompt(self, meaning: Sequence[int]) -> Sequence[int]:

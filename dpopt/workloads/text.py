@@ -147,7 +147,7 @@ class TextClassification(Workload):
 
     def _reading(self) -> dict[str, Any]:
         """What decides the token ids."""
-        tokenizer = features.checksum(language.file(self.encoder, language.TOKENIZER)) if self.pretrained else "bytes"
+        tokenizer = cache.checksum(language.file(self.encoder, language.TOKENIZER)) if self.pretrained else "bytes"
         return {"data": data.fingerprint(self.data), "tokenizer": tokenizer, "length": self.length}
 
     def _tokenised(self, split: str) -> dict[str, NDArray[Any]]:
@@ -169,7 +169,7 @@ class TextClassification(Workload):
     def _weights(self) -> Any:
         """What decides the encoder."""
         if self.pretrained:
-            return features.checksum(language.file(self.encoder, language.WEIGHTS))
+            return cache.checksum(language.file(self.encoder, language.WEIGHTS))
         return {"kind": self.encoder, **self.options}
 
     @property

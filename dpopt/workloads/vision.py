@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dpopt.clipping.layers import refuse_unsafe
 from dpopt.errors import ConfigError, Missing
 from dpopt.fields import Arguments, Count
+from dpopt.workloads import cache as kept
 from dpopt.workloads import data, features, hub, models
 from dpopt.workloads.base import EVALUATION_BATCH, Outline, Predict, Split, Workload, mlp, outlined
 from dpopt.workloads.metrics import classification_report
@@ -192,7 +193,7 @@ class ImageClassification(Workload):
         key = {
             "architecture": self.architecture,
             "options": self._options,
-            "weights": features.checksum(file),
+            "weights": kept.checksum(file),
             "data": data.fingerprint(self.data),
             "split": split,
             "preparation": self.preparation._asdict(),

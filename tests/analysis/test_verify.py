@@ -351,7 +351,7 @@ def test_a_record_that_was_deleted_is_found(store):
     of = store.folder(run_id)
     (of / "record.json").unlink()
     lines = found(store, "small")
-    assert any(line.startswith(f"{run_id}: record of the run that left a ledger") for line in lines)
+    assert any(line.startswith(f"{run_id}: record beside its ledger") for line in lines)
     assert any(line.startswith(f"{store.suite_folder('small')}/cells.parquet, {run_id}: record") for line in lines)
     (of / "ledger.json").unlink()
     (line,) = found(store, "small")
@@ -384,7 +384,7 @@ def test_a_run_in_flight_has_not_lost_its_record(store, tmp_path):
     def look():
         Watched.looks += 1
         verified = verify(store, "small")
-        assert not [line for line in map(str, verified.findings) if "left a ledger" in line]
+        assert not [line for line in map(str, verified.findings) if "record beside its ledger" in line]
 
     (store.suite_folder("small") / "cells.parquet").unlink()
     answers = iter([False, True])

@@ -209,11 +209,9 @@ def test_who_loses_a_lease_at_work_writes_nothing_of_it(write_suite, store, tmp_
     monkeypatch.setattr(Witness, "late", ())
     with monkeypatch.context() as patch:
         patch.setattr(where, name, overtaken)
+        run, what = (lots.run, every) if lot else (cells.run, cell)
         with pytest.raises(Held, match="taken over"):
-            if lot:
-                lots.run(every, Witness(store.root), device="cpu", checkpoint_seconds=0)
-            else:
-                cells.run(cell, Witness(store.root), device="cpu", checkpoint_seconds=0)
+            run(what, Witness(store.root), device="cpu", checkpoint_seconds=0)
     assert Witness.taken_over
     assert Witness.late == ()
     draws = [entry["draw"] for entry in store.curve(cell.run_id)]

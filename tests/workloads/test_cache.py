@@ -1,6 +1,9 @@
 """The cache of prepared arrays: made once, whole or not there, never changed."""
 
 import multiprocessing
+import os
+import random
+import shutil
 
 import numpy as np
 import pytest
@@ -78,3 +81,145 @@ def test_processes_that_race_make_it_once(folder):
     for process in processes:
         process.join()
     assert (folder / "log").read_text() == "made\n"
+
+
+KEY = {"kind": "test"}
+MADE = {"x": np.random.default_rng(0).integers(0, 256, (40, 8), dtype=np.uint8), "y": np.arange(40)}
+
+
+def new_process():
+    """Forget which files were read already."""
+    cache._checksum.cache_clear()
+
+
+@pytest.fixture
+def kept(folder):
+    """The folder of arrays that are kept, and how to look what it gives: the arrays, and how often they were made."""
+    cache.arrays(KEY, lambda: MADE)
+    (made,) = (path for path in (folder / "test").iterdir() if path.is_dir())
+
+    def look():
+        times = []
+        new_process()
+        return cache.arrays(KEY, lambda: times.append(1) or MADE), len(times)
+
+    return made, look
+
+
+def is_made(arrays):
+    return arrays.keys() == MADE.keys() and all(np.array_equal(arrays[name], MADE[name]) for name in MADE)
+
+
+def flipped(content, bit):
+    changed = bytearray(content)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def test_no_flipped_bit_is_used(kept, capsys):
+    made, look = kept
+    files = [path for path in sorted(made.iterdir()) if path.name != "key.json"]  # nothing reads that one
+    assert {path.name for path in files} == {"checksums.json", "x.npy", "y.npy"}
+    contents = [path.read_bytes() for path in files]
+    chance, total = random.Random(0), 8 * sum(map(len, contents))
+    for count, bit in enumerate(chance.sample(range(total), 100), 1):
+        which = 0
+        while bit >= 8 * len(contents[which]):
+            bit -= 8 * len(contents[which])
+            which += 1
+        files[which].write_bytes(flipped(contents[which], bit))
+        arrays, times = look()
+        assert is_made(arrays)
+        assert times == 1
+        assert capsys.readouterr().out.count("making it again") == 1, count
+        assert look()[1] == 0
+
+
+def test_most_flipped_bits_would_be_used_without_checksums(kept):
+    """So that the test above shows something."""
+    made, _ = kept
+    content = (made / "x.npy").read_bytes()
+    used = 0
+    for bit in random.Random(0).sample(range(8 * len(content)), 100):
+        (made / "x.npy").write_bytes(flipped(content, bit))
+        try:
+            used += not np.array_equal(np.load(made / "x.npy", mmap_mode="c"), MADE["x"])
+        except (ValueError, SyntaxError):
+            continue
+    assert used > 50
+
+
+@pytest.mark.parametrize("name", ["x.npy", "y.npy", "checksums.json"])
+@pytest.mark.parametrize("harm", ["gone", "empty", "half", "longer", "text", "folder"])
+def test_no_other_harm_is_used(kept, folder, name, harm, capsys):
+    made, look = kept
+    path = made / name
+    content = path.read_bytes()
+    path.unlink()
+    if harm == "folder":
+        path.mkdir()
+    elif harm != "gone":
+        harmed = {"empty": b"", "half": content[: len(content) // 2], "longer": content + b"\0", "text": b"[1, 2]"}
+        path.write_bytes(harmed[harm])
+    arrays, times = look()
+    assert is_made(arrays)
+    assert times == 1
+    assert f"cache {made}: " in capsys.readouterr().out
+    assert sorted(path.name for path in (folder / "test").iterdir()) == [made.name, f"{made.name}.lock"]
+
+
+@pytest.mark.parametrize("how", ["file", "gone", "no checksums", "one more"])
+def test_a_folder_that_is_none_is_made(kept, how):
+    made, look = kept
+    if how == "one more":
+        np.save(made / "z.npy", np.ones(1))
+    elif how == "no checksums":  # as older versions left it
+        (made / "checksums.json").unlink()
+    else:
+        shutil.rmtree(made)
+        if how == "file":
+            made.write_text("what is this?")
+    arrays, times = look()
+    assert is_made(arrays)
+    assert times == 1
+    assert look()[1] == 0
+
+
+def test_a_file_is_read_once_in_a_process_and_again_when_it_has_changed(kept, monkeypatch):
+    made, look = kept
+    look()
+    with monkeypatch.context() as patch:
+        patch.setattr(cache.hashlib, "file_digest", lambda *_: pytest.fail("read again"))
+        assert is_made(cache.arrays(KEY, dict))
+    path = made / "x.npy"
+    path.write_bytes(flipped(path.read_bytes(), 1500))
+    os.utime(path, ns=(0, 1))  # a later time than that of the last look, however coarse the clock of the file system
+    assert is_made(cache.arrays(KEY, lambda: MADE))
+
+
+def test_arrays_in_use_stay_when_their_folder_is_made_again(kept):
+    made, look = kept
+    new_process()
+    used = cache.arrays(KEY, dict)
+    (made / "y.npy").unlink()
+    assert look()[1] == 1
+    assert is_made(used)
+
+
+def test_a_build_that_fails_leaves_the_damaged_folder(kept):
+    made, look = kept
+    (made / "y.npy").unlink()
+    before = sorted(path.name for path in made.iterdir())
+    with pytest.raises(ZeroDivisionError):
+        cache.arrays(KEY, lambda: 1 / 0)
+    assert sorted(path.name for path in made.iterdir()) == before
+    assert look()[1] == 1
+
+
+def test_checksums_follow_the_content(tmp_path):
+    file = tmp_path / "weights"
+    file.write_bytes(b"abc")
+    first = cache.checksum(file)
+    assert first == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    file.write_bytes(b"abd!")
+    assert cache.checksum(file) != first

@@ -64,9 +64,7 @@ def _runs(store: Store, run_ids: Sequence[str], track: Track, verified: Verified
             claims = runs.load(store, run_id)
         except FileNotFoundError:
             if store.has_lost_its_record(run_id):
-                _note(
-                    verified, "runs", [Finding(run_id, "record of the run that left a ledger", "there", "no such file")]
-                )
+                _note(verified, "runs", [Finding(run_id, "record beside its ledger", "there", "no such file")])
             else:
                 verified.checked["unfinished"] += 1
         except Damaged as error:
