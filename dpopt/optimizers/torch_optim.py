@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from dpopt.clipping.rules import Abadi
 from dpopt.errors import ConfigError, unknown
 from dpopt.fields import Arguments, NonNegative, Positive
+from dpopt.optimizers._installed import NotInstalled, require
 from dpopt.optimizers.base import Configured, scalar
 from dpopt.privacy.protocol import ClipRule, Oracle, Vector
 
@@ -58,7 +59,8 @@ class TorchOptim(Configured):
     gets its gradients where it trains, and theta_t is where it would be evaluated.
 
     Args:
-        optimizer: import path of the class.
+        optimizer: import path of the class, in an installed package (or a module that is imported already): as
+            importing runs a module, none is imported from the current folder, PYTHONPATH or a results folder.
         lr: its `lr`; the authors of Prodigy, D-Adaptation and DoG want 1.
         clip: how one example's gradient is bounded.
         arguments: further arguments of its constructor.
@@ -229,12 +231,13 @@ def _require(kept: _Kept | None, path: str) -> _Kept:
 def _class(path: str) -> Callable[..., Optimizer]:
     module, _, name = path.rpartition(".")
     try:
+        require(module)
         found = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         package = path.partition(".")[0]
-        allowed = f"cannot be imported ({error}); expected a path such as torch.optim.Adam, of a package that is there"
-        hint = f"pip install {DISTRIBUTIONS.get(package, package)}"
-        raise ConfigError("TorchOptim.optimizer", path, f"{allowed} ({hint})") from error
+        allowed = f"cannot be imported ({error}); expected a path such as torch.optim.Adam, of an installed package"
+        hint = "" if isinstance(error, NotInstalled) else f" (pip install {DISTRIBUTIONS.get(package, package)})"
+        raise ConfigError("TorchOptim.optimizer", path, f"{allowed}{hint}") from error
     if not (isinstance(found, type) and issubclass(found, Optimizer)):
         raise ConfigError("TorchOptim.optimizer", path, "expected a subclass of torch.optim.Optimizer")
     return found

@@ -1,0 +1,125 @@
+"""What `torch_optim` imports is installed; what lies in the current folder is not run."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpopt.errors import ConfigError
+from dpopt.optimizers import _installed
+from dpopt.optimizers.torch_optim import TorchOptim
+
+EVIL = """
+from pathlib import Path
+import torch
+Path("was_here").write_text("run")
+class X(torch.optim.SGD):
+    pass
+"""
+SUITE = """
+defaults: [suite, _self_]
+workloads: [synthetic_logreg]
+optimizers: [mine]
+settings: {{mine: {{name: torch_optim, tuning: fixed, fields: {{optimizer: {path}}}}}}}
+epsilon: [2]
+accountant: rdp
+"""
+ROOT = Path(__file__).parents[2]
+
+
+def python(folder, *arguments):
+    """Run Python in `folder`, which is the first place where it looks for modules."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def write(path, text=EVIL):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("file", "path"),
+    [
+        ("results/bench/ab12/evil.py", "results.bench.ab12.evil.X"),
+        ("evil.py", "evil.X"),
+        ("schedulefree/__init__.py", "schedulefree.X"),  # in the place of an installed one
+    ],
+    ids=["merged", "beside", "in place"],
+)
+def test_nothing_is_imported_from_the_current_folder(tmp_path, file, path):
+    write(tmp_path / file)
+    write(tmp_path / "mine.yaml", SUITE.format(path=path))
+    said = python(tmp_path, "-m", "dpopt", "plan", "suite=mine.yaml")
+    assert said.returncode == 2
+    assert f"TorchOptim.optimizer: '{path}'" in " ".join(said.stderr.split())
+    assert "is not installed" in said.stderr.replace("\n", " ")
+    assert "Traceback" not in said.stderr
+    assert not (tmp_path / "was_here").exists()
+    assert python(tmp_path, "-c", f"import {path.rpartition('.')[0]}").returncode == 0
+    assert (tmp_path / "was_here").exists(), "Python itself would have run it"
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project that is installed editably, with a package, and a results folder beside it."""
+    known = tmp_path / "site-packages" / "my_project-1.dist-info"
+    write(known / "METADATA", "Metadata-Version: 2.1\nName: my-project\nVersion: 1\n")
+    origin = {"url": (tmp_path / "my project").as_uri(), "dir_info": {"editable": True}}
+    write(known / "direct_url.json", json.dumps(origin))
+    write(tmp_path / "site-packages" / "plain_one.py")
+    write(tmp_path / "my project" / "my_package" / "__init__.py")
+    write(tmp_path / "my project" / "results" / "bench" / "evil.py")
+    monkeypatch.setattr(_installed.site, "getsitepackages", lambda: [str(tmp_path / "site-packages")])
+    monkeypatch.setattr(_installed.site, "ENABLE_USER_SITE", False)
+    for folder in ("my project", "site-packages"):
+        monkeypatch.syspath_prepend(tmp_path / folder)
+    monkeypatch.chdir(tmp_path / "my project")
+    return tmp_path
+
+
+@pytest.mark.parametrize("lists", [None, "my_package\n"])
+def test_installed_is_what_lies_in_site_packages_or_is_an_editable_projects_own(project, lists):
+    if lists:
+        write(project / "site-packages" / "my_project-1.dist-info" / "top_level.txt", lists)
+    else:
+        (project / "my project" / "my_package").rename(project / "my project" / "my_project")
+    _installed.require("plain_one")
+    _installed.require("my_package" if lists else "my_project")
+    with pytest.raises(ImportError, match="results is not installed"):
+        _installed.require("results.bench.evil")
+    assert not (project / "my project" / "was_here").exists(), "nothing was imported to find out"
+
+
+def test_an_editable_project_has_its_packages_in_its_own_folder(project):
+    write(project / "site-packages" / "my_project-1.dist-info" / "top_level.txt", "my_package stray")
+    write(project / "elsewhere" / "stray.py")
+    sys.path.insert(0, str(project / "elsewhere"))
+    with pytest.raises(ImportError, match="stray.py is not installed"):
+        _installed.require("stray")
+
+
+def test_what_the_program_has_imported_is_at_hand(project, monkeypatch):
+    write(project / "my project" / "own.py")
+    monkeypatch.delitem(sys.modules, "own", raising=False)
+    with pytest.raises(ConfigError, match=r"own\.py is not installed"):
+        TorchOptim("own.X")
+    import own  # type: ignore[import-not-found]
+
+    assert isinstance(TorchOptim("own.X").wrap, type(TorchOptim().wrap))
+    monkeypatch.delitem(sys.modules, own.__name__)
+
+
+@pytest.mark.parametrize("path", ["Adam", "", ".", "torch.optim.", "no_such_package.Adam", "torch.optim.nothing.Adam"])
+def test_what_is_no_import_path_is_one_clear_error(path):
+    with pytest.raises(ConfigError, match=r"TorchOptim\.optimizer"):
+        TorchOptim(path)
+
+
+@pytest.mark.parametrize("path", ["torch.nn.Linear", "os.system", "torch.optim.lr_scheduler.StepLR", "torch.optim"])
+def test_what_is_no_optimizer_is_refused(path):
+    with pytest.raises(ConfigError, match=r"expected a subclass of torch\.optim\.Optimizer"):
+        TorchOptim(path)
