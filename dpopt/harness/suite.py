@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from dpopt import fields
 from dpopt.errors import ConfigError, unknown
 from dpopt.fields import Bound, Fraction
-from dpopt.harness import engines
+from dpopt.harness import enclosed, engines
 
 BASE = Path(str(resources.files("dpopt") / "conf" / "base"))
 """Defaults that suites and commands start from."""
@@ -143,18 +143,22 @@ def compose_config(folder: Path, name: str, overrides: Sequence[str]) -> dict[st
     """The YAML file `name` in `folder` with Hydra overrides applied, as plain data.
 
     Raises:
-        ConfigError: the file or an override cannot be used; names the key and the nearest known one.
+        ConfigError: the file or an override cannot be used; names the key and the nearest known one. So where they
+            would take something from the environment or from other folders, see `enclosed`.
     """
     known = known_keys(folder, name)
     prepared = [_prepare(override, known) for override in overrides]
     GlobalHydra.instance().clear()
     try:
+        enclosed.check_files(folder, name)
         # Hydra takes every folder beside a file for a group of files; `results` and `plots` must not become such.
         with TemporaryDirectory() as alone:
             for file in (*BASE.glob("*.yaml"), *folder.glob("*.yaml")):
                 shutil.copy(file, alone)
             with initialize_config_dir(alone, version_base="1.3"):
-                content = OmegaConf.to_container(compose(name, prepared), resolve=True, throw_on_missing=True)
+                config = compose(name, prepared)
+                enclosed.check_values(OmegaConf.to_container(config), f"{name}.yaml")
+                content = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         reason = " ".join(f"{error} {error.__cause__ or ''}".split())
         raise ConfigError(str(folder / f"{name}.yaml"), list(overrides), reason) from error
