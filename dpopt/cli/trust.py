@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-import tarfile
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from lzma import LZMAError
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from rich.progress import track
@@ -23,6 +18,8 @@ if TYPE_CHECKING:
 
 SHOWN = 200
 """The most findings that are printed."""
+FEW = 10
+"""The most names that are printed in one line."""
 
 
 def collect(overrides: Sequence[str]) -> None:
@@ -71,19 +68,22 @@ def verify(overrides: Sequence[str]) -> int:
 def merge(arguments: Sequence[str]) -> int:
     """Copy the results of the folder FROM into results=INTO: finished runs, planned cells of suites, measurements.
 
-    FROM may be a tar archive of such a folder, compressed or not. Nothing is overwritten. Ends with 1 where a run has
-    different results in the two folders, or cannot be read; these stay as they are. A merge that was interrupted goes
-    on when it is started again.
+    FROM may be a tar archive of such a folder, compressed or not. Nothing is overwritten, no link is followed, and what
+    no such folder has is left out. Ends with 1 where a run has different results in the two folders, or cannot be read;
+    these stay as they are. A merge that was interrupted goes on when it is started again.
     """
     from dpopt.store import Store
+    from dpopt.store.archives import unpacked
     from dpopt.store.merge import merge as merged
 
     ((source,), given) = _positional(arguments, "FROM", results="results")
-    with _unpacked(source) as there:
+    with unpacked(Path(source)) if Path(source).is_file() else nullcontext(_results(source, "FROM")) as there:
         done = merged(there, Store(Path(given["results"])), _track)
     for run_id in done.conflicts:
         OUT.print(f"conflict {run_id}: different results in {source} and {given['results']}", highlight=False)
     report_problems(done.damaged)
+    if done.left_out:
+        _print_line(f"left out of {source}, as links or no files of a results folder: ", sorted(done.left_out))
     for suite, added in done.suites.items():
         OUT.print(f"suite {suite}: {added} planned cells added", highlight=False)
     OUT.print(
@@ -119,6 +119,13 @@ def compare(arguments: Sequence[str]) -> int:
     return 0 if found.is_same else 1
 
 
+def _print_line(title: str, names: Sequence[str]) -> None:
+    """Print names in one line, the first few of many."""
+    shown = ", ".join(name if name.isprintable() else ascii(name) for name in names[:FEW])
+    rest = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    OUT.print(f"{title}{shown}{rest}", highlight=False, markup=False, soft_wrap=True)
+
+
 def _print_lines(lines: Iterable[str], total: int) -> None:
     """Print at most `SHOWN` lines, and how many more of `total` there are."""
     for line in lines:
@@ -134,41 +141,6 @@ def _results(folder: str, key: str = "results") -> Store:
     if not Path(folder).is_dir():
         raise ConfigError(key, folder, "no such folder")
     return Store(Path(folder))
-
-
-@contextmanager
-def _unpacked(source: str) -> Iterator[Store]:
-    """The store in a folder, or in an archive of one, which lies in a temporary folder meanwhile."""
-    from dpopt.store import Store
-
-    if not Path(source).is_file():
-        yield _results(source, "FROM")
-        return
-    with TemporaryDirectory() as folder:
-        try:
-            with tarfile.open(source) as archive:
-                _unpack(archive, Path(folder).resolve())
-        except (tarfile.TarError, OSError, EOFError, LZMAError, zlib.error) as error:
-            raise ConfigError("FROM", source, f"no tar archive that can be unpacked ({error})") from error
-        yield Store(Path(folder))
-
-
-def _unpack(archive: tarfile.TarFile, folder: Path) -> None:
-    """Write an archive's files into `folder`.
-
-    The standard library has filters against archives that mean harm, but not before Python 3.11.4.
-
-    Raises:
-        TarError: a member is a link or a device, or lies elsewhere.
-    """
-    for member in archive:
-        target = (folder / member.name).resolve()
-        if not (member.isfile() or member.isdir()) or not target.is_relative_to(folder):
-            raise tarfile.TarError(f"{member.name} is no file below the folder")
-        if content := archive.extractfile(member):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with content, target.open("wb") as out:
-                shutil.copyfileobj(content, out)
 
 
 def _track(sequence: Sequence[Any], title: str) -> Iterable[Any]:

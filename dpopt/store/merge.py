@@ -1,24 +1,27 @@
 """Bring the results of another folder into this one. A run is copied whole or not at all, and never over another.
 
-What was begun and not finished there stays there. Each run is copied under its lease, its record last, so that a merge
+What was begun and not finished there stays there, and so does all that is a link, or that no command writes: the other
+folder may be someone else's. Each run is copied under its lease, its record last, so that a merge
 that was stopped can be started again, and a harness may run in the folder meanwhile.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dpopt.errors import ConfigError, Held
 from dpopt.harness.identity import identity
-from dpopt.store import checksums
-from dpopt.store.runs import Damaged, Store, Track, address, read, sha256
+from dpopt.store.runs import CHECKED, RECORD, Damaged, Store, Track, address, read, sha256
 
 OF_THE_MACHINE = ("provenance", "checksums", "seconds_", "peak_memory", "processes")
 """How those keys of a record begin that may differ between two runs of one cell."""
+MEASURED = (RECORD, "table.md")
+DRAWN = (".svg", ".png")
+"""What the folder of a measurement holds: these files, and figures with these endings."""
 
 
 @dataclass
@@ -34,6 +37,7 @@ class Merged:
         damaged: what cannot be read, a line each; left as it is.
         suites: how many planned cells came to which suite.
         measurements: folders of `dpopt bench` and `dpopt audit` that were copied.
+        left_out: what is a link there, or a file that no command writes, by its path in the folder.
     """
 
     copied: list[str] = field(default_factory=list)
@@ -44,6 +48,7 @@ class Merged:
     damaged: list[str] = field(default_factory=list)
     suites: dict[str, int] = field(default_factory=dict)
     measurements: int = 0
+    left_out: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -77,15 +82,28 @@ def merge(source: Store, into: Store, track: Track = lambda sequence, title: seq
         raise ConfigError("results", str(into.root), "is the folder to be merged into itself")
     merged = Merged()
     for run_id in track(source.run_ids(), "runs"):
-        try:
-            _merge_run(source, into, run_id, merged)
-        except Damaged as error:
-            merged.damaged.append(str(error))
+        if not _leads_away(source, [source.folder(run_id, name) for name in (*CHECKED, RECORD)], merged):
+            try:
+                _merge_run(source, into, run_id, merged)
+            except Damaged as error:
+                merged.damaged.append(str(error))
     for suite in source.suites():
-        _merge_suite(source, into, suite, merged)
-    for path in (path for kind in ("bench", "audit") for path in sorted((source.root / kind).glob("*/record.json"))):
-        _merge_measurement(source, into, path, merged)
+        if not _leads_away(source, [source.suite_folder(suite) / "manifest.json"], merged):
+            _merge_suite(source, into, suite, merged)
+    for path in (path for kind in ("bench", "audit") for path in sorted((source.root / kind).glob(f"*/{RECORD}"))):
+        if not _leads_away(source, [path], merged):
+            _merge_measurement(source, into, path, merged)
     return merged
+
+
+def _leads_away(source: Store, paths: Iterable[Path], merged: Merged) -> bool:
+    """Whether a link in the folder is on the way to any of `paths`; it is noted."""
+    names = (path.relative_to(source.root) for path in paths)
+    steps = ((*reversed(name.parents[:-1]), name) for name in names)
+    links = [next((step for step in each if (source.root / step).is_symlink()), None) for each in steps]
+    found = {str(link) for link in links if link}
+    merged.left_out |= found
+    return bool(found)
 
 
 def _merge_run(source: Store, into: Store, run_id: str, merged: Merged) -> None:
@@ -163,7 +181,8 @@ def _merge_suite(source: Store, into: Store, suite: str, merged: Merged) -> None
 
 def _merge_measurement(source: Store, into: Store, path: Path, merged: Merged) -> None:
     """Copy a folder of `dpopt bench` or `dpopt audit`, its record last; the name of one is its content."""
-    target = into.root / path.parent.relative_to(source.root)
+    folder = path.parent
+    target = into.root / folder.relative_to(source.root)
     try:
         record = read(path)
     except Damaged as error:
@@ -172,6 +191,10 @@ def _merge_measurement(source: Store, into: Store, path: Path, merged: Merged) -
     if address(record) != path.parent.name:
         merged.damaged.append(f"{path}: is not what its folder is named by")
     elif not (target / "record.json").exists():
-        for file in [*(file for file in checksums.contents(path.parent) if file != path), path]:
-            into.write(target / file.relative_to(path.parent), file.read_bytes())
+        for file in sorted(folder.iterdir(), key=lambda file: (file == path, file)):
+            is_known = file.is_file() and (file.name in MEASURED or file.suffix in DRAWN)
+            if not is_known:
+                merged.left_out.add(str(file.relative_to(source.root)))
+            elif not _leads_away(source, [file], merged):
+                into.write(target / file.name, file.read_bytes())
         merged.measurements += 1

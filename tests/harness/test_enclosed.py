@@ -118,7 +118,7 @@ def test_a_suite_does_not_set_hydra(written, tmp_path):
 
 def test_files_that_lead_back_to_themselves(written):
     written("", "[one, _self_]", "two")
-    with pytest.raises(ConfigError, match="one -> two -> one.*back to itself"):
+    with pytest.raises(ConfigError, match=r"one -> two -> one.*back to itself"):
         load_suite(str(written("", "[two, _self_]", "one")))
     with pytest.raises(ConfigError, match="suite -> suite"):
         load_suite(str(written(name="suite")))

@@ -98,7 +98,7 @@ def test_an_editable_project_has_its_packages_in_its_own_folder(project):
     write(project / "site-packages" / "my_project-1.dist-info" / "top_level.txt", "my_package stray")
     write(project / "elsewhere" / "stray.py")
     sys.path.insert(0, str(project / "elsewhere"))
-    with pytest.raises(ImportError, match="stray.py is not installed"):
+    with pytest.raises(ImportError, match=r"stray\.py is not installed"):
         _installed.require("stray")
 
 

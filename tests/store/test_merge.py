@@ -1,6 +1,7 @@
 """Merging copies what is not here, and never a run over another."""
 
 import json
+import lzma
 import os
 import shutil
 import signal
@@ -9,6 +10,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -16,10 +18,11 @@ from dpopt.cli import main
 from dpopt.errors import ConfigError
 from dpopt.harness.identity import identity
 from dpopt.privacy import Draw, Ledger
-from dpopt.store import Store
+from dpopt.store import Store, archives
 from dpopt.store.merge import merge
 from dpopt.store.runs import sealed
 
+ROOT = Path(__file__).parents[2]
 CURVE = [{"draw": 1, "test_accuracy": 0.25}, {"draw": 2, "test_accuracy": 0.5}]
 LEDGER = Ledger([Draw(0.5, (1.0,))] * 2).to_json()
 
@@ -184,6 +187,81 @@ def test_measurements_are_copied_whole(there, here):
     assert merge(there, here).measurements == 0
 
 
+SECRET = "do not tell"
+
+
+@pytest.fixture
+def secret(tmp_path):
+    """Files outside of both folders."""
+    (tmp_path / "outside").mkdir()
+    for name in ("secret.txt", "table.md", "step_cost.svg", "curve.jsonl", "record.json", "manifest.json"):
+        (tmp_path / "outside" / name).write_text(SECRET)
+    return tmp_path / "outside"
+
+
+def has_secret(store):
+    return any(SECRET.encode() in content for content in contents(store.root).values())
+
+
+def test_only_known_files_of_a_measurement_are_copied(there, here, secret, capsys):
+    folder = there.add("bench", {"schema": 1, "rows": []})
+    for name in ("table.md", "step_cost.svg", "step_cost.png"):
+        (folder / name).write_text(name)
+    (folder / "evil.py").write_text("print('run')")
+    (folder / "\x1b[31mred.txt").write_text("?")
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__" / "table.md").write_text("?")
+    (folder / "more.png").symlink_to(secret / "secret.txt")
+    os.mkfifo(folder / "pipe.png")
+    assert main(["merge", str(there.root), f"results={here.root}"]) == 0
+    copied = {path.name for path in (here.root / "bench" / folder.name).rglob("*")}
+    assert copied == {"record.json", "table.md", "step_cost.svg", "step_cost.png"}
+    assert not has_secret(here)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left out")]
+    for name in ("evil.py", "__pycache__", "more.png", "pipe.png", "[31mred.txt"):
+        assert name in line
+    assert "\x1b" not in line
+
+
+@pytest.mark.parametrize("what", ["runs", "group", "run", "curve.jsonl", "record.json", "dangling", "loop"])
+def test_no_link_to_a_run_is_followed(there, here, secret, what):
+    """Also where the other record has no checksums, by which what lies behind it would be found out."""
+    good, bad = add(there, 0), add(there, 1)
+    folder = there.folder(bad)
+    place = {"runs": there.root / "runs", "group": folder.parent, "run": folder}.get(what, folder / "curve.jsonl")
+    if what == "record.json":
+        place = folder / what
+    record = there.record(bad)
+    del record["checksums"]
+    (folder / "record.json").write_text(json.dumps(record))
+    aside = there.root.parent / "aside"
+    place.rename(aside)
+    targets = {"curve.jsonl": secret / "curve.jsonl", "dangling": secret / "nothing", "loop": place}
+    place.symlink_to(targets.get(what, aside))
+    merged = merge(there, here)
+    assert merged.copied == ([] if what == "runs" else [good])
+    assert merged.left_out == {str(place.relative_to(there.root))}
+    assert not has_secret(here)
+
+
+@pytest.mark.parametrize("place", ["suites", "suites/small", "suites/small/manifest.json", "bench", "bench/{name}"])
+def test_no_other_link_is_followed(there, here, place):
+    name = there.add("bench", {"schema": 1, "rows": []}).name
+    there.write_manifest("small", {"suite": "small", "cells": [planned(0)]})
+    path = there.root / place.format(name=name)
+    path.rename(there.root.parent / "aside")
+    path.symlink_to(there.root.parent / "aside")
+    merged = merge(there, here)
+    assert merged.left_out == {place.format(name=name)}
+    assert (merged.measurements, len(merged.suites)) == ((0, 1) if "bench" in place else (1, 0))
+
+
+def test_the_folder_itself_may_be_reached_by_a_link(there, here, tmp_path):
+    run_id = add(there, 0)
+    (tmp_path / "linked").symlink_to(there.root)
+    assert merge(Store(tmp_path / "linked"), here).copied == [run_id]
+
+
 def test_a_folder_is_not_merged_into_itself(there):
     add(there, 0)
     with pytest.raises(ConfigError, match="itself"):
@@ -257,3 +335,63 @@ def test_an_archive_holds_plain_files_alone(here, tmp_path, kind, capsys):
         file.addfile(member)
     assert main(["merge", str(tmp_path / "records.tar"), f"results={here.root}"]) == 2
     assert "is no file below the folder" in capsys.readouterr().err.replace("\n", " ")
+
+
+def bomb(path, kind, size):
+    """An archive of zeros: `size` bytes in one file, in many empty ones, in a header, or in a hole."""
+    with tarfile.open(path, "w:xz", format=tarfile.GNU_FORMAT) as file:
+        member = tarfile.TarInfo("runs/zeros")
+        if kind == "file":
+            member.size = size
+            file.addfile(member, Zeros(size))
+        elif kind == "files":
+            for number in range(size // 512 + 1):
+                member.name = f"runs/{number}"
+                file.addfile(member)
+        elif kind == "header":
+            member.type, member.size = tarfile.XHDTYPE, size
+            file.addfile(member, Zeros(size))
+        else:
+            member.type = tarfile.GNUTYPE_SPARSE
+            content = bytearray(member.tobuf(tarfile.GNU_FORMAT))
+            content[386:398] = content[398:410] = b"0" * 11 + b"\0"
+            content[483:495] = b"%011o\0" % size
+            content[148:156] = b"        "
+            content[148:156] = b"%06o\0 " % sum(content[:512])
+            file.fileobj.write(content)
+    return path
+
+
+class Zeros:
+    def __init__(self, left):
+        self.left = left
+
+    def read(self, size):
+        given = min(size, self.left)
+        self.left -= given
+        return bytes(given)
+
+
+@pytest.mark.parametrize("kind", ["file", "files", "header", "hole"])
+def test_an_archive_that_unpacks_to_far_more_than_it_is_is_refused(here, tmp_path, kind, capsys, monkeypatch):
+    monkeypatch.setattr(archives, "SMALL", 2**18)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    written = []
+    monkeypatch.setattr(archives.shutil, "copyfileobj", lambda read, out: written.append(len(read.read())))
+    path = bomb(tmp_path / "bomb.tar.xz", kind, 2**23)
+    limit = max(2**18, archives.RATIO * path.stat().st_size)
+    assert limit < 2**22
+    assert main(["merge", str(path), f"results={here.root}"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert ("is no file below the folder" if kind == "hole" else "times its size; unpack it yourself") in said
+    assert sum(written) <= limit
+    assert not here.root.exists()
+
+
+def test_what_really_is_published_is_far_from_the_limit():
+    """Records shrink to a twentieth; the limit is for what shrinks to a hundredth."""
+    found = sorted(ROOT.glob("results/published/*/records.tar.xz"))
+    assert found
+    for path in found:
+        with lzma.open(path) as file:
+            assert len(file.read()) < archives.RATIO / 4 * path.stat().st_size
