@@ -271,17 +271,22 @@ def _cache_file(problem: tuple[Any, ...]) -> Path:
 def _read_cache(path: Path, kinds: list[str]) -> dict[str, float] | None:
     try:
         content = json.loads(path.read_text())
-        noise = {kind: float(content[kind]) for kind in kinds}
+        noise = {kind: float(content["noise"][kind]) for kind in kinds}
+        is_whole = content["sha256"] == _checksum(noise)
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    return noise if all(0 < value < math.inf for value in noise.values()) else None
+    return noise if is_whole and all(0 < value < math.inf for value in noise.values()) else None
+
+
+def _checksum(noise: Mapping[str, float]) -> str:
+    return hashlib.sha256(json.dumps(noise, sort_keys=True).encode()).hexdigest()
 
 
 def _write_cache(path: Path, noise: dict[str, float]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump(noise, file)
+            json.dump({"noise": noise, "sha256": _checksum(noise)}, file)
         os.replace(file.name, path)
     except OSError:
         pass  # a cache that cannot be written costs time, nothing else

@@ -159,14 +159,34 @@ def test_damaged_cache_is_solved_again(own_cache):
     assert calibrate(DPSGD(), epsilon=1.0, **HYFREEDP) == first
 
 
-@pytest.mark.parametrize(
-    "text", ['{"gradient": 0.5}', '{"gradient": 1000}', '{"gradient": null}', "[1]", '{"losses": 3}']
-)
-def test_a_changed_cache_changes_nothing(own_cache, text):
+@pytest.mark.parametrize("noise", [{"gradient": 0.5}, {"gradient": 1000}, {"gradient": math.nan}, {"losses": 3}])
+def test_a_changed_cache_changes_nothing(own_cache, noise):
+    """Though its checksum is right: epsilon is computed again."""
+    first = calibrate(DPSGD(), epsilon=1.0, **HYFREEDP)
+    (file,) = own_cache.iterdir()
+    calibration._write_cache(file, noise)
+    assert calibrate(DPSGD(), epsilon=1.0, **HYFREEDP) == first
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "null", '{"gradient": 1.0}', '{"noise": 1, "sha256": 2}'])
+def test_what_is_no_cache_changes_nothing(own_cache, text):
     first = calibrate(DPSGD(), epsilon=1.0, **HYFREEDP)
     (file,) = own_cache.iterdir()
     file.write_text(text)
     assert calibrate(DPSGD(), epsilon=1.0, **HYFREEDP) == first
+
+
+def test_no_flipped_bit_of_the_cache_changes_the_noise(own_cache):
+    """Not even in the last places, where epsilon would not tell."""
+    calibrate(DPSGD(), epsilon=1.0, **HYFREEDP)
+    (file,) = own_cache.iterdir()
+    whole, noise = file.read_bytes(), calibration._read_cache(file, ["gradient"])
+    assert noise
+    for bit in range(8 * len(whole)):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(changed)
+        assert calibration._read_cache(file, ["gradient"]) in (None, noise)
 
 
 def test_an_infinite_bound_needs_infinite_epsilon():
