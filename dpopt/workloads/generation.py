@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dpopt.errors import ConfigError, Missing
 from dpopt.fields import Count
 from dpopt.workloads import cache as kept
-from dpopt.workloads import data, features, generation_metrics, language, models
+from dpopt.workloads import data, generation_metrics, language, models
 from dpopt.workloads.base import Outline, Predict, Split, Workload
 
 DATA = "e2e_nlg"
