@@ -10,7 +10,7 @@ Updates are memory-bound: each takes as few passes over its vectors as torch's f
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -135,6 +135,11 @@ def scalar(like: Tensor, value: float | Tensor = 0.0) -> Tensor:
     if isinstance(value, Tensor):
         return value.to(like.device, torch.float64)
     return like.new_full((), value, dtype=torch.float64)
+
+
+def scalars(like: Tensor, values: Iterable[float | Tensor]) -> Tensor:
+    """Float64 numbers on `like`'s device, shape [k]; `new_tensor` would copy them there, and wait for it."""
+    return torch.stack([scalar(like, value) for value in values])
 
 
 def expected_epoch(draws: float, rate: float) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dpopt.fields import Decay, Fraction, NonNegative, Positive
-from dpopt.optimizers.base import Direction, ema, ema_square, scalar, two_points
+from dpopt.optimizers.base import Direction, ema, ema_square, scalar, scalars, two_points
 from dpopt.privacy.protocol import Release, Vector
 
 
@@ -113,5 +113,5 @@ class FiBeR(Direction):
     def _covariance(self, previous: Tensor, gradient: Release) -> Tensor:
         """P_t = F P_{t-1} F' + sigma_w^2 h h' for the filter (g~, r)_t = F (g~, r)_{t-1} + h g_t."""
         keep, omega = 1 - self.omega, self.omega
-        transition = previous.new_tensor([[keep, keep], [-omega, keep]])
+        transition = scalars(previous, (keep, keep, -omega, keep)).view(2, 2)
         return transition @ previous @ transition.T + (omega * gradient.std) ** 2

@@ -13,7 +13,7 @@ from torch import Tensor
 from dpopt.clipping.rules import Automatic
 from dpopt.errors import ConfigError
 from dpopt.fields import Count, Decay, Positive
-from dpopt.optimizers.base import Configured, Direction, descend, require_plain, scalar
+from dpopt.optimizers.base import Configured, Direction, descend, require_plain, scalar, scalars
 from dpopt.optimizers.dp_adamw import DPAdamW
 from dpopt.privacy.protocol import ClipRule, Oracle, Release, Vector
 
@@ -129,7 +129,7 @@ class HyFreeDP(Configured):
     def _fit(self, eta: Tensor, bound: Tensor, losses: Release) -> tuple[Tensor, Tensor]:
         """The next eta and R_l from a round's losses, shape [2m + 1], at j = -m..m."""
         m, value = self.probes // 2, losses.value
-        j = value.new_tensor(range(-m, m + 1))
+        j = scalars(value, range(-m, m + 1))
         c = j.square() - j.square().mean()
         b = (j * value).sum() / (eta * j.square().sum())
         a = 2 * (c * value).sum() / (eta.square() * c.square().sum())

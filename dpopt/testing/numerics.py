@@ -7,21 +7,20 @@ import io
 import math
 import pickle
 import random
-import unittest
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpopt import registry
 from dpopt.privacy.protocol import Optimizer
 from dpopt.testing.configuration import entries_of
+from dpopt.testing.device import ignore, imitated_cuda, values
 from dpopt.testing.targets import TARGETS, Exact, Target
-from dpopt.testing.task import DRAWS, Recording, Task, advance, pairs, require_near, require_same, tensors
+from dpopt.testing.task import DRAWS, Recording, Task, pairs, require_near, require_same, tensors
 
 GOAL, TARGET_DRAWS = 0.1, 120
 """A target counts as minimised at this share of its first value, reached within so many draws."""
@@ -31,10 +30,6 @@ PRECISION, STATE_PRECISION = 1e-5, 1e-2
 """How far theta, and the rest of a state, may be from the same in float64 or on another device, as a share of the way.
 What depends on the distance that theta has gone, such as DoG's step size, inherits theta's rounding many times over."""
 DEVICE = "cuda"
-WAITING = frozenset({"_local_scalar_dense", "equal", "is_nonzero", "item", "masked_select", "nonzero", "_unique2"})
-"""Operations of aten whose result has to be on the host before the next can start."""
-TO_HOST = frozenset({"__array__", "cpu", "item", "numpy", "tolist"})
-"""Methods of a tensor that copy it to the host."""
 
 
 def is_pure(optimizer: Optimizer) -> None:
@@ -76,31 +71,38 @@ def works_without_noise(optimizer: Optimizer) -> None:
 
 
 def agrees_in_float64(optimizer: Optimizer) -> None:
-    """The same releases in float32 and in float64 lead to nearly the same end, and float64 is not made less."""
+    """The same releases in float32 and in float64 lead to nearly the same end, and vectors keep the type of theta."""
     recording = Task().record(optimizer)
-    with _NoLess(torch.float64, recording.plan.dimension):
+    with OneType(torch.float64, recording.plan.dimension):
         double = recording.replay(optimizer, Tensor.double)
-    _require_near_states(recording.final, double, recording, "float32 and float64")
+    with OneType(torch.float32, recording.plan.dimension):
+        single = recording.replay(optimizer)
+    _require_near_states(single, double, recording, "float32 and float64")
 
 
 def never_waits_for_the_device(optimizer: Optimizer) -> None:
-    """No step needs a tensor's value on the host, so none waits for an accelerator, and steps can be compiled.
+    """No step needs a tensor's value on the host: none waits for a GPU, and steps can be compiled and captured.
 
-    Calibration refuses most that do, as their tensors have no values there; this finds one that asks for `is_meta`.
+    Calibration refuses most that do, as their tensors have no values there. This finds one that asks for `is_meta`, and
+    transfers: a tensor made of Python's numbers is copied to the device, which is waited for.
     """
     recording = Task().record(optimizer)
-    oracle, state = recording.oracle(), optimizer.init(recording.start)
-    with _NoTransfer(), _NoWaiting():
-        advance(optimizer, state, oracle)
+    with imitated_cuda():
+        recording.replay(optimizer, _on_device)
 
 
 def same_on_cuda(optimizer: Optimizer) -> None:
-    """The same releases on a GPU lead to the same end as on the CPU. Skipped where there is none."""
-    if not torch.cuda.is_available():
-        raise unittest.SkipTest("no CUDA device")
+    """The same releases on a GPU lead to the same end as on the CPU; on an imitated one, and on one where there is."""
     recording = Task().record(optimizer)
-    final = recording.replay(optimizer, lambda value: value.to(DEVICE))
-    _require_near_states(final, recording.final, recording, "GPU and CPU")
+    with imitated_cuda(ignore):
+        final = recording.replay(optimizer, _on_device)
+    _require_near_states(values(final), recording.final, recording, "an imitated GPU and the CPU")
+    if torch.cuda.is_available():
+        _require_near_states(recording.replay(optimizer, _on_device), recording.final, recording, "GPU and CPU")
+
+
+def _on_device(value: Tensor) -> Tensor:
+    return value.to(DEVICE, non_blocking=True)
 
 
 def _require_near_states(state: Any, expected: Any, recording: Recording, who: str) -> None:
@@ -154,8 +156,12 @@ def _least_share(optimizer: Optimizer, target: Target) -> float:
     return least / first
 
 
-class _NoLess(TorchDispatchMode):
-    """Refuses operations that make a vector, of `dimension` numbers or more, of another floating type than `dtype`."""
+class OneType(TorchDispatchMode):
+    """Refuses operations that make a vector, of `dimension` numbers or more, of another floating type than `dtype`.
+
+    Raises:
+        AssertionError: within it; names the operation.
+    """
 
     def __init__(self, dtype: torch.dtype, dimension: int) -> None:
         super().__init__()
@@ -165,24 +171,6 @@ class _NoLess(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for leaf in pytree.tree_leaves(result):
             is_vector = isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel() >= self._dimension
-            assert not is_vector or leaf.dtype == self._dtype, f"a vector is made {leaf.dtype} in {self._dtype}"
+            is_other = is_vector and leaf.dtype != self._dtype
+            assert not is_other, f"aten::{func.overloadpacket.__name__} makes a vector {leaf.dtype} in {self._dtype}"
         return result
-
-
-class _NoWaiting(TorchDispatchMode):
-    """Refuses operations that wait for the device."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        is_masked = name == "index" and any(i is not None and i.dtype is torch.bool for i in args[1])
-        assert name not in WAITING, f"`step` waits for the device (aten::{name})"
-        assert not is_masked, "`step` waits for the device (indexing by a mask)"
-        return func(*args, **(kwargs or {}))
-
-
-class _NoTransfer(TorchFunctionMode):
-    """Refuses methods that copy a tensor to the host; those of a tensor on the CPU never reach the dispatcher."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        assert func.__name__ not in TO_HOST, f"`step` waits for the device (Tensor.{func.__name__})"
-        return func(*args, **(kwargs or {}))
