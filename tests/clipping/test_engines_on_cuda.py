@@ -1,0 +1,124 @@
+"""The engines on a GPU: for no kind of layer do they wait, nor find anything else than on the CPU."""
+
+import copy
+import math
+
+import pytest
+import torch
+from devices import ON_CUDA, Imitated, to
+from loop import RULES, TWO, around, squared
+from test_bookkeeping import MODELS, floats
+from test_real_models import LANGUAGE, VISION, cross_entropy, images, next_token, tokens
+from torch import nn
+from transformers import masking_utils
+
+from dpopt.clipping import Abadi, engine, factors
+from dpopt.clipping.bookkeeping import BookkeepingEngine
+from dpopt.clipping.vmap import VmapEngine
+
+N = 4
+SMALL = [name for name in MODELS if name not in ("tied", "tied_wide")]  # these two keep ids that are on the CPU
+REAL = ["vit_class_token_and_layer_scale", "vit_lora", "bit", "gpt2", "gpt2_eager"]
+SLOW = [name for name in [*VISION, *LANGUAGE] if name not in (*REAL, "swin")]  # vmap's, as is shown elsewhere
+
+
+@pytest.fixture
+def _without_packed_sequences(monkeypatch):
+    """Transformers looks for these in each forward pass, and waits for what it sees."""
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None, raising=False)
+
+
+def problem(name):
+    """A model, its loss, and N examples of which one is bad where inputs are no ids."""
+    torch.manual_seed(0)
+    if name in MODELS:
+        model, inputs = MODELS[name]()
+        model, loss, x, y = model, squared, inputs(N), torch.randn(N)
+    elif name in VISION:
+        model, loss, (x, y) = VISION[name](), cross_entropy, images()
+    else:
+        model, loss, (x, y) = LANGUAGE[name](), next_token, tokens()
+    if x.is_floating_point():
+        x[-1] = math.nan
+    return model, loss, x, y
+
+
+def asked(made, points, scale, x, y, mask):
+    """Everything that an engine is asked for."""
+    one, two = made.clipped(points[:1], x, y, mask, RULES[0]), made.clipped(points, x, y, mask, RULES[2], scale)
+    return [*one, *two, made.losses([theta for _, theta in points], x, y, mask), made.outputs(points[0][1], x)]
+
+
+def compare(cuda, kind, name):
+    model, loss, x, y = problem(name)
+    twin, made = copy.deepcopy(model), kind(model, loss)
+    theta = torch.cat([p.detach().flatten() for p in model.parameters() if p.requires_grad])
+    problem_of_both = [around(theta, TWO), torch.rand_like(theta), x, y, torch.arange(len(x)) != 1]
+    expected = asked(made, *problem_of_both)
+    with cuda.there():
+        on_gpu, inputs = kind(twin.to("cuda"), loss), to("cuda", problem_of_both)
+        with cuda.never_waiting():
+            found = asked(on_gpu, *inputs)
+        assert all(part.device.type == "cuda" for part in found)
+        found = to("cpu", found)
+    for part, other in zip(found, expected, strict=True):
+        size = other.nan_to_num(posinf=0.0, neginf=0.0).abs().max()
+        torch.testing.assert_close(part, other, rtol=1e-4, atol=2e-5 * float(size), equal_nan=True)
+
+
+@ON_CUDA
+@pytest.mark.usefixtures("_without_packed_sequences")
+@pytest.mark.parametrize("name", SMALL + REAL)
+def test_bookkeeping_never_waits_for_a_gpu(cuda, name):
+    compare(cuda, BookkeepingEngine, name)
+
+
+@pytest.mark.slow
+@ON_CUDA
+@pytest.mark.usefixtures("_without_packed_sequences")
+@pytest.mark.parametrize("name", SLOW)
+def test_bookkeeping_of_larger_models_never_waits_for_a_gpu(cuda, name):
+    compare(cuda, BookkeepingEngine, name)
+
+
+@ON_CUDA
+@pytest.mark.parametrize("name", ["mlp", "cnn", "frames", "tokens", "bitfit"])
+def test_vmap_never_waits_for_a_gpu(cuda, name):
+    compare(cuda, VmapEngine, name)
+
+
+@pytest.mark.parametrize("method", ["squared_norm", "weighted_sum", "sanitized"])
+@pytest.mark.parametrize("layer", ["Dense", "Outer"])
+def test_a_layer_that_waits_is_seen(monkeypatch, layer, method):
+    kind = getattr(factors, layer)
+    original = getattr(kind, method)
+
+    def waiting(self, *arguments, **keywords):
+        return original(self, *arguments, **keywords) if self.dense().sum() < math.inf else None
+
+    monkeypatch.setattr(kind, method, waiting)
+    cuda = Imitated()
+    model = nn.Sequential(nn.Linear(30, 20), nn.Tanh(), nn.Linear(20, 30))
+    x, y = floats(2, 30)(N), torch.randn(N)
+    with cuda.there():
+        made = BookkeepingEngine(model.to("cuda"), squared)
+        theta, x, y, mask = made.theta, *to("cuda", (x, y, torch.ones(N).bool()))
+        refused = pytest.raises(AssertionError, match=r"the host waits for the device \(aten::_local_scalar_dense")
+        with cuda.never_waiting(), refused:
+            made.clipped([(1.0, theta)], x, y, mask, Abadi(0.3))
+
+
+@ON_CUDA
+@pytest.mark.parametrize("name", ["auto", "bookkeeping", "vmap"])
+def test_an_engine_is_verified_on_the_gpu_and_never_waits_afterwards(cuda, name):
+    model, loss, x, y = problem("cnn")
+    x[-1] = 0.5
+    with cuda.there():
+        x, y, mask = to("cuda", (x, y, torch.ones(N).bool()))
+        made = engine(model.to("cuda"), loss, name)
+        points = [(1.0, made.theta)]
+        first = made.clipped(points, x, y, mask, Abadi(0.3))
+        with cuda.never_waiting():
+            second = made.clipped(points, x, y, mask, Abadi(0.3))
+        assert torch.equal(*to("cpu", (first.total, second.total)))
+        assert made.physical_batch(100) == 130

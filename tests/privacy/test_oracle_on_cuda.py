@@ -1,0 +1,310 @@
+"""The data oracle on a GPU: it never waits, leaves no tensor behind, and releases what it releases on the CPU."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from devices import ON_CUDA, Imitated, to
+from torch import nn
+
+import dpopt
+from dpopt.clipping import Abadi, Automatic, Normalized, engine
+from dpopt.clipping.flat import Clipped
+from dpopt.privacy import DataOracle, Draw, Ledger, Plan, calibrate
+from dpopt.testing.numerics import OneType
+
+N, FEATURES, CLASSES = 120, 24, 6
+ENGINES = pytest.mark.parametrize("name", ["bookkeeping", "vmap"])
+CUDA = torch.device("cuda")
+
+
+def network(dropout=0.0):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(FEATURES, 40), nn.Tanh(), nn.Dropout(dropout), nn.Linear(40, CLASSES))
+
+
+D = sum(p.numel() for p in network().parameters())  # more than there are losses in a draw, which are float64
+
+
+def loss(output, target):
+    return F.cross_entropy(output, target, reduction="none")
+
+
+def records():
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(N, FEATURES, generator=generator), torch.randint(CLASSES, (N,), generator=generator)
+
+
+def plan(rate=0.3, draws=1, gradients=1, losses=0, counts=0, noise=0.0):
+    """A plan whose draws have that many releases of each kind, all with the noise multiplier `noise`."""
+    kinds = {"gradient": gradients, "losses": losses, "counts": counts}
+    noises = {kind: noise for kind, count in kinds.items() if count}
+    draw = Draw(rate, (noise,) * sum(kinds.values()))
+    return Plan(noises, Ledger([draw] * draws), 1.0, rate, draws, D, 1e-5, "pld")
+
+
+def made(name, device, dropout=0.0):
+    """An engine whose parameters are on `device`, and which has looked at its model."""
+    sample = to(device, tuple(part[:4] for part in records()))
+    return engine(network(dropout).to(device), loss, name, sample=sample)
+
+
+def oracle(made, plan, stored="cpu", **options):
+    """An oracle that computes where `made` does, over records that are stored on the device `stored`."""
+    x, y = to(stored, records())
+    return DataOracle(made, x, y, plan, draw_seed=1, noise_seed=2, device=made.theta.device, **options)
+
+
+def near(theta, *offsets):
+    """Points beside `theta`."""
+    return [theta + offset * torch.linspace(-1, 1, D, device=theta.device) for offset in offsets]
+
+
+def weighted(theta):
+    return [(1.7, *near(theta, 0.1)), (-0.7, theta)]
+
+
+def released(cuda, name, plan, query, stored="cuda", **options):
+    """What `query(batch, theta)` gives on a GPU, without waiting or a vector in float64, and on the CPU."""
+    on_cpu = made(name, "cpu")
+    with oracle(on_cpu, plan, **options).draw() as batch:
+        expected = query(batch, on_cpu.theta)
+    with cuda.there():
+        on_gpu = made(name, "cuda")
+        theta, asked = on_gpu.theta, oracle(on_gpu, plan, stored, **options)
+        with cuda.never_waiting(), OneType(torch.float32, D), asked.draw() as batch:
+            found = query(batch, theta)
+        assert all(release.value.device.type == "cuda" for release in found)
+        return [[to("cpu", (r.value, torch.as_tensor(r.std))) for r in each] for each in (found, expected)]
+
+
+def assert_same(found, expected):
+    for (value, std), (expected_value, expected_std) in zip(found, expected, strict=True):
+        assert value.dtype == expected_value.dtype
+        torch.testing.assert_close(value, expected_value, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(std.double(), expected_std.double(), rtol=1e-12, atol=0)
+    assert found[0][0].any()
+
+
+class Follows:
+    """A rule whose bound is a tensor, as that of `adaptive_clip` is."""
+
+    sensitivity = 1.0
+
+    def __init__(self, theta):
+        self.bound = theta.new_full((), 0.3, dtype=torch.float64)
+
+    def factor(self, norm):
+        return torch.minimum(1 / norm, 1 / self.bound)
+
+
+QUERIES = {
+    "abadi": lambda batch, theta: [batch.gradient(theta, Abadi(0.3))],
+    "no bound": lambda batch, theta: [batch.gradient(theta, Abadi(math.inf))],
+    "automatic": lambda batch, theta: [batch.gradient(theta, Automatic())],
+    "normalized": lambda batch, theta: [batch.gradient(theta, Normalized(0.3))],
+    "bound on the device": lambda batch, theta: [batch.gradient(theta, Follows(theta))],
+    "two points": lambda batch, theta: [batch.gradient(weighted(theta), Abadi(0.3))],
+    "scaled": lambda batch, theta: [batch.gradient(theta, Abadi(0.3), near(theta, 0.1)[0].abs())],
+    "two points, scaled": lambda batch, theta: [batch.gradient(weighted(theta), Abadi(0.3), near(theta, 0.1)[0].abs())],
+}
+
+
+@ON_CUDA
+@ENGINES
+@pytest.mark.parametrize("query", QUERIES)
+def test_a_gradient_is_that_of_the_cpu(cuda, name, query):
+    assert_same(*released(cuda, name, plan(), QUERIES[query]))
+
+
+@ON_CUDA
+@ENGINES
+@pytest.mark.parametrize("stored", ["cpu", "cuda"])
+@pytest.mark.parametrize("physical_batch", [None, 8, 16])
+def test_records_that_are_sent_over_or_cut_into_padded_batches_release_the_same(cuda, name, stored, physical_batch):
+    def query(batch, theta):
+        gradient = batch.gradient(theta, Abadi(0.3))
+        return [gradient, batch.losses([*near(theta, 0.1), theta, *near(theta, -0.1)], 1.5), batch.below(2.0)]
+
+    found, expected = released(
+        cuda, name, plan(losses=3, counts=1), query, stored=stored, physical_batch=physical_batch, transform=torch.tanh
+    )
+    assert_same(found, expected)
+
+
+@ON_CUDA
+def test_losses_and_counts_take_a_bound_on_the_device(cuda):
+    def query(batch, theta):
+        bound = theta.new_full((), 1.5, dtype=torch.float64)
+        gradient = batch.gradient(theta, Abadi(0.3))
+        return [gradient, batch.losses(near(theta, 0.1, -0.1), bound), batch.below(bound)]
+
+    assert_same(*released(cuda, "bookkeeping", plan(losses=2, counts=1), query))
+
+
+@ON_CUDA
+@ENGINES
+def test_an_empty_draw_waits_for_nothing_and_is_noised(cuda, name):
+    with cuda.there():
+        made_there = made(name, "cuda")
+        theta, asked = made_there.theta, oracle(made_there, plan(rate=1e-9, losses=1, counts=1, noise=1.0))
+        with cuda.never_waiting(), OneType(torch.float32, D), asked.draw() as batch:
+            releases = [batch.gradient(theta, Abadi(1.0)), batch.losses([theta], 1.0), batch.below(1.0)]
+        for release in releases:
+            scaled = to("cpu", release.value) / release.std
+            assert scaled.isfinite().all()
+            assert scaled.any()
+
+
+@ON_CUDA
+def test_noise_is_made_on_the_device_with_the_stated_size(cuda):
+    with cuda.there():
+        on_gpu = made("bookkeeping", "cuda")
+        theta, draws = on_gpu.theta, []
+        for noise in (0.0, 3.0, 3.0):
+            asked = oracle(on_gpu, plan(draws=2, losses=1, noise=noise))
+            for _ in range(2):
+                with cuda.never_waiting(), OneType(torch.float32, D), asked.draw() as batch:
+                    gradient, losses = batch.gradient(theta, Abadi(0.3)), batch.losses([theta], 1.0)
+                draws.append([to("cpu", (r.value, torch.as_tensor(r.std))) for r in (gradient, losses)])
+    clean, other_clean, first, second, again, _ = draws
+    for (value, std), (noiseless, _), (repeated, _) in zip(first, clean, again, strict=True):
+        assert torch.equal(value, repeated)
+        noise = (value - noiseless) / std
+        assert noise.dtype == value.dtype
+        if len(noise) > 1:
+            assert abs(float(noise.mean())) < 5 / math.sqrt(D)
+            assert abs(float(noise.std()) - 1) < 5 / math.sqrt(2 * D)
+    other = (second[0][0] - other_clean[0][0]) / second[0][1]
+    assert abs(float(torch.corrcoef(torch.stack([other, (first[0][0] - clean[0][0]) / first[0][1]]))[0, 1])) < 0.2
+
+
+@ON_CUDA
+@ENGINES
+def test_points_share_their_dropout_on_the_device_and_leave_its_generator_alone(cuda, name):
+    with cuda.there():
+        on_gpu = made(name, "cuda", dropout=0.5)
+        asked = oracle(on_gpu, plan(losses=2, draws=2), physical_batch=16)
+        before = torch.cuda.get_rng_state()
+        found = []
+        for _ in range(2):
+            theta = on_gpu.theta
+            with cuda.never_waiting(), asked.draw() as batch:
+                combined = batch.gradient([(1.0, theta), (-1.0, theta.clone())], Abadi(1.0))
+                losses = batch.losses([theta, theta.clone()], 5.0)
+            found.append(to("cpu", (combined.value, losses.value)))
+        assert torch.equal(torch.cuda.get_rng_state(), before)
+    for combined, (first, second) in found:
+        assert not combined.any()
+        assert first == second
+    assert found[0][1][0] != found[1][1][0]
+
+
+@ON_CUDA
+@ENGINES
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
+def test_a_bad_record_contributes_nothing_and_is_not_looked_for(cuda, name, value):
+    def spoilt(x):
+        x = x.clone()
+        x[3] = value
+        return x
+
+    def query(batch, theta):
+        return [batch.gradient(theta, Abadi(0.3)), batch.losses(near(theta, 0.1), 1.5), batch.below(2.0)]
+
+    found, expected = released(cuda, name, plan(rate=1.0, losses=1, counts=1), query, transform=spoilt)
+    assert_same(found, expected)
+    assert all(value.isfinite().all() for value, _ in found)
+
+
+STEPS = ["adadp", "adaptive_clip", "dp_adam", "fiber", "hyfreedp", "scale_then_privatize"]
+
+
+@ON_CUDA
+@pytest.mark.parametrize("name", STEPS)
+def test_a_whole_step_never_waits(cuda, name):
+    optimizer = dpopt.create(name)
+    the_plan = calibrate(optimizer, rate=0.3, draws=4, dimension=D, epsilon=math.inf, delta=1e-4)
+    with cuda.there():
+        on_gpu = made("bookkeeping", "cuda", dropout=0.1)
+        asked, start = oracle(on_gpu, the_plan, physical_batch=16), on_gpu.theta
+        with cuda.never_waiting(), OneType(torch.float32, D):
+            state = optimizer.init(start)
+            while asked.draws_left:
+                state = optimizer.step(state, asked)
+        end = to("cpu", state.theta)
+    assert end.isfinite().all()
+    assert asked.ledger == the_plan.ledger
+
+
+# What has to be seen.
+
+
+class Spoilt:
+    """An engine that finds what another does, after a mistake."""
+
+    def __init__(self, engine, mistake):
+        self._engine, self._mistake = engine, mistake
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def clipped(self, *arguments):
+        return self._mistake(self._engine.clipped(*arguments))
+
+
+class Looks(Follows):
+    """A rule that needs the largest norm on the host."""
+
+    def factor(self, norm):
+        return super().factor(norm) / max(1.0, float(norm.max()))
+
+
+class LeftBehind(Follows):
+    """A rule whose bound was left on the CPU."""
+
+    def __init__(self, theta):
+        self.bound = torch.tensor(0.3)
+
+
+MISTAKES = {
+    "item": (lambda c: Clipped(c.total * c.norms.max().item(), *c[1:]), "waits .*aten::_local_scalar_dense"),
+    "mask": (lambda c: c._replace(norms=c.norms[c.norms > 0]), "waits .*aten::index"),
+    "cpu": (lambda c: c._replace(norms=c.norms.cpu()), "waits .*aten::_to_copy to the CPU"),
+    "factor": (lambda c: Clipped(c.total * torch.tensor([2.0]), *c[1:]), "aten::mul takes tensors on cuda:0 and"),
+    "number": (lambda c: Clipped(c.total * torch.tensor(2.0), *c[1:]), "aten::mul takes a tensor on the CPU"),
+    "float64": (lambda c: Clipped(c.total.double(), *c[1:]), "aten::_to_copy makes a vector torch.float64"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_an_engine_is_seen(mistake):
+    function, message = MISTAKES[mistake]
+    cuda = Imitated()
+    with cuda.there():
+        on_gpu = made("bookkeeping", "cuda")
+        theta, asked = on_gpu.theta, oracle(Spoilt(on_gpu, function), plan())
+        refused = pytest.raises(AssertionError, match=message)
+        with cuda.never_waiting(), OneType(torch.float32, D), asked.draw() as batch, refused:
+            batch.gradient(theta, Abadi(0.3))
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [(Looks, "waits .*aten::_local_scalar_dense"), (LeftBehind, "takes a tensor on the CPU beside")],
+)
+def test_a_mistake_in_a_clip_rule_is_seen(rule, message):
+    with pytest.raises(AssertionError, match=message):
+        released(Imitated(), "vmap", plan(), lambda batch, theta: [batch.gradient(theta, rule(theta))])
+
+
+def test_a_mistake_in_a_transform_is_seen():
+    with pytest.raises(AssertionError, match=r"waits .*aten::_to_copy from the CPU"):
+        released(
+            Imitated(),
+            "vmap",
+            plan(),
+            lambda batch, theta: [batch.gradient(theta, Abadi(1.0))],
+            transform=lambda x: x - torch.as_tensor(0.5, device=x.device),
+        )
