@@ -1,5 +1,6 @@
 """Workers and harnesses are killed at random, and cells raise, hang and exhaust memory: nothing is lost or doubled."""
 
+import contextlib
 import json
 import os
 import random
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -118,8 +120,37 @@ def quiet(storm: Storm, monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[s
     return Storm.records(type("Quiet", (), {"results": folder}))  # type: ignore[arg-type]
 
 
-def rage(storm: Storm, kills: int, parents: int, seed: int = 0, limit: float = 3000) -> None:
-    """Kill workers and harnesses at random until all kills are spent, then let the suite finish."""
+def spare(storm: Storm, chance: random.Random) -> int:
+    """Leave all as it is."""
+    return 0
+
+
+def damage(storm: Storm, chance: random.Random) -> int:
+    """Flip a bit in each checkpoint; how many."""
+    flipped = 0
+    for path in storm.results.glob("runs/*/*/checkpoint.pt"):
+        with contextlib.suppress(FileNotFoundError):  # its cell has just ended
+            content = bytearray(path.read_bytes())
+            bit = chance.randrange(8 * len(content))
+            content[bit // 8] ^= 1 << bit % 8
+            path.with_name("damaged").write_bytes(content)
+            path.with_name("damaged").replace(path)
+            flipped += 1
+    return flipped
+
+
+def rage(
+    storm: Storm, kills: int, parents: int, seed: int = 0, limit: float = 3000, harm: Callable[..., int] = spare
+) -> int:
+    """Kill workers and harnesses at random until all kills are spent, then let the suite finish.
+
+    Args:
+        harm: what else is done to the results after a kill.
+
+    Returns:
+        The sum of what `harm` gave.
+    """
+    harmed = 0
     chance, harness = random.Random(seed), storm.start()
     plan = ["worker"] * kills + ["parent"] * parents
     chance.shuffle(plan)
@@ -132,10 +163,12 @@ def rage(storm: Storm, kills: int, parents: int, seed: int = 0, limit: float = 3
             time.sleep(0.02)
         time.sleep(chance.uniform(0, 0.5))
         os.kill(harness.pid if victim == "parent" else chance.choice(workers), signal.SIGKILL)
+        harmed += harm(storm, chance)
         if victim == "parent":
             harness.wait()
             harness = storm.start()
     storm.finish(harness, limit)
+    return harmed
 
 
 def shows_it_survives(tmp_path, monkeypatch, calm, kills, parents, pause, timeout):
@@ -153,6 +186,17 @@ def test_a_small_storm(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_storm(tmp_path, monkeypatch):
     shows_it_survives(tmp_path, monkeypatch, calm=197, kills=30, parents=2, pause=0.03, timeout=60)
+
+
+@pytest.mark.slow
+def test_a_storm_that_damages_checkpoints(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNRULY_CHECKPOINTS", "0.3")
+    storm = Storm(tmp_path, calm=57, pause=0.1, timeout=60)
+    assert rage(storm, kills=16, parents=4, harm=damage) > 10
+    said = storm.log.read_text()
+    assert "does not have the checksum" in said
+    storm.check()
+    assert storm.records() == quiet(storm, monkeypatch, tmp_path / "quiet")
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from dpopt.fields import NonNegative
+from dpopt.harness import cell
 from dpopt.workloads.synthetic import SyntheticLogReg
 
 SUITE = """
@@ -32,6 +34,8 @@ grace: 2
 memory: 3
 """
 KEPT: list[np.ndarray] = []
+if "UNRULY_CHECKPOINTS" in os.environ:  # from a worker's second cell on
+    cell.run.__kwdefaults__["checkpoint_seconds"] = float(os.environ["UNRULY_CHECKPOINTS"])
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
 import shutil
 import tarfile
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO
+from typing import IO, Any
 
 from dpopt.errors import ConfigError
 from dpopt.store.runs import Store
@@ -61,7 +62,7 @@ def _unpack(archive: Path, folder: Path) -> None:
                     shutil.copyfileobj(found, out)
 
 
-class _Bounded:
+class _Bounded(io.RawIOBase):
     """Reads a stream up to a number of bytes: headers, names and files of an archive alike.
 
     Raises:
@@ -71,10 +72,14 @@ class _Bounded:
     def __init__(self, stream: IO[bytes], limit: int) -> None:
         self._stream, self._limit, self._read = stream, limit, 0
 
-    def read(self, size: int) -> bytes:
-        content = self._stream.read(size)
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        content = self._stream.read(len(buffer))
+        buffer[: len(content)] = content
         self._read += len(content)
         if self._read > self._limit:
             much = f"it holds more than {self._limit / 1e6:.0f} MB, which is more than {RATIO} times its size"
             raise tarfile.TarError(f"{much}; unpack it yourself if you trust it, and merge the folder")
-        return content
+        return len(content)
