@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install quickstart test slow lint clean
+.PHONY: install quickstart test slow mutants lint clean
 
 install: $(INSTALLED)
 
@@ -25,6 +25,9 @@ test: install
 
 slow: install
 	$(BIN)/python -m pytest -m slow
+
+mutants: install
+	$(BIN)/python tests/mutation
 
 lint: install
 	$(BIN)/ruff check .
