@@ -23,7 +23,7 @@ class Missing(ConfigError):
 
     Args:
         field, value, allowed: see `ConfigError`.
-        kind: "data set" or "weights".
+        kind: "data" or "weights".
         name: of the data set or the model.
         hub: the hub's name for it where it is loaded from there when it is first needed; empty where nothing is asked,
             so that no run can begin.

@@ -76,7 +76,7 @@ def test_a_plan_needs_neither_data_nor_weights(tmp_path, nowhere, capsys, monkey
     assert cells.startswith("36 distinct cells")
     assert re.fullmatch(r"8.6e\+06 gradient evaluations, 6.6e\+16 FLOPs to run, about 41 minutes on 1 h100", estimate)
     assert basis.startswith("~ by FLOPs (2.7e+13 a second, assumed: 40% of its float32 peak) and 2 ms a gradient")
-    assert absent == f"loaded from the hub when first needed: data set cifar10; weights {WEIGHTS}"
+    assert absent == f"loaded from the hub when first needed: data cifar10; weights {WEIGHTS}"
 
 
 def test_a_run_needs_both(tmp_path, nowhere, capsys, monkeypatch):

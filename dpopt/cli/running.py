@@ -39,10 +39,10 @@ def plan(overrides: Sequence[str]) -> None:
     from dpopt.harness import plan as planning
     from dpopt.training import resolve_device
 
-    own = {key: override for override in overrides if (key := override.partition("=")[0]) in ("probe", "flops")}
-    given = {key: yaml.safe_load(override.partition("=")[2]) for key, override in own.items()}
+    own = [override for override in overrides if override.startswith(("probe=", "flops="))]
+    given = {key: yaml.safe_load(value) for key, _, value in (override.partition("=") for override in own)}
     limit = fields.convert(given["probe"], fields.Count, "probe", {}) if "probe" in given else 0
-    suite, store, planned = _plan([override for override in overrides if override not in own.values()])
+    suite, store, planned = _plan([override for override in overrides if override not in own])
     rate = flops.rate(given.get("flops"), resolve_device(suite.device))
     if limit and rate.device:
         raise ConfigError("probe", limit, f"it times this machine, no {rate.device}: leave one of both keys out")

@@ -33,7 +33,7 @@ TIMES = {"draws", "seconds_prepare", "seconds_train", "provenance"}
 RECORDS = 100
 """Finished cells that tell the time of their row."""
 CALL = 2e-3
-"""Seconds of a gradient that go into calling torch, in an estimate: those of the digits' network on one core."""
+"""Seconds of a gradient that go into calling torch, in an estimate: about those of the digits' network on a CPU."""
 LONG = 60.0
 """Seconds after which a probe takes no further draw."""
 

@@ -80,7 +80,7 @@ def work_of(workload: str) -> Work | None:
         workload: as `registry.spec` describes it, as JSON.
 
     Returns:
-        None where it cannot be counted: no shapes without files, a model that looks at values, no products in it.
+        None where it cannot be counted: there are no shapes without files, or the model looks at values.
     """
     made: Workload = registry.from_spec("workload", json.loads(workload))
     try:
@@ -90,7 +90,7 @@ def work_of(workload: str) -> Work | None:
         return None
     trained = sum(parameter.numel() for parameter in outline.model.parameters() if parameter.requires_grad)
     evaluation = (made.validation + outline.tested) * forward
-    return Work(trained, gradient, evaluation, made.marks) if gradient else None
+    return Work(trained, gradient, evaluation, made.marks)
 
 
 def count(outline: Outline, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> tuple[int, int]:
@@ -167,7 +167,8 @@ def measured(device: torch.device) -> float:
 
 
 def _seconds(a: torch.Tensor) -> float:
-    """That a product takes."""
-    started = time.perf_counter()
+    """That a product takes, on a core of its own or on the device."""
+    clock = time.perf_counter if a.is_cuda else time.process_time
+    started = clock()
     (a @ a)[0, 0].item()  # waits for the device
-    return time.perf_counter() - started
+    return clock() - started

@@ -153,7 +153,7 @@ def test_what_is_missing_is_listed_once(tmp_path, monkeypatch):
     names = ["cifar10", "cifar100", "svhn", "gtsrb", "food101"]
     weights = [f"vit_{size}_patch16_224.augreg_in21k" for size in ("small", "base")]
     found = {(entry.kind, entry.name) for entry in missing(load_suite("hyfreedp_table2"))}
-    assert found == {("data set", name) for name in names} | {("weights", name) for name in weights}
+    assert found == {("data", name) for name in names} | {("weights", name) for name in weights}
     assert len(missing(load_suite("hyfreedp_table2"))) == 7
 
 

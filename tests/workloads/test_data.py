@@ -278,7 +278,7 @@ def test_a_missing_split_is_found_by_a_cheap_look(grey, root):
         file.unlink()
     (found,) = data.missing("tiny")
     assert re.search(r"DPOPT_DATA.*tiny/test-\*\.parquet.*ylecun/mnist", str(found))
-    assert (found.kind, found.name, found.hub) == ("data set", "tiny", "")
+    assert (found.kind, found.name, found.hub) == ("data", "tiny", "")
 
 
 def test_a_set_that_is_on_no_hub_needs_a_folder(monkeypatch):

@@ -241,11 +241,11 @@ def test_a_checkpoint_that_is_nowhere(root, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda hub, name: None)
     assert [(entry.kind, entry.hub) for entry in workload.missing()] == [
-        ("data set", "uoft-cs/cifar10"),
+        ("data", "uoft-cs/cifar10"),
         ("weights", "timm/vit_small_patch16_224.augreg_in21k"),
     ]
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda hub, name: f"{root}/{name}")
-    assert [entry.kind for entry in workload.missing()] == ["data set"]
+    assert [entry.kind for entry in workload.missing()] == ["data"]
 
 
 def test_report():

@@ -69,12 +69,12 @@ def files(found: Entry, split: str) -> list[Path] | None:
     root = os.environ.get("DPOPT_DATA")
     if not root:
         if found.hub is None:
-            raise Missing("DPOPT_DATA", None, how_to_get(found), "data set", found.name)
+            raise Missing("DPOPT_DATA", None, how_to_get(found), "data", found.name)
         return None
     pattern = f"{found.name}/{found.part(split).source}-*.parquet"
     held = sorted(Path(root).glob(pattern))
     if not held:
-        raise Missing("DPOPT_DATA", root, f"expected {pattern} in it; {how_to_get(found)}", "data set", found.name)
+        raise Missing("DPOPT_DATA", root, f"expected {pattern} in it; {how_to_get(found)}", "data", found.name)
     return held
 
 
@@ -87,7 +87,7 @@ def absent(found: Entry) -> list[Missing]:
     if None not in local or hub.is_data_kept(str(found.hub)):
         return []
     source = str(found.hub) if hub.is_asked() else ""
-    return [Missing("data", found.name, how_to_get(found), "data set", found.name, source)]
+    return [Missing("data", found.name, how_to_get(found), "data", found.name, source)]
 
 
 def how_to_get(found: Entry) -> str:
