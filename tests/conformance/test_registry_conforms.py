@@ -1,9 +1,12 @@
 """Every registered optimizer, plug-ins included, keeps every rule of `dpopt.testing`."""
 
 import pytest
+from devices import Card
 
 import dpopt
 from dpopt.optimizers.base import Direction
+from dpopt.testing.numerics import never_waits_for_the_device, same_on_cuda
+from dpopt.testing.task import Task, advance
 
 CASES = [(name, check) for name in dpopt.optimizers() for check in dpopt.testing.checks(dpopt.create(name))]
 DIRECTIONS = [name for name in dpopt.optimizers() if isinstance(dpopt.create(name), Direction)]
@@ -49,3 +52,32 @@ def test_registered_optimizer(name, check):
 @pytest.mark.parametrize("check", VARIANT_CASES)
 def test_variant(check):
     check()
+
+
+# On the GPU that there is; the imitated one is among the checks above.
+
+
+def optimizer_of(label):
+    name, fields = VARIANTS.get(label, (label, {}))
+    return dpopt.create(name, **fields)
+
+
+ON_A_CARD = [*dpopt.optimizers(), *VARIANTS]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("label", ON_A_CARD)
+def test_on_a_card_it_ends_where_it_does_on_the_cpu(label):
+    same_on_cuda(optimizer_of(label))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("label", ON_A_CARD)
+def test_on_a_card_no_step_waits(label):
+    optimizer = optimizer_of(label)
+    if never_waits_for_the_device.__name__ in getattr(optimizer, "conformance_exceptions", {}):
+        pytest.skip("it is excepted")
+    recording = Task().record(optimizer)
+    oracle, start = recording.oracle(lambda value: value.to("cuda")), recording.start.to("cuda")
+    with Card().never_waiting():
+        advance(optimizer, optimizer.init(start), oracle)

@@ -19,6 +19,7 @@ from dpopt.privacy.calibration import trace
 from dpopt.privacy.oracle import ReplayOracle
 from dpopt.privacy.protocol import Release
 from dpopt.testing import Task
+from dpopt.testing.device import imitated_cuda
 
 CASES = {
     "sgd": TorchOptim("torch.optim.SGD", 0.5, arguments={"momentum": 0.9, "weight_decay": 0.01}),
@@ -281,3 +282,19 @@ def test_arguments_are_a_mapping():
     assert len(arguments) == 2
     with pytest.raises(TypeError):
         arguments["a"] = 2  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("torch_optim", 0), ("schedulefree_adamw", 0), ("prodigy", 2), ("dadapt_adam", 2), ("dog", 5)]
+)
+def test_a_step_on_a_gpu_waits_where_the_package_reads_a_value_and_nowhere_else(name, most):
+    optimizer, seen = dpopt.create(name), []
+    recording = Task().record(optimizer)
+    with imitated_cuda(seen.append):
+        oracle = recording.oracle(lambda value: value.to("cuda"))
+        state = optimizer.step(optimizer.init(recording.start.to("cuda")), oracle)
+        seen.clear()
+        state = optimizer.step(state, oracle)
+        assert len(seen) <= most, seen
+    assert (state.theta.is_cuda, state.eta.is_cuda) == (True, True)
+    assert (state.begun.is_cuda, state.numbers.is_cuda) == (False, False)

@@ -7,11 +7,13 @@ import torch
 from torch.func import vmap
 
 from dpopt import registry
-from dpopt.clipping import Abadi
+from dpopt.clipping import Abadi, engine
 from dpopt.clipping.lot import LotEngine
 from dpopt.errors import ConfigError
 from dpopt.privacy.lot import LotOracle
 from dpopt.privacy.oracle import BudgetSpent, UnplannedRelease
+from dpopt.privacy.protocol import Release
+from dpopt.testing.device import ignore, imitated_cuda, values
 from dpopt.testing.task import DRAWS, Task
 
 RUNS = 3
@@ -77,6 +79,30 @@ def test_every_kind_of_release_is_that_of_each_run(task):
         assert_same(gradient, [first for first, _ in expected])
         assert_same(second, [other for _, other in expected])
         assert [each.ledger for each in answering] == [each.ledger for each in alone]
+
+
+@pytest.mark.parametrize(("name", "query"), [("hyfreedp", "losses"), ("adaptive_clip", "below")])
+def test_a_lot_on_a_gpu_releases_what_each_run_does(task, name, query):
+    """It waits for a few numbers; but nothing is left on the CPU."""
+    with imitated_cuda(ignore):
+        task.model, task.x, task.y = task.model.to("cuda"), task.x.to("cuda"), task.y.to("cuda")
+        task.engine = engine(task.model, task.loss, sample=(task.x, task.y))
+        oracle, _, alone = make(task, name)
+        thetas = points(task)
+        with oracle.draw() as batch:
+            first = ask(thetas, lambda theta: batch.gradient(theta, Abadi(0.3)))
+            second = ask(thetas, lambda theta: second_query(batch, query, theta))
+        expected = []
+        for own, theta in zip(alone, thetas, strict=True):
+            with own.draw() as batch:
+                expected.append((batch.gradient(theta, Abadi(0.3)), second_query(batch, query, theta)))
+        first, second, expected = values((first, second, [[(r.value, r.std) for r in each] for each in expected]))
+    for position, lot in enumerate((first, second)):
+        assert_same(lot, [Release(*each[position]) for each in expected])
+
+
+def second_query(batch, query, theta):
+    return batch.losses([theta, theta * 1.1, theta], 2.0) if query == "losses" else batch.below(0.4)
 
 
 def test_losses_of_a_point_that_was_changed_are_computed_again(task):

@@ -11,6 +11,7 @@ from torch import nn
 import dpopt
 from dpopt.clipping import Abadi, Automatic, Normalized, engine
 from dpopt.clipping.flat import Clipped
+from dpopt.clipping.rules import AtBound
 from dpopt.privacy import DataOracle, Draw, Ledger, Plan, calibrate
 from dpopt.testing.numerics import OneType
 
@@ -87,24 +88,12 @@ def assert_same(found, expected):
     assert found[0][0].any()
 
 
-class Follows:
-    """A rule whose bound is a tensor, as that of `adaptive_clip` is."""
-
-    sensitivity = 1.0
-
-    def __init__(self, theta):
-        self.bound = theta.new_full((), 0.3, dtype=torch.float64)
-
-    def factor(self, norm):
-        return torch.minimum(1 / norm, 1 / self.bound)
-
-
 QUERIES = {
     "abadi": lambda batch, theta: [batch.gradient(theta, Abadi(0.3))],
     "no bound": lambda batch, theta: [batch.gradient(theta, Abadi(math.inf))],
     "automatic": lambda batch, theta: [batch.gradient(theta, Automatic())],
     "normalized": lambda batch, theta: [batch.gradient(theta, Normalized(0.3))],
-    "bound on the device": lambda batch, theta: [batch.gradient(theta, Follows(theta))],
+    "bound on the device": lambda batch, theta: [batch.gradient(theta, AtBound(theta.new_full((), 0.3)))],
     "two points": lambda batch, theta: [batch.gradient(weighted(theta), Abadi(0.3))],
     "scaled": lambda batch, theta: [batch.gradient(theta, Abadi(0.3), near(theta, 0.1)[0].abs())],
     "two points, scaled": lambda batch, theta: [batch.gradient(weighted(theta), Abadi(0.3), near(theta, 0.1)[0].abs())],
@@ -254,20 +243,6 @@ class Spoilt:
         return self._mistake(self._engine.clipped(*arguments))
 
 
-class Looks(Follows):
-    """A rule that needs the largest norm on the host."""
-
-    def factor(self, norm):
-        return super().factor(norm) / max(1.0, float(norm.max()))
-
-
-class LeftBehind(Follows):
-    """A rule whose bound was left on the CPU."""
-
-    def __init__(self, theta):
-        self.bound = torch.tensor(0.3)
-
-
 MISTAKES = {
     "item": (lambda c: Clipped(c.total * c.norms.max().item(), *c[1:]), "waits .*aten::_local_scalar_dense"),
     "mask": (lambda c: c._replace(norms=c.norms[c.norms > 0]), "waits .*aten::index"),
@@ -290,13 +265,10 @@ def test_a_mistake_in_an_engine_is_seen(mistake):
             batch.gradient(theta, Abadi(0.3))
 
 
-@pytest.mark.parametrize(
-    ("rule", "message"),
-    [(Looks, "waits .*aten::_local_scalar_dense"), (LeftBehind, "takes a tensor on the CPU beside")],
-)
-def test_a_mistake_in_a_clip_rule_is_seen(rule, message):
-    with pytest.raises(AssertionError, match=message):
-        released(Imitated(), "vmap", plan(), lambda batch, theta: [batch.gradient(theta, rule(theta))])
+def test_a_bound_that_was_left_on_the_cpu_is_seen():
+    rule = AtBound(torch.tensor(0.3))
+    with pytest.raises(AssertionError, match="aten::minimum takes a tensor on the CPU beside"):
+        released(Imitated(), "vmap", plan(), lambda batch, theta: [batch.gradient(theta, rule)])
 
 
 def test_a_mistake_in_a_transform_is_seen():

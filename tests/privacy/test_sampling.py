@@ -1,11 +1,14 @@
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from devices import ON_CUDA, Imitated, to
 from scipy import stats
 
 from dpopt.privacy import sampling
+from dpopt.testing.numerics import OneType
 
 
 def test_draws_are_a_function_of_seed_and_number():
@@ -164,3 +167,48 @@ def test_derived_seeds():
         len({sampling.derive("a", 1), sampling.derive("a", 2), sampling.derive("b", 1), sampling.derive(["a", 1])}) == 4
     )
     assert 0 <= sampling.derive("x") < 2**128
+
+
+@ON_CUDA
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_noise_on_a_gpu_is_standard_normal_and_never_waited_for(cuda, dtype, monkeypatch):
+    """Numbers are a device's own in float32, and the CPU's in float64."""
+    monkeypatch.setattr(sampling, "DEVICE_BLOCK", 3000)
+    size, where = 10_000, ((3, 0, 0), (3, 0, 0), (3, 0, 1), (3, 1, 0), (4, 0, 0))
+    with cuda.there():
+        std = torch.full((), 2.0, dtype=torch.float64, device="cuda")
+        total = torch.zeros(size, dtype=dtype, device="cuda")
+        with cuda.never_waiting(), OneType(dtype, size):
+            noises = [sampling.gaussian(*counter, size, dtype, "cuda") for counter in where]
+            sampling.add_gaussian(total, std, *where[0])
+        first, again, *others = to("cpu", noises)
+        assert torch.equal(to("cpu", total), 2 * first)
+    assert torch.equal(first, again)
+    assert stats.kstest(first.numpy(), "norm").pvalue > 1e-6
+    blocks = [first[:3000], first[3000:6000], first[6000:9000]]
+    for one, other in [*((first, other) for other in others), *pairwise(blocks)]:
+        assert abs(float(torch.corrcoef(torch.stack([one, other]))[0, 1])) < 5 / len(one) ** 0.5
+    if dtype is torch.float64:
+        assert torch.equal(first, sampling.gaussian(*where[0], size, dtype))
+
+
+@ON_CUDA
+def test_what_is_sent_to_a_gpu_is_not_waited_for(cuda):
+    rows = torch.arange(10)
+    with cuda.there():
+        device = torch.device("cuda", 0)
+        with cuda.never_waiting():
+            there = sampling.send(rows, device)
+            same = sampling.send(there, device)
+        assert (there.device, same.device) == (device, device)
+        assert torch.equal(to("cpu", there), rows)
+
+
+def test_noise_in_the_wrong_precision_and_a_blocking_copy_are_seen(monkeypatch):
+    cuda = Imitated()
+    with cuda.there(), cuda.never_waiting():
+        with OneType(torch.float32, 100), pytest.raises(AssertionError, match=r"makes a vector torch\.float64"):
+            sampling.gaussian(3, 0, 0, 100, torch.float64, "cuda")
+        monkeypatch.setattr(sampling, "send", lambda tensor, device: tensor.to(device))
+        with pytest.raises(AssertionError, match="aten::_to_copy from the CPU that is not `non_blocking`"):
+            sampling.gaussian(3, 0, 0, 100, torch.float64, "cuda")
