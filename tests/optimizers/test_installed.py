@@ -12,10 +12,12 @@ from dpopt.errors import ConfigError
 from dpopt.optimizers import _installed
 from dpopt.optimizers.torch_optim import TorchOptim
 
-EVIL = """
+MARK = """
 from pathlib import Path
-import torch
 Path("was_here").write_text("run")
+"""
+EVIL = f"""{MARK}
+import torch
 class X(torch.optim.SGD):
     pass
 """
@@ -41,26 +43,34 @@ def write(path, text=EVIL):
     path.write_text(text)
 
 
-@pytest.mark.parametrize(
-    ("file", "path"),
-    [
-        ("results/bench/ab12/evil.py", "results.bench.ab12.evil.X"),
-        ("evil.py", "evil.X"),
-        ("schedulefree/__init__.py", "schedulefree.X"),  # in the place of an installed one
-    ],
-    ids=["merged", "beside", "in place"],
-)
-def test_nothing_is_imported_from_the_current_folder(tmp_path, file, path):
-    write(tmp_path / file)
-    write(tmp_path / "mine.yaml", SUITE.format(path=path))
-    said = python(tmp_path, "-m", "dpopt", "plan", "suite=mine.yaml")
+def test_a_suite_runs_nothing_of_the_results_beside_it(tmp_path):
+    """Such as a file that came with a measurement of someone else."""
+    write(tmp_path / "results" / "bench" / "ab12" / "evil.py", MARK)
+    write(tmp_path / "suite_of_mine.yaml", SUITE.format(path="results.bench.ab12.evil.X"))
+    said = python(tmp_path, "-m", "dpopt", "plan", "suite=suite_of_mine.yaml")
     assert said.returncode == 2
-    assert f"TorchOptim.optimizer: '{path}'" in " ".join(said.stderr.split())
-    assert "is not installed" in said.stderr.replace("\n", " ")
+    assert "TorchOptim.optimizer: 'results.bench.ab12.evil.X'" in " ".join(said.stderr.split())
+    assert "is not installed" in " ".join(said.stderr.split())
     assert "Traceback" not in said.stderr
     assert not (tmp_path / "was_here").exists()
-    assert python(tmp_path, "-c", f"import {path.rpartition('.')[0]}").returncode == 0
+    assert python(tmp_path, "-c", "import results.bench.ab12.evil").returncode == 0
     assert (tmp_path / "was_here").exists(), "Python itself would have run it"
+
+
+@pytest.mark.parametrize(
+    "name", ["evil.py", "schedulefree/__init__.py"], ids=["beside", "in place of an installed one"]
+)
+def test_nothing_is_imported_from_the_current_folder(tmp_path, monkeypatch, name):
+    module = name.partition(".")[0].partition("/")[0]
+    write(tmp_path / name)
+    for known in [known for known in sys.modules if known.partition(".")[0] == module]:
+        monkeypatch.delitem(sys.modules, known)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    with pytest.raises(ConfigError, match="is not installed"):
+        TorchOptim(f"{module}.X")
+    assert not (tmp_path / "was_here").exists()
+    assert module not in sys.modules
 
 
 @pytest.fixture
