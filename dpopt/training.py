@@ -126,11 +126,12 @@ def fit(
     size = None if physical_batch == "auto" else fields.convert(physical_batch, Count, "physical_batch", {})
     source = processes.gather(secret_seed())[0] if seed is None else fields.convert(seed, int, "seed", {})
     first = sample(data, transform, place)
-    clipper = clipping.engine(model.to(place), loss, engine, sample=first, precision=precision)
+    rate, batch = sampling_rate(batch_size, len(data.x)), min(batch_size, size or batch_size)
+    clipper = clipping.engine(model.to(place), loss, engine, sample=first, batch=batch, precision=precision)
     _check_loss(clipper, loss, first)
     plan = calibrate(
         chosen,
-        rate=sampling_rate(batch_size, len(data.x)),
+        rate=rate,
         draws=number_of_draws(epochs, batch_size, len(data.x)),
         dimension=clipper.dimension,
         epsilon=epsilon,

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
 from dpopt.clipping.bookkeeping import BookkeepingEngine
-from dpopt.clipping.flat import Clipped, ClippingEngine, Loss
-from dpopt.clipping.layers import refuse_unsafe
+from dpopt.clipping.flat import Clipped, ClippingEngine, FlatModel, Loss
+from dpopt.clipping.layers import refuse_unsafe, replacements
 from dpopt.clipping.recording import Unsupported
 from dpopt.clipping.rules import RULES, Abadi, Automatic, Normalized, clip_rule, clip_spec
+from dpopt.clipping.verification import verify
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError, unknown
-from dpopt.privacy.protocol import ClipRule, Vector
+from dpopt.privacy.protocol import ClipRule, Number, Vector
 
 __all__ = [
     "RULES",
@@ -40,45 +41,48 @@ def engine(
     name: str = "auto",
     *,
     sample: tuple[Tensor, Tensor] | None = None,
+    batch: float | None = None,
     precision: str = "float32",
 ) -> ClippingEngine:
     """The clipping engine `name` for `loss(model(x), y)`.
 
     Args:
-        model: its parameters with `requires_grad` are trained.
+        model: its parameters with `requires_grad` are trained. Batch and spectral normalisation have to be in
+            evaluation mode when the engine is made, and stay so while the engine runs the model.
         loss: (outputs, targets) -> one loss per example.
-        name: "bookkeeping" (fast), "vmap" (any model, slow), or "auto": bookkeeping where it can follow the model, else
-            vmap; the log says why.
-        sample: a few records (x, y), to find out now whether bookkeeping can follow the model; without them the first
+        name: "bookkeeping" (fast), "vmap" (any model that `torch.func.vmap` can follow, slow), or "auto": bookkeeping
+            where it can follow the model, else vmap; the log says why.
+        sample: a few records (x, y), to find out now whether an engine can follow the model; without them the first
             batch tells.
+        batch: expected batch size: examples that mix are then looked for among as many as the engine works on at once.
         precision: "float32" is the model's own type; "bfloat16" runs the model under autocast, while norms and sums are
             computed in float32 ("bookkeeping" only).
 
     Raises:
-        ConfigError: unknown engine or precision, a layer that mixes examples, nothing to train, or "bookkeeping" for a
-            model that it cannot follow.
+        ConfigError: unknown engine or precision, a layer that mixes examples, nothing to train, or a model that the
+            engine cannot follow.
     """
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
     if precision not in PRECISIONS:
         raise unknown("precision", precision, PRECISIONS)
+    if name == "vmap" and precision != "float32":
+        raise ConfigError("precision", precision, "the engine 'vmap' knows only float32")
     refuse_unsafe(model)
-    if name == "vmap":
-        if precision != "float32":
-            raise ConfigError("precision", precision, "the engine 'vmap' knows only float32")
-        return VmapEngine(model, loss)
-    checked = _Checked(model, loss, precision, falls_back=name == "auto")
-    made = checked.decided(*sample) if sample else checked
-    return made if checked.is_decided else checked
+    engines: list[FlatModel] = [] if name == "vmap" else [BookkeepingEngine(model, loss, precision)]
+    if name != "bookkeeping":
+        engines.append(VmapEngine(model, loss))
+    choice = _Choice(engines, batch)
+    made = choice.decided(*sample) if sample else choice
+    return made if choice.is_decided else choice
 
 
-class _Checked(ClippingEngine):
-    """Book-keeping, verified on the first batch that it sees; vmap from then on if it cannot follow the model."""
+class _Choice(ClippingEngine):
+    """The first of some engines that can follow the model, which the first batch decides that shows anything."""
 
-    def __init__(self, model: nn.Module, loss: Loss, precision: str, falls_back: bool) -> None:
-        self._fast = BookkeepingEngine(model, loss, precision)
-        self._engine: ClippingEngine = self._fast
-        self._slow = VmapEngine(model, loss) if falls_back else None
+    def __init__(self, engines: Sequence[FlatModel], batch: float | None) -> None:
+        self._engines, self._batch = engines, batch
+        self._engine = engines[0]
         self.is_decided = False
         self.dimension = self._engine.dimension
 
@@ -86,29 +90,27 @@ class _Checked(ClippingEngine):
         """The engine to use for data such as the records x, y.
 
         Raises:
-            ConfigError: book-keeping cannot follow the model, and nothing else was allowed.
+            ConfigError: none can follow the model.
         """
-        if self.is_decided or not len(x):
-            return self._engine
-        try:
-            self.is_decided = self._verify(x, y)
-        except Unsupported as error:
-            if self._slow is None:
-                raise
-            _LOG.warning("engine vmap, because bookkeeping cannot follow the model: %s", error.reason)
-            self._engine, self.is_decided = self._slow, True
-        else:
-            if self.is_decided:
-                _LOG.info("engine bookkeeping: agrees with autograd on one example at a time")
+        if not self.is_decided and len(x):
+            self._engine, self.is_decided = self._choose(x, y)
         return self._engine
 
-    def _verify(self, x: Tensor, y: Tensor) -> bool:
-        try:
-            return self._fast.verify(x, y)
-        except ConfigError:
-            raise
-        except Exception as error:  # a model can fail in any way
-            raise Unsupported(f"{type(error).__name__}: {error}") from error
+    def _choose(self, x: Tensor, y: Tensor) -> tuple[FlatModel, bool]:
+        refusals: dict[str, Unsupported] = {}
+        for engine in self._engines:
+            try:
+                is_decided = verify(engine, x, y, self._batch)
+            except Unsupported as error:
+                refusals[engine.name] = error
+                continue
+            if is_decided and refusals:
+                reasons = [f"{name} cannot follow the model: {error.reason}" for name, error in refusals.items()]
+                _LOG.warning("engine %s, because %s", engine.name, *reasons)
+            elif is_decided:
+                _LOG.info("engine %s: agrees with autograd on one example at a time", engine.name)
+            return engine, is_decided
+        raise _refused(self._engines[0].model, refusals)
 
     @property
     def theta(self) -> Vector:
@@ -125,7 +127,7 @@ class _Checked(ClippingEngine):
 
     def clipped(
         self,
-        points: Sequence[tuple[float, Vector]],
+        points: Sequence[tuple[Number, Vector]],
         x: Tensor,
         y: Tensor,
         mask: Tensor,
@@ -136,3 +138,13 @@ class _Checked(ClippingEngine):
 
     def losses(self, points: Sequence[Vector], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         return self.decided(x, y).losses(points, x, y, mask)
+
+
+def _refused(model: nn.Module, refusals: Mapping[str, Unsupported]) -> Unsupported:
+    """The error where every engine refuses `model`."""
+    instead = replacements(model)
+    if len(refusals) > 1:
+        reason = "; ".join(f"{error.reason} ({name})" for name, error in refusals.items())
+        return Unsupported(reason, "auto", instead)
+    ((name, error),) = refusals.items()
+    return Unsupported(error.reason, name, f"{instead}, and vmap" if instead and name == "bookkeeping" else instead)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
+from dpopt.clipping import layers, mixing
+from dpopt.clipping.recording import Unsupported
 from dpopt.clipping.rules import factors
 from dpopt.privacy.protocol import ClipRule, Number, Vector
 
@@ -100,42 +105,195 @@ class ClippingEngine(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class PerExample:
+    """What an engine knows of each of the n examples of one physical batch.
+
+    Attributes:
+        losses: at each of the k points, shape [k, n].
+        norms: L2 norms of the combined and scaled gradients, shape [n].
+        weighted_sum: weights [n] -> sum_i weights_i gradient_i, shape [d], a new tensor; to be called once.
+    """
+
+    losses: Tensor
+    norms: Tensor
+    weighted_sum: Callable[[Tensor], Vector]
+
+
 class FlatModel(ClippingEngine):
     """A model whose trained parameters (those with `requires_grad`) are read and written as one vector.
 
+    A layer that normalises by statistics of its own, and is in evaluation mode when the engine is made, stays so.
+
+    The first batch with two rows or more is watched for records that change what the model makes of others, and so is
+    any batch that is at least twice as large as those watched before (see `mixing`). It costs three passes more.
+
     Attributes:
+        name: what users call the engine.
         dimension: number d of trained parameters.
+        model, loss: what the engine was made of.
+        trained: the trained parameters by name.
+        example_bytes: what a pass keeps of an example, found out by verification; 0 before.
     """
 
+    name: str
+
     def __init__(self, model: nn.Module, loss: Loss) -> None:
-        self._model, self._loss = model, loss
-        self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._sizes = [p.numel() for p in self._trained.values()]
+        self.model, self.loss = model, loss
+        self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._sizes = [p.numel() for p in self.trained.values()]
         self.dimension = sum(self._sizes)
+        self._places = _places(model, self.trained)
+        self._frozen = layers.frozen_statistics(model)
+        self.example_bytes = 0
+        self._watched = 1
+        self._takes_extremes: bool | None = None
 
     @property
     def theta(self) -> Vector:
         """A copy of the model's trained parameters, shape [d], in the order of `named_parameters`."""
-        return torch.cat([p.detach().flatten() for p in self._trained.values()])
+        return torch.cat([p.detach().flatten() for p in self.trained.values()])
 
     def load(self, theta: Vector) -> None:
         """Write `theta`, shape [d], into the model."""
         with torch.no_grad():
-            for parameter, value in zip(self._trained.values(), self._split(theta), strict=True):
+            for parameter, value in zip(self.trained.values(), self.split(theta), strict=True):
                 parameter.copy_(value)
 
     def physical_batch(self, expected: float) -> int:
         needed = math.ceil(expected + 3 * math.sqrt(expected))
         return max(1, min(needed, self._most_examples()))
 
+    @torch.no_grad()
+    def outputs(self, theta: Vector, x: Tensor) -> Tensor:
+        self.freeze()
+        return self._outputs(theta.detach(), x.detach())
+
+    @torch.no_grad()
+    def losses(self, points: Sequence[Vector], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        if not len(x):
+            return points[0].new_zeros(len(points), 0)
+        self.freeze()
+        x, y = x.detach(), y.detach()
+        pairs = zip(points, same_randomness(x.device), strict=False)
+        return torch.stack([self._losses(theta.detach(), x, y) for theta, _ in pairs])
+
+    @torch.no_grad()
+    def clipped(
+        self,
+        points: Sequence[tuple[Number, Vector]],
+        x: Tensor,
+        y: Tensor,
+        mask: Tensor,
+        clip: ClipRule,
+        scale: Vector | None = None,
+    ) -> Clipped:
+        points = [(float(weight), theta.detach()) for weight, theta in points]
+        x, y, scale = x.detach(), y.detach(), None if scale is None else scale.detach()
+        if not len(x):
+            theta = points[0][1]
+            return Clipped(torch.zeros_like(theta), theta.new_zeros(len(points), 0), theta.new_zeros(0))
+        if not self.is_to_be_watched(x):
+            return self._clipped(points, x, y, mask, clip, scale)
+        self.freeze()
+        layers.refuse_unsafe(self.model)
+        again = same_randomness(x.device)
+        next(again)
+        with mixing.constant_buffers(self.model):
+            clipped = self._clipped(points, x, y, mask, clip, scale)
+
+        def run(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            next(again)
+            found = self.per_example(points, x, y, scale)
+            return found.losses, found.norms
+
+        try:
+            with mixing.trial(self.model):
+                mixing.must_not_mix(run, x, y, self.takes_extremes(x, y), (clipped.losses, clipped.norms))
+        except Unsupported as error:
+            raise Unsupported(error.reason, self.name) from error
+        self._watched = len(x)
+        return clipped
+
+    def is_to_be_watched(self, x: Tensor) -> bool:
+        """Whether `clipped` will look for mixing in the batch `x`."""
+        return len(x) >= 2 * self._watched
+
+    def takes_extremes(self, x: Tensor, y: Tensor) -> bool:
+        """Whether the model and the loss accept records unlike x, y, see `mixing.takes_extremes`."""
+        if self._takes_extremes is None:
+            self.freeze()
+            self._takes_extremes = mixing.takes_extremes(self.model, self.loss, x, y)
+        return self._takes_extremes
+
+    def _clipped(
+        self,
+        points: Sequence[tuple[Number, Vector]],
+        x: Tensor,
+        y: Tensor,
+        mask: Tensor,
+        clip: ClipRule,
+        scale: Vector | None,
+    ) -> Clipped:
+        found = self.per_example(points, x, y, scale)
+        return Clipped(found.weighted_sum(clip_factors(clip, found.norms, mask)), found.losses, found.norms)
+
+    def per_example(
+        self, points: Sequence[tuple[Number, Vector]], x: Tensor, y: Tensor, scale: Vector | None = None
+    ) -> PerExample:
+        """What `clipped` sums, for at least one example; arguments as there."""
+        self.freeze()
+        return self._per_example(points, x, y, scale)
+
+    @contextmanager
+    def exact(self) -> Iterator[None]:
+        """While this is entered, everything is computed in the parameters' own type."""
+        yield
+
+    def freeze(self) -> None:
+        """Put the layers that are to stay in evaluation mode back there."""
+        for module in self._frozen:
+            module.training = False
+
+    def call(self, parts: Sequence[Tensor], x: Tensor) -> Any:
+        """The model's outputs where `parts` are its trained parameters, by `torch.func`."""
+        parameters = {name: parts[number] for name, number in self._places.items()}
+        return functional_call(self.model, parameters, (x,), tie_weights=False)
+
+    def split(self, theta: Vector) -> list[Tensor]:
+        """Views into `theta` with the parameters' shapes."""
+        parts = theta.split(self._sizes)
+        return [part.view(p.shape) for part, p in zip(parts, self.trained.values(), strict=True)]
+
     def _most_examples(self) -> int:
         """How many examples a call has memory for."""
         raise NotImplementedError
 
-    def _split(self, theta: Vector) -> list[Tensor]:
-        """Views into `theta` with the parameters' shapes."""
-        parts = theta.split(self._sizes)
-        return [part.view(p.shape) for part, p in zip(parts, self._trained.values(), strict=True)]
+    def _outputs(self, theta: Vector, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _losses(self, theta: Vector, x: Tensor, y: Tensor) -> Tensor:
+        """Losses [n] at one point."""
+        raise NotImplementedError
+
+    def _per_example(
+        self, points: Sequence[tuple[Number, Vector]], x: Tensor, y: Tensor, scale: Vector | None
+    ) -> PerExample:
+        raise NotImplementedError
+
+
+def _places(model: nn.Module, trained: Mapping[str, nn.Parameter]) -> dict[str, int]:
+    """Every place that holds one of the parameters `trained`, by its name, and the number of that parameter.
+
+    A module that is there twice is one place: `functional_call` does not put back what it finds in the second.
+    """
+    numbers = {id(p): number for number, p in enumerate(trained.values())}
+    return {
+        f"{prefix}.{name}" if prefix else name: numbers[id(p)]
+        for prefix, module in model.named_modules()
+        for name, p in module._parameters.items()
+        if id(p) in numbers
+    }
 
 
 def clip_factors(clip: ClipRule, norm: Tensor, mask: Tensor) -> Tensor:

@@ -112,6 +112,12 @@ def _instance_norm(module: Any, names: list[str], x: Tensor, gradient: Tensor, e
     return _affine_channels(names, lambda: F.instance_norm(x, eps=module.eps), gradient, examples)
 
 
+@_handles("torch.nn.modules.batchnorm._BatchNorm")
+def _frozen_norm(module: Any, names: list[str], x: Tensor, gradient: Tensor, examples: int) -> dict[str, Factor]:
+    statistics = module.running_mean, module.running_var
+    return _affine_channels(names, lambda: F.batch_norm(x, *statistics, eps=module.eps), gradient, examples)
+
+
 @_handles("torch.nn.modules.sparse.Embedding")
 def _embedding(module: Any, names: list[str], ids: Tensor, gradient: Tensor, examples: int) -> dict[str, Factor]:
     if module.padding_idx is not None:
@@ -187,10 +193,33 @@ def refuse_unsafe(model: nn.Module) -> None:
         raise ConfigError("model", type(model).__name__, "has no parameter with requires_grad")
 
 
+def frozen_statistics(model: nn.Module) -> list[nn.Module]:
+    """Layers of `model` that are in evaluation mode, where they normalise by statistics of their own."""
+    return [module for module in model.modules() if isinstance(module, _STATISTICS) and not module.training]
+
+
+def replacements(model: nn.Module) -> str:
+    """What to use in place of layers of `model` that `torch.func` cannot follow; "" where there are none."""
+    found = {type(module) for module in model.modules()}
+    pairs = [f"{new} in place of nn.{old.__name__}" for old, new in _RECURRENT.items() if old in found]
+    return f"use {', '.join(pairs)}" if pairs else ""
+
+
+_STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.utils.parametrizations._SpectralNorm)
+_RECURRENT: dict[type[nn.Module], str] = {
+    nn.RNN: "opacus.layers.DPRNN",
+    nn.LSTM: "opacus.layers.DPLSTM",
+    nn.GRU: "opacus.layers.DPGRU",
+    nn.RNNCell: "opacus.layers.dp_rnn.DPRNNCell",
+    nn.LSTMCell: "opacus.layers.dp_rnn.DPLSTMCell",
+    nn.GRUCell: "opacus.layers.dp_rnn.DPGRUCell",
+}
+
 _UNSAFE: dict[tuple[type[nn.Module], ...], tuple[Callable[[Any], bool], str]] = {
     (nn.modules.batchnorm._BatchNorm,): (
-        lambda module: True,
-        "it mixes the examples of a batch, so no example's gradient is bounded; use GroupNorm or LayerNorm",
+        lambda module: module.training or module.running_mean is None,
+        "it mixes the examples of a batch, so no example's gradient is bounded; use GroupNorm or LayerNorm, "
+        "or put it in evaluation mode, where it keeps the statistics that it has",
     ),
     (nn.modules.instancenorm._InstanceNorm,): (
         lambda module: module.track_running_stats,

@@ -15,16 +15,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
-from dpopt.clipping import layers
+from dpopt.clipping import layers, mixing
 from dpopt.clipping.bookkeeping import BookkeepingEngine, _norm
 from dpopt.clipping.factors import Dense, Factor, Outer, merged
 from dpopt.clipping.flat import Loss, must_be_sanitized
 from dpopt.clipping.precision import full_precision
 from dpopt.clipping.recording import Recorder, Unsupported
 from dpopt.clipping.rules import Abadi
-from dpopt.clipping.verification import beside, compare, random_like
+from dpopt.clipping.verification import beside, cast, compare, cycled, most_exactly, tolerated
 from dpopt.privacy.protocol import Number, Vector
 
 Matrix = Tensor
@@ -143,11 +143,21 @@ class LotEngine(BookkeepingEngine):
             x, y: n records of each run, shapes [R, n, ...], n at least 1.
             scale: the factor s >= 0 of each coordinate, shape [R, d]; by default 1.
         """
+        if self.is_to_be_watched(x[0]):
+            first = None if scale is None else scale[0]
+            everyone = torch.ones(x.shape[1], dtype=torch.bool, device=x.device)
+            self.clipped([(w, thetas[0]) for w, thetas in points], x[0], y[0], everyone, Abadi(math.inf), first)
+        return self._examined(points, x, y, scale)
+
+    def _examined(
+        self, points: Sequence[tuple[Number, Matrix]], x: Tensor, y: Tensor, scale: Matrix | None = None
+    ) -> Examined:
         runs, examples = x.shape[:2]
         losses, factors = [], [[] for _ in self._parameters]
+        self.freeze()
         for weight, thetas in points:
             forward = partial(self._forward, self._views(thetas.detach().requires_grad_()), x, y)
-            losses.append(self._backward_of(forward, _LotRecorder, runs * examples, weight, factors))
+            losses.append(self._backward_of(forward, _LotRecorder, runs * examples, float(weight), factors))
         factors = [merged(group) for group in factors]
         norms = self._norms(factors, losses[0], scale)
         if must_be_sanitized(norms):
@@ -168,30 +178,32 @@ class LotEngine(BookkeepingEngine):
         Raises:
             Unsupported: they differ, or the model cannot be run so.
         """
+        most_exactly(partial(self._verify_lot, x, y))
+
+    def _verify_lot(self, x: Tensor, y: Tensor, dtype: torch.dtype | None) -> None:
         runs, examples = 3, 4
-        own, near = self.theta, beside(self._split(self.theta))
-        thetas = torch.stack([torch.lerp(own, near, 1.0 + run) for run in range(runs)])
-        inputs = random_like(x, runs * examples).unflatten(0, (runs, examples))
-        targets = y[torch.arange(runs * examples, device=y.device) % len(y)].unflatten(0, (runs, examples))
-        try:
-            seen, losses = self.examined([(1.0, thetas)], inputs, targets), self.lot_losses([thetas], inputs, targets)
-        except Exception as error:  # a model can fail in any way
-            raise Unsupported(f"{type(error).__name__}: {error}") from error
-        mask = torch.ones(examples, dtype=torch.bool, device=x.device)
-        totals = seen.sums(torch.ones_like(seen.norms))
-        for run, (theta, total) in enumerate(zip(thetas, totals, strict=True)):
-            alone = self.clipped([(1.0, theta)], inputs[run], targets[run], mask, Abadi(math.inf))
-            compare("gradient norms", seen.norms[run], alone.norms)
-            compare("gradients", total, alone.total)
-            compare("losses", seen.losses[0, run], alone.losses[0])
-            compare("losses", losses[0, run], alone.losses[0])
+        x, y = cast(x, dtype), cast(y, dtype)
+        inputs = mixing.anything_like(x, runs * examples).unflatten(0, (runs, examples))
+        targets = cycled(y, runs * examples).unflatten(0, (runs, examples))
+        tolerance = tolerated({dtype})
+        with mixing.trial(self.model, dtype), torch.no_grad():
+            own, near = self.theta, beside(self.split(self.theta))
+            thetas = torch.stack([torch.lerp(own, near, 1.0 + run) for run in range(runs)])
+            seen, losses = self._examined([(1.0, thetas)], inputs, targets), self.lot_losses([thetas], inputs, targets)
+            totals = seen.sums(torch.ones_like(seen.norms))
+            for run, (theta, total) in enumerate(zip(thetas, totals, strict=True)):
+                alone = self.per_example([(1.0, theta)], inputs[run], targets[run])
+                compare("gradient norms", seen.norms[run], alone.norms, tolerance)
+                compare("gradients", total, alone.weighted_sum(torch.ones_like(alone.norms)), tolerance)
+                compare("losses", seen.losses[0, run], alone.losses[0], tolerance)
+                compare("losses", losses[0, run], alone.losses[0], tolerance)
 
-    def _losses_of_run(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return self._loss(functional_call(self._model, parameters, (x,)), y)
+    def _losses_of_run(self, parts: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return self.loss(self.call(parts, x), y)
 
-    def _views(self, thetas: Matrix) -> dict[str, Tensor]:
-        parts = zip(self._trained.items(), thetas.split(self._sizes, dim=1), strict=True)
-        return {name: part.unflatten(1, p.shape) if p.dim() else part.squeeze(1) for (name, p), part in parts}
+    def _views(self, thetas: Matrix) -> list[Tensor]:
+        parts = zip(self.trained.values(), thetas.split(self._sizes, dim=1), strict=True)
+        return [part.unflatten(1, p.shape) if p.dim() else part.squeeze(1) for p, part in parts]
 
     def _norms(self, factors: list[list[Factor]], like: Tensor, scale: Matrix | None) -> Tensor:
         """Norm of each example's gradient, shape [R, n]."""
@@ -201,7 +213,7 @@ class LotEngine(BookkeepingEngine):
 
     def _scaled_norm(self, factors: list[list[Factor]], run: int, like: Tensor, scale: Vector) -> Tensor:
         rows = slice(run * len(like), (run + 1) * len(like))
-        return _norm([[factor.part(rows) for factor in group] for group in factors], like, self._split(scale))
+        return _norm([[factor.part(rows) for factor in group] for group in factors], like, self.split(scale))
 
 
 def _weighted_sums(group: list[Factor], weights: Tensor, shape: torch.Size) -> Tensor:

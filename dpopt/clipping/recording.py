@@ -17,11 +17,18 @@ from dpopt.errors import ConfigError
 
 
 class Unsupported(ConfigError):
-    """The model does something that the engine cannot follow; `reason` says what."""
+    """The model does something that the engine `name` cannot follow; `reason` says what, `instead` what to use."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__("engine", "bookkeeping", f"it cannot follow the model: {reason}; use vmap")
+    def __init__(self, reason: str, name: str = "bookkeeping", instead: str = "") -> None:
+        default = "use vmap" if name == "bookkeeping" else "use layers that treat each example alone, out of place"
+        super().__init__("engine", name, f"it cannot follow the model: {reason}; {instead or default}")
         self.reason = reason
+
+    @classmethod
+    def because(cls, error: Exception) -> Unsupported:
+        """For an error of the model or of torch, whose messages can be pages."""
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        return cls(text if len(text) <= 200 else f"{text[:200]}...")
 
 
 @dataclass(frozen=True)

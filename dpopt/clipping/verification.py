@@ -1,29 +1,204 @@
-"""Finding out whether book-keeping can follow a model: what that needs beside the engine itself."""
+"""Finding out whether an engine can follow a model, by comparing it with autograd on one example at a time."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from dpopt.clipping import mixing
+from dpopt.clipping.flat import FlatModel, same_randomness
 from dpopt.clipping.recording import Unsupported
+from dpopt.errors import ConfigError
 from dpopt.privacy.protocol import Vector
 
+_LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+DISTINCT = 64
+"""Different examples in a batch of the physical size; the others repeat them."""
+EXACT, COARSE = 1e-9, 5e-3
+"""Relative errors that are let be in float64, and where a model computes with fewer digits, most of which may go."""
 
-class SavedBytes:
-    """Counts the bytes, but for the storages `ignored`, that forward passes keep for their backward passes."""
+
+def verify(engine: FlatModel, x: Tensor, y: Tensor, batch: float | None = None) -> bool:
+    """Compare what `engine` finds of some examples with plain autograd on one example at a time, and look for mixing.
+
+    It looks at the code and not at the records. Inputs are random numbers of the shape and type of `x`, once of any
+    size and sign, else between those of the records; parameters lie beside their present values, so that no initial
+    zero hides anything; and all is computed in float64 if the model can be. Norms, sums and losses are compared where
+    the model draws no random numbers, in training mode or what comes nearest to it. In training mode, no record may
+    change what is found of another: of few, and of as many as a physical batch holds. Two numbers of examples are
+    compared, as one may equal another dimension by chance. Afterwards the model is as it was, bit for bit.
+
+    Args:
+        engine: what is to compute clipped sums.
+        x, y: some records, at least one.
+        batch: expected batch size, where it is known.
+
+    Returns:
+        Whether there was anything to compare: integers may all be padding, and then other records have to tell.
+
+    Raises:
+        Unsupported: they differ, a record changes what is found of another, or the model cannot be run so.
+        ConfigError: the loss is not one value per example, or a buffer changes.
+    """
+    with engine.exact():
+        return most_exactly(lambda dtype: _verify(engine, x, y, batch, dtype))
+
+
+def most_exactly(attempt: Callable[[torch.dtype | None], T]) -> T:
+    """What `attempt` gives for float64 or, where that fails, for None: the model's own type.
+
+    Raises:
+        Unsupported: it fails for either.
+    """
+    try:
+        return attempt(torch.float64)
+    except ConfigError:
+        raise
+    except Exception as error:  # a model can fail in any way
+        _LOG.info("the model is verified in its own type, as it cannot be run in float64: %s", error)
+    try:
+        return attempt(None)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise Unsupported.because(error) from error
+
+
+def _verify(engine: FlatModel, x: Tensor, y: Tensor, batch: float | None, dtype: torch.dtype | None) -> bool:
+    extremes = engine.takes_extremes(x, y)
+    engine.example_bytes = _saved_bytes(engine, mixing.like(x, 2), cycled(y, 2))
+    x, y = cast(x, dtype), cast(y, dtype)
+    with mixing.trial(engine.model, dtype), torch.no_grad():
+        engine.load(beside(engine.split(engine.theta)))
+        few, some = mixing.like(x, 2), mixing.anything_like(x, 5)
+        if not (extremes and _losses(engine, some, cycled(y, 5))[0].isfinite().all()):
+            some = mixing.like(x, 5)
+        tolerance, has_gradients = _compare(engine, some, cycled(y, 5))
+        if not has_gradients:
+            if x.is_floating_point():
+                raise Unsupported("its gradients are zero for random inputs, so there is nothing to compare")
+            return False
+        _compare(engine, few, cycled(y, 2))
+        _must_not_mix(engine, some, cycled(y, 5), extremes, _gradients)
+        size = engine.physical_batch(max(len(x), batch or 0))
+        many = cycled(mixing.like(x, DISTINCT), size), cycled(y, size)
+        size = _must_not_mix(engine, *many, extremes, _losses)
+        alike = cycled(few[:1], size), cycled(y[:1], size)  # where room is shared out, most find none
+        with repeatable(engine, few):
+            (together,), (alone,) = _losses(engine, *alike), _losses(engine, few[:1], y[:1])
+            compare("losses", together, alone.expand(size), tolerance)
+    return True
+
+
+def cast(values: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """`values` in the type `dtype`, if there is one and they are real numbers."""
+    return values.to(dtype) if dtype and values.is_floating_point() else values
+
+
+def cycled(y: Tensor, examples: int) -> Tensor:
+    """That many of the records `y`, over and over."""
+    return y[torch.arange(examples, device=y.device) % len(y)]
+
+
+def _saved_bytes(engine: FlatModel, x: Tensor, y: Tensor) -> int:
+    """What a forward pass keeps of an example for the backward pass.
+
+    Raises:
+        ConfigError: the loss is not one value per example.
+    """
+    with mixing.trial(engine.model), repeatable(engine, x):
+        saved = Saved({p.untyped_storage().data_ptr() for p in engine.model.parameters()})
+        with saved.hooks, torch.enable_grad():
+            shape = tuple(engine.loss(engine.model(x), y).shape)
+    if shape != (len(x),):
+        raise ConfigError("loss", f"shape {shape}", f"expected one loss per example, ({len(x)},)")
+    return saved.total // len(x)
+
+
+def _gradients(engine: FlatModel, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Losses and gradient norms [n] at the model's parameters."""
+    found = engine.per_example([(1.0, engine.theta)], x, y)
+    return found.losses[0], found.norms
+
+
+def _losses(engine: FlatModel, x: Tensor, y: Tensor) -> tuple[Tensor]:
+    """Losses [n] at the model's parameters."""
+    return (engine.losses([engine.theta], x, y, torch.ones(len(x), dtype=torch.bool, device=x.device))[0],)
+
+
+def _must_not_mix(
+    engine: FlatModel, x: Tensor, y: Tensor, extremes: bool, find: Callable[[FlatModel, Tensor, Tensor], Any]
+) -> int:
+    """See `mixing.must_not_mix`; in training mode, each time with the same random numbers."""
+    again = same_randomness(x.device)
+
+    def run(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        next(again)
+        return find(engine, x, y)
+
+    engine.model.train()
+    with mixing.constant_buffers(engine.model):
+        return mixing.must_not_mix(run, x, y, extremes)
+
+
+def _compare(engine: FlatModel, x: Tensor, y: Tensor) -> tuple[float, bool]:
+    """Raise `Unsupported` if the engine finds something else than autograd.
+
+    Gives the error that was let be, and whether there are gradients at all.
+    """
+    saved = Saved(set())
+    with repeatable(engine, x), mixing.constant_buffers(engine.model):
+        together, (losses,) = engine.per_example([(1.0, engine.theta)], x, y), _losses(engine, x, y)
+        with saved.hooks:
+            pairs = [_alone(engine, *each) for each in zip(x.split(1), y.split(1), strict=True)]
+    alone, gradients = (torch.cat(each) for each in zip(*pairs, strict=True))
+    weights = torch.arange(1, len(x) + 1).to(gradients)
+    expected = weights @ gradients
+    tolerance = tolerated(saved.types)
+    compare("losses", together.losses[0], alone, tolerance)
+    compare("losses", losses, alone, tolerance)
+    compare("gradient norms", together.norms, gradients.norm(dim=1), tolerance)
+    parts = engine.split(together.weighted_sum(weights)), engine.split(expected)
+    for name, part, truth in zip(engine.trained, *parts, strict=True):
+        compare(f"gradients of {name}", part, truth, tolerance, 1e-3 * tolerance * float(expected.norm()))
+    return tolerance, bool(expected.any())
+
+
+def _alone(engine: FlatModel, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Loss [1] and gradient [1, d] of one example at the model's parameters, by plain autograd."""
+    engine.freeze()
+    parameters = list(engine.trained.values())
+    with torch.enable_grad():
+        loss = engine.loss(engine.model(x), y)
+        gradients = torch.autograd.grad(loss.sum(), parameters, allow_unused=True)
+    pairs = zip(gradients, parameters, strict=True)
+    flat = torch.cat([torch.zeros_like(p).flatten() if g is None else g.flatten() for g, p in pairs])
+    return loss.detach(), flat.unsqueeze(0)
+
+
+class Saved:
+    """Notes what forward passes keep for their backward passes: how many bytes, but for the storages `ignored`, and of
+    which types of real numbers.
+    """
 
     def __init__(self, ignored: set[int]) -> None:
         self._storages: dict[int, int] = {}
         self._ignored = ignored
+        self.types: set[torch.dtype] = set()
         self.hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
 
     def _pack(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in self._ignored:
             self._storages[storage.data_ptr()] = storage.nbytes()
+        if tensor.is_floating_point():
+            self.types.add(tensor.dtype)
         return tensor.detach()  # the tensor itself would keep its graph alive
 
     @property
@@ -32,28 +207,26 @@ class SavedBytes:
 
 
 @contextmanager
-def repeatable(model: nn.Module, forward: Callable[[], object], device: torch.device) -> Iterator[bool]:
-    """`model` in training mode, or in what comes nearest to that and draws no random numbers in `forward`.
-
-    Gives whether it would draw some in training. Modes and random generators are as before afterwards.
-    """
-    modes = [(module, module.training) for module in model.modules()]
+def repeatable(engine: FlatModel, x: Tensor) -> Iterator[None]:
+    """The model in training mode, or in what comes nearest to that and draws no random numbers for `x`."""
+    modes = [(module, module.training) for module in engine.model.modules()]
     all_on, dropout_off, all_off = (lambda m: True), (lambda m: "Drop" not in type(m).__name__), (lambda m: False)
-    is_random = False
     try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            for is_on in (all_on, dropout_off, all_off):
-                for module, _ in modes:
-                    module.training = is_on(module)
-                before = _random_states(device)
-                forward()
-                if all(torch.equal(a, b) for a, b in zip(before, _random_states(device), strict=True)):
-                    break
-                is_random = True
-            yield is_random
+        for is_on in (all_on, dropout_off, all_off):
+            for module, _ in modes:
+                module.training = is_on(module)
+            before = _random_states(x.device)
+            engine.outputs(engine.theta, x)
+            if all(torch.equal(a, b) for a, b in zip(before, _random_states(x.device), strict=True)):
+                break
+        yield
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def _random_states(device: torch.device) -> list[Tensor]:
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 def beside(parts: Sequence[Tensor]) -> Vector:
@@ -64,21 +237,12 @@ def beside(parts: Sequence[Tensor]) -> Vector:
     return torch.cat([p.flatten() + s * step for p, s, step in zip(parts, scales, steps, strict=True)])
 
 
-def _random_states(device: torch.device) -> list[Tensor]:
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+def tolerated(types: set[Any]) -> float:
+    """The relative error that is let be where a model computes with numbers of these types."""
+    return EXACT if types == {torch.float64} else COARSE
 
 
-def random_like(x: Tensor, examples: int) -> Tensor:
-    """That many random inputs of the shape and type of the records `x`."""
-    generator = torch.Generator().manual_seed(0)
-    if x.is_floating_point():
-        return torch.randn(examples, *x.shape[1:], generator=generator, dtype=torch.float64).to(x)
-    values = x.flatten()
-    picked = torch.randint(len(values), (examples * x[0].numel(),), generator=generator)
-    return values[picked.to(x.device)].view(examples, *x.shape[1:])
-
-
-def compare(what: str, together: Tensor, alone: Tensor, slack: float = 0.0) -> None:
+def compare(what: str, together: Tensor, alone: Tensor, tolerance: float, slack: float = 0.0) -> None:
     """Raise `Unsupported` where the two differ by more than rounding."""
-    if not (together - alone).norm() <= 5e-3 * alone.norm() + slack:
+    if not (together - alone).norm() <= tolerance * alone.norm() + slack:
         raise Unsupported(f"the {what} of a batch are not those of its examples one at a time")

@@ -5,14 +5,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
 
-from dpopt.clipping.flat import Clipped, FlatModel, Loss, clip_factors, free_memory, must_be_sanitized, same_randomness
+from dpopt.clipping.flat import FlatModel, Loss, PerExample, free_memory, must_be_sanitized, same_randomness
 from dpopt.clipping.precision import full_precision
-from dpopt.privacy.protocol import ClipRule, Vector
+from dpopt.privacy.protocol import Number, Vector
 
 CHUNK_BYTES = 64 * 2**20
 """Per-example gradients held at once on a CPU; beyond its caches, larger chunks are slower."""
@@ -24,71 +25,62 @@ class VmapEngine(FlatModel):
     """Clipped sums of per-example gradients of `loss(model(x), y)`; methods are documented by `ClippingEngine`.
 
     Args:
-        model: any module; it sees one example at a time.
+        model: any module; it sees one example at a time, for its outputs too.
         loss: see `Loss`.
     """
 
+    name = "vmap"
+
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         super().__init__(model, loss)
-        frozen = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
-        self._frozen = frozen | dict(model.named_buffers())
-        self._losses = vmap(self._example_loss, in_dims=(None, 0, 0), randomness="different")
-        self._graded = vmap(grad_and_value(self._example_loss), in_dims=(None, 0, 0), randomness="different")
-
-    def outputs(self, theta: Vector, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            return self._call(self._parameters(theta), x)
+        options = {"in_dims": (None, 0, 0), "randomness": "different"}
+        self._example_outputs = vmap(self._example_output, in_dims=(None, 0), randomness="different")
+        self._example_losses = vmap(self._example_loss, **options)
+        self._graded = vmap(grad_and_value(self._example_loss), **options)
 
     def _most_examples(self) -> int:
         device = next(iter(self._trained.values())).device
         held = CHUNK_BYTES if device.type == "cpu" else free_memory(device) // COPIES
         return held // (4 * self.dimension)
 
-    def clipped(
-        self,
-        points: Sequence[tuple[float, Vector]],
-        x: Tensor,
-        y: Tensor,
-        mask: Tensor,
-        clip: ClipRule,
-        scale: Vector | None = None,
-    ) -> Clipped:
-        if not len(x):
-            theta = points[0][1]
-            return Clipped(torch.zeros_like(theta), theta.new_zeros(len(points), 0), theta.new_zeros(0))
+    def _outputs(self, theta: Vector, x: Tensor) -> Tensor:
+        return self._example_outputs(self.split(theta), x)
+
+    def _losses(self, theta: Vector, x: Tensor, y: Tensor) -> Tensor:
+        return self._example_losses(self.split(theta), x, y)
+
+    def _per_example(
+        self, points: Sequence[tuple[Number, Vector]], x: Tensor, y: Tensor, scale: Vector | None
+    ) -> PerExample:
         losses: list[Tensor] = []
         combined: list[Tensor] = []
         for (weight, theta), _ in zip(points, same_randomness(x.device), strict=False):
-            graded, values = self._graded(self._parameters(theta), x, y)
+            graded, values = self._graded(self.split(theta), x, y)
             losses.append(values)
-            gradients = [weight * g.reshape(len(x), -1) for g in graded.values()]
+            gradients = [weight * g.reshape(len(x), -1) for g in graded]
             combined = [c + g for c, g in zip(combined, gradients, strict=True)] if combined else gradients
         if scale is not None:
             combined = [c * s for c, s in zip(combined, scale.split(self._sizes), strict=True)]
-        norm = torch.stack([torch.linalg.vector_norm(c, dim=1) for c in combined]).norm(dim=0)
-        if must_be_sanitized(norm):
-            combined = [torch.where(norm.isfinite()[:, None], c, 0.0) for c in combined]
-        factor = clip_factors(clip, norm, mask)
-        with full_precision(norm.device):
-            total = torch.cat([factor @ c for c in combined])
-        return Clipped(total, torch.stack(losses), norm)
+        norms = torch.stack([torch.linalg.vector_norm(c, dim=1) for c in combined]).norm(dim=0)
+        return PerExample(torch.stack(losses), norms, partial(_weighted_sum, combined, norms))
 
+    @torch.no_grad()
     def gradients(self, theta: Vector, x: Tensor, y: Tensor) -> Tensor:
         """Every example's gradient at `theta`, shape [n, d]."""
-        graded, _ = self._graded(self._parameters(theta), x, y)
-        return torch.cat([g.reshape(len(x), -1) for g in graded.values()], dim=1)
+        self.freeze()
+        graded, _ = self._graded(self.split(theta.detach()), x, y)
+        return torch.cat([g.reshape(len(x), -1) for g in graded], dim=1)
 
-    def losses(self, points: Sequence[Vector], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        # One example at a time, as for gradients: a model that mixes examples cannot carry one record into all losses.
-        with torch.no_grad():
-            pairs = zip(points, same_randomness(x.device), strict=False)
-            return torch.stack([self._losses(self._parameters(theta), x, y) for theta, _ in pairs])
+    def _example_output(self, parts: list[Tensor], x: Tensor) -> Tensor:
+        return self.call(parts, x.unsqueeze(0)).squeeze(0)
 
-    def _parameters(self, theta: Vector) -> dict[str, Tensor]:
-        return dict(zip(self._trained, self._split(theta), strict=True))
+    def _example_loss(self, parts: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return self.loss(self.call(parts, x.unsqueeze(0)), y.unsqueeze(0)).squeeze(0)
 
-    def _call(self, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
-        return functional_call(self._model, parameters | self._frozen, (x,))
 
-    def _example_loss(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return self._loss(self._call(parameters, x.unsqueeze(0)), y.unsqueeze(0)).squeeze(0)
+def _weighted_sum(gradients: list[Tensor], norms: Tensor, weights: Tensor) -> Vector:
+    """sum_i weights_i gradient_i, shape [d], for each parameter's gradients [n, ...] and their norms [n]."""
+    if must_be_sanitized(norms):
+        gradients[:] = [torch.where(norms.isfinite()[:, None], g, 0.0) for g in gradients]
+    with full_precision(norms.device):
+        return torch.cat([weights @ g for g in gradients])

@@ -248,7 +248,9 @@ def prepare(
     watched = dict(zip(("validation", "test"), others, strict=True))
     torch.manual_seed(_seed("init", cell) >> 65)
     model = workload.model().to(place)
-    engine = clipping.engine(model, workload.loss, sample=training.sample(train, workload.transform, place))
+    batch = min(cell.batch_size, physical_batch or math.inf)
+    sample = training.sample(train, workload.transform, place)
+    engine = clipping.engine(model, workload.loss, sample=sample, batch=batch)
     plan = _plan(cell, optimizer, len(train.x), engine.dimension)
     diagnostics = _diagnostics(cell, workload, optimizer, model, plan, train) if cell.diagnostics else None
     reached = Reached(optimizer.init(engine.theta), Ledger(), Elapsed(), [])

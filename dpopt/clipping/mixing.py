@@ -1,0 +1,192 @@
+"""Whether one record changes what a model makes of the others, found out by trying.
+
+Clipping bounds what each row of a batch contributes. That bounds what a record contributes only if no other row depends
+on it, and whether that is so cannot be read off a model. So rows are replaced: one by huge numbers, then others by
+infinity and by not-a-number, which no mean, maximum or sum over the batch survives. All rows that are left must have
+the same losses, bit for bit, and the same norms of gradients. Integers are replaced by the least, the largest and any
+others of those that the batch holds at the same place.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpopt.clipping.recording import Unsupported
+from dpopt.errors import ConfigError
+
+_LOG = logging.getLogger(__name__)
+Run = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+"""Records x, y -> what is found of each: losses [..., n], then whatever else, [n]."""
+
+EXTREMES = (1e4, math.inf, math.nan)
+ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3}
+"""How far numbers of a type may differ that are computed in another order; 0.05 for types with fewer digits."""
+
+
+@contextmanager
+def trial(model: nn.Module, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Iterator[None]:
+    """A model to be tried out: afterwards it is as it was, bit for bit, and so are the random generators.
+
+    Meanwhile its parameters, its buffers and the tensors among its attributes are copies, those of real numbers of type
+    `dtype`, all on `device`. What it keeps elsewhere (in a list of tensors, in a module of Python) is not looked at.
+    """
+    attributes = [(module, dict(vars(module))) for module in model.modules()]
+    containers = [(v, copy.copy(v)) for _, each in attributes for v in each.values() if isinstance(v, dict | list)]
+    tensors = {id(t): (t, t.data) for t in _tensors(model)}
+    cuda = {data.device for _, data in tensors.values() if data.is_cuda}
+    with torch.random.fork_rng(list(cuda)):
+        try:
+            for tensor, data in tensors.values():
+                tensor.data = data.to(device or data.device, dtype if data.is_floating_point() else None, copy=True)
+            yield
+        finally:
+            for tensor, data in tensors.values():
+                tensor.data = data
+            for module, each in attributes:
+                vars(module).clear()
+                vars(module).update(each)
+            for container, content in containers:
+                container.clear()
+                (container.update if isinstance(container, dict) else container.extend)(content)
+
+
+def _tensors(model: nn.Module) -> Iterator[Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
+    for module in model.modules():
+        yield from (v for v in vars(module).values() if isinstance(v, Tensor) and v.is_leaf)
+
+
+@contextmanager
+def constant_buffers(model: nn.Module) -> Iterator[None]:
+    """Raise `ConfigError` for a buffer of `model` that changed meanwhile, and put it back."""
+    before = [(name, buffer, buffer.clone()) for name, buffer in model.named_buffers()]
+    try:
+        yield
+    finally:
+        changed = [(name, buffer, value) for name, buffer, value in before if not _same(buffer, value)]
+        for _, buffer, value in changed:
+            buffer.copy_(value)
+        for name, *_ in changed[:1]:
+            hint = "it changes while the model runs, by what nothing bounds; put its layer in evaluation mode"
+            raise ConfigError(f"model.{name}", "buffer", hint)
+
+
+def must_not_mix(run: Run, x: Tensor, y: Tensor, extremes: bool, found: tuple[Tensor, ...] | None = None) -> int:
+    """Raise `Unsupported` if `run` finds something else of a record where another one is replaced.
+
+    Args:
+        run: gives the same for the same records, bit for bit, but for what it finds beside losses.
+        x, y: records.
+        extremes: whether real numbers may be replaced by those that no data hold.
+        found: what `run` finds of x, y, where that is known.
+
+    Returns:
+        How many records it was tried with: half of them, or a quarter, where there is no memory for more.
+    """
+    try:
+        _must_not_mix(run, x, y, extremes, found)
+        return len(x)
+    except torch.OutOfMemoryError:
+        if len(x) < 4:
+            raise
+    half = len(x) // 2
+    _LOG.info("no memory to look for mixing among %d examples, so among %d", len(x), half)
+    return must_not_mix(run, x[:half], y[:half], extremes)
+
+
+def _must_not_mix(run: Run, x: Tensor, y: Tensor, extremes: bool, found: tuple[Tensor, ...] | None) -> None:
+    found = run(x, y) if found is None else found
+    last, middle = len(x) - 1, len(x) // 2
+    for places in ({0: 0}, {last: 1, middle: 2}):  # apart, as what is guarded against nan may show only without it
+        others = torch.tensor([row not in places for row in range(len(x))], device=x.device)
+        seen = run(replaced(x, places, extremes), replaced(y, places, extremes))
+        if not _agree(seen, found, others):
+            found = run(x.clone(), y.clone())  # numbers that lie elsewhere in memory may be summed in another order
+            if not _agree(seen, found, others):
+                raise Unsupported("what it makes of an example depends on the other examples of the batch")
+
+
+def takes_extremes(model: nn.Module, loss: Callable[[Any, Tensor], Tensor], x: Tensor, y: Tensor) -> bool:
+    """Whether the model can be run on any real numbers, and not only on such as the records x, y hold.
+
+    It cannot where some of them are whole numbers by which it looks something up. That is tried on the CPU, as a GPU
+    that looks something up where nothing is cannot be used by this process again.
+    """
+    cpu = torch.device("cpu")
+    x, y = (part[:1].to(cpu).repeat(1 + len(EXTREMES), *[1] * (part.dim() - 1)) for part in (x, y))
+    if not x.is_floating_point() and not y.is_floating_point():
+        return True
+    strange_x, strange_y = (replaced(part, {0: 0, 1: 1, 2: 2}, True) for part in (x, y))
+    strange_x[-1] = anything_like(x, 1)[0]
+    with torch.no_grad(), trial(model, device=cpu):
+        with suppress(Exception):  # a model can fail in any way
+            loss(model(strange_x), strange_y)
+            return True
+        with suppress(Exception):
+            loss(model(x), y)
+            return False
+    return True  # it cannot be run on a CPU at all
+
+
+def replaced(values: Tensor, places: dict[int, int], extremes: bool) -> Tensor:
+    """`values` [n, ...] with other rows: `places` says which of three, for each row that is replaced."""
+    values = values.clone()
+    is_number = extremes and values.is_floating_point()
+    if values.numel():
+        strange = EXTREMES if is_number else (values.amin(0), values.amax(0), like(values, 1)[0])
+        for row, which in places.items():
+            values[row] = strange[which]
+    return values
+
+
+def anything_like(values: Tensor, examples: int) -> Tensor:
+    """That many random rows of the shape and type of `values`: normal numbers, or integers from anywhere in it."""
+    generator, shape = torch.Generator().manual_seed(0), (examples, *values.shape[1:])
+    if values.is_floating_point():
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(values)
+    flat = values.flatten()
+    return flat[torch.randint(len(flat), shape, generator=generator).to(values.device)]
+
+
+def like(values: Tensor, examples: int) -> Tensor:
+    """That many random rows that could be rows of `values`: entries are between those of its rows, or integers of them.
+
+    Where no row is finite they are those of `anything_like`.
+    """
+    generator, shape = torch.Generator().manual_seed(0), (examples, *values.shape[1:])
+    if not values.is_floating_point():
+        return values.gather(0, torch.randint(len(values), shape, generator=generator).to(values.device))
+    rows = values[values.flatten(1).isfinite().all(1)] if values.dim() > 1 else values[values.isfinite()]
+    if not len(rows):
+        return anything_like(values, examples)
+    share = torch.rand(shape, generator=generator, dtype=torch.float64).to(values)
+    return torch.lerp(rows.amin(0), rows.amax(0), share)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether the two are equal, and not numbers at the same places."""
+    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _agree(seen: tuple[Tensor, ...], found: tuple[Tensor, ...], rows: Tensor) -> bool:
+    """Whether the same was found of `rows`: bit for bit of their losses, to rounding of what follows them.
+
+    Backward passes on a GPU are not repeatable: attention and convolutions add up in the order in which threads end.
+    """
+    pairs = [(a[..., rows], b[..., rows]) for a, b in zip(seen, found, strict=True)]
+    return _same(*pairs[0]) and all(_close(a, b) for a, b in pairs[1:])
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    tolerance = ROUNDING.get(a.dtype, 0.05)
+    largest = float(b.nan_to_num(nan=0.0, posinf=0.0).max()) if len(b) else 0.0
+    return torch.allclose(a, b, tolerance, 1e-4 * tolerance * largest, equal_nan=True)
