@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from dpopt.errors import ConfigError
 from dpopt.optimizers import _installed
@@ -104,10 +105,10 @@ def test_installed_is_what_lies_in_site_packages_or_is_an_editable_projects_own(
     assert not (project / "my project" / "was_here").exists(), "nothing was imported to find out"
 
 
-def test_an_editable_project_has_its_packages_in_its_own_folder(project):
+def test_an_editable_project_has_its_packages_in_its_own_folder(project, monkeypatch):
     write(project / "site-packages" / "my_project-1.dist-info" / "top_level.txt", "my_package stray")
     write(project / "elsewhere" / "stray.py")
-    sys.path.insert(0, str(project / "elsewhere"))
+    monkeypatch.syspath_prepend(project / "elsewhere")
     with pytest.raises(ImportError, match=r"stray\.py is not installed"):
         _installed.require("stray")
 
@@ -119,7 +120,7 @@ def test_what_the_program_has_imported_is_at_hand(project, monkeypatch):
         TorchOptim("own.X")
     import own  # type: ignore[import-not-found]
 
-    assert isinstance(TorchOptim("own.X").wrap, type(TorchOptim().wrap))
+    assert isinstance(TorchOptim("own.X").wrap(torch.ones(2)), own.X)
     monkeypatch.delitem(sys.modules, own.__name__)
 
 
