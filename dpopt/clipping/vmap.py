@@ -39,7 +39,7 @@ class VmapEngine(FlatModel):
         self._graded = vmap(grad_and_value(self._example_loss), **options)
 
     def _most_examples(self) -> int:
-        device = next(iter(self._trained.values())).device
+        device = next(iter(self.trained.values())).device
         held = CHUNK_BYTES if device.type == "cpu" else free_memory(device) // COPIES
         return held // (4 * self.dimension)
 

@@ -17,7 +17,7 @@ from dpopt.privacy.audit.games import Scores, kinds_of, log_ratio, play, require
 from dpopt.privacy.data import DataOracle
 from dpopt.privacy.oracle import Transcript
 from dpopt.privacy.plan import Plan
-from dpopt.privacy.protocol import ClipRule, Optimizer, Vector
+from dpopt.privacy.protocol import ClipRule, Number, Optimizer, Vector
 from dpopt.privacy.queries import GRADIENT
 
 
@@ -56,7 +56,7 @@ class WithCanaries(ClippingEngine):
 
     def clipped(
         self,
-        points: Sequence[tuple[float, Vector]],
+        points: Sequence[tuple[Number, Vector]],
         x: Tensor,
         y: Tensor,
         mask: Tensor,

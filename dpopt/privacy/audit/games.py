@@ -24,7 +24,7 @@ from dpopt.privacy.data import DataOracle
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.oracle import Transcript
 from dpopt.privacy.plan import Plan
-from dpopt.privacy.protocol import ClipRule, Optimizer, Release, Vector
+from dpopt.privacy.protocol import ClipRule, Number, Optimizer, Release, Vector
 from dpopt.privacy.queries import COUNTS, GRADIENT
 
 HUGE_GRADIENT, HUGE_LOSS = 1e100, 1e300
@@ -69,7 +69,7 @@ class Prescribed(ClippingEngine):
 
     def clipped(
         self,
-        points: Sequence[tuple[float, Vector]],
+        points: Sequence[tuple[Number, Vector]],
         x: Tensor,
         y: Tensor,
         mask: Tensor,
