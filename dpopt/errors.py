@@ -10,7 +10,7 @@ class ConfigError(ValueError):
     """A value that the user gave cannot be used; raised before any work starts."""
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
-        super().__init__(f"{field}: {value!r} cannot be used; {allowed}")
+        super().__init__(f"{field}: {shown(value)} cannot be used; {allowed}")
         self._parts = field, value, allowed
         self.allowed = allowed
 
@@ -34,10 +34,23 @@ class Missing(ConfigError):
         self.kind, self.name, self.hub = kind, name, hub
 
 
+def shown(value: object) -> str:
+    """`value` as an error shows it, whatever it is."""
+    try:
+        return cut(repr(value))
+    except Exception:  # numbers of thousands of digits have none, and a foreign class may raise anything
+        return f"a {type(value).__name__} that cannot be shown"
+
+
+def cut(text: str, most: int = 400) -> str:
+    """`text` without its middle where it is longer than about `most` characters."""
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
+
+
 def unknown(field: str, name: object, known: Iterable[object]) -> ConfigError:
     """The error for a name that is not among `known`; suggests the nearest one."""
     names = sorted(map(str, known))
-    near = get_close_matches(str(name), names, n=1, cutoff=0.5)
+    near = get_close_matches(name if isinstance(name, str) else shown(name), names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return ConfigError(field, name, f"{hint}known: {', '.join(names) or 'none'}")
 

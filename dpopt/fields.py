@@ -1,24 +1,28 @@
-"""Dataclass fields that say which values they take, and the one place that checks them.
+"""Annotations that say which values they take, and the one place that checks them.
 
 A hyperparameter is declared as `lr: Positive = 0.1`; `check` refuses a value outside the range when the object is made,
-and `build` makes an object from plain data (YAML, JSON, keyword arguments) with errors that name the field.
+`build` makes an object from plain data (YAML, JSON, keyword arguments) with errors that name the field, and `checked`
+holds the arguments of a function to its annotations.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeVar, Union
+from functools import cache, wraps
+from numbers import Integral, Real
+from types import MappingProxyType, NoneType
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union
 
 from dpopt.errors import ConfigError, unknown
 
 T = TypeVar("T")
+P = ParamSpec("P")
 Converters = Mapping[Any, Callable[[Any, str], Any]]
 
 
@@ -39,17 +43,40 @@ class Range:
         return f"a number in {self.ends[0]}{self.low:g}, {self.high:g}{self.ends[1]}"
 
 
+@dataclass(frozen=True)
+class Line:
+    """A text of at least one letter, without line breaks and other control characters."""
+
+    def __contains__(self, value: str) -> bool:
+        return value.strip() != "" and value.isprintable()
+
+    def __str__(self) -> str:
+        return "a text that is not empty and has no control characters"
+
+
 Finite = Annotated[float, Range(-math.inf, math.inf)]
 Positive = Annotated[float, Range(0, math.inf)]
 NonNegative = Annotated[float, Range(0, math.inf, "[)")]
 Decay = Annotated[float, Range(0, 1, "[)")]
 """A moment decay such as Adam's beta: 0 <= beta < 1."""
 Fraction = Annotated[float, Range(0, 1, "(]")]
-Count = Annotated[int, Range(1, math.inf, "[)")]
-Natural = Annotated[int, Range(0, math.inf, "[)")]
+Probability = Annotated[float, Range(0, 1)]
 Factor = Annotated[float, Range(1, math.inf, "[)")]
+Amount = Annotated[float, Range(0, 1e9, "(]")]
+"""Seconds, hours or gigabytes: as many as an operating system can be asked for."""
 Bound = Annotated[float, Range(0, math.inf, "(]")]
-"""A clipping bound; infinity means that nothing is clipped."""
+"""A clipping bound, or a target epsilon; infinity means that nothing is clipped, or no noise."""
+
+LARGEST, MANY, FEW = 10**12, 10**7, 10**4
+"""The most of anything that is counted; of what is done one by one (draws, trials); of what is started or made."""
+Count = Annotated[int, Range(1, LARGEST, "[]")]
+Natural = Annotated[int, Range(0, LARGEST, "[]")]
+Many = Annotated[int, Range(1, MANY, "[]")]
+Few = Annotated[int, Range(1, FEW, "[]")]
+FewOrNone = Annotated[int, Range(0, FEW, "[]")]
+Seed = Annotated[int, Range(0, 2**128 - 1, "[]")]
+Name = Annotated[str, Line()]
+"""What names something: a folder, a label, a word of the command line."""
 
 
 class Arguments(Mapping[str, Any]):
@@ -90,7 +117,7 @@ def _plain(value: Any, where: str) -> Any:
         return tuple(_plain(v, f"{where}[{i}]") for i, v in enumerate(value))
     if isinstance(value, str):
         try:
-            return float(value)
+            return _number(value, float, where)
         except ValueError:
             return value
     if value is not None and not isinstance(value, bool | int | float):
@@ -112,7 +139,9 @@ def check(instance: Any) -> None:
         ConfigError: names the first such field.
     """
     for name, hint in hints(type(instance)).items():
-        convert(getattr(instance, name), hint, f"{type(instance).__name__}.{name}", {})
+        value, where = getattr(instance, name), f"{type(instance).__name__}.{name}"
+        if type(convert(value, hint, where, {})) is not str and type(value) is str:
+            raise ConfigError(where, value, "expected a number, and not its text")
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str, converters: Converters = MappingProxyType({})) -> T:
@@ -134,6 +163,48 @@ def build(cls: type[T], values: Mapping[str, Any], where: str, converters: Conve
     return cls(**{name: convert(v, known[name], f"{where}.{name}", converters) for name, v in values.items()})
 
 
+def checked(function: Callable[P, T]) -> Callable[P, T]:
+    """`function`, whose arguments are converted as its annotations say before it is called.
+
+    A whole number stays one where a `float` is expected: what is made from arguments may tell the two apart.
+
+    Raises:
+        ConfigError: names the first argument that its annotation does not allow.
+    """
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        given, known = signature.bind(*args, **kwargs), _annotations(function)
+        for name, value in given.arguments.items():
+            converted = convert(value, known[name], name, {})
+            given.arguments[name] = value if type(value) is int else converted
+        return function(*given.args, **given.kwargs)
+
+    return call
+
+
+@cache
+def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
+    return typing.get_type_hints(function, include_extras=True)
+
+
+def several(value: Any, hint: Any, where: str) -> tuple[Any, ...]:
+    """The values of an axis, converted; a value that is no list is an axis of one.
+
+    Raises:
+        ConfigError: an empty list, a value that `hint` does not allow, or one that is repeated.
+    """
+    if not isinstance(value, list | tuple):
+        return (convert(value, hint, where, {}),)
+    if not value:
+        raise ConfigError(where, value, "expected at least one value")
+    values = _tuple(value, (hint, ...), where, {})
+    if len(set(values)) < len(values):
+        raise ConfigError(where, list(values), "a value is repeated")
+    return values
+
+
 def convert(value: Any, hint: Any, where: str, converters: Converters) -> Any:
     """`value` as the annotation `hint` wants it, or a `ConfigError` that names `where`."""
     if hint in converters:
@@ -147,20 +218,41 @@ def convert(value: Any, hint: Any, where: str, converters: Converters) -> Any:
             raise ConfigError(where, value, f"expected {args[1]}")
         return value
     if origin in (Union, types.UnionType):
-        return (
-            None if value is None else convert(value, next(a for a in args if a is not type(None)), where, converters)
-        )
+        return _either(value, args, where, converters)
     if origin is Literal:
-        if value not in args:
+        if not any(type(value) is type(arg) and value == arg for arg in args):
             raise unknown(where, value, args)
         return value
     if origin is dict:
         if not isinstance(value, dict):
             raise ConfigError(where, value, "expected a mapping")
-        return value
+        keys = {key: convert(key, args[0], where, {}) for key in value}
+        return {keys[key]: convert(each, args[1], f"{where}.{key}", converters) for key, each in value.items()}
+    if origin is list:
+        return list(_tuple(value, (args[0], ...), where, converters)) if value != [] else []
     if origin is tuple:
         return _tuple(value, args, where, converters)
+    if origin is Callable:
+        if not callable(value):
+            raise ConfigError(where, value, "expected a function")
+        return value
     return _scalar(value, hint, where)
+
+
+def _either(value: Any, hints: tuple[Any, ...], where: str, converters: Converters) -> Any:
+    """`value` as the first of `hints` that allows it."""
+    if value is None and NoneType in hints:
+        return None
+    refusals = list[ConfigError]()
+    for hint in hints:
+        try:
+            if hint is not NoneType:
+                return convert(value, hint, where, converters)
+        except ConfigError as error:
+            refusals.append(error)
+    if len(refusals) == 1:
+        raise refusals[0]
+    raise ConfigError(where, value, " or ".join(error.allowed for error in refusals))
 
 
 def _tuple(value: Any, args: tuple[Any, ...], where: str, converters: Converters) -> tuple[Any, ...]:
@@ -173,14 +265,39 @@ def _tuple(value: Any, args: tuple[Any, ...], where: str, converters: Converters
 
 
 def _scalar(value: Any, hint: Any, where: str) -> Any:
-    if hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
-        try:
-            return float(value)  # a string too: YAML reads 1e-3 as one
-        except ValueError:
-            raise ConfigError(where, value, "expected a number") from None
-    if hint is int and isinstance(value, float) and value.is_integer():
-        return int(value)
-    expected = hint if isinstance(hint, type) else object
-    if not isinstance(value, expected) or (isinstance(value, bool) and hint is not bool and hint is not object):
-        raise ConfigError(where, value, f"expected {'a whole number' if hint is int else f'a {expected.__name__}'}")
+    if hint in (int, float):
+        return _number(value, hint, where)
+    if hint is Any or not isinstance(hint, type):
+        return value
+    if not isinstance(value, hint) or isinstance(value, type):  # a class has the methods of its instances
+        raise ConfigError(where, value, f"expected {SHOWN.get(hint) or f'an object of the kind {hint.__name__}'}")
     return value
+
+
+SHOWN = {str: "a text", bool: "true or false"}
+
+
+def _number(value: Any, hint: type[int] | type[float], where: str) -> int | float:
+    """A number, or a text that reads as one, as YAML takes 1e-3 for a text."""
+    kind = "a whole number" if hint is int else "a number"
+    if isinstance(value, bool) or not isinstance(value, Real | str):
+        raise ConfigError(where, value, f"expected {kind}")
+    try:
+        if hint is int and isinstance(value, Integral):
+            return int(value)
+        number = float(value)
+    except (ValueError, OverflowError):
+        raise ConfigError(where, value, f"expected {kind}") from None
+    if math.isinf(number) and overflows(str(value)):
+        raise ConfigError(where, value, f"expected {kind}, and this one is too large; infinity is `inf`")
+    if hint is int and not number.is_integer():
+        raise ConfigError(where, value, f"expected {kind}")
+    return hint(number)
+
+
+def overflows(text: str) -> bool:
+    """Whether `text` spells a number that only rounding makes infinite, such as 1e400."""
+    try:
+        return math.isinf(float(text)) and any(sign.isdigit() for sign in text)
+    except ValueError:
+        return False

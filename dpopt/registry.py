@@ -16,9 +16,7 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.resources.abc import Traversable
 from typing import Any
 
-import yaml
-
-from dpopt import fields
+from dpopt import documents, fields
 from dpopt.errors import ConfigError, unknown
 
 FAMILIES = ("sgd", "adam", "filter", "clipping", "step size", "parameter-free")
@@ -80,19 +78,12 @@ def entries(group: str) -> dict[str, Entry]:
 
 
 def _entry(name: str, file: Traversable, target: str | None = None) -> Entry:
-    content = yaml.safe_load(file.read_text()) or {}
-    where = f"{file}"
-    if not isinstance(content, dict):
-        raise ConfigError(where, content, "expected a mapping with the key `target`")
-    known = {f.name for f in dataclasses.fields(Entry)} - {"name"}
-    for key in content:
-        if key not in known:
-            raise unknown(f"{where}: {key}", key, known)
+    content, where = documents.mapping(file), str(file)
     if target:
         content.setdefault("target", target)
     if "target" not in content:
-        raise ConfigError(where, sorted(content), "the key `target` (module:Class) is missing")
-    return Entry(name, **content)
+        raise ConfigError(where, list(content), "the key `target` (module:Class) is missing")
+    return fields.build(Entry, {**content, "name": name}, where)
 
 
 def _plugin(point: EntryPoint) -> Entry:
@@ -131,15 +122,24 @@ def create(name: str, **values: Any) -> Any:
     Raises:
         ConfigError: unknown name or field (with the nearest one), or a value that the field does not allow.
     """
-    return _create("optimizer", name, values)
+    return make("optimizer", name, values)
 
 
 def create_workload(name: str, **values: Any) -> Any:
     """The registered workload `name`; as `create`."""
-    return _create("workload", name, values)
+    return make("workload", name, values)
 
 
-def _create(group: str, name: str, values: Mapping[str, Any], without: tuple[str, ...] = ()) -> Any:
+def make(group: str, name: str, values: Mapping[str, Any], without: tuple[str, ...] = ()) -> Any:
+    """What `name` is in `group` ("optimizer" or "workload"), with `values` in place of its presets.
+
+    Args:
+        group, name, values: see `create`.
+        without: fields whose presets do not count.
+
+    Raises:
+        ConfigError: as `create`.
+    """
     found = entry(group, name)
     presets = {key: value for key, value in found.fields.items() if key not in without}
     return fields.build(found.load(), {**presets, **values}, name, converters())
@@ -156,7 +156,7 @@ def _base(value: Any, where: str) -> Any:
             raise ConfigError(where, dict(value), "the key `name` is missing")
         arguments = {key: v for key, v in value.items() if key not in ("name", "revision")}
         # The outer optimizer sets these two, so presets for stand-alone use do not apply.
-        value = _create("optimizer", value["name"], arguments, without=("lr", "clip"))
+        value = make("optimizer", value["name"], arguments, without=("lr", "clip"))
     if not isinstance(value, Direction):
         raise ConfigError(where, value, "expected a direction such as dp_adam or fiber")
     return value
@@ -184,7 +184,7 @@ def from_spec(group: str, content: Mapping[str, Any]) -> Any:
         ConfigError: as `create`; also where the revision is not today's.
     """
     values = {key: value for key, value in content.items() if key not in ("name", "revision")}
-    instance = _create(group, content["name"], values)
+    instance = make(group, content["name"], values)
     if type(instance).revision != content["revision"]:
         allowed = f"the installed revision is {type(instance).revision}"
         raise ConfigError(f"{content['name']}.revision", content["revision"], allowed)

@@ -7,7 +7,9 @@ from typing import Any
 
 import pandas as pd
 
+from dpopt.analysis import tables
 from dpopt.analysis.speed import origin
+from dpopt.markup import MARKDOWN
 
 COLUMNS = ["kind", "name", "what", "epsilon_target", "epsilon", "delta", "trials", "canaries", "seconds", "failure"]
 BOUNDS = ("worst_case", "one_run", "one_run_fdp")
@@ -46,9 +48,9 @@ def markdown(record: Mapping[str, Any]) -> str:
     for kind, title in (("optimizer", "Optimizers"), ("control", "Broken on purpose")):
         part = rows[rows["kind"] == kind]
         if len(part):
-            parts += [f"## {title}", _readable(part, kind).to_markdown(index=False, disable_numparse=True)]
+            parts += [f"## {title}", tables.markdown(_readable(part, kind))]
     setting = f"Suite {record['suite']}, {record['seconds']:.0f} s, {origin(record, 'torch')}."
-    return "\n\n".join([*parts, NOTE.format(**record), setting]) + "\n"
+    return "\n\n".join([*parts, NOTE.format(**record), MARKDOWN.escape(setting)]) + "\n"
 
 
 def _readable(rows: pd.DataFrame, kind: str) -> pd.DataFrame:

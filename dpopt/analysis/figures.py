@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from dpopt import markup
 from dpopt.errors import ConfigError, unknown
 
 OF_SUITES = ("comparison", "selected", "curves", "ranking", "sweep", "diagnostics", "classes")
@@ -35,6 +36,13 @@ class Plot:
     name: str
     needs: str
     draw: Callable[[pd.DataFrame], Any]
+
+    def figure(self, frame: pd.DataFrame) -> Any:
+        """What `draw` makes of `frame`, whose texts are no mathematics."""
+        shown = frame.copy(deep=False)
+        for name in frame.select_dtypes(exclude="number"):
+            shown[name] = frame[name].map(lambda value: markup.figure(value) if isinstance(value, str) else value)
+        return self.draw(shown)
 
 
 def plots(folder: Path, name: str | None = None) -> list[Plot]:

@@ -12,7 +12,7 @@ import pandas as pd
 from dpopt.analysis import statistics
 from dpopt.analysis.budgets import BLOCK, BUDGETS, reached
 from dpopt.analysis.scores import shown
-from dpopt.analysis.tables import upper
+from dpopt.analysis.tables import csv, markdown, upper
 from dpopt.store.runs import Store
 
 RULES = {
@@ -237,8 +237,7 @@ def note(frame: pd.DataFrame) -> str:
 def files(frame: pd.DataFrame) -> dict[str, str]:
     """Ranks of every block and on average as Markdown, with the note below; the blocks as CSV at full precision."""
     tables = [readable(frame)] + ([] if frame.empty else [readable_averages(frame)])
-    parts = [table.to_markdown(index=False, disable_numparse=True) for table in tables]
-    return {"md": "\n\n".join([*parts, note(frame)]) + "\n", "csv": frame.to_csv(index=False)}
+    return {"md": "\n\n".join([*map(markdown, tables), note(frame)]) + "\n", "csv": csv(frame)}
 
 
 def readable_averages(frame: pd.DataFrame) -> pd.DataFrame:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dpopt.analysis.frames import GROUP
 from dpopt.analysis.scores import shown
-from dpopt.analysis.tables import upper
+from dpopt.analysis.tables import csv, markdown, upper
 from dpopt.privacy.selection import best_of
 from dpopt.store.runs import Store
 
@@ -77,8 +77,7 @@ def readable(outcome: pd.DataFrame) -> pd.DataFrame:
 
 def files(outcome: pd.DataFrame) -> dict[str, str]:
     """The frame as Markdown, with the note below, and as CSV at full precision."""
-    text = readable(outcome).to_markdown(index=False, disable_numparse=True)
-    return {"md": f"{text}\n\n{NOTE}\n", "csv": outcome.to_csv(index=False)}
+    return {"md": f"{markdown(readable(outcome))}\n\n{NOTE}\n", "csv": csv(outcome)}
 
 
 def _outcome(group: pd.DataFrame, runs: float) -> tuple[float, float]:

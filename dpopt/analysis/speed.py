@@ -7,6 +7,9 @@ from typing import Any
 
 import pandas as pd
 
+from dpopt.analysis import tables
+from dpopt.markup import MARKDOWN
+
 TITLES = {
     "engine": "Engines: one step of private SGD against non-private SGD",
     "optimizer": "Optimizers: one draw against the baseline's",
@@ -34,8 +37,8 @@ def markdown(record: Mapping[str, Any]) -> str:
     for kind, title in TITLES.items():
         if (rows["kind"] == kind).any():
             table = _readable(rows[rows["kind"] == kind], kind)
-            parts += [f"## {title}", table.to_markdown(index=False, disable_numparse=True)]
-    parts += [NOTE, f"{setting(record)}.", *(f"Left out: {line}." for line in record["skipped"])]
+            parts += [f"## {title}", tables.markdown(table)]
+    parts += [NOTE, *map(MARKDOWN.escape, [f"{setting(record)}.", *(f"Left out: {it}." for it in record["skipped"])])]
     return "\n\n".join(parts) + "\n"
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from html import escape
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
-from dpopt import registry
+from dpopt import markup, registry
 from dpopt.analysis.frames import GROUP, composed, epsilon_with_tuning
 from dpopt.analysis.scores import shown
+from dpopt.markup import HTML, LATEX, MARKDOWN, Style
 from dpopt.store.runs import Store
 
 NOTE = (
@@ -86,12 +86,13 @@ def further_scores(table: pd.DataFrame) -> list[str]:
     return [name.removeprefix("score_") for name in table if name.startswith("score_") and f"{name}_std" in table]
 
 
-def readable(table: pd.DataFrame, bold: Callable[[str], str], scores: Sequence[str] = ()) -> pd.DataFrame:
-    """`comparison`'s frame as people read it; what `setting` says is left out.
+def readable(table: pd.DataFrame, style: Style, scores: Sequence[str] = ()) -> pd.DataFrame:
+    """`comparison`'s frame as people read it, with the score of a block's best row in bold; what `setting` says is left
+    out.
 
     Args:
         table: of `comparison`, with or without the columns that `published.beside` adds.
-        bold: marks the best row of a block.
+        style: of the format that it is for.
         scores: further scores to show.
     """
     if table.empty:
@@ -100,7 +101,7 @@ def readable(table: pd.DataFrame, bold: Callable[[str], str], scores: Sequence[s
         "workload": table["workload"],
         "target ε": table["epsilon_target"].map(_number),
         "optimizer": table["label"],
-        **_main_scores(table, bold),
+        **_main_scores(table),
         **_further_scores(table, scores),
         "tuning": table["tuning"],
         "runs": table["runs"].map("{:.3g}".format),
@@ -116,18 +117,19 @@ def readable(table: pd.DataFrame, bold: Callable[[str], str], scores: Sequence[s
     }
     dropped = [*_constant(table), *(["C"] if table["clip"].nunique() == 1 else [])]
     dropped += ["ε composed"] if (table["epsilon_composed"] == table["epsilon_with_tuning"]).all() else []
-    return pd.DataFrame(columns).drop(columns=dropped)
+    frame = pd.DataFrame(columns).drop(columns=dropped).astype(str).map(style.escape)
+    for score in table["score"].unique():
+        best = (table["score"] == score) & table["is_best"]
+        frame.loc[best, shown(score).label] = frame.loc[best, shown(score).label].map(style.bold)
+    return frame.rename(columns=style.escape)
 
 
-def _main_scores(table: pd.DataFrame, bold: Callable[[str], str]) -> dict[str, list[str]]:
+def _main_scores(table: pd.DataFrame) -> dict[str, list[str]]:
     """A column for each score that counts in some row, with the published numbers beside it."""
     columns = {}
     for score in table["score"].unique():
         own = table["score"] == score
-        texts = _texts(table, "mean", score, own)
-        columns[shown(score).label] = [
-            bold(t) if best else t for t, best in zip(texts, own & table["is_best"], strict=True)
-        ]
+        columns[shown(score).label] = _texts(table, "mean", score, own)
         columns |= _published(table, "published", score, own)
     return columns
 
@@ -213,45 +215,39 @@ def files(table: pd.DataFrame, title: str, scores: Sequence[str] = (), remarks: 
     """
     note = footer(table, remarks)
     return {
-        "md": markdown(readable(table, "**{}**".format, scores), note),
-        "csv": table.to_csv(index=False),
-        "tex": latex(readable(table, r"\textbf{{{}}}".format, scores), note),
-        "html": html(readable(table.map(_as_html), "<b>{}</b>".format, scores), _as_html(note), _as_html(title)),
+        "md": f"{_pipes(readable(table, MARKDOWN, scores))}\n\n{MARKDOWN.escape(note)}\n",
+        "csv": csv(table),
+        "tex": latex(readable(table, LATEX, scores), LATEX.escape(note)),
+        "html": html(readable(table, HTML, scores), HTML.escape(note), HTML.escape(title)),
     }
 
 
-def markdown(text: pd.DataFrame, note: str) -> str:
-    """GitHub Markdown with the note below."""
-    return f"{text.to_markdown(index=False, disable_numparse=True)}\n\n{note}\n"
+def markdown(text: pd.DataFrame) -> str:
+    """A frame of plain texts as a table of GitHub's Markdown."""
+    return _pipes(text.map(MARKDOWN.escape).rename(columns=MARKDOWN.escape))
 
 
-def latex(text: pd.DataFrame, note: str) -> str:
+def _pipes(escaped: pd.DataFrame) -> str:
+    return escaped.to_markdown(index=False, disable_numparse=True)
+
+
+def csv(table: pd.DataFrame) -> str:
+    """A frame as CSV; its numbers at full precision, its texts no formulas."""
+
+    def shown(value: Any) -> Any:
+        return markup.csv(value) if isinstance(value, str) else value
+
+    return table.map(shown).rename(columns=shown).to_csv(index=False)
+
+
+def latex(escaped: pd.DataFrame, note: str) -> str:
     """A booktabs tabular with caption; needs \\usepackage{booktabs}."""
-    text = text.rename(columns=_escaped).map(_escaped)
-    return text.style.hide(axis="index").to_latex(hrules=True, caption=_escaped(note), position="t")
+    return escaped.style.hide(axis="index").to_latex(hrules=True, caption=note, position="t")
 
 
-def _escaped(text: str) -> str:
-    """Text as LaTeX takes it."""
-    for sign, command in LATEX.items():
-        text = text.replace(sign, command)
-    return text
-
-
-LATEX = {"_": r"\_", "%": r"\%"} | {
-    sign: f"${command}$"
-    for sign, command in (("±", r"\pm"), ("∞", r"\infty"), ("δ", r"\delta"), ("ε", r"\varepsilon"), ("σ", r"\sigma"))
-}
-
-
-def _as_html(value: Any) -> Any:
-    """Text as HTML takes it; anything else as it is."""
-    return escape(value, quote=False) if isinstance(value, str) else value
-
-
-def html(text: pd.DataFrame, note: str, title: str) -> str:
-    """A page of its own that needs no network. All texts are HTML already."""
-    body = text.style.hide(axis="index").to_html()
+def html(escaped: pd.DataFrame, note: str, title: str) -> str:
+    """A page of its own that needs no network."""
+    body = escaped.style.hide(axis="index").to_html()
     head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
     return f"{head}<h1>{title}</h1>{body}<p>{note}</p></html>\n"
 

@@ -64,20 +64,19 @@ def settings(overrides: Sequence[str] = ()) -> Settings:
         ConfigError: an unknown name, or a value that cannot be used.
     """
     given = compose_config(BASE, "bench", overrides)
-    probe_every = given["probe_every"] if isinstance(given["probe_every"], list) else [given["probe_every"]]
     return Settings(
         cases=tuple(_case(name, given) for name in _names(given, "cases", CASES)),
         subsets=_names(given, "subsets", SUBSETS),
         engines=_names(given, "engines", ENGINES),
         optimizers=_names(given, "optimizers", registry.optimizers()),
-        probe_every=tuple(fields.convert(k, fields.Count, "probe_every", {}) for k in probe_every),
+        probe_every=fields.several(given["probe_every"], fields.Few, "probe_every"),
         precision=_field(given, "precision", Precision),
-        rounds=_field(given, "rounds", fields.Count),
+        rounds=_field(given, "rounds", fields.Few),
         limit=_field(given, "limit", fields.Positive | None),
-        threads=_field(given, "threads", fields.Count | None),
+        threads=_field(given, "threads", fields.Few | None),
         device=resolve_device(_field(given, "device", str)),
-        results=_field(given, "results", str),
-        plots=_field(given, "plots", str),
+        results=_field(given, "results", fields.Name),
+        plots=_field(given, "plots", fields.Name),
     )
 
 
@@ -162,7 +161,7 @@ def _rows(group: Group, chosen: Settings, advance: Callable[[str], None]) -> lis
 def _case(name: str, given: dict[str, Any]) -> Case:
     """The case `name`, with the batch size and the shapes that were asked for."""
     case = CASES[name].rehearsal() if _field(given, "tiny", bool) else CASES[name]
-    batch_size = _field(given, "batch_size", fields.Count | None)
+    batch_size = _field(given, "batch_size", fields.Few | None)
     return case if batch_size is None else dataclasses.replace(case, batch_size=batch_size)
 
 

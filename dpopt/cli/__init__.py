@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from dpopt.cli.command import Command
 from dpopt.cli.completion import answer, completion
-from dpopt.cli.console import ERR, escape
+from dpopt.cli.console import ERR, complain
 from dpopt.cli.known import list_
 from dpopt.cli.measuring import audit, bench
 from dpopt.cli.new import new
@@ -31,11 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gc.set_threshold(100_000)  # importing torch and reading thousands of records makes much that lives, no garbage
     try:
         return command.function(chosen.overrides) or 0
-    except ConfigError as error:
-        ERR.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
-        return 2
-    except OSError as error:
-        ERR.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
+    except (ConfigError, OSError) as error:
+        complain("error", str(error))
         return 2
     except KeyboardInterrupt:
         ERR.print("interrupted; run the same command again to go on")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-import yaml
-
-from dpopt import registry
+from dpopt import documents, registry
 from dpopt.cli.command import Command
 from dpopt.cli.console import OUT
 from dpopt.cli.known import LISTED
-from dpopt.errors import unknown
+from dpopt.errors import ConfigError, unknown
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -26,7 +25,7 @@ def completion(arguments: Sequence[str]) -> None:
 
     if len(arguments) != 1 or arguments[0] not in SHELLS:
         raise unknown("completion", " ".join(arguments), SHELLS)
-    OUT.print(shellcode(["dpopt"], shell=arguments[0]), end="", highlight=False, markup=False)
+    OUT.print(shellcode(["dpopt"], shell=arguments[0]), end="")
 
 
 def answer(parser: argparse.ArgumentParser, commands: Mapping[str, Command]) -> None:
@@ -81,8 +80,10 @@ def _rows(before: Sequence[str]) -> Iterable[str]:
 
     suite = next((argument.partition("=")[2] for argument in before if argument.startswith("suite=")), "")
     file = suite_files().get(suite)
-    content = yaml.safe_load(file.read_text()) if file else {}
-    return dict.fromkeys([*(content.get("settings") or {}), *registry.optimizers()])
+    settings: Iterable[str] = ()
+    with suppress(ConfigError):
+        settings = documents.mapping(file).get("settings") or () if file else ()
+    return dict.fromkeys([*settings, *registry.optimizers()])
 
 
 def _figures(before: Sequence[str]) -> Iterable[str]:

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from dpopt import fields
 from dpopt.cli.command import BASE
 from dpopt.errors import ConfigError, unknown
+from dpopt.fields import Name
+from dpopt.markup import line, lines
 
 if TYPE_CHECKING:
     from dpopt.store import Store
 
-OUT = Console(soft_wrap=True)
+
+class Plain(Console):
+    """Prints text as it is, without markup and control characters."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(soft_wrap=True, markup=False, emoji=False, highlight=False, **options)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """See `rich.console.Console`."""
+        super().print(*(lines(each) if isinstance(each, str) else each for each in objects), **options)
 
 
-ERR = Console(stderr=True, soft_wrap=True)
+OUT, ERR = Plain(), Plain(stderr=True)
+
+
+def complain(what: str, text: str) -> None:
+    """Say on stderr what went wrong, in red, and how."""
+    ERR.print(Text.assemble((f"{what}: ", "red"), lines(text)))
 
 
 def suite_name(overrides: Sequence[str]) -> tuple[str, list[str]]:
@@ -41,14 +59,10 @@ def stored(overrides: Sequence[str], *more: str) -> tuple[str, Store, list[str] 
 
     name, rest = suite_name(overrides)
     known: dict[str, Any] = yaml.safe_load((BASE / "stored.yaml").read_text("utf-8")) | dict.fromkeys(more)
-    for override in rest:
-        key, _, value = override.partition("=")
-        if key not in known:
-            raise unknown("override", key, known)
-        known[key] = value
+    known = given(rest, known)
     store = Store(Path(known["results"]))
     name = Path(name.removesuffix(".yaml")).name
-    labels = None if known["optimizers"] is None else names(known["optimizers"])
+    labels = None if known["optimizers"] is None else names(known["optimizers"], "optimizers")
     if labels is not None:
         present = {entry["label"] for entry in store.manifest(name)["cells"]}
         for label in labels:
@@ -57,29 +71,59 @@ def stored(overrides: Sequence[str], *more: str) -> tuple[str, Store, list[str] 
     return name, store, labels, known
 
 
-def names(text: str | None) -> list[str]:
-    """The names in "a" or "[a, b]"."""
-    return [name.strip() for name in (text or "").strip("[]").split(",") if name.strip()]
+def given(overrides: Sequence[str], known: Mapping[str, Any]) -> dict[str, Any]:
+    """What `overrides` say of the keys of `known`, which holds the defaults; each value as text.
+
+    Raises:
+        ConfigError: an unknown key, or a value that names nothing.
+    """
+    found = dict(known)
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if key not in known or not equals:
+            raise unknown("override", key if equals else override, known)
+        found[key] = fields.convert(value, Name, key, {})
+    return found
 
 
-def print_table(table: Any) -> None:
-    """Print columns of texts, a mapping or a data frame, each row on a line of its own."""
-    columns = dict(table.items())
-    shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+def names(text: str | None, where: str) -> list[str]:
+    """The names in "a" or "[a, b]"; none where nothing was given.
+
+    Raises:
+        ConfigError: something was given that holds no name.
+    """
+    found = [name.strip() for name in (text or "").strip("[]").split(",") if name.strip()]
+    if text is not None and not found:
+        raise ConfigError(where, text, "expected names")
+    return found
+
+
+def print_table(table: Any, is_styled: bool = False) -> None:
+    """Print columns of texts, a mapping or a data frame, each row on a line of its own.
+
+    Args:
+        table: name -> texts.
+        is_styled: whether names and texts are in the style `TERMINAL`, and not plain.
+    """
+    columns, shown = dict(table.items()), Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in columns:
-        shown.add_column(name, no_wrap=True)
+        shown.add_column(_text(name, is_styled), no_wrap=True)
     for row in zip(*columns.values(), strict=True):
-        shown.add_row(*row)
+        shown.add_row(*(_text(cell, is_styled) for cell in row))
     needed = OUT.measure(shown, options=OUT.options.update(max_width=1000)).maximum
-    Console(width=max(OUT.width, needed)).print(shown)  # a narrow terminal breaks lines better than cells
+    print_wide(shown, needed)  # a narrow terminal breaks lines better than cells
+
+
+def _text(cell: str, is_styled: bool) -> Text:
+    return Text.from_ansi(cell) if is_styled else Text(line(cell))
+
+
+def print_wide(shown: Table, width: int) -> None:
+    """Print a table at least so wide, whatever the terminal is."""
+    Plain(width=max(OUT.width, width)).print(shown)
 
 
 def report_problems(problems: list[str]) -> None:
     """Say what was found wrong, a line each."""
     for problem in problems:
-        ERR.print(problem, highlight=False, markup=False)
-
-
-def escape(text: str) -> str:
-    """`text` as rich prints it unchanged."""
-    return text.replace("[", r"\[")
+        ERR.print(problem)

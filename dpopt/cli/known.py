@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 from tabulate import tabulate
 
 from dpopt import registry
-from dpopt.cli.console import OUT
+from dpopt.cli.console import OUT, print_wide
 from dpopt.errors import unknown
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def list_(overrides: Sequence[str]) -> None:
             raise unknown("override", f"{key}={value}", [f"{k}={v}" for k, values in allowed.items() for v in values])
     if "format" in given:
         rows = LISTED[given.get("what", "optimizers")]()
-        OUT.print(tabulate(rows, headers="keys", tablefmt="pipe"), highlight=False, markup=False)
+        OUT.print(tabulate(rows, headers="keys", tablefmt="pipe"))
         return
     for what in [given["what"]] if given else [name for name in LISTED if name != "models"]:  # counting takes seconds
         _print_rows(LISTED[what]())
@@ -42,7 +41,7 @@ def _print_notes() -> None:
 
     for name, entry in [*registry.entries("optimizer").items(), *catalogue.entries().items()]:
         if entry.note:
-            OUT.print(f"{name}: {entry.note}", style="dim", highlight=False)
+            OUT.print(f"{name}: {entry.note}", style="dim")
 
 
 def _optimizers() -> list[dict[str, str]]:
@@ -120,4 +119,5 @@ def _print_rows(rows: list[dict[str, str]]) -> None:
         table.add_column(name, no_wrap=name not in ("what it does", "reference"))
     for row in rows:
         table.add_row(*row.values())
-    Console(width=max(OUT.width, 180)).print(table, "")  # a narrow terminal breaks lines better than columns
+    print_wide(table, 180)
+    OUT.print()

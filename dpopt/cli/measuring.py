@@ -57,7 +57,7 @@ def _keep(store: Store, folder: Path, text: str, plots: list[Plot], frame: DataF
 
     store.write(folder / "table.md", text)
     for plot in plots:
-        for kind, content in figures.render(plot.draw(frame)).items():
+        for kind, content in figures.render(plot.figure(frame)).items():
             store.write(folder / f"{plot.name}.{kind}", content)
-    OUT.print(text, highlight=False, markup=False)
-    OUT.print(f"written to {folder}/", highlight=False)
+    OUT.print(text)
+    OUT.print(f"written to {folder}/")

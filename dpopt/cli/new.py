@@ -57,8 +57,8 @@ def new(arguments: Sequence[str]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
-        OUT.print(str(path), highlight=False, markup=False)
-    OUT.print("\n".join(["next:", *(f"  {step}" for step in next_steps)]), style="dim", highlight=False, markup=False)
+        OUT.print(str(path))
+    OUT.print("\n".join(["next:", *(f"  {step}" for step in next_steps)]), style="dim")
 
 
 def _check_name(name: str) -> None:

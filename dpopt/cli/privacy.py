@@ -4,70 +4,111 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dpopt import fields
 from dpopt.cli.console import OUT
 from dpopt.errors import ConfigError
+from dpopt.fields import Bound, Count, Few, Fraction, Many, Positive, Probability
 
 if TYPE_CHECKING:
-    pass
+    from dpopt.privacy import Ledger, Plan
+
+
+@dataclass(frozen=True)
+class Spending:
+    """The keys of `dpopt epsilon`; `conf/base/epsilon.yaml` documents them."""
+
+    rate: Fraction
+    noise: tuple[Positive, ...]
+    draws: Count
+    delta: Probability
+    probe_noise: Positive | None
+    probe_every: Count
+    probes: Few
+    runs: Count
+    accountant: tuple[str, ...]
+
+    def ledger(self) -> Ledger:
+        """What the runs leave, one after the other."""
+        from dpopt.privacy import Draw, Ledger
+
+        ledger, rounds = Ledger(), 0
+        if self.probe_noise is not None:
+            rounds = -(-self.draws // self.probe_every)
+            ledger.append(Draw(self.rate, self.noise + (self.probe_noise,) * self.probes), rounds * self.runs)
+        if self.draws > rounds:
+            ledger.append(Draw(self.rate, self.noise), (self.draws - rounds) * self.runs)
+        return ledger
+
+
+@dataclass(frozen=True)
+class Target:
+    """The keys of `dpopt calibrate`; `conf/base/calibrate.yaml` documents them."""
+
+    optimizer: str
+    fields: dict[str, Any]
+    epsilon: Bound
+    delta: Probability | None
+    examples: Count | None
+    batch_size: Count | None
+    rate: Fraction | None
+    epochs: Positive | None
+    draws: Many | None
+    dimension: Count
+    accountant: str
+
+    def plan(self) -> Plan:
+        """The least noise that reaches the target."""
+        from dpopt import registry
+        from dpopt.privacy import calibrate
+        from dpopt.training import number_of_draws, sampling_rate
+
+        rate, draws, delta = self.rate, self.draws, self.delta
+        if rate is None:
+            rate = sampling_rate(_need(self.batch_size, "batch_size"), _need(self.examples, "examples"))
+        if draws is None:
+            draws = number_of_draws(_need(self.epochs, "draws or epochs"), rate, 1)
+        if delta is None:
+            delta = _need(self.examples, "delta or examples") ** -1.1
+        return calibrate(
+            registry.make("optimizer", self.optimizer, self.fields),
+            rate=rate,
+            draws=draws,
+            dimension=self.dimension,
+            epsilon=self.epsilon,
+            delta=delta,
+            accountant=self.accountant,
+        )
 
 
 def epsilon(overrides: Sequence[str]) -> None:
     """Print what a run spends: rate, noise and draws of the gradient, and HyFreeDP's probes if there are any."""
     from dpopt.harness.suite import BASE, compose_config
-    from dpopt.privacy import Draw, Ledger
-    from dpopt.privacy import epsilon as spent
+    from dpopt.privacy import accountants
 
     given = compose_config(BASE, "epsilon", overrides)
-    rate = _field(given, "rate", float)
-    noises = given["noise"] if isinstance(given["noise"], list) else [given["noise"]]
-    gradient = tuple(fields.convert(noise, fields.Positive, "noise", {}) for noise in noises)
-    draws, runs = _field(given, "draws", fields.Count), _field(given, "runs", fields.Count)
-    probe = _field(given, "probe_noise", fields.Positive | None)
-    rounds = math.ceil(draws / _field(given, "probe_every", fields.Count)) if probe is not None else 0
-    ledger = Ledger()
-    if rounds:
-        ledger.append(Draw(rate, gradient + (probe,) * _field(given, "probes", fields.Count)), rounds * runs)
-    if draws > rounds:
-        ledger.append(Draw(rate, gradient), (draws - rounds) * runs)
-    names = given["accountant"] if isinstance(given["accountant"], list) else [given["accountant"]]
-    delta = _field(given, "delta", float)
-    for name in names:
-        OUT.print(f"epsilon = {_up(spent(ledger, delta, name))}  ({name}, delta = {delta:g})", highlight=False)
+    lists = {key: given[key] if isinstance(given[key], list) else [given[key]] for key in ("noise", "accountant")}
+    asked = fields.build(Spending, given | lists, "epsilon")
+    for name in asked.accountant:
+        accountants.check(asked.delta, name)
+    for name in asked.accountant:
+        spent = accountants.epsilon(asked.ledger(), asked.delta, name)
+        OUT.print(f"epsilon = {_up(spent)}  ({name}, delta = {asked.delta:g})")
 
 
 def calibrate(overrides: Sequence[str]) -> None:
     """Print the least noise with which an optimizer reaches a target epsilon."""
-    from dpopt import create
     from dpopt.harness.suite import BASE, compose_config
-    from dpopt.privacy import calibrate as solve
-    from dpopt.training import number_of_draws, sampling_rate
 
     given = compose_config(BASE, "calibrate", overrides)
-    optimizer = create(given["optimizer"], **given["fields"])
-    examples, batch = (_field(given, key, fields.Count | None) for key in ("examples", "batch_size"))
-    rate, draws = _field(given, "rate", float | None), _field(given, "draws", fields.Count | None)
-    epochs, delta = _field(given, "epochs", fields.Positive | None), _field(given, "delta", float | None)
-    if rate is None:
-        rate = sampling_rate(_need(batch, "batch_size"), _need(examples, "examples"))
-    if draws is None:
-        draws = number_of_draws(_need(epochs, "draws or epochs"), rate, 1)
-    plan = solve(
-        optimizer,
-        rate=rate,
-        draws=draws,
-        dimension=_field(given, "dimension", fields.Count),
-        epsilon=_field(given, "epsilon", fields.Bound),
-        delta=_need(examples, "delta or examples") ** -1.1 if delta is None else delta,
-        accountant=given["accountant"],
-    )
+    none = {} if given["fields"] is not None else {"fields": {}}
+    plan = fields.build(Target, given | none, "calibrate").plan()
     for kind, noise in plan.noise.items():
-        OUT.print(f"noise multiplier ({kind}) = {_up(noise)}", highlight=False)
+        OUT.print(f"noise multiplier ({kind}) = {_up(noise)}")
     OUT.print(
         f"epsilon = {_up(plan.epsilon)}  ({plan.accountant}, delta = {plan.delta:g}, {plan.draws} draws)",
-        highlight=False,
     )
 
 
@@ -76,11 +117,7 @@ def recommend(overrides: Sequence[str]) -> None:
     from dpopt.harness.suite import BASE, compose_config
     from dpopt.study.recommend import main as recommended
 
-    OUT.print(recommended(compose_config(BASE, "recommend", overrides)), highlight=False, markup=False)
-
-
-def _field(given: dict[str, Any], key: str, hint: Any) -> Any:
-    return fields.convert(given[key], hint, key, {})
+    OUT.print(recommended(compose_config(BASE, "recommend", overrides)))
 
 
 def _up(value: float) -> str:

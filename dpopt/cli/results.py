@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dpopt import fields
 from dpopt.cli.console import ERR, OUT, names, print_table, report_problems, stored
 from dpopt.errors import ConfigError, unknown
+from dpopt.markup import TERMINAL
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -26,14 +27,14 @@ def status(overrides: Sequence[str]) -> None:
     results = load(store, name, labels)
     cells = results.cells.drop_duplicates("run_id")
     counts = cells["state"].value_counts()
-    OUT.print(f"suite {name}: " + ", ".join(f"{n} {state}" for state, n in counts.items()), highlight=False)
+    OUT.print(f"suite {name}: " + ", ".join(f"{n} {state}" for state, n in counts.items()))
     running = cells[cells["state"] == "running"]
     for run_id, label in zip(running["run_id"], running["label"], strict=True):
         if holder := store.holder(run_id):
             where = f"{holder}, which gave a sign of life {holder.age:.0f} s ago"
-            OUT.print(f"{run_id} ({label}) {holder.fraction:.0%} done by {where}", highlight=False, markup=False)
+            OUT.print(f"{run_id} ({label}) {holder.fraction:.0%} done by {where}")
     for problem in results.problems:
-        OUT.print(problem, highlight=False, markup=False)
+        OUT.print(problem)
 
 
 def table(overrides: Sequence[str]) -> None:
@@ -47,7 +48,7 @@ def table(overrides: Sequence[str]) -> None:
     name, store, labels, given = stored(overrides, "scores", "compare", "selection")
     results = frames.load(store, name, labels)
     comparison = tables.comparison(store, frames.select(results.cells))
-    scores, remarks = names(given["scores"]), list[str]()
+    scores, remarks = names(given["scores"], "scores"), list[str]()
     for score in scores:
         if score not in (known := tables.further_scores(comparison)):
             raise unknown("scores", score, known)
@@ -59,14 +60,14 @@ def table(overrides: Sequence[str]) -> None:
     folder = store.suite_folder(name)
     for kind, content in tables.files(comparison, name, scores, remarks).items():
         store.write(folder / f"table.{kind}", content)
-    print_table(tables.readable(comparison, "[bold]{}[/bold]".format, scores))
-    OUT.print(tables.footer(comparison, remarks), style="dim", highlight=False, markup=False)
-    OUT.print(f"written to {folder}/table.{{md,csv,tex,html}}", highlight=False)
+    print_table(tables.readable(comparison, TERMINAL, scores), is_styled=True)
+    OUT.print(tables.footer(comparison, remarks), style="dim")
+    OUT.print(f"written to {folder}/table.{{md,csv,tex,html}}")
     if given["selection"]:
         _selection(store, folder, results.cells)
     missing = results.cells[~results.cells["state"].isin(["done", "diverged"])]
     if len(missing):
-        ERR.print(f"{len(missing)} cells have no result; rows that need them are left out", highlight=False)
+        ERR.print(f"{len(missing)} cells have no result; rows that need them are left out")
     report_problems(results.problems)
 
 
@@ -77,8 +78,8 @@ def _selection(store: Store, folder: Path, cells: DataFrame) -> None:
     for kind, content in selection.files(outcome).items():
         store.write(folder / f"selection.{kind}", content)
     print_table(selection.readable(outcome))
-    OUT.print(selection.NOTE, style="dim", highlight=False)
-    OUT.print(f"written to {folder}/selection.{{md,csv}}", highlight=False)
+    OUT.print(selection.NOTE, style="dim")
+    OUT.print(f"written to {folder}/selection.{{md,csv}}")
 
 
 def rank(overrides: Sequence[str]) -> None:
@@ -91,7 +92,7 @@ def rank(overrides: Sequence[str]) -> None:
 
     name, store, labels, given = stored(overrides, "by", "budgets")
     results, by = frames.load(store, name, labels), given["by"] or "epsilon"
-    budgets = [fields.convert(text, fields.Positive, "budgets", {}) for text in names(given["budgets"])]
+    budgets = [fields.convert(text, fields.Positive, "budgets", {}) for text in names(given["budgets"], "budgets")]
     frame = ranking.ranking(store, results.cells, by, budgets)
     folder = store.suite_folder(name)
     for kind, content in ranking.files(frame).items():
@@ -99,8 +100,8 @@ def rank(overrides: Sequence[str]) -> None:
     print_table(ranking.readable(frame))
     if not frame.empty:
         print_table(ranking.readable_averages(frame))
-    OUT.print(ranking.note(frame), style="dim", highlight=False, markup=False)
-    OUT.print(f"written to {folder}/ranking_{by}.{{md,csv}}", highlight=False)
+    OUT.print(ranking.note(frame), style="dim")
+    OUT.print(f"written to {folder}/ranking_{by}.{{md,csv}}")
     report_problems(results.problems)
 
 
@@ -134,7 +135,7 @@ def plot(overrides: Sequence[str]) -> None:
 def _draw(plot: Plot, frame: DataFrame, folder: Path) -> None:
     from dpopt.analysis import figures
 
-    OUT.print(" ".join(map(str, figures.save(plot.draw(frame), folder, plot.name))), highlight=False)
+    OUT.print(" ".join(map(str, figures.save(plot.figure(frame), folder, plot.name))))
 
 
 def report(overrides: Sequence[str]) -> None:
@@ -154,5 +155,5 @@ def report(overrides: Sequence[str]) -> None:
     part = Part("Ranks at equal total ε", ranking.readable(ranks), ranking.note(ranks), command)
     further = [] if ranks.empty else [part._replace(strong=list(ranks["is_best"]))]
     store.write(path, page(known, name, Path(given["plots"]), overrides=overrides, further=further))
-    OUT.print(str(path), highlight=False)
+    OUT.print(str(path))
     report_problems(results.problems)

@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
 from dpopt import fields
-from dpopt.cli.console import ERR, OUT, escape, print_table, stored, suite_name
+from dpopt.cli.console import ERR, OUT, complain, print_table, stored, suite_name
 from dpopt.errors import ConfigError, Missing
 
 if TYPE_CHECKING:
@@ -40,7 +38,7 @@ def plan(overrides: Sequence[str]) -> None:
     from dpopt.training import resolve_device
 
     own = [override for override in overrides if override.startswith(("probe=", "flops="))]
-    given = {key: yaml.safe_load(value) for key, _, value in (override.partition("=") for override in own)}
+    given = {key: value for key, _, value in (override.partition("=") for override in own)}
     limit = fields.convert(given["probe"], fields.Count, "probe", {}) if "probe" in given else 0
     suite, store, planned = _plan([override for override in overrides if override not in own])
     rate = flops.rate(given.get("flops"), resolve_device(suite.device))
@@ -49,13 +47,13 @@ def plan(overrides: Sequence[str]) -> None:
     rows = cost.rows(planned, store)
     timings = cost.timings(rows, store, suite, limit, ERR, rate)
     for workload, table in _costs(rows, timings).items():
-        OUT.print(workload, style="bold", highlight=False, markup=False)
+        OUT.print(workload, style="bold")
         print_table(table)
     _tell_failures(rows, timings, OUT)
     cells = len({entry.cell.run_id for entry in planned})
-    OUT.print(f"{cells} distinct cells of suite {suite.name}; results in {store.root}", highlight=False)
+    OUT.print(f"{cells} distinct cells of suite {suite.name}; results in {store.root}")
     for line in (_estimate(rows, timings, suite, rate), *_basis(timings, rate), *_absent(planning.missing(suite))):
-        OUT.print(line, highlight=False, markup=False)
+        OUT.print(line)
 
 
 def _costs(rows: list[Row], timings: dict[int, Timing]) -> dict[str, dict[str, list[str]]]:
@@ -153,7 +151,7 @@ def _tell_failures(rows: list[Row], timings: dict[int, Timing], console: Console
     """Print which rows could not be timed, and why."""
     for number, timing in timings.items():
         if timing.failure:
-            console.print(f"{rows[number].label} failed: {timing.failure}", highlight=False, markup=False)
+            console.print(f"{rows[number].label} failed: {timing.failure}")
 
 
 def _refuse_longer(suite: Suite, store: Store, planned: list[Planned]) -> None:
@@ -199,12 +197,11 @@ def run(overrides: Sequence[str]) -> int:
     ERR.print(
         f"{outcome.ran} cells run, {outcome.skipped} were done, {len(outcome.failed)} failed, "
         f"{len(outcome.damaged)} damaged",
-        highlight=False,
     )
     if outcome.failed:
         _explain(store, suite.name, planned, outcome.failed)
     for run_id in outcome.damaged:
-        ERR.print(f"damaged {store.folder(run_id)}: move it away to run the cell again", highlight=False)
+        ERR.print(f"damaged {store.folder(run_id)}: move it away to run the cell again")
     if outcome.is_stopped:
         raise KeyboardInterrupt
     return 1 if outcome.failed or outcome.damaged else 0
@@ -233,9 +230,9 @@ def _explain(store: Store, suite: str, planned: list[Planned], failed: Mapping[s
     for reason, traceback, runs in [*explained(store, places), *others]:
         lines = [*traceback.splitlines(), *runs[:SHOWN]]
         lines += [f"and {len(runs) - SHOWN} more"] if len(runs) > SHOWN else []
-        ERR.print(f"[red]failed:[/red] {escape(reason)}", highlight=False)
-        ERR.print("\n".join(f"  {line}" for line in lines), highlight=False, markup=False)
-    ERR.print(f"to run them again: dpopt retry suite={suite}", highlight=False, markup=False)
+        complain("failed", reason)
+        ERR.print("\n".join(f"  {line}" for line in lines))
+    ERR.print(f"to run them again: dpopt retry suite={suite}")
 
 
 def _setup(suite: Suite) -> Setup:
@@ -258,7 +255,7 @@ def cancel(overrides: Sequence[str]) -> None:
     name, store, _, _ = stored(overrides)
     store.manifest(name)
     store.cancel(name)
-    OUT.print(f"asked; `dpopt run suite={name}` goes on", highlight=False)
+    OUT.print(f"asked; `dpopt run suite={name}` goes on")
 
 
 def retry(overrides: Sequence[str]) -> int:

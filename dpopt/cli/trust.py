@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import track
 
 from dpopt import fields
-from dpopt.cli.console import ERR, OUT, print_table, report_problems, stored
-from dpopt.errors import ConfigError, unknown
+from dpopt.cli.console import ERR, OUT, given, print_table, report_problems, stored
+from dpopt.errors import ConfigError
+from dpopt.fields import Name
 
 if TYPE_CHECKING:
     from dpopt.store import Store
@@ -29,7 +30,7 @@ def collect(overrides: Sequence[str]) -> None:
     name, store, labels, _ = stored(overrides)
     written, problems = collecting.collect(store, name, labels)
     for path, rows in written.items():
-        OUT.print(f"{path}: {rows} rows", highlight=False)
+        OUT.print(f"{path}: {rows} rows")
     report_problems(problems)
 
 
@@ -40,13 +41,13 @@ def seal(overrides: Sequence[str]) -> None:
     """
     from dpopt.store import checksums
 
-    store = _results(_given(overrides, results="results")["results"])
+    store = _results(given(overrides, {"results": "results"})["results"])
     root = store.root / "published"
     if not root.is_dir():
         raise ConfigError("results", str(store.root), "has no folder `published`")
     files = checksums.contents(root)
     path = checksums.seal(store, root, files)
-    OUT.print(f"{path}: {len(files)} files", highlight=False)
+    OUT.print(f"{path}: {len(files)} files")
 
 
 def verify(overrides: Sequence[str]) -> int:
@@ -56,12 +57,12 @@ def verify(overrides: Sequence[str]) -> int:
     """
     from dpopt.analysis.verify import verify as check
 
-    given = _given(overrides, results="results", suite=None)
-    verified = check(_results(given["results"]), given["suite"], _track)
+    asked = given(overrides, {"results": "results", "suite": None})
+    verified = check(_results(asked["results"]), asked["suite"], _track)
     _print_lines(map(str, verified.findings[:SHOWN]), len(verified.findings))
     report_problems(verified.remarks)
     counts = ", ".join(f"{count} {kind}" for kind, count in verified.checked.items())
-    OUT.print(f"{counts or 'nothing'} verified: {len(verified.findings)} mismatches", highlight=False)
+    OUT.print(f"{counts or 'nothing'} verified: {len(verified.findings)} mismatches")
     return 1 if verified.findings else 0
 
 
@@ -76,21 +77,20 @@ def merge(arguments: Sequence[str]) -> int:
     from dpopt.store.archives import unpacked
     from dpopt.store.merge import merge as merged
 
-    ((source,), given) = _positional(arguments, "FROM", results="results")
+    ((source,), asked) = _positional(arguments, "FROM", results="results")
     with unpacked(Path(source)) if Path(source).is_file() else nullcontext(_results(source, "FROM")) as there:
-        done = merged(there, Store(Path(given["results"])), _track)
+        done = merged(there, Store(Path(asked["results"])), _track)
     for run_id in done.conflicts:
-        OUT.print(f"conflict {run_id}: different results in {source} and {given['results']}", highlight=False)
+        OUT.print(f"conflict {run_id}: different results in {source} and {asked['results']}")
     report_problems(done.damaged)
     if done.left_out:
         _print_line(f"left out of {source}, as links or no files of a results folder: ", sorted(done.left_out))
     for suite, added in done.suites.items():
-        OUT.print(f"suite {suite}: {added} planned cells added", highlight=False)
+        OUT.print(f"suite {suite}: {added} planned cells added")
     OUT.print(
         f"{len(done.copied)} runs copied, {done.same} were here, {done.unfinished} unfinished there, "
         f"{len(done.running)} being run here, {len(done.conflicts)} conflicts, {len(done.damaged)} damaged, "
         f"{done.measurements} measurements copied",
-        highlight=False,
     )
     return 1 if done.conflicts or done.damaged else 0
 
@@ -104,9 +104,9 @@ def compare(arguments: Sequence[str]) -> int:
     """
     from dpopt.analysis import compare as comparing
 
-    ((old, new), given) = _positional(arguments, "OLD NEW", suite=None, tolerance=str(comparing.TOLERANCE))
-    tolerance = fields.convert(given["tolerance"], fields.NonNegative, "tolerance", {})
-    before, after = (comparing.load(Path(side), given["suite"]) for side in (old, new))
+    ((old, new), asked) = _positional(arguments, "OLD NEW", suite=None, tolerance=str(comparing.TOLERANCE))
+    tolerance = fields.convert(asked["tolerance"], fields.NonNegative, "tolerance", {})
+    before, after = (comparing.load(Path(side), asked["suite"]) for side in (old, new))
     found = comparing.compare(before, after, tolerance)
     print_table(comparing.readable(comparing.summary(found)))
     differences = comparing.lines(found)
@@ -114,7 +114,6 @@ def compare(arguments: Sequence[str]) -> int:
     OUT.print(
         f"{len(found.pairs)} cells in both, {found.pairs['is_changed'].sum()} changed, {len(found.epsilons)} "
         f"differences of epsilon, {len(found.missing)} missing in {new}, {len(found.added)} added",
-        highlight=False,
     )
     return 0 if found.is_same else 1
 
@@ -129,9 +128,9 @@ def _print_line(title: str, names: Sequence[str]) -> None:
 def _print_lines(lines: Iterable[str], total: int) -> None:
     """Print at most `SHOWN` lines, and how many more of `total` there are."""
     for line in lines:
-        OUT.print(line, highlight=False, markup=False)
+        OUT.print(line)
     if total > SHOWN:
-        OUT.print(f"... and {total - SHOWN} more", highlight=False)
+        OUT.print(f"... and {total - SHOWN} more")
 
 
 def _results(folder: str, key: str = "results") -> Store:
@@ -148,19 +147,11 @@ def _track(sequence: Sequence[Any], title: str) -> Iterable[Any]:
     return track(sequence, title, console=ERR, disable=not ERR.is_terminal, transient=True)
 
 
-def _given(overrides: Sequence[str], **known: Any) -> dict[str, Any]:
-    """What the command line gives of `known`, which holds the defaults."""
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        if key not in known or not equals:
-            raise unknown("override", override if not equals else key, known)
-        known[key] = value
-    return known
-
-
 def _positional(arguments: Sequence[str], names: str, **known: Any) -> tuple[list[str], dict[str, Any]]:
-    """The words that have no key, as many as `names` has, and what `_given` makes of the others."""
+    """The words that have no key, as many as `names` has, and what `given` makes of the others."""
     words = [argument for argument in arguments if "=" not in argument]
     if len(words) != len(names.split()):
         raise ConfigError("arguments", " ".join(words), f"expected {names}")
-    return words, _given([argument for argument in arguments if "=" in argument], **known)
+    for word in words:
+        fields.convert(word, Name, names, {})
+    return words, given([argument for argument in arguments if "=" in argument], known)

@@ -64,16 +64,20 @@ def settings(overrides: Sequence[str] = ()) -> Settings:
             raise unknown("override", key, own + of_suites)
     given = compose_config(BASE, "audit", [override for override in overrides if first_key(override) in own])
     names = given["optimizers"]
-    names = registry.optimizers() if names == "all" else names if isinstance(names, list) else [names]
+    names = registry.optimizers() if names == "all" else fields.several(names, fields.Name, "optimizers")
     rest = [override for override in overrides if first_key(override) not in own]
+
+    def of(key: str, hint: Any) -> Any:
+        return fields.convert(given[key], hint, key, {})
+
     return Settings(
-        suite=load_suite(given["suite"], [*rest, f"optimizers=[{','.join(map(str, names))}]", "seeds=0"]),
-        trials=fields.convert(given["trials"], fields.Count, "trials", {}),
-        game_draws=fields.convert(given["game_draws"], fields.Count | None, "game_draws", {}),
-        canaries=fields.convert(given["canaries"], fields.Count, "canaries", {}),
-        significance=fields.convert(given["significance"], fields.Fraction, "significance", {}),
-        controls=fields.convert(given["controls"], bool, "controls", {}),
-        seed=fields.convert(given["seed"], int, "seed", {}),
+        suite=load_suite(given["suite"], [*rest, f"optimizers=[{','.join(names)}]", "seeds=0"]),
+        trials=of("trials", fields.Many),
+        game_draws=of("game_draws", fields.Many | None),
+        canaries=of("canaries", fields.Many),
+        significance=of("significance", fields.Probability),
+        controls=of("controls", bool),
+        seed=of("seed", fields.Seed),
     )
 
 

@@ -10,10 +10,12 @@ from typing import Literal, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 from dpopt.harness import lots, stopping
 from dpopt.harness.cell import Cell
 from dpopt.harness.engines import Engine, Event
+from dpopt.markup import lines
 
 PLAIN_LINES = 20
 """About how many lines a run prints where there is no terminal to draw a bar on."""
@@ -243,7 +245,7 @@ def _drive(cells: Round, console: Console, stop: Callable[[], bool]) -> None:
             task = progress.add_task("cells", total=cells.total)
             while cells.left and not stop():
                 for line in cells.step():
-                    progress.console.print(f"[red]failed[/red] {line}", highlight=False)
+                    progress.console.print(Text.assemble(("failed ", "red"), lines(line)))
                 done = cells.total - len(cells.left)
                 progress.update(task, completed=sum(cells.fractions.values()))
                 if not console.is_terminal and done // max(1, cells.total // PLAIN_LINES) > said:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from itertools import product
 from typing import Any
 
@@ -74,9 +75,16 @@ def _workloads(suite: Suite) -> list[tuple[str, Workload]]:
         values = {key: value if isinstance(value, list) else [value] for key, value in content.items()}
         if empty := [key for key, several in values.items() if not several]:
             raise ConfigError(f"{suite.name}.workloads.{empty[0]}", [], "expected a value or a list of values")
+        if math.prod(map(len, values.values())) > fields.FEW:
+            raise ConfigError(
+                f"{suite.name}.workloads", content["name"], f"expected at most {fields.FEW:,} of one entry"
+            )
         for point in product(*values.values()):
             given = dict(zip(values, point, strict=True))
-            made.append((given["name"], registry.create_workload(**given)))
+            workload = registry.make("workload", given["name"], {k: v for k, v in given.items() if k != "name"})
+            if any(workload == other for _, other in made):
+                raise ConfigError(f"{suite.name}.workloads", given, "it is repeated")
+            made.append((given["name"], workload))
     return made
 
 
@@ -88,9 +96,9 @@ def _setting(suite: Suite, label: str) -> Setting:
         if key not in known:
             raise unknown(where, key, known)
     name = content.get("name", label)
-    entry = registry.entry("optimizer", name) if name in registry.optimizers() or label == name else None
-    if entry is None:
-        raise unknown(f"{where}.name", name, registry.optimizers())
+    if name not in registry.optimizers():
+        raise unknown(f"{suite.name}.optimizers" if name == label else f"{where}.name", name, registry.optimizers())
+    entry = registry.entry("optimizer", name)
     grid = content.get("grid", entry.grid)
     chosen = content.get("tuning", "grid" if grid else "self")
     selection = content.get("selection")
@@ -113,5 +121,5 @@ def _setting(suite: Suite, label: str) -> Setting:
         epochs=axis(content.get("epochs"), fields.Positive, f"{where}.epochs"),
         batch_size=axis(content.get("batch_size"), fields.Count, f"{where}.batch_size"),
         clip=axis(content.get("clip"), fields.Bound, f"{where}.clip"),
-        seeds=axis(content.get("seeds"), int, f"{where}.seeds"),
+        seeds=axis(content.get("seeds"), fields.Natural, f"{where}.seeds"),
     )

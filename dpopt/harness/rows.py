@@ -28,6 +28,9 @@ from dpopt.privacy.selection import After, BestOf, Composed, Selection, selectio
 from dpopt.training import number_of_draws, sampling_rate
 from dpopt.workloads.base import Workload
 
+MOST_CELLS = 10**6
+"""Cells of a row on a workload that can be planned."""
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -138,8 +141,11 @@ class Row:
             for epochs in _epochs(suite, self._workload, setting, epsilon)
         ]
         batch_sizes = setting.batch_size or suite.batch_size or (self._workload.batch_size,)
-        clips = setting.clip or suite.clip or (self._workload.clip,)
-        for (epsilon, epochs), size, clip, seed in product(lengths, batch_sizes, clips, setting.seeds or suite.seeds):
+        clips, seeds = setting.clip or suite.clip or (self._workload.clip,), setting.seeds or suite.seeds
+        cells = math.prod(map(len, (lengths, batch_sizes, clips, seeds, *setting.grid.values())))
+        if cells > MOST_CELLS:
+            raise ConfigError(self._where, f"{cells} cells", f"expected at most {MOST_CELLS:,} on a workload")
+        for (epsilon, epochs), size, clip, seed in product(lengths, batch_sizes, clips, seeds):
             yield Place(epsilon, epochs, size, clip, seed)
 
     def _search(self, place: Place) -> list[Planned]:
@@ -320,7 +326,7 @@ def _epochs(suite: Suite, workload: Workload, setting: Setting, epsilon: float) 
 
 def _optimizer(setting: Setting, point: Mapping[str, Any], clip: float) -> dict[str, Any]:
     """The optimizer of one grid point; the clip axis sets the bound of a rule that has one and was not given it."""
-    optimizer = registry.create(setting.name, **{**setting.fields, **point})
+    optimizer = registry.make("optimizer", setting.name, {**setting.fields, **point})
     given = {**registry.entry("optimizer", setting.name).fields, **setting.fields, **point}
     rule = given.get("clip", {})
     is_given = rule not in ("abadi", "normalized") and not (isinstance(rule, Mapping) and "bound" not in rule)

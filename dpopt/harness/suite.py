@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,20 +12,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from dpopt import fields
-from dpopt.errors import ConfigError, unknown
-from dpopt.fields import Bound, Fraction
+from dpopt import documents, fields
+from dpopt.errors import ConfigError, cut, unknown
+from dpopt.fields import Bound, Few, FewOrNone, Name, Probability, several
 from dpopt.harness import enclosed, engines
 
 BASE = Path(str(resources.files("dpopt") / "conf" / "base"))
 """Defaults that suites and commands start from."""
+NUMBER = re.compile(r"[\w.+-]+")
+"""What may be a number in an override."""
 OPEN_KEYS = ("settings", "fields", "published", "options")
 """Keys below which an override may add what the file does not name."""
 
@@ -58,7 +58,7 @@ class Setting:
     batch_size: tuple[int, ...] | None = None
     clip: tuple[float, ...] | None = None
     seeds: tuple[int, ...] | None = None
-    refine: fields.Natural = 0
+    refine: FewOrNone = 0
 
 
 @dataclass(frozen=True)
@@ -147,27 +147,34 @@ def compose_config(folder: Path, name: str, overrides: Sequence[str]) -> dict[st
             would take something from the environment or from other folders, see `enclosed`.
     """
     known = known_keys(folder, name)
+    documents.check(folder / f"{name}.yaml")
     prepared = [_prepare(override, known) for override in overrides]
-    GlobalHydra.instance().clear()
-    try:
-        enclosed.check_files(folder, name)
-        # Hydra takes every folder beside a file for a group of files; `results` and `plots` must not become such.
-        with TemporaryDirectory() as alone:
-            for file in (*BASE.glob("*.yaml"), *folder.glob("*.yaml")):
-                shutil.copy(file, alone)
-            with initialize_config_dir(alone, version_base="1.3"):
-                config = compose(name, prepared)
-                enclosed.check_values(OmegaConf.to_container(config), f"{name}.yaml")
-                content = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        reason = " ".join(f"{error} {error.__cause__ or ''}".split())
-        raise ConfigError(str(folder / f"{name}.yaml"), list(overrides), reason) from error
+    enclosed.check_files(folder, name)
+    # Hydra takes every folder beside a file for a group of files; `results` and `plots` must not become such.
+    with TemporaryDirectory() as alone:
+        for file in (*BASE.glob("*.yaml"), *folder.glob("*.yaml")):
+            shutil.copy(file, alone)
+        try:
+            content = _composed(alone, name, prepared)
+        except ConfigError:
+            raise
+        except Exception as error:  # whatever the parsers stumble over, the file or an override is at fault
+            reason = " ".join(f"{error} {error.__cause__ or ''}".split())
+            raise ConfigError(str(folder / f"{name}.yaml"), list(overrides), cut(reason)) from error
     if not isinstance(content, dict):
         raise ConfigError(f"{name}.yaml", content, "expected a mapping")
     for key in content:
         if key not in known:
             raise unknown(f"{name}.yaml", key, known)
     return {str(key): value for key, value in content.items()}
+
+
+def _composed(folder: str, name: str, overrides: Sequence[str]) -> Any:
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(folder, version_base="1.3"):
+        config = compose(name, list(overrides))
+    enclosed.check_values(OmegaConf.to_container(config), f"{name}.yaml")
+    return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
 
 
 def known_keys(folder: Path, name: str) -> list[str]:
@@ -188,6 +195,8 @@ def _prepare(override: str, known: Sequence[str]) -> str:
         raise ConfigError("override", override, "expected key=value")
     if first not in known:
         raise unknown("override", first, known)
+    for number in filter(fields.overflows, NUMBER.findall(override)):
+        raise ConfigError(first, number, "too large; infinity is `inf`")
     return f"++{override.lstrip('+')}" if first in OPEN_KEYS and not key.startswith("~") else override
 
 
@@ -205,82 +214,65 @@ def load_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
     Raises:
         ConfigError: no such suite, or something in it cannot be used.
     """
-    files = suite_files()
+    files, name = suite_files(), fields.convert(name, str, "suite", {})
     path = Path(name) if name.endswith(".yaml") else files.get(name)
     if path is None or not path.is_file():
         raise unknown("suite", name, files)
     content = compose_config(path.parent, path.stem, overrides)
     if missing := sorted(set(known_keys(path.parent, path.stem)) - content.keys()):
         raise ConfigError(str(path), missing, "keys are missing: begin the file with `defaults: [suite, _self_]`")
-    axes = ("workloads", "optimizers", "epsilon", "batch_size", "clip", "seeds")
-    for axis in axes:
-        content[axis] = _axis(content[axis])
     where = path.stem
+
+    def of(key: str, hint: Any) -> Any:
+        return fields.convert(content[key], hint, f"{where}.{key}", {})
+
     return Suite(
-        name=path.stem,
+        name=where,
         description=str(content["description"]),
-        workloads=_nonempty(content["workloads"], f"{where}.workloads"),
+        workloads=_listed(content["workloads"], f"{where}.workloads"),
         optimizers=_labels(content["optimizers"], f"{where}.optimizers"),
         settings=_mapping(content["settings"] or {}, f"{where}.settings"),
-        epsilon=_numbers(content["epsilon"], Bound, f"{where}.epsilon"),
-        delta=fields.convert(content["delta"], Fraction | None, f"{where}.delta", {}),
-        accountant=fields.convert(content["accountant"], str, f"{where}.accountant", {}),
-        batch_size=_optional(content["batch_size"], fields.Count, f"{where}.batch_size"),
+        epsilon=several(content["epsilon"], Bound, f"{where}.epsilon"),
+        delta=of("delta", Probability | None),
+        accountant=of("accountant", str),
+        batch_size=axis(content["batch_size"], fields.Count, f"{where}.batch_size"),
         epochs=_epochs(content["epochs"], f"{where}.epochs"),
-        clip=_optional(content["clip"], Bound, f"{where}.clip"),
-        seeds=_numbers(content["seeds"], int, f"{where}.seeds"),
+        clip=axis(content["clip"], Bound, f"{where}.clip"),
+        seeds=several(content["seeds"], fields.Natural, f"{where}.seeds"),
         engine=_engine(content["engine"], f"{where}.engine"),
-        workers=fields.convert(content["workers"], fields.Count | None, f"{where}.workers", {}),
-        device=fields.convert(content["device"], str, f"{where}.device", {}),
-        physical_batch=_auto(content["physical_batch"], fields.Count, f"{where}.physical_batch"),
-        isolate=fields.convert(content["isolate"], bool, f"{where}.isolate", {}),
-        timeout=fields.convert(content["timeout"], fields.Positive | None, f"{where}.timeout", {}),
-        lot=fields.convert(content["lot"], fields.Count, f"{where}.lot", {}),
-        retries=fields.convert(content["retries"], fields.Natural, f"{where}.retries", {}),
+        workers=of("workers", Few | None),
+        device=of("device", str),
+        physical_batch=None if content["physical_batch"] == "auto" else of("physical_batch", fields.Count),
+        isolate=of("isolate", bool),
+        timeout=of("timeout", fields.Amount | None),
+        lot=of("lot", Few),
+        retries=of("retries", FewOrNone),
         retry_on=_kinds(content["retry_on"], f"{where}.retry_on"),
-        grace=fields.convert(content["grace"], fields.Positive, f"{where}.grace", {}),
-        memory=fields.convert(content["memory"], fields.Positive | None, f"{where}.memory", {}),
-        max_hours=fields.convert(content["max_hours"], fields.Positive | None, f"{where}.max_hours", {}),
+        grace=of("grace", fields.Amount),
+        memory=of("memory", fields.Amount | None),
+        max_hours=of("max_hours", fields.Amount | None),
         options=_options(content["options"], f"{where}.options"),
-        dry_run=fields.convert(content["dry_run"], fields.Factor, f"{where}.dry_run", {}),
-        diagnostics=fields.convert(content["diagnostics"], bool, f"{where}.diagnostics", {}),
-        refine=fields.convert(content["refine"], fields.Natural, f"{where}.refine", {}),
-        log=_optional(_axis(content["log"]), Literal["tensorboard", "wandb"], f"{where}.log") or (),
-        results=fields.convert(content["results"], str, f"{where}.results", {}),
-        plots=fields.convert(content["plots"], str, f"{where}.plots", {}),
+        dry_run=of("dry_run", fields.Factor),
+        diagnostics=of("diagnostics", bool),
+        refine=of("refine", FewOrNone),
+        log=axis(content["log"], Literal["tensorboard", "wandb"], f"{where}.log") or (),
+        results=of("results", Name),
+        plots=of("plots", Name),
         published=_published(content["published"], f"{where}.published"),
     )
 
 
 def axis(value: Any, hint: Any, where: str) -> tuple[Any, ...] | None:
-    """The values of an axis, converted; None for none.
-
-    Raises:
-        ConfigError: an empty axis, a value that cannot be used, or one that is repeated.
-    """
-    return _optional(_axis(value), hint, where)
+    """The values of an axis, see `fields.several`; None for none."""
+    return None if value is None else several(value, hint, where)
 
 
-def _axis(value: Any) -> tuple[Any, ...] | None:
-    """A scalar counts as an axis of one value."""
-    return tuple(value) if isinstance(value, list) else None if value is None else (value,)
-
-
-def _nonempty(values: tuple[Any, ...] | None, where: str) -> tuple[Any, ...]:
-    if not values:
-        raise ConfigError(where, values, "expected at least one value")
+def _listed(value: Any, where: str) -> tuple[Any, ...]:
+    """The entries of a list, or the one entry."""
+    values = tuple(value) if isinstance(value, list) else (value,)
+    if not values or None in values:
+        raise ConfigError(where, value, "expected at least one value")
     return values
-
-
-def _numbers(values: tuple[Any, ...] | None, hint: Any, where: str) -> tuple[Any, ...]:
-    numbers = tuple(fields.convert(v, hint, f"{where}[{i}]", {}) for i, v in enumerate(_nonempty(values, where)))
-    if len(set(numbers)) < len(numbers):
-        raise ConfigError(where, list(numbers), "a value is repeated")
-    return numbers
-
-
-def _optional(values: tuple[Any, ...] | None, hint: Any, where: str) -> tuple[Any, ...] | None:
-    return None if values is None else _numbers(values, hint, where)
 
 
 def _published(value: Any, where: str) -> Published | None:
@@ -295,14 +287,9 @@ def _published(value: Any, where: str) -> Published | None:
 def _epochs(value: Any, where: str) -> tuple[float, ...] | dict[float, float] | None:
     if not isinstance(value, dict):
         return axis(value, fields.Positive, where)
-    epsilons = _numbers(tuple(value), Bound, where)
+    epsilons = several(list(value), Bound, where)
     numbers = (fields.convert(number, fields.Positive, where, {}) for number in value.values())
     return dict(zip(epsilons, numbers, strict=True))
-
-
-def _auto(value: Any, hint: Any, where: str) -> Any:
-    """None for "auto"."""
-    return None if value == "auto" else fields.convert(value, hint, where, {})
 
 
 def _engine(value: Any, where: str) -> str:
@@ -312,7 +299,7 @@ def _engine(value: Any, where: str) -> str:
 
 def _kinds(value: Any, where: str) -> tuple[Any, ...]:
     kinds = Literal["failed", "died", "timeout"]
-    return tuple(fields.convert(kind, kinds, where, {}) for kind in _axis(value) or ())
+    return () if value in (None, []) else several(value, kinds, where)
 
 
 def _options(value: Any, where: str) -> dict[str, Any]:
@@ -321,11 +308,11 @@ def _options(value: Any, where: str) -> dict[str, Any]:
     return {str(key): given for key, given in (value or {}).items()}
 
 
-def _labels(values: tuple[Any, ...] | None, where: str) -> tuple[str, ...]:
-    for value in _nonempty(values, where):
-        if not isinstance(value, str):
-            raise ConfigError(where, value, "expected names; put what differs from the defaults into `settings`")
-    return tuple(values or ())
+def _labels(value: Any, where: str) -> tuple[str, ...]:
+    for label in _listed(value, where):
+        if not isinstance(label, str):
+            raise ConfigError(where, label, "expected names; put what differs from the defaults into `settings`")
+    return several(value, str, where)
 
 
 def _mapping(value: Any, where: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ whoever reads the records (`analysis.frames.select`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from dpopt.errors import ConfigError, unknown
+from dpopt.fields import FEW
 from dpopt.harness.suite import Setting
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.sampling import derive
@@ -63,7 +65,12 @@ def check(setting: Setting, where: str) -> Selection | None:
     for key, values in setting.grid.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{where}.grid.{key}", values, "expected a list of values")
-    number = len(points(setting.grid))
+    number = math.prod(map(len, setting.grid.values()))
+    if number > FEW:
+        raise ConfigError(f"{where}.grid", f"{number} points", f"expected at most {FEW:,}")
+    for key, values in setting.grid.items():
+        if any(value in values[:at] for at, value in enumerate(values)):
+            raise ConfigError(f"{where}.grid.{key}", values, "a value is repeated")
     if tuning in ("random", "linear_scaling"):
         if setting.runs is None or setting.runs > number:
             raise ConfigError(

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from dpopt import fields
 from dpopt.errors import ConfigError
-from dpopt.fields import Count, Fraction, NonNegative, Positive
+from dpopt.fields import Count, Many, NonNegative, Positive, Probability
 from dpopt.study.batch_size import MIN_STEPS, TOLERANCE, Noise, best_batch, noise_table, plateau
 from dpopt.training import number_of_draws
 
@@ -76,17 +76,15 @@ class Problem:
     examples: Count
     epsilon: Positive
     epochs: Positive
-    delta: Fraction | None = None
+    delta: Probability | None = None
     capacity: Capacity | None = None
     difficulty: Difficulty | None = None
-    min_steps: Count = MIN_STEPS
+    min_steps: Many = MIN_STEPS
     tolerance: NonNegative = TOLERANCE
     accountant: str = "pld"
 
     def __post_init__(self) -> None:
         fields.check(self)
-        if self.epsilon == math.inf:
-            raise ConfigError("epsilon", self.epsilon, "expected a finite target")
 
 
 def recommend(examples: int, epsilon: float, epochs: float, **known: Any) -> Recommendation:
@@ -131,10 +129,11 @@ def _tried(problem: Problem) -> Iterator[Noise]:
 def _batch_sizes(problem: Problem) -> list[int]:
     """The full batch and all smaller powers of two that leave enough steps, from the largest down."""
     N, powers = problem.examples, [2**k for k in range(problem.examples.bit_length())]
-    sizes = sorted({N, *(size for size in powers if size < N)}, reverse=True)
+    least = problem.epochs * N / fields.MANY
+    sizes = sorted({N, *(size for size in powers if least <= size < N)}, reverse=True)
     allowed = [size for size in sizes if number_of_draws(problem.epochs, size, N) >= problem.min_steps]
     if not allowed:
-        reason = f"with {N} records, even single ones leave fewer than {problem.min_steps} steps"
+        reason = f"with {N} records, no batch size leaves {problem.min_steps} to {fields.MANY:.0e} steps"
         raise ConfigError("epochs", problem.epochs, reason)
     return allowed
 

@@ -18,6 +18,7 @@ from dpopt.analysis.report.content import headline, provenance
 from dpopt.analysis.report.page import number
 from dpopt.analysis.suites import Frames
 from dpopt.errors import ConfigError
+from dpopt.markup import PLAIN
 from dpopt.privacy import epsilon as spent
 
 FIGURE = '''"""A line for each method.
@@ -111,7 +112,7 @@ def test_the_tables_hold_the_stored_numbers(matrix, bare):
     ]
     comparison = tables.comparison(matrix, frames.select(frames.load(matrix, "made").cells))
     assert charged == [tables.upper(value) for value in comparison.loc[comparison["is_best"], "epsilon_with_tuning"]]
-    shown = tables.readable(comparison, str)
+    shown = tables.readable(comparison, PLAIN)
     assert every == [list(shown), *shown.values.tolist()]
 
 

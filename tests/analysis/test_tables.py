@@ -8,6 +8,7 @@ import pytest
 
 from dpopt import registry
 from dpopt.analysis import frames, tables
+from dpopt.markup import MARKDOWN, PLAIN
 from dpopt.privacy.selection import BestOf
 
 
@@ -48,11 +49,11 @@ def test_formats_hold_the_same_numbers(table):
 def test_two_scores_stand_in_columns_of_their_own(table):
     other = table.assign(workload="mixture", score="log_likelihood", mean=-table["mean"], note="")
     both = pd.concat([table, other], ignore_index=True)
-    shown = tables.readable(both, "**{}**".format)
+    shown = tables.readable(both, MARKDOWN)
     own = shown["workload"] == "mixture"
     assert set(shown.loc[own, "accuracy (%)"]) == set(shown.loc[~own, "log-likelihood (nats)"]) == {""}
     assert shown.loc[own, "log-likelihood (nats)"].tolist()[:2] == ["**-0.600 ± 0.100**", "-0.400 ± 0.000"]
-    assert tables.readable(table, "**{}**".format)["accuracy (%)"].tolist() == shown.loc[~own, "accuracy (%)"].tolist()
+    assert tables.readable(table, MARKDOWN)["accuracy (%)"].tolist() == shown.loc[~own, "accuracy (%)"].tolist()
     assert "Test accuracy and log-likelihood (nats): mean" in tables.footer(both)
 
 
@@ -147,13 +148,13 @@ def test_the_columns_of_epsilon(maker):
     rule = BestOf("logarithmic", 2).epsilon(store.ledger(maker.cells[2]["run_id"]), 1e-5)
     assert once < table["epsilon_with_tuning"]["private"] == rule < several[1]
     assert table["runs"]["private"] == 4.5
-    shown = tables.readable(table.reset_index(), str).set_index("optimizer")
+    shown = tables.readable(table.reset_index(), PLAIN).set_index("optimizer")
     assert shown["ε composed"]["private"] == tables.upper(several[1]) != shown["ε with tuning"]["private"]
     assert shown["runs"]["private"] == "4.5"
 
 
 def test_a_column_that_says_nothing_new_is_left_out(table):
-    assert "ε composed" not in tables.readable(table, str)
+    assert "ε composed" not in tables.readable(table, PLAIN)
 
 
 def test_what_was_selected_by_is_in_the_table(maker):

@@ -24,6 +24,7 @@ from dpopt.analysis.report import content, svg
 from dpopt.analysis.report.content import Part
 from dpopt.analysis.suites import Frames
 from dpopt.errors import ConfigError
+from dpopt.markup import PLAIN, lines
 
 HERE = Path(__file__).parent
 NUMBER = re.compile(r"([-−+]?)(\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?|∞)(?=[\s%]|$)")
@@ -132,7 +133,7 @@ def _of_suite(chosen: pd.DataFrame, comparison: pd.DataFrame, manifest: Mapping[
             options.append("compare=published")
         except ConfigError as error:
             remarks = [f"Published numbers are left out: {error}."]
-    rows, strong = tables.readable(comparison, str, scores), list(comparison["is_best"])
+    rows, strong = tables.readable(comparison, PLAIN, scores), list(comparison["is_best"])
     command = " ".join(["dpopt table", given, *map(shlex.quote, options)])
     all_rows = Part("Every finished row", rows, tables.footer(comparison, remarks), command, strong)
     return [Part("Best private methods", best, content.HEADLINE_NOTE), all_rows] if len(best) else [all_rows]
@@ -146,7 +147,7 @@ def draw(plot: figures.Plot, frame: Frame, place: str) -> Drawing:
     drawn, problem = "", "nothing that it needs is stored"
     try:
         if not (rows := frame()).empty:
-            drawn, problem = svg.render(plot.draw(rows), place, caption), ""
+            drawn, problem = svg.render(plot.figure(rows), place, caption), ""
     except Exception as error:  # the file is anyone's, and the suite may be half done
         problem = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
     for number in set(plt.get_fignums()) - set(before):
@@ -190,7 +191,7 @@ def number(text: str) -> str:
 
 def breakable(text: str) -> Markup:
     """A name as markup that a narrow column may break after its punctuation."""
-    return Markup(re.sub(r"([(=,_])", r"\1<wbr>", str(escape(text))))
+    return Markup(re.sub(r"([(=,_])", r"\1<wbr>", str(escape(lines(text)))))
 
 
 def _set(**parts: Any) -> str:
@@ -198,7 +199,12 @@ def _set(**parts: Any) -> str:
     style, script = ((HERE / name).read_text("utf-8") for name in ("page.css", "page.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     templates = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        finalize=lambda value: lines(value) if type(value) is str else value,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     templates.filters["breakable"] = breakable
     template = templates.get_template("page.html")

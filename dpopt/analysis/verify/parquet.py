@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ from dpopt.analysis import frames, tables
 from dpopt.analysis.verify import claims
 from dpopt.analysis.verify.claims import Claims
 from dpopt.analysis.verify.finding import Finding, expect
+from dpopt.markup import MARKDOWN
 from dpopt.privacy.ledger import Ledger
 from dpopt.store.runs import Damaged, Store
 
+CELL = re.compile(r"((?:\\.|[^|\\])*)\|")
+"""A cell and the pipe that ends it; a pipe after a backslash is part of the cell."""
 STATED = ("epsilon", "epsilon_total", "delta", "accountant", "draws", "examples")
 """Columns that a record has under the same name, and that its ledger and its cell bear out or do not."""
 PLACE = ("seed", "batch_size", "epochs", "delta", "accountant")
@@ -122,7 +126,7 @@ class Ledgers:
 def table(path: Path, cells: pd.DataFrame) -> Iterator[Finding]:
     """A Markdown table says what one says that is made anew from the Parquet beside it, in every column of both."""
     comparison = tables.comparison(Ledgers(cells), frames.select(cells))
-    found = tables.readable(comparison, "**{}**".format, tables.further_scores(comparison))
+    found = tables.readable(comparison, MARKDOWN, tables.further_scores(comparison))
     claimed = _markdown(path.read_text("utf-8"))
     yield from expect(str(path), "rows", len(claimed), len(found))
     for number, (stated, row) in enumerate(zip(claimed, found.to_dict("records"), strict=False), 1):
@@ -132,6 +136,6 @@ def table(path: Path, cells: pd.DataFrame) -> Iterator[Finding]:
 
 def _markdown(text: str) -> list[dict[str, str]]:
     """The rows of the first table in `text`."""
-    lines = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in text.splitlines() if "|" in line]
+    lines = [[cell.strip() for cell in CELL.findall(line)[1:]] for line in text.splitlines() if "|" in line]
     header, _, *body = lines or [[], []]
     return [dict(zip(header, row, strict=False)) for row in body]
