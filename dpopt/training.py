@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dpopt import clipping, fields, registry
+from dpopt import clipping, fields, registry, trial
 from dpopt.clipping import ClippingEngine, Loss
 from dpopt.errors import ConfigError
-from dpopt.fields import Count
+from dpopt.fields import MANY, Bound, Count, Factor, Positive, Probability, Seed
 from dpopt.privacy import accountants
 from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.data import DataOracle
@@ -27,11 +27,10 @@ from dpopt.privacy.lot import LotOracle
 from dpopt.privacy.plan import NonPrivate, Plan
 from dpopt.privacy.protocol import Optimizer, Vector
 from dpopt.privacy.sampling import derive, secret_seed, send
+from dpopt.records import Transform, as_float, as_split, sample
 from dpopt.workloads.base import EVALUATION_BATCH, Predict, Split, accuracy
 
 Metric = Callable[[Tensor, Tensor], Tensor]
-Transform = Callable[[Tensor], Tensor]
-"""Inputs [n, ...] as they are stored -> as the model takes them."""
 
 
 @dataclass(frozen=True)
@@ -51,24 +50,25 @@ class FitResult:
     curve: list[dict[str, Any]]
 
 
+@fields.checked
 def fit(
     model: nn.Module,
     loss: Loss,
     train: Any,
     *,
     optimizer: str | Optimizer,
-    epsilon: float,
-    delta: float,
-    epochs: float,
-    batch_size: int,
+    epsilon: Bound,
+    delta: Probability,
+    epochs: Positive,
+    batch_size: Factor,
     accountant: str = "pld",
     engine: str = "auto",
     precision: str = "float32",
-    device: str = "auto",
-    seed: int | None = 0,
+    device: str | int | torch.device = "auto",
+    seed: Seed | None = 0,
     test: Any = None,
     transform: Transform | None = None,
-    physical_batch: int | Literal["auto"] = "auto",
+    physical_batch: Count | Literal["auto"] = "auto",
     distributed: bool = False,
     isolate: bool = False,
     progress: bool = True,
@@ -76,15 +76,16 @@ def fit(
     """Train `model` in place under (epsilon, delta)-differential privacy.
 
     Args:
-        model: parameters with `requires_grad` are trained; no layer may mix the examples of a batch.
+        model: parameters with `requires_grad` are trained, all float32 or all float64; no layer may mix the examples of
+            a batch.
         loss: (outputs [n, ...], targets [n, ...]) -> one loss per example [n].
         train: a `torch.utils.data.Dataset` of (input, target), a Hugging Face `Dataset` with two columns, one of them
-            named label, labels, target or y, or a pair of tensors.
+            named label, labels, target or y, or a pair of tensors or arrays. Bytes apart, nothing is converted.
         optimizer: a registered name or an optimizer.
         epsilon: target; infinity trains without noise through the same loop.
         delta: target, usually below 1/N.
         epochs: expected passes over the data; the number of draws is epochs N / B, rounded.
-        batch_size: expected batch size B; the sampling rate is B/N.
+        batch_size: expected batch size B, any number from 1 to N; the sampling rate is B/N.
         accountant: see `dpopt.privacy.epsilon`.
         engine, precision: see `dpopt.clipping.engine`.
         device: "auto" takes CUDA where there is one.
@@ -92,7 +93,8 @@ def fit(
             published, and take another for each run on the same data: runs of one seed share their draws, and what they
             cost together is then more than the sum of what each states. None takes a new secret from the operating
             system that is kept nowhere, so draws and noise cannot be found out and the run cannot be repeated.
-        test: data to evaluate on, as `train`; accuracy is added where the targets are class numbers.
+        test: data to evaluate on, as `train`; accuracy is added where the targets are class numbers, [n], and the
+            outputs a score for each class, [n, classes].
         transform: a batch of inputs as they are stored, [n, ...] on the device, -> the model's inputs; for training and
             test data, so nothing random. By default bytes become floats.
         physical_batch: the most examples worked on at once; "auto" leaves it to the engine.
@@ -107,37 +109,44 @@ def fit(
     Returns:
         The model, the record, the ledger and the curve; the same in each of several processes but for times.
 
+        The record's status is "done", "diverged" (the parameters are not finite) or "no_signal": no record that was
+        looked at had a finite loss and a finite gradient other than zero, or the parameters are as they were. The
+        budget is spent in each case. Before training, model, loss and data are tried on some records without noise (see
+        `dpopt.trial`); that there is an error, a warning or "no_signal" is not covered by epsilon.
+
     Raises:
         ConfigError: before training starts, for anything that cannot be used, or in which processes differ.
         RuntimeError: the processes came to different parameters, or one of them is gone.
+
+    Warns:
+        UserWarning: there is nothing to learn from, before training starts.
     """
     processes = Processes.of_group() if distributed else ALONE
     if distributed and processes is ALONE:
         raise ConfigError("distributed", True, "call torch.distributed.init_process_group before, in each process")
-    if isolate:
-        chosen: Any = Isolated(optimizer)
-    else:
-        chosen = registry.create(optimizer) if isinstance(optimizer, str) else optimizer
-    place = resolve_device(device)
+    chosen, place = Isolated(optimizer) if isolate else _optimizer(optimizer), resolve_device(device)
     data = as_split(train, "train", place)
     held_out = {"test": as_split(test, "test", place)} if test is not None else {}
-    metric = accuracy if held_out and not held_out["test"].y.is_floating_point() else None
-    transform = transform or _as_float
-    size = None if physical_batch == "auto" else fields.convert(physical_batch, Count, "physical_batch", {})
-    source = processes.gather(secret_seed())[0] if seed is None else fields.convert(seed, int, "seed", {})
-    first = sample(data, transform, place)
-    rate, batch = sampling_rate(batch_size, len(data.x)), min(batch_size, size or batch_size)
-    clipper = clipping.engine(model.to(place), loss, engine, sample=first, batch=batch, precision=precision)
-    _check_loss(clipper, loss, first)
+    transform = transform or as_float
+    rate, draws = sampling_rate(batch_size, len(data.x)), number_of_draws(epochs, batch_size, len(data.x))
+    size = None if physical_batch == "auto" else min(physical_batch, len(data.x))
+    source = processes.gather(secret_seed())[0] if seed is None else seed
+    metric = _tried(model, loss, data, held_out.get("test"), transform, place)
+    with trial.refused("model", type(model).__name__, "making its clipping engine"):
+        first, batch = sample(data, transform, place), min(batch_size, size or batch_size)
+        clipper = clipping.engine(model, loss, engine, sample=first, batch=batch, precision=precision)
+    problem = trial.blindness(clipper, model, data, transform, place)
     plan = calibrate(
         chosen,
         rate=rate,
-        draws=number_of_draws(epochs, batch_size, len(data.x)),
+        draws=draws,
         dimension=clipper.dimension,
         epsilon=epsilon,
         delta=delta,
         accountant=accountant,
     )
+    if problem:
+        warnings.warn(f"{problem}: training spends its epsilon and learns nothing", stacklevel=3)
     # Two runs that share their noise would cancel it: the seed depends on everything that tells runs apart.
     start = [digest(clipper.theta), digest(first.x)]
     run = [
@@ -171,18 +180,22 @@ def fit(
     was_training = model.training
     model.train()
     started = time.perf_counter()
-    state = initial = chosen.init(clipper.theta)
+    theta = clipper.theta
+    state = chosen.init(theta)
     with progress_bar(plan.draws, progress and processes.is_first) as advance:
-        for state, is_mark in steps(chosen, oracle, initial):
+        for state, is_mark in steps(chosen, oracle, state):
             if is_mark:
                 curve.append(observe(clipper, model, state, oracle, loss, metric, held_out, transform))
             advance(oracle.draws_taken)
+    spent = summary(plan, oracle, state, epsilon, len(data.x))
+    if spent["status"] == "done" and (problem or torch.equal(state.theta, theta)):
+        spent["status"] = "no_signal"
     clipper.load(state.theta)
     model.train(was_training)
     record = {
         "optimizer": optimizer if isinstance(optimizer, str) else repr(optimizer),
         "seed": seed,
-        **summary(plan, oracle, state, epsilon, len(data.x)),
+        **spent,
         **{key: value for key, value in curve[-1].items() if key not in ("draw", "epoch", "eta")},
         "train_seconds": time.perf_counter() - started,
         "processes": processes.size,
@@ -191,12 +204,33 @@ def fit(
     return FitResult(model, record, oracle.ledger, curve)
 
 
-def _check_loss(engine: ClippingEngine, loss: Loss, first: Split) -> None:
-    """Raise `ConfigError` unless `loss` gives one number per example."""
-    x, y = first
-    shape = tuple(loss(engine.outputs(engine.theta, x), y).shape)
-    if shape != (len(x),):
-        raise ConfigError("loss", f"shape {shape}", f"expected one loss per example, shape ({len(x)},)")
+def _optimizer(given: str | Optimizer) -> Optimizer:
+    """The optimizer that `fit` is given, or the registered one of that name."""
+    chosen = registry.create(given) if isinstance(given, str) else given
+    try:
+        hash(chosen)
+    except TypeError as error:
+        raise ConfigError("optimizer", type(chosen).__name__, f"expected a frozen dataclass ({error})") from error
+    return chosen
+
+
+def _tried(
+    model: nn.Module, loss: Loss, train: Split, test: Split | None, transform: Transform, device: torch.device
+) -> Metric | None:
+    """Bring the model to its device and try it there on both splits; gives what can be measured on the second.
+
+    Raises:
+        ConfigError: see `trial`.
+    """
+    trial.check_model(model)
+    with trial.refused("model", type(model).__name__, f"moving it to {device}"):
+        model.to(device)
+    trial.attempt(model, loss, train, "train", transform, device, training=True)
+    if test is None:
+        return None
+    output, y = trial.attempt(model, loss, test, "test", transform, device, training=False)
+    is_classes = not y.is_floating_point() and y.ndim == 1 and isinstance(output, Tensor) and output.ndim == 2
+    return accuracy if is_classes else None
 
 
 def sampling_rate(batch_size: float, examples: int) -> float:
@@ -211,17 +245,23 @@ def sampling_rate(batch_size: float, examples: int) -> float:
 
 
 def number_of_draws(epochs: float, batch_size: float, examples: int) -> int:
-    """T = epochs N / B, rounded, at least 1."""
-    if not 0 < epochs < math.inf:
-        raise ConfigError("epochs", epochs, "expected a number > 0")
-    return max(1, round(epochs * examples / batch_size))
+    """T = epochs N / B, rounded, at least 1.
+
+    Raises:
+        ConfigError: it is no number, or larger than `fields.MANY`.
+    """
+    fields.convert(epochs, Positive, "epochs", {})
+    draws = epochs * examples / batch_size
+    if draws > MANY:
+        raise ConfigError("epochs", epochs, f"makes {draws:.3g} draws, expected at most {MANY:.0e}")
+    return max(1, round(draws))
 
 
-def resolve_device(name: str) -> torch.device:
+def resolve_device(name: str | int | torch.device) -> torch.device:
     """The device `name`; "auto" is CUDA where there is one, else the CPU.
 
     Raises:
-        ConfigError: torch does not know the device, or it is not there.
+        ConfigError: torch does not know the device, it is not there, or it keeps no values.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -230,6 +270,8 @@ def resolve_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError("device", name, f"not available: {str(error).splitlines()[0]}") from error
+    if device.type == "meta":
+        raise ConfigError("device", name, "it keeps no values")
     return device
 
 
@@ -349,66 +391,6 @@ def summary(plan: Plan, oracle: DataOracle, state: Any, target: float, examples:
         "examples": examples,
         "dimension": plan.dimension,
     }
-
-
-def as_split(data: Any, where: str, device: torch.device) -> Split:
-    """Inputs and targets as two tensors on `device`.
-
-    Raises:
-        ConfigError: `data` is none of the kinds that `fit` names, is empty, or does not stack.
-    """
-    if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
-        x, y = data
-    elif hasattr(data, "column_names") and hasattr(data, "with_format"):
-        x, y = _columns(data, where)
-    elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        x, y = _stack(data, where)
-    else:
-        raise ConfigError(where, type(data).__name__, "expected a Dataset, a Hugging Face Dataset or a pair of tensors")
-    if len(x) != len(y) or len(x) == 0:
-        raise ConfigError(where, f"{len(x)} inputs, {len(y)} targets", "expected as many inputs as targets, at least 1")
-    return placed(Split(x, y), device)
-
-
-def placed(split: Split, device: torch.device) -> Split:
-    """`split` on `device`; on a GPU only if it takes at most half of what is free, else each batch is sent over."""
-    is_small = device.type != "cuda" or sum(part.nbytes for part in split) <= torch.cuda.mem_get_info(device)[0] / 2
-    return Split(*(part.to(device) for part in split)) if is_small else split
-
-
-def sample(split: Split, transform: Transform, device: torch.device, count: int = 3) -> Split:
-    """The first records of `split` as the model sees them: what a clipping engine is tried on."""
-    x, y = (send(part[:count], device) for part in split)
-    return Split(transform(x), y)
-
-
-def _as_float(x: Tensor) -> Tensor:
-    """Bytes (pixels, as they are stored) as floats; anything else as it is."""
-    return x.float() if x.dtype == torch.uint8 else x
-
-
-def _columns(data: Any, where: str) -> tuple[Tensor, Tensor]:
-    names = list(data.column_names)
-    targets = [name for name in names if name in ("label", "labels", "target", "y")]
-    if len(targets) != 1 or len(names) != 2:
-        allowed = "expected two columns, one of them named label, labels, target or y (use `select_columns`)"
-        raise ConfigError(f"{where}.column_names", names, allowed)
-    inputs = next(name for name in names if name not in targets)
-    columns = data.with_format("torch")[:]
-    x, y = columns[inputs], columns[targets[0]]
-    if not isinstance(x, Tensor):
-        raise ConfigError(f"{where}.{inputs}", type(x).__name__, "the inputs have different shapes: pad or resize them")
-    return x, y
-
-
-def _stack(data: Any, where: str) -> tuple[Tensor, Tensor]:
-    try:
-        pairs = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in (data[i] for i in range(len(data)))]
-        return torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(
-            where, type(data).__name__, f"expected (input, target) pairs of one shape ({error})"
-        ) from error
 
 
 @contextmanager

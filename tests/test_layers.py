@@ -8,11 +8,11 @@ from dpopt.testing.imports import forbidden_imports, imports
 
 PACKAGE = Path(__file__).parents[1] / "dpopt"
 LAYERS = [
-    {"errors", "fields", "_lazy", "_paths"},
+    {"errors", "fields", "documents", "markup", "_lazy", "_paths"},
     {"privacy", "clipping"},
     {"optimizers", "workloads"},
     {"registry"},
-    {"training", "testing", "isolated"},
+    {"training", "trial", "records", "testing", "isolated"},
     {"study", "harness", "bench"},
     {"store"},
     {"analysis"},

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dpopt import clipping, registry, training
+from dpopt import clipping, records, registry, training
 from dpopt.clipping import ClippingEngine
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError, Held
@@ -243,13 +243,13 @@ def prepare(
     optimizer = Isolated(cell.optimizer) if isolate else registry.from_spec("optimizer", cell.optimizer)
     known = {} if known is None else known
     if cell.seed not in known:
-        known[cell.seed] = Splits(*(training.placed(split, place) for split in workload.splits(cell.seed)))
+        known[cell.seed] = Splits(*(records.placed(split, place) for split in workload.splits(cell.seed)))
     train, *others = known[cell.seed]
     watched = dict(zip(("validation", "test"), others, strict=True))
     torch.manual_seed(_seed("init", cell) >> 65)
     model = workload.model().to(place)
     batch = min(cell.batch_size, physical_batch or math.inf)
-    sample = training.sample(train, workload.transform, place)
+    sample = records.sample(train, workload.transform, place)
     engine = clipping.engine(model, workload.loss, sample=sample, batch=batch)
     plan = _plan(cell, optimizer, len(train.x), engine.dimension)
     diagnostics = _diagnostics(cell, workload, optimizer, model, plan, train) if cell.diagnostics else None

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
-from dpopt import registry, training
+from dpopt import records, registry, training
 from dpopt.clipping.bookkeeping import BookkeepingEngine
 from dpopt.clipping.lot import LotEngine
 from dpopt.clipping.recording import Unsupported
@@ -150,7 +150,7 @@ def join(runs: Sequence[Prepared], physical_batch: int | None = None) -> Lot:
     try:
         engine = LotEngine(first.model, first.workload.loss)
         split = next(iter(first.watched.values()))
-        engine.verify_lot(*training.sample(split, first.workload.transform, engine.theta.device))
+        engine.verify_lot(*records.sample(split, first.workload.transform, engine.theta.device))
         state = _stacked([ready.state for ready in runs])
     except (Unsupported, RuntimeError) as error:
         raise Refused(str(error)) from error

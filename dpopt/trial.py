@@ -1,0 +1,168 @@
+"""Model, loss and data are tried together before anything is spent, and one error says what does not fit.
+
+The trial looks at some records without noise, which no epsilon covers. What follows from it is for whoever owns the
+records and calls `fit`: an error, or a warning and the status "no_signal".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from dpopt.clipping import Abadi, ClippingEngine, Loss
+from dpopt.errors import ConfigError, cut
+from dpopt.privacy.protocol import Vector
+from dpopt.privacy.sampling import send
+from dpopt.records import WHOLE, Transform, described
+from dpopt.workloads.base import Split
+
+LOOKED = 256
+"""The most records that are looked at for a gradient."""
+TRAINED = (torch.float32, torch.float64)
+
+
+@contextmanager
+def refused(field: str, value: object, what: str) -> Iterator[None]:
+    """Turn every error of code that dpopt does not know into a `ConfigError`; `what` says what was done."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        reason = cut(" ".join(str(error).split()))
+        raise ConfigError(field, value, f"{what} ends in {type(error).__name__}: {reason}") from error
+
+
+def check_model(model: nn.Module) -> None:
+    """Raise `ConfigError` for a model that has no values, or whose parameters are not of one type to train in."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ConfigError("model", type(model).__name__, "TorchScript cannot be followed: give what it was made from")
+    for name, part in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(part):
+            raise ConfigError(f"model.{name}", type(part).__name__, "it has no shape yet: run the model on a record")
+        if part.is_meta:
+            raise ConfigError(f"model.{name}", "device meta", "it has no values: initialise it first")
+    types = {p.dtype: name for name, p in model.named_parameters() if p.requires_grad}
+    for dtype, name in types.items():
+        if dtype not in TRAINED or len(types) > 1:
+            allowed = "expected trained parameters of one type, float32 or float64 (see `precision` for bfloat16)"
+            raise ConfigError(f"model.{name}", str(dtype), allowed)
+
+
+def attempt(
+    model: nn.Module, loss: Loss, split: Split, where: str, transform: Transform, device: torch.device, training: bool
+) -> tuple[Any, Tensor]:
+    """Evaluate `model` and `loss` on a few records of `split`: the first ones, and those with extreme whole numbers.
+
+    Args:
+        model, loss, transform: see `fit`; the model is on `device` and stays as it is.
+        split, where: the records, and how errors name them.
+        device: where the model computes.
+        training: whether the model is in training mode meanwhile.
+
+    Returns:
+        The model's outputs, and the targets, [n].
+
+    Raises:
+        ConfigError: one of them fails, or the loss is not one real number for each record.
+    """
+    rows = _telling(split)
+    x, y = (send(part[rows.to(part.device)], device) for part in split)
+    with unchanged(model, device, training), torch.no_grad():
+        with refused("transform", where, f"transforming {described(x)}"):
+            inputs = transform(x)
+        if not isinstance(inputs, Tensor) or inputs.ndim == 0 or len(inputs) != len(x):
+            given = described(inputs) if isinstance(inputs, Tensor) else type(inputs).__name__
+            raise ConfigError("transform", given, f"expected a tensor with a row for each of {len(x)} records")
+        said = f"{where}: inputs {described(inputs)}"
+        with refused("model", type(model).__name__, f"a pass over records of {said}{_hint(model, inputs)}"):
+            output = model(inputs)
+        said += f", outputs {described(output)}" if isinstance(output, Tensor) else ""
+        with refused("loss", _named(loss), f"the loss of records of {said}, targets {described(y)}"):
+            losses = loss(output, y)
+    if not isinstance(losses, Tensor) or tuple(losses.shape) != (len(x),) or losses.is_complex():
+        given = described(losses) if isinstance(losses, Tensor) else type(losses).__name__
+        raise ConfigError("loss", given, f"expected one loss per example, a real tensor of shape ({len(x)},)")
+    return output, y
+
+
+def blindness(
+    engine: ClippingEngine, model: nn.Module, split: Split, transform: Transform, device: torch.device
+) -> str | None:
+    """Why there is nothing to learn from: no record among `LOOKED` has a finite loss and a finite gradient but zero.
+
+    Looks at the parameters as they are and then beside them, where no initial zero hides anything, and stops at the
+    first such record, usually the first of all.
+
+    Returns:
+        The reason in words; None where there is such a record.
+
+    Raises:
+        ConfigError: the engine fails.
+    """
+    start, is_finite, count = engine.theta, False, min(LOOKED, len(split.x))
+    rows = torch.linspace(0, len(split.x) - 1, count).long()
+    with unchanged(model, device, training=True):
+        for theta in (start, _beside(start)):
+            for part in rows.split(max(1, min(4, engine.physical_batch(1)))):
+                x, y = (send(each[part.to(each.device)], device) for each in split)
+                everyone = torch.ones(len(x), dtype=torch.bool, device=device)
+                with refused("model", type(model).__name__, f"its gradients on {described(x)}"):
+                    found = engine.clipped([(1.0, theta)], transform(x), y, everyone, Abadi())
+                has_loss = found.losses[0].isfinite()
+                if bool((has_loss & found.norms.isfinite() & (found.norms > 0)).any()):
+                    return None
+                is_finite |= bool(has_loss.any())
+    what = "has a finite gradient other than zero" if is_finite else "has a finite loss"
+    return f"none of {count} records that were looked at {what}"
+
+
+@contextmanager
+def unchanged(model: nn.Module, device: torch.device, training: bool) -> Iterator[None]:
+    """`model` in one mode for a while; modes, buffers and random generators are as before afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    named = [(module, name, b) for module in model.modules() for name, b in module._buffers.items() if b is not None]
+    buffers = [(module, name, buffer, buffer.clone()) for module, name, buffer in named]
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            model.train(training)
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for module, name, buffer, values in buffers:
+            with torch.no_grad():
+                module._buffers[name] = buffer.copy_(values)
+
+
+def _telling(split: Split) -> Tensor:
+    """Rows of the first records and of those with the least and the largest whole number: class, token."""
+    rows = dict.fromkeys(range(min(3, len(split.x))))
+    for part in split:
+        if part.dtype in WHOLE and part.numel():
+            per_row = part.numel() // len(part)
+            rows |= dict.fromkeys(int(at) // per_row for at in (part.flatten().argmin(), part.flatten().argmax()))
+    return torch.tensor(list(rows))
+
+
+def _beside(theta: Vector) -> Vector:
+    generator = torch.Generator().manual_seed(0)
+    step = torch.randn(len(theta), generator=generator).to(theta)
+    return theta + (0.01 + 0.1 * theta.std(correction=0)) * step
+
+
+def _hint(model: nn.Module, inputs: Tensor) -> str:
+    """What is likely to be wrong where the model cannot take floats of the inputs' type."""
+    own = next((p.dtype for p in model.parameters() if p.requires_grad), inputs.dtype)
+    if inputs.dtype == own or not (inputs.is_floating_point() or inputs.is_complex()):
+        return ""
+    return f" (the model's parameters are {own}: convert the inputs, or give `transform`)".replace("torch.", "")
+
+
+def _named(loss: Callable[..., Any]) -> str:
+    return getattr(loss, "__name__", type(loss).__name__)

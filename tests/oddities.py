@@ -1,0 +1,447 @@
+"""Input that nobody should give and somebody will: arguments of `fit` and `create`, command lines, and YAML files.
+
+Each is made by a rule from short lists, so the same ones come every time and a new field gets its share by one line.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import cycle, product
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import dpopt
+
+RECORDS = 60
+
+
+class Case(NamedTuple):
+    """One call: its name, and what makes it."""
+
+    name: str
+    call: Callable[[], Any]
+
+
+def loss(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output, target, reduction="none")
+
+
+def records() -> tuple[Tensor, Tensor]:
+    x = torch.randn(RECORDS, 4, generator=torch.Generator().manual_seed(0))
+    return x, (x[:, 0] > 0).long()
+
+
+def fit(model: Any = None, loss_: Any = loss, train: Any = None, **changes: Any) -> dpopt.training.FitResult:
+    """`dpopt.fit` of a linear classifier in one epoch of three draws."""
+    torch.manual_seed(0)
+    options = {"optimizer": "dp_sgd", "epsilon": 4.0, "delta": 1e-3, "epochs": 1, "batch_size": 20}
+    options |= {"accountant": "rdp", "progress": False}
+    return dpopt.fit(
+        nn.Linear(4, 2) if model is None else model, loss_, records() if train is None else train, **options | changes
+    )
+
+
+NOTHINGS = {"none": None, "list": [1], "text": "many", "nan": math.nan, "complex": 1j, "object": object()}
+NUMBERS = {"zero": 0, "negative": -1, "infinite": math.inf, "huge": 10**400, "endless": 1e30, "true": True}
+OF_FIELD: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("epsilon", "delta", "epochs", "batch_size"), NOTHINGS | NUMBERS),
+    "seed": {key: NOTHINGS[key] for key in ("list", "text", "nan", "complex")} | NUMBERS | {"half": 0.5},
+    "physical_batch": NOTHINGS | NUMBERS,
+    "accountant": NOTHINGS | {"empty": "", "nested": [["rdp"]], "unknown": "pdl"},
+    "engine": NOTHINGS | {"empty": "", "unknown": "ghost", "nested": [["vmap"]]},
+    "precision": NOTHINGS | {"half": "float16", "type": torch.float32},
+    "device": NOTHINGS | {"empty": "", "meta": "meta", "number": 3, "absent": "cuda:77"},
+    "optimizer": NOTHINGS | {"class": type(dpopt.create("dp_sgd")), "torch": torch.optim.SGD, "empty": ""},
+    "transform": {key: NOTHINGS[key] for key in ("list", "text", "object")},
+    "distributed": NOTHINGS | {"true": True},
+    "progress": {key: NOTHINGS[key] for key in ("list", "text", "object")},
+}
+
+
+def _cast(x: Tensor, to: Any) -> Tensor:
+    return x.to(to)
+
+
+def _data() -> dict[str, Callable[[], Any]]:
+    """Training data that do not fit the model, the loss, or themselves."""
+    x, y = records()
+    types = ["float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool", "complex64"]
+    made: dict[str, Callable[[], Any]] = {f"x_{t}": lambda t=t: (x.to(getattr(torch, t)), y) for t in types}
+    made |= {f"y_{t}": lambda t=t: (x, y.to(getattr(torch, t))) for t in [*types, "float32", "int16"]}
+    shapes = {"scalar": (), "wide": (RECORDS, 5), "narrow": (RECORDS, 3), "flat": (RECORDS,), "empty": (0, 4)}
+    made |= {f"x_{name}": lambda s=shape: (torch.zeros(s), y) for name, shape in shapes.items()}
+    made |= {"y_scalar": lambda: (x, torch.tensor(1)), "y_column": lambda: (x, y[:, None]), "y_few": lambda: (x, y[:9])}
+    made |= {f"label_{k}": lambda k=k: (x, y.index_fill(0, torch.tensor([37]), k)) for k in (2, 1000, -1, 2**62)}
+    made |= {
+        "x_sparse": lambda: (x.to_sparse(), y),
+        "x_meta": lambda: (x.to("meta"), y),
+        "y_meta": lambda: (x, y.to("meta")),
+        "x_quantized": lambda: (torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), y),
+        "x_nested": lambda: (torch.nested.nested_tensor([x[:3], x[:2]]), y[:2]),
+        "x_graph": lambda: (x.clone().requires_grad_(), y),
+        "x_numpy": lambda: (x.numpy(), y.numpy()),
+        "triple": lambda: (x, y, y),
+        "single": lambda: (x,),
+        "tensor": lambda: x,
+        "number": lambda: 3,
+        "text": lambda: "digits",
+        "path": lambda: "/data/digits",
+        "mapping": lambda: {"x": x, "y": y},
+        "nones": lambda: [None] * 9,
+        "words": lambda: [("a", "b")] * 9,
+        "words_of_two": lambda: ["ab"] * 9,
+        "alone": lambda: [x[0]] * 9,
+        "threes": lambda: [(x[0], 1, 2)] * 9,
+        "ragged": lambda: [(torch.zeros(k), 1) for k in (4, 5)],
+        "iterator": lambda: iter([(x[0], 1)]),
+        "raises": lambda: _Raises(),
+        "nothing": lambda: [],
+        "numbers": lambda: [(1.0, 0)] * 9,
+        "arrays": lambda: [(row.numpy(), int(label)) for row, label in zip(x, y, strict=True)],
+        "doubles": lambda: [(row.double().numpy(), int(label)) for row, label in zip(x, y, strict=True)],
+        "dataset": lambda: TensorDataset(x, y),
+        "dataset_of_three": lambda: TensorDataset(x, y, y),
+    }
+    return made
+
+
+class _Raises(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, index: int) -> Any:
+        raise KeyError(index)
+
+
+class _Answers(nn.Module):
+    """A linear classifier that gives its output in a form of its own."""
+
+    def __init__(self, form: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.linear, self.form = nn.Linear(4, 2), form
+
+    def forward(self, x: Tensor) -> Any:
+        return self.form(self.linear(x))
+
+
+class _Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.Module]) -> None:
+        super().__init__()
+        self.layer, self.head = kind(1, 3, batch_first=True), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x[:, :, None])[0][:, -1])
+
+
+def _raise(*_: Any) -> Any:
+    raise KeyError("a mistake in it")
+
+
+def _frozen() -> nn.Module:
+    return nn.Linear(4, 2).requires_grad_(False)
+
+
+def _mixed() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2).double())
+
+
+def _models() -> dict[str, Callable[[], Any]]:
+    """Models that cannot be trained as they are, or not at all."""
+
+    def linear(**kind: Any) -> nn.Module:
+        return nn.Linear(4, 2, **kind)
+
+    made: dict[str, Callable[[], Any]] = {
+        f"model_{t}": lambda t=t: linear(dtype=getattr(torch, t)) for t in ("float64", "float16", "bfloat16", "cfloat")
+    }
+    forms: dict[str, Callable[[Tensor], Any]] = {
+        "none": lambda z: None,
+        "tuple": lambda z: (z, z),
+        "mapping": lambda z: {"logits": z},
+        "mean": lambda z: z.mean(0),
+        "complex": lambda z: z.to(torch.complex64),
+        "item": lambda z: z * (1 if z.sum().item() < 1e9 else 2),
+        "numpy": lambda z: torch.from_numpy(z.detach().numpy()),
+        "raises": _raise,
+        "centred": lambda z: z - z.mean(0),
+        "row": lambda z: z[0],
+    }
+    made |= {f"model_gives_{name}": lambda f=form: _Answers(f) for name, form in forms.items()}
+    made |= {
+        "model_class": lambda: nn.Linear,
+        "model_function": lambda: F.relu,
+        "model_number": lambda: 3,
+        "model_without_parameters": lambda: nn.ReLU(),
+        "model_frozen": _frozen,
+        "model_lazy": lambda: nn.LazyLinear(2),
+        "model_meta": lambda: linear(device="meta"),
+        "model_jit": lambda: torch.jit.script(linear()),
+        "model_trace": lambda: torch.jit.trace(linear(), torch.zeros(1, 4)),
+        "model_compiled": lambda: torch.compile(linear(), backend="eager"),
+        "model_mixed": _mixed,
+        "model_wide": lambda: nn.Linear(5, 2),
+        "model_gru": lambda: _Recurrent(nn.GRU),
+        "model_rnn": lambda: _Recurrent(nn.RNN),
+        "model_lstm": lambda: _Recurrent(nn.LSTM),
+        "model_batchnorm": lambda: nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)),
+        "model_parallel": lambda: nn.DataParallel(linear()),
+        "model_list": lambda: nn.ModuleList([linear()]),
+        "model_quantized": lambda: torch.ao.quantization.quantize_dynamic(linear(), {nn.Linear}),
+        "model_parametrized": lambda: torch.nn.utils.parametrizations.weight_norm(linear()),
+        "model_sparse_embedding": lambda: nn.Sequential(nn.Embedding(9, 2, sparse=True), nn.Flatten()),
+        "model_of_dropout": lambda: nn.Sequential(linear(), nn.Dropout(1.0)),
+    }
+    return made
+
+
+def blind_losses() -> dict[str, Callable[[Tensor, Tensor], Any]]:
+    """Losses that teach nothing, whatever the data."""
+    return {
+        "nan": lambda output, target: loss(output, target) * math.nan,
+        "infinite": lambda output, target: loss(output, target) + math.inf,
+        "steep": lambda output, target: loss(output, target) * math.inf,
+        "detached": lambda output, target: loss(output, target).detach(),
+        "constant": lambda output, target: loss(output, target) * 0 + 1,
+        "whole": lambda output, target: loss(output, target).long(),
+        "zero_alone": lambda output, target: loss(output, target) * (len(output) > 1),
+    }
+
+
+def _losses() -> dict[str, Any]:
+    """What is given as a loss and is none."""
+    return {
+        "loss_none": None,
+        "loss_list": [loss],
+        "loss_text": "cross_entropy",
+        "loss_class": nn.CrossEntropyLoss,
+        "loss_module": nn.CrossEntropyLoss(),
+        "loss_mean": F.cross_entropy,
+        "loss_sum": lambda output, target: loss(output, target).sum(),
+        "loss_column": lambda output, target: loss(output, target)[:, None],
+        "loss_list_of_floats": lambda output, target: loss(output, target).tolist(),
+        "loss_number": lambda output, target: 1.0,
+        "loss_none_given": lambda output, target: None,
+        "loss_numpy": lambda output, target: loss(output, target).detach().numpy(),
+        "loss_complex": lambda output, target: loss(output, target).to(torch.complex64),
+        "loss_bool": lambda output, target: loss(output, target) > 1,
+        "loss_one_argument": lambda output: output.sum(1),
+        "loss_raises": _raise,
+        "loss_binary": lambda output, target: F.binary_cross_entropy_with_logits(output, target, reduction="none"),
+        "loss_of_three": lambda output, target: loss(output, target)[:3],
+        "loss_double": lambda output, target: loss(output.double(), target),
+        "loss_half": lambda output, target: loss(output, target).half(),
+    }
+
+
+def of_fit() -> Iterator[Case]:
+    """Calls of `fit`: one field wrong at a time."""
+    for name, values in OF_FIELD.items():
+        for what, value in values.items():
+            yield Case(f"{name}-{what}", lambda n=name, v=value: fit(**{n: v}))
+    for name, make in _data().items():
+        yield Case(f"train-{name}", lambda m=make: fit(train=m()))
+    for name in ("x_float64", "x_wide", "label_2", "y_float32", "nothing", "number", "label_-1", "y_int32"):
+        yield Case(f"test-{name}", lambda n=name: fit(test=_data()[n]()))
+    for name, make in _models().items():
+        yield Case(name, lambda m=make: fit(model=m()))
+    for name, given in _losses().items():
+        yield Case(name, lambda g=given: fit(loss_=g))
+    for name, given in blind_losses().items():
+        for engine in ("auto", "vmap"):
+            yield Case(f"blind-{name}-{engine}", lambda g=given, e=engine: fit(loss_=g, engine=e))
+    transforms: dict[str, Callable[[Tensor], Any]] = {
+        "none": lambda x: None,
+        "half": lambda x: x.half(),
+        "narrow": lambda x: x[:, :2],
+        "fewer": lambda x: x[:1],
+        "raises": _raise,
+        "numpy": lambda x: x.numpy(),
+        "nan": lambda x: x * math.nan,
+    }
+    for name, given in transforms.items():
+        yield Case(f"transform-gives-{name}", lambda g=given: fit(transform=g))
+
+
+def of_create() -> Iterator[Case]:
+    """Calls of `create`: names, and each kind of field with each kind of value."""
+    for what, value in (NOTHINGS | {"class": nn.Linear, "empty": "", "near": "dp_adm"}).items():
+        yield Case(f"create-{what}", lambda v=value: dpopt.create(v))
+    fields = [
+        ("dp_sgd", "lr"),
+        ("dp_sgd", "clip"),
+        ("dp_adam", "betas"),
+        ("hyfreedp", "base"),
+        ("hyfreedp", "probe_every"),
+    ]
+    fields += [("doppler", "base"), ("torch_optim", "optimizer"), ("torch_optim", "arguments"), ("dp_sgd", "momentum")]
+    values = {**NOTHINGS, **NUMBERS, "empty": [], "mapping": {}, "tensor": torch.tensor(0.5), "numpy": np.float32(0.5)}
+    yield Case("create-text-in-a-class", lambda: type(dpopt.create("dp_sgd"))(lr="0.1"))
+    for (name, field), (what, value) in product(fields, values.items()):
+        yield Case(f"create-{name}-{field}-{what}", lambda n=name, f=field, v=value: dpopt.create(n, **{f: v}))
+
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+VALUES = _words(
+    "null nan inf -inf 1e400 -1 0 0.5 1 1e12 1e30 1e308 true text [] [1] [1,1] [[rdp]] [null] {} {a:1} {a:{b:[1]}} "
+    "[ } ' \\ = a=b ??? ${x} ${epsilon} ε [/nope] 0x10 1_000 !!python/object:os.system *alias .. / ~"
+)
+VALUES += ["", " ", "{a: 1}", "\x1b[31m", "a\tb", "'a\x00b'", "9" * 5000, "[" * 900, "a" * 300]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that ends at once, and the keys that are given odd values one at a time.
+
+    Attributes:
+        words: the command with what it needs.
+        keys: each is given all of `VALUES`; an empty one stands for a whole argument.
+    """
+
+    words: list[str]
+    keys: list[str]
+
+    @classmethod
+    def of(cls, words: str, keys: str) -> Command:
+        """A command and its keys; a whole argument is odd once as well."""
+        return cls(_words(words), [*_words(keys), ""])
+
+
+OF_STORED = "suite results optimizers plots"
+OF_SUITE = """
+suite description workloads optimizers settings epsilon delta accountant batch_size epochs clip seeds dry_run refine
+diagnostics published engine workers options timeout retries retry_on grace memory max_hours device physical_batch lot
+log results plots settings.dp_sgd settings.dp_sgd.fields settings.dp_sgd.fields.lr settings.dp_sgd.fields.clip
+settings.dp_sgd.grid settings.dp_sgd.grid.lr settings.dp_sgd.tuning settings.dp_sgd.runs settings.dp_sgd.selection
+settings.dp_sgd.epsilon settings.dp_sgd.seeds
+"""
+COMMANDS = [
+    Command.of(
+        "epsilon rate=0.02 noise=1.1 draws=250 delta=1e-5 accountant=rdp",
+        "rate noise draws delta probe_noise probe_every probes runs accountant",
+    ),
+    Command.of(
+        "calibrate examples=1000 batch_size=100 draws=30 epsilon=3 accountant=rdp",
+        "optimizer fields fields.lr epsilon delta examples batch_size rate epochs draws dimension accountant",
+    ),
+    Command.of(
+        "recommend examples=2 epsilon=3 epochs=1 min_steps=20000 accountant=rdp",
+        "examples epsilon epochs delta capacity min_steps tolerance accountant",
+    ),
+    Command.of("plan suite=odd", OF_SUITE),
+    *(Command.of(f"{name} suite=odd", OF_STORED) for name in ("status", "report", "collect", "cancel")),
+    Command.of("table suite=odd", f"{OF_STORED} scores compare selection"),
+    Command.of("rank suite=odd", f"{OF_STORED} by budgets"),
+    Command.of("plot suite=odd", f"{OF_STORED} figure"),
+    Command.of("verify suite=odd", "suite results"),
+    Command.of("seal", "results"),
+    Command.of("merge nowhere", "results"),
+    Command.of("compare nowhere elsewhere", "suite tolerance"),
+    Command.of("list", "what format"),
+    Command.of(
+        "bench cases=mlp engines=none optimizers=none",
+        "cases subsets engines optimizers probe_every batch_size rounds threads device results",
+    ),
+    Command.of(
+        "audit epsilon=inf controls=false",
+        "suite optimizers trials game_draws canaries significance seed device workers",
+    ),
+    Command.of("completion", ""),
+    Command.of("new optimizer", ""),
+    Command.of("new", ""),
+]
+
+
+def of_cli() -> Iterator[list[str]]:
+    """Command lines: every key of every command with every odd value."""
+    for command in COMMANDS:
+        for key, value in product(command.keys, VALUES):
+            words = [word for word in command.words if not word.startswith(f"{key}=")]
+            yield [*words, f"{key}={value}" if key else value]
+
+
+SUITE = """
+defaults: [suite, _self_]
+workloads: [{name: synthetic_logreg, dim: 3}]
+optimizers: [dp_sgd]
+settings: {dp_sgd: {grid: {lr: [0.1, 1]}}}
+epsilon: 4
+epochs: 1
+accountant: rdp
+seeds: 0
+engine: inline
+"""
+"""The suite that the command lines name."""
+FILES: dict[str, bytes] = {
+    "empty": b"",
+    "blank": b"\n\n",
+    "comment": b"# nothing",
+    "number": b"3",
+    "text": b"digits",
+    "list": b"- a\n- b",
+    "null": b"null",
+    "loop": b"defaults: [suite, _self_]\noptimizers: &a [*a]\n",
+    "loop_of_mappings": b"defaults: [suite, _self_]\nsettings: &a {dp_sgd: *a}\n",
+    "deep": b"optimizers: " + b"[" * 900 + b"]" * 900,
+    "deeper": b"optimizers: " + b"[" * 10**4,
+    "deep_mappings": b"".join(b" " * k + b"a:\n" for k in range(400)),
+    "many": b"a: &a [1,1,1,1,1,1,1,1,1,1]\n"
+    + b"".join(b"%c: &%c [%s]\n" % (k, k, b",".join([b"*%c" % (k - 1)] * 10)) for k in range(98, 108)),
+    "latin": "description: Präzision".encode("latin-1"),
+    "utf16": SUITE.encode("utf-16"),
+    "bytes": bytes(range(256)),
+    "nul": b"description: a\x00b",
+    "tab": b"defaults:\n\t- suite",
+    "unclosed": b"optimizers: [dp_sgd",
+    "quote": b"description: 'a",
+    "colon": b"optimizers: a: b",
+    "twice": SUITE.encode() + b"epochs: 2\n",
+    "documents": SUITE.encode() + b"---\nepochs: 2\n",
+    "tag": SUITE.encode() + b"description: !!python/object/apply:os.system [true]\n",
+    "binary": SUITE.encode() + b"description: !!binary aGk=\n",
+    "set": SUITE.encode() + b"options: !!set {a, b}\n",
+    "date": SUITE.encode() + b"description: 2020-01-01\n",
+    "overflow": SUITE.replace("epsilon: 4", "epsilon: 1e400").encode(),
+    "digits": SUITE.replace("epsilon: 4", "epsilon: " + "9" * 5000).encode(),
+    "surrogate": SUITE.encode() + b'description: "\\ud800"\n',
+    "escape": SUITE.encode() + b'description: "\\e[31m"\n',
+    "key": SUITE.encode() + b"3: 4\n",
+    "key_list": SUITE.encode() + b"? [a]\n: 4\n",
+    "merge": SUITE.encode() + b"<<: 3\n",
+    "no_defaults": SUITE.replace("defaults: [suite, _self_]\n", "").encode(),
+    "other_defaults": SUITE.replace("[suite, _self_]", "[nothing, _self_]").encode(),
+    "defaults_itself": SUITE.replace("[suite, _self_]", "[suite, defaults_itself, _self_]").encode(),
+    "interpolation": SUITE.replace("epochs: 1", "epochs: ${epochs}").encode(),
+    "large": SUITE.encode() + b"#" * 2 * 10**6,
+    "wide": SUITE.encode() + b"options: {a: [" + b"1," * 20_000 + b"1]}\n",
+}
+"""YAML files that are no suites, or odd ones."""
+
+
+def of_yaml(shipped: Mapping[str, bytes], number: int) -> Iterator[tuple[str, bytes]]:
+    """`FILES`, and so many more: shipped suites with a line or a sign changed, each another way."""
+    yield from FILES.items()
+    for k, (name, content) in zip(range(number), cycle(shipped.items()), strict=False):
+        yield f"{name}_{k}", _mutated(content, random.Random(k))
+
+
+def _mutated(content: bytes, chance: random.Random) -> bytes:
+    """A few bytes lost, or a line lost, doubled, shifted or filled with another value."""
+    lines = content.splitlines(keepends=True)
+    at, place = chance.randrange(len(lines)), chance.randrange(len(content))
+    line = lines[at]
+    value = chance.choice(VALUES).encode()
+    changed = [b"", line + line, b"  " + line, line.lstrip(), line.partition(b":")[0] + b": " + value + b"\n"]
+    if chance.random() < 0.4:
+        return content[:place] + chance.choice([b"", b"\xff", b"\t", b":", b"[", b"&a ", value]) + content[place + 3 :]
+    return b"".join([*lines[:at], chance.choice(changed), *lines[at + 1 :]])

@@ -1,0 +1,325 @@
+"""Whatever is given, the answer is a result or one clear error, and it comes soon: see `oddities` for what is given."""
+
+import contextlib
+import math
+import re
+import signal
+import warnings
+from itertools import islice
+from pathlib import Path
+
+import oddities
+import pytest
+import torch
+from oddities import fit
+
+import dpopt
+from dpopt import trial
+from dpopt.cli import main
+from dpopt.errors import ConfigError
+from dpopt.harness.suite import suite_files
+
+SECONDS = 10
+"""The longest that an answer may take."""
+
+
+class TooLate(BaseException):
+    """No answer in time; nothing that is tested may catch it."""
+
+
+@contextlib.contextmanager
+def soon():
+    def stop(*_):
+        raise TooLate(f"no answer within {SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a planned suite, in which commands are given."""
+    here = tmp_path_factory.mktemp("odd")
+    (here / "benchmarks").mkdir()
+    (here / "benchmarks" / "odd.yaml").write_text(oddities.SUITE)
+    (here / "plots").symlink_to(Path(__file__).parents[1] / "plots")
+    with contextlib.chdir(here):
+        assert main(["plan", "suite=odd"]) == 0
+        yield here
+
+
+def answer(words, capfd):
+    """What a command says of bad input; empty where it takes it."""
+    capfd.readouterr()
+    with soon():
+        try:
+            code = main(words)
+        except SystemExit as usage:
+            code = usage.code
+    out, err = capfd.readouterr()
+    assert "Traceback" not in out + err, words
+    assert code in (0, 1, 2), words
+    assert "\x1b" not in out + err, words
+    if code == 2:
+        assert re.match(r"error: \S.* cannot be used; \S|error: \[Errno|usage: ", err), (words, err)
+    return err if code == 2 else ""
+
+
+REFUSED = [
+    ("epsilon rate=0.1 noise=[] draws=10 delta=1e-5", "noise"),
+    ("epsilon rate=0.1 noise=1 draws=10 delta=1e-5 accountant=[]", "accountant"),
+    ("epsilon rate=0.1 noise=1 draws=10 delta=1e-5 accountant=[[rdp]]", r"accountant\[0\]"),
+    ("epsilon rate=0.1 noise=1 draws=1e30 delta=1e-5", "draws"),
+    ("epsilon rate=0.1 noise=1 draws=10 delta=1e-5 probe_every=text", "probe_every"),
+    ("calibrate rate=0 draws=10 epsilon=1 delta=1e-5", "rate"),
+    ("calibrate rate=nan draws=10 epsilon=1 delta=1e-5", "rate"),
+    ("calibrate rate=0.1 draws=1e12 epsilon=1 delta=1e-5", "draws"),
+    ("calibrate examples=1e30 batch_size=10 draws=9 epsilon=1", "examples"),
+    ("calibrate examples=1000 batch_size=10 epochs=1e12 epsilon=1", "epochs"),
+    ("calibrate rate=0.1 draws=10 epsilon=1 delta=1e-5 accountant=[rdp]", "accountant"),
+    ("calibrate rate=0.1 draws=10 epsilon=1 delta=1e-5 fields=3", "fields"),
+    ("calibrate rate=0.1 draws=10 epsilon=1e400 delta=1e-5", "infinity is `inf`"),
+    ("recommend examples=1000 epsilon=3 epochs=1e12", "epochs"),
+    ("recommend examples=1e30 epsilon=3 epochs=10", "examples"),
+    ("epsilon rate=0.1 noise=1e400 draws=10 delta=1e-5", "infinity is `inf`"),
+    ("plan suite=odd workers=1e30", "workers"),
+    ("plan suite=odd epochs=1e12", "epochs"),
+    ("plan suite=odd results=", "results"),
+    ("plan suite=odd seeds=-1", "seeds"),
+    ("plan suite=odd optimizers=[dp_sgd,dp_sgd]", "repeated"),
+    ("plan suite=odd settings.dp_sgd.grid.lr=[1,1]", "repeated"),
+    ("plan suite=odd epsilon=1e400", "infinity is `inf`"),
+    ("plan suite=odd probe='", "probe"),
+    ("table suite=odd results=", "results"),
+    ("rank suite=odd optimizers=[]", "optimizers"),
+    ("collect suite=odd optimizers=", "optimizers"),
+    ("verify results=", "results"),
+    ("audit suite=3", "suite"),
+    ("bench engines=none optimizers=none batch_size=1e30", "batch_size"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), REFUSED, ids=[words for words, _ in REFUSED])
+def test_a_command_refuses(words, message, folder, capfd):
+    assert re.search(message, answer(words.split(), capfd))
+
+
+def test_no_fields_are_none_given(folder, capfd):
+    words = ["calibrate", "rate=0.1", "draws=10", "epsilon=1", "delta=1e-5", "accountant=rdp"]
+    assert main(words) == main([*words, "fields=null"]) == 0
+    plain, none = capfd.readouterr().out.split("noise")[-2:]
+    assert plain == none
+
+
+def test_some_command_lines(folder, capfd):
+    for words in islice(oddities.of_cli(), 0, None, 397):
+        answer(words, capfd)
+
+
+@pytest.mark.slow  # two minutes
+def test_many_command_lines(folder, capfd):
+    given = list(islice(oddities.of_cli(), 0, None, 9))
+    assert len(given) > 500
+    refused = sum(bool(answer(words, capfd)) for words in given)
+    assert len(given) / 2 < refused < len(given), "most are refused, and some are right"
+
+
+def shipped():
+    """Suites that need no data."""
+    return {name: suite_files()[name].read_bytes() for name in ("quickstart", "price_of_tuning", "whole_field")}
+
+
+def plan_file(name, content, folder, capfd):
+    path = folder / f"{name}.yaml"
+    path.write_bytes(content)
+    error = answer(["plan", f"suite={path}", "seeds=0", "epsilon=1", "results=elsewhere"], capfd)
+    path.unlink()
+    return error
+
+
+IS_TAKEN = {"binary", "date", "escape", "surrogate"}
+"""Files of `oddities.FILES` that are suites all the same."""
+
+
+@pytest.mark.parametrize("name", oddities.FILES)
+def test_a_file_that_is_no_suite_is_named(name, folder, capfd):
+    error = plan_file(name, oddities.FILES[name], folder, capfd)
+    assert (error == "") == (name in IS_TAKEN), error
+    assert error == "" or name in error
+
+
+def test_some_changed_suites(folder, capfd):
+    for name, content in islice(oddities.of_yaml(shipped(), 70), len(oddities.FILES), None, 25):
+        plan_file(name, content, folder, capfd)
+
+
+@pytest.mark.slow  # a minute
+def test_many_changed_suites(folder, capfd):
+    given = list(oddities.of_yaml(shipped(), 70))
+    assert len(given) > 100
+    errors = [plan_file(name, content, folder, capfd) for name, content in given]
+    assert len(given) / 8 < sum(error == "" for error in errors) < len(given) / 2, "some changes do not matter"
+
+
+def outcome(case):
+    """The result of a call, or None where it is refused with one clear error."""
+    with soon(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return case.call()
+        except ConfigError as error:
+            message = str(error)
+    assert re.match(r"\S.*: .* cannot be used; \S", message, re.DOTALL), case.name
+    return None
+
+
+def test_some_calls():
+    for case in islice([*oddities.of_fit(), *oddities.of_create()], 0, None, 15):
+        outcome(case)
+
+
+@pytest.mark.slow  # half a minute
+def test_many_calls():
+    cases = [*oddities.of_fit(), *oddities.of_create()]
+    assert len(cases) > 400
+    results = [outcome(case) for case in cases]
+    assert len(cases) / 2 < results.count(None) < len(cases)
+
+
+REFUSED_CALLS = [
+    ({"epsilon": None}, "^epsilon: None cannot be used; expected a number$"),
+    ({"epochs": "many"}, "^epochs: 'many' cannot"),
+    ({"epochs": 1e30}, "^epochs: .* draws"),
+    ({"batch_size": [20]}, r"^batch_size: \[20\] cannot"),
+    ({"optimizer": None}, "^optimizer: None"),
+    ({"optimizer": torch.optim.SGD}, "^optimizer: <class"),
+    ({"transform": 3}, "^transform: 3 cannot be used; expected a function"),
+    ({"loss_": None}, "^loss: None cannot be used; expected a function"),
+    ({"device": "meta"}, "^device: 'meta'"),
+    ({"train": (oddities.records()[0].double(), oddities.records()[1])}, "inputs float64 .* parameters are float32"),
+    ({"model": torch.nn.Linear(5, 2)}, r"^model: 'Linear' .* train: inputs float32 \[3, 4\] .* cannot be multiplied"),
+    ({"model": torch.nn.Linear(4, 2).half()}, "^model.bias: 'torch.float16' .* float32 or float64"),
+    ({"model": torch.nn.LazyLinear(2)}, "^model.weight: 'UninitializedParameter' .* no shape yet"),
+    ({"model": torch.nn.Linear(4, 2, device="meta")}, "^model.weight: .* no values"),
+    ({"train": (oddities.records()[0], oddities.records()[1].int())}, r"^loss: .* targets int32 \[3\] from 0 to 1"),
+    ({"train": (oddities.records()[0], oddities.records()[1].float())}, "^loss: .* targets float32"),
+    ({"test": (oddities.records()[0][:, :2], oddities.records()[1])}, r"^model: .* test: inputs float32 \[3, 2\]"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED_CALLS, ids=[message for _, message in REFUSED_CALLS])
+def test_fit_refuses(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        fit(**changes)
+
+
+@pytest.mark.parametrize("label", [2, -1, 2**62])
+def test_a_label_out_of_range_is_found_wherever_it_is(label):
+    x, y = oddities.records()
+    y[41] = label
+    for data in ({"train": (x, y)}, {"test": (x, y)}):
+        with pytest.raises(ConfigError, match=rf"^loss: .* targets int64 .* {label}.* out of bounds"):
+            fit(**data)
+
+
+def test_a_token_out_of_range_is_found_wherever_it_is():
+    tokens = torch.randint(0, 9, (60, 5), generator=torch.Generator().manual_seed(0))
+    tokens[37, 3] = 9
+    model = torch.nn.Sequential(torch.nn.Embedding(9, 2), torch.nn.Flatten(), torch.nn.Linear(10, 2))
+    with pytest.raises(ConfigError, match=r"^model: .* from 0 to 9 .* out of range"):
+        fit(model=model, train=(tokens, oddities.records()[1]))
+
+
+@pytest.mark.parametrize("engine", ["auto", "vmap"])
+@pytest.mark.parametrize("name", oddities.blind_losses())
+def test_a_loss_that_teaches_nothing_is_told_and_noted(name, engine):
+    with pytest.warns(UserWarning, match="spends its epsilon and learns nothing"):
+        record = fit(loss_=oddities.blind_losses()[name], engine=engine).record
+    assert record["status"] == "no_signal"
+    assert 0 < record["epsilon"] <= 4
+
+
+def test_records_that_teach_nothing_are_told_and_noted():
+    x, y = oddities.records()
+    with pytest.warns(UserWarning, match="none of 60 records that were looked at has a finite loss"):
+        assert fit(train=(x * math.nan, y)).record["status"] == "no_signal"
+
+
+def test_one_record_that_teaches_is_enough():
+    """It is among the few that are looked at, but not among the first of them."""
+    x, y = oddities.records()
+    x[:-1] = math.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fit(train=(x, y)).record["status"] == "done"
+
+
+def test_parameters_that_have_not_moved_are_noted():
+    assert fit(optimizer=dpopt.create("dp_sgd", lr=1e-30)).record["status"] == "no_signal"
+
+
+def test_a_start_without_gradients_is_no_problem():
+    """At zero weights of two layers no gradient shows what there is to learn; beside them it does."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3, bias=False), torch.nn.Linear(3, 2, bias=False))
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    assert fit(model=model).record["status"] == "done"
+
+
+def test_what_the_trial_looks_at_is_left_as_it_was():
+    class Counting(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.dropout = torch.nn.Linear(4, 2), torch.nn.Dropout(0.5)
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x):
+            self.seen += 1
+            return self.dropout(self.linear(x))
+
+    model, data = Counting().eval(), dpopt.records.as_split(oddities.records(), "train", torch.device("cpu"))
+    before = torch.get_rng_state()
+    trial.attempt(model, oddities.loss, data, "train", lambda x: x, torch.device("cpu"), training=True)
+    assert model.seen == 0
+    assert not model.training
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_model_is_as_it_was_where_a_run_is_refused_or_its_ledger_is_not_the_planned_one(monkeypatch):
+    from dpopt import training
+
+    model = torch.nn.Linear(4, 2)
+    start = model.weight.detach().clone()
+
+    def refuse(*_):
+        raise RuntimeError("another ledger")
+
+    monkeypatch.setattr(training, "summary", refuse)
+    with pytest.raises(RuntimeError, match="another ledger"):
+        fit(model=model)
+    assert torch.equal(model.weight, start)
+
+
+def test_float64_trains_as_float32_does():
+    """The same noise and the same draws: what differs is rounding."""
+    x, y = oddities.records()
+    torch.manual_seed(0)
+    single = torch.nn.Linear(4, 2)
+    double = torch.nn.Linear(4, 2).double()
+    double.load_state_dict(single.state_dict())
+    results = [fit(model=single, epsilon=math.inf), fit(model=double, train=(x.double(), y), epsilon=math.inf)]
+    assert double.weight.dtype == torch.float64
+    torch.testing.assert_close(double.weight.float(), single.weight)
+    assert results[0].ledger == results[1].ledger
+
+
+def test_numbers_of_numpy_are_numbers():
+    import numpy as np
+
+    given = {"epsilon": np.float64(4.0), "delta": np.float32(1e-3), "batch_size": np.int64(20), "epochs": np.int32(1)}
+    assert fit(**given).record["epsilon"] == pytest.approx(fit().record["epsilon"])
