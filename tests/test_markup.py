@@ -130,6 +130,7 @@ def test_a_table_on_the_terminal(text, capsys):
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", out)
 
 
+@pytest.mark.filterwarnings("ignore:Glyph")
 def test_a_figure_takes_no_text_for_mathematics(tmp_path):
     from dpopt.analysis import figures
 
@@ -170,6 +171,7 @@ def nasty(tmp_path):
     return arguments, tmp_path / "results" / "suites" / "nasty"
 
 
+@pytest.mark.filterwarnings("ignore:Glyph")
 def test_a_suite_of_labels_that_mean_harm(nasty, capsys):
     """From the plan to the report: nothing fails, and every file shows the labels and nothing else."""
     arguments, folder = nasty

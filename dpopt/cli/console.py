@@ -25,14 +25,14 @@ class Plain(Console):
     """Prints text as it is, without markup and control characters."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(soft_wrap=True, markup=False, emoji=False, highlight=False, **options)
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
 
     def print(self, *objects: Any, **options: Any) -> None:
         """See `rich.console.Console`."""
         super().print(*(lines(each) if isinstance(each, str) else each for each in objects), **options)
 
 
-OUT, ERR = Plain(), Plain(stderr=True)
+OUT, ERR = Plain(soft_wrap=True), Plain(soft_wrap=True, stderr=True)
 
 
 def complain(what: str, text: str) -> None:
