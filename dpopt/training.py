@@ -181,9 +181,9 @@ def fit(
     model.train()
     started = time.perf_counter()
     theta = clipper.theta
-    state = chosen.init(theta)
+    state = initial = chosen.init(theta)
     with progress_bar(plan.draws, progress and processes.is_first) as advance:
-        for state, is_mark in steps(chosen, oracle, state):
+        for state, is_mark in steps(chosen, oracle, initial):
             if is_mark:
                 curve.append(observe(clipper, model, state, oracle, loss, metric, held_out, transform))
             advance(oracle.draws_taken)

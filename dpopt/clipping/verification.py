@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpopt.clipping import mixing
 from dpopt.clipping.flat import FlatModel, same_randomness
@@ -90,7 +90,7 @@ def _verify(engine: FlatModel, x: Tensor, y: Tensor, batch: float | None, dtype:
         many = cycled(mixing.like(x, DISTINCT), size), cycled(y, size)
         size = _must_not_mix(engine, *many, extremes, _losses)
         alike = cycled(few[:1], size), cycled(y[:1], size)  # where room is shared out, most find none
-        with repeatable(engine, few):
+        with repeatable(engine.model, lambda: engine.outputs(engine.theta, few), few.device):
             (together,), (alone,) = _losses(engine, *alike), _losses(engine, few[:1], y[:1])
             compare("losses", together, alone.expand(size), tolerance)
     return True
@@ -112,7 +112,7 @@ def _saved_bytes(engine: FlatModel, x: Tensor, y: Tensor) -> int:
     Raises:
         ConfigError: the loss is not one value per example.
     """
-    with mixing.trial(engine.model), repeatable(engine, x):
+    with mixing.trial(engine.model), repeatable(engine.model, lambda: engine.outputs(engine.theta, x), x.device):
         saved = Saved({p.untyped_storage().data_ptr() for p in engine.model.parameters()})
         with saved.hooks, torch.enable_grad():
             shape = tuple(engine.loss(engine.model(x), y).shape)
@@ -153,7 +153,10 @@ def _compare(engine: FlatModel, x: Tensor, y: Tensor) -> tuple[float, bool]:
     Gives the error that was let be, and whether there are gradients at all.
     """
     saved = Saved(set())
-    with repeatable(engine, x), mixing.constant_buffers(engine.model):
+    with (
+        repeatable(engine.model, lambda: engine.outputs(engine.theta, x), x.device),
+        mixing.constant_buffers(engine.model),
+    ):
         together, (losses,) = engine.per_example([(1.0, engine.theta)], x, y), _losses(engine, x, y)
         with saved.hooks:
             pairs = [_alone(engine, *each) for each in zip(x.split(1), y.split(1), strict=True)]
@@ -207,19 +210,23 @@ class Saved:
 
 
 @contextmanager
-def repeatable(engine: FlatModel, x: Tensor) -> Iterator[None]:
-    """The model in training mode, or in what comes nearest to that and draws no random numbers for `x`."""
-    modes = [(module, module.training) for module in engine.model.modules()]
+def repeatable(model: nn.Module, forward: Callable[[], object], device: torch.device) -> Iterator[None]:
+    """`model` in training mode, or in what comes nearest to that and draws no random numbers in `forward`.
+
+    Modes and random generators are as before afterwards.
+    """
+    modes = [(module, module.training) for module in model.modules()]
     all_on, dropout_off, all_off = (lambda m: True), (lambda m: "Drop" not in type(m).__name__), (lambda m: False)
     try:
-        for is_on in (all_on, dropout_off, all_off):
-            for module, _ in modes:
-                module.training = is_on(module)
-            before = _random_states(x.device)
-            engine.outputs(engine.theta, x)
-            if all(torch.equal(a, b) for a, b in zip(before, _random_states(x.device), strict=True)):
-                break
-        yield
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            for is_on in (all_on, dropout_off, all_off):
+                for module, _ in modes:
+                    module.training = is_on(module)
+                before = _random_states(device)
+                forward()
+                if all(torch.equal(a, b) for a, b in zip(before, _random_states(device), strict=True)):
+                    break
+            yield
     finally:
         for module, mode in modes:
             module.training = mode

@@ -148,7 +148,7 @@ class Isolated:
         kind = self._vectors.put(0, theta)
         return self._state(self._ask({"do": "init", "dimension": len(theta), "dtype": kind})[0])
 
-    def step(self, state: IsolatedState, oracle: BaseOracle) -> IsolatedState:
+    def step(self, state: IsolatedState, oracle: Any) -> IsolatedState:
         """One step, in which the optimizer's queries are put to `oracle`."""
         if state.number != self._number:
             self._ask({"do": "load", **(loaded := leaves_message(state.leaves))[0]}, loaded[1])
