@@ -4,7 +4,19 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install quickstart test slow mutants lint clean
+# For `make gpu` on a machine without a network: `make wheels` elsewhere, and bring the folder. A pure wheel is any
+# Python's; the compiled ones are for Python $(WHEELS_FOR) on Linux. Name fewer of them where the machine has some.
+WHEELS ?= wheels
+WHEELS_FOR ?= 3.12
+COMPILED ?= cffi cryptography pillow pyyaml scipy
+PURE := antlr4-python3-runtime==4.9.3 attrs autodp dadaptation dog-optimizer dp-accounting hydra-core markdown-it-py \
+	mdurl omegaconf opacus opt-einsum packaging prodigyopt pycparser pygments rich schedulefree tabulate tqdm
+PLATFORMS := $(foreach glibc,17 24 27 28,--platform manylinux_2_$(glibc)_x86_64) --platform manylinux2014_x86_64
+CARRIED := $(wildcard $(WHEELS)/*.whl)
+BARE := build/bare
+GPU_KEYS := minutes=% device=% steps=% retry=% results=% plots=%
+
+.PHONY: install quickstart test slow mutants lint gpu wheels clean
 
 install: $(INSTALLED)
 
@@ -34,5 +46,26 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+gpu: $(if $(CARRIED),$(BARE)/.installed,install)
+	$(if $(CARRIED),$(BARE)/bin,$(BIN))/python -m dpopt gpu $(foreach key,$(filter $(GPU_KEYS),$(MAKEOVERRIDES)),'$(key)')
+
+# An environment around $(PYTHON)'s own, so that the torch that is there is used and nothing there is changed. (A venv of
+# a venv with --system-site-packages would see the packages of the outermost Python alone.)
+$(BARE)/.installed: $(CARRIED)
+	$(PYTHON) -m venv --without-pip --clear $(BARE)
+	$(PYTHON) -c 'import sys; print(*[path for path in sys.path if path.endswith("-packages")], sep="\n")' \
+		> "$$($(BARE)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/around.pth"
+	$(BARE)/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --find-links $(WHEELS) \
+		$$(ls $(WHEELS) | sed 's/-.*//')
+	touch $@
+
+wheels:
+	rm -rf $(WHEELS)
+	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --constraint constraints.txt \
+		--wheel-dir $(WHEELS) $(PURE)
+	$(PYTHON) -m pip download --quiet --disable-pip-version-check --no-deps --constraint constraints.txt \
+		--only-binary=:all: --python-version $(WHEELS_FOR) --implementation cp $(PLATFORMS) --dest $(WHEELS) $(COMPILED)
+	du -sh $(WHEELS)
+
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build $(WHEELS) *.egg-info

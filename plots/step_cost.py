@@ -62,7 +62,8 @@ def _bars(axis: Axes, rows: pd.DataFrame, column: str) -> None:
 
 def _bar(axis: Axes, at: float, row: dict, column: str) -> None:
     """A bar with its value, and a line from quartile to quartile where there are some."""
-    beside = {"textcoords": "offset points", "va": "center", "size": 8}
+    background = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+    beside = {"textcoords": "offset points", "va": "center", "size": 8, "bbox": background}
     if pd.isna(row[column]):
         axis.annotate("fails", (1, at), xytext=(4, 0), color="0.4", **beside)
         return
@@ -75,10 +76,10 @@ def _bar(axis: Axes, at: float, row: dict, column: str) -> None:
 
 
 def _scale(axis: Axes, longest: float) -> None:
-    """Logarithmic where one bar would flatten the others."""
+    """Logarithmic where one bar would flatten the others; NaN where there are no bars."""
     if longest > 10:
         axis.set_xscale("log")
         axis.set_xlim(0.5, longest * 3)
         axis.xaxis.set_major_formatter("{x:g}")
     else:
-        axis.set_xlim(0, max(longest, 1) * 1.2)
+        axis.set_xlim(0, max(1, longest) * 1.2)

@@ -16,6 +16,7 @@ LAYERS = [
     {"study", "harness", "bench"},
     {"store"},
     {"analysis"},
+    {"gpu"},
     {"cli", "__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

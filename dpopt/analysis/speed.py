@@ -16,6 +16,7 @@ TITLES = {
 }
 BLOCK = ["kind", "case", "subset", "precision"]
 """What contenders that are compared have in common."""
+NUMBERS = ["seconds", "time_ratio", "time_ratio_low", "time_ratio_high", "memory", "memory_ratio"]
 NOTE = (
     "Time: ratio of medians, in parentheses the quartiles of the single rounds' ratios; in every round each row of a "
     "block made one call in turn. Memory: peak of all live tensors in a step, parameters and data included. "
@@ -26,20 +27,36 @@ NOTE = (
 def frame(record: Mapping[str, Any]) -> pd.DataFrame:
     """One row for each contender, as in the record; `over_opacus` is the faster Opacus engine's time over its own."""
     rows = pd.DataFrame([{"precision": "float32", **row} for row in record["rows"]])  # older records name none
+    rows[NUMBERS] = rows[NUMBERS].astype(float)  # where everything failed, there are none to tell the type
     is_opacus = rows["contender"].str.startswith("opacus") & (rows["failure"] == "")
     best = rows[is_opacus].groupby(BLOCK)["seconds"].min().rename("opacus")
     return rows.join(best, on=BLOCK).assign(over_opacus=lambda joined: joined["opacus"] / joined["seconds"])
 
 
+def parts(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The rows of many cases, divided among figures: all parameters trained, a case's subsets, optimizers, bfloat16."""
+    usual, is_engine = frame["precision"] == "float32", frame["kind"] == "engine"
+    found = {"full": usual & is_engine & (frame["subset"] == "full")}
+    for case in frame[frame["subset"] != "full"]["case"].unique():
+        found[case] = usual & is_engine & (frame["case"] == case)
+    found |= {"optimizers": usual & ~is_engine, "bfloat16": ~usual}
+    return {name: frame[chosen] for name, chosen in found.items() if chosen.any()}
+
+
 def markdown(record: Mapping[str, Any]) -> str:
     """The tables of a record, with what was left out and where they come from."""
+    left_out = [f"Left out: {line}." for line in record["skipped"]]
+    return "\n\n".join([*blocks(record), NOTE, *map(MARKDOWN.escape, [f"{setting(record)}.", *left_out])]) + "\n"
+
+
+def blocks(record: Mapping[str, Any]) -> list[str]:
+    """A title and a table for each kind of contender in a record."""
     rows, parts = frame(record), []
     for kind, title in TITLES.items():
         if (rows["kind"] == kind).any():
             table = _readable(rows[rows["kind"] == kind], kind)
             parts += [f"## {title}", tables.markdown(table)]
-    parts += [NOTE, *map(MARKDOWN.escape, [f"{setting(record)}.", *(f"Left out: {it}." for it in record["skipped"])])]
-    return "\n\n".join(parts) + "\n"
+    return parts
 
 
 def setting(record: Mapping[str, Any]) -> str:

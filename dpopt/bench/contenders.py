@@ -72,18 +72,19 @@ def private(
     precision: str = "float32",
     steps: int = 1,
     rate: float = 1.0,
+    is_whole: bool = False,
 ) -> Step:
     """`steps` steps of `optimizer` as a run makes them: sampling, gather, clipped sum, noise, update, ledger.
 
-    At rate 1 every draw holds exactly the batch, in one physical batch if memory allows. At another rate draws are
-    random, of as many records as the batch on average, and padded as they are in a run.
+    At rate 1 every draw holds exactly the batch, in as few physical batches as the engine finds memory for, or in one
+    (`is_whole`). At another rate draws are random, of as many records as the batch on average, and padded as in a run.
     """
     records = round(case.batch_size / rate)
     model, x, y = dataclasses.replace(case, batch_size=records).make(subset, device)
     clipper = clipping.engine(model, case.loss, engine, sample=(x[:3], y[:3]), precision=precision)
     # Twice what is needed: a method that changes half-way is measured as it begins.
     plan = fixed_plan(optimizer, clipper.dimension, 2 * calls * draws_of(optimizer, steps), rate)
-    size = min(records, clipper.physical_batch(records)) if rate == 1 else None
+    size = records if is_whole else min(records, clipper.physical_batch(records)) if rate == 1 else None
     oracle = DataOracle(clipper, x, y, plan, draw_seed=0, noise_seed=1, physical_batch=size)
     state = optimizer.init(clipper.theta)
 
@@ -162,6 +163,8 @@ ENGINES: dict[str, Callable[..., Step]] = {
     "vmap": partial(private, _SGD, "vmap"),
 }
 """The ways to make a private step of SGD, by name; "poisson" is book-keeping on draws of random size."""
+WHOLE = {name: partial(private, _SGD, name, is_whole=True) for name in ("bookkeeping", "vmap")}
+"""Those that would divide a batch where memory is short, as they are if they may not."""
 
 
 def engine_group(

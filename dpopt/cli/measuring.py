@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,14 @@ def bench(overrides: Sequence[str]) -> None:
     record = benchmark.bench(chosen, ERR)
     store = Store(Path(chosen.results))
     _keep(store, store.add("bench", record), speed.markdown(record), plots, speed.frame(record))
+
+
+def gpu(overrides: Sequence[str]) -> int:
+    """Check and measure on a CUDA device, for so many minutes; the same command goes on where the last one ended."""
+    started = time.monotonic()
+    from dpopt.gpu import run
+
+    return run.run(run.settings(overrides), started, OUT, ERR)
 
 
 def audit(overrides: Sequence[str]) -> int:

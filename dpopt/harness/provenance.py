@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import subprocess
 from collections.abc import Iterable
@@ -39,15 +40,52 @@ def source() -> dict[str, Any]:
     }
 
 
+def hardware(device: torch.device) -> dict[str, Any]:
+    """What `device` is, as plain data.
+
+    Of a GPU name, bytes of memory, compute capability, driver, and the versions of CUDA and cuDNN.
+    """
+    import torch
+
+    if device.type != "cuda":
+        return {"name": platform.machine()}
+    found = torch.cuda.get_device_properties(device)
+    return {
+        "name": found.name,
+        "memory": found.total_memory,
+        "capability": f"{found.major}.{found.minor}",
+        "driver": _driver(),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+    }
+
+
+def code() -> str:
+    """The first 16 hex digits of a SHA-256 over the package's files: which code it is, where no history tells."""
+    package, content = Path(__file__).parents[1], hashlib.sha256()
+    for file in sorted(path for kind in ("py", "yaml") for path in package.rglob(f"*.{kind}")):
+        content.update(f"{file.relative_to(package).as_posix()}\n".encode() + file.read_bytes())
+    return content.hexdigest()[:16]
+
+
 def unknown_commits(commits: Iterable[str]) -> list[str]:
     """Those of `commits` that this source tree's history does not hold; all where there is no history."""
     return [commit for commit in commits if _git("cat-file", "-e", f"{commit}^{{commit}}") is None]
 
 
 def _git(*arguments: str) -> str | None:
-    folder = Path(__file__).parent
+    return _output("git", "-C", str(Path(__file__).parent), *arguments)
+
+
+def _driver() -> str | None:
+    """The version of NVIDIA's driver."""
+    versions = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return versions.splitlines()[0] if versions else None
+
+
+def _output(*command: str) -> str | None:
+    """What a command prints; None where it fails."""
     try:
-        command = ["git", "-C", str(folder), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None

@@ -23,11 +23,11 @@ from functools import partial
 
 from dpopt.errors import ConfigError, unknown
 from dpopt.privacy.protocol import Optimizer
-from dpopt.testing import configuration, numerics, privacy, workloads
+from dpopt.testing import configuration, numerics, privacy, twins, workloads
 from dpopt.testing.task import Task
 from dpopt.workloads.base import Workload
 
-__all__ = ["EXCEPTABLE", "RULES", "Check", "Task", "checks", "workload_checks"]
+__all__ = ["DEVICE_RULES", "EXCEPTABLE", "RULES", "Check", "Task", "checks", "device_checks", "workload_checks"]
 
 RULES: tuple[Callable[[Optimizer], None], ...] = (
     configuration.is_frozen_configuration,
@@ -51,6 +51,12 @@ RULES: tuple[Callable[[Optimizer], None], ...] = (
     numerics.agrees_in_float64,
     numerics.never_waits_for_the_device,
     numerics.same_on_cuda,
+)
+DEVICE_RULES: tuple[Callable[[Optimizer, str], None], ...] = (
+    twins.releases_as_on_the_cpu,
+    privacy.replays_bit_for_bit,
+    privacy.adds_the_stated_gradient_noise,
+    numerics.resumes_bit_for_bit,
 )
 EXCEPTABLE = frozenset({"works_without_noise", "agrees_in_float64", "never_waits_for_the_device", "same_on_cuda"})
 """Rules that a class may be excepted from: no stated epsilon and no stored result rests on them."""
@@ -82,6 +88,19 @@ def checks(optimizer: Optimizer) -> Iterator[Check]:
     for rule in RULES:
         name = rule.__name__
         yield Check(name, partial(_skip, exceptions[name]) if name in exceptions else partial(rule, optimizer))
+
+
+def device_checks(optimizer: Optimizer, device: str = "cuda") -> Iterator[Check]:
+    """Those of the rules that a device can break: they look at releases that are computed there, with noise made there.
+
+    `checks` runs the optimizer itself there (`same_on_cuda`).
+
+    Args:
+        optimizer: what to check.
+        device: as torch names it; has to be there.
+    """
+    for rule in DEVICE_RULES:
+        yield Check(rule.__name__, partial(rule, optimizer, device))
 
 
 def workload_checks(workload: Workload) -> Iterator[Check]:

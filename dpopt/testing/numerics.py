@@ -46,9 +46,9 @@ def is_pure(optimizer: Optimizer) -> None:
     assert generators == _generators(), "a global random generator is used"
 
 
-def resumes_bit_for_bit(optimizer: Optimizer) -> None:
+def resumes_bit_for_bit(optimizer: Optimizer, device: str = "cpu") -> None:
     """Half the draws, saved, loaded into a new optimizer, then the rest: the same state as without the stop."""
-    task = Task()
+    task = Task(device=device)
     recording = task.record(optimizer)
     first = task.oracle(recording.plan)
     half = task.run(optimizer, first, until=DRAWS // 2)

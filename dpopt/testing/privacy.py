@@ -39,9 +39,9 @@ def spends_at_most_the_target(optimizer: Optimizer) -> None:
     assert second <= EPSILON, f"PLD says that {second} is spent, {EPSILON} allowed"
 
 
-def replays_bit_for_bit(optimizer: Optimizer) -> None:
+def replays_bit_for_bit(optimizer: Optimizer, device: str = "cpu") -> None:
     """Fed with the recorded releases and no data, it ends in the same state: it is post-processing."""
-    recording = Task().record(optimizer)
+    recording = Task(device=device).record(optimizer)
     require_same(recording.replay(optimizer), recording.final, "the result depends on more than the releases")
 
 
@@ -83,9 +83,9 @@ def stops_when_the_budget_is_spent(optimizer: Optimizer) -> None:
     raise AssertionError("a step was possible after the last draw")
 
 
-def adds_the_stated_gradient_noise(optimizer: Optimizer) -> None:
+def adds_the_stated_gradient_noise(optimizer: Optimizer, device: str = "cpu") -> None:
     """Every release states its noise; with all gradients zero, theirs has that size (chi-square test, 1 in 10^6)."""
-    task = Task(scale=0.0)
+    task = Task(scale=0.0, device=device)
     plan = task.plan(optimizer)
     oracle = Neighbours(task.oracle(plan))
     task.run(optimizer, oracle)

@@ -50,16 +50,18 @@ class Task:
 
     Args:
         scale: the loss is multiplied by it; 0 makes all gradients zero.
-        dtype: of the data and the model.
+        dtype, device: of the data and the model.
     """
 
-    def __init__(self, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, scale: float = 1.0, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    ) -> None:
         generator = torch.Generator().manual_seed(0)
-        self.x = torch.randn(EXAMPLES, 5, generator=generator).to(dtype)
-        self.y = torch.randint(0, 3, (EXAMPLES,), generator=generator)
+        self.x = torch.randn(EXAMPLES, 5, generator=generator).to(device, dtype)
+        self.y = torch.randint(0, 3, (EXAMPLES,), generator=generator).to(device)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            self.model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
+            self.model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).to(device, dtype)
         # Where all gradients are zero, book-keeping has nothing to be verified by.
         name = "auto" if scale else "vmap"
         self.loss = lambda o, t: scale * F.cross_entropy(o, t, reduction="none")

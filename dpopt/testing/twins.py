@@ -1,0 +1,80 @@
+"""An oracle on two devices at once: each query is put to both, and the answers must agree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpopt.privacy.oracle import DataOracle, weighted
+from dpopt.privacy.protocol import ClipRule, Optimizer, Points, Release, Vector
+from dpopt.testing.task import Task
+
+TOLERANCE = 1e-4
+"""How far a release may be from that of the other device, as a share of its length."""
+
+
+def releases_as_on_the_cpu(optimizer: Optimizer, device: str) -> None:
+    """The same queries over the same draws are answered on `device` as on the CPU, noise apart."""
+    here, there = Task(), Task(device=device)
+    plan = here.plan(optimizer, epsilon=math.inf)
+    twins = Twins(here.oracle(plan), there.oracle(plan), torch.device(device))
+    here.run(optimizer, twins)
+    assert twins.compared, "nothing was released"
+
+
+class Twins:
+    """Gives the answers of `oracle`, after comparing each with that of `other`, which is on `device`.
+
+    Attributes:
+        compared: number of releases so far.
+    """
+
+    def __init__(self, oracle: DataOracle, other: DataOracle, device: torch.device) -> None:
+        self._oracle, self._other, self.device = oracle, other, device
+        self.compared = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._oracle, name)
+
+    @contextmanager
+    def draw(self) -> Iterator[_TwinBatch]:
+        with self._oracle.draw() as batch, self._other.draw() as other:
+            yield _TwinBatch(self, batch, other)
+
+    def compare(self, kind: str, release: Release, other: Release) -> Release:
+        """`release`, which `other` must equal but for rounding."""
+        assert other.value.device.type == self.device.type, f"{kind}: the release is on {other.value.device}"
+        expected, found = release.value.double(), other.value.double().cpu()
+        off, length = float((found - expected).norm()), float(expected.norm())
+        where = f"draw {self._oracle.draws_taken}, {kind}"
+        assert off <= TOLERANCE * length + 1e-9, f"{where}: {off:.3g} apart from a release of length {length:.3g}"
+        stds = float(release.std), float(other.std)
+        assert math.isclose(*stds, rel_tol=TOLERANCE), f"{where}: the stated stds are {stds}"
+        self.compared += 1
+        return release
+
+
+class _TwinBatch:
+    def __init__(self, parent: Twins, batch: Any, other: Any) -> None:
+        self._parent, self._batch, self._other = parent, batch, other
+
+    def gradient(self, at: Points, clip: ClipRule, scale: Vector | None = None) -> Release:
+        there = [(weight, self._sent(theta)) for weight, theta in weighted(at)]
+        other = self._other.gradient(there, clip, None if scale is None else self._sent(scale))
+        return self._parent.compare("gradient", self._batch.gradient(at, clip, scale), other)
+
+    def losses(self, at: Sequence[Vector], bound: float | Tensor) -> Release:
+        other = self._other.losses([self._sent(theta) for theta in at], self._sent(bound))
+        return self._parent.compare("losses", self._batch.losses(at, bound), other)
+
+    def below(self, bound: float | Tensor) -> Release:
+        other = self._other.below(self._sent(bound))
+        return self._parent.compare("counts", self._batch.below(bound), other)
+
+    def _sent(self, value: Any) -> Any:
+        return value.to(self._parent.device) if isinstance(value, Tensor) else value

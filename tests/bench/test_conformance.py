@@ -1,0 +1,216 @@
+"""The checks of a device, on the CPU as a device that conforms, and on ones that are broken in one way each."""
+
+import math
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from dpopt import create, testing
+from dpopt.bench import conformance
+from dpopt.bench.cases import CASES
+from dpopt.clipping import bookkeeping, lot, vmap
+from dpopt.privacy import sampling
+from dpopt.testing import twins
+from dpopt.testing.task import Task
+
+CPU = torch.device("cpu")
+NAMES = ("dp_adam", "hyfreedp", "adaptive_clip", "fiber")
+
+
+def statuses(rows):
+    return {(row["name"], row["check"]): row["status"] for row in rows}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_cpu_conforms_to_itself(name):
+    rows = list(conformance.optimizers([name], CPU))
+    assert {row["check"] for row in rows} == {rule.__name__ for rule in testing.DEVICE_RULES}
+    assert {row["status"] for row in rows} == {"passed"}, rows
+
+
+def test_engines_and_noise_of_the_cpu_conform():
+    rows = [*conformance.engines([CASES["mlp"].rehearsal(), CASES["gpt2"].rehearsal()], CPU), *conformance.noise(CPU)]
+    found = statuses(rows)
+    skipped = {key for key, status in found.items() if status == "skipped"}
+    assert skipped == {
+        ("bookkeeping, gpt2", "leaves bad records out"),
+        ("vmap, gpt2", "leaves bad records out"),
+        ("lot, gpt2", "as one run at a time"),
+    }
+    assert {status for key, status in found.items() if key not in skipped} == {"passed"}, rows
+    assert {"bookkeeping, mlp", "vmap, mlp", "lot, mlp", "float32"} < {name for name, _ in found}
+
+
+@pytest.fixture
+def other_device(monkeypatch):
+    """The second task of a pair is on a device that answers `change` of what it should."""
+
+    def broken(**options):
+        original = Task.oracle
+
+        def oracle(self, plan, transcript=None, **changes):
+            made = original(self, plan, transcript, **changes)
+            broken.made = getattr(broken, "made", 0) + 1
+            return original(self, plan, transcript, **{**changes, **options}) if broken.made == 2 else made
+
+        monkeypatch.setattr(Task, "oracle", oracle)
+
+    return broken
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_device_with_other_draws_is_caught(name, other_device):
+    other_device(draw_seed=7)
+    with pytest.raises(AssertionError, match="apart from a release"):
+        twins.releases_as_on_the_cpu(create(name), "cpu")
+
+
+def test_a_release_that_states_another_std_is_caught():
+    task = Task()
+    plan = task.plan(create("dp_sgd"))
+    both = twins.Twins(task.oracle(plan), task.oracle(plan), CPU)
+    release = twins.Release(torch.ones(3), 0.5)
+    assert both.compare("gradient", release, release) is release
+    with pytest.raises(AssertionError, match="stds"):
+        both.compare("gradient", release, twins.Release(torch.ones(3), 0.51))
+
+
+def test_a_release_left_on_the_cpu_is_caught():
+    task = Task()
+    plan = task.plan(create("dp_sgd"))
+    both = twins.Twins(task.oracle(plan), task.oracle(plan), torch.device("cuda"))
+    release = twins.Release(torch.ones(3), 0.5)
+    with pytest.raises(AssertionError, match="the release is on cpu"):
+        both.compare("gradient", release, release)
+
+
+def test_too_little_noise_is_caught(monkeypatch):
+    original = sampling.add_gaussian
+    monkeypatch.setattr(sampling, "add_gaussian", lambda total, std, *where: original(total, 0.9 * std, *where))
+    found = statuses(conformance.optimizers(["dp_sgd"], CPU))
+    assert found["dp_sgd", "adds_the_stated_gradient_noise"] == "failed"
+
+
+def engine_rows(case="mlp"):
+    return statuses(conformance.engines([CASES[case].rehearsal()], CPU))
+
+
+def test_an_engine_that_lets_examples_exceed_their_bound_is_caught(monkeypatch):
+    for module in (bookkeeping, vmap):
+        original = module.clip_factors
+        monkeypatch.setattr(module, "clip_factors", lambda *arguments, original=original: 1.001 * original(*arguments))
+    found = engine_rows()
+    assert found["bookkeeping, mlp", "bounds every example"] == "failed"
+    assert found["vmap, mlp", "bounds every example"] == "failed"
+    assert found["bookkeeping, mlp", "bfloat16"] == "failed"
+
+
+def test_an_engine_that_is_poisoned_by_a_bad_record_is_caught(monkeypatch):
+    monkeypatch.setattr(bookkeeping, "must_be_sanitized", lambda norm: False)
+    found = engine_rows()
+    assert found["bookkeeping, mlp", "leaves bad records out"] == "failed"
+    assert found["vmap, mlp", "leaves bad records out"] == "passed"
+
+
+def test_an_engine_that_does_not_repeat_itself_is_caught(monkeypatch):
+    original = bookkeeping.clip_factors
+
+    def random(*arguments):
+        factors = original(*arguments)
+        return factors * (1 - 1e-6 * torch.rand_like(factors))
+
+    monkeypatch.setattr(bookkeeping, "clip_factors", random)
+    found = engine_rows()
+    assert found["bookkeeping, mlp", "repeats bit for bit"] == "failed"
+    assert found["bookkeeping, mlp", "as on the CPU"] == "passed"
+
+
+def test_a_device_that_computes_something_else_is_caught(monkeypatch):
+    original, calls = conformance._Pair.clipped, []
+
+    def clipped(self, *arguments):
+        calls.append(arguments)
+        found = original(self, *arguments)
+        return found._replace(total=1.01 * found.total) if len(calls) == 2 else found
+
+    monkeypatch.setattr(conformance._Pair, "clipped", clipped)
+    found = engine_rows()
+    assert found["bookkeeping, mlp", "as on the CPU"] == "failed"
+    assert found["vmap, mlp", "as on the CPU"] == "passed"
+
+
+def test_lots_that_go_wrong_on_the_device_have_failed_and_were_not_skipped(monkeypatch):
+    original, calls = lot.LotEngine.verify_lot, []
+
+    def verify(self, x, y):
+        calls.append(1)
+        if len(calls) == 2:
+            raise lot.Unsupported("the gradients of a batch are others")
+        original(self, x, y)
+
+    monkeypatch.setattr(conformance.LotEngine, "verify_lot", verify)
+    assert engine_rows()["lot, mlp", "as one run at a time"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("noise", "check"),
+    [
+        (lambda total, std, seed, draw, release: total.add_(std * torch.randn(len(total))), "a function of its place"),
+        (lambda total, std, seed, draw, release: total.add_(std * fixed(len(total))), "a function of its place"),
+        (lambda total, std, *place: total.add_(0.98 * std * drawn(len(total), *place)), "has the stated size"),
+        (lambda total, std, *place: total.add_(std * flat(len(total), *place)), "is normal"),
+        (lambda total, std, *place: total.add_(std * looped(len(total), *place)), "blocks differ"),
+    ],
+)
+def test_wrong_noise_is_caught(noise, check, monkeypatch):
+    monkeypatch.setattr(sampling, "add_gaussian", noise)
+    rows = {row["check"]: row["status"] for row in conformance.noise(CPU)}
+    assert rows[check] == "failed"
+
+
+def generator(*place):
+    return torch.Generator().manual_seed(hash(place) % 2**62)
+
+
+def fixed(size):
+    return torch.randn(size, generator=generator(0))
+
+
+def drawn(size, *place):
+    return torch.randn(size, generator=generator(*place))
+
+
+def flat(size, *place):
+    return (torch.rand(size, generator=generator(*place)) - 0.5) * math.sqrt(12)
+
+
+def looped(size, *place):
+    return drawn(sampling.CPU_BLOCK, *place).repeat(size // sampling.CPU_BLOCK + 1)[:size]
+
+
+def test_a_check_that_cannot_be_made_is_a_row():
+    def broken():
+        raise ZeroDivisionError("by the device")
+
+    row = conformance._row("engine", "mlp", "divides", broken)
+    assert (row["status"], row["detail"]) == ("failed", "ZeroDivisionError: by the device")
+
+
+def test_twins_put_every_query_to_both():
+    task = Task()
+    plan = task.plan(create("hyfreedp"), epsilon=math.inf)
+    one, other = task.oracle(plan), task.oracle(plan)
+    both = twins.Twins(one, other, CPU)
+    task.run(create("hyfreedp"), both)
+    assert one.ledger == other.ledger == plan.ledger
+    assert both.compared > plan.draws
+
+
+def test_without_the_guard_nothing_would_be_seen(monkeypatch):
+    """The bound is kept by `full_precision`: a device that ignores it is found where autocast is on."""
+    for module in (bookkeeping, vmap):
+        monkeypatch.setattr(module, "full_precision", lambda device: nullcontext())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = engine_rows("vit")
+    assert "failed" in {found["bookkeeping, vit", "bounds every example"], found["vmap, vit", "bounds every example"]}

@@ -1,0 +1,112 @@
+"""The search for the largest batch, on a device whose memory is made up, and with real contenders on the CPU."""
+
+import dataclasses
+import gc
+
+import pytest
+import torch
+
+from dpopt.bench.cases import CASES
+from dpopt.bench.largest import KNOWN, PRECISION, Search, largest, repeated
+
+CPU = torch.device("cpu")
+MLP = CASES["mlp"].rehearsal()
+
+
+NO_ROOM = torch.OutOfMemoryError("no room")
+
+
+@pytest.fixture
+def _no_garbage(monkeypatch):
+    """Collecting garbage takes longer than all else of a search that computes nothing."""
+    monkeypatch.setattr(gc, "collect", lambda: 0)
+
+
+class Device:
+    """Has room for so many examples; notes what was tried."""
+
+    def __init__(self, room, error=NO_ROOM):
+        self.room, self.error, self.tried = room, error, []
+
+    def build(self, case, calls):
+        self.tried.append(case.batch_size)
+        if case.batch_size > self.room:
+            raise self.error
+        return lambda: None
+
+    def search(self, begin=64, most=10**6, seconds=1e9):
+        case = dataclasses.replace(MLP, batch_size=begin)
+        return Search(self.build, case, most, CPU, seconds).largest()
+
+
+@pytest.mark.usefixtures("_no_garbage")
+@pytest.mark.parametrize("room", [0, 1, 2, 3, 63, 64, 65, 100, 1000, 12_345, 999_999])
+def test_the_largest_batch_is_found_to_one_part_in_eight(room):
+    device = Device(room)
+    found = device.search()
+    assert found["batch"] <= room < found["batch"] + max(1, found["batch"] // PRECISION) + 1
+    assert found["end"] == "memory"
+    assert len(device.tried) == len(set(device.tried)) < 25
+
+
+@pytest.mark.usefixtures("_no_garbage")
+def test_the_search_ends_at_the_most_and_when_its_time_is_up():
+    assert Device(10**9).search(most=1000) == {"batch": 1000, "seconds": pytest.approx(0, abs=0.1), "end": "most"}
+    assert Device(10**9).search(begin=10**6, most=1000)["batch"] == 1000
+    device = Device(10**9)
+    assert (device.search(seconds=0)["end"], device.tried) == ("time", [64])
+
+
+@pytest.mark.parametrize(
+    "message", ["CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"]
+)
+def test_libraries_that_say_it_otherwise_are_understood(message):
+    assert Device(100, RuntimeError(message)).search()["end"] == "memory"
+
+
+@pytest.mark.usefixtures("_no_garbage")
+def test_another_error_ends_the_search_with_what_was_found():
+    found = Device(100, RuntimeError("indices are too large")).search()
+    assert (found["batch"], found["end"]) == (64, "RuntimeError: indices are too large")
+    with pytest.raises(RuntimeError, match="too large"):
+        Device(10, RuntimeError("indices are too large")).search()
+
+
+def test_what_failed_is_freed_before_the_next_try():
+    """Else the next size would fail as well, and the largest batch would seem smaller than it is."""
+    alive = []
+
+    class Tensors:
+        def __init__(self):
+            alive.append(id(self))
+
+        def __del__(self):
+            alive.remove(id(self))
+
+    def build(case, calls):
+        held = Tensors()
+        if case.batch_size > 64:
+            raise torch.OutOfMemoryError("no room")
+        assert len(alive) == 1
+        return lambda: held
+
+    Search(build, dataclasses.replace(MLP, batch_size=256), 1000, CPU, 1e9).largest()
+    gc.collect()
+    assert not alive
+
+
+def test_more_examples_than_are_made_are_the_same_again():
+    x, y = repeated(MLP.data, 3 * KNOWN + 1)
+    assert (len(x), len(y)) == (3 * KNOWN + 1, 3 * KNOWN + 1)
+    assert torch.equal(x[:KNOWN], x[KNOWN : 2 * KNOWN])
+    assert torch.equal(x[0], x[-1])
+    assert len(x[:KNOWN].unique(dim=0)) == KNOWN
+    assert len(repeated(MLP.data, 5)[0]) == 5
+
+
+def test_rows_of_real_contenders():
+    rows = {row["contender"]: row for row in largest(["bookkeeping"], MLP, "full", CPU, 20, 60)}
+    assert list(rows) == ["non_private", "bookkeeping"]
+    for row in rows.values():
+        assert (row["batch"], row["end"], row["failure"], row["case"], row["subset"]) == (20, "most", "", "mlp", "full")
+        assert row["seconds"] > 0
