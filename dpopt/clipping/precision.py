@@ -17,8 +17,8 @@ def full_precision(device: torch.device) -> Iterator[None]:
     """Multiply float32 as float32, whatever autocast or the settings for TF32 and bfloat16 say outside.
 
     An example's norm and its share of the clipped sum come from different products of the same numbers. With the ten
-    or seven bits that TF32 and bfloat16 keep, the two differ by up to 1 %, and the noise is scaled to the norm.
-    cuDNN's convolutions use TF32 by default. The model's own passes are left as they are.
+    or seven bits that TF32 and bfloat16 keep, the two differ, and the noise is scaled to the norm. cuDNN's convolutions
+    use TF32 by default. The model's own passes are left as they are.
     """
     with ExitStack() as stack:
         if torch.is_autocast_enabled(device.type):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from dpopt.privacy.oracle import DataOracle, weighted
-from dpopt.privacy.protocol import ClipRule, Optimizer, Points, Release, Vector
+from dpopt.privacy.data import DataOracle
+from dpopt.privacy.oracle import Asking, OpenDraw
+from dpopt.privacy.protocol import Optimizer, Query, Release
 from dpopt.testing.task import Task
 
 TOLERANCE = 1e-4
@@ -59,22 +59,10 @@ class Twins:
         return release
 
 
-class _TwinBatch:
-    def __init__(self, parent: Twins, batch: Any, other: Any) -> None:
+class _TwinBatch(Asking):
+    def __init__(self, parent: Twins, batch: OpenDraw, other: OpenDraw) -> None:
         self._parent, self._batch, self._other = parent, batch, other
 
-    def gradient(self, at: Points, clip: ClipRule, scale: Vector | None = None) -> Release:
-        there = [(weight, self._sent(theta)) for weight, theta in weighted(at)]
-        other = self._other.gradient(there, clip, None if scale is None else self._sent(scale))
-        return self._parent.compare("gradient", self._batch.gradient(at, clip, scale), other)
-
-    def losses(self, at: Sequence[Vector], bound: float | Tensor) -> Release:
-        other = self._other.losses([self._sent(theta) for theta in at], self._sent(bound))
-        return self._parent.compare("losses", self._batch.losses(at, bound), other)
-
-    def below(self, bound: float | Tensor) -> Release:
-        other = self._other.below(self._sent(bound))
-        return self._parent.compare("counts", self._batch.below(bound), other)
-
-    def _sent(self, value: Any) -> Any:
-        return value.to(self._parent.device) if isinstance(value, Tensor) else value
+    def ask(self, query: Query) -> Release:
+        # Each oracle brings what it is given to its own device.
+        return self._parent.compare(query.kind, self._batch.ask(query), self._other.ask(query))
