@@ -125,11 +125,12 @@ class FlatModel(ClippingEngine):
 
     A layer that normalises by statistics of its own, and is in evaluation mode when the engine is made, stays so.
 
-    The first batch with two rows or more is watched for records that change what the model makes of others, and so is
-    any batch that is at least twice as large as those watched before (see `mixing`). It costs three passes more.
+    The first batch of two examples or more is watched for some that change what the model makes of others, and so is
+    each that is at least twice as large as those watched before (see `mixing`). That takes two passes more.
 
     Attributes:
         name: what users call the engine.
+        must_show_gradients: where all gradients are zero, nothing shows that the engine follows the model.
         dimension: number d of trained parameters.
         model, loss: what the engine was made of.
         trained: the trained parameters by name.
@@ -137,6 +138,7 @@ class FlatModel(ClippingEngine):
     """
 
     name: str
+    must_show_gradients = True
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         self.model, self.loss = model, loss
@@ -202,18 +204,21 @@ class FlatModel(ClippingEngine):
         with mixing.constant_buffers(self.model):
             clipped = self._clipped(points, x, y, mask, clip, scale)
 
-        def run(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        def find(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             next(again)
             found = self.per_example(points, x, y, scale)
             return found.losses, found.norms
 
+        self._watch(find, x, y, (clipped.losses, clipped.norms))
+        return clipped
+
+    def _watch(self, find: mixing.Find, x: Tensor, y: Tensor, found: tuple[Tensor, ...]) -> None:
         try:
             with mixing.trial(self.model):
-                mixing.must_not_mix(run, x, y, self.takes_extremes(x, y), (clipped.losses, clipped.norms))
+                mixing.must_not_mix(find, x, y, self.takes_extremes(x, y), found)
         except Unsupported as error:
             raise Unsupported(error.reason, self.name) from error
         self._watched = len(x)
-        return clipped
 
     def is_to_be_watched(self, x: Tensor) -> bool:
         """Whether `clipped` will look for mixing in the batch `x`."""

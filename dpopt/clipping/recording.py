@@ -20,7 +20,7 @@ class Unsupported(ConfigError):
     """The model does something that the engine `name` cannot follow; `reason` says what, `instead` what to use."""
 
     def __init__(self, reason: str, name: str = "bookkeeping", instead: str = "") -> None:
-        default = "use vmap" if name == "bookkeeping" else "use layers that treat each example alone, out of place"
+        default = "use vmap" if name == "bookkeeping" else "write it with plain tensor operations, not in place"
         super().__init__("engine", name, f"it cannot follow the model: {reason}; {instead or default}")
         self.reason = reason
 

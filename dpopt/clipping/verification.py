@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -80,7 +81,7 @@ def _verify(engine: FlatModel, x: Tensor, y: Tensor, batch: float | None, dtype:
         if not (extremes and _losses(engine, some, cycled(y, 5))[0].isfinite().all()):
             some = mixing.like(x, 5)
         tolerance, has_gradients = _compare(engine, some, cycled(y, 5))
-        if not has_gradients:
+        if engine.must_show_gradients and not has_gradients:
             if x.is_floating_point():
                 raise Unsupported("its gradients are zero for random inputs, so there is nothing to compare")
             return False
@@ -90,7 +91,7 @@ def _verify(engine: FlatModel, x: Tensor, y: Tensor, batch: float | None, dtype:
         many = cycled(mixing.like(x, DISTINCT), size), cycled(y, size)
         size = _must_not_mix(engine, *many, extremes, _losses)
         alike = cycled(few[:1], size), cycled(y[:1], size)  # where room is shared out, most find none
-        with repeatable(engine.model, lambda: engine.outputs(engine.theta, few), few.device):
+        with _repeatable(engine, few):
             (together,), (alone,) = _losses(engine, *alike), _losses(engine, few[:1], y[:1])
             compare("losses", together, alone.expand(size), tolerance)
     return True
@@ -112,7 +113,7 @@ def _saved_bytes(engine: FlatModel, x: Tensor, y: Tensor) -> int:
     Raises:
         ConfigError: the loss is not one value per example.
     """
-    with mixing.trial(engine.model), repeatable(engine.model, lambda: engine.outputs(engine.theta, x), x.device):
+    with mixing.trial(engine.model), _repeatable(engine, x):
         saved = Saved({p.untyped_storage().data_ptr() for p in engine.model.parameters()})
         with saved.hooks, torch.enable_grad():
             shape = tuple(engine.loss(engine.model(x), y).shape)
@@ -153,10 +154,7 @@ def _compare(engine: FlatModel, x: Tensor, y: Tensor) -> tuple[float, bool]:
     Gives the error that was let be, and whether there are gradients at all.
     """
     saved = Saved(set())
-    with (
-        repeatable(engine.model, lambda: engine.outputs(engine.theta, x), x.device),
-        mixing.constant_buffers(engine.model),
-    ):
+    with _repeatable(engine, x), mixing.constant_buffers(engine.model):
         together, (losses,) = engine.per_example([(1.0, engine.theta)], x, y), _losses(engine, x, y)
         with saved.hooks:
             pairs = [_alone(engine, *each) for each in zip(x.split(1), y.split(1), strict=True)]
@@ -230,6 +228,10 @@ def repeatable(model: nn.Module, forward: Callable[[], object], device: torch.de
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def _repeatable(engine: FlatModel, x: Tensor) -> AbstractContextManager[None]:
+    return repeatable(engine.model, partial(engine.outputs, engine.theta, x), x.device)
 
 
 def _random_states(device: torch.device) -> list[Tensor]:

@@ -30,6 +30,7 @@ class VmapEngine(FlatModel):
     """
 
     name = "vmap"
+    must_show_gradients = False
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         super().__init__(model, loss)

@@ -151,6 +151,7 @@ def test_every_layer_equals_a_loop(name, data):
     check(model, made, x, torch.randn(n, dtype=dtype), weights=weights, clip=clip, mask=mask)
 
 
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("weights", [ONE, TWO], ids=["one", "two"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 def test_every_use_of_parameters_equals_a_loop(name, weights, dtype):

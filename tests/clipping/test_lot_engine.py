@@ -151,6 +151,17 @@ def test_a_bound_may_differ_between_runs():
         assert_near(totals[run], alone.total.double(), 1e-4)
 
 
+class Mixing(nn.Module):
+    """Takes the mean over the batch away, once it is told to."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.is_on = model, False
+
+    def forward(self, x):
+        return self.model(x - x.mean(0) if self.is_on else x)
+
+
 class Own(nn.Module):
     def __init__(self):
         super().__init__()
@@ -177,6 +188,20 @@ def test_models_that_draw_random_numbers_are_refused():
     engine = LotEngine(nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.5), nn.Linear(5, 4)), loss)
     with pytest.raises(Unsupported, match="random"):
         engine.verify_lot(torch.randn(3, 6), torch.tensor([0, 1, 2]))
+
+
+def test_a_batch_of_training_shows_that_examples_mix():
+    """As for one run, see `test_mixing`: by the records of the first."""
+    model, x, y, _ = problem("mlp")
+    mixes = Mixing(model)
+    engine = LotEngine(mixes, loss)
+    engine.verify_lot(x[0], y[0])
+    points = matrices(engine.theta, ONE)
+    mixes.is_on = True
+    with pytest.raises(Unsupported, match="other examples"):
+        engine.examined(points, x, y)
+    mixes.is_on = False
+    engine.examined(points, x, y)
 
 
 def test_verification_finds_a_wrong_engine(monkeypatch):

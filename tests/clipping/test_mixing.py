@@ -1,6 +1,7 @@
 """Models and losses that mix examples: book-keeping refuses them, and `auto` refuses them or follows them exactly."""
 
 import copy
+import itertools
 import logging
 import math
 from typing import NamedTuple
@@ -378,10 +379,13 @@ def test_a_model_that_takes_only_what_data_hold_is_tried_with_that():
 
 
 def test_passes_that_do_not_repeat_are_refused():
+    torch.manual_seed(0)
     model = Of(lambda m, x: m.layer(x) * (1 + 1e-6 * next(m.numbers)), layer=nn.Linear(4, 3))
-    model.numbers = iter(range(10**6))
-    with pytest.raises(ConfigError):
-        engine(model, squared, "bookkeeping", sample=(torch.randn(3, 4), torch.randn(3)))
+    model.numbers = itertools.repeat(0)
+    made = engine(model, squared, "bookkeeping", sample=(torch.randn(3, 4), torch.randn(3)))
+    model.numbers = itertools.count()
+    with pytest.raises(ConfigError, match="twice"):
+        clipped_sum(made, torch.randn(N, 4), torch.randn(N))
 
 
 def test_a_batch_that_memory_does_not_hold_is_halved():
@@ -484,11 +488,17 @@ def test_a_normalisation_that_comes_to_mix_is_refused_before_it_sees_a_batch():
     assert not model[1].running_mean.any()
 
 
-def test_a_buffer_that_changes_in_training_is_put_back():
+def tracks_anew(m, x):
+    """Makes another buffer of the old one."""
+    m.average = 0.9 * m.average + 0.1 * x.detach().mean(0)
+    return x - m.average
+
+
+@pytest.mark.parametrize("track", [tracks, tracks_anew])
+def test_a_buffer_that_changes_in_training_is_put_back(track):
     torch.manual_seed(0)
-    model = Of(
-        lambda m, x: m.layer(tracks(m, x) if m.is_on else x), average=nn.Buffer(torch.zeros(4)), layer=nn.Linear(4, 3)
-    )
+    members = {"average": nn.Buffer(torch.zeros(4)), "layer": nn.Linear(4, 3)}
+    model = Of(lambda m, x: m.layer(track(m, x) if m.is_on else x), **members)
     model.is_on = False
     made = engine(model, squared, sample=(torch.randn(3, 4), torch.randn(3)))
     model.is_on = True

@@ -22,6 +22,9 @@ def ids(vocabulary, *shape):
     return lambda n: torch.randint(vocabulary, (n, *shape))
 
 
+# Small models, each for one way of using parameters.
+
+
 class Of(nn.Module):
     """A model with the given children and parameters, whose forward pass is a function of itself and the input."""
 
