@@ -184,11 +184,11 @@ class _Operations(TorchDispatchMode):
         is_there = _is_result_there(func, args, kwargs, tensors)
         self._examine(func, args, kwargs, tensors, is_there)
         computed = self._computed(func, args, kwargs, is_there)
-        if not is_there:
-            return computed if tensors or kwargs.get("device") is not None else _marked(computed)
-        result = pytree.tree_map(_placed, computed)
-        is_from_there = any(isinstance(tensor, _OnDevice) for tensor in tensors)
-        return return_and_correct_aliasing(func, args, kwargs, result) if is_from_there else result
+        result = pytree.tree_map(_placed, computed) if is_there else computed
+        if not tensors and (is_there if _name(func) == "scalar_tensor" else kwargs.get("device") is None):
+            return _marked(result)
+        is_aliased = is_there and any(isinstance(tensor, _OnDevice) for tensor in tensors)
+        return return_and_correct_aliasing(func, args, kwargs, result) if is_aliased else result
 
     def _examine(
         self,
@@ -275,7 +275,7 @@ def _placed(value: Any) -> Any:
 
 
 def _marked(value: Any) -> Any:
-    """What an operation on Python's numbers alone gives: `torch.func.vmap` makes tensors of them, nobody else does."""
+    """What PyTorch makes of a number of Python's on its own, to write it somewhere or under `torch.func.vmap`."""
     if isinstance(value, Tensor):
         value._is_number = True  # type: ignore[attr-defined]
     return value
@@ -302,7 +302,10 @@ def _is_blocking(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> b
 def _waits(func: Any, args: Sequence[Any]) -> bool:
     """Whether an operation on tensors of a GPU makes the host wait."""
     if _name(func) in _INDEXING:
-        return any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+        is_filled = len(args) > 2 and _is_marked(args[2])  # where a mask says so, without an index
+        return not is_filled and any(
+            isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+        )
     return _name(func) in _WAITING or not _TAGGED.isdisjoint(func.tags)
 
 

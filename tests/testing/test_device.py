@@ -86,6 +86,7 @@ WAITING_OUT_OF_SIGHT = {
 
 BY_VALUE = {
     "product": (lambda x, mask: x * ON_CPU["number"], "mul"),
+    "made on its own": (lambda x, mask: x * torch.scalar_tensor(2.0), "mul"),
     "in place": (lambda x, mask: x.clone().add_(ON_CPU["number"]), "add_"),
     "bound": (lambda x, mask: x.clamp(min=ON_CPU["number"]), "clamp"),
     "choice": (lambda x, mask: torch.where(mask, ON_CPU["number"], x), "where"),
