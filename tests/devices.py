@@ -1,13 +1,11 @@
 """GPUs that tests run on: an imitated one anywhere, and the one that is there with `-m gpu`."""
 
 from contextlib import contextmanager, nullcontext
-from unittest.mock import patch
 
 import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from dpopt.clipping.flat import FlatModel
 from dpopt.testing.device import imitated_cuda
 
 
@@ -17,18 +15,9 @@ class Imitated:
     name = "imitated"
     _may_wait = True
 
-    @contextmanager
     def there(self):
-        """A context in which there is the device `cuda`.
-
-        Engines are not verified in it: that replaces the memory of a model's tensors, which an imitation does not take.
-        """
-        with (
-            imitated_cuda(self._notice),
-            patch("dpopt.clipping.verify", return_value=True),
-            patch.object(FlatModel, "is_to_be_watched", return_value=False),
-        ):
-            yield
+        """A context in which there is the device `cuda`."""
+        return imitated_cuda(self._notice)
 
     @contextmanager
     def never_waiting(self):

@@ -447,10 +447,10 @@ BROKEN = [
     Broken("never_waits_for_the_device", Looks(how="scalar"), "aten::mul takes a tensor on the CPU beside"),
     Broken("never_waits_for_the_device", Looks(how="chosen_scalar"), "aten::where takes a tensor on the CPU beside"),
     *(
-        Broken("same_on_cuda", OnTheCPU(how=how), f"aten::{how} takes tensors on cuda:0 and on the CPU")
+        Broken("same_on_cuda", OnTheCPU(how=how), f"aten::{how} takes tensors on the GPU and on the CPU")
         for how in ("mul", "stack", "add_")
     ),
-    Broken("same_on_cuda", OnTheCPU(how="matmul"), "aten::dot takes tensors on cuda:0 and on the CPU"),
+    Broken("same_on_cuda", OnTheCPU(how="matmul"), "aten::dot takes tensors on the GPU and on the CPU"),
     Broken("same_on_cuda", OtherOnGPUs(), "an imitated GPU and the CPU differ in leaf 0"),
     Broken("same_on_cuda", OtherTheThirdTime(), "^GPU and CPU differ in leaf 0", "cpu_as_gpu"),
 ]

@@ -10,15 +10,17 @@ copies to the host and blocking copies from there, which are waited for just as 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any, Never
 from unittest import mock
 
 import torch
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+
+from dpopt.testing.waiting import Call, notices
 
 Notice = Callable[[str], None]
 """Called with a sentence that names the operation."""
@@ -29,19 +31,8 @@ MEMORY = 2**33
 _CUDA, _CPU = torch.device("cuda", 0), torch.device("cpu")
 _UNDERLYING = torch.device("meta")
 """Where the tensors lie as far as PyTorch's own code can tell: there it has a backward pass without a driver."""
-_TAGGED = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-"""PyTorch's tags of operations whose results, or whose results' shapes, have to be on the host."""
-_WAITING = frozenset(
-    {"_linalg_check_errors", "embedding_renorm_", "histc", "linalg_eig", "linalg_eigvals", "multinomial"}
-)
-"""Operations of aten without such a tag that wait for a GPU all the same."""
-_INDEXING = frozenset({"_index_put_impl_", "_unsafe_index", "_unsafe_index_put", "index", "index_put", "index_put_"})
-"""Operations that wait where an index is a mask; they take indices from the CPU, which they copy."""
-_BY_VALUE = frozenset({"fill", "fill_", "index_fill", "index_fill_", "masked_fill", "masked_fill_"})
-"""Operations that take a number from the CPU, as the elementwise ones do."""
-
-_FROM_DATA = (torch.tensor, torch.as_tensor, torch.asarray)
-"""Functions that make a tensor of Python's numbers on the CPU and copy it."""
+_DATA: Any = Tensor.data
+_TO = Tensor.to
 
 
 def refuse(notice: str) -> None:
@@ -74,7 +65,6 @@ def imitated_cuda(on_host: Notice = refuse) -> Iterator[None]:
             torch.__future__.get_swap_module_params_on_conversion(),
         )
         torch.__future__.set_swap_module_params_on_conversion(True)
-        entered.enter_context(_Functions())
         entered.enter_context(_Operations(generator, on_host))
         yield
 
@@ -111,23 +101,11 @@ class _OnDevice(Tensor):
     is_cuda = property(lambda self: True)  # type: ignore[assignment]
     is_meta = property(lambda self: False)  # type: ignore[assignment]
 
-    @property
-    def data(self) -> Tensor:  # type: ignore[override]
-        return Tensor.data.__get__(self)  # type: ignore[attr-defined]
-
-    @data.setter
-    def data(self, value: _OnDevice) -> None:
-        Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
-        self.held = value.held
-
     def get_device(self) -> int:
         return 0
 
     def data_ptr(self) -> int:
         return self.held.data_ptr()
-
-    def new_tensor(self, data: Any, **kwargs: Any) -> Tensor:  # type: ignore[override]
-        return _copied(torch.tensor, (data,), **{"dtype": self.dtype, "device": _CUDA, **kwargs})
 
     def tolist(self) -> list[Any]:
         return self.cpu().tolist()
@@ -154,88 +132,36 @@ class _Generator(torch.Generator):
         return super().__new__(cls)
 
 
-class _Functions(TorchFunctionMode):
-    """Lets PyTorch's functions be called with the device `cuda`."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.device:
-            return func(*args, **kwargs)
-        args, kwargs = pytree.tree_map(_underlying, (args, kwargs))
-        if func in _FROM_DATA and kwargs.get("device") is not None:
-            return _copied(func, args, **kwargs)
-        if func is Tensor.cuda:
-            return args[0].to(_UNDERLYING, non_blocking=kwargs.get("non_blocking", False))
-        return func(*args, **kwargs)
-
-
 class _Operations(TorchDispatchMode):
     """Computes operations on the CPU and knows on which device each result lies."""
 
     def __init__(self, generator: torch.Generator, on_host: Notice) -> None:
         super().__init__()
-        # PyTorch takes it for its own such mode and looks for no driver where `_Functions` did not see the device.
+        # PyTorch takes it for its own such mode, and looks for no driver where something is made on a device.
         self._mode_key = torch._C._TorchDispatchModeKey.FAKE  # type: ignore[attr-defined]
         self._generator, self._on_host = generator, on_host
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        is_there = _is_result_there(func, args, kwargs, tensors)
-        self._examine(func, args, kwargs, tensors, is_there)
-        computed = self._computed(func, args, kwargs, is_there)
-        result = pytree.tree_map(_placed, computed) if is_there else computed
-        if not tensors and (is_there if _name(func) == "scalar_tensor" else kwargs.get("device") is None):
-            return _marked(result)
-        is_aliased = is_there and any(isinstance(tensor, _OnDevice) for tensor in tensors)
-        return return_and_correct_aliasing(func, args, kwargs, result) if is_aliased else result
+        call = _call(func, args, kwargs or {})
+        for notice in notices(call):
+            self._on_host(notice)
+        computed = self._computed(call)
+        result = pytree.tree_map(_placed, computed) if call.is_result_there else computed
+        if _is_of_numbers(call) and isinstance(result, Tensor):
+            result._is_number = True  # type: ignore[attr-defined]
+        is_aliased = call.there and call.is_result_there
+        return return_and_correct_aliasing(func, args, call.kwargs, result) if is_aliased else result
 
-    def _examine(
-        self,
-        func: Any,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        tensors: Sequence[Tensor],
-        is_result_there: bool,
-    ) -> None:
-        name, are_there = _name(func), [isinstance(tensor, _OnDevice) for tensor in tensors]
-        if tensors and name in ("_to_copy", "copy_"):
-            source = tensors[name == "copy_"]
-            self._examine_copy(name, isinstance(source, _OnDevice), is_result_there, _is_blocking(name, args, kwargs))
-        elif any(are_there):
-            if _waits(func, args):
-                self._on_host(f"the host waits for the device (aten::{name})")
-            on_cpu = [tensor for tensor in tensors if not isinstance(tensor, _OnDevice) and not _is_marked(tensor)]
-            if on_cpu:
-                self._examine_mixture(func, args, on_cpu, is_result_there)
-
-    def _examine_copy(self, name: str, is_source_there: bool, is_target_there: bool, is_blocking: bool) -> None:
-        if is_source_there and not is_target_there:
-            self._on_host(f"the host waits for the device (aten::{name} to the CPU)")
-        elif is_target_there and not is_source_there and is_blocking:
-            self._on_host(f"the host waits for the device (aten::{name} from the CPU that is not `non_blocking`)")
-
-    def _examine_mixture(self, func: Any, args: Sequence[Any], on_cpu: Sequence[Tensor], is_result_there: bool) -> None:
-        name = _name(func)
-        by_value = torch.Tag.pointwise in func.tags or name in _BY_VALUE or name.startswith("_foreach")
-        are_numbers = by_value and is_result_there and not any(tensor.dim() for tensor in on_cpu)
-        are_indices = name in _INDEXING and {*map(id, on_cpu)} <= {*map(id, args[1])}
-        if not (are_numbers or are_indices):
-            raise AssertionError(f"aten::{name} takes tensors on {_CUDA} and on the CPU")
-        self._on_host(f"aten::{name} takes a tensor on the CPU beside those on {_CUDA}")
-
-    def _computed(self, func: Any, args: Any, kwargs: Mapping[str, Any], is_result_there: bool) -> Any:
-        if _name(func) == "is_pinned":
+    def _computed(self, call: Call) -> Any:
+        if call.name == "is_pinned":
             return False
-        if _name(func) == "_pin_memory":  # nothing but a driver can
-            return args[0].clone()
-        args, plain = values((args, {key: value for key, value in kwargs.items() if key != "pin_memory"}))
-        if plain.get("device") is not None:
-            plain["device"] = _CPU
-        if is_result_there and torch.Tag.nondeterministic_seeded in func.tags and plain.get("generator") is None:
-            with _as_default(self._generator):
-                return func(*args, **plain)
-        return func(*args, **plain)
+        if call.name == "_pin_memory":  # nothing but a driver can
+            return call.args[0].clone()
+        kwargs = {key: value for key, value in call.kwargs.items() if key != "pin_memory"}
+        args, kwargs = values((call.args, kwargs | ({"device": _CPU} if kwargs.get("device") else {})))
+        is_random = torch.Tag.nondeterministic_seeded in call.func.tags and kwargs.get("generator") is None
+        with _as_default(self._generator) if call.is_result_there and is_random else nullcontext():
+            return call.func(*args, **kwargs)
 
 
 def _replaced(generator: torch.Generator, on_host: Notice) -> dict[Any, dict[str, Any]]:
@@ -251,7 +177,9 @@ def _replaced(generator: torch.Generator, on_host: Notice) -> dict[Any, dict[str
         "set_rng_state": lambda state, device="cuda": generator.set_state(state),
         "synchronize": lambda device=None: on_host("the host waits for the device (torch.cuda.synchronize)"),
     }
-    return {torch.cuda: cuda, torch: {"Generator": _Generator}}
+    tensor = {"cuda": _cuda, "data": property(_DATA.__get__, _set_data), "new_tensor": _new_tensor, "to": _to}
+    made = {name: partial(_copied, getattr(torch, name)) for name in ("as_tensor", "asarray", "tensor")}
+    return {torch.cuda: cuda, Tensor: tensor, torch: {"Generator": _Generator, **made}}
 
 
 def _underlying(value: Any) -> Any:
@@ -260,53 +188,66 @@ def _underlying(value: Any) -> Any:
     return _UNDERLYING if is_device and torch.device(value).type == "cuda" else value
 
 
-def _copied(func: Any, args: Sequence[Any], device: torch.device, requires_grad: bool = False, **kwargs: Any) -> Tensor:
-    """What one of `_FROM_DATA` makes on a device: left to itself, it would make the copy out of sight."""
-    made = func(*args, **kwargs).to(device)
+def _set_data(tensor: Tensor, value: Tensor) -> None:
+    """`tensor.data = value`, which may lie on another device."""
+    if isinstance(tensor, _OnDevice) != isinstance(value, _OnDevice):
+        value, is_trained = value.detach(), tensor.requires_grad
+        is_parameter = isinstance(tensor, nn.Parameter)
+        value = nn.Parameter(value, is_trained) if is_parameter else value.requires_grad_(is_trained)
+        torch.utils.swap_tensors(tensor, value)
+        return
+    _DATA.__set__(tensor, value)
+    if isinstance(tensor, _OnDevice):
+        tensor.held = value.held  # type: ignore[attr-defined]
+
+
+def _to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    args, kwargs = pytree.tree_map(_underlying, (args, kwargs))
+    return _TO(tensor, *args, **kwargs)
+
+
+def _cuda(tensor: Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Tensor:
+    return _to(tensor, _CUDA, non_blocking=non_blocking, **kwargs)
+
+
+def _copied(make: Any, *args: Any, device: Any = None, requires_grad: bool = False, **kwargs: Any) -> Tensor:
+    """What `make` makes of Python's numbers, on a device: left to itself, it would make the copy out of sight."""
+    made = make(*args, **kwargs)
+    made = made if device is None else _to(made, device)
     return made.requires_grad_() if requires_grad else made
 
 
-def _name(func: Any) -> str:
-    return func.overloadpacket.__name__
+def _new_tensor(like: Tensor, data: Any, **kwargs: Any) -> Tensor:
+    return torch.tensor(data, **{"dtype": like.dtype, "device": like.device, **kwargs})
 
 
 def _placed(value: Any) -> Any:
     return _OnDevice(value) if isinstance(value, Tensor) and not isinstance(value, _OnDevice) else value
 
 
-def _marked(value: Any) -> Any:
-    """What PyTorch makes of a number of Python's on its own, to write it somewhere or under `torch.func.vmap`."""
-    if isinstance(value, Tensor):
-        value._is_number = True  # type: ignore[attr-defined]
-    return value
+def _call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    numbers = [tensor for tensor in tensors if getattr(tensor, "_is_number", False)]
+    there = [tensor for tensor in tensors if isinstance(tensor, _OnDevice)]
+    on_cpu = [
+        tensor for tensor in tensors if not (isinstance(tensor, _OnDevice) or getattr(tensor, "_is_number", False))
+    ]
+    return Call(func, args, kwargs, there, on_cpu, numbers, _is_result_there(func, args, kwargs, bool(there)))
 
 
-def _is_marked(tensor: Tensor) -> bool:
-    return getattr(tensor, "_is_number", False)
-
-
-def _is_result_there(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Tensor]) -> bool:
-    """Whether the operation gives tensors on the device."""
+def _is_result_there(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], is_any_there: bool) -> bool:
     if kwargs.get("device") is not None:
         return kwargs["device"].type in (_CUDA.type, _UNDERLYING.type)
     if func._schema.is_mutable and isinstance(written := kwargs.get("out", args[0]), Tensor):
         return isinstance(written, _OnDevice)
-    return any(isinstance(tensor, _OnDevice) for tensor in tensors)
+    return is_any_there
 
 
-def _is_blocking(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    is_third = name == "copy_" and len(args) > 2
-    return not (args[2] if is_third else kwargs.get("non_blocking", False))
-
-
-def _waits(func: Any, args: Sequence[Any]) -> bool:
-    """Whether an operation on tensors of a GPU makes the host wait."""
-    if _name(func) in _INDEXING:
-        is_filled = len(args) > 2 and _is_marked(args[2])  # where a mask says so, without an index
-        return not is_filled and any(
-            isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1]
-        )
-    return _name(func) in _WAITING or not _TAGGED.isdisjoint(func.tags)
+def _is_of_numbers(call: Call) -> bool:
+    """Whether PyTorch makes a tensor of a number of Python's, to write it there, or under `torch.func.vmap`."""
+    is_made_there = call.name == "scalar_tensor" and call.is_result_there
+    is_of_numbers = not (call.there or call.on_cpu or call.numbers) and call.kwargs.get("device") is None
+    return is_made_there or (is_of_numbers and call.name != "scalar_tensor")
 
 
 @contextmanager

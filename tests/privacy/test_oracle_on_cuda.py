@@ -46,9 +46,11 @@ def plan(rate=0.3, draws=1, gradients=1, losses=0, counts=0, noise=0.0):
 
 
 def made(name, device, dropout=0.0):
-    """An engine whose parameters are on `device`, and which has looked at its model."""
-    sample = to(device, tuple(part[:4] for part in records()))
-    return engine(network(dropout).to(device), loss, name, sample=sample)
+    """An engine whose parameters are on `device`, and which has looked at its model and at a whole draw."""
+    x, y = to(device, records())
+    found = engine(network(dropout).to(device), loss, name, sample=(x[:4], y[:4]))
+    found.clipped([(1.0, found.theta)], x, y, torch.ones_like(y).bool(), Abadi(1.0))
+    return found
 
 
 def oracle(made, plan, stored="cpu", **options):
@@ -247,7 +249,7 @@ MISTAKES = {
     "item": (lambda c: Clipped(c.total * c.norms.max().item(), *c[1:]), "waits .*aten::_local_scalar_dense"),
     "mask": (lambda c: c._replace(norms=c.norms[c.norms > 0]), "waits .*aten::index"),
     "cpu": (lambda c: c._replace(norms=c.norms.cpu()), "waits .*aten::_to_copy to the CPU"),
-    "factor": (lambda c: Clipped(c.total * torch.tensor([2.0]), *c[1:]), "aten::mul takes tensors on cuda:0 and"),
+    "factor": (lambda c: Clipped(c.total * torch.tensor([2.0]), *c[1:]), "aten::mul takes tensors on the GPU and"),
     "number": (lambda c: Clipped(c.total * torch.tensor(2.0), *c[1:]), "aten::mul takes a tensor on the CPU"),
     "float64": (lambda c: Clipped(c.total.double(), *c[1:]), "aten::_to_copy makes a vector torch.float64"),
 }

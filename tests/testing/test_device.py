@@ -145,7 +145,10 @@ def test_operations_that_take_something_from_the_cpu(name):
 @pytest.mark.parametrize("name", MIXED)
 def test_operations_on_two_devices_are_refused(name):
     function, operation = MIXED[name]
-    with imitated_cuda(ignore), pytest.raises(AssertionError, match=f"aten::({operation}) takes tensors on cuda:0 and"):
+    with (
+        imitated_cuda(ignore),
+        pytest.raises(AssertionError, match=f"aten::({operation}) takes tensors on the GPU and"),
+    ):
         function(*there())
 
 
@@ -295,6 +298,21 @@ def test_a_moved_module_keeps_its_parameters_and_what_shares_them():
         other.mul_(2)
     assert values(copied[1].weight).eq(2).all()
     assert not values(weight).eq(2).any()
+
+
+def test_a_parameters_data_may_go_to_the_other_device_and_come_back():
+    with imitated_cuda(ignore):
+        model = nn.Linear(2, 2).to("cuda")
+        weight, data = model.weight, model.weight.data
+        weight.data = data.to("cpu", torch.float64, copy=True)
+        assert model.weight is weight
+        assert (weight.device.type, weight.dtype, weight.requires_grad) == ("cpu", torch.float64, True)
+        assert type(weight) is nn.Parameter
+        weight.data = data
+        assert (weight.is_cuda, weight.dtype, weight.requires_grad) == (True, torch.float32, True)
+        assert weight.data_ptr() == data.data_ptr()
+        model(torch.ones(1, 2, device="cuda")).sum().backward()
+        assert weight.grad.is_cuda
 
 
 def test_refuse_and_ignore():
