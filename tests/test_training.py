@@ -6,6 +6,7 @@ import datasets
 import pytest
 import torch
 import torch.nn.functional as F
+from devices import ON_CUDA
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -275,3 +276,17 @@ def test_a_ledger_that_is_not_the_planned_one_is_no_result():
     state = task.run(optimizer, oracle, until=3)
     with pytest.raises(RuntimeError, match="the plan holds"):
         summary(plan, oracle, state, 5.0, 60)
+
+
+@ON_CUDA
+@pytest.mark.parametrize("name", ["dp_sgd", "hyfreedp", "adaptive_clip"])
+def test_a_run_on_a_gpu_goes_through_and_without_noise_ends_as_on_the_cpu(cuda, name):
+    short = {"optimizer": name, "epochs": 2, "seed": 1}
+    expected = fit(**short, epsilon=math.inf, device="cpu").curve
+    with cuda.there():
+        found = fit(**short, epsilon=math.inf, device="cuda").curve
+        private = fit(**short, device="cuda").record
+    assert private["status"] == "done"
+    assert private["epsilon"] <= 4.0
+    for entry, other in zip(found, expected, strict=True):
+        assert entry == {key: pytest.approx(value, rel=1e-3) for key, value in other.items()}
