@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 WHEELS ?= wheels
 WHEELS_FOR ?= 3.12
 COMPILED ?= cffi cryptography pillow pyyaml scipy
-PURE := antlr4-python3-runtime==4.9.3 attrs autodp dadaptation dog-optimizer dp-accounting hydra-core markdown-it-py \
+PURE := absl-py antlr4-python3-runtime==4.9.3 attrs autodp dadaptation dog-optimizer dp-accounting hydra-core markdown-it-py \
 	mdurl omegaconf opacus opt-einsum packaging prodigyopt pycparser pygments rich schedulefree tabulate tqdm
 PLATFORMS := $(foreach glibc,17 24 27 28,--platform manylinux_2_$(glibc)_x86_64) --platform manylinux2014_x86_64
 CARRIED := $(wildcard $(WHEELS)/*.whl)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dpopt.bench.cases import Case
 from dpopt.bench.contenders import ENGINES, WHOLE, Step, non_private
+from dpopt.bench.measure import use
 from dpopt.bench.remote import Remote
 
 KNOWN = 64
@@ -47,6 +48,7 @@ class Search:
         Raises:
             RuntimeError: not even a step of one example can be made, for another reason than memory.
         """
+        use(self.device)
         good, bad, took, started = 0, 0, 0.0, time.monotonic()
         size = min(self.case.batch_size, self.most)
         while True:

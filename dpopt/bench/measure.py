@@ -66,6 +66,7 @@ class Runner:
         self._calls = WARM_UP + rounds * (1 + REPEATS if device.type == "cuda" else 2)
 
     def warm_up(self) -> None:
+        use(self._device)
         self._step = self._build(self._calls)
         for _ in range(WARM_UP):
             self._step()
@@ -104,6 +105,12 @@ class Runner:
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         return begin.elapsed_time(end) / 1e3 / REPEATS
+
+
+def use(device: torch.device) -> None:
+    """Make `device` the one that events and the allocator's functions are about."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
 
 
 def measure(
