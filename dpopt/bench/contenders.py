@@ -18,6 +18,7 @@ from dpopt.optimizers.dp_adam import DPAdam
 from dpopt.optimizers.dp_sgd import DPSGD
 from dpopt.privacy import DataOracle, Draw, Ledger, Plan, TraceOracle
 from dpopt.privacy.calibration import trace
+from dpopt.privacy.isolation import Isolated
 from dpopt.privacy.protocol import Optimizer
 
 LR, CLIP, NOISE = 1e-3, 1, 1.0
@@ -73,11 +74,13 @@ def private(
     steps: int = 1,
     rate: float = 1.0,
     is_whole: bool = False,
+    isolate: bool = False,
 ) -> Step:
     """`steps` steps of `optimizer` as a run makes them: sampling, gather, clipped sum, noise, update, ledger.
 
     At rate 1 every draw holds exactly the batch, in as few physical batches as the engine finds memory for, or in one
     (`is_whole`). At another rate draws are random, of as many records as the batch on average, and padded as in a run.
+    With `isolate` the optimizer is in a process of its own.
     """
     records = round(case.batch_size / rate)
     model, x, y = dataclasses.replace(case, batch_size=records).make(subset, device)
@@ -86,12 +89,13 @@ def private(
     plan = fixed_plan(optimizer, clipper.dimension, 2 * calls * draws_of(optimizer, steps), rate)
     size = records if is_whole else min(records, clipper.physical_batch(records)) if rate == 1 else None
     oracle = DataOracle(clipper, x, y, plan, draw_seed=0, noise_seed=1, physical_batch=size)
-    state = optimizer.init(clipper.theta)
+    stepped = Isolated(optimizer) if isolate else optimizer
+    state = stepped.init(clipper.theta)
 
     def step() -> None:
         nonlocal state
         for _ in range(steps):
-            state = optimizer.step(state, oracle)
+            state = stepped.step(state, oracle)
 
     return step
 
@@ -158,11 +162,13 @@ _SGD = DPSGD(LR, Abadi(CLIP))
 ENGINES: dict[str, Callable[..., Step]] = {
     "bookkeeping": partial(private, _SGD, "bookkeeping"),
     "poisson": partial(private, _SGD, "bookkeeping", rate=POISSON),
+    "isolated": partial(private, _SGD, "bookkeeping", isolate=True),
     "opacus_hooks": opacus_hooks,
     "opacus_ghost": opacus_ghost,
     "vmap": partial(private, _SGD, "vmap"),
 }
-"""The ways to make a private step of SGD, by name; "poisson" is book-keeping on draws of random size."""
+"""The ways to make a private step of SGD, by name. "poisson" is book-keeping on draws of random size, "isolated" is it
+with the optimizer in a process of its own."""
 WHOLE = {name: partial(private, _SGD, name, is_whole=True) for name in ("bookkeeping", "vmap")}
 """Those that would divide a batch where memory is short, as they are if they may not."""
 
