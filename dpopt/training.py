@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from dpopt import clipping, fields, registry, trial
 from dpopt.clipping import ClippingEngine, Loss
+from dpopt.clipping.recording import Unsupported
+from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError
 from dpopt.fields import MANY, Bound, Count, Factor, Positive, Probability, Seed
 from dpopt.privacy import accountants
@@ -132,10 +134,16 @@ def fit(
     size = None if physical_batch == "auto" else min(physical_batch, len(data.x))
     source = processes.gather(secret_seed())[0] if seed is None else seed
     metric = _tried(model, loss, data, held_out.get("test"), transform, place)
+    first, batch = sample(data, transform, place), min(batch_size, size or batch_size)
     with trial.refused("model", type(model).__name__, "making its clipping engine"):
-        first, batch = sample(data, transform, place), min(batch_size, size or batch_size)
-        clipper = clipping.engine(model, loss, engine, sample=first, batch=batch, precision=precision)
-    problem = trial.blindness(clipper, model, data, transform, place)
+        try:
+            clipper = clipping.engine(model, loss, engine, sample=first, batch=batch, precision=precision)
+            problem = trial.blindness(clipper, model, data, transform, place)
+        except Unsupported:  # where nothing can be learnt, there is nothing to compare an engine by
+            clipper = VmapEngine(model, loss)
+            problem = trial.blindness(clipper, model, data, transform, place)
+            if not problem:
+                raise
     plan = calibrate(
         chosen,
         rate=rate,

@@ -14,7 +14,7 @@ import torch
 
 import dpopt
 from dpopt import registry, testing
-from dpopt.clipping import Abadi, bookkeeping
+from dpopt.clipping import Abadi, flat
 from dpopt.errors import ConfigError
 from dpopt.optimizers.base import Direction, scalar
 from dpopt.optimizers.dp_sgd import DPSGD, State
@@ -513,7 +513,7 @@ def patches(monkeypatch):
         "wrong_loss_std": lambda: released("losses", wrong_std),
         "wrong_count_std": lambda: released("counts", wrong_std),
         "trusting_engine": lambda: monkeypatch.setattr(
-            bookkeeping, "clip_factors", lambda clip, norm, mask: clip.factor(norm) * mask
+            flat, "clip_factors", lambda clip, norm, mask: clip.factor(norm) * mask
         ),
         "unbounded_losses": lambda: monkeypatch.setattr(data, "sums", unbounded),
         "uncentred_counts": lambda: released("counts", shifted),

@@ -10,10 +10,9 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-from dpopt import registry
 from dpopt.bench.cases import REHEARSED
 from dpopt.errors import ConfigError, unknown
-from dpopt.harness.plan import plan
+from dpopt.harness import plan as planning
 from dpopt.harness.suite import load_suite, suite_files
 
 FULL = 40 * 2**30
@@ -171,11 +170,9 @@ def _suite_missing(suite: tuple[str, ...]) -> str:
     if name not in suite_files():
         return f"no suite {name}"
     try:
-        specs = [entry.cell.workload for entry in plan(load_suite(name, overrides))]
-        for workload in {registry.from_spec("workload", spec) for spec in specs}:
-            workload.check()
-            if hasattr(workload, "data") and not os.environ.get("DPOPT_DATA") and find_spec("datasets") is None:
-                return "no data: DPOPT_DATA is not set, and there is no package datasets to ask the hub with"
+        absent = planning.missing(load_suite(name, overrides))
+        if absent and not os.environ.get("DPOPT_DATA") and find_spec("datasets") is None:
+            return "no data: DPOPT_DATA is not set, and there is no package datasets to ask the hub with"
+        return next((str(entry) for entry in absent if not entry.hub), "")
     except ConfigError as error:
         return str(error)
-    return ""

@@ -149,12 +149,12 @@ def compose_config(folder: Path, name: str, overrides: Sequence[str]) -> dict[st
     known = known_keys(folder, name)
     documents.check(folder / f"{name}.yaml")
     prepared = [_prepare(override, known) for override in overrides]
-    enclosed.check_files(folder, name)
     # Hydra takes every folder beside a file for a group of files; `results` and `plots` must not become such.
     with TemporaryDirectory() as alone:
         for file in (*BASE.glob("*.yaml"), *folder.glob("*.yaml")):
             shutil.copy(file, alone)
         try:
+            enclosed.check_files(folder, name)
             content = _composed(alone, name, prepared)
         except ConfigError:
             raise

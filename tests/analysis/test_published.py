@@ -163,7 +163,7 @@ def test_rows_of_hyfreedps_suites_have_the_numbers_of_their_method(maker, name, 
 
 def split(text):
     lines = [line for line in text.splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
+    return [[cell.strip().replace("\\", "") for cell in line.strip("|").split("|")] for line in lines[1:]]
 
 
 def test_a_number_without_an_epsilon_says_so(matrix):

@@ -11,6 +11,7 @@ import gc
 import inspect
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -164,7 +165,7 @@ class Tap(torch.Tensor):
 class Scaled(Honest):
     """Scales by one."""
 
-    kind: type = torch.Tensor
+    kind: ClassVar[type] = torch.Tensor
 
     def observe(self, state, batch, clip):
         return batch.gradient(state.theta, clip, torch.ones_like(state.theta).as_subclass(self.kind))
@@ -174,7 +175,7 @@ class Scaled(Honest):
 class TapThief(Scaled):
     """By a one that looks at what it is multiplied with."""
 
-    kind: type = Tap
+    kind: ClassVar[type] = Tap
 
     def observe(self, state, batch, clip):
         Tap.seen = 0.0
