@@ -143,10 +143,11 @@ def test_weights_are_one_number_each():
         batch.gradient([(torch.ones(N, 1), THETA)], Abadi(1.0))
 
 
+CONVERSIONS = {"double": torch.Tensor.double, "parameter": lambda t: nn.Parameter(t.clone()), "same": torch.clone}
+
+
 @pytest.mark.parametrize("rate", [1.0, 1e-9], ids=["full", "empty"])
-@pytest.mark.parametrize(
-    "convert", [torch.Tensor.double, lambda theta: nn.Parameter(theta.clone()), lambda t: t], ids=str
-)
+@pytest.mark.parametrize("convert", CONVERSIONS.values(), ids=CONVERSIONS)
 def test_an_empty_draw_looks_like_any_other(rate, convert):
     asked = oracle(rate=rate)
     with asked.draw() as batch:
