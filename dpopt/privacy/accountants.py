@@ -15,13 +15,14 @@ from functools import lru_cache
 from typing import Any
 
 from dpopt.errors import ConfigError, unknown
+from dpopt.privacy import privacy_loss
 from dpopt.privacy.ledger import Ledger
+from dpopt.privacy.privacy_loss import Event
 
-Event = tuple[float, float, int]
-"""(rate, effective noise multiplier, number of draws)"""
-
-PLD_INTERVAL = 1e-4
-"""Discretisation of the privacy loss; coarser grids are visibly loose on runs of over 10^4 draws."""
+LEAST_DELTA = 1e-250
+"""Shares of a smaller delta are no longer numbers."""
+PRV_POINTS = 2**23
+"""The largest grid that `prv` may make, some seconds of work: it grows with epsilon and the root of the draws."""
 
 
 def epsilon(ledger: Ledger, delta: float, accountant: str = "pld") -> float:
@@ -59,14 +60,17 @@ def check(delta: float, accountant: str) -> None:
     """Raise `ConfigError` for a delta or an accountant that cannot be used."""
     if accountant not in ACCOUNTANTS:
         raise unknown("accountant", accountant, ACCOUNTANTS)
-    if not 0 < delta < 1:
-        raise ConfigError("delta", delta, "expected a probability in (0, 1)")
+    if not LEAST_DELTA <= delta < 1:
+        raise ConfigError("delta", delta, f"expected a probability in (0, 1), at least {LEAST_DELTA:g}")
 
 
 @lru_cache(maxsize=4096)
 def _epsilon(events: tuple[Event, ...], delta: float, accountant: str) -> float:
-    with quiet():
-        return float(ACCOUNTANTS[accountant](events, delta))
+    try:
+        with quiet():
+            return float(ACCOUNTANTS[accountant](events, delta))
+    except (ArithmeticError, MemoryError, RuntimeError) as error:
+        raise ConfigError("accountant", accountant, f"fails on these draws ({error}); ask another one") from error
 
 
 @contextmanager
@@ -84,9 +88,25 @@ def quiet() -> Iterator[None]:
 
 
 def _pld(events: tuple[Event, ...], delta: float) -> float:
-    from dp_accounting import pld
+    if math.fsum(rate * count for rate, _, count in events) <= delta:
+        return 0.0  # the record is in any draw at all with no more than this probability
+    if _is_ordinary(events, delta):
+        from dp_accounting import pld
 
-    return _dp_accounting(pld.PLDAccountant(value_discretization_interval=PLD_INTERVAL), events, delta)
+        return _dp_accounting(pld.PLDAccountant(value_discretization_interval=privacy_loss.COARSEST), events, delta)
+    return privacy_loss.epsilon(events, delta) if privacy_loss.reaches(events) else _rdp(events, delta)
+
+
+def _is_ordinary(events: tuple[Event, ...], delta: float) -> bool:
+    """Whether dp-accounting's accountant is right for the run: its interval is fixed, its transform is not tilted.
+
+    It is where the interval is fine enough, its rounding errors, about 2^-52 of each draw, are below 2^-14 of delta,
+    and its grids have less than some million points.
+    """
+    draws = sum(count for *_, count in events)
+    is_fine = privacy_loss.interval(events) == privacy_loss.COARSEST
+    is_short = privacy_loss.spread(events) <= 5 and min(noise for _, noise, _ in events) >= 0.3
+    return is_fine and is_short and draws <= 2**38 * delta
 
 
 def _rdp(events: tuple[Event, ...], delta: float) -> float:
@@ -113,9 +133,14 @@ def dp_event(events: tuple[Event, ...]) -> Any:
 def _prv(events: tuple[Event, ...], delta: float) -> float:
     from opacus.accountants import PRVAccountant
 
+    draws, error = sum(count for *_, count in events), 0.01
+    step = error / math.sqrt(draws * math.log(12_000 / delta) / 2)
+    points = 2 * (_rdp(events, delta / 4000) + 3) / step
+    if points > PRV_POINTS:
+        raise ConfigError("accountant", "prv", f"these draws need {points:.1g} points of it, expected <= {PRV_POINTS:,}")
     accountant = PRVAccountant()
     accountant.history = [(noise, rate, count) for rate, noise, count in events]
-    return accountant.get_epsilon(delta)
+    return accountant.get_epsilon(delta, eps_error=error)
 
 
 def _autodp(events: tuple[Event, ...], delta: float) -> float:
