@@ -68,8 +68,10 @@ def check(delta: float, accountant: str) -> None:
 def _epsilon(events: tuple[Event, ...], delta: float, accountant: str) -> float:
     try:
         with quiet():
-            return float(ACCOUNTANTS[accountant](events, delta))
-    except (ArithmeticError, MemoryError, RuntimeError) as error:
+            return max(float(ACCOUNTANTS[accountant](events, delta)), 0.0)
+    except ConfigError:
+        raise
+    except (ArithmeticError, MemoryError, RuntimeError, ValueError) as error:
         raise ConfigError("accountant", accountant, f"fails on these draws ({error}); ask another one") from error
 
 
@@ -94,7 +96,8 @@ def _pld(events: tuple[Event, ...], delta: float) -> float:
         from dp_accounting import pld
 
         return _dp_accounting(pld.PLDAccountant(value_discretization_interval=privacy_loss.COARSEST), events, delta)
-    return privacy_loss.epsilon(events, delta) if privacy_loss.reaches(events) else _rdp(events, delta)
+    bound = _rdp(events, delta)
+    return min(bound, privacy_loss.epsilon(events, delta)) if privacy_loss.reaches(events) else bound
 
 
 def _is_ordinary(events: tuple[Event, ...], delta: float) -> bool:
@@ -137,7 +140,9 @@ def _prv(events: tuple[Event, ...], delta: float) -> float:
     step = error / math.sqrt(draws * math.log(12_000 / delta) / 2)
     points = 2 * (_rdp(events, delta / 4000) + 3) / step
     if points > PRV_POINTS:
-        raise ConfigError("accountant", "prv", f"these draws need {points:.1g} points of it, expected <= {PRV_POINTS:,}")
+        raise ConfigError(
+            "accountant", "prv", f"these draws need {points:.1g} points of it, expected <= {PRV_POINTS:,}"
+        )
     accountant = PRVAccountant()
     accountant.history = [(noise, rate, count) for rate, noise, count in events]
     return accountant.get_epsilon(delta, eps_error=error)

@@ -8,30 +8,28 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dpopt import fields
 from dpopt._paths import cache_root
 from dpopt.errors import ConfigError
 from dpopt.privacy import accountants
-from dpopt.privacy.ledger import MOST_DRAWS, Draw, Ledger
+from dpopt.privacy.ledger import Draw, Ledger
 from dpopt.privacy.oracle import BudgetSpent, TraceOracle
 from dpopt.privacy.plan import NonPrivate, Plan
 from dpopt.privacy.protocol import Optimizer
 from dpopt.privacy.queries import GRADIENT
 from dpopt.privacy.selection import Selection, selection_spec
 from dpopt.privacy.solving import TOLERANCE, Charge, solve_noise
-from dpopt.privacy.steady import Watched, repeats
 from dpopt.privacy.unread import ValueRead
 
 Structure = tuple[tuple[tuple[str, ...], int], ...]
 """Run-length encoded kinds of release of every draw: ((kinds, count), ...)."""
-PATIENCE, MOST_TRACED = 1000, 10**6
-"""Steps after which an optimizer of more draws than can be traced one by one has to repeat itself."""
 TRACED = 8
 """Entries of the vectors that an optimizer is traced with: what it releases may not depend on how many there are."""
 
@@ -58,7 +56,7 @@ def calibrate(
     Args:
         optimizer: any registered or own optimizer.
         rate: Poisson sampling probability, in (0, 1].
-        draws: number of draws, at least 1.
+        draws: number of draws, from 1 to 10^7; each is traced.
         dimension: number of trained parameters.
         epsilon: target, > 0; infinity gives a `NonPrivate` plan.
         delta: target, in (0, 1).
@@ -110,8 +108,8 @@ def dry_run(plan: Plan, factor: float) -> Plan:
     """
     rate, noise = plan.rate / factor, {kind: value / factor for kind, value in plan.noise.items()}
     ledger = Ledger()
-    for draw, count in plan.ledger.runs():
-        ledger.append(Draw(rate, tuple(value / factor for value in draw.noises)), count)
+    for draw, draws in groupby(plan.ledger):
+        ledger.append(Draw(rate, tuple(value / factor for value in draw.noises)), len(list(draws)))
     spent = accountants.epsilon(ledger, plan.delta, plan.accountant)
     return dataclasses.replace(plan, rate=rate, noise=noise, ledger=ledger, epsilon=spent)
 
@@ -144,7 +142,7 @@ def cost(optimizer: Optimizer, draws: int = 60) -> Cost:
         ConfigError: as `trace`.
     """
     oracle = TraceOracle(TRACED, rate=0.1, draws=draws)
-    steps = sum(1 for _ in _steps(optimizer, oracle))
+    steps = _traced(optimizer, oracle)
     return Cost(draws / steps, oracle.points / draws, sum(map(len, oracle.kinds)) / draws)
 
 
@@ -153,36 +151,25 @@ def trace(optimizer: Optimizer, *, rate: float, draws: int, dimension: int = TRA
     """Which releases each of `draws` draws of `optimizer` makes, found without data.
 
     Raises:
-        ConfigError: the optimizer takes no draw in a step, takes one when none is left, its control flow depends on
-            released values, or it would have to be traced for more than `MOST_TRACED` draws.
+        ConfigError: the optimizer takes no draw in a step, takes one when none is left, or its control flow depends on
+            released values.
     """
     oracle = TraceOracle(dimension, rate, draws)
-    for number, is_repeated in enumerate(_steps(optimizer, oracle), 1):
-        if is_repeated:
-            break
-        if number == PATIENCE and oracle.draws_left > MOST_TRACED:
-            reason = f"expected at most {MOST_TRACED:,}: steps of {type(optimizer).__name__} depend on their number"
-            raise ConfigError("draws", draws, f"{reason}, so each is traced")
-    runs = [(kinds, len(list(run))) for kinds, run in groupby(oracle.kinds)]
-    kinds, count = runs[-1]
-    return (*runs[:-1], (kinds, count + oracle.draws_left))
+    _traced(optimizer, oracle)
+    return tuple((kinds, len(list(run))) for kinds, run in groupby(oracle.kinds))
 
 
-def _steps(optimizer: Optimizer, oracle: TraceOracle) -> Iterator[bool]:
-    """Run `optimizer` until the draws are spent; tells after each step whether all others will release what it did."""
+def _traced(optimizer: Optimizer, oracle: TraceOracle) -> int:
+    """Run `optimizer` until the draws are spent; gives the number of steps."""
+    steps = 0
     try:
         state = optimizer.init(oracle.theta)
         while oracle.draws_left:
-            before, watched = oracle.draws_left, Watched(oracle)
-            following = optimizer.step(state, watched)
-            taken = before - oracle.draws_left
-            if taken == 0:
+            before = oracle.draws_left
+            state = optimizer.step(state, oracle)
+            steps += 1
+            if oracle.draws_left == before:
                 raise ConfigError("optimizer", type(optimizer).__name__, "a step must take at least one draw")
-            is_repeated = not watched.is_read and repeats(state, following) and len(set(oracle.kinds[-taken:])) == 1
-            if is_repeated and oracle.draws_left % taken:
-                raise BudgetSpent(f"{taken} draws a step, and {oracle.draws_total} in all")
-            state = following
-            yield is_repeated
     except BudgetSpent as error:
         reason = f"`step` asks for a draw that it cannot have ({error}); look at `oracle.draws_left` first"
         raise ConfigError("optimizer", type(optimizer).__name__, reason) from error
@@ -191,6 +178,7 @@ def _steps(optimizer: Optimizer, oracle: TraceOracle) -> Iterator[bool]:
             raise
         reason = f"`step` reads the value of a tensor, so what it releases could depend on data ({error})"
         raise ConfigError("optimizer", type(optimizer).__name__, reason) from error
+    return steps
 
 
 def _division(optimizer: Optimizer, kinds: Sequence[str]) -> tuple[float | None, dict[str, float]]:
@@ -266,8 +254,8 @@ def score_noise(selection: Selection, epsilon: float, delta: float, accountant: 
 def _validate(rate: float, draws: int, dimension: int, epsilon: float, delta: float, accountant: str) -> None:
     if not 0 < rate <= 1:
         raise ConfigError("rate", rate, "expected a probability in (0, 1]: batch size / number of examples")
-    if not 1 <= draws <= MOST_DRAWS:
-        raise ConfigError("draws", draws, f"expected 1 to {MOST_DRAWS:,}")
+    if not 1 <= draws <= fields.MANY:  # each is traced
+        raise ConfigError("draws", draws, f"expected 1 to {fields.MANY:,}")
     if dimension < 1:
         raise ConfigError("dimension", dimension, "expected at least 1 trained parameter")
     if not epsilon > 0:

@@ -11,7 +11,6 @@ from itertools import repeat
 
 from dpopt.errors import ConfigError
 
-
 MOST_DRAWS = 2**53
 """The longest ledger: up to here, numbers of draws are numbers in double precision."""
 
@@ -79,10 +78,6 @@ class Ledger:
         for draw, count in self._runs:
             total[draw] += count
         return total
-
-    def runs(self) -> tuple[tuple[Draw, int], ...]:
-        """The draws in order, equal ones that follow each other as one: (draw, count), ..."""
-        return tuple(self._runs)
 
     def starts_with(self, other: Ledger) -> bool:
         """Whether `other` is how this ledger begins."""

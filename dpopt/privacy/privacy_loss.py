@@ -85,7 +85,7 @@ def _one_way(events: list[Event], delta: float, is_removed: bool) -> float:
 
 
 def _loss(rate: float, noise: float, x: float) -> float:
-    """log Q/P at `x`."""
+    """The loss log Q/P at `x`."""
     exponent = (x - 0.5) / noise**2
     if rate == 1 or exponent > 700:
         return exponent + math.log(rate)
@@ -136,10 +136,11 @@ class _Loss:
         return self.first + np.arange(len(self.probabilities))
 
     def cumulant(self, tilt: float) -> float:
-        """log E e^{tilt steps} of what is finite; infinity where it is too large for a number."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            excess = np.sum(self.probabilities * np.expm1(tilt * self.steps)) - self.infinite
-        return math.log1p(excess) if math.isfinite(excess) else math.inf
+        """The log of E e^{tilt steps} of what is finite."""
+        exponents = tilt * self.steps
+        if exponents[-1] > 300:
+            return float(scipy.special.logsumexp(exponents, b=self.probabilities))
+        return math.log1p(np.sum(self.probabilities * np.expm1(exponents)) - self.infinite)  # exact where it is near 0
 
     def tilted(self, tilt: float) -> np.ndarray:
         """The probabilities times e^{tilt steps}, scaled to add to 1."""
@@ -154,7 +155,7 @@ def _rounded(event: Event, ends: tuple[float, float], step: float, is_removed: b
     divergence = _divergence(rate, noise, np.arange(first, last + 1) * step, is_removed)
     fall = np.diff(divergence)
     probabilities = np.append(1 - divergence[0], fall / math.expm1(-step)) + np.append(fall / math.expm1(step), 0)
-    return _Loss(probabilities, first, max(float(divergence[-1]), 0.0), count)
+    return _Loss(np.maximum(probabilities, 0), first, max(float(divergence[-1]), 0.0), count)
 
 
 class _Sum:
@@ -172,7 +173,8 @@ class _Sum:
     def __init__(self, losses: list[_Loss], step: float, spread: float) -> None:
         self.losses, self.step = losses, step
         self.tilts = np.append(0, np.geomspace(1e-4, 1e3, 30) / spread)
-        self.cumulants = sum(loss.count * np.array([loss.cumulant(tilt * step) for tilt in self.tilts]) for loss in losses)
+        each = [[loss.count * loss.cumulant(tilt * step) for tilt in self.tilts] for loss in losses]
+        self.cumulants = np.sum(each, axis=0)
 
     def epsilon(self, delta: float) -> float:
         """Upper bound on the least epsilon >= 0 whose divergence is at most `delta`."""
@@ -188,7 +190,7 @@ class _Sum:
         return min(found)
 
     def _epsilon(self, delta: float, index: int, high: float) -> tuple[float, bool]:
-        """The same, with the losses tilted as in `tilts[index]`, and whether it is tight, rounding errors being small."""
+        """The same by losses tilted as in `tilts[index]`, and whether it is tight, rounding errors being small."""
         tilt = self.tilts[index]
         last = math.ceil(high / self.step)
         first = math.floor(max(self._low(index, high) / self.step, last - MOST_POINTS))
@@ -214,8 +216,10 @@ class _Sum:
         start = max(first, 0)
         point = start + bisect_left(range(start, last + 1), True, key=is_enough)
         own, other, allowed = tails(point)
-        within = math.log((own - allowed) / other) if other > 0 and point > start else 0.0  # where it is just `allowed`
-        return (point - 1) * self.step + max(within + self.step, 0.0), allowed > PRECISE * rounding and last - first < MOST_POINTS
+        # Between this point and the one before it, e^epsilon is where the divergence is just `allowed`.
+        excess = own - allowed
+        within = max(math.log(excess / other), -self.step) if 0 < excess <= other and point > start else 0.0
+        return point * self.step + within, allowed > PRECISE * rounding and last - first < MOST_POINTS
 
     def _low(self, index: int, high: float) -> float:
         """Where the window up to `high` begins, so that next to nothing of what is tilted so is wrapped into it.
@@ -225,7 +229,9 @@ class _Sum:
         tilt, cumulant = self.tilts[index], self.cumulants[index]
         with np.errstate(invalid="ignore"):
             lowest = np.max((cumulant - self.cumulants[:index] - 40) / (tilt - self.tilts[:index]))
-            highest = np.min((self.cumulants[index + 1 :] - cumulant + 40) / (self.tilts[index + 1 :] - tilt), initial=math.inf)
+            highest = np.min(
+                (self.cumulants[index + 1 :] - cumulant + 40) / (self.tilts[index + 1 :] - tilt), initial=math.inf
+            )
         return float(min(lowest, high - highest, 0.0))
 
     def _composed(self, tilt: float, first: int, last: int) -> np.ndarray:
