@@ -1,6 +1,6 @@
 """Epsilon by the privacy loss distribution of a run, on a grid that follows the run.
 
-One record more turns P = N(0, s^2) into Q = (1 - q) N(0, s^2) + q N(1, s^2). The loss of a draw is log Q/P under Q where
+One record more turns P = N(0, s^2) into Q = (1 - q) N(0, s^2) + q N(1, s^2). The loss of a draw is log Q/P under Q if
 the record is taken away, and log P/Q under P where it is added. It is rounded to a grid by connecting the dots, which
 bounds every divergence from above (Doroshenko, Ghazi, Kamath, Kumar and Manurangsi 2022, Algorithm 1), and composed by
 a Fourier transform. Probabilities are multiplied by e^{tilt loss} before, as in a saddle-point approximation: the tail
@@ -81,7 +81,7 @@ def _one_way(events: list[Event], delta: float, is_removed: bool) -> float:
     widest = max(high - low for low, high in ends)
     step = max(interval(events), max(4 * widest, 32 * spread(events)) / MOST_POINTS)
     losses = [_rounded(event, end, step, is_removed) for event, end in zip(events, ends, strict=True)]
-    return _Sum(losses, step, spread(events)).epsilon(delta)
+    return _Sum(losses, step, spread(events), delta).epsilon()
 
 
 def _loss(rate: float, noise: float, x: float) -> float:
@@ -164,32 +164,42 @@ class _Sum:
     Args:
         losses: on a grid of width `step`.
         spread: their standard deviation, roughly.
+        delta: what is asked.
 
     Attributes:
-        tilts: zero, and more than are ever needed.
+        tilts: zero and more than are ever needed, many of them near the best of Chernoff's bounds.
         cumulants: log E e^{tilt loss} of what is finite, at each tilt.
     """
 
-    def __init__(self, losses: list[_Loss], step: float, spread: float) -> None:
-        self.losses, self.step = losses, step
-        self.tilts = np.append(0, np.geomspace(1e-4, 1e3, 30) / spread)
-        each = [[loss.count * loss.cumulant(tilt * step) for tilt in self.tilts] for loss in losses]
-        self.cumulants = np.sum(each, axis=0)
+    def __init__(self, losses: list[_Loss], step: float, spread: float, delta: float) -> None:
+        self.losses, self.step, self.delta = losses, step, delta
+        tilts = np.append(0, np.geomspace(1e-4, 1e3, 30) / spread)
+        best = int(np.argmin(self._chernoff(tilts, self._cumulants(tilts), delta)))
+        self.tilts = np.union1d(tilts, np.linspace(tilts[best - 1], tilts[min(best + 1, 30)], 16))
+        self.cumulants = self._cumulants(self.tilts)
 
-    def epsilon(self, delta: float) -> float:
+    def epsilon(self) -> float:
         """Upper bound on the least epsilon >= 0 whose divergence is at most `delta`."""
-        with np.errstate(divide="ignore"):
-            chernoff = (self.cumulants - math.log(delta)) / self.tilts
-            high = np.min((self.cumulants - math.log(LEFT_OUT * delta)) / self.tilts)  # a share of delta is beyond it
+        best = int(np.argmin(self._chernoff(self.tilts, self.cumulants, self.delta)))
+        high = float(np.min(self._chernoff(self.tilts, self.cumulants, LEFT_OUT * self.delta)))
         found = []
-        for index in range(int(np.argmin(chernoff)), 0, -1):
-            value, is_precise = self._epsilon(delta, index, float(high))
+        for index in range(best, 0, -1):
+            value, is_tight = self._epsilon(index, high)
             found.append(value)
-            if is_precise:  # else the tilt is past epsilon, where losses of many times that decide
+            if is_tight:  # else the tilt is past epsilon, where losses of many times that decide
                 break
         return min(found)
 
-    def _epsilon(self, delta: float, index: int, high: float) -> tuple[float, bool]:
+    def _cumulants(self, tilts: np.ndarray) -> np.ndarray:
+        each = [[loss.count * loss.cumulant(tilt * self.step) for tilt in tilts] for loss in self.losses]
+        return np.sum(each, axis=0)
+
+    def _chernoff(self, tilts: np.ndarray, cumulants: np.ndarray, share: float) -> np.ndarray:
+        """For each tilt, what the finite losses exceed with a probability of at most `share`."""
+        with np.errstate(divide="ignore"):
+            return (cumulants - math.log(share)) / tilts
+
+    def _epsilon(self, index: int, high: float) -> tuple[float, bool]:
         """The same by losses tilted as in `tilts[index]`, and whether it is tight, rounding errors being small."""
         tilt = self.tilts[index]
         last = math.ceil(high / self.step)
@@ -197,7 +207,7 @@ class _Sum:
         composed = self._composed(tilt, first, last)
         rounding = (sum(loss.count for loss in self.losses) + 16) * 2**-51
         infinite = -math.expm1(sum(loss.count * math.log1p(-loss.infinite) for loss in self.losses))
-        log_allowed = math.log(delta * (1 - 2 * LEFT_OUT) - infinite) - self.cumulants[index]
+        log_allowed = math.log(self.delta * (1 - 2 * LEFT_OUT) - infinite) - self.cumulants[index]
 
         def tails(point: int) -> tuple[float, float, float]:
             """How likely a larger loss than at `point` is under either distribution, and what is allowed for it.
