@@ -96,8 +96,8 @@ def _pld(events: tuple[Event, ...], delta: float) -> float:
         from dp_accounting import pld
 
         return _dp_accounting(pld.PLDAccountant(value_discretization_interval=privacy_loss.COARSEST), events, delta)
-    bound = _rdp(events, delta)
-    return min(bound, privacy_loss.epsilon(events, delta)) if privacy_loss.reaches(events) else bound
+    bound = _epsilon(events, delta, "rdp")  # calibration has asked for it
+    return min(bound, privacy_loss.epsilon(events, delta)) if bound > 0 and privacy_loss.reaches(events) else bound
 
 
 def _is_ordinary(events: tuple[Event, ...], delta: float) -> bool:
