@@ -1,4 +1,4 @@
-"""Ledger -> epsilon, by four independent libraries. `pld` is the accountant of record, the others are second opinions.
+"""Ledger -> epsilon, by four independent methods. `pld` is the accountant of record, the others are second opinions.
 
 Every accountant is given the same thing: how often each Poisson-subsampled Gaussian occurs, a draw's releases already
 collapsed to their effective noise. Neighbouring data sets differ by adding or removing one record.
@@ -31,14 +31,14 @@ def epsilon(ledger: Ledger, delta: float, accountant: str = "pld") -> float:
     Args:
         ledger: the draws of a run.
         delta: in (0, 1); public, usually well below 1/N.
-        accountant: "pld" (dp-accounting, Doroshenko et al. 2022), "rdp" (dp-accounting, Mironov et al. 2019),
-            "prv" (Opacus, Gopi et al. 2021) or "autodp" (Wang et al. 2019).
+        accountant: "pld" (dp-accounting, or `privacy_loss` where that is finer; Doroshenko et al. 2022),
+            "rdp" (dp-accounting, Mironov et al. 2019), "prv" (Opacus, Gopi et al. 2021) or "autodp" (Wang et al. 2019).
 
     Returns:
         Epsilon under add/remove adjacency; infinity when any release was un-noised, 0 for an empty ledger.
 
     Raises:
-        ConfigError: unknown accountant or delta outside (0, 1).
+        ConfigError: unknown accountant, delta outside [`LEAST_DELTA`, 1), or a run that the accountant cannot compute.
     """
     check(delta, accountant)
     spent = events(ledger)
@@ -90,6 +90,7 @@ def quiet() -> Iterator[None]:
 
 
 def _pld(events: tuple[Event, ...], delta: float) -> float:
+    """The accountant of record: by a privacy loss distribution, and by Renyi divergences where that is less or all."""
     if math.fsum(rate * count for rate, _, count in events) <= delta:
         return 0.0  # the record is in any draw at all with no more than this probability
     if _is_ordinary(events, delta):

@@ -5,6 +5,9 @@ the record is taken away, and log P/Q under P where it is added. It is rounded t
 bounds every divergence from above (Doroshenko, Ghazi, Kamath, Kumar and Manurangsi 2022, Algorithm 1), and composed by
 a Fourier transform. Probabilities are multiplied by e^{tilt loss} before, as in a saddle-point approximation: the tail
 that decides a small delta is then the middle of the distribution, and rounding errors are relative to it.
+
+Each approximation errs upwards: the grid, what is cut off at its ends (counted as an infinite loss), and what a
+transform wraps around. Rounding errors are allowed for by their usual size, which is not a proven bound.
 """
 
 from __future__ import annotations

@@ -1,17 +1,21 @@
 """The accountant of record against closed forms and against a reference that works by other means, at any size."""
 
+import json
 import math
 import time
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from reference.privacy_loss import epsilon as reference
 from scipy import optimize, special
 
 from dpopt.errors import ConfigError
 from dpopt.optimizers.dp_sgd import DPSGD
-from dpopt.privacy import ACCOUNTANTS, Draw, Ledger, calibrate, epsilon, privacy_loss
+from dpopt.privacy import ACCOUNTANTS, Draw, Ledger, accountants, calibrate, epsilon, privacy_loss
 
+PUBLISHED = Path(__file__).parents[2] / "results" / "published"
 LEAST = 0.005
 """Down to this epsilon, the accountant of record is to be within 1 % of the truth."""
 
@@ -139,6 +143,21 @@ def test_a_ledger_has_a_largest_length():
     for count in (0, 1, 2**70):
         with pytest.raises(ConfigError, match="draws"):
             made.append(Draw(0.1, (1.0,)), count)
+
+
+def test_what_is_published_stays_with_the_accountant_that_it_was_made_by():
+    """Every stored epsilon is bit for bit what dp-accounting's accountant says, as it was before there was another."""
+    stored = {
+        (row.ledger, json.loads(row.cell)["delta"], row.epsilon)
+        for path in sorted(PUBLISHED.rglob("cells.parquet"))
+        for row in pd.read_parquet(path).itertuples()
+        if math.isfinite(row.epsilon) and json.loads(row.cell)["accountant"] == "pld"
+    }
+    runs = [(accountants.events(Ledger.from_json(text)), delta, spent) for text, delta, spent in stored]
+    assert len(runs) > 100
+    assert all(accountants._is_ordinary(events, delta) for events, delta, _ in runs)
+    events, delta, spent = min(runs, key=lambda run: run[2])
+    assert accountants._pld(events, delta) == spent
 
 
 # As many runs as were once found to be up to 270 % too dear: rate 1e-4 to 1, noise 0.3 to 50, 1 to 10^5 draws, delta
