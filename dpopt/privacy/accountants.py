@@ -135,15 +135,14 @@ def dp_event(events: tuple[Event, ...]) -> Any:
 
 
 def _prv(events: tuple[Event, ...], delta: float) -> float:
-    from opacus.accountants import PRVAccountant
-
     draws, error = sum(count for *_, count in events), 0.01
     step = error / math.sqrt(draws * math.log(12_000 / delta) / 2)
     points = 2 * (_rdp(events, delta / 4000) + 3) / step
     if points > PRV_POINTS:
-        raise ConfigError(
-            "accountant", "prv", f"these draws need {points:.1g} points of it, expected <= {PRV_POINTS:,}"
-        )
+        reason = f"these draws need {points:.1g} points of it, expected <= {PRV_POINTS:,}"
+        raise ConfigError("accountant", "prv", reason)
+    from opacus.accountants import PRVAccountant
+
     accountant = PRVAccountant()
     accountant.history = [(noise, rate, count) for rate, noise, count in events]
     return accountant.get_epsilon(delta, eps_error=error)
