@@ -5,6 +5,7 @@ import math
 import time
 from pathlib import Path
 
+import mpmath
 import numpy as np
 import pandas as pd
 import pytest
@@ -48,6 +49,37 @@ def test_rate_one_is_the_closed_form(noise, delta):
     for draws in (1, 10_000):
         found = privacy_loss.epsilon([(1.0, noise * math.sqrt(draws), draws)], delta)
         assert exact * (1 - 1e-11) <= found <= exact * 1.001
+
+
+def exact(rate, noise, delta, is_removed):
+    """Epsilon of one draw from the definition, with 40 digits."""
+
+    def phi(x):
+        return mpmath.erfc(-x / mpmath.sqrt(2)) / 2
+
+    def divergence(eps):
+        rest = mpmath.exp(eps if is_removed else -eps) - (1 - rate)
+        if rest <= 0:
+            return 1 - mpmath.exp(eps) if is_removed else mpmath.mpf(0)
+        at = mpmath.mpf(0.5) + mpmath.mpf(noise) ** 2 * mpmath.log(rest / rate)
+        sign = -1 if is_removed else 1
+        p, q = phi(sign * at / noise), phi(sign * (at - 1) / noise)
+        p, q = p, (1 - rate) * p + rate * q
+        return q - mpmath.exp(eps) * p if is_removed else p - mpmath.exp(eps) * q
+
+    low, high = mpmath.mpf(0), mpmath.mpf(2000)
+    while divergence(low) > delta and high - low > mpmath.mpf(10) ** -30:
+        middle = (low + high) / 2
+        low, high = (middle, high) if divergence(middle) > delta else (low, middle)
+    return float(low)
+
+
+@pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-14])
+@pytest.mark.parametrize(("rate", "noise"), [(1e-4, 0.3), (1e-4, 8.0), (0.01, 1.0), (0.3, 40.0), (0.9, 0.5)])
+def test_one_draw_is_the_definition(rate, noise, delta):
+    with mpmath.workdps(40):
+        truth = max(exact(mpmath.mpf(rate), noise, delta, is_removed) for is_removed in (True, False))
+    assert truth <= privacy_loss.epsilon([(rate, noise, 1)], delta) <= 1.01 * truth
 
 
 EVENTS = [  # fine and coarse grids, heavy and light tails, long runs, some mixed with probes
