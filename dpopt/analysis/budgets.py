@@ -87,7 +87,7 @@ def _searches(cells: pd.DataFrame) -> pd.DataFrame:
     for keys, group in cells.groupby([*SEARCH, "seed"], sort=False):
         selected = frames.select(group)
         has_failed = group["state"].isin(["failed", "damaged"]).any()
-        if has_failed or len(selected) == group.groupby(frames.GROUP).ngroups:
+        if has_failed or len(selected) == group.groupby(frames.GROUP, dropna=False).ngroups:
             rows.append(dict(zip([*SEARCH, "seed"], keys, strict=True)) | _search(group, selected))
     return pd.DataFrame(rows)
 
@@ -102,7 +102,7 @@ def _seconds(cells: pd.DataFrame) -> pd.Series:
 
 def _search(group: pd.DataFrame, selected: pd.DataFrame) -> dict[str, Any]:
     failed = {"tuning": group["tuning"].iloc[0], "runs": len(group), "score": None, "test": math.nan, "failed": True}
-    if len(selected) < group.groupby(frames.GROUP).ngroups:
+    if len(selected) < group.groupby(frames.GROUP, dropna=False).ngroups:
         return failed
     best = selected.loc[selected["selection_score"].fillna(-math.inf).idxmax()]
     search = failed | {"runs": selected["runs"].sum()}
@@ -129,7 +129,7 @@ def _total(store: Store, selected: pd.DataFrame, target: float) -> float:
     """What a search spends, the largest over its seeds; its target where no seed has a result."""
     if selected.empty:
         return target
-    if selected.groupby(frames.GROUP).ngroups == 1:
+    if selected.groupby(frames.GROUP, dropna=False).ngroups == 1:
         return max(frames.epsilon_with_tuning(store, row) for row in selected.to_dict("records"))
     first = selected.iloc[0]
     searched = selected.groupby("seed")["run_ids"].sum()

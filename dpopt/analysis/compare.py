@@ -17,6 +17,7 @@ import pandas as pd
 
 from dpopt.analysis import frames, statistics
 from dpopt.analysis.scores import shown
+from dpopt.analysis.tables import number
 from dpopt.errors import ConfigError
 from dpopt.store.runs import Store
 
@@ -166,7 +167,7 @@ def summary(comparison: Comparison) -> pd.DataFrame:
         being one pair: the mean over the points that it was trained at.
     """
     rows = []
-    for keys, group in comparison.pairs.groupby(ROW, sort=False):
+    for keys, group in comparison.pairs.groupby(ROW, sort=False, dropna=False):
         by_seed = group.groupby("seed")[["test_score_old", "test_score_new"]].mean()
         differences = (by_seed["test_score_new"] - by_seed["test_score_old"]).to_numpy(float)
         rows.append(
@@ -203,7 +204,7 @@ def readable(rows: pd.DataFrame) -> pd.DataFrame:
         "target ε": rows["epsilon_target"].map("{:g}".format),
         "B": rows["batch_size"].map("{:g}".format),
         "epochs": rows["epochs"].map("{:g}".format),
-        "C": rows["clip"].map("{:g}".format),
+        "C": rows["clip"].map(number),
         "cells": rows["cells"].astype(str),
         "changed": rows["changed"].astype(str),
         "test score, old": _texts(rows, "old"),

@@ -12,13 +12,16 @@ from typing import Any
 import pandas as pd
 
 from dpopt.analysis.naming import workload_names
+from dpopt.harness.identity import clipping_bound
 from dpopt.privacy.accountants import epsilon
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.selection import BestOf, selection_rule
 from dpopt.store.runs import Damaged, Store
 
 GROUP = ["workload", "label", "epsilon_target", "batch_size", "epochs", "clip"]
-"""What one table row stands for; its seeds are replicates, and its other cells are the tuning runs of each seed."""
+"""What one table row stands for; its seeds are replicates, and its other cells are the tuning runs of each seed.
+
+`clip` is NaN where there is no bound: group with `dropna=False`."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +49,12 @@ def load(store: Store, suite: str, labels: Sequence[str] | None = None) -> Resul
     """
     rows, problems, entries = [], store.foreign(), store.manifest(suite)["cells"]
     names = workload_names([entry["cell"]["workload"] for entry in entries])
+    known = set[tuple[str, str]]()
     for entry in entries:
-        if labels is not None and entry["label"] not in labels:
-            continue
+        place = entry["label"], entry["run_id"]
+        if place in known or (labels is not None and entry["label"] not in labels):
+            continue  # a suite may name a cell more than once; it is one run
+        known.add(place)
         cell, run_id = entry["cell"], entry["run_id"]
         row: dict[str, Any] = {
             "run_id": run_id,
@@ -68,7 +74,7 @@ def load(store: Store, suite: str, labels: Sequence[str] | None = None) -> Resul
             "accountant": cell["accountant"],
             "batch_size": cell["batch_size"],
             "epochs": cell["epochs"],
-            "clip": float(entry["clip"]),
+            "clip": clipping_bound(cell),
             "seed": cell["seed"],
         }
         try:
@@ -174,7 +180,8 @@ def select(cells: pd.DataFrame) -> pd.DataFrame:
     """
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in cells.to_dict("records"):
-        groups.setdefault(tuple(row[key] for key in (*GROUP, "seed")), []).append(row)
+        place = tuple("" if pd.isna(row[key]) else row[key] for key in (*GROUP, "seed"))  # two NaN are not equal
+        groups.setdefault(place, []).append(row)
     chosen = []
     for rows in groups.values():
         last = "final" if any(row["stage"] for row in rows) else ""

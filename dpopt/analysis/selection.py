@@ -37,7 +37,7 @@ def private_selection(store: Store, cells: pd.DataFrame, runs: tuple[float, ...]
     """
     rows = []
     grids = cells[(cells["tuning"] == "grid") & ~cells["is_refined"]]
-    for keys, group in grids.groupby(GROUP, sort=False):
+    for keys, group in grids.groupby(GROUP, sort=False, dropna=False):
         if not group["state"].isin(["done", "diverged"]).all():
             continue
         ledger, delta = store.ledger(group["run_id"].iloc[0]), group["delta"].iloc[0]

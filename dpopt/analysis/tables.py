@@ -37,7 +37,7 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
     if selected.empty:
         return pd.DataFrame()
     rows = []
-    for keys, group in selected.groupby(GROUP, sort=False):
+    for keys, group in selected.groupby(GROUP, sort=False, dropna=False):
         searches = group.to_dict("records")
         rows.append(
             {
@@ -60,10 +60,8 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
             }
         )
     table = pd.DataFrame(rows)
-    block = [key for key in GROUP if key != "label"]
-    table = table.sort_values(
-        ["workload", "epsilon_target", "batch_size", "epochs", "clip", "mean"], ascending=[True] * 5 + [False]
-    )
+    block = ["workload", "epsilon_target", "batch_size", "epochs"]
+    table = table.sort_values([*block, "mean"], ascending=[True] * len(block) + [False])
     is_private = table["epsilon_target"] < math.inf
     best = table.groupby(block)["mean"].transform("max")
     return table.assign(is_best=is_private & (table["mean"] == best)).reset_index(drop=True)
@@ -99,7 +97,7 @@ def readable(table: pd.DataFrame, style: Style, scores: Sequence[str] = ()) -> p
         return pd.DataFrame({"no finished rows": []})
     columns = {
         "workload": table["workload"],
-        "target ε": table["epsilon_target"].map(_number),
+        "target ε": table["epsilon_target"].map(number),
         "optimizer": table["label"],
         **_main_scores(table),
         **_further_scores(table, scores),
@@ -109,13 +107,13 @@ def readable(table: pd.DataFrame, style: Style, scores: Sequence[str] = ()) -> p
         "ε with tuning": table["epsilon_with_tuning"].map(upper).where(table["tuning"] != "fixed", "not charged"),
         "ε composed": table["epsilon_composed"].map(upper),
         "seeds": table["seeds"].astype(str),
-        "B": table["batch_size"].map(_number),
-        "epochs": table["epochs"].map(_number),
-        "C": table["clip"].map(_number),
+        "B": table["batch_size"].map(number),
+        "epochs": table["epochs"].map(number),
+        "C": table["clip"].map(number),
         "δ": table["delta"].map("{:.1e}".format),
         "diverged": table["diverged"].astype(str),
     }
-    dropped = [*_constant(table), *(["C"] if table["clip"].nunique() == 1 else [])]
+    dropped = list(_constant(table))
     dropped += ["ε composed"] if (table["epsilon_composed"] == table["epsilon_with_tuning"]).all() else []
     frame = pd.DataFrame(columns).drop(columns=dropped).astype(str).map(style.escape)
     for score in table["score"].unique():
@@ -180,13 +178,13 @@ def setting(table: pd.DataFrame) -> str:
 
 def _constant(table: pd.DataFrame) -> dict[str, str]:
     """The columns of `readable` that say the same in every row, with their value."""
-    names = {"workload": "workload", "B": "batch_size", "epochs": "epochs", "δ": "delta", "seeds": "seeds"}
+    names = {"workload": "workload", "B": "batch_size", "epochs": "epochs", "C": "clip", "δ": "delta", "seeds": "seeds"}
     constant = {}
     for name, key in names.items():
-        if table.empty or table[key].nunique() != 1:
+        if table.empty or table[key].nunique(dropna=False) != 1:
             continue
         value = table[key].iloc[0]
-        constant[name] = value if isinstance(value, str) else f"{value:.1e}" if key == "delta" else _number(value)
+        constant[name] = value if isinstance(value, str) else f"{value:.1e}" if key == "delta" else number(value)
     if not table.empty and not table["diverged"].any():
         constant["diverged"] = "0"
     return constant
@@ -195,13 +193,16 @@ def _constant(table: pd.DataFrame) -> dict[str, str]:
 def upper(value: float) -> str:
     """Three significant digits, rounded up: a printed epsilon is never below the spent one."""
     if value == 0 or math.isinf(value):
-        return _number(value)
+        return number(value)
     unit = 10.0 ** (math.floor(math.log10(value)) - 2)
     return f"{math.ceil(value / unit - 1e-9) * unit:.3g}"
 
 
-def _number(value: float) -> str:
-    return "∞" if math.isinf(value) else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+def number(value: float) -> str:
+    """A setting as tables show it; a dash where there is none."""
+    return (
+        "–" if math.isnan(value) else "∞" if math.isinf(value) else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+    )
 
 
 def files(table: pd.DataFrame, title: str, scores: Sequence[str] = (), remarks: Sequence[str] = ()) -> dict[str, str]:

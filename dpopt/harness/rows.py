@@ -18,6 +18,7 @@ from dpopt.clipping.rules import Abadi, Normalized
 from dpopt.errors import ConfigError
 from dpopt.harness import refine, tuning
 from dpopt.harness.cell import Cell
+from dpopt.harness.identity import clipping_bound
 from dpopt.harness.suite import Setting, Suite
 from dpopt.harness.tuning import Outcome, Run
 from dpopt.privacy import accountants, sampling
@@ -41,7 +42,6 @@ class Planned:
         label: the row that it belongs to.
         tuning: see `suite.Setting`.
         tuned: the grid point, field -> value.
-        clip: value of the suite's clip axis.
         target: the suite's epsilon, which is not the cell's in the first runs of a search in several parts.
         gradients_per_draw: points at which the optimizer computes gradients.
         stage: see `tuning.Run`.
@@ -52,7 +52,6 @@ class Planned:
     label: str
     tuning: str
     tuned: dict[str, Any]
-    clip: float
     target: float
     gradients_per_draw: float
     stage: str = ""
@@ -62,10 +61,9 @@ class Planned:
         """As plain JSON data, for the manifest."""
         rest = {"label": self.label, "tuning": self.tuning, "tuned": self.tuned}
         stage = {"stage": self.stage, "target": self.target} if self.stage else {}
-        clip = "inf" if self.clip == math.inf else self.clip
         cost = {"gradients_per_draw": self.gradients_per_draw}
         refined = {"refined": True} if self.is_refined else {}
-        own = {"run_id": self.cell.run_id, "clip": clip, **rest, **stage, **refined, **cost}
+        own = {"run_id": self.cell.run_id, **rest, **stage, **refined, **cost}
         return own | {"cell": self.cell.content()}
 
 
@@ -120,11 +118,13 @@ class Row:
             journal: of `refine.open_journal`, where the row is refined.
         """
         made: dict[tuple[float, float], list[Planned]] = {}
+        known = set[str]()
         for place in self._places():
             sampling_rate(place.batch_size / self._suite.dry_run, self._workload.examples)
             number_of_draws(place.epochs, place.batch_size, self._workload.examples)
             found = self._search(place)
-            yield from found
+            yield from (entry for entry in found if entry.cell.run_id not in known)
+            known.update(entry.cell.run_id for entry in found)  # a rule without a bound makes one cell of every C
             made.setdefault((place.epsilon, place.epochs), []).extend(found)
             if self._setting.tuning == "linear_scaling":
                 number = self._number(len(found), found[0].cell.optimizer, place)  # even where it is not planned yet
@@ -171,7 +171,7 @@ class Row:
             suite.dry_run,
             suite.diagnostics,
         )
-        rest = (self._label, self._setting.tuning, run.point, place.clip, place.epsilon, self._points, run.stage)
+        rest = (self._label, self._setting.tuning, run.point, place.epsilon, self._points, run.stage)
         return Planned(cell, *rest)
 
     def _optimizer(self, point: Mapping[str, Any], clip: float, epsilon: float) -> dict[str, Any]:
@@ -210,7 +210,7 @@ class Row:
         found = []
         for seed in self._setting.seeds or self._suite.seeds:
             number = len(self._numbers[epsilon, seed]) + index * len(others) + others.index(epochs)
-            place = Place(epsilon, epochs, point["B"], point["C"], seed)
+            place = Place(epsilon, epochs, point["B"], point["C"] or 1.0, seed)
             found.append(dataclasses.replace(self._planned(run, place, number), is_refined=True))
         return found
 
@@ -282,9 +282,10 @@ def _distinct(grid: list[Planned]) -> list[Planned]:
 
 
 def _point(entry: Planned) -> dict[str, Any]:
-    """Where a cell lies in its row's search, numbers as the optimizer has them."""
+    """Where a cell lies in its row's search, numbers as the optimizer has them; C is None without a bound."""
+    bound = clipping_bound(entry.cell.content())
     tuned = {key: entry.cell.optimizer.get(key, value) for key, value in entry.tuned.items()}
-    return {"C": entry.clip, "B": entry.cell.batch_size, **tuned}
+    return {"C": None if math.isnan(bound) else bound, "B": entry.cell.batch_size, **tuned}
 
 
 def _validation(entries: list[Planned], results: Results) -> float:

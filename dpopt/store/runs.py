@@ -358,7 +358,7 @@ def _is_planned(entry: Any) -> bool:
         names = [cell[key]["name"] for key in ("workload", "optimizer")]
         texts = [entry["run_id"], entry["label"], entry["tuning"], cell["accountant"], *names]
         counts = [cell["batch_size"], cell["seed"]]
-        numbers = [entry["clip"], entry.get("target", 0), *(cell[key] for key in ("epsilon", "delta", "epochs"))]
+        numbers = [entry.get("target", 0), *(cell[key] for key in ("epsilon", "delta", "epochs"))]
         return (
             isinstance(entry["tuned"], dict)
             and all(isinstance(text, str) for text in texts)

@@ -1,6 +1,7 @@
 """A store of made-up records: quick, and every number in a table is known beforehand."""
 
 import json
+import math
 
 import pytest
 
@@ -22,7 +23,7 @@ class Maker:
         run_id = f"{len(self.cells):016x}"
         cell = {
             "workload": {"name": "digits_mlp"},
-            "optimizer": {"name": label, "lr": (tuned or {}).get("lr", 0.25)},
+            "optimizer": {"name": label, "lr": (tuned or {}).get("lr", 0.25), "clip": {"rule": "abadi", "bound": 1.0}},
             "epsilon": "inf" if epsilon == float("inf") else epsilon,
             "delta": DELTA,
             "accountant": "rdp",
@@ -30,7 +31,7 @@ class Maker:
             "epochs": 20.0,
             "seed": seed,
         }
-        rest = {"label": label, "tuning": tuning, "tuned": tuned or {}, "clip": 1.0}
+        rest = {"label": label, "tuning": tuning, "tuned": tuned or {}}
         self.cells.append({"run_id": run_id, "cell": cell, **rest})
         if status == "missing":
             return run_id
@@ -62,6 +63,14 @@ class Maker:
         self.store.finish(run_id, record, ledger.to_json())
         return run_id
 
+    def clip(self, bound):
+        """Let the last run have been trained with the clipping bound `bound`; NaN: by a rule without one."""
+        entry = self.cells[-1]
+        rule = {"rule": "automatic"} if math.isnan(bound) else {"rule": "abadi", "bound": bound}
+        entry["cell"]["optimizer"]["clip"] = rule
+        path = self.store.folder(entry["run_id"]) / "record.json"
+        path.write_text(json.dumps(self.store.record(entry["run_id"]) | {"cell": entry["cell"]}))
+
     def add_search(self, label, seed, runs, rule, *, tuning="grid", target=3.0, clip=1.0):
         """The runs of a search that is charged by `rule`, plain data.
 
@@ -74,7 +83,7 @@ class Maker:
             epsilon, stage = rest or (target, "")
             ids.append(self.add(label, seed, validation, test, epsilon=epsilon, tuned={"lr": 0.1}, tuning=tuning))
             entry, path = self.cells[-1], self.store.folder(ids[-1]) / "record.json"
-            entry["clip"] = clip
+            entry["cell"]["optimizer"]["clip"]["bound"] = clip
             entry["cell"]["search"] = len(ids)
             entry["cell"]["selection"] = rule(ids, self.store) if callable(rule) else rule
             if stage:

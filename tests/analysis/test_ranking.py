@@ -78,7 +78,7 @@ def test_budgets_are_the_targets_where_none_is_given(maker):
 def test_settings_are_part_of_the_search(maker):
     for clip, validation, test in ((0.1, 0.9, 0.5), (1.0, 0.8, 0.7)):
         maker.add("dp_adam", 0, validation, test)
-        maker.cells[-1]["clip"] = clip
+        maker.clip(clip)
     maker.add("hyfreedp", 0, 0.6, 0.6)
     store = maker.done()
     table = ranked(store)

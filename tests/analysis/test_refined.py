@@ -26,7 +26,8 @@ def refined(maker):
     def add(clip, size, validation, **flags):
         run_id = maker.add("dp_adam", 0, validation, validation - 0.1, tuned={"lr": 0.1}, tuning="grid")
         entry = maker.cells[-1]
-        entry |= {"clip": clip, **flags}
+        entry |= flags
+        entry["cell"]["optimizer"]["clip"]["bound"] = clip
         entry["cell"]["batch_size"] = size
         more = {"cell": entry["cell"], "examples": 1e4, "noise": {"gradient": 1.0}}
         record = maker.store.record(run_id) | more

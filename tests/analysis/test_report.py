@@ -280,7 +280,7 @@ def test_the_headline_of_a_sweep_is_what_validates_best_and_is_charged_for_all(m
     for clip, validation, test in ((0.1, 0.6, 0.5), (1.0, 0.7, 0.4)):
         for lr in (0.1, 0.2):
             maker.add("dp_adam", 0, validation + lr / 100, test, tuned={"lr": lr}, tuning="grid")
-            maker.cells[-1]["clip"] = clip
+            maker.clip(clip)
     best, every = Page(page_of(maker.done(), bare)).tables[:2]
     headed, shown = (dict(zip(table[0], table[1], strict=True)) for table in (best, every))
     assert headed["test accuracy (%)"] == "40.0"

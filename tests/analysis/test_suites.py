@@ -17,7 +17,7 @@ def chosen(maker):
 
 def add(maker, label, seed, clip, validation, test, batch_size=128):
     run_id = maker.add(label, seed, validation, test)
-    maker.cells[-1]["clip"] = clip
+    maker.clip(clip)
     maker.cells[-1]["cell"]["batch_size"] = batch_size
     record = maker.store.record(run_id) | {"cell": maker.cells[-1]["cell"]}
     maker.store.write(maker.store.folder(run_id) / "record.json", json.dumps(record))

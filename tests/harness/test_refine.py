@@ -7,6 +7,7 @@ import pytest
 
 from dpopt.errors import ConfigError
 from dpopt.harness import refine
+from dpopt.harness.identity import clipping_bound
 from dpopt.harness.plan import manifest, plan
 
 pytest.importorskip("optuna")
@@ -136,6 +137,10 @@ def test_what_is_no_journal_is_named(tmp_path):
         refine.open_journal(path)
 
 
+def bound(entry):
+    return clipping_bound(entry.cell.content())
+
+
 class Results:
     """A store in which some cells are done, with scores of their own."""
 
@@ -153,7 +158,7 @@ class Results:
 
     def finish(self, planned):
         for entry in planned:
-            point = {"C": entry.clip, "B": entry.cell.batch_size, "lr": entry.tuned["lr"]}
+            point = {"C": bound(entry), "B": entry.cell.batch_size, "lr": entry.tuned["lr"]}
             score = quality(point) + 0.01 * entry.cell.seed
             self.records[entry.cell.run_id] = {"status": "done", "validation_accuracy": score}
 
@@ -195,13 +200,12 @@ def test_every_seed_has_the_same_points_and_draws_of_its_own(write_suite, result
     suite = write_suite(overrides=[*AXES, "refine=5"])
     results.finish(plan(suite))
     further = [entry for entry in plan(suite, results) if entry.is_refined]
-    points = {seed: [(e.clip, e.cell.batch_size, e.tuned) for e in further if e.cell.seed == seed] for seed in (0, 1)}
+    points = {seed: [(bound(e), e.cell.batch_size, e.tuned) for e in further if e.cell.seed == seed] for seed in (0, 1)}
     assert points[0] == points[1]
     assert [entry.cell.search for entry in further if entry.cell.seed == 0] == [8, 9, 10, 11, 12]  # the grid has 8
     for entry in further:
         assert (entry.label, entry.tuning) == ("dp_sgd", "grid")
         assert entry.cell.optimizer["lr"] == entry.tuned["lr"]
-        assert entry.cell.optimizer["clip"]["bound"] == entry.clip
 
 
 def test_the_manifest_tells_what_is_refined(write_suite, results):
@@ -214,7 +218,10 @@ def test_the_manifest_tells_what_is_refined(write_suite, results):
 def test_a_rule_without_a_bound_is_not_refined_in_it(write_suite, results):
     suite = write_suite(overrides=[*AXES, "settings.dp_sgd.fields={clip: automatic}", "refine=5", "seeds=0"])
     results.finish(plan(suite))
-    assert {entry.clip for entry in plan(suite, results) if entry.is_refined} == {0.1}
+    planned = plan(suite, results)
+    assert len(planned) == len({entry.cell.run_id for entry in planned})
+    assert all(entry.cell.optimizer["clip"]["rule"] == "automatic" for entry in planned)
+    assert sum(entry.is_refined for entry in planned) == 5
 
 
 def test_what_is_whole_is_for_the_optimizer_to_say(write_suite, results):

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from dpopt.errors import ConfigError
+from dpopt.harness.identity import clipping_bound
 from dpopt.harness.plan import plan
 from dpopt.harness.suite import BASE, compose_config, load_suite
 from dpopt.study.batch_size import best_batch
@@ -78,7 +79,7 @@ def test_the_snippet_makes_a_suite(tmp_path):
     cells = plan(load_suite(str(file)))
     assert len(cells) == len(found.batch_sizes) * len(found.clips) * len(found.learning_rates)
     assert {entry.cell.batch_size for entry in cells} == set(found.batch_sizes)
-    assert {entry.clip for entry in cells} == set(found.clips)
+    assert {clipping_bound(entry.cell.content()) for entry in cells} == set(found.clips)
     assert {entry.tuned["lr"] for entry in cells} == set(found.learning_rates)
 
 

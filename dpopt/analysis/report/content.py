@@ -107,7 +107,8 @@ def _with_score(row: dict[str, Any] | None, table: pd.DataFrame) -> str:
 
 def _named(row: dict[str, Any], table: pd.DataFrame) -> str:
     """A row's label, with its place on the axes that have more than one value in `table`."""
-    place = [f"{sign} = {row[key]:g}" for key, sign in AXES.items() if table[key].nunique() > 1]
+    varied = [key for key in AXES if table[key].nunique() > 1 and not math.isnan(row[key])]
+    place = [f"{AXES[key]} = {row[key]:g}" for key in varied]
     return f"{row['label']} ({', '.join(place)})" if place else row["label"]
 
 
