@@ -10,13 +10,33 @@ from dpopt.registry import create
 
 if TYPE_CHECKING:
     from dpopt import clipping, privacy, testing
+    from dpopt.analysis.results import Results, load_results
+    from dpopt.harness.run_suite import run_suite
+    from dpopt.harness.suite import Suite, load_suite
     from dpopt.training import FitResult, fit
 
 __version__ = "0.1.0"
-__all__ = ["FitResult", "__version__", "clipping", "create", "fit", "optimizers", "privacy", "testing"]
+__all__ = [
+    "FitResult",
+    "Results",
+    "Suite",
+    "__version__",
+    "clipping",
+    "create",
+    "fit",
+    "load_results",
+    "load_suite",
+    "optimizers",
+    "privacy",
+    "run_suite",
+    "testing",
+]
 
 __getattr__ = attach(
     __name__,
     dict.fromkeys(["FitResult", "fit"], "dpopt.training")
+    | dict.fromkeys(["Results", "load_results"], "dpopt.analysis.results")
+    | dict.fromkeys(["Suite", "load_suite"], "dpopt.harness.suite")
+    | {"run_suite": "dpopt.harness.run_suite"}
     | {name: f"dpopt.{name}" for name in ("clipping", "privacy", "testing")},
 )

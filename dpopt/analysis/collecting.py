@@ -1,56 +1,69 @@
-"""A suite's records as Parquet that stands on its own: each row with the cell and the ledger that it follows from."""
+"""A suite's records as Parquet that stands on its own: each row has its cell, ledger and record."""
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from dpopt.analysis import frames
+from dpopt.analysis.results import Results
 from dpopt.store import checksums
-from dpopt.store.runs import Store
+from dpopt.store.published import CELLS, CURVES
 
 
-def collect(store: Store, suite: str, labels: Sequence[str] | None = None) -> tuple[dict[Path, int], list[str]]:
+def collect(results: Results) -> tuple[dict[Path, int], list[str]]:
     """Write `cells.parquet`, `curves.parquet` and their checksums into the suite's folder.
 
     Each file is replaced in one step, the checksums last: `dpopt verify` tells where a kill came in between.
 
-    Args:
-        labels: these rows only.
-
     Returns:
         The number of rows of each file, and what is wrong with the records, a line each.
-
-    Raises:
-        ConfigError: the suite was never planned in this store.
     """
-    results = frames.load(store, suite, labels)
-    folder, selected = store.suite_folder(suite), frames.select(results.cells)
-    made = {"cells": _on_its_own(store, suite, results.cells), "curves": frames.curves(store, selected)}
-    written = {folder / f"{kind}.parquet": len(frame) for kind, frame in made.items()}
-    for path, frame in zip(written, made.values(), strict=True):
-        store.write(path, _parquet(frame))
-    checksums.seal(store, folder, written, suite=suite)
+    made = parquet(results)
+    for name, frame in made.items():
+        results.store.write(results.folder / name, as_bytes(frame))
+    written = {results.folder / name: len(frame) for name, frame in made.items()}
+    checksums.seal(results.store, results.folder, written, suite=results.suite)
     return written, results.problems
 
 
-def _on_its_own(store: Store, suite: str, cells: pd.DataFrame) -> pd.DataFrame:
-    """`cells` with the suite's name, and each row's cell and ledger as JSON; no ledger where there is no result."""
-    planned = {entry["run_id"]: entry["cell"] for entry in store.manifest(suite)["cells"]}
-    is_done = cells["state"].isin(["done", "diverged"])
-    ledgers = [
-        store.ledger(run).to_json() if done else None for run, done in zip(cells["run_id"], is_done, strict=True)
-    ]
-    return cells.assign(
-        suite=suite, cell=[json.dumps(planned[run_id], sort_keys=True) for run_id in cells["run_id"]], ledger=ledgers
-    )
+def parquet(results: Results) -> dict[str, pd.DataFrame]:
+    """The cells with all that they follow from, and the curves of the selected runs, by the names of their files."""
+    return {CELLS: _cells(results), CURVES: _curves(results)}
 
 
-def _parquet(frame: pd.DataFrame) -> bytes:
+def about(results: Results) -> dict[str, object]:
+    """What `suite.json` says: all of the manifest but its cells."""
+    return {key: value for key, value in results.store.manifest(results.suite).items() if key != "cells"}
+
+
+def as_bytes(frame: pd.DataFrame) -> bytes:
+    """A frame as the content of a Parquet file."""
     buffer = io.BytesIO()
     frame.to_parquet(buffer, index=False)
     return buffer.getvalue()
+
+
+def _cells(results: Results) -> pd.DataFrame:
+    """The cells with the suite's name, and each row's cell as JSON; ledger and record too where it is done."""
+    store, cells = results.store, results.cells
+    planned = {entry["run_id"]: entry["cell"] for entry in store.manifest(results.suite)["cells"]}
+    is_done = cells["state"].isin(["done", "diverged"])
+    done = [run_id if finished else None for run_id, finished in zip(cells["run_id"], is_done, strict=True)]
+    return cells.assign(
+        suite=results.suite,
+        cell=[json.dumps(planned[run_id], sort_keys=True) for run_id in cells["run_id"]],
+        ledger=[None if run_id is None else store.ledger(run_id).to_json() for run_id in done],
+        record=[None if run_id is None else json.dumps(store.record(run_id), sort_keys=True) for run_id in done],
+    )
+
+
+def _curves(results: Results) -> pd.DataFrame:
+    """The curves of the selected runs, with what was diagnosed as JSON."""
+    frame = frames.curves(results.store, results.every, with_diagnostics=True)
+    if "diagnostics" in frame:
+        frame["diagnostics"] = [json.dumps(entry if isinstance(entry, dict) else {}) for entry in frame["diagnostics"]]
+    return frame

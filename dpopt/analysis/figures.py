@@ -195,14 +195,17 @@ def _labelled(figure: Any) -> dict[str, Any]:
     return {label: first[label] for _, label in labelled}
 
 
-def render(figure: Any) -> dict[str, bytes]:
-    """A figure as the contents of files, by their kind: SVG and PNG; it is closed."""
+def render(figure: Any, kinds: Sequence[str] = ("svg", "png")) -> dict[str, bytes]:
+    """A figure as the contents of files, by their kind, the same bytes each time; it is closed."""
+    import matplotlib as mpl
     import matplotlib.pyplot as plt
 
-    contents = {}
-    for kind in ("svg", "png"):
+    contents, nothing = {}, {"metadata": dict.fromkeys(("Creator", "Date"))}
+    for kind in kinds:
         buffer = io.BytesIO()
-        figure.savefig(buffer, format=kind, bbox_inches="tight", dpi=150)
+        with mpl.rc_context({"svg.hashsalt": "dpopt"}):
+            options: Any = nothing if kind == "svg" else {}
+            figure.savefig(buffer, format=kind, bbox_inches="tight", dpi=150, **options)
         contents[kind] = buffer.getvalue()
     plt.close(figure)
     return contents

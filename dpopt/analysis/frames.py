@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from dpopt.analysis.naming import workload_names
+from dpopt.errors import unknown
 from dpopt.harness.identity import clipping_bound
 from dpopt.privacy.accountants import epsilon
 from dpopt.privacy.ledger import Ledger
@@ -25,7 +26,7 @@ GROUP = ["workload", "label", "epsilon_target", "batch_size", "epochs", "clip"]
 
 
 @dataclass(frozen=True)
-class Results:
+class Stored:
     """What is stored of a suite.
 
     Attributes:
@@ -38,11 +39,28 @@ class Results:
     problems: list[str]
 
 
-def load(store: Store, suite: str, labels: Sequence[str] | None = None) -> Results:
+OF_ENTRY: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "optimizers": lambda entry: entry["label"],
+    "epsilon": lambda entry: float(entry.get("target", entry["cell"]["epsilon"])),
+    "seeds": lambda entry: entry["cell"]["seed"],
+    "workloads": lambda entry: entry["cell"]["workload"]["name"],
+}
+"""What rows are chosen by, and how an entry of a manifest says it."""
+
+
+def check_part(manifest: Mapping[str, Any], key: str, values: Sequence[Any]) -> None:
+    """Raise `ConfigError` where no entry of a manifest has one of `values`."""
+    present = {OF_ENTRY[key](entry) for entry in manifest["cells"]}
+    for value in values:
+        if value not in present:
+            raise unknown(key, value, sorted(present))
+
+
+def load(store: Store, suite: str, part: Mapping[str, Sequence[Any]] | None = None) -> Stored:
     """Read what `store` holds of `suite`; nothing there can make this fail except a missing manifest.
 
     Args:
-        labels: keep these rows only.
+        part: key of `OF_ENTRY` -> its values in the rows that are kept; by default all are.
 
     Raises:
         ConfigError: the suite was never planned in this store.
@@ -52,7 +70,7 @@ def load(store: Store, suite: str, labels: Sequence[str] | None = None) -> Resul
     known = set[tuple[str, str]]()
     for entry in entries:
         place = entry["label"], entry["run_id"]
-        if place in known or (labels is not None and entry["label"] not in labels):
+        if place in known or any(OF_ENTRY[key](entry) not in values for key, values in (part or {}).items()):
             continue  # a suite may name a cell more than once; it is one run
         known.add(place)
         cell, run_id = entry["cell"], entry["run_id"]
@@ -88,7 +106,7 @@ def load(store: Store, suite: str, labels: Sequence[str] | None = None) -> Resul
             problems.append(f"{error}; move it away to run the cell again")
         rows.append(row)
     problems += _mixed(rows)
-    return Results(pd.DataFrame(rows), problems)
+    return Stored(pd.DataFrame(rows), problems)
 
 
 def _mixed(rows: list[dict[str, Any]]) -> list[str]:
@@ -197,7 +215,7 @@ def _selection_score(row: Mapping[str, Any]) -> float:
     return -math.inf if math.isnan(row["selection_score"]) else row["selection_score"]
 
 
-def curves(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
+def curves(store: Store, selected: pd.DataFrame, with_diagnostics: bool = False) -> pd.DataFrame:
     """The curves of the selected runs: one row for each entry, with the run's place in the suite.
 
     A run that does not find its own learning rate has its constant one as `eta`.
@@ -206,7 +224,8 @@ def curves(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
     for row in selected.to_dict("records"):
         place = {key: row[key] for key in (*GROUP, "seed", "tuning", "run_id", "score", "lr")}
         entries += [{"eta": row["lr"], **entry, **place} for entry in store.curve(row["run_id"])]
-    return pd.DataFrame(entries).drop(columns="diagnostics", errors="ignore")
+    frame = pd.DataFrame(entries)
+    return frame if with_diagnostics else frame.drop(columns="diagnostics", errors="ignore")
 
 
 def epsilon_with_tuning(store: Store, selected: Mapping[str, Any]) -> float:

@@ -16,7 +16,7 @@ from dpopt.cli.new import new
 from dpopt.cli.privacy import calibrate, epsilon, recommend
 from dpopt.cli.results import plot, rank, report, status, table
 from dpopt.cli.running import cancel, plan, retry, run
-from dpopt.cli.trust import collect, compare, merge, seal, verify
+from dpopt.cli.trust import collect, compare, merge, publish, seal, verify
 from dpopt.errors import ConfigError
 
 
@@ -69,6 +69,7 @@ COMMANDS: dict[str, Command] = {
     "cancel": Command(cancel, "ask the processes that run a suite to stop", STORED),
     "retry": Command(retry, "run failed cells again", SUITE, OF_SUITE),
     "collect": Command(collect, "a suite's records as Parquet, with checksums", STORED),
+    "publish": Command(publish, "a suite's published folder, or whether those there are right"),
     "seal": Command(seal, "checksums of what is published"),
     "verify": Command(verify, "compute every stored epsilon again, and check all files"),
     "merge": Command(merge, "bring the results of another folder into this one", arguments="FROM KEY=VALUE"),

@@ -14,11 +14,15 @@ from rich.text import Text
 from dpopt import fields
 from dpopt.cli.command import BASE
 from dpopt.errors import ConfigError, unknown
-from dpopt.fields import Name
+from dpopt.fields import Bound, Name
 from dpopt.markup import line, lines
 
 if TYPE_CHECKING:
-    from dpopt.store import Store
+    from dpopt.analysis.results import Results
+
+OF_NAMES = ("optimizers", "workloads")
+OF_NUMBERS: dict[str, Any] = {"epsilon": Bound, "seeds": fields.Natural}
+"""What a reader may choose rows by."""
 
 
 class Plain(Console):
@@ -48,27 +52,23 @@ def suite_name(overrides: Sequence[str]) -> tuple[str, list[str]]:
     return given[0], [override for override in overrides if not override.startswith("suite=")]
 
 
-def stored(overrides: Sequence[str], *more: str) -> tuple[str, Store, list[str] | None, dict[str, Any]]:
-    """Suite name, store, selected rows and what was given, for commands that only read; imports no torch.
+def stored(overrides: Sequence[str], *more: str) -> tuple[Results, dict[str, Any]]:
+    """What is stored of a suite, and what was given, for commands that only read; imports no torch.
 
     Args:
         overrides: of the command line.
         more: keys that the command takes beside those that all take.
     """
-    from dpopt.store import Store
+    from dpopt.analysis.results import load_results
 
     name, rest = suite_name(overrides)
     known: dict[str, Any] = yaml.safe_load((BASE / "stored.yaml").read_text("utf-8")) | dict.fromkeys(more)
     known = given(rest, known)
-    store = Store(Path(known["results"]))
-    name = Path(name.removesuffix(".yaml")).name
-    labels = None if known["optimizers"] is None else names(known["optimizers"], "optimizers")
-    if labels is not None:
-        present = {entry["label"] for entry in store.manifest(name)["cells"]}
-        for label in labels:
-            if label not in present:
-                raise unknown("optimizers", label, present)
-    return name, store, labels, known
+    part: dict[str, Any] = {key: names(known[key], key) for key in OF_NAMES if known[key] is not None}
+    for key, kind in OF_NUMBERS.items():
+        if known[key] is not None:
+            part[key] = [fields.convert(text, kind, key, {}) for text in names(known[key], key)]
+    return load_results(known["results"], Path(name.removesuffix(".yaml")).name, **part), known
 
 
 def given(overrides: Sequence[str], known: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,21 +15,18 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from dpopt.analysis.figures import Plot
-    from dpopt.store import Store
+    from dpopt.analysis.results import Results
 
 
 def status(overrides: Sequence[str]) -> None:
     """Show how far a suite is, who runs what, and what failed and why."""
-    name, store, labels, _ = stored(overrides)
-    from dpopt.analysis.frames import load
-
-    results = load(store, name, labels)
+    results, _ = stored(overrides)
     cells = results.cells.drop_duplicates("run_id")
     counts = cells["state"].value_counts()
-    OUT.print(f"suite {name}: " + ", ".join(f"{n} {state}" for state, n in counts.items()))
+    OUT.print(f"suite {results.suite}: " + ", ".join(f"{n} {state}" for state, n in counts.items()))
     running = cells[cells["state"] == "running"]
     for run_id, label in zip(running["run_id"], running["label"], strict=True):
-        if holder := store.holder(run_id):
+        if holder := results.store.holder(run_id):
             where = f"{holder}, which gave a sign of life {holder.age:.0f} s ago"
             OUT.print(f"{run_id} ({label}) {holder.fraction:.0%} done by {where}")
     for problem in results.problems:
@@ -43,11 +39,10 @@ def table(overrides: Sequence[str]) -> None:
     scores=[macro_accuracy,nll] shows further scores, compare=published the paper's numbers beside the suite's,
     selection=geometric what private selection would make of the searches.
     """
-    from dpopt.analysis import frames, published, tables
+    from dpopt.analysis import published, tables
 
-    name, store, labels, given = stored(overrides, "scores", "compare", "selection")
-    results = frames.load(store, name, labels)
-    comparison = tables.comparison(store, frames.select(results.cells))
+    results, given = stored(overrides, "scores", "compare", "selection")
+    comparison = results.table()
     scores, remarks = names(given["scores"], "scores"), list[str]()
     for score in scores:
         if score not in (known := tables.further_scores(comparison)):
@@ -56,30 +51,35 @@ def table(overrides: Sequence[str]) -> None:
         if given[key] not in (None, value):
             raise unknown(key, given[key], [value])
     if given["compare"] and not comparison.empty:
-        comparison, remarks = published.beside(comparison, store.manifest(name), scores)
-    folder = store.suite_folder(name)
-    for kind, content in tables.files(comparison, name, scores, remarks).items():
-        store.write(folder / f"table.{kind}", content)
+        comparison, remarks = published.beside(comparison, results.store.manifest(results.suite), scores)
     print_table(tables.readable(comparison, TERMINAL, scores), is_styled=True)
     OUT.print(tables.footer(comparison, remarks), style="dim")
-    OUT.print(f"written to {folder}/table.{{md,csv,tex,html}}")
+    if not comparison.empty:  # what is there may hold more
+        _write(results, "table", tables.files(comparison, results.suite, scores, remarks))
     if given["selection"]:
-        _selection(store, folder, results.cells)
+        _selection(results)
     missing = results.cells[~results.cells["state"].isin(["done", "diverged"])]
     if len(missing):
         ERR.print(f"{len(missing)} cells have no result; rows that need them are left out")
     report_problems(results.problems)
 
 
-def _selection(store: Store, folder: Path, cells: DataFrame) -> None:
+def _write(results: Results, name: str, files: Mapping[str, str]) -> None:
+    """Write a table in several formats, and say where; what is published is not changed by looking at it."""
+    if not results.is_written:
+        return
+    for kind, content in files.items():
+        results.store.write(results.folder / f"{name}.{kind}", content)
+    OUT.print(f"written to {results.folder}/{name}.{{{','.join(files)}}}")
+
+
+def _selection(results: Results) -> None:
     from dpopt.analysis import selection
 
-    outcome = selection.private_selection(store, cells)
-    for kind, content in selection.files(outcome).items():
-        store.write(folder / f"selection.{kind}", content)
+    outcome = selection.private_selection(results.store, results.cells)
     print_table(selection.readable(outcome))
     OUT.print(selection.NOTE, style="dim")
-    OUT.print(f"written to {folder}/selection.{{md,csv}}")
+    _write(results, "selection", selection.files(outcome))
 
 
 def rank(overrides: Sequence[str]) -> None:
@@ -88,20 +88,18 @@ def rank(overrides: Sequence[str]) -> None:
     by=epsilon (what the whole search spends; the default), by=draws, by=gradients or by=seconds; budgets=[1,3] instead
     of the suite's epsilons, or of the largest amount that all rows can use.
     """
-    from dpopt.analysis import frames, ranking
+    from dpopt.analysis import ranking
 
-    name, store, labels, given = stored(overrides, "by", "budgets")
-    results, by = frames.load(store, name, labels), given["by"] or "epsilon"
+    results, given = stored(overrides, "by", "budgets")
+    by = given["by"] or "epsilon"
     budgets = [fields.convert(text, fields.Positive, "budgets", {}) for text in names(given["budgets"], "budgets")]
-    frame = ranking.ranking(store, results.cells, by, budgets)
-    folder = store.suite_folder(name)
-    for kind, content in ranking.files(frame).items():
-        store.write(folder / f"ranking_{by}.{kind}", content)
+    frame = results.ranking(by, budgets)
     print_table(ranking.readable(frame))
     if not frame.empty:
         print_table(ranking.readable_averages(frame))
     OUT.print(ranking.note(frame), style="dim")
-    OUT.print(f"written to {folder}/ranking_{by}.{{md,csv}}")
+    if not frame.empty:
+        _write(results, f"ranking_{by}", ranking.files(frame))
     report_problems(results.problems)
 
 
@@ -113,7 +111,7 @@ def plot(overrides: Sequence[str]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from dpopt.analysis import accounting, figures, frames, suites
+    from dpopt.analysis import accounting, figures
 
     texts = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     folder = Path(texts.get("plots", "plots"))
@@ -121,14 +119,13 @@ def plot(overrides: Sequence[str]) -> None:
     if len(chosen) == 1 and chosen[0].needs == "accounting":
         _draw(chosen[0], accounting.frame(), folder / "out")
         return
-    name, store, labels, _ = stored(overrides, "figure")
-    results = frames.load(store, name, labels)
-    known = suites.Frames(store, results)
-    if known.selected.empty:
-        raise ConfigError("suite", name, f"no finished rows in {store.root}: `dpopt run suite={name}`")
+    results, _ = stored(overrides, "figure")
+    if results.selected.empty:
+        raise ConfigError("suite", results.suite, f"no finished rows in {results.store.root}")
+    into = folder / "out" / results.suite / ("part" if results.part else "")
     for figure in chosen:
-        if figure.needs in figures.OF_SUITES and not known.frame(figure.needs).empty:
-            _draw(figure, known.frame(figure.needs), folder / "out" / name)
+        if figure.needs in figures.OF_SUITES and not results.frame(figure.needs).empty:
+            _draw(figure, results.frame(figure.needs), into)
     report_problems(results.problems)
 
 
@@ -139,21 +136,18 @@ def _draw(plot: Plot, frame: DataFrame, folder: Path) -> None:
 
 
 def report(overrides: Sequence[str]) -> None:
-    """Write one HTML page of a suite, with its tables and figures, that opens without a network."""
+    """Write one HTML page of a suite, with its tables and figures, that opens without a network.
+
+    to=FILE writes it there; by default it is in the suite's folder.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
-    from dpopt.analysis import frames, ranking
-    from dpopt.analysis.report import Part, page
-    from dpopt.analysis.suites import Frames
-
-    name, store, labels, given = stored(overrides)
-    results = frames.load(store, name, labels)
-    path = store.suite_folder(name) / "report.html"
-    known = Frames(store, results)
-    ranks, command = known.ranking, f"dpopt rank {shlex.join(overrides)}"
-    part = Part("Ranks at equal total ε", ranking.readable(ranks), ranking.note(ranks), command)
-    further = [] if ranks.empty else [part._replace(strong=list(ranks["is_best"]))]
-    store.write(path, page(known, name, Path(given["plots"]), overrides=overrides, further=further))
+    results, given = stored(overrides, "to")
+    if not given["to"] and not results.is_written:
+        raise ConfigError("to", None, "what is published is only read: say into which file the page is to be written")
+    path = Path(given["to"] or results.folder / "report.html")
+    shown = [override for override in overrides if not override.startswith("to=")]
+    results.store.write(path, results.report(given["plots"], shown))
     OUT.print(str(path))
     report_problems(results.problems)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpopt import fields
@@ -12,10 +11,7 @@ from dpopt.cli.console import ERR, OUT, complain, print_table, stored, suite_nam
 from dpopt.errors import ConfigError, Missing
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from dpopt.harness.cost import Row, Timing
-    from dpopt.harness.engines import Setup
     from dpopt.harness.flops import Rate, Work
     from dpopt.harness.rows import Planned
     from dpopt.harness.suite import Suite
@@ -23,24 +19,25 @@ if TYPE_CHECKING:
 
 SHOWN = 5
 """The most cells that are listed for one reason why they failed."""
-PROBE = 5
-"""Draws that time a row where `max_hours` has to know."""
 
 
 def plan(overrides: Sequence[str]) -> None:
-    """Show a suite's cells by state and what they cost, and write its manifest; needs neither data nor weights.
+    """Show a suite's cells by state and what they cost; writes nothing, and needs neither data nor weights.
 
     probe=20 times 20 draws of each row. What was never timed is estimated by its FLOPs: on this machine, on a device
     that is known (flops=h100), or at a rate (flops=2e13, a second).
     """
     from dpopt.harness import cost, flops
     from dpopt.harness import plan as planning
+    from dpopt.harness.run_suite import open_store
     from dpopt.training import resolve_device
 
     own = [override for override in overrides if override.startswith(("probe=", "flops="))]
     given = {key: value for key, _, value in (override.partition("=") for override in own)}
     limit = fields.convert(given["probe"], fields.Count, "probe", {}) if "probe" in given else 0
-    suite, store, planned = _plan([override for override in overrides if override not in own])
+    suite = _suite([override for override in overrides if override not in own])
+    store = open_store(suite)
+    planned = planning.preview(suite, store)
     rate = flops.rate(given.get("flops"), resolve_device(suite.device))
     if limit and rate.device:
         raise ConfigError("probe", limit, f"it times this machine, no {rate.device}: leave one of both keys out")
@@ -49,10 +46,11 @@ def plan(overrides: Sequence[str]) -> None:
     for workload, table in _costs(rows, timings).items():
         OUT.print(workload, style="bold")
         print_table(table)
-    _tell_failures(rows, timings, OUT)
+    for line in cost.failures(rows, timings):
+        OUT.print(line)
     cells = len({entry.cell.run_id for entry in planned})
     OUT.print(f"{cells} distinct cells of suite {suite.name}; results in {store.root}")
-    for line in (_estimate(rows, timings, suite, rate), *_basis(timings, rate), *_absent(planning.missing(suite))):
+    for line in (cost.estimate(rows, timings, suite, rate), *_basis(timings, rate), *_absent(planning.missing(suite))):
         OUT.print(line)
 
 
@@ -100,25 +98,6 @@ def _line(row: Row, timing: Timing | None) -> dict[str, str]:
     }
 
 
-def _estimate(rows: list[Row], timings: dict[int, Timing], suite: Suite, rate: Rate | None = None) -> str:
-    """How long what is to be run will take, in one line: on the device that `rate` names, or on this machine."""
-    from dpopt.harness import cost
-
-    waiting = [number for number, row in enumerate(rows) if row.waiting]
-    known = [number for number in waiting if number in timings and not timings[number].failure]
-    counted = sum(rows[number].operations or 0 for number in waiting) if rate else 0
-    gradients = f"{sum(row.gradients for row in rows):.1e} gradient evaluations"
-    gradients += f", {counted:.1e} FLOPs to run" if counted else " to run"
-    if not known:
-        return f"{gradients}; probe=20 estimates how long they take" if waiting else "nothing to run"
-    workers = (suite.workers or 1) if rate and rate.device else cost.workers(suite)
-    hours = cost.hours(rows, timings, workers)
-    missing = f" without {len(waiting) - len(known)} rows that were not timed" if len(known) < len(waiting) else ""
-    where = f"on {workers} {rate.device}" if rate and rate.device else f"with workers = {workers}"
-    each = f" ({_clock(workers * hours)} if it were one)" if workers > 1 else ""
-    return f"{gradients}, about {_clock(hours)} {where}{each}{missing}"
-
-
 def _basis(timings: Mapping[int, Timing], rate: Rate) -> list[str]:
     """What the times rest on that nothing was timed for."""
     from dpopt.harness.cost import CALL
@@ -143,77 +122,37 @@ def _listed(missing: Sequence[Missing]) -> str:
     return "; ".join(f"{kind} {', '.join(sorted(names))}" for kind, names in sorted(kinds.items()))
 
 
-def _clock(hours: float) -> str:
-    return f"{hours:.3g} hours" if hours >= 2 else f"{60 * hours:.2g} minutes"
-
-
-def _tell_failures(rows: list[Row], timings: dict[int, Timing], console: Console) -> None:
-    """Print which rows could not be timed, and why."""
-    for number, timing in timings.items():
-        if timing.failure:
-            console.print(f"{rows[number].label} failed: {timing.failure}")
-
-
-def _refuse_longer(suite: Suite, store: Store, planned: list[Planned]) -> None:
-    """Raise `ConfigError` where a suite is estimated to take more than its `max_hours`."""
-    from dpopt.harness import cost
-
-    if suite.max_hours is None:
-        return
-    rows = cost.rows(planned, store)
-    timings = cost.timings(rows, store, suite, PROBE, ERR)
-    _tell_failures(rows, timings, ERR)
-    if cost.hours(rows, timings, cost.workers(suite)) > suite.max_hours:
-        raise ConfigError("max_hours", suite.max_hours, _estimate(rows, timings, suite))
-
-
 def run(overrides: Sequence[str]) -> int:
-    """Train what is not done of a suite; a run that was killed goes on where it was."""
-    from dpopt.harness import cost, engines, stopping
+    """Train what is not done of a suite, and add its cells to those that the suite has; a run that was killed goes on.
+
+    Which rows one looks at is for the commands that read: `dpopt table suite=NAME optimizers=[fiber] epsilon=3`.
+    """
+    return _run(overrides, is_again=False)
+
+
+def retry(overrides: Sequence[str]) -> int:
+    """Run a suite's failed cells again, with the rest of what is not done."""
+    return _run(overrides, is_again=True)
+
+
+def _run(overrides: Sequence[str], is_again: bool) -> int:
     from dpopt.harness import plan as planning
-    from dpopt.harness.execute import Outcome, Policy, execute
-    from dpopt.training import resolve_device
+    from dpopt.harness.run_suite import open_store, run_suite
 
-    suite, store, planned = _plan(overrides, is_run=True)
-    resolve_device(suite.device)
-    _refuse_longer(suite, store, planned)
-    store = _logged(store, suite.log)
-    lot = suite.lot if suite.engine in engines.JOINING and not suite.isolate else 1
-    policy, before = Policy(suite.timeout, suite.retries, suite.retry_on, lot), store.cancelled(suite.name)
-
-    def make_engine() -> engines.Engine:
-        return engines.create(suite.engine, store, _setup(suite))
-
-    def is_stopped() -> bool:
-        return stopping.is_asked() or store.cancelled(suite.name) != before
-
-    outcome, cells = Outcome(), cost.cheapest_first(planned)
-    while cells and not outcome.is_stopped:  # some cells follow from the outcome of others
-        with stopping.signals():
-            execute(cells, store, make_engine, ERR, outcome, policy, is_stopped)
-        known = {entry.cell.run_id for entry in planned}
-        planned = _plan(overrides)[2] if planning.has_stages(suite) else planned
-        cells = cost.cheapest_first(entry for entry in planned if entry.cell.run_id not in known)
+    suite = _suite(overrides)
+    outcome = run_suite(suite, progress=ERR, retry=is_again)
     ERR.print(
         f"{outcome.ran} cells run, {outcome.skipped} were done, {len(outcome.failed)} failed, "
         f"{len(outcome.damaged)} damaged",
     )
+    store = open_store(suite)
     if outcome.failed:
-        _explain(store, suite.name, planned, outcome.failed)
+        _explain(store, suite.name, planning.plan(suite), outcome.failed)
     for run_id in outcome.damaged:
         ERR.print(f"damaged {store.folder(run_id)}: move it away to run the cell again")
     if outcome.is_stopped:
         raise KeyboardInterrupt
     return 1 if outcome.failed or outcome.damaged else 0
-
-
-def _logged(store: Store, logs: tuple[str, ...]) -> Store:
-    """`store`, which also logs where that is asked for."""
-    if not logs:
-        return store
-    from dpopt.store.logs import LoggedStore
-
-    return LoggedStore(store.root, logs)
 
 
 def _explain(store: Store, suite: str, planned: list[Planned], failed: Mapping[str, str]) -> None:
@@ -235,50 +174,15 @@ def _explain(store: Store, suite: str, planned: list[Planned], failed: Mapping[s
     ERR.print(f"to run them again: dpopt retry suite={suite}")
 
 
-def _setup(suite: Suite) -> Setup:
-    from dpopt.harness.engines import Setup
-
-    memory = None if suite.memory is None else round(1e9 * suite.memory)
-    return Setup(
-        device=suite.device,
-        physical_batch=suite.physical_batch,
-        isolate=suite.isolate,
-        workers=suite.workers,
-        memory=memory,
-        grace=suite.grace,
-        options=suite.options,
-    )
-
-
 def cancel(overrides: Sequence[str]) -> None:
     """Ask the processes that run a suite, on any machine, to stop; running cells write a checkpoint first."""
-    name, store, _, _ = stored(overrides)
-    store.manifest(name)
-    store.cancel(name)
-    OUT.print(f"asked; `dpopt run suite={name}` goes on")
+    results, _ = stored(overrides)
+    results.store.cancel(results.suite)
+    OUT.print(f"asked; `dpopt run suite={results.suite}` goes on")
 
 
-def retry(overrides: Sequence[str]) -> int:
-    """Run a suite's failed cells again, with the rest of what is not done."""
-    _, store, planned = _plan(overrides)
-    for entry in planned:
-        if store.state(entry.cell.run_id) == "failed":
-            store.forget_failure(entry.cell.run_id)
-    return run(overrides)
-
-
-def _plan(overrides: Sequence[str], is_run: bool = False) -> tuple[Suite, Store, list[Planned]]:
-    """Load and plan a suite, and note its cells in the store; one that is to be run needs its data and weights."""
-    from dpopt.harness import plan as planning
+def _suite(overrides: Sequence[str]) -> Suite:
     from dpopt.harness.suite import load_suite
-    from dpopt.store import Store
 
     name, rest = suite_name(overrides)
-    suite = load_suite(name, rest)
-    store = Store(Path(suite.results))
-    store.check_writable()
-    if is_run:
-        planning.require(suite)
-    planned = planning.plan(suite, store)
-    store.write_manifest(suite.name, planning.manifest(suite, planned))
-    return suite, store, planned
+    return load_suite(name, rest)

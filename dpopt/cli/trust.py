@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import track
 
 from dpopt import fields
-from dpopt.cli.console import ERR, OUT, given, print_table, report_problems, stored
+from dpopt.cli.console import ERR, OUT, given, names, print_table, report_problems, stored
 from dpopt.errors import ConfigError
 from dpopt.fields import Name
 
@@ -27,11 +27,61 @@ def collect(overrides: Sequence[str]) -> None:
     """Write a suite's cells and the curves of its selected runs as Parquet, with checksums.json beside them."""
     from dpopt.analysis import collecting
 
-    name, store, labels, _ = stored(overrides)
-    written, problems = collecting.collect(store, name, labels)
+    results, _ = stored(overrides)
+    written, problems = collecting.collect(results)
     for path, rows in written.items():
         OUT.print(f"{path}: {rows} rows")
     report_problems(problems)
+
+
+def publish(overrides: Sequence[str]) -> int:
+    """Write a suite's folder of results/published: cells, curves, ledgers, records, tables, ranking and figures.
+
+    figures=[NAME] draws these figures, to=FOLDER writes elsewhere. check=true compares instead: every published table
+    and figure, of suite=NAME or of all suites, is made again from the published cells; ends with 1 where one is
+    another. remake=true writes them anew, from what is published.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from dpopt.analysis import publishing
+    from dpopt.store.published import Published
+
+    asked = given(overrides, {**_PUBLISH, "suite": None})
+    to, plots = Path(asked["to"]), Path(asked["plots"])
+    is_check, is_remade = (_is_true(asked[key], key) for key in ("check", "remake"))
+    if not (is_check or is_remade):
+        results, _ = stored([f"suite={asked['suite']}" if asked["suite"] else "", f"results={asked['results']}"])
+        chosen = names(asked["figures"], "figures") or None
+        for path in publishing.publish(results, to, plots, chosen):
+            OUT.print(str(path))
+        return 0
+    suites = [asked["suite"]] if asked["suite"] else Published(to).suites()
+    if is_remade:
+        for suite in suites:
+            OUT.print(f"{suite}: {len(publishing.remake(to, suite, plots))} files")
+        return 0
+    found = [each for suite in _track(suites, "suites") for each in publishing.check(to, suite, plots)]
+    _print_lines(map(str, found[:SHOWN]), len(found))
+    errors = sum(each.is_error for each in found)
+    OUT.print(f"{len(suites)} published suites made again: {errors} differences, {len(found) - errors} remarks")
+    return 1 if errors else 0
+
+
+def _is_true(text: str, key: str) -> bool:
+    if text not in ("true", "false"):
+        raise ConfigError(key, text, "expected true or false")
+    return text == "true"
+
+
+_PUBLISH = {
+    "results": "results",
+    "to": "results/published",
+    "plots": "plots",
+    "figures": None,
+    "check": "false",
+    "remake": "false",
+}
 
 
 def seal(overrides: Sequence[str]) -> None:

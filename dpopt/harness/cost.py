@@ -251,6 +251,32 @@ def hours(rows: Sequence[Row], timings: Mapping[int, Timing], workers: int) -> f
     return sum(rows[number].seconds(timing) for number, timing in known.items()) / 3600 / workers
 
 
+def estimate(rows: list[Row], timings: dict[int, Timing], suite: Suite, rate: Rate | None = None) -> str:
+    """How long what is to be run will take, in one line: on the device that `rate` names, or on this machine."""
+    waiting = [number for number, row in enumerate(rows) if row.waiting]
+    known = [number for number in waiting if number in timings and not timings[number].failure]
+    counted = sum(rows[number].operations or 0 for number in waiting) if rate else 0
+    gradients = f"{sum(row.gradients for row in rows):.1e} gradient evaluations"
+    gradients += f", {counted:.1e} FLOPs to run" if counted else " to run"
+    if not known:
+        return f"{gradients}; probe=20 estimates how long they take" if waiting else "nothing to run"
+    at_once = (suite.workers or 1) if rate and rate.device else workers(suite)
+    total = hours(rows, timings, at_once)
+    missing = f" without {len(waiting) - len(known)} rows that were not timed" if len(known) < len(waiting) else ""
+    where = f"on {at_once} {rate.device}" if rate and rate.device else f"with workers = {at_once}"
+    each = f" ({_clock(at_once * total)} if it were one)" if at_once > 1 else ""
+    return f"{gradients}, about {_clock(total)} {where}{each}{missing}"
+
+
+def _clock(hours: float) -> str:
+    return f"{hours:.3g} hours" if hours >= 2 else f"{60 * hours:.2g} minutes"
+
+
+def failures(rows: Sequence[Row], timings: Mapping[int, Timing]) -> list[str]:
+    """Which rows could not be timed, and why, a line each."""
+    return [f"{rows[number].label} failed: {timing.failure}" for number, timing in timings.items() if timing.failure]
+
+
 def cheapest_first(planned: Iterable[Planned]) -> list[Cell]:
     """The cells of a plan by their expected gradient evaluations, in its order where these are equal.
 

@@ -25,9 +25,9 @@ WITH_BOUND = ("abadi", "normalized")
 
 def clipping_bound(cell: Mapping[str, Any]) -> float:
     """The clipping bound C that a cell is trained with; NaN where its clip rule has none, or finds its own."""
-    optimizer = cell["optimizer"]
-    rule = optimizer.get("clip")
-    while rule is None and isinstance(optimizer := optimizer.get("base"), Mapping):
-        rule = optimizer.get("clip")
-    has_bound = isinstance(rule, Mapping) and rule.get("rule") in WITH_BOUND
-    return float(rule["bound"]) if has_bound else math.nan
+    optimizer, rule = cell["optimizer"], None
+    while rule is None and isinstance(optimizer, Mapping):
+        optimizer, rule = optimizer.get("base"), optimizer.get("clip")
+    if not isinstance(rule, Mapping) or rule.get("rule") not in WITH_BOUND:
+        return math.nan
+    return float(rule["bound"])

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shutil
+from collections.abc import Callable
 from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from dpopt import fields, registry
@@ -12,15 +16,18 @@ from dpopt.errors import ConfigError, Missing, unknown
 from dpopt.harness import refine, tuning
 from dpopt.harness.rows import Planned, Results, Row
 from dpopt.harness.suite import Setting, Suite, axis
+from dpopt.store.runs import Store, mended
 from dpopt.workloads.base import Workload
 
 
-def plan(suite: Suite, results: Results | None = None) -> list[Planned]:
+def plan(suite: Suite, results: Results | None = None, journal: Callable[[str], Path] | None = None) -> list[Planned]:
     """Every cell of `suite`, paired by seed across optimizers; needs neither data nor weights.
 
     Args:
         suite: what to plan.
         results: what is known by now; cells that follow from the outcome of others are planned once these are done.
+        journal: name of the suite -> the file in which the refinement of rows keeps its journal; without it, nothing is
+            refined.
 
     Raises:
         ConfigError: anything in the suite that cannot be used.
@@ -29,14 +36,27 @@ def plan(suite: Suite, results: Results | None = None) -> list[Planned]:
         if label not in suite.optimizers and label not in registry.optimizers():
             _setting(suite, label)  # a label that is not selected must still make sense
     settings = {label: _setting(suite, label) for label in suite.optimizers}
-    is_refined = results is not None and any(setting.refine for setting in settings.values())
-    journal = refine.open_journal(results.journal(suite.name)) if results is not None and is_refined else None
+    is_refined = results is not None and journal is not None and any(row.refine for row in settings.values())
+    opened = refine.open_journal(journal(suite.name)) if journal is not None and is_refined else None
     planned = []
     for name, workload in _workloads(suite):
         workload.check()
         for label, setting in settings.items():
-            planned += Row(suite, name, workload, label, setting).cells(results, journal)
+            planned += Row(suite, name, workload, label, setting).cells(results, opened)
     return planned
+
+
+def preview(suite: Suite, store: Store) -> list[Planned]:
+    """`plan` with what `store` holds, which is only read: refinement writes into a copy of its journal."""
+    with TemporaryDirectory() as folder:
+
+        def copied(name: str) -> Path:
+            path, copy = store.journal_path(name), Path(folder, "refine.journal")
+            if path.exists():
+                shutil.copy(path, copy)
+            return mended(copy)
+
+        return plan(suite, store, copied)
 
 
 def missing(suite: Suite) -> list[Missing]:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
@@ -73,7 +72,6 @@ class Results(Protocol):
     def state(self, run_id: str) -> str: ...
     def record(self, run_id: str) -> dict[str, Any]: ...
     def ledger(self, run_id: str) -> Ledger: ...
-    def journal(self, suite: str) -> Path: ...
 
 
 class Place(NamedTuple):
@@ -196,7 +194,7 @@ class Row:
         _check_refinement(self._setting, self._workload, self._rule, next(iter(made.values())), f"{self._where}.refine")
         for length, grid in made.items():
             others = [epochs for epsilon, epochs in made if epsilon == length[0]]
-            if results is not None and _all_done(grid, results):
+            if results is not None and journal is not None and _all_done(grid, results):
                 yield from _refined(
                     grid, self._setting.refine, partial(self._further, length, others), results, journal
                 )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
@@ -20,6 +21,9 @@ from dpopt import documents, fields
 from dpopt.errors import ConfigError, cut, unknown
 from dpopt.fields import Bound, Few, FewOrNone, Name, Probability, several
 from dpopt.harness import enclosed, engines
+
+if TYPE_CHECKING:
+    from dpopt.harness.cell import Cell
 
 BASE = Path(str(resources.files("dpopt") / "conf" / "base"))
 """Defaults that suites and commands start from."""
@@ -138,9 +142,26 @@ class Suite:
     plots: str
     published: Published | None
 
+    def cells(self) -> list[Cell]:
+        """The cells that the suite consists of, each once, without those that follow from the outcome of others.
 
-def compose_config(folder: Path, name: str, overrides: Sequence[str]) -> dict[str, Any]:
+        Raises:
+            ConfigError: anything in the suite that cannot be used.
+        """
+        from dpopt.harness.plan import plan
+
+        return list({entry.cell.run_id: entry.cell for entry in plan(self)}.values())
+
+
+def compose_config(
+    folder: Path, name: str, overrides: Sequence[str], given: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """The YAML file `name` in `folder` with Hydra overrides applied, as plain data.
+
+    Args:
+        folder, name: of the file.
+        overrides: such as "seeds=[0]".
+        given: key -> value, in the place of what the file says; `OPEN_KEYS` are added to.
 
     Raises:
         ConfigError: the file or an override cannot be used; names the key and the nearest known one. So where they
@@ -166,7 +187,29 @@ def compose_config(folder: Path, name: str, overrides: Sequence[str]) -> dict[st
     for key in content:
         if key not in known:
             raise unknown(f"{name}.yaml", key, known)
-    return {str(key): value for key, value in content.items()}
+    return {str(key): value for key, value in content.items()} | _given(given or {}, content, known)
+
+
+def _given(given: Mapping[str, Any], content: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
+    """What the caller says of some keys, as the file would say it."""
+    found = {}
+    for key, value in given.items():
+        if key not in known:
+            raise unknown("load_suite", key, known)
+        value = _plain(value, key)
+        enclosed.check_values(value, key)
+        found[key] = {**(content[key] or {}), **value} if key in OPEN_KEYS and isinstance(value, dict) else value
+    return found
+
+
+def _plain(value: Any, where: str) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part, where) for key, part in value.items()}
+    if isinstance(value, list | tuple | range):
+        return [_plain(part, where) for part in value]
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    raise ConfigError(where, value, "expected what a suite's file can hold: numbers, texts, lists and mappings")
 
 
 def _composed(folder: str, name: str, overrides: Sequence[str]) -> Any:
@@ -208,17 +251,40 @@ def suite_files() -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
-def load_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
-    """The suite `name` (or a path to a YAML file) with overrides such as `seeds=[0]` or `optimizers=[fiber]`.
+def load_suite(suite: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), **given: Any) -> Suite:
+    """A suite, with some of its keys replaced.
+
+        load_suite("quickstart", epsilon=[1, 3])
+        load_suite({"name": "mine", "workloads": ["digits_mlp"], "optimizers": ["fiber", "adadp"], "epsilon": 3})
+
+    Args:
+        suite: a name that `dpopt list` shows, a path to a YAML file, or the content of one, with its name.
+        overrides: as on the command line, such as "seeds=[0]" or "settings.fiber.fields.lr=1e-3".
+        given: key -> value.
 
     Raises:
         ConfigError: no such suite, or something in it cannot be used.
     """
-    files, name = suite_files(), fields.convert(name, str, "suite", {})
+    if isinstance(suite, Mapping):
+        return _of_mapping(suite, overrides, given)
+    files, name = suite_files(), fields.convert(str(suite), str, "suite", {})
     path = Path(name) if name.endswith(".yaml") else files.get(name)
     if path is None or not path.is_file():
         raise unknown("suite", name, files)
-    content = compose_config(path.parent, path.stem, overrides)
+    return _of_file(path, overrides, given)
+
+
+def _of_mapping(content: Mapping[str, Any], overrides: Sequence[str], given: Mapping[str, Any]) -> Suite:
+    name = fields.convert(content.get("name", "suite"), fields.Name, "suite.name", {})
+    with TemporaryDirectory() as folder:
+        path = Path(folder, f"{name}.yaml")
+        said = {str(key): _plain(value, str(key)) for key, value in content.items() if key != "name"}
+        path.write_text(yaml.safe_dump({"defaults": ["suite", "_self_"], **said}, allow_unicode=True), "utf-8")
+        return _of_file(path, overrides, given)
+
+
+def _of_file(path: Path, overrides: Sequence[str], given: Mapping[str, Any]) -> Suite:
+    content = compose_config(path.parent, path.stem, overrides, given)
     if missing := sorted(set(known_keys(path.parent, path.stem)) - content.keys()):
         raise ConfigError(str(path), missing, "keys are missing: begin the file with `defaults: [suite, _self_]`")
     where = path.stem

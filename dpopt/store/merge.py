@@ -175,7 +175,7 @@ def _merge_suite(source: Store, into: Store, suite: str, merged: Merged) -> None
     known = {(entry["run_id"], entry["label"]) for entry in ours["cells"]}
     added = [entry for entry in theirs["cells"] if (entry["run_id"], entry["label"]) not in known]
     if added or is_new:
-        into.write_manifest(suite, {**theirs, **ours, "cells": [*ours["cells"], *added]})
+        into.extend_suite(suite, {**theirs, **ours, "cells": added})
     merged.suites[suite] = len(added)
 
 

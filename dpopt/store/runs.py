@@ -225,6 +225,25 @@ class Store:
         """Where a suite's manifest and tables are."""
         return self.root / "suites" / suite
 
+    def extend_suite(self, suite: str, manifest: Mapping[str, Any]) -> int:
+        """Add the cells of `manifest` to those that a suite has, and replace all else that is noted of it.
+
+        Two processes that do so at the same moment may lose what one has added; each adds its cells again when they are
+        trained.
+
+        Returns:
+            How many cells it did not have.
+
+        Raises:
+            ConfigError: there is a manifest that cannot be read.
+        """
+        is_new = not (self.suite_folder(suite) / "manifest.json").exists()
+        cells = {_place(entry): entry for entry in ([] if is_new else self.manifest(suite)["cells"])}
+        before = len(cells)
+        cells.update((_place(entry), entry) for entry in manifest["cells"])
+        self.write_manifest(suite, {**manifest, "cells": list(cells.values())})
+        return len(cells) - before
+
     def write_manifest(self, suite: str, manifest: Mapping[str, Any]) -> None:
         """Note which cells a suite consists of."""
         _write(self.suite_folder(suite) / "manifest.json", _dumps(manifest))  # indented, 10,000 cells take seconds
@@ -254,22 +273,23 @@ class Store:
             raise ConfigError("results", str(self.root), f"cannot be written: {error.strerror}") from error
 
     def manifest(self, suite: str) -> dict[str, Any]:
-        """The cells of a suite, as planned last.
+        """The cells of a suite: of all its runs here, whatever their overrides.
 
         Raises:
-            ConfigError: the suite was never planned here, or the file is damaged.
+            ConfigError: the suite was never run here, or the file is damaged.
         """
         path = self.suite_folder(suite) / "manifest.json"
+        anew = f"move it away: `dpopt run suite={suite}` makes it again"
         try:
             content = read(path)
         except FileNotFoundError:
             known = [entry.name for entry in (self.root / "suites").glob("*") if entry.is_dir()]
             raise unknown(f"suite in {self.root}", suite, known) from None
         except Damaged as error:
-            raise ConfigError("suite", suite, f"{error}; `dpopt plan suite={suite}` writes it anew") from error
+            raise ConfigError("suite", suite, f"{error}; {anew}") from error
         cells = content.get("cells")
         if not isinstance(cells, list) or not all(map(_is_planned, cells)):
-            raise ConfigError("suite", suite, f"{path} is no manifest; `dpopt plan suite={suite}` writes it anew")
+            raise ConfigError("suite", suite, f"{path} is no manifest; {anew}")
         return content
 
     def journal(self, suite: str) -> Path:
@@ -277,12 +297,13 @@ class Store:
 
         Whole lines are appended; one that a kill has cut short is taken off, or the next would be lost with it.
         """
-        path = self.suite_folder(suite) / "refine.journal"
+        path = self.journal_path(suite)
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = path.read_bytes() if path.exists() else b""
-        if not content.endswith(b"\n") and content:
-            _write(path, content[: content.rfind(b"\n") + 1])
-        return path
+        return mended(path)
+
+    def journal_path(self, suite: str) -> Path:
+        """Where that journal is, if there is one."""
+        return self.suite_folder(suite) / "refine.journal"
 
     def write(self, path: Path, content: Mapping[str, Any] | str | bytes) -> None:
         """Write a table, a page or a figure, or a mapping as JSON, in one step."""
@@ -311,8 +332,21 @@ class Store:
         return sorted(run.name for run in (self.root / "runs").glob("*/*") if _is_run(run))
 
     def suites(self) -> list[str]:
-        """The suites that were planned here."""
+        """The suites that were run here."""
         return sorted(path.parent.name for path in (self.root / "suites").glob("*/manifest.json"))
+
+
+def mended(journal: Path) -> Path:
+    """A journal without a last line that a kill has cut short."""
+    content = journal.read_bytes() if journal.exists() else b""
+    if not content.endswith(b"\n") and content:
+        _write(journal, content[: content.rfind(b"\n") + 1])
+    return journal
+
+
+def _place(entry: Mapping[str, Any]) -> tuple[str, str]:
+    """What tells the entries of a manifest apart: a run may stand for several labels."""
+    return entry["label"], entry["run_id"]
 
 
 def sha256(path: Path) -> str:

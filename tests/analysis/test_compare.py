@@ -7,6 +7,7 @@ import pytest
 
 from dpopt.analysis import compare as comparing
 from dpopt.analysis.collecting import collect
+from dpopt.analysis.results import Results
 from dpopt.cli import main
 
 SEEDS = range(4)
@@ -112,7 +113,7 @@ def test_states_and_missing_numbers_are_compared(version):
 def test_parquet_is_compared_as_folders_are(version, maker, tmp_path):
     old, new = version("old"), version("new", 0.1)
     for folder in (old, new):
-        collect(type(maker)(folder).store, "made")
+        collect(Results(type(maker)(folder).store, "made"))
     files = [folder / "suites" / "made" / "cells.parquet" for folder in (old, new)]
     found, by_folder = compared(*files), compared(old, new)
     pd.testing.assert_frame_equal(comparing.summary(found), comparing.summary(by_folder))

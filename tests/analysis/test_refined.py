@@ -7,7 +7,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from dpopt.analysis import figures, frames, selection, suites
+from dpopt.analysis import figures, frames, selection
+from dpopt.analysis.results import Results
 
 PLOTS = {plot.name: plot.draw for plot in figures.plots(Path(__file__).parents[2] / "plots")}
 FURTHER = {(3.0, 500): 0.9, (0.3, 200): 0.4}
@@ -39,7 +40,7 @@ def refined(maker):
     for (clip, size), validation in FURTHER.items():
         add(clip, size, validation, refined=True)
     store = maker.done()
-    return suites.Frames(store, frames.load(store, "made"))
+    return Results(store, "made")
 
 
 def test_the_best_point_is_shown_and_the_whole_search_charged(refined):

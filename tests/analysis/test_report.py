@@ -16,7 +16,7 @@ import pytest
 from dpopt.analysis import frames, report, tables
 from dpopt.analysis.report.content import headline, provenance
 from dpopt.analysis.report.page import number
-from dpopt.analysis.suites import Frames
+from dpopt.analysis.results import Results
 from dpopt.errors import ConfigError
 from dpopt.markup import PLAIN
 from dpopt.privacy import epsilon as spent
@@ -99,7 +99,7 @@ def bare(tmp_path):
 
 
 def page_of(store, folder, **options):
-    return report.page(Frames(store, frames.load(store, "made")), "made", folder, **options)
+    return report.page(Results(store, "made"), folder, **options)
 
 
 def test_the_tables_hold_the_stored_numbers(matrix, bare):
@@ -127,9 +127,9 @@ def test_who_keeps_to_the_target_with_tuning_charged(matrix):
 
 
 def test_a_row_is_named_by_what_tells_it_apart(matrix, bare):
-    cells = frames.load(matrix, "made")
-    cells.cells.loc[cells.cells["label"] == "hyfreedp", "clip"] = 0.5
-    best, *_ = Page(report.page(Frames(matrix, cells), "made", bare)).tables
+    known = Results(matrix, "made")
+    known.cells.loc[known.cells["label"] == "hyfreedp", "clip"] = 0.5
+    best, *_ = Page(report.page(known, bare)).tables
     assert [row[2] for row in best[1:]] == ["dp_adam (C = 1)", "hyfreedp (C = 0.5)"]
 
 
@@ -338,7 +338,7 @@ def test_provenance_counts_cells(matrix):
 
 def test_an_unknown_suite_is_one_error(matrix, bare):
     with pytest.raises(ConfigError, match="did you mean 'made'"):
-        report.page(Frames(matrix, frames.load(matrix, "made")), "mode", bare)
+        report.page(Results(matrix, "mode"), bare)
 
 
 def test_a_report_needs_no_torch():

@@ -12,6 +12,7 @@ import pytest
 
 from dpopt.analysis import frames, tables
 from dpopt.analysis.collecting import collect
+from dpopt.analysis.results import Results
 from dpopt.analysis.verify import opinions, verify
 from dpopt.analysis.verify import runs as runs_of_verify
 from dpopt.cli import main
@@ -51,7 +52,7 @@ def made(tmp_path_factory):
     for entry in planned:
         if store.state(entry.cell.run_id) == "pending":
             cells.run(entry.cell, store, device="cpu")
-    collect(store, "small")
+    collect(Results(store, "small"))
     publish(store)
     return store
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from dpopt.analysis import tables
-from dpopt.analysis.frames import Results
+from dpopt.analysis.frames import Stored
 from dpopt.analysis.scores import shown
 from dpopt.store.runs import Store
 
@@ -65,7 +65,7 @@ def headline(table: pd.DataFrame) -> pd.DataFrame:
     """The best private rows for each workload and target epsilon, as people read them; empty where there are none.
 
     Args:
-        table: of `tables.comparison`, one setting a method (`suites.best_setting`), or nobody has paid for the choice.
+        table: of `tables.comparison`, one setting a method (`results.best_setting`), or nobody has paid for the choice.
     """
     private = table[table["epsilon_target"] < math.inf]
     blocks = private.groupby(["workload", "epsilon_target"])
@@ -146,7 +146,7 @@ def place(label: str, workload: str, epsilon: float, seed: int) -> str:
     return f"{label} on {workload}, target ε = {epsilon:g}, seed {seed}"
 
 
-def damages(results: Results) -> list[str]:
+def damages(results: Stored) -> list[str]:
     """What `results` says of damaged and foreign files: all problems but those of failed cells."""
     failed = set(results.cells.loc[results.cells["state"] == "failed", "run_id"])
     return [problem for problem in results.problems if problem.split(" ")[0] not in failed]

@@ -22,7 +22,7 @@ from markupsafe import Markup, escape
 from dpopt.analysis import figures, published, tables
 from dpopt.analysis.report import content, svg
 from dpopt.analysis.report.content import Part
-from dpopt.analysis.suites import Frames
+from dpopt.analysis.results import Results
 from dpopt.errors import ConfigError
 from dpopt.markup import PLAIN, lines
 
@@ -83,8 +83,7 @@ class Drawing(NamedTuple):
 
 
 def page(
-    known: Frames,
-    suite: str,
+    known: Results,
     folder: Path,
     *,
     overrides: Sequence[str] = (),
@@ -93,18 +92,16 @@ def page(
     """The page of a suite, however much of it is done.
 
     Args:
-        known: the suite's frames.
-        suite: its name.
+        known: what is stored of the suite.
         folder: of the figures, usually `plots`.
         overrides: of the command line, for the commands on the page; by default the suite's name alone.
         further: tables to show below the comparison.
 
     Raises:
-        ConfigError: the suite was never planned in this store, or a file in `folder` is no figure.
+        ConfigError: a file in `folder` is no figure.
     """
-    store, results, given = known.store, known.results, shlex.join(overrides or [f"suite={suite}"])
-    manifest, cells = store.manifest(suite), results.cells
-    comparison = tables.comparison(store, known.every)
+    store, suite, given = known.store, known.suite, shlex.join(overrides or [f"suite={known.suite}"])
+    manifest, cells, comparison = store.manifest(suite), known.cells, known.table()
     drawn = [plot for plot in figures.plots(folder) if plot.needs in figures.OF_SUITES]
     return _set(
         suite=suite,
@@ -114,7 +111,7 @@ def page(
         tables=[_table(part) for part in [*_of_suite(known.comparison, comparison, manifest, given), *further]],
         figures=[draw(plot, partial(known.frame, plot.needs), f"figure-{k}") for k, plot in enumerate(drawn, 1)],
         failures=content.failures(store, cells),
-        damages=content.damages(results),
+        damages=content.damages(known.stored),
         unfinished=int(cells.drop_duplicates("run_id")["state"].isin(["running", "interrupted", "pending"]).sum()),
         setting=content.setting(cells),
         provenance=_table(Part("What the finished cells were run with", content.provenance(cells))),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from dpopt.analysis import frames, tables
 from dpopt.analysis.verify import claims
 from dpopt.analysis.verify.claims import Claims
 from dpopt.analysis.verify.finding import Finding, expect
+from dpopt.harness.identity import clipping_bound
 from dpopt.markup import MARKDOWN
 from dpopt.privacy.ledger import Ledger
 from dpopt.store.runs import Damaged, Store
@@ -74,6 +76,9 @@ def _row(where: str, row: Mapping[str, Any]) -> Iterator[Finding]:
     yield from claims.check(Claims(where, row["run_id"], cell, ledger, numbers))
     for key in PLACE:
         yield from expect(where, key, row[key], cell.get(key))
+    stated, bound = float(row["clip"]), clipping_bound(cell)
+    if stated != bound and not (math.isnan(stated) and math.isnan(bound)):
+        yield Finding(where, "clip", bound, stated)
 
 
 def _against_record(store: Store, where: str, row: Mapping[str, Any]) -> Iterator[Finding]:

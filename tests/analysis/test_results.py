@@ -5,14 +5,15 @@ import math
 
 import pytest
 
-from dpopt.analysis import frames, suites, tables
+from dpopt.analysis import frames, tables
+from dpopt.analysis.results import Results
 
 BEST_OF = {"rule": "geometric", "runs": 2.0}
 
 
 def chosen(maker):
     store = maker.done()
-    return store, suites.Frames(store, frames.load(store, "made"))
+    return store, Results(store, "made")
 
 
 def add(maker, label, seed, clip, validation, test, batch_size=128):
@@ -98,7 +99,7 @@ def test_nothing_is_chosen_where_nothing_validates(maker):
 
 
 def test_a_suite_without_settings_is_shown_as_it_is(matrix):
-    shown = suites.Frames(matrix, frames.load(matrix, "made"))
+    shown = Results(matrix, "made")
     columns = ["label", "epsilon_target", "seed", "run_id", "runs"]
     keys = ["label", "epsilon_target", "seed"]
     as_selected, as_shown = (

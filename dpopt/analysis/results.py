@@ -1,0 +1,210 @@
+"""What is stored of a suite: its cells, and the frames, tables, figures and pages that are made of them."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from dpopt.analysis import diagnostics, frames, ranking, tables
+from dpopt.analysis.frames import GROUP
+from dpopt.errors import ConfigError
+from dpopt.store import open_results
+from dpopt.store.published import Published
+from dpopt.store.runs import Store
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SWEPT = ["batch_size", "epochs", "clip"]
+"""What a suite may vary beside methods, workloads and epsilon."""
+
+
+PARTS = {"optimizers": "label", "epsilon": "epsilon_target", "seeds": "seed", "workloads": "workload"}
+"""What a reader may choose rows by, and the column of a frame that says it."""
+
+
+def load_results(
+    results: str | Path = "results",
+    suite: str = "",
+    *,
+    optimizers: Sequence[str] | None = None,
+    epsilon: Sequence[float] | float | None = None,
+    seeds: Sequence[int] | int | None = None,
+    workloads: Sequence[str] | None = None,
+) -> Results:
+    """What a results folder holds of a suite, finished or not; a published folder is read alike.
+
+    Args:
+        results: the folder, such as "results" or "results/published".
+        suite: its name.
+        optimizers, epsilon, seeds, workloads: only rows with these labels, target epsilons, seeds, and names of
+            workloads (as tables print them, or as they are registered).
+
+    Raises:
+        ConfigError: there is no such suite, or it has no such row.
+    """
+    chosen = {"optimizers": optimizers, "epsilon": epsilon, "seeds": seeds, "workloads": workloads}
+    store = open_results(Path(results))
+    return Results(store, suite, {key: _several(value) for key, value in chosen.items() if value is not None})
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, list | tuple | set | range) else (value,)
+
+
+@dataclass(frozen=True)
+class Results:
+    """What is stored of a suite, or the part of it that was asked for; a frame that has nothing to show is empty.
+
+    Args:
+        store: that holds it.
+        suite: its name.
+        part: what rows are chosen by, of `PARTS`; nothing for all.
+
+    Raises:
+        ConfigError: the suite was never run in this store, or has no such row.
+    """
+
+    store: Store
+    suite: str
+    part: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.part:
+            self.store.manifest(self.suite)  # or it says that there is none
+        for key, values in self.part.items():
+            frames.check_part(self.store.manifest(self.suite), key, values)
+
+    @cached_property
+    def stored(self) -> frames.Stored:
+        """One row a cell, and what is wrong with the records."""
+        return frames.load(self.store, self.suite, self.part)
+
+    @property
+    def cells(self) -> pd.DataFrame:
+        """One row a cell, finished or not: see `frames.Stored`."""
+        return self.stored.cells
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with the records, a line each."""
+        return self.stored.problems
+
+    @property
+    def is_written(self) -> bool:
+        """Whether tables are kept beside the results; what is published is only read."""
+        return not isinstance(self.store, Published)
+
+    @property
+    def folder(self) -> Path:
+        """Where tables and pages are written: the suite's folder, or one inside of it for a part of the suite."""
+        folder = self.store.suite_folder(self.suite)
+        return folder / "part" if self.part else folder
+
+    def table(self) -> pd.DataFrame:
+        """One row a method and setting, with scores and epsilons: see `tables.comparison`."""
+        return tables.comparison(self.store, self.every)
+
+    def ranking(self, by: str = "epsilon", budgets: Sequence[float] = ()) -> pd.DataFrame:
+        """One row a method in a block of equal cost: see `ranking.ranking`."""
+        return ranking.ranking(self.store, self.cells, by, budgets)
+
+    def plot(self, name: str, folder: str | Path = "plots") -> Figure:
+        """The figure `name` of `folder`.
+
+        Raises:
+            ConfigError: no such figure, or the suite has nothing that it could show.
+        """
+        from dpopt.analysis import figures
+
+        (chosen,) = figures.plots(Path(folder), name)
+        if chosen.needs not in figures.OF_SUITES:
+            raise ConfigError("plot", name, "it shows no suite; `dpopt plot figure=NAME` draws it")
+        frame = self.frame(chosen.needs)
+        if frame.empty:
+            raise ConfigError("plot", name, f"suite {self.suite} has nothing finished that it could show")
+        return chosen.figure(frame)
+
+    def report(self, folder: str | Path = "plots", overrides: Sequence[str] = ()) -> str:
+        """One HTML page with tables and figures, which opens without a network.
+
+        Args:
+            folder: of the figures.
+            overrides: of the command line, for the commands that the page names.
+        """
+        from dpopt.analysis.report import Part, page
+
+        ranks, command = self.ranking(), f"dpopt rank {shlex.join(overrides or [f'suite={self.suite}'])}"
+        rows, note = ranking.readable(ranks), ranking.note(ranks)
+        strong = [] if ranks.empty else list(ranks["is_best"])
+        part = Part("Ranks at equal total ε", rows, note, command, strong)
+        return page(self, Path(folder), overrides=overrides, further=[part])
+
+    @cached_property
+    def every(self) -> pd.DataFrame:
+        """One row a replicate of every group: `frames.select`."""
+        return frames.select(self.cells)
+
+    @cached_property
+    def selected(self) -> pd.DataFrame:
+        """One row a replicate; of several batch sizes, epochs and clips of a method, those that validate best."""
+        return best_setting(self.every)
+
+    @cached_property
+    def comparison(self) -> pd.DataFrame:
+        """One row a method, workload and target epsilon: `tables.comparison` of `selected`."""
+        return tables.comparison(self.store, self.selected)
+
+    @cached_property
+    def curves(self) -> pd.DataFrame:
+        """One row a curve entry of the selected runs."""
+        return frames.curves(self.store, self.selected)
+
+    @cached_property
+    def sweep(self) -> pd.DataFrame:
+        """One row a group, of suites that vary the clipping bound and the batch size of a method."""
+        every = self.every
+        if every.empty or (every.groupby("label")[["clip", "batch_size"]].nunique().max() < 2).any():
+            return pd.DataFrame()
+        return tables.comparison(self.store, every)
+
+    @cached_property
+    def diagnostics(self) -> pd.DataFrame:
+        """One row a curve entry that holds diagnostics, of the selected runs."""
+        return diagnostics.curves(self.store, self.selected)
+
+    @cached_property
+    def classes(self) -> pd.DataFrame:
+        """One row a class and bound C, of the selected runs that were diagnosed."""
+        return diagnostics.classes(self.store, self.selected)
+
+    def frame(self, needs: str) -> pd.DataFrame:
+        """The frame that a figure `needs`."""
+        return self.ranking() if needs == "ranking" else getattr(self, needs)
+
+
+def best_setting(selected: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `frames.select` whose group validates best among those that differ in `SWEPT` alone.
+
+    Looks at the mean over seeds. The runs of all those groups are then one search, and charged as such: `runs` and
+    `run_ids` are theirs together. Where nothing validates, all rows are kept as they are.
+    """
+    if selected.empty or selected["validation_score"].isna().all():
+        return selected
+    rest = [key for key in GROUP if key not in SWEPT]
+    means = selected.groupby(GROUP, sort=False, dropna=False)["selection_score"].mean().fillna(-math.inf).reset_index()
+    best = means.loc[means.groupby(rest, sort=False)["selection_score"].idxmax(), GROUP]
+    searches = selected.groupby([*rest, "seed"], sort=False).agg(
+        groups=("runs", "size"), runs=("runs", "sum"), run_ids=("run_ids", "sum")
+    )
+    chosen = selected.drop(columns=["runs", "run_ids"]).merge(best, on=GROUP).merge(searches, on=[*rest, "seed"])
+    # A rule prices one search; of several, all runs are charged.
+    chosen["selection"] = chosen["selection"].where(chosen["groups"] == 1, "")
+    return chosen.drop(columns="groups")

@@ -1,0 +1,123 @@
+"""Training what is not done of a suite: what `dpopt run` and `dpopt.run_suite` do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from dpopt.errors import ConfigError
+from dpopt.harness import cost, engines, stopping
+from dpopt.harness import plan as planning
+from dpopt.harness.execute import Outcome, Policy, execute
+from dpopt.harness.rows import Planned
+from dpopt.harness.suite import Suite
+from dpopt.store import Store, open_results
+from dpopt.training import resolve_device
+
+PROBE = 5
+"""Draws that time a row where `max_hours` has to know."""
+
+
+def run_suite(
+    suite: Suite,
+    results: str | Path | None = None,
+    *,
+    engine: str | None = None,
+    progress: bool | Console = True,
+    retry: bool = False,
+) -> Outcome:
+    """Train the cells of `suite` that have no result, and add all of them to what the suite has in `results`.
+
+    A run that was killed goes on where it was. Cells that were planned before, with other overrides, stay the suite's.
+
+    Args:
+        suite: of `load_suite`.
+        results: folder; by default the suite's own key.
+        engine: where cells run, such as "local" or "inline"; by default the suite's own key.
+        progress: whether to show it on stderr, or the console that shows it.
+        retry: run cells again that have failed.
+
+    Returns:
+        What became of the cells; where it `is_stopped`, the same call goes on.
+
+    Raises:
+        ConfigError: something in the suite cannot be used, data or weights are missing, or it would take longer than
+            `max_hours`.
+        OSError: results cannot be written.
+    """
+    store = open_store(suite, results)
+    if engine is not None:
+        engines.check(engine, "engine")
+    store.check_writable()
+    planning.require(suite)
+    resolve_device(suite.device)
+    planned = planning.plan(suite, store, store.journal)
+    if retry:
+        _forget_failures(planned, store)
+    shown = progress if isinstance(progress, Console) else Console(stderr=True, quiet=not progress)
+    _refuse_longer(suite, store, planned, shown)
+    store.extend_suite(suite.name, planning.manifest(suite, planned))
+    return _run(suite, engine or suite.engine, store, planned, shown)
+
+
+def open_store(suite: Suite, results: str | Path | None = None) -> Store:
+    """The store of a suite, which also logs where the suite asks for it."""
+    root = Path(results or suite.results)
+    if not suite.log:
+        return open_results(root)
+    from dpopt.store.logs import LoggedStore
+
+    return LoggedStore(root, suite.log)
+
+
+def _forget_failures(planned: list[Planned], store: Store) -> None:
+    for entry in planned:
+        if store.state(entry.cell.run_id) == "failed":
+            store.forget_failure(entry.cell.run_id)
+
+
+def _run(suite: Suite, engine: str, store: Store, planned: list[Planned], console: Console) -> Outcome:
+    before = store.cancelled(suite.name)
+    policy = Policy(suite.timeout, suite.retries, suite.retry_on)
+
+    def make_engine() -> engines.Engine:
+        return engines.create(engine, store, _setup(suite))
+
+    def is_stopped() -> bool:
+        return stopping.is_asked() or store.cancelled(suite.name) != before
+
+    outcome, cells = Outcome(), cost.cheapest_first(planned)
+    while cells and not outcome.is_stopped:  # some cells follow from the outcome of others
+        with stopping.signals():
+            execute(cells, store, make_engine, console, outcome, policy, is_stopped)
+        known = {entry.cell.run_id for entry in planned}
+        planned = planning.plan(suite, store, store.journal) if planning.has_stages(suite) else planned
+        # At the end too: another process may have noted its cells in between, after it had read what there was before.
+        store.extend_suite(suite.name, planning.manifest(suite, planned))
+        cells = cost.cheapest_first(entry for entry in planned if entry.cell.run_id not in known)
+    return outcome
+
+
+def _refuse_longer(suite: Suite, store: Store, planned: list[Planned], console: Console) -> None:
+    """Raise `ConfigError` where a suite is estimated to take more than its `max_hours`."""
+    if suite.max_hours is None:
+        return
+    rows = cost.rows(planned, store)
+    timings = cost.timings(rows, store, suite, PROBE, console)
+    for line in cost.failures(rows, timings):
+        console.print(line)
+    if cost.hours(rows, timings, cost.workers(suite)) > suite.max_hours:
+        raise ConfigError("max_hours", suite.max_hours, cost.estimate(rows, timings, suite))
+
+
+def _setup(suite: Suite) -> engines.Setup:
+    return engines.Setup(
+        device=suite.device,
+        physical_batch=suite.physical_batch,
+        isolate=suite.isolate,
+        workers=suite.workers,
+        memory=None if suite.memory is None else round(1e9 * suite.memory),
+        grace=suite.grace,
+        options=suite.options,
+    )

@@ -1,0 +1,192 @@
+"""Published suites, read as a results folder is, from `NAME/cells.parquet` and `NAME/curves.parquet`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpopt.errors import ConfigError, unknown
+from dpopt.privacy.ledger import Ledger
+from dpopt.store.runs import SCHEMA, Damaged, State, Store, read
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CELLS, CURVES, ABOUT = "cells.parquet", "curves.parquet", "suite.json"
+KEPT = ("test_", "validation_", "seconds_")
+"""How the names of a record's numbers begin that are columns of their own; so do those in `NUMBERS`."""
+NUMBERS = ("epsilon", "epsilon_total", "draws", "examples", "dimension", "eta")
+OF_FRAME = ("test_score", "validation_score")
+"""Columns of a frame that no record has."""
+
+
+@dataclass(frozen=True)
+class Published(Store):
+    """A folder of published suites; it is read and never written.
+
+    Args:
+        root: the folder, such as `results/published`.
+    """
+
+    _frames: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict, compare=False, repr=False)
+    _curves: dict[str, dict[str, list[dict[str, Any]]]] = field(default_factory=dict, compare=False, repr=False)
+
+    def suites(self) -> list[str]:
+        """The suites that are published here."""
+        return sorted(path.parent.name for path in self.root.glob(f"*/{CELLS}"))
+
+    def suite_folder(self, suite: str) -> Path:
+        """Where a suite's files are."""
+        return self.root / suite
+
+    def manifest(self, suite: str) -> dict[str, Any]:
+        """The cells of a suite, with what `suite.json` says of it.
+
+        Raises:
+            ConfigError: it is not published here.
+        """
+        if suite not in self.suites():
+            raise unknown(f"suite in {self.root}", suite, self.suites())
+        try:
+            about = read(self.root / suite / ABOUT)
+        except FileNotFoundError:  # published before there was such a file
+            about = {"suite": suite, "description": ""}
+        except Damaged as error:
+            raise ConfigError("suite", suite, str(error)) from error
+        return {**about, "cells": [_entry(row) for row in self._rows(suite).values()]}
+
+    def state(self, run_id: str) -> State:
+        """What is known of a cell."""
+        row = self._find(run_id)
+        return row["state"] if row else "pending"
+
+    def record(self, run_id: str) -> dict[str, Any]:
+        """A finished cell's record, as far as it is published.
+
+        Raises:
+            FileNotFoundError: the cell is not done.
+        """
+        row = self._find(run_id)
+        if not row or row["state"] not in ("done", "diverged"):
+            raise FileNotFoundError(run_id)
+        return _record(row)
+
+    def ledger(self, run_id: str) -> Ledger:
+        """The ledger that a finished cell left.
+
+        Raises:
+            Damaged: there is none.
+        """
+        row = self._find(run_id)
+        if not row or not isinstance(row["ledger"], str):
+            raise Damaged(f"{self.root}: no ledger of {run_id}")
+        return Ledger.from_json(row["ledger"])
+
+    def curve(self, run_id: str) -> list[dict[str, Any]]:
+        """The entries of a selected run's curve; none of another run."""
+        for suite in self._frames:
+            if suite not in self._curves:
+                self._curves[suite] = _curves(self.root / suite / CURVES)
+            if run_id in self._curves[suite]:
+                return self._curves[suite][run_id]
+        return []
+
+    def error(self, run_id: str) -> dict[str, str]:
+        """Nothing is published of why a cell failed."""
+        return {"kind": "failed", "reason": "not published", "traceback": ""}
+
+    def foreign(self) -> list[str]:
+        """Nothing: what else lies in the folder is for `checksums`."""
+        return []
+
+    def check_writable(self) -> None:
+        """Raise `ConfigError`: what is published is not changed by running more."""
+        raise ConfigError("results", str(self.root), "published results are only read; run into another folder")
+
+    def _rows(self, suite: str) -> dict[str, dict[str, Any]]:
+        if suite not in self._frames:
+            import pandas as pd
+
+            frame = pd.read_parquet(self.root / suite / CELLS)
+            # A run may stand for several labels, and then has a row for each.
+            self._frames[suite] = {f"{row['label']} {row['run_id']}": row for row in frame.to_dict("records")}
+        return self._frames[suite]
+
+    def _find(self, run_id: str) -> dict[str, Any] | None:
+        for suite in self._frames or self.suites():
+            for key, row in self._rows(suite).items():
+                if key.endswith(run_id):
+                    return row
+        return None
+
+
+def _entry(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as a manifest has it."""
+    cell = json.loads(row["cell"])
+    stage = {"stage": row["stage"]} if row["stage"] else {}
+    return {
+        "run_id": row["run_id"],
+        "label": row["label"],
+        "tuning": row["tuning"],
+        "tuned": json.loads(row["tuned"]),
+        "target": row["epsilon_target"],
+        "refined": bool(row.get("is_refined", False)),
+        "gradients_per_draw": row.get("gradients_per_draw", 1.0),
+        "cell": cell,
+        **stage,
+    }
+
+
+def _record(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as the record that it was made of, as far as it holds it."""
+    if isinstance(row.get("record"), str):
+        return json.loads(row["record"])
+    there = {key: value for key, value in row.items() if not _is_nothing(value)}
+    numbers = {k: v for k, v in there.items() if (k.startswith(KEPT) and k not in OF_FRAME) or k in NUMBERS}
+    score = there["score"]
+    of_score = {f"{split}_{score}": row[f"{split}_{score}"] for split in ("test",) if f"{split}_{score}" in row}
+    return {
+        "schema": SCHEMA,
+        "run_id": row["run_id"],
+        "cell": json.loads(row["cell"]),
+        "status": row["state"],
+        "score": score,
+        "epsilon_target": row["epsilon_target"],
+        "delta": row["delta"],
+        **of_score,
+        **numbers,
+        "noise": _below(there, "noise_"),
+        "scores": _below(there, "score_"),
+        "released_score": {"value": row["selection_score"]},
+        "provenance": {key: row.get(key) for key in ("commit", "dirty", "device", "python")}
+        | {"versions": _below(there, "version_")},
+    }
+
+
+def _is_nothing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _below(row: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {key.removeprefix(prefix): value for key, value in row.items() if key.startswith(prefix)}
+
+
+def _curves(path: Path) -> dict[str, list[dict[str, Any]]]:
+    import pandas as pd
+
+    if not path.exists():
+        return {}
+    frame: pd.DataFrame = pd.read_parquet(path)
+    place = {"workload", "label", "epsilon_target", "batch_size", "epochs", "clip", "seed", "tuning", "score", "lr"}
+    entries: dict[str, list[dict[str, Any]]] = {}
+    for run_id, rows in frame.drop_duplicates(["run_id", "draw"]).groupby("run_id", sort=False):
+        kept = rows.drop(columns=[*place & set(rows.columns), "run_id"]).dropna(axis="columns", how="all")
+        found = kept.to_dict("records")
+        if "diagnostics" in kept:
+            found = [entry | {"diagnostics": json.loads(entry["diagnostics"])} for entry in found]
+        entries[str(run_id)] = found
+    return entries
