@@ -120,3 +120,21 @@ def clipped_sums(workload, x, y, bound):
         made = clipping.engine(workload.model(), workload.loss, name, sample=(x[:3], y[:3]))
         sums.append(made.clipped_sum([(1.0, made.theta)], x, y, torch.ones(len(x)).bool(), clipping.Abadi(bound)))
     return sums
+
+
+def noted(arguments):
+    """Note the cells of a suite, as `dpopt run` does before it trains them; gives the store.
+
+    Args:
+        arguments: of the command line.
+    """
+    from dpopt.cli.console import suite_name
+    from dpopt.harness.plan import manifest, plan
+    from dpopt.harness.run_suite import open_store
+    from dpopt.harness.suite import load_suite
+
+    name, rest = suite_name(arguments)
+    suite = load_suite(name, rest)
+    store = open_store(suite)
+    store.extend_suite(suite.name, manifest(suite, plan(suite)))
+    return store

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from fabricated import noted
 
 from dpopt.cli import main
 
@@ -120,12 +121,13 @@ def test_a_suite_from_plan_to_figures(tmp_path, monkeypatch, capsys):
     kinds |= {f"ranking_{by}.{kind}" for by in ("epsilon", "draws") for kind in ("md", "csv")}
     assert {path.name for path in folder.iterdir()} == kinds
     assert main(["table", "suite=quickstart", here, "optimizers=[adadp]"]) == 0
+    assert {path.name for path in folder.iterdir()} == kinds | {"part"}
     assert "hyfreedp" not in capsys.readouterr().out
 
 
 def test_failures_are_listed_and_can_be_retried(tmp_path, capsys):
     arguments = [*SMALL, f"results={tmp_path}"]
-    main(["plan", *arguments])
+    noted(arguments)
     (entry, *_) = json.loads((tmp_path / "suites" / "quickstart" / "manifest.json").read_text())["cells"]
     from dpopt.store import Store
 
@@ -175,6 +177,7 @@ def searches(tmp_path):
 def test_runs_that_follow_from_others_are_run_by_the_same_command(searches, capsys):
     arguments, cells = searches
     assert main(["plan", *arguments]) == 0
+    noted(arguments)
     before = {cell["run_id"] for cell in cells()}
     assert {cell["stage"] for cell in cells() if cell["label"] == "linear"} == {"search"}
     assert f"{len(before)} distinct cells" in capsys.readouterr().out
@@ -198,7 +201,7 @@ def test_no_last_run_follows_from_a_search_that_failed(searches, capsys):
     from dpopt.store import Store
 
     arguments, cells = searches
-    main(["plan", *arguments, "optimizers=[linear]", "seeds=[0,1]"])
+    noted([*arguments, "optimizers=[linear]", "seeds=[0,1]"])
     lost = next(cell for cell in cells() if cell["cell"]["seed"] == 0)
     store = Store(Path(arguments[1].partition("=")[2]))
     store.fail(lost["run_id"], "ValueError: no luck")

@@ -127,7 +127,7 @@ def test_a_manifest_with_a_damaged_entry(store, key, value):
     store.write_manifest("quickstart", {"cells": [PLANNED]})
     assert store.manifest("quickstart") == {"cells": [PLANNED]}
     store.write_manifest("quickstart", {"cells": [PLANNED | {"cell": PLANNED["cell"] | {key: value}}]})
-    with pytest.raises(ConfigError, match="dpopt plan"):
+    with pytest.raises(ConfigError, match="dpopt run"):
         store.manifest("quickstart")
 
 
@@ -140,5 +140,5 @@ def test_manifests(store):
         store.manifest("quikstart")
     for content in ("{", '{"cells": 3}', '{"cells": [3]}', '{"cells": [{}]}'):
         (store.suite_folder("quickstart") / "manifest.json").write_text(content)
-        with pytest.raises(ConfigError, match="dpopt plan"):
+        with pytest.raises(ConfigError, match="dpopt run"):
             store.manifest("quickstart")
