@@ -25,7 +25,6 @@ from dpopt.privacy.data import DataOracle
 from dpopt.privacy.distributed import ALONE, Processes, digest
 from dpopt.privacy.isolation import Isolated
 from dpopt.privacy.ledger import Ledger
-from dpopt.privacy.lot import LotOracle
 from dpopt.privacy.plan import NonPrivate, Plan
 from dpopt.privacy.protocol import Optimizer, Vector
 from dpopt.privacy.sampling import derive, secret_seed, send
@@ -283,9 +282,7 @@ def resolve_device(name: str | int | torch.device) -> torch.device:
     return device
 
 
-def steps(
-    optimizer: Optimizer, oracle: DataOracle | LotOracle, state: Any, marks: int = 40
-) -> Iterator[tuple[Any, bool]]:
+def steps(optimizer: Optimizer, oracle: DataOracle, state: Any, marks: int = 40) -> Iterator[tuple[Any, bool]]:
     """Step until the budget is spent; yields each state and whether one of `marks` even parts of the draws is done."""
     done = oracle.draws_taken * marks // max(1, oracle.draws_total)
     while oracle.draws_left:

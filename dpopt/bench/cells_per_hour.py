@@ -33,8 +33,6 @@ from dpopt.harness.cell import Cell
 from dpopt.harness.plan import plan
 from dpopt.harness.suite import load_suite
 
-LOTS = (16, 64)
-"""The most cells that are trained as one; a lot takes no more than there are of one shape."""
 _TORCH = {"dp_sgd": torch.optim.SGD, "dp_adam": torch.optim.Adam}
 _PLAIN = "--plain"
 
@@ -80,10 +78,7 @@ def contenders(suite: str, overrides: Sequence[str], device: str) -> dict[str, C
     plain: dict[str, Command] = {"Opacus, one model at a time": lambda folder: [*words, "1"]}
     if device == "cpu":
         plain["Opacus, one process a core"] = lambda folder: [*words, str(cores)]
-    lots: dict[str, Command] = {
-        f"dpopt run lot={most}": lambda folder, most=most: [*run, f"results={folder}", f"lot={most}"] for most in LOTS
-    }
-    return plain | {"dpopt run": lambda folder: [*run, f"results={folder}"]} | lots
+    return plain | {"dpopt run": lambda folder: [*run, f"results={folder}"]}
 
 
 def _timed(command: Command) -> tuple[float, str]:

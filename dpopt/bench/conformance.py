@@ -21,8 +21,6 @@ from torch import Tensor
 from dpopt import clipping, registry, testing
 from dpopt.bench.cases import Case
 from dpopt.clipping import Abadi, ClippingEngine
-from dpopt.clipping.lot import LotEngine
-from dpopt.clipping.recording import Unsupported
 from dpopt.privacy import sampling
 
 CPU = torch.device("cpu")
@@ -56,7 +54,6 @@ def engines(cases: Iterable[Case], device: torch.device) -> Iterator[dict[str, A
             for name, check in ENGINE_CHECKS.items():
                 yield _row("engine", f"{engine}, {case.name}", name, partial(check, pair, engine))
         yield _row("engine", f"bookkeeping, {case.name}", "bfloat16", partial(_in_bfloat16, pair))
-        yield _row("engine", f"lot, {case.name}", "as one run at a time", partial(_lots_agree, pair))
 
 
 def noise(device: torch.device) -> Iterator[dict[str, Any]]:
@@ -77,11 +74,6 @@ class _Pair:
         """The engine, inputs and targets."""
         model, x, y = self._case.make("full", device)
         return clipping.engine(model, self._case.loss, name, sample=(x[:3], y[:3]), precision=precision), x, y
-
-    def verify_lot(self, device: torch.device) -> None:
-        """Compare several runs in one pass with one run at a time."""
-        model, x, y = self._case.make("full", device)
-        LotEngine(model, self._case.loss).verify_lot(x, y)
 
     def clipped(self, name: str, device: torch.device, precision: str = "float32") -> clipping.Clipped:
         """What the engine makes of all examples."""
@@ -150,16 +142,6 @@ def _in_bfloat16(pair: _Pair) -> Found:
     longest = _length(made, x, y, 0)
     assert longest <= BOUND * (1 + BOUNDED), f"an example adds {longest:.6g} where the bound is {BOUND}"
     return apart
-
-
-def _lots_agree(pair: _Pair) -> Found:
-    """Several runs in one pass give what one run at a time does."""
-    try:
-        pair.verify_lot(CPU)
-    except Unsupported as error:
-        raise unittest.SkipTest(error.reason) from error
-    pair.verify_lot(pair.device)
-    return None
 
 
 def _is_a_function_of_its_place(device: torch.device) -> Found:

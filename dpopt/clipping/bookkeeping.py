@@ -7,7 +7,7 @@ of all layers are known, the clipped sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -99,38 +99,23 @@ class BookkeepingEngine(FlatModel):
 
     def _backward(self, weight: Number, x: Tensor, y: Tensor, factors: list[list[Factor]]) -> Tensor:
         """Forward and backward at the present point; adds to `factors`, returns the losses [n]."""
-
-        def forward() -> Tensor:
-            return self.loss(self._output(x), y)
-
-        return self._backward_of(forward, Recorder, len(x), weight, factors)
-
-    def _backward_of(
-        self,
-        forward: Callable[[], Tensor],
-        recorder: type[Recorder],
-        examples: int,
-        weight: Number,
-        factors: list[list[Factor]],
-    ) -> Tensor:
-        """The losses that `forward` gives, and backward from them; adds what `recorder` notes to `factors`."""
         waiting: list[tuple[Use, Tensor]] = []
 
         def receive(use: Use, gradient: Tensor) -> None:
             if layers.handler(use.module):
-                self._add(factors, use, gradient, weight, examples)
+                self._add(factors, use, gradient, weight, len(x))
             else:
                 waiting.append((use, gradient))  # it needs a backward pass of its own
 
-        with recorder(self._layers, examples, receive) as recorded, torch.enable_grad():
-            losses = forward()
-            recorded.is_recording = False
-            if recorded.ends and losses.requires_grad:
-                uses, edges = zip(*recorded.ends, strict=True)
+        with Recorder(self._layers, len(x), receive) as recorder, torch.enable_grad():
+            losses = self.loss(self._output(x), y)
+            recorder.is_recording = False
+            if recorder.ends and losses.requires_grad:
+                uses, edges = zip(*recorder.ends, strict=True)
                 gradients = torch.autograd.grad(losses.sum(), edges, allow_unused=True)
                 waiting += [(use, g) for use, g in zip(uses, gradients, strict=True) if g is not None]
         for use, gradient in waiting:
-            self._add(factors, use, gradient, weight, examples)
+            self._add(factors, use, gradient, weight, len(x))
         return losses.detach()
 
     @torch.no_grad()

@@ -100,10 +100,6 @@ class Convolved(OuterProducts):
         keep = keep.repeat_interleave(self._images)
         return replace(self, x=zeroed(self.x, keep), gradient=zeroed(self.gradient, keep))
 
-    def part(self, rows: slice) -> Convolved:
-        images = slice(self._images * rows.start, self._images * rows.stop)
-        return replace(self, x=self.x[images], gradient=self.gradient[images], count=rows.stop - rows.start)
-
     def dense(self, rows: slice = slice(None)) -> Tensor:
         left, right = self._sides(rows)
         return (left @ right.mT).flatten(1)
@@ -198,9 +194,6 @@ class Standardized:
 
     def sanitized(self, keep: Tensor) -> Standardized:
         return replace(self, scaled=self.scaled.sanitized(keep), projection=zeroed(self.projection, keep))
-
-    def part(self, rows: slice) -> Standardized:
-        return replace(self, scaled=self.scaled.part(rows), projection=self.projection[rows])
 
     def dense(self, rows: slice = slice(None)) -> Tensor:
         return projected(self.scaled.dense(rows).unflatten(1, (-1, self._fan_in)), self.kernel).flatten(1)

@@ -65,10 +65,6 @@ class Factor(Protocol):
         """The same with zeros for the examples that `keep`, bool [n], leaves out."""
         ...
 
-    def part(self, rows: slice) -> Factor:
-        """The same for the examples `rows` alone, from a start to an end."""
-        ...
-
     def dense(self, rows: slice = slice(None)) -> Tensor:
         """The gradients of the examples `rows`, shape [n, numel]."""
         ...
@@ -198,9 +194,6 @@ class Dense:
     def sanitized(self, keep: Tensor) -> Dense:
         return Dense(zeroed(self.values, keep))
 
-    def part(self, rows: slice) -> Dense:
-        return Dense(self.values[rows])
-
     def dense(self, rows: slice = slice(None)) -> Tensor:
         values = self.values[rows]
         return values.reshape(len(values), -1)
@@ -244,9 +237,6 @@ class Outer(OuterProducts):
 
     def sanitized(self, keep: Tensor) -> Outer:
         return Outer(zeroed(self.left, keep), zeroed(self.right, keep), self.is_transposed)
-
-    def part(self, rows: slice) -> Outer:
-        return Outer(self.left[rows], self.right[rows], self.is_transposed)
 
     def dense(self, rows: slice = slice(None)) -> Tensor:
         left, right = self.pair(rows)
@@ -297,9 +287,6 @@ class Rows:
 
     def sanitized(self, keep: Tensor) -> Rows:
         return Rows(self.ids, zeroed(self.values, keep), self.shape)
-
-    def part(self, rows: slice) -> Rows:
-        return Rows(self.ids[rows], self.values[rows], self.shape)
 
     def dense(self, rows: slice = slice(None)) -> Tensor:
         ids, values = self.ids[rows], self.values[rows]

@@ -45,11 +45,6 @@ def trained(module: nn.Module) -> list[str]:
     return [name for name, p in module._parameters.items() if p is not None and p.requires_grad]
 
 
-def reads_parameters(module: nn.Module) -> bool:
-    """Whether what knows the layer looks at its parameters' values, and not only at their shapes."""
-    return handler(module) is _standardized
-
-
 def _handles(*names: str) -> Callable[[Handler], Handler]:
     def register(function: Handler) -> Handler:
         _HANDLERS.update(dict.fromkeys(names, function))

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,6 @@ from dpopt.errors import ConfigError
 from dpopt.privacy.protocol import Vector
 
 _LOG = logging.getLogger(__name__)
-T = TypeVar("T")
 DISTINCT = 64
 """Different examples in a batch of the physical size; the others repeat them."""
 EXACT, COARSE = 1e-9, 5e-3
@@ -48,10 +47,10 @@ def verify(engine: FlatModel, x: Tensor, y: Tensor, batch: float | None = None) 
         ConfigError: the loss is not one value per example, or a buffer changes.
     """
     with engine.exact():
-        return most_exactly(lambda dtype: _verify(engine, x, y, batch, dtype))
+        return _most_exactly(lambda dtype: _verify(engine, x, y, batch, dtype))
 
 
-def most_exactly(attempt: Callable[[torch.dtype | None], T]) -> T:
+def _most_exactly(attempt: Callable[[torch.dtype | None], bool]) -> bool:
     """What `attempt` gives for float64 or, where that fails, for None: the model's own type.
 
     Raises:
@@ -73,36 +72,36 @@ def most_exactly(attempt: Callable[[torch.dtype | None], T]) -> T:
 
 def _verify(engine: FlatModel, x: Tensor, y: Tensor, batch: float | None, dtype: torch.dtype | None) -> bool:
     extremes = engine.takes_extremes(x, y)
-    engine.example_bytes = _saved_bytes(engine, mixing.like(x, 2), cycled(y, 2))
-    x, y = cast(x, dtype), cast(y, dtype)
+    engine.example_bytes = _saved_bytes(engine, mixing.like(x, 2), _cycled(y, 2))
+    x, y = _cast(x, dtype), _cast(y, dtype)
     with mixing.trial(engine.model, dtype), torch.no_grad():
-        engine.load(beside(engine.split(engine.theta)))
+        engine.load(_beside(engine.split(engine.theta)))
         few, some = mixing.like(x, 2), mixing.anything_like(x, 5)
-        if not (extremes and _losses(engine, some, cycled(y, 5))[0].isfinite().all()):
+        if not (extremes and _losses(engine, some, _cycled(y, 5))[0].isfinite().all()):
             some = mixing.like(x, 5)
-        tolerance, has_gradients = _compare(engine, some, cycled(y, 5))
+        tolerance, has_gradients = _compare(engine, some, _cycled(y, 5))
         if engine.must_show_gradients and not has_gradients:
             if x.is_floating_point():
                 raise Unsupported("its gradients are zero for random inputs, so there is nothing to compare")
             return False
-        _compare(engine, few, cycled(y, 2))
-        _must_not_mix(engine, some, cycled(y, 5), extremes, _gradients)
+        _compare(engine, few, _cycled(y, 2))
+        _must_not_mix(engine, some, _cycled(y, 5), extremes, _gradients)
         size = engine.physical_batch(max(len(x), batch or 0))
-        many = cycled(mixing.like(x, DISTINCT), size), cycled(y, size)
+        many = _cycled(mixing.like(x, DISTINCT), size), _cycled(y, size)
         size = _must_not_mix(engine, *many, extremes, _losses)
-        alike = cycled(few[:1], size), cycled(y[:1], size)  # where room is shared out, most find none
+        alike = _cycled(few[:1], size), _cycled(y[:1], size)  # where room is shared out, most find none
         with _repeatable(engine, few):
             (together,), (alone,) = _losses(engine, *alike), _losses(engine, few[:1], y[:1])
-            compare("losses", together, alone.expand(size), tolerance)
+            _must_agree("losses", together, alone.expand(size), tolerance)
     return True
 
 
-def cast(values: Tensor, dtype: torch.dtype | None) -> Tensor:
+def _cast(values: Tensor, dtype: torch.dtype | None) -> Tensor:
     """`values` in the type `dtype`, if there is one and they are real numbers."""
     return values.to(dtype) if dtype and values.is_floating_point() else values
 
 
-def cycled(y: Tensor, examples: int) -> Tensor:
+def _cycled(y: Tensor, examples: int) -> Tensor:
     """That many of the records `y`, over and over."""
     return y[torch.arange(examples, device=y.device) % len(y)]
 
@@ -114,7 +113,7 @@ def _saved_bytes(engine: FlatModel, x: Tensor, y: Tensor) -> int:
         ConfigError: the loss is not one value per example.
     """
     with mixing.trial(engine.model), _repeatable(engine, x):
-        saved = Saved({p.untyped_storage().data_ptr() for p in engine.model.parameters()})
+        saved = _Saved({p.untyped_storage().data_ptr() for p in engine.model.parameters()})
         with saved.hooks, torch.enable_grad():
             shape = tuple(engine.loss(engine.model(x), y).shape)
     if shape != (len(x),):
@@ -153,7 +152,7 @@ def _compare(engine: FlatModel, x: Tensor, y: Tensor) -> tuple[float, bool]:
 
     Gives the error that was let be, and whether there are gradients at all.
     """
-    saved = Saved(set())
+    saved = _Saved(set())
     with _repeatable(engine, x), mixing.constant_buffers(engine.model):
         together, (losses,) = engine.per_example([(1.0, engine.theta)], x, y), _losses(engine, x, y)
         with saved.hooks:
@@ -161,13 +160,13 @@ def _compare(engine: FlatModel, x: Tensor, y: Tensor) -> tuple[float, bool]:
     alone, gradients = (torch.cat(each) for each in zip(*pairs, strict=True))
     weights = torch.arange(1, len(x) + 1).to(gradients)
     expected = weights @ gradients
-    tolerance = tolerated(saved.types)
-    compare("losses", together.losses[0], alone, tolerance)
-    compare("losses", losses, alone, tolerance)
-    compare("gradient norms", together.norms, gradients.norm(dim=1), tolerance)
+    tolerance = _tolerated(saved.types)
+    _must_agree("losses", together.losses[0], alone, tolerance)
+    _must_agree("losses", losses, alone, tolerance)
+    _must_agree("gradient norms", together.norms, gradients.norm(dim=1), tolerance)
     parts = engine.split(together.weighted_sum(weights)), engine.split(expected)
     for name, part, truth in zip(engine.trained, *parts, strict=True):
-        compare(f"gradients of {name}", part, truth, tolerance, 1e-3 * tolerance * float(expected.norm()))
+        _must_agree(f"gradients of {name}", part, truth, tolerance, 1e-3 * tolerance * float(expected.norm()))
     return tolerance, bool(expected.any())
 
 
@@ -183,7 +182,7 @@ def _alone(engine: FlatModel, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return loss.detach(), flat.unsqueeze(0)
 
 
-class Saved:
+class _Saved:
     """Notes what forward passes keep for their backward passes: how many bytes, but for the storages `ignored`, and of
     which types of real numbers.
     """
@@ -238,7 +237,7 @@ def _random_states(device: torch.device) -> list[Tensor]:
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
-def beside(parts: Sequence[Tensor]) -> Vector:
+def _beside(parts: Sequence[Tensor]) -> Vector:
     """A point near the parameters `parts`, with a random step for each in proportion to its spread."""
     generator = torch.Generator().manual_seed(0)
     steps = [torch.randn(part.numel(), generator=generator).to(part) for part in parts]
@@ -246,12 +245,12 @@ def beside(parts: Sequence[Tensor]) -> Vector:
     return torch.cat([p.flatten() + s * step for p, s, step in zip(parts, scales, steps, strict=True)])
 
 
-def tolerated(types: set[Any]) -> float:
+def _tolerated(types: set[Any]) -> float:
     """The relative error that is let be where a model computes with numbers of these types."""
     return EXACT if types == {torch.float64} else COARSE
 
 
-def compare(what: str, together: Tensor, alone: Tensor, tolerance: float, slack: float = 0.0) -> None:
+def _must_agree(what: str, together: Tensor, alone: Tensor, tolerance: float, slack: float = 0.0) -> None:
     """Raise `Unsupported` where the two differ by more than rounding."""
     if not (together - alone).norm() <= tolerance * alone.norm() + slack:
         raise Unsupported(f"the {what} of a batch are not those of its examples one at a time")

@@ -8,7 +8,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -33,13 +33,12 @@ from dpopt.privacy.data import DataOracle
 from dpopt.privacy.distributed import Processes
 from dpopt.privacy.isolation import Isolated
 from dpopt.privacy.ledger import Ledger
-from dpopt.privacy.lot import LotOracle
 from dpopt.privacy.plan import Plan
 from dpopt.privacy.protocol import Optimizer, Vector
 from dpopt.privacy.sampling import derive
 from dpopt.privacy.selection import selection_rule
 from dpopt.study.diagnostics import Diagnostics
-from dpopt.workloads.base import Split, Splits, Workload
+from dpopt.workloads.base import Split, Workload
 
 CHECKPOINT_SECONDS = 60.0
 
@@ -198,28 +197,6 @@ class Prepared:
         return of.report(predict, self.watched["test"])
 
 
-@dataclass(frozen=True)
-class Lot:
-    """What is trained as one: a cell alone, or several that `lots` has joined.
-
-    Attributes:
-        runs: the cells, which have taken equally many draws.
-        optimizer, oracle, state: what is stepped, with what, and where training begins; of a cell alone its own.
-        each: a state -> the state of each run.
-    """
-
-    runs: Sequence[Prepared]
-    optimizer: Optimizer
-    oracle: DataOracle | LotOracle
-    state: Any
-    each: Callable[[Any], Sequence[Any]]
-
-    @classmethod
-    def of_one(cls, ready: Prepared) -> Lot:
-        """A cell alone."""
-        return cls([ready], ready.optimizer, ready.oracle, ready.state, lambda state: [state])
-
-
 def prepare(
     cell: Cell,
     *,
@@ -227,13 +204,11 @@ def prepare(
     physical_batch: int | None = None,
     isolate: bool = False,
     store: RunStore | None = None,
-    known: dict[int, Splits] | None = None,
 ) -> Prepared:
     """Load, build and calibrate what a cell trains; see `run`.
 
     Args:
         store: where to look for a checkpoint to go on from; nothing is written.
-        known: seed -> splits of the workload on the device; where given, what it lacks is added, and cells share them.
     """
     if cell.kernel != sampling.REVISION:
         raise ConfigError("cell.kernel", cell.kernel, f"draws and noise are now those of revision {sampling.REVISION}")
@@ -241,10 +216,7 @@ def prepare(
     place = training.resolve_device(device)
     workload = registry.from_spec("workload", cell.workload)
     optimizer = Isolated(cell.optimizer) if isolate else registry.from_spec("optimizer", cell.optimizer)
-    known = {} if known is None else known
-    if cell.seed not in known:
-        known[cell.seed] = Splits(*(records.placed(split, place) for split in workload.splits(cell.seed)))
-    train, *others = known[cell.seed]
+    train, *others = (records.placed(split, place) for split in workload.splits(cell.seed))
     watched = dict(zip(("validation", "test"), others, strict=True))
     torch.manual_seed(_seed("init", cell) >> 65)
     model = workload.model().to(place)
@@ -360,76 +332,63 @@ def run(
         if (known := store.state(cell.run_id)) in ("done", "diverged"):
             raise Held(f"it is {known}")
         forget_peak(training.resolve_device(device))
-        loop = Loop(store, {cell.run_id: lease}, lambda _, fraction: report(fraction), checkpoint_seconds, stop, device)
+        loop = Loop(store, lease, report, checkpoint_seconds, stop, device)
         ready = prepare(cell, device=device, physical_batch=physical_batch, isolate=isolate, store=store)
-        (record,) = train(Lot.of_one(ready), loop)
-        return record
+        return train(ready, loop)
 
 
 @dataclass
 class Loop:
-    """What goes on around the steps of a lot.
+    """What goes on around the steps of a cell.
 
     Attributes:
-        store, leases: where its files go, by `writing` alone, and run id -> the right to write them.
-        report: called with the run id and the fraction of the cell that is done.
-        checkpoint_seconds, stop, device: see `run`.
-        started: when this was made, which is to be before the cells are prepared.
+        store, lease: where its files go, by `writing` alone, and the right to write them.
+        report, checkpoint_seconds, stop, device: see `run`.
+        started: when this was made, which is to be before the cell is prepared.
         seconds: that the steps have taken, in this process.
     """
 
     store: RunStore
-    leases: Mapping[str, Lease]
-    report: Callable[[str, float], None]
+    lease: Lease
+    report: Report
     checkpoint_seconds: float
     stop: Callable[[], bool]
     device: str
     started: float = field(default_factory=time.perf_counter)
     seconds: float = 0.0
 
-    def writing(self, run_id: str) -> RunStore:
+    def writing(self) -> RunStore:
         """The store, for one write to a run, to be asked for when the content is at hand: making that may take minutes.
 
         Raises:
             Held: another process has taken over the run.
         """
-        self.leases[run_id].check()
+        self.lease.check()
         return self.store
 
 
-def train(lot: Lot, loop: Loop) -> list[dict[str, Any]]:
-    """Train prepared cells to their end and store their records; see `run`.
-
-    Returns:
-        The records.
-    """
-    for ready in lot.runs:
-        run_id = ready.cell.run_id
-        loop.writing(run_id).begin(run_id, ready.cell.content())
-        loop.writing(run_id).restart_curve(run_id, ready.curve)
-    begin, taken = Elapsed.now(), lot.oracle.draws_taken
-    states = lot.each(_train(lot, loop))
-    runs, drawn = len(lot.runs), max(1, lot.oracle.draws_taken - taken)
-    ends = [_end(ready, state, loop) for ready, state in zip(lot.runs, states, strict=True)]
-    times = [ready.elapsed.since(begin, runs) for ready in lot.runs]
-    records = []
-    for ready, state, final, trained in zip(lot.runs, states, ends, times, strict=True):
-        record = {
-            **_record(ready, state, final),
-            "seconds_prepare": (begin.wall - loop.started) / runs,
-            "seconds_train": trained.wall,
-            "seconds_cpu": trained.cpu,
-            "seconds_draw": loop.seconds / drawn / runs,
-            "peak_memory": peak_memory(ready.engine.theta.device),
-            **({"lot": runs} if runs > 1 else {}),
-            **({"isolated": True} if isinstance(ready.optimizer, Isolated) else {}),
-            **({"processes": ready.oracle.processes.size} if ready.oracle.processes.size > 1 else {}),
-            "provenance": provenance(training.resolve_device(loop.device)),
-        }
-        run_id = ready.cell.run_id
-        loop.writing(run_id).finish(run_id, record, ready.oracle.ledger.to_json())
-        records.append(record)
-    return records
+def train(ready: Prepared, loop: Loop) -> dict[str, Any]:
+    """Train a prepared cell to its end and store its record, which is returned; see `run`."""
+    run_id, oracle = ready.cell.run_id, ready.oracle
+    loop.writing().begin(run_id, ready.cell.content())
+    loop.writing().restart_curve(run_id, ready.curve)
+    begin, taken = Elapsed.now(), oracle.draws_taken
+    state = _train(ready, loop)
+    final = _end(ready, state, loop)
+    trained = ready.elapsed.since(begin)
+    record = {
+        **_record(ready, state, final),
+        "seconds_prepare": begin.wall - loop.started,
+        "seconds_train": trained.wall,
+        "seconds_cpu": trained.cpu,
+        "seconds_draw": loop.seconds / max(1, oracle.draws_taken - taken),
+        "peak_memory": peak_memory(ready.engine.theta.device),
+        **({"isolated": True} if isinstance(ready.optimizer, Isolated) else {}),
+        **({"processes": oracle.processes.size} if oracle.processes.size > 1 else {}),
+        "provenance": provenance(training.resolve_device(loop.device)),
+    }
+    loop.writing().finish(run_id, record, oracle.ledger.to_json())
+    return record
 
 
 def _end(ready: Prepared, state: Any, loop: Loop) -> dict[str, Any]:
@@ -478,25 +437,23 @@ def _search(cell: Cell, ledger: Ledger, final: dict[str, Any], examples: int, sc
     return content | {"released_score": released}
 
 
-def _train(lot: Lot, loop: Loop) -> Any:
-    """The last state; curves and checkpoints go to the store on the way."""
-    oracle, first, begin = lot.oracle, lot.runs[0], Elapsed.now()
+def _train(ready: Prepared, loop: Loop) -> Any:
+    """The last state; curve and checkpoints go to the store on the way."""
+    oracle, begin = ready.oracle, Elapsed.now()
     saved = since = begin.wall
-    state = lot.state  # a run may have been stopped after its last draw
-    for state, is_mark in training.steps(lot.optimizer, oracle, lot.state, first.workload.marks):
+    state = ready.state  # a run may have been stopped after its last draw
+    for state, is_mark in training.steps(ready.optimizer, oracle, ready.state, ready.workload.marks):
         is_stopped = loop.stop() and oracle.draws_left > 0
         is_late = time.perf_counter() - saved >= loop.checkpoint_seconds
-        is_due = is_stopped or (is_late and first.oracle.processes.is_first)
+        is_due = is_stopped or (is_late and oracle.processes.is_first)
         if not (is_mark or is_due):
             continue
         loop.seconds += finished_at(state.theta) - since
-        for ready, own in zip(lot.runs, lot.each(state), strict=True):
-            loop.leases[ready.cell.run_id].check()  # before work that would be in vain
-            if is_mark:
-                _mark(ready, own, loop)
-            if is_due:
-                _save(ready, own, loop, ready.elapsed.since(begin, len(lot.runs)))
+        loop.lease.check()  # before work that would be in vain
+        if is_mark:
+            _mark(ready, state, loop)
         if is_due:
+            _save(ready, state, loop, ready.elapsed.since(begin))
             saved = time.perf_counter()
         if is_stopped:
             raise Interrupted
@@ -506,15 +463,15 @@ def _train(lot: Lot, loop: Loop) -> Any:
 
 def _mark(ready: Prepared, state: Any, loop: Loop) -> None:
     """Add an entry to a run's curve, and say how far the run is."""
-    run_id, fraction = ready.cell.run_id, ready.oracle.draws_taken / ready.oracle.draws_total
+    fraction = ready.oracle.draws_taken / ready.oracle.draws_total
     _observe(ready, state, loop)
-    loop.leases[run_id].note(fraction)
-    loop.report(run_id, fraction)
+    loop.lease.note(fraction)
+    loop.report(fraction)
 
 
 def _observe(ready: Prepared, state: Any, loop: Loop) -> None:
-    run_id, entry = ready.cell.run_id, ready.observe(state)
-    loop.writing(run_id).append_curve(run_id, entry)
+    entry = ready.observe(state)
+    loop.writing().append_curve(ready.cell.run_id, entry)
     ready.curve.append(entry)
 
 
@@ -522,7 +479,7 @@ def _save(ready: Prepared, state: Any, loop: Loop, elapsed: Elapsed) -> None:
     """Write a run's checkpoint."""
     run_id, reached = ready.cell.run_id, Reached(state, ready.oracle.ledger, elapsed, ready.curve)
     content = checkpoint.dump(run_id, reached, ready.diagnostics)
-    loop.writing(run_id).save_checkpoint(run_id, content)
+    loop.writing().save_checkpoint(run_id, content)
 
 
 def finished_at(theta: Vector) -> float:

@@ -30,10 +30,10 @@ class Elapsed(NamedTuple):
         """The two clocks."""
         return cls(time.perf_counter(), time.process_time())
 
-    def since(self, begin: Elapsed, runs: int = 1) -> Elapsed:
-        """What one of `runs` has taken from `begin` to now, on top of this."""
+    def since(self, begin: Elapsed) -> Elapsed:
+        """What has passed from `begin` to now, on top of this."""
         now = Elapsed.now()
-        return Elapsed(self.wall + (now.wall - begin.wall) / runs, self.cpu + (now.cpu - begin.cpu) / runs)
+        return Elapsed(self.wall + now.wall - begin.wall, self.cpu + now.cpu - begin.cpu)
 
 
 class Reached(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from dpopt.harness import lots, stopping
+from dpopt.harness import stopping
 from dpopt.harness.cell import Cell
 from dpopt.harness.engines import Engine, Event
 from dpopt.markup import lines
@@ -50,14 +50,11 @@ class Policy:
         timeout: seconds that one attempt at a cell may take; None for any.
         retries: further attempts at a cell whose failure is one of `retry_on`; each goes on from the last checkpoint.
         retry_on: kinds of failure. An error comes again if the cell is tried again, a lost machine hardly.
-        lot: the most cells that are trained as one, see `lots`. What ends without a result in a lot is tried again
-            alone, and an attempt at a lot may take as many times `timeout` as there are cells in it.
     """
 
     timeout: float | None = None
     retries: int = 2
     retry_on: tuple[Failure, ...] = ("died",)
-    lot: int = 1
 
 
 @dataclass
@@ -141,7 +138,6 @@ class Round:
         self.total = len(cells)
         self.fractions = dict.fromkeys(cells, 0.0)
         self._store, self._engine, self._policy, self.outcome = store, engine, policy, outcome
-        self._sizes: dict[str, int] = {}
         self._began: dict[str, float] = {}
         self._late: set[str] = set()
         self._tries: Counter[str] = Counter()
@@ -149,8 +145,8 @@ class Round:
 
     def begin(self) -> None:
         """Hand all cells to the engine."""
-        for lot in lots.group(self.left.values(), self._policy.lot):
-            self._submit(lot)
+        for cell in self.left.values():
+            self._engine.submit(cell)
 
     def step(self) -> list[str]:
         """See what has happened, and do what follows; returns a line for each cell that failed."""
@@ -188,24 +184,19 @@ class Round:
     def _fail(self, event: Event, is_late: bool) -> None:
         """Try again or give up a cell that was not finished."""
         run_id, kind, reason = event.run_id, event.kind, event.reason
-        is_late_lot = is_late and self._sizes[run_id] > 1
-        if is_late and not is_late_lot:
+        if is_late:
             kind, reason = "timeout", f"it took longer than {self._policy.timeout:g} seconds"
-        if kind in ("interrupted", "split") or is_late_lot:  # by someone else's signal, or with its lot
-            self._submit([self.left[run_id]])
+        if kind == "interrupted":  # by someone else's signal
+            self._engine.submit(self.left[run_id])
         elif kind in self._policy.retry_on and self._tries[run_id] < self._policy.retries:
             self._tries[run_id] += 1
             self._store.forget_failure(run_id)
-            self._submit([self.left[run_id]])
+            self._engine.submit(self.left[run_id])
         else:
             if kind in ("died", "timeout"):  # nobody else could note it
                 self._store.fail(run_id, reason, kind=kind)
             self.outcome.failed[run_id] = reason
             self._settle(run_id)
-
-    def _submit(self, lot: Sequence[Cell]) -> None:
-        self._sizes.update({cell.run_id: len(lot) for cell in lot})
-        self._engine.submit(*lot)
 
     def _settle(self, run_id: str) -> None:
         self.fractions[run_id] = 1.0
@@ -214,9 +205,7 @@ class Round:
     def _stop_late_ones(self) -> None:
         limit = self._policy.timeout
         for run_id, began in self._began.items():
-            if limit is None or run_id in self._late:
-                continue
-            if time.monotonic() - began > limit * self._sizes[run_id]:
+            if limit is not None and time.monotonic() - began > limit and run_id not in self._late:
                 self._late.add(run_id)
                 self._engine.cancel(run_id)
 
@@ -227,7 +216,7 @@ class Round:
                 self._settle(run_id)
             elif watch.is_free():
                 del self._held[run_id]
-                self._submit([self.left[run_id]])
+                self._engine.submit(self.left[run_id])
 
 
 def _drive(cells: Round, console: Console, stop: Callable[[], bool]) -> None:

@@ -126,7 +126,6 @@ class Suite:
     device: str
     physical_batch: int | None
     isolate: bool
-    lot: int
     timeout: float | None
     retries: int
     retry_on: tuple[Literal["failed", "died", "timeout"], ...]
@@ -311,7 +310,6 @@ def _of_file(path: Path, overrides: Sequence[str], given: Mapping[str, Any]) -> 
         physical_batch=None if content["physical_batch"] == "auto" else of("physical_batch", fields.Count),
         isolate=of("isolate", bool),
         timeout=of("timeout", fields.Amount | None),
-        lot=of("lot", Few),
         retries=of("retries", FewOrNone),
         retry_on=_kinds(content["retry_on"], f"{where}.retry_on"),
         grace=of("grace", fields.Amount),

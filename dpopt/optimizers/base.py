@@ -123,15 +123,11 @@ def ema_square(average: Vector, value: Vector, decay: float) -> Vector:
 
 def descend(theta: Vector, direction: Vector, size: Tensor) -> Vector:
     """The point theta - size * direction, for a step size that is a tensor."""
-    # Under `torch.func.vmap` a float64 size would make float64 of the result; without it nothing changes.
-    return torch.addcmul(theta, direction, size.to(theta.dtype), value=-1)
+    return torch.addcmul(theta, direction, size, value=-1)
 
 
 def scalar(like: Tensor, value: float | Tensor = 0.0) -> Tensor:
-    """A float64 number on `like`'s device: counts and step sizes stay tensors, so that no step waits for one.
-
-    Where several runs are stepped at once, `value` is a tensor already.
-    """
+    """A float64 number on `like`'s device: counts and step sizes stay tensors, so that no step waits for one."""
     if isinstance(value, Tensor):
         return value.to(like.device, torch.float64)
     return like.new_full((), value, dtype=torch.float64)

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -146,8 +145,7 @@ class DataOracle(BaseOracle):
         # A GPU is at its best with calls of one shape; a CPU does not mind, so there is next to nothing to pad.
         self._multiple = self._size if self._device.type == "cuda" else CPU_MULTIPLE
         self._transcript, self._watch = transcript, watch
-        self._parts: list[Callable[[], _Inputs]] | None = None
-        self._rows = np.zeros(0, dtype=np.int64)
+        self._inputs: list[Callable[[], _Inputs]] = []
         self._known: list[Known] = []
         self._norms: list[Tensor] = []
         self.processes = processes
@@ -170,27 +168,19 @@ class DataOracle(BaseOracle):
         )
 
     def _open(self, draw: int) -> None:
-        self._rows = self.processes.part(sampling.poisson_rows(self._draw_seed, draw, len(self._x), self.rate))
-        self._parts = None
+        rows = self.processes.part(sampling.poisson_rows(self._draw_seed, draw, len(self._x), self.rate))
+        batches = sampling.physical_batches(rows, self._size, self._multiple)
+        gather = [
+            partial(self._gather, draw, part, torch.from_numpy(rows), torch.from_numpy(mask))
+            for part, (rows, mask) in enumerate(batches)
+        ]
+        # A draw of one physical batch is gathered once, a larger one again for each query: it may not fit.
+        self._inputs = [cache(gather[0])] if len(gather) == 1 else gather
         if self._transcript is not None:
             self._transcript.append([])
 
     def _close(self, batch: OpenDraw) -> None:
-        self._parts, self._norms, self._known = None, [], []
-
-    @property
-    def _inputs(self) -> list[Callable[[], _Inputs]]:
-        """What gathers each physical batch of the open draw."""
-        if self._parts is None:
-            draw = self.draws_taken - 1
-            batches = sampling.physical_batches(self._rows, self._size, self._multiple)
-            gather = [
-                partial(self._gather, draw, part, torch.from_numpy(rows), torch.from_numpy(mask))
-                for part, (rows, mask) in enumerate(batches)
-            ]
-            # A draw of one physical batch is gathered once, a larger one again for each query: it may not fit.
-            self._parts = [cache(gather[0])] if len(gather) == 1 else gather
-        return self._parts
+        self._inputs, self._norms, self._known = [], [], []
 
     def _gather(self, draw: int, part: int, rows: Tensor, mask: Tensor) -> _Inputs:
         rows = sampling.send(rows, self._x.device)

@@ -106,12 +106,6 @@ class OpenDraw(Asking):
         return noise
 
 
-def released(total: Tensor, std: Number, asked: Asked, expected_batch: float) -> Release:
-    """The release that a noised sum `total`, which is changed, amounts to."""
-    mean = total.div_(expected_batch)
-    return Release(mean if asked.centre is None else mean.add_(asked.centre), std / expected_batch)
-
-
 class BaseOracle:
     """Counters, ledger, refusal, and the way from a sum to a release; a subclass says what is summed.
 
@@ -175,7 +169,8 @@ class BaseOracle:
         total = self._sum(asked)
         std = noise * asked.sensitivity if noise else 0.0
         self._add_noise(total, std, batch.number, len(batch.noises) - asked.releases)
-        return released(total, std, asked, self.expected_batch)
+        mean = total.div_(self.expected_batch)
+        return Release(mean if asked.centre is None else mean.add_(asked.centre), std / self.expected_batch)
 
     def _sum(self, asked: Asked) -> Tensor:
         """The sums of a query over the records of the open draw: a new tensor, [d] for a gradient, else [m] float64."""

@@ -9,7 +9,7 @@ import torch
 from dpopt import create, testing
 from dpopt.bench import conformance
 from dpopt.bench.cases import CASES
-from dpopt.clipping import bookkeeping, lot, vmap
+from dpopt.clipping import bookkeeping, vmap
 from dpopt.clipping import flat as shared
 from dpopt.privacy import sampling
 from dpopt.testing import twins
@@ -37,10 +37,9 @@ def test_engines_and_noise_of_the_cpu_conform():
     assert skipped == {
         ("bookkeeping, gpt2", "leaves bad records out"),
         ("vmap, gpt2", "leaves bad records out"),
-        ("lot, gpt2", "as one run at a time"),
     }
     assert {status for key, status in found.items() if key not in skipped} == {"passed"}, rows
-    assert {"bookkeeping, mlp", "vmap, mlp", "lot, mlp", "float32"} < {name for name, _ in found}
+    assert {"bookkeeping, mlp", "vmap, mlp", "float32"} < {name for name, _ in found}
 
 
 @pytest.fixture
@@ -138,19 +137,6 @@ def test_a_device_that_computes_something_else_is_caught(monkeypatch):
     found = engine_rows()
     assert found["bookkeeping, mlp", "as on the CPU"] == "failed"
     assert found["vmap, mlp", "as on the CPU"] == "passed"
-
-
-def test_lots_that_go_wrong_on_the_device_have_failed_and_were_not_skipped(monkeypatch):
-    original, calls = lot.LotEngine.verify_lot, []
-
-    def verify(self, x, y):
-        calls.append(1)
-        if len(calls) == 2:
-            raise lot.Unsupported("the gradients of a batch are others")
-        original(self, x, y)
-
-    monkeypatch.setattr(conformance.LotEngine, "verify_lot", verify)
-    assert engine_rows()["lot, mlp", "as one run at a time"] == "failed"
 
 
 @pytest.mark.parametrize(

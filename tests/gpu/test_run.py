@@ -166,7 +166,13 @@ ROWS = {
     "cells": [
         {"suite": "quickstart", "contender": "dpopt run", "cells": 9, "seconds": 1.0, "cells_per_hour": 12345.6}
         | {"failure": ""},
-        {"suite": "quickstart", "contender": "dpopt run lot=16", "cells": 9, "seconds": 1.0, "cells_per_hour": None}
+        {
+            "suite": "quickstart",
+            "contender": "Opacus, one model at a time",
+            "cells": 9,
+            "seconds": 1.0,
+            "cells_per_hour": None,
+        }
         | {"failure": "exit code 1: why"},
     ],
     "suite": [
@@ -178,7 +184,7 @@ FINDINGS = {
     "conformance": "1 of 2 checks passed; failed: vmap, mlp: repeats",
     "cost": "bookkeeping 1.25 (memory 1.50), ghost fails",
     "batch": "non_private 512, hooks 64, ghost fails",
-    "cells": "dpopt run 12,346/h, dpopt run lot=16 fails",
+    "cells": "dpopt run 12,346/h, Opacus fails",
     "suite": "4 of 9 cells; 1 failed: no memory",
 }
 

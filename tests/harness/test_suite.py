@@ -35,7 +35,6 @@ BAD_OVERRIDES = [
     ("engine=locl", "did you mean 'local'"),
     ("workers=0", "workers"),
     ("physical_batch=0", "physical_batch"),
-    ("lot=0", "lot"),
     ("physical_batch=all", "physical_batch.*whole number"),
     ("clip=[1,2", "quickstart.yaml"),
     ("clip=-1", r"quickstart\.clip: -1"),

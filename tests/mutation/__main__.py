@@ -26,12 +26,11 @@ from rich.progress import track
 
 ROOT = Path(__file__).parents[2]
 KERNEL, RULES = "tests/privacy", "tests/clipping"
-ORACLE = ["test_owned_queries.py", "test_oracle.py", "test_properties_sensitivity.py", "test_lot_oracle.py"]
+ORACLE = ["test_owned_queries.py", "test_oracle.py", "test_properties_sensitivity.py"]
 TARGETS: dict[str, list[str]] = {
     "privacy/queries.py": ORACLE,
     "privacy/data.py": ORACLE,
     "privacy/oracle.py": ORACLE,
-    "privacy/lot.py": ["test_lot_oracle.py"],
     "privacy/sampling.py": ["test_sampling.py", "test_properties_sampling.py", "test_oracle.py"],
     "privacy/ledger.py": ["test_ledger.py", "test_properties_accounting.py"],
     "privacy/accountants.py": ["test_accountants.py", "test_properties_accounting.py"],

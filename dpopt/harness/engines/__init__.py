@@ -25,8 +25,6 @@ ENGINES = {
     "slurm": ("slurm:SlurmEngine", "submitit"),
 }
 """name -> the class in this package, and the module that it needs from the extra of its name."""
-JOINING = ("inline", "local")
-"""Engines that train lots; the others run every cell by itself."""
 
 
 class Event(NamedTuple):
@@ -36,14 +34,13 @@ class Event(NamedTuple):
         run_id: the cell.
         kind: "progress": it runs, and `fraction` is done; "done": it has a record; "held": another process runs it, or
             has finished it; "failed": an error of its own, noted in the store; "died": its worker did; "interrupted":
-            it was asked to stop; "split": the lot that it was in could not be trained, and it is to run alone;
-            "blocked": results cannot be written, which no cell can help.
+            it was asked to stop; "blocked": results cannot be written, which no cell can help.
         fraction: part of the cell that is done.
         reason: why it ended as it did.
     """
 
     run_id: str
-    kind: Literal["progress", "done", "held", "failed", "died", "interrupted", "split", "blocked"]
+    kind: Literal["progress", "done", "held", "failed", "died", "interrupted", "blocked"]
     fraction: float = 1.0
     reason: str = ""
 
@@ -72,11 +69,8 @@ class Setup:
 class Engine(Protocol):
     """Runs cells in any order. Made from a `RunStore` and a `Setup`."""
 
-    def submit(self, *cells: Cell) -> None:
-        """Queue a cell, or cells that are to be trained as one lot if the engine can.
-
-        Each is reported once as anything but "progress", unless the engine is closed before.
-        """
+    def submit(self, cell: Cell) -> None:
+        """Queue a cell; it is reported once as anything but "progress", unless the engine is closed before."""
         ...
 
     def poll(self, timeout: float) -> list[Event]:
@@ -84,7 +78,7 @@ class Engine(Protocol):
         ...
 
     def cancel(self, run_id: str) -> None:
-        """Have a cell stop, with its lot: it writes a checkpoint, or is killed after the grace that it is given."""
+        """Have a cell stop: it writes a checkpoint, or is killed after the grace that it is given."""
         ...
 
     def close(self) -> None:

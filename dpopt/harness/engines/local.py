@@ -1,7 +1,6 @@
-"""Persistent worker processes on this machine: each imports torch and loads a workload once, then runs cell after cell,
-or lot after lot.
+"""Persistent worker processes on this machine: each imports torch and loads a workload once, then runs cell after cell.
 
-A worker that dies costs the cell or the lot that it was running; another takes its place, and its GPU.
+A worker that dies costs the cell that it was running; another takes its place, and its GPU.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from functools import partial
 from itertools import cycle, islice
 from multiprocessing.connection import Connection, wait
@@ -24,24 +22,24 @@ import torch
 from dpopt.harness import stopping
 from dpopt.harness.cell import Cell
 from dpopt.harness.engines import Event, Setup, understood
-from dpopt.harness.engines.attempt import FailureStore, attempt_lot, limit_memory, without
+from dpopt.harness.engines.attempt import FailureStore, attempt, limit_memory
 from dpopt.training import resolve_device
 
 _CONTEXT = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork
 
 
 class LocalEngine:
-    """Processes that take lots from one queue; see `Engine`."""
+    """Processes that take cells from one queue; see `Engine`."""
 
     def __init__(self, store: FailureStore, setup: Setup) -> None:
         understood(setup, {}, "local")
         self._store, self._setup = store, setup
         self._places = deque(places(setup.device, setup.workers))
-        self._queue: deque[Sequence[Cell]] = deque()
+        self._queue: deque[Cell] = deque()
         self._workers: list[_Worker] = []
 
-    def submit(self, *cells: Cell) -> None:
-        self._queue.append(cells)
+    def submit(self, cell: Cell) -> None:
+        self._queue.append(cell)
         self._dispatch()
 
     def poll(self, timeout: float) -> list[Event]:
@@ -57,9 +55,9 @@ class LocalEngine:
         return events
 
     def cancel(self, run_id: str) -> None:
-        self._queue = without(run_id, self._queue)
+        self._queue = deque(cell for cell in self._queue if cell.run_id != run_id)
         for worker in self._workers:
-            if run_id in worker.run_ids:
+            if worker.run_id == run_id:
                 worker.stop(self._setup.grace)
 
     def close(self) -> None:
@@ -81,12 +79,12 @@ class LocalEngine:
                     return
                 idle = _Worker(self._store, self._setup, self._places.popleft())
                 self._workers.append(idle)
-            lot = self._queue.popleft()
+            cell = self._queue.popleft()
             try:
-                idle.run(lot)
+                idle.run(cell)
             except OSError:  # died while it was idle
                 self._bury(idle)
-                self._queue.appendleft(lot)
+                self._queue.appendleft(cell)
 
     def _receive(self, worker: _Worker) -> list[Event]:
         try:
@@ -94,7 +92,7 @@ class LocalEngine:
         except (EOFError, OSError):
             return self._bury(worker)
         if event.kind != "progress":
-            worker.run_ids.discard(event.run_id)
+            worker.run_id = None
         if event.kind == "interrupted":  # it was asked to stop, by us or by someone else: it ends
             worker.stop(self._setup.grace)
         return [event]
@@ -103,21 +101,22 @@ class LocalEngine:
         self._workers.remove(worker)
         self._places.append(worker.device)
         worker.process.join()
-        reason = f"the worker process died (exit code {worker.process.exitcode})"
-        return [Event(run_id, "died", reason=reason) for run_id in sorted(worker.run_ids)]
+        if worker.run_id is None:
+            return []
+        return [Event(worker.run_id, "died", reason=f"the worker process died (exit code {worker.process.exitcode})")]
 
 
 class _Worker:
     """A process and our end of the pipe to it.
 
     Attributes:
-        run_ids: the cells of the lot that it runs, but for those that have ended.
+        run_id: the cell that it runs; None while it waits for one.
     """
 
     def __init__(self, store: FailureStore, setup: Setup, device: str) -> None:
         self.pipe, theirs = _CONTEXT.Pipe()
         self.device = device
-        self.run_ids: set[str] = set()
+        self.run_id: str | None = None
         self._deadline: float | None = None
         arguments = (theirs, store, setup, device)
         self.process: BaseProcess = _CONTEXT.Process(target=_serve, args=arguments, daemon=True)
@@ -126,14 +125,14 @@ class _Worker:
 
     @property
     def is_idle(self) -> bool:
-        return not self.run_ids and self._deadline is None
+        return self.run_id is None and self._deadline is None
 
-    def run(self, lot: Sequence[Cell]) -> None:
-        self.pipe.send(lot)
-        self.run_ids = {cell.run_id for cell in lot}
+    def run(self, cell: Cell) -> None:
+        self.pipe.send(cell)
+        self.run_id = cell.run_id
 
     def stop(self, grace: float) -> None:
-        """End the process, after checkpoints if it is running a lot."""
+        """End the process, after a checkpoint if it is running a cell."""
         if self._deadline is None:
             self._deadline = time.monotonic() + grace
             self.process.terminate()
@@ -161,7 +160,7 @@ def places(name: str, workers: int | None) -> list[str]:
 
 
 def _serve(pipe: Connection, store: FailureStore, setup: Setup, device: str) -> None:
-    """A worker's life: receive a lot, run it, say so; end with the parent, or when it is asked to."""
+    """A worker's life: receive a cell, run it, say so; end with the parent, or when it is asked to."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     signal.signal(signal.SIGTERM, lambda number, frame: stopping.ask())
     limit_memory(setup)
@@ -169,12 +168,10 @@ def _serve(pipe: Connection, store: FailureStore, setup: Setup, device: str) -> 
     try:
         while not stopping.is_asked():
             if pipe.poll(0.5):
-                lot: Sequence[Cell] = pipe.recv()
-                report = partial(tell_progress, pipe)
-                for cell in lot:
-                    report(cell.run_id, 0.0)
-                for event in attempt_lot(lot, store, setup, report, device):
-                    pipe.send(event)
+                cell: Cell = pipe.recv()
+                report = partial(tell_progress, pipe, cell.run_id)
+                report(0.0)
+                pipe.send(attempt(cell, store, setup, report, device))
     except (EOFError, OSError):  # the parent has closed its end
         return
 

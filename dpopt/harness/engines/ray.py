@@ -38,8 +38,8 @@ class RayEngine:
         self._queue: deque[Cell] = deque()
         self._actors: list[_Actor] = []
 
-    def submit(self, *cells: Cell) -> None:
-        self._queue.extend(cells)
+    def submit(self, cell: Cell) -> None:
+        self._queue.append(cell)
         self._dispatch()
 
     def poll(self, timeout: float) -> list[Event]:

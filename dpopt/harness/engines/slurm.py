@@ -44,8 +44,8 @@ class SlurmEngine:
         self._queue: deque[Cell] = deque()
         self._jobs: dict[str, Any] = {}
 
-    def submit(self, *cells: Cell) -> None:
-        self._queue.extend(cells)
+    def submit(self, cell: Cell) -> None:
+        self._queue.append(cell)
 
     def poll(self, timeout: float) -> list[Event]:
         self._dispatch()

@@ -48,10 +48,10 @@ class SpanEngine:
         self._queue: deque[Cell] = deque()
         self._team: _Team | None = None
 
-    def submit(self, *cells: Cell) -> None:
-        if any(cell.diagnostics for cell in cells):
+    def submit(self, cell: Cell) -> None:
+        if cell.diagnostics:
             raise ConfigError("diagnostics", True, "engine 'span' has none: each process sees only its part of a draw")
-        self._queue.extend(cells)
+        self._queue.append(cell)
         self._dispatch()
 
     def poll(self, timeout: float) -> list[Event]:
