@@ -24,7 +24,6 @@ from dpopt import registry
 from dpopt.errors import ConfigError
 from dpopt.privacy.calibration import trace
 from dpopt.privacy.oracle import Asking, BudgetSpent, UnplannedRelease
-from dpopt.privacy.protocol import Query, Release
 from dpopt.privacy.wire import (
     Channel,
     Gone,
@@ -34,6 +33,7 @@ from dpopt.privacy.wire import (
     query_message,
     release_from,
 )
+from dpopt.types import Query, Release
 
 REFUSALS = {kind.__name__: kind for kind in (BudgetSpent, UnplannedRelease)}
 

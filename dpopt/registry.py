@@ -167,7 +167,7 @@ def converters() -> dict[Any, Any]:
     """What `fields.build` needs to make an optimizer from plain data: clip rules and directions inside others."""
     from dpopt.clipping.rules import clip_rule
     from dpopt.optimizers.base import Direction
-    from dpopt.privacy.protocol import ClipRule
+    from dpopt.types import ClipRule
 
     return {ClipRule: clip_rule, Direction: _base}
 

@@ -26,9 +26,9 @@ from dpopt.privacy.distributed import ALONE, Processes, digest
 from dpopt.privacy.isolation import Isolated
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.plan import NonPrivate, Plan
-from dpopt.privacy.protocol import Optimizer, Vector
 from dpopt.privacy.sampling import derive, secret_seed, send
 from dpopt.records import Transform, as_float, as_split, sample
+from dpopt.types import Optimizer, Vector
 from dpopt.workloads.base import EVALUATION_BATCH, Predict, Split, accuracy
 
 Metric = Callable[[Tensor, Tensor], Tensor]

@@ -16,9 +16,9 @@ from torch.nn.parameter import is_lazy
 
 from dpopt.clipping import Abadi, ClippingEngine, Loss
 from dpopt.errors import ConfigError, cut
-from dpopt.privacy.protocol import Vector
 from dpopt.privacy.sampling import send
 from dpopt.records import WHOLE, Transform, described
+from dpopt.types import Vector
 from dpopt.workloads.base import Split
 
 LOOKED = 256

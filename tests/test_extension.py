@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from dpopt.fields import Positive
 from dpopt.optimizers.base import Direction
-from dpopt.privacy.protocol import Release, Vector
+from dpopt.types import Release, Vector
 
 
 class State(NamedTuple):

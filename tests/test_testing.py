@@ -19,12 +19,12 @@ from dpopt.errors import ConfigError
 from dpopt.optimizers.base import Direction, scalar
 from dpopt.optimizers.dp_sgd import DPSGD, State
 from dpopt.privacy import DataOracle, UnplannedRelease, calibration, data, sampling
-from dpopt.privacy.protocol import Release
 from dpopt.testing import numerics
 from dpopt.testing.imports import forbidden_imports, imports
 from dpopt.testing.oracles import strict
 from dpopt.testing.targets import TARGETS, Exact
 from dpopt.testing.task import Task
+from dpopt.types import Release
 
 
 @dataclass
@@ -662,7 +662,7 @@ def package(tmp_path, monkeypatch):
         ("near", "", []),
         ("method", "import dpopt", ["plugged.method: dpopt"]),
         ("shared", "from dpopt.privacy import oracle", ["plugged.shared: dpopt.privacy.oracle"]),
-        ("near", "from dpopt.privacy import protocol", []),
+        ("near", "from dpopt import types", []),
         ("near", "import dpopt.clipping.rules", []),
         ("near", "def f():\n    import os.path", ["plugged.near: os.path"]),
         ("near", "from torchvision import x", ["plugged.near: torchvision.x"]),

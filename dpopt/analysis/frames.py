@@ -13,10 +13,10 @@ import pandas as pd
 
 from dpopt.analysis.naming import workload_names
 from dpopt.errors import unknown
-from dpopt.harness.identity import clipping_bound
 from dpopt.privacy.accountants import epsilon
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.selection import BestOf, selection_rule
+from dpopt.store.identity import clipping_bound
 from dpopt.store.runs import Damaged, Store
 
 GROUP = ["workload", "label", "epsilon_target", "batch_size", "epochs", "clip"]

@@ -19,7 +19,7 @@ from dpopt.optimizers.dp_sgd import DPSGD
 from dpopt.privacy import DataOracle, Draw, Ledger, Plan, TraceOracle
 from dpopt.privacy.calibration import trace
 from dpopt.privacy.isolation import Isolated
-from dpopt.privacy.protocol import Optimizer
+from dpopt.types import Optimizer
 
 LR, CLIP, NOISE = 1e-3, 1, 1.0
 """Learning rate, clipping bound and noise multiplier of all engines; steps are small, so that no model diverges."""

@@ -20,8 +20,8 @@ from dpopt.bench.cases import CASES, Case
 from dpopt.bench.contenders import ENGINES, Contender, engine_group, optimizer_group
 from dpopt.bench.measure import measure, ratios
 from dpopt.errors import ConfigError, unknown
-from dpopt.harness.provenance import provenance
 from dpopt.harness.suite import BASE, compose_config
+from dpopt.store.provenance import provenance
 from dpopt.training import resolve_device
 from dpopt.workloads.models import SUBSETS
 

@@ -15,7 +15,7 @@ from dpopt.clipping.rules import RULES, Abadi, Automatic, Normalized, clip_rule,
 from dpopt.clipping.verification import verify
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError, unknown
-from dpopt.privacy.protocol import ClipRule, Number, Vector
+from dpopt.types import ClipRule, Number, Vector
 
 __all__ = [
     "RULES",

@@ -19,7 +19,7 @@ from dpopt.clipping.flat import FlatModel, Loss, PerExample, free_memory, must_b
 from dpopt.clipping.heap import keep_freed_memory
 from dpopt.clipping.precision import full_precision
 from dpopt.clipping.recording import Layer, Recorder, Use, factors_of
-from dpopt.privacy.protocol import Number, Vector
+from dpopt.types import Number, Vector
 
 
 class BookkeepingEngine(FlatModel):

@@ -16,7 +16,7 @@ from torch.func import functional_call
 from dpopt.clipping import layers, mixing
 from dpopt.clipping.recording import Unsupported
 from dpopt.clipping.rules import factors
-from dpopt.privacy.protocol import ClipRule, Number, Vector
+from dpopt.types import ClipRule, Number, Vector
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs [n, ...], targets [n, ...]) -> one loss per example [n]"""

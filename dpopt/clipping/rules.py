@@ -15,7 +15,7 @@ from torch.func import vmap
 from dpopt import fields
 from dpopt.errors import ConfigError, unknown
 from dpopt.fields import Bound, Positive
-from dpopt.privacy.protocol import ClipRule, Number
+from dpopt.types import ClipRule, Number
 
 
 class _Checked:

@@ -15,7 +15,7 @@ from dpopt.clipping import mixing
 from dpopt.clipping.flat import FlatModel, same_randomness
 from dpopt.clipping.recording import Unsupported
 from dpopt.errors import ConfigError
-from dpopt.privacy.protocol import Vector
+from dpopt.types import Vector
 
 _LOG = logging.getLogger(__name__)
 DISTINCT = 64

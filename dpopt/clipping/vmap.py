@@ -13,7 +13,7 @@ from torch.func import grad_and_value, vmap
 
 from dpopt.clipping.flat import FlatModel, Loss, PerExample, free_memory, must_be_sanitized, same_randomness
 from dpopt.clipping.precision import full_precision
-from dpopt.privacy.protocol import Number, Vector
+from dpopt.types import Number, Vector
 
 CHUNK_BYTES = 64 * 2**20
 """Per-example gradients held at once on a CPU; beyond its caches, larger chunks are slower."""

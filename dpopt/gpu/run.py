@@ -17,14 +17,14 @@ import torch
 from rich.console import Console
 
 from dpopt import fields
-from dpopt.bench.remote import Remote
 from dpopt.errors import ConfigError
 from dpopt.gpu import report
 from dpopt.gpu.session import Session, Slice, work
 from dpopt.gpu.steps import Step, missing, select, table
 from dpopt.gpu.work import Job
-from dpopt.harness.provenance import code, hardware, provenance
+from dpopt.harness.remote import Remote
 from dpopt.harness.suite import BASE, compose_config
+from dpopt.store.provenance import code, hardware, provenance
 
 REPORTING = 20.0
 """Seconds of a slice that are kept for tables and figures."""

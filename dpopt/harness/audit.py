@@ -23,10 +23,10 @@ from dpopt import clipping, fields, registry, training
 from dpopt.errors import ConfigError, unknown
 from dpopt.harness import plan as planning
 from dpopt.harness.cell import Cell
-from dpopt.harness.provenance import provenance
 from dpopt.harness.suite import BASE, Suite, compose_config, first_key, known_keys, load_suite
 from dpopt.privacy import audit
 from dpopt.privacy.sampling import derive
+from dpopt.store.provenance import provenance
 
 SCHEMA = 1
 

@@ -8,12 +8,11 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,8 +24,6 @@ from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError, Held
 from dpopt.harness import checkpoint, stopping
 from dpopt.harness.checkpoint import Elapsed, Reached
-from dpopt.harness.identity import identity
-from dpopt.harness.provenance import provenance
 from dpopt.privacy import sampling
 from dpopt.privacy.calibration import calibrate, dry_run, score_noise
 from dpopt.privacy.data import DataOracle
@@ -34,10 +31,14 @@ from dpopt.privacy.distributed import Processes
 from dpopt.privacy.isolation import Isolated
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.plan import Plan
-from dpopt.privacy.protocol import Optimizer, Vector
 from dpopt.privacy.sampling import derive
 from dpopt.privacy.selection import selection_rule
+from dpopt.store.identity import identity
+from dpopt.store.leases import Lease
+from dpopt.store.provenance import provenance
+from dpopt.store.runs import Store
 from dpopt.study.diagnostics import Diagnostics
+from dpopt.types import Optimizer, Vector
 from dpopt.workloads.base import Split, Workload
 
 CHECKPOINT_SECONDS = 60.0
@@ -127,26 +128,6 @@ class Interrupted(Exception):
     """The cell was asked to stop; its checkpoint is written."""
 
 
-class Lease(Protocol):
-    """The right to run a cell; `dpopt.store.leases.Lease` documents the methods."""
-
-    def note(self, fraction: float) -> None: ...
-    def check(self) -> None: ...
-
-
-class RunStore(Protocol):
-    """What running a cell needs of the store; `dpopt.store.Store` documents the methods."""
-
-    def lease(self, run_id: str) -> AbstractContextManager[Lease]: ...
-    def state(self, run_id: str) -> str: ...
-    def begin(self, run_id: str, cell: Mapping[str, Any]) -> None: ...
-    def finish(self, run_id: str, record: Mapping[str, Any], ledger: str) -> None: ...
-    def append_curve(self, run_id: str, entry: Mapping[str, Any]) -> None: ...
-    def restart_curve(self, run_id: str, entries: Iterable[Mapping[str, Any]]) -> None: ...
-    def load_checkpoint(self, run_id: str) -> bytes: ...
-    def save_checkpoint(self, run_id: str, content: bytes) -> None: ...
-
-
 Report = Callable[[float], None]
 """Called with the fraction of the cell that is done."""
 
@@ -203,7 +184,7 @@ def prepare(
     device: str = "auto",
     physical_batch: int | None = None,
     isolate: bool = False,
-    store: RunStore | None = None,
+    store: Store | None = None,
 ) -> Prepared:
     """Load, build and calibrate what a cell trains; see `run`.
 
@@ -295,7 +276,7 @@ def _diagnostics(
 
 def run(
     cell: Cell,
-    store: RunStore,
+    store: Store,
     *,
     device: str = "auto",
     report: Report = lambda fraction: None,
@@ -348,7 +329,7 @@ class Loop:
         seconds: that the steps have taken, in this process.
     """
 
-    store: RunStore
+    store: Store
     lease: Lease
     report: Report
     checkpoint_seconds: float
@@ -357,7 +338,7 @@ class Loop:
     started: float = field(default_factory=time.perf_counter)
     seconds: float = 0.0
 
-    def writing(self) -> RunStore:
+    def writing(self) -> Store:
         """The store, for one write to a run, to be asked for when the content is at hand: making that may take minutes.
 
         Raises:

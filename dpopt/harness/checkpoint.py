@@ -9,13 +9,14 @@ from __future__ import annotations
 import io
 import json
 import time
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.plan import Plan
+from dpopt.store.runs import Store
 from dpopt.study.diagnostics import Diagnostics
 
 
@@ -52,12 +53,6 @@ class Reached(NamedTuple):
     curve: list[dict[str, Any]]
 
 
-class Kept(Protocol):
-    """Where checkpoints are; `dpopt.store.Store` documents the method."""
-
-    def load_checkpoint(self, run_id: str) -> bytes: ...
-
-
 def dump(run_id: str, reached: Reached, diagnostics: Diagnostics | None) -> bytes:
     """A checkpoint's content."""
     content = {
@@ -73,7 +68,7 @@ def dump(run_id: str, reached: Reached, diagnostics: Diagnostics | None) -> byte
     return file.getvalue()
 
 
-def load(store: Kept, run_id: str, initial: Any, plan: Plan, diagnostics: Diagnostics | None) -> Reached:
+def load(store: Store, run_id: str, initial: Any, plan: Plan, diagnostics: Diagnostics | None) -> Reached:
     """Where a run goes on: at its last checkpoint, or at its beginning where there is none that can be used.
 
     Args:

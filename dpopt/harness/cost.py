@@ -11,19 +11,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
 
 from dpopt import registry, training
-from dpopt.bench.remote import Remote
 from dpopt.harness.cell import Cell, Prepared, finished_at, peak_memory, prepare
 from dpopt.harness.engines.local import places
 from dpopt.harness.flops import Rate, Work, work_of
-from dpopt.harness.provenance import provenance
+from dpopt.harness.remote import Remote
 from dpopt.harness.rows import Planned
 from dpopt.harness.suite import Suite
+from dpopt.store.provenance import provenance
+from dpopt.store.runs import Store
 from dpopt.workloads.base import Split
 
 SAMPLE = 256
@@ -36,13 +37,6 @@ CALL = 2e-3
 """Seconds of a gradient that go into calling torch, in an estimate: about those of the digits' network on a CPU."""
 LONG = 60.0
 """Seconds after which a probe takes no further draw."""
-
-
-class RecordStore(Protocol):
-    """What reading step times needs of the store; `dpopt.store.Store` documents the methods."""
-
-    def state(self, run_id: str) -> str: ...
-    def record(self, run_id: str) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -142,7 +136,7 @@ class Row:
         return sum(timing.seconds(draws(cell)) for cell in self.waiting)
 
 
-def rows(planned: Iterable[Planned], store: RecordStore) -> list[Row]:
+def rows(planned: Iterable[Planned], store: Store) -> list[Row]:
     """The rows of a plan, in its order; a cell that is in several counts in each."""
     groups: dict[tuple[str, str, int], list[Planned]] = {}
     for entry in planned:
@@ -179,7 +173,7 @@ def _examples(workload: str) -> int:
 
 def timings(
     rows: Sequence[Row],
-    store: RecordStore,
+    store: Store,
     suite: Suite,
     limit: int = 0,
     console: Console | None = None,
@@ -205,7 +199,7 @@ def timings(
     return known | {number: found for number in left if rate and (found := rows[number].estimate(rate.flops))}
 
 
-def _stored(row: Row, store: RecordStore, is_one: Callable[[str], bool]) -> Timing | None:
+def _stored(row: Row, store: Store, is_one: Callable[[str], bool]) -> Timing | None:
     """The mean times of the first `RECORDS` finished cells of a row on such devices; None where there is none."""
     done = (cell.run_id for cell, state in zip(row.cells, row.states, strict=True) if state == "done")
     records = [store.record(run_id) for run_id in islice(done, RECORDS)]

@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -16,30 +15,14 @@ from dpopt.harness import stopping
 from dpopt.harness.cell import Cell
 from dpopt.harness.engines import Engine, Event
 from dpopt.markup import lines
+from dpopt.store import leases
+from dpopt.store.runs import Failure, Store
 
 PLAIN_LINES = 20
 """About how many lines a run prints where there is no terminal to draw a bar on."""
 POLL = 1.0
 """Seconds between two looks at what an engine does not tell: time that is up, and cells of other processes."""
 RESULTS = ("done", "diverged")
-Failure = Literal["failed", "died", "timeout"]
-"""How a cell can fail: by an error of its own, with its worker process, or by taking too long."""
-
-
-class Watch(Protocol):
-    """Looks at a cell that another process runs; see `dpopt.store.leases.Watch`."""
-
-    def is_free(self) -> bool: ...
-
-
-class StateStore(Protocol):
-    """What deciding what to run needs of the store; `dpopt.store.Store` documents the methods."""
-
-    def state(self, run_id: str) -> str: ...
-    def error(self, run_id: str) -> dict[str, str]: ...
-    def fail(self, run_id: str, reason: str, traceback: str = "", kind: Failure = "failed") -> None: ...
-    def forget_failure(self, run_id: str) -> None: ...
-    def watch(self, run_id: str) -> Watch: ...
 
 
 @dataclass(frozen=True)
@@ -78,7 +61,7 @@ class Outcome:
 
 def execute(
     cells: Iterable[Cell],
-    store: StateStore,
+    store: Store,
     make_engine: Callable[[], Engine],
     console: Console | None = None,
     outcome: Outcome | None = None,
@@ -111,7 +94,7 @@ def execute(
     return outcome
 
 
-def _is_settled(run_id: str, store: StateStore, outcome: Outcome) -> bool:
+def _is_settled(run_id: str, store: Store, outcome: Outcome) -> bool:
     """Whether nothing is left to do for a cell; if so, `outcome` says why."""
     state = store.state(run_id)
     if state in RESULTS:
@@ -131,9 +114,7 @@ class Round:
         store, engine, policy, outcome: see `execute`.
     """
 
-    def __init__(
-        self, cells: dict[str, Cell], store: StateStore, engine: Engine, policy: Policy, outcome: Outcome
-    ) -> None:
+    def __init__(self, cells: dict[str, Cell], store: Store, engine: Engine, policy: Policy, outcome: Outcome) -> None:
         self.left = dict(cells)
         self.total = len(cells)
         self.fractions = dict.fromkeys(cells, 0.0)
@@ -141,7 +122,7 @@ class Round:
         self._began: dict[str, float] = {}
         self._late: set[str] = set()
         self._tries: Counter[str] = Counter()
-        self._held: dict[str, Watch] = {}
+        self._held: dict[str, leases.Watch] = {}
 
     def begin(self) -> None:
         """Hand all cells to the engine."""

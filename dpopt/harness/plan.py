@@ -14,13 +14,13 @@ from typing import Any
 from dpopt import fields, registry
 from dpopt.errors import ConfigError, Missing, unknown
 from dpopt.harness import refine, tuning
-from dpopt.harness.rows import Planned, Results, Row
+from dpopt.harness.rows import Planned, Row
 from dpopt.harness.suite import Setting, Suite, axis
 from dpopt.store.runs import Store, mended
 from dpopt.workloads.base import Workload
 
 
-def plan(suite: Suite, results: Results | None = None, journal: Callable[[str], Path] | None = None) -> list[Planned]:
+def plan(suite: Suite, results: Store | None = None, journal: Callable[[str], Path] | None = None) -> list[Planned]:
     """Every cell of `suite`, paired by seed across optimizers; needs neither data nor weights.
 
     Args:

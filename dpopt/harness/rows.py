@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from statistics import fmean
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from dpopt import registry
 from dpopt.clipping.rules import Abadi, Normalized
 from dpopt.errors import ConfigError
 from dpopt.harness import refine, tuning
 from dpopt.harness.cell import Cell
-from dpopt.harness.identity import clipping_bound
 from dpopt.harness.suite import Setting, Suite
 from dpopt.harness.tuning import Outcome, Run
 from dpopt.privacy import accountants, sampling
@@ -25,6 +24,8 @@ from dpopt.privacy.calibration import calibrate, cost, require_bounded
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.sampling import derive
 from dpopt.privacy.selection import After, BestOf, Composed, Selection, selection_spec
+from dpopt.store.identity import clipping_bound
+from dpopt.store.runs import Store
 from dpopt.training import number_of_draws, sampling_rate
 from dpopt.workloads.base import Workload
 
@@ -66,14 +67,6 @@ class Planned:
         return own | {"cell": self.cell.content()}
 
 
-class Results(Protocol):
-    """What planning needs of the store; `dpopt.store.Store` documents the methods."""
-
-    def state(self, run_id: str) -> str: ...
-    def record(self, run_id: str) -> dict[str, Any]: ...
-    def ledger(self, run_id: str) -> Ledger: ...
-
-
 class Place(NamedTuple):
     """Where in a row a search is made: the suite's epsilon, B, C, epochs and seed."""
 
@@ -108,7 +101,7 @@ class Row:
         self._numbers: dict[tuple[float, int], dict[tuple[Any, ...], int]] = {}
         self._points = cost(registry.from_spec("optimizer", _optimizer(setting, {}, 1.0))).gradients_per_draw
 
-    def cells(self, results: Results | None, journal: Any) -> Iterator[Planned]:
+    def cells(self, results: Store | None, journal: Any) -> Iterator[Planned]:
         """All cells; those that follow from the outcome of others only where `results` has it.
 
         Args:
@@ -189,7 +182,7 @@ class Row:
         return own.setdefault((place.batch_size, place.epochs, str(optimizer.get("clip")), run), len(own))
 
     def _refinement(
-        self, made: Mapping[tuple[float, float], list[Planned]], results: Results | None, journal: Any
+        self, made: Mapping[tuple[float, float], list[Planned]], results: Store | None, journal: Any
     ) -> Iterator[Planned]:
         _check_refinement(self._setting, self._workload, self._rule, next(iter(made.values())), f"{self._where}.refine")
         for length, grid in made.items():
@@ -252,7 +245,7 @@ def _refined(
     grid: list[Planned],
     number: int,
     further: Callable[[int, refine.Point], list[Planned]],
-    results: Results,
+    results: Store,
     journal: Any,
 ) -> Iterator[Planned]:
     """The proposals that follow from a finished grid, each with all seeds: a point's score is the mean over them.
@@ -286,18 +279,18 @@ def _point(entry: Planned) -> dict[str, Any]:
     return {"C": None if math.isnan(bound) else bound, "B": entry.cell.batch_size, **tuned}
 
 
-def _validation(entries: list[Planned], results: Results) -> float:
+def _validation(entries: list[Planned], results: Store) -> float:
     """The mean validation score of finished cells; one that is no number makes it the worst."""
     records = [results.record(entry.cell.run_id) for entry in entries]
     scores = [record.get(f"validation_{record.get('score', 'accuracy')}") for record in records]
     return fmean(-math.inf if score is None or math.isnan(score) else score for score in scores)
 
 
-def _all_done(found: list[Planned], results: Results) -> bool:
+def _all_done(found: list[Planned], results: Store) -> bool:
     return all(results.state(entry.cell.run_id) in ("done", "diverged") for entry in found)
 
 
-def _last_run(found: list[Planned], results: Results) -> Run:
+def _last_run(found: list[Planned], results: Store) -> Run:
     """The run that linear scaling ends with, from the stored outcomes of those before."""
     outcomes = []
     for entry in found:

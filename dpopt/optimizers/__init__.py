@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from dpopt._lazy import attach
 
 if TYPE_CHECKING:
-    from dpopt.privacy.protocol import Optimizer
+    from dpopt.types import Optimizer
 
 __all__ = ["Optimizer"]
-__getattr__ = attach(__name__, {"Optimizer": "dpopt.privacy.protocol"})
+__getattr__ = attach(__name__, {"Optimizer": "dpopt.types"})
 
 
 class _Callable(ModuleType):

@@ -14,7 +14,7 @@ from torch import Tensor
 from dpopt.clipping.rules import Abadi
 from dpopt.fields import Positive
 from dpopt.optimizers.base import Configured, descend, scalar
-from dpopt.privacy.protocol import ClipRule, Oracle, Vector
+from dpopt.types import ClipRule, Oracle, Vector
 
 
 class State(NamedTuple):

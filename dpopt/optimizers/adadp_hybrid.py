@@ -13,7 +13,7 @@ from torch import Tensor
 from dpopt.fields import NonNegative, Positive
 from dpopt.optimizers import adadp
 from dpopt.optimizers.base import descend, expected_epoch, scalar
-from dpopt.privacy.protocol import Oracle, Vector
+from dpopt.types import Oracle, Vector
 
 
 class State(NamedTuple):

@@ -15,7 +15,7 @@ from dpopt.errors import ConfigError
 from dpopt.fields import Decay, Positive
 from dpopt.optimizers.base import Configured, Direction, descend, require_plain, scalar
 from dpopt.optimizers.dp_sgd import DPSGD
-from dpopt.privacy.protocol import Oracle, Release, Vector
+from dpopt.types import Oracle, Release, Vector
 
 SMALLEST = 1e-6
 """Floor of the bound, should no gradient be longer than any bound."""

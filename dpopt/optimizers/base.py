@@ -21,7 +21,7 @@ from dpopt import fields
 from dpopt.clipping.rules import Abadi
 from dpopt.errors import ConfigError
 from dpopt.fields import Positive
-from dpopt.privacy.protocol import Batch, ClipRule, Oracle, Release, Vector
+from dpopt.types import Batch, ClipRule, Oracle, Release, Vector
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from dpopt.fields import Fraction, Positive
 from dpopt.optimizers.base import Direction, require_local, require_plain, scalar, two_points
 from dpopt.optimizers.dp_adam import DPAdam
-from dpopt.privacy.protocol import Release, Vector
+from dpopt.types import Release, Vector
 
 
 class State(NamedTuple):

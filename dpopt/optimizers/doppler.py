@@ -14,7 +14,7 @@ from dpopt.errors import ConfigError
 from dpopt.fields import Finite, Positive
 from dpopt.optimizers.base import Direction, require_local, require_plain
 from dpopt.optimizers.dp_adam import DPAdam
-from dpopt.privacy.protocol import Release, Vector
+from dpopt.types import Release, Vector
 
 
 class State(NamedTuple):

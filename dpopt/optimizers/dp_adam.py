@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dpopt.fields import Decay, Positive
 from dpopt.optimizers.base import Direction, ema, ema_square, scalar
-from dpopt.privacy.protocol import Release, Vector
+from dpopt.types import Release, Vector
 
 
 class State(NamedTuple):

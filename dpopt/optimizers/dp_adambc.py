@@ -11,7 +11,7 @@ import torch
 from dpopt.fields import Decay, Positive
 from dpopt.optimizers.base import Direction, ema, ema_square, scalar
 from dpopt.optimizers.dp_adam import State
-from dpopt.privacy.protocol import Release, Vector
+from dpopt.types import Release, Vector
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 
 from dpopt.fields import NonNegative
 from dpopt.optimizers.dp_adam import DPAdam, State
-from dpopt.privacy.protocol import Release, Vector
+from dpopt.types import Release, Vector
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 
 from dpopt.fields import Decay, NonNegative, Positive
 from dpopt.optimizers.base import Direction
-from dpopt.privacy.protocol import Release, Vector
+from dpopt.types import Release, Vector
 
 
 class State(NamedTuple):

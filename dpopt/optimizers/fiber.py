@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dpopt.fields import Decay, Fraction, NonNegative, Positive
 from dpopt.optimizers.base import Direction, ema, ema_square, scalar, scalars, two_points
-from dpopt.privacy.protocol import Release, Vector
+from dpopt.types import Release, Vector
 
 
 class State(NamedTuple):

@@ -15,7 +15,7 @@ from dpopt.errors import ConfigError
 from dpopt.fields import Count, Decay, Positive
 from dpopt.optimizers.base import Configured, Direction, descend, require_plain, scalar, scalars
 from dpopt.optimizers.dp_adamw import DPAdamW
-from dpopt.privacy.protocol import ClipRule, Oracle, Release, Vector
+from dpopt.types import ClipRule, Oracle, Release, Vector
 
 
 class State(NamedTuple):

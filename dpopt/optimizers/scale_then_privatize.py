@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dpopt.clipping.rules import Abadi
 from dpopt.fields import Positive
 from dpopt.optimizers.dp_adam import DPAdam, State
-from dpopt.privacy.protocol import Batch, ClipRule, Release
+from dpopt.types import Batch, ClipRule, Release
 
 
 @dataclass(frozen=True)

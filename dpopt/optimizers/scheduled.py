@@ -12,7 +12,7 @@ from dpopt.clipping.rules import Abadi
 from dpopt.fields import NonNegative, Positive, Range
 from dpopt.optimizers.base import Configured, Direction, descend, expected_epoch, require_plain, scalar
 from dpopt.optimizers.dp_adamw import DPAdamW
-from dpopt.privacy.protocol import ClipRule, Oracle, Vector
+from dpopt.types import ClipRule, Oracle, Vector
 
 INVERSE_TIME = 0.1
 """Decay per epoch of Eq. 5.1."""

@@ -22,7 +22,7 @@ from dpopt.errors import ConfigError, unknown
 from dpopt.fields import Arguments, NonNegative, Positive
 from dpopt.optimizers._installed import NotInstalled, require
 from dpopt.optimizers.base import Configured, scalar
-from dpopt.privacy.protocol import ClipRule, Oracle, Vector
+from dpopt.types import ClipRule, Oracle, Vector
 
 DISTRIBUTIONS = {"dog": "dog-optimizer"}
 """What to install for a package whose distribution has another name."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dpopt.privacy.calibration import calibrate
     from dpopt.privacy.data import DataOracle
     from dpopt.privacy.oracle import BudgetSpent, ReplayOracle, TraceOracle, UnplannedRelease
-    from dpopt.privacy.protocol import Batch, Oracle, Query, Record, Release
+    from dpopt.types import Batch, Oracle, Query, Record, Release
 
 __all__ = [
     "ACCOUNTANTS",
@@ -40,7 +40,7 @@ __all__ = [
 __getattr__ = attach(
     __name__,
     dict.fromkeys(["BudgetSpent", "ReplayOracle", "TraceOracle", "UnplannedRelease"], "dpopt.privacy.oracle")
-    | dict.fromkeys(["Batch", "Oracle", "Query", "Record", "Release"], "dpopt.privacy.protocol")
+    | dict.fromkeys(["Batch", "Oracle", "Query", "Record", "Release"], "dpopt.types")
     | {
         "DataOracle": "dpopt.privacy.data",
         "calibrate": "dpopt.privacy.calibration",

@@ -22,11 +22,11 @@ from dpopt.privacy import accountants
 from dpopt.privacy.ledger import Draw, Ledger
 from dpopt.privacy.oracle import BudgetSpent, TraceOracle
 from dpopt.privacy.plan import NonPrivate, Plan
-from dpopt.privacy.protocol import Optimizer
 from dpopt.privacy.queries import GRADIENT
 from dpopt.privacy.selection import Selection, selection_spec
 from dpopt.privacy.solving import TOLERANCE, Charge, solve_noise
 from dpopt.privacy.unread import ValueRead
+from dpopt.types import Optimizer
 
 Structure = tuple[tuple[tuple[str, ...], int], ...]
 """Run-length encoded kinds of release of every draw: ((kinds, count), ...)."""

@@ -19,8 +19,8 @@ from dpopt.privacy.distributed import ALONE, Processes, digest
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.oracle import BaseOracle, OpenDraw, Transcript
 from dpopt.privacy.plan import Plan
-from dpopt.privacy.protocol import Number, Release, Vector
 from dpopt.privacy.queries import Asked, Gradient, Space, contributions
+from dpopt.types import Number, Release, Vector
 
 CPU_MULTIPLE = 8
 """On the CPU, physical batches are padded to a multiple of it: the shapes of a run stay few, at next to no cost."""

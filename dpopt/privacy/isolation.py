@@ -27,7 +27,6 @@ from torch.utils import _pytree as pytree
 from dpopt import fields
 from dpopt.errors import ConfigError
 from dpopt.privacy.oracle import BaseOracle, BudgetSpent, OpenDraw, UnplannedRelease
-from dpopt.privacy.protocol import Vector
 from dpopt.privacy.wire import (
     Channel,
     Gone,
@@ -38,6 +37,7 @@ from dpopt.privacy.wire import (
     release_message,
     shared_file,
 )
+from dpopt.types import Vector
 
 LARGEST_STATE = 64
 """The most bytes of an optimizer's state, for each byte of its vectors."""

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from dpopt.privacy.ledger import Draw, Ledger
 from dpopt.privacy.plan import Plan
-from dpopt.privacy.protocol import ClipRule, Number, Points, Query, Release, Vector
 from dpopt.privacy.queries import Asked, Below, Gradient, Losses, Space, Unseen, read
 from dpopt.privacy.unread import unread
+from dpopt.types import ClipRule, Number, Points, Query, Release, Vector
 
 Transcript = list[list[Release]]
 """Everything a run released: for each draw its releases, in order."""

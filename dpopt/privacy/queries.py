@@ -20,7 +20,7 @@ from torch.func import vmap
 
 from dpopt.clipping.rules import ELEMENTWISE, Bounded, check_alone
 from dpopt.errors import ConfigError
-from dpopt.privacy.protocol import ClipRule, Number, Points, Query, Record, Vector
+from dpopt.types import ClipRule, Number, Points, Query, Record, Vector
 
 LEAST, LARGEST = 1e-30, 1e30
 """The range of a sensitivity: float32 rounds the noise of a smaller one to nothing, of a larger one to infinity."""

@@ -24,8 +24,8 @@ from torch import Tensor
 from dpopt import fields
 from dpopt.clipping.rules import RULES, AtBound
 from dpopt.errors import ConfigError, unknown
-from dpopt.privacy.protocol import ClipRule, Number, Query, Release, Vector
 from dpopt.privacy.queries import KINDS, hints
+from dpopt.types import ClipRule, Number, Query, Release, Vector
 
 CLIP_RULES: dict[str, type[Any]] = {**RULES, "at_bound": AtBound}
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float64, torch.int64, torch.bool)}

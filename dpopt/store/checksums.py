@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpopt.harness.provenance import source
+from dpopt.store.provenance import source
 from dpopt.store.runs import SCHEMA, Damaged, Store, read, sha256
 
 NAME = "checksums.json"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dpopt.errors import ConfigError, Held
-from dpopt.harness.identity import identity
+from dpopt.store.identity import identity
 from dpopt.store.runs import CHECKED, RECORD, Damaged, Store, Track, address, read, sha256
 
 OF_THE_MACHINE = ("provenance", "checksums", "seconds_", "peak_memory", "processes")

@@ -26,8 +26,8 @@ from dpopt import fields
 from dpopt.clipping import Abadi, ClippingEngine
 from dpopt.errors import ConfigError
 from dpopt.fields import Bound, Count, NonNegative, Positive
-from dpopt.privacy.protocol import Vector
 from dpopt.study.optimal_clip import MSE
+from dpopt.types import Vector
 
 POINTS = 8
 """Losses after a step are computed for that many draws of the noise at once."""

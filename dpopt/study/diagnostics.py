@@ -17,9 +17,9 @@ from torch import Tensor
 from dpopt.clipping.rules import Automatic
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.privacy.data import Seen
-from dpopt.privacy.protocol import ClipRule
 from dpopt.study.optimal_clip import mse, optimal_clip
 from dpopt.study.weights import class_weights, norm_quantiles
+from dpopt.types import ClipRule
 
 CLIPS = (0.01, 0.1, 1.0, 10.0, 100.0)
 """Bounds C that class weights are computed for, beside the run's own."""

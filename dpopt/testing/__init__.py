@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from dpopt.errors import ConfigError, unknown
-from dpopt.privacy.protocol import Optimizer
 from dpopt.testing import configuration, numerics, privacy, twins, workloads
 from dpopt.testing.task import Task
+from dpopt.types import Optimizer
 from dpopt.workloads.base import Workload
 
 __all__ = ["DEVICE_RULES", "EXCEPTABLE", "RULES", "Check", "Task", "checks", "device_checks", "workload_checks"]

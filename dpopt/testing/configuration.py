@@ -9,8 +9,8 @@ import torch
 import yaml
 
 from dpopt import fields, registry
-from dpopt.privacy.protocol import Optimizer
 from dpopt.testing.task import Task, require_near
+from dpopt.types import Optimizer
 
 LIMIT_TOLERANCE = 1e-6
 """How far a special case may be from what it should equal, as a share of the way; both are computed in float64."""

@@ -12,15 +12,15 @@ MAY_USE = frozenset({"__future__", "collections", "dataclasses", "math", "torch"
 """Distributions and modules that an optimizer may import."""
 MAY_USE_MORE = {"dpopt.optimizers.torch_optim": {"contextlib", "functools", "importlib"}}
 """It wraps a class that is given by its import path."""
-MAY_USE_OF_DPOPT = ("clipping.rules", "errors", "fields", "optimizers", "privacy.protocol", "privacy.queries")
+MAY_USE_OF_DPOPT = ("clipping.rules", "errors", "fields", "optimizers", "privacy.queries", "types")
 BUILTINS = frozenset({"__import__", "compile", "eval", "exec", "open"})
 """Built-in functions that would go round the rule."""
 
 
-def imports(source: str, package: str = "") -> Iterator[str]:
-    """Absolute names that the module `source` in `package` imports, but for those only a type checker sees."""
+def imports(source: str, package: str = "", *, is_typed: bool = False) -> Iterator[str]:
+    """Absolute names that the module `source` in `package` imports; those only a type checker sees if it `is_typed`."""
     tree = ast.parse(source)
-    for node in ast.walk(tree):
+    for node in [] if is_typed else ast.walk(tree):
         if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
             node.body = []
     for node in ast.walk(tree):

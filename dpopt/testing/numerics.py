@@ -16,11 +16,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpopt import registry
-from dpopt.privacy.protocol import Optimizer
 from dpopt.testing.configuration import entries_of
 from dpopt.testing.device import ignore, imitated_cuda, values
 from dpopt.testing.targets import TARGETS, Exact, Target
 from dpopt.testing.task import DRAWS, Recording, Task, pairs, require_near, require_same, tensors
+from dpopt.types import Optimizer
 
 GOAL, TARGET_DRAWS = 0.1, 120
 """A target counts as minimised at this share of its first value, reached within so many draws."""

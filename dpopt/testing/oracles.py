@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from dpopt.privacy.data import DataOracle
 from dpopt.privacy.oracle import Asking, OpenDraw
-from dpopt.privacy.protocol import Batch, Oracle, Query, Release
 from dpopt.privacy.queries import Asked, read
+from dpopt.types import Batch, Oracle, Query, Release
 
 
 def strict(oracle: Any) -> Any:

@@ -14,11 +14,11 @@ from dpopt.privacy import accountants
 from dpopt.privacy.calibration import trace
 from dpopt.privacy.isolation import Isolated, IsolatedFailure
 from dpopt.privacy.oracle import BudgetSpent
-from dpopt.privacy.protocol import Optimizer
 from dpopt.privacy.queries import GRADIENT
 from dpopt.testing.imports import MAY_USE, forbidden_imports
 from dpopt.testing.oracles import Neighbours, strict
 from dpopt.testing.task import DELTA, DRAWS, EPSILON, Task, require_same
+from dpopt.types import Optimizer
 
 
 def leaves_the_planned_ledger(optimizer: Optimizer) -> None:

@@ -11,8 +11,8 @@ from torch import Tensor
 from dpopt.clipping.flat import clip_factors
 from dpopt.privacy.data import sums
 from dpopt.privacy.oracle import AnyKind, BaseOracle
-from dpopt.privacy.protocol import Vector
 from dpopt.privacy.queries import Asked, Gradient, Space
+from dpopt.types import Vector
 
 
 class Target(NamedTuple):

@@ -15,7 +15,7 @@ from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.data import DataOracle
 from dpopt.privacy.oracle import ReplayOracle, Transcript
 from dpopt.privacy.plan import Plan
-from dpopt.privacy.protocol import Optimizer, Release, Vector
+from dpopt.types import Optimizer, Release, Vector
 
 EXAMPLES, BATCH, DRAWS, EPSILON, DELTA = 60, 20, 12, 5.0, 1e-5
 

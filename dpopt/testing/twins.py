@@ -11,8 +11,8 @@ import torch
 
 from dpopt.privacy.data import DataOracle
 from dpopt.privacy.oracle import Asking, OpenDraw
-from dpopt.privacy.protocol import Optimizer, Query, Release
 from dpopt.testing.task import Task
+from dpopt.types import Optimizer, Query, Release
 
 TOLERANCE = 1e-4
 """How far a release may be from that of the other device, as a share of its length."""

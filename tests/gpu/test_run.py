@@ -17,7 +17,7 @@ from dpopt.gpu import report
 from dpopt.gpu import run as runs
 from dpopt.gpu.session import Session
 from dpopt.gpu.steps import Step, table
-from dpopt.harness.provenance import code, hardware
+from dpopt.store.provenance import code, hardware
 
 ROOT = Path(__file__).parents[2]
 SETTING = {
@@ -119,7 +119,7 @@ original = runs.provenance
 
 def test_code_is_that_of_every_file(tmp_path, monkeypatch):
     copy = shutil.copytree(ROOT / "dpopt", tmp_path / "dpopt", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr("dpopt.harness.provenance.__file__", str(copy / "harness" / "provenance.py"))
+    monkeypatch.setattr("dpopt.store.provenance.__file__", str(copy / "harness" / "provenance.py"))
     before = code()
     (copy / "conf" / "base" / "gpu.yaml").write_text("minutes: 8\n")
     assert len({before, code(), code()}) == 2

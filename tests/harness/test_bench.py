@@ -17,9 +17,9 @@ from dpopt.bench import run
 from dpopt.bench.cases import CASES, Case, class_loss, images
 from dpopt.bench.contenders import ENGINES, Contender, draws_of, engine_group, fixed_plan, optimizer_group
 from dpopt.bench.measure import SLOW_ROUNDS, WARM_UP, Measurement, Runner, measure, peak_memory, ratios
-from dpopt.bench.remote import Remote
 from dpopt.cli import main
 from dpopt.errors import ConfigError
+from dpopt.harness.remote import Remote
 from dpopt.optimizers.adadp_hybrid import ADADPHybrid
 from dpopt.privacy import BudgetSpent
 from dpopt.workloads.base import mlp

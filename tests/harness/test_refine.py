@@ -7,8 +7,8 @@ import pytest
 
 from dpopt.errors import ConfigError
 from dpopt.harness import refine
-from dpopt.harness.identity import clipping_bound
 from dpopt.harness.plan import manifest, plan
+from dpopt.store.identity import clipping_bound
 
 pytest.importorskip("optuna")
 

@@ -17,9 +17,9 @@ from dpopt.fields import Arguments
 from dpopt.optimizers.torch_optim import TorchOptim
 from dpopt.privacy.calibration import trace
 from dpopt.privacy.oracle import ReplayOracle
-from dpopt.privacy.protocol import Release
 from dpopt.testing import Task
 from dpopt.testing.device import imitated_cuda
+from dpopt.types import Release
 
 CASES = {
     "sgd": TorchOptim("torch.optim.SGD", 0.5, arguments={"momentum": 0.9, "weight_decay": 0.01}),

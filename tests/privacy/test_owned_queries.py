@@ -184,7 +184,7 @@ class Mixing(Query):
     """A kind of one's own, which says that it moves a sum by at most 1."""
 
     kind = "mixing"
-    factor: dpopt.privacy.protocol.Number = 1.0
+    factor: dpopt.types.Number = 1.0
 
     @property
     def releases(self):

@@ -18,7 +18,7 @@ import torch
 from dpopt.clipping import Abadi
 from dpopt.optimizers.dp_sgd import DPSGD
 from dpopt.privacy import DataOracle
-from dpopt.privacy.protocol import ClipRule, Release
+from dpopt.types import ClipRule, Release
 
 
 @dataclass(frozen=True)

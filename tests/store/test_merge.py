@@ -16,9 +16,9 @@ import pytest
 
 from dpopt.cli import main
 from dpopt.errors import ConfigError
-from dpopt.harness.identity import identity
 from dpopt.privacy import Draw, Ledger
 from dpopt.store import Store, archives
+from dpopt.store.identity import identity
 from dpopt.store.merge import merge
 from dpopt.store.runs import sealed
 

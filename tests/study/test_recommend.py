@@ -6,9 +6,9 @@ import pytest
 import yaml
 
 from dpopt.errors import ConfigError
-from dpopt.harness.identity import clipping_bound
 from dpopt.harness.plan import plan
 from dpopt.harness.suite import BASE, compose_config, load_suite
+from dpopt.store.identity import clipping_bound
 from dpopt.study.batch_size import best_batch
 from dpopt.study.recommend import Problem, main, recommend, report, snippet
 

@@ -19,9 +19,9 @@ from dpopt.analysis.verify import opinions, parquet, runs
 from dpopt.analysis.verify.claims import Claims
 from dpopt.analysis.verify.finding import Finding, Verified
 from dpopt.errors import ConfigError
-from dpopt.harness.identity import identity
-from dpopt.harness.provenance import unknown_commits
 from dpopt.store import checksums
+from dpopt.store.identity import identity
+from dpopt.store.provenance import unknown_commits
 from dpopt.store.runs import Damaged, Store, Track, address, read
 
 __all__ = ["Finding", "Verified", "verify"]

@@ -15,10 +15,10 @@ import numpy as np
 
 from dpopt.analysis.verify import opinions
 from dpopt.analysis.verify.finding import Finding, expect, expect_close
-from dpopt.harness.identity import identity
 from dpopt.privacy.accountants import epsilon
 from dpopt.privacy.ledger import Draw, Ledger
 from dpopt.privacy.selection import BestOf, Selection, selection_rule
+from dpopt.store.identity import identity
 
 SAME = 1e-6
 """How far, relatively, an epsilon may lie from what the same accountant finds: its versions differ in last places."""

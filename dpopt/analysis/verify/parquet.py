@@ -15,9 +15,9 @@ from dpopt.analysis import frames, tables
 from dpopt.analysis.verify import claims
 from dpopt.analysis.verify.claims import Claims
 from dpopt.analysis.verify.finding import Finding, expect
-from dpopt.harness.identity import clipping_bound
 from dpopt.markup import MARKDOWN
 from dpopt.privacy.ledger import Ledger
+from dpopt.store.identity import clipping_bound
 from dpopt.store.runs import Damaged, Store
 
 CELL = re.compile(r"((?:\\.|[^|\\])*)\|")

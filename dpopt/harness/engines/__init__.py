@@ -13,9 +13,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from dpopt.errors import ConfigError, unknown
+from dpopt.store.runs import Store
 
 if TYPE_CHECKING:
-    from dpopt.harness.cell import Cell, RunStore
+    from dpopt.harness.cell import Cell
 
 ENGINES = {
     "inline": ("inline:InlineEngine", ""),
@@ -67,7 +68,7 @@ class Setup:
 
 
 class Engine(Protocol):
-    """Runs cells in any order. Made from a `RunStore` and a `Setup`."""
+    """Runs cells in any order. Made from a `Store` and a `Setup`."""
 
     def submit(self, cell: Cell) -> None:
         """Queue a cell; it is reported once as anything but "progress", unless the engine is closed before."""
@@ -95,7 +96,7 @@ def check(name: str, where: str) -> None:
         raise ConfigError(where, name, f"it needs {needs}: pip install 'dpopt[{name}]'")
 
 
-def create(name: str, store: RunStore, setup: Setup) -> Engine:
+def create(name: str, store: Store, setup: Setup) -> Engine:
     """The engine `name`, see `ENGINES`.
 
     Raises:

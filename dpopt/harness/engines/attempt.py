@@ -7,36 +7,18 @@ import errno
 import resource
 import traceback
 from collections.abc import Iterable
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from dpopt.errors import Held
-from dpopt.harness.cell import Cell, Interrupted, Report, RunStore, run
+from dpopt.harness.cell import Cell, Interrupted, Report, run
 from dpopt.harness.engines import Event, Setup
+from dpopt.store.runs import Store
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
-class FailureStore(RunStore, Protocol):
-    """What an attempt needs of the store; `dpopt.store.Store` documents the methods."""
-
-    def fail(self, run_id: str, reason: str, traceback: str = "", kind: Literal["failed"] = "failed") -> None: ...
-
-
-class SharedStore(FailureStore, Protocol):
-    """What an engine needs of the store whose workers tell of themselves through it alone."""
-
-    def holder(self, run_id: str) -> Holder | None: ...
-
-
-class Holder(Protocol):
-    """Who runs a cell; see `dpopt.store.leases.Holder`."""
-
-    @property
-    def fraction(self) -> float: ...
-
-
 def attempt(
-    cell: Cell, store: FailureStore, setup: Setup, report: Report = lambda fraction: None, device: str | None = None
+    cell: Cell, store: Store, setup: Setup, report: Report = lambda fraction: None, device: str | None = None
 ) -> Event:
     """Run a cell and say how that ended; an error of its own is noted in the store.
 
@@ -62,7 +44,7 @@ def attempt(
     return Event(cell.run_id, "done")
 
 
-def progress(store: SharedStore, run_ids: Iterable[str]) -> list[Event]:
+def progress(store: Store, run_ids: Iterable[str]) -> list[Event]:
     """How far cells are, of those that have begun, as their leases say."""
     holders = {run_id: store.holder(run_id) for run_id in run_ids}
     return [Event(run_id, "progress", holder.fraction) for run_id, holder in holders.items() if holder is not None]

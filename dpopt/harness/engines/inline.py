@@ -10,13 +10,14 @@ from collections import deque
 
 from dpopt.harness.cell import Cell
 from dpopt.harness.engines import Event, Setup, understood
-from dpopt.harness.engines.attempt import FailureStore, attempt
+from dpopt.harness.engines.attempt import attempt
+from dpopt.store.runs import Store
 
 
 class InlineEngine:
     """One cell at a time, in the calling process; see `Engine`."""
 
-    def __init__(self, store: FailureStore, setup: Setup) -> None:
+    def __init__(self, store: Store, setup: Setup) -> None:
         understood(setup, {}, "inline")
         self._store, self._setup = store, setup
         self._queue: deque[Cell] = deque()

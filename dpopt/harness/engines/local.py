@@ -22,7 +22,8 @@ import torch
 from dpopt.harness import stopping
 from dpopt.harness.cell import Cell
 from dpopt.harness.engines import Event, Setup, understood
-from dpopt.harness.engines.attempt import FailureStore, attempt, limit_memory
+from dpopt.harness.engines.attempt import attempt, limit_memory
+from dpopt.store.runs import Store
 from dpopt.training import resolve_device
 
 _CONTEXT = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork
@@ -31,7 +32,7 @@ _CONTEXT = multiprocessing.get_context("spawn")  # CUDA and threads do not survi
 class LocalEngine:
     """Processes that take cells from one queue; see `Engine`."""
 
-    def __init__(self, store: FailureStore, setup: Setup) -> None:
+    def __init__(self, store: Store, setup: Setup) -> None:
         understood(setup, {}, "local")
         self._store, self._setup = store, setup
         self._places = deque(places(setup.device, setup.workers))
@@ -113,7 +114,7 @@ class _Worker:
         run_id: the cell that it runs; None while it waits for one.
     """
 
-    def __init__(self, store: FailureStore, setup: Setup, device: str) -> None:
+    def __init__(self, store: Store, setup: Setup, device: str) -> None:
         self.pipe, theirs = _CONTEXT.Pipe()
         self.device = device
         self.run_id: str | None = None
@@ -159,7 +160,7 @@ def places(name: str, workers: int | None) -> list[str]:
     return list(islice(cycle(devices), workers or number))
 
 
-def _serve(pipe: Connection, store: FailureStore, setup: Setup, device: str) -> None:
+def _serve(pipe: Connection, store: Store, setup: Setup, device: str) -> None:
     """A worker's life: receive a cell, run it, say so; end with the parent, or when it is asked to."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     signal.signal(signal.SIGTERM, lambda number, frame: stopping.ask())

@@ -21,13 +21,14 @@ from dpopt.errors import ConfigError
 from dpopt.harness import stopping
 from dpopt.harness.cell import Cell
 from dpopt.harness.engines import Event, Setup, understood
-from dpopt.harness.engines.attempt import SharedStore, attempt, limit_memory, progress
+from dpopt.harness.engines.attempt import attempt, limit_memory, progress
+from dpopt.store.runs import Store
 
 
 class RayEngine:
     """As many actors as the cluster has room for, or as `workers` says; see `Engine`."""
 
-    def __init__(self, store: SharedStore, setup: Setup) -> None:
+    def __init__(self, store: Store, setup: Setup) -> None:
         options = understood(setup, {"address": None, "cpus": 1.0, "gpus": None}, "ray")
         self._store, self._setup = store, setup
         self._is_owner = not ray.is_initialized()
@@ -102,7 +103,7 @@ class _Actor:
         answer: where Ray will put how that ended.
     """
 
-    def __init__(self, store: SharedStore, setup: Setup, needs: Mapping[str, float]) -> None:
+    def __init__(self, store: Store, setup: Setup, needs: Mapping[str, float]) -> None:
         # Two threads: one runs cells, the other can ask it to stop.
         options: dict[str, Any] = {"max_concurrency": 2, "max_restarts": 0, "max_task_retries": 0, **needs}
         remote = ray.remote(**options)(_Worker)
@@ -139,7 +140,7 @@ class _Actor:
 class _Worker:
     """What the actor is over there."""
 
-    def __init__(self, store: SharedStore, setup: Setup, folder: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, store: Store, setup: Setup, folder: str, environment: Mapping[str, str]) -> None:
         os.environ.update(environment)
         os.chdir(folder)
         limit_memory(setup)

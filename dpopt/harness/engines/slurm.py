@@ -27,7 +27,8 @@ from dpopt.errors import ConfigError
 from dpopt.harness import stopping
 from dpopt.harness.cell import Cell
 from dpopt.harness.engines import Event, Setup
-from dpopt.harness.engines.attempt import SharedStore, attempt, limit_memory, progress
+from dpopt.harness.engines.attempt import attempt, limit_memory, progress
+from dpopt.store.runs import Store
 
 REQUEUES = 100
 """How often a job may run out of time: each time it goes on from its checkpoint."""
@@ -36,7 +37,7 @@ REQUEUES = 100
 class SlurmEngine:
     """Jobs of one cell each; see `Engine`."""
 
-    def __init__(self, store: SharedStore, setup: Setup) -> None:
+    def __init__(self, store: Store, setup: Setup) -> None:
         self._store, self._setup = store, setup
         options = {"folder": "slurm", "cluster": "slurm", "at_once": 1000, **setup.options}
         self._at_once = fields.convert(options.pop("at_once"), fields.Count, "options.at_once", {})
@@ -78,7 +79,7 @@ class SlurmEngine:
 class Job:
     """What a node does. The cell runs in a second thread, as the first one has to answer submitit's signal."""
 
-    def __init__(self, store: SharedStore, setup: Setup) -> None:
+    def __init__(self, store: Store, setup: Setup) -> None:
         self._store, self._setup = store, setup
 
     def __call__(self, cell: Cell) -> Event:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -30,8 +30,9 @@ from dpopt.errors import ConfigError
 from dpopt.harness import stopping
 from dpopt.harness.cell import Cell
 from dpopt.harness.engines import Event, Setup, understood
-from dpopt.harness.engines.attempt import FailureStore, attempt, limit_memory
+from dpopt.harness.engines.attempt import attempt, limit_memory
 from dpopt.harness.engines.local import end_with_parent, places, tell_progress
+from dpopt.store.runs import Store
 from dpopt.training import resolve_device
 
 _CONTEXT = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork
@@ -42,7 +43,7 @@ FOREVER = timedelta(days=30)
 class SpanEngine:
     """All `workers` processes work on one cell; see `Engine`."""
 
-    def __init__(self, store: FailureStore, setup: Setup) -> None:
+    def __init__(self, store: Store, setup: Setup) -> None:
         understood(setup, {}, "span")
         self._store, self._setup = store, setup
         self._queue: deque[Cell] = deque()
@@ -104,7 +105,7 @@ class _Team:
         is_spent: whether they can train no other.
     """
 
-    def __init__(self, store: FailureStore, setup: Setup) -> None:
+    def __init__(self, store: Store, setup: Setup) -> None:
         self.cell: Cell | None = None
         self.is_spent = False
         self._deadline: float | None = None
@@ -165,7 +166,7 @@ class _Team:
             return Event(self.cell.run_id, "died", reason=reason)
 
 
-def _start(rank: int, devices: list[str], meeting: str, store: FailureStore, setup: Setup) -> _Member:
+def _start(rank: int, devices: list[str], meeting: str, store: Store, setup: Setup) -> _Member:
     ours, theirs = _CONTEXT.Pipe()
     process = _CONTEXT.Process(target=_serve, args=(theirs, rank, devices, meeting, store, setup), daemon=True)
     process.start()
@@ -173,7 +174,7 @@ def _start(rank: int, devices: list[str], meeting: str, store: FailureStore, set
     return _Member(process, ours)
 
 
-def _serve(pipe: Connection, rank: int, devices: list[str], meeting: str, store: FailureStore, setup: Setup) -> None:
+def _serve(pipe: Connection, rank: int, devices: list[str], meeting: str, store: Store, setup: Setup) -> None:
     """A member's life: receive a cell, train it with the others, say so; end with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     # Stopped each for itself, they would stop at different draws: the first does, and the others are ended.
@@ -181,7 +182,7 @@ def _serve(pipe: Connection, rank: int, devices: list[str], meeting: str, store:
     limit_memory(setup)
     threading.Thread(target=end_with_parent, daemon=True).start()
     _join(rank, devices, meeting)
-    own = store if rank == 0 else Follower(store)
+    own = store if rank == 0 else Follower(store.root)
     try:
         while True:
             cell: Cell = pipe.recv()
@@ -216,20 +217,13 @@ class _NoLease:
         pass
 
 
-class Follower:
-    """The store of a process that is not the first: it reads a checkpoint and writes its failures, and nothing else.
+class Follower(Store):
+    """The store of a process that is not the first: it reads a checkpoint and writes its failures, and nothing else."""
 
-    Args:
-        store: where the first process writes.
-    """
-
-    def __init__(self, store: FailureStore) -> None:
-        self._store = store
-
-    def lease(self, run_id: str) -> AbstractContextManager[_NoLease]:
+    def lease(self, run_id: str) -> Any:
         return nullcontext(_NoLease())
 
-    def state(self, run_id: str) -> str:
+    def state(self, run_id: str) -> Any:
         return "started"
 
     def begin(self, run_id: str, cell: Mapping[str, Any]) -> None:
@@ -238,17 +232,11 @@ class Follower:
     def finish(self, run_id: str, record: Mapping[str, Any], ledger: str) -> None:
         pass
 
-    def fail(self, run_id: str, reason: str, traceback: str = "", kind: Any = "failed") -> None:
-        self._store.fail(run_id, reason, traceback, kind)
-
     def append_curve(self, run_id: str, entry: Mapping[str, Any]) -> None:
         pass
 
     def restart_curve(self, run_id: str, entries: Iterable[Mapping[str, Any]]) -> None:
         pass
-
-    def load_checkpoint(self, run_id: str) -> bytes:
-        return self._store.load_checkpoint(run_id)
 
     def save_checkpoint(self, run_id: str, content: bytes) -> None:
         pass

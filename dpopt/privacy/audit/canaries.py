@@ -17,8 +17,8 @@ from dpopt.privacy.audit.games import Scores, kinds_of, log_ratio, play, require
 from dpopt.privacy.data import DataOracle
 from dpopt.privacy.oracle import Transcript
 from dpopt.privacy.plan import Plan
-from dpopt.privacy.protocol import ClipRule, Number, Optimizer, Vector
 from dpopt.privacy.queries import GRADIENT
+from dpopt.types import ClipRule, Number, Optimizer, Vector
 
 
 class WithCanaries(ClippingEngine):

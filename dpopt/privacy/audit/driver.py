@@ -15,7 +15,7 @@ from dpopt.privacy.audit.canaries import one_run_scores
 from dpopt.privacy.audit.estimators import clopper_pearson, likely_threshold, one_run, one_run_fdp
 from dpopt.privacy.audit.games import WORST_CASE_DIMENSION, simulated, worst_case
 from dpopt.privacy.calibration import calibrate
-from dpopt.privacy.protocol import Optimizer
+from dpopt.types import Optimizer
 
 SIMULATED = 10_000
 """Simulated runs of each kind that the worst-case game's threshold is chosen on."""

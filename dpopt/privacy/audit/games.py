@@ -24,8 +24,8 @@ from dpopt.privacy.data import DataOracle
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.oracle import Transcript
 from dpopt.privacy.plan import Plan
-from dpopt.privacy.protocol import ClipRule, Number, Optimizer, Release, Vector
 from dpopt.privacy.queries import COUNTS, GRADIENT
+from dpopt.types import ClipRule, Number, Optimizer, Release, Vector
 
 HUGE_GRADIENT, HUGE_LOSS = 1e100, 1e300
 """Of the worst record, in float64; finite, as what is not counts as nothing, and beyond any bound."""

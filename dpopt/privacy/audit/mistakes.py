@@ -32,9 +32,9 @@ from dpopt.privacy.data import DataOracle
 from dpopt.privacy.ledger import Draw, Ledger
 from dpopt.privacy.oracle import OpenDraw, Transcript
 from dpopt.privacy.plan import Plan
-from dpopt.privacy.protocol import ClipRule, Number, Oracle, Release, Vector
 from dpopt.privacy.published import PublishedNoise, hyfreedp_noise
 from dpopt.privacy.queries import LOSSES, Asked
+from dpopt.types import ClipRule, Number, Oracle, Release, Vector
 
 Score = Callable[[Transcript, Vector], float]
 """What the adversary makes of one run: (its releases, the last parameters, shape [d]) -> a number, high for "in"."""
