@@ -25,7 +25,7 @@ from dpopt.errors import ConfigError, Held
 from dpopt.harness import checkpoint, stopping
 from dpopt.harness.checkpoint import Elapsed, Reached
 from dpopt.privacy import sampling
-from dpopt.privacy.calibration import calibrate, dry_run, score_noise
+from dpopt.privacy.calibration import calibrate, scaled_down, score_noise
 from dpopt.privacy.data import DataOracle
 from dpopt.privacy.distributed import Processes
 from dpopt.privacy.isolation import Isolated
@@ -42,6 +42,10 @@ from dpopt.types import Optimizer, Vector
 from dpopt.workloads.base import Split, Workload
 
 CHECKPOINT_SECONDS = 60.0
+
+
+STORED = {"scale_down": "dry_run"}
+"""Fields that have another name in stored cells, whose identity it is part of."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +66,8 @@ class Cell:
         selection: where the run is one of a search that is charged, the rule by which (see `selection_spec`); `epsilon`
             is then the search's.
         untrained: a search whose number of runs came out as 0 releases the model as it was initialised.
-        dry_run: how many times smaller batch and noise are than those that spend `epsilon`: as many steps with the same
-            signal and noise, which cost as many times less to compute and spend far more (Sander et al. 2023).
+        scale_down: how many times smaller batch and noise are than those that spend `epsilon`: as many steps with the
+            same signal and noise, which cost as many times less to compute and spend far more (Sander et al. 2023).
         diagnostics: whether gradient norms and what is made of them go into the curve; they are not private.
     """
 
@@ -79,7 +83,7 @@ class Cell:
     kernel: int = 1
     selection: dict[str, Any] | None = None
     untrained: bool = False
-    dry_run: float = 1.0
+    scale_down: float = 1.0
     diagnostics: bool = False
 
     def content(self) -> dict[str, Any]:
@@ -92,12 +96,14 @@ class Cell:
     @cached_property
     def _content(self) -> dict[str, Any]:
         content = {field.name: (_plain(getattr(self, field.name)), field.default) for field in dataclasses.fields(self)}
-        return {key: value for key, (value, default) in content.items() if value != default}
+        return {STORED.get(key, key): value for key, (value, default) in content.items() if value != default}
 
     @classmethod
     def from_content(cls, content: Mapping[str, Any]) -> Cell:
         """The cell that `content` described."""
-        return cls(**{**content, "epsilon": float(content["epsilon"])})
+        names = {stored: name for name, stored in STORED.items()}
+        given: dict[str, Any] = {names.get(key, key): value for key, value in content.items()}
+        return cls(**{**given, "epsilon": float(content["epsilon"])})
 
     @cached_property
     def run_id(self) -> str:
@@ -257,7 +263,7 @@ def _plan(cell: Cell, optimizer: Optimizer, examples: int, dimension: int) -> Pl
         accountant=cell.accountant,
         selection=selection_rule(cell.selection) if cell.selection else None,
     )
-    return plan if cell.dry_run == 1 else dry_run(plan, cell.dry_run)
+    return plan if cell.scale_down == 1 else scaled_down(plan, cell.scale_down)
 
 
 def _diagnostics(

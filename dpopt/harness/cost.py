@@ -123,7 +123,7 @@ class Row:
         """How long a cell takes at `rate` FLOPs a second; None where they cannot be counted."""
         if (work := self.work) is None:
             return None
-        records = self.cells[0].batch_size / self.cells[0].dry_run
+        records = self.cells[0].batch_size / self.cells[0].scale_down
         draw = self.gradients_per_draw * (records * work.gradient / rate + CALL)
         return Timing(draw=draw, evaluate=self._curve(work) / rate, is_estimate=True)
 
@@ -159,7 +159,7 @@ def draws(cell: Cell) -> int:
 
 def _gradients(cell: Cell, per_draw: float) -> float:
     """Expected gradient evaluations of a cell."""
-    return draws(cell) * cell.batch_size / cell.dry_run * per_draw
+    return draws(cell) * cell.batch_size / cell.scale_down * per_draw
 
 
 def _key(spec: Mapping[str, Any]) -> str:

@@ -111,7 +111,7 @@ class Row:
         made: dict[tuple[float, float], list[Planned]] = {}
         known = set[str]()
         for place in self._places():
-            sampling_rate(place.batch_size / self._suite.dry_run, self._workload.examples)
+            sampling_rate(place.batch_size / self._suite.scale_down, self._workload.examples)
             number_of_draws(place.epochs, place.batch_size, self._workload.examples)
             found = self._search(place)
             yield from (entry for entry in found if entry.cell.run_id not in known)
@@ -159,7 +159,7 @@ class Row:
             sampling.REVISION,
             selection_spec(run.selection) if run.selection else None,
             run.untrained,
-            suite.dry_run,
+            suite.scale_down,
             suite.diagnostics,
         )
         rest = (self._label, self._setting.tuning, run.point, place.epsilon, self._points, run.stage)
@@ -217,9 +217,11 @@ def _check_search(
     if is_charged and not workload.score.endswith("accuracy"):
         allowed = "a charged search needs a score that one record changes by at most one: an accuracy"
         raise ConfigError(f"{where}.tuning", setting.tuning, f"{allowed}, and that of {name} is {workload.score}")
-    if setting.tuning == "linear_scaling" and suite.dry_run != 1:
-        allowed = f"{where} pays for its searches from one budget, which a dry run overspends: expected 1"
-        raise ConfigError(f"{suite.name}.dry_run", suite.dry_run, allowed)
+    if setting.tuning == "linear_scaling" and suite.scale_down != 1:
+        allowed = (
+            f"{where} pays for its searches from one budget, which runs that are scaled down overspend: expected 1"
+        )
+        raise ConfigError(f"{suite.name}.scale_down", suite.scale_down, allowed)
     if setting.tuning == "linear_scaling" and math.inf in (setting.epsilon or suite.epsilon):
         raise ConfigError(f"{where}.tuning", setting.tuning, "linear scaling needs a finite epsilon")
 

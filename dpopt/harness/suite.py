@@ -133,7 +133,7 @@ class Suite:
     memory: float | None
     max_hours: float | None
     options: dict[str, Any]
-    dry_run: float
+    scale_down: float
     diagnostics: bool
     refine: int
     log: tuple[str, ...]
@@ -316,7 +316,7 @@ def _of_file(path: Path, overrides: Sequence[str], given: Mapping[str, Any]) -> 
         memory=of("memory", fields.Amount | None),
         max_hours=of("max_hours", fields.Amount | None),
         options=_options(content["options"], f"{where}.options"),
-        dry_run=of("dry_run", fields.Factor),
+        scale_down=of("scale_down", fields.Factor),
         diagnostics=of("diagnostics", bool),
         refine=of("refine", FewOrNone),
         log=axis(content["log"], Literal["tensorboard", "wandb"], f"{where}.log") or (),

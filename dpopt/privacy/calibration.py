@@ -95,7 +95,7 @@ def calibrate(
     return plan
 
 
-def dry_run(plan: Plan, factor: float) -> Plan:
+def scaled_down(plan: Plan, factor: float) -> Plan:
     """`plan` with batches and noise `factor` times smaller: a cheap simulation of it that is far less private.
 
     Noise per record, and so what training feels of it, stays what it was, while a step costs `factor` times less

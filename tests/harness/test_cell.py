@@ -328,11 +328,11 @@ def test_an_untrained_cell_releases_the_model_as_it_was_initialised(write_search
     assert len(store.ledger(cell.run_id)) == 0
 
 
-def test_a_dry_run_trains_alike_costs_less_and_spends_more(write_suite, store):
+def test_a_scaled_down_run_trains_alike_costs_less_and_spends_more(write_suite, store):
     """Batch and noise are a quarter each, so noise per record and the number of steps stay (Sander et al. 2023)."""
     cell = planned_cell(write_suite, "hyfreedp")
-    dry = planned_cell(write_suite, "hyfreedp", ["dry_run=4"])
-    assert dry == dataclasses.replace(cell, dry_run=4.0)
+    dry = planned_cell(write_suite, "hyfreedp", ["scale_down=4"])
+    assert dry == dataclasses.replace(cell, scale_down=4.0)
     wet, record = cells.prepare(cell, device="cpu").plan, cells.run(dry, store, device="cpu")
     assert record["rate"] == wet.rate / 4
     assert record["draws"] == wet.draws

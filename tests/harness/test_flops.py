@@ -116,9 +116,9 @@ def test_a_rows_flops_are_those_of_its_draws_and_its_curve(rows):
         assert timing.seconds(draws) == pytest.approx(each + draws * points * cost.CALL)
 
 
-def test_a_dry_run_costs_as_many_times_less(rows):
+def test_a_scaled_down_run_costs_as_many_times_less(rows):
     row = rows[1][0]
-    small = dataclasses.replace(row, cells=tuple(dataclasses.replace(cell, dry_run=8.0) for cell in row.cells))
+    small = dataclasses.replace(row, cells=tuple(dataclasses.replace(cell, scale_down=8.0) for cell in row.cells))
     assert small.estimate(1.0).draw - cost.CALL == pytest.approx((row.estimate(1.0).draw - cost.CALL) / 8)
 
 

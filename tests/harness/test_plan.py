@@ -179,9 +179,10 @@ def test_fields_of_searches_leave_the_ids_of_other_cells_alone(write_suite):
     entry = plan(write_suite())[0]
     assert not {"selection", "untrained", "dry_run", "diagnostics"} & entry.cell.content().keys()
     assert not {"stage", "target"} & entry.content().keys()
-    others = [{"selection": {"rule": "composed", "runs": 2}}, {"untrained": True}, {"dry_run": 2.0}, {"search": 1}]
+    others = [{"selection": {"rule": "composed", "runs": 2}}, {"untrained": True}, {"scale_down": 2.0}, {"search": 1}]
     changed = [dataclasses.replace(entry.cell, **change) for change in others]
     assert len({entry.cell.run_id, *(cell.run_id for cell in changed)}) == 5
+    assert changed[2].content()["dry_run"] == 2.0, "cells were stored under that name"
     for cell in changed:
         assert Cell.from_content(json.loads(json.dumps(cell.content()))) == cell
 
@@ -248,14 +249,14 @@ def test_the_manifest_tells_the_stages_of_a_search(write_searches):
         (["optimizers=[composed]", "workloads=[{name: digits_mlp, validation: 0}]"], r"digits_mlp\.validation: 0"),
         (["optimizers=[composed]", "workloads=[{name: gmm, validation: 50}]"], r"composed\.tuning.*log_likelihood"),
         (["optimizers=[linear]", "epsilon=[1,inf]"], r"linear\.tuning.*finite epsilon"),
-        (["optimizers=[linear]", "dry_run=2"], r"dry_run: 2.*linear"),
+        (["optimizers=[linear]", "scale_down=2"], r"scale_down: 2.*linear"),
         (["optimizers=[poisson]", "settings.poisson.selection=poisson"], r"poisson\.selection\.runs: None"),
         (["optimizers=[few]", "settings.few.runs=4"], r"few\.runs: 4.*1 to 3"),
         (["optimizers=[few]", "settings.few.tuning=randon"], r"few\.tuning: 'randon'"),
         (["optimizers=[few]", "settings.few.selection=[composed]"], r"few\.selection"),
         (["optimizers=[few]", "settings.few.selection=3"], r"few\.selection"),
-        (["optimizers=[few]", "dry_run=0.5"], r"dry_run: 0\.5"),
-        (["optimizers=[few]", "dry_run=9000"], r"batch_size"),
+        (["optimizers=[few]", "scale_down=0.5"], r"scale_down: 0\.5"),
+        (["optimizers=[few]", "scale_down=9000"], r"batch_size"),
     ],
 )
 def test_a_search_that_cannot_be_made_is_refused(write_searches, overrides, named):
