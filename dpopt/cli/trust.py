@@ -37,7 +37,8 @@ def collect(overrides: Sequence[str]) -> None:
 def publish(overrides: Sequence[str]) -> int:
     """Write a suite's folder of results/published: cells, curves, ledgers, records, tables, ranking and figures.
 
-    figures=[NAME] draws these figures, to=FOLDER writes elsewhere. check=true compares instead: every published table
+    figures=[NAME] draws these figures, to=FOLDER writes elsewhere, results=FOLDER and plots=FOLDER are where runs and
+    figures' files are. check=true compares instead: every published table
     and figure, of suite=NAME or of all suites, is made again from the published cells; ends with 1 where one is
     another. remake=true writes them anew, from what is published.
     """

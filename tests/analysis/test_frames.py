@@ -141,7 +141,7 @@ def test_further_scores_become_columns(maker):
 
 
 def test_labels_select_rows(matrix):
-    cells = frames.load(matrix, "made", ["hyfreedp"]).cells
+    cells = frames.load(matrix, "made", {"optimizers": ["hyfreedp"]}).cells
     assert set(cells["label"]) == {"hyfreedp"}
     assert json.loads(cells["tuned"].iloc[0]) == {}
 

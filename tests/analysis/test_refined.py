@@ -47,7 +47,7 @@ def test_the_best_point_is_shown_and_the_whole_search_charged(refined):
     (row,) = refined.comparison.to_dict("records")
     assert (row["clip"], row["batch_size"], row["runs"]) == (3.0, 500, 8)
     assert row["mean"] == pytest.approx(0.8)
-    every = list(refined.results.cells["run_id"])
+    every = list(refined.cells["run_id"])
     assert row["epsilon_with_tuning"] == frames.composed(refined.store, every, row["delta"], "rdp")
 
 
@@ -58,7 +58,7 @@ def test_which_rows_are_refined(refined):
 
 
 def test_private_selection_is_simulated_for_the_grid_alone(refined):
-    outcome = selection.private_selection(refined.store, refined.results.cells, runs=(2,))
+    outcome = selection.private_selection(refined.store, refined.cells, runs=(2,))
     assert len(outcome) == 6
 
 

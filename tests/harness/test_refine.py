@@ -183,23 +183,23 @@ def test_a_row_goes_on_once_its_grid_is_done(write_suite, results):
     assert [e.cell.run_id for e in grid] == [
         e.cell.run_id for e in plan(write_suite(overrides=[*AXES, "epsilon=[1,4]"]))
     ]
-    assert plan(suite, results) == grid
+    assert plan(suite, results, results.journal) == grid
     results.finish([entry for entry in grid if entry.target == 1])
     for number in (5, 8):
-        planned = plan(suite, results)
-        assert plan(suite, results) == planned
+        planned = plan(suite, results, results.journal)
+        assert plan(suite, results, results.journal) == planned
         further = [entry for entry in planned if entry.is_refined]
         assert [entry for entry in planned if not entry.is_refined] == grid
         assert len(further) == 2 * number  # two seeds
         assert {entry.target for entry in further} == {1}
         results.finish(further)
-    assert plan(suite, results) == planned
+    assert plan(suite, results, results.journal) == planned
 
 
 def test_every_seed_has_the_same_points_and_draws_of_its_own(write_suite, results):
     suite = write_suite(overrides=[*AXES, "refine=5"])
     results.finish(plan(suite))
-    further = [entry for entry in plan(suite, results) if entry.is_refined]
+    further = [entry for entry in plan(suite, results, results.journal) if entry.is_refined]
     points = {seed: [(bound(e), e.cell.batch_size, e.tuned) for e in further if e.cell.seed == seed] for seed in (0, 1)}
     assert points[0] == points[1]
     assert [entry.cell.search for entry in further if entry.cell.seed == 0] == [8, 9, 10, 11, 12]  # the grid has 8
@@ -211,14 +211,14 @@ def test_every_seed_has_the_same_points_and_draws_of_its_own(write_suite, result
 def test_the_manifest_tells_what_is_refined(write_suite, results):
     suite = write_suite(overrides=[*AXES, "refine=5", "seeds=0"])
     results.finish(plan(suite))
-    cells = json.loads(json.dumps(manifest(suite, plan(suite, results))))["cells"]
+    cells = json.loads(json.dumps(manifest(suite, plan(suite, results, results.journal))))["cells"]
     assert [cell.get("refined", False) for cell in cells] == [False] * 8 + [True] * 5
 
 
 def test_a_rule_without_a_bound_is_not_refined_in_it(write_suite, results):
     suite = write_suite(overrides=[*AXES, "settings.dp_sgd.fields={clip: automatic}", "refine=5", "seeds=0"])
     results.finish(plan(suite))
-    planned = plan(suite, results)
+    planned = plan(suite, results, results.journal)
     assert len(planned) == len({entry.cell.run_id for entry in planned})
     assert all(entry.cell.optimizer["clip"]["rule"] == "automatic" for entry in planned)
     assert sum(entry.is_refined for entry in planned) == 5
@@ -228,7 +228,7 @@ def test_what_is_whole_is_for_the_optimizer_to_say(write_suite, results):
     """And not for a grid that writes a learning rate without a point."""
     suite = write_suite(overrides=[*AXES, "settings.dp_sgd={grid: {lr: [1, 10]}}", "refine=5"])
     results.finish(plan(suite))
-    further = [entry for entry in plan(suite, results) if entry.is_refined]
+    further = [entry for entry in plan(suite, results, results.journal) if entry.is_refined]
     assert any(not entry.tuned["lr"].is_integer() for entry in further)
 
 
@@ -273,11 +273,11 @@ def test_results_are_the_same_after_a_run_that_was_interrupted(write_suite, stor
     suite = write_suite(overrides=[*overrides, "batch_size=8000", "seeds=0"])
     numbers = []
     for _ in range(3):
-        planned = plan(suite, store)
+        planned = plan(suite, store, store.journal)
         waiting = [entry.cell for entry in planned if store.state(entry.cell.run_id) == "pending"]
         numbers.append(len(waiting))
         for cell in waiting:
             run(cell, store, device="cpu")
     assert numbers == [2, 5, 1]
     store.journal(suite.name).unlink()
-    assert plan(suite, store) == planned
+    assert plan(suite, store, store.journal) == planned
