@@ -1,6 +1,7 @@
 """The oracle of several runs against each run's own."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from dpopt.clipping.lot import LotEngine
 from dpopt.errors import ConfigError
 from dpopt.privacy.lot import LotOracle
 from dpopt.privacy.oracle import BudgetSpent, UnplannedRelease
-from dpopt.privacy.protocol import Release
+from dpopt.privacy.protocol import Query, Release
 from dpopt.testing.device import ignore, imitated_cuda, values
 from dpopt.testing.task import DRAWS, Task
 
@@ -24,12 +25,13 @@ def task():
     return Task()
 
 
-def make(task, name, changes=()):
+def make(task, name, changes=(), transform=None, **planned):
     """The oracle of a lot, with that of each run, twice."""
-    plan = task.plan(registry.create(name))
+    plan = task.plan(registry.create(name), **planned)
     plans = [dataclasses.replace(plan, **dict(changes).get(run, {})) for run in range(RUNS)]
     answering, alone = (
-        [task.oracle(each, draw_seed=run, noise_seed=run + 9) for run, each in enumerate(plans)] for _ in range(2)
+        [task.oracle(each, draw_seed=run, noise_seed=run + 9, transform=transform) for run, each in enumerate(plans)]
+        for _ in range(2)
     )
     return LotOracle(LotEngine(task.model, task.loss), answering), answering, alone
 
@@ -163,3 +165,95 @@ def test_runs_that_optimizers_could_tell_apart_are_refused(task):
         make(task, "dp_sgd", {1: {"rate": 0.5}}.items())
     with pytest.raises(ConfigError, match="draws_total"):
         make(task, "dp_sgd", {2: {"draws": 3}}.items())
+
+
+class Noting:
+    """An engine of lots that notes what is evaluated: points of gradients, points of losses, and shapes of inputs."""
+
+    def __init__(self, inner):
+        self._inner = inner
+        self.gradients, self.losses_only, self.shapes = 0, 0, []
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    def examined(self, points, x, *rest):
+        self.gradients += len(points)
+        self.shapes.append(tuple(x.shape[:2]))
+        return self._inner.examined(points, x, *rest)
+
+    def lot_losses(self, points, *rest):
+        self.losses_only += len(points)
+        return self._inner.lot_losses(points, *rest)
+
+
+def test_losses_at_the_gradients_own_points_are_not_computed_again(task):
+    oracle, _, _ = make(task, "hyfreedp")
+    noting = oracle._engine = Noting(oracle._engine)
+    with oracle.draw() as batch:
+
+        def both(theta):
+            gradient = batch.gradient([(1.7, theta), (-0.7, theta)], Abadi(1.0))
+            losses = batch.losses([theta, theta + 1.0, theta], 2.0)
+            return gradient.value.sum() + losses.value.sum()
+
+        vmap(both)(points(task))
+    assert (noting.gradients, noting.losses_only) == (2, 1)
+
+
+def test_a_draw_is_padded_to_the_longest_run_and_no_further(task):
+    oracle, answering, _ = make(task, "dp_sgd")
+    noting = oracle._engine = Noting(oracle._engine)
+    for _ in range(DRAWS):
+        with oracle.draw() as batch:
+            ask(points(task), lambda theta, batch=batch: batch.gradient(theta, Abadi(1.0)))
+            longest = max(len(own._rows) for own in answering)
+        runs, length = noting.shapes[-1]
+        assert runs == RUNS
+        assert longest <= length < longest + 8
+
+
+def alone_and_together(task, query, transform=None, **changes):
+    """What a query after a gradient at the same points gives all runs at once, and each run by itself."""
+    oracle, _, alone = make(task, "hyfreedp", transform=transform, **changes)
+    thetas, values = points(task), []
+    with oracle.draw() as batch:
+        ask(thetas, lambda theta: batch.gradient(theta, Abadi(1.0)))
+        lot, _ = ask(thetas, lambda theta: query(batch, theta))
+    for own, theta in zip(alone, thetas, strict=True):
+        with own.draw() as batch:
+            batch.gradient(theta, Abadi(1.0))
+            values.append(query(batch, theta).value)
+    return lot, torch.stack(values)
+
+
+def test_a_bound_far_above_the_losses_costs_no_digits(task):
+    """Centred at half of it, a loss in float32 would be rounded to a multiple of 32."""
+    lot, alone = alone_and_together(task, lambda batch, theta: batch.losses([theta * 1.1] * 3, 1e9), epsilon=math.inf)
+    torch.testing.assert_close(lot, alone, rtol=0, atol=1e-5)
+
+
+def test_inputs_are_transformed_as_for_each_run(task):
+    plain, _ = alone_and_together(task, lambda batch, theta: batch.losses([theta * 1.1] * 3, 2.0))
+    lot, alone = alone_and_together(
+        task, lambda batch, theta: batch.losses([theta * 1.1] * 3, 2.0), transform=lambda x: x[:, :5] * 3 + 1
+    )
+    torch.testing.assert_close(lot, alone, rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(lot, plain)
+
+
+@dataclasses.dataclass(frozen=True)
+class Probes(Query):
+    """The number of points that a record is told its losses at, under the name of a kind that the plan holds."""
+
+    kind = "losses"
+    releases = 3
+    sensitivity = 1.0
+
+    def contribution(self, record):
+        return torch.full((3,), float(len(record.losses)), dtype=torch.float64)
+
+
+def test_a_query_that_probes_nothing_is_told_no_losses(task):
+    lot, alone = alone_and_together(task, lambda batch, theta: batch.ask(Probes()), epsilon=math.inf)
+    assert lot.tolist() == alone.tolist() == [[0.0] * 3] * RUNS
