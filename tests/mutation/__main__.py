@@ -111,10 +111,18 @@ def noticed(mutant: Mutant, tests: dict[str, float], tree: Path) -> str:
         quick += [test] if total < QUICK else []
     parts = [quick, [*tests][len(quick) :], APART]
     try:
-        outcomes = (trial.outcome(part, tree, 120 + 20 * total).failed for part in parts if part)
+        outcomes = (_failed(part, tree, 120 + 20 * total) for part in parts if part)
         return next((failed for failed in outcomes if failed), "")
     finally:
         path.write_text(whole)
+
+
+def _failed(tests: list[str], tree: Path, seconds: float) -> str:
+    failed = trial.outcome(tests, tree, seconds).failed
+    if failed != trial.NOT_FOUND:
+        return failed
+    functions = dict.fromkeys(test.split("[")[0] for test in tests)  # the name of a case may hold what is changed
+    return trial.outcome([*functions], tree, seconds).failed
 
 
 def main(arguments: list[str]) -> int:

@@ -29,6 +29,8 @@ HEAVY = [
     "transformers",
     "peft",
 ]
+NOT_FOUND = f"pytest: {pytest.ExitCode.USAGE_ERROR.name}"
+"""What happens where there is no test of a name that is asked for, or a file of tests cannot be imported."""
 
 
 class Seen(NamedTuple):
