@@ -16,6 +16,7 @@ import json
 import shutil
 import sys
 import tempfile
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ def noticed(mutant: Mutant, tests: dict[str, float], tree: Path) -> str:
     """The test that fails in a copy of the project at `tree`; "" where the mutant survives."""
     path = tree / "dpopt" / mutant.module
     whole = path.read_text()
-    path.write_text(mutant.source)
+    _write(path, mutant.source)
     total, quick = 0.0, []
     for test, seconds in tests.items():
         total += seconds
@@ -114,7 +115,13 @@ def noticed(mutant: Mutant, tests: dict[str, float], tree: Path) -> str:
         outcomes = (_failed(part, tree, 120 + 20 * total) for part in parts if part)
         return next((failed for failed in outcomes if failed), "")
     finally:
-        path.write_text(whole)
+        _write(path, whole)
+
+
+def _write(path: Path, source: str) -> None:
+    """Write a module, and forget its bytecode, which knows its source by size and second alone."""
+    path.write_text(source)
+    Path(cache_from_source(str(path))).unlink(missing_ok=True)
 
 
 def _failed(tests: list[str], tree: Path, seconds: float) -> str:

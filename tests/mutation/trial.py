@@ -59,7 +59,7 @@ class Outcome(NamedTuple):
 
 def start() -> None:
     """Say what the process is to import from which all trials are forked. To be called once, at the beginning."""
-    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    os.environ["OMP_NUM_THREADS"] = "1"
     multiprocessing.set_start_method("forkserver")
     multiprocessing.set_forkserver_preload(HEAVY)
 
@@ -85,7 +85,7 @@ def _run(tests: list[str], tree: Path, is_watched: bool, send: Connection) -> No
     os.chdir(tree)
     os.environ["PYTHONPATH"] = str(tree)
     sys.path.insert(0, str(tree))
-    sys.dont_write_bytecode = True
+    sys.dont_write_bytecode = False  # thousands of asserts are rewritten once, not for each mutant
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     watch = _Watch(f"{tree}/dpopt/" if is_watched else "")
