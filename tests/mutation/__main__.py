@@ -157,7 +157,7 @@ def main(arguments: list[str]) -> int:
                 kept["noticed"][mutant.name] = test
                 file.write_text(json.dumps(kept, indent=1))
             else:
-                console.print(f"survived: {mutant.name}", markup=False)
+                console.print(f"survived: {mutant.name}", markup=False, soft_wrap=True)
     excusable = [mutant for mutant in some if mutant.name in excused]
     alive = len([mutant for mutant in some if mutant.name not in kept["noticed"]]) - len(excusable)
     console.print(

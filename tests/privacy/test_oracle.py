@@ -21,6 +21,7 @@ from dpopt.privacy import (
     sampling,
 )
 from dpopt.privacy.protocol import Release
+from dpopt.privacy.unread import ValueRead
 
 N, D = 40, 4
 RULES = [Abadi(0.5), Abadi(10.0), Automatic(), Automatic(2.0, 0.1), Normalized(0.5)]
@@ -587,3 +588,18 @@ def test_a_replay_reads_vectors_as_the_run_did(dtype, device):
     gradient = Release(torch.zeros(D, dtype=dtype, device=device), 1.0)
     space = ReplayOracle([[losses, gradient]], plan(Draw(0.5, (2.0, 2.0, 1.0)))).space
     assert (space.dimension, space.dtype, space.device) == (D, dtype, torch.device(device))
+
+
+def test_what_a_trace_is_asked_with_stays_out_of_reach():
+    """Else an optimizer that looks at the std of a release at a private bound would be traced as if it did not."""
+    traced = TraceOracle(D, 0.1, 1)
+    with traced.draw() as batch:
+        bound = batch.gradient(traced.theta, Abadi(1.0)).value.norm()
+        losses = batch.losses([traced.theta], bound)
+    with pytest.raises(ValueRead):
+        bool(losses.std > 1)
+
+
+def test_a_trace_on_the_cpu_reads_vectors_as_a_run_does():
+    space = TraceOracle(D, 0.1, 1, device="cpu").space
+    assert space.vector(torch.ones(D, dtype=torch.float64), "at").dtype == torch.float32
