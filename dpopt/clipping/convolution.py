@@ -152,8 +152,13 @@ def convolved(module: Convolution, x: Tensor, gradient: Tensor, examples: int) -
 
 
 def _is_dense(factor: Convolved) -> bool:
+    """Whether to keep the gradients themselves: where they are small, or Gram matrices would be much more work.
+
+    A gradient is made with T p q products. Gram matrices take T^2 (p + q), and the weighted sum T p q after them.
+    """
     groups, length = factor.gram_size
-    return is_cheaper_dense(length, factor.geometry.shape[0] // groups, factor.geometry.shape[1:].numel())
+    p, q = factor.geometry.shape[0] // groups, factor.geometry.shape[1:].numel()
+    return is_cheaper_dense(length, p, q) or 2 * p * q <= length * (p + q)
 
 
 @dataclass(frozen=True)
@@ -189,7 +194,7 @@ class Standardized:
         return square - removed, rounding(removed) + (rounding(square) if error is None else error)
 
     def weighted_sum(self, weights: Tensor, out: Tensor, is_first: bool) -> None:
-        _put(self._project(self.scaled.summed(weights).flatten(1)).view_as(out), out, is_first)
+        _put(projected(self.scaled.summed(weights).flatten(1), self.kernel).view_as(out), out, is_first)
 
     def sanitized(self, keep: Tensor) -> Standardized:
         return replace(self, scaled=self.scaled.sanitized(keep), projection=zeroed(self.projection, keep))
@@ -198,12 +203,7 @@ class Standardized:
         return replace(self, scaled=self.scaled.part(rows), projection=self.projection[rows])
 
     def dense(self, rows: slice = slice(None)) -> Tensor:
-        return self._project(self.scaled.dense(rows).unflatten(1, (-1, self._fan_in))).flatten(1)
-
-    def _project(self, gradient: Tensor) -> Tensor:
-        kernel = self.kernel.flatten(1)
-        gradient = gradient - gradient.mean(-1, keepdim=True)
-        return gradient - kernel * (gradient * kernel).mean(-1, keepdim=True)
+        return projected(self.scaled.dense(rows).unflatten(1, (-1, self._fan_in)), self.kernel).flatten(1)
 
 
 class _Centred(Convolved):
@@ -217,18 +217,31 @@ class _Centred(Convolved):
 def standardized(module: Any, x: Tensor, gradient: Tensor, examples: int) -> dict[str, Factor]:
     """The gradients of the weight, and of the gain where there is one, of timm's `StdConv2d` and `ScaledStdConv2d`."""
     geometry, x, weight = Geometry.of(module), pad(module, x), module.weight.detach().flatten(1)
-    variance, mean = torch.var_mean(weight, dim=1, correction=0, keepdim=True)
-    deviation = (variance + module.eps).sqrt()
-    kernel = ((weight - mean) / deviation).view_as(module.weight)
+    centred = weight - weight.mean(1, keepdim=True)  # in two passes: torch's `var_mean` is many times slower
+    deviation = (centred.square().mean(1, keepdim=True) + module.eps).sqrt()
+    kernel = centred.div_(deviation).view_as(module.weight)
     gain = getattr(module, "gain", None)
     scale = gain.detach().view(-1) * module.scale if gain is not None else 1.0
 
-    output = F.conv2d(x, kernel, None, geometry.stride, 0, geometry.dilation, geometry.groups)
-    along = (gradient * output).flatten(2).sum(2).view(examples, -1, geometry.shape[0]).sum(1)
     factor = scale / deviation.view(-1)
-    scaled = Convolved(x, gradient * factor.view(1, -1, 1, 1), geometry, examples)
-    result = Standardized(scaled, kernel, along * factor / kernel[0].numel() ** 0.5)
-    factors: dict[str, Factor] = {"weight": Dense(result.dense()) if _is_dense(scaled) else result}
+    plain = Convolved(x, gradient, geometry, examples)
+    if _is_dense(plain):
+        dense = plain.all_dense().flatten(1, 2)  # [n, O, q]
+        along = torch.linalg.vecdot(dense, kernel.flatten(1))
+        result: Factor = Dense(projected(dense.mul_(factor[:, None]), kernel).view(examples, *kernel.shape))
+    else:
+        output = F.conv2d(x, kernel, None, geometry.stride, 0, geometry.dilation, geometry.groups)
+        along = (gradient * output).flatten(2).sum(2).view(examples, -1, geometry.shape[0]).sum(1)
+        scaled = replace(plain, gradient=gradient * factor.view(1, -1, 1, 1))
+        result = Standardized(scaled, kernel, along * factor / kernel[0].numel() ** 0.5)
+    factors: dict[str, Factor] = {"weight": result}
     if gain is not None:
         factors["gain"] = Dense(along * module.scale)
     return factors
+
+
+def projected(gradient: Tensor, kernel: Tensor) -> Tensor:
+    """P G' of `Standardized`, for gradients [..., O, q] of the kernel, which are changed."""
+    kernel = kernel.flatten(1)
+    gradient.sub_(gradient.mean(-1, keepdim=True))
+    return gradient.addcmul_(kernel, torch.linalg.vecdot(gradient, kernel).unsqueeze(-1), value=-1 / kernel.shape[1])

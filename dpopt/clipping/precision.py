@@ -11,6 +11,9 @@ import torch
 EXACT = ("none", "ieee")
 """Values of `fp32_precision` under which float32 is multiplied as float32."""
 
+_HAS_PRECISIONS = hasattr(torch.backends.cuda.matmul, "fp32_precision")
+"""Whether this torch (2.9 and later) has one setting for each backend and operation."""
+
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
@@ -32,7 +35,7 @@ def full_precision(device: torch.device) -> Iterator[None]:
 def _reduced() -> list[tuple[Any, str, Any]]:
     """The settings that allow fewer digits now, each as (owner, name, value that does not)."""
     backends: Any = torch.backends
-    if not hasattr(backends.cuda.matmul, "fp32_precision"):  # before torch 2.9
+    if not _HAS_PRECISIONS:
         owners = [backends.cuda.matmul, backends.cudnn]
         return [(owner, "allow_tf32", False) for owner in owners if owner.allow_tf32]
     owners = [backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv]

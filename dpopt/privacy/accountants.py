@@ -1,4 +1,4 @@
-"""Ledger -> epsilon, by four independent libraries. `pld` is the accountant of record, the others are second opinions.
+"""Ledger -> epsilon, by four independent methods. `pld` is the accountant of record, the others are second opinions.
 
 Every accountant is given the same thing: how often each Poisson-subsampled Gaussian occurs, a draw's releases already
 collapsed to their effective noise. Neighbouring data sets differ by adding or removing one record.
@@ -15,13 +15,14 @@ from functools import lru_cache
 from typing import Any
 
 from dpopt.errors import ConfigError, unknown
+from dpopt.privacy import privacy_loss
 from dpopt.privacy.ledger import Ledger
+from dpopt.privacy.privacy_loss import Event
 
-Event = tuple[float, float, int]
-"""(rate, effective noise multiplier, number of draws)"""
-
-PLD_INTERVAL = 1e-4
-"""Discretisation of the privacy loss; coarser grids are visibly loose on runs of over 10^4 draws."""
+LEAST_DELTA = 1e-250
+"""Shares of a smaller delta are no longer numbers."""
+PRV_POINTS = 2**23
+"""The largest grid that `prv` may make, some seconds of work: it grows with epsilon and the root of the draws."""
 
 
 def epsilon(ledger: Ledger, delta: float, accountant: str = "pld") -> float:
@@ -30,14 +31,14 @@ def epsilon(ledger: Ledger, delta: float, accountant: str = "pld") -> float:
     Args:
         ledger: the draws of a run.
         delta: in (0, 1); public, usually well below 1/N.
-        accountant: "pld" (dp-accounting, Doroshenko et al. 2022), "rdp" (dp-accounting, Mironov et al. 2019),
-            "prv" (Opacus, Gopi et al. 2021) or "autodp" (Wang et al. 2019).
+        accountant: "pld" (dp-accounting, or `privacy_loss` where that is finer; Doroshenko et al. 2022),
+            "rdp" (dp-accounting, Mironov et al. 2019), "prv" (Opacus, Gopi et al. 2021) or "autodp" (Wang et al. 2019).
 
     Returns:
         Epsilon under add/remove adjacency; infinity when any release was un-noised, 0 for an empty ledger.
 
     Raises:
-        ConfigError: unknown accountant or delta outside (0, 1).
+        ConfigError: unknown accountant, delta outside [`LEAST_DELTA`, 1), or a run that the accountant cannot compute.
     """
     check(delta, accountant)
     spent = events(ledger)
@@ -59,14 +60,19 @@ def check(delta: float, accountant: str) -> None:
     """Raise `ConfigError` for a delta or an accountant that cannot be used."""
     if accountant not in ACCOUNTANTS:
         raise unknown("accountant", accountant, ACCOUNTANTS)
-    if not 0 < delta < 1:
-        raise ConfigError("delta", delta, "expected a probability in (0, 1)")
+    if not LEAST_DELTA <= delta < 1:
+        raise ConfigError("delta", delta, f"expected a probability in (0, 1), at least {LEAST_DELTA:g}")
 
 
 @lru_cache(maxsize=4096)
 def _epsilon(events: tuple[Event, ...], delta: float, accountant: str) -> float:
-    with quiet():
-        return float(ACCOUNTANTS[accountant](events, delta))
+    try:
+        with quiet():
+            return max(float(ACCOUNTANTS[accountant](events, delta)), 0.0)
+    except ConfigError:
+        raise
+    except (ArithmeticError, MemoryError, RuntimeError, ValueError) as error:
+        raise ConfigError("accountant", accountant, f"fails on these draws ({error}); ask another one") from error
 
 
 @contextmanager
@@ -84,9 +90,27 @@ def quiet() -> Iterator[None]:
 
 
 def _pld(events: tuple[Event, ...], delta: float) -> float:
-    from dp_accounting import pld
+    """The accountant of record: by a privacy loss distribution, and by Renyi divergences where that is less or all."""
+    if math.fsum(rate * count for rate, _, count in events) <= delta:
+        return 0.0  # the record is in any draw at all with no more than this probability
+    if _is_ordinary(events, delta):
+        from dp_accounting import pld
 
-    return _dp_accounting(pld.PLDAccountant(value_discretization_interval=PLD_INTERVAL), events, delta)
+        return _dp_accounting(pld.PLDAccountant(value_discretization_interval=privacy_loss.COARSEST), events, delta)
+    bound = _epsilon(events, delta, "rdp")  # calibration has asked for it
+    return min(bound, privacy_loss.epsilon(events, delta)) if bound > 0 and privacy_loss.reaches(events) else bound
+
+
+def _is_ordinary(events: tuple[Event, ...], delta: float) -> bool:
+    """Whether dp-accounting's accountant is right for the run: its interval is fixed, its transform is not tilted.
+
+    It is where the interval is fine enough, its rounding errors, about 2^-52 of each draw, are below 2^-14 of delta,
+    and its grids have less than some million points.
+    """
+    draws = sum(count for *_, count in events)
+    is_fine = privacy_loss.interval(events) == privacy_loss.COARSEST
+    is_short = privacy_loss.spread(events) <= 5 and min(noise for _, noise, _ in events) >= 0.3
+    return is_fine and is_short and draws <= 2**38 * delta
 
 
 def _rdp(events: tuple[Event, ...], delta: float) -> float:
@@ -111,11 +135,17 @@ def dp_event(events: tuple[Event, ...]) -> Any:
 
 
 def _prv(events: tuple[Event, ...], delta: float) -> float:
+    draws, error = sum(count for *_, count in events), 0.01
+    step = error / math.sqrt(draws * math.log(12_000 / delta) / 2)
+    points = 2 * (_rdp(events, delta / 4000) + 3) / step
+    if points > PRV_POINTS:
+        reason = f"these draws need {points:.1g} points of it, expected <= {PRV_POINTS:,}"
+        raise ConfigError("accountant", "prv", reason)
     from opacus.accountants import PRVAccountant
 
     accountant = PRVAccountant()
     accountant.history = [(noise, rate, count) for rate, noise, count in events]
-    return accountant.get_epsilon(delta)
+    return accountant.get_epsilon(delta, eps_error=error)
 
 
 def _autodp(events: tuple[Event, ...], delta: float) -> float:

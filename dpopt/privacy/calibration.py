@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dpopt import fields
 from dpopt._paths import cache_root
 from dpopt.errors import ConfigError
 from dpopt.privacy import accountants
@@ -55,7 +56,7 @@ def calibrate(
     Args:
         optimizer: any registered or own optimizer.
         rate: Poisson sampling probability, in (0, 1].
-        draws: number of draws, at least 1.
+        draws: number of draws, from 1 to 10^7; each is traced.
         dimension: number of trained parameters.
         epsilon: target, > 0; infinity gives a `NonPrivate` plan.
         delta: target, in (0, 1).
@@ -253,8 +254,8 @@ def score_noise(selection: Selection, epsilon: float, delta: float, accountant: 
 def _validate(rate: float, draws: int, dimension: int, epsilon: float, delta: float, accountant: str) -> None:
     if not 0 < rate <= 1:
         raise ConfigError("rate", rate, "expected a probability in (0, 1]: batch size / number of examples")
-    if draws < 1:
-        raise ConfigError("draws", draws, "expected at least 1")
+    if not 1 <= draws <= fields.MANY:  # each is traced
+        raise ConfigError("draws", draws, f"expected 1 to {fields.MANY:,}")
     if dimension < 1:
         raise ConfigError("dimension", dimension, "expected at least 1 trained parameter")
     if not epsilon > 0:

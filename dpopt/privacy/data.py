@@ -194,7 +194,8 @@ class DataOracle(BaseOracle):
 
     def _gather(self, draw: int, part: int, rows: Tensor, mask: Tensor) -> _Inputs:
         rows = sampling.send(rows, self._x.device)
-        x, y, mask = (sampling.send(t, self._device) for t in (self._x[rows], self._y[rows], mask))
+        taken = self._x.index_select(0, rows), self._y.index_select(0, rows), mask
+        x, y, mask = (sampling.send(t, self._device) for t in taken)
         if self._transform is not None:
             with self._randomness("transform", draw, part):
                 x = self._transform(x)

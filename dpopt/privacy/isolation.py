@@ -259,7 +259,9 @@ def _control() -> socket.socket:
             command = [sys.executable, "-m", "dpopt.isolated", str(theirs.fileno())]
             path = os.pathsep.join(entry for entry in sys.path if entry)
             environment = {key: value for key, value in os.environ.items() if key != "DPOPT_DATA"}
-            child = subprocess.Popen(command, pass_fds=[theirs.fileno()], env={**environment, "PYTHONPATH": path})
+            # The two processes work in turns: threads that spin while they wait would hold the other one's cores.
+            environment |= {"PYTHONPATH": path, "OMP_WAIT_POLICY": "passive"}
+            child = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
         _nursery = os.getpid(), ours, child
         atexit.register(_end, ours, child)
     return _nursery[1]

@@ -11,6 +11,9 @@ from itertools import repeat
 
 from dpopt.errors import ConfigError
 
+MOST_DRAWS = 2**53
+"""The longest ledger: up to here, numbers of draws are numbers in double precision."""
+
 
 @dataclass(frozen=True)
 class Draw:
@@ -52,11 +55,19 @@ class Ledger:
 
     def __init__(self, draws: Iterable[Draw] = ()) -> None:
         self._runs: list[tuple[Draw, int]] = []
+        self._draws = 0
         for draw in draws:
             self.append(draw)
 
     def append(self, draw: Draw, count: int = 1) -> None:
-        """Add `count` equal draws at the end."""
+        """Add `count` equal draws at the end.
+
+        Raises:
+            ConfigError: fewer than one, or more than `MOST_DRAWS` with those that are there.
+        """
+        if not 1 <= count <= MOST_DRAWS - self._draws:
+            raise ConfigError("draws", count, f"expected 1 to {MOST_DRAWS:,} in all")
+        self._draws += count
         if self._runs and self._runs[-1][0] == draw:
             count += self._runs.pop()[1]
         self._runs.append((draw, count))
@@ -84,7 +95,7 @@ class Ledger:
             yield from repeat(draw, count)
 
     def __len__(self) -> int:
-        return sum(count for _, count in self._runs)
+        return self._draws
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Ledger) and self._runs == other._runs

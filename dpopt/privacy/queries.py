@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from dpopt.clipping.rules import Bounded, check_alone
+from dpopt.clipping.rules import ELEMENTWISE, Bounded, check_alone
 from dpopt.errors import ConfigError
 from dpopt.privacy.protocol import ClipRule, Number, Points, Query, Record, Vector
 
@@ -264,7 +264,7 @@ def _read(value: Any, hint: Any, where: str, space: Space) -> Any:
 
 
 def _bounded(rule: Any, where: str, space: Space) -> Bounded:
-    if not isinstance(rule, ClipRule):
+    if type(rule) not in ELEMENTWISE and not isinstance(rule, ClipRule):  # the second takes time: it is a protocol
         raise ConfigError(where, rule, "expected a clip rule: a `sensitivity`, and a `factor` for each norm")
     check_alone(rule)
     return Bounded(rule, space.number(rule.sensitivity, f"{where}.sensitivity"))

@@ -55,7 +55,7 @@ def solve_noise(
         raise ConfigError("epsilon", epsilon, f"not reached by a noise multiplier up to {NOISE_RANGE[1]:g}")
     # RDP is cheap and shaped like the others: its root, for a target scaled to its own floor, is a good first guess.
     floor = spent(high, "rdp")
-    target = epsilon * floor / least if floor > epsilon else epsilon
+    target = epsilon * floor / least if floor > epsilon and least > 0 else epsilon
     guess = _root(lambda s: spent(s, "rdp") - target, low, high)
     root = high
     for far in (2 * epsilon + 0.5, FAR):  # the second where RDP is loose, as it is for a delta near rate * draws
