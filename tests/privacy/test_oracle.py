@@ -600,6 +600,9 @@ def test_what_a_trace_is_asked_with_stays_out_of_reach():
         bool(losses.std > 1)
 
 
-def test_a_trace_on_the_cpu_reads_vectors_as_a_run_does():
-    space = TraceOracle(D, 0.1, 1, device="cpu").space
-    assert space.vector(torch.ones(D, dtype=torch.float64), "at").dtype == torch.float32
+def test_a_trace_on_the_cpu_reads_vectors_as_a_run_does_and_can_be_read():
+    traced = TraceOracle(D, 0.1, 1, device="cpu")
+    assert traced.space.vector(torch.ones(D, dtype=torch.float64), "at").dtype == torch.float32
+    assert traced.theta.tolist() == [0.0] * D
+    with pytest.raises(ValueRead):
+        TraceOracle(D, 0.1, 1).theta.tolist()
