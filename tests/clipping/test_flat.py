@@ -7,6 +7,7 @@ from torch import nn
 
 from dpopt.clipping import Abadi
 from dpopt.clipping.bookkeeping import BookkeepingEngine
+from dpopt.clipping.flat import clip_factors
 from dpopt.clipping.vmap import VmapEngine
 
 ENGINES = pytest.mark.parametrize("kind", [BookkeepingEngine, VmapEngine], ids=lambda kind: kind.name)
@@ -43,6 +44,28 @@ def test_nothing_of_a_graph_comes_in_or_goes_out(kind):
     ]
     assert not any(value.requires_grad for value in found)
     assert all(value.grad is None for value in (theta, scale, x, y))
+
+
+class Careless:
+    """A rule of one's own that makes short gradients long, and gives no number for one."""
+
+    sensitivity = 0.5
+
+    def factor(self, norm):
+        return torch.where(norm == 3, torch.nan, torch.ones_like(norm) * 10)
+
+
+@pytest.mark.parametrize("rule", [Abadi(0.5), Careless()], ids=lambda rule: type(rule).__name__)
+def test_factors_bound_every_example_and_are_zero_where_there_is_no_number(rule):
+    norms = torch.tensor([0.1, 1.0, 3.0, 1e30, torch.inf, torch.nan, 1.0])
+    mask = torch.arange(7) < 6
+    factors = clip_factors(rule, norms, mask)
+    assert factors[4:].tolist() == [0.0] * 3
+    assert float((factors * norms)[:4].max()) == pytest.approx(0.5)
+    if isinstance(rule, Careless):
+        torch.testing.assert_close(factors[:4], torch.tensor([5.0, 0.5, 0.0, 5e-31]))
+    else:
+        torch.testing.assert_close(factors[:4], torch.tensor([1.0, 0.5, 1 / 6, 5e-31]))
 
 
 class Echo(nn.Module):

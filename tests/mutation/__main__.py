@@ -16,7 +16,9 @@ import json
 import shutil
 import sys
 import tempfile
+from bisect import bisect
 from importlib.util import cache_from_source
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -107,13 +109,13 @@ def noticed(mutant: Mutant, tests: dict[str, float], tree: Path) -> str:
     path = tree / "dpopt" / mutant.module
     whole = path.read_text()
     _write(path, mutant.source)
-    total, quick = 0.0, []
-    for test, seconds in tests.items():
-        total += seconds
-        quick += [test] if total < QUICK else []
-    parts = [quick, [*tests][len(quick) :], APART]
+    times = list(accumulate(tests.values()))
+    quick = bisect(times, QUICK)
+    parts = [[*tests][:quick], [*tests][quick:], APART]
     try:
-        outcomes = (_failed(part, tree, 120 + 20 * total) for part in parts if part)
+        outcomes = (
+            _failed(part, tree, 60 + 5 * sum(tests.get(test, QUICK) for test in part)) for part in parts if part
+        )
         return next((failed for failed in outcomes if failed), "")
     finally:
         _write(path, whole)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import threading
@@ -31,6 +32,9 @@ HEAVY = [
 ]
 NOT_FOUND = f"pytest: {pytest.ExitCode.USAGE_ERROR.name}"
 """What happens where there is no test of a name that is asked for, or a file of tests cannot be imported."""
+
+MOST_MEMORY = 2**33
+"""Bytes; a mutant may ask for any number."""
 
 
 class Seen(NamedTuple):
@@ -84,6 +88,7 @@ def _run(tests: list[str], tree: Path, is_watched: bool, send: Connection) -> No
     os.setsid()
     os.chdir(tree)
     os.environ["PYTHONPATH"] = str(tree)
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
     sys.path.insert(0, str(tree))
     sys.dont_write_bytecode = False  # thousands of asserts are rewritten once, not for each mutant
     for stream in (1, 2):

@@ -90,7 +90,7 @@ BAD = [
 @pytest.mark.parametrize(("field", "value"), BAD)
 def test_bad_input(field, value):
     arguments = {**HYFREEDP, "epsilon": 1.0, field: value}
-    with pytest.raises(ConfigError, match=field):
+    with pytest.raises(ConfigError, match=f"^{field}: "):
         calibrate(DPSGD(), **arguments)
 
 
@@ -146,10 +146,11 @@ def own_cache(tmp_path, monkeypatch):
     return tmp_path / "calibration"
 
 
-def test_cache_saves_the_search(own_cache, monkeypatch):
-    first = calibrate(DPSGD(), epsilon=1.0, **HYFREEDP)
+@pytest.mark.parametrize("target", [1.0, 8.0])
+def test_cache_saves_the_search(target, own_cache, monkeypatch):
+    first = calibrate(DPSGD(), epsilon=target, **HYFREEDP)
     monkeypatch.setattr(calibration, "solve_noise", lambda *_: pytest.fail("solved again"))
-    assert calibrate(DPSGD(lr=3.0), epsilon=1.0, **HYFREEDP).noise == first.noise
+    assert calibrate(DPSGD(lr=3.0), epsilon=target, **HYFREEDP).noise == first.noise
 
 
 def test_damaged_cache_is_solved_again(own_cache):

@@ -51,26 +51,32 @@ def test_rate_one_is_the_closed_form(noise, delta):
         assert exact * (1 - 1e-11) <= found <= exact * 1.001
 
 
-def exact(rate, noise, delta, is_removed):
-    """Epsilon of one draw from the definition, with 40 digits."""
+def divergence(rate, noise, eps, is_removed):
+    """Hockey-stick divergence of one draw at `eps`, from the definition, in mpmath's precision."""
 
     def phi(x):
         return mpmath.erfc(-x / mpmath.sqrt(2)) / 2
 
-    def divergence(eps):
-        rest = mpmath.exp(eps if is_removed else -eps) - (1 - rate)
-        if rest <= 0:
-            return 1 - mpmath.exp(eps) if is_removed else mpmath.mpf(0)
-        at = mpmath.mpf(0.5) + mpmath.mpf(noise) ** 2 * mpmath.log(rest / rate)
-        sign = -1 if is_removed else 1
-        p, q = phi(sign * at / noise), phi(sign * (at - 1) / noise)
-        p, q = p, (1 - rate) * p + rate * q
-        return q - mpmath.exp(eps) * p if is_removed else p - mpmath.exp(eps) * q
+    rest = mpmath.exp(eps if is_removed else -eps) - (1 - rate)
+    if rest <= 0:
+        return 1 - mpmath.exp(eps) if is_removed else mpmath.mpf(0)
+    at = mpmath.mpf(0.5) + mpmath.mpf(noise) ** 2 * mpmath.log(rest / rate)
+    sign = -1 if is_removed else 1
+    p, q = phi(sign * at / noise), phi(sign * (at - 1) / noise)
+    p, q = p, (1 - rate) * p + rate * q
+    return q - mpmath.exp(eps) * p if is_removed else p - mpmath.exp(eps) * q
+
+
+def exact(rate, noise, delta, is_removed):
+    """Epsilon of one draw from the definition, with 40 digits."""
+
+    def excess(eps):
+        return divergence(rate, noise, eps, is_removed) - delta
 
     low, high = mpmath.mpf(0), mpmath.mpf(2000)
-    while divergence(low) > delta and high - low > mpmath.mpf(10) ** -30:
+    while excess(low) > 0 and high - low > mpmath.mpf(10) ** -30:
         middle = (low + high) / 2
-        low, high = (middle, high) if divergence(middle) > delta else (low, middle)
+        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
     return float(low)
 
 
@@ -128,6 +134,17 @@ def test_divergences_are_the_definition(rate, noise, delta, is_removed):
     points = np.array([-0.3, 0.0, 0.01, 0.5, 3.0])
     sums = [float(np.sum(np.maximum(q - math.exp(eps) * p, 0)) * (x[1] - x[0])) for eps in points]
     assert privacy_loss._divergence(rate, noise, points, is_removed) == pytest.approx(sums, abs=2e-9, rel=1e-6)
+
+
+@pytest.mark.parametrize("is_removed", [True, False])
+@pytest.mark.parametrize(("rate", "noise"), [(1e-4, 0.1), (0.5, 0.12), (0.999, 0.15)])
+def test_divergences_of_large_losses_are_the_definition(rate, noise, is_removed):
+    """Where e^loss itself would leave no digit of what is added to it."""
+    points = np.array([-80.0, -35.0, 29.0, 31.0, 36.0, 60.0])
+    with mpmath.workdps(60):
+        truth = [float(divergence(mpmath.mpf(rate), mpmath.mpf(noise), eps, is_removed)) for eps in points]
+    found = privacy_loss._divergence(rate, noise, points, is_removed)
+    assert found == pytest.approx(truth, rel=1e-9, abs=1e-300)
 
 
 def test_more_draws_and_less_noise_never_cost_less():
