@@ -148,6 +148,7 @@ def main(arguments: list[str]) -> int:
         tree = Path(folder) / "project"
         ignored = shutil.ignore_patterns(".git", ".venv", "results", "plots", "__pycache__")
         shutil.copytree(ROOT, tree, ignore=ignored)
+        shutil.copytree(ROOT / "results" / "published", tree / "results" / "published")
         tests = Tests(kept["tests"], tree)
         for name in track(tests.unknown(), "what tests call", console=console):
             if failed := tests.learn(name):
