@@ -147,6 +147,17 @@ def test_divergences_of_large_losses_are_the_definition(rate, noise, is_removed)
     assert found == pytest.approx(truth, rel=1e-9, abs=1e-300)
 
 
+@pytest.mark.parametrize("delta", [1e-2, 1e-3, 1e-6, 1e-9, 1e-12])
+def test_the_tilt_is_near_the_best(delta):
+    """Chernoff's bound on the loss of a Gaussian is least at the root of 2 s^2 log 1/delta."""
+    noise, step = 2.0, 1e-3
+    ends = privacy_loss._ends(1.0, noise, delta * 1e-6, is_removed=True)
+    loss = privacy_loss._rounded((1.0, noise, 1), ends, step, is_removed=True)
+    made = privacy_loss._Sum([loss], step, 1 / noise, delta)
+    best = made.tilts[np.argmin(made._chernoff(made.tilts, made.cumulants, delta))]
+    assert best == pytest.approx(noise * math.sqrt(2 * math.log(1 / delta)), rel=0.06)
+
+
 def test_more_draws_and_less_noise_never_cost_less():
     draws = [privacy_loss.epsilon([(0.001, 3.0, count)], 1e-6) for count in (100, 1000, 1001, 10_000, 100_000)]
     noises = [privacy_loss.epsilon([(0.001, noise, 3000)], 1e-6) for noise in (9.0, 3.0, 2.99, 1.0, 0.5)]
