@@ -29,8 +29,8 @@ from rich.progress import track
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ["tests/privacy", "tests/clipping"]
-APART = ["tests/privacy/test_distributed.py"]
-"""Tests that call the kernel in processes of their own, where it is not seen; they come last."""
+APART = {"privacy/data.py": ["tests/privacy/test_distributed.py"]}
+"""Module -> tests that call it in processes of their own, where it is not seen; they come last."""
 TARGETS = [
     "privacy/queries.py",
     "privacy/data.py",
@@ -111,7 +111,7 @@ def noticed(mutant: Mutant, tests: dict[str, float], tree: Path) -> str:
     _write(path, mutant.source)
     times = list(accumulate(tests.values()))
     quick = bisect(times, QUICK)
-    parts = [[*tests][:quick], [*tests][quick:], APART]
+    parts = [[*tests][:quick], [*tests][quick:], APART.get(mutant.module, [])]
     try:
         outcomes = (
             _failed(part, tree, 60 + 5 * sum(tests.get(test, QUICK) for test in part)) for part in parts if part
