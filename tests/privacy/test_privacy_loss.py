@@ -192,6 +192,14 @@ def test_absurd_runs_are_answered_or_refused_at_once(draws, noise, accountant):
     assert 0 <= spent < math.inf if spent is not None else accountant == "prv"
 
 
+def test_prv_is_refused_where_its_grid_would_be_too_large_for_the_draws_alone():
+    """However little they spend: its points are ever closer to each other."""
+    run = ledger([(0.01, 1e9, 10**9)])
+    assert epsilon(run, 1e-5, "rdp") < 1e-3
+    with pytest.raises(ConfigError, match="points"):
+        epsilon(run, 1e-5, "prv")
+
+
 def test_draws_that_would_each_be_traced_are_refused():
     with pytest.raises(ConfigError, match="draws: 1000000000000 cannot be used; expected 1 to 10,000,000"):
         calibrate(DPSGD(), rate=0.01, draws=10**12, dimension=3, epsilon=1.0, delta=1e-5)
