@@ -239,7 +239,7 @@ def test_damaged_cache_is_solved_again(own_cache):
     assert calibrate(DPSGD(), epsilon=1.0, **HYFREEDP) == first
 
 
-@pytest.mark.parametrize("noise", [{"gradient": 0.5}, {"gradient": 1000}, {"gradient": math.nan}, {"losses": 3}])
+@pytest.mark.parametrize("noise", [{"gradient": 0.5}, {"gradient": 1000.0}, {"gradient": math.nan}, {"losses": 3.0}])
 def test_a_changed_cache_changes_nothing(own_cache, noise):
     """Though its checksum is right: epsilon is computed again."""
     first = calibrate(DPSGD(), epsilon=1.0, **HYFREEDP)
