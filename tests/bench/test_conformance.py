@@ -193,11 +193,15 @@ def test_twins_put_every_query_to_both():
     assert both.compared > plan.draws
 
 
-@pytest.mark.xfail(reason="the vit's sums keep their digits without the guard, too, since engines share `clipped`")
-def test_without_the_guard_nothing_would_be_seen(monkeypatch):
-    """The bound is kept by `full_precision`: a device that ignores it is found where autocast is on."""
-    for module in (bookkeeping, vmap):
-        monkeypatch.setattr(module, "full_precision", lambda device: nullcontext())
+def test_a_device_that_ignores_the_guard_is_caught(monkeypatch):
+    """`full_precision` keeps the bound where autocast is on.
+
+    Without it the factors of the mlp's third and fourth example are rounded up to bfloat16. (Book-keeping's own
+    products either do not follow autocast or take norms at the upper end of their error, and so stay below the bound.)
+    """
+    key = "vmap, mlp", "bounds every example"
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = engine_rows("vit")
-    assert "failed" in {found["bookkeeping, vit", "bounds every example"], found["vmap, vit", "bounds every example"]}
+        guarded = engine_rows()
+        monkeypatch.setattr(vmap, "full_precision", lambda device: nullcontext())
+        ignored = engine_rows()
+    assert (guarded[key], ignored[key]) == ("passed", "failed")

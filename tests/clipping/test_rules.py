@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from dpopt.clipping import Abadi, Automatic, Normalized, clip_rule, clip_spec
+from dpopt.clipping.rules import AtBound
 from dpopt.errors import ConfigError
 
 NORMS = torch.tensor([0.0, 1e-6, 0.3, 1.0, 5.0, 1e12])
@@ -23,6 +24,20 @@ def test_formulas():
     torch.testing.assert_close(Normalized(2.0).factor(torch.tensor([1.0, 4.0])), torch.tensor([0.5, 0.25]))
     assert Automatic().sensitivity == Normalized(7.0).sensitivity == 1  # mistake 20: the noise is sigma, not sigma C
     torch.testing.assert_close(Abadi(math.inf).factor(NORMS), torch.ones(6))
+
+
+def test_defaults_are_the_papers():
+    """AUTO-S has gamma = 0.01; all bounds are one."""
+    assert clip_spec(Abadi()) == {"rule": "abadi", "bound": 1.0}
+    assert clip_spec(Automatic()) == {"rule": "automatic", "bound": 1.0, "stabilizer": 0.01}
+    assert clip_spec(Normalized()) == {"rule": "normalized", "bound": 1.0}
+
+
+@pytest.mark.parametrize("bound", [0.5, 3.0])
+def test_a_bound_may_be_a_tensor(bound):
+    rule, same = AtBound(torch.tensor(bound)), Normalized(bound)
+    torch.testing.assert_close(rule.factor(NORMS), same.factor(NORMS))
+    assert rule.sensitivity == same.sensitivity
 
 
 @pytest.mark.parametrize("rule", [Abadi(0.25), Abadi(math.inf), Automatic(1.0, 0.02), Normalized(3.0)], ids=str)

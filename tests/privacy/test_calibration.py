@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 import dpopt
+from dpopt.clipping import Abadi
 from dpopt.errors import ConfigError
 from dpopt.optimizers.base import Configured
 from dpopt.optimizers.dp_sgd import DPSGD
@@ -90,7 +91,7 @@ BAD = [
 @pytest.mark.parametrize(("field", "value"), BAD)
 def test_bad_input(field, value):
     arguments = {**HYFREEDP, "epsilon": 1.0, field: value}
-    with pytest.raises(ConfigError, match=field):
+    with pytest.raises(ConfigError, match=f"^{field}: "):
         calibrate(DPSGD(), **arguments)
 
 
@@ -140,16 +141,95 @@ def test_a_step_without_a_draw_cannot_be_planned():
         calibrate(Idle(), epsilon=1.0, **HYFREEDP)
 
 
+@dataclass(frozen=True)
+class Dividing(Peeking):
+    """Asks for some kinds of release in each draw."""
+
+    kinds: tuple = ("gradient", "losses")
+    noise_inflation: float | None = 1.1
+    shares: tuple = ()
+
+    def step(self, state, oracle):
+        with oracle.draw() as batch:
+            for kind in self.kinds:
+                if kind == "gradient":
+                    batch.gradient(state.theta, Abadi(1.0))
+                elif kind == "losses":
+                    batch.losses([state.theta], 1.0)
+                else:
+                    batch.below(1.0)
+        return state
+
+
+def noise(shares=(), **fields):
+    return calibrate(Dividing(shares=tuple(dict(shares).items()), **fields), epsilon=1.0, **HYFREEDP).noise
+
+
+def test_gradients_alone_take_the_whole_budget_whatever_their_inflation():
+    assert noise(kinds=("gradient",)) == calibrate(DPSGD(), epsilon=1.0, **HYFREEDP).noise
+
+
+def test_losses_alone_take_the_whole_budget():
+    alone = calibrate(DPSGD(), epsilon=1.0, **HYFREEDP).noise["gradient"]
+    assert noise(kinds=("losses",), noise_inflation=None) == {"losses": pytest.approx(alone, rel=1e-9)}
+
+
+@pytest.mark.parametrize(
+    ("shares", "ratio"), [({}, 1.0), ({"counts": 1.0}, 1.0), ({"losses": 0.25}, 2.0), ({"counts": 4}, 2.0)]
+)
+def test_a_share_divides_the_variance_and_is_one_by_default(shares, ratio):
+    found = noise(kinds=("gradient", "losses", "counts"), shares=shares)
+    assert found["counts"] * ratio == pytest.approx(found["losses"])
+
+
+@pytest.mark.parametrize(
+    "shares", [{"losses": 0.0}, {"losses": -1.0}, {"losses": math.inf}, {"losses": math.nan}, {"counts": 1.0}], ids=str
+)
+def test_a_share_that_cannot_be_used_is_refused(shares):
+    with pytest.raises(ConfigError, match=r"optimizer\.shares"):
+        noise(shares=shares)
+
+
+@pytest.mark.parametrize("inflation", [None, 1.0, 0.5])
+def test_gradients_beside_others_need_more_noise(inflation):
+    with pytest.raises(ConfigError, match="noise_inflation"):
+        noise(noise_inflation=inflation)
+
+
+@dataclass(frozen=True)
+class Failing(Peeking):
+    error: Any = None
+
+    def step(self, state, oracle):
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError("no luck"), RuntimeError),
+        (NotImplementedError("not yet"), NotImplementedError),
+        (RuntimeError("Tensor.item() cannot be called on meta tensors"), ConfigError),
+        (NotImplementedError("Cannot copy out of meta tensor; no data!"), ConfigError),
+    ],
+    ids=str,
+)
+def test_errors_of_an_optimizer_are_its_own_but_for_those_of_tensors_without_values(error, expected):
+    with pytest.raises(expected, match="reads the value" if expected is ConfigError else str(error)):
+        calibrate(Failing(error=error), epsilon=1.0, **HYFREEDP)
+
+
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("DPOPT_CACHE", str(tmp_path))
     return tmp_path / "calibration"
 
 
-def test_cache_saves_the_search(own_cache, monkeypatch):
-    first = calibrate(DPSGD(), epsilon=1.0, **HYFREEDP)
+@pytest.mark.parametrize("target", [1.0, 8.0])
+def test_cache_saves_the_search(target, own_cache, monkeypatch):
+    first = calibrate(DPSGD(), epsilon=target, **HYFREEDP)
     monkeypatch.setattr(calibration, "solve_noise", lambda *_: pytest.fail("solved again"))
-    assert calibrate(DPSGD(lr=3.0), epsilon=1.0, **HYFREEDP).noise == first.noise
+    assert calibrate(DPSGD(lr=3.0), epsilon=target, **HYFREEDP).noise == first.noise
 
 
 def test_damaged_cache_is_solved_again(own_cache):
@@ -159,7 +239,7 @@ def test_damaged_cache_is_solved_again(own_cache):
     assert calibrate(DPSGD(), epsilon=1.0, **HYFREEDP) == first
 
 
-@pytest.mark.parametrize("noise", [{"gradient": 0.5}, {"gradient": 1000}, {"gradient": math.nan}, {"losses": 3}])
+@pytest.mark.parametrize("noise", [{"gradient": 0.5}, {"gradient": 1000.0}, {"gradient": math.nan}, {"losses": 3.0}])
 def test_a_changed_cache_changes_nothing(own_cache, noise):
     """Though its checksum is right: epsilon is computed again."""
     first = calibrate(DPSGD(), epsilon=1.0, **HYFREEDP)

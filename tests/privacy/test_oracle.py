@@ -9,7 +9,19 @@ import dpopt.testing
 from dpopt.clipping import Abadi, Automatic, Normalized, engine
 from dpopt.errors import ConfigError
 from dpopt.optimizers.dp_sgd import DPSGD
-from dpopt.privacy import BudgetSpent, DataOracle, Draw, Ledger, Plan, TraceOracle, UnplannedRelease, sampling
+from dpopt.privacy import (
+    BudgetSpent,
+    DataOracle,
+    Draw,
+    Ledger,
+    Plan,
+    ReplayOracle,
+    TraceOracle,
+    UnplannedRelease,
+    sampling,
+)
+from dpopt.privacy.protocol import Release
+from dpopt.privacy.unread import ValueRead
 
 N, D = 40, 4
 RULES = [Abadi(0.5), Abadi(10.0), Automatic(), Automatic(2.0, 0.1), Normalized(0.5)]
@@ -487,3 +499,110 @@ def test_scaled_gradients_are_clipped_after_scaling():
     gradients = scale * (x @ theta - y)[:, None] * x
     clipped = gradients * (0.5 / gradients.norm(dim=1, keepdim=True)).clamp(max=1)
     torch.testing.assert_close(released.value, clipped.mean(0))
+
+
+def test_each_release_has_the_noise_of_its_place():
+    """Release j of draw t has the noise (seed, t, j), so that a run that goes on repeats none and changes none."""
+    draw, still, theta = Draw(0.5, (1.0, 2.0, 2.0, 1.0)), Draw(0.5, (0.0,) * 4), torch.ones(D)
+    noisy = oracle(plan(draw, draw), noise_seed=9)
+    silent = oracle(plan(still, still, noise={"gradient": 0.0, "losses": 0.0}))
+    for number in range(2):
+        with noisy.draw() as one, silent.draw() as other:
+            for first, query in (
+                (0, lambda batch: batch.gradient(theta, Abadi(1.0))),
+                (1, lambda batch: batch.losses([theta, 2 * theta], 3.0)),
+                (3, lambda batch: batch.gradient(2 * theta, Abadi(1.0))),
+            ):
+                release, mean = query(one), query(other).value
+                noise = sampling.gaussian(9, number, first, len(mean), mean.dtype)
+                torch.testing.assert_close(release.value - mean, release.std * noise, rtol=1e-4, atol=1e-6)
+
+
+class Rolling(Counting):
+    """An engine that notes the random numbers that the model's dropout would have."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.numbers = []
+
+    def clipped(self, *arguments):
+        self.numbers.append(torch.rand(3))
+        return super().clipped(*arguments)
+
+    def losses(self, *arguments):
+        self.numbers.append(torch.rand(3))
+        return super().losses(*arguments)
+
+
+def test_what_is_random_in_a_physical_batch_is_a_function_of_its_place():
+    """Of the seed, the draw and its number within the draw; a transform's numbers are not those of dropout."""
+    transformed, engine = [], Rolling(regression())
+
+    def transform(x):
+        transformed.append(torch.rand(3))
+        return x
+
+    x, y = data()
+    asked = DataOracle(
+        engine,
+        x,
+        y,
+        plan(*[Draw(0.5, (1.0, 2.0))] * 2),
+        draw_seed=4,
+        noise_seed=2,
+        physical_batch=14,
+        transform=transform,
+    )
+    for number in range(2):
+        with asked.draw() as batch:
+            batch.gradient(torch.zeros(D), Abadi(1.0))
+            batch.losses([torch.ones(D)], 1.0)
+        assert 14 < len(sampling.poisson_rows(4, number, N, 0.5)) <= 28
+        for purpose, numbers in (("dropout", engine.numbers), ("transform", transformed)):
+            expected = [first_numbers(4, purpose, number, part) for part in (0, 1)] * 2
+            assert torch.equal(torch.stack(numbers), torch.stack(expected))
+            numbers.clear()
+
+
+def first_numbers(*place):
+    return torch.rand(3, generator=torch.Generator().manual_seed(sampling.derive(*place) >> 65))
+
+
+def test_what_is_watched_is_numbered_by_its_draw():
+    seen, theta = [], torch.ones(D)
+    x, y = data()
+    asked = oracle(quiet(0.5, draws=3), watch=seen.append)
+    while asked.draws_left:
+        with asked.draw() as batch:
+            batch.gradient(theta, Abadi(1.0))
+    assert [part.draw for part in seen] == [0, 1, 2]
+    for part in seen:
+        rows = sampling.poisson_rows(1, part.draw, N, 0.5)
+        truth = ((x @ theta - y)[:, None] * x).norm(dim=1)[rows]
+        torch.testing.assert_close(part.norms[part.mask], truth)
+
+
+@pytest.mark.parametrize(("dtype", "device"), [(torch.float64, "cpu"), (torch.float32, "meta")], ids=str)
+def test_a_replay_reads_vectors_as_the_run_did(dtype, device):
+    losses = Release(torch.zeros(2, dtype=torch.float64), 1.0)
+    gradient = Release(torch.zeros(D, dtype=dtype, device=device), 1.0)
+    space = ReplayOracle([[losses, gradient]], plan(Draw(0.5, (2.0, 2.0, 1.0)))).space
+    assert (space.dimension, space.dtype, space.device) == (D, dtype, torch.device(device))
+
+
+def test_what_a_trace_is_asked_with_stays_out_of_reach():
+    """Else an optimizer that looks at the std of a release at a private bound would be traced as if it did not."""
+    traced = TraceOracle(D, 0.1, 1)
+    with traced.draw() as batch:
+        bound = batch.gradient(traced.theta, Abadi(1.0)).value.norm()
+        losses = batch.losses([traced.theta], bound)
+    with pytest.raises(ValueRead):
+        bool(losses.std > 1)
+
+
+def test_a_trace_on_the_cpu_reads_vectors_as_a_run_does_and_can_be_read():
+    traced = TraceOracle(D, 0.1, 1, device="cpu")
+    assert traced.space.vector(torch.ones(D, dtype=torch.float64), "at").dtype == torch.float32
+    assert traced.theta.tolist() == [0.0] * D
+    with pytest.raises(ValueRead):
+        TraceOracle(D, 0.1, 1).theta.tolist()

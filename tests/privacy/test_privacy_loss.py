@@ -51,26 +51,32 @@ def test_rate_one_is_the_closed_form(noise, delta):
         assert exact * (1 - 1e-11) <= found <= exact * 1.001
 
 
-def exact(rate, noise, delta, is_removed):
-    """Epsilon of one draw from the definition, with 40 digits."""
+def divergence(rate, noise, eps, is_removed):
+    """Hockey-stick divergence of one draw at `eps`, from the definition, in mpmath's precision."""
 
     def phi(x):
         return mpmath.erfc(-x / mpmath.sqrt(2)) / 2
 
-    def divergence(eps):
-        rest = mpmath.exp(eps if is_removed else -eps) - (1 - rate)
-        if rest <= 0:
-            return 1 - mpmath.exp(eps) if is_removed else mpmath.mpf(0)
-        at = mpmath.mpf(0.5) + mpmath.mpf(noise) ** 2 * mpmath.log(rest / rate)
-        sign = -1 if is_removed else 1
-        p, q = phi(sign * at / noise), phi(sign * (at - 1) / noise)
-        p, q = p, (1 - rate) * p + rate * q
-        return q - mpmath.exp(eps) * p if is_removed else p - mpmath.exp(eps) * q
+    rest = mpmath.exp(eps if is_removed else -eps) - (1 - rate)
+    if rest <= 0:
+        return 1 - mpmath.exp(eps) if is_removed else mpmath.mpf(0)
+    at = mpmath.mpf(0.5) + mpmath.mpf(noise) ** 2 * mpmath.log(rest / rate)
+    sign = -1 if is_removed else 1
+    p, q = phi(sign * at / noise), phi(sign * (at - 1) / noise)
+    p, q = p, (1 - rate) * p + rate * q
+    return q - mpmath.exp(eps) * p if is_removed else p - mpmath.exp(eps) * q
+
+
+def exact(rate, noise, delta, is_removed):
+    """Epsilon of one draw from the definition, with 40 digits."""
+
+    def excess(eps):
+        return divergence(rate, noise, eps, is_removed) - delta
 
     low, high = mpmath.mpf(0), mpmath.mpf(2000)
-    while divergence(low) > delta and high - low > mpmath.mpf(10) ** -30:
+    while excess(low) > 0 and high - low > mpmath.mpf(10) ** -30:
         middle = (low + high) / 2
-        low, high = (middle, high) if divergence(middle) > delta else (low, middle)
+        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
     return float(low)
 
 
@@ -130,6 +136,28 @@ def test_divergences_are_the_definition(rate, noise, delta, is_removed):
     assert privacy_loss._divergence(rate, noise, points, is_removed) == pytest.approx(sums, abs=2e-9, rel=1e-6)
 
 
+@pytest.mark.parametrize("is_removed", [True, False])
+@pytest.mark.parametrize(("rate", "noise"), [(1e-4, 0.1), (0.5, 0.12), (0.999, 0.15)])
+def test_divergences_of_large_losses_are_the_definition(rate, noise, is_removed):
+    """Where e^loss itself would leave no digit of what is added to it."""
+    points = np.array([-80.0, -35.0, 29.0, 31.0, 36.0, 60.0])
+    with mpmath.workdps(60):
+        truth = [float(divergence(mpmath.mpf(rate), mpmath.mpf(noise), eps, is_removed)) for eps in points]
+    found = privacy_loss._divergence(rate, noise, points, is_removed)
+    assert found == pytest.approx(truth, rel=1e-9, abs=1e-300)
+
+
+@pytest.mark.parametrize("delta", [1e-2, 1e-3, 1e-6, 1e-9, 1e-12])
+def test_the_tilt_is_near_the_best(delta):
+    """Chernoff's bound on the loss of a Gaussian is least at the root of 2 s^2 log 1/delta."""
+    noise, step = 2.0, 1e-3
+    ends = privacy_loss._ends(1.0, noise, delta * 1e-6, is_removed=True)
+    loss = privacy_loss._rounded((1.0, noise, 1), ends, step, is_removed=True)
+    made = privacy_loss._Sum([loss], step, 1 / noise, delta)
+    best = made.tilts[np.argmin(made._chernoff(made.tilts, made.cumulants, delta))]
+    assert best == pytest.approx(noise * math.sqrt(2 * math.log(1 / delta)), rel=0.06)
+
+
 def test_more_draws_and_less_noise_never_cost_less():
     draws = [privacy_loss.epsilon([(0.001, 3.0, count)], 1e-6) for count in (100, 1000, 1001, 10_000, 100_000)]
     noises = [privacy_loss.epsilon([(0.001, noise, 3000)], 1e-6) for noise in (9.0, 3.0, 2.99, 1.0, 0.5)]
@@ -162,6 +190,14 @@ def test_absurd_runs_are_answered_or_refused_at_once(draws, noise, accountant):
         spent = None
     assert time.process_time() - began < 10
     assert 0 <= spent < math.inf if spent is not None else accountant == "prv"
+
+
+def test_prv_is_refused_where_its_grid_would_be_too_large_for_the_draws_alone():
+    """However little they spend: its points are ever closer to each other."""
+    run = ledger([(0.01, 1e9, 10**9)])
+    assert epsilon(run, 1e-5, "rdp") < 1e-3
+    with pytest.raises(ConfigError, match="points"):
+        epsilon(run, 1e-5, "prv")
 
 
 def test_draws_that_would_each_be_traced_are_refused():

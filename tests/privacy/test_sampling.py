@@ -161,6 +161,16 @@ def test_membership_and_noise_never_share_a_stream():
     assert not np.allclose(members, noise)
 
 
+def test_draws_and_noise_are_those_of_the_revision():
+    """Whoever has to change a number here has to raise `REVISION`, so that no old result passes for a new one."""
+    assert sampling.REVISION == 2
+    assert sampling.poisson_rows(5, 7, 400, 0.02).tolist() == [32, 89, 95, 97, 185, 193, 202, 222]
+    single, double = (sampling.gaussian(5, 7, 3, 4, dtype).tolist() for dtype in (torch.float32, torch.float64))
+    assert single == pytest.approx([1.7441298, -0.35954726, 0.31353632, 0.43281516], rel=1e-6)
+    assert double == pytest.approx([-0.8920426535, 0.02038357221, -0.9799744106, 1.297071283], rel=1e-9)
+    assert sampling.derive("transform", 5, 7, 0) == 224425518198788732500572282246873934477
+
+
 def test_derived_seeds():
     assert sampling.derive("a", 1) == sampling.derive("a", 1)
     assert (
@@ -190,6 +200,16 @@ def test_noise_on_a_gpu_is_standard_normal_and_never_waited_for(cuda, dtype, mon
         assert abs(float(torch.corrcoef(torch.stack([one, other]))[0, 1])) < 5 / len(one) ** 0.5
     if dtype is torch.float64:
         assert torch.equal(first, sampling.gaussian(*where[0], size, dtype))
+
+
+@ON_CUDA
+def test_noise_on_a_gpu_is_its_own_generators(cuda):
+    """With 63 bits of the hash of its place as the seed."""
+    with cuda.there():
+        generator = torch.Generator("cuda").manual_seed(sampling.derive(3, 1, 2) >> 65)
+        expected = torch.randn(100, device="cuda", generator=generator)
+        pair = to("cpu", (sampling.gaussian(3, 1, 2, 100, torch.float32, "cuda"), expected))
+    assert torch.equal(*pair)
 
 
 @ON_CUDA
