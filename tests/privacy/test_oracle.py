@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from dpopt.privacy.protocol import Release
 from torch import nn
 
 import dpopt
@@ -20,7 +21,6 @@ from dpopt.privacy import (
     UnplannedRelease,
     sampling,
 )
-from dpopt.privacy.protocol import Release
 from dpopt.privacy.unread import ValueRead
 
 N, D = 40, 4

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from dpopt.privacy.protocol import Record
 
 from dpopt.errors import ConfigError
 from dpopt.privacy import Query
-from dpopt.privacy.protocol import Record
 from dpopt.privacy.queries import Below, Losses, Space, contributions, read
 
 D = 3
