@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -18,14 +20,22 @@ from dpopt.store.runs import Store
 if TYPE_CHECKING:
     from dpopt.harness.cell import Cell
 
-ENGINES = {
-    "inline": ("inline:InlineEngine", ""),
-    "local": ("local:LocalEngine", ""),
-    "ray": ("ray:RayEngine", "ray"),
-    "span": ("span:SpanEngine", ""),
-    "slurm": ("slurm:SlurmEngine", "submitit"),
+OWN = {
+    "inline": ("dpopt.harness.engines.inline:InlineEngine", ""),
+    "local": ("dpopt.harness.engines.local:LocalEngine", ""),
+    "ray": ("dpopt.harness.engines.ray:RayEngine", "ray"),
+    "span": ("dpopt.harness.engines.span:SpanEngine", ""),
+    "slurm": ("dpopt.harness.engines.slurm:SlurmEngine", "submitit"),
 }
-"""name -> the class in this package, and the module that it needs from the extra of its name."""
+"""name -> "module:Class", and the module that it needs from the extra of its name."""
+GROUP = "dpopt.engines"
+"""The entry points by which another distribution brings an engine."""
+
+
+@cache
+def known() -> dict[str, tuple[str, str]]:
+    """All engines, as in `OWN`."""
+    return {**OWN, **{point.name: (point.value, "") for point in entry_points(group=GROUP)}}
 
 
 class Event(NamedTuple):
@@ -89,22 +99,22 @@ class Engine(Protocol):
 
 def check(name: str, where: str) -> None:
     """Raise `ConfigError` unless there is an engine `name` and what it needs is installed."""
-    if name not in ENGINES:
-        raise unknown(where, name, ENGINES)
-    needs = ENGINES[name][1]
+    if name not in known():
+        raise unknown(where, name, known())
+    needs = known()[name][1]
     if needs and find_spec(needs) is None:
         raise ConfigError(where, name, f"it needs {needs}: pip install 'dpopt[{name}]'")
 
 
 def create(name: str, store: Store, setup: Setup) -> Engine:
-    """The engine `name`, see `ENGINES`.
+    """The engine `name`, see `known`.
 
     Raises:
         ConfigError: it cannot be had, or does not understand its options.
     """
     check(name, "engine")
-    module, _, attribute = ENGINES[name][0].partition(":")
-    return getattr(import_module(f"{__name__}.{module}"), attribute)(store, setup)
+    module, _, attribute = known()[name][0].partition(":")
+    return getattr(import_module(module), attribute)(store, setup)
 
 
 def understood(setup: Setup, known: Mapping[str, Any], engine: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from importlib.metadata import entry_points
 from typing import Any, Literal
 
 import yaml
@@ -120,9 +121,14 @@ def entry(name: str) -> Entry:
 
 @cache
 def entries() -> dict[str, Entry]:
-    """All data sets by name, sorted."""
+    """All data sets by name, sorted.
+
+    Another distribution brings one by an entry point `NAME = package` of the group "dpopt.data"; it is `NAME.yaml` there.
+    """
     found = resources.files("dpopt").joinpath("conf", "data").iterdir()
     texts = {file.name.removesuffix(".yaml"): file.read_text() for file in found if file.name.endswith(".yaml")}
+    for point in entry_points(group="dpopt.data"):
+        texts[point.name] = resources.files(point.value).joinpath(f"{point.name}.yaml").read_text("utf-8")
     return {name: parse(name, yaml.safe_load(text)) for name, text in sorted(texts.items())}
 
 
