@@ -13,7 +13,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from functools import cache, wraps
 from numbers import Integral, Real
 from types import MappingProxyType, NoneType
@@ -154,12 +154,17 @@ def build(cls: type[T], values: Mapping[str, Any], where: str, converters: Conve
         converters: for annotations that plain data cannot express: annotation -> function of (value, where).
 
     Raises:
-        ConfigError: an unknown field (with the nearest name) or a value that its annotation does not allow.
+        ConfigError: an unknown field (with the nearest name), none where one is needed, or a value that its annotation
+            does not allow.
     """
     known = hints(cls)
     for name in values:
         if name not in known:
             raise unknown(f"{where}.{name}", name, known)
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        has_default = field.default is not MISSING or field.default_factory is not MISSING
+        if field.init and not has_default and field.name not in values:
+            raise ConfigError(where, list(values), f"the key `{field.name}` is missing")
     return cls(**{name: convert(v, known[name], f"{where}.{name}", converters) for name, v in values.items()})
 
 

@@ -123,7 +123,7 @@ def entry(name: str) -> Entry:
 def entries() -> dict[str, Entry]:
     """All data sets by name, sorted.
 
-    Another distribution brings one by an entry point `NAME = package` of the group "dpopt.data"; it is `NAME.yaml` there.
+    Another distribution brings one by an entry point `NAME = package` of the group "dpopt.data": `NAME.yaml` there.
     """
     found = resources.files("dpopt").joinpath("conf", "data").iterdir()
     texts = {file.name.removesuffix(".yaml"): file.read_text() for file in found if file.name.endswith(".yaml")}

@@ -1,0 +1,220 @@
+"""What another distribution adds is found by itself: nothing of dpopt's own files is touched."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+POINTS = """
+[dpopt.optimizers]
+outer_sign = outer.method:OuterSign
+[dpopt.workloads]
+outer_task = outer.task:OuterTask
+[dpopt.data]
+outer_data = outer
+[dpopt.engines]
+outer_engine = outer.engine:OuterEngine
+"""
+METHOD = '''"""Sign descent that also counts the examples whose gradients are short, by a release of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from dpopt.clipping.rules import Abadi
+from dpopt.privacy.queries import Gradient
+from dpopt.types import Query, Vector
+
+
+@dataclass(frozen=True)
+class Short(Query):
+    """How many gradients are shorter than one, as a share; a record moves the sum by one half."""
+
+    kind: ClassVar[str] = "short"
+    follows: ClassVar[str | None] = "gradient"
+
+    @property
+    def releases(self) -> int:
+        return 1
+
+    @property
+    def sensitivity(self) -> float:
+        return 0.5
+
+    @property
+    def centre(self) -> float:
+        return 0.5
+
+    def contribution(self, record):
+        return (record.norm < 1).double().unsqueeze(0) - 0.5
+
+
+@dataclass(frozen=True)
+class Halved:
+    """A clip rule of its own: half of Abadi's."""
+
+    bound: float = 1.0
+
+    @property
+    def sensitivity(self) -> float:
+        return self.bound / 2
+
+    def factor(self, norm):
+        return (self.bound / norm).clamp(max=1) / 2
+
+
+class State(NamedTuple):
+    """theta_t, and the share of short gradients."""
+
+    theta: Vector
+    share: torch.Tensor
+
+
+@dataclass(frozen=True)
+class OuterSign:
+    """theta_{t+1} = theta_t - lr (1 - share) sign(g_t)."""
+
+    lr: float = 0.01
+    shares: ClassVar[dict[str, float]] = {"short": 0.01}
+    noise_inflation: ClassVar[float] = 1.01
+    revision: ClassVar[int] = 1
+
+    def init(self, theta: Vector) -> State:
+        return State(theta, theta.new_zeros(()))
+
+    def step(self, state: State, oracle: Any) -> State:
+        with oracle.draw() as batch:
+            gradient = batch.ask(Gradient(state.theta, Halved(1.0)))
+            short = batch.ask(Short())
+        share = short.value[0].to(state.theta).clamp(0, 1)
+        return State(state.theta - self.lr * (1 - share) * gradient.value.sign(), share)
+'''
+TASK = '''"""Two Gaussians, and a metric of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from dpopt.workloads.base import Outline, Split, Workload, outlined
+
+
+@dataclass(frozen=True)
+class OuterTask(Workload):
+    """Which of two Gaussians a point is of."""
+
+    validation: int = 40
+    pool: ClassVar[int] = 400
+    batch_size: ClassVar[int] = 100
+    epochs: ClassVar[float] = 2.0
+
+    def load(self):
+        generator = torch.Generator().manual_seed(0)
+        y = torch.randint(0, 2, (500,), generator=generator)
+        x = torch.randn(500, 3, generator=generator) + 2 * y[:, None]
+        return Split(x[:400], y[:400]), Split(x[400:], y[400:])
+
+    def outline(self) -> Outline:
+        return outlined(self.model, (3,), 100)
+
+    def model(self) -> nn.Module:
+        return nn.Linear(3, 2)
+
+    def report(self, predict, split):
+        return {"zeros": float((predict(split.x).argmax(1) == 0).double().mean())}
+'''
+ENGINE = '''"""The inline engine, which says when it begins."""
+
+from dpopt.harness.engines.inline import InlineEngine
+
+
+class OuterEngine(InlineEngine):
+    def submit(self, cell):
+        print("outer engine takes", cell.run_id, flush=True)
+        super().submit(cell)
+'''
+DATA = """kind: text
+inputs: sentence
+targets: label
+classes: 2
+splits:
+  train: {source: train, records: 400}
+  test: {source: test, records: 100}
+licence: none
+reference: this test
+"""
+SUITE = """
+defaults: [suite, _self_]
+workloads: [outer_task]
+optimizers: [outer_sign, dp_sgd]
+settings: {outer_sign: {tuning: fixed}, dp_sgd: {tuning: fixed}}
+epsilon: 3
+accountant: rdp
+seeds: 0
+engine: outer_engine
+device: cpu
+"""
+FIGURE = '''"""A bar for each method."""
+
+NEEDS = "comparison"
+
+
+def draw(frame):
+    """The means."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots()
+    axes.bar(frame["label"], frame["mean"])
+    return figure
+'''
+
+
+@pytest.fixture
+def outside(tmp_path):
+    """A distribution in a folder of Python's path, and a working folder with a suite and a figure."""
+    package, about = tmp_path / "site" / "outer", tmp_path / "site" / "outer-1.0.dist-info"
+    for folder in (package, about, tmp_path / "here" / "benchmarks", tmp_path / "here" / "plots"):
+        folder.mkdir(parents=True)
+    files = {"__init__.py": "", "method.py": METHOD, "task.py": TASK, "engine.py": ENGINE, "outer_data.yaml": DATA}
+    for name, text in files.items():
+        (package / name).write_text(text)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: outer\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(POINTS)
+    (tmp_path / "here" / "benchmarks" / "outer_suite.yaml").write_text(SUITE)
+    (tmp_path / "here" / "plots" / "outer_figure.py").write_text(FIGURE)
+    return tmp_path
+
+
+def said(outside, *words):
+    """What a command prints."""
+    path = os.pathsep.join(map(str, [outside / "site", *filter(None, sys.path)]))
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; from dpopt.cli import main; sys.exit(main(sys.argv[1:]))", *words],
+        cwd=outside / "here",
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_everything_that_can_be_added_is(outside):
+    listed = said(outside, "list")
+    for name in ("outer_sign", "outer_task", "outer_data", "outer_suite"):
+        assert name in listed
+    ran = said(outside, "run", "suite=outer_suite")
+    assert ran.count("outer engine takes") == 2
+    assert "2 cells run, 0 were done, 0 failed" in ran
+    table = said(outside, "table", "suite=outer_suite", "scores=zeros")
+    assert "outer_sign" in table
+    assert "zeros" in table
+    assert "outer_figure.svg" in said(outside, "plot", "suite=outer_suite")
+    assert "0 mismatches" in said(outside, "verify")
