@@ -2,7 +2,6 @@ import math
 
 import pytest
 import torch
-from dpopt.privacy.protocol import Release
 from torch import nn
 
 import dpopt
@@ -22,6 +21,7 @@ from dpopt.privacy import (
     sampling,
 )
 from dpopt.privacy.unread import ValueRead
+from dpopt.types import Release
 
 N, D = 40, 4
 RULES = [Abadi(0.5), Abadi(10.0), Automatic(), Automatic(2.0, 0.1), Normalized(0.5)]

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from dpopt.privacy.protocol import Record
 
 from dpopt.errors import ConfigError
 from dpopt.privacy import Query
 from dpopt.privacy.queries import Below, Losses, Space, contributions, read
+from dpopt.types import Record
 
 D = 3
 SPACE = Space(D, torch.float32, torch.device("cpu"))
