@@ -96,11 +96,11 @@ class HyFreeDP(Configured):
             raise ConfigError("HyFreeDP.noise_inflation", self.noise_inflation, "expected > 1: losses need a share")
         require_plain(self.base, "HyFreeDP")
 
-    def init(self, theta: Vector) -> State:
+    def init(self, theta: Vector) -> Any:
         return State(theta, self.base.init(theta), scalar(theta, self.lr), scalar(theta, self.initial_bound))
 
-    def step(self, state: State, oracle: Oracle) -> State:
-        theta, base, eta, bound = state
+    def step(self, state: Any, oracle: Oracle) -> Any:
+        theta, base, eta, bound = state.theta, state.base, state.eta, state.bound
         is_probing, losses = self._is_probing(oracle), None
         with oracle.draw() as batch:
             gradient = self.base.observe(base, batch, self.clip)
@@ -111,9 +111,9 @@ class HyFreeDP(Configured):
             with oracle.draw() as batch:
                 losses = batch.losses(self._probe_points(theta, eta, direction), bound)
         if losses is not None:
-            eta, bound = self._fit(eta, bound, losses)
-        theta = descend(theta, direction, eta)
-        return State(theta, base._replace(theta=theta), eta, bound)
+            state = self._adapted(state, losses)
+        theta = descend(theta, direction, state.eta)
+        return state._replace(theta=theta, base=base._replace(theta=theta))
 
     def _is_probing(self, oracle: Oracle) -> bool:
         """Whether this step is a multiple of K; a fresh probe draw makes a round of K steps K + 1 draws long."""
@@ -125,6 +125,11 @@ class HyFreeDP(Configured):
         # The middle point is theta itself: its losses are known from the gradient's forward pass.
         m = self.probes // 2
         return [descend(theta, direction, -j * eta) if j else theta for j in range(-m, m + 1)]
+
+    def _adapted(self, state: Any, losses: Release) -> Any:
+        """The state with the eta and R_l that follow from a round's losses, shape [2m + 1], at j = -m..m."""
+        eta, bound = self._fit(state.eta, state.bound, losses)
+        return state._replace(eta=eta, bound=bound)
 
     def _fit(self, eta: Tensor, bound: Tensor, losses: Release) -> tuple[Tensor, Tensor]:
         """The next eta and R_l from a round's losses, shape [2m + 1], at j = -m..m."""

@@ -1,0 +1,109 @@
+"""HyFreeDP's releases, read with their noise in mind: the learning rate grows until curvature shows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dpopt.errors import ConfigError
+from dpopt.fields import Factor
+from dpopt.optimizers.base import scalar
+from dpopt.optimizers.hyfreedp import HyFreeDP
+from dpopt.types import Release, Vector
+
+
+class State(NamedTuple):
+    """The state of `HyFreeDP`, and whether a round of probes was not saturated yet: 1 or 0."""
+
+    theta: Vector
+    base: Any
+    eta: Tensor
+    bound: Tensor
+    is_usable: Tensor
+
+
+@dataclass(frozen=True)
+class NoiseAwareHyFreeDP(HyFreeDP):
+    r"""HyFreeDP with another way from the same three losses to eta; draws, releases and ledger are HyFreeDP's.
+
+    Losses L_-, L_0, L_+ are released at theta_t - h G_t, theta_t and theta_t + h G_t with noise of standard deviation
+    s, which is public. With D_1 = L_+ - L_- and D_2 = L_+ - 2 L_0 + L_-,
+
+        h    = reach eta,   reach = 2 sqrt(3) / phi,   phi = 1 - beta
+        eta <- clamp(phi h max(D_1, 0) / (2 D_2), eta/2, growth eta)    where D_2 > sqrt(6) s   (curvature shows)
+               eta/2                                                    else, where D_1 < -sqrt(2) s  (uphill)
+               growth eta                                               else
+               eta/2                                                    where L_0 >= 0.9 R_l, or eta before the first
+                                                                        round in which it was not: saturated losses
+
+    beta is the decay of the average that the base direction is (Adam's beta_1, the momentum of SGD): one gradient acts
+    on 1/phi steps, which share the Newton step.
+
+    Why. D_1 and D_2 have standard deviations sqrt(2) s and sqrt(6) s and are not correlated. On noise alone their
+    quotient D_1/(2 D_2) is a Cauchy variable divided by 2 sqrt(3), and the log of a Cauchy variable's size has mean 0.
+    So phi h |D_1/(2 D_2)| has no drift on the log scale where h = 2 sqrt(3) eta / phi; with h = eta it shrinks by
+    e^-1.24 a round. Probing so far ahead shows curvature that a step of eta would not, and moves nothing. While D_2 is
+    within its noise at h, a step of eta << h is safe, and eta may grow.
+
+    Args:
+        growth: how much eta grows at most in a round.
+        probes: three.
+        base, lr, clip, probe_every, noise_inflation, probe_batch, bound, initial_bound: see `HyFreeDP`.
+
+    Deviations: this is not in the HyFreeDP paper, whose rule is `HyFreeDP`. There is no smoothing. Where all of a round
+    is noise, eta grows in most rounds; what ends it is curvature, or losses that saturate.
+    """
+
+    revision: ClassVar[int] = 1
+    growth: Factor = 4.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.probes != 3:
+            raise ConfigError("NoiseAwareHyFreeDP.probes", self.probes, "expected 3")
+        if self.smoothing:
+            raise ConfigError("NoiseAwareHyFreeDP.smoothing", self.smoothing, "expected 0")
+
+    @property
+    def phi(self) -> float:
+        """The share of a gradient in the direction of its own step."""
+        return 1 - _decay(self.base)
+
+    @property
+    def reach(self) -> float:
+        """How many times eta the probes are away."""
+        return 2 * math.sqrt(3) / self.phi
+
+    def init(self, theta: Vector) -> State:
+        begun = super().init(theta)
+        return State(begun.theta, begun.base, begun.eta, begun.bound, scalar(theta))
+
+    def _probe_points(self, theta: Vector, eta: Tensor, direction: Vector) -> list[Vector]:
+        return super()._probe_points(theta, self.reach * eta, direction)
+
+    def _adapted(self, state: State, losses: Release) -> State:
+        eta, (minus, zero, plus), s = state.eta, losses.value, losses.std
+        first, second = plus - minus, plus - 2 * zero + minus
+        newton = self.phi * self.reach * eta * first.clamp(min=0) / (2 * second)
+        followed = torch.clamp(newton, eta / 2, self.growth * eta)
+        unseen = torch.where(first < -math.sqrt(2) * s, eta / 2, self.growth * eta)
+        found = torch.where(second > math.sqrt(6) * s, followed, unseen)
+
+        is_saturated = zero >= 0.9 * state.bound
+        kept = torch.where(state.is_usable > 0, eta / 2, eta)
+        following = torch.where(is_saturated, kept, found)
+        following = torch.where(following.isfinite() & (following > 0), following, eta)
+        bound = losses.value.sum() if self.bound == "conservative" else zero
+        usable = torch.where(is_saturated, state.is_usable, torch.ones_like(state.is_usable))
+        return state._replace(eta=following, bound=bound.clamp(min=1e-3), is_usable=usable)
+
+
+def _decay(base: Any) -> float:
+    """Of the average of gradients that a direction is; 0 where it is none."""
+    if hasattr(base, "base"):
+        return _decay(base.base)
+    return base.betas[0] if hasattr(base, "betas") else getattr(base, "momentum", 0.0)
