@@ -64,7 +64,7 @@ def harm(path, kind, number):
     if kind == "folder":
         path.mkdir()
     elif kind == "older":
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, TypeError):  # it may be damaged already
             content = json.dumps({**json.loads(content), "schema": 0}).encode()
         path.write_bytes(content)
     elif kind != "remove":
