@@ -26,10 +26,6 @@ SWEPT = ["batch_size", "epochs", "clip"]
 """What a suite may vary beside methods, workloads and epsilon."""
 
 
-PARTS = {"optimizers": "label", "epsilon": "epsilon_target", "seeds": "seed", "workloads": "workload"}
-"""What a reader may choose rows by, and the column of a frame that says it."""
-
-
 def load_results(
     results: str | Path = "results",
     suite: str = "",
@@ -66,7 +62,7 @@ class Results:
     Args:
         store: that holds it.
         suite: its name.
-        part: what rows are chosen by, of `PARTS`; nothing for all.
+        part: what rows are chosen by, of `frames.OF_ENTRY`; nothing for all.
 
     Raises:
         ConfigError: the suite was never run in this store, or has no such row.
@@ -77,10 +73,9 @@ class Results:
     part: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.part:
-            self.store.manifest(self.suite)  # or it says that there is none
+        manifest = self.store.manifest(self.suite)  # or it says that there is none
         for key, values in self.part.items():
-            frames.check_part(self.store.manifest(self.suite), key, values)
+            frames.check_part(manifest, key, values)
 
     @cached_property
     def stored(self) -> frames.Stored:

@@ -52,7 +52,8 @@ def publish(overrides: Sequence[str]) -> int:
     to, plots = Path(asked["to"]), Path(asked["plots"])
     is_check, is_remade = (_is_true(asked[key], key) for key in ("check", "remake"))
     if not (is_check or is_remade):
-        results, _ = stored([f"suite={asked['suite']}" if asked["suite"] else "", f"results={asked['results']}"])
+        of_suite = [f"suite={asked['suite']}"] if asked["suite"] else []
+        results, _ = stored([*of_suite, f"results={asked['results']}"])
         chosen = names(asked["figures"], "figures") or None
         for path in publishing.publish(results, to, plots, chosen):
             OUT.print(str(path))

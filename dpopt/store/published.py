@@ -32,7 +32,8 @@ class Published(Store):
         root: the folder, such as `results/published`.
     """
 
-    _frames: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict, compare=False, repr=False)
+    _frames: dict[str, list[dict[str, Any]]] = field(default_factory=dict, compare=False, repr=False)
+    _runs: dict[str, dict[str, Any]] = field(default_factory=dict, compare=False, repr=False)
     _curves: dict[str, dict[str, list[dict[str, Any]]]] = field(default_factory=dict, compare=False, repr=False)
 
     def suites(self) -> list[str]:
@@ -57,7 +58,7 @@ class Published(Store):
             about = {"suite": suite, "description": ""}
         except Damaged as error:
             raise ConfigError("suite", suite, str(error)) from error
-        return {**about, "cells": [_entry(row) for row in self._rows(suite).values()]}
+        return {**about, "cells": [_entry(row) for row in self._rows(suite)]}
 
     def state(self, run_id: str) -> State:
         """What is known of a cell."""
@@ -107,21 +108,19 @@ class Published(Store):
         """Raise `ConfigError`: what is published is not changed by running more."""
         raise ConfigError("results", str(self.root), "published results are only read; run into another folder")
 
-    def _rows(self, suite: str) -> dict[str, dict[str, Any]]:
+    def _rows(self, suite: str) -> list[dict[str, Any]]:
         if suite not in self._frames:
             import pandas as pd
 
-            frame = pd.read_parquet(self.root / suite / CELLS)
-            # A run may stand for several labels, and then has a row for each.
-            self._frames[suite] = {f"{row['label']} {row['run_id']}": row for row in frame.to_dict("records")}
+            frame = pd.read_parquet(self.root / suite / CELLS).drop_duplicates(["label", "run_id"])
+            self._frames[suite] = frame.to_dict("records")  # a run that stands for several labels has a row for each
+            self._runs.update({row["run_id"]: row for row in self._frames[suite]})
         return self._frames[suite]
 
     def _find(self, run_id: str) -> dict[str, Any] | None:
-        for suite in self._frames or self.suites():
-            for key, row in self._rows(suite).items():
-                if key.endswith(run_id):
-                    return row
-        return None
+        for suite in [] if self._frames else self.suites():
+            self._rows(suite)
+        return self._runs.get(run_id)
 
 
 def _entry(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,7 +147,6 @@ def _record(row: Mapping[str, Any]) -> dict[str, Any]:
     there = {key: value for key, value in row.items() if not _is_nothing(value)}
     numbers = {k: v for k, v in there.items() if (k.startswith(KEPT) and k not in OF_FRAME) or k in NUMBERS}
     score = there["score"]
-    of_score = {f"{split}_{score}": row[f"{split}_{score}"] for split in ("test",) if f"{split}_{score}" in row}
     return {
         "schema": SCHEMA,
         "run_id": row["run_id"],
@@ -157,7 +155,7 @@ def _record(row: Mapping[str, Any]) -> dict[str, Any]:
         "score": score,
         "epsilon_target": row["epsilon_target"],
         "delta": row["delta"],
-        **of_score,
+        f"test_{score}": row[f"test_{score}"],  # which may be no number
         **numbers,
         "noise": _below(there, "noise_"),
         "scores": _below(there, "score_"),
