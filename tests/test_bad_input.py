@@ -15,10 +15,10 @@ from fabricated import noted
 from oddities import fit
 
 import dpopt
-from dpopt import trial
 from dpopt.cli import main
 from dpopt.errors import ConfigError
 from dpopt.harness.suite import suite_files
+from dpopt.training import trial
 
 SECONDS = 10
 """The longest that an answer may take."""
@@ -283,7 +283,7 @@ def test_what_the_trial_looks_at_is_left_as_it_was():
             self.seen += 1
             return self.dropout(self.linear(x))
 
-    model, data = Counting().eval(), dpopt.records.as_split(oddities.records(), "train", torch.device("cpu"))
+    model, data = Counting().eval(), dpopt.training.inputs.as_split(oddities.records(), "train", torch.device("cpu"))
     before = torch.get_rng_state()
     trial.attempt(model, oddities.loss, data, "train", lambda x: x, torch.device("cpu"), training=True)
     assert model.seen == 0
@@ -292,7 +292,7 @@ def test_what_the_trial_looks_at_is_left_as_it_was():
 
 
 def test_the_model_is_as_it_was_where_a_run_is_refused_or_its_ledger_is_not_the_planned_one(monkeypatch):
-    from dpopt import training
+    from dpopt.training import fitting
 
     model = torch.nn.Linear(4, 2)
     start = model.weight.detach().clone()
@@ -300,7 +300,7 @@ def test_the_model_is_as_it_was_where_a_run_is_refused_or_its_ledger_is_not_the_
     def refuse(*_):
         raise RuntimeError("another ledger")
 
-    monkeypatch.setattr(training, "summary", refuse)
+    monkeypatch.setattr(fitting, "summary", refuse)
     with pytest.raises(RuntimeError, match="another ledger"):
         fit(model=model)
     assert torch.equal(model.weight, start)

@@ -11,10 +11,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import dpopt
-from dpopt import training
 from dpopt.errors import ConfigError
 from dpopt.privacy import DataOracle, epsilon, sampling
 from dpopt.privacy.sampling import derive
+from dpopt.training import fitting
 
 
 def loss(output, target):
@@ -131,8 +131,8 @@ def seeds(monkeypatch):
             runs.append(Seeds(secrets.pop() if secrets else None, draw_seed, noise_seed))
             super().__init__(*args, draw_seed=draw_seed, noise_seed=noise_seed, **rest)
 
-    monkeypatch.setattr(training, "secret_seed", take)
-    monkeypatch.setattr(training, "DataOracle", Watched)
+    monkeypatch.setattr(fitting, "secret_seed", take)
+    monkeypatch.setattr(fitting, "DataOracle", Watched)
     return runs
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dpopt import clipping, records, registry, training
+from dpopt import clipping, registry, training
 from dpopt.clipping import ClippingEngine
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError, Held
@@ -38,6 +38,7 @@ from dpopt.store.leases import Lease
 from dpopt.store.provenance import provenance
 from dpopt.store.runs import Store
 from dpopt.study.diagnostics import Diagnostics
+from dpopt.training import inputs
 from dpopt.types import Optimizer, Vector
 from dpopt.workloads.base import Split, Workload
 
@@ -203,12 +204,12 @@ def prepare(
     place = training.resolve_device(device)
     workload = registry.from_spec("workload", cell.workload)
     optimizer = Isolated(cell.optimizer) if isolate else registry.from_spec("optimizer", cell.optimizer)
-    train, *others = (records.placed(split, place) for split in workload.splits(cell.seed))
+    train, *others = (inputs.placed(split, place) for split in workload.splits(cell.seed))
     watched = dict(zip(("validation", "test"), others, strict=True))
     torch.manual_seed(_seed("init", cell) >> 65)
     model = workload.model().to(place)
     batch = min(cell.batch_size, physical_batch or math.inf)
-    sample = records.sample(train, workload.transform, place)
+    sample = inputs.sample(train, workload.transform, place)
     engine = clipping.engine(model, workload.loss, sample=sample, batch=batch)
     plan = _plan(cell, optimizer, len(train.x), engine.dimension)
     diagnostics = _diagnostics(cell, workload, optimizer, model, plan, train) if cell.diagnostics else None

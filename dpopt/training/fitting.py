@@ -1,37 +1,41 @@
-"""One private training run: `fit` for a model of one's own, and the loop that the harness shares with it."""
+"""One private training run of a model of one's own."""
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from dpopt import clipping, fields, registry, trial
-from dpopt.clipping import ClippingEngine, Loss
+from dpopt import clipping, fields, registry
+from dpopt.clipping import Loss
 from dpopt.clipping.recording import Unsupported
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError
-from dpopt.fields import MANY, Bound, Count, Factor, Positive, Probability, Seed
-from dpopt.privacy import accountants
+from dpopt.fields import Bound, Count, Factor, Positive, Probability, Seed
 from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.data import DataOracle
 from dpopt.privacy.distributed import ALONE, Processes, digest
 from dpopt.privacy.isolation import Isolated
 from dpopt.privacy.ledger import Ledger
-from dpopt.privacy.plan import NonPrivate, Plan
-from dpopt.privacy.sampling import derive, secret_seed, send
-from dpopt.records import Transform, as_float, as_split, sample
-from dpopt.types import Optimizer, Vector
-from dpopt.workloads.base import EVALUATION_BATCH, Predict, Split, accuracy
-
-Metric = Callable[[Tensor, Tensor], Tensor]
+from dpopt.privacy.sampling import derive, secret_seed
+from dpopt.training import trial
+from dpopt.training.inputs import Transform, as_float, as_split, sample
+from dpopt.training.loop import (
+    Metric,
+    number_of_draws,
+    observe,
+    progress_bar,
+    resolve_device,
+    sampling_rate,
+    steps,
+    summary,
+)
+from dpopt.types import Optimizer
+from dpopt.workloads.base import Split, accuracy
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,7 @@ def fit(
         The record's status is "done", "diverged" (the parameters are not finite) or "no_signal": no record that was
         looked at had a finite loss and a finite gradient other than zero, or the parameters are as they were. The
         budget is spent in each case. Before training, model, loss and data are tried on some records without noise (see
-        `dpopt.trial`); that there is an error, a warning or "no_signal" is not covered by epsilon.
+        `dpopt.training.trial`); that there is an error, a warning or "no_signal" is not covered by epsilon.
 
     Raises:
         ConfigError: before training starts, for anything that cannot be used, or in which processes differ.
@@ -238,171 +242,3 @@ def _tried(
     output, y = trial.attempt(model, loss, test, "test", transform, device, training=False)
     is_classes = not y.is_floating_point() and y.ndim == 1 and isinstance(output, Tensor) and output.ndim == 2
     return accuracy if is_classes else None
-
-
-def sampling_rate(batch_size: float, examples: int) -> float:
-    """Q = B/N.
-
-    Raises:
-        ConfigError: B is not in [1, N].
-    """
-    if not 1 <= batch_size <= examples:
-        raise ConfigError("batch_size", batch_size, f"expected 1 to {examples}, the number of training records")
-    return batch_size / examples
-
-
-def number_of_draws(epochs: float, batch_size: float, examples: int) -> int:
-    """T = epochs N / B, rounded, at least 1.
-
-    Raises:
-        ConfigError: it is no number, or larger than `fields.MANY`.
-    """
-    fields.convert(epochs, Positive, "epochs", {})
-    draws = epochs * examples / batch_size
-    if draws > MANY:
-        raise ConfigError("epochs", epochs, f"makes {draws:.3g} draws, expected at most {MANY:.0e}")
-    return max(1, round(draws))
-
-
-def resolve_device(name: str | int | torch.device) -> torch.device:
-    """The device `name`; "auto" is CUDA where there is one, else the CPU.
-
-    Raises:
-        ConfigError: torch does not know the device, it is not there, or it keeps no values.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError("device", name, f"not available: {str(error).splitlines()[0]}") from error
-    if device.type == "meta":
-        raise ConfigError("device", name, "it keeps no values")
-    return device
-
-
-def steps(optimizer: Optimizer, oracle: DataOracle, state: Any, marks: int = 40) -> Iterator[tuple[Any, bool]]:
-    """Step until the budget is spent; yields each state and whether one of `marks` even parts of the draws is done."""
-    done = oracle.draws_taken * marks // max(1, oracle.draws_total)
-    while oracle.draws_left:
-        state = optimizer.step(state, oracle)
-        now = oracle.draws_taken * marks // oracle.draws_total
-        yield state, now > done
-        done = now
-
-
-def observe(
-    engine: ClippingEngine,
-    model: nn.Module,
-    state: Any,
-    oracle: DataOracle,
-    loss: Loss,
-    metric: Metric | None,
-    splits: dict[str, Split],
-    transform: Transform,
-    score: str = "accuracy",
-    batch: int = EVALUATION_BATCH,
-) -> dict[str, Any]:
-    """One entry of the curve: draws, epochs, the optimizer's own learning rate (`eta` of its state), metrics.
-
-    Raises:
-        RuntimeError: the oracle's processes have come to different parameters, so they do not compute the same.
-    """
-    _require_same(oracle, state.theta)
-    entry: dict[str, Any] = {"draw": oracle.draws_taken, "epoch": oracle.draws_taken * oracle.rate}
-    if hasattr(state, "eta"):
-        entry["eta"] = float(state.eta)
-    model.eval()
-    for name, split in splits.items():
-        scores = evaluate(engine, state.theta, loss, metric, split, transform, score, batch, oracle.processes)
-        entry |= {f"{name}_{key}": value for key, value in scores.items()}
-    model.train()
-    return entry
-
-
-def _require_same(oracle: DataOracle, theta: Vector) -> None:
-    """Each process steps on its own, from the same releases: their parameters are the same, bit for bit."""
-    if oracle.processes.size > 1 and len(set(oracle.processes.gather(digest(theta)))) > 1:
-        raise RuntimeError(f"after {oracle.draws_taken} draws the processes have different parameters")
-
-
-def evaluate(
-    engine: ClippingEngine,
-    theta: Vector,
-    loss: Loss,
-    metric: Metric | None,
-    split: Split,
-    transform: Transform,
-    score: str = "accuracy",
-    batch: int = EVALUATION_BATCH,
-    processes: Processes = ALONE,
-) -> dict[str, float]:
-    """Mean loss, and mean of `metric` under the name `score`, over `split` at `theta`; `batch` records at a time.
-
-    Several processes take turns, and all get the means.
-    """
-    sums = {"loss": 0.0} | ({score: 0.0} if metric else {})
-    batches = zip(split.x.split(batch), split.y.split(batch), strict=True)
-    for parts in islice(batches, processes.rank, None, processes.size):
-        x, y = (send(part, theta.device) for part in parts)
-        output = engine.outputs(theta, transform(x))
-        sums["loss"] += float(loss(output, y).double().sum())
-        if metric:
-            sums[score] += float(metric(output, y).double().sum())
-    gathered = processes.gather(sums)
-    return {key: sum(each[key] for each in gathered) / len(split.x) for key in sums}
-
-
-def predictor(
-    engine: ClippingEngine, model: nn.Module, theta: Vector, transform: Transform, batch: int = EVALUATION_BATCH
-) -> Predict:
-    """What a workload's `report` asks for the outputs of `model` at `theta`, in evaluation mode.
-
-    Batches of `batch` records go to the device of `theta` one after the other; outputs come back to where the inputs
-    are.
-    """
-
-    def predict(x: Tensor) -> Tensor:
-        was_training = model.training
-        model.eval()
-        parts = (transform(send(part, theta.device)) for part in x.split(batch))
-        outputs = torch.cat([engine.outputs(theta, part).to(x.device) for part in parts])
-        model.train(was_training)
-        return outputs
-
-    return predict
-
-
-def summary(plan: Plan, oracle: DataOracle, state: Any, target: float, examples: int) -> dict[str, Any]:
-    """The part of a record that says what the run spent; epsilon is recomputed from the ledger that it left.
-
-    Raises:
-        RuntimeError: the ledger is not the planned one, so the stated epsilon would not be the spent one.
-    """
-    if oracle.ledger != plan.ledger:
-        raise RuntimeError(f"the run left {oracle.ledger}, the plan holds {plan.ledger}")
-    spent = accountants.epsilon(oracle.ledger, plan.delta, plan.accountant)
-    return {
-        "status": "done" if bool(state.theta.isfinite().all()) else "diverged",
-        "private": not isinstance(plan, NonPrivate),
-        "epsilon_target": target,
-        "epsilon": spent,
-        "delta": plan.delta,
-        "accountant": plan.accountant,
-        "noise": dict(plan.noise),
-        "rate": plan.rate,
-        "draws": plan.draws,
-        "examples": examples,
-        "dimension": plan.dimension,
-    }
-
-
-@contextmanager
-def progress_bar(total: int, is_shown: bool) -> Iterator[Callable[[int], None]]:
-    """Show progress over `total` draws; gives a function to call with the number of draws taken."""
-    from rich.progress import Progress
-
-    with Progress(disable=not is_shown, transient=True) as progress:
-        task = progress.add_task("training", total=total)
-        yield lambda done: progress.update(task, completed=done)

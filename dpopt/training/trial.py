@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from dpopt.clipping import Abadi, ClippingEngine, Loss
 from dpopt.errors import ConfigError, cut
 from dpopt.privacy.sampling import send
-from dpopt.records import WHOLE, Transform, described
+from dpopt.training.inputs import WHOLE, Transform, described
 from dpopt.types import Vector
 from dpopt.workloads.base import Split
 
