@@ -1,4 +1,4 @@
-"""Where things that can be made again are kept."""
+"""Where things are that are not modules: what comes with dpopt, and what can be made again."""
 
 from __future__ import annotations
 
@@ -9,3 +9,20 @@ from pathlib import Path
 def cache_root() -> Path:
     """`$DPOPT_CACHE`, by default `~/.cache/dpopt`: solved noise, decoded data, features."""
     return Path(os.environ.get("DPOPT_CACHE") or Path.home() / ".cache" / "dpopt")
+
+
+def source_tree() -> Path | None:
+    """The folder that holds the package where it is not installed from a wheel."""
+    package = Path(__file__).parent
+    return None if (package / "shipped").is_dir() else package.parent
+
+
+def shipped(folder: str) -> Path:
+    """A folder of files that come with dpopt, such as "benchmarks" (suites) or "plots" (figures)."""
+    return (source_tree() or Path(__file__).parent / "shipped") / folder
+
+
+def at_hand(folder: str, pattern: str) -> dict[str, Path]:
+    """Name -> file, sorted: what comes with dpopt, and in its place what the same folder of the current one holds."""
+    files = (file for place in (shipped(folder), Path(folder)) for file in place.glob(pattern))
+    return dict(sorted({file.stem: file for file in files}.items()))

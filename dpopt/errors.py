@@ -19,12 +19,12 @@ class ConfigError(ValueError):
 
 
 class Missing(ConfigError):
-    """Data or weights that a run needs and that are not on this machine.
+    """Data, weights or a package that a run needs and that are not on this machine.
 
     Args:
         field, value, allowed: see `ConfigError`.
-        kind: "data" or "weights".
-        name: of the data set or the model.
+        kind: "data", "weights" or "package".
+        name: of the data set, the model or the package.
         hub: the hub's name for it where it is loaded from there when it is first needed; empty where nothing is asked,
             so that no run can begin.
     """

@@ -14,10 +14,13 @@ from typing import Any
 import pandas as pd
 
 from dpopt import markup
+from dpopt._paths import at_hand
 from dpopt.errors import ConfigError, unknown
 
 OF_SUITES = ("comparison", "selected", "curves", "ranking", "sweep", "diagnostics", "classes")
 """What a figure of a suite may need: the frames of `suites.Frames`."""
+DEFAULT = Path("plots")
+"""Where figures are looked for beside those that come with dpopt."""
 FRAMES = (*OF_SUITES, "speed", "audit", "accounting")
 """What a figure may need."""
 
@@ -48,12 +51,14 @@ class Plot:
 def plots(folder: Path, name: str | None = None) -> list[Plot]:
     """The figures that `folder` holds, in the order of their names, or the one of that name.
 
+    The default folder adds to the figures that come with dpopt, any other one stands alone.
+
     Raises:
         ConfigError: no such folder, no such figure, or a file without `NEEDS` and `draw`.
     """
-    if not folder.is_dir():
+    if folder != DEFAULT and not folder.is_dir():
         raise ConfigError("plots", str(folder), "expected a folder of figure files")
-    files = {file.stem: file for file in sorted(folder.glob("*.py")) if not file.name.startswith("_")}
+    files = at_hand("plots", "[!_]*.py") if folder == DEFAULT else {f.stem: f for f in sorted(folder.glob("[!_]*.py"))}
     if name is not None and name not in files:
         raise unknown("figure", name, files)
     return [_load(file) for stem, file in files.items() if name in (None, stem)]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from dpopt._paths import at_hand
 from dpopt.analysis.naming import workload_names
 from dpopt.errors import ConfigError, unknown
 
@@ -45,9 +46,8 @@ class Paper:
 
 
 def papers() -> dict[str, Path]:
-    """The files at hand: of the source tree that dpopt lies in, then of the current folder."""
-    folders = (Path(__file__).parents[2] / "benchmarks" / "published", Path("benchmarks") / "published")
-    return {file.stem: file for folder in folders for file in sorted(folder.glob("*.csv"))}
+    """The files at hand: those that come with dpopt, and in their place those of the current folder."""
+    return at_hand("benchmarks/published", "*.csv")
 
 
 def read(name: str) -> Paper:

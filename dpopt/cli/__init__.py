@@ -7,6 +7,7 @@ import gc
 import os
 from collections.abc import Sequence
 
+from dpopt import __version__
 from dpopt.cli.command import Command
 from dpopt.cli.completion import answer, completion
 from dpopt.cli.console import ERR, complain
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="dpopt", description="Benchmark differentially private adaptive optimizers.")
+    parser.add_argument("--version", action="version", version=f"dpopt {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
         added = commands.add_parser(

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dpopt import documents, registry
+from dpopt._paths import at_hand
 from dpopt.cli.command import Command
 from dpopt.cli.console import OUT
 from dpopt.cli.known import LISTED
@@ -88,7 +89,7 @@ def _rows(before: Sequence[str]) -> Iterable[str]:
 
 def _figures(before: Sequence[str]) -> Iterable[str]:
     folder = next((argument.partition("=")[2] for argument in before if argument.startswith("plots=")), "plots")
-    return sorted(file.stem for file in Path(folder).glob("[!_]*.py"))
+    return at_hand("plots", "[!_]*.py") if folder == "plots" else sorted(f.stem for f in Path(folder).glob("[!_]*.py"))
 
 
 VALUES: dict[str, Callable[[Sequence[str]], Iterable[str]]] = {

@@ -18,6 +18,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from dpopt import documents, fields
+from dpopt._paths import at_hand, shipped
 from dpopt.errors import ConfigError, cut, unknown
 from dpopt.fields import Bound, Few, FewOrNone, Name, Probability, several
 from dpopt.harness import enclosed, engines
@@ -171,7 +172,7 @@ def compose_config(
     prepared = [_prepare(override, known) for override in overrides]
     # Hydra takes every folder beside a file for a group of files; `results` and `plots` must not become such.
     with TemporaryDirectory() as alone:
-        for file in (*BASE.glob("*.yaml"), *folder.glob("*.yaml")):
+        for file in (*BASE.glob("*.yaml"), *shipped("benchmarks").glob("*.yaml"), *folder.glob("*.yaml")):
             shutil.copy(file, alone)
         try:
             enclosed.check_files(folder, name)
@@ -243,11 +244,8 @@ def _prepare(override: str, known: Sequence[str]) -> str:
 
 
 def suite_files() -> dict[str, Path]:
-    """The suites at hand: `benchmarks/*.yaml` of the current folder, then of the source tree that dpopt lies in."""
-    found = {}
-    for folder in (BASE.parents[2] / "benchmarks", Path("benchmarks")):
-        found.update({file.stem: file for file in folder.glob("*.yaml")})
-    return dict(sorted(found.items()))
+    """The suites at hand: those that come with dpopt, and in their place `benchmarks/*.yaml` of the current folder."""
+    return at_hand("benchmarks", "*.yaml")
 
 
 def load_suite(suite: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), **given: Any) -> Suite:

@@ -16,6 +16,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from dpopt._extras import hint
+
+__all__ = ["NotInstalled", "hint", "require"]
+
 
 class NotInstalled(ImportError):
     """There is such a module, in a place whose modules are not imported by name."""

@@ -20,12 +20,9 @@ from torch.utils import _pytree as pytree
 from dpopt.clipping.rules import Abadi
 from dpopt.errors import ConfigError, unknown
 from dpopt.fields import Arguments, NonNegative, Positive
-from dpopt.optimizers._installed import NotInstalled, require
+from dpopt.optimizers._installed import NotInstalled, hint, require
 from dpopt.optimizers.base import Configured, scalar
 from dpopt.types import ClipRule, Oracle, Vector
-
-DISTRIBUTIONS = {"dog": "dog-optimizer"}
-"""What to install for a package whose distribution has another name."""
 
 
 class State(NamedTuple):
@@ -237,10 +234,9 @@ def _class(path: str) -> Callable[..., Optimizer]:
         require(module)
         found = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        package = path.partition(".")[0]
         allowed = f"cannot be imported ({error}); expected a path such as torch.optim.Adam, of an installed package"
-        hint = "" if isinstance(error, NotInstalled) else f" (pip install {DISTRIBUTIONS.get(package, package)})"
-        raise ConfigError("TorchOptim.optimizer", path, f"{allowed}{hint}") from error
+        how = "" if isinstance(error, NotInstalled) else f" ({hint(path)})"
+        raise ConfigError("TorchOptim.optimizer", path, f"{allowed}{how}") from error
     if not (isinstance(found, type) and issubclass(found, Optimizer)):
         raise ConfigError("TorchOptim.optimizer", path, "expected a subclass of torch.optim.Optimizer")
     return found

@@ -11,6 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpopt._paths import source_tree
+
 if TYPE_CHECKING:
     import torch
 
@@ -74,7 +76,8 @@ def unknown_commits(commits: Iterable[str]) -> list[str]:
 
 
 def _git(*arguments: str) -> str | None:
-    return _output("git", "-C", str(Path(__file__).parent), *arguments)
+    tree = source_tree()  # an installed package may lie in the folder of another project
+    return _output("git", "-C", str(tree), *arguments) if tree else None
 
 
 def _driver() -> str | None:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from dpopt._extras import absent, optional
 from dpopt.errors import ConfigError, Missing
 from dpopt.fields import Count
 from dpopt.workloads import cache as kept
@@ -96,11 +97,11 @@ class E2E(Workload):
             language.check_length("gpt2", self.length)
 
     def missing(self) -> list[Missing]:
-        return data.missing(DATA) + (language.missing("gpt2") if self.pretrained else [])
+        packages = absent("transformers", "tokenizers", *(["peft"] if self.subset == "lora" else []))
+        return packages + data.missing(DATA) + (language.missing("gpt2") if self.pretrained else [])
 
     def outline(self) -> Outline:
-        import transformers
-
+        transformers = optional("transformers")
         with torch.device("meta"):
             x, y = (torch.empty(1, self.length, dtype=kind) for kind in (torch.int32, torch.int64))
             if self.pretrained:
@@ -157,14 +158,13 @@ class E2E(Workload):
 
     def tokenizer(self) -> tuple[Any, int]:
         """The tokenizer, and the id of the end token."""
-        from tokenizers import Tokenizer
-
+        tokenizers = optional("tokenizers")
         if self.pretrained:
-            made = Tokenizer.from_file(str(language.file("gpt2", language.TOKENIZER)))
+            made = tokenizers.Tokenizer.from_file(str(language.file("gpt2", language.TOKENIZER)))
         else:
             key = {"kind": "tokenizer", **self._reading()}
             found = kept.arrays(key, lambda: {"json": byte_pairs(read("validation"), self.vocabulary)})
-            made = Tokenizer.from_str(found["json"].tobytes().decode())
+            made = tokenizers.Tokenizer.from_str(found["json"].tobytes().decode())
         return made, int(made.token_to_id(END) or 0)
 
     def _reading(self) -> dict[str, Any]:
@@ -228,14 +228,14 @@ def byte_pairs(texts: Texts, size: int) -> NDArray[np.uint8]:
 
     Tokens may reach over words, which makes the sequences of this narrow domain nearly half as long.
     """
-    from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
-    from tokenizers import models as tokenizer_models
-
-    made = Tokenizer(tokenizer_models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False)
+    tokenizers = optional("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
+    )
     made.train_from_iterator([*texts.sources, *texts.references], trainer)
     return np.frombuffer(made.to_str().encode(), np.uint8)
 

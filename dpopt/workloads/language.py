@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from dpopt._extras import optional
 from dpopt.errors import ConfigError, Missing
 from dpopt.workloads.hub import is_asked, kept_file
 
@@ -64,8 +65,7 @@ def architecture(model: str) -> Any:
     Raises:
         Missing: its files are not on this machine, and its sizes are not in `ARCHITECTURES`.
     """
-    import transformers
-
+    transformers = optional("transformers")
     if found := _kept(hub := HUB.get(model, model), CONFIG):
         return without_dropout(transformers.AutoConfig.from_pretrained(found.parent))
     if model not in ARCHITECTURES:
@@ -154,8 +154,7 @@ def load(model: str, kind: str, length: int) -> Any:
     Raises:
         ConfigError: it is not there, or takes shorter texts only.
     """
-    import transformers
-
+    transformers = optional("transformers")
     _require_length(model, length, file(model, CONFIG))
     folder = file(model, WEIGHTS).parent
     with _quiet():
@@ -173,9 +172,8 @@ def without_dropout(config: Any) -> Any:
 
 def vocabulary(model: str, length: int) -> Any:
     """The tokenizer of a pretrained model; cuts and pads texts to `length` tokens."""
-    from tokenizers import Tokenizer
-
-    made = Tokenizer.from_file(str(file(model, TOKENIZER)))
+    tokenizers = optional("tokenizers")
+    made = tokenizers.Tokenizer.from_file(str(file(model, TOKENIZER)))
     padding = int(configuration(model)["pad_token_id"])
     made.enable_truncation(length)
     made.enable_padding(length=length, pad_id=padding, pad_token=made.id_to_token(padding))
@@ -248,8 +246,7 @@ def random_configuration(encoder: str, options: Mapping[str, Any], length: int) 
     Raises:
         ConfigError: `options` that it does not have.
     """
-    import transformers
-
+    transformers = optional("transformers")
     kind = {"minilm": transformers.BertConfig, "distilbert": transformers.DistilBertConfig}[encoder]
     for name, value in options.items():
         if not hasattr(kind(), name):
@@ -260,8 +257,7 @@ def random_configuration(encoder: str, options: Mapping[str, Any], length: int) 
 
 def random_transformer(encoder: str, options: Mapping[str, Any], length: int) -> nn.Module:
     """A transformer with random weights, always the same ones; see `random_configuration`."""
-    import transformers
-
+    transformers = optional("transformers")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return transformers.AutoModel.from_config(random_configuration(encoder, options, length))

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpopt._extras import optional
 from dpopt.errors import ConfigError, unknown
 from dpopt.workloads.base import mlp
 
@@ -175,9 +176,8 @@ class GPT2(Logits):
     def __init__(
         self, layers: int = 4, width: int = 256, heads: int = 4, vocabulary: int = 4096, context: int = 64
     ) -> None:
-        from transformers import GPT2Config, GPT2LMHeadModel
-
-        config = GPT2Config(
+        transformers = optional("transformers")
+        config = transformers.GPT2Config(
             n_layer=layers,
             n_embd=width,
             n_head=heads,
@@ -190,7 +190,7 @@ class GPT2(Logits):
             bos_token_id=0,
             eos_token_id=0,
         )
-        super().__init__(GPT2LMHeadModel(config))
+        super().__init__(transformers.GPT2LMHeadModel(config))
 
 
 def trainable(model: nn.Module, subset: str) -> nn.Module:
@@ -237,14 +237,15 @@ def _norms_and_head(model: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def _adapters_and_head(model: nn.Module) -> Iterator[nn.Parameter]:
-    from peft import LoraConfig, inject_adapter_in_model
-    from transformers.pytorch_utils import Conv1D
+    peft, conv1d = optional("peft"), optional("transformers.pytorch_utils").Conv1D
 
     targets = [module for name, module in model.named_modules() if re.fullmatch(LORA_TARGETS, name)]
     if targets:
         head = list(_head(model))
-        is_transposed = isinstance(targets[0], Conv1D)
-        inject_adapter_in_model(LoraConfig(r=8, target_modules=LORA_TARGETS, fan_in_fan_out=is_transposed), model)
+        is_transposed = isinstance(targets[0], conv1d)
+        peft.inject_adapter_in_model(
+            peft.LoraConfig(r=8, target_modules=LORA_TARGETS, fan_in_fan_out=is_transposed), model
+        )
         yield from (p for name, p in model.named_parameters() if "lora_" in name)
         yield from head
 
@@ -303,8 +304,7 @@ def _vit(size: str) -> nn.Module:
 
 def _encoder(name: str) -> nn.Module:
     """One of `language.ARCHITECTURES` with a linear classifier."""
-    import transformers
-
+    transformers = optional("transformers")
     from dpopt.workloads.language import ARCHITECTURES, Encoder
 
     kind, sizes = ARCHITECTURES[name]

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from dpopt._extras import absent, optional
 from dpopt.errors import ConfigError, Missing, unknown
 from dpopt.fields import Arguments, Count
 from dpopt.workloads import cache, data, features, language, models
@@ -93,11 +94,11 @@ class TextClassification(Workload):
             language.random_configuration(self.encoder, self.options, self.length)
 
     def missing(self) -> list[Missing]:
-        return data.missing(self.data) + (language.missing(self.encoder) if self.pretrained else [])
+        packages = absent("transformers", "tokenizers", *(["peft"] if self.subset == "lora" else []))
+        return packages + data.missing(self.data) + (language.missing(self.encoder) if self.pretrained else [])
 
     def outline(self) -> Outline:
-        import transformers
-
+        transformers = optional("transformers")
         if self.pretrained:
             config = language.architecture(self.encoder)
         else:

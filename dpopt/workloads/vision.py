@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpopt._extras import absent
 from dpopt.clipping.layers import refuse_unsafe
 from dpopt.errors import ConfigError, Missing
 from dpopt.fields import Arguments, Count
@@ -111,7 +112,8 @@ class ImageClassification(Workload):
         self.outline()
 
     def missing(self) -> list[Missing]:
-        return data.missing(self.data) + (_absent_checkpoint(self.architecture) if self.pretrained else [])
+        packages = absent("peft") if self.subset == "lora" else []
+        return packages + data.missing(self.data) + (_absent_checkpoint(self.architecture) if self.pretrained else [])
 
     def outline(self) -> Outline:
         tested = data.entry(self.data).part("test").records
