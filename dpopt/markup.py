@@ -72,3 +72,10 @@ LATEX = Style(_latex, r"\textbf{{{}}}".format)
 HTML = Style(lambda text: _html(line(text), quote=False), "<b>{}</b>".format)
 TERMINAL = Style(line, "\x1b[1m{}\x1b[0m".format)
 """With the codes of ANSI X3.64, of which `escape` leaves none."""
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a reader takes them in: "40 seconds", "12 minutes", "3.5 hours"."""
+    if seconds < 60:
+        return f"{seconds:.2g} seconds"
+    return f"{seconds / 60:.2g} minutes" if seconds < 7200 else f"{seconds / 3600:.3g} hours"

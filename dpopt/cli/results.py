@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 from dpopt import fields
 from dpopt.cli.console import ERR, OUT, names, print_table, report_problems, stored
 from dpopt.errors import ConfigError, unknown
-from dpopt.markup import TERMINAL
+from dpopt.markup import TERMINAL, duration
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -20,15 +21,17 @@ if TYPE_CHECKING:
 
 def status(overrides: Sequence[str]) -> None:
     """Show how far a suite is, who runs what, and what failed and why."""
+    from dpopt.analysis import progress
+
     results, _ = stored(overrides)
     cells = results.cells.drop_duplicates("run_id")
-    counts = cells["state"].value_counts()
-    OUT.print(f"suite {results.suite}: " + ", ".join(f"{n} {state}" for state, n in counts.items()))
-    running = cells[cells["state"] == "running"]
-    for run_id, label in zip(running["run_id"], running["label"], strict=True):
-        if holder := results.store.holder(run_id):
-            where = f"{holder}, which gave a sign of life {holder.age:.0f} s ago"
-            OUT.print(f"{run_id} ({label}) {holder.fraction:.0%} done by {where}")
+    held = {run_id: results.store.holder(run_id) for run_id in cells["run_id"][cells["state"] == "running"]}
+    at_work = progress.running(cells, {run_id: holder for run_id, holder in held.items() if holder})
+    counts, left = cells["state"].value_counts(), progress.seconds_left(cells, at_work)
+    time = "" if math.isnan(left) else f"; about {duration(left)} left, {len(at_work)} at a time"
+    OUT.print(f"suite {results.suite}: " + ", ".join(f"{n} {state}" for state, n in counts.items()) + time)
+    if len(at_work):
+        print_table(progress.readable(at_work))
     for problem in results.problems:
         OUT.print(problem)
 

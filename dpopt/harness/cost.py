@@ -23,6 +23,7 @@ from dpopt.harness.flops import Rate, Work, work_of
 from dpopt.harness.remote import Remote
 from dpopt.harness.rows import Planned
 from dpopt.harness.suite import Suite
+from dpopt.markup import duration
 from dpopt.store.provenance import provenance
 from dpopt.store.runs import Store
 from dpopt.workloads.base import Split
@@ -258,12 +259,8 @@ def estimate(rows: list[Row], timings: dict[int, Timing], suite: Suite, rate: Ra
     total = hours(rows, timings, at_once)
     missing = f" without {len(waiting) - len(known)} rows that were not timed" if len(known) < len(waiting) else ""
     where = f"on {at_once} {rate.device}" if rate and rate.device else f"with workers = {at_once}"
-    each = f" ({_clock(at_once * total)} if it were one)" if at_once > 1 else ""
-    return f"{gradients}, about {_clock(total)} {where}{each}{missing}"
-
-
-def _clock(hours: float) -> str:
-    return f"{hours:.3g} hours" if hours >= 2 else f"{60 * hours:.2g} minutes"
+    each = f" ({duration(3600 * at_once * total)} if it were one)" if at_once > 1 else ""
+    return f"{gradients}, about {duration(3600 * total)} {where}{each}{missing}"
 
 
 def failures(rows: Sequence[Row], timings: Mapping[int, Timing]) -> list[str]:

@@ -1,0 +1,69 @@
+"""How far a suite is, and how long the rest of it takes, by what its finished runs took."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import pandas as pd
+
+from dpopt.markup import duration
+from dpopt.store.leases import Holder
+
+ALIKE = ("workload", "label", "epochs", "batch_size")
+"""Runs that agree in these take about as long as each other."""
+
+
+def expected_seconds(cells: pd.DataFrame) -> pd.Series:
+    """Seconds that each run takes or took: of those alike that are finished the median, else of all that are.
+
+    Args:
+        cells: the suite's frame `cells`; `seconds_prepare` and `seconds_train` where a run is finished.
+
+    Returns:
+        One value for each row; NaN for all while nothing is finished.
+    """
+    if "seconds_train" not in cells:
+        return pd.Series(math.nan, cells.index)
+    took = cells["seconds_prepare"] + cells["seconds_train"]
+    alike = took.groupby([cells[column] for column in ALIKE], dropna=False).transform("median")
+    return took.fillna(alike).fillna(took.median())
+
+
+def running(cells: pd.DataFrame, holders: Mapping[str, Holder]) -> pd.DataFrame:
+    """One row a run that a process works on: what it is, the share that is done, the seconds that are left.
+
+    Args:
+        cells: one row a run.
+        holders: run id -> who runs it.
+    """
+    rows = cells[cells["run_id"].isin(holders)]
+    done = rows["run_id"].map(lambda run_id: holders[run_id].fraction).astype(float)
+    return pd.DataFrame(
+        {
+            "run": rows["run_id"],
+            "workload": rows["workload"],
+            "optimizer": rows["label"],
+            "ε": rows["epsilon_target"],
+            "seed": rows["seed"],
+            "done": done,
+            "seconds_left": expected_seconds(cells)[rows.index] * (1 - done),
+            "holder": rows["run_id"].map(lambda run_id: str(holders[run_id])),
+            "silent": rows["run_id"].map(lambda run_id: holders[run_id].age),
+        }
+    )
+
+
+def seconds_left(cells: pd.DataFrame, at_work: pd.DataFrame) -> float:
+    """Seconds until all of the suite is done if as many runs as now go on at a time; NaN where that is not known."""
+    waiting = cells["state"].isin(["pending", "interrupted"])
+    left = expected_seconds(cells)[waiting].sum(skipna=False) + at_work["seconds_left"].sum(skipna=False)
+    return left / len(at_work) if len(at_work) else math.nan
+
+
+def readable(at_work: pd.DataFrame) -> pd.DataFrame:
+    """The frame of `running` as texts."""
+    left = at_work["seconds_left"].map(lambda seconds: "?" if math.isnan(seconds) else duration(seconds))
+    shown = {"ε": at_work["ε"].map("{:g}".format), "done": at_work["done"].map("{:.0%}".format), "seconds_left": left}
+    shown["silent"] = at_work["silent"].map("{:.0f} s".format)
+    return at_work.assign(**shown).astype(str).rename(columns={"seconds_left": "left", "silent": "sign of life"})
