@@ -16,7 +16,7 @@ CARRIED := $(wildcard $(WHEELS)/*.whl)
 BARE := build/bare
 GPU_KEYS := minutes=% device=% steps=% retry=% results=% plots=%
 
-.PHONY: install quickstart test slow mutants lint gpu wheels clean
+.PHONY: install quickstart test slow mutants docs lint gpu wheels clean
 
 install: $(INSTALLED)
 
@@ -40,6 +40,9 @@ slow: install
 
 mutants: install
 	$(BIN)/python tests/mutation
+
+docs: install
+	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build
 
 lint: install
 	$(BIN)/ruff check .
@@ -68,4 +71,4 @@ wheels:
 	du -sh $(WHEELS)
 
 clean:
-	rm -rf $(VENV) build $(WHEELS) *.egg-info
+	rm -rf $(VENV) build docs/_build docs/generated $(WHEELS) *.egg-info

@@ -113,7 +113,9 @@ def test_the_command_prints_counts_and_estimates(tmp_path, capsys, monkeypatch):
     ]
     assert row[:7] == ["adadp", "self", "1", "0", "0", "1", "31"]
     assert float(row[7]) == pytest.approx(31 * 256, rel=0.05)
-    assert re.search(r"about \S+ (seconds|minutes) with workers = \d+( \(\S+ (seconds|minutes) if it were one\))?$", probed.strip())
+    assert re.search(
+        r"about \S+ (seconds|minutes) with workers = \d+( \(\S+ (seconds|minutes) if it were one\))?$", probed.strip()
+    )
     assert not (tmp_path / "results").exists()
     assert main(["plan", *arguments, "probe=none"]) == 2
     assert "probe" in capsys.readouterr().err

@@ -1,0 +1,73 @@
+"""The documentation site. `make docs` builds it, with warnings as errors."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+from dpopt import __version__
+
+project, author, copyright = "dpopt", "the dpopt authors", "the dpopt authors"
+release = version = __version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "sphinx.ext.viewcode"]
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = f"dpopt {release}"
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+autodoc_typehints = "description"
+autodoc_member_order = "bysource"
+napoleon_google_docstring = True
+suppress_warnings = ["misc.highlighting_failure"]
+
+HERE = Path(__file__).parent
+RESULTS = HERE.parent / "results"
+GENERATED = HERE / "generated"
+LISTED = {"optimizers": "Optimizers", "workloads": "Workloads", "data": "Data sets", "models": "Trained parameters"}
+"""What `dpopt list` prints as Markdown -> the title of its page."""
+CLAIMS = "What the papers claim and what these runs say"
+"""The section of `results/README.md` that is a page of its own."""
+
+
+def generate(app: Sphinx) -> None:
+    """Write the pages that are made of the registry, of the published results and of what says how these are stored."""
+    shutil.rmtree(GENERATED, ignore_errors=True)
+    GENERATED.mkdir()
+    for what, title in LISTED.items():
+        command = [sys.executable, "-m", "dpopt", "list", f"what={what}", "format=markdown"]
+        table = subprocess.run(command, cwd=HERE.parent, check=True, capture_output=True, text=True).stdout
+        write(what, title, table)
+    for figure in RESULTS.glob("published/**/*.svg"):
+        copy = GENERATED / "figures" / figure.relative_to(RESULTS / "published")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(figure, copy)
+    for table in RESULTS.glob("published/**/table.md"):
+        folder = table.parent.relative_to(RESULTS / "published")
+        figures = [f"![{path.stem}](figures/{folder}/{path.name})" for path in sorted(table.parent.glob("*.svg"))]
+        texts = [path.read_text("utf-8") for path in (table, *sorted(set(table.parent.glob("*.md")) - {table}))]
+        write(page(folder), str(folder), "\n\n".join([*texts, *figures]))
+    schema, _, claims = (RESULTS / "README.md").read_text("utf-8").partition(f"## {CLAIMS}\n")
+    write("results_format", "Format of results", schema.partition("\n")[2])
+    write("claims", CLAIMS, claims)
+
+
+def write(name: str, title: str, content: str) -> None:
+    """Write a page, with links to published files leading to the pages and figures here."""
+    linked = re.sub(r"\]\(published/([\w/]+?)(?:/\w+\.md)?\)", lambda found: f"]({page(Path(found[1]))}.md)", content)
+    linked = linked.replace("](published/", "](figures/")
+    (GENERATED / f"{name}.md").write_text(f"# {title}\n\n{linked}", "utf-8")
+
+
+def page(folder: Path) -> str:
+    """The name of the page of a published folder."""
+    return "_".join(("published", *folder.parts))
+
+
+def setup(app: Sphinx) -> None:
+    """See Sphinx."""
+    app.connect("builder-inited", generate)

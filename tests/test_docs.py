@@ -1,0 +1,188 @@
+"""Every code block of the README and the documentation is run, or checked against what it calls."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+import yaml
+
+from dpopt.cli import COMMANDS, main
+from dpopt.errors import ConfigError
+from dpopt.harness.suite import BASE, known_keys, load_suite
+
+TREE = Path(__file__).parents[1]
+TUTORIALS = sorted((TREE / "docs" / "tutorials").glob("*.md"))
+PAGES = [
+    *(TREE / name for name in ("README.md", "CONTRIBUTING.md")),
+    *(
+        path
+        for path in sorted((TREE / "docs").rglob("*.md"))
+        if "generated" not in path.parts and path not in TUTORIALS
+    ),
+]
+FENCE = re.compile(r"^(`{3,})(\S*)\n(.*?)^\1$", re.MULTILINE | re.DOTALL)
+PROSE = ("", "text", "mermaid")
+"""Blocks that are no code, beside directives in braces."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A code block: its language, its text, the number of its first line."""
+
+    kind: str
+    text: str
+    line: int
+
+    @property
+    def commands(self) -> list[list[str]]:
+        """The commands of a shell block, without comments and environment variables in front."""
+        lines = [shlex.split(line, comments=True) for line in self.text.replace("\\\n", " ").splitlines()]
+        parts = [part for line in lines for part in _split(line)]
+        return [words for words in ([w for i, w in enumerate(p) if not _is_variable(p, i)] for p in parts) if words]
+
+
+def _split(words: list[str]) -> list[list[str]]:
+    """The commands that `&&` joins."""
+    found: list[list[str]] = [[]]
+    for word in words:
+        if word == "&&":
+            found.append([])
+        else:
+            found[-1].append(word)
+    return found
+
+
+def _is_variable(words: list[str], at: int) -> bool:
+    return all(re.match(r"[A-Z_]+=", word) for word in words[: at + 1])
+
+
+def blocks(path: Path) -> list[Block]:
+    text = path.read_text("utf-8")
+    found = [(m[2], m[3], text.count("\n", 0, m.start(3))) for m in FENCE.finditer(text)]
+    return [Block(kind, content, line) for kind, content, line in found if kind not in PROSE and kind[0] != "{"]
+
+
+def check_shell(words: list[str]) -> None:
+    """Raise where a command would not be understood; nothing is run."""
+    program, *arguments = words
+    if program == "make":
+        assert re.search(rf"^{arguments[0]}:", (TREE / "Makefile").read_text(), re.MULTILINE), words
+    elif program == "pip":
+        for extra in re.findall(r"dpopt\[(\w+)\]", " ".join(arguments)):
+            assert f"\n{extra} = [" in (TREE / "pyproject.toml").read_text(), words
+    elif program in ("python", "pytest"):
+        if "-m" in arguments:
+            assert find_spec(arguments[arguments.index("-m") + 1]), words
+    elif program == "dpopt":
+        check_dpopt(*arguments)
+    else:
+        assert program in ("eval", "git", "cd", "mkdir"), words
+
+
+def check_dpopt(name: str, *arguments: str) -> None:
+    command = COMMANDS[name]
+    overrides = [word for word in arguments if "=" in word]
+    known = command.keys()
+    for override in overrides:
+        assert override.partition("=")[0].lstrip("+").split(".")[0] in known, (name, override, sorted(known))
+    suites = [word.partition("=")[2] for word in overrides if word.startswith("suite=")]
+    of_suite = known_keys(BASE, "suite") if name in ("plan", "run") else []
+    if suites:
+        load_suite(suites[0], [o for o in overrides if o.partition("=")[0].lstrip("+").split(".")[0] in of_suite])
+
+
+def check_yaml(text: str) -> None:
+    """A suite, or a part of one, can be loaded; so can the entry of an optimizer or a data set be read."""
+    content = yaml.safe_load(text)
+    if {"settings", "workloads"} & content.keys():
+        whole = {"name": "shown", "optimizers": list(content.get("settings", ["adadp"])), "workloads": ["digits_mlp"]}
+        load_suite({**whole, **{key: value for key, value in content.items() if key != "defaults"}})
+
+
+def run_page(path: Path) -> None:
+    """Run the blocks of a page one after the other, in the current folder.
+
+    A block that begins with a comment that is a path is that file; Python's other blocks share their names.
+    """
+    names: dict[str, object] = {"__name__": "page"}
+    for block in blocks(path):
+        if named := re.match(r"# ([\w/]+\.\w+)\n", block.text):
+            Path(named[1]).parent.mkdir(parents=True, exist_ok=True)
+            Path(named[1]).write_text(block.text)
+        elif block.kind == "python":
+            exec(compile("\n" * block.line + block.text, str(path), "exec"), names)
+        elif block.kind == "bash":
+            for words in block.commands:
+                assert words[0] == "dpopt", words
+                assert main(words[1:]) == 0, words
+        else:
+            pytest.fail(f"a block of {block.kind!r} in {path.name}, line {block.line}")
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_a_tutorial_runs_as_it_is(path, tmp_path, monkeypatch, capsys):
+    mpl.use("Agg")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run_page(path)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(TREE)))
+def test_a_page_shows_what_there_is(path, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(path):
+        if block.kind == "python":
+            exec(compile("\n" * block.line + block.text, str(path), "exec"), {"__name__": "page"})
+        elif block.kind == "yaml":
+            check_yaml(block.text)
+        elif block.kind == "bash":
+            for words in block.commands:
+                check_shell(words)
+        else:
+            pytest.fail(f"a block of {block.kind!r} in {path.name}, line {block.line}")
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "dpopt run suite=quickstrat",
+        "dpopt table suite=quickstart optimizer=a",
+        "dpopt runs",
+        "make everything",
+        "rm -r /",
+    ],
+)
+def test_what_there_is_not_is_noticed(shown):
+    with pytest.raises((AssertionError, ConfigError, KeyError)):
+        check_shell(shlex.split(shown))
+
+
+def test_the_readme_is_short():
+    text = (TREE / "README.md").read_text()
+    assert len(text.splitlines()) <= 120
+    assert len(text.split()) <= 900
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "docs", str(tmp_path / "site")]
+    environment = {**os.environ, "PYTHONPATH": str(TREE)}
+    done = subprocess.run(command, cwd=TREE, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    for page in (
+        "index",
+        "tutorials/fit",
+        "concepts",
+        "generated/optimizers",
+        "generated/published_quickstart",
+        "reference/api",
+    ):
+        assert (tmp_path / "site" / f"{page}.html").stat().st_size > 5000
