@@ -1,0 +1,89 @@
+"""A newcomer's first hour: the wheel in an empty folder, and what the documentation says, with nothing of the source tree."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from installed import Installed
+from PIL import Image
+
+pytestmark = pytest.mark.slow
+
+SUITE = """\
+defaults: [suite, _self_]
+description: two data sets of one's own, a method of one's own beside two others
+workloads:
+  - {name: table, data: loans, validation: 40}
+  - {name: images, data: flowers, architecture: test_vit, size: 32, validation: 10}
+optimizers: [mine, adadp_equilibrium, dp_sgd]
+settings:
+  mine: {name: sign_descent, tuning: fixed}
+  dp_sgd: {grid: {lr: [0.3, 1]}}
+batch_size: 20
+epochs: 2
+epsilon: 3
+seeds: [0, 1]
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    return Installed(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Where the newcomer stands; the tests below follow each other there."""
+    return tmp_path_factory.mktemp("place")
+
+
+def test_quickstart(installed, place):
+    for command in ("run", "table", "plot", "report"):
+        installed.run(command, "suite=quickstart", *(["seeds=0"] if command == "run" else []), where=place)
+    drawn = {path.name for path in (place / "plots/out/quickstart").iterdir()}
+    assert {"accuracy_vs_epsilon.svg", "accuracy_over_draws.svg"} <= drawn
+    assert (place / "results/suites/quickstart/report.html").stat().st_size > 50_000
+    assert "verified: 0 mismatches" in " ".join(installed.run("verify", where=place).split())
+
+
+def write_records(place):
+    generator = np.random.default_rng(0)
+    rows = [f"{generator.integers(18, 100)},{generator.choice(['none', 'office'])},{i % 2}" for i in range(300)]
+    (place / "loans.csv").write_text("\n".join(["age,job,repaid", *rows]))
+    for i in range(60):
+        folder = place / "photos" / ("rose" if i % 2 else "tulip")
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(generator.integers(0, 255, (40, 36, 3), np.uint8)).save(folder / f"{i}.png")
+
+
+def test_ones_own_data(installed, place):
+    write_records(place)
+    state = ("ranges.age=[18,100]", "values.job=[none,office]")
+    installed.run("new", "data", "loans", "from=loans.csv", "target=repaid", *state, where=place)
+    installed.run("new", "data", "flowers", "from=photos", "size=32", where=place)
+    listed = installed.run("list", "what=data", where=place)
+    assert "loans" in listed
+    assert "flowers" in listed
+
+
+def test_ones_own_optimizer(installed, place):
+    installed.run("new", "optimizer", "sign_descent", where=place)
+    pip = [sys.executable, "-m", "pip", "--python", str(installed.python), "install", "-q", "--no-deps"]
+    package = place / "dpopt-sign-descent"
+    subprocess.run([*pip, "--no-build-isolation", str(package)], check=True, timeout=300)
+    assert "passed" in installed.execute("-m", "pytest", "-q", str(package), where=place)
+    assert "sign_descent" in installed.run("list", "what=optimizers", where=place)
+
+
+def test_a_suite_of_all_that(installed, place):
+    (place / "benchmarks").mkdir()
+    (place / "benchmarks/all_mine.yaml").write_text(SUITE)
+    installed.run("run", "suite=all_mine", where=place)
+    table = installed.run("table", "suite=all_mine", where=place)
+    for shown in ("mine", "adadp_equilibrium", "dp_sgd", "loans", "flowers"):
+        assert shown in table
+    installed.run("rank", "suite=all_mine", where=place)
+    installed.run("plot", "suite=all_mine", where=place)
+    installed.run("report", "suite=all_mine", where=place)
+    assert "mine" in (place / "results/suites/all_mine/report.html").read_text()
