@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from importlib import resources
+from importlib.metadata import entry_points
 from pathlib import Path
 
 
@@ -23,6 +25,10 @@ def shipped(folder: str) -> Path:
 
 
 def at_hand(folder: str, pattern: str) -> dict[str, Path]:
-    """Name -> file, sorted: what comes with dpopt, and in its place what the same folder of the current one holds."""
-    files = (file for place in (shipped(folder), Path(folder)) for file in place.glob(pattern))
+    """Name -> file, sorted: what comes with dpopt, and in its place what the same folder of the current one holds.
+
+    Another distribution brings files by an entry point `NAME = package` of the group "dpopt.FOLDER".
+    """
+    brought = [Path(str(resources.files(point.value))) for point in entry_points(group=f"dpopt.{folder}")]
+    files = (file for place in (*brought, shipped(folder), Path(folder)) for file in place.glob(pattern))
     return dict(sorted({file.stem: file for file in files}.items()))
