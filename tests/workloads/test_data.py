@@ -417,7 +417,7 @@ def test_progress_bars_of_the_library_are_as_before():
     from datasets.utils import are_progress_bars_disabled
 
     before = are_progress_bars_disabled()
-    with source._quiet():
+    with source.quiet():
         assert are_progress_bars_disabled()  # pytest's standard error is no terminal
     assert are_progress_bars_disabled() == before
 
