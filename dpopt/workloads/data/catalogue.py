@@ -219,8 +219,9 @@ def _with_own(files: tuple[tuple[Path, int], ...]) -> dict[str, Entry]:
     """The entries of installed packages and of those of `files` that hold one; other times, other files."""
     found = dict(_installed())
     for file in (file for file, _ in files if b"\nsplits:" in b"\n" + file.read_bytes()):
-        _refuse_known(file.stem, str(file))
-        found[file.stem] = parse(file.stem, documents.mapping(file), str(file), file.with_suffix(""))
+        origin = f"{file.parent.name}/{file.name}"
+        _refuse_known(file.stem, origin)
+        found[file.stem] = parse(file.stem, documents.mapping(file), origin, file.with_suffix(""))
     return dict(sorted(found.items()))
 
 

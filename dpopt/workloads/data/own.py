@@ -141,6 +141,7 @@ def _write_images(splits: Splits, column: str, options: Options, folder: Path) -
     for split, records in splits.items():
         encoded = records.cast_column(column, datasets.Image(decode=False))
         with ParquetWriter(_file(folder, split), schema) as writer:
+            batch: Any
             for batch in encoded.iter(ROWS):
                 stored = [_stored(record, options.size, seen) for record in batch[column]]
                 writer.write_table(pa.table({column: stored, options.target: batch[options.target]}, schema))

@@ -119,7 +119,7 @@ def labelled(splits: Splits, target: str, stated: tuple[str, ...] | None) -> tup
         raise unknown("target", target, first.column_names)
     feature = first.features[target]
     if isinstance(feature, datasets.ClassLabel):
-        classes, numbers = tuple(feature.names), {number: number for number in range(feature.num_classes)}
+        classes, numbers = tuple(feature.names), {number: number for number in range(len(feature.names))}
     else:
         seen = {value for records in splits.values() for value in records.unique(target)}
         classes = stated or _classes(seen, target)
