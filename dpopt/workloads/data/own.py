@@ -76,8 +76,8 @@ def add(name: str, place: Path, given: Mapping[str, Any]) -> Entry:
     if name in catalogue.names():
         raise ConfigError("name", name, "a data set of that name is known: `dpopt list what=data`")
     with TemporaryDirectory(dir=".", prefix=".dpopt-") as scratch, quiet():
-        splits, note = with_test(read(place, scratch), options.test)
-        classes, splits = labelled(splits, options.target, options.values.get(options.target))
+        classes, splits = labelled(read(place, scratch), options.target, options.values.get(options.target))
+        splits, note = with_test(splits, options.test)
         made = Path(scratch) / name
         made.mkdir()
         entry = replace(_described(name, splits, classes, options, made), folder=made)

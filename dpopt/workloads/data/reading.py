@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,8 +69,8 @@ def _images(place: Path, scratch: str) -> Splits:
 
     # Without explicit files, `datasets` takes any file with "test" in its name for one of the test split.
     inner = sorted(path for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
-    of_splits = inner if (place / "train").is_dir() else []
-    files = {path.name: f"{path}/*/*" for path in of_splits} or {"train": f"{place}/*/*"}
+    places = {path.name: path for path in inner} if (place / "train").is_dir() else {"train": place}
+    files = {split: f"{glob.escape(str(path))}/*/*" for split, path in places.items()}
     found = datasets.load_dataset("imagefolder", data_files=files, cache_dir=scratch, drop_labels=False)
     return {str(split): found[split] for split in found}
 
@@ -126,16 +127,14 @@ def labelled(splits: Splits, target: str, stated: tuple[str, ...] | None) -> tup
         numbers = {value: classes.index(str(value)) for value in seen if str(value) in classes}
     if len(classes) < 2:
         raise ConfigError(f"target {target}", list(classes), "expected at least two classes")
-    return classes, {split: _numbered(records, target, numbers, split) for split, records in splits.items()}
+    return classes, {split: _numbered(split, records, target, numbers) for split, records in splits.items()}
 
 
-def _numbered(records: Dataset, target: str, numbers: dict[Any, int], split: str) -> Dataset:
+def _numbered(split: str, records: Dataset, target: str, numbers: dict[Any, int]) -> Dataset:
     found = records[target][:]
     for row, value in enumerate(found):
         if value not in numbers:
-            raise ConfigError(
-                f"{split}[{row}].{target}", value, f"expected one of {len(set(numbers.values()))} classes"
-            )
+            raise ConfigError(f"{split}[{row}].{target}", value, "expected one of the classes")
     return records.remove_columns(target).add_column(target, [numbers[value] for value in found])  # type: ignore[call-arg]
 
 
