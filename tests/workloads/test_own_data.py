@@ -16,6 +16,7 @@ from PIL import Image
 from dpopt import registry
 from dpopt.cli import main
 from dpopt.errors import ConfigError
+from dpopt.markup import MARKDOWN
 from dpopt.workloads import data
 from dpopt.workloads.data import catalogue
 from dpopt.workloads.data.source import open_source
@@ -216,6 +217,21 @@ def test_a_saved_dataset_keeps_its_splits_and_class_names(here):
     assert data.texts("reviews", "test").labels.tolist() == [1, 0]
 
 
+def test_one_column_of_strings_is_texts_unless_it_is_said_to_be_categories(here, capsys):
+    people()[["job", "income"]].fillna("none").to_csv("jobs.csv", index=False)
+    assert new("jobs", "from=jobs.csv", "target=income") == 0
+    assert data.entry("jobs").kind == "text"
+    assert "expected them of a table" in refused(capsys, "table", "from=jobs.csv", "target=income", "public=true")
+    assert new("table", "from=jobs.csv", "target=income", "values.job=[nurse]") == 0
+    assert data.entry("table").columns["job"].values == ("nurse",)
+
+
+def test_columns_of_other_types_are_refused(here, capsys):
+    rows = {"day": pd.date_range("2020-01-01", periods=20), "x": range(20), "label": [0, 1] * 10}
+    datasets.Dataset.from_dict(rows).save_to_disk("saved")
+    assert "day: 'timestamp" in refused(capsys, "days", "from=saved")
+
+
 def test_a_saved_dataset_of_images(here):
     pixels = photos(here / "photos", 3)
     rows = {"picture": [str(path) for path in pixels], "label": [0, 0, 0, 1, 1, 1], "id": list(range(6))}
@@ -256,6 +272,7 @@ def test_rows_that_are_added_leave_the_others_in_their_split(here):
         (["from=people.csv", "target=income", "test=0.00001"], r"of 60 records 0 would be for tests"),
         (["from=people.csv", "target=income", "test=2"], r"test: 2\.0 .*a number in \(0, 1\)"),
         (["from=people.csv", "target=income", "inputs=age"], r"inputs: 'age' .*images or of texts"),
+        (["from=people.csv", "target=income", "size=8"], r"size: 8 .*of images.*table"),
         (["from=people.csv", "target=income", "epsilon=1"], r"epsilon.*known: inputs, public"),
         (["from=people.csv", "target=income", "range.age=[0,1]"], r"expected KEY=VALUE, ranges\.COLUMN"),
         (["from=people.csv", "target=income", "public=maybe"], r"public: 'maybe' .*true or false"),
@@ -286,7 +303,9 @@ def test_entries_of_the_current_folder(here, capsys, monkeypatch):
     assert {"notes", "large"}.isdisjoint(data.names())
     capsys.readouterr()
     assert main(["list", "what=data", "format=markdown"]) == 0
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| people "))
+    printed = capsys.readouterr().out
+    assert all(MARKDOWN.escape(data.entry(name).note) in printed for name in data.names())
+    line = next(line for line in printed.splitlines() if line.startswith("| people "))
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells[:5] == ["people", "table", "49 train + 11 test", "2", "none stated"]
     assert cells[5:7] == ["local folder only, by data/people.yaml", "own data"]

@@ -30,6 +30,7 @@ from dpopt.workloads.data.source import ROWS, open_source, quiet, read_column
 __all__ = ["HOW_TO_STATE", "Options", "add"]
 FOLDER = Path("data")
 """Where entries and files of one's own lie, in the current folder."""
+TEXTS = ("string", "large_string")
 UNSEEN = "normalised by mean 0.5 and std 0.5, which no record has a part in"
 
 
@@ -97,7 +98,8 @@ def _described(name: str, splits: Splits, classes: tuple[str, ...], options: Opt
     features = splits["train"].features
     others = [column for column in features if column != options.target]
     pictures = [column for column in others if isinstance(features[column], datasets.Image)]
-    chosen = options.inputs or (pictures[0] if len(pictures) == 1 else others[0] if len(others) == 1 else "")
+    alone = next((columns[0] for columns in (pictures, others) if len(columns) == 1), "")
+    chosen = options.inputs or ("" if alone in options.values else alone)
     if chosen and chosen not in others:
         raise unknown("inputs", chosen, others)
     entry: dict[str, Any] = {
@@ -109,20 +111,33 @@ def _described(name: str, splits: Splits, classes: tuple[str, ...], options: Opt
         "licence": "none stated",
         "reference": "own data",
     }
-    is_table = chosen not in pictures and not (chosen and features[chosen].dtype in TEXTS)
-    if options.inputs and is_table:
+    is_text = bool(chosen) and _type(features[chosen]) in TEXTS
+    kind = "image" if chosen in pictures else "text" if is_text else "table"
+    if options.inputs and kind == "table":
         raise ConfigError("inputs", chosen, "expected a column of images or of texts")
-    if chosen in pictures:
-        return Entry(kind="image", inputs=chosen, **entry, **_write_images(splits, chosen, options, folder))
+    _refuse_unused(kind, options)
+    if kind == "image":
+        return Entry(kind=kind, inputs=chosen, **entry, **_write_images(splits, chosen, options, folder))
     for split, records in splits.items():
-        kept = records if is_table else records.select_columns([chosen, options.target])
+        kept = records if kind == "table" else records.select_columns([chosen, options.target])
         kept.to_parquet(_file(folder, split))
-    if not is_table:
-        return Entry(kind="text", inputs=chosen, **entry)
-    return Entry(kind="table", columns=_columns(splits, others, options), **entry)
+    if kind == "text":
+        return Entry(kind=kind, inputs=chosen, **entry)
+    return Entry(kind=kind, columns=_columns(splits, others, options), **entry)
 
 
-TEXTS = ("string", "large_string")
+def _type(feature: Any) -> str:
+    """As Arrow calls it, for features of plain values."""
+    return str(getattr(feature, "dtype", type(feature).__name__))
+
+
+def _refuse_unused(kind: str, options: Options) -> None:
+    """Options that would change nothing are mistakes."""
+    stated = sorted({*options.ranges, *options.values} - {options.target})
+    if kind != "table" and (stated or options.public):
+        raise ConfigError("ranges, values, public", stated, f"expected them of a table, and this is one of {kind}")
+    if kind != "image" and options.size is not None:
+        raise ConfigError("size", options.size, f"expected it of images, and this is a data set of the kind {kind}")
 
 
 def _file(folder: Path, split: str) -> Path:
@@ -179,7 +194,7 @@ def _columns(splits: Splits, names: list[str], options: Options) -> dict[str, Co
 
 
 def _column(splits: Splits, name: str, options: Options) -> Column:
-    kind = splits["train"].features[name].dtype
+    kind = _type(splits["train"].features[name])
     is_number = kind.startswith(("int", "uint", "float"))
     if not is_number and kind not in (*TEXTS, "bool"):
         raise ConfigError(name, kind, "expected a column of numbers, texts or truth values: leave it out")
@@ -217,7 +232,9 @@ def _confirmed(entry: Entry, split: str) -> Part:
 def _text(entry: Entry) -> str:
     """The entry as YAML."""
     content = {key: value for key, value in _plain(asdict(entry)).items() if key not in ("name", "folder")}
-    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None)
+    splits, style = content.pop("splits"), {"sort_keys": False, "allow_unicode": True, "width": 120}
+    flat = yaml.safe_dump(content, default_flow_style=None, **style)  # each list in a line
+    return flat + yaml.safe_dump({"splits": splits}, default_flow_style=False, **style)
 
 
 def _plain(value: Any) -> Any:

@@ -41,7 +41,7 @@ def digest(found: Entry, source: Source) -> str:
     for name in source.columns:
         if name != found.targets:
             values = [value for batch in source.read(name) for value in batch]
-            made.update(json.dumps([name, values]).encode())
+            made.update(json.dumps([name, values], default=str).encode())
     return made.hexdigest()
 
 
