@@ -93,17 +93,10 @@ def add(name: str, place: Path, given: Mapping[str, Any]) -> Entry:
 
 def _described(name: str, splits: Splits, classes: tuple[str, ...], options: Options, folder: Path) -> Entry:
     """The entry without checksums, the files written to `folder`."""
-    import datasets
-
-    features = splits["train"].features
-    others = [column for column in features if column != options.target]
-    pictures = [column for column in others if isinstance(features[column], datasets.Image)]
-    alone = next((columns[0] for columns in (pictures, others) if len(columns) == 1), "")
-    chosen = options.inputs or ("" if alone in options.values else alone)
-    if chosen and chosen not in others:
-        raise unknown("inputs", chosen, others)
+    kind, chosen = _input(splits["train"].features, options)
     entry: dict[str, Any] = {
         "name": name,
+        "kind": kind,
         "targets": options.target,
         "classes": len(classes),
         "class_names": classes,
@@ -111,19 +104,30 @@ def _described(name: str, splits: Splits, classes: tuple[str, ...], options: Opt
         "licence": "none stated",
         "reference": "own data",
     }
+    if kind == "image":
+        return Entry(inputs=chosen, **entry, **_write_images(splits, chosen, options, folder))
+    for split, records in splits.items():
+        kept = records.select_columns([chosen, options.target]) if chosen else records
+        kept.to_parquet(_file(folder, split))
+    return Entry(inputs=chosen, **entry) if chosen else Entry(columns=_columns(splits, options), **entry)
+
+
+def _input(features: Mapping[str, Any], options: Options) -> tuple[str, str]:
+    """The kind of the data set, and its one input column, "" for a table."""
+    import datasets
+
+    others = [column for column in features if column != options.target]
+    pictures = [column for column in others if isinstance(features[column], datasets.Image)]
+    alone = next((columns[0] for columns in (pictures, others) if len(columns) == 1), "")
+    chosen = options.inputs or ("" if alone in options.values else alone)
+    if chosen and chosen not in others:
+        raise unknown("inputs", chosen, others)
     is_text = bool(chosen) and _type(features[chosen]) in TEXTS
     kind = "image" if chosen in pictures else "text" if is_text else "table"
     if options.inputs and kind == "table":
         raise ConfigError("inputs", chosen, "expected a column of images or of texts")
     _refuse_unused(kind, options)
-    if kind == "image":
-        return Entry(kind=kind, inputs=chosen, **entry, **_write_images(splits, chosen, options, folder))
-    for split, records in splits.items():
-        kept = records if kind == "table" else records.select_columns([chosen, options.target])
-        kept.to_parquet(_file(folder, split))
-    if kind == "text":
-        return Entry(kind=kind, inputs=chosen, **entry)
-    return Entry(kind=kind, columns=_columns(splits, others, options), **entry)
+    return kind, "" if kind == "table" else chosen
 
 
 def _type(feature: Any) -> str:
@@ -184,8 +188,9 @@ def _stored(record: dict[str, Any], size: int | None, seen: set[tuple[tuple[int,
     return {"bytes": content, "path": Path(where).name}
 
 
-def _columns(splits: Splits, names: list[str], options: Options) -> dict[str, Column]:
+def _columns(splits: Splits, options: Options) -> dict[str, Column]:
     """What is stated of the columns of a table."""
+    names = [name for name in splits["train"].column_names if name != options.target]
     for given in (options.ranges, options.values):
         for name in given.keys() - {options.target}:
             if name not in names:
