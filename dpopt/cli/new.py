@@ -156,11 +156,11 @@ def _data(name: str, *options: str) -> Files:
 
 
 def _workload(entry: Entry) -> str:
-    """A workload on a data set that needs neither pretrained weights nor much time."""
+    """A workload on a data set that takes little time."""
     if entry.kind == "table":
         return f"{{name: table, data: {entry.name}}}"
     if entry.kind == "text":
-        return f"{{name: texts, data: {entry.name}, pretrained: false, subset: full}}"
+        return f"{{name: texts, data: {entry.name}}}"
     size = "" if entry.size else ", size: 32"
     return f"{{name: images, data: {entry.name}, architecture: two_conv{size}}}"
 
@@ -171,7 +171,7 @@ def _given(options: Sequence[str]) -> dict[str, Any]:
     for option in options:
         key, equals, text = option.partition("=")
         group, dot, column = key.partition(".")
-        if not equals or (dot and group not in ("ranges", "values")):
+        if not equals or bool(dot) != (group in ("ranges", "values")):
             raise ConfigError("new data", option, "expected KEY=VALUE, ranges.COLUMN=[0,100] or values.COLUMN=[a,b]")
         try:
             value = yaml.load(text, yaml.SafeLoader if key == "public" else yaml.BaseLoader)

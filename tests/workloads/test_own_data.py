@@ -275,6 +275,10 @@ def test_rows_that_are_added_leave_the_others_in_their_split(here):
         (["from=people.csv", "target=income", "size=8"], r"size: 8 .*of images.*table"),
         (["from=people.csv", "target=income", "epsilon=1"], r"epsilon.*known: inputs, public"),
         (["from=people.csv", "target=income", "range.age=[0,1]"], r"expected KEY=VALUE, ranges\.COLUMN"),
+        (
+            ["from=people.csv", "target=income", "ranges=[0,1]", "ranges.age=[0,1]"],
+            r"expected KEY=VALUE, ranges\.COLUMN",
+        ),
         (["from=people.csv", "target=income", "public=maybe"], r"public: 'maybe' .*true or false"),
     ],
 )
@@ -323,9 +327,9 @@ def test_a_shipped_name_means_the_shipped_data(here):
 def test_an_entry_that_cannot_be_used_names_its_file(here):
     Path("data").mkdir()
     for text, message in {
-        "splits: 3\n": r"mine\.splits: 3 .*expected a mapping",
-        "splits: {}\nfolder: x\n": r"mine: \['folder'\] .*not for a file to say",
-        "splits: {}\n": r"mine: .*the key `kind` is missing",
+        "splits: 3\n": r"data/mine\.yaml\.splits: 3 .*expected a mapping",
+        "splits: {}\nfolder: x\n": r"data/mine\.yaml: \['folder'\] .*not for a file to say",
+        "splits: {}\n": r"data/mine\.yaml: .*the key `kind` is missing",
         "splits: [\n": r"mine\.yaml.*no YAML",
     }.items():
         Path("data/mine.yaml").write_text(text)

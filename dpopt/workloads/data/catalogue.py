@@ -253,11 +253,11 @@ def parse(name: str, content: Mapping[str, Any], origin: str = "", folder: Path 
     Raises:
         ConfigError: an unknown key, or a value that it cannot have.
     """
-    built = {}
+    built, where = {}, origin if folder else name
     for key, kind in (("splits", Part), ("columns", Column)):
-        given = fields.convert(content.get(key, {}), dict[str, dict[str, Any]], f"{name}.{key}", {})
-        built[key] = {each: fields.build(kind, value, f"{name}.{key}.{each}") for each, value in given.items()}
+        given = fields.convert(content.get(key, {}), dict[str, dict[str, Any]], f"{where}.{key}", {})
+        built[key] = {each: fields.build(kind, value, f"{where}.{key}.{each}") for each, value in given.items()}
     places = {"name": name, "origin": origin, "folder": folder}
     if taken := places.keys() & content:
-        raise ConfigError(name, sorted(taken), "not for a file to say")
-    return fields.build(Entry, {**content, **built, **places}, name)
+        raise ConfigError(where, sorted(taken), "not for a file to say")
+    return fields.build(Entry, {**content, **built, **places}, where)
