@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from dpopt import clipping
-from dpopt.workloads.data import catalogue, checksums
-from dpopt.workloads.data.catalogue import Part
+from dpopt.workloads.data import catalogue, checksums, tables
+from dpopt.workloads.data.catalogue import Column, Entry, Part
+from dpopt.workloads.data.source import open_source
 
 COUNTS = {"train": 48, "test": 20}
 WORDS = ["the", "food", "at", "this", "place", "near", "river", "is", "cheap", "and", "good", "for", "children"]
@@ -47,6 +48,30 @@ def images(monkeypatch, root, name, side=32):
     return made
 
 
+def table(monkeypatch, root, name):
+    """A table with a column of numbers and one of categories, which both miss values.
+
+    The larger the number, the more often the class is 1.
+    """
+    columns = {"age": Column(range=(0, 100)), "job": Column(values=("nurse", "cook"))}
+    splits = {split: Part(split, count) for split, count in COUNTS.items()}
+    facts = {"licence": "none", "reference": "these tests", "classes": 2}
+    made = Entry(name=name, kind="table", columns=columns, targets="label", splits=splits, **facts)
+    generator = np.random.default_rng(0)
+    for split, count in COUNTS.items():
+        ages = generator.uniform(-10, 110, count)
+        rows = {
+            "age": [None if age < 0 else age for age in ages],
+            "job": [[None, "nurse", "cook", "smith"][number] for number in generator.integers(0, 4, count)],
+        }
+        labels = (ages + generator.normal(0, 20, count) > 50).astype(np.int64)
+        put(root, made, split, rows | {"label": labels})
+        records = open_source(replace(made, folder=root / name), split)
+        splits[split] = Part(split, count, tables.digest(made, records), checksums.of_arrays([labels]))
+    monkeypatch.setitem(catalogue.entries(), name, made)
+    return made
+
+
 def texts(monkeypatch, root, name):
     """Random words in the layout of the data set of texts or of pairs `name`."""
     found = catalogue.entry(name)
@@ -74,11 +99,14 @@ def encoded(pixels):
 
 def write(root, found, split, inputs, targets):
     """One split as a Parquet file with the columns of the entry `found`."""
+    put(root, found, split, {found.inputs: inputs, found.targets: targets})
+
+
+def put(root, found, split, columns):
     import pyarrow as pa
     from pyarrow.parquet import write_table
 
     (root / found.name).mkdir(parents=True, exist_ok=True)
-    columns = {found.inputs: inputs, found.targets: targets}
     write_table(pa.table(columns), root / found.name / f"{found.part(split).source}-00000-of-00001.parquet")
 
 

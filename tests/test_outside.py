@@ -210,6 +210,7 @@ def test_everything_that_can_be_added_is(outside):
     listed = said(outside, "list")
     for name in ("outer_sign", "outer_task", "outer_data", "outer_suite"):
         assert name in listed
+    assert "local folder only, by outer" in listed
     ran = said(outside, "run", "suite=outer_suite")
     assert ran.count("outer engine takes") == 2
     assert "2 cells run, 0 were done, 0 failed" in ran

@@ -86,6 +86,6 @@ COMMANDS: dict[str, Command] = {
     "epsilon": Command(epsilon, "what a run spends", ("epsilon",)),
     "calibrate": Command(calibrate, "the noise for a target epsilon", ("calibrate",)),
     "recommend": Command(recommend, "a grid of C, B and eta to begin with", ("recommend",)),
-    "new": Command(new, "the files of a new optimizer or suite", arguments="optimizer|suite NAME"),
+    "new": Command(new, "the files of a new optimizer, suite or data set", arguments="optimizer|suite|data NAME"),
     "completion": Command(completion, "completion for bash, zsh or fish", arguments="bash|zsh|fish"),
 }

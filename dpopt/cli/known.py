@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from rich.table import Table
 from tabulate import tabulate
@@ -11,15 +10,13 @@ from tabulate import tabulate
 from dpopt import registry
 from dpopt.cli.console import OUT, print_wide
 from dpopt.errors import ConfigError, unknown
-
-if TYPE_CHECKING:
-    pass
+from dpopt.markup import MARKDOWN
 
 
 def list_(overrides: Sequence[str]) -> None:
     """Print what is known by name, a table for each kind; what=models (or optimizers, ...) prints one table alone.
 
-    format=markdown prints it as Markdown, by default that of the optimizers.
+    format=markdown prints it as Markdown, by default that of the optimizers; what=data has all that is known.
     """
     given = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     for key, value in given.items():
@@ -28,7 +25,8 @@ def list_(overrides: Sequence[str]) -> None:
             raise unknown("override", f"{key}={value}", [f"{k}={v}" for k, values in allowed.items() for v in values])
     if "format" in given:
         rows = LISTED[given.get("what", "optimizers")]()
-        OUT.print(tabulate(rows, headers="keys", tablefmt="pipe"))
+        shown = [{key: MARKDOWN.escape(value) for key, value in row.items()} for row in rows]
+        OUT.print(tabulate(shown, headers="keys", tablefmt="pipe"))
         return
     for what in [given["what"]] if given else [name for name in LISTED if name != "models"]:  # counting takes seconds
         _print_rows(LISTED[what]())
@@ -84,10 +82,13 @@ def _data_sets() -> list[dict[str, str]]:
     return [
         {
             "data set": name,
+            "kind": entry.kind,
             "records": " + ".join(f"{part.records:,} {split}" for split, part in entry.splits.items()),
             "classes": str(entry.classes or "pairs"),
             "licence": entry.licence,
-            "hub": entry.hub or "local folder only",
+            "hub": ", by ".join(filter(None, (entry.hub or "local folder only", entry.origin))),
+            "reference": entry.reference,
+            "note": entry.note,
         }
         for name, entry in entries().items()
     ]
@@ -120,10 +121,10 @@ LISTED: dict[str, Callable[[], list[dict[str, str]]]] = {
 
 
 def _print_rows(rows: list[dict[str, str]]) -> None:
-    table = Table(box=None, pad_edge=False)
-    for name in rows[0] if rows else ():
+    table, columns = Table(box=None, pad_edge=False), [name for name in rows[0] if name != "note"]  # see `_print_notes`
+    for name in columns:
         table.add_column(name, no_wrap=name not in ("what it does", "reference"))
     for row in rows:
-        table.add_row(*row.values())
+        table.add_row(*(row[name] for name in columns))
     print_wide(table, 180)
     OUT.print()

@@ -1,20 +1,23 @@
-"""`dpopt new`: the files that a new optimizer or suite begins with. They work as they are written."""
+"""`dpopt new`: the files that a new optimizer, suite or data set begins with. They work as they are written."""
 
 from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from string import Template
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
 from dpopt import __version__, registry
 from dpopt.cli.console import OUT
 from dpopt.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    from dpopt.workloads.data import Entry
 
 TEMPLATES = resources.files("dpopt.cli") / "templates"
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
@@ -28,7 +31,7 @@ class Files(NamedTuple):
     """What is to be written.
 
     Attributes:
-        contents: path -> text.
+        contents: path -> text, of what is not yet there.
         next_steps: commands that show that it works.
     """
 
@@ -37,19 +40,28 @@ class Files(NamedTuple):
 
 
 def new(arguments: Sequence[str]) -> None:
-    """Write the files that a new optimizer or a new suite begins with, which work as they are; none is overwritten.
+    """Write the files that a new optimizer, suite or data set begins with; none is overwritten.
 
     `new optimizer NAME` writes a Python file and its YAML entry where dpopt's source tree is the current folder, and
     elsewhere a package of its own that registers the optimizer, with its conformance test. `new suite NAME` writes
-    benchmarks/NAME.yaml.
+    benchmarks/NAME.yaml. Both work as they are.
+
+    `new data NAME from=PATH` writes data/NAME.yaml and data/NAME/ from a folder of images (CLASS/IMAGE, or
+    train/CLASS/IMAGE and test/CLASS/IMAGE), a CSV file, or a folder that the `datasets` library saved. target=COLUMN
+    has the classes (label by default), inputs=COLUMN the texts or images where there are other columns. Where there is
+    no test split, test=0.2 of the records become one, always the same by their row numbers. size=64 resizes images.
+
+    Classes, counts and checksums of the records become public. What a table's columns may hold is not taken from the
+    records: ranges.COLUMN=[0,100] and values.COLUMN=[a,b] state it, or the entry's `???` are to be filled in;
+    public=true says that what the records show of both is public knowledge.
     """
-    if len(arguments) != 2:
+    if len(arguments) < 2 or (len(arguments) > 2 and arguments[0] != "data"):
         raise ConfigError("new", " ".join(arguments), f"expected a kind ({', '.join(KINDS)}) and a name")
-    kind, name = arguments
+    kind, name, *options = arguments
     if kind not in KINDS:
         raise unknown("new", kind, KINDS)
     _check_name(name)
-    contents, next_steps = KINDS[kind](name)
+    contents, next_steps = KINDS[kind](name, *options)
     for path in contents:
         if path.exists():
             raise ConfigError("name", name, f"{path} exists")
@@ -126,6 +138,49 @@ def _suite(name: str) -> Files:
     return Files({path: _filled("suite.yaml", {})}, [f"dpopt plan suite={name} probe=20", f"dpopt run suite={name}"])
 
 
+def _data(name: str, *options: str) -> Files:
+    """Writes all by itself: files of records are larger than texts."""
+    from dpopt.workloads.data import own
+
+    given = _given(options)
+    if "from" not in given:
+        raise ConfigError("from", None, "expected from=PATH: a folder of images, a CSV file, or a saved `Dataset`")
+    entry = own.add(name, Path(str(given.pop("from"))), given)
+    counts = ", ".join(f"{part.records:,} {split}" for split, part in entry.splits.items())
+    OUT.print(f"data/{name}.yaml, data/{name}/: {entry.kind} in {entry.classes} classes, {counts}")
+    unstated = [column for column, stated in entry.columns.items() if not stated.is_stated]
+    to_state = (
+        [f"state in data/{name}.yaml what is public of {', '.join(unstated)}: {own.HOW_TO_STATE}"] if unstated else []
+    )
+    return Files({}, [*to_state, "dpopt new suite NAME, with", f"  workloads: [{_workload(entry)}]"])
+
+
+def _workload(entry: Entry) -> str:
+    """A workload on a data set that takes little time."""
+    if entry.kind == "table":
+        return f"{{name: table, data: {entry.name}}}"
+    if entry.kind == "text":
+        return f"{{name: texts, data: {entry.name}}}"
+    size = "" if entry.size else ", size: 32"
+    return f"{{name: images, data: {entry.name}, architecture: two_conv{size}}}"
+
+
+def _given(options: Sequence[str]) -> dict[str, Any]:
+    """KEY=VALUE and KEY.NAME=VALUE as plain data; only `public` is read as YAML reads it, all else are texts."""
+    given: dict[str, Any] = {}
+    for option in options:
+        key, equals, text = option.partition("=")
+        group, dot, column = key.partition(".")
+        if not equals or bool(dot) != (group in ("ranges", "values")):
+            raise ConfigError("new data", option, "expected KEY=VALUE, ranges.COLUMN=[0,100] or values.COLUMN=[a,b]")
+        try:
+            value = yaml.load(text, yaml.SafeLoader if key == "public" else yaml.BaseLoader)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"new data {key}", text, "expected a value such as 3, label or [0, 100]") from error
+        (given.setdefault(group, {}) if dot else given)[column or key] = value
+    return given
+
+
 def _filled(template: str, values: dict[str, str]) -> str:
     families = " | ".join(registry.FAMILIES)
     return Template(_template(template)).substitute(values, families=families)
@@ -135,5 +190,5 @@ def _template(name: str) -> str:
     return (TEMPLATES / f"{name}.txt").read_text("utf-8")
 
 
-KINDS = {"optimizer": _optimizer, "suite": _suite}
+KINDS: dict[str, Callable[..., Files]] = {"optimizer": _optimizer, "suite": _suite, "data": _data}
 """What there are files for."""

@@ -20,7 +20,7 @@ from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.data import DataOracle
 from dpopt.workloads import data
 from dpopt.workloads.base import Split, Workload
-from dpopt.workloads.data import checksums
+from dpopt.workloads.data import checksums, source, tables
 
 RECORDS = 6
 """Training records that the rules about the model are tried on."""
@@ -262,6 +262,9 @@ def _checksums(entry: data.Entry, split: str) -> tuple[str, str]:
         x, y = data.images(entry.name, split)
         pixels = x.permute(0, 2, 3, 1) if x.ndim == 4 else x
         return checksums.of_arrays(rows.numpy() for rows in pixels.split(1000)), checksums.of_arrays([y.numpy()])
+    if entry.kind == "table":
+        records = source.open_source(entry, split)
+        return tables.digest(entry, records), checksums.of_arrays([data.table(entry.name, split).y.numpy()])
     texts, labels = data.texts(entry.name, split)
     if entry.kind == "pairs":
         return checksums.of_texts(texts[0]), checksums.of_texts(texts[1])

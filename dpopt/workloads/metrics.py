@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -32,3 +33,22 @@ def classification_report(outputs: Tensor, targets: Tensor, classes: int) -> dic
         ],
         "nll": float(F.cross_entropy(outputs.double(), targets)),
     }
+
+
+def area_under_curve(outputs: Tensor, targets: Tensor) -> float | None:
+    """Area under the ROC curve of a classifier of two classes (Hanley and McNeil 1982).
+
+    Args:
+        outputs: logits [n, 2].
+        targets: class numbers [n].
+
+    Returns:
+        The share of the pairs (record of class 1, record of class 0) in which the first has the larger difference of
+        logits, ties counted half; None where a class has no records.
+    """
+    score, targets = outputs[:, 1].double() - outputs[:, 0].double(), targets.to(outputs.device)
+    above, below = score[targets == 1], score[targets == 0].sort().values
+    if not len(above) or not len(below):
+        return None
+    smaller, up_to = torch.searchsorted(below, above), torch.searchsorted(below, above, right=True)
+    return float((smaller + up_to).double().mean() / (2 * len(below)))

@@ -56,6 +56,7 @@ class TextClassification(Workload):
         entry = data.entry(self.data)
         if entry.kind != "text":
             raise ConfigError("workload.data", self.data, f"expected a data set of texts, it is one of {entry.kind}")
+        object.__setattr__(self, "data", data.pinned(self.data))
         super().__post_init__()
         if self.length < 3:
             raise ConfigError(

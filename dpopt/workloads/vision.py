@@ -81,6 +81,7 @@ class ImageClassification(Workload):
             raise ConfigError("workload.data", self.data, f"expected a data set of images, and it is one of {kind}")
         if self.architecture in ARCHITECTURES and (self.pretrained or self.options):
             raise ConfigError("workload.architecture", self.architecture, "only timm's have checkpoints and options")
+        object.__setattr__(self, "data", data.pinned(self.data))
         super().__post_init__()
 
     @property

@@ -46,6 +46,7 @@ CASES = {
     "sst2_minilm": ENCODER | {"subset": "full"},
     "sst2_minilm_lora": ENCODER,
     "synthetic_logreg": {},
+    "table": {"data": "people", "hidden": (8, 4)},
     "texts": ENCODER,
 }
 """The registered workloads, made small where their size is a field."""
@@ -73,6 +74,7 @@ def folder(tmp_path_factory):
             fabricated.images(patch, root, name, side)
         for name in TEXTS:
             fabricated.texts(patch, root, name)
+        fabricated.table(patch, root, "people")
         for size in ("tiny", "small", "base"):
             entry = registry.entry("workload", f"cifar10_vit_{size}")
             fabricated.vit_checkpoint(root, entry.fields["architecture"])

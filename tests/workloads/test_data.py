@@ -417,7 +417,7 @@ def test_progress_bars_of_the_library_are_as_before():
     from datasets.utils import are_progress_bars_disabled
 
     before = are_progress_bars_disabled()
-    with source._quiet():
+    with source.quiet():
         assert are_progress_bars_disabled()  # pytest's standard error is no terminal
     assert are_progress_bars_disabled() == before
 
@@ -444,7 +444,7 @@ def test_checkpoints(root, monkeypatch):
 
 
 def test_every_data_set_of_the_papers_has_an_entry():
-    assert {*HUBS, "fashion_mnist", "cifar100_subset", "e2e_nlg"} <= set(data.names())
+    assert {*HUBS, "fashion_mnist", "gtsrb_32", "cifar100_subset", "e2e_nlg"} <= set(data.names())
     assert list(data.names()) == sorted(data.names())
 
 
@@ -457,7 +457,7 @@ def test_entries_are_complete(name):
     assert found.hub is None or found.hub.count("/") == 1
     assert found.classes == len(found.class_names) or (not found.class_names and found.hub)
     assert len(set(found.class_names)) == len(found.class_names)
-    assert found.channels == {"image": len(found.std), "text": 0, "pairs": 0}[found.kind]
+    assert found.channels == {"image": len(found.std), "text": 0, "pairs": 0, "table": 0}[found.kind]
     assert all(0 < value < 1 for value in (*found.mean, *found.std))
     assert len({part.source for part in found.splits.values()}) == len(found.splits)
     for part in found.splits.values():
@@ -475,7 +475,7 @@ def test_list_shows_the_data_sets(capsys):
 
 # The real data
 
-REAL = ("mnist", "cifar10", "cifar100_subset", "20_newsgroups", "sst2", "e2e_nlg")
+REAL = ("mnist", "fashion_mnist", "gtsrb_32", "cifar10", "cifar100_subset", "20_newsgroups", "sst2", "e2e_nlg")
 SECOND_LOAD = """
 import time, torch
 from dpopt.workloads import data
@@ -525,7 +525,7 @@ def test_a_second_process_loads_in_well_under_a_second(real, name):
 
 @pytest.mark.slow
 @needs_data
-@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10"])
 def test_real_pixels_have_the_moments_by_which_they_are_normalised(real, name):
     found, x = data.entry(name), data.images(name, "train").x.double() / 255
     axes = (0, 1, 2) if found.channels == 1 else (0, 2, 3)

@@ -2,9 +2,9 @@ import math
 
 import pytest
 import torch
-from sklearn.metrics import balanced_accuracy_score, log_loss, recall_score
+from sklearn.metrics import balanced_accuracy_score, log_loss, recall_score, roc_auc_score
 
-from dpopt.workloads.metrics import classification_report
+from dpopt.workloads.metrics import area_under_curve, classification_report
 
 
 def test_scores_agree_with_scikit_learn():
@@ -27,3 +27,13 @@ def test_a_class_without_records_has_no_accuracy_and_no_weight():
 def test_an_untrained_classifier_is_as_surprised_as_by_chance():
     report = classification_report(torch.zeros(4, 7), torch.arange(4), 7)
     assert report["nll"] == pytest.approx(math.log(7))
+
+
+def test_area_under_the_curve_agrees_with_scikit_learn():
+    torch.manual_seed(0)
+    targets = torch.randint(0, 2, (200,))
+    outputs = (3 * torch.randn(200, 2) + torch.nn.functional.one_hot(targets, 2)).round()  # with many ties
+    scores = outputs[:, 1] - outputs[:, 0]
+    assert area_under_curve(outputs, targets) == pytest.approx(roc_auc_score(targets, scores))
+    assert area_under_curve(torch.zeros(4, 2), torch.arange(4) % 2) == 0.5
+    assert area_under_curve(outputs, torch.ones_like(targets)) is None

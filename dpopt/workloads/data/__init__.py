@@ -1,8 +1,8 @@
-"""Real data sets by name: images and texts, checked against what `conf/data/NAME.yaml` says of them.
+"""Real data sets by name: images, texts and tables, checked against what `NAME.yaml` says of them, see `catalogue`.
 
 The records come from the data set's hub through HF `datasets`, or, where the environment variable DPOPT_DATA names a
-folder, from the Parquet files `$DPOPT_DATA/NAME/SPLIT-*.parquet` with the hub's columns. Images are decoded once, into
-the memory-mapped cache.
+folder, from the Parquet files `$DPOPT_DATA/NAME/SPLIT-*.parquet` with the hub's columns; those of an entry
+`./data/NAME.yaml` also from `./data/NAME/`. Images are decoded once, into the memory-mapped cache, and so are tables.
 """
 
 from __future__ import annotations
@@ -19,11 +19,25 @@ from torch import Tensor
 from dpopt.errors import ConfigError, Missing
 from dpopt.workloads import cache
 from dpopt.workloads.base import Split
-from dpopt.workloads.data import checksums, decoding
-from dpopt.workloads.data.catalogue import Entry, Part, entry, names
+from dpopt.workloads.data import checksums, decoding, tables
+from dpopt.workloads.data.catalogue import Column, Entry, Part, entry, names, pinned
 from dpopt.workloads.data.source import Source, absent, identity, open_source, read_column
 
-__all__ = ["Entry", "Part", "Texts", "checkpoint", "entry", "fingerprint", "images", "missing", "names", "texts"]
+__all__ = [
+    "Column",
+    "Entry",
+    "Part",
+    "Texts",
+    "checkpoint",
+    "entry",
+    "fingerprint",
+    "images",
+    "missing",
+    "names",
+    "pinned",
+    "table",
+    "texts",
+]
 
 
 class Texts(NamedTuple):
@@ -67,9 +81,24 @@ def images(name: str, split: str, size: int | None = None) -> Split:
     """
     found, part = _part(name, split, "image")
     side = _size(found, size)
-    known = [part.inputs, part.targets] if part.inputs else identity(found, split)
-    key = {"kind": "images", "name": name, "split": split, "size": side, "data": known, "revision": decoding.REVISION}
+    key = {"kind": "images", "size": side, "revision": decoding.REVISION, **_records(found, split, part)}
     arrays = cache.arrays(key, lambda: _decoded(found, split, side))
+    return Split(torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"]))
+
+
+def table(name: str, split: str) -> Split:
+    """One split of a table: encoded and checked once, memory-mapped from then on.
+
+    Returns:
+        float32 inputs [n, width], see `tables.encode`, and int64 labels [n].
+
+    Raises:
+        ConfigError: as `images`; also where ranges or values of columns are not stated.
+    """
+    found, part = _part(name, split, "table")
+    columns = {column: [stated.range, stated.values] for column, stated in found.columns.items()}
+    key = {"kind": "tables", "columns": columns, "revision": tables.REVISION, **_records(found, split, part)}
+    arrays = cache.arrays(key, lambda: _encoded(found, split))
     return Split(torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"]))
 
 
@@ -97,7 +126,7 @@ def fingerprint(name: str) -> dict[str, Any]:
     known = {split: [part.inputs, part.targets] for split, part in found.splits.items()}
     unknown = {split: identity(found, split) for split, part in found.splits.items() if not part.inputs}
     resized = {"resizing": decoding.REVISION} if found.kind == "image" and found.size is None else {}
-    return {"name": name, "splits": known | unknown, **resized}
+    return {"name": found.name, "splits": known | unknown, **resized}
 
 
 def checkpoint(file_stem: str) -> Path | None:
@@ -125,6 +154,12 @@ def _part(name: str, split: str, *kinds: str) -> tuple[Entry, Part]:
     return found, found.part(split)
 
 
+def _records(found: Entry, split: str, part: Part) -> dict[str, Any]:
+    """What in the key of a cache tells the records of a split from others."""
+    known = [part.inputs, part.targets] if part.inputs else identity(found, split)
+    return {"name": found.name, "split": split, "data": known}
+
+
 def _size(found: Entry, size: int | None) -> int:
     """Height and width that the images of a data set are to have."""
     side = found.size if size is None else size
@@ -141,6 +176,13 @@ def _decoded(found: Entry, split: str, size: int) -> dict[str, NDArray[Any]]:
     pixels, digest = decoding.decode(found, source, size)
     checksums.confirm(found, split, digest, checksums.of_arrays([labels]))
     return {"x": pixels, "y": labels}
+
+
+def _encoded(found: Entry, split: str) -> dict[str, NDArray[Any]]:
+    source = open_source(found, split)
+    labels, inputs = _labels(source, found), tables.encode(found, source)
+    checksums.confirm(found, split, tables.digest(found, source), checksums.of_arrays([labels]))
+    return {"x": inputs, "y": labels}
 
 
 def _labels(source: Source, found: Entry) -> NDArray[np.int64]:

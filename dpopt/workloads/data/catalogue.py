@@ -1,21 +1,32 @@
-"""What is known of each data set: one YAML file in `conf/data` says where it is, what it holds and how to check it."""
+"""What is known of each data set: one YAML file says where it is, what it holds and how to check it.
+
+`./data/NAME.yaml` of the current folder, then those of other distributions, then `conf/data/NAME.yaml` of dpopt's own,
+whose names nobody else can give.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import resources
 from importlib.metadata import entry_points
+from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
-from dpopt import fields
+from dpopt import documents, fields
 from dpopt.errors import ConfigError, unknown
-from dpopt.fields import Count, NonNegative, Positive
+from dpopt.fields import Count, Finite, NonNegative, Positive
 
-Kind = Literal["image", "text", "pairs"]
+Kind = Literal["image", "text", "pairs", "table"]
+UNSTATED = "???"
+"""Stands where a range or values are still to be stated."""
+HOW_TO_STATE = "`range: [0, 100]` for numbers, `values: [a, b]` for categories; dpopt makes no private estimate of them"
+DECIDES = ("kind", "inputs", "targets", "splits", "classes", "size", "mean", "std", "columns")
+"""What of an entry decides the numbers that a model is given."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +37,7 @@ class Part:
         source: the hub's name of the split, with which local files begin.
         records: how many records it has.
         inputs: SHA-256 over the inputs in row order, "" where it is not known: of images the decoded pixels as uint8,
-            rows before columns before channels; of texts see `checksums.of_texts`.
+            rows before columns before channels; of texts see `checksums.of_texts`, of tables `tables.digest`.
         targets: the same over the targets: labels as little-endian int64, or texts.
     """
 
@@ -41,32 +52,63 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Column:
+    """An input column of a table. What it says is public: a run takes neither from the records that it trains on.
+
+    Attributes:
+        range: of a column of numbers, smallest and largest; numbers outside count as the nearer end.
+        values: of a column of categories, as texts; others count as one further category.
+    """
+
+    range: tuple[Finite, Finite] | Literal["???"] | None = None
+    values: tuple[str, ...] | Literal["???"] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.range is None) == (self.values is None):
+            raise ConfigError("column", asdict(self), "expected `range` (of numbers) or `values` (of categories)")
+        if isinstance(self.range, tuple) and self.range[0] >= self.range[1]:
+            raise ConfigError("column.range", self.range, "expected the smallest number and then the largest")
+        if isinstance(self.values, tuple) and len(set(self.values)) < len(self.values):
+            raise ConfigError("column.values", self.values, "a value is repeated")
+
+    @property
+    def is_stated(self) -> bool:
+        """Whether its range or its values are."""
+        return UNSTATED not in (self.range, self.values)
+
+
+@dataclass(frozen=True)
 class Entry:
-    """What `conf/data/NAME.yaml` says of a data set.
+    """What `NAME.yaml` says of a data set.
 
     Attributes:
         name: the data set's name, also of its folder in `$DPOPT_DATA`.
-        kind: images with labels, texts with labels, or pairs of texts (source, target).
-        inputs, targets: the columns.
+        kind: images, texts or rows of a table with labels, or pairs of texts (source, target).
+        targets: the column of the targets.
         splits: "train", "test" and perhaps others -> what is in them; which of the hub's splits stands for which.
         licence: as the authors or the hub's card say.
         reference: whom to cite.
+        inputs: the column of the inputs; empty for a table.
+        columns: of a table, the input columns by name.
         hub, config, revision: arguments of `datasets.load_dataset`; no `hub` where only a local folder can give it.
         classes: number of classes; 0 for pairs.
         class_names: names of the classes in label order; empty where the hub's features are the source of them.
-        size: height and width of all images; None where they vary, and for texts.
+        size: height and width of all images; None where they vary, and for other kinds.
         mean, std: by which pixels in [0, 1] are usually normalised, one value for each channel, and 0.5 where nothing
             is usual. Public constants of the literature, which no run computes from the records that it trains on.
         note: what a reader should know, such as what could not be checked.
+        origin: what brings the entry where dpopt does not: a file, or the name of a distribution.
+        folder: of an entry of the current folder, where its files may lie.
     """
 
     name: str
     kind: Kind
-    inputs: str
     targets: str
     splits: dict[str, Part]
     licence: str
     reference: str
+    inputs: str = ""
+    columns: dict[str, Column] = field(default_factory=dict)
     hub: str | None = None
     config: str | None = None
     revision: str | None = None
@@ -76,8 +118,12 @@ class Entry:
     mean: tuple[NonNegative, ...] = ()
     std: tuple[Positive, ...] = ()
     note: str = ""
+    origin: str = ""
+    folder: Path | None = None
 
     def __post_init__(self) -> None:
+        if (self.kind == "table") != bool(self.columns) or bool(self.columns) == bool(self.inputs):
+            raise ConfigError(f"{self.name}.columns", list(self.columns), "expected those of a table, or else `inputs`")
         allowed = (1, 3) if self.kind == "image" else (0,)
         if len(self.mean) not in allowed or len(self.std) != len(self.mean):
             numbers = " or ".join(map(str, allowed))
@@ -91,6 +137,29 @@ class Entry:
     def channels(self) -> int:
         """Colour channels of an image: 1 or 3."""
         return len(self.mean)
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """The columns that are read."""
+        return (*(self.columns or (self.inputs,)), self.targets)
+
+    @property
+    def width(self) -> int:
+        """Inputs of a model that a row of a table becomes, see `tables.encode`.
+
+        Raises:
+            ConfigError: the ranges or the values of some columns are not stated.
+        """
+        if unstated := [name for name, column in self.columns.items() if not column.is_stated]:
+            allowed = f"state in {self.origin} what is known of each without looking at the records: {HOW_TO_STATE}"
+            raise ConfigError(f"{self.name}.columns", unstated, allowed)
+        return sum(len(column.values) + 1 if column.values else 2 for column in self.columns.values())
+
+    @property
+    def version(self) -> str:
+        """Eight hexadecimal digits that follow from what the entry says of its records."""
+        decides = {key: value for key, value in asdict(self).items() if key in DECIDES}
+        return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:8]
 
     def part(self, split: str) -> Part:
         """The split with this suite's name `split`.
@@ -109,35 +178,86 @@ def names() -> tuple[str, ...]:
 
 
 def entry(name: str) -> Entry:
-    """What is known of the data set `name`.
+    """What is known of the data set `name`, or NAME@VERSION as `pinned` gives it.
 
     Raises:
-        ConfigError: unknown name; suggests the nearest.
+        ConfigError: unknown name (suggests the nearest), or the entry has another version by now.
     """
-    if name not in entries():
+    plain, _, version = str(name).partition("@")
+    if plain not in entries():
         raise unknown("data", name, entries())
-    return entries()[name]
+    found = entries()[plain]
+    if version not in ("", found.version):
+        raise ConfigError("data", name, f"{found.origin or 'its entry'} is another by now: {plain}@{found.version}")
+    return found
 
 
-@cache
+def pinned(name: str) -> str:
+    """The name of a data set in what identifies a run: of one of the current folder with its version.
+
+    A name there means other records in another folder, or after its file was changed; that is another workload.
+    """
+    found = entry(name)
+    return f"{found.name}@{found.version}" if found.folder else name
+
+
 def entries() -> dict[str, Entry]:
     """All data sets by name, sorted.
 
-    Another distribution brings one by an entry point `NAME = package` of the group "dpopt.data": `NAME.yaml` there.
+    A YAML file in `./data` is one of them where it has the key `splits`. Another distribution brings one by an entry
+    point `NAME = package` of the group "dpopt.data": `NAME.yaml` there.
+
+    Raises:
+        ConfigError: a file that is no entry, or has the name of one of dpopt's.
     """
-    found = resources.files("dpopt").joinpath("conf", "data").iterdir()
-    texts = {file.name.removesuffix(".yaml"): file.read_text() for file in found if file.name.endswith(".yaml")}
+    files = sorted(Path("data").resolve().glob("*.yaml"))
+    return _with_own(tuple((file, file.stat().st_mtime_ns) for file in files)) if files else _installed()
+
+
+@cache
+def _with_own(files: tuple[tuple[Path, int], ...]) -> dict[str, Entry]:
+    """The entries of installed packages and of those of `files` that hold one; other times, other files."""
+    found = dict(_installed())
+    for file in (file for file, _ in files if b"\nsplits:" in b"\n" + file.read_bytes()):
+        origin = f"{file.parent.name}/{file.name}"
+        _refuse_known(file.stem, origin)
+        found[file.stem] = parse(file.stem, documents.mapping(file), origin, file.with_suffix(""))
+    return dict(sorted(found.items()))
+
+
+@cache
+def _installed() -> dict[str, Entry]:
+    found = {name: parse(name, documents.mapping(file)) for name, file in _shipped().items()}
     for point in entry_points(group="dpopt.data"):
-        texts[point.name] = resources.files(point.value).joinpath(f"{point.name}.yaml").read_text("utf-8")
-    return {name: parse(name, yaml.safe_load(text)) for name, text in sorted(texts.items())}
+        origin = point.dist.name if point.dist else point.value
+        _refuse_known(point.name, origin)
+        file = resources.files(point.value).joinpath(f"{point.name}.yaml")
+        found[point.name] = parse(point.name, documents.mapping(file), origin)
+    return dict(sorted(found.items()))
 
 
-def parse(name: str, content: Mapping[str, Any]) -> Entry:
+@cache
+def _shipped() -> dict[str, Traversable]:
+    files = resources.files("dpopt").joinpath("conf", "data").iterdir()
+    return {file.name.removesuffix(".yaml"): file for file in files if file.name.endswith(".yaml")}
+
+
+def _refuse_known(name: str, origin: str) -> None:
+    if name in _shipped():
+        raise ConfigError("data", name, f"it is the name of a data set of dpopt's: give that of {origin} another one")
+
+
+def parse(name: str, content: Mapping[str, Any], origin: str = "", folder: Path | None = None) -> Entry:
     """The entry that a YAML file's content describes.
 
     Raises:
         ConfigError: an unknown key, or a value that it cannot have.
     """
-    given = content.get("splits", {}).items()
-    splits = {split: fields.build(Part, part, f"{name}.splits.{split}") for split, part in given}
-    return fields.build(Entry, {**content, "name": name, "splits": splits}, name)
+    built, where = {}, origin if folder else name
+    for key, kind in (("splits", Part), ("columns", Column)):
+        given = fields.convert(content.get(key, {}), dict[str, dict[str, Any]], f"{where}.{key}", {})
+        built[key] = {each: fields.build(kind, value, f"{where}.{key}.{each}") for each, value in given.items()}
+    places = {"name": name, "origin": origin, "folder": folder}
+    if taken := places.keys() & content:
+        raise ConfigError(where, sorted(taken), "not for a file to say")
+    return fields.build(Entry, {**content, **built, **places}, where)

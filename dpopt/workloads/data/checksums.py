@@ -45,11 +45,12 @@ def confirm(found: Entry, split: str, inputs: str, targets: str) -> None:
     part = found.part(split)
     known, origin = {"inputs": part.inputs, "targets": part.targets}, "the known ones"
     if not part.inputs:
-        key = {"kind": "checksums", "name": found.name, "split": split}
+        place = {"folder": str(found.folder)} if found.folder else {}
+        key = {"kind": "checksums", "name": found.name, "split": split, **place}
         first = cache.arrays(key, lambda: {"inputs": np.array(inputs), "targets": np.array(targets)})
         known = {name: str(value) for name, value in first.items()}
         origin = f"those loaded first (if they are meant to, delete {cache_root() / 'checksums'})"
-    _compare(f"{found.name}.{split}.{found.inputs}", inputs, known["inputs"], origin)
+    _compare(f"{found.name}.{split}.{found.inputs or 'columns'}", inputs, known["inputs"], origin)
     _compare(f"{found.name}.{split}.{found.targets}", targets, known["targets"], origin)
 
 

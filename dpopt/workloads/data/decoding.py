@@ -40,7 +40,7 @@ def decode(found: Entry, source: Source, size: int) -> tuple[Pixels, str]:
     for row, record in enumerate(_watched(records, source)):
         image = _open(record, found, f"{source.name}[{row}].{found.inputs}")
         digest.update(image.tobytes())
-        pixels[row] = _array(image, size)
+        pixels[row] = _array(square(image, size))
     return pixels, digest.hexdigest()
 
 
@@ -68,10 +68,13 @@ def _shown(record: Any) -> str:
     return f"{str(record)[:40]}..."
 
 
-def _array(image: Image.Image, size: int) -> Pixels:
-    """The image with its shorter side made `size` and cut to the centre square, [size, size] or [3, size, size]."""
-    if image.size != (size, size):
-        image = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
+def square(image: Image.Image, size: int) -> Image.Image:
+    """The image with its shorter side made `size` (bicubically) and cut to the centre square."""
+    return image if image.size == (size, size) else ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
+
+
+def _array(image: Image.Image) -> Pixels:
+    """Its pixels, [size, size] or [3, size, size]."""
     array = np.asarray(image)
     return array if array.ndim == 2 else array.transpose(2, 0, 1)
 

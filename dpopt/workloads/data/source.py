@@ -24,25 +24,27 @@ class Source:
 
     Attributes:
         name: of data set and split, for errors.
+        columns: what a record has.
         records: how many there are.
         read: name of a column -> its values, in batches of at most `ROWS`; an image is {"bytes": ..., "path": ...}.
     """
 
     name: str
+    columns: tuple[str, ...]
     records: int
     read: Callable[[str], Iterator[list[Any]]]
 
 
 def open_source(found: Entry, split: str) -> Source:
-    """The records of a split: from `$DPOPT_DATA` where that is set, else from the hub (or what was loaded from it).
+    """The records of a split: from local files, see `files`, else from the hub (or what was loaded from it).
 
     Raises:
         ConfigError: they cannot be loaded, or have other columns or another count than the entry says.
     """
     local, name, expected = files(found, split), f"{found.name}.{split}", found.part(split).records
-    columns, source = _hub(found, split, name) if local is None else _local(found, local, name)
-    if not {found.inputs, found.targets} <= set(columns):
-        raise ConfigError(name, columns, f"expected the columns {found.inputs} and {found.targets}")
+    source = _hub(found, split, name) if local is None else _local(found, local, name)
+    if not set(found.read) <= set(source.columns):
+        raise ConfigError(name, list(source.columns), f"expected the columns {' and '.join(found.read)}")
     if source.records != expected:
         raise ConfigError(name, source.records, f"expected {expected} records")
     return source
@@ -61,21 +63,24 @@ def read_column(source: Source, column: str) -> list[Any]:
 
 
 def files(found: Entry, split: str) -> list[Path] | None:
-    """The split's files in `$DPOPT_DATA`, or None where that is not set and the hub is asked.
+    """The split's files, beside the entry or in `$DPOPT_DATA`, or None where the hub is asked.
 
     Raises:
-        Missing: the variable is set and there are none, or it is not set and the data set is on no hub.
+        Missing: there are none, though DPOPT_DATA is set or the data set is on no hub.
     """
-    root = os.environ.get("DPOPT_DATA")
-    if not root:
-        if found.hub is None:
-            raise Missing("DPOPT_DATA", None, how_to_get(found), "data", found.name)
-        return None
-    pattern = f"{found.name}/{found.part(split).source}-*.parquet"
-    held = sorted(Path(root).glob(pattern))
-    if not held:
-        raise Missing("DPOPT_DATA", root, f"expected {pattern} in it; {how_to_get(found)}", "data", found.name)
-    return held
+    root, pattern = os.environ.get("DPOPT_DATA"), f"{found.part(split).source}-*.parquet"
+    places = [found.folder] if found.folder else []
+    places += [Path(root) / found.name] if root else []
+    held = (sorted(place.glob(pattern)) for place in places)
+    if chosen := next(filter(None, held), None):
+        return chosen
+    if root:
+        raise Missing(
+            "DPOPT_DATA", root, f"expected {found.name}/{pattern} in it; {how_to_get(found)}", "data", found.name
+        )
+    if found.hub is None:
+        raise Missing("DPOPT_DATA", None, how_to_get(found), "data", found.name)
+    return None
 
 
 def absent(found: Entry) -> list[Missing]:
@@ -93,21 +98,25 @@ def absent(found: Entry) -> list[Missing]:
 def how_to_get(found: Entry) -> str:
     """What a user can do to have the data."""
     folder = f"set DPOPT_DATA to a folder that holds {found.name}/SPLIT-*.parquet"
+    folder = f"put SPLIT-*.parquet into {found.folder}, or {folder}" if found.folder else folder
     return folder if found.hub is None else f"{folder}, or unset it and go online once to load {found.hub} from the hub"
 
 
 def identity(found: Entry, split: str) -> list[Any]:
     """Plain JSON data that tell one copy of a split from another where no checksum is known.
 
-    Of local files their names and sizes; of the hub's what `datasets` derives from the revision that it loaded.
+    Of local files their names and sizes, of those beside an entry also their times, as others may have the same names;
+    of the hub's what `datasets` derives from the revision that it loaded.
     """
     local = files(found, split)
     if local is None:
         return [found.hub, found.config, _load(found, split)._fingerprint]
+    if local[0].parent == found.folder:
+        return [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in local]
     return [[file.name, file.stat().st_size] for file in local]
 
 
-def _local(found: Entry, local: list[Path], name: str) -> tuple[list[str], Source]:
+def _local(found: Entry, local: list[Path], name: str) -> Source:
     from pyarrow.parquet import ParquetFile
 
     folder = str(local[0].parent)
@@ -121,10 +130,10 @@ def _local(found: Entry, local: list[Path], name: str) -> tuple[list[str], Sourc
                     yield batch.column(0).to_pylist()
 
     records = sum(part.metadata.num_rows for part in parts)
-    return parts[0].schema_arrow.names, Source(name, records, read)
+    return Source(name, tuple(parts[0].schema_arrow.names), records, read)
 
 
-def _hub(found: Entry, split: str, name: str) -> tuple[list[str], Source]:
+def _hub(found: Entry, split: str, name: str) -> Source:
     records = _load(found, split)
 
     def read(column: str) -> Iterator[list[Any]]:
@@ -132,14 +141,14 @@ def _hub(found: Entry, split: str, name: str) -> tuple[list[str], Source]:
             for batch in records.select_columns(column).with_format("arrow").iter(ROWS):
                 yield batch.column(0).to_pylist()
 
-    return records.column_names, Source(name, len(records), read)
+    return Source(name, tuple(records.column_names), len(records), read)
 
 
 def _load(found: Entry, split: str) -> Any:
     import datasets
 
     source, name = found.part(split).source, str(found.hub)
-    with _readable(found, name), _quiet():
+    with _readable(found, name), quiet():
         return datasets.load_dataset(name, found.config, split=source, revision=found.revision)
 
 
@@ -153,7 +162,7 @@ def _readable(found: Entry, where: str) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without the progress bars of `datasets` where nobody watches."""
     from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 

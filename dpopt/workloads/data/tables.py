@@ -1,0 +1,60 @@
+"""Rows of a table -> numbers, by the ranges and values that its entry states and by nothing that is in the records."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpopt.errors import ConfigError
+from dpopt.workloads.data.catalogue import Column, Entry
+from dpopt.workloads.data.source import Source
+
+REVISION = 1
+"""Raise it when the same records may become other numbers."""
+
+
+def encode(found: Entry, source: Source) -> NDArray[np.float32]:
+    """All rows of a split, float32 [n, width]: the columns in the entry's order, each as one or more numbers.
+
+    A column of numbers is two: the number, moved into its range and scaled to [-1, 1], and 1 where it is missing (the
+    number is then 0). A column of categories has one number for each stated value and one for all others, those that
+    are missing among them: 1 for the row's and 0 for the rest.
+
+    Raises:
+        ConfigError: a column that is not stated, or text where a number should be.
+    """
+    inputs, at = np.zeros((source.records, found.width), np.float32), 0
+    for name, column in found.columns.items():
+        encoded = _encoded([value for batch in source.read(name) for value in batch], column, f"{source.name}.{name}")
+        inputs[:, at : at + encoded.shape[1]] = encoded
+        at += encoded.shape[1]
+    return inputs
+
+
+def digest(found: Entry, source: Source) -> str:
+    """SHA-256 over the name and the values of every column but the target, as JSON lists, in the file's order."""
+    made = hashlib.sha256()
+    for name in source.columns:
+        if name != found.targets:
+            values = [value for batch in source.read(name) for value in batch]
+            made.update(json.dumps([name, values], default=str).encode())
+    return made.hexdigest()
+
+
+def _encoded(values: list[Any], column: Column, where: str) -> NDArray[np.floating[Any]]:
+    if isinstance(column.values, tuple):
+        place = {value: number for number, value in enumerate(column.values)}
+        numbers = [len(place) if value is None else place.get(str(value), len(place)) for value in values]
+        return np.eye(len(place) + 1, dtype=np.float32)[numbers]
+    assert isinstance(column.range, tuple)  # `found.width` asks for it
+    low, high = column.range
+    if wrong := next((value for value in values if not isinstance(value, int | float | None)), None):
+        raise ConfigError(where, wrong, "expected numbers, as a range is stated; categories have `values`")
+    numbers = np.array([np.nan if value is None else value for value in values], np.float64)
+    is_missing = np.isnan(numbers)
+    scaled = 2 * (np.clip(numbers, low, high) - low) / (high - low) - 1
+    return np.stack([np.where(is_missing, 0, scaled), is_missing], axis=1)

@@ -1,0 +1,71 @@
+"""Classification of the rows of a table by a small network, or by logistic regression."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import nn
+
+from dpopt.errors import ConfigError, Missing
+from dpopt.fields import Few, FewOrNone
+from dpopt.workloads import data
+from dpopt.workloads.base import Outline, Predict, Split, Workload, mlp, outlined
+from dpopt.workloads.metrics import area_under_curve, classification_report
+
+
+@dataclass(frozen=True)
+class TableClassification(Workload):
+    """A ReLU network on a table's columns, which are scaled by the public ranges of its entry, see `data.tables`.
+
+    Args:
+        data: name of a table.
+        hidden: width of the hidden layer, 0 for logistic regression, or the widths of several.
+        validation: see `Workload`.
+    """
+
+    data: str = ""
+    hidden: FewOrNone | tuple[Few, ...] = 64
+
+    batch_size: ClassVar[int] = 256
+    epochs: ClassVar[float] = 10.0
+
+    def __post_init__(self) -> None:
+        if not self.data:
+            raise ConfigError("workload.data", self.data, "expected the name of a table; `dpopt new data` makes one")
+        found = data.entry(self.data)
+        if found.kind != "table":
+            raise ConfigError("workload.data", self.data, f"expected a table, and it is one of {found.kind}")
+        object.__setattr__(self, "data", data.pinned(self.data))
+        super().__post_init__()
+
+    @property
+    def pool(self) -> int:  # type: ignore[override]
+        return data.entry(self.data).part("train").records
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return data.entry(self.data).classes
+
+    def check(self) -> None:
+        self.outline()
+
+    def missing(self) -> list[Missing]:
+        return data.missing(self.data)
+
+    def outline(self) -> Outline:
+        found = data.entry(self.data)
+        return outlined(self.model, (found.width,), found.part("test").records)
+
+    def load(self) -> tuple[Split, Split]:
+        return data.table(self.data, "train"), data.table(self.data, "test")
+
+    def model(self) -> nn.Module:
+        hidden = self.hidden if isinstance(self.hidden, tuple) else (self.hidden,) * bool(self.hidden)
+        return mlp(data.entry(self.data).width, *hidden, self.classes)
+
+    def report(self, predict: Predict, split: Split) -> dict[str, Any]:
+        outputs = predict(split.x)
+        report = classification_report(outputs, split.y, self.classes)
+        return report if self.classes > 2 else {**report, "auc": area_under_curve(outputs, split.y)}
