@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,9 @@ from dpopt.training.loop import (
 from dpopt.types import Optimizer
 from dpopt.workloads.base import Split, accuracy
 
+if TYPE_CHECKING:
+    from dpopt.training.statement import Statement
+
 
 @dataclass(frozen=True)
 class FitResult:
@@ -53,6 +57,12 @@ class FitResult:
     record: dict[str, Any]
     ledger: Ledger
     curve: list[dict[str, Any]]
+
+    def statement(self, *, tuned: Sequence[str] | None = None) -> Statement:
+        """What may be said of the run's privacy; `str` gives the text. See `Statement.of`."""
+        from dpopt.training.statement import Statement
+
+        return Statement.of(self.record, self.ledger, tuned)
 
 
 @fields.checked
