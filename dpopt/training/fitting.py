@@ -6,6 +6,8 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -63,6 +65,12 @@ class FitResult:
         from dpopt.training.statement import Statement
 
         return Statement.of(self.record, self.ledger, tuned)
+
+    def save(self, folder: str | PathLike[str], *, tuned: Sequence[str] | None = None) -> Path:
+        """Write all of it to a new folder; `dpopt.load` reads it again. See `dpopt.training.saved`."""
+        from dpopt.training.saved import save
+
+        return save(self, folder, tuned)
 
 
 @fields.checked

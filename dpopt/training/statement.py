@@ -80,9 +80,10 @@ class Statement:
 
         Args:
             record, ledger: see `FitResult`.
-            tuned: what was chosen by looking at these data, in sentences; empty says that nothing was, None that it is
-                not known.
+            tuned: what was chosen by looking at these data, in sentences; empty says that nothing was. None takes what
+                the record says, if it was saved with that; else it is not known.
         """
+        tuned = record.get("tuned") if tuned is None else tuned
         epsilon = accountants.epsilon(ledger, record["delta"], record["accountant"])
         return cls(
             private=math.isfinite(epsilon),

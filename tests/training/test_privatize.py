@@ -200,7 +200,7 @@ def test_fit_takes_a_batchnorm_that_its_user_has_frozen(is_training):
 HEAVY = ("timm", "transformers", "datasets", "matplotlib", "pandas", "opacus")
 
 
-@pytest.mark.parametrize("name", ["privatize", "fit"])
+@pytest.mark.parametrize("name", ["privatize", "load", "fit"])
 def test_no_heavy_import(name):
     program = f"import sys, dpopt; dpopt.{name}; print([n for n in {HEAVY} if n in sys.modules])"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "[]"
