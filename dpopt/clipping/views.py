@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dpopt.clipping import Loss
+from dpopt.clipping.flat import Loss
 from dpopt.clipping.mixing import must_not_mix
 from dpopt.clipping.recording import Unsupported
 from dpopt.errors import ConfigError
@@ -67,16 +67,16 @@ class Viewed:
     Args:
         transform: inputs as they are stored -> as the model takes them.
         augment: random changes to these.
-        views: their number K.
+        multiplicity: K, at least 1.
     """
 
     transform: Change
     augment: Change
-    views: int
+    multiplicity: int
 
     def __call__(self, x: Tensor) -> Tensor:
         inputs = self.transform(x)
-        return torch.stack([self.augment(inputs.clone()) for _ in range(self.views)], dim=1)
+        return torch.stack([self.augment(inputs.clone()) for _ in range(self.multiplicity)], dim=1)
 
 
 class Multiplied(NamedTuple):
@@ -84,19 +84,21 @@ class Multiplied(NamedTuple):
 
     model: nn.Module
     loss: Loss
-    transform: Change
+    transform: Viewed
 
 
-def multiplied(model: nn.Module, loss: Loss, transform: Change, augment: Change, views: int, dims: int) -> Multiplied:
-    """`model`, `loss` and `transform` for gradients that are means over `views` views of a record.
+def multiplied(
+    model: nn.Module, loss: Loss, *, transform: Change, augment: Change, multiplicity: int, dims: int
+) -> Multiplied:
+    """`model`, `loss` and `transform` for gradients that are means over views of a record.
 
     Args:
         model: its parameters are used, not copied.
         loss: see `Loss`.
-        transform, augment, views: see `Viewed`.
+        transform, augment, multiplicity: see `Viewed`.
         dims: number of dimensions of the model's inputs [n, ...].
     """
-    return Multiplied(Views(model, dims), MeanLoss(loss), Viewed(transform, augment, views))
+    return Multiplied(Views(model, dims), MeanLoss(loss), Viewed(transform, augment, multiplicity))
 
 
 def refuse_mixing(change: Change, x: Tensor, name: str) -> None:
@@ -110,20 +112,21 @@ def refuse_mixing(change: Change, x: Tensor, name: str) -> None:
         x: some records, [n, ...]. With fewer than two there is nothing to find out.
         name: how errors name it.
     """
-    device = [x.device] if x.is_cuda else []
+    named = getattr(change, "__name__", type(change).__name__)
     for seed in range(TRIES if len(x) > 1 else 0):
+        try:
+            _try_mixing(change, x, seed)
+        except Unsupported as error:
+            reason = "what it makes of a record depends on the others, so nothing bounds what one of them contributes"
+            if "twice" in error.reason:
+                reason = "from one state of torch's generators it makes this once and that another time"
+            raise ConfigError(name, named, reason) from error
 
-        def find(x: Tensor, _: Tensor, seed: int = seed) -> tuple[Tensor]:
-            torch.manual_seed(seed)
-            return (change(x.clone()).reshape(len(x), -1).T,)
 
-        with torch.random.fork_rng(device):
-            try:
-                must_not_mix(find, x, torch.zeros(len(x), device=x.device), extremes=True)
-            except Unsupported as error:
-                reason = (
-                    "what it makes of a record depends on the other records, so nothing bounds what one contributes"
-                )
-                if "twice" in error.reason:
-                    reason = "from one state of torch's generators it makes this once and that another time"
-                raise ConfigError(name, getattr(change, "__name__", type(change).__name__), reason) from error
+def _try_mixing(change: Change, x: Tensor, seed: int) -> None:
+    def find(x: Tensor, _: Tensor) -> tuple[Tensor]:
+        torch.manual_seed(seed)
+        return (change(x.clone()).reshape(len(x), -1).T,)
+
+    with torch.random.fork_rng([x.device] if x.is_cuda else []):
+        must_not_mix(find, x, torch.zeros(len(x), device=x.device), extremes=True)

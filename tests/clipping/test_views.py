@@ -10,7 +10,7 @@ import dpopt
 from dpopt.clipping import Abadi, engine
 from dpopt.errors import ConfigError
 from dpopt.privacy import DataOracle, calibrate
-from dpopt.training.views import Viewed, multiplied, refuse_mixing
+from dpopt.clipping.views import Viewed, multiplied, refuse_mixing
 
 RECORDS, VIEWS = 6, 5
 
@@ -93,6 +93,10 @@ class First(nn.Module):
         return self.layer(x)[0][:, -1]
 
 
+def over(model, transform, augment, multiplicity, dims=4):
+    return multiplied(model, loss, transform=transform, augment=augment, multiplicity=multiplicity, dims=dims)
+
+
 def expected_sum(model, views, y, bound):
     """Loss and gradient norm of each record and the clipped sum, by autograd on one view of one record at a time."""
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -114,7 +118,7 @@ def test_the_mean_gradient_over_views_is_clipped_once(name, kind):
     build, inputs, augment, chosen = CASES[name]
     model, x, y = build().double(), inputs(), torch.arange(RECORDS) % 2
     x = x.double() if x.is_floating_point() else x
-    twice = multiplied(model, loss, lambda x: x, augment, VIEWS, x.ndim)
+    twice = over(model, lambda x: x, augment, VIEWS, x.ndim)
     views = twice.transform(x)
     assert views.shape == (RECORDS, VIEWS, *x.shape[1:])
     made = engine(twice.model, twice.loss, kind, sample=(views[:3], y[:3]), batch=RECORDS)
@@ -149,7 +153,7 @@ def test_clipping_each_view_would_be_something_else():
 def test_one_view_is_the_augmented_record():
     torch.manual_seed(0)
     model, x, y = convolutional(), images(), torch.arange(RECORDS) % 2
-    made = multiplied(model, loss, lambda x: x, lambda x: 2 * x, 1, 4)
+    made = over(model, lambda x: x, lambda x: 2 * x, 1)
     plain, viewed = (
         engine(m, f, "bookkeeping", sample=(i, y)) for m, f, i in ((model, loss, 2 * x), (*made[:2], 2 * x[:, None]))
     )
@@ -178,7 +182,7 @@ def test_an_oracle_releases_what_the_twin_finds():
         seen.append(flipped(x))
         return seen[-1]
 
-    made = multiplied(model, loss, lambda x: 2 * x, noted, VIEWS, 4)
+    made = over(model, lambda x: 2 * x, noted, VIEWS)
     clipper = engine(made.model, made.loss, "bookkeeping", sample=(made.transform(x[:3]), y[:3]), batch=15)
     optimizer = dpopt.create("dp_sgd", lr=1.0, clip=0.05)
     plan = calibrate(optimizer, rate=0.5, draws=1, dimension=clipper.dimension, epsilon=float("inf"), delta=1e-4)
@@ -208,10 +212,10 @@ def shuffled_by_python(x):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (mixup, "depends on the other records"),
-        (lambda x: x - x.mean(0), "depends on the other records"),
-        (lambda x: x / x.amax(), "depends on the other records"),
-        (lambda x: x.flip(0), "depends on the other records"),
+        (mixup, "depends on the others"),
+        (lambda x: x - x.mean(0), "depends on the others"),
+        (lambda x: x / x.amax(), "depends on the others"),
+        (lambda x: x.flip(0), "depends on the others"),
         (shuffled_by_python, "once and that another time"),
     ],
 )
