@@ -109,6 +109,15 @@ def test_runs_repeat_and_seeds_differ():
     assert not torch.equal(fit(seed=3).model.weight, fit(seed=4).model.weight)
 
 
+def test_the_record_holds_what_a_privacy_statement_needs():
+    record = json.loads(json.dumps(fit(seed=None, epochs=2, batch_size=50).record))
+    guarantee = {"adjacency": "add or remove one record", "unit": "record", "sampling": "Poisson"}
+    sizes = {"batch_size": 50, "epochs": 2, "examples": 400, "rate": 0.125, "draws": 16}
+    versions = {"dpopt": dpopt.__version__, "torch": torch.__version__}
+    stated = {**guarantee, **sizes, "versions": versions, "seed_is_secret": True}
+    assert {key: record[key] for key in stated} == stated
+
+
 class Seeds(NamedTuple):
     """What a run makes its random numbers from; `secret` is None where it was given a number."""
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dpopt import clipping, fields, registry
+from dpopt import __version__, clipping, fields, registry
 from dpopt.clipping import Loss
 from dpopt.clipping.recording import Unsupported
 from dpopt.clipping.vmap import VmapEngine
@@ -36,6 +36,9 @@ from dpopt.training.loop import (
 )
 from dpopt.types import Optimizer
 from dpopt.workloads.base import Split, accuracy
+
+GUARANTEE = {"adjacency": "add or remove one record", "unit": "record", "sampling": "Poisson"}
+"""What epsilon and delta are about, in words of the record."""
 
 
 @dataclass(frozen=True)
@@ -206,11 +209,16 @@ def fit(
     record = {
         "optimizer": optimizer if isinstance(optimizer, str) else repr(optimizer),
         "seed": seed,
+        "seed_is_secret": seed is None,
+        "batch_size": batch_size,
+        "epochs": epochs,
+        **GUARANTEE,
         **spent,
         **{key: value for key, value in curve[-1].items() if key not in ("draw", "epoch", "eta")},
         "train_seconds": time.perf_counter() - started,
         "processes": processes.size,
         "isolated": isolate,
+        "versions": {"dpopt": __version__, "torch": str(torch.__version__)},
     }
     return FitResult(model, record, oracle.ledger, curve)
 
