@@ -52,7 +52,7 @@ def save(result: FitResult, folder: str | os.PathLike[str], tuned: Sequence[str]
     folder = Path(folder)
     if not isinstance(result.model, nn.Module):
         raise ConfigError("model", result.model, "there are no weights to save: load with a model")
-    record = _public(result.record) | ({} if tuned is None else {"tuned": list(tuned)})
+    record = {**result.record, "seed": None} | ({} if tuned is None else {"tuned": list(tuned)})
     partial = _beside(folder)
     try:
         _write(FitResult(result.model, record, result.ledger, result.curve), partial, folder.name)
@@ -87,10 +87,6 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> FitR
     if model is not None:
         _fill(model, folder / WEIGHTS)
     return FitResult(cast(nn.Module, model), record, ledger, curve)
-
-
-def _public(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {**record, "seed": None, "seed_is_secret": record.get("seed_is_secret", record["seed"] is None)}
 
 
 def _beside(folder: Path) -> Path:

@@ -87,9 +87,9 @@ class Statement:
         epsilon = accountants.epsilon(ledger, record["delta"], record["accountant"])
         return cls(
             private=math.isfinite(epsilon),
-            unit=record.get("unit", "example"),
-            adjacency=record.get("adjacency", "add or remove one record"),
-            sampling=record.get("sampling", "poisson"),
+            unit=record["unit"],
+            adjacency=record["adjacency"],
+            sampling=record["sampling"],
             epsilon=epsilon,
             delta=record["delta"],
             epsilon_target=record["epsilon_target"],
@@ -97,14 +97,14 @@ class Statement:
             draws=len(ledger),
             rate=record["rate"],
             examples=record["examples"],
-            batch_size=record["rate"] * record["examples"],
-            epochs=record["rate"] * len(ledger),
+            batch_size=record["batch_size"],
+            epochs=record["epochs"],
             noise=dict(record["noise"]),
             optimizer=record["optimizer"],
             status=record["status"],
             tuned=UNKNOWN if tuned is None else tuple(tuned) or NONE,
             not_covered=tuple(_not_covered(record)),
-            versions=dict(record.get("versions", {})),
+            versions=dict(record["versions"]),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -139,13 +139,12 @@ class Statement:
         noise = ", ".join(f"{value:.{DIGITS}g} ({kind})" for kind, value in self.noise.items())
         yield (
             f"Mechanism: {self.optimizer}; {self.draws} draws from {self.examples} records by "
-            f"{self.sampling.capitalize()} sampling at rate {self.rate:.{DIGITS}g}: an expected batch of "
+            f"{self.sampling} sampling at rate {self.rate:.{DIGITS}g}: an expected batch of "
             f"{self.batch_size:g} and {self.epochs:g} epochs. Each release is a sum of what was bounded for each "
             f"record, with Gaussian noise; noise multiplier: {noise}."
         )
         yield f"Status: {self.status}."
-        if self.versions:
-            yield f"Versions: {', '.join(f'{name} {number}' for name, number in self.versions.items())}."
+        yield f"Versions: {', '.join(f'{name} {number}' for name, number in self.versions.items())}."
 
 
 def _no_guarantee() -> Iterator[str]:
@@ -154,7 +153,7 @@ def _no_guarantee() -> Iterator[str]:
 
 
 def _not_covered(record: Mapping[str, Any]) -> Iterator[str]:
-    if not record.get("seed_is_secret", record["seed"] is None):
+    if not record["seed_is_secret"]:
         yield (
             "Anyone who knows the seed: it was given, and whoever knows it can compute the draws and the noise. "
             "Towards them there is no guarantee."

@@ -8,9 +8,9 @@ from torch import nn
 
 import dpopt
 from dpopt.clipping import Abadi, engine
+from dpopt.clipping.views import Viewed, multiplied, refuse_mixing
 from dpopt.errors import ConfigError
 from dpopt.privacy import DataOracle, calibrate
-from dpopt.clipping.views import Viewed, multiplied, refuse_mixing
 
 RECORDS, VIEWS = 6, 5
 
@@ -111,7 +111,7 @@ def expected_sum(model, views, y, bound):
     return torch.stack(losses), torch.stack(norms), total
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "resnet")) for n in CASES])
 @pytest.mark.parametrize("kind", ["auto", "vmap"])
 def test_the_mean_gradient_over_views_is_clipped_once(name, kind):
     torch.manual_seed(0)

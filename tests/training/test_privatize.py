@@ -81,7 +81,7 @@ def test_what_was_refused_is_followed(name):
     assert engine(private, loss, sample=sample, batch=4).dimension == sum(p.numel() for p in private.parameters())
 
 
-@pytest.mark.parametrize("name", ["batchnorm", "batchnorm_of_rows", "resnet10t", "normalised_and_activated"])
+@pytest.mark.parametrize("name", ["batchnorm", "batchnorm_of_rows", "normalised_and_activated"])
 def test_frozen_batchnorm_is_what_it_was_in_evaluation_mode_and_stays_so(name):
     model, (x, y) = made(name)
     model.train()(x)  # its statistics are some
@@ -114,7 +114,7 @@ def test_groups_are_those_of_opacus():
 def test_groupnorm_in_place_of_batchnorm_of_rows_is_not_constant():
     """Opacus' is: one channel a group, and one value a channel."""
     model, (x, _) = made("batchnorm_of_rows")
-    assert float(ModuleValidator.fix(model)[1](model[0](x)).abs().max()) < 1e-4
+    assert float(ModuleValidator.fix(model)[1](model[0](x)).detach().abs().max()) < 1e-4
     assert dpopt.privatize(model).model[1](model[0](x)).std() > 0.5
 
 
@@ -200,7 +200,8 @@ def test_fit_takes_a_batchnorm_that_its_user_has_frozen(is_training):
 HEAVY = ("timm", "transformers", "datasets", "matplotlib", "pandas", "opacus")
 
 
-@pytest.mark.parametrize("name", ["privatize", "load", "fit"])
-def test_no_heavy_import(name):
-    program = f"import sys, dpopt; dpopt.{name}; print([n for n in {HEAVY} if n in sys.modules])"
+def test_nothing_heavy_is_imported():
+    program = (
+        f"import sys, dpopt; dpopt.privatize, dpopt.load, dpopt.fit; print([n for n in {HEAVY} if n in sys.modules])"
+    )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "[]"
