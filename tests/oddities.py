@@ -61,6 +61,9 @@ OF_FIELD: dict[str, dict[str, Any]] = {
     "device": NOTHINGS | {"empty": "", "meta": "meta", "number": 3, "absent": "cuda:77"},
     "optimizer": NOTHINGS | {"class": type(dpopt.create("dp_sgd")), "torch": torch.optim.SGD, "empty": ""},
     "transform": {key: NOTHINGS[key] for key in ("list", "text", "object")},
+    "augment": {key: NOTHINGS[key] for key in ("list", "text", "object")},
+    "multiplicity": NOTHINGS | NUMBERS,
+    "average": {key: NOTHINGS[key] for key in ("list", "text", "nan", "complex", "object")} | NUMBERS,
     "distributed": NOTHINGS | {"true": True},
     "progress": {key: NOTHINGS[key] for key in ("list", "text", "object")},
 }
@@ -268,6 +271,7 @@ def of_fit() -> Iterator[Case]:
     }
     for name, given in transforms.items():
         yield Case(f"transform-gives-{name}", lambda g=given: fit(transform=g))
+        yield Case(f"augment-gives-{name}", lambda g=given: fit(augment=g))
 
 
 def of_create() -> Iterator[Case]:

@@ -8,19 +8,23 @@ and a record is still one row, so the sensitivity is the clip rule's, as before.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dpopt.clipping.flat import Loss
-from dpopt.clipping.mixing import must_not_mix
+from dpopt.clipping.mixing import must_not_mix, replaced
 from dpopt.clipping.recording import Unsupported
 from dpopt.errors import ConfigError
+from dpopt.fields import Range
 
 Change = Callable[[Tensor], Tensor]
 """Inputs [n, ...] -> as many."""
+Multiplicity = Annotated[int, Range(1, 1024, "[]")]
+"""Number of views of a record; all are held at once."""
 TRIES = 4
 """How often a random change is tried for mixing."""
 
@@ -113,9 +117,10 @@ def refuse_mixing(change: Change, x: Tensor, name: str) -> None:
         name: how errors name it.
     """
     named = getattr(change, "__name__", type(change).__name__)
+    extremes = _takes_extremes(change, x)
     for seed in range(TRIES if len(x) > 1 else 0):
         try:
-            _try_mixing(change, x, seed)
+            _try_mixing(change, x, seed, extremes)
         except Unsupported as error:
             reason = "what it makes of a record depends on the others, so nothing bounds what one of them contributes"
             if "twice" in error.reason:
@@ -123,10 +128,22 @@ def refuse_mixing(change: Change, x: Tensor, name: str) -> None:
             raise ConfigError(name, named, reason) from error
 
 
-def _try_mixing(change: Change, x: Tensor, seed: int) -> None:
+def _takes_extremes(change: Change, x: Tensor) -> bool:
+    """Whether it takes numbers that no data hold, of which one in a mean or a maximum is easily seen."""
+    with _forked(x), suppress(Exception):  # a change can fail in any way
+        change(replaced(x, {0: 0, len(x) - 1: 1, len(x) // 2: 2}, extremes=True))
+        return True
+    return False
+
+
+def _try_mixing(change: Change, x: Tensor, seed: int, extremes: bool) -> None:
     def find(x: Tensor, _: Tensor) -> tuple[Tensor]:
         torch.manual_seed(seed)
         return (change(x.clone()).reshape(len(x), -1).T,)
 
-    with torch.random.fork_rng([x.device] if x.is_cuda else []):
-        must_not_mix(find, x, torch.zeros(len(x), device=x.device), extremes=True)
+    with _forked(x):
+        must_not_mix(find, x, torch.zeros(len(x), device=x.device), extremes)
+
+
+def _forked(x: Tensor) -> AbstractContextManager[None]:
+    return torch.random.fork_rng([x.device] if x.is_cuda else [])

@@ -14,6 +14,7 @@ from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.distributed import Processes, digest
 from dpopt.privacy.plan import Plan
 from dpopt.privacy.sampling import REVISION, derive, secret_seed
+from dpopt.training.averaging import Averaged
 from dpopt.training.loop import number_of_draws, sampling_rate
 from dpopt.training.resuming import Seeds
 from dpopt.training.subject import Subject
@@ -32,6 +33,13 @@ class Goal:
     accountant: str
     precision: str
     seed: int | None
+    average: float | None = None
+    multiplicity: int = 1
+
+    @property
+    def stepper(self) -> Optimizer:
+        """The optimizer, and the average of its parameters where that is asked for."""
+        return self.optimizer if self.average is None else Averaged(self.optimizer, self.average)
 
     def doubts(self, examples: int, train: Any) -> Iterator[str]:
         """What is allowed, and rarely meant.
@@ -85,6 +93,8 @@ class Goal:
             **dict(zip(names, self._stated, strict=True)),
             "precision": self.precision,
             "seed": self.seed,
+            "average": self.average,
+            "multiplicity": self.multiplicity,
             "device": subject.device.type,
             "kernel": REVISION,
             "parameters": [

@@ -60,7 +60,7 @@ class Run:
         saved = begin.wall
         with kept_modes(self.subject.model):
             self.subject.model.train()
-            for state, is_mark in steps(self.goal.optimizer, self.oracle, reached.state):
+            for state, is_mark in steps(self.goal.stepper, self.oracle, reached.state):
                 phases.at(self.oracle.draws_taken)
                 if is_mark:
                     curve.append(self._observed(state))
@@ -91,6 +91,8 @@ class Run:
             "seed_is_secret": self.goal.seed is None,
             "batch_size": self.goal.batch_size,
             "epochs": self.goal.epochs,
+            "average": self.goal.average,
+            "multiplicity": self.goal.multiplicity,
             **GUARANTEE,
             **spent,
             **{key: value for key, value in end.curve[-1].items() if key not in ("draw", "epoch", "eta")},

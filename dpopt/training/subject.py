@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from dpopt.clipping import Loss
+from dpopt.clipping.views import multiplied
 from dpopt.training.inputs import Transform, sample
 from dpopt.training.layout import Layout
 from dpopt.training.loop import Metric
@@ -40,5 +41,15 @@ class Subject:
 
     @property
     def first(self) -> Split:
-        """The first records as the model sees them."""
-        return sample(self.train, self.transform, self.device)
+        """The first records as the model sees them; the same ones each time."""
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(0)
+            return sample(self.train, self.transform, self.device)
+
+    def augmented(self, augment: Transform, multiplicity: int) -> Subject:
+        """What an engine trains for gradients that are means over random views of a record; not to evaluate."""
+        dims = self.first.x.ndim
+        made = multiplied(
+            self.model, self.loss, transform=self.transform, augment=augment, multiplicity=multiplicity, dims=dims
+        )
+        return replace(self, **made._asdict())

@@ -18,10 +18,11 @@ from torch.nn.parameter import is_lazy
 from dpopt import clipping
 from dpopt.clipping import Abadi, ClippingEngine
 from dpopt.clipping.recording import Unsupported
+from dpopt.clipping.views import refuse_mixing
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError, cut
 from dpopt.privacy.sampling import send
-from dpopt.training.inputs import WHOLE, described
+from dpopt.training.inputs import WHOLE, Transform, described, sample
 from dpopt.training.layout import Adapter, scores
 from dpopt.training.subject import Subject
 from dpopt.types import Vector
@@ -111,6 +112,25 @@ def attempt(subject: Subject, split: Split, where: str, training: bool) -> tuple
         given = described(losses) if isinstance(losses, Tensor) else type(losses).__name__
         raise ConfigError("loss", given, f"expected one loss per example, a real tensor of shape ({len(x)},)")
     return output, y
+
+
+def augmented(subject: Subject, augment: Transform, multiplicity: int) -> Subject:
+    """What an engine trains on random views of the records of `subject`, after `augment` was tried on a few of them.
+
+    Raises:
+        ConfigError: it fails, makes inputs of another kind, or mixes records; or inputs have names.
+    """
+    name, x = named(augment), sample(subject.train, subject.transform, subject.device, count=8).x
+    if subject.layout.fields:
+        raise ConfigError("augment", name, f"inputs have names{_names(subject)}: they are no single tensor to change")
+    with torch.random.fork_rng([x.device] if x.is_cuda else []), refused("augment", name, f"changing {described(x)}"):
+        changed = augment(x.clone())
+    is_like = isinstance(changed, Tensor) and (len(changed), changed.ndim, changed.dtype) == (len(x), x.ndim, x.dtype)
+    if not is_like:
+        given = described(changed) if isinstance(changed, Tensor) else type(changed).__name__
+        raise ConfigError("augment", given, f"expected a tensor such as the inputs, {described(x)}")
+    refuse_mixing(augment, x, "augment")
+    return subject.augmented(augment, multiplicity)
 
 
 def engine(subject: Subject, name: str, batch: float, precision: str) -> tuple[ClippingEngine, str | None]:
