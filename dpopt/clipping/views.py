@@ -88,7 +88,7 @@ class Multiplied(NamedTuple):
 
     model: nn.Module
     loss: Loss
-    transform: Viewed
+    transform: Change
 
 
 def multiplied(
