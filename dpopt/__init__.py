@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from dpopt.harness.run_suite import run_suite
     from dpopt.harness.suite import Suite, load_suite
     from dpopt.training import FitResult, fit
+    from dpopt.training.privatize import privatize
+    from dpopt.training.saved import load
 
 __version__ = "0.1.0"
 __all__ = [
@@ -24,10 +26,12 @@ __all__ = [
     "clipping",
     "create",
     "fit",
+    "load",
     "load_results",
     "load_suite",
     "optimizers",
     "privacy",
+    "privatize",
     "run_suite",
     "testing",
 ]
@@ -37,6 +41,6 @@ __getattr__ = attach(
     dict.fromkeys(["FitResult", "fit"], "dpopt.training")
     | dict.fromkeys(["Results", "load_results"], "dpopt.analysis.results")
     | dict.fromkeys(["Suite", "load_suite"], "dpopt.harness.suite")
-    | {"run_suite": "dpopt.harness.run_suite"}
+    | {"run_suite": "dpopt.harness.run_suite", "privatize": "dpopt.training.privatize", "load": "dpopt.training.saved"}
     | {name: f"dpopt.{name}" for name in ("clipping", "privacy", "testing")},
 )

@@ -43,7 +43,7 @@ def fit(model: Any = None, loss_: Any = loss, train: Any = None, **changes: Any)
     """`dpopt.fit` of a linear classifier in one epoch of three draws."""
     torch.manual_seed(0)
     options = {"optimizer": "dp_sgd", "epsilon": 4.0, "delta": 1e-3, "epochs": 1, "batch_size": 20}
-    options |= {"accountant": "rdp", "progress": False}
+    options |= {"accountant": "rdp", "progress": False, "seed": 0}
     return dpopt.fit(
         nn.Linear(4, 2) if model is None else model, loss_, records() if train is None else train, **options | changes
     )
@@ -61,6 +61,9 @@ OF_FIELD: dict[str, dict[str, Any]] = {
     "device": NOTHINGS | {"empty": "", "meta": "meta", "number": 3, "absent": "cuda:77"},
     "optimizer": NOTHINGS | {"class": type(dpopt.create("dp_sgd")), "torch": torch.optim.SGD, "empty": ""},
     "transform": {key: NOTHINGS[key] for key in ("list", "text", "object")},
+    "augment": {key: NOTHINGS[key] for key in ("list", "text", "object")},
+    "multiplicity": NOTHINGS | NUMBERS,
+    "average": {key: NOTHINGS[key] for key in ("list", "text", "nan", "complex", "object")} | NUMBERS,
     "distributed": NOTHINGS | {"true": True},
     "progress": {key: NOTHINGS[key] for key in ("list", "text", "object")},
 }
@@ -268,6 +271,7 @@ def of_fit() -> Iterator[Case]:
     }
     for name, given in transforms.items():
         yield Case(f"transform-gives-{name}", lambda g=given: fit(transform=g))
+        yield Case(f"augment-gives-{name}", lambda g=given: fit(augment=g))
 
 
 def of_create() -> Iterator[Case]:

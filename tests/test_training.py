@@ -14,7 +14,9 @@ import dpopt
 from dpopt.errors import ConfigError
 from dpopt.privacy import DataOracle, epsilon, sampling
 from dpopt.privacy.sampling import derive
-from dpopt.training import fitting
+from dpopt.training import fitting, goal
+
+pytestmark = pytest.mark.filterwarnings("ignore:seed")
 
 
 def loss(output, target):
@@ -37,6 +39,7 @@ def fit(model=None, train=None, **changes):
         "batch_size": 100,
         "accountant": "rdp",
         "progress": False,
+        "seed": 0,
         "test": data(),
     }
     return dpopt.fit(model or nn.Linear(4, 2), loss, data() if train is None else train, **{**options, **changes})
@@ -109,6 +112,15 @@ def test_runs_repeat_and_seeds_differ():
     assert not torch.equal(fit(seed=3).model.weight, fit(seed=4).model.weight)
 
 
+def test_the_record_holds_what_a_privacy_statement_needs():
+    record = json.loads(json.dumps(fit(seed=None, epochs=2, batch_size=50).record))
+    guarantee = {"adjacency": "add or remove one record", "unit": "record", "sampling": "Poisson"}
+    sizes = {"batch_size": 50, "epochs": 2, "examples": 400, "rate": 0.125, "draws": 16}
+    versions = {"dpopt": dpopt.__version__, "torch": torch.__version__}
+    stated = {**guarantee, **sizes, "versions": versions, "seed_is_secret": True}
+    assert {key: record[key] for key in stated} == stated
+
+
 class Seeds(NamedTuple):
     """What a run makes its random numbers from; `secret` is None where it was given a number."""
 
@@ -131,7 +143,7 @@ def seeds(monkeypatch):
             runs.append(Seeds(secrets.pop() if secrets else None, draw_seed, noise_seed))
             super().__init__(*args, draw_seed=draw_seed, noise_seed=noise_seed, **rest)
 
-    monkeypatch.setattr(fitting, "secret_seed", take)
+    monkeypatch.setattr(goal, "secret_seed", take)
     monkeypatch.setattr(fitting, "DataOracle", Watched)
     return runs
 
@@ -217,12 +229,12 @@ ROWS = {"image": [[0.0, 1.0]] * 4, "label": [0, 1, 0, 1]}
         ({"physical_batch": 0}, "physical_batch"),
         ({"seed": "new"}, "seed.*whole number"),
         ({"seed": 0.5}, "seed.*whole number"),
-        ({"train": 3}, "train.*expected a Dataset"),
+        ({"train": 3}, "train.*expected a pair of arrays"),
         ({"train": (torch.zeros(3, 4), torch.zeros(2))}, "3 inputs, 2 targets"),
         ({"train": (torch.zeros(0, 4), torch.zeros(0))}, "at least 1"),
         ({"train": [(torch.zeros(4), 1), (torch.zeros(5), 1)]}, "of one shape"),
-        ({"train": datasets.Dataset.from_dict({**ROWS, "id": [1, 2, 3, 4]})}, "two columns"),
-        ({"train": datasets.Dataset.from_dict({"a": [1.0], "b": [1]})}, "two columns"),
+        ({"train": datasets.Dataset.from_dict({**ROWS, "id": [1, 2, 3, 4]})}, "inputs: .*forward .input., one number"),
+        ({"train": datasets.Dataset.from_dict({"a": [1.0], "b": [1]})}, "target's name as .target."),
     ],
 )
 def test_bad_input(changes, message):

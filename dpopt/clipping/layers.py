@@ -196,12 +196,12 @@ def frozen_statistics(model: nn.Module) -> list[nn.Module]:
 def replacements(model: nn.Module) -> str:
     """What to use in place of layers of `model` that `torch.func` cannot follow; "" where there are none."""
     found = {type(module) for module in model.modules()}
-    pairs = [f"{new} in place of nn.{old.__name__}" for old, new in _RECURRENT.items() if old in found]
+    pairs = [f"{new} in place of nn.{old.__name__}" for old, new in RECURRENT.items() if old in found]
     return f"use {', '.join(pairs)}" if pairs else ""
 
 
 _STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.utils.parametrizations._SpectralNorm)
-_RECURRENT: dict[type[nn.Module], str] = {
+RECURRENT: dict[type[nn.Module], str] = {
     nn.RNN: "opacus.layers.DPRNN",
     nn.LSTM: "opacus.layers.DPLSTM",
     nn.GRU: "opacus.layers.DPGRU",

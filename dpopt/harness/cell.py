@@ -20,6 +20,7 @@ from torch import nn
 
 from dpopt import clipping, registry, training
 from dpopt.clipping import ClippingEngine
+from dpopt.clipping.views import Multiplied, multiplied
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError, Held
 from dpopt.harness import checkpoint, stopping
@@ -210,9 +211,12 @@ def prepare(
     model = workload.model().to(place)
     batch = min(cell.batch_size, physical_batch or math.inf)
     sample = inputs.sample(train, workload.transform, place)
-    engine = clipping.engine(model, workload.loss, sample=sample, batch=batch)
+    seen = _seen(workload, model, sample.x.ndim)
+    if workload.multiplicity > 1:
+        sample = inputs.sample(train, seen.transform, place)
+    engine = clipping.engine(seen.model, seen.loss, sample=sample, batch=batch)
     plan = _plan(cell, optimizer, len(train.x), engine.dimension)
-    diagnostics = _diagnostics(cell, workload, optimizer, model, plan, train) if cell.diagnostics else None
+    diagnostics = _diagnostics(cell, seen, optimizer, plan, train) if cell.diagnostics else None
     reached = Reached(optimizer.init(engine.theta), Ledger(), Elapsed(), [])
     if store is not None:
         reached = checkpoint.load(store, cell.run_id, reached.state, plan, diagnostics)
@@ -224,7 +228,7 @@ def prepare(
         draw_seed=_seed("draws", cell, cell.search),
         noise_seed=derive("noise", cell.run_id),
         physical_batch=physical_batch,
-        transform=lambda x: workload.augment(workload.transform(x)),
+        transform=seen.transform,
         device=place,
         ledger=reached.ledger,
         watch=diagnostics,
@@ -249,6 +253,20 @@ def prepare(
     )
 
 
+def _seen(workload: Workload, model: nn.Module, dims: int) -> Multiplied:
+    """What the engine trains; `dims` is the number of dimensions of a batch."""
+    if workload.multiplicity == 1:
+        return Multiplied(model, workload.loss, lambda x: workload.augment(workload.transform(x)))
+    return multiplied(
+        model,
+        workload.loss,
+        transform=workload.transform,
+        augment=workload.augment,
+        multiplicity=workload.multiplicity,
+        dims=dims,
+    )
+
+
 def _plan(cell: Cell, optimizer: Optimizer, examples: int, dimension: int) -> Plan:
     """What the cell may release."""
     rate = training.sampling_rate(cell.batch_size, examples)
@@ -267,12 +285,10 @@ def _plan(cell: Cell, optimizer: Optimizer, examples: int, dimension: int) -> Pl
     return plan if cell.scale_down == 1 else scaled_down(plan, cell.scale_down)
 
 
-def _diagnostics(
-    cell: Cell, workload: Workload, optimizer: Optimizer, model: nn.Module, plan: Plan, train: Split
-) -> Diagnostics:
+def _diagnostics(cell: Cell, seen: Multiplied, optimizer: Optimizer, plan: Plan, train: Split) -> Diagnostics:
     is_class = train.y.ndim == 1 and not train.y.is_floating_point()
     return Diagnostics(
-        VmapEngine(model, workload.loss),
+        VmapEngine(seen.model, seen.loss),
         getattr(optimizer, "clip", None),
         plan.noise.get("gradient", 0.0),
         plan.rate * len(train.x),

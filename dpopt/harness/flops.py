@@ -42,7 +42,7 @@ class Work:
 
     Attributes:
         dimension: trained parameters.
-        gradient: FLOPs of output and gradient of the trained parameters.
+        gradient: FLOPs of output and gradient of the trained parameters, for all views of the record.
         evaluation: FLOPs of one entry of the curve, which looks at all validation and test records.
         marks: entries of a curve.
     """
@@ -90,7 +90,7 @@ def work_of(workload: str) -> Work | None:
         return None
     trained = sum(parameter.numel() for parameter in outline.model.parameters() if parameter.requires_grad)
     evaluation = (made.validation + outline.tested) * forward
-    return Work(trained, gradient, evaluation, made.marks)
+    return Work(trained, gradient * made.multiplicity, evaluation, made.marks)
 
 
 def count(outline: Outline, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> tuple[int, int]:

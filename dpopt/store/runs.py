@@ -188,8 +188,8 @@ class Store:
         return self.folder(run_id, "checkpoint.pt")
 
     def save_checkpoint(self, run_id: str, content: bytes) -> None:
-        """Replace a run's checkpoint; the file ends with the content's SHA-256."""
-        _write(self.checkpoint(run_id), content + hashlib.sha256(content).digest())
+        """Replace a run's checkpoint."""
+        write_checked(self.checkpoint(run_id), content)
 
     def load_checkpoint(self, run_id: str) -> bytes:
         """The content of a run's checkpoint.
@@ -198,12 +198,7 @@ class Store:
             FileNotFoundError: there is none.
             Damaged: the file is not as it was written.
         """
-        path = self.checkpoint(run_id)
-        file = path.read_bytes()
-        content, digest = file[:-DIGEST], file[-DIGEST:]
-        if hashlib.sha256(content).digest() != digest:
-            raise Damaged(f"{path}: its content does not have the checksum that it was written with")
-        return content
+        return read_checked(self.checkpoint(run_id))
 
     def lease(self, run_id: str) -> leases.Lease:
         """Take the right to run a cell; it is released at the end of the `with` block.
@@ -427,8 +422,32 @@ def read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _write(path: Path, content: Mapping[str, Any] | str | bytes, replace: bool = True) -> None:
+def write_checked(path: Path, content: bytes, is_secret: bool = False) -> None:
+    """Replace a file in one step; it ends with the content's SHA-256. A secret one its owner alone may read."""
+    _write(path, content + hashlib.sha256(content).digest(), mode=0o600 if is_secret else 0o666)
+
+
+def read_checked(path: Path) -> bytes:
+    """What `write_checked` wrote.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        Damaged: it is not as it was written.
+    """
+    file = path.read_bytes()
+    content, digest = file[:-DIGEST], file[-DIGEST:]
+    if hashlib.sha256(content).digest() != digest:
+        raise Damaged(f"{path}: its content does not have the checksum that it was written with")
+    return content
+
+
+def _write(path: Path, content: Mapping[str, Any] | str | bytes, replace: bool = True, mode: int = 0o666) -> None:
     """Write in one step: a reader, or the next start, sees the old file or the whole new one.
+
+    Args:
+        path, content: what is written where; a mapping as JSON.
+        replace: whether there may be such a file already.
+        mode: who may read and write it, before the process's mask.
 
     Raises:
         FileExistsError: there is such a file, and it is not to be replaced.
@@ -437,7 +456,7 @@ def _write(path: Path, content: Mapping[str, Any] | str | bytes, replace: bool =
     text = _dumps(content, indent=1) + "\n" if isinstance(content, Mapping) else content
     partial = path.with_name(f".writing-{secrets.token_hex(8)}-{path.name}")  # process numbers repeat across machines
     try:
-        with partial.open("wb") as file:
+        with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(text.encode() if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())

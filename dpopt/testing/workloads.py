@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dpopt import clipping, registry
 from dpopt.clipping.verification import repeatable
+from dpopt.clipping.views import refuse_mixing
 from dpopt.errors import ConfigError
 from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.data import DataOracle
@@ -112,7 +113,7 @@ def splits_depend_on_the_seed_alone(workload: Workload) -> None:
 def transform_is_a_function_of_each_record(workload: Workload) -> None:
     """`transform` gives the same for a record alone and among others, and changes nothing in place.
 
-    `augment` gives as many as it takes.
+    `augment` gives as many as it takes, and changes each on its own.
     """
     x = workload.splits(0).train.x[:RECORDS]
     before = x.clone()
@@ -122,6 +123,10 @@ def transform_is_a_function_of_each_record(workload: Workload) -> None:
     for row in range(len(x)):
         assert _near(workload.transform(x[row : row + 1]), together[row : row + 1]), "`transform` mixes records"
     assert len(workload.augment(together)) == len(x), "`augment` changes the number of records"
+    try:
+        refuse_mixing(workload.augment, together, "augment")
+    except ConfigError as error:
+        raise AssertionError(str(error)) from error
 
 
 def model_is_drawn_from_the_generator(workload: Workload) -> None:

@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from dpopt import clipping, fields, registry
+from dpopt import fields, registry
 from dpopt.clipping import Loss
-from dpopt.clipping.recording import Unsupported
-from dpopt.clipping.vmap import VmapEngine
+from dpopt.clipping.views import Multiplicity, refuse_mixing
 from dpopt.errors import ConfigError
-from dpopt.fields import Bound, Count, Factor, Positive, Probability, Seed
-from dpopt.privacy.calibration import calibrate
+from dpopt.fields import Bound, Count, Decay, Factor, Positive, Probability, Seed
 from dpopt.privacy.data import DataOracle
 from dpopt.privacy.distributed import ALONE, Processes, digest
 from dpopt.privacy.isolation import Isolated
 from dpopt.privacy.ledger import Ledger
-from dpopt.privacy.sampling import derive, secret_seed
+from dpopt.privacy.sampling import send
 from dpopt.training import trial
-from dpopt.training.inputs import Transform, as_float, as_split, sample
-from dpopt.training.loop import (
-    Metric,
-    number_of_draws,
-    observe,
-    progress_bar,
-    resolve_device,
-    sampling_rate,
-    steps,
-    summary,
-)
+from dpopt.training.goal import Goal
+from dpopt.training.inputs import Transform, placed
+from dpopt.training.layout import Adapter, Layout
+from dpopt.training.loop import Phases, resolve_device
+from dpopt.training.reading import read
+from dpopt.training.resuming import Checkpoint, held
+from dpopt.training.run import Callback, Run
+from dpopt.training.subject import Subject
 from dpopt.types import Optimizer
-from dpopt.workloads.base import Split, accuracy
+
+if TYPE_CHECKING:
+    from dpopt.training.statement import Statement
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,18 @@ class FitResult:
     ledger: Ledger
     curve: list[dict[str, Any]]
 
+    def statement(self, *, tuned: Sequence[str] | None = None) -> Statement:
+        """What may be said of the run's privacy; `str` gives the text. See `Statement.of`."""
+        from dpopt.training.statement import Statement
+
+        return Statement.of(self.record, self.ledger, tuned)
+
+    def save(self, folder: str | PathLike[str], *, tuned: Sequence[str] | None = None) -> Path:
+        """Write all of it to a new folder; `dpopt.load` reads it again. See `dpopt.training.saved`."""
+        from dpopt.training.saved import save
+
+        return save(self, folder, tuned)
+
 
 @fields.checked
 def fit(
@@ -70,10 +81,16 @@ def fit(
     engine: str = "auto",
     precision: str = "float32",
     device: str | int | torch.device = "auto",
-    seed: Seed | None = 0,
+    seed: Seed | None = None,
+    target: str | None = None,
     test: Any = None,
     transform: Transform | None = None,
+    augment: Transform | None = None,
+    multiplicity: Multiplicity = 1,
+    average: Decay | None = None,
     physical_batch: Count | Literal["auto"] = "auto",
+    checkpoint: str | Path | None = None,
+    callback: Callback | None = None,
     distributed: bool = False,
     isolate: bool = False,
     progress: bool = True,
@@ -82,10 +99,21 @@ def fit(
 
     Args:
         model: parameters with `requires_grad` are trained, all float32 or all float64; no layer may mix the examples of
-            a batch.
-        loss: (outputs [n, ...], targets [n, ...]) -> one loss per example [n].
-        train: a `torch.utils.data.Dataset` of (input, target), a Hugging Face `Dataset` with two columns, one of them
-            named label, labels, target or y, or a pair of tensors or arrays. Bytes apart, nothing is converted.
+            a batch. Models of Hugging Face, and adapters around them, are taken as they are.
+        loss: (outputs [n, ...], targets [n, ...]) -> one loss per example [n]. Outputs that have `logits`, as those of
+            Hugging Face, are handed over as these logits.
+        train: records of one shape, as
+
+            - a pair (inputs, targets) of tensors, NumPy arrays or pandas objects; arrays of `np.memmap` stay on disk;
+            - a mapping or a pandas DataFrame of columns, or a Hugging Face `Dataset`;
+            - whatever has a length and gives (input, target), or a mapping, for a number, such as a
+              `torch.utils.data.Dataset`. It is read once into memory, so it must not change its records at random;
+            - a `DataLoader`, whose data set is taken: draws are Poisson, so its batch size and its order do not count.
+
+            Inputs with names are passed by name where the model's `forward` has arguments of these names; columns that
+            hold one number each, and have other names, become one tensor [n, columns]. Real numbers and bytes are
+            converted to the type of the model's parameters, batch by batch; class numbers [n] to int64. What does not
+            fit on a GPU is sent there batch by batch.
         optimizer: a registered name or an optimizer.
         epsilon: target; infinity trains without noise through the same loop.
         delta: target, usually below 1/N.
@@ -94,22 +122,37 @@ def fit(
         accountant: see `dpopt.privacy.epsilon`.
         engine, precision: see `dpopt.clipping.engine`.
         device: "auto" takes CUDA where there is one.
-        seed: a whole number decides draws, and with all other arguments the noise. Keep it secret if the model is to be
-            published, and take another for each run on the same data: runs of one seed share their draws, and what they
-            cost together is then more than the sum of what each states. None takes a new secret from the operating
-            system that is kept nowhere, so draws and noise cannot be found out and the run cannot be repeated.
+        seed: None takes a new secret from the operating system that is kept nowhere (but see `checkpoint`), so draws
+            and noise cannot be found out and the run cannot be repeated. A whole number decides draws, and with all
+            other arguments the noise, for runs that are to be repeated. Whoever knows it is not held off by epsilon;
+            and runs of one seed on the same data share their draws, so what they cost together is more than the sum of
+            what each states.
+        target: the name of the target where inputs and target have names; by default label, labels, target or y.
         test: data to evaluate on, as `train`; accuracy is added where the targets are class numbers, [n], and the
             outputs a score for each class, [n, classes].
         transform: a batch of inputs as they are stored, [n, ...] on the device, -> the model's inputs; for training and
-            test data, so nothing random. By default bytes become floats.
+            test data, so nothing random.
+        augment: random changes to a batch of training inputs, [n, ...] after `transform`, drawn from torch's
+            generators, to each record on its own: no mixup. They are new in each draw.
+        multiplicity: number of augmented views of a record in a draw. The record's gradient is the mean over them and
+            is clipped once (De et al. 2022), so privacy costs the same, and time and memory about as many times more.
+        average: the result, and what is evaluated, is an average of the parameters after all steps, in which each step
+            back weighs as many times less (see `Averaged`); say 0.99. It costs no privacy.
         physical_batch: the most examples worked on at once; "auto" leaves it to the engine.
+        checkpoint: a folder for the run's checkpoint, which is written before the first draw and about once a minute.
+            A run that was killed goes on from there when `fit` is called again with the same arguments, and ends as it
+            would have ended, bit for bit; the trained parameters are the checkpoint's, whatever the model's are. The
+            file holds the run's seeds until the run has ended. After that the same call gives the same result, and
+            spends nothing. Keep the folder as secret as the data.
+        callback: called with each entry of the curve, in the first of several processes. If it raises, the checkpoint
+            is written before the error goes through.
         distributed: train together with the other processes of `torch.distributed`'s default group, each on its own
             device, so that a batch takes as many times less time and memory. All call `fit` with the same arguments, on
             models with the same parameters. What is released does not depend on how many there are, to rounding (see
             `physical_batch` of `DataOracle`), and neither does what it costs.
         isolate: run the optimizer in a process of its own that holds no data, for one that nobody has read; give it by
             its name, as an object has already run code here. On the CPU; the numbers are the same.
-        progress: show a progress bar.
+        progress: show what is being done, from the first second.
 
     Returns:
         The model, the record, the ledger and the curve; the same in each of several processes but for times.
@@ -120,99 +163,69 @@ def fit(
         `dpopt.training.trial`); that there is an error, a warning or "no_signal" is not covered by epsilon.
 
     Raises:
-        ConfigError: before training starts, for anything that cannot be used, or in which processes differ.
+        ConfigError: before training starts, for anything that cannot be used, in which processes differ, or where the
+            checkpoint is damaged or another run's.
         RuntimeError: the processes came to different parameters, or one of them is gone.
 
     Warns:
-        UserWarning: there is nothing to learn from, before training starts.
+        UserWarning: before training starts: there is nothing to learn; the seed is known; delta is above 1/N; a
+            loader's batch size is another one.
     """
+    processes, place = _processes(distributed), resolve_device(device)
+    chosen = Isolated(optimizer) if isolate else _optimizer(optimizer)
+    goal = Goal(chosen, epsilon, delta, epochs, batch_size, accountant, precision, seed, average, multiplicity)
+    if multiplicity > 1 and augment is None:
+        raise ConfigError("multiplicity", multiplicity, "the views of a record would be the same: give `augment`")
+    with Phases(progress and processes.is_first) as phases, held(checkpoint, processes.is_first):
+        phases.begin("reading the data")
+        subject = _subject(model, loss, train, test, target=target, transform=transform, device=place)
+        examples = len(subject.train.x)
+        for doubt in goal.doubts(examples, train):
+            warnings.warn(doubt, stacklevel=3)
+        phases.begin("trying the model")
+        subject = trial.tried(subject)
+        if transform:
+            refuse_mixing(transform, send(subject.train.x[:8], place), "transform")
+        seen = trial.augmented(subject, augment, multiplicity) if augment else subject
+        size = None if physical_batch == "auto" else min(physical_batch, examples)
+        clipper, problem = trial.engine(seen, engine, min(batch_size, size or batch_size), precision)
+        run = goal.identity(subject) if checkpoint is not None else {}
+        file, start = Checkpoint(checkpoint, run, processes.is_first), digest(clipper.theta)
+        phases.begin("calibrating the noise")
+        plan = goal.plan(examples, clipper.dimension)
+        if problem:
+            warnings.warn(f"{problem}: training spends its epsilon and learns nothing", stacklevel=3)
+        if file.start not in (None, start):
+            warnings.warn("model: its run began with other parameters, and goes on from its checkpoint's", stacklevel=3)
+        if processes.size > 1:
+            processes.agree(place, model=digest(*model.state_dict().values()))
+        seeds = file.seeds or goal.seeds(plan, seen, clipper, processes)
+        reached = file.reached(goal.stepper.init(clipper.theta), plan, subject, clipper)
+        oracle = DataOracle(
+            clipper,
+            *subject.train,
+            plan,
+            draw_seed=seeds.draws,
+            noise_seed=seeds.noise,
+            physical_batch=size,
+            transform=seen.transform,
+            device=place,
+            ledger=reached.ledger,
+            processes=processes,
+        )
+        training = Run(goal, subject, clipper, plan, oracle, file, seeds, file.start or start, callback)
+        end = training.train(reached, phases)
+        done = training.finish(end, teaches=not problem)
+    name = optimizer if isinstance(optimizer, str) else repr(optimizer)
+    record = {"optimizer": name, **done, "isolated": isolate, "resumed_at": len(reached.ledger)}
+    return FitResult(model, record, oracle.ledger, end.curve)
+
+
+def _processes(distributed: bool) -> Processes:
     processes = Processes.of_group() if distributed else ALONE
     if distributed and processes is ALONE:
         raise ConfigError("distributed", True, "call torch.distributed.init_process_group before, in each process")
-    chosen, place = Isolated(optimizer) if isolate else _optimizer(optimizer), resolve_device(device)
-    data = as_split(train, "train", place)
-    held_out = {"test": as_split(test, "test", place)} if test is not None else {}
-    transform = transform or as_float
-    rate, draws = sampling_rate(batch_size, len(data.x)), number_of_draws(epochs, batch_size, len(data.x))
-    size = None if physical_batch == "auto" else min(physical_batch, len(data.x))
-    source = processes.gather(secret_seed())[0] if seed is None else seed
-    metric = _tried(model, loss, data, held_out.get("test"), transform, place)
-    first, batch = sample(data, transform, place), min(batch_size, size or batch_size)
-    with trial.refused("model", type(model).__name__, "making its clipping engine"):
-        try:
-            clipper = clipping.engine(model, loss, engine, sample=first, batch=batch, precision=precision)
-            problem = trial.blindness(clipper, model, data, transform, place)
-        except Unsupported:  # where nothing can be learnt, there is nothing to compare an engine by
-            clipper = VmapEngine(model, loss)
-            problem = trial.blindness(clipper, model, data, transform, place)
-            if not problem:
-                raise
-    plan = calibrate(
-        chosen,
-        rate=rate,
-        draws=draws,
-        dimension=clipper.dimension,
-        epsilon=epsilon,
-        delta=delta,
-        accountant=accountant,
-    )
-    if problem:
-        warnings.warn(f"{problem}: training spends its epsilon and learns nothing", stacklevel=3)
-    # Two runs that share their noise would cancel it: the seed depends on everything that tells runs apart.
-    start = [digest(clipper.theta), digest(first.x)]
-    run = [
-        source,
-        repr(chosen),
-        epsilon,
-        delta,
-        epochs,
-        batch_size,
-        accountant,
-        plan.noise,
-        len(data.x),
-        precision,
-        *start,
-    ]
-    if processes.size > 1:
-        processes.agree(place, model=digest(*model.state_dict().values()))
-    oracle = DataOracle(
-        clipper,
-        data.x,
-        data.y,
-        plan,
-        draw_seed=derive("draws", source),
-        noise_seed=derive("noise", *run),
-        physical_batch=size,
-        transform=transform,
-        device=place,
-        processes=processes,
-    )
-    curve: list[dict[str, Any]] = []
-    was_training = model.training
-    model.train()
-    started = time.perf_counter()
-    theta = clipper.theta
-    state = initial = chosen.init(theta)
-    with progress_bar(plan.draws, progress and processes.is_first) as advance:
-        for state, is_mark in steps(chosen, oracle, initial):
-            if is_mark:
-                curve.append(observe(clipper, model, state, oracle, loss, metric, held_out, transform))
-            advance(oracle.draws_taken)
-    spent = summary(plan, oracle, state, epsilon, len(data.x))
-    if spent["status"] == "done" and (problem or torch.equal(state.theta, theta)):
-        spent["status"] = "no_signal"
-    clipper.load(state.theta)
-    model.train(was_training)
-    record = {
-        "optimizer": optimizer if isinstance(optimizer, str) else repr(optimizer),
-        "seed": seed,
-        **spent,
-        **{key: value for key, value in curve[-1].items() if key not in ("draw", "epoch", "eta")},
-        "train_seconds": time.perf_counter() - started,
-        "processes": processes.size,
-        "isolated": isolate,
-    }
-    return FitResult(model, record, oracle.ledger, curve)
+    return processes
 
 
 def _optimizer(given: str | Optimizer) -> Optimizer:
@@ -225,20 +238,37 @@ def _optimizer(given: str | Optimizer) -> Optimizer:
     return chosen
 
 
-def _tried(
-    model: nn.Module, loss: Loss, train: Split, test: Split | None, transform: Transform, device: torch.device
-) -> Metric | None:
-    """Bring the model to its device and try it there on both splits; gives what can be measured on the second.
+def _subject(
+    model: nn.Module,
+    loss: Loss,
+    train: Any,
+    test: Any,
+    *,
+    target: str | None,
+    transform: Transform | None,
+    device: torch.device,
+) -> Subject:
+    """Read the data for a model of which nothing is known, and bring both to the device.
 
     Raises:
-        ConfigError: see `trial`.
+        ConfigError: see `reading.read`, `Layout` and `trial.check_model`.
     """
     trial.check_model(model)
+    records = read(train, "train", target)
+    layout = Layout.of(records.inputs, model, "train")
+    if transform and layout.fields:
+        names = ", ".join(layout.names)
+        raise ConfigError("transform", trial.named(transform), f"inputs have names ({names}): change them in the data")
+    splits = {"train": layout.split(records, "train")}
+    del records  # its memory is free while the rest is read
+    if test is not None:
+        splits["test"] = layout.split(read(test, "test", target), "test")
+
+    def prepared(x: Tensor) -> Tensor:
+        return layout.converted(transform(x) if transform else x)
+
     with trial.refused("model", type(model).__name__, f"moving it to {device}"):
         model.to(device)
-    trial.attempt(model, loss, train, "train", transform, device, training=True)
-    if test is None:
-        return None
-    output, y = trial.attempt(model, loss, test, "test", transform, device, training=False)
-    is_classes = not y.is_floating_point() and y.ndim == 1 and isinstance(output, Tensor) and output.ndim == 2
-    return accuracy if is_classes else None
+    there = {name: placed(split, device) for name, split in splits.items()}
+    taken = Adapter(model, layout) if layout.fields else model
+    return Subject(taken, loss, there.pop("train"), there, prepared, layout, device)

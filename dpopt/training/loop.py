@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -184,11 +183,33 @@ def summary(plan: Plan, oracle: DataOracle, state: Any, target: float, examples:
     }
 
 
-@contextmanager
-def progress_bar(total: int, is_shown: bool) -> Iterator[Callable[[int], None]]:
-    """Show progress over `total` draws; gives a function to call with the number of draws taken."""
-    from rich.progress import Progress
+class Phases:
+    """Shows which part of a run is at work, and of what is counted how far it is; a context manager.
 
-    with Progress(disable=not is_shown, transient=True) as progress:
-        task = progress.add_task("training", total=total)
-        yield lambda done: progress.update(task, completed=done)
+    Args:
+        is_shown: whether anything is shown at all.
+    """
+
+    def __init__(self, is_shown: bool) -> None:
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        columns = (SpinnerColumn(), "{task.description}", BarColumn(), "{task.fields[done]}", TimeElapsedColumn())
+        self._progress = Progress(*columns, TimeRemainingColumn(), disable=not is_shown, transient=True)
+        self._task = self._progress.add_task("", total=None, done="")
+
+    def __enter__(self) -> Phases:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()
+
+    def begin(self, name: str, total: int | None = None) -> None:
+        """A part begins; `total` is what it counts up to."""
+        self._progress.reset(self._task, description=name, total=total, done="", start=True)
+        self._progress.refresh()
+
+    def at(self, done: int) -> None:
+        """How far the part is."""
+        total = self._progress.tasks[0].total
+        self._progress.update(self._task, completed=done, done=f"{done} of {total:.0f} draws" if total else "")

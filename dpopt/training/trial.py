@@ -6,20 +6,27 @@ records and calls `fit`: an error, or a warning and the status "no_signal".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from dpopt.clipping import Abadi, ClippingEngine, Loss
+from dpopt import clipping
+from dpopt.clipping import Abadi, ClippingEngine
+from dpopt.clipping.recording import Unsupported
+from dpopt.clipping.views import refuse_mixing
+from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError, cut
 from dpopt.privacy.sampling import send
-from dpopt.training.inputs import WHOLE, Transform, described
+from dpopt.training.inputs import WHOLE, Transform, described, sample
+from dpopt.training.layout import Adapter, scores
+from dpopt.training.subject import Subject
 from dpopt.types import Vector
-from dpopt.workloads.base import Split
+from dpopt.workloads.base import Split, accuracy
 
 LOOKED = 256
 """The most records that are looked at for a gradient."""
@@ -54,15 +61,29 @@ def check_model(model: nn.Module) -> None:
             raise ConfigError(f"model.{name}", str(dtype), allowed)
 
 
-def attempt(
-    model: nn.Module, loss: Loss, split: Split, where: str, transform: Transform, device: torch.device, training: bool
-) -> tuple[Any, Tensor]:
-    """Evaluate `model` and `loss` on a few records of `split`: the first ones, and those with extreme whole numbers.
+def tried(subject: Subject) -> Subject:
+    """`subject`, after model and loss were tried on a few records of each kind; what can be measured is known then.
+
+    Raises:
+        ConfigError: see `attempt`.
+    """
+    output, _ = attempt(subject, subject.train, "train", training=True)
+    model = subject.model if scores(output) is output else Adapter(subject.model, subject.layout)
+    metric = None
+    for name, split in subject.held_out.items():
+        output, y = attempt(subject, split, name, training=False)
+        is_classes = not y.is_floating_point() and y.ndim == 1
+        has_scores = isinstance(scores(output), Tensor) and scores(output).ndim == 2
+        metric = accuracy if is_classes and has_scores else None
+    return replace(subject, model=model, metric=metric)
+
+
+def attempt(subject: Subject, split: Split, where: str, training: bool) -> tuple[Any, Tensor]:
+    """Evaluate model and loss on a few records of `split`: the first ones, and those with extreme whole numbers.
 
     Args:
-        model, loss, transform: see `fit`; the model is on `device` and stays as it is.
+        subject: its model is on its device and stays as it is.
         split, where: the records, and how errors name them.
-        device: where the model computes.
         training: whether the model is in training mode meanwhile.
 
     Returns:
@@ -71,29 +92,63 @@ def attempt(
     Raises:
         ConfigError: one of them fails, or the loss is not one real number for each record.
     """
-    rows = _telling(split)
+    model, loss, device = subject.model, subject.loss, subject.device
+    rows = _telling(len(split.x), [*subject.layout.whole(split.x), split.y])
     x, y = (send(part[rows.to(part.device)], device) for part in split)
     with unchanged(model, device, training), torch.no_grad():
         with refused("transform", where, f"transforming {described(x)}"):
-            inputs = transform(x)
+            inputs = subject.transform(x)
         if not isinstance(inputs, Tensor) or inputs.ndim == 0 or len(inputs) != len(x):
             given = described(inputs) if isinstance(inputs, Tensor) else type(inputs).__name__
             raise ConfigError("transform", given, f"expected a tensor with a row for each of {len(x)} records")
-        said = f"{where}: inputs {described(inputs)}"
+        said = f"{where}: inputs {described(inputs)}{_names(subject)}"
         with refused("model", type(model).__name__, f"a pass over records of {said}{_hint(model, inputs)}"):
             output = model(inputs)
-        said += f", outputs {described(output)}" if isinstance(output, Tensor) else ""
-        with refused("loss", _named(loss), f"the loss of records of {said}, targets {described(y)}"):
-            losses = loss(output, y)
+        shown = scores(output)
+        said += f", outputs {described(shown)}" if isinstance(shown, Tensor) else ""
+        with refused("loss", named(loss), f"the loss of records of {said}, targets {described(y)}"):
+            losses = loss(shown, y)
     if not isinstance(losses, Tensor) or tuple(losses.shape) != (len(x),) or losses.is_complex():
         given = described(losses) if isinstance(losses, Tensor) else type(losses).__name__
         raise ConfigError("loss", given, f"expected one loss per example, a real tensor of shape ({len(x)},)")
     return output, y
 
 
-def blindness(
-    engine: ClippingEngine, model: nn.Module, split: Split, transform: Transform, device: torch.device
-) -> str | None:
+def augmented(subject: Subject, augment: Transform, multiplicity: int) -> Subject:
+    """What an engine trains on random views of the records of `subject`, after `augment` was tried on a few of them.
+
+    Raises:
+        ConfigError: it fails, makes inputs of another kind, or mixes records; or inputs have names.
+    """
+    name, x = named(augment), sample(subject.train, subject.transform, subject.device, count=8).x
+    if subject.layout.fields:
+        raise ConfigError("augment", name, f"inputs have names{_names(subject)}: they are no single tensor to change")
+    with torch.random.fork_rng([x.device] if x.is_cuda else []), refused("augment", name, f"changing {described(x)}"):
+        changed = augment(x.clone())
+    is_like = isinstance(changed, Tensor) and (len(changed), changed.ndim, changed.dtype) == (len(x), x.ndim, x.dtype)
+    if not is_like:
+        given = described(changed) if isinstance(changed, Tensor) else type(changed).__name__
+        raise ConfigError("augment", given, f"expected a tensor such as the inputs, {described(x)}")
+    refuse_mixing(augment, x, "augment")
+    return subject.augmented(augment, multiplicity)
+
+
+def engine(subject: Subject, name: str, batch: float, precision: str) -> tuple[ClippingEngine, str | None]:
+    """The clipping engine `name`, see `clipping.engine`, and why there is nothing to learn where that is so."""
+    model = subject.model
+    with refused("model", type(model).__name__, "making its clipping engine"):
+        try:
+            made = clipping.engine(model, subject.loss, name, sample=subject.first, batch=batch, precision=precision)
+            return made, blindness(made, subject)
+        except Unsupported:  # where nothing can be learnt, there is nothing to compare an engine by
+            made = VmapEngine(model, subject.loss)
+            problem = blindness(made, subject)
+            if not problem:
+                raise
+            return made, problem
+
+
+def blindness(engine: ClippingEngine, subject: Subject) -> str | None:
     """Why there is nothing to learn from: no record among `LOOKED` has a finite loss and a finite gradient but zero.
 
     Looks at the parameters as they are and then beside them, where no initial zero hides anything, and stops at the
@@ -105,6 +160,7 @@ def blindness(
     Raises:
         ConfigError: the engine fails.
     """
+    split, device, model = subject.train, subject.device, subject.model
     start, is_finite, count = engine.theta, False, min(LOOKED, len(split.x))
     rows = torch.linspace(0, len(split.x) - 1, count).long()
     with unchanged(model, device, training=True):
@@ -113,7 +169,7 @@ def blindness(
                 x, y = (send(each[part.to(each.device)], device) for each in split)
                 everyone = torch.ones(len(x), dtype=torch.bool, device=device)
                 with refused("model", type(model).__name__, f"its gradients on {described(x)}"):
-                    found = engine.clipped([(1.0, theta)], transform(x), y, everyone, Abadi())
+                    found = engine.clipped([(1.0, theta)], subject.transform(x), y, everyone, Abadi())
                 has_loss = found.losses[0].isfinite()
                 if bool((has_loss & found.norms.isfinite() & (found.norms > 0)).any()):
                     return None
@@ -125,26 +181,34 @@ def blindness(
 @contextmanager
 def unchanged(model: nn.Module, device: torch.device, training: bool) -> Iterator[None]:
     """`model` in one mode for a while; modes, buffers and random generators are as before afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
     named = [(module, name, b) for module in model.modules() for name, b in module._buffers.items() if b is not None]
     buffers = [(module, name, buffer, buffer.clone()) for module, name, buffer in named]
     try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with kept_modes(model), torch.random.fork_rng([device] if device.type == "cuda" else []):
             model.train(training)
             yield
     finally:
-        for module, mode in modes:
-            module.training = mode
         for module, name, buffer, values in buffers:
             with torch.no_grad():
                 module._buffers[name] = buffer.copy_(values)
 
 
-def _telling(split: Split) -> Tensor:
-    """Rows of the first records and of those with the least and the largest whole number: class, token."""
-    rows = dict.fromkeys(range(min(3, len(split.x))))
-    for part in split:
-        if part.dtype in WHOLE and part.numel():
+@contextmanager
+def kept_modes(model: nn.Module) -> Iterator[None]:
+    """Each module of `model` is in the mode in which it was, afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _telling(records: int, parts: Sequence[Tensor]) -> Tensor:
+    """Rows of the first records and of those with the least and the largest whole number of `parts`: class, token."""
+    rows = dict.fromkeys(range(min(3, records)))
+    for part in parts:
+        if part.numel() and not (part.is_floating_point() or part.is_complex() or part.dtype == torch.bool):
             per_row = part.numel() // len(part)
             rows |= dict.fromkeys(int(at) // per_row for at in (part.flatten().argmin(), part.flatten().argmax()))
     return torch.tensor(list(rows))
@@ -156,13 +220,18 @@ def _beside(theta: Vector) -> Vector:
     return theta + (0.01 + 0.1 * theta.std(correction=0)) * step
 
 
+def _names(subject: Subject) -> str:
+    return f" ({', '.join(subject.layout.names)})" if subject.layout.names else ""
+
+
 def _hint(model: nn.Module, inputs: Tensor) -> str:
-    """What is likely to be wrong where the model cannot take floats of the inputs' type."""
+    """What is likely to be wrong where the model cannot take the inputs' type."""
     own = next((p.dtype for p in model.parameters() if p.requires_grad), inputs.dtype)
-    if inputs.dtype == own or not (inputs.is_floating_point() or inputs.is_complex()):
+    if inputs.dtype not in WHOLE or isinstance(model, Adapter):
         return ""
-    return f" (the model's parameters are {own}: convert the inputs, or give `transform`)".replace("torch.", "")
+    return f" (the model's parameters are {own}; whole numbers stay so, give floats)".replace("torch.", "")
 
 
-def _named(loss: Callable[..., Any]) -> str:
-    return getattr(loss, "__name__", type(loss).__name__)
+def named(function: Callable[..., Any]) -> str:
+    """A function's name, or its class's."""
+    return getattr(function, "__name__", type(function).__name__)

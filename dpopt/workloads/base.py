@@ -67,6 +67,7 @@ class Workload:
         clip: clipping bound C of a suite that names none.
         marks: entries of a run's curve.
         evaluation_batch: records that are evaluated at once; fewer where one takes much memory.
+        multiplicity: augmented views of a record in a draw; its gradient is the mean over them, see `clipping.views`.
         score: what `metric` measures, in lower case with underscores; names that end in "accuracy" are shares and shown
             as percentages.
         revision: part of every result's identity; raise it when the same fields may give other data or another model.
@@ -80,6 +81,7 @@ class Workload:
     clip: ClassVar[float] = 1.0
     marks: ClassVar[int] = 40
     evaluation_batch: ClassVar[int] = EVALUATION_BATCH
+    multiplicity: ClassVar[int] = 1
     score: ClassVar[str] = "accuracy"
     revision: ClassVar[int] = 1
 
@@ -124,7 +126,10 @@ class Workload:
         return x
 
     def augment(self, x: Tensor) -> Tensor:
-        """Random changes to training inputs [n, ...], after `transform`; draws from torch's global generators."""
+        """Random changes to training inputs [n, ...], after `transform`, to each record on its own.
+
+        Draws from torch's global generators.
+        """
         return x
 
     def model(self) -> nn.Module:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import random
 from typing import ClassVar
 
 import fabricated
@@ -26,6 +27,7 @@ ENCODER = {
 }
 GPT2 = {"pretrained": False, "layers": 1, "width": 16, "heads": 2, "vocabulary": 300, "generations": 2, "length": 60}
 CASES = {
+    "augmented_images": {"data": "mnist", "architecture": "two_conv", "multiplicity": 2},
     "cifar100_vit_base": VIT,
     "cifar100_vit_small": VIT,
     "cifar100_vit_tiny": VIT | {"subset": "lora"},
@@ -185,6 +187,16 @@ class NormalisedByTheBatch(Sound):
         return x - x.mean(dim=0)
 
 
+class Mixup(Sound):
+    def augment(self, x):
+        return x + x[torch.randperm(len(x))]
+
+
+class PythonsRandomNumbers(Sound):
+    def augment(self, x):
+        return x * random.random()
+
+
 class TransformedInPlace(Sound):
     def transform(self, x):
         return x.mul_(2)
@@ -250,6 +262,8 @@ class EndlessReport(Sound):
         (RandomSplits, "splits_depend_on_the_seed_alone"),
         (OneSplitForAll, "splits_depend_on_the_seed_alone"),
         (NormalisedByTheBatch, "transform_is_a_function_of_each_record"),
+        (PythonsRandomNumbers, "transform_is_a_function_of_each_record"),
+        (Mixup, "transform_is_a_function_of_each_record"),
         (TransformedInPlace, "transform_is_a_function_of_each_record"),
         (OwnRandomNumbers, "model_is_drawn_from_the_generator"),
         (MeanLoss, "losses_and_scores_are_one_for_each_record"),

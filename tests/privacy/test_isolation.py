@@ -146,6 +146,7 @@ def test_its_process_ends_with_it():
         channel.send({"do": "fetch"})
 
 
+@pytest.mark.filterwarnings("ignore:seed")
 def test_fit_is_the_same():
     task = Task()
     data = (task.x, task.y)

@@ -85,6 +85,7 @@ def test_a_head_on_features_trains_as_the_whole_model(encoder):
         "delta": 1e-3,
         "epochs": 10,
         "batch_size": 6,
+        "seed": 0,
         "progress": False,
     }
     dpopt.fit(head, workload.loss, tuple(workload.load()[0]), **train)

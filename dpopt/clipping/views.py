@@ -1,0 +1,149 @@
+"""Augmentation multiplicity: the gradient of a record is the mean over some random views of it, and is clipped once.
+
+De et al. 2022 (arXiv 2204.13650). The views are an axis of the inputs, [n, K, ...], which the model takes
+as rows, and a record's loss is the mean of its K losses. To a clipping engine that is a model and a loss as any other
+and a record is still one row, so the sensitivity is the clip rule's, as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dpopt.clipping.flat import Loss
+from dpopt.clipping.mixing import must_not_mix, replaced
+from dpopt.clipping.recording import Unsupported
+from dpopt.errors import ConfigError
+from dpopt.fields import Range
+
+Change = Callable[[Tensor], Tensor]
+"""Inputs [n, ...] -> as many."""
+Multiplicity = Annotated[int, Range(1, 1024, "[]")]
+"""Number of views of a record; all are held at once."""
+TRIES = 4
+"""How often a random change is tried for mixing."""
+
+
+class Views(nn.Module):
+    """`model` on inputs with an axis of views, [n, K, ...] -> [n, K, ...]; on inputs without one it is the model.
+
+    Args:
+        model: takes inputs [n, ...] and gives a tensor [n, ...].
+        dims: number of dimensions of inputs without views.
+    """
+
+    def __init__(self, model: nn.Module, dims: int) -> None:
+        super().__init__()
+        self.model, self.dims = model, dims
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        if x.ndim == self.dims:
+            return self.model(x)
+        return self.model(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+
+@dataclass(frozen=True)
+class MeanLoss:
+    """The mean over views: outputs [n, K, ...] and targets [n, ...] -> [n].
+
+    Args:
+        loss: (outputs [m, ...], targets [m, ...]) -> [m].
+    """
+
+    loss: Loss
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        views = output.shape[1]
+        each = self.loss(output.flatten(0, 1), target.repeat_interleave(views, dim=0))
+        return each.unflatten(0, (-1, views)).mean(dim=1)
+
+
+@dataclass(frozen=True)
+class Viewed:
+    """Stored inputs [n, ...] -> K random views of each, [n, K, ...].
+
+    Args:
+        transform: inputs as they are stored -> as the model takes them.
+        augment: random changes to these.
+        multiplicity: K, at least 1.
+    """
+
+    transform: Change
+    augment: Change
+    multiplicity: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        inputs = self.transform(x)
+        return torch.stack([self.augment(inputs.clone()) for _ in range(self.multiplicity)], dim=1)
+
+
+class Multiplied(NamedTuple):
+    """What a clipping engine is made of, and the transform whose results it is given."""
+
+    model: nn.Module
+    loss: Loss
+    transform: Change
+
+
+def multiplied(
+    model: nn.Module, loss: Loss, *, transform: Change, augment: Change, multiplicity: int, dims: int
+) -> Multiplied:
+    """`model`, `loss` and `transform` for gradients that are means over views of a record.
+
+    Args:
+        model: its parameters are used, not copied.
+        loss: see `Loss`.
+        transform, augment, multiplicity: see `Viewed`.
+        dims: number of dimensions of the model's inputs [n, ...].
+    """
+    return Multiplied(Views(model, dims), MeanLoss(loss), Viewed(transform, augment, multiplicity))
+
+
+def refuse_mixing(change: Change, x: Tensor, name: str) -> None:
+    """Raise `ConfigError` for a change of inputs that makes something of one record that depends on another.
+
+    What such a record contributes to a sum would not be bounded. So mixup and cutmix are no augmentations here.
+
+    Args:
+        change: what is tried, `TRIES` times, with torch's generators in another state each time; they are as before
+            afterwards.
+        x: some records, [n, ...]. With fewer than two there is nothing to find out.
+        name: how errors name it.
+    """
+    named = getattr(change, "__name__", type(change).__name__)
+    extremes = _takes_extremes(change, x)
+    for seed in range(TRIES if len(x) > 1 else 0):
+        try:
+            _try_mixing(change, x, seed, extremes)
+        except Unsupported as error:
+            reason = "what it makes of a record depends on the others, so nothing bounds what one of them contributes"
+            if "twice" in error.reason:
+                reason = "from one state of torch's generators it makes this once and that another time"
+            raise ConfigError(name, named, reason) from error
+
+
+def _takes_extremes(change: Change, x: Tensor) -> bool:
+    """Whether it takes numbers that no data hold, of which one in a mean or a maximum is easily seen."""
+    with _forked(x), suppress(Exception):  # a change can fail in any way
+        change(replaced(x, {0: 0, len(x) - 1: 1, len(x) // 2: 2}, extremes=True))
+        return True
+    return False
+
+
+def _try_mixing(change: Change, x: Tensor, seed: int, extremes: bool) -> None:
+    def find(x: Tensor, _: Tensor) -> tuple[Tensor]:
+        torch.manual_seed(seed)
+        return (change(x.clone()).reshape(len(x), -1).T,)
+
+    with _forked(x):
+        must_not_mix(find, x, torch.zeros(len(x), device=x.device), extremes)
+
+
+def _forked(x: Tensor) -> AbstractContextManager[None]:
+    return torch.random.fork_rng([x.device] if x.is_cuda else [])

@@ -1,0 +1,108 @@
+"""What a run of `fit` is to spend, and on what: the arguments that decide draws and noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from dpopt.clipping import ClippingEngine
+from dpopt.privacy.calibration import calibrate
+from dpopt.privacy.distributed import Processes, digest
+from dpopt.privacy.plan import Plan
+from dpopt.privacy.sampling import REVISION, derive, secret_seed
+from dpopt.training.averaging import Averaged
+from dpopt.training.loop import number_of_draws, sampling_rate
+from dpopt.training.resuming import Seeds
+from dpopt.training.subject import Subject
+from dpopt.types import Optimizer
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Arguments of `fit`, see there."""
+
+    optimizer: Optimizer
+    epsilon: float
+    delta: float
+    epochs: float
+    batch_size: float
+    accountant: str
+    precision: str
+    seed: int | None
+    average: float | None = None
+    multiplicity: int = 1
+
+    @property
+    def stepper(self) -> Optimizer:
+        """The optimizer, and the average of its parameters where that is asked for."""
+        return self.optimizer if self.average is None else Averaged(self.optimizer, self.average)
+
+    def doubts(self, examples: int, train: Any) -> Iterator[str]:
+        """What is allowed, and rarely meant.
+
+        Raises:
+            ConfigError: batch size or epochs do not fit the number of records.
+        """
+        number_of_draws(self.epochs, self.batch_size, examples)
+        sampling_rate(self.batch_size, examples)
+        own = train.batch_size if isinstance(train, DataLoader) else None
+        if own not in (None, self.batch_size):
+            yield f"train: the loader's batch size {own} is not used, draws have {self.batch_size:g} on average"
+        if self.epsilon == math.inf:
+            return
+        if self.seed is not None:
+            yield (
+                f"seed: whoever knows that it is {self.seed} can compute draws and noise again, so leave it out"
+                " for a model that is to be released"
+            )
+        if self.delta > 1 / examples:
+            yield (
+                f"delta: {self.delta:g} is more than 1/N = {1 / examples:.2g}, which would allow to publish whole"
+                " records; take a smaller one"
+            )
+
+    def plan(self, examples: int, dimension: int) -> Plan:
+        """The calibrated noise."""
+        return calibrate(
+            self.optimizer,
+            rate=sampling_rate(self.batch_size, examples),
+            draws=number_of_draws(self.epochs, self.batch_size, examples),
+            dimension=dimension,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            accountant=self.accountant,
+        )
+
+    def seeds(self, plan: Plan, subject: Subject, engine: ClippingEngine, processes: Processes) -> Seeds:
+        """What draws and noise are made from, the same in all processes."""
+        source = processes.gather(secret_seed())[0] if self.seed is None else self.seed
+        # Two runs that share their noise would cancel it: the seed depends on everything that tells runs apart.
+        apart = [*self._stated, plan.noise, len(subject.train.x), self.precision]
+        start = [digest(engine.theta), digest(subject.first.x)]
+        return Seeds(derive("draws", source), derive("noise", source, *apart, *start))
+
+    def identity(self, subject: Subject) -> dict[str, Any]:
+        """What tells a run's checkpoint from another's, as plain data; all records are read for it."""
+        names = ("optimizer", "epsilon", "delta", "epochs", "batch_size", "accountant")
+        splits = {"train": subject.train, **subject.held_out}
+        return {
+            **dict(zip(names, self._stated, strict=True)),
+            "precision": self.precision,
+            "seed": self.seed,
+            "average": self.average,
+            "multiplicity": self.multiplicity,
+            "device": subject.device.type,
+            "kernel": REVISION,
+            "parameters": [
+                [name, list(p.shape), str(p.dtype)] for name, p in subject.model.named_parameters() if p.requires_grad
+            ],
+            **{name: [digest(*split), [list(part.shape) for part in split]] for name, split in splits.items()},
+        }
+
+    @property
+    def _stated(self) -> list[Any]:
+        return [repr(self.optimizer), self.epsilon, self.delta, self.epochs, self.batch_size, self.accountant]

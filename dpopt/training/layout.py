@@ -1,0 +1,179 @@
+"""Inputs of several names as one tensor, which is what the kernel draws from, and a model that takes them so."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dpopt.errors import ConfigError
+from dpopt.training.inputs import described
+from dpopt.training.reading import Read
+from dpopt.workloads.base import Split
+
+EXACT = 2**53
+"""Whole numbers up to it are themselves in float64."""
+
+
+class Field(NamedTuple):
+    """One input of a record, which the model takes by its name.
+
+    Attributes:
+        name: of an argument of the model's `forward`.
+        shape: of one record's.
+        dtype: as it was given.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def is_real(self) -> bool:
+        """Whether the model gets it in its own type; bytes are pixels."""
+        return self.dtype.is_floating_point or self.dtype == torch.uint8
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the inputs of a record lie in one tensor.
+
+    Attributes:
+        dtype: of the model's trained parameters.
+        names: of the inputs, in order; none where they are one tensor without a name.
+        fields: the inputs, where the model takes them by name; they lie beside each other in x [n, k].
+        is_table: whether each input is one number of a row of x [n, k], which the model takes as it is.
+    """
+
+    dtype: torch.dtype
+    names: tuple[str, ...] = ()
+    fields: tuple[Field, ...] = ()
+    is_table: bool = False
+
+    @classmethod
+    def of(cls, inputs: Tensor | Mapping[str, Tensor], model: nn.Module, where: str) -> Layout:
+        """The layout for a model: names that its `forward` has are passed by name, single numbers become a table.
+
+        Raises:
+            ConfigError: the model does not take inputs of these names, and they are no table.
+        """
+        dtype = next((p.dtype for p in model.parameters() if p.requires_grad), torch.float32)
+        if isinstance(inputs, Tensor):
+            return cls(dtype)
+        arguments = inspect.signature(model.forward).parameters.values()
+        known = [a.name for a in arguments if a.kind in (a.POSITIONAL_OR_KEYWORD, a.KEYWORD_ONLY)]
+        names, is_open = tuple(inputs), any(a.kind == a.VAR_KEYWORD for a in arguments)
+        if not set(names) & set(known) and all(part.ndim == 1 for part in inputs.values()):
+            return cls(dtype, names, is_table=True)
+        if len(names) == 1 and (names[0] not in known or names[0] == known[0]):
+            return cls(dtype, names)
+        if strange := [name for name in names if name not in known and not is_open]:
+            allowed = f"expected inputs of the model's forward ({', '.join(known)}), one number each, or a single input"
+            raise ConfigError(f"{where}, inputs", strange, f"{allowed}; leave others out")
+        return cls(dtype, names, tuple(Field(name, tuple(p.shape[1:]), p.dtype) for name, p in inputs.items()))
+
+    def split(self, records: Read, where: str) -> Split:
+        """Records as this layout has them.
+
+        Raises:
+            ConfigError: they have other names, shapes or kinds of numbers than those that it was made of.
+        """
+        y = records.targets
+        if y.is_floating_point():
+            y = y.to(self.dtype)
+        elif y.ndim == 1 and not y.is_complex() and y.dtype != torch.bool:
+            y = y.long()  # class numbers
+        return Split(self._joined(records.inputs, where), y)
+
+    def _joined(self, inputs: Tensor | dict[str, Tensor], where: str) -> Tensor:
+        by_name = inputs if isinstance(inputs, dict) else {"one tensor": inputs}
+        if not (self.fields or self.is_table) and len(by_name) == 1:
+            return next(iter(by_name.values()))
+        if set(by_name) != set(self.names):
+            expected = ", ".join(self.names) or "one tensor"
+            raise ConfigError(f"{where}, inputs", sorted(by_name), f"expected those of train: {expected}")
+        if self.is_table:
+            return torch.stack([by_name[name].to(self.dtype) for name in self.names], dim=1)
+        return self._packed(by_name, where)
+
+    def _packed(self, inputs: dict[str, Tensor], where: str) -> Tensor:
+        rows = len(next(iter(inputs.values())))
+        x = torch.empty(rows, sum(field.size for field in self.fields), dtype=self._packed_type)
+        for field, part in zip(self.fields, x.split([f.size for f in self.fields], dim=1), strict=True):
+            values = inputs.pop(field.name)  # its memory is free from here on
+            self._check(field, values, where)
+            part.copy_(values.reshape(rows, -1))
+        return x
+
+    def _check(self, field: Field, values: Tensor, where: str) -> None:
+        found = Field(field.name, tuple(values.shape[1:]), values.dtype)
+        if found.shape != field.shape or found.is_real != field.is_real or values.is_complex():
+            shown = f"{values.dtype} {list(values.shape)}".removeprefix("torch.")
+            allowed = f"expected {'real' if field.is_real else 'whole'} numbers of shape {[len(values), *field.shape]}"
+            raise ConfigError(f"{where}.{field.name}", shown, allowed)
+        is_beside_real = self._packed_type == torch.float64 and not field.is_real and values.numel() > 0
+        if is_beside_real and max(int(values.max()), -int(values.min())) > EXACT:
+            raise ConfigError(f"{where}.{field.name}", described(values), f"beside real numbers at most {EXACT}")
+
+    @property
+    def _packed_type(self) -> torch.dtype:
+        """A type that holds all fields exactly."""
+        kinds = {field.is_real for field in self.fields}
+        return torch.float64 if len(kinds) > 1 else self.dtype if True in kinds else torch.int64
+
+    def whole(self, x: Tensor) -> list[Tensor]:
+        """The parts of x [n, ...] that are whole numbers: what a model may look something up by."""
+        if not self.fields:
+            return [] if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool else [x]
+        parts = x.split([field.size for field in self.fields], dim=1)
+        return [part for field, part in zip(self.fields, parts, strict=True) if not field.is_real]
+
+    def unpacked(self, x: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+        """The fields of packed records x [n, k] by name, the real ones in the type `dtype`."""
+        parts = x.split([field.size for field in self.fields], dim=1)
+        pairs = zip(self.fields, parts, strict=True)
+        return {f.name: p.reshape(len(x), *f.shape).to(dtype if f.is_real else f.dtype) for f, p in pairs}
+
+    def converted(self, x: Any) -> Any:
+        """Inputs as the model takes them: real numbers and bytes in its own type."""
+        is_plain = isinstance(x, Tensor) and not self.fields
+        return x.to(self.dtype) if is_plain and (x.is_floating_point() or x.dtype == torch.uint8) else x
+
+
+class Adapter(nn.Module):
+    """A model that takes inputs by name, or gives its scores as `logits`, as one that maps a tensor to a tensor.
+
+    Args:
+        model: its parameters and its mode are this one's.
+        layout: how its inputs are packed.
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout) -> None:
+        super().__init__()
+        self.model, self._layout = model, layout
+        owners = (
+            (m, name) for m in model.modules() for name, p in m.named_parameters(recurse=False) if p.requires_grad
+        )
+        self._of = next(owners, None)
+        self.training = model.training
+
+    def forward(self, x: Tensor) -> Any:
+        if not self._layout.fields:
+            return scores(self.model(x))
+        # The type is asked for anew: engines compute in another one for a while.
+        dtype = getattr(*self._of).dtype if self._of else x.dtype
+        return scores(self.model(**self._layout.unpacked(x, dtype)))
+
+
+def scores(output: Any) -> Any:
+    """The `logits` of an output that has them, as those of Hugging Face models; any other output as it is."""
+    return output if isinstance(output, Tensor) else getattr(output, "logits", output)

@@ -1,0 +1,176 @@
+"""A copy of a model in which what cannot be trained privately is replaced."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Iterator
+from pkgutil import resolve_name
+from typing import Any, Literal, NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from dpopt import fields
+from dpopt.clipping.layers import RECURRENT, refuse_unsafe
+from dpopt.errors import ConfigError
+from dpopt.training.trial import check_model, refused
+
+GROUPS = 32
+"""Groups of a `GroupNorm`, where the channels can be divided so (Wu and He 2018)."""
+
+
+class Privatized(NamedTuple):
+    """What `privatize` returns.
+
+    Attributes:
+        model: the copy; the object that was passed in where there was nothing to change.
+        changes: a sentence for each change.
+    """
+
+    model: nn.Module
+    changes: list[str]
+
+
+class FrozenBatchNorm(nn.Module):
+    """Batch normalisation with constants: the statistics, the scale and the shift that a trained layer has, each [C].
+
+    In training mode as in evaluation mode. A `BatchNorm`'s state dict fits, but for `num_batches_tracked`.
+    """
+
+    def __init__(self, trained: _BatchNorm) -> None:
+        super().__init__()
+        self.eps = trained.eps
+        for name in ("running_mean", "running_var", "weight", "bias"):
+            value = getattr(trained, name)
+            self.register_buffer(name, None if value is None else value.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x [n, C, ...]."""
+        statistics: Any = self.running_mean, self.running_var
+        scale: Any = self.weight, self.bias
+        return F.batch_norm(x, *statistics, *scale, eps=self.eps)
+
+
+@fields.checked
+def privatize(model: nn.Module, *, batchnorm: Literal["group", "freeze"] = "group") -> Privatized:
+    """Replace the layers of a model that `fit` refuses; the model that is passed in stays as it is.
+
+    - Batch normalisation mixes the examples of a batch. It becomes `GroupNorm`, of one group in place of `BatchNorm1d`,
+      whose inputs may have one value for each channel. Scale and shift are kept and trained on. Or it is frozen.
+    - `InstanceNorm` keeps no running statistics any more: they are averages over records without noise.
+    - `nn.RNN`, `nn.LSTM`, `nn.GRU` and their cells become those of `opacus.layers`, which compute the same.
+    - `Embedding` loses `max_norm` and `scale_grad_by_freq`.
+
+    `GroupNorm` computes something else than the `BatchNorm` before it: where weights are pretrained, compare the two.
+
+    Args:
+        model: see `fit`; all its layers of these kinds are replaced, trained or not.
+        batchnorm: "group", or "freeze": the layer's statistics, scale and shift become constants. They are then part
+            of what is published, so they must not come from records that are to be protected.
+
+    Returns:
+        The model and a sentence for each change.
+
+    Raises:
+        ConfigError: the model cannot be copied, has a layer of these kinds that has no replacement, or cannot be
+            trained privately for another reason.
+    """
+    check_model(model)
+    with refused("model", type(model).__name__, "copying it"):
+        copied = copy.deepcopy(model)
+    changes, made = [], {}
+    for name, module in list(copied.named_modules(remove_duplicate=False)):
+        if id(module) not in made:
+            where = f"model.{name}" if name else "model"
+            with refused(where, type(module).__name__, "replacing it"):
+                made[id(module)] = _replacement(module, where, batchnorm)
+        new, change = made[id(module)]
+        if new is not module:
+            copied = _put(copied, name, new)
+        changes += [f"{name or 'the model'}: {change}"] if change else []
+    refuse_unsafe(copied)
+    return Privatized(copied if changes else model, changes)
+
+
+def _put(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
+    """`model` with `new` under `name`, "" for the model itself."""
+    if not name:
+        return new
+    parent, _, own = name.rpartition(".")
+    model.get_submodule(parent)._modules[own] = new
+    return model
+
+
+def _replacement(module: nn.Module, where: str, batchnorm: str) -> tuple[nn.Module, str]:
+    """What stands in place of `module`, and what was done; "" for nothing."""
+    if isinstance(module, _BatchNorm):
+        new = _grouped(module) if batchnorm == "group" else _frozen(module, where)
+        new = _with_activation(module, new, where)
+    elif type(module) in RECURRENT:
+        new = _recurrent(module)
+    else:
+        return module, "; ".join(_switched_off(module))
+    new.train(module.training)
+    return new, f"{type(module).__name__} became {' '.join(str(new).split())}"
+
+
+def _grouped(module: _BatchNorm) -> nn.Module:
+    channels = module.num_features
+    groups = 1 if isinstance(module, nn.BatchNorm1d) else math.gcd(GROUPS, channels)
+    new = nn.GroupNorm(groups, channels, eps=module.eps, affine=module.affine)
+    new.weight, new.bias = module.weight, module.bias
+    return new
+
+
+def _frozen(module: _BatchNorm, where: str) -> nn.Module:
+    if module.running_mean is None:
+        raise ConfigError(where, type(module).__name__, "keeps no statistics to freeze: use batchnorm='group'")
+    return FrozenBatchNorm(module)
+
+
+def _with_activation(module: _BatchNorm, new: nn.Module, where: str) -> nn.Module:
+    """`new`, and after it what timm's layers do after they have normalised.
+
+    Raises:
+        ConfigError: the layer has a `forward` of its own that is not known.
+    """
+    owner = next(parent for parent in type(module).__mro__ if "forward" in vars(parent))
+    if owner.__module__.startswith("torch.nn.modules."):
+        return new
+    if f"{owner.__module__}.{owner.__qualname__}" == "timm.layers.norm_act.BatchNormAct2d":
+        rest: Any = module
+        return nn.Sequential(new, rest.drop, rest.act)
+    raise ConfigError(where, type(module).__name__, "its `forward` is not known: replace it yourself")
+
+
+def _recurrent(module: nn.Module) -> nn.Module:
+    """Opacus' layer in place of torch's, with the same parameters."""
+    kind = resolve_name(RECURRENT[type(module)])
+    new = kind(**{name: getattr(module, name) for name in inspect.signature(kind).parameters})
+    own = dict(module.named_parameters())
+    if isinstance(module, nn.RNNCellBase):
+        own = {".".join(reversed(name.split("_"))): p for name, p in own.items()}  # weight_ih is ih.weight
+    new.to(next(iter(own.values())))
+    new.load_state_dict(own)
+    for name, parameter in new.named_parameters():
+        parameter.requires_grad_(own[name].requires_grad)
+    return new
+
+
+def _switched_off(module: nn.Module) -> Iterator[str]:
+    """Switch off what a layer does beside its task; says what."""
+    if isinstance(module, _InstanceNorm) and module.track_running_stats:
+        module.track_running_stats = False
+        module.running_mean = module.running_var = module.num_batches_tracked = None
+        yield "its running statistics are gone"
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        if module.max_norm is not None:
+            module.max_norm = None
+            yield "max_norm is off"
+        if module.scale_grad_by_freq:
+            module.scale_grad_by_freq = False
+            yield "scale_grad_by_freq is off"

@@ -1,0 +1,254 @@
+"""Data sets of the usual kinds, read into memory as tensors: inputs, by name where they have names, and targets."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+)
+from torch.utils.data._utils.collate import default_collate, default_convert
+
+from dpopt.errors import ConfigError, cut, unknown
+
+TARGETS = ("label", "labels", "target", "y")
+"""Names that a target goes by."""
+TARGET, INPUT = " target", " input"
+"""What stands for a target, and for an input without a name, beside inputs with names."""
+CHUNK = 1000
+"""Records of a Hugging Face data set that are read at once."""
+REPEATED = 16
+"""Records that are read again, to find out whether they are the same."""
+PLAIN_SAMPLERS = (SequentialSampler, RandomSampler, DistributedSampler)
+"""Samplers that order or share out the records of a data set, and leave none out for good."""
+KINDS = (
+    "expected a pair of arrays (inputs, targets), a mapping or a DataFrame of columns, a Dataset, a DataLoader, "
+    "or a Hugging Face Dataset"
+)
+FORM = "expected records (input, target), or mappings with names, of numbers and of one shape"
+
+
+class Read(NamedTuple):
+    """All records.
+
+    Attributes:
+        inputs: one tensor [n, ...], or several by name, each [n, ...].
+        targets: [n, ...].
+    """
+
+    inputs: Tensor | dict[str, Tensor]
+    targets: Tensor
+
+
+def read(data: Any, where: str, target: str | None = None) -> Read:
+    """The records of `data`; arrays share their memory with what is given, mapped files are not read yet.
+
+    Args:
+        data: see `fit`.
+        where: how errors name it.
+        target: the name of the target where inputs and target have names; by default the one that is in `TARGETS`.
+
+    Raises:
+        ConfigError: `data` is of no kind that is known, has no records, does not stack, changes from one reading to the
+            next, or its target cannot be told.
+    """
+    if isinstance(data, DataLoader):
+        data = _dataset(data, where)
+    found = _whole(_read(data, where, target), where)
+    if target is not None and isinstance(found.inputs, Tensor):
+        raise ConfigError("target", target, f"{where} has no names: its targets are the second of each pair")
+    return found
+
+
+def _read(data: Any, where: str, target: str | None) -> Read:
+    if _is_frame(data) or isinstance(data, Mapping):
+        return _columns(data, where, target)
+    if type(data) is TensorDataset and len(data.tensors) == 2:
+        return Read(*data.tensors)
+    if isinstance(data, tuple | list) and len(data) == 2 and _is_array(data[1]):
+        if isinstance(data[0], Mapping) or _is_frame(data[0]):
+            return Read(_tensors(data[0], where), _tensor(data[1], where))
+        if _is_array(data[0]):
+            return Read(_tensor(data[0], where), _tensor(data[1], where))
+    if isinstance(data, IterableDataset) or (hasattr(data, "__iter__") and not hasattr(data, "__len__")):
+        raise ConfigError(where, type(data).__name__, "draws need records that have numbers: give a map-style data set")
+    if isinstance(data, str | Tensor) or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        raise ConfigError(where, type(data).__name__, KINDS)
+    if len(data) == 0:
+        raise ConfigError(where, type(data).__name__, "it has no records, expected at least 1")
+    if hasattr(data, "with_format") and getattr(data, "format", {}).get("type") != "custom":
+        return _hugging(data, where, target)
+    return _records(data, where, target)  # a transform of its own is applied to each record
+
+
+def _dataset(loader: DataLoader[Any], where: str) -> Any:
+    """The data set of a loader, which is read as it is: draws are Poisson, and made anew.
+
+    Raises:
+        ConfigError: the loader changes what its data set holds, or leaves records out.
+    """
+    collate, sampler = loader.collate_fn, loader.sampler
+    if collate not in (default_collate, default_convert):
+        how = "pad or change records in the data set itself, and give that"
+        raise ConfigError(f"{where}.collate_fn", getattr(collate, "__name__", type(collate).__name__), how)
+    own = loader.batch_sampler
+    if not isinstance(sampler, PLAIN_SAMPLERS) or (own is not None and type(own) is not BatchSampler):
+        how = "draws are Poisson, and of all records: give the data set, or a `torch.utils.data.Subset` of it"
+        raise ConfigError(f"{where}.sampler", type(sampler if type(own) is BatchSampler else own).__name__, how)
+    return loader.dataset
+
+
+def _columns(data: Any, where: str, target: str | None) -> Read:
+    name = _target(list(data), where, target)
+    columns = _tensors(data, where)
+    return Read(columns, columns.pop(str(name)))
+
+
+def _target(names: list[Any], where: str, target: str | None) -> Any:
+    """Which of `names` is the target's."""
+    if target is not None:
+        if target not in names:
+            raise unknown("target", target, names)
+        return target
+    found = [name for name in names if name in TARGETS]
+    if len(found) != 1 or len(names) < 2:
+        allowed = f"expected inputs and one of {', '.join(TARGETS)}; give the target's name as `target`"
+        raise ConfigError(where, names, allowed)
+    return found[0]
+
+
+def _hugging(data: Any, where: str, target: str | None) -> Read:
+    name = _target(list(data.column_names), where, target)
+    columns = _gathered(_chunks(data, where), len(data), where)
+    return Read(columns, columns.pop(name))
+
+
+def _chunks(data: Any, where: str) -> Iterator[dict[str, Tensor]]:
+    for chunk in data.with_format("torch").iter(CHUNK):
+        for name, values in chunk.items():
+            if not isinstance(values, Tensor):
+                allowed = "expected numbers of one shape: pad or resize them, or `remove_columns`"
+                raise ConfigError(f"{where}.{name}", type(values).__name__, allowed)
+        yield dict(chunk)
+
+
+def _records(data: Any, where: str, target: str | None) -> Read:
+    """What a map-style data set gives, record by record."""
+    try:
+        first = data[0]
+        name = _target(list(first), where, target) if isinstance(first, Mapping) else None
+
+        def flat(number: int) -> dict[str, Tensor]:
+            return {key: torch.as_tensor(value) for key, value in _parts(data[number], name).items()}
+
+        rows = ({key: part[None] for key, part in flat(number).items()} for number in range(len(data)))
+        columns = _gathered(rows, len(data), where)
+        _must_repeat(columns, flat, where)
+    except ConfigError:
+        raise
+    except Exception as error:  # a data set can fail in any way
+        reason = cut(f"{type(error).__name__}: {error}")
+        raise ConfigError(where, type(data).__name__, f"{FORM} ({reason})") from error
+    targets = columns.pop(TARGET)
+    return Read(columns.pop(INPUT) if INPUT in columns else columns, targets)
+
+
+def _parts(record: Any, target: Any) -> dict[str, Any]:
+    """A record's inputs and its target, by name."""
+    if isinstance(record, Mapping):
+        return {TARGET if key == target else str(key): value for key, value in record.items()}
+    given, goal = record
+    return {**(given if isinstance(given, Mapping) else {INPUT: given}), TARGET: goal}
+
+
+def _gathered(chunks: Iterable[dict[str, Tensor]], count: int, where: str) -> dict[str, Tensor]:
+    """The columns [count, ...] of which `chunks` are parts [k, ...], in memory that is taken once."""
+    columns: dict[str, Tensor] = {}
+    at = 0
+    for chunk in chunks:
+        if not columns:
+            columns = {name: part.new_empty(count, *part.shape[1:]) for name, part in chunk.items()}
+        if chunk.keys() != columns.keys():
+            raise ConfigError(where, sorted(chunk), f"record {at} has other names than those before: {sorted(columns)}")
+        for name, part in chunk.items():
+            shapes = list(part.shape[1:]), list(columns[name].shape[1:])
+            if shapes[0] != shapes[1]:
+                what = "" if name in (INPUT, TARGET) else f".{name}"
+                allowed = f"expected records of one shape: pad or resize them (from {at} on; before {shapes[1]})"
+                raise ConfigError(f"{where}{what}", shapes[0], allowed)
+            columns[name] = columns[name].to(torch.promote_types(columns[name].dtype, part.dtype))
+            columns[name][at : at + len(part)] = part
+        at += len(next(iter(chunk.values())))
+    return columns
+
+
+def _must_repeat(columns: Mapping[str, Tensor], again: Callable[[int], dict[str, Tensor]], where: str) -> None:
+    """Raise `ConfigError` for a data set that changes its records at random: what is read once would be frozen."""
+    count = len(columns[TARGET])
+    for number in {int(row) for row in torch.linspace(0, count - 1, min(count, REPEATED))}:
+        for name, part in again(number).items():
+            kept = columns[name][number]
+            if part.shape != kept.shape or not bool(((part == kept) | ((part != part) & (kept != kept))).all()):
+                how = (
+                    "it is not the same when it is read again, and records are read once: a random change would be"
+                    " frozen. Give the data set without it"
+                )
+                raise ConfigError(where, f"record {number}", how)
+
+
+def _is_frame(data: Any) -> bool:
+    """Whether it is a table of pandas, or one like it."""
+    return hasattr(data, "columns") and hasattr(data, "to_numpy")
+
+
+def _is_array(part: Any) -> bool:
+    return isinstance(part, Tensor) or (hasattr(part, "__array__") and not _is_frame(part))
+
+
+def _tensors(columns: Any, where: str) -> dict[str, Tensor]:
+    return {str(name): _tensor(columns[name], f"{where}.{name}") for name in columns}
+
+
+def _tensor(part: Any, where: str) -> Tensor:
+    try:
+        with warnings.catch_warnings():  # nothing is written into an array that may not be written
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            return torch.as_tensor(part if isinstance(part, Tensor) or not _is_array(part) else _array(part))
+    except (TypeError, ValueError, RuntimeError) as error:
+        kind = getattr(part, "dtype", type(part).__name__)
+        raise ConfigError(where, f"an array of {kind}", f"is no tensor of numbers ({cut(str(error))})") from error
+
+
+def _array(part: Any) -> Any:
+    import numpy as np
+
+    return np.asarray(part)
+
+
+def _whole(found: Read, where: str) -> Read:
+    """`found`, if it holds dense tensors with as many rows each."""
+    inputs = found.inputs if isinstance(found.inputs, dict) else {"inputs": found.inputs}
+    for name, part in {**inputs, "targets": found.targets}.items():
+        if part.layout != torch.strided or part.is_quantized or part.is_nested or part.is_meta or not part.ndim:
+            shape = "" if part.is_nested else f" {list(part.shape)}"
+            shown = f"{part.dtype}{shape}, {part.layout} on {part.device}".replace("torch.", "")
+            raise ConfigError(f"{where}, {name}", shown, "expected a dense tensor, one row a record")
+        if name != "targets" and (len(part) != len(found.targets) or len(part) == 0):
+            counts = f"{len(part)} {name}, {len(found.targets)} targets"
+            raise ConfigError(where, counts, "expected as many inputs as targets, at least 1")
+    return Read(
+        {name: part.detach() for name, part in inputs.items()}
+        if isinstance(found.inputs, dict)
+        else found.inputs.detach(),
+        found.targets.detach(),
+    )

@@ -1,0 +1,116 @@
+"""A run of `fit` from its first draw, or from its checkpoint, to its record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dpopt import __version__
+from dpopt.clipping import ClippingEngine
+from dpopt.privacy.data import DataOracle
+from dpopt.privacy.distributed import digest
+from dpopt.privacy.plan import Plan
+from dpopt.training.checkpoint import Elapsed, Reached
+from dpopt.training.goal import Goal
+from dpopt.training.loop import Phases, observe, steps, summary
+from dpopt.training.resuming import Checkpoint, Seeds
+from dpopt.training.subject import Subject
+from dpopt.training.trial import kept_modes
+
+GUARANTEE = {"adjacency": "add or remove one record", "unit": "record", "sampling": "Poisson"}
+"""What epsilon and delta are about, in words of the record."""
+CHECKPOINT_SECONDS = 60.0
+"""At least so much time lies between two checkpoints."""
+Callback = Callable[[dict[str, Any]], None]
+
+
+@dataclass
+class Run:
+    """What is needed to train, and to say afterwards what was done.
+
+    Attributes:
+        goal, subject, engine, plan, oracle: what is trained how, on what, with how much noise.
+        file, seeds, start: its checkpoint, and what that holds beside how far the run is.
+        callback: called with each entry of the curve.
+    """
+
+    goal: Goal
+    subject: Subject
+    engine: ClippingEngine
+    plan: Plan
+    oracle: DataOracle
+    file: Checkpoint
+    seeds: Seeds
+    start: str
+    callback: Callback | None
+
+    def train(self, reached: Reached, phases: Phases) -> Reached:
+        """Take all draws that are left; the curve grows, and checkpoints are written."""
+        begin, state, curve = Elapsed.now(), reached.state, reached.curve
+
+        def now() -> Reached:
+            return Reached(state, self.oracle.ledger, reached.elapsed.since(begin), curve)
+
+        phases.begin("training", self.plan.draws)
+        self._save(now(), self.seeds)
+        saved = begin.wall
+        with kept_modes(self.subject.model):
+            self.subject.model.train()
+            for state, is_mark in steps(self.goal.stepper, self.oracle, reached.state):
+                phases.at(self.oracle.draws_taken)
+                if is_mark:
+                    curve.append(self._observed(state))
+                if time.perf_counter() - saved >= CHECKPOINT_SECONDS:
+                    self._save(now(), self.seeds)
+                    saved = time.perf_counter()
+                if is_mark and self.callback and self.oracle.processes.is_first:
+                    self._call(self.callback, now())
+        return now()
+
+    def finish(self, end: Reached, teaches: bool) -> dict[str, Any]:
+        """Put the result into the model, and say what was done; the seeds are gone from the checkpoint then.
+
+        Args:
+            end: what `train` gives.
+            teaches: whether any record had something to learn from.
+
+        Raises:
+            RuntimeError: see `summary`; the model is as it was.
+        """
+        spent = summary(self.plan, self.oracle, end.state, self.goal.epsilon, len(self.subject.train.x))
+        if spent["status"] == "done" and not (teaches and digest(end.state.theta) != self.start):
+            spent["status"] = "no_signal"
+        self.engine.load(end.state.theta)
+        self._save(end, None)
+        return {
+            "seed": self.goal.seed,
+            "seed_is_secret": self.goal.seed is None,
+            "batch_size": self.goal.batch_size,
+            "epochs": self.goal.epochs,
+            "average": self.goal.average,
+            "multiplicity": self.goal.multiplicity,
+            **GUARANTEE,
+            **spent,
+            **{key: value for key, value in end.curve[-1].items() if key not in ("draw", "epoch", "eta")},
+            "train_seconds": end.elapsed.wall,
+            "processes": self.oracle.processes.size,
+            "versions": {"dpopt": __version__, "torch": str(torch.__version__)},
+        }
+
+    def _observed(self, state: Any) -> dict[str, Any]:
+        of = self.subject
+        return observe(self.engine, of.model, state, self.oracle, of.loss, of.metric, of.held_out, of.transform)
+
+    def _call(self, callback: Callback, reached: Reached) -> None:
+        try:
+            callback(dict(reached.curve[-1]))
+        except BaseException:
+            self._save(reached, self.seeds)
+            raise
+
+    def _save(self, reached: Reached, seeds: Seeds | None) -> None:
+        self.file.save(reached, seeds, self.start, self.subject, self.engine)

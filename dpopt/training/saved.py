@@ -1,0 +1,201 @@
+"""A trained model in a folder of its own, with all that says what it is: to keep, to publish, to load again."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from dpopt.errors import ConfigError
+from dpopt.privacy.ledger import Ledger
+from dpopt.store import checksums
+from dpopt.store.runs import Damaged, Store, read
+from dpopt.training.fitting import FitResult
+from dpopt.training.statement import Statement
+from dpopt.training.trial import refused
+
+WEIGHTS, RECORD, LEDGER, CURVE = "model.safetensors", "record.json", "ledger.json", "curve.jsonl"
+STATEMENT, STATEMENT_DATA, CARD = "statement.txt", "statement.json", "README.md"
+CHECKED = (WEIGHTS, RECORD, LEDGER, CURVE, STATEMENT, STATEMENT_DATA)
+"""Files whose checksums are noted; the card is to be edited."""
+NOT_FINITE = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
+"""How numbers are written that JSON does not know."""
+SAME = 0.01
+"""How far epsilon of a ledger may be from the record's: other versions of an accountant may round otherwise."""
+
+
+def save(result: FitResult, folder: str | os.PathLike[str], tuned: Sequence[str] | None = None) -> Path:
+    """Write the weights, the record, the ledger, the curve, the privacy statement and a model card to a new folder.
+
+    The folder is there as a whole or not at all. A seed that was given is left out: whoever has it can take the noise
+    away.
+
+    Args:
+        result: what `fit` returned.
+        folder: where to; it must not exist.
+        tuned: see `Statement.of`; it is kept in the record.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ConfigError: the folder exists or cannot be written, or the model has more state than tensors.
+    """
+    folder = Path(folder)
+    if not isinstance(result.model, nn.Module):
+        raise ConfigError("model", result.model, "there are no weights to save: load with a model")
+    record = {**result.record, "seed": None} | ({} if tuned is None else {"tuned": list(tuned)})
+    partial = _beside(folder)
+    try:
+        _write(FitResult(result.model, record, result.ledger, result.curve), partial, folder.name)
+        if folder.exists():  # since
+            raise _exists(folder)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> FitResult:
+    """What `save` wrote. The files are those that were written, and epsilon is computed from the ledger anew.
+
+    Args:
+        folder: the folder.
+        model: of the same architecture; it is filled in place, on its device, its mode stays. Without one the result's
+            `model` is None, and all else is there.
+
+    Raises:
+        ConfigError: the folder holds no saved run, or the model has other tensors; it is then as it was.
+        Damaged: a file was changed, or the ledger spends another epsilon than the record says.
+    """
+    folder = Path(folder)
+    _check(folder)
+    record = _decoded(read(folder / RECORD))
+    ledger = Ledger.from_json((folder / LEDGER).read_text())
+    curve = [_decoded(json.loads(line)) for line in (folder / CURVE).read_text().splitlines()]
+    spent = Statement.of(record, ledger).epsilon
+    if not math.isclose(spent, record["epsilon"], rel_tol=SAME):
+        raise Damaged(f"{folder / LEDGER}: it spends epsilon {spent}, the record says {record['epsilon']}")
+    if model is not None:
+        _fill(model, folder / WEIGHTS)
+    return FitResult(cast(nn.Module, model), record, ledger, curve)
+
+
+def _beside(folder: Path) -> Path:
+    """A new folder beside `folder`, which must not exist."""
+    if folder.exists():
+        raise _exists(folder)
+    partial = folder.with_name(f".writing-{secrets.token_hex(8)}-{folder.name}")
+    try:
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError("folder", str(folder), f"cannot be written: {error.strerror}") from error
+    return partial
+
+
+def _exists(folder: Path) -> ConfigError:
+    return ConfigError("folder", str(folder), "it exists, and nothing is overwritten: give another name")
+
+
+def _write(result: FitResult, folder: Path, name: str) -> None:
+    from safetensors.torch import save_model
+
+    store, statement = Store(folder), result.statement()
+    with refused("model", type(result.model).__name__, "saving its tensors"):
+        save_model(result.model, str(folder / WEIGHTS))
+    store.write(folder / RECORD, _encoded(result.record))
+    store.write(folder / LEDGER, result.ledger.to_json())
+    store.write(folder / CURVE, "".join(json.dumps(_encoded(entry)) + "\n" for entry in result.curve))
+    store.write(folder / STATEMENT, f"{statement}\n")
+    store.write(folder / STATEMENT_DATA, _encoded(statement.to_dict()))
+    store.write(folder / CARD, _card(result, statement, name))
+    checksums.seal(store, folder, [folder / each for each in CHECKED])
+
+
+def _card(result: FitResult, statement: Statement, name: str) -> str:
+    """A model card in the manner of the Hugging Face hub."""
+    from huggingface_hub import ModelCardData
+
+    header = ModelCardData(library_name="dpopt", tags=["differential-privacy"] if statement.private else [])
+    scores = {key: value for key, value in result.record.items() if key.startswith("test_")}
+    kind = type(result.model)
+    return "\n".join(
+        [
+            f"---\n{header.to_yaml()}\n---\n\n# {name}\n",
+            f"A `{kind.__module__}.{kind.__qualname__}` that was trained with `dpopt.fit`.\n",
+            f"## Privacy\n\n```text\n{statement}\n```\n",
+            *(["## Scores\n", *(f"- {key}: {value:.4g}" for key, value in scores.items()), ""] if scores else []),
+            "## Use\n\n```python\nimport dpopt\n",
+            "model = ...  # of the same architecture",
+            f'result = dpopt.load("{name}", model)\nprint(result.statement())\n```\n',
+        ]
+    )
+
+
+def _check(folder: Path) -> None:
+    """See `load`."""
+    try:
+        absent = set(CHECKED) - checksums.noted(folder)["files"].keys()
+    except FileNotFoundError:
+        absent = {checksums.NAME}
+    if absent:
+        raise ConfigError("folder", str(folder), f"holds no saved run: no {', '.join(sorted(absent))}")
+    for change in checksums.changes(folder, is_complete=False):
+        raise Damaged(f"{change.path}: {'changed' if change.found else 'gone'} since it was saved")
+
+
+def _fill(model: nn.Module, path: Path) -> None:
+    """Load `path` into `model`, whose tensors must have the same names, shapes and types and be shared alike."""
+    stored, own = _tensors(path), model.state_dict()
+    for name in sorted(own.keys() | stored.keys()):
+        expected, found = _form(stored.get(name)), _form(own.get(name))
+        if expected != found:
+            raise ConfigError(f"model.{name}", found, f"the saved model has {expected}")
+    places: dict[Any, str] = {}
+    for name, value in own.items():
+        first = places.setdefault((value.device, value.data_ptr(), value.shape), name)
+        if not torch.equal(stored[first], stored[name]):
+            raise ConfigError(f"model.{name}", f"shared with {first}", "the saved model has two tensors here")
+    model.load_state_dict(stored, strict=False)  # Opacus' layers have names that torch's check does not know
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors that `save_model` wrote, under all their names."""
+    from safetensors import safe_open
+    from safetensors.torch import load_file
+
+    stored = load_file(path)
+    with safe_open(path, "pt") as file:
+        shared: dict[str, str] = file.metadata() or {}
+    return stored | {name: stored[kept] for name, kept in shared.items()}
+
+
+def _form(value: Any) -> str:
+    """Type and shape of a tensor."""
+    return f"{value.dtype} {list(value.shape)}".removeprefix("torch.") if isinstance(value, Tensor) else "no tensor"
+
+
+def _encoded(value: Any) -> Any:
+    """Plain data as JSON knows it."""
+    if isinstance(value, Mapping):
+        return {key: _encoded(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encoded(each) for each in value]
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _decoded(value: Any) -> Any:
+    """What was `_encoded`."""
+    if isinstance(value, dict):
+        return {key: _decoded(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_decoded(each) for each in value]
+    return NOT_FINITE.get(value, value) if isinstance(value, str) else value

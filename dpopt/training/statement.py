@@ -1,0 +1,186 @@
+"""What may be said of a run's privacy, in plain English and as data.
+
+It answers what NIST SP 800-226 (2025), Ponomareva et al. 2023 ("How to DP-fy ML", Section 5.3.3) and TensorFlow
+Privacy's `compute_dp_sgd_privacy_statement` ask of a claim: the setting, the unit of privacy, which data sets are
+neighbours, which accesses to the data are covered, what may be published, how it was accounted, and what is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from decimal import ROUND_CEILING, Context, Decimal
+from typing import Any
+
+from dpopt.privacy import accountants
+from dpopt.privacy.ledger import Ledger
+
+METHODS = {
+    "pld": "privacy loss distributions (dp-accounting; Doroshenko et al. 2022)",
+    "rdp": "Rényi differential privacy (dp-accounting; Mironov et al. 2019)",
+    "prv": "privacy random variables (Opacus; Gopi et al. 2021)",
+    "autodp": "Rényi differential privacy (autodp; Wang et al. 2019)",
+}
+"""What each accountant is."""
+UNKNOWN = (
+    "Nothing is known of other runs on these data: choices made by looking at them cost more than is stated here.",
+)
+NONE = (
+    "Whoever made this statement says that there was no other run on these data, and no choice by looking at them.",
+)
+DIGITS = 4
+"""Significant digits of epsilon in the text; it is rounded up."""
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A run's privacy; `str` gives the text.
+
+    Attributes:
+        private: whether there is a guarantee at all.
+        unit: of privacy: what one neighbouring data set has more than the other.
+        adjacency, sampling: which data sets are neighbours, and how a draw is made.
+        epsilon, delta: what the run spent, recomputed from its ledger.
+        epsilon_target: what it was to spend at most.
+        accountant: by which epsilon was computed.
+        draws, rate, examples, batch_size, epochs: number of draws, probability with which a record is in one, number of
+            training records, expected number in a draw, and expected number of draws with a record.
+        noise: noise multiplier (standard deviation / L2 sensitivity) of each kind of release.
+        optimizer: as it was given.
+        status: how the run ended.
+        tuned: what was chosen by looking at the data and is not in epsilon, in sentences.
+        not_covered: what else is not in epsilon, in sentences.
+        versions: of the packages that trained.
+    """
+
+    private: bool
+    unit: str
+    adjacency: str
+    sampling: str
+    epsilon: float
+    delta: float
+    epsilon_target: float
+    accountant: str
+    draws: int
+    rate: float
+    examples: int
+    batch_size: float
+    epochs: float
+    noise: Mapping[str, float]
+    optimizer: str
+    status: str
+    tuned: tuple[str, ...]
+    not_covered: tuple[str, ...]
+    versions: Mapping[str, str]
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], ledger: Ledger, tuned: Sequence[str] | None = None) -> Statement:
+        """The statement of the run that left `record` and `ledger`.
+
+        Args:
+            record, ledger: see `FitResult`.
+            tuned: what was chosen by looking at these data, in sentences; empty says that nothing was. None takes what
+                the record says, if it was saved with that; else it is not known.
+        """
+        tuned = record.get("tuned") if tuned is None else tuned
+        epsilon = accountants.epsilon(ledger, record["delta"], record["accountant"])
+        return cls(
+            private=math.isfinite(epsilon),
+            unit=record["unit"],
+            adjacency=record["adjacency"],
+            sampling=record["sampling"],
+            epsilon=epsilon,
+            delta=record["delta"],
+            epsilon_target=record["epsilon_target"],
+            accountant=record["accountant"],
+            draws=len(ledger),
+            rate=record["rate"],
+            examples=record["examples"],
+            batch_size=record["batch_size"],
+            epochs=record["epochs"],
+            noise=dict(record["noise"]),
+            optimizer=record["optimizer"],
+            status=record["status"],
+            tuned=UNKNOWN if tuned is None else tuple(tuned) or NONE,
+            not_covered=tuple(_not_covered(record)),
+            versions=dict(record["versions"]),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return "\n".join((*(self._guarantee() if self.private else _no_guarantee()), *self._run()))
+
+    def _guarantee(self) -> Iterator[str]:
+        yield (
+            f"Guarantee: {self.unit}-level (epsilon, delta)-differential privacy, epsilon = {_up(self.epsilon)} at "
+            f"delta = {self.delta}. Training was to spend at most epsilon = {self.epsilon_target}."
+        )
+        yield f"Neighbouring data sets: {self.adjacency}."
+        yield (
+            "Setting: central. Whoever trained held the training records; the guarantee is towards all who see what is "
+            "published."
+        )
+        yield (
+            "What may be published: the final model, all models on the way to it and all noised releases, together. "
+            "What is computed from these alone costs nothing more."
+        )
+        yield "Accesses to the data that are covered: the draws of this one run."
+        method = METHODS.get(self.accountant, self.accountant)
+        yield f"Accounting: {self.accountant}, {method}, from the ledger that the run left."
+        yield f"Choices: {' '.join(self.tuned)}"
+        yield "Not covered:"
+        yield from (f"- {sentence}" for sentence in self.not_covered)
+
+    def _run(self) -> Iterator[str]:
+        noise = ", ".join(f"{value:.{DIGITS}g} ({kind})" for kind, value in self.noise.items())
+        yield (
+            f"Mechanism: {self.optimizer}; {self.draws} draws from {self.examples} records by "
+            f"{self.sampling} sampling at rate {self.rate:.{DIGITS}g}: an expected batch of "
+            f"{self.batch_size:g} and {self.epochs:g} epochs. Each release is a sum of what was bounded for each "
+            f"record, with Gaussian noise; noise multiplier: {noise}."
+        )
+        yield f"Status: {self.status}."
+        yield f"Versions: {', '.join(f'{name} {number}' for name, number in self.versions.items())}."
+
+
+def _no_guarantee() -> Iterator[str]:
+    yield "There is NO privacy guarantee: releases had no noise, so epsilon is infinite."
+    yield "The model may hold training records, and is to be protected as they are."
+
+
+def _not_covered(record: Mapping[str, Any]) -> Iterator[str]:
+    if not record["seed_is_secret"]:
+        yield (
+            "Anyone who knows the seed: it was given, and whoever knows it can compute the draws and the noise. "
+            "Towards them there is no guarantee."
+        )
+    yield (
+        "Several records at once, such as all those of one person: only the presence of a single record is hidden as "
+        "stated."
+    )
+    yield "The number of records: it is taken as public."
+    yield "What was done before: cleaning, normalising, a vocabulary, pretrained weights."
+    yield (
+        "The trial before training, which looks at a few records without noise: that there was an error, a warning or "
+        "the status no_signal."
+    )
+    if any(key.startswith("test_") for key in record):
+        yield "Scores on test data, in the record and in the curve: they are computed without noise."
+    if not record["isolated"]:
+        yield (
+            "An optimizer that means harm: it ran in the process that holds the data. What it was answered was "
+            "private; that it read nothing else was not enforced."
+        )
+    yield (
+        "The last digits of floating-point numbers: the guarantee is proved for real numbers, and the noise is rounded."
+    )
+    yield "How long the run took."
+
+
+def _up(epsilon: float) -> str:
+    """`epsilon` in a few digits, never below it."""
+    return f"{Context(prec=DIGITS, rounding=ROUND_CEILING).create_decimal(Decimal(epsilon)):f}"

@@ -1,0 +1,55 @@
+"""What is trained on what: a model, its loss and its data, in the one form that the kernel works with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from dpopt.clipping import Loss
+from dpopt.clipping.views import multiplied
+from dpopt.training.inputs import Transform, sample
+from dpopt.training.layout import Layout
+from dpopt.training.loop import Metric
+from dpopt.workloads.base import Split
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model that maps one tensor to one tensor, and records to train and to evaluate it on.
+
+    Attributes:
+        model: on `device`; its parameters are those of the model that was given.
+        loss: (outputs, targets) -> one loss per example.
+        train: the records.
+        held_out: further records by name, to evaluate on.
+        transform: inputs as they are stored -> as the model takes them.
+        layout: how inputs of several names lie in one tensor.
+        device: where the model computes.
+        metric: what is measured beside the loss.
+    """
+
+    model: nn.Module
+    loss: Loss
+    train: Split
+    held_out: dict[str, Split]
+    transform: Transform
+    layout: Layout
+    device: torch.device
+    metric: Metric | None = None
+
+    @property
+    def first(self) -> Split:
+        """The first records as the model sees them; the same ones each time."""
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(0)
+            return sample(self.train, self.transform, self.device)
+
+    def augmented(self, augment: Transform, multiplicity: int) -> Subject:
+        """What an engine trains for gradients that are means over random views of a record; not to evaluate."""
+        dims = self.first.x.ndim
+        made = multiplied(
+            self.model, self.loss, transform=self.transform, augment=augment, multiplicity=multiplicity, dims=dims
+        )
+        return replace(self, **made._asdict())

@@ -1,0 +1,235 @@
+import random
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import dpopt
+from dpopt.clipping import Abadi, engine
+from dpopt.clipping.views import Viewed, multiplied, refuse_mixing
+from dpopt.errors import ConfigError
+from dpopt.privacy import DataOracle, calibrate
+
+RECORDS, VIEWS = 6, 5
+
+
+def loss(output, target):
+    return F.cross_entropy(output, target, reduction="none")
+
+
+def flipped(x):
+    """Each image is mirrored with probability 1/2, shifted and dimmed."""
+    mirrored = torch.where(torch.rand(len(x), 1, 1, 1) < 0.5, x.flip(-1), x)
+    return torch.rand(len(x), 1, 1, 1, dtype=x.dtype) * mirrored.roll(int(torch.randint(3, ())), -1)
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.layer, self.head = nn.Embedding(7, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.layer(self.table(x))).mean(1))
+
+
+class Biased(nn.Module):
+    """A bare parameter of shape [1, ...], which book-keeping expands over the records."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias, self.head = nn.Parameter(torch.randn(1, 4)), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(torch.tanh(x.flatten(1)[:, :4] + self.bias))
+
+
+def convolutional():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2),
+        nn.GroupNorm(4, 8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32, 2),
+    )
+
+
+def images(side=8):
+    return torch.randn(RECORDS, 3, side, side)
+
+
+def swapped(x):
+    return torch.where(torch.rand(x.shape) < 0.3, torch.randint_like(x, 7), x)
+
+
+CASES = {
+    "convolutions": (convolutional, images, flipped, "bookkeeping"),
+    "words": (Words, lambda: torch.randint(7, (RECORDS, 4)), swapped, "bookkeeping"),
+    "resnet": (
+        lambda: dpopt.privatize(timm.create_model("test_resnet", num_classes=2)).model,
+        lambda: images(32),
+        flipped,
+        "bookkeeping",
+    ),
+    "vit": (lambda: timm.create_model("test_vit", img_size=32, num_classes=2), lambda: images(32), flipped, "vmap"),
+    "bare_parameter": (Biased, images, flipped, "vmap"),
+    "gru": (
+        lambda: dpopt.privatize(nn.Sequential(nn.Flatten(2), First(nn.GRU(64, 4, batch_first=True)))).model,
+        images,
+        flipped,
+        "vmap",
+    ),
+}
+
+
+class First(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x)[0][:, -1]
+
+
+def over(model, transform, augment, multiplicity, dims=4):
+    return multiplied(model, loss, transform=transform, augment=augment, multiplicity=multiplicity, dims=dims)
+
+
+def expected_sum(model, views, y, bound):
+    """Loss and gradient norm of each record and the clipped sum, by autograd on one view of one record at a time."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    total, losses, norms = 0, [], []
+    for record, target in zip(views, y, strict=True):
+        alone = [loss(model(view[None]), target[None])[0] for view in record]
+        gradients = [torch.cat([g.flatten() for g in torch.autograd.grad(each, parameters)]) for each in alone]
+        gradient = torch.stack(gradients).mean(0)
+        norms.append(gradient.norm())
+        total = total + gradient * (bound / gradient.norm()).clamp(max=1)
+        losses.append(torch.stack(alone).mean().detach())
+    return torch.stack(losses), torch.stack(norms), total
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "resnet")) for n in CASES])
+@pytest.mark.parametrize("kind", ["auto", "vmap"])
+def test_the_mean_gradient_over_views_is_clipped_once(name, kind):
+    torch.manual_seed(0)
+    build, inputs, augment, chosen = CASES[name]
+    model, x, y = build().double(), inputs(), torch.arange(RECORDS) % 2
+    x = x.double() if x.is_floating_point() else x
+    twice = over(model, lambda x: x, augment, VIEWS, x.ndim)
+    views = twice.transform(x)
+    assert views.shape == (RECORDS, VIEWS, *x.shape[1:])
+    made = engine(twice.model, twice.loss, kind, sample=(views[:3], y[:3]), batch=RECORDS)
+    assert made.name == (chosen if kind == "auto" else "vmap")
+    losses, norms, _ = expected_sum(model, views, y, 1.0)
+    bound = float(norms.median())  # some are clipped
+    _, _, total = expected_sum(model, views, y, bound)
+    found = made.clipped([(1.0, made.theta)], views, y, torch.ones(RECORDS, dtype=torch.bool), Abadi(bound))
+    torch.testing.assert_close(found.losses[0], losses, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.norms, norms, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(found.total, total, rtol=1e-6, atol=1e-6)
+    each = [made.clipped_sum([(1.0, made.theta)], views[i : i + 1], y[i : i + 1], one, Abadi(bound)) for i in range(2)]
+    assert all(float(part.norm()) <= bound * (1 + 1e-9) for part in each)
+    torch.testing.assert_close(made.outputs(made.theta, x), model.eval()(x).detach())
+
+
+one = torch.ones(1, dtype=torch.bool)
+
+
+def test_clipping_each_view_would_be_something_else():
+    """The negative control: the twin can tell."""
+    torch.manual_seed(0)
+    model, x, y = convolutional().double(), images().double(), torch.arange(RECORDS) % 2
+    views = Viewed(lambda x: x, flipped, VIEWS)(x)
+    _, norms, _ = expected_sum(model, views, y, 1.0)
+    bound = 0.5 * float(norms.min())
+    _, _, total = expected_sum(model, views, y, bound)
+    _, _, apart = expected_sum(model, views.flatten(0, 1)[:, None], y.repeat_interleave(VIEWS), bound)
+    assert not torch.allclose(apart / VIEWS, total, rtol=0.01)
+
+
+def test_one_view_is_the_augmented_record():
+    torch.manual_seed(0)
+    model, x, y = convolutional(), images(), torch.arange(RECORDS) % 2
+    made = over(model, lambda x: x, lambda x: 2 * x, 1)
+    plain, viewed = (
+        engine(m, f, "bookkeeping", sample=(i, y)) for m, f, i in ((model, loss, 2 * x), (*made[:2], 2 * x[:, None]))
+    )
+    mask = torch.ones(RECORDS, dtype=torch.bool)
+    sums = [
+        e.clipped_sum([(1.0, e.theta)], i, y, mask, Abadi(0.1))
+        for e, i in ((plain, 2 * x), (viewed, made.transform(x)))
+    ]
+    torch.testing.assert_close(*sums)
+
+
+def test_views_differ_and_an_augmentation_in_place_does_not_add_up():
+    x = torch.ones(3, 4)
+    assert torch.equal(Viewed(lambda x: x, lambda x: x.mul_(2), 3)(x), torch.full((3, 3, 4), 2.0))
+    views = Viewed(lambda x: x, lambda x: x + torch.rand(len(x), 1), 3)(x)
+    assert len(views.flatten(0, 1)[:, 0].unique()) == 9
+
+
+def test_an_oracle_releases_what_the_twin_finds():
+    """Transform, views, padding and physical batches together; without noise."""
+    torch.manual_seed(0)
+    model, x, y = convolutional().double(), images().double().repeat(5, 1, 1, 1), torch.arange(30) % 2
+    seen = []
+
+    def noted(x):
+        seen.append(flipped(x))
+        return seen[-1]
+
+    made = over(model, lambda x: 2 * x, noted, VIEWS)
+    clipper = engine(made.model, made.loss, "bookkeeping", sample=(made.transform(x[:3]), y[:3]), batch=15)
+    optimizer = dpopt.create("dp_sgd", lr=1.0, clip=0.05)
+    plan = calibrate(optimizer, rate=0.5, draws=1, dimension=clipper.dimension, epsilon=float("inf"), delta=1e-4)
+    inputs = []
+    oracle = DataOracle(
+        clipper, x, y, plan, draw_seed=1, noise_seed=2, physical_batch=4, transform=made.transform, watch=inputs.append
+    )
+    start = clipper.theta
+    end = optimizer.step(optimizer.init(start), oracle).theta
+    kept = [(part.x[part.mask], part.y[part.mask]) for part in inputs]
+    views, targets = (torch.cat(part) for part in zip(*kept, strict=True))
+    assert views.shape[1] == VIEWS
+    assert len(views) not in (0, 30)
+    _, _, total = expected_sum(model, views, targets, 0.05)
+    torch.testing.assert_close((start - end) * 15, total, rtol=1e-6, atol=1e-6)
+
+
+def mixup(x):
+    share = torch.rand(len(x), 1, 1, 1)
+    return share * x + (1 - share) * x[torch.randperm(len(x))]
+
+
+def shuffled_by_python(x):
+    return x * random.random()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (mixup, "depends on the others"),
+        (lambda x: x - x.mean(0), "depends on the others"),
+        (lambda x: x / x.amax(), "depends on the others"),
+        (lambda x: x.flip(0), "depends on the others"),
+        (shuffled_by_python, "once and that another time"),
+    ],
+)
+def test_a_change_that_mixes_records_is_refused(change, message):
+    with pytest.raises(ConfigError, match=message):
+        refuse_mixing(change, images(), "augment")
+
+
+@pytest.mark.parametrize(
+    "change", [flipped, lambda x: x, lambda x: x.mul_(2), lambda x: x - x.mean((1, 2, 3), keepdim=True)]
+)
+def test_a_change_of_each_record_alone_is_accepted_and_leaves_all_as_it_was(change):
+    x, state = images(), torch.get_rng_state()
+    before = x.clone()
+    refuse_mixing(change, x, "augment")
+    assert torch.equal(x, before)
+    assert torch.equal(torch.get_rng_state(), state)

@@ -1,0 +1,154 @@
+"""`augment`, `multiplicity` and `average` of `fit`."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import dpopt
+from dpopt.errors import ConfigError
+from dpopt.privacy import epsilon
+
+
+def loss(output, target):
+    return F.cross_entropy(output, target, reduction="none")
+
+
+def data(n=60):
+    x = torch.randn(n, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    return x, (x[:, 0, 0].sum(-1) > 0).long()
+
+
+def model():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+
+
+def flipped(x):
+    return torch.where(torch.rand(len(x), 1, 1, 1) < 0.5, x.flip(-1), x)
+
+
+def doubled(x):
+    return 2 * x
+
+
+def fit(**changes):
+    options = {"optimizer": "dp_sgd", "epsilon": 4.0, "delta": 1e-3, "epochs": 4, "batch_size": 20, "seed": 1}
+    options |= {"accountant": "rdp", "progress": False, "test": data(), "model": model(), "train": data()}
+    return dpopt.fit(loss=loss, **{**options, **changes})
+
+
+def test_views_cost_nothing_and_are_evaluated_on_the_plain_records():
+    plain, viewed = fit(), fit(augment=flipped, multiplicity=4)
+    assert viewed.ledger == plain.ledger
+    assert epsilon(viewed.ledger, 1e-3, "rdp") == viewed.record["epsilon"] <= 4.0
+    assert (plain.record["multiplicity"], viewed.record["multiplicity"]) == (1, 4)
+    assert not torch.equal(viewed.model[1].weight, plain.model[1].weight)
+    x, y = data()
+    assert viewed.record["test_loss"] == pytest.approx(float(loss(viewed.model(x), y).mean()))
+    assert viewed.record["test_accuracy"] == pytest.approx(float((viewed.model(x).argmax(1) == y).double().mean()))
+
+
+def test_a_constant_augmentation_trains_as_on_the_changed_records():
+    x, y = data()
+    one = {"epsilon": math.inf, "test": None}
+    expected = fit(train=(2 * x, y), **one).model[1].weight
+    for views in (1, 3):
+        torch.testing.assert_close(fit(augment=doubled, multiplicity=views, **one).model[1].weight, expected)
+
+
+def test_views_repeat_with_the_seed_and_do_not_touch_the_generator():
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    weights = [fit(augment=flipped, multiplicity=2).model[1].weight for _ in range(2)]
+    assert torch.equal(*weights)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not torch.equal(fit(augment=flipped, multiplicity=3).model[1].weight, weights[0])
+
+
+def test_runs_that_differ_in_their_views_never_share_noise():
+    """One seed: had they, the difference of their releases would be without noise."""
+    one = {"epochs": 0.34, "optimizer": dpopt.create("dp_sgd", lr=1.0), "epsilon": 0.1, "test": None}
+    start = model()[1].weight.detach()
+    moved = [
+        fit(**one, **changes).model[1].weight.detach() - start
+        for changes in ({}, {"augment": lambda x: 1.0001 * x}, {"augment": lambda x: 1.0001 * x, "multiplicity": 2})
+    ]
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        assert float((moved[i] - moved[j]).norm()) > 0.1 * float(moved[i].norm())
+
+
+def test_an_average_is_of_the_same_releases():
+    points = []
+    result = fit(average=0.5, callback=points.append)
+    plain = fit()
+    assert result.ledger == plain.ledger
+    assert result.record["average"] == 0.5
+    assert plain.record["average"] is None
+    assert not torch.equal(result.model[1].weight, plain.model[1].weight)
+    assert torch.equal(fit(average=0.0).model[1].weight, plain.model[1].weight)
+    x, y = data()
+    assert points[-1]["test_loss"] == pytest.approx(float(loss(result.model(x), y).mean()))
+
+
+def test_an_average_is_that_of_the_parameters_on_the_way():
+    """Without noise, the parameters after t draws are those of a run of t draws: rate and seed are the same."""
+    one = {"epsilon": math.inf, "test": None}
+    ends = torch.stack([fit(epochs=t / 3, **one).model[1].weight.detach() for t in range(1, 7)]).double()
+    weights = 0.8 ** torch.arange(5, -1, -1).double()
+    expected = torch.einsum("t,tij->ij", weights, ends) / weights.sum()
+    torch.testing.assert_close(
+        fit(epochs=2, average=0.8, **one).model[1].weight.double(), expected, rtol=1e-5, atol=1e-6
+    )
+
+
+class Stop(Exception):
+    pass
+
+
+def test_a_killed_run_goes_on_with_its_average_and_its_views(tmp_path):
+    options = {"augment": flipped, "multiplicity": 2, "average": 0.9, "epochs": 20}
+    expected = fit(**options)
+    draws = []
+
+    def stop(entry):
+        draws.append(entry["draw"])
+        if len(draws) == 7:
+            raise Stop
+
+    with pytest.raises(Stop):
+        fit(**options, checkpoint=tmp_path, callback=stop)
+    result = fit(**options, checkpoint=tmp_path)
+    assert result.record["resumed_at"] == draws[-1]
+    assert torch.equal(result.model[1].weight, expected.model[1].weight)
+    with pytest.raises(ConfigError, match="differs in average"):
+        fit(**{**options, "average": 0.5}, checkpoint=tmp_path)
+
+
+@pytest.mark.slow
+def test_an_isolated_optimizer_is_averaged_too():
+    options = {"average": 0.9, "epochs": 1}
+    assert torch.equal(fit(**options, isolate=True).model[1].weight, fit(**options).model[1].weight)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"multiplicity": 3}, "multiplicity: 3 cannot be used; .* give `augment`"),
+        ({"multiplicity": 0, "augment": flipped}, "multiplicity"),
+        ({"average": 1.0}, "average"),
+        ({"augment": lambda x: x.flip(0)}, "augment: .* depends on the others"),
+        ({"augment": lambda x: x - x.mean(0)}, "augment: .* depends on the others"),
+        ({"augment": lambda x: x[:1]}, "augment: .* expected a tensor such as the inputs"),
+        ({"augment": lambda x: x.double()}, "augment: .* expected a tensor such as the inputs"),
+        ({"augment": lambda x: x.flatten(1)}, "augment: .* expected a tensor such as the inputs"),
+        ({"augment": lambda x: x.fly()}, "augment: .* AttributeError"),
+        ({"transform": lambda x: x - x.mean(0)}, "transform: .* depends on the others"),
+    ],
+)
+def test_bad_input(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        fit(**changes)

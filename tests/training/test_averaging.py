@@ -1,0 +1,46 @@
+import math
+
+import pytest
+import torch
+
+import dpopt
+from dpopt.testing import Task
+from dpopt.training.averaging import Averaged
+
+
+def iterates(optimizer):
+    """The parameters after each step, and the ledger."""
+    task = Task()
+    plan = task.plan(dpopt.create("dp_adam"))
+    oracle = task.oracle(plan)
+    state = optimizer.init(task.engine.theta)
+    states = []
+    while oracle.draws_left:
+        state = optimizer.step(state, oracle)
+        states.append(state)
+    return states, oracle.ledger
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5, 0.9, 0.9999])
+def test_it_is_the_weighted_mean_of_the_parameters_after_each_step(decay):
+    base = dpopt.create("dp_adam", lr=0.05)
+    plain, ledger = iterates(base)
+    averaged, same = iterates(Averaged(base, decay))
+    assert same == ledger
+    for t, state in enumerate(averaged, 1):
+        weights = torch.tensor([decay ** (t - k) for k in range(1, t + 1)], dtype=torch.float64)
+        stack = torch.stack([each.theta for each in plain[:t]]).double()
+        torch.testing.assert_close(state.theta.double(), weights @ stack / weights.sum(), rtol=1e-5, atol=1e-6)
+        assert torch.equal(state.base.theta, plain[t - 1].theta)
+    if decay == 0:
+        assert torch.equal(averaged[-1].theta, plain[-1].theta)
+
+
+def test_a_learning_rate_is_shown_where_there_is_one():
+    assert float(Averaged(dpopt.create("hyfreedp"), 0.9).init(torch.zeros(3)).eta) > 0
+    assert not hasattr(Averaged(dpopt.create("dp_sgd"), 0.9).init(torch.zeros(3)), "eta")
+
+
+def test_what_is_not_finite_stays_so():
+    state = Averaged(dpopt.create("dp_sgd"), 0.9).init(torch.full((3,), math.nan))
+    assert state.theta.isnan().all()

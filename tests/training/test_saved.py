@@ -1,0 +1,221 @@
+import json
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from huggingface_hub import ModelCard
+from torch import nn
+
+import dpopt
+from dpopt.errors import ConfigError
+from dpopt.privacy import Ledger
+from dpopt.store import Damaged, Store, checksums
+from dpopt.training import saved
+
+SEED = 918273645546372819
+
+
+def loss(output, target):
+    return F.cross_entropy(output, target, reduction="none")
+
+
+class Tied(nn.Module):
+    """Two layers of one weight, and a buffer."""
+
+    def __init__(self, is_tied=True, dtype=torch.float32):
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        if is_tied:
+            self.second.weight = self.first.weight
+        self.register_buffer("scale", torch.tensor([2.0]))
+        self.to(dtype)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.second(torch.tanh(self.first(self.scale * x)))))
+
+
+def fit(model=None, **changes):
+    torch.manual_seed(0)
+    x = torch.randn(100, 4)
+    data = x, (x[:, 0] > 0).long()
+    options = {"optimizer": "hyfreedp", "epsilon": 3.0, "delta": 1e-4, "epochs": 1, "batch_size": 20, "seed": SEED}
+    options |= {"accountant": "rdp", "test": data, "progress": False}
+    return dpopt.fit(Tied() if model is None else model, loss, data, **{**options, **changes})
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return fit()
+
+
+@pytest.fixture
+def folder(trained, tmp_path):
+    return trained.save(tmp_path / "models" / "tied")
+
+
+def same(model, other):
+    return all(torch.equal(value, other.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+def strict(text):
+    def refuse(constant):
+        raise ValueError(constant)
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.mark.parametrize("changes", [{}, {"epsilon": math.inf}, {"model": Tied(dtype=torch.float64)}])
+def test_what_is_saved_is_loaded(changes, tmp_path):
+    result = fit(**changes)
+    result.curve[0]["test_loss"] = math.nan
+    model = Tied(dtype=result.model.head.weight.dtype)
+    result.save(tmp_path / "it")
+    loaded = dpopt.load(tmp_path / "it", model)
+    assert loaded.model is model
+    assert same(model, result.model)
+    assert model.second.weight is model.first.weight
+    assert loaded.record == {**result.record, "seed": None}
+    assert loaded.ledger == result.ledger
+    assert repr(loaded.curve) == repr(result.curve)
+    assert str(loaded.statement()) == str(result.statement())
+    for name in ("record.json", "ledger.json", "statement.json", "checksums.json"):
+        strict((tmp_path / "it" / name).read_text())
+    assert [strict(line)["draw"] for line in (tmp_path / "it" / "curve.jsonl").read_text().splitlines()]
+
+
+def test_a_folder_is_complete_and_nothing_else_is_left(trained, folder):
+    names = {*saved.CHECKED, "README.md", "checksums.json"}
+    assert {path.name for path in folder.iterdir()} == names
+    assert [path.name for path in folder.parent.iterdir()] == ["tied"]
+    assert (folder / "statement.txt").read_text() == f"{trained.statement()}\n"
+
+
+def test_the_card_is_one_of_the_hub(trained, folder):
+    card = ModelCard.load(folder / "README.md")
+    assert card.data.to_dict() == {"library_name": "dpopt", "tags": ["differential-privacy"]}
+    assert str(trained.statement()) in card.text
+    assert f"- test_accuracy: {trained.record['test_accuracy']:.4g}" in card.text
+
+
+def test_a_seed_is_in_no_file(folder):
+    assert not [path for path in folder.iterdir() if str(SEED).encode() in path.read_bytes()]
+    assert "Anyone who knows the seed" in (folder / "statement.txt").read_text()
+
+
+def test_what_was_tuned_stays_with_the_model(trained, tmp_path):
+    trained.save(tmp_path / "it", tuned=["The learning rate was chosen among five."])
+    assert "chosen among five" in str(dpopt.load(tmp_path / "it").statement())
+    assert "tuned" not in trained.record
+
+
+def test_without_a_model_there_is_all_else(trained, folder):
+    loaded = dpopt.load(folder)
+    assert loaded.model is None
+    assert loaded.statement() == trained.statement()
+    with pytest.raises(ConfigError, match="load with a model"):
+        loaded.save(folder.parent / "again")
+
+
+def test_privatized_recurrent_layers_are_loaded(tmp_path):
+    class Read(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.head = nn.GRU(1, 3, batch_first=True), nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.head(self.layer(x.unsqueeze(-1))[0][:, -1])
+
+    first, second = (dpopt.privatize(Read()).model for _ in range(2))
+    fit(first).save(tmp_path / "it")
+    dpopt.load(tmp_path / "it", second)
+    x = torch.randn(3, 4)
+    assert torch.equal(first(x), second(x))
+
+
+def test_an_existing_folder_is_refused_and_left(trained, folder):
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(ConfigError, match="nothing is overwritten"):
+        trained.save(folder)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_failure_leaves_nothing(trained, tmp_path, monkeypatch):
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(saved, "_card", fail)
+    with pytest.raises(KeyboardInterrupt):
+        trained.save(tmp_path / "it")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_refused(trained, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        trained.save(tmp_path / "file" / "it")
+
+
+@pytest.mark.parametrize("name", saved.CHECKED)
+def test_a_changed_or_lost_file_is_found(name, folder):
+    path = folder / name
+    content = path.read_bytes()
+    path.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+    with pytest.raises(Damaged, match=f"{name}: changed"):
+        dpopt.load(folder)
+    path.unlink()
+    with pytest.raises(Damaged, match=f"{name}: gone"):
+        dpopt.load(folder)
+
+
+def test_the_card_may_be_edited(folder):
+    (folder / "README.md").write_text("mine")
+    assert dpopt.load(folder).record["status"] == "done"
+
+
+def test_a_ledger_that_spends_more_is_found_though_its_checksum_is_right(folder):
+    path = folder / "ledger.json"
+    ledger = Ledger.from_json(path.read_text())
+    path.write_text((ledger + ledger).to_json())
+    checksums.seal(Store(folder), folder, [folder / name for name in saved.CHECKED])
+    with pytest.raises(Damaged, match="the record says"):
+        dpopt.load(folder)
+
+
+@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir()])
+def test_no_saved_run(make, tmp_path):
+    make(tmp_path / "it")
+    with pytest.raises(ConfigError, match="holds no saved run"):
+        dpopt.load(tmp_path / "it")
+
+
+class Other(Tied):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (Other, r"model.head.bias: 'float32 \[3\]' cannot be used; the saved model has float32 \[2\]"),
+        (lambda: Tied(dtype=torch.float64), r"float64 .* the saved model has float32"),
+        (lambda: nn.Linear(4, 2), "model.bias: 'float32 .* the saved model has no tensor"),
+        (lambda: nn.Sequential(Tied()), "model.0.first.bias"),
+    ],
+)
+def test_another_architecture_is_refused_and_left(make, message, folder):
+    model = make()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ConfigError, match=message):
+        dpopt.load(folder, model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_tied_weights_fill_untied_ones_and_not_the_other_way_round(trained, folder):
+    untied = Tied(is_tied=False)
+    dpopt.load(folder, untied)
+    assert torch.equal(untied.second.weight, trained.model.first.weight)
+    fit(untied).save(folder.parent / "untied")
+    with pytest.raises(ConfigError, match="two tensors here"):
+        dpopt.load(folder.parent / "untied", Tied())

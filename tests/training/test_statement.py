@@ -1,0 +1,200 @@
+import dataclasses
+import math
+from decimal import Decimal
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import dpopt
+from dpopt.privacy.accountants import ACCOUNTANTS
+from dpopt.privacy.ledger import Draw, Ledger
+from dpopt.training import statement
+from dpopt.training.statement import Statement
+
+RECORD = {
+    "optimizer": "hyfreedp",
+    "seed_is_secret": True,
+    "status": "done",
+    "epsilon_target": 3.0,
+    "epsilon": 3.0,
+    "delta": 1e-5,
+    "accountant": "rdp",
+    "noise": {"gradient": 1.5, "losses": 9.0},
+    "rate": 0.02,
+    "draws": 250,
+    "examples": 5000,
+    "batch_size": 100,
+    "epochs": 5,
+    "unit": "record",
+    "adjacency": "add or remove one record",
+    "sampling": "Poisson",
+    "versions": {"dpopt": "0.1.0", "torch": "2.6.0"},
+    "isolated": False,
+}
+LEDGER = Ledger([Draw(0.02, (1.5, 9.0))] * 250)
+
+
+def loss(output, target):
+    return F.cross_entropy(output, target, reduction="none")
+
+
+def fit(**changes):
+    torch.manual_seed(0)
+    x = torch.randn(400, 4)
+    options = {"optimizer": "dp_sgd", "epsilon": 3.0, "delta": 1e-4, "epochs": 2, "batch_size": 40, "progress": False}
+    return dpopt.fit(nn.Linear(4, 2), loss, (x, (x[:, 0] > 0).long()), **{**options, **changes})
+
+
+def by_dp_accounting(accountant, rate, noise, draws, delta):
+    import dp_accounting
+
+    event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
+    return accountant.compose(event, draws).get_epsilon(delta)
+
+
+def by_pld(*numbers):
+    from dp_accounting import pld
+
+    return by_dp_accounting(pld.PLDAccountant(), *numbers)
+
+
+def by_rdp(*numbers):
+    from dp_accounting import rdp
+
+    return by_dp_accounting(rdp.RdpAccountant(), *numbers)
+
+
+def by_prv(rate, noise, draws, delta):
+    from opacus.accountants import PRVAccountant
+
+    accountant = PRVAccountant()
+    accountant.history = [(noise, rate, draws)]
+    return accountant.get_epsilon(delta)
+
+
+def by_autodp(rate, noise, draws, delta):
+    from autodp.mechanism_zoo import SubsampleGaussianMechanism
+
+    params = {"prob": rate, "sigma": noise, "coeff": draws}
+    return SubsampleGaussianMechanism(params).get_approxDP(delta)
+
+
+DIRECT = {"pld": by_pld, "rdp": by_rdp, "prv": by_prv, "autodp": by_autodp}
+
+
+COPIED = {
+    *("epsilon", "delta", "epsilon_target", "accountant", "draws", "rate", "examples", "batch_size", "epochs", "noise"),
+    *("status", "unit", "adjacency", "sampling", "versions"),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["rdp", *(pytest.param(each, marks=pytest.mark.slow) for each in ("pld", "prv", "autodp"))]
+)
+def test_numbers_are_the_records_and_those_of_a_direct_computation(name):
+    result = fit(accountant=name)
+    made = result.statement()
+    assert {key: getattr(made, key) for key in COPIED} == {key: result.record[key] for key in COPIED}
+    assert (made.batch_size, made.epochs, made.draws) == (40, 2, 20)
+    assert DIRECT[name](0.1, made.noise["gradient"], 20, 1e-4) == pytest.approx(made.epsilon, rel=2e-3)
+
+
+@pytest.mark.parametrize("name", DIRECT)
+def test_epsilon_is_that_of_a_direct_computation(name):
+    ledger = Ledger([Draw(0.1, (0.9,))] * 20)
+    made = Statement.of({**RECORD, "accountant": name}, ledger)
+    assert made.epsilon == pytest.approx(DIRECT[name](0.1, 0.9, 20, 1e-5), rel=2e-3)
+    assert statement.METHODS[name] in str(made)
+
+
+def test_every_accountant_is_described():
+    assert set(statement.METHODS) == set(ACCOUNTANTS) == set(DIRECT)
+
+
+def test_epsilon_is_that_of_the_ledger_with_all_releases_of_a_draw():
+    made = Statement.of(RECORD, LEDGER)
+    together = (1.5**-2 + 9.0**-2) ** -0.5
+    assert made.epsilon == pytest.approx(by_rdp(0.02, together, 250, 1e-5))
+    assert made.epsilon > by_rdp(0.02, 1.5, 250, 1e-5)
+
+
+def test_the_text_in_full():
+    text = str(Statement.of(RECORD, LEDGER, []))
+    assert text == EXPECTED
+
+
+EXPECTED = """\
+Guarantee: record-level (epsilon, delta)-differential privacy, epsilon = 1.104 at delta = 1e-05. Training \
+was to spend at most epsilon = 3.0.
+Neighbouring data sets: add or remove one record.
+Setting: central. Whoever trained held the training records; the guarantee is towards all who see what is \
+published.
+What may be published: the final model, all models on the way to it and all noised releases, together. What \
+is computed from these alone costs nothing more.
+Accesses to the data that are covered: the draws of this one run.
+Accounting: rdp, Rényi differential privacy (dp-accounting; Mironov et al. 2019), from the ledger that the \
+run left.
+Choices: Whoever made this statement says that there was no other run on these data, and no choice by \
+looking at them.
+Not covered:
+- Several records at once, such as all those of one person: only the presence of a single record is hidden as \
+stated.
+- The number of records: it is taken as public.
+- What was done before: cleaning, normalising, a vocabulary, pretrained weights.
+- The trial before training, which looks at a few records without noise: that there was an error, a warning \
+or the status no_signal.
+- An optimizer that means harm: it ran in the process that holds the data. What it was answered was private; \
+that it read nothing else was not enforced.
+- The last digits of floating-point numbers: the guarantee is proved for real numbers, and the noise is \
+rounded.
+- How long the run took.
+Mechanism: hyfreedp; 250 draws from 5000 records by Poisson sampling at rate 0.02: an expected batch of 100 \
+and 5 epochs. Each release is a sum of what was bounded for each record, with Gaussian noise; noise \
+multiplier: 1.5 (gradient), 9 (losses).
+Status: done.
+Versions: dpopt 0.1.0, torch 2.6.0."""
+
+
+def test_what_is_said_follows_the_run():
+    plain = str(Statement.of(RECORD, LEDGER))
+    assert "Nothing is known of other runs on these data" in plain
+    assert "Scores on test data" not in plain
+    assert "the seed" not in plain
+    assert "An optimizer that means harm" in plain
+    tuned = ["The learning rate was chosen among five.", "So was the batch size."]
+    other = {**RECORD, "seed_is_secret": False, "isolated": True, "test_loss": 0.3}
+    text = str(Statement.of(other, LEDGER, tuned))
+    assert "Choices: The learning rate was chosen among five. So was the batch size.\n" in text
+    assert "Scores on test data" in text
+    assert "Anyone who knows the seed" in text
+    assert "An optimizer that means harm" not in text
+
+
+@pytest.mark.parametrize("ledger", [Ledger([Draw(0.02, (0.0,))]), LEDGER + Ledger([Draw(0.02, (1.5, 0.0))])])
+def test_a_release_without_noise_leaves_no_guarantee(ledger):
+    """Whatever the record says."""
+    made = Statement.of(RECORD, ledger)
+    assert not made.private
+    assert made.epsilon == math.inf
+    assert str(made).startswith("There is NO privacy guarantee")
+    assert "Guarantee:" not in str(made)
+
+
+def test_fit_without_noise_says_so():
+    text = str(fit(epsilon=math.inf).statement())
+    assert "NO privacy guarantee" in text
+    assert "Guarantee:" not in text
+
+
+@pytest.mark.parametrize("epsilon", [3.9999999, 4.00001, 0.00012345678, 8.0, 123456.7, 1e-9])
+def test_epsilon_is_rounded_up(epsilon):
+    shown = statement._up(epsilon)
+    assert Decimal(epsilon) <= Decimal(shown) <= Decimal(epsilon) * Decimal("1.001")
+
+
+def test_a_dict_holds_all():
+    made = Statement.of(RECORD, LEDGER)
+    assert set(made.to_dict()) == {field.name for field in dataclasses.fields(Statement)}
+    assert made.to_dict()["epsilon"] == made.epsilon

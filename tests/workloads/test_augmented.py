@@ -1,0 +1,105 @@
+import fabricated
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dpopt import registry
+from dpopt.clipping.views import Views
+from dpopt.errors import ConfigError
+from dpopt.harness import cell as cells
+from dpopt.privacy import sampling
+from dpopt.store import Store
+
+FIELDS = {"data": "mnist", "architecture": "two_conv", "validation": 8}
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPOPT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DPOPT_DATA", str(tmp_path))
+    fabricated.images(monkeypatch, tmp_path, "mnist", 28)
+    fabricated.images(monkeypatch, tmp_path, "cifar10")
+    return tmp_path
+
+
+def workload(**fields):
+    return registry.create_workload("augmented_images", **{**FIELDS, **fields})
+
+
+def cell(**fields):
+    made = workload(**fields)
+    return cells.Cell(
+        workload=registry.spec("workload", "augmented_images", made),
+        optimizer=registry.spec("optimizer", "dp_sgd", registry.create("dp_sgd")),
+        epsilon=4.0,
+        delta=1e-3,
+        accountant="rdp",
+        batch_size=10,
+        epochs=1.0,
+        seed=0,
+        kernel=sampling.REVISION,
+    )
+
+
+def one_by_one(x, padding):
+    """Mirrored and cropped, one image after the other, with the numbers that the generator gives."""
+    mirrored = torch.rand(len(x), 1, 1, 1).flatten() < 0.5
+    down, right = torch.randint(2 * padding + 1, (2, len(x), 1)).flatten(1)
+    made = []
+    for image, flip, top, left in zip(x, mirrored, down.tolist(), right.tolist(), strict=True):
+        wider = F.pad(image.flip(-1) if flip else image, (padding,) * 4, mode="reflect")
+        made.append(wider[:, top : top + x.shape[2], left : left + x.shape[3]])
+    return torch.stack(made)
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+def test_each_image_is_mirrored_and_shifted_on_its_own(padding):
+    x = torch.randn(20, 3, 9, 7)
+    torch.manual_seed(3)
+    expected = one_by_one(x, padding)
+    torch.manual_seed(3)
+    found = workload(padding=padding).augment(x)
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, x)
+    assert len({int(row) for row in (found - x).flatten(1).abs().sum(1) * 1e3}) > 1
+
+
+def test_a_cell_trains_on_views_and_evaluates_plain_images(root):
+    ready = cells.prepare(cell(multiplicity=3), device="cpu")
+    assert isinstance(ready.engine.model, Views)
+    seen = []
+    ready.oracle._watch = seen.append
+    state = ready.optimizer.step(ready.state, ready.oracle)
+    assert seen[0].x.shape[1:] == (3, 1, 28, 28)
+    entry, split = ready.observe(state), ready.watched["test"]
+    ready.engine.load(state.theta)
+    with torch.no_grad():
+        output = ready.model.eval()(ready.workload.transform(split.x))
+    assert entry["test_loss"] == pytest.approx(float(F.cross_entropy(output, split.y)), rel=1e-5)
+
+
+def test_a_cell_runs_to_its_end_and_costs_what_it_costs_without_views(root):
+    records = [cells.run(cell(multiplicity=m), Store(root / "results"), device="cpu") for m in (1, 2)]
+    assert [record["status"] for record in records] == ["done", "done"]
+    assert records[0]["epsilon"] == records[1]["epsilon"] <= 4.0
+    assert records[0]["test_loss"] != records[1]["test_loss"]
+
+
+def test_diagnostics_see_the_views(root):
+    ready = cells.prepare(cells.Cell(**{**vars(cell(multiplicity=2)), "diagnostics": True}), device="cpu")
+    ready.optimizer.step(ready.state, ready.oracle)
+    entry = ready.diagnostics.entry()
+    assert set(entry) > {"norms", "clipped"}  # and what needs the gradient of each record
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"padding": 28}, "padding: 28 cannot be used; expected less than 28"),
+        ({"multiplicity": 0}, "multiplicity"),
+        ({"architecture": "vit_tiny_patch16_224.augreg_in21k_ft_in1k", "pretrained": True, "subset": "head"}, "once"),
+    ],
+)
+def test_bad_fields(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        workload(**fields).check()
