@@ -23,8 +23,8 @@ class Installed:
             [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder], cwd=TREE, check=True, timeout=120
         )
         venv.create(folder / "env", symlinks=True)
-        required = folder / "required"
-        required.mkdir()
+        required = folder / "required" / "site-packages"  # by this name packages know what is installed
+        required.mkdir(parents=True)
         left_out = {module for module, extra in EXTRAS.items() if extra not in extras}
         for path in Path(sysconfig.get_path("purelib")).iterdir():
             if path.name not in left_out and not path.name.startswith(("dpopt", "_dpopt", "__editable__")):

@@ -1,4 +1,4 @@
-"""A newcomer's first hour: the wheel in an empty folder, and what the documentation says, with nothing of the source tree."""
+"""A newcomer's first hour: the wheel in an empty folder, and what the documentation says."""
 
 import subprocess
 import sys
