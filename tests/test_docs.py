@@ -93,7 +93,8 @@ def check_dpopt(name: str, *arguments: str) -> None:
     overrides = [word for word in arguments if "=" in word]
     known = command.keys()
     for override in overrides:
-        assert override.partition("=")[0].lstrip("+").split(".")[0] in known, (name, override, sorted(known))
+        first = override.partition("=")[0].lstrip("+").split(".")[0]
+        assert first in known or f"{first}." in command.description, (name, override, sorted(known))
     suites = [word.partition("=")[2] for word in overrides if word.startswith("suite=")]
     of_suite = known_keys(BASE, "suite") if name in ("plan", "run") else []
     if suites:

@@ -81,7 +81,7 @@ def test_a_suite_of_all_that(installed, place):
     (place / "benchmarks/all_mine.yaml").write_text(SUITE)
     installed.run("run", "suite=all_mine", where=place)
     table = installed.run("table", "suite=all_mine", where=place)
-    for shown in ("mine", "adadp_equilibrium", "dp_sgd", "loans", "flowers"):
+    for shown in ("mine", "adadp_equilibrium", "dp_sgd", "table", "images"):
         assert shown in table
     installed.run("rank", "suite=all_mine", where=place)
     installed.run("plot", "suite=all_mine", where=place)

@@ -15,6 +15,10 @@ outer_task = outer.task:OuterTask
 outer_data = outer
 [dpopt.engines]
 outer_engine = outer.engine:OuterEngine
+[dpopt.benchmarks]
+outer = outer.suites
+[dpopt.plots]
+outer = outer.figures
 """
 METHOD = '''"""Sign descent that also counts the examples whose gradients are short, by a release of its own."""
 
@@ -178,17 +182,17 @@ def draw(frame):
 
 @pytest.fixture
 def outside(tmp_path):
-    """A distribution in a folder of Python's path, and a working folder with a suite and a figure."""
+    """A distribution in a folder of Python's path, and an empty working folder."""
     package, about = tmp_path / "site" / "outer", tmp_path / "site" / "outer-1.0.dist-info"
-    for folder in (package, about, tmp_path / "here" / "benchmarks", tmp_path / "here" / "plots"):
+    for folder in (package / "suites", package / "figures", about, tmp_path / "here"):
         folder.mkdir(parents=True)
+        (folder / "__init__.py").touch()
     files = {"__init__.py": "", "method.py": METHOD, "task.py": TASK, "engine.py": ENGINE, "outer_data.yaml": DATA}
+    files |= {"suites/outer_suite.yaml": SUITE, "figures/outer_figure.py": FIGURE}
     for name, text in files.items():
         (package / name).write_text(text)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: outer\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(POINTS)
-    (tmp_path / "here" / "benchmarks" / "outer_suite.yaml").write_text(SUITE)
-    (tmp_path / "here" / "plots" / "outer_figure.py").write_text(FIGURE)
     return tmp_path
 
 
