@@ -29,7 +29,7 @@ import matplotlib.pyplot as plt
 
 NEEDS = "comparison"
 
-def draw(frame):
+def draw(frame, styles):
     """Read from left to right."""
     figure, axis = plt.subplots()
     for label, rows in frame.groupby("label"):
