@@ -10,7 +10,7 @@ NEEDS = "curves"
 
 
 def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
-    """One line a method."""
+    """One line a method; the axis is cut only where no line passes."""
     figure, axes = panels(frame, 3.8, 3.6, sharey="row")
     for workload, of_workload in frame.groupby("workload"):
         score = of_workload["score"].iloc[0]
@@ -22,10 +22,9 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
                 marks = {"ms": 4, "markevery": max(1, len(by_draw) // 5)}
                 panel.plot(by_draw.index, by_draw["mean"], label=label, **marks, **style.line)
                 panel.fill_between(by_draw.index, by_draw["min"], by_draw["max"], color=style.colour, alpha=0.15, lw=0)
-                drawn.append(by_draw)
+                drawn.append((by_draw["min"].min(), by_draw["max"].max()))
             is_first = panel.get_subplotspec().is_first_col()
             panel.set(xlabel="draws", ylabel=f"test {unit.label}" if is_first else "")
-        ends = pd.concat(drawn)
-        cut([axes[place] for place in line], ends["min"], ends["max"])
+        cut([axes[place] for place in line], *zip(*drawn, strict=True))
     legend(figure, styles)
     return figure

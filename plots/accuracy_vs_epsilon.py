@@ -16,7 +16,7 @@ NEEDS = "comparison"
 
 
 def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
-    """One panel a workload; epsilon on a log scale. An axis of scores is cut where nothing is for most of it."""
+    """One panel a workload; epsilon on a log scale. An axis of scores is cut where it is empty."""
     figure, panels = workload_panels(frame, 5, 3.8, by=["workload"])
     for panel, rows in panels:
         unit = shown(rows["score"].iloc[0])
@@ -27,7 +27,8 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
         if (private["runs"] > 1).any():
             panel.plot([], [], "o", color=GREY, mfc="white", label="at ε with tuning")
         for row in ceiling.to_dict("records"):
-            panel.axhline(row["mean"], linestyle=(0, (4, 2)), color=GREY, label=f"{row['label']} (ε = ∞)")
+            colour = styles[row["label"]].colour
+            panel.axhline(row["mean"], linestyle=(0, (4, 2)), color=colour, label=f"{row['label']} (ε = ∞)")
         panel.set(ylabel=f"test {unit.label}")
         epsilon_axis(panel, private["epsilon_target"], "ε spent by the reported run")
         cut([panel], rows["mean"] - rows["std"], rows["mean"] + rows["std"])

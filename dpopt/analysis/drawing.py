@@ -148,7 +148,7 @@ def _epsilon(target: float) -> str:
 
 def epsilon_axis(axis: Any, targets: Iterable[float], label: str) -> None:
     """A logarithmic x axis with ticks at the `targets` that were run, and at few values where what is drawn goes on."""
-    ticks = sorted(set(targets))
+    ticks = sorted(filter(math.isfinite, set(targets)))
     axis.set(xscale="log", xlabel=label)
     if not ticks:
         return
@@ -160,7 +160,7 @@ def epsilon_axis(axis: Any, targets: Iterable[float], label: str) -> None:
     axis.set_xlim(min(left, ticks[0] / 1.1), max(right, ticks[-1] * 1.1))  # one target alone would be at the edge
 
 
-EMPTY = 1 / 3
+EMPTY = 1 / 4
 """Part of an axis; where a wider one is empty, what is far below squeezes all else."""
 FEWEST = 3
 """As many values have to lie above that, and more than below."""
