@@ -6,7 +6,7 @@ After Figure 7 of "On optimal hyperparameters for differentially private deep tr
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.analysis.drawing import GREY, Styles, along, by_epsilon, gridded, legend, sweeps, workload_panels
+from dpopt.analysis.drawing import GREY, Styles, along, by_epsilon, gridded, legend, run_axis, sweeps, workload_panels
 from dpopt.analysis.scores import shown
 
 NEEDS = "sweep"
@@ -33,8 +33,7 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
         threshold = (rows["batch_size"] * rows["draws"]).median() / STEPS
         panel.axvspan(threshold, 2 * max(threshold, rows["batch_size"].max()), color=GREY, alpha=0.12, lw=0)
         panel.axvline(threshold, color=GREY, linestyle="--", lw=1, label=f"T = {STEPS} steps")
-        panel.set_xscale("log", base=2)
-        panel.set_xlim(rows["batch_size"].min() / 1.4, rows["batch_size"].max() * 1.4)
-        panel.set(xlabel="batch size B", ylabel=f"test {unit.label}")
+        panel.set(xlim=(rows["batch_size"].min() / 1.4, rows["batch_size"].max() * 1.4), ylabel=f"test {unit.label}")
+        run_axis(panel, gridded(rows)["batch_size"], "batch size B")
     legend(figure)
     return figure

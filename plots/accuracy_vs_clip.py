@@ -6,7 +6,7 @@ After Figure 2 of "On optimal hyperparameters for differentially private deep tr
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.analysis.drawing import Styles, along, by_epsilon, gridded, legend, sweeps, workload_panels
+from dpopt.analysis.drawing import Styles, along, by_epsilon, gridded, legend, run_axis, sweeps, workload_panels
 from dpopt.analysis.scores import shown
 
 NEEDS = "sweep"
@@ -28,7 +28,7 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
             panel.plot(further["clip"], unit.factor * further["mean"], "o", ms=2, color=colour)
             top = tried.loc[tried["validation"].idxmax()]
             panel.plot(top["clip"], unit.factor * top["mean"], "o", ms=11, mfc="none", color=colour)
-        panel.set_xscale("log")
-        panel.set(xlabel="clipping bound C", ylabel=f"test {unit.label}")
+        panel.set(ylabel=f"test {unit.label}")
+        run_axis(panel, gridded(rows)["clip"], "clipping bound C")
     legend(figure)
     return figure

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpopt.analysis.drawing import GREY, Style, Styles, by_label, cut, epsilon_axis, legend, workload_panels
+from dpopt.analysis.drawing import GREY, Style, Styles, by_label, cut, legend, run_axis, workload_panels
 from dpopt.analysis.scores import shown
 
 NEEDS = "comparison"
@@ -30,7 +30,7 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
             colour = styles[row["label"]].colour
             panel.axhline(row["mean"], linestyle=(0, (4, 2)), color=colour, label=f"{row['label']} (ε = ∞)")
         panel.set(ylabel=f"test {unit.label}")
-        epsilon_axis(panel, private["epsilon_target"], "ε spent by the reported run")
+        run_axis(panel, private["epsilon_target"], "ε spent by the reported run")
         cut([panel], rows["mean"] - rows["std"], rows["mean"] + rows["std"])
     legend(figure, styles)
     return figure

@@ -5,7 +5,7 @@ import math
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.analysis.drawing import Styles, by_label, cut, epsilon_axis, legend, workload_panels
+from dpopt.analysis.drawing import Styles, by_label, cut, legend, run_axis, workload_panels
 from dpopt.analysis.scores import shown
 
 NEEDS = "comparison"
@@ -25,7 +25,7 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
             options = {"capsize": 2, "mfc": "white" if is_over else None, "label": name}
             panel.errorbar(line["epsilon_with_tuning"], line["mean"], line["std"], **options, **style.line)
         panel.set(ylabel=f"test {unit.label}")
-        epsilon_axis(panel, rows["epsilon_target"], "ε spent in all")
+        run_axis(panel, rows["epsilon_target"], "ε spent in all")
         cut([panel], rows["mean"] - rows["std"], rows["mean"] + rows["std"])
     legend(figure, styles)
     return figure

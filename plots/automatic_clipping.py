@@ -6,7 +6,7 @@ After Figure 5 of "On optimal hyperparameters for differentially private deep tr
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.analysis.drawing import Styles, by_label, epsilon_axis, legend, sweeps, validated_best, workload_panels
+from dpopt.analysis.drawing import Styles, by_label, legend, run_axis, sweeps, validated_best, workload_panels
 from dpopt.analysis.scores import shown
 
 NEEDS = "sweep"
@@ -24,6 +24,6 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
             name, spread = f"{label}, C tuned" if label in tuned else label, unit.factor * line["std"].fillna(0)
             panel.errorbar(line["epsilon_target"], unit.factor * line["mean"], spread, label=name, **style.line)
         panel.set(ylabel=f"test {unit.label}")
-        epsilon_axis(panel, rows["epsilon_target"], "ε")
+        run_axis(panel, rows["epsilon_target"], "ε")
     legend(figure, styles)
     return figure

@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.analysis.drawing import Styles, by_epsilon, gridded, legend, sweeps
+from dpopt.analysis.drawing import Styles, by_epsilon, gridded, legend, run_axis, sweeps
 
 NEEDS = "sweep"
 PLATEAU = 1.05
@@ -31,8 +31,8 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
             step = line["noise_gradient"] / sizes
             single.plot(sizes, step / step.iloc[-1], "o-", ms=4, color=colour)
         cumulative.set_title(f"N = {examples:,.0f}, {epochs:g} epochs", fontsize=9)
-        cumulative.set_xscale("log", base=2)
-        single.set(xlabel="batch size B", yscale="log")
+        single.set(yscale="log")
+        run_axis(single, rows["batch_size"], "batch size B")
         for axis in (cumulative, single):
             axis.grid(alpha=0.3)
     axes[0, 0].set_ylabel("σ√T, relative")

@@ -146,9 +146,9 @@ def _epsilon(target: float) -> str:
     return f"ε = {target:g}".replace("inf", "∞")
 
 
-def epsilon_axis(axis: Any, targets: Iterable[float], label: str) -> None:
-    """A logarithmic x axis with ticks at the `targets` that were run, and at few values where what is drawn goes on."""
-    ticks = sorted(filter(math.isfinite, set(targets)))
+def run_axis(axis: Any, values: Iterable[float], label: str) -> None:
+    """A logarithmic x axis with ticks at the `values` that were run, and at few others where what is drawn goes on."""
+    ticks = sorted(filter(math.isfinite, set(values)))
     axis.set(xscale="log", xlabel=label)
     if not ticks:
         return
@@ -157,7 +157,7 @@ def epsilon_axis(axis: Any, targets: Iterable[float], label: str) -> None:
     axis.set_xticks(ticks, [f"{value:g}" for value in ticks])
     axis.minorticks_off()
     left, right = axis.get_xlim()
-    axis.set_xlim(min(left, ticks[0] / 1.1), max(right, ticks[-1] * 1.1))  # one target alone would be at the edge
+    axis.set_xlim(min(left, ticks[0] / 1.1), max(right, ticks[-1] * 1.1))  # one value alone would be at the edge
 
 
 EMPTY = 1 / 4
