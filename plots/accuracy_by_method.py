@@ -7,7 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from dpopt.analysis.drawing import GREY, Styles, cut, panels
+from dpopt.analysis.axes import cut
+from dpopt.analysis.drawing import GREY, Styles, panels
 from dpopt.analysis.scores import shown
 from dpopt.analysis.tables import upper
 

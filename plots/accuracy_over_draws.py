@@ -3,7 +3,8 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.analysis.drawing import Styles, by_label, cut, legend, panels
+from dpopt.analysis.axes import cut
+from dpopt.analysis.drawing import Styles, by_label, legend, panels
 from dpopt.analysis.scores import shown
 
 NEEDS = "curves"

@@ -6,7 +6,8 @@ After Figure 7 of "On optimal hyperparameters for differentially private deep tr
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.analysis.drawing import GREY, Styles, along, by_epsilon, gridded, legend, run_axis, sweeps, workload_panels
+from dpopt.analysis.axes import run_axis
+from dpopt.analysis.drawing import GREY, Styles, along, by_epsilon, gridded, legend, sweeps, workload_panels
 from dpopt.analysis.scores import shown
 
 NEEDS = "sweep"

@@ -9,7 +9,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpopt.analysis.drawing import GREY, Style, Styles, by_label, cut, legend, run_axis, workload_panels
+from dpopt.analysis.axes import cut, run_axis
+from dpopt.analysis.drawing import GREY, Style, Styles, by_label, legend, workload_panels
 from dpopt.analysis.scores import shown
 
 NEEDS = "comparison"

@@ -6,7 +6,8 @@ After Figure 5 of "On optimal hyperparameters for differentially private deep tr
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.analysis.drawing import Styles, by_label, legend, run_axis, sweeps, validated_best, workload_panels
+from dpopt.analysis.axes import run_axis
+from dpopt.analysis.drawing import Styles, by_label, legend, sweeps, validated_best, workload_panels
 from dpopt.analysis.scores import shown
 
 NEEDS = "sweep"

@@ -7,7 +7,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.analysis.drawing import Styles, by_epsilon, gridded, legend, run_axis, sweeps
+from dpopt.analysis.axes import run_axis
+from dpopt.analysis.drawing import Styles, by_epsilon, gridded, legend, sweeps
 
 NEEDS = "sweep"
 PLATEAU = 1.05

@@ -11,7 +11,7 @@ from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from dpopt.analysis import drawing, figures
+from dpopt.analysis import axes, drawing, figures
 from dpopt.analysis.drawing import Style, styles_of
 from dpopt.analysis.naming import readable_names
 from dpopt.analysis.results import Results
@@ -143,11 +143,11 @@ def test_colours_of_a_panel_alone_are_found(two, legend_of):
     """As figures were once drawn: best first, each panel with its own cycle, and the last panel's legend."""
 
     def draw(frame, styles):
-        figure, axes = plt.subplots(1, 2)
-        for axis, (_, rows) in zip(axes, frame.groupby("workload"), strict=True):
+        figure, pair = plt.subplots(1, 2)
+        for axis, (_, rows) in zip(pair, frame.groupby("workload"), strict=True):
             for label, line in sorted(rows.groupby("label"), key=lambda item: -item[1]["mean"].mean()):
                 axis.plot(line["epsilon_single"], line["mean"], "o-", label=label)
-        axes[-1].legend() if legend_of == "last" else drawing.legend(figure)
+        pair[-1].legend() if legend_of == "last" else drawing.legend(figure)
         return figure
 
     with pytest.raises(AssertionError):
@@ -255,20 +255,20 @@ def test_a_new_figure_needs_no_other_edit(tmp_path):
 
 def test_panels_are_blank_where_there_is_nothing():
     frame = pd.DataFrame({"workload": ["a", "a", "b"], "epsilon_target": [1.0, math.inf, 1.0]})
-    figure, axes = drawing.panels(frame, 2, 2)
-    assert set(axes) == {("a", 1.0), ("a", math.inf), ("b", 1.0)}
+    figure, found = drawing.panels(frame, 2, 2)
+    assert set(found) == {("a", 1.0), ("a", math.inf), ("b", 1.0)}
     assert [axis.get_title() for axis in figure.axes] == ["a, ε = 1", "a, ε = ∞", "b, ε = 1", "b, ε = ∞"]
     assert [axis.axison for axis in figure.axes] == [True, True, True, False]
 
 
 def test_a_legend_is_of_all_panels_in_the_suites_order():
     frame = pd.DataFrame({"workload": ["a", "b"], "epsilon_target": [1.0, 1.0]})
-    figure, axes = drawing.panels(frame, 2, 2)
-    for axis in axes.values():
+    figure, found = drawing.panels(frame, 2, 2)
+    for axis in found.values():
         axis.plot([0, 1], label="ceiling")
         axis.plot([0, 1], label="same (set by hand)")
-    axes["b", 1.0].plot([0, 1], label="same_but_longer")
-    axes["b", 1.0].plot([0, 1], label="first")
+    found["b", 1.0].plot([0, 1], label="same_but_longer")
+    found["b", 1.0].plot([0, 1], label="first")
     drawing.legend(figure, styles_of(["first", "same_but_longer", "same"]))
     (legend,) = figure.legends
     texts = [text.get_text() for text in legend.get_texts()]
@@ -284,13 +284,16 @@ def test_a_legend_is_of_all_panels_in_the_suites_order():
         ([70, 79, 90, 91], [75, 82, 92, 93], None),  # no wide gap
         ([10, 11, 12, 90, 91], [10, 11, 12, 90, 91], None),  # as many fail as do not
         ([10, 90, 91], [12, 92, 93], None),  # too few
+        ([60, 61, 63.8, 64, 65, 66], [61, 61.9, 64, 65, 66, 66.2], None),  # a third lies below, less is empty
         ([10, 20, 88, 90, 91], [90, 21, 89, 92, 93], None),  # one interval spans it
         ([10, 88, 90, 91, math.nan], [12, 89, 92, 93, math.nan], (12, 88)),
+        ([10, 88, 90, 91, -math.inf], [12, 89, 92, 93, -math.inf], (12, 88)),
+        ([math.nan], [math.nan], None),
     ],
 )
 def test_where_an_axis_is_cut(low, high, found):
-    assert drawing.gap(low, high) == found
-    assert found == (found and drawing.gap(low[::-1], high[::-1]))
+    assert axes.gap(low, high) == found
+    assert found == (found and axes.gap(low[::-1], high[::-1]))
 
 
 @pytest.mark.parametrize("along", ["x", "y"])
@@ -298,7 +301,7 @@ def test_what_a_cut_leaves_keeps_its_scale(along):
     scores = np.array([10.0, 12.0, 88.0, 90.0, 95.0])
     figure, axis = plt.subplots()
     axis.plot(*((scores, range(5)) if along == "x" else (range(5), scores)), "o-")
-    drawing.cut([axis], scores - 1, scores + 1, along)
+    axes.cut([axis], scores - 1, scores + 1, along)
     place = dict(zip(scores, getattr(axis, f"{along}axis").get_transform().transform(scores), strict=True))
     assert place[12] - place[10] == pytest.approx(2)
     assert place[95] - place[88] == pytest.approx(7)
