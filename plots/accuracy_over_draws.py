@@ -3,24 +3,29 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.analysis.figures import colours, legend, panels
+from dpopt.analysis.axes import cut
+from dpopt.analysis.drawing import Styles, by_label, legend, panels
 from dpopt.analysis.scores import shown
 
 NEEDS = "curves"
 
 
-def draw(frame: pd.DataFrame) -> Figure:
-    """One line a method."""
-    figure, axes = panels(frame, 3.8, 4, sharey="row")
-    colour = colours(frame["label"])
-    for (workload, target), panel in axes.items():
-        rows = frame[(frame["workload"] == workload) & (frame["epsilon_target"] == target)]
-        unit = shown(rows["score"].iloc[0])
-        for label, runs in rows.groupby("label", sort=False):
-            by_draw = unit.factor * runs.groupby("draw")[f"test_{rows['score'].iloc[0]}"].agg(["mean", "min", "max"])
-            panel.plot(by_draw.index, by_draw["mean"], color=colour[label], label=label)
-            panel.fill_between(by_draw.index, by_draw["min"], by_draw["max"], color=colour[label], alpha=0.15)
-        panel.set(xlabel="draws", ylabel=f"test {unit.label}" if panel.get_subplotspec().is_first_col() else "")
-    legend(figure)
-    figure.tight_layout()
+def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
+    """One line a method; the axis is cut only where no line passes."""
+    figure, axes = panels(frame, 3.8, 3.6, sharey="row")
+    for workload, of_workload in frame.groupby("workload"):
+        score = of_workload["score"].iloc[0]
+        unit, line, drawn = shown(score), [place for place in axes if place[0] == workload], []
+        for place in line:
+            panel, rows = axes[place], of_workload[of_workload["epsilon_target"] == place[1]]
+            for label, style, runs in by_label(rows, styles):
+                by_draw = unit.factor * runs.groupby("draw")[f"test_{score}"].agg(["mean", "min", "max"])
+                marks = {"ms": 4, "markevery": max(1, len(by_draw) // 5)}
+                panel.plot(by_draw.index, by_draw["mean"], label=label, **marks, **style.line)
+                panel.fill_between(by_draw.index, by_draw["min"], by_draw["max"], color=style.colour, alpha=0.15, lw=0)
+                drawn.append((by_draw["min"].min(), by_draw["max"].max()))
+            is_first = panel.get_subplotspec().is_first_col()
+            panel.set(xlabel="draws", ylabel=f"test {unit.label}" if is_first else "")
+        cut([axes[place] for place in line], *zip(*drawn, strict=True))
+    legend(figure, styles)
     return figure

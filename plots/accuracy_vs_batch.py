@@ -6,7 +6,8 @@ After Figure 7 of "On optimal hyperparameters for differentially private deep tr
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.analysis.figures import along, by_epsilon, gridded, legend_outside, sweeps, workload_panels
+from dpopt.analysis.axes import run_axis
+from dpopt.analysis.drawing import GREY, Styles, along, by_epsilon, gridded, legend, sweeps, workload_panels
 from dpopt.analysis.scores import shown
 
 NEEDS = "sweep"
@@ -14,7 +15,7 @@ STEPS = 20
 """The fewest steps that the paper wants, for CIFAR-100 and ViT-Tiny."""
 
 
-def draw(frame: pd.DataFrame) -> Figure:
+def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
     """A panel for each workload and number of epochs; right of the dashed line runs have fewer than 20 steps.
 
     Points that a refinement has added, each with one C and learning rate, are small and not joined.
@@ -31,10 +32,9 @@ def draw(frame: pd.DataFrame) -> Figure:
                 line["batch_size"], unit.factor * line["mean"], "o-", ms=4, color=colour, label=f"ε = {target:g}"
             )
         threshold = (rows["batch_size"] * rows["draws"]).median() / STEPS
-        panel.axvspan(threshold, 2 * max(threshold, rows["batch_size"].max()), color="0.5", alpha=0.12, lw=0)
-        panel.axvline(threshold, color="0.4", linestyle="--", lw=1, label=f"T = {STEPS} steps")
-        panel.set_xscale("log", base=2)
-        panel.set_xlim(rows["batch_size"].min() / 1.4, rows["batch_size"].max() * 1.4)
-        panel.set(xlabel="batch size B", ylabel=f"test {unit.label}")
-    legend_outside(figure)
+        panel.axvspan(threshold, 2 * max(threshold, rows["batch_size"].max()), color=GREY, alpha=0.12, lw=0)
+        panel.axvline(threshold, color=GREY, linestyle="--", lw=1, label=f"T = {STEPS} steps")
+        panel.set(xlim=(rows["batch_size"].min() / 1.4, rows["batch_size"].max() * 1.4), ylabel=f"test {unit.label}")
+        run_axis(panel, gridded(rows)["batch_size"], "batch size B")
+    legend(figure)
     return figure

@@ -6,13 +6,14 @@ After Figure 2 of "On optimal hyperparameters for differentially private deep tr
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.analysis.figures import along, by_epsilon, gridded, legend_outside, sweeps, workload_panels
+from dpopt.analysis.axes import run_axis
+from dpopt.analysis.drawing import Styles, along, by_epsilon, gridded, legend, sweeps, workload_panels
 from dpopt.analysis.scores import shown
 
 NEEDS = "sweep"
 
 
-def draw(frame: pd.DataFrame) -> Figure:
+def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
     """A panel for each workload and number of epochs; the open circle is the C that validates best.
 
     Points that a refinement has added, each with one B and learning rate, are small and not joined.
@@ -28,7 +29,7 @@ def draw(frame: pd.DataFrame) -> Figure:
             panel.plot(further["clip"], unit.factor * further["mean"], "o", ms=2, color=colour)
             top = tried.loc[tried["validation"].idxmax()]
             panel.plot(top["clip"], unit.factor * top["mean"], "o", ms=11, mfc="none", color=colour)
-        panel.set_xscale("log")
-        panel.set(xlabel="clipping bound C", ylabel=f"test {unit.label}")
-    legend_outside(figure)
+        panel.set(ylabel=f"test {unit.label}")
+        run_axis(panel, gridded(rows)["clip"], "clipping bound C")
+    legend(figure)
     return figure

@@ -5,39 +5,28 @@ import math
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.analysis.figures import colours, legend_outside, workload_panels
+from dpopt.analysis.axes import cut, run_axis
+from dpopt.analysis.drawing import Styles, by_label, legend, workload_panels
 from dpopt.analysis.scores import shown
 
 NEEDS = "comparison"
-MARKERS = "osD^vP"
 
 
-def draw(frame: pd.DataFrame) -> Figure:
-    """Dotted lines are of searches that spend more than their target, dashed ones of values that were set by hand."""
+def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
+    """Hollow markers are of searches that spend more than their target; a value set by hand is not charged."""
     frame = frame[frame["epsilon_target"] < math.inf]
-    figure, panels = workload_panels(frame, 5, 3.6, by=["workload"])
-    colour, names = colours(frame["label"]), list(dict.fromkeys(frame["label"]))
+    figure, panels = workload_panels(frame, 5, 3.8, by=["workload"])
     for panel, rows in panels:
         unit = shown(rows["score"].iloc[0])
-        for label, line in rows.groupby("label", sort=False):
+        rows = rows.assign(mean=unit.factor * rows["mean"], std=unit.factor * rows["std"].fillna(0))
+        for label, style, line in by_label(rows, styles):
             line = line.sort_values("epsilon_with_tuning")
             is_over = (line["epsilon_with_tuning"] > line["epsilon_target"] * (1 + 1e-6)).any()
-            style = ":" if is_over else "--" if line["tuning"].iloc[0] == "fixed" else "-"
-            panel.errorbar(
-                line["epsilon_with_tuning"],
-                unit.factor * line["mean"],
-                unit.factor * line["std"].fillna(0),
-                linestyle=style,
-                marker=MARKERS[names.index(label) % len(MARKERS)],
-                mfc="white" if is_over else None,
-                capsize=2,
-                color=colour[label],
-                label=str(label),
-            )
-        panel.set_xscale("log")
-        targets = sorted(rows["epsilon_target"].unique())
-        panel.set_xticks(targets, [f"{target:g}" for target in targets])
-        panel.minorticks_off()
-        panel.set(xlabel="ε spent in all", ylabel=f"test {unit.label}")
-    legend_outside(figure)
+            name = f"{label} (set by hand)" if line["tuning"].iloc[0] == "fixed" else label
+            options = {"capsize": 2, "mfc": "white" if is_over else None, "label": name}
+            panel.errorbar(line["epsilon_with_tuning"], line["mean"], line["std"], **options, **style.line)
+        panel.set(ylabel=f"test {unit.label}")
+        run_axis(panel, rows["epsilon_target"], "ε spent in all")
+        cut([panel], rows["mean"] - rows["std"], rows["mean"] + rows["std"])
+    legend(figure, styles)
     return figure

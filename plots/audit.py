@@ -5,15 +5,17 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dpopt.analysis.drawing import GREY, Styles, styles_of
+
 NEEDS = "audit"
-BOUNDS = {
-    "worst_case": ("o", "C0", "worst-case canary, many runs"),
-    "one_run": ("D", "C1", "one run"),
-    "one_run_fdp": ("s", "C2", "one run, f-DP"),
+BOUNDS = {  # column -> what it is
+    "worst_case": "worst-case canary, many runs",
+    "one_run": "one run",
+    "one_run_fdp": "one run, f-DP",
 }
 
 
-def draw(frame: pd.DataFrame) -> Figure:
+def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
     """One panel for each target epsilon of the optimizers, one for the controls; a bar ends at the claimed epsilon."""
     frame = frame[frame["failure"] == ""]
     panels = [(f"ε = {target:g}", rows) for target, rows in _optimizers(frame).groupby("epsilon_target")]
@@ -36,10 +38,10 @@ def _optimizers(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _panel(axis: Axes, rows: pd.DataFrame) -> None:
     at = range(len(rows))
-    axis.barh(at, rows["epsilon"], color="0.9", height=0.8, label="claimed ε")
-    for column, (marker, colour, label) in BOUNDS.items():
+    axis.barh(at, rows["epsilon"], color=GREY, alpha=0.3, height=0.8, label="claimed ε")
+    for column, style in styles_of(BOUNDS).items():
         if column in rows and rows[column].notna().any():
-            axis.plot(rows[column], at, marker, color=colour, markersize=4, linestyle="", label=label)
+            axis.plot(rows[column], at, markersize=4, label=BOUNDS[column], **style.dots)
     axis.set_yticks(at, rows["name"])
     axis.invert_yaxis()
     axis.set_xlim(left=-0.02 * axis.get_xlim()[1])

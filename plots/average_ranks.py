@@ -9,20 +9,22 @@ from matplotlib.figure import Figure
 
 from dpopt.analysis import ranking, statistics
 from dpopt.analysis.budgets import BUDGETS
+from dpopt.analysis.drawing import GREY, Styles
 
 NEEDS = "ranking"
 
 
-def draw(frame: pd.DataFrame) -> Figure:
+def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
     """A line a method, best first; bars at the right join averages closer than the critical difference (Nemenyi).
 
     There are bars only with enough workloads; the text below says so where there are not.
     """
     averages, rows = ranking.average_ranks(frame), ranking.everywhere(frame)
-    figure, axis = plt.subplots(figsize=(6.5, 1.3 + 0.32 * len(averages)))
+    figure, axis = plt.subplots(figsize=(6.5, 1.3 + 0.32 * len(averages)), layout="constrained")
     at = {label: place for place, label in enumerate(averages["label"])}
-    axis.scatter(rows["rank"], rows["label"].map(at), marker="|", s=60, color="0.6", label="in one block")
-    axis.scatter(averages["rank"], range(len(averages)), color="C0", zorder=3, label="average")
+    axis.scatter(rows["rank"], rows["label"].map(at), marker="|", s=60, color=GREY)
+    for place, (label, rank) in enumerate(zip(averages["label"], averages["rank"], strict=True)):
+        axis.plot(rank, place, label=label, zorder=3, **styles[label].dots)
     axis.set_yticks(range(len(averages)), [_name(row) for row in averages.to_dict("records")])
     axis.set_ylim(len(averages) - 0.5, -0.5)
     axis.set_xlim(0.8, len(averages) + 0.2)
@@ -33,10 +35,8 @@ def draw(frame: pd.DataFrame) -> Figure:
     test = ranking.rank_test(frame)
     if test:
         _join(axis, statistics.cliques(averages["rank"].to_numpy(), test.critical))
-    axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
-    figure.tight_layout()
-    below = textwrap.fill(ranking.verdict(frame), 95)
-    figure.text(0.02, 0, below, va="top", size=8, color="0.3")
+    below = textwrap.fill(f"Lines: ranks in single blocks. {ranking.verdict(frame)}", 95)
+    figure.text(0.02, 0, below, va="top", size=8)
     return figure
 
 

@@ -6,23 +6,22 @@ learning" (arXiv 2510.20616).
 
 import math
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.analysis.figures import panels
+from dpopt.analysis.drawing import Styles, legend, panels, shades
 
 NEEDS = "classes"
 
 
-def draw(frame: pd.DataFrame) -> Figure:
+def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
     """Of the first method; relative to the class that C = 1 leaves most of, so that flat means that all count alike."""
     import matplotlib.pyplot as plt
 
     frame = frame[frame["label"] == frame["label"].iloc[0]]
-    figure, axes = panels(frame, 3, 2.5)
+    figure, axes = panels(frame, 3, 2.4)
     bounds = [bound for bound in sorted(frame["bound"].unique()) if float(math.log10(bound)).is_integer()]
-    colours = dict(zip(bounds, plt.colormaps["viridis"](np.linspace(0, 0.9, len(bounds))), strict=True))
+    colours = dict(zip(bounds, plt.colormaps["viridis"](shades(len(bounds))), strict=True))
     for (workload, target), axis in axes.items():
         rows = frame[(frame["workload"] == workload) & (frame["epsilon_target"] == target)]
         table = rows.pivot_table(index="label_of_class", columns="bound", values="weight")
@@ -32,10 +31,7 @@ def draw(frame: pd.DataFrame) -> Figure:
             relative = table[bound] / table[bound].loc[favoured]
             axis.plot(range(1, len(table) + 1), relative, color=colours[bound], label=f"C = {bound:g}")
         axis.set(ylim=(0, 1.3), xlabel="class, by w(1)")
-        axis.set_title(axis.get_title(), fontsize=8)
         if axis.get_subplotspec().is_first_col():
             axis.set_ylabel("relative weight")
-    handles, labels = next(iter(axes.values())).get_legend_handles_labels()
-    figure.legend(handles, labels, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    figure.tight_layout()
+    legend(figure)
     return figure

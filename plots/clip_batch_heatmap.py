@@ -3,19 +3,21 @@
 After Figure 1 of "On optimal hyperparameters for differentially private deep transfer learning" (arXiv 2510.20616).
 """
 
+import math
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpopt.analysis.figures import gridded, sweeps
+from dpopt.analysis.drawing import COLOURS, DARK, LIGHT, Styles, gridded, sweeps
 from dpopt.analysis.scores import shown
 
 NEEDS = "sweep"
 
 
-def draw(frame: pd.DataFrame) -> Figure:
+def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
     """A row for each workload and number of epochs, a column for each ε; colours are scaled to the panel.
 
     The learning rate and the marked cell are those that validate best, and so need not have the largest number. Circles
@@ -46,22 +48,28 @@ def _panel(axis: Axes, rows: pd.DataFrame) -> None:
     table = unit.factor * gridded(rows).pivot_table(index="batch_size", columns="clip", values="mean").sort_index()
     values = table.to_numpy()
     image = axis.imshow(values, origin="lower", aspect="auto", cmap="viridis")
-    middle = (np.nanmin(values) + np.nanmax(values)) / 2
+    decimals, middle = _decimals(values), (np.nanmin(values) + np.nanmax(values)) / 2
     for (y, x), value in np.ndenumerate(values):
         if np.isfinite(value):
-            colour = "white" if value < middle else "black"
-            axis.text(x, y, f"{value:.{max(0, unit.decimals - 1)}f}", ha="center", va="center", color=colour, size=7)
+            colour = LIGHT if value < middle else DARK
+            axis.text(x, y, f"{value:.{decimals}f}", ha="center", va="center", color=colour, size=7)
     best = rows.loc[rows["validation"].fillna(-np.inf).idxmax()]
     x, y = _place(best, table)
     if best.name in gridded(rows).index:
-        axis.add_patch(plt.Rectangle((x - 0.47, y - 0.47), 0.94, 0.94, fill=False, color="C1", lw=2.5))
+        axis.add_patch(plt.Rectangle((x - 0.47, y - 0.47), 0.94, 0.94, fill=False, color=COLOURS[3], lw=2.5))
     else:
-        axis.plot(x, y, "o", ms=11, mfc="none", color="C1", mew=2.5)
+        axis.plot(x, y, "o", ms=11, mfc="none", color=COLOURS[3], mew=2.5)
     further = rows.drop(gridded(rows).index)
     colours = {"c": unit.factor * further["mean"], "norm": image.norm, "cmap": image.cmap}
-    axis.scatter(*_place(further, table), s=22, edgecolors="white", linewidths=0.6, **colours)
+    axis.scatter(*_place(further, table), s=22, edgecolors=LIGHT, linewidths=0.6, **colours)
     axis.set_xticks(range(table.shape[1]), [f"{clip:g}" for clip in table.columns], size=7)
     axis.set_yticks(range(table.shape[0]), [f"{size:g}" for size in table.index], size=7)
+
+
+def _decimals(values: np.ndarray) -> int:
+    """As many as show a thirtieth of the range of `values`."""
+    spread = np.nanmax(values) - np.nanmin(values)
+    return min(4, max(0, math.ceil(-math.log10(spread / 30)))) if spread > 0 else 1
 
 
 def _place(rows: pd.DataFrame | pd.Series, table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:

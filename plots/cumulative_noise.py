@@ -7,14 +7,15 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.analysis.figures import by_epsilon, gridded, sweeps
+from dpopt.analysis.axes import run_axis
+from dpopt.analysis.drawing import Styles, by_epsilon, gridded, legend, sweeps
 
 NEEDS = "sweep"
 PLATEAU = 1.05
 """Within 5 % of the least counts as the plateau."""
 
 
-def draw(frame: pd.DataFrame) -> Figure:
+def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
     """Relative to the largest B; filled dots lie on the plateau. σ/B keeps falling: it asks for the full batch."""
     frame = gridded(sweeps(frame)).drop_duplicates(["examples", "epochs", "epsilon_target", "batch_size"])
     settings = list(frame.groupby(["examples", "epochs"]))
@@ -31,11 +32,11 @@ def draw(frame: pd.DataFrame) -> Figure:
             step = line["noise_gradient"] / sizes
             single.plot(sizes, step / step.iloc[-1], "o-", ms=4, color=colour)
         cumulative.set_title(f"N = {examples:,.0f}, {epochs:g} epochs", fontsize=9)
-        cumulative.set_xscale("log", base=2)
-        single.set(xlabel="batch size B", yscale="log")
+        single.set(yscale="log")
+        run_axis(single, rows["batch_size"], "batch size B")
         for axis in (cumulative, single):
             axis.grid(alpha=0.3)
     axes[0, 0].set_ylabel("σ√T, relative")
     axes[1, 0].set_ylabel("σ/B, relative")
-    axes[0, -1].legend(frameon=False, bbox_to_anchor=(1.02, 1), loc="upper left")
+    legend(figure)
     return figure

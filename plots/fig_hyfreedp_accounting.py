@@ -5,15 +5,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dpopt.analysis.drawing import GREY, Styles, styles_of
+
 NEEDS = "accounting"
 RULES = ("independent", "additive")
 BATCHES = {"same": "probes on the gradient's draw", "fresh": "probes on a fresh draw"}
-LINES = ["o-", "s--", "^-.", "D:"]
-COLOURS = ["#D55E00", "#0072B2", "#009E73", "#CC79A7"]
-"""Four of Okabe and Ito's, which the colour-blind tell apart."""
 
 
-def draw(frame: pd.DataFrame) -> Figure:
+def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
     """A column a rule, a row a probe batch, a line for each K; above the diagonal, more is spent than claimed."""
     rules = [rule for rule in RULES if (frame["rule"] == rule).any()]
     batches = [batch for batch in BATCHES if (frame["batch"] == batch).any()]
@@ -37,11 +36,11 @@ def draw(frame: pd.DataFrame) -> Figure:
 
 def _panel(axis: Axes, rows: pd.DataFrame) -> None:
     claimed = sorted(rows["epsilon_claimed"])
-    axis.plot(claimed, claimed, color="0.5", linewidth=0.8, label="true = claimed")
-    for number, (every, line) in enumerate(rows.sort_values("epsilon_claimed").groupby("probe_every")):
-        style, colour = LINES[number % len(LINES)], COLOURS[number % len(COLOURS)]
-        label = f"K = {every}"
-        axis.plot(line["epsilon_claimed"], line["epsilon_true"], style, color=colour, markersize=4, label=label)
+    axis.plot(claimed, claimed, color=GREY, linewidth=0.8, label="true = claimed")
+    lines = {f"K = {every}": line for every, line in rows.sort_values("epsilon_claimed").groupby("probe_every")}
+    for label, style in styles_of(lines).items():
+        line = lines[label]
+        axis.plot(line["epsilon_claimed"], line["epsilon_true"], markersize=4, label=label, **style.line)
     ratio = rows["epsilon_true"] / rows["epsilon_claimed"]
     text = f"true / claimed: {ratio.min():.2f} to {ratio.max():.2f}"
     axis.text(0.05, 0.95, text, transform=axis.transAxes, va="top", size=9)

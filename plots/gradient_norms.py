@@ -7,12 +7,12 @@ learning" (arXiv 2510.20616).
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.analysis.figures import by_epsilon, legend_outside, workload_panels
+from dpopt.analysis.drawing import GREY, Styles, by_epsilon, legend, workload_panels
 
 NEEDS = "diagnostics"
 
 
-def draw(frame: pd.DataFrame) -> Figure:
+def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
     """The runs that validate best; dots are the bound C* with the least error of the clipped, noised gradient."""
     figure, panels = workload_panels(frame, 3.2, 2.6, by=["workload", "label"])
     for panel, rows in panels:
@@ -23,7 +23,7 @@ def draw(frame: pd.DataFrame) -> Figure:
             if "best_clip" in line:
                 best = line.dropna(subset="best_clip")
                 panel.plot(best["epoch"], best["best_clip"], "o", ms=4, color=colour)
-        panel.plot([], [], "o", ms=4, color="0.4", label="best bound C*")
+        panel.plot([], [], "o", ms=4, color=GREY, label="best bound C*")
         panel.set(xlabel="epochs", ylabel="gradient norm", yscale="log")
-    legend_outside(figure)
+    legend(figure)
     return figure

@@ -8,39 +8,51 @@ from matplotlib.figure import Figure
 
 from dpopt.analysis import ranking
 from dpopt.analysis.budgets import BLOCK, BUDGETS
-from dpopt.analysis.figures import colours
+from dpopt.analysis.drawing import Style, Styles, by_label, legend
 from dpopt.analysis.scores import shown
 from dpopt.analysis.statistics import profile
 
 NEEDS = "ranking"
-MARKERS = "osD^v"
+APART = 0.08
+"""The least part of the axis between two of its ticks."""
 
 
-def draw(frame: pd.DataFrame) -> Figure:
+def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
     """One panel a score, distances on a square-root scale; a line that stays below 1 has no result in some blocks."""
     scores = frame["score"].unique()
-    figure, axes = plt.subplots(1, len(scores), figsize=(5.5 * len(scores), 4), squeeze=False)
-    colour = colours(frame["label"])
+    size = (5.2 * len(scores) + 1.2, 3.8)
+    figure, axes = plt.subplots(1, len(scores), figsize=size, squeeze=False, layout="constrained")
     for axis, score in zip(axes[0], scores, strict=True):
         rows, unit = frame[frame["score"] == score], shown(score)
         farthest = -1.1 * unit.factor * rows["difference"].min() or 1.0  # where all methods tie
-        for number, (label, own) in enumerate(rows.groupby("label", sort=False)):
-            _line(axis, own, unit.factor, farthest, color=colour[label], marker=MARKERS[number % len(MARKERS)])
+        for _, style, own in by_label(rows, styles):
+            _line(axis, own, unit.factor, farthest, style)
         blocks = rows.groupby(BLOCK).ngroups
-        axis.set_title(f"{blocks} block{'s' * (blocks > 1)}, equal {BUDGETS[frame['by'].iloc[0]]}", size="medium")
+        axis.set_title(f"{blocks} block{'s' * (blocks > 1)}, equal {BUDGETS[frame['by'].iloc[0]]}", fontsize=10)
         axis.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
         axis.set(xlabel=f"distance from the best: {unit.label}", xlim=(0, farthest), ylim=(-0.03, 1.03))
+        ticks = _ticks(farthest)
+        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0][0].set_ylabel("share of blocks")
-    axes[0][-1].legend(bbox_to_anchor=(1.02, 1), loc="upper left", frameon=False)
+    legend(figure, styles)
     return figure
 
 
-def _line(axis: Axes, rows: pd.DataFrame, factor: float, farthest: float, **style: str) -> None:
+def _line(axis: Axes, rows: pd.DataFrame, factor: float, farthest: float, style: Style) -> None:
     """Markers where a block comes in."""
     failed = rows["difference"].isna() | (rows["failures"] == rows["seeds"])
     distances, shares = profile((-factor * rows["difference"]).mask(failed, np.inf).to_numpy())
     ends, last = np.append(distances, farthest), np.append(shares, shares[-1])
     options = {"where": "post", "markersize": 4, "clip_on": False, "label": ranking.named(rows.iloc[0].to_dict())}
-    axis.step(ends, last, markevery=range(len(distances)), **options, **style)
+    axis.step(ends, last, markevery=range(len(distances)), **options, **style.line)
+
+
+def _ticks(farthest: float) -> list[float]:
+    """Round distances from 0 on, which on the square-root scale do not run into each other."""
+    known = [0.0]
+    for value in (mantissa * 10.0**power for power in range(-6, 4) for mantissa in (1, 2, 5)):
+        if value <= farthest and (value / farthest) ** 0.5 - (known[-1] / farthest) ** 0.5 >= APART:
+            known.append(value)
+    return known

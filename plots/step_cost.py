@@ -5,6 +5,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dpopt.analysis.drawing import COLOURS, GREY, Styles
+
 NEEDS = "speed"
 PANELS = [
     ("engine", "time_ratio", "time of a step / non-private"),
@@ -12,17 +14,17 @@ PANELS = [
     ("optimizer", "time_ratio", "time of a draw / baseline's"),
 ]
 GROUP = ["case", "subset", "precision"]
-COLOURS = {
-    "non_private": "0.6",
-    "bookkeeping": "C0",
-    "poisson": "C2",
-    "vmap": "C9",
-    "opacus_hooks": "C1",
-    "opacus_ghost": "C3",
+OF_ENGINES = {
+    "non_private": GREY,
+    "bookkeeping": COLOURS[0],
+    "poisson": COLOURS[2],
+    "vmap": COLOURS[6],
+    "opacus_hooks": COLOURS[1],
+    "opacus_ghost": COLOURS[3],
 }
 
 
-def draw(frame: pd.DataFrame) -> Figure:
+def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
     """One panel a quantity; bars grouped by case and trained subset, a line at the baseline."""
     panels = [panel for panel in PANELS if (frame["kind"] == panel[0]).any()]
     lines = max(_lines(frame[frame["kind"] == kind]) for kind, _, _ in panels)
@@ -65,9 +67,9 @@ def _bar(axis: Axes, at: float, row: dict, column: str) -> None:
     background = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
     beside = {"textcoords": "offset points", "va": "center", "size": 8, "bbox": background}
     if pd.isna(row[column]):
-        axis.annotate("fails", (1, at), xytext=(4, 0), color="0.4", **beside)
+        axis.annotate("fails", (1, at), xytext=(4, 0), color=GREY, **beside)
         return
-    axis.barh(at, row[column], color=COLOURS.get(row["contender"], "C0"), height=0.8)
+    axis.barh(at, row[column], color=OF_ENGINES.get(row["contender"], COLOURS[0]), height=0.8)
     end = row[column]
     if f"{column}_low" in row:
         axis.hlines(at, row[f"{column}_low"], row[f"{column}_high"], color="black", linewidth=0.8)

@@ -219,7 +219,7 @@ def test_figures_of_no_suite_are_drawn_by_name(tmp_path, monkeypatch, capsys):
     from dpopt.analysis import accounting
 
     (tmp_path / "claims.py").write_text(
-        'NEEDS = "accounting"\ndef draw(frame):\n'
+        'NEEDS = "accounting"\ndef draw(frame, styles):\n'
         "    import matplotlib.pyplot as plt\n    figure, axis = plt.subplots()\n"
         '    axis.plot(frame["x"])\n    return figure\n'
     )

@@ -136,7 +136,7 @@ def test_a_figure_takes_no_text_for_mathematics(tmp_path):
 
     (tmp_path / "named.py").write_text(
         'NEEDS = "speed"\nimport matplotlib.pyplot as plt\n'
-        "def draw(frame):\n    figure = plt.figure()\n    figure.suptitle(' '.join(frame['label']))\n"
+        "def draw(frame, styles):\n    figure = plt.figure()\n    figure.suptitle(' '.join(frame['label']))\n"
         "    return figure\n"
     )
     (plot,) = figures.plots(tmp_path)

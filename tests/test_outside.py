@@ -170,7 +170,7 @@ FIGURE = '''"""A bar for each method."""
 NEEDS = "comparison"
 
 
-def draw(frame):
+def draw(frame, styles):
     """The means."""
     import matplotlib.pyplot as plt
 

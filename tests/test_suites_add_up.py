@@ -161,7 +161,7 @@ def test_what_cannot_be_used_is_named(given, named):
 def test_a_published_suite_is_read_and_made_again(here, capsys):
     plots = figures(here)
     (plots / "scores.py").write_text(
-        'NEEDS = "comparison"\n\n\ndef draw(frame):\n    """One bar a method."""\n'
+        'NEEDS = "comparison"\n\n\ndef draw(frame, styles):\n    """One bar a method."""\n'
         "    import matplotlib.pyplot as plt\n\n    figure, axes = plt.subplots()\n"
         '    axes.bar(frame["label"], frame["mean"])\n    return figure\n'
     )

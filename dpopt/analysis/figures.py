@@ -1,11 +1,10 @@
-"""Draws the figures in `plots/`: each file there says which frame it needs and has `draw(frame) -> Figure`."""
+"""Draws the figures in `plots/`: each says which frame it needs and has `draw(frame, styles) -> Figure`."""
 
 from __future__ import annotations
 
 import importlib.util
 import io
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +14,7 @@ import pandas as pd
 
 from dpopt import markup
 from dpopt._paths import at_hand
+from dpopt.analysis.drawing import Styles
 from dpopt.errors import ConfigError, unknown
 
 OF_SUITES = ("comparison", "selected", "curves", "ranking", "sweep", "diagnostics", "classes")
@@ -33,19 +33,24 @@ class Plot:
         name: file name without `.py`.
         needs: a frame of `suites.Frames`, "speed" (one row a contender of `dpopt bench`), "audit" (one row an audit of
             `dpopt audit`) or "accounting" (one row a published noise rule and setting; solved, not stored).
-        draw: frame -> matplotlib Figure.
+        draw: frame, and the style of each label of its suite -> matplotlib Figure.
     """
 
     name: str
     needs: str
-    draw: Callable[[pd.DataFrame], Any]
+    draw: Callable[[pd.DataFrame, Styles], Any]
 
-    def figure(self, frame: pd.DataFrame) -> Any:
-        """What `draw` makes of `frame`, whose texts are no mathematics."""
+    def figure(self, frame: pd.DataFrame, styles: Styles | None = None) -> Any:
+        """What `draw` makes of `frame`, whose texts are no mathematics.
+
+        Args:
+            frame: with the columns that the figure needs.
+            styles: of all labels of the suite (`drawing.styles_of`); none where it shows no suite.
+        """
         shown = frame.copy(deep=False)
         for name in frame.select_dtypes(exclude="number"):
             shown[name] = frame[name].map(lambda value: markup.figure(value) if isinstance(value, str) else value)
-        return self.draw(shown)
+        return self.draw(shown, {markup.figure(label): style for label, style in (styles or {}).items()})
 
 
 def plots(folder: Path, name: str | None = None) -> list[Plot]:
@@ -72,132 +77,8 @@ def _load(file: Path) -> Plot:
     specification.loader.exec_module(module)
     needs, draw = getattr(module, "NEEDS", None), getattr(module, "draw", None)
     if needs not in FRAMES or not callable(draw):
-        raise ConfigError("plots", str(file), f"expected NEEDS, one of {', '.join(FRAMES)}, and draw(frame)")
+        raise ConfigError("plots", str(file), f"expected NEEDS, one of {', '.join(FRAMES)}, and draw(frame, styles)")
     return Plot(file.stem, needs, draw)
-
-
-def panels(
-    frame: pd.DataFrame, width: float, height: float, **options: Any
-) -> tuple[Any, dict[tuple[str, float], Any]]:
-    """A figure with a row for each workload of `frame` and a column for each target epsilon.
-
-    Args:
-        frame: has `workload` and `epsilon_target`.
-        width, height: of a panel, in inches.
-        options: of `plt.subplots`.
-
-    Returns:
-        The figure, and the axes of each pair that has rows; the others are blank.
-    """
-    import matplotlib.pyplot as plt
-
-    workloads, targets = sorted(frame["workload"].unique()), sorted(frame["epsilon_target"].unique())
-    size = (width * len(targets) + 1, height * len(workloads))
-    figure, axes = plt.subplots(len(workloads), len(targets), figsize=size, squeeze=False, **options)
-    found, there = {}, set(zip(frame["workload"], frame["epsilon_target"], strict=True))
-    for workload, line in zip(workloads, axes, strict=True):
-        for target, axis in zip(targets, line, strict=True):
-            name = f"ε = {target:g}".replace("inf", "∞")
-            axis.set_title(name if len(workloads) == 1 else f"{workload}, {name}")
-            axis.grid(alpha=0.3)
-            if (workload, target) in there:
-                found[workload, target] = axis
-            else:
-                axis.set_axis_off()
-    return figure, found
-
-
-def workload_panels(
-    frame: pd.DataFrame, width: float, height: float, by: Sequence[str] = ("workload", "epochs")
-) -> tuple[Any, list[tuple[Any, pd.DataFrame]]]:
-    """A figure with a panel for each workload (and number of epochs), at most four in a row, on a constrained layout.
-
-    Args:
-        frame: has the columns `by`.
-        width, height: of a panel, in inches.
-        by: what a panel is for.
-
-    Returns:
-        The figure, and each panel with its rows.
-    """
-    import matplotlib.pyplot as plt
-
-    groups = list(frame.groupby(list(by)))
-    columns = min(4, len(groups))
-    lines = -(-len(groups) // columns)
-    size = (width * columns + 1.2, height * lines)
-    figure, axes = plt.subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")
-    for axis in axes.flat[len(groups) :]:
-        axis.set_axis_off()
-    for axis, (keys, _) in zip(axes.flat, groups, strict=False):
-        axis.set_title("\n".join(map(_named, by, keys)), fontsize=8)
-        axis.grid(alpha=0.3)
-    return figure, [(axis, rows) for axis, (_, rows) in zip(axes.flat, groups, strict=False)]
-
-
-def _named(column: str, value: Any) -> str:
-    return f"{value:g} epochs" if column == "epochs" else str(value)
-
-
-def sweeps(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of methods whose clipping bound a suite varies."""
-    return frame[frame.groupby("label")["clip"].transform("nunique") > 1]
-
-
-def gridded(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a suite's own grid: without those that a refinement has added between its values."""
-    return frame if "is_refined" not in frame else frame[~frame["is_refined"]]
-
-
-def validated_best(frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """The row of each group that validates best; ties and missing scores go to the first."""
-    return frame.loc[frame.assign(key=frame["validation"].fillna(-math.inf)).groupby(list(by))["key"].idxmax()]
-
-
-def along(frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """What a line over the last of `by` shows: at each value of the grid the row that validates best, and beside it
-    every row that a refinement has added.
-    """
-    line = validated_best(gridded(frame), by)
-    return pd.concat([line, frame.drop(gridded(frame).index)])
-
-
-def by_epsilon(frame: pd.DataFrame) -> Iterator[tuple[float, Any, pd.DataFrame]]:
-    """Each target epsilon with its rows and a colour, from dark (private) to light."""
-    import matplotlib.pyplot as plt
-
-    groups = list(frame.groupby("epsilon_target"))
-    for number, (target, rows) in enumerate(groups):
-        yield target, plt.colormaps["viridis"](0.85 * number / max(1, len(groups) - 1)), rows
-
-
-def colours(labels: Iterable[str]) -> dict[str, Any]:
-    """A colour for each of at most 20 labels."""
-    import matplotlib.pyplot as plt
-
-    names = list(dict.fromkeys(labels))
-    return dict(zip(names, plt.colormaps["tab20" if len(names) > 10 else "tab10"].colors, strict=False))
-
-
-def legend(figure: Any) -> None:
-    """One legend, at the right of the first row of panels, of all that is labelled anywhere."""
-    handles = _labelled(figure)
-    last = figure.axes[0].get_subplotspec().get_gridspec().ncols - 1
-    place = {"bbox_to_anchor": (1.02, 1), "loc": "upper left", "frameon": False}
-    figure.axes[last].legend(handles.values(), handles, **place)
-
-
-def legend_outside(figure: Any) -> None:
-    """One legend at the right of a figure on a constrained layout, of all that is labelled anywhere."""
-    handles = _labelled(figure)
-    figure.legend(handles.values(), handles, loc="outside right upper", frameon=False)
-
-
-def _labelled(figure: Any) -> dict[str, Any]:
-    """The first artist of each label, in the order of the panels."""
-    labelled = [pair for axis in figure.axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
-    first = {label: handle for handle, label in reversed(labelled)}
-    return {label: first[label] for _, label in labelled}
 
 
 def render(figure: Any, kinds: Sequence[str] = ("svg", "png")) -> dict[str, bytes]:

@@ -1,8 +1,9 @@
-"""Names of workloads in tables; needs no pandas."""
+"""Names of workloads in tables and in figures; needs no pandas."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -28,3 +29,61 @@ def _named(spec: dict[str, Any], all_specs: Iterable[dict[str, Any]], without: C
     shown = [key for key in differing if key not in without and spec[key] is not None]  # None: as the model has it
     given = ", ".join(f"{key}={spec[key]}" for key in shown)
     return f"{spec['name']}({given})" if given else spec["name"]
+
+
+SPELLED = {
+    "20_newsgroups": "20 newsgroups",
+    "adadp": "ADADP",
+    "bitfit": "BitFit",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "e2e": "E2E",
+    "film": "FiLM",
+    "food101": "Food-101",
+    "gmm": "Gaussian mixture",
+    "gpt2": "GPT-2",
+    "gtsrb": "GTSRB",
+    "logreg": "logistic regression",
+    "lora": "LoRA",
+    "minilm": "MiniLM",
+    "mlp": "MLP",
+    "mnist": "MNIST",
+    "nlg": "NLG",
+    "sst2": "SST-2",
+    "sun397": "SUN397",
+    "svhn": "SVHN",
+    "vit_base": "ViT-B",
+    "vit_small": "ViT-S",
+    "vit_tiny": "ViT-Ti",
+    "wrn_16_4": "WRN-16-4",
+}
+"""How the field writes what we write in small letters; other words are shown as they are."""
+MODEL = ("architecture", "encoder")
+
+
+def readable_names(specs: list[dict[str, Any]]) -> dict[str, str]:
+    """A name for figures for each distinct workload, by its JSON: its model and data, and what else tells it apart."""
+    distinct = {json.dumps(spec, sort_keys=True): spec for spec in specs}
+    short = {key: _readable(spec) for key, spec in distinct.items()}
+    alike = {name: [distinct[key] for key in short if short[key] == name] for name in short.values()}
+    return {key: ", ".join([name, *_further(distinct[key], alike[name])]) for key, name in short.items()}
+
+
+def _readable(spec: dict[str, Any]) -> str:
+    if "data" not in spec:
+        return _spelled(spec["name"])
+    model = next((spec[key] for key in MODEL if key in spec), spec["name"])
+    return (
+        f"{_spelled(re.split(r'_patch|[.]', model)[0])} {_spelled(spec.get('subset', ''))}".strip()
+        + f", {_spelled(spec['data'])}"
+    )
+
+
+def _further(spec: dict[str, Any], others: list[dict[str, Any]]) -> list[str]:
+    """The fields of `spec` that some of `others` has another value of."""
+    differing = [key for key, value in spec.items() if any(other.get(key) != value for other in others)]
+    return [f"{key} {spec[key]}" for key in differing if spec[key] is not None]
+
+
+def _spelled(name: str) -> str:
+    return SPELLED.get(name) or " ".join(SPELLED.get(word, word) for word in name.split("_"))

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from dpopt.analysis import diagnostics, frames, ranking, tables
+from dpopt.analysis.drawing import Style, styles_of
 from dpopt.analysis.frames import GROUP
+from dpopt.analysis.naming import readable_names, workload_names
 from dpopt.errors import ConfigError
 from dpopt.store import open_results
 from dpopt.store.published import Published
@@ -21,6 +23,8 @@ from dpopt.store.runs import Store
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from dpopt.analysis.figures import Plot
 
 SWEPT = ["batch_size", "epochs", "clip"]
 """What a suite may vary beside methods, workloads and epsilon."""
@@ -122,10 +126,16 @@ class Results:
         (chosen,) = figures.plots(Path(folder), name)
         if chosen.needs not in figures.OF_SUITES:
             raise ConfigError("plot", name, "it shows no suite; `dpopt plot figure=NAME` draws it")
-        frame = self.frame(chosen.needs)
-        if frame.empty:
+        if (drawn := self.draw(chosen)) is None:
             raise ConfigError("plot", name, f"suite {self.suite} has nothing finished that it could show")
-        return chosen.figure(frame)
+        return drawn
+
+    def draw(self, plot: Plot) -> Figure | None:
+        """A figure of suites, in the suite's styles and with names that are read; none where it has nothing to show."""
+        frame = self.frame(plot.needs)
+        if frame.empty:
+            return None
+        return plot.figure(frame.assign(workload=frame["workload"].map(self._titles)), self.styles)
 
     def report(self, folder: str | Path = "plots", overrides: Sequence[str] = ()) -> str:
         """One HTML page with tables and figures, which opens without a network.
@@ -179,6 +189,17 @@ class Results:
     def classes(self) -> pd.DataFrame:
         """One row a class and bound C, of the selected runs that were diagnosed."""
         return diagnostics.classes(self.store, self.selected)
+
+    @cached_property
+    def styles(self) -> dict[str, Style]:
+        """How each label looks in figures: that of the whole suite, whatever part is asked for."""
+        return styles_of(entry["label"] for entry in self.store.manifest(self.suite)["cells"])
+
+    @cached_property
+    def _titles(self) -> dict[str, str]:
+        """What figures call workloads, by their names in tables."""
+        specs = [entry["cell"]["workload"] for entry in self.store.manifest(self.suite)["cells"]]
+        return dict(zip(workload_names(specs).values(), readable_names(specs).values(), strict=True))
 
     def frame(self, needs: str) -> pd.DataFrame:
         """The frame that a figure `needs`."""

@@ -13,7 +13,7 @@ from dpopt.errors import ConfigError, unknown
 from dpopt.markup import TERMINAL, duration
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from matplotlib.figure import Figure
 
     from dpopt.analysis.figures import Plot
     from dpopt.analysis.results import Results
@@ -120,22 +120,22 @@ def plot(overrides: Sequence[str]) -> None:
     folder = Path(texts.get("plots", "plots"))
     chosen = figures.plots(folder, texts.get("figure"))
     if len(chosen) == 1 and chosen[0].needs == "accounting":
-        _draw(chosen[0], accounting.frame(), folder / "out")
+        _save(chosen[0], chosen[0].figure(accounting.frame()), folder / "out")
         return
     results, _ = stored(overrides, "figure")
     if results.selected.empty:
         raise ConfigError("suite", results.suite, f"no finished rows in {results.store.root}")
     into = folder / "out" / results.suite / ("part" if results.part else "")
     for figure in chosen:
-        if figure.needs in figures.OF_SUITES and not results.frame(figure.needs).empty:
-            _draw(figure, results.frame(figure.needs), into)
+        if figure.needs in figures.OF_SUITES and (drawn := results.draw(figure)):
+            _save(figure, drawn, into)
     report_problems(results.problems)
 
 
-def _draw(plot: Plot, frame: DataFrame, folder: Path) -> None:
+def _save(plot: Plot, drawn: Figure, folder: Path) -> None:
     from dpopt.analysis import figures
 
-    OUT.print(" ".join(map(str, figures.save(plot.figure(frame), folder, plot.name))))
+    OUT.print(" ".join(map(str, figures.save(drawn, folder, plot.name))))
 
 
 def report(overrides: Sequence[str]) -> None:

@@ -187,4 +187,4 @@ def figures(records: Sequence[Record], plots: Path) -> Iterator[tuple[str, bytes
     timed = _rows(records, "time_ratio")
     for plot in drawing.plots(plots) if timed and plots.is_dir() else ():
         for name, rows in speed.parts(speed.frame({"rows": timed})).items() if plot.needs == "speed" else ():
-            yield f"{plot.name}_{name}", drawing.render(plot.draw(rows))["svg"]
+            yield f"{plot.name}_{name}", drawing.render(plot.figure(rows))["svg"]

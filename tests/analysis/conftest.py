@@ -19,15 +19,32 @@ class Maker:
     def __init__(self, root):
         self.store, self.cells = Store(root), []
 
-    def add(self, label, seed, validation, test, *, epsilon=3.0, tuned=None, tuning="self", status="done", eta=None):
+    def add(
+        self,
+        label,
+        seed,
+        validation,
+        test,
+        *,
+        epsilon=3.0,
+        tuned=None,
+        tuning="self",
+        status="done",
+        eta=None,
+        workload="digits_mlp",
+        batch_size=128,
+        entry=None,
+        **more,
+    ):
+        """A run with its record and two entries of its curve, each with `entry`; `more` is of the record."""
         run_id = f"{len(self.cells):016x}"
         cell = {
-            "workload": {"name": "digits_mlp"},
+            "workload": {"name": workload},
             "optimizer": {"name": label, "lr": (tuned or {}).get("lr", 0.25), "clip": {"rule": "abadi", "bound": 1.0}},
             "epsilon": "inf" if epsilon == float("inf") else epsilon,
             "delta": DELTA,
             "accountant": "rdp",
-            "batch_size": 128,
+            "batch_size": batch_size,
             "epochs": 20.0,
             "seed": seed,
         }
@@ -56,10 +73,11 @@ class Maker:
             "validation_accuracy": validation,
             "test_accuracy": test,
             "provenance": {},
+            **more,
         }
         for draw in (50, 100):
-            entry = {"draw": draw, "epoch": draw / 10, "test_accuracy": test * draw / 100}
-            self.store.append_curve(run_id, entry | ({"eta": eta * draw} if eta else {}))
+            at = {"draw": draw, "epoch": draw / 10, "test_accuracy": test * draw / 100, **(entry or {})}
+            self.store.append_curve(run_id, at | ({"eta": eta * draw} if eta else {}))
         self.store.finish(run_id, record, ledger.to_json())
         return run_id
 

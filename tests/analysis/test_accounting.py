@@ -65,7 +65,7 @@ def test_ledgers(batch, draws, distinct):
 
 
 def test_the_figure_shows_the_frame(frame, tmp_path):
-    figure = figures._load(FIGURE).draw(frame)
+    figure = figures._load(FIGURE).figure(frame)
     panels = {axis.get_title(): axis for axis in figure.axes}
     assert len(panels) == 4
     (panel,) = (axis for title, axis in panels.items() if "independent" in title and "gradient's" in title)

@@ -10,6 +10,7 @@ import pytest
 
 from dpopt.analysis import figures, frames, ranking, statistics, tables
 from dpopt.analysis.budgets import BUDGETS
+from dpopt.analysis.drawing import styles_of
 from dpopt.errors import ConfigError
 
 PLOTS = {plot.name: plot for plot in figures.plots(Path(__file__).parents[2] / "plots")}
@@ -261,9 +262,12 @@ def bars(figure):
     return [line for line in figure.axes[0].lines if line.get_linewidth() == 3]
 
 
+def drawn(name, rows):
+    return PLOTS[name].figure(rows, styles_of(rows["label"]))
+
+
 def test_bars_of_the_critical_difference_need_enough_workloads():
-    draw = PLOTS["average_ranks"].draw
-    few, enough = draw(scattered(statistics.ENOUGH - 1)), draw(scattered(9))
+    few, enough = (drawn("average_ranks", scattered(count)) for count in (statistics.ENOUGH - 1, 9))
     assert bars(few) == []
     assert "not tested" in few.texts[0].get_text().replace("\n", " ")
     averages = ranking.average_ranks(scattered(9))
@@ -278,7 +282,7 @@ def test_profiles_plot_shares_of_blocks():
     rows = frame(scores)
     lacking = (rows["workload"] == "fmnist") & (rows["label"] == "a")
     rows.loc[lacking, ["mean", "difference"]] = math.nan
-    axis = PLOTS["performance_profile"].draw(rows).axes[0]
+    axis = drawn("performance_profile", rows).axes[0]
     lines = {line.get_label(): line.get_xydata()[:-1] for line in axis.lines}
     assert lines["a"] == pytest.approx(np.array([[0, 1 / 3], [20, 2 / 3]])), "and never 1"
     assert lines["b"] == pytest.approx(np.array([[0, 2 / 3], [10, 1]]))

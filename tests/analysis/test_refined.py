@@ -7,10 +7,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from dpopt.analysis import figures, frames, selection
+from dpopt.analysis import drawing, frames, selection
 from dpopt.analysis.results import Results
 
-PLOTS = {plot.name: plot.draw for plot in figures.plots(Path(__file__).parents[2] / "plots")}
+PLOTS = Path(__file__).parents[2] / "plots"
 FURTHER = {(3.0, 500): 0.9, (0.3, 200): 0.4}
 
 
@@ -54,7 +54,7 @@ def test_the_best_point_is_shown_and_the_whole_search_charged(refined):
 def test_which_rows_are_refined(refined):
     rows = refined.sweep[refined.sweep["is_refined"]]
     assert {(row.clip, row.batch_size) for row in rows.itertuples()} == set(FURTHER)
-    assert len(figures.gridded(refined.sweep)) == 6
+    assert len(drawing.gridded(refined.sweep)) == 6
 
 
 def test_private_selection_is_simulated_for_the_grid_alone(refined):
@@ -63,7 +63,7 @@ def test_private_selection_is_simulated_for_the_grid_alone(refined):
 
 
 def test_the_heat_map_has_them_between_its_cells(refined):
-    (axis,) = PLOTS["clip_batch_heatmap"](refined.sweep).axes
+    (axis,) = refined.plot("clip_batch_heatmap", PLOTS).axes
     assert axis.images[0].get_array().shape == (2, 3)
     places = {(3.0, 500): (1 + np.log10(3), np.log10(5)), (0.3, 200): (np.log10(3), np.log10(2))}
     (circles,) = axis.collections
@@ -78,11 +78,11 @@ def test_the_heat_map_has_them_between_its_cells(refined):
 
 def test_lines_join_the_grid_alone(refined):
     for name, grid, further in (("clip", [0.1, 1, 10], [0.3, 3]), ("batch", [100, 1000], [200, 500])):
-        axis = PLOTS[f"accuracy_vs_{name}"](refined.sweep).axes[0]
+        axis = refined.plot(f"accuracy_vs_{name}", PLOTS).axes[0]
         swept = [sorted(line.get_xdata()) for line in axis.lines]
         assert grid in swept
         assert further in swept
         joined = [sorted(line.get_xdata()) for line in axis.lines if line.get_linestyle() == "-"]
         assert joined == [grid]
-    single = PLOTS["cumulative_noise"](refined.sweep).axes[-1]
+    single = refined.plot("cumulative_noise", PLOTS).axes[-1]
     assert [list(line.get_xdata()) for line in single.lines] == [[100, 1000]]

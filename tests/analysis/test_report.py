@@ -29,7 +29,7 @@ import matplotlib.pyplot as plt
 
 NEEDS = "comparison"
 
-def draw(frame):
+def draw(frame, styles):
     """Read from left to right."""
     figure, axis = plt.subplots()
     for label, rows in frame.groupby("label"):
@@ -341,9 +341,23 @@ def test_an_unknown_suite_is_one_error(matrix, bare):
         report.page(Results(matrix, "mode"), bare)
 
 
-def test_a_report_needs_no_torch():
-    code = "import sys, dpopt.analysis.report; sys.exit('torch' in sys.modules)"
+def test_neither_reports_nor_figures_need_torch():
+    plots = Path(__file__).parents[2] / "plots"
+    code = "import sys, pathlib, dpopt.analysis.report; from dpopt.analysis.figures import plots"
+    code += f"; plots(pathlib.Path({str(plots)!r})); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_figures_have_the_pages_ink_and_paper(matrix, folder):
+    """What is black or white in a file has the page's colours, so that a dark page has no white boxes."""
+    page = Page(page_of(matrix, folder))
+    styles = [attributes["style"] for tag, attributes in page.elements if "style" in attributes and tag != "svg"]
+    assert any("fill: var(--paper)" in style for style in styles), "the ground"
+    assert any("stroke: var(--ink)" in style for style in styles), "axes"
+    assert not any(colour in style for style in styles for colour in ("#000000", "#ffffff"))
+    css = "".join(page.texts)
+    assert re.search(r"svg \{[^}]*fill: var\(--ink\)", css), "text, of which files say no colour"
+    assert "background: #ffffff" not in css
 
 
 def test_the_pages_files_are_packaged():

@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 
 from dpopt.analysis import figures
+from dpopt.analysis.drawing import styles_of
 
-PLOTS = {plot.name: plot.draw for plot in figures.plots(Path(__file__).parents[2] / "plots")}
+PLOTS = {plot.name: plot for plot in figures.plots(Path(__file__).parents[2] / "plots")}
 CLIPS, SIZES, EPSILONS, EPOCHS = (0.1, 1.0, 10.0), (64, 256, 1024), (1.0, 8.0), (2.0, 10.0)
 N = 4096
 
@@ -19,6 +20,10 @@ N = 4096
 def _closed():
     yield
     plt.close("all")
+
+
+def draw(name, frame):
+    return PLOTS[name].figure(frame, styles_of(frame["label"]))
 
 
 def accuracy(clip, size, epsilon):
@@ -42,7 +47,7 @@ def sweep():
 
 
 def test_the_heat_map_marks_the_best_cell(sweep):
-    figure = PLOTS["clip_batch_heatmap"](sweep)
+    figure = draw("clip_batch_heatmap", sweep)
     panels = {axis.get_title(): axis for axis in figure.axes}
     assert len(panels) == 2 * len(EPOCHS) * len(EPSILONS)
     for title, (x, y) in {"easy\n2 epochs, ε = 1": (2, 0), "hard\n10 epochs, ε = 8": (0, 2)}.items():
@@ -55,7 +60,7 @@ def test_the_heat_map_marks_the_best_cell(sweep):
 
 def test_the_mark_goes_by_validation(sweep):
     chosen = (sweep["clip"] == 1) & (sweep["batch_size"] == 256)
-    figure = PLOTS["clip_batch_heatmap"](sweep.assign(validation=sweep["validation"].where(~chosen, 0.99)))
+    figure = draw("clip_batch_heatmap", sweep.assign(validation=sweep["validation"].where(~chosen, 0.99)))
     for axis in figure.axes:
         (mark,) = axis.patches
         assert (mark.get_x() + mark.get_width() / 2, mark.get_y() + mark.get_height() / 2) == pytest.approx((1, 1))
@@ -67,7 +72,7 @@ def lines(axis, label):
 
 
 def test_accuracy_over_clip_takes_the_best_batch(sweep):
-    axis = PLOTS["accuracy_vs_clip"](sweep).axes[0]
+    axis = draw("accuracy_vs_clip", sweep).axes[0]
     assert lines(axis, "ε = 1") == pytest.approx(np.array([[0.1, 50.0], [1.0, 55.0], [10.0, 60.0]]))
     assert lines(axis, "ε = 8") == pytest.approx(np.array([[0.1, 56.0], [1.0, 51.0], [10.0, 46.0]]))
     circles = sorted(tuple(line.get_xydata()[0].round(6)) for line in axis.lines if line.get_markersize() == 11)
@@ -75,7 +80,7 @@ def test_accuracy_over_clip_takes_the_best_batch(sweep):
 
 
 def test_accuracy_over_batch_shows_where_steps_are_few(sweep):
-    figure = PLOTS["accuracy_vs_batch"](sweep)
+    figure = draw("accuracy_vs_batch", sweep)
     two, ten = figure.axes[:2]
     assert lines(two, "ε = 1") == pytest.approx(np.array([[64, 60.0], [256, 57.0], [1024, 54.0]]))
     for axis, epochs in ((two, 2), (ten, 10)):
@@ -83,7 +88,7 @@ def test_accuracy_over_batch_shows_where_steps_are_few(sweep):
 
 
 def test_cumulative_noise_is_relative_to_the_largest_batch(sweep):
-    figure = PLOTS["cumulative_noise"](sweep)
+    figure = draw("cumulative_noise", sweep)
     # sigma = sqrt(B) / epsilon and T = E N / B: their cumulative noise is the same for every B.
     assert [y for _, y in lines(figure.axes[0], "ε = 1")] == pytest.approx([1, 1, 1])
     single = figure.axes[2].lines[0].get_ydata()
@@ -91,7 +96,7 @@ def test_cumulative_noise_is_relative_to_the_largest_batch(sweep):
 
 
 def test_automatic_clipping_meets_the_tuned_bound(sweep):
-    axis = PLOTS["automatic_clipping"](sweep).axes[0]
+    axis = draw("automatic_clipping", sweep).axes[0]
     drawn = {held.get_label(): held.lines[0].get_xydata() for held in axis.containers}
     assert drawn["dp_adam, C tuned"] == pytest.approx(np.array([[1.0, 60.0], [8.0, 56.0]]))
     assert drawn["auto_s"] == pytest.approx(np.array([[1.0, 40.0], [8.0, 40.0]]))
@@ -104,7 +109,7 @@ def test_norms_have_a_band_for_each_epsilon():
         for epsilon in EPSILONS
         for epoch in (1.0, 2.0)
     ]
-    axis = PLOTS["gradient_norms"](pd.DataFrame(rows)).axes[0]
+    axis = draw("gradient_norms", pd.DataFrame(rows)).axes[0]
     assert lines(axis, "ε = 8") == pytest.approx(np.array([[1.0, 0.25], [2.0, 0.5]]))
     assert len(axis.collections) == len(EPSILONS)
 
@@ -116,7 +121,7 @@ def test_class_weights_are_sorted_and_relative():
         for y, norm in enumerate((8.0, 2.0, 4.0))
         for bound in (0.1, 1.0, 7.3, 10.0)
     ]
-    axis = PLOTS["class_weights"](pd.DataFrame(rows)).axes[0]
+    axis = draw("class_weights", pd.DataFrame(rows)).axes[0]
     assert [y for _, y in lines(axis, "C = 1")] == pytest.approx([1, 0.5, 0.25])
     assert [y for _, y in lines(axis, "C = 10")] == pytest.approx([1, 1, 1])
     assert {line.get_label() for line in axis.lines} == {"C = 0.1", "C = 1", "C = 10"}
@@ -129,9 +134,23 @@ def test_all_epsilon_is_on_the_axis():
         for label, tuning, factor in (("free", "grid", 3), ("hyfreedp", "self", 1))
         for target in EPSILONS
     ]
-    axis = PLOTS["accuracy_vs_total_epsilon"](pd.DataFrame(rows)).axes[0]
+    axis = draw("accuracy_vs_total_epsilon", pd.DataFrame(rows)).axes[0]
     drawn = {held.get_label(): held.lines[0] for held in axis.containers}
     assert drawn["free"].get_xdata().tolist() == [3, 24]
-    assert drawn["free"].get_linestyle() == ":"
+    assert drawn["free"].get_markerfacecolor() == "white"
     assert drawn["hyfreedp"].get_xdata().tolist() == [1, 8]
-    assert drawn["hyfreedp"].get_linestyle() == "-"
+    assert drawn["hyfreedp"].get_markerfacecolor() != "white"
+
+
+@pytest.mark.parametrize(("spread", "shown"), [(0.5, "90.50"), (8.0, "98.0"), (60.0, "80")])
+def test_cells_that_are_alike_have_decimals(spread, shown):
+    rows = [
+        {"workload": "easy", "epochs": 2.0, "epsilon_target": 1.0, "label": "dp_adam", "score": "accuracy"}
+        | {"batch_size": size, "clip": clip, "mean": mean, "validation": mean}
+        for (size, clip), mean in zip(
+            product((64, 128), (0.1, 1.0)), (0.2 if spread > 10 else 0.9, *[0.9] * 2, 0.0), strict=True
+        )
+    ]
+    rows[-1] |= {"mean": rows[0]["mean"] + spread / 100, "validation": 1.0}
+    (axis,) = draw("clip_batch_heatmap", pd.DataFrame(rows)).axes
+    assert axis.texts[-1].get_text() == shown

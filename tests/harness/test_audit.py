@@ -123,7 +123,7 @@ def test_tables_and_figure(record, tmp_path):
     assert "it leaks too" in text
     assert "probability at most 0.05" in text
     plot = next(plot for plot in figures.plots(PLOTS) if plot.needs == "audit")
-    figure = plot.draw(audits.frame(record))
+    figure = plot.figure(audits.frame(record))
     titles = [axis.get_title() for axis in figure.axes]
     assert titles == ["ε = 2", "broken on purpose"]
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["sound", "leaky"]

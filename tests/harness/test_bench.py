@@ -491,7 +491,7 @@ def test_tables_say_what_was_measured():
 
 def test_the_figure_shows_every_ratio():
     (plot,) = [plot for plot in figures.plots(PLOTS) if plot.needs == "speed"]
-    figure = plot.draw(speed.frame(RECORD))
+    figure = plot.figure(speed.frame(RECORD))
     times, memory, optimizers = figure.axes
     assert [patch.get_width() for patch in times.patches] == pytest.approx([1, 1.5, 3, 40])
     assert [patch.get_width() for patch in memory.patches] == pytest.approx([1, 1, 2])

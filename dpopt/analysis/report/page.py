@@ -10,8 +10,7 @@ import hashlib
 import inspect
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,8 +28,6 @@ from dpopt.markup import PLAIN, lines
 HERE = Path(__file__).parent
 NUMBER = re.compile(r"([-−+]?)(\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?|∞)(?=[\s%]|$)")
 """A number that a text begins with: "91.2 ± 0.4", "1.0e-05", "∞"; not "3d_cnn"."""
-
-Frame = Callable[[], pd.DataFrame]
 
 
 class Column(NamedTuple):
@@ -109,7 +106,7 @@ def page(
         given=given,
         states=content.states(cells),
         tables=[_table(part) for part in [*_of_suite(known.comparison, comparison, manifest, given), *further]],
-        figures=[draw(plot, partial(known.frame, plot.needs), f"figure-{k}") for k, plot in enumerate(drawn, 1)],
+        figures=[draw(plot, known, f"figure-{k}") for k, plot in enumerate(drawn, 1)],
         failures=content.failures(store, cells),
         damages=content.damages(known.stored),
         unfinished=int(cells.drop_duplicates("run_id")["state"].isin(["running", "interrupted", "pending"]).sum()),
@@ -136,15 +133,15 @@ def _of_suite(chosen: pd.DataFrame, comparison: pd.DataFrame, manifest: Mapping[
     return [Part("Best private methods", best, content.HEADLINE_NOTE), all_rows] if len(best) else [all_rows]
 
 
-def draw(plot: figures.Plot, frame: Frame, place: str) -> Drawing:
+def draw(plot: figures.Plot, known: Results, place: str) -> Drawing:
     """One figure, its ids beginning with `place`; where it cannot be drawn the page has all but this figure."""
     import matplotlib.pyplot as plt
 
     (caption, legend), before = _captions(plot), plt.get_fignums()
     drawn, problem = "", "nothing that it needs is stored"
     try:
-        if not (rows := frame()).empty:
-            drawn, problem = svg.render(plot.figure(rows), place, caption), ""
+        if figure := known.draw(plot):
+            drawn, problem = svg.render(figure, place, caption), ""
     except Exception as error:  # the file is anyone's, and the suite may be half done
         problem = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
     for number in set(plt.get_fignums()) - set(before):

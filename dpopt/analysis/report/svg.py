@@ -8,6 +8,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 REFERENCE = re.compile(r"url\(#")
+INKS = {"#000000": "var(--ink)", "#ffffff": "var(--paper)"}
+"""The page's colours for what a figure draws in pure black and white, so that a dark page has no white boxes."""
+INK = re.compile("|".join(INKS))
 POINT = 4 / 3
 """CSS pixels of a point."""
 
@@ -53,9 +56,11 @@ def _local(name: str) -> str:
 
 
 def _own(key: str, value: str, name: str) -> str:
-    """An attribute's value with its ids, and references to them, made the figure's own."""
+    """An attribute's value with its ids, and references to them, made the figure's own; colours as `INKS` has them."""
     if key == "id":
         return f"{name}-{value}"
     if key == "href" and value.startswith("#"):
         return f"#{name}-{value[1:]}"
+    if key == "style":
+        value = INK.sub(lambda colour: INKS[colour[0]], value)
     return REFERENCE.sub(f"url(#{name}-", value)

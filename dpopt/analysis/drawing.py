@@ -1,0 +1,191 @@
+"""What the files in `plots/` draw with: a suite's styles, panels, one legend, and the rows that a line shows.
+
+Pure black and white stand for ink and paper, which are others on a dark page (`report.svg`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+COLOURS = ("#0173B2", "#DE8F05", "#029E73", "#D55E00", "#CC78BC", "#CA9161", "#56B4E9")
+"""Those of seaborn's palette for the colour-blind that can be told from white, from black and from grey."""
+MARKERS = "osD^vP*X"
+DASHES = ("-", "--", "-.", ":", (0, (6, 1.5, 1, 1.5, 1, 1.5)), (0, (1, 3)))
+LONG = 24
+"""Entries of a legend's column."""
+GREY = "0.5"
+"""What is no method's: references, remarks."""
+DARK, LIGHT = "#0A0A0A", "#FAFAFA"
+"""On a ground that has a colour of its own, on every page."""
+
+
+class Style(NamedTuple):
+    """How a label looks in all figures of its suite. A marker may be hollow; what that says is the figure's.
+
+    Attributes:
+        colour: of all that stands for it.
+        marker: of its points.
+        dash: of its lines.
+    """
+
+    colour: str
+    marker: str
+    dash: Any
+
+    @property
+    def dots(self) -> dict[str, Any]:
+        """Options of `Axes.plot` for points."""
+        return {"color": self.colour, "marker": self.marker, "linestyle": "none"}
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """Options of `Axes.plot` for points that are joined."""
+        return self.dots | {"linestyle": self.dash}
+
+
+Styles = Mapping[str, Style]
+
+
+def styles_of(labels: Iterable[str]) -> dict[str, Style]:
+    """A style for each label, in their order; no two of at most 56 have the same colour and marker."""
+    names = dict.fromkeys(labels)
+    return {
+        name: Style(COLOURS[k % len(COLOURS)], MARKERS[k % len(MARKERS)], DASHES[k // len(COLOURS) % len(DASHES)])
+        for k, name in enumerate(names)
+    }
+
+
+def by_label(frame: pd.DataFrame, known: Styles) -> Iterator[tuple[str, Style, pd.DataFrame]]:
+    """Each label of `frame` with its style and rows, in the suite's order."""
+    order, groups = list(known), dict(list(frame.groupby("label", sort=False)))
+    for label in sorted(map(str, groups), key=order.index):
+        yield label, known[label], groups[label]
+
+
+def by_epsilon(frame: pd.DataFrame) -> Iterator[tuple[float, Any, pd.DataFrame]]:
+    """Each target epsilon with its rows and a colour, from dark (private) to light."""
+    import matplotlib.pyplot as plt
+
+    groups = list(frame.groupby("epsilon_target"))
+    for (target, rows), at in zip(groups, shades(len(groups)), strict=True):
+        yield target, plt.colormaps["viridis"](at), rows
+
+
+def shades(count: int) -> np.ndarray:
+    """Where to read a colour map so that `count` colours can be seen on white and on black."""
+    return np.linspace(0.3, 0.8, max(2, count))[:count]
+
+
+def panels(
+    frame: pd.DataFrame, width: float, height: float, **options: Any
+) -> tuple[Any, dict[tuple[str, float], Any]]:
+    """A figure with a row for each workload of `frame` and a column for each target epsilon, on a constrained layout.
+
+    Args:
+        frame: has `workload` and `epsilon_target`.
+        width, height: of a panel, in inches.
+        options: of `plt.subplots`.
+
+    Returns:
+        The figure, and the axes of each pair that has rows; the others are blank.
+    """
+    import matplotlib.pyplot as plt
+
+    workloads, targets = sorted(frame["workload"].unique()), sorted(frame["epsilon_target"].unique())
+    size = (width * len(targets) + 1.5, height * len(workloads) + 0.3)
+    layout = {"figsize": size, "squeeze": False, "layout": "constrained"}
+    figure, axes = plt.subplots(len(workloads), len(targets), **layout, **options)
+    found, there = {}, set(zip(frame["workload"], frame["epsilon_target"], strict=True))
+    for workload, line in zip(workloads, axes, strict=True):
+        for target, axis in zip(targets, line, strict=True):
+            axis.set_title(f"{workload}, {_epsilon(target)}", fontsize=10)
+            axis.grid(alpha=0.3)
+            if (workload, target) in there:
+                found[workload, target] = axis
+            else:
+                axis.set_axis_off()
+    return figure, found
+
+
+def workload_panels(
+    frame: pd.DataFrame, width: float, height: float, by: Sequence[str] = ("workload", "epochs")
+) -> tuple[Any, list[tuple[Any, pd.DataFrame]]]:
+    """A figure with a panel for each workload (and number of epochs), at most four in a row, on a constrained layout.
+
+    Args:
+        frame: has the columns `by`.
+        width, height: of a panel, in inches.
+        by: what a panel is for.
+
+    Returns:
+        The figure, and each panel with its rows.
+    """
+    import matplotlib.pyplot as plt
+
+    groups = list(frame.groupby(list(by)))
+    columns = min(4, len(groups))
+    lines = -(-len(groups) // columns)
+    size = (width * columns + 1.6, height * lines + 0.3)
+    figure, axes = plt.subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")
+    for axis in axes.flat[len(groups) :]:
+        axis.set_axis_off()
+    for axis, (keys, _) in zip(axes.flat, groups, strict=False):
+        axis.set_title("\n".join(map(_named, by, keys)), fontsize=9)
+        axis.grid(alpha=0.3)
+    return figure, [(axis, rows) for axis, (_, rows) in zip(axes.flat, groups, strict=False)]
+
+
+def _named(column: str, value: Any) -> str:
+    return f"{value:g} epochs" if column == "epochs" else str(value)
+
+
+def _epsilon(target: float) -> str:
+    return f"ε = {target:g}".replace("inf", "∞")
+
+
+def legend(figure: Any, known: Styles | None = None) -> None:
+    """One legend at the right of a figure on a constrained layout: all labels of all panels, as the suite has them."""
+    handles, order = _labelled(figure), list(known or ())
+    names = sorted(handles, key=lambda name: _place(name, order))
+    place = {"loc": "outside right upper", "frameon": False, "ncols": -(-len(names) // LONG)}
+    figure.legend([handles[name] for name in names], names, **place)
+
+
+def _place(name: str, order: Sequence[str]) -> int:
+    """Where in `order` the longest label is that `name` begins with; after all of them where there is none."""
+    return max((len(label), place) for place, label in enumerate([*order, ""]) if name.startswith(label))[1]
+
+
+def _labelled(figure: Any) -> dict[str, Any]:
+    """The first artist of each label, in the order of the panels."""
+    labelled = [pair for axis in figure.axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
+    first = {label: handle for handle, label in reversed(labelled)}
+    return {label: first[label] for _, label in labelled}
+
+
+def sweeps(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of methods whose clipping bound a suite varies."""
+    return frame[frame.groupby("label")["clip"].transform("nunique") > 1]
+
+
+def gridded(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a suite's own grid: without those that a refinement has added between its values."""
+    return frame if "is_refined" not in frame else frame[~frame["is_refined"]]
+
+
+def validated_best(frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """The row of each group that validates best; ties and missing scores go to the first."""
+    return frame.loc[frame.assign(key=frame["validation"].fillna(-math.inf)).groupby(list(by))["key"].idxmax()]
+
+
+def along(frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """What a line over the last of `by` shows: at each value of the grid the row that validates best, and beside it
+    every row that a refinement has added.
+    """
+    line = validated_best(gridded(frame), by)
+    return pd.concat([line, frame.drop(gridded(frame).index)])
