@@ -61,9 +61,8 @@ def test_in_the_source_tree_it_is_two_files_that_the_tests_find(tmp_path):
 @pytest.fixture
 def plug_in(folder, monkeypatch):
     """A new plug-in as its wheel installs it."""
-    pytest.importorskip("setuptools")
     assert main(["new", "optimizer", "dp_smooth"]) == 0
-    run(folder / "dpopt-dp-smooth", "-c", "from setuptools.build_meta import build_wheel; build_wheel('..')")
+    run(folder / "dpopt-dp-smooth", "-c", "from hatchling.build import build_wheel; build_wheel('..')")
     (wheel,) = folder.glob("*.whl")
     shutil.unpack_archive(wheel, folder / "installed", "zip")
     monkeypatch.syspath_prepend(folder / "installed")

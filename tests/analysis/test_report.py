@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -358,13 +357,6 @@ def test_figures_have_the_pages_ink_and_paper(matrix, folder):
     css = "".join(page.texts)
     assert re.search(r"svg \{[^}]*fill: var\(--ink\)", css), "text, of which files say no colour"
     assert "background: #ffffff" not in css
-
-
-def test_the_pages_files_are_packaged():
-    root = Path(report.__file__).parents[3]
-    globs = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["dpopt"]
-    packaged = {path for pattern in globs for path in (root / "dpopt").glob(pattern)}
-    assert {Path(report.__file__).with_name(f"page.{kind}") for kind in ("html", "css", "js")} <= packaged
 
 
 LOOK = """
