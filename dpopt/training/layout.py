@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dpopt.errors import ConfigError
-from dpopt.training.inputs import described
+from dpopt.training.inputs import WHOLE, described
 from dpopt.training.reading import Read
 from dpopt.workloads.base import Split
 
@@ -133,7 +133,7 @@ class Layout:
     def whole(self, x: Tensor) -> list[Tensor]:
         """The parts of x [n, ...] that are whole numbers: what a model may look something up by."""
         if not self.fields:
-            return [] if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool else [x]
+            return [x] if x.dtype in WHOLE else []
         parts = x.split([field.size for field in self.fields], dim=1)
         return [part for field, part in zip(self.fields, parts, strict=True) if not field.is_real]
 
