@@ -253,6 +253,10 @@ REFUSED = {
     "unknown target": ({"train": GOAL, "target": "gaol"}, "^target: .* did you mean 'goal'"),
     "a target without names": ({"train": (X, Y), "target": "goal"}, "^target: .* train has no names"),
     "text": ({"train": TABLE.assign(s="x")}, r"^train\.s: .* encode or leave out"),
+    "missing values": (
+        {"train": TABLE.assign(a=TABLE["a"].where(Y == 1))},
+        r"^train\.a: .* \d\d missing.* none missing",
+    ),
     "objects": ({"train": (X.astype(object), Y)}, "^train: 'an array of object'"),
     "ragged columns": ({"train": datasets.Dataset.from_dict({"x": RAGGED, "y": Y})}, r"^train\.x: .* pad or resize"),
     "ragged records": ({"train": Listed(lambda i: (X[i, : 3 + i % 2], Y[i]))}, "^train: .* of one shape"),

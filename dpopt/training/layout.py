@@ -102,8 +102,14 @@ class Layout:
             expected = ", ".join(self.names) or "one tensor"
             raise ConfigError(f"{where}, inputs", sorted(by_name), f"expected those of train: {expected}")
         if self.is_table:
-            return torch.stack([by_name[name].to(self.dtype) for name in self.names], dim=1)
+            return torch.stack([self._number(by_name[name], f"{where}.{name}") for name in self.names], dim=1)
         return self._packed(by_name, where)
+
+    def _number(self, column: Tensor, where: str) -> Tensor:
+        if column.is_complex() or bool(column.isnan().any()):
+            allowed = "expected real numbers, and none missing: such a record would teach nothing"
+            raise ConfigError(where, f"{described(column)}, {int(column.isnan().sum())} missing", allowed)
+        return column.to(self.dtype)
 
     def _packed(self, inputs: dict[str, Tensor], where: str) -> Tensor:
         rows = len(next(iter(inputs.values())))

@@ -23,7 +23,7 @@ from dpopt.errors import ConfigError, cut, unknown
 
 TARGETS = ("label", "labels", "target", "y")
 """Names that a target goes by."""
-TARGET, INPUT = " target", " input"
+TARGET, INPUT = "(target)", "(input)"
 """What stands for a target, and for an input without a name, beside inputs with names."""
 CHUNK = 1000
 """Records of a Hugging Face data set that are read at once."""
