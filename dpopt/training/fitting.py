@@ -144,8 +144,8 @@ def fit(
             would have ended, bit for bit; the trained parameters are the checkpoint's, whatever the model's are. The
             file holds the run's seeds until the run has ended. After that the same call gives the same result, and
             spends nothing. Keep the folder as secret as the data.
-        callback: called with each entry of the curve, in the first of several processes. If it raises, the checkpoint
-            is written before the error goes through.
+        callback: called with each entry of the curve, in the first of several processes; the checkpoint is written
+            before. An error that it raises ends the run.
         distributed: train together with the other processes of `torch.distributed`'s default group, each on its own
             device, so that a batch takes as many times less time and memory. All call `fit` with the same arguments, on
             models with the same parameters. What is released does not depend on how many there are, to rounding (see

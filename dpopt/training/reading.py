@@ -23,7 +23,7 @@ from dpopt.errors import ConfigError, cut, unknown
 
 TARGETS = ("label", "labels", "target", "y")
 """Names that a target goes by."""
-TARGET, INPUT = " target", " input"
+TARGET, INPUT = "(target)", "(input)"
 """What stands for a target, and for an input without a name, beside inputs with names."""
 CHUNK = 1000
 """Records of a Hugging Face data set that are read at once."""
@@ -98,6 +98,8 @@ def _dataset(loader: DataLoader[Any], where: str) -> Any:
         ConfigError: the loader changes what its data set holds, or leaves records out.
     """
     collate, sampler = loader.collate_fn, loader.sampler
+    if isinstance(loader.dataset, IterableDataset):
+        return loader.dataset  # which is refused
     if collate not in (default_collate, default_convert):
         how = "pad or change records in the data set itself, and give that"
         raise ConfigError(f"{where}.collate_fn", getattr(collate, "__name__", type(collate).__name__), how)
@@ -109,6 +111,8 @@ def _dataset(loader: DataLoader[Any], where: str) -> Any:
 
 
 def _columns(data: Any, where: str, target: str | None) -> Read:
+    if any(hasattr(data[name], "with_format") for name in data):
+        raise ConfigError(where, list(data), "these are several data sets: give one of them")
     name = _target(list(data), where, target)
     columns = _tensors(data, where)
     return Read(columns, columns.pop(str(name)))
@@ -226,7 +230,9 @@ def _tensor(part: Any, where: str) -> Tensor:
             return torch.as_tensor(part if isinstance(part, Tensor) or not _is_array(part) else _array(part))
     except (TypeError, ValueError, RuntimeError) as error:
         kind = getattr(part, "dtype", type(part).__name__)
-        raise ConfigError(where, f"an array of {kind}", f"is no tensor of numbers ({cut(str(error))})") from error
+        raise ConfigError(
+            where, f"an array of {kind}", f"expected numbers: encode or leave out what is none ({cut(str(error), 150)})"
+        ) from error
 
 
 def _array(part: Any) -> Any:
@@ -243,12 +249,10 @@ def _whole(found: Read, where: str) -> Read:
             shape = "" if part.is_nested else f" {list(part.shape)}"
             shown = f"{part.dtype}{shape}, {part.layout} on {part.device}".replace("torch.", "")
             raise ConfigError(f"{where}, {name}", shown, "expected a dense tensor, one row a record")
-        if name != "targets" and (len(part) != len(found.targets) or len(part) == 0):
+    for name, part in inputs.items():
+        if len(part) != len(found.targets) or len(part) == 0:
             counts = f"{len(part)} {name}, {len(found.targets)} targets"
             raise ConfigError(where, counts, "expected as many inputs as targets, at least 1")
-    return Read(
-        {name: part.detach() for name, part in inputs.items()}
-        if isinstance(found.inputs, dict)
-        else found.inputs.detach(),
-        found.targets.detach(),
-    )
+    if isinstance(found.inputs, dict):
+        return Read({name: part.detach() for name, part in inputs.items()}, found.targets.detach())
+    return Read(found.inputs.detach(), found.targets.detach())

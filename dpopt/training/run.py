@@ -64,11 +64,13 @@ class Run:
                 phases.at(self.oracle.draws_taken)
                 if is_mark:
                     curve.append(self._observed(state))
-                if time.perf_counter() - saved >= CHECKPOINT_SECONDS:
+                is_told = is_mark and self.callback is not None
+                # Draws that are taken again release the same but for rounding: nobody is to have seen what they gave.
+                if is_told or time.perf_counter() - saved >= CHECKPOINT_SECONDS:
                     self._save(now(), self.seeds)
                     saved = time.perf_counter()
-                if is_mark and self.callback and self.oracle.processes.is_first:
-                    self._call(self.callback, now())
+                if is_told and self.callback and self.oracle.processes.is_first:
+                    self.callback(dict(curve[-1]))
         return now()
 
     def finish(self, end: Reached, teaches: bool) -> dict[str, Any]:
@@ -104,13 +106,6 @@ class Run:
     def _observed(self, state: Any) -> dict[str, Any]:
         of = self.subject
         return observe(self.engine, of.model, state, self.oracle, of.loss, of.metric, of.held_out, of.transform)
-
-    def _call(self, callback: Callback, reached: Reached) -> None:
-        try:
-            callback(dict(reached.curve[-1]))
-        except BaseException:
-            self._save(reached, self.seeds)
-            raise
 
     def _save(self, reached: Reached, seeds: Seeds | None) -> None:
         self.file.save(reached, seeds, self.start, self.subject, self.engine)
