@@ -165,7 +165,7 @@ def fit(
         if file.start not in (None, start):
             warnings.warn("model: its run began with other parameters, and goes on from its checkpoint's", stacklevel=3)
         if processes.size > 1:
-            processes.agree(place, model=digest(*model.state_dict().values()))
+            processes.agree(place, model=digest(*model.state_dict().values()), checkpoint=file.seeds)
         seeds = file.seeds or goal.seeds(plan, subject, clipper, processes)
         reached = file.reached(chosen.init(clipper.theta), plan, subject, clipper)
         oracle = DataOracle(
