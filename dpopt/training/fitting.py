@@ -156,7 +156,7 @@ def fit(
         size = None if physical_batch == "auto" else min(physical_batch, examples)
         clipper, problem = trial.engine(subject, engine, min(batch_size, size or batch_size), precision)
         known = goal.identity(subject) if checkpoint is not None else {}
-        file = Checkpoint(checkpoint, known, processes.is_first)
+        file = Checkpoint(checkpoint, known, place, processes.is_first)
         phases.begin("calibrating the noise")
         plan = goal.plan(examples, clipper.dimension)
         if problem:
