@@ -251,7 +251,9 @@ BAD = {**MIXED, "category": np.where(np.arange(N) == 41, 5, CATEGORY)}
 REFUSED = {
     "no target": ({"train": GOAL}, r"^train: \['a', .*give the target's name as `target`"),
     "unknown target": ({"train": GOAL, "target": "gaol"}, "^target: .* did you mean 'goal'"),
-    "a target without names": ({"train": (X, Y), "target": "goal"}, "^target: .* train has no names"),
+    "a target without names": ({"train": (X, Y), "target": "goal"}, "^target: .* has no name: it is the second"),
+    "a target of a pair": ({"train": ({"x": X}, Y), "target": "x"}, "^target: .* has no name"),
+    "a target of pairs": ({"train": Subset(TENSORS, range(N)), "target": "x"}, "^target: .* has no name"),
     "text": ({"train": TABLE.assign(s="x")}, r"^train\.s: .* encode or leave out"),
     "missing values": (
         {"train": TABLE.assign(a=TABLE["a"].where(Y == 1))},

@@ -64,22 +64,19 @@ def read(data: Any, where: str, target: str | None = None) -> Read:
     """
     if isinstance(data, DataLoader):
         data = _dataset(data, where)
-    found = _whole(_read(data, where, target), where)
-    if target is not None and isinstance(found.inputs, Tensor):
-        raise ConfigError("target", target, f"{where} has no names: its targets are the second of each pair")
-    return found
+    return _whole(_read(data, where, target), where)
 
 
 def _read(data: Any, where: str, target: str | None) -> Read:
     if _is_frame(data) or isinstance(data, Mapping):
         return _columns(data, where, target)
     if type(data) is TensorDataset and len(data.tensors) == 2:
-        return Read(*data.tensors)
+        return _pair(*data.tensors, where, target)
     if isinstance(data, tuple | list) and len(data) == 2 and _is_array(data[1]):
         if isinstance(data[0], Mapping) or _is_frame(data[0]):
-            return Read(_tensors(data[0], where), _tensor(data[1], where))
+            return _pair(_tensors(data[0], where), _tensor(data[1], where), where, target)
         if _is_array(data[0]):
-            return Read(_tensor(data[0], where), _tensor(data[1], where))
+            return _pair(_tensor(data[0], where), _tensor(data[1], where), where, target)
     if isinstance(data, IterableDataset) or (hasattr(data, "__iter__") and not hasattr(data, "__len__")):
         raise ConfigError(where, type(data).__name__, "draws need records that have numbers: give a map-style data set")
     if isinstance(data, str | Tensor) or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
@@ -108,6 +105,12 @@ def _dataset(loader: DataLoader[Any], where: str) -> Any:
         how = "draws are Poisson, and of all records: give the data set, or a `torch.utils.data.Subset` of it"
         raise ConfigError(f"{where}.sampler", type(sampler if type(own) is BatchSampler else own).__name__, how)
     return loader.dataset
+
+
+def _pair(inputs: Tensor | dict[str, Tensor], targets: Tensor, where: str, target: str | None) -> Read:
+    if target is not None:
+        raise ConfigError("target", target, f"the target of {where} has no name: it is the second of a pair")
+    return Read(inputs, targets)
 
 
 def _columns(data: Any, where: str, target: str | None) -> Read:
@@ -164,7 +167,8 @@ def _records(data: Any, where: str, target: str | None) -> Read:
         reason = cut(f"{type(error).__name__}: {error}")
         raise ConfigError(where, type(data).__name__, f"{FORM} ({reason})") from error
     targets = columns.pop(TARGET)
-    return Read(columns.pop(INPUT) if INPUT in columns else columns, targets)
+    inputs = columns.pop(INPUT) if INPUT in columns else columns
+    return Read(inputs, targets) if name is not None else _pair(inputs, targets, where, target)
 
 
 def _parts(record: Any, target: Any) -> dict[str, Any]:
