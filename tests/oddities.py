@@ -13,10 +13,11 @@ from itertools import cycle, product
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import dpopt
 
@@ -65,6 +66,9 @@ OF_FIELD: dict[str, dict[str, Any]] = {
     "multiplicity": NOTHINGS | NUMBERS,
     "average": {key: NOTHINGS[key] for key in ("list", "text", "nan", "complex", "object")} | NUMBERS,
     "distributed": NOTHINGS | {"true": True},
+    "target": NOTHINGS | {"empty": ""},
+    "callback": {key: NOTHINGS[key] for key in ("list", "text", "object")},
+    "checkpoint": {key: NOTHINGS[key] for key in ("list", "nan", "complex", "object")} | {"file": "/dev/null/folder"},
     "progress": {key: NOTHINGS[key] for key in ("list", "text", "object")},
 }
 
@@ -112,6 +116,25 @@ def _data() -> dict[str, Callable[[], Any]]:
         "doubles": lambda: [(row.double().numpy(), int(label)) for row, label in zip(x, y, strict=True)],
         "dataset": lambda: TensorDataset(x, y),
         "dataset_of_three": lambda: TensorDataset(x, y, y),
+        "loader": lambda: DataLoader(TensorDataset(x, y)),
+        "loader_of_lists": lambda: DataLoader([(row.tolist(), int(label)) for row, label in zip(x, y, strict=True)]),
+        "frame": lambda: pd.DataFrame(x.numpy()),
+        "frame_of_numbered_columns": lambda: pd.DataFrame(x.numpy()).assign(label=y.numpy()),
+        "frame_of_twice_a_column": lambda: pd.DataFrame(x.numpy(), columns=["a", "a", "b", "b"]).assign(y=y.numpy()),
+        "frame_of_text": lambda: pd.DataFrame({"x": ["a"] * RECORDS, "y": y.numpy()}),
+        "frame_of_dates": lambda: pd.DataFrame({"x": pd.date_range("2020", periods=RECORDS), "y": y.numpy()}),
+        "frame_of_nothing": lambda: pd.DataFrame({"x": [], "y": []}),
+        "frame_of_gaps": lambda: pd.DataFrame({"x": pd.array([1, None] * 30, dtype="Int64"), "y": y.numpy()}),
+        "series": lambda: pd.Series(y.numpy()),
+        "mapping_of_lists": lambda: {"x": x.tolist(), "y": y.tolist()},
+        "mapping_of_numbers": lambda: {"x": 1, "y": 2},
+        "mapping_of_one": lambda: {"y": y},
+        "mapping_empty": lambda: {},
+        "pair_of_lists": lambda: (x.tolist(), y.tolist()),
+        "pair_of_mapping": lambda: ({"x": x}, y),
+        "records_of_mappings": lambda: [{"x": row, "y": label} for row, label in zip(x, y, strict=True)],
+        "records_that_change": lambda: [{"x": x[0], "y": 1}, {"z": x[0], "y": 1}],
+        "records_of_empty_mappings": lambda: [{}] * 9,
     }
     return made
 

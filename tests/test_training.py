@@ -14,7 +14,7 @@ import dpopt
 from dpopt.errors import ConfigError
 from dpopt.privacy import DataOracle, epsilon, sampling
 from dpopt.privacy.sampling import derive
-from dpopt.training import fitting, goal
+from dpopt.training import goal, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:seed")
 
@@ -144,7 +144,7 @@ def seeds(monkeypatch):
             super().__init__(*args, draw_seed=draw_seed, noise_seed=noise_seed, **rest)
 
     monkeypatch.setattr(goal, "secret_seed", take)
-    monkeypatch.setattr(fitting, "DataOracle", Watched)
+    monkeypatch.setattr(run, "DataOracle", Watched)
     return runs
 
 

@@ -17,7 +17,6 @@ from dpopt.clipping import Loss
 from dpopt.clipping.views import Multiplicity, refuse_mixing
 from dpopt.errors import ConfigError
 from dpopt.fields import Bound, Count, Decay, Factor, Positive, Probability, Seed
-from dpopt.privacy.data import DataOracle
 from dpopt.privacy.distributed import ALONE, Processes, digest
 from dpopt.privacy.isolation import Isolated
 from dpopt.privacy.ledger import Ledger
@@ -144,8 +143,8 @@ def fit(
             would have ended, bit for bit; the trained parameters are the checkpoint's, whatever the model's are. The
             file holds the run's seeds until the run has ended. After that the same call gives the same result, and
             spends nothing. Keep the folder as secret as the data.
-        callback: called with each entry of the curve, in the first of several processes. If it raises, the checkpoint
-            is written before the error goes through.
+        callback: called with each entry of the curve, in the first of several processes; the checkpoint is written
+            before. An error that it raises ends the run.
         distributed: train together with the other processes of `torch.distributed`'s default group, each on its own
             device, so that a batch takes as many times less time and memory. All call `fit` with the same arguments, on
             models with the same parameters. What is released does not depend on how many there are, to rounding (see
@@ -171,11 +170,11 @@ def fit(
         UserWarning: before training starts: there is nothing to learn; the seed is known; delta is above 1/N; a
             loader's batch size is another one.
     """
+    if multiplicity > 1 and augment is None:
+        raise ConfigError("multiplicity", multiplicity, "the views of a record would be the same: give `augment`")
     processes, place = _processes(distributed), resolve_device(device)
     chosen = Isolated(optimizer) if isolate else _optimizer(optimizer)
     goal = Goal(chosen, epsilon, delta, epochs, batch_size, accountant, precision, seed, average, multiplicity)
-    if multiplicity > 1 and augment is None:
-        raise ConfigError("multiplicity", multiplicity, "the views of a record would be the same: give `augment`")
     with Phases(progress and processes.is_first) as phases, held(checkpoint, processes.is_first):
         phases.begin("reading the data")
         subject = _subject(model, loss, train, test, target=target, transform=transform, device=place)
@@ -189,36 +188,20 @@ def fit(
         seen = trial.augmented(subject, augment, multiplicity) if augment else subject
         size = None if physical_batch == "auto" else min(physical_batch, examples)
         clipper, problem = trial.engine(seen, engine, min(batch_size, size or batch_size), precision)
-        run = goal.identity(subject) if checkpoint is not None else {}
-        file, start = Checkpoint(checkpoint, run, processes.is_first), digest(clipper.theta)
+        known = goal.identity(subject) if checkpoint is not None else {}
+        file = Checkpoint(checkpoint, known, place, processes.is_first)
         phases.begin("calibrating the noise")
         plan = goal.plan(examples, clipper.dimension)
         if problem:
             warnings.warn(f"{problem}: training spends its epsilon and learns nothing", stacklevel=3)
-        if file.start not in (None, start):
+        if file.start not in (None, digest(clipper.theta)):
             warnings.warn("model: its run began with other parameters, and goes on from its checkpoint's", stacklevel=3)
-        if processes.size > 1:
-            processes.agree(place, model=digest(*model.state_dict().values()))
-        seeds = file.seeds or goal.seeds(plan, seen, clipper, processes)
-        reached = file.reached(goal.stepper.init(clipper.theta), plan, subject, clipper)
-        oracle = DataOracle(
-            clipper,
-            *subject.train,
-            plan,
-            draw_seed=seeds.draws,
-            noise_seed=seeds.noise,
-            physical_batch=size,
-            transform=seen.transform,
-            device=place,
-            ledger=reached.ledger,
-            processes=processes,
-        )
-        training = Run(goal, subject, clipper, plan, oracle, file, seeds, file.start or start, callback)
-        end = training.train(reached, phases)
-        done = training.finish(end, teaches=not problem)
+        run = Run.of(goal, subject, seen, clipper, plan, file, callback, processes=processes, physical_batch=size)
+        end = run.train(phases)
+        done = run.finish(end, teaches=not problem)
     name = optimizer if isinstance(optimizer, str) else repr(optimizer)
-    record = {"optimizer": name, **done, "isolated": isolate, "resumed_at": len(reached.ledger)}
-    return FitResult(model, record, oracle.ledger, end.curve)
+    record = {"optimizer": name, **done, "isolated": isolate}
+    return FitResult(model, record, end.ledger, end.curve)
 
 
 def _processes(distributed: bool) -> Processes:

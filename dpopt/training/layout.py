@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dpopt.errors import ConfigError
-from dpopt.training.inputs import described
+from dpopt.training.inputs import WHOLE, described
 from dpopt.training.reading import Read
 from dpopt.workloads.base import Split
 
@@ -102,8 +102,14 @@ class Layout:
             expected = ", ".join(self.names) or "one tensor"
             raise ConfigError(f"{where}, inputs", sorted(by_name), f"expected those of train: {expected}")
         if self.is_table:
-            return torch.stack([by_name[name].to(self.dtype) for name in self.names], dim=1)
+            return torch.stack([self._number(by_name[name], f"{where}.{name}") for name in self.names], dim=1)
         return self._packed(by_name, where)
+
+    def _number(self, column: Tensor, where: str) -> Tensor:
+        if column.is_complex() or bool(column.isnan().any()):
+            allowed = "expected real numbers, and none missing: such a record would teach nothing"
+            raise ConfigError(where, f"{described(column)}, {int(column.isnan().sum())} missing", allowed)
+        return column.to(self.dtype)
 
     def _packed(self, inputs: dict[str, Tensor], where: str) -> Tensor:
         rows = len(next(iter(inputs.values())))
@@ -133,7 +139,7 @@ class Layout:
     def whole(self, x: Tensor) -> list[Tensor]:
         """The parts of x [n, ...] that are whole numbers: what a model may look something up by."""
         if not self.fields:
-            return [] if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool else [x]
+            return [x] if x.dtype in WHOLE else []
         parts = x.split([field.size for field in self.fields], dim=1)
         return [part for field, part in zip(self.fields, parts, strict=True) if not field.is_real]
 

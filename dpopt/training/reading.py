@@ -23,7 +23,7 @@ from dpopt.errors import ConfigError, cut, unknown
 
 TARGETS = ("label", "labels", "target", "y")
 """Names that a target goes by."""
-TARGET, INPUT = " target", " input"
+TARGET, INPUT = "(target)", "(input)"
 """What stands for a target, and for an input without a name, beside inputs with names."""
 CHUNK = 1000
 """Records of a Hugging Face data set that are read at once."""
@@ -64,22 +64,19 @@ def read(data: Any, where: str, target: str | None = None) -> Read:
     """
     if isinstance(data, DataLoader):
         data = _dataset(data, where)
-    found = _whole(_read(data, where, target), where)
-    if target is not None and isinstance(found.inputs, Tensor):
-        raise ConfigError("target", target, f"{where} has no names: its targets are the second of each pair")
-    return found
+    return _whole(_read(data, where, target), where)
 
 
 def _read(data: Any, where: str, target: str | None) -> Read:
     if _is_frame(data) or isinstance(data, Mapping):
         return _columns(data, where, target)
     if type(data) is TensorDataset and len(data.tensors) == 2:
-        return Read(*data.tensors)
+        return _pair(*data.tensors, where, target)
     if isinstance(data, tuple | list) and len(data) == 2 and _is_array(data[1]):
         if isinstance(data[0], Mapping) or _is_frame(data[0]):
-            return Read(_tensors(data[0], where), _tensor(data[1], where))
+            return _pair(_tensors(data[0], where), _tensor(data[1], where), where, target)
         if _is_array(data[0]):
-            return Read(_tensor(data[0], where), _tensor(data[1], where))
+            return _pair(_tensor(data[0], where), _tensor(data[1], where), where, target)
     if isinstance(data, IterableDataset) or (hasattr(data, "__iter__") and not hasattr(data, "__len__")):
         raise ConfigError(where, type(data).__name__, "draws need records that have numbers: give a map-style data set")
     if isinstance(data, str | Tensor) or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
@@ -98,6 +95,8 @@ def _dataset(loader: DataLoader[Any], where: str) -> Any:
         ConfigError: the loader changes what its data set holds, or leaves records out.
     """
     collate, sampler = loader.collate_fn, loader.sampler
+    if isinstance(loader.dataset, IterableDataset):
+        return loader.dataset  # which is refused
     if collate not in (default_collate, default_convert):
         how = "pad or change records in the data set itself, and give that"
         raise ConfigError(f"{where}.collate_fn", getattr(collate, "__name__", type(collate).__name__), how)
@@ -108,7 +107,15 @@ def _dataset(loader: DataLoader[Any], where: str) -> Any:
     return loader.dataset
 
 
+def _pair(inputs: Tensor | dict[str, Tensor], targets: Tensor, where: str, target: str | None) -> Read:
+    if target is not None:
+        raise ConfigError("target", target, f"the target of {where} has no name: it is the second of a pair")
+    return Read(inputs, targets)
+
+
 def _columns(data: Any, where: str, target: str | None) -> Read:
+    if any(hasattr(data[name], "with_format") for name in data):
+        raise ConfigError(where, list(data), "these are several data sets: give one of them")
     name = _target(list(data), where, target)
     columns = _tensors(data, where)
     return Read(columns, columns.pop(str(name)))
@@ -160,7 +167,8 @@ def _records(data: Any, where: str, target: str | None) -> Read:
         reason = cut(f"{type(error).__name__}: {error}")
         raise ConfigError(where, type(data).__name__, f"{FORM} ({reason})") from error
     targets = columns.pop(TARGET)
-    return Read(columns.pop(INPUT) if INPUT in columns else columns, targets)
+    inputs = columns.pop(INPUT) if INPUT in columns else columns
+    return Read(inputs, targets) if name is not None else _pair(inputs, targets, where, target)
 
 
 def _parts(record: Any, target: Any) -> dict[str, Any]:
@@ -226,7 +234,9 @@ def _tensor(part: Any, where: str) -> Tensor:
             return torch.as_tensor(part if isinstance(part, Tensor) or not _is_array(part) else _array(part))
     except (TypeError, ValueError, RuntimeError) as error:
         kind = getattr(part, "dtype", type(part).__name__)
-        raise ConfigError(where, f"an array of {kind}", f"is no tensor of numbers ({cut(str(error))})") from error
+        raise ConfigError(
+            where, f"an array of {kind}", f"expected numbers: encode or leave out what is none ({cut(str(error), 150)})"
+        ) from error
 
 
 def _array(part: Any) -> Any:
@@ -243,12 +253,10 @@ def _whole(found: Read, where: str) -> Read:
             shape = "" if part.is_nested else f" {list(part.shape)}"
             shown = f"{part.dtype}{shape}, {part.layout} on {part.device}".replace("torch.", "")
             raise ConfigError(f"{where}, {name}", shown, "expected a dense tensor, one row a record")
-        if name != "targets" and (len(part) != len(found.targets) or len(part) == 0):
+    for name, part in inputs.items():
+        if len(part) != len(found.targets) or len(part) == 0:
             counts = f"{len(part)} {name}, {len(found.targets)} targets"
             raise ConfigError(where, counts, "expected as many inputs as targets, at least 1")
-    return Read(
-        {name: part.detach() for name, part in inputs.items()}
-        if isinstance(found.inputs, dict)
-        else found.inputs.detach(),
-        found.targets.detach(),
-    )
+    if isinstance(found.inputs, dict):
+        return Read({name: part.detach() for name, part in inputs.items()}, found.targets.detach())
+    return Read(found.inputs.detach(), found.targets.detach())

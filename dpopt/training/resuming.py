@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from dpopt.clipping import ClippingEngine
 from dpopt.errors import ConfigError, Held, cut
@@ -45,6 +44,7 @@ class Checkpoint:
     Args:
         folder: where the file is; None keeps none.
         run: what tells this run from others, as plain data; the file holds hashes of it.
+        device: where the run's state is.
         is_writer: whether this process writes the file.
 
     Attributes:
@@ -54,20 +54,22 @@ class Checkpoint:
         ConfigError: the file is damaged or another run's. It stays as it is.
     """
 
-    def __init__(self, folder: str | Path | None, run: Mapping[str, Any], is_writer: bool) -> None:
+    def __init__(
+        self, folder: str | Path | None, run: Mapping[str, Any], device: torch.device, is_writer: bool
+    ) -> None:
         self._path = Path(folder, FILE) if folder is not None else None
         self._is_writer = is_writer
         self._run = {name: f"{derive(part):032x}" for name, part in run.items()}
-        self.saved = self._read()
-        if self.saved is not None:
-            differs = [name for name in self._run if self.saved["run"].get(name) != self._run[name]]
-            self._must_be_ours("differs in " + ", ".join(differs) if differs else "")
+        self.saved = self._read(device)
+        found = self.saved["run"] if self.saved else self._run
+        if differs := [name for name, value in self._run.items() if found.get(name) != value]:
+            self._refuse(f"differs in {', '.join(differs)}")
 
-    def _read(self) -> dict[str, Any] | None:
+    def _read(self, device: torch.device) -> dict[str, Any] | None:
         if self._path is None:
             return None
         try:
-            saved = checkpoint.parse(read_checked(self._path), torch.device("cpu"))
+            saved = checkpoint.parse(read_checked(self._path), device)
             Ledger.from_json(saved["ledger"])
             return {
                 key: saved[key] for key in ("run", "seeds", "start", "seen", "leaves", "ledger", "elapsed", "curve")
@@ -78,10 +80,9 @@ class Checkpoint:
             how = "move it away to begin anew; what the run had spent is spent"
             raise ConfigError("checkpoint", str(self._path), f"damaged ({cut(str(error))}): {how}") from error
 
-    def _must_be_ours(self, problem: str) -> None:
-        if problem:
-            how = "give the arguments, the model and the data of that run, or another folder"
-            raise ConfigError("checkpoint", str(self._path), f"it is another run's, which {problem}: {how}")
+    def _refuse(self, problem: str) -> NoReturn:
+        how = "give the arguments, the model and the data of that run, or another folder"
+        raise ConfigError("checkpoint", str(self._path), f"it is another run's, which {problem}: {how}")
 
     @property
     def seeds(self) -> Seeds | None:
@@ -103,20 +104,16 @@ class Checkpoint:
         """
         if self.saved is None:
             return Reached(initial, Ledger(), Elapsed(), [])
-        device = pytree.tree_leaves(initial)[0].device
         try:
-            moved = {**self.saved, "leaves": [leaf.to(device) for leaf in self.saved["leaves"]]}
-            reached = checkpoint.reached(moved, initial, plan)
-            seen = behaviour(subject, engine, reached.state.theta)
+            reached = checkpoint.reached(self.saved, initial, plan)
+            seen, before = behaviour(subject, engine, reached.state.theta), self.saved["seen"].cpu()
         except (ValueError, RuntimeError, AttributeError) as error:
-            self._must_be_ours(f"cannot go on ({cut(str(error))})")
-            raise
+            self._refuse(f"cannot go on ({cut(str(error))})")
+        self.saved["leaves"] = []  # their memory is free when the first step is made
         if not self.saved["seeds"] and reached.ledger != plan.ledger:
-            self._must_be_ours("has no seeds")
-        if seen.shape != self.saved["seen"].shape or not torch.allclose(
-            seen, self.saved["seen"], ALIKE, ALIKE, equal_nan=True
-        ):
-            self._must_be_ours("differs in model, loss or transform")
+            self._refuse("has no seeds")
+        if seen.shape != before.shape or not torch.allclose(seen, before, ALIKE, ALIKE, equal_nan=True):
+            self._refuse("differs in model, loss or transform")
         return reached
 
     def save(self, reached: Reached, seeds: Seeds | None, start: str, subject: Subject, engine: ClippingEngine) -> None:

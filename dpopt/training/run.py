@@ -12,7 +12,7 @@ import torch
 from dpopt import __version__
 from dpopt.clipping import ClippingEngine
 from dpopt.privacy.data import DataOracle
-from dpopt.privacy.distributed import digest
+from dpopt.privacy.distributed import Processes, digest
 from dpopt.privacy.plan import Plan
 from dpopt.training.checkpoint import Elapsed, Reached
 from dpopt.training.goal import Goal
@@ -34,6 +34,7 @@ class Run:
 
     Attributes:
         goal, subject, engine, plan, oracle: what is trained how, on what, with how much noise.
+        reached: where it begins or goes on.
         file, seeds, start: its checkpoint, and what that holds beside how far the run is.
         callback: called with each entry of the curve.
     """
@@ -43,32 +44,76 @@ class Run:
     engine: ClippingEngine
     plan: Plan
     oracle: DataOracle
+    reached: Reached
     file: Checkpoint
     seeds: Seeds
     start: str
     callback: Callback | None
 
-    def train(self, reached: Reached, phases: Phases) -> Reached:
+    @classmethod
+    def of(
+        cls,
+        goal: Goal,
+        subject: Subject,
+        seen: Subject,
+        engine: ClippingEngine,
+        plan: Plan,
+        file: Checkpoint,
+        callback: Callback | None,
+        *,
+        processes: Processes,
+        physical_batch: int | None,
+    ) -> Run:
+        """The run at its beginning, or where its checkpoint is.
+
+        `seen` is the subject as the engine trains it, on views of the records where these are augmented.
+
+        Raises:
+            ConfigError: the checkpoint is another run's, or processes differ.
+        """
+        if processes.size > 1:
+            model = digest(*subject.model.state_dict().values())
+            processes.agree(subject.device, model=model, checkpoint=file.seeds)
+        seeds = file.seeds or goal.seeds(plan, seen, engine, processes)
+        start = engine.theta
+        reached = file.reached(goal.stepper.init(start), plan, subject, engine)
+        oracle = DataOracle(
+            engine,
+            *subject.train,
+            plan,
+            draw_seed=seeds.draws,
+            noise_seed=seeds.noise,
+            physical_batch=physical_batch,
+            transform=seen.transform,
+            device=subject.device,
+            ledger=reached.ledger,
+            processes=processes,
+        )
+        return cls(goal, subject, engine, plan, oracle, reached, file, seeds, file.start or digest(start), callback)
+
+    def train(self, phases: Phases) -> Reached:
         """Take all draws that are left; the curve grows, and checkpoints are written."""
-        begin, state, curve = Elapsed.now(), reached.state, reached.curve
+        begin, state, curve = Elapsed.now(), self.reached.state, list(self.reached.curve)
 
         def now() -> Reached:
-            return Reached(state, self.oracle.ledger, reached.elapsed.since(begin), curve)
+            return Reached(state, self.oracle.ledger, self.reached.elapsed.since(begin), curve)
 
         phases.begin("training", self.plan.draws)
         self._save(now(), self.seeds)
         saved = begin.wall
         with kept_modes(self.subject.model):
             self.subject.model.train()
-            for state, is_mark in steps(self.goal.stepper, self.oracle, reached.state):
+            for state, is_mark in steps(self.goal.stepper, self.oracle, self.reached.state):
                 phases.at(self.oracle.draws_taken)
                 if is_mark:
                     curve.append(self._observed(state))
-                if time.perf_counter() - saved >= CHECKPOINT_SECONDS:
+                is_told = is_mark and self.callback is not None
+                # Draws that are taken again release the same but for rounding: nobody is to have seen what they gave.
+                if is_told or time.perf_counter() - saved >= CHECKPOINT_SECONDS:
                     self._save(now(), self.seeds)
                     saved = time.perf_counter()
-                if is_mark and self.callback and self.oracle.processes.is_first:
-                    self._call(self.callback, now())
+                if is_told and self.callback and self.oracle.processes.is_first:
+                    self.callback(dict(curve[-1]))
         return now()
 
     def finish(self, end: Reached, teaches: bool) -> dict[str, Any]:
@@ -97,6 +142,7 @@ class Run:
             **spent,
             **{key: value for key, value in end.curve[-1].items() if key not in ("draw", "epoch", "eta")},
             "train_seconds": end.elapsed.wall,
+            "resumed_at": len(self.reached.ledger),
             "processes": self.oracle.processes.size,
             "versions": {"dpopt": __version__, "torch": str(torch.__version__)},
         }
@@ -104,13 +150,6 @@ class Run:
     def _observed(self, state: Any) -> dict[str, Any]:
         of = self.subject
         return observe(self.engine, of.model, state, self.oracle, of.loss, of.metric, of.held_out, of.transform)
-
-    def _call(self, callback: Callback, reached: Reached) -> None:
-        try:
-            callback(dict(reached.curve[-1]))
-        except BaseException:
-            self._save(reached, self.seeds)
-            raise
 
     def _save(self, reached: Reached, seeds: Seeds | None) -> None:
         self.file.save(reached, seeds, self.start, self.subject, self.engine)

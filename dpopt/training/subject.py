@@ -10,7 +10,7 @@ from torch import nn
 from dpopt.clipping import Loss
 from dpopt.clipping.views import multiplied
 from dpopt.training.inputs import Transform, sample
-from dpopt.training.layout import Layout
+from dpopt.training.layout import Adapter, Layout
 from dpopt.training.loop import Metric
 from dpopt.workloads.base import Split
 
@@ -38,6 +38,11 @@ class Subject:
     layout: Layout
     device: torch.device
     metric: Metric | None = None
+
+    @property
+    def name(self) -> str:
+        """What errors call the model."""
+        return type(self.model.model if isinstance(self.model, Adapter) else self.model).__name__
 
     @property
     def first(self) -> Split:

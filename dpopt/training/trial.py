@@ -93,7 +93,8 @@ def attempt(subject: Subject, split: Split, where: str, training: bool) -> tuple
         ConfigError: one of them fails, or the loss is not one real number for each record.
     """
     model, loss, device = subject.model, subject.loss, subject.device
-    rows = _telling(len(split.x), [*subject.layout.whole(split.x), split.y])
+    whole = [*subject.layout.whole(split.x), *([split.y] if split.y.dtype in WHOLE else [])]
+    rows = _telling(len(split.x), [part for part in whole if part.numel()])
     x, y = (send(part[rows.to(part.device)], device) for part in split)
     with unchanged(model, device, training), torch.no_grad():
         with refused("transform", where, f"transforming {described(x)}"):
@@ -102,7 +103,7 @@ def attempt(subject: Subject, split: Split, where: str, training: bool) -> tuple
             given = described(inputs) if isinstance(inputs, Tensor) else type(inputs).__name__
             raise ConfigError("transform", given, f"expected a tensor with a row for each of {len(x)} records")
         said = f"{where}: inputs {described(inputs)}{_names(subject)}"
-        with refused("model", type(model).__name__, f"a pass over records of {said}{_hint(model, inputs)}"):
+        with refused("model", subject.name, f"a pass over records of {said}{_hint(model, inputs)}"):
             output = model(inputs)
         shown = scores(output)
         said += f", outputs {described(shown)}" if isinstance(shown, Tensor) else ""
@@ -136,7 +137,7 @@ def augmented(subject: Subject, augment: Transform, multiplicity: int) -> Subjec
 def engine(subject: Subject, name: str, batch: float, precision: str) -> tuple[ClippingEngine, str | None]:
     """The clipping engine `name`, see `clipping.engine`, and why there is nothing to learn where that is so."""
     model = subject.model
-    with refused("model", type(model).__name__, "making its clipping engine"):
+    with refused("model", subject.name, "making its clipping engine"):
         try:
             made = clipping.engine(model, subject.loss, name, sample=subject.first, batch=batch, precision=precision)
             return made, blindness(made, subject)
@@ -168,7 +169,7 @@ def blindness(engine: ClippingEngine, subject: Subject) -> str | None:
             for part in rows.split(max(1, min(4, engine.physical_batch(1)))):
                 x, y = (send(each[part.to(each.device)], device) for each in split)
                 everyone = torch.ones(len(x), dtype=torch.bool, device=device)
-                with refused("model", type(model).__name__, f"its gradients on {described(x)}"):
+                with refused("model", subject.name, f"its gradients on {described(x)}"):
                     found = engine.clipped([(1.0, theta)], subject.transform(x), y, everyone, Abadi())
                 has_loss = found.losses[0].isfinite()
                 if bool((has_loss & found.norms.isfinite() & (found.norms > 0)).any()):
@@ -208,9 +209,8 @@ def _telling(records: int, parts: Sequence[Tensor]) -> Tensor:
     """Rows of the first records and of those with the least and the largest whole number of `parts`: class, token."""
     rows = dict.fromkeys(range(min(3, records)))
     for part in parts:
-        if part.numel() and not (part.is_floating_point() or part.is_complex() or part.dtype == torch.bool):
-            per_row = part.numel() // len(part)
-            rows |= dict.fromkeys(int(at) // per_row for at in (part.flatten().argmin(), part.flatten().argmax()))
+        per_row = part.numel() // len(part)
+        rows |= dict.fromkeys(int(at) // per_row for at in (part.flatten().argmin(), part.flatten().argmax()))
     return torch.tensor(list(rows))
 
 

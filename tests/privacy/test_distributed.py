@@ -1,6 +1,7 @@
 """Two processes over Gloo against one. Processes are slow to start: one pair makes all runs, the tests look at them."""
 
 import multiprocessing
+import shutil
 import time
 import traceback
 from dataclasses import dataclass
@@ -137,6 +138,26 @@ def fitted(processes=ALONE, start=0, **changes):
     return {"weight": model.weight.detach(), "record": plain, "curve": result.curve, "ledger": result.ledger.to_json()}
 
 
+def resumed(processes, folder):
+    """A run that goes on from its sixth draw, and the whole of it."""
+    for name in ("whole", "resumed", "elsewhere"):
+        (folder / name).mkdir(exist_ok=True)
+
+    def callback(entry):
+        if entry["draw"] == 6:
+            for name in ("resumed", "elsewhere"):
+                shutil.copy(folder / "whole" / "checkpoint.pt", folder / name)
+
+    whole = fitted(processes, seed=None, checkpoint=folder / "whole", callback=callback)
+    return whole, fitted(processes, seed=None, checkpoint=folder / "resumed")
+
+
+def other_checkpoint(processes, folder):
+    """What is said where one process has a checkpoint and the other has none."""
+    place = folder / "nowhere" if processes.rank else folder / "elsewhere"
+    return refusal(lambda: fitted(processes, seed=None, checkpoint=place))
+
+
 @dataclass(frozen=True)
 class Straying(DPSGD):
     """An optimizer that is not a function of the releases."""
@@ -219,7 +240,8 @@ def work(rank, folder):
         "counted": counted(processes),
         "bits": same_bits(processes),
         "fitted": {seed: fitted(processes, seed=seed) for seed in (0, None)},
-        "refusals": refusals(processes),
+        "resumed": resumed(processes, folder),
+        "refusals": refusals(processes) | {"checkpoint": other_checkpoint(processes, folder)},
     }
     torch.save(found, folder / f"{rank}.pt")
     failed(processes, lambda *story: torch.save(story, folder / "failed.pt"))
@@ -344,6 +366,13 @@ def test_fit_trains_the_model_of_one_process(pair):
     assert (first["record"], first["curve"]) == (second["record"], second["curve"])
 
 
+def test_a_run_of_several_goes_on_bit_for_bit(pair):
+    for whole, resumed in (found["resumed"] for found in pair):
+        assert torch.equal(whole["weight"], resumed["weight"])
+        assert (whole["curve"], whole["ledger"]) == (resumed["curve"], resumed["ledger"])
+        assert (whole["record"]["resumed_at"], resumed["record"]["resumed_at"]) == (0, 6)
+
+
 def test_a_secret_seed_is_shared(pair):
     first, second = (found["fitted"][None] for found in pair)
     assert torch.equal(first["weight"], second["weight"])
@@ -362,6 +391,7 @@ def test_a_secret_seed_is_shared(pair):
         ("parameters", "processes.parameters"),
         ("watch", "watch"),
         ("model", "processes.model"),
+        ("checkpoint", "processes.checkpoint"),
         ("optimizer", "processes.seeds"),
     ],
 )

@@ -1,0 +1,371 @@
+"""What people hand to `fit`: each kind of data, model and argument works, or is refused with one clear error."""
+
+import io
+import math
+
+import datasets
+import numpy as np
+import pandas as pd
+import peft
+import pytest
+import rich
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from torch import nn
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+from transformers import BertConfig, BertForSequenceClassification, logging
+
+import dpopt
+from dpopt.errors import ConfigError
+from dpopt.training.reading import read
+
+pytestmark = pytest.mark.filterwarnings("ignore:seed")
+logging.set_verbosity_error()
+N = 80
+X = np.random.default_rng(0).standard_normal((N, 4))
+Y = (X[:, 0] > 0).astype(int)
+TABLE = pd.DataFrame(X, columns=list("abcd")).assign(label=Y)
+GOAL = TABLE.rename(columns={"label": "goal"})
+CATEGORY = np.random.default_rng(1).integers(0, 5, N)
+MIXED = {"numbers": X, "category": CATEGORY, "y": Y}
+
+
+def loss(output, target):
+    return F.cross_entropy(output, target, reduction="none")
+
+
+def linear(inputs=4):
+    torch.manual_seed(0)
+    return nn.Linear(inputs, 2)
+
+
+def fit(train, model=None, loss=loss, **changes):
+    options = {"optimizer": "dp_adam", "epsilon": 4.0, "delta": 1e-3, "epochs": 1, "batch_size": 20, "seed": 0}
+    options |= {"accountant": "rdp", "progress": False}
+    return dpopt.fit(model or linear(), loss, train, **{**options, **changes})
+
+
+def weights(result):
+    return torch.cat([p.detach().flatten() for p in result.model.parameters() if p.requires_grad])
+
+
+class Listed(Dataset):
+    """A data set that makes its records one at a time."""
+
+    def __init__(self, record, count=N):
+        self.record, self.count = record, count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, number):
+        return self.record(number)
+
+
+def hugging(table=TABLE):
+    return datasets.Dataset.from_pandas(table)
+
+
+def transformed():
+    """Whose records are made when they are asked for, by a function of its owner."""
+    return hugging().with_transform(lambda rows: {"x": X[: len(rows["a"])] * 0 + 1, "label": rows["label"]})
+
+
+def pixels():
+    return torch.from_numpy((X * 40 + 128).clip(0, 255).astype("uint8"))
+
+
+TENSORS = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+SAME = {
+    "doubles": lambda: (torch.from_numpy(X), torch.from_numpy(Y)),
+    "numpy": lambda: (X, Y),
+    "numpy whole numbers of few bytes": lambda: (X, Y.astype("int8")),
+    "pandas pair": lambda: (TABLE[list("abcd")], TABLE["label"]),
+    "DataFrame": lambda: TABLE,
+    "mapping of columns": lambda: {name: TABLE[name] for name in TABLE},
+    "mapping": lambda: {"x": X, "label": Y},
+    "TensorDataset": lambda: TENSORS,
+    "Subset": lambda: Subset(TENSORS, range(N)),
+    "records": lambda: Listed(lambda i: (X[i], int(Y[i]))),
+    "records with names": lambda: Listed(lambda i: {"x": X[i], "label": Y[i]}),
+    "records with columns": lambda: Listed(lambda i: TABLE.iloc[i].to_dict() | {"label": int(Y[i])}),
+    "records of a mapping and a target": lambda: Listed(lambda i: ({"x": X[i]}, Y[i])),
+    "DataLoader": lambda: DataLoader(TENSORS, batch_size=20, shuffle=True),
+    "DataLoader of single records": lambda: DataLoader(TENSORS, batch_size=None),
+    "DataLoader of a process": lambda: DataLoader(TENSORS, 20, sampler=DistributedSampler(TENSORS, 2, 0)),
+    "Hugging Face": lambda: datasets.Dataset.from_dict({"x": X, "label": Y}),
+    "Hugging Face from a table": hugging,
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_every_kind_of_data_gives_the_same_run(name):
+    expected = fit((torch.from_numpy(X).float(), torch.from_numpy(Y)), test=(X, Y))
+    found = fit(SAME[name](), test=SAME[name]())
+    assert torch.equal(weights(found), weights(expected))
+    assert {k: v for k, v in found.record.items() if k != "train_seconds"} == {
+        k: v for k, v in expected.record.items() if k != "train_seconds"
+    }
+
+
+def test_the_target_is_found_by_its_name():
+    expected = weights(fit(TABLE))
+    for given in (GOAL, hugging(GOAL), {name: GOAL[name] for name in GOAL}):
+        assert torch.equal(weights(fit(given, target="goal", test=given)), expected)
+
+
+def test_columns_are_put_in_the_order_of_training():
+    shuffled = TABLE[["label", "d", "b", "c", "a"]]
+    assert fit(TABLE, test=shuffled).curve == fit(TABLE, test=TABLE).curve
+
+
+def test_bytes_and_real_numbers_become_the_type_of_the_model():
+    stored = pixels()
+    expected = weights(fit((stored.float() / 255, Y), model=linear().double()))
+    found = fit((stored, Y), model=linear().double(), transform=lambda x: x.float() / 255)
+    assert expected.dtype == torch.float64
+    assert torch.equal(weights(found), expected)
+
+
+def test_a_mapped_file_is_not_read_into_memory(tmp_path):
+    np.save(tmp_path / "x.npy", X.astype("float32"))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    assert read((mapped, Y), "train").inputs.data_ptr() == mapped.ctypes.data
+    assert torch.equal(weights(fit((mapped, Y))), weights(fit((X, Y))))
+
+
+class Both(nn.Module):
+    """Takes numbers and a category by name."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.look, self.head = nn.Embedding(5, 3), nn.Linear(7, 2)
+
+    def forward(self, numbers, category):
+        return self.head(torch.cat([numbers, self.look(category)], dim=1))
+
+
+class Unpacking(nn.Module):
+    """The same model with one input, as one would write it by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.both = Both()
+
+    def forward(self, x):
+        return self.both(x[:, :4], x[:, 4].long())
+
+
+@pytest.mark.parametrize("engine", ["bookkeeping", "vmap"])
+def test_inputs_of_several_types_are_passed_by_name(engine):
+    by_hand = np.concatenate([X.astype("float32"), CATEGORY[:, None]], axis=1)
+    options = {"engine": engine, "epsilon": math.inf}  # noise depends on the type of the inputs
+    expected = fit((by_hand, Y), model=Unpacking(), test=(by_hand, Y), **options)
+    found = fit(MIXED, model=Both(), test=MIXED, **options)
+    assert torch.equal(weights(found), weights(expected))
+    assert found.curve == expected.curve
+
+
+CONFIG = BertConfig(
+    vocab_size=50,
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=16,
+    max_position_embeddings=8,
+    num_labels=2,
+)
+
+
+def bert():
+    torch.manual_seed(0)
+    return BertForSequenceClassification(CONFIG)
+
+
+def lora():
+    return peft.get_peft_model(bert(), peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"]))
+
+
+def tokens():
+    ids = torch.randint(0, 50, (N, 8), generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(8) < torch.arange(N)[:, None] % 5 + 4
+    return {"input_ids": ids, "attention_mask": mask.long(), "labels": (ids[:, 0] > 25).long()}
+
+
+class ByHand(nn.Module):
+    """A model of Hugging Face with one input and one output."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.inner = model
+
+    def forward(self, x):
+        return self.inner(input_ids=x[:, 0], attention_mask=x[:, 1]).logits
+
+
+@pytest.mark.parametrize("make", [bert, lora])
+def test_a_model_of_hugging_face_is_taken_as_it_is(make, tmp_path):
+    given = tokens()
+    stacked = torch.stack([given["input_ids"], given["attention_mask"]], dim=1), given["labels"]
+    by_hand = ByHand(make())
+    expected = fit(stacked, model=by_hand, test=stacked)
+    model = make()
+    found = fit(given, model=model, test=datasets.Dataset.from_dict(given))
+    assert found.model is model
+    assert torch.equal(weights(found), weights(expected))
+    assert found.curve == expected.curve
+    model.save_pretrained(tmp_path)
+
+
+def test_logits_of_a_single_input_are_handed_to_the_loss():
+    given = tokens()
+    pair = given["input_ids"], given["labels"]
+    assert "test_accuracy" in fit(pair, model=bert(), test=pair).record
+
+
+def random_flip(number):
+    return X[number] * (1 if torch.rand(()) < 0.5 else -1), Y[number]
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(TENSORS)
+
+
+def loader(**changes):
+    return DataLoader(TENSORS, **{"batch_size": 20, **changes})
+
+
+RAGGED = [[1.0] * (1 + k % 2) for k in range(N)]
+BAD = {**MIXED, "category": np.where(np.arange(N) == 41, 5, CATEGORY)}
+REFUSED = {
+    "no target": ({"train": GOAL}, r"^train: \['a', .*give the target's name as `target`"),
+    "unknown target": ({"train": GOAL, "target": "gaol"}, "^target: .* did you mean 'goal'"),
+    "a target without names": ({"train": (X, Y), "target": "goal"}, "^target: .* has no name: it is the second"),
+    "a target of a pair": ({"train": ({"x": X}, Y), "target": "x"}, "^target: .* has no name"),
+    "a target of pairs": ({"train": Subset(TENSORS, range(N)), "target": "x"}, "^target: .* has no name"),
+    "text": ({"train": TABLE.assign(s="x")}, r"^train\.s: .* encode or leave out"),
+    "missing values": (
+        {"train": TABLE.assign(a=TABLE["a"].where(Y == 1))},
+        r"^train\.a: .* \d\d missing.* none missing",
+    ),
+    "objects": ({"train": (X.astype(object), Y)}, "^train: 'an array of object'"),
+    "ragged columns": ({"train": datasets.Dataset.from_dict({"x": RAGGED, "y": Y})}, r"^train\.x: .* pad or resize"),
+    "ragged records": ({"train": Listed(lambda i: (X[i, : 3 + i % 2], Y[i]))}, "^train: .* of one shape"),
+    "names that change": ({"train": Listed(lambda i: {"x": X[i], "yz"[i > 9]: 1})}, "^train: .* other names"),
+    "unknown names": ({"train": {**MIXED, "idx": Y}, "model": Both()}, r"^train, inputs: \['idx'\] .*\(numbers, cat"),
+    "test of other names": ({"train": TABLE, "test": GOAL.assign(y=1)}, "^test, inputs: .* those of train: a, b, c"),
+    "test of other shapes": (
+        {"train": MIXED, "model": Both(), "test": {**MIXED, "numbers": X[:, :2]}},
+        r"^test\.numbers: .* expected real numbers of shape \[80, 4\]",
+    ),
+    "a category out of range": ({"train": BAD, "model": Both()}, "^model: 'Both' .* ends in IndexError"),
+    "whole numbers beside real ones": (
+        {"train": {**MIXED, "category": CATEGORY + 2**60}, "model": Both()},
+        r"^train\.category: .* at most 9007199254740992",
+    ),
+    "transform of several": ({"train": MIXED, "model": Both(), "transform": abs}, "^transform: 'abs' .* have names"),
+    "two data sets": ({"train": datasets.DatasetDict(train=hugging())}, "^train: .* give one of them"),
+    "iterable": ({"train": Endless()}, "^train: 'Endless' .* map-style"),
+    "iterable of Hugging Face": ({"train": hugging().to_iterable_dataset()}, "^train: .* map-style"),
+    "iterable loader": ({"train": DataLoader(Endless())}, "^train: 'Endless' .* map-style"),
+    "collate_fn": ({"train": loader(collate_fn=list)}, r"^train\.collate_fn: 'list' .* in the data set itself"),
+    "weighted sampler": (
+        {"train": loader(sampler=WeightedRandomSampler([1.0] * N, N))},
+        r"^train\.sampler: 'WeightedRandomSampler' .*Subset",
+    ),
+    "random flips": ({"train": Listed(random_flip)}, "^train: 'record .* not the same when it is read again"),
+    "random transform": (
+        {"train": hugging().with_transform(lambda rows: {"x": torch.rand(len(rows["a"]), 4), "label": rows["label"]})},
+        "^train: 'record .* not the same when it is read again",
+    ),
+    "whole numbers": ({"train": ((X * 9).astype(int), Y)}, "^model: 'Linear' .* whole numbers stay so, give floats"),
+    "mean loss": ({"train": (X, Y), "loss": F.cross_entropy}, "^loss: .* one loss per example"),
+    "batch norm": ({"train": (X, Y), "model": nn.Sequential(nn.BatchNorm1d(4), linear())}, "BatchNorm"),
+    "half model": ({"train": (X, Y), "model": linear().bfloat16()}, "^model.bias: 'torch.bfloat16' .* `precision`"),
+    "half precision": ({"train": (X, Y), "precision": "bf16"}, "^precision: .* did you mean 'bfloat16'"),
+    "text for a number": ({"train": (X, Y), "epsilon": "three"}, "^epsilon: 'three' .* expected a number"),
+    "epsilon": ({"train": (X, Y), "epsilon": 0}, "^epsilon: 0"),
+    "batch size": ({"train": (X, Y), "batch_size": N + 1}, "^batch_size: 81 .* expected 1 to 80"),
+    "checkpoint": ({"train": (X, Y), "checkpoint": 3}, "^checkpoint: 3"),
+    "callback": ({"train": (X, Y), "callback": 3}, "^callback: 3 .* expected a function"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_used_is_refused(name):
+    changes, message = REFUSED[name]
+    with pytest.raises(ConfigError, match=message):
+        fit(**changes)
+
+
+def frozen():
+    model = nn.Sequential(linear(), nn.BatchNorm1d(2))
+    model[1].eval().requires_grad_(False)
+    return model
+
+
+def test_a_frozen_batch_norm_stays_frozen():
+    model = frozen()
+    fit((X, Y), model=model)
+    assert (model.training, model[1].training) == (True, False)
+    assert torch.equal(model[1].running_mean, torch.zeros(2))
+
+
+def test_a_transform_of_hugging_face_is_kept():
+    ones = np.ones_like(X)
+    assert torch.equal(weights(fit(transformed())), weights(fit((ones, Y))))
+
+
+def test_other_arguments_of_every_day():
+    weighted = torch.tensor([1.0, 3.0])
+    half = fit((X, Y), precision="bfloat16", loss=lambda o, t: loss(o, t) * weighted[t], physical_batch=8, epsilon="4")
+    assert half.record["status"] == "done"
+    assert 3.9 < half.record["epsilon"] <= 4
+    score = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
+    assert fit((X, X[:, 0]), model=score, loss=lambda o, t: (o - t).square()).record["status"] == "done"
+
+
+DOUBTS = {
+    "seed": ({"seed": 7}, "seed: whoever knows that it is 7"),
+    "delta": ({"seed": None, "delta": 0.1}, r"delta: 0.1 is more than 1/N = 0.013"),
+    "loader": ({"seed": None, "train": loader(batch_size=32)}, "train: the loader's batch size 32 is not used.* 20 on"),
+}
+
+
+@pytest.mark.filterwarnings("default:seed")
+@pytest.mark.parametrize("name", DOUBTS)
+def test_what_is_rarely_meant_is_told_once_where_it_is_asked_for(name):
+    changes, message = DOUBTS[name]
+    with pytest.warns(UserWarning, match=message) as told:
+        record = fit(**{"train": (X, Y), **changes}).record
+    assert [warning.filename for warning in told] == [__file__]
+    assert record["seed_is_secret"] == (name != "seed")
+
+
+@pytest.mark.filterwarnings("error")
+def test_nothing_is_told_of_a_usual_run():
+    fit((X, Y), seed=None)
+    fit((X, Y), seed=3, delta=0.1, epsilon=float("inf"))
+
+
+def test_every_part_of_a_run_is_shown_by_its_name(monkeypatch):
+    console = Console(file=io.StringIO(), force_terminal=True)
+    monkeypatch.setattr(rich, "_console", console)
+    fit((X, Y), progress=False)
+    assert console.file.getvalue() == ""
+    fit((X, Y), progress=True)
+    parts = ("reading the data", "trying the model", "calibrating the noise", "training", "4 of 4 draws")
+    places = [console.file.getvalue().find(part) for part in parts]
+    assert -1 not in places
+    assert places == sorted(places)

@@ -1,0 +1,231 @@
+"""A run of `fit` that was killed goes on bit for bit; what is no checkpoint of it is refused and left as it is."""
+
+import itertools
+import json
+import math
+import os
+import signal
+import stat
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import dpopt
+from dpopt.errors import ConfigError
+from dpopt.store.leases import Lease
+from dpopt.training import goal, resuming
+from dpopt.training import run as running
+
+pytestmark = pytest.mark.filterwarnings("ignore:seed", "ignore:model. its run began")
+
+
+def loss(output, target):
+    return F.cross_entropy(output, target, reduction="none")
+
+
+def data(n=200):
+    x = torch.randn(n, 4, generator=torch.Generator().manual_seed(0))
+    return x, (x[:, 0] > 0).long()
+
+
+def model(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
+
+
+def fit(start=None, **changes):
+    options = {"optimizer": "dp_adam", "epsilon": 4.0, "delta": 1e-4, "epochs": 10, "batch_size": 50, "seed": 3}
+    options |= {"loss": loss, "train": data(), "test": data(50), "accountant": "rdp", "progress": False}
+    return dpopt.fit(start or model(), **{**options, **changes})
+
+
+def outcome(result):
+    """What has to be the same bit for bit."""
+    weights = [p.detach().flatten().tolist() for p in result.model.parameters()]
+    timeless = {k: v for k, v in result.record.items() if k not in ("train_seconds", "resumed_at")}
+    return json.dumps([weights, result.curve, result.ledger.to_json(), timeless])
+
+
+def killed(at, **changes):
+    """Run `fit` in a process that is killed when its curve reaches draw `at`; gives the curve up to there."""
+    reader, writer = os.pipe()
+    if not (child := os.fork()):
+        observe = running.observe
+
+        def observed(*args):
+            entry = observe(*args)
+            os.write(writer, json.dumps(entry).encode() + b"\n")
+            if entry["draw"] >= at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return entry
+
+        try:
+            running.observe = observed
+            fit(**changes)
+        finally:
+            os._exit(1)
+    os.close(writer)
+    with open(reader) as file:
+        entries = [json.loads(line) for line in file]
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    return entries
+
+
+@pytest.fixture
+def often(monkeypatch):
+    """Checkpoints after every third draw, whatever the clock says."""
+    ticks = itertools.count()
+    monkeypatch.setattr(running.time, "perf_counter", lambda: next(ticks) / 3)
+    monkeypatch.setattr(running, "CHECKPOINT_SECONDS", 1.0)
+
+
+@pytest.mark.parametrize("name", ["dp_adam", "hyfreedp", "fiber", "adadp"])
+def test_a_killed_run_goes_on_bit_for_bit(name, tmp_path, often):
+    whole = fit(optimizer=name)
+    first = killed(7, optimizer=name, checkpoint=tmp_path)
+    second = killed(22, optimizer=name, checkpoint=tmp_path)
+    result = fit(optimizer=name, checkpoint=tmp_path)
+    assert outcome(result) == outcome(whole)
+    assert 0 < result.record["resumed_at"] < 40
+    assert whole.curve[: len(first)] == first
+    assert second[-1] in whole.curve
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_after_the_start_begins_with_the_same_seeds(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(running, "CHECKPOINT_SECONDS", math.inf)
+    entries = killed(12, checkpoint=tmp_path, seed=None)
+    result = fit(checkpoint=tmp_path, seed=None)
+    assert result.record["resumed_at"] == 0
+    assert result.curve[: len(entries)] == entries
+
+
+def test_a_secret_seed_survives_until_the_run_has_ended(tmp_path, often, monkeypatch):
+    entries = killed(12, checkpoint=tmp_path, seed=None)
+    file = tmp_path / "checkpoint.pt"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    kept = resuming.checkpoint.parse(resuming.read_checked(file), torch.device("cpu"))["seeds"]
+    result = fit(checkpoint=tmp_path, seed=None)
+    assert result.curve[: len(entries)] == entries
+    assert not any(seed.encode() in file.read_bytes() for seed in kept)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    monkeypatch.setattr(goal.Goal, "seeds", lambda *_: resuming.Seeds(*(int(seed, 16) for seed in kept)))
+    assert outcome(fit(seed=None)) == outcome(result)
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_finished_run_is_not_run_again(seed, tmp_path, monkeypatch):
+    first = fit(checkpoint=tmp_path, seed=seed)
+    monkeypatch.setattr(running.DataOracle, "draw", None)
+    again = fit(model(7), checkpoint=tmp_path, seed=seed)
+    assert outcome(again) == outcome(first)
+    assert (first.record["resumed_at"], again.record["resumed_at"]) == (0, 40)
+    assert again.record["train_seconds"] >= first.record["train_seconds"]
+
+
+def test_a_checkpoint_replaces_other_initial_parameters_and_says_so(tmp_path, often):
+    whole = fit()
+    killed(12, checkpoint=tmp_path)
+    with pytest.warns(UserWarning, match="began with other parameters"):
+        assert outcome(fit(model(5), checkpoint=tmp_path)) == outcome(whole)
+
+
+def test_a_run_goes_on_with_other_physical_batches(tmp_path, often):
+    killed(12, checkpoint=tmp_path)
+    result = fit(checkpoint=tmp_path, physical_batch=7)
+    assert result.record["status"] == "done"
+    assert result.record["resumed_at"] > 0
+
+
+def wider():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Dropout(0.2), nn.Linear(9, 2))
+
+
+def other(x):
+    return x.index_fill(0, torch.tensor([150]), 0.5)
+
+
+OTHERS = {
+    "optimizer": {"optimizer": "dp_sgd"},
+    "learning rate": {"optimizer": dpopt.create("dp_adam", lr=0.5)},
+    "epsilon": {"epsilon": 4.5},
+    "delta": {"delta": 1e-5},
+    "epochs": {"epochs": 11},
+    "batch_size": {"batch_size": 51},
+    "accountant": {"accountant": "prv"},
+    "seed": {"seed": 4},
+    "parameters": {"start": wider()},
+    "train": {"train": (other(data()[0]), data()[1])},
+    "test": {"test": data(40)},
+    "loss": {"loss": lambda output, target: 2 * loss(output, target)},
+    "transform": {"transform": lambda x: x + 1},
+}
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+def test_the_checkpoint_of_another_run_is_refused_and_stays(is_done, tmp_path, often):
+    fit(checkpoint=tmp_path) if is_done else killed(12, checkpoint=tmp_path)
+    before = (tmp_path / "checkpoint.pt").read_bytes()
+    for name, changes in OTHERS.items():
+        what = {"learning rate": "optimizer", "loss": "loss or transform", "transform": "loss or transform"}
+        with pytest.raises(
+            ConfigError, match=rf"^checkpoint: .* another run's, which differs in .*{what.get(name, name)}"
+        ):
+            fit(checkpoint=tmp_path, **changes)
+    assert (tmp_path / "checkpoint.pt").read_bytes() == before
+    assert outcome(fit(checkpoint=tmp_path)) == outcome(fit())
+
+
+def test_a_damaged_checkpoint_is_refused_and_stays(tmp_path, often):
+    killed(12, checkpoint=tmp_path)
+    file = tmp_path / "checkpoint.pt"
+    sound = file.read_bytes()
+    foreign = resuming.checkpoint.dump(running.Reached(torch.zeros(3), dpopt.privacy.Ledger(), running.Elapsed(), []))
+    resuming.write_checked(tmp_path / "foreign", foreign)
+    flipped = [sound[:at] + bytes([sound[at] ^ 4]) + sound[at + 1 :] for at in range(0, len(sound), len(sound) // 5)]
+    for content in (b"", b"nothing", sound[:-1], sound[: len(sound) // 2], sound + b"0", *flipped):
+        file.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"^checkpoint: .* damaged \("):
+            fit(checkpoint=tmp_path)
+        assert file.read_bytes() == content
+    file.write_bytes((tmp_path / "foreign").read_bytes())
+    with pytest.raises(ConfigError, match=r"damaged \('run'"):
+        fit(checkpoint=tmp_path)
+    file.write_bytes(sound)
+    assert outcome(fit(checkpoint=tmp_path)) == outcome(fit())
+
+
+def test_what_a_callback_is_shown_is_in_the_checkpoint_even_if_it_raises(tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "CHECKPOINT_SECONDS", math.inf)
+    seen = []
+
+    def callback(entry):
+        seen.append(entry)
+        entry["test_loss"] = None  # its own copy
+        if entry["draw"] == 14:
+            raise KeyboardInterrupt
+
+    start = model()
+    start[2].eval()
+    with pytest.raises(KeyboardInterrupt):
+        fit(start, checkpoint=tmp_path, callback=callback)
+    assert [m.training for m in start] == [True, True, False, True]
+    start[2].train()
+    result = fit(checkpoint=tmp_path, callback=callback)
+    assert result.record["resumed_at"] == 14
+    assert [entry["draw"] for entry in seen] == [entry["draw"] for entry in result.curve]
+    assert outcome(result) == outcome(fit())
+
+
+def test_a_folder_that_another_process_uses_or_that_cannot_be_written_is_refused(tmp_path):
+    with Lease(tmp_path / "lease.json"), pytest.raises(ConfigError, match=f"run by process {os.getpid()} of"):
+        fit(checkpoint=tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        fit(checkpoint=tmp_path / "file" / "folder")
+    fit(checkpoint=str(tmp_path / "new" / "folder"), epochs=0.2)
+    assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == ["checkpoint.pt"]
