@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 from sphinx.application import Sphinx
 
 from dpopt import __version__
@@ -30,6 +31,11 @@ RESULTS = HERE.parent / "results"
 GENERATED = HERE / "generated"
 LISTED = {"optimizers": "Optimizers", "workloads": "Workloads", "data": "Data sets", "models": "Trained parameters"}
 """What `dpopt list` prints as Markdown -> the title of its page."""
+COMPUTE = """
+Everything that is published was computed on CPUs, two cores at most. No number was measured on a GPU yet: `make gpu`
+measures a device in one command. Hours are those of the published runs, loading and calibration included, each on one
+core beside another one. The features of a frozen backbone, which are computed once, are not in it.
+"""
 CLAIMS = "What the papers claim and what these runs say"
 """The section of `results/README.md` that is a page of its own."""
 
@@ -54,6 +60,18 @@ def generate(app: Sphinx) -> None:
     schema, _, claims = (RESULTS / "README.md").read_text("utf-8").partition(f"## {CLAIMS}\n")
     write("results_format", "Format of results", schema.partition("\n")[2])
     write("claims", CLAIMS, claims)
+    write("compute", "Statement of compute", f"{COMPUTE}\n{compute()}")
+
+
+def compute() -> str:
+    """A row for each published suite: its runs, and the hours that they took."""
+    files = {file.parent.name: file for file in sorted(RESULTS.glob("published/*/cells.parquet"))}
+    columns = ["run_id", "seconds_prepare", "seconds_train"]
+    suites = {name: pd.read_parquet(file, columns=columns).drop_duplicates("run_id") for name, file in files.items()}
+    shown = {f"[{name}]({page(Path(name))}.md)": runs for name, runs in suites.items()}
+    shown["in all"] = pd.concat(suites.values()).drop_duplicates("run_id")
+    rows = [(name, len(runs), runs[columns[1:]].sum().sum() / 3600) for name, runs in shown.items()]
+    return pd.DataFrame(rows, columns=["suite", "runs", "hours"]).to_markdown(index=False, floatfmt=".2f")
 
 
 def write(name: str, title: str, content: str) -> None:
