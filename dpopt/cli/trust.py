@@ -195,7 +195,9 @@ def _results(folder: str, key: str = "results") -> Store:
 
 
 def _track(sequence: Sequence[Any], title: str) -> Iterable[Any]:
-    """A bar on a terminal."""
+    """A bar on a terminal, elsewhere a line before each kind."""
+    if not ERR.is_terminal and len(sequence) > 1:
+        ERR.print(f"{len(sequence)} {title}")
     return track(sequence, title, console=ERR, disable=not ERR.is_terminal, transient=True)
 
 

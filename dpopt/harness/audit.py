@@ -183,7 +183,14 @@ def _control(number: int, seed: int) -> dict[str, Any]:
 
 @contextmanager
 def _progress(total: int, console: Console | None) -> Iterator[Callable[[str], None]]:
-    """Show a bar; gives a function to call with what has just been done."""
-    with Progress(console=console, disable=console is None, transient=True) as progress:
+    """Show a bar, or a line each where there is no terminal; gives a function to call with what has just been done."""
+    is_plain = console is not None and not console.is_terminal
+    with Progress(console=console, disable=console is None or is_plain, transient=True) as progress:
         task = progress.add_task("audit", total=total)
-        yield lambda done: progress.update(task, advance=1, description=f"audit: {done}")
+
+        def tell(done: str) -> None:
+            progress.update(task, advance=1, description=f"audit: {done}")
+            if console is not None and is_plain:
+                console.print(f"{progress.tasks[task].completed:.0f}/{total} audits: {done}")
+
+        yield tell
