@@ -241,10 +241,10 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_work(store, tmp_p
     with pytest.raises(ConfigError, match=r"results: .*cannot be written: Not a directory"):
         Store(tmp_path / "file").check_writable()
 
-    def refuse(self, *_):
+    def refuse(*_):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(runs.Path, "open", refuse)
+    monkeypatch.setattr(runs.os, "open", refuse)
     with pytest.raises(ConfigError, match="Read-only file system"):
         store.check_writable()
 
