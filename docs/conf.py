@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
 from sphinx.application import Sphinx
 
 from dpopt import __version__
+from dpopt.cli import known
+from dpopt.markup import MARKDOWN
 
 project, author, copyright = "dpopt", "the dpopt authors", "the dpopt authors"
 release = version = __version__
@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results"
 GENERATED = HERE / "generated"
 LISTED = {"optimizers": "Optimizers", "workloads": "Workloads", "data": "Data sets", "models": "Trained parameters"}
-"""What `dpopt list` prints as Markdown -> the title of its page."""
+"""What `dpopt list` shows -> the title of its page."""
 COMPUTE = """
 Everything that is published was computed on CPUs, two cores at most. No number was measured on a GPU yet: `make gpu`
 measures a device in one command. Hours are those of the published runs, loading and calibration included, each on one
@@ -45,9 +45,8 @@ def generate(app: Sphinx) -> None:
     shutil.rmtree(GENERATED, ignore_errors=True)
     GENERATED.mkdir()
     for what, title in LISTED.items():
-        command = [sys.executable, "-m", "dpopt", "list", f"what={what}", "format=markdown"]
-        table = subprocess.run(command, cwd=HERE.parent, check=True, capture_output=True, text=True).stdout
-        write(what, title, table)
+        rows = [{key: MARKDOWN.escape(value) for key, value in row.items()} for row in known.LISTED[what]()]
+        write(what, title, pd.DataFrame(rows).to_markdown(index=False) if what == "models" else cards(rows))
     for figure in RESULTS.glob("published/**/*.svg"):
         copy = GENERATED / "figures" / figure.relative_to(RESULTS / "published")
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -61,6 +60,15 @@ def generate(app: Sphinx) -> None:
     write("results_format", "Format of results", schema.partition("\n")[2])
     write("claims", CLAIMS, claims)
     write("compute", "Statement of compute", f"{COMPUTE}\n{compute()}")
+
+
+def cards(rows: list[dict[str, str]]) -> str:
+    """A section for each row, by its first value, with a line for each other one that is not empty."""
+    sections = []
+    for row in rows:
+        (_, title), *others = row.items()
+        sections += [f"## {title}", "\n".join(f"- **{key}**: {value}" for key, value in others if value)]
+    return "\n\n".join(sections)
 
 
 def compute() -> str:
