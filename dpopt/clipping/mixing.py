@@ -72,7 +72,7 @@ def constant_buffers(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        changed = [each for each in before if not _same(cast(Tensor, each[1]._buffers[each[2]]), each[4])]
+        changed = [each for each in before if not same(cast(Tensor, each[1]._buffers[each[2]]), each[4])]
         for _, owner, own, buffer, value in changed:
             owner._buffers[own] = buffer.copy_(value)
         for path, *_ in changed[:1]:
@@ -181,7 +181,7 @@ def like(values: Tensor, examples: int) -> Tensor:
     return torch.lerp(rows.amin(0), rows.amax(0), share)
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
+def same(a: Tensor, b: Tensor) -> bool:
     """Whether the two are equal, and not numbers at the same places."""
     return torch.equal(a, b) or (a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all()))
 
@@ -192,7 +192,7 @@ def _agree(seen: tuple[Tensor, ...], found: tuple[Tensor, ...], rows: Tensor) ->
     Backward passes on a GPU are not repeatable: attention and convolutions add up in the order in which threads end.
     """
     pairs = [(a[..., rows], b[..., rows]) for a, b in zip(seen, found, strict=True)]
-    return _same(*pairs[0]) and all(_close(a, b) for a, b in pairs[1:])
+    return same(*pairs[0]) and all(_close(a, b) for a, b in pairs[1:])
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dpopt.clipping.flat import Loss
-from dpopt.clipping.mixing import must_not_mix, replaced
+from dpopt.clipping.mixing import must_not_mix, replaced, same
 from dpopt.clipping.recording import Unsupported
 from dpopt.errors import ConfigError
 from dpopt.fields import Range
@@ -27,6 +27,7 @@ Multiplicity = Annotated[int, Range(1, 1024, "[]")]
 """Number of views of a record; all are held at once."""
 TRIES = 4
 """How often a random change is tried for mixing."""
+MIXES = "what it makes of a record depends on the others, so nothing bounds what one of them contributes"
 
 
 class Views(nn.Module):
@@ -122,10 +123,35 @@ def refuse_mixing(change: Change, x: Tensor, name: str) -> None:
         try:
             _try_mixing(change, x, seed, extremes)
         except Unsupported as error:
-            reason = "what it makes of a record depends on the others, so nothing bounds what one of them contributes"
+            reason = MIXES
             if "twice" in error.reason:
                 reason = "from one state of torch's generators it makes this once and that another time"
             raise ConfigError(name, named, reason) from error
+    if len(x) > 1 and not x.is_floating_point() and any(_mixes_whole(change, base, x) for base in _bases(x)):
+        raise ConfigError(name, named, MIXES)
+
+
+def _bases(x: Tensor) -> list[Tensor]:
+    """Records of whole numbers: these, and some of one value everywhere, beside which a maximum or a mean shows."""
+    return [x, torch.full_like(x, int(x.min())), torch.full_like(x, int(x.max()))]
+
+
+def _mixes_whole(change: Change, base: Tensor, x: Tensor) -> bool:
+    """Whether one record of other values changes what becomes of those beside it."""
+    values = {int(x.min()), int(x.max())} | ({0, 255} if x.dtype == torch.uint8 else set())
+    with _forked(x), suppress(Exception):  # a change may take only some values
+
+        def others(x: Tensor) -> Tensor:
+            torch.manual_seed(0)
+            return change(x.clone())[1:]
+
+        seen = others(base)
+        for value in values:
+            replacing = base.clone()
+            replacing[0] = value
+            if not same(others(replacing), seen):
+                return True
+    return False
 
 
 def _takes_extremes(change: Change, x: Tensor) -> bool:

@@ -248,7 +248,8 @@ def _subject(
         splits["test"] = layout.split(read(test, "test", target), "test")
 
     def prepared(x: Tensor) -> Tensor:
-        return layout.converted(transform(x) if transform else x)
+        # What changes its argument in place must not change the records.
+        return layout.converted(transform(x.clone()) if transform else x)
 
     with trial.refused("model", type(model).__name__, f"moving it to {device}"):
         model.to(device)

@@ -16,9 +16,12 @@ from dpopt.privacy.plan import Plan
 from dpopt.privacy.sampling import REVISION, derive, secret_seed
 from dpopt.training.averaging import Averaged
 from dpopt.training.loop import number_of_draws, sampling_rate
-from dpopt.training.resuming import Seeds
+from dpopt.training.resuming import Seeds, behaviour
 from dpopt.training.subject import Subject
 from dpopt.types import Optimizer
+
+DIGESTED = 10_000
+"""Records that are converted at once, to tell data sets apart."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +83,10 @@ class Goal:
     def seeds(self, plan: Plan, subject: Subject, engine: ClippingEngine, processes: Processes) -> Seeds:
         """What draws and noise are made from, the same in all processes."""
         source = processes.gather(secret_seed())[0] if self.seed is None else self.seed
-        # Two runs that share their noise would cancel it: the seed depends on everything that tells runs apart.
-        apart = [*self._stated, plan.noise, len(subject.train.x), self.precision]
-        start = [digest(engine.theta), digest(subject.first.x)]
+        # Two runs that share their noise would cancel it: it depends on what tells them apart, loss and records too.
+        losses = processes.gather(digest(behaviour(subject, engine, engine.theta)))[0]
+        apart = [*self._stated, plan.noise, len(subject.train.x), self.precision, self.multiplicity, losses]
+        start = [digest(engine.theta), digest(subject.first.x), *_records(subject)]
         return Seeds(derive("draws", source), derive("noise", source, *apart, *start))
 
     def identity(self, subject: Subject) -> dict[str, Any]:
@@ -106,3 +110,9 @@ class Goal:
     @property
     def _stated(self) -> list[Any]:
         return [repr(self.optimizer), self.epsilon, self.delta, self.epochs, self.batch_size, self.accountant]
+
+
+def _records(subject: Subject) -> list[str]:
+    """All records as digests, the same whatever type they are stored in."""
+    parts = zip(*(part.split(DIGESTED) for part in subject.train), strict=True)
+    return [digest(subject.layout.converted(x), y.double()) for x, y in parts]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from contextlib import suppress
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -72,6 +73,8 @@ def _read(data: Any, where: str, target: str | None) -> Read:
         return _columns(data, where, target)
     if type(data) is TensorDataset and len(data.tensors) == 2:
         return _pair(*data.tensors, where, target)
+    if isinstance(data, tuple) and len(data) == 2:
+        data = tuple(map(_listed, data))
     if isinstance(data, tuple | list) and len(data) == 2 and _is_array(data[1]):
         if isinstance(data[0], Mapping) or _is_frame(data[0]):
             return _pair(_tensors(data[0], where), _tensor(data[1], where), where, target)
@@ -88,6 +91,16 @@ def _read(data: Any, where: str, target: str | None) -> Read:
     return _records(data, where, target)  # a transform of its own is applied to each record
 
 
+def _listed(part: Any) -> Any:
+    """A list of numbers as an array, and a table of one column as this column; anything else as it is."""
+    if _is_frame(part) and len(part.columns) == 1:
+        return part.iloc[:, 0]
+    if isinstance(part, list):
+        with suppress(TypeError, ValueError, RuntimeError):
+            return torch.tensor(part)
+    return part
+
+
 def _dataset(loader: DataLoader[Any], where: str) -> Any:
     """The data set of a loader, which is read as it is: draws are Poisson, and made anew.
 
@@ -101,7 +114,11 @@ def _dataset(loader: DataLoader[Any], where: str) -> Any:
         how = "pad or change records in the data set itself, and give that"
         raise ConfigError(f"{where}.collate_fn", getattr(collate, "__name__", type(collate).__name__), how)
     own = loader.batch_sampler
-    if not isinstance(sampler, PLAIN_SAMPLERS) or (own is not None and type(own) is not BatchSampler):
+    if type(own) is BatchSampler:
+        sampler = own.sampler  # of a loader that is given one, `sampler` says nothing
+    source: Any = getattr(sampler, "data_source", getattr(sampler, "dataset", loader.dataset))
+    is_whole = isinstance(sampler, PLAIN_SAMPLERS) and len(source) == len(cast(Sized, loader.dataset))
+    if not is_whole or (own is not None and type(own) is not BatchSampler):
         how = "draws are Poisson, and of all records: give the data set, or a `torch.utils.data.Subset` of it"
         raise ConfigError(f"{where}.sampler", type(sampler if type(own) is BatchSampler else own).__name__, how)
     return loader.dataset
@@ -135,13 +152,14 @@ def _target(names: list[Any], where: str, target: str | None) -> Any:
 
 
 def _hugging(data: Any, where: str, target: str | None) -> Read:
-    name = _target(list(data.column_names), where, target)
-    columns = _gathered(_chunks(data, where), len(data), where)
+    names = [str(name) for name in data.format["columns"]]  # those that its format shows
+    name = _target(names, where, target)
+    columns = _gathered(_chunks(data.with_format("torch", columns=names), where), len(data), where)
     return Read(columns, columns.pop(name))
 
 
 def _chunks(data: Any, where: str) -> Iterator[dict[str, Tensor]]:
-    for chunk in data.with_format("torch").iter(CHUNK):
+    for chunk in data.iter(CHUNK):
         for name, values in chunk.items():
             if not isinstance(values, Tensor):
                 allowed = "expected numbers of one shape: pad or resize them, or `remove_columns`"
@@ -242,7 +260,12 @@ def _tensor(part: Any, where: str) -> Tensor:
 def _array(part: Any) -> Any:
     import numpy as np
 
-    return np.asarray(part)
+    array = np.asarray(part)
+    if array.dtype in (np.uint16, np.uint32):  # torch has no arithmetic for them
+        return array.astype(np.int64)
+    if not array.dtype.isnative:
+        return array.astype(array.dtype.newbyteorder("="))
+    return array.copy() if any(stride < 0 for stride in array.strides) else array
 
 
 def _whole(found: Read, where: str) -> Read:

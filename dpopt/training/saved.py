@@ -52,7 +52,9 @@ def save(result: FitResult, folder: str | os.PathLike[str], tuned: Sequence[str]
     folder = Path(folder)
     if not isinstance(result.model, nn.Module):
         raise ConfigError("model", result.model, "there are no weights to save: load with a model")
-    record = {**result.record, "seed": None} | ({} if tuned is None else {"tuned": list(tuned)})
+    record = {**result.record, "seed": None}
+    if tuned is not None:
+        record["tuned"] = [tuned] if isinstance(tuned, str) else list(tuned)
     partial = _beside(folder)
     try:
         _write(FitResult(result.model, record, result.ledger, result.curve), partial, folder.name)
@@ -76,6 +78,8 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> FitR
         ConfigError: the folder holds no saved run, or the model has other tensors; it is then as it was.
         Damaged: a file was changed, or the ledger spends another epsilon than the record says.
     """
+    if model is not None and not isinstance(model, nn.Module):
+        raise ConfigError("model", model, "expected a torch.nn.Module of the architecture that was saved")
     folder = Path(folder)
     _check(folder)
     record = _decoded(read(folder / RECORD))

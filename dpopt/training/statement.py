@@ -102,7 +102,7 @@ class Statement:
             noise=dict(record["noise"]),
             optimizer=record["optimizer"],
             status=record["status"],
-            tuned=UNKNOWN if tuned is None else tuple(tuned) or NONE,
+            tuned=UNKNOWN if tuned is None else (tuned,) if isinstance(tuned, str) else tuple(tuned) or NONE,
             not_covered=tuple(_not_covered(record)),
             versions=dict(record["versions"]),
         )

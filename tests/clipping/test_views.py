@@ -224,6 +224,22 @@ def test_a_change_that_mixes_records_is_refused(change, message):
         refuse_mixing(change, images(), "augment")
 
 
+def a_bit(x):
+    return x.float() - (x == x.amax()).sum()
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int64])
+@pytest.mark.parametrize("change", [lambda x: x.float() / x.amax(), lambda x: x - x.amin(), a_bit])
+def test_a_change_of_whole_numbers_that_mixes_is_refused(change, kind):
+    """Their largest value is often the same in every batch."""
+    pixels = (images() * 100).clamp(0, 255).to(kind)
+    pixels[:, 0, 0, 0], pixels[:, 0, 0, 1] = 255, 0
+    with pytest.raises(ConfigError, match="depends on the others"):
+        refuse_mixing(change, pixels, "transform")
+    refuse_mixing(lambda x: x.float() / 255, pixels, "transform")
+    refuse_mixing(lambda x: torch.eye(256)[x.long()], pixels, "transform")
+
+
 @pytest.mark.parametrize(
     "change", [flipped, lambda x: x, lambda x: x.mul_(2), lambda x: x - x.mean((1, 2, 3), keepdim=True)]
 )
