@@ -21,6 +21,8 @@ from dpopt.harness.suite import BASE, known_keys, load_suite
 
 TREE = Path(__file__).parents[1]
 TUTORIALS = sorted((TREE / "docs" / "tutorials").glob("*.md"))
+LONG = ("matrix", "results")
+"""Tutorials that train whole suites."""
 PAGES = [
     *(TREE / name for name in ("README.md", "CONTRIBUTING.md")),
     *(
@@ -129,7 +131,11 @@ def run_page(path: Path) -> None:
             pytest.fail(f"a block of {block.kind!r} in {path.name}, line {block.line}")
 
 
-@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[pytest.mark.slow] * (path.stem in LONG)) for path in TUTORIALS],
+    ids=lambda path: path.stem,
+)
 def test_a_tutorial_runs_as_it_is(path, tmp_path, monkeypatch, capsys):
     mpl.use("Agg")
     monkeypatch.chdir(tmp_path)
