@@ -33,10 +33,7 @@ class TableClassification(Workload):
     def __post_init__(self) -> None:
         if not self.data:
             raise ConfigError("workload.data", self.data, "expected the name of a table; `dpopt new data` makes one")
-        found = data.entry(self.data)
-        if found.kind != "table":
-            raise ConfigError("workload.data", self.data, f"expected a table, and it is one of {found.kind}")
-        object.__setattr__(self, "data", data.pinned(self.data))
+        object.__setattr__(self, "data", data.pinned(self.data, "table"))
         super().__post_init__()
 
     @property

@@ -53,10 +53,7 @@ class TextClassification(Workload):
     epochs: ClassVar[float] = 5.0
 
     def __post_init__(self) -> None:
-        entry = data.entry(self.data)
-        if entry.kind != "text":
-            raise ConfigError("workload.data", self.data, f"expected a data set of texts, it is one of {entry.kind}")
-        object.__setattr__(self, "data", data.pinned(self.data))
+        object.__setattr__(self, "data", data.pinned(self.data, "text"))
         super().__post_init__()
         if self.length < 3:
             raise ConfigError(

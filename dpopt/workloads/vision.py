@@ -76,12 +76,9 @@ class ImageClassification(Workload):
     epochs: ClassVar[float] = 5.0
 
     def __post_init__(self) -> None:
-        kind = data.entry(self.data).kind
-        if kind != "image":
-            raise ConfigError("workload.data", self.data, f"expected a data set of images, and it is one of {kind}")
+        object.__setattr__(self, "data", data.pinned(self.data, "image"))
         if self.architecture in ARCHITECTURES and (self.pretrained or self.options):
             raise ConfigError("workload.architecture", self.architecture, "only timm's have checkpoints and options")
-        object.__setattr__(self, "data", data.pinned(self.data))
         super().__post_init__()
 
     @property

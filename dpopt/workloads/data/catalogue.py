@@ -22,6 +22,8 @@ from dpopt.errors import ConfigError, unknown
 from dpopt.fields import Count, Finite, NonNegative, Positive
 
 Kind = Literal["image", "text", "pairs", "table"]
+CALLED = {"image": "a data set of images", "text": "a data set of texts", "table": "a table", "pairs": "pairs of texts"}
+"""What errors call a data set of each kind."""
 UNSTATED = "???"
 """Stands where a range or values are still to be stated."""
 HOW_TO_STATE = "`range: [0, 100]` for numbers, `values: [a, b]` for categories; dpopt makes no private estimate of them"
@@ -192,12 +194,17 @@ def entry(name: str) -> Entry:
     return found
 
 
-def pinned(name: str) -> str:
-    """The name of a data set in what identifies a run: of one of the current folder with its version.
+def pinned(name: str, kind: Kind) -> str:
+    """The name of a data set of that kind in what identifies a run: of one of the current folder with its version.
 
     A name there means other records in another folder, or after its file was changed; that is another workload.
+
+    Raises:
+        ConfigError: there is no such data set, or it is of another kind.
     """
     found = entry(name)
+    if found.kind != kind:
+        raise ConfigError("workload.data", name, f"expected {CALLED[kind]}, and it is one of {found.kind}")
     return f"{found.name}@{found.version}" if found.folder else name
 
 
