@@ -139,18 +139,18 @@ def _bases(x: Tensor) -> list[Tensor]:
 def _mixes_whole(change: Change, base: Tensor, x: Tensor) -> bool:
     """Whether one record of other values changes what becomes of those beside it."""
     values = {int(x.min()), int(x.max())} | ({0, 255} if x.dtype == torch.uint8 else set())
-    with _forked(x), suppress(Exception):  # a change may take only some values
 
-        def others(x: Tensor) -> Tensor:
-            torch.manual_seed(0)
-            return change(x.clone())[1:]
+    def others(x: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        return change(x.clone())[1:]
 
-        seen = others(base)
+    with _forked(x):
         for value in values:
             replacing = base.clone()
             replacing[0] = value
-            if not same(others(replacing), seen):
-                return True
+            with suppress(Exception):  # a change may take only some values
+                if not same(others(replacing), others(base)):
+                    return True
     return False
 
 
