@@ -79,6 +79,15 @@ Name = Annotated[str, Line()]
 """What names something: a folder, a label, a word of the command line."""
 
 
+@dataclass(frozen=True)
+class Axis:
+    """Marks a tuple of different values, at least one; plain data may hold a single one in its place."""
+
+
+Several = Annotated[tuple[T, ...], Axis()]
+"""The values of an axis: `Several[Positive]`."""
+
+
 class Arguments(Mapping[str, Any]):
     """Keyword arguments of a class that dpopt does not know: a mapping that cannot change, and so can be hashed.
 
@@ -194,6 +203,11 @@ def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
     return typing.get_type_hints(function, include_extras=True)
 
 
+def listed(value: Any) -> list[Any]:
+    """The elements of a list, or the one value that is none."""
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
 def several(value: Any, hint: Any, where: str) -> tuple[Any, ...]:
     """The values of an axis, converted; a value that is no list is an axis of one.
 
@@ -205,7 +219,7 @@ def several(value: Any, hint: Any, where: str) -> tuple[Any, ...]:
     if not value:
         raise ConfigError(where, value, "expected at least one value")
     values = _tuple(value, (hint, ...), where, {})
-    if len(set(values)) < len(values):
+    if len(set(map(repr, values))) < len(values):
         raise ConfigError(where, list(values), "a value is repeated")
     return values
 
@@ -217,6 +231,8 @@ def convert(value: Any, hint: Any, where: str, converters: Converters) -> Any:
     if hint is Arguments:
         return Arguments(value, where)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated and isinstance(args[1], Axis):
+        return several(value, typing.get_args(args[0])[0], where)
     if origin is Annotated:
         value = convert(value, args[0], where, converters)
         if value not in args[1]:
@@ -249,6 +265,8 @@ def _either(value: Any, hints: tuple[Any, ...], where: str, converters: Converte
     if value is None and NoneType in hints:
         return None
     refusals = list[ConfigError]()
+    if isinstance(value, dict):  # what is said of its parts is for a mapping alone to say
+        hints = tuple(hint for hint in hints if typing.get_origin(hint) is dict) or hints
     for hint in hints:
         try:
             if hint is not NoneType:
@@ -274,6 +292,8 @@ def _scalar(value: Any, hint: Any, where: str) -> Any:
         return _number(value, hint, where)
     if hint is Any or not isinstance(hint, type):
         return value
+    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        return build(hint, value, where)
     if not isinstance(value, hint) or isinstance(value, type):  # a class has the methods of its instances
         raise ConfigError(where, value, f"expected {SHOWN.get(hint) or f'an object of the kind {hint.__name__}'}")
     return value

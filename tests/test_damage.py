@@ -9,8 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dpopt import configurations
 from dpopt.cli import main
-from dpopt.harness.suite import BASE, known_keys, load_suite
+from dpopt.harness.suite import load_suite
 from dpopt.store import Store
 from dpopt.store.runs import Damaged
 
@@ -129,7 +130,7 @@ def test_many_damaged_folders(sound, tmp_path_factory, harms):
     survives(sound, tmp_path_factory, harms)
 
 
-KEYS = known_keys(BASE, "suite")
+KEYS = configurations.keys("suite")
 VALUES = [
     *("0", "-1", "1", "1e400", "nan", "inf", "-inf", "null", "true", "''", "[]", "{}", "[0,0]", "[1,[2]]", "{a: b}"),
     *("dp_sgd", "[dp_sgd,dp_sgd]", "nonsense", "${oc.env:HOME}", "${missing}", "[", "{", "=", "\\", "é", "1_000"),

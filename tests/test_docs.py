@@ -15,9 +15,10 @@ import matplotlib as mpl
 import pytest
 import yaml
 
+from dpopt import configurations
 from dpopt.cli import COMMANDS, main
 from dpopt.errors import ConfigError
-from dpopt.harness.suite import BASE, known_keys, load_suite
+from dpopt.harness.suite import load_suite
 
 TREE = Path(__file__).parents[1]
 TUTORIALS = sorted((TREE / "docs" / "tutorials").glob("*.md"))
@@ -98,7 +99,7 @@ def check_dpopt(name: str, *arguments: str) -> None:
         first = override.partition("=")[0].lstrip("+").split(".")[0]
         assert first in known or f"{first}." in command.description, (name, override, sorted(known))
     suites = [word.partition("=")[2] for word in overrides if word.startswith("suite=")]
-    of_suite = known_keys(BASE, "suite") if name in ("plan", "run") else []
+    of_suite = configurations.keys("suite") if name in ("plan", "run") else []
     if suites:
         load_suite(suites[0], [o for o in overrides if o.partition("=")[0].lstrip("+").split(".")[0] in of_suite])
 

@@ -15,12 +15,12 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from dpopt import fields, registry
+from dpopt import configurations, fields, registry
 from dpopt.bench.cases import CASES, Case
 from dpopt.bench.contenders import ENGINES, Contender, engine_group, optimizer_group
 from dpopt.bench.measure import measure, ratios
 from dpopt.errors import ConfigError, unknown
-from dpopt.harness.suite import BASE, compose_config
+from dpopt.fields import Few, Name, Positive, Several
 from dpopt.store.provenance import provenance
 from dpopt.training import resolve_device
 from dpopt.workloads.models import SUBSETS
@@ -33,18 +33,31 @@ Precision = Literal["float32", "bfloat16"]
 class Settings:
     """What to measure; `conf/base/bench.yaml` says what each key means."""
 
-    cases: tuple[Case, ...]
-    subsets: tuple[str, ...]
-    engines: tuple[str, ...]
-    optimizers: tuple[str, ...]
-    probe_every: tuple[int, ...]
-    precision: str
-    rounds: int
-    limit: float | None
-    threads: int | None
+    cases: list[Case]
+    subsets: list[str]
+    engines: list[str]
+    optimizers: list[str]
+    probe_every: Several[Few]
+    precision: Precision
+    rounds: Few
+    limit: Positive | None
+    threads: Few | None
     device: torch.device
-    results: str
-    plots: str
+    results: Name
+    plots: Name
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """How large the cases are."""
+
+    tiny: bool
+    batch_size: Few | None
+
+    def of(self, case: Case) -> Case:
+        """The case with these shapes."""
+        case = case.rehearsal() if self.tiny else case
+        return case if self.batch_size is None else dataclasses.replace(case, batch_size=self.batch_size)
 
 
 @dataclass(frozen=True)
@@ -63,21 +76,13 @@ def settings(overrides: Sequence[str] = ()) -> Settings:
     Raises:
         ConfigError: an unknown name, or a value that cannot be used.
     """
-    given = compose_config(BASE, "bench", overrides)
-    return Settings(
-        cases=tuple(_case(name, given) for name in _names(given, "cases", CASES)),
-        subsets=_names(given, "subsets", SUBSETS),
-        engines=_names(given, "engines", ENGINES),
-        optimizers=_names(given, "optimizers", registry.optimizers()),
-        probe_every=fields.several(given["probe_every"], fields.Few, "probe_every"),
-        precision=_field(given, "precision", Precision),
-        rounds=_field(given, "rounds", fields.Few),
-        limit=_field(given, "limit", fields.Positive | None),
-        threads=_field(given, "threads", fields.Few | None),
-        device=resolve_device(_field(given, "device", str)),
-        results=_field(given, "results", fields.Name),
-        plots=_field(given, "plots", fields.Name),
-    )
+    given = configurations.command("bench", overrides)
+    shapes = fields.build(Shapes, {key: given.pop(key) for key in ("tiny", "batch_size")}, "bench")
+    known = {"cases": CASES, "subsets": SUBSETS, "engines": ENGINES, "optimizers": registry.optimizers()}
+    chosen: dict[str, Any] = {key: _names(given, key, names) for key, names in known.items()}
+    chosen["cases"] = [shapes.of(CASES[name]) for name in chosen["cases"]]
+    chosen["device"] = resolve_device(fields.convert(given["device"], str, "device", {}))
+    return fields.build(Settings, given | chosen, "bench")
 
 
 def bench(chosen: Settings, console: Console | None = None) -> dict[str, Any]:
@@ -131,12 +136,12 @@ def plan(chosen: Settings) -> tuple[list[Group], list[str]]:
 def _groups(chosen: Settings, case: Case, subsets: Sequence[str]) -> Iterator[Group]:
     if chosen.engines:
         for subset in subsets:
-            contenders = engine_group(chosen.engines, case, subset, chosen.device, chosen.precision)
+            contenders = engine_group(tuple(chosen.engines), case, subset, chosen.device, chosen.precision)
             yield Group("engine", case, subset, contenders)
     if chosen.optimizers:
         for subset in subsets[:1]:
             where = (case, subset, chosen.device, chosen.precision)
-            contenders = optimizer_group(chosen.optimizers, chosen.probe_every, *where)
+            contenders = optimizer_group(tuple(chosen.optimizers), chosen.probe_every, *where)
             yield Group("optimizer", case, subset, contenders)
 
 
@@ -158,27 +163,16 @@ def _rows(group: Group, chosen: Settings, advance: Callable[[str], None]) -> lis
     return [common | row for row in ratios(group.contenders, results)]
 
 
-def _case(name: str, given: dict[str, Any]) -> Case:
-    """The case `name`, with the batch size and the shapes that were asked for."""
-    case = CASES[name].rehearsal() if _field(given, "tiny", bool) else CASES[name]
-    batch_size = _field(given, "batch_size", fields.Few | None)
-    return case if batch_size is None else dataclasses.replace(case, batch_size=batch_size)
-
-
-def _field(given: dict[str, Any], key: str, hint: Any) -> Any:
-    return fields.convert(given[key], hint, key, {})
-
-
-def _names(given: dict[str, Any], key: str, known: Iterable[str]) -> tuple[str, ...]:
+def _names(given: dict[str, Any], key: str, known: Iterable[str]) -> list[str]:
     """The names of `key`: a list, one name, "all" or "none"."""
     known, value = list(known), given[key]
     if value in ("all", "none"):
-        return tuple(known) if value == "all" else ()
-    names = value if isinstance(value, list) else [value]
+        return known if value == "all" else []
+    names = fields.listed(value)
     for name in names:
         if name not in known:
             raise unknown(key, name, [*known, "all"])
-    return tuple(dict.fromkeys(names))
+    return list(dict.fromkeys(names))
 
 
 @contextmanager

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dpopt import fields
+from dpopt import configurations, fields
 from dpopt.cli.console import OUT
 from dpopt.errors import ConfigError
-from dpopt.fields import Bound, Count, Few, Fraction, Many, Positive, Probability
+from dpopt.fields import Bound, Count, Few, Fraction, Many, Positive, Probability, Several
 
 if TYPE_CHECKING:
     from dpopt.privacy import Ledger, Plan
@@ -28,7 +28,7 @@ class Spending:
     probe_every: Count
     probes: Few
     runs: Count
-    accountant: tuple[str, ...]
+    accountant: Several[str]
 
     def ledger(self) -> Ledger:
         """What the runs leave, one after the other."""
@@ -85,12 +85,10 @@ class Target:
 
 def epsilon(overrides: Sequence[str]) -> None:
     """Print what a run spends: rate, noise and draws of the gradient, and HyFreeDP's probes if there are any."""
-    from dpopt.harness.suite import BASE, compose_config
     from dpopt.privacy import accountants
 
-    given = compose_config(BASE, "epsilon", overrides)
-    lists = {key: given[key] if isinstance(given[key], list) else [given[key]] for key in ("noise", "accountant")}
-    asked = fields.build(Spending, given | lists, "epsilon")
+    given = configurations.command("epsilon", overrides)
+    asked = fields.build(Spending, given | {"noise": fields.listed(given["noise"])}, "epsilon")
     for name in asked.accountant:
         accountants.check(asked.delta, name)
     for name in asked.accountant:
@@ -100,9 +98,7 @@ def epsilon(overrides: Sequence[str]) -> None:
 
 def calibrate(overrides: Sequence[str]) -> None:
     """Print the least noise with which an optimizer reaches a target epsilon."""
-    from dpopt.harness.suite import BASE, compose_config
-
-    given = compose_config(BASE, "calibrate", overrides)
+    given = configurations.command("calibrate", overrides)
     none = {} if given["fields"] is not None else {"fields": {}}
     plan = fields.build(Target, given | none, "calibrate").plan()
     for kind, noise in plan.noise.items():
@@ -114,10 +110,9 @@ def calibrate(overrides: Sequence[str]) -> None:
 
 def recommend(overrides: Sequence[str]) -> None:
     """Print a grid of clipping bound, batch size and learning rate to begin with, from public numbers alone."""
-    from dpopt.harness.suite import BASE, compose_config
     from dpopt.study.recommend import main as recommended
 
-    OUT.print(recommended(compose_config(BASE, "recommend", overrides)))
+    OUT.print(recommended(configurations.command("recommend", overrides)))
 
 
 def _up(value: float) -> str:

@@ -16,14 +16,13 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from dpopt import fields
+from dpopt import configurations, fields
 from dpopt.errors import ConfigError
 from dpopt.gpu import report
 from dpopt.gpu.session import Session, Slice, work
 from dpopt.gpu.steps import Step, missing, select, table
 from dpopt.gpu.work import Job
 from dpopt.harness.remote import Remote
-from dpopt.harness.suite import BASE, compose_config
 from dpopt.store.provenance import code, hardware, provenance
 
 REPORTING = 20.0
@@ -39,8 +38,8 @@ OPTIONAL = (
 class Settings:
     """What to do; `conf/base/gpu.yaml` says what each key means."""
 
-    minutes: float
-    steps: tuple[str, ...] | None
+    minutes: fields.Positive
+    steps: tuple[fields.Name, ...] | None
     retry: bool
     results: Path
     plots: Path
@@ -74,16 +73,11 @@ def settings(overrides: Sequence[str] = ()) -> Settings:
     Raises:
         ConfigError: a value that cannot be used, or no CUDA device where one is asked for.
     """
-    given = compose_config(BASE, "gpu", overrides)
-    names = given["steps"] if isinstance(given["steps"], list) else [given["steps"]]
-    return Settings(
-        minutes=fields.convert(given["minutes"], fields.Positive, "minutes", {}),
-        steps=None if names == ["all"] else tuple(str(name) for name in names),
-        retry=fields.convert(given["retry"], bool, "retry", {}),
-        results=Path(fields.convert(given["results"], str, "results", {})),
-        plots=Path(fields.convert(given["plots"], str, "plots", {})),
-        device=_device(fields.convert(given["device"], str, "device", {})),
-    )
+    given = configurations.command("gpu", overrides)
+    steps = None if given["steps"] == "all" else fields.listed(given["steps"])
+    folders = {key: Path(fields.convert(given[key], fields.Name, key, {})) for key in ("results", "plots")}
+    chosen = fields.build(Settings, given | folders | {"steps": steps}, "gpu")
+    return dataclasses.replace(chosen, device=_device(chosen.device))
 
 
 def _device(name: str) -> str:

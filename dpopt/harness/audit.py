@@ -19,11 +19,12 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from dpopt import clipping, fields, registry, training
+from dpopt import clipping, configurations, fields, registry, training
+from dpopt.configurations import first_key
 from dpopt.errors import ConfigError, unknown
 from dpopt.harness import plan as planning
 from dpopt.harness.cell import Cell
-from dpopt.harness.suite import BASE, Suite, compose_config, first_key, known_keys, load_suite
+from dpopt.harness.suite import Suite, load_suite
 from dpopt.privacy import audit
 from dpopt.privacy.sampling import derive
 from dpopt.store.provenance import provenance
@@ -36,12 +37,12 @@ class Settings:
     """What to audit; `conf/base/audit.yaml` says what each key means."""
 
     suite: Suite
-    trials: int
-    game_draws: int | None
-    canaries: int
-    significance: float
+    trials: fields.Many
+    game_draws: fields.Many | None
+    canaries: fields.Many
+    significance: fields.Probability
     controls: bool
-    seed: int
+    seed: fields.Seed
 
 
 @dataclass(frozen=True)
@@ -58,27 +59,16 @@ def settings(overrides: Sequence[str] = ()) -> Settings:
     Raises:
         ConfigError: an unknown name, or a value that cannot be used.
     """
-    own, of_suites = known_keys(BASE, "audit"), known_keys(BASE, "suite")
+    own, of_suites = configurations.keys("audit"), configurations.keys("suite")
     for key in map(first_key, overrides):
         if key not in own + of_suites:
             raise unknown("override", key, own + of_suites)
-    given = compose_config(BASE, "audit", [override for override in overrides if first_key(override) in own])
-    names = given["optimizers"]
+    given = configurations.command("audit", [override for override in overrides if first_key(override) in own])
+    names = given.pop("optimizers")
     names = registry.optimizers() if names == "all" else fields.several(names, fields.Name, "optimizers")
     rest = [override for override in overrides if first_key(override) not in own]
-
-    def of(key: str, hint: Any) -> Any:
-        return fields.convert(given[key], hint, key, {})
-
-    return Settings(
-        suite=load_suite(given["suite"], [*rest, f"optimizers=[{','.join(names)}]", "seeds=0"]),
-        trials=of("trials", fields.Many),
-        game_draws=of("game_draws", fields.Many | None),
-        canaries=of("canaries", fields.Many),
-        significance=of("significance", fields.Probability),
-        controls=of("controls", bool),
-        seed=of("seed", fields.Seed),
-    )
+    suite = load_suite(given["suite"], [*rest, f"optimizers=[{','.join(names)}]", "seeds=0"])
+    return fields.build(Settings, given | {"suite": suite}, "audit")
 
 
 def run(chosen: Settings, console: Console | None = None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console
@@ -37,7 +37,7 @@ class Policy:
 
     timeout: float | None = None
     retries: int = 2
-    retry_on: tuple[Failure, ...] = ("died",)
+    retry_on: Sequence[Failure] = ("died",)
 
 
 @dataclass

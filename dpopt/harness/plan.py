@@ -15,7 +15,7 @@ from dpopt import fields, registry
 from dpopt.errors import ConfigError, Missing, unknown
 from dpopt.harness import refine, tuning
 from dpopt.harness.rows import Planned, Row
-from dpopt.harness.suite import Setting, Suite, axis
+from dpopt.harness.suite import Setting, Suite
 from dpopt.store.runs import Store, mended
 from dpopt.workloads.base import Workload
 
@@ -110,36 +110,18 @@ def _workloads(suite: Suite) -> list[tuple[str, Workload]]:
 
 def _setting(suite: Suite, label: str) -> Setting:
     where = f"{suite.name}.settings.{label}"
-    content = dict(suite.settings.get(label, {}))
-    known = [f.name for f in dataclasses.fields(Setting)]
-    for key in content:
-        if key not in known:
-            raise unknown(where, key, known)
+    content = {key: value for key, value in suite.settings.get(label, {}).items() if value is not None}
     name = content.get("name", label)
     if name not in registry.optimizers():
         raise unknown(f"{suite.name}.optimizers" if name == label else f"{where}.name", name, registry.optimizers())
     entry = registry.entry("optimizer", name)
-    grid = content.get("grid", entry.grid)
-    chosen = content.get("tuning", "grid" if grid else "self")
-    selection = content.get("selection")
-    given = {
-        "name": name,
-        "fields": content.get("fields", {}),
-        "tuning": chosen,
-        "grid": grid if chosen not in ("self", "fixed") else {},
-        "selection": {"rule": selection} if isinstance(selection, str) else selection,
-        "runs": content.get("runs"),
-        "refine": content.get("refine", suite.refine),
-    }
-    setting = fields.build(Setting, given, where)
+    grid, selection = content.get("grid", entry.grid), content.get("selection")
+    tuned = content.get("tuning", "grid" if grid else "self")
+    default = {"name": name, "fields": {}, "refine": suite.refine}
+    own = {"tuning": tuned, "grid": grid if tuned not in ("self", "fixed") else {}}
+    rule = {"selection": {"rule": selection} if isinstance(selection, str) else selection}
+    setting = fields.build(Setting, default | content | own | rule, where)
     if setting.tuning == "self" and entry.grid:
         raise ConfigError(f"{where}.tuning", "self", f"{name} has learning rates to search: say grid, or fixed")
     tuning.check(setting, where)
-    return dataclasses.replace(
-        setting,
-        epsilon=axis(content.get("epsilon"), fields.Bound, f"{where}.epsilon"),
-        epochs=axis(content.get("epochs"), fields.Positive, f"{where}.epochs"),
-        batch_size=axis(content.get("batch_size"), fields.Count, f"{where}.batch_size"),
-        clip=axis(content.get("clip"), fields.Bound, f"{where}.clip"),
-        seeds=axis(content.get("seeds"), fields.Natural, f"{where}.seeds"),
-    )
+    return setting

@@ -5,9 +5,10 @@ from dataclasses import fields
 import pytest
 import yaml
 
+from dpopt import configurations
 from dpopt.errors import ConfigError
 from dpopt.harness.plan import plan
-from dpopt.harness.suite import BASE, compose_config, load_suite
+from dpopt.harness.suite import load_suite
 from dpopt.store.identity import clipping_bound
 from dpopt.study.batch_size import best_batch
 from dpopt.study.recommend import Problem, main, recommend, report, snippet
@@ -94,14 +95,14 @@ def test_yaml_reads_small_and_large_numbers_as_numbers():
 
 def test_the_command_prints_the_grid():
     overrides = ["examples=500", "epochs=10", "epsilon=4", "accountant=rdp", "capacity=weak"]
-    printed = main(compose_config(BASE, "recommend", overrides))
+    printed = main(configurations.command("recommend", overrides))
     assert printed == report(grid(capacity="weak"))
     for part in ("sigma sqrt(T)", "batch_size: [", "grid: {lr: [", "- C: "):
         assert part in printed
 
 
 def test_the_commands_defaults_are_the_functions():
-    given = compose_config(BASE, "recommend", ["examples=1", "epochs=1", "epsilon=1"])
+    given = configurations.command("recommend", ["examples=1", "epochs=1", "epsilon=1"])
     names = {field.name: field.default for field in fields(Problem)}
     assert given.keys() == names.keys()
     own = {name: value for name, value in names.items() if name not in ("examples", "epochs", "epsilon")}

@@ -5,9 +5,10 @@ import os
 
 import pytest
 
+from dpopt import configurations
 from dpopt.cli import main
 from dpopt.errors import ConfigError
-from dpopt.harness.suite import BASE, compose_config, load_suite
+from dpopt.harness.suite import load_suite
 from dpopt.store import Store
 
 SECRET = "do not tell"
@@ -70,7 +71,7 @@ def test_nor_does_an_override(written, override, tmp_path, capsys):
 
 def test_nor_does_a_command_of_its_own_keys():
     with pytest.raises(ConfigError, match="takes nothing from its surroundings"):
-        compose_config(BASE, "epsilon", ["rate=${oc.env:SECRET}"])
+        configurations.command("epsilon", ["rate=${oc.env:SECRET}"])
 
 
 def test_a_suite_may_refer_to_its_own_keys(written):
