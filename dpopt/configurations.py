@@ -64,9 +64,8 @@ def composed(
         ConfigError: the file or an override cannot be used; names the key and the nearest known one.
     """
     prepared = [_prepare(override, known) for override in overrides]
-    layers = dict(_layers(file, content))
     try:
-        found = _compose(file.stem, layers, prepared)
+        found = _compose(file.stem, dict(_layers(file, content)), prepared)
     except ConfigError:
         raise
     except Exception as error:  # whatever the parsers stumble over, the file or an override is at fault

@@ -147,7 +147,7 @@ def plan_file(name, content, folder, capfd):
     return error
 
 
-IS_TAKEN = {"binary", "date", "escape", "surrogate"}
+IS_TAKEN = {"date", "escape", "surrogate"}
 """Files of `oddities.FILES` that are suites all the same."""
 
 

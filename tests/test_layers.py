@@ -11,7 +11,7 @@ LAYERS = [
     {"errors", "markup", "_lazy", "_paths"},
     {"fields", "_extras"},
     {"documents"},
-    {"types"},
+    {"types", "configurations"},
     {"clipping"},
     {"privacy"},
     {"store", "optimizers", "workloads"},
