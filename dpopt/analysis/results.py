@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from dpopt.analysis import diagnostics, frames, ranking, tables
+from dpopt.analysis import diagnostics, frames, ranking, tables, transfer
 from dpopt.analysis.drawing import Style, styles_of
 from dpopt.analysis.frames import GROUP
 from dpopt.analysis.naming import readable_names, workload_names
@@ -189,6 +189,11 @@ class Results:
     def classes(self) -> pd.DataFrame:
         """One row a class and bound C, of the selected runs that were diagnosed."""
         return diagnostics.classes(self.store, self.selected)
+
+    @cached_property
+    def transfers(self) -> pd.DataFrame:
+        """What the point of each search that validates best at one epsilon loses at another."""
+        return transfer.transfers(self.cells)
 
     @cached_property
     def styles(self) -> dict[str, Style]:

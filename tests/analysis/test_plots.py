@@ -1,5 +1,5 @@
 import math
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -43,11 +43,10 @@ def two(maker):
                 options = {"epsilon": epsilon, "workload": workload, "eta": 1e-3}
                 if label != missing:
                     maker.add(label, 0, score, score, **options)
-            for clip in (0.1, 1.0):
-                for size in (64, 128):
-                    tuned = {"tuned": {"lr": clip}, "tuning": "grid", "batch_size": size}
-                    maker.add("swept", 0, 0.55 + clip / 100, 0.55, **options, **tuned, **NOTED)
-                    maker.clip(clip)
+            for clip, size, lr in product((0.1, 1.0), (64, 128), (0.1, 1.0)):
+                tuned = {"tuned": {"lr": lr}, "tuning": "grid", "batch_size": size}
+                maker.add("swept", 0, 0.55 + clip / 100, 0.55, **options, **tuned, **NOTED)
+                maker.clip(clip)
         maker.add("ceiling", 0, 0.99, 0.99, epsilon=math.inf, workload=workload)
     return Results(maker.done(), "made")
 

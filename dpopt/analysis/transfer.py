@@ -1,0 +1,57 @@
+"""What a learning rate that was selected at one epsilon loses at another."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pandas as pd
+
+from dpopt.analysis import statistics
+from dpopt.analysis.frames import GROUP, select
+
+PLACE = [key for key in GROUP if key != "epsilon_target"]
+
+
+def transfers(cells: pd.DataFrame) -> pd.DataFrame:
+    """One row for each search of a grid and each pair of epsilons at which it was made: what the point costs.
+
+    The point of the grid that validates best at `epsilon_from` is used at `epsilon_target`; the loss is the test score
+    of the point that validates best there, less that of the one that was taken over, by seed. It is negative where
+    selection on validation records was unlucky. A run without a score counts as the worst of its search.
+
+    Args:
+        cells: of `frames.Stored`.
+
+    Returns:
+        `workload`, `label`, B, epochs, C; `epsilon_from`, `epsilon_target`; `score` (what was measured), `loss` (its
+        mean over seeds), `low`, `high`, `p` (see `statistics.difference`) and `seeds`.
+    """
+    if cells.empty or "test_score" not in cells:
+        return pd.DataFrame()
+    searched = cells[(cells["tuning"] == "grid") & (cells["stage"] == "") & ~cells["is_refined"]]
+    rows = []
+    for place, search in searched.groupby(PLACE, sort=False, dropna=False):
+        known = select(search)
+        if search["tuned"].nunique() < 2 or known.empty:
+            continue
+        tests = search.pivot(index=["epsilon_target", "seed"], columns="tuned", values="test_score")
+        tests = tests.apply(lambda scores: scores.fillna(scores.min()), axis="columns")
+        chosen = known.set_index(["epsilon_target", "seed"])["tuned"]
+        for source, target in permutations(sorted(known["epsilon_target"].unique()), 2):
+            losses = _losses(tests.loc[target], chosen.loc[source], chosen.loc[target])
+            if len(losses):
+                where = dict(zip(PLACE, place, strict=True)) | {"epsilon_from": source, "epsilon_target": target}
+                rows.append(where | {"score": known["score"].iloc[0]} | _numbers(losses))
+    return pd.DataFrame(rows)
+
+
+def _losses(tests: pd.DataFrame, taken: pd.Series, own: pd.Series) -> pd.Series:
+    """By seed: the test score of the `own` point less that of the `taken` one."""
+    seeds = own.index.intersection(taken.index)
+    pairs = {seed: tests.at[seed, own[seed]] - tests.at[seed, taken[seed]] for seed in seeds}
+    return pd.Series(pairs, dtype=float).dropna()
+
+
+def _numbers(losses: pd.Series) -> dict[str, float]:
+    found = statistics.difference(losses.to_numpy())
+    return {"loss": found.mean, "low": found.low, "high": found.high, "p": found.p, "seeds": len(losses)}

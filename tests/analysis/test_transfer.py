@@ -1,0 +1,71 @@
+"""Rates that are taken from one epsilon to another, from cells whose scores are known."""
+
+import math
+
+import pandas as pd
+import pytest
+
+from dpopt.analysis.transfer import transfers
+
+TESTS = {1.0: {0.1: 0.7, 1.0: 0.5}, 8.0: {0.1: 0.8, 1.0: 0.9}}
+"""epsilon -> rate -> test score; validation scores are in the same order."""
+
+
+def cells(tests=TESTS, seeds=(0, 1), **replaced):
+    rows = [
+        {
+            "run_id": f"{epsilon}-{rate}-{seed}",
+            "label": "one",
+            "workload": "digits",
+            "tuning": "grid",
+            "stage": "",
+            "is_refined": False,
+            "is_trained": True,
+            "tuned": f'{{"lr": {rate}}}',
+            "epsilon_target": epsilon,
+            "batch_size": 100,
+            "epochs": 2.0,
+            "clip": math.nan,
+            "seed": seed,
+            "state": "done",
+            "score": "accuracy",
+            "test_score": score + 0.01 * seed,
+            "selection_score": score,
+        }
+        for epsilon, rates in tests.items()
+        for rate, score in rates.items()
+        for seed in seeds
+    ]
+    return pd.DataFrame(rows).assign(**replaced)
+
+
+def test_what_is_lost_is_the_difference_of_test_scores():
+    found = transfers(cells()).set_index(["epsilon_from", "epsilon_target"])
+    assert found.loc[(8.0, 1.0), "loss"] == pytest.approx(0.7 - 0.5)
+    assert found.loc[(1.0, 8.0), "loss"] == pytest.approx(0.9 - 0.8)
+    assert set(found["seeds"]) == {2}
+
+
+def test_each_seed_takes_its_own_choice():
+    frame = cells()
+    first = (frame["seed"] == 0) & (frame["epsilon_target"] == 8)
+    frame.loc[first, "selection_score"] = [0.9, 0.8]  # seed 0 chooses the small rate at epsilon 8, and so loses nothing
+    found = transfers(frame).set_index(["epsilon_from", "epsilon_target"])
+    assert found.loc[(8.0, 1.0), "loss"] == pytest.approx((0 + 0.2) / 2)
+    assert found.loc[(1.0, 8.0), "loss"] == pytest.approx((0 + 0.1) / 2)
+
+
+def test_a_run_without_a_score_counts_as_the_worst():
+    tests = {1.0: {0.1: 0.7, 0.3: 0.6, 1.0: math.nan}, 8.0: {0.1: 0.8, 0.3: 0.85, 1.0: 0.9}}
+    found = transfers(cells(tests)).set_index(["epsilon_from", "epsilon_target"])
+    assert found.loc[(8.0, 1.0), "loss"] == pytest.approx(0.7 - 0.6)
+
+
+@pytest.mark.parametrize("replaced", [{"tuning": "self"}, {"tuning": "fixed"}, {"tuned": "{}"}, {"state": "failed"}])
+def test_only_finished_grids_are_looked_at(replaced):
+    assert transfers(cells(**replaced)).empty
+
+
+def test_one_epsilon_has_nowhere_to_go():
+    assert transfers(cells({1.0: TESTS[1.0]})).empty
+    assert transfers(pd.DataFrame()).empty
