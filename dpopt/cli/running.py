@@ -22,12 +22,12 @@ SHOWN = 5
 
 
 def plan(overrides: Sequence[str]) -> None:
-    """Show a suite's cells by state and what they cost; writes nothing, and needs neither data nor weights.
+    """Show a suite's cells by state, what they cost, and where it leaves the protocol; writes nothing, needs no data.
 
     probe=20 times 20 draws of each row. What was never timed is estimated by its FLOPs: on this machine, on a device
     that is known (flops=h100), or at a rate (flops=2e13, a second).
     """
-    from dpopt.harness import cost, flops
+    from dpopt.harness import cost, flops, protocol
     from dpopt.harness import plan as planning
     from dpopt.harness.run_suite import open_store
     from dpopt.training import resolve_device
@@ -52,6 +52,8 @@ def plan(overrides: Sequence[str]) -> None:
     OUT.print(f"{cells} distinct cells of suite {suite.name}; results in {store.root}")
     for line in (cost.estimate(rows, timings, suite, rate), *_basis(timings, rate), *_absent(planning.missing(suite))):
         OUT.print(line)
+    for line in protocol.departures(planned):
+        OUT.print(f"protocol: {line}")
 
 
 def _costs(rows: list[Row], timings: dict[int, Timing]) -> dict[str, dict[str, list[str]]]:
