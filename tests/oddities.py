@@ -64,7 +64,7 @@ OF_FIELD: dict[str, dict[str, Any]] = {
     "transform": {key: NOTHINGS[key] for key in ("list", "text", "object")},
     "augment": {key: NOTHINGS[key] for key in ("list", "text", "object")},
     "multiplicity": NOTHINGS | NUMBERS,
-    "average": {key: NOTHINGS[key] for key in ("list", "text", "nan", "complex", "object")} | NUMBERS,
+    "average": NOTHINGS | NUMBERS,
     "distributed": NOTHINGS | {"true": True},
     "target": NOTHINGS | {"empty": ""},
     "callback": {key: NOTHINGS[key] for key in ("list", "text", "object")},

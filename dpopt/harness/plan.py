@@ -130,6 +130,7 @@ def _setting(suite: Suite, label: str) -> Setting:
         "selection": {"rule": selection} if isinstance(selection, str) else selection,
         "runs": content.get("runs"),
         "refine": content.get("refine", suite.refine),
+        "average": content.get("average", 0.0),
     }
     setting = fields.build(Setting, given, where)
     if setting.tuning == "self" and entry.grid:

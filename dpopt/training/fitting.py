@@ -86,7 +86,7 @@ def fit(
     transform: Transform | None = None,
     augment: Transform | None = None,
     multiplicity: Multiplicity = 1,
-    average: Decay | None = None,
+    average: Decay = 0.0,
     physical_batch: Count | Literal["auto"] = "auto",
     checkpoint: str | Path | None = None,
     callback: Callback | None = None,
@@ -136,7 +136,7 @@ def fit(
         multiplicity: number of augmented views of a record in a draw. The record's gradient is the mean over them and
             is clipped once (De et al. 2022), so privacy costs the same, and time and memory about as many times more.
         average: the result, and what is evaluated, is an average of the parameters after all steps, in which each step
-            back weighs as many times less (see `Averaged`); say 0.99. It costs no privacy.
+            back weighs as many times less (see `Averaged`); say 0.99. It costs no privacy. With 0 there is none.
         physical_batch: the most examples worked on at once; "auto" leaves it to the engine.
         checkpoint: a folder for the run's checkpoint, which is written before the first draw and about once a minute.
             A run that was killed goes on from there when `fit` is called again with the same arguments, and ends as it

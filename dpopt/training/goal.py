@@ -10,11 +10,11 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from dpopt.clipping import ClippingEngine
+from dpopt.optimizers.averaged import averaged
 from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.distributed import Processes, digest
 from dpopt.privacy.plan import Plan
 from dpopt.privacy.sampling import REVISION, derive, secret_seed
-from dpopt.training.averaging import Averaged
 from dpopt.training.loop import number_of_draws, sampling_rate
 from dpopt.training.resuming import Seeds, behaviour
 from dpopt.training.subject import Subject
@@ -36,13 +36,13 @@ class Goal:
     accountant: str
     precision: str
     seed: int | None
-    average: float | None = None
+    average: float = 0.0
     multiplicity: int = 1
 
     @property
     def stepper(self) -> Optimizer:
-        """The optimizer, and the average of its parameters where that is asked for."""
-        return self.optimizer if self.average is None else Averaged(self.optimizer, self.average)
+        """The optimizer, with an average of its parameters where that is asked for."""
+        return averaged(self.optimizer, self.average)
 
     def doubts(self, examples: int, train: Any) -> Iterator[str]:
         """What is allowed, and rarely meant.
