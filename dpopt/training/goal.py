@@ -20,9 +20,6 @@ from dpopt.training.resuming import Seeds, behaviour
 from dpopt.training.subject import Subject
 from dpopt.types import Optimizer
 
-DIGESTED = 10_000
-"""Records that are converted at once, to tell data sets apart."""
-
 
 @dataclass(frozen=True)
 class Goal:
@@ -86,7 +83,7 @@ class Goal:
         # Two runs that share their noise would cancel it: it depends on what tells them apart, loss and records too.
         losses = processes.gather(digest(behaviour(subject, engine, engine.theta)))[0]
         apart = [*self._stated, plan.noise, len(subject.train.x), self.precision, self.multiplicity, losses]
-        start = [digest(engine.theta), digest(subject.first.x), *_records(subject)]
+        start = [digest(engine.theta), digest(subject.first.x), *subject.records]
         return Seeds(derive("draws", source), derive("noise", source, *apart, *start))
 
     def identity(self, subject: Subject) -> dict[str, Any]:
@@ -110,9 +107,3 @@ class Goal:
     @property
     def _stated(self) -> list[Any]:
         return [repr(self.optimizer), self.epsilon, self.delta, self.epochs, self.batch_size, self.accountant]
-
-
-def _records(subject: Subject) -> list[str]:
-    """All records as digests, the same whatever type they are stored in."""
-    parts = zip(*(part.split(DIGESTED) for part in subject.train), strict=True)
-    return [digest(subject.layout.converted(x), y.double()) for x, y in parts]
