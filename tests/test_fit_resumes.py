@@ -244,7 +244,7 @@ def interrupting(at, times=1):
     return unchanged
 
 
-@pytest.mark.parametrize("options", [{}, {"isolate": True, "optimizer": "adadp"}], ids=["dp_adam", "isolated adadp"])
+@pytest.mark.parametrize("options", [{}, pytest.param({"isolate": True, "optimizer": "adadp"}, marks=pytest.mark.slow)])
 def test_ctrl_c_writes_a_checkpoint_after_the_step_in_progress(options, tmp_path, monkeypatch):
     monkeypatch.setattr(running, "CHECKPOINT_SECONDS", math.inf)
     handler = signal.getsignal(signal.SIGINT)
