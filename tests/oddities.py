@@ -64,7 +64,7 @@ OF_FIELD: dict[str, dict[str, Any]] = {
     "transform": {key: NOTHINGS[key] for key in ("list", "text", "object")},
     "augment": {key: NOTHINGS[key] for key in ("list", "text", "object")},
     "multiplicity": NOTHINGS | NUMBERS,
-    "average": {key: NOTHINGS[key] for key in ("list", "text", "nan", "complex", "object")} | NUMBERS,
+    "average": NOTHINGS | NUMBERS,
     "distributed": NOTHINGS | {"true": True},
     "target": NOTHINGS | {"empty": ""},
     "callback": {key: NOTHINGS[key] for key in ("list", "text", "object")},
@@ -364,6 +364,11 @@ COMMANDS = [
     Command.of(
         "recommend examples=2 epsilon=3 epochs=1 min_steps=20000 accountant=rdp",
         "examples epsilon epochs delta capacity min_steps tolerance accountant",
+    ),
+    Command.of(
+        "fit workload=synthetic_logreg optimizer=dp_sgd epsilon=inf epochs=0.1 to=out",
+        "workload data options options.dim to optimizer fields fields.lr epsilon delta epochs batch_size accountant "
+        "average device checkpoint from target test size public ranges.x values.x",
     ),
     Command.of("plan suite=odd", OF_SUITE),
     *(Command.of(f"{name} suite=odd", OF_STORED) for name in ("status", "report", "collect", "cancel")),

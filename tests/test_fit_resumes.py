@@ -15,7 +15,7 @@ from torch import nn
 import dpopt
 from dpopt.errors import ConfigError
 from dpopt.store.leases import Lease
-from dpopt.training import goal, resuming
+from dpopt.training import goal, resuming, subject
 from dpopt.training import run as running
 
 pytestmark = pytest.mark.filterwarnings("ignore:seed", "ignore:model. its run began")
@@ -171,7 +171,7 @@ def test_the_checkpoint_of_another_run_is_refused_and_stays(is_done, tmp_path, o
     fit(checkpoint=tmp_path) if is_done else killed(12, checkpoint=tmp_path)
     before = (tmp_path / "checkpoint.pt").read_bytes()
     for name, changes in OTHERS.items():
-        what = {"learning rate": "optimizer", "loss": "loss or transform", "transform": "loss or transform"}
+        what = {"learning rate": "optimizer", "loss": "model or loss", "transform": "transform or augment"}
         with pytest.raises(
             ConfigError, match=rf"^checkpoint: .* another run's, which differs in .*{what.get(name, name)}"
         ):
@@ -229,3 +229,93 @@ def test_a_folder_that_another_process_uses_or_that_cannot_be_written_is_refused
         fit(checkpoint=tmp_path / "file" / "folder")
     fit(checkpoint=str(tmp_path / "new" / "folder"), epochs=0.2)
     assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == ["checkpoint.pt"]
+
+
+def interrupting(at, times=1):
+    """A transform that is Ctrl-C in the midst of draw `at`; afterwards it does nothing more."""
+    calls = itertools.count()
+
+    def unchanged(x):
+        if len(x) not in (2, 16) and next(calls) == at:
+            for _ in range(times):
+                os.kill(os.getpid(), signal.SIGINT)
+        return x
+
+    return unchanged
+
+
+@pytest.mark.parametrize("options", [{}, pytest.param({"isolate": True, "optimizer": "adadp"}, marks=pytest.mark.slow)])
+def test_ctrl_c_writes_a_checkpoint_after_the_step_in_progress(options, tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "CHECKPOINT_SECONDS", math.inf)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        fit(transform=interrupting(20), checkpoint=tmp_path, test=None, **options)
+    assert signal.getsignal(signal.SIGINT) is handler
+    result = fit(transform=lambda x: x, checkpoint=tmp_path, test=None, **options)
+    assert 0 < result.record["resumed_at"] < 40
+    assert outcome(result) == outcome(fit(transform=lambda x: x, test=None, **options))
+
+
+def test_a_second_ctrl_c_ends_at_once_and_without_a_checkpoint_so_does_the_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "CHECKPOINT_SECONDS", math.inf)
+    with pytest.raises(KeyboardInterrupt):
+        fit(transform=interrupting(20, times=2), checkpoint=tmp_path, test=None)
+    assert fit(transform=lambda x: x, checkpoint=tmp_path, test=None).record["resumed_at"] == 0
+    seen = []
+    with pytest.raises(KeyboardInterrupt):
+        fit(transform=interrupting(20), test=None, callback=seen.append)
+    assert seen[-1]["draw"] < 20
+
+
+def test_ctrl_c_that_means_something_else_is_left_alone(tmp_path):
+    noted = []
+    before = signal.signal(signal.SIGINT, lambda *_: noted.append(1))
+    try:
+        result = fit(transform=interrupting(20), checkpoint=tmp_path, test=None)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert noted == [1]
+    assert result.record["status"] == "done"
+
+
+def jittered(x):
+    return x + 0.1 * torch.randn_like(x)
+
+
+def faded(x):
+    return x * (torch.rand(len(x), 1) < 0.5)
+
+
+AUGMENTED = {
+    "none": {"augment": None},
+    "another size": {"augment": lambda x: x + 0.11 * torch.randn_like(x)},
+    "another kind": {"augment": faded},
+}
+
+
+def test_another_augmentation_is_refused(tmp_path, often):
+    killed(12, augment=jittered, checkpoint=tmp_path)
+    before = (tmp_path / "checkpoint.pt").read_bytes()
+    for changes in AUGMENTED.values():
+        with pytest.raises(ConfigError, match=r"another run's, which differs in transform or augment: give the"):
+            fit(checkpoint=tmp_path, **changes)
+    assert (tmp_path / "checkpoint.pt").read_bytes() == before
+    same = {"augment": lambda x: x + 0.1 * torch.randn_like(x)}
+    torch.manual_seed(5)  # random numbers that are none of the run's
+    assert outcome(fit(checkpoint=tmp_path, **same)) == outcome(fit(augment=jittered))
+
+
+def test_random_changes_of_another_likelihood_are_told_apart(tmp_path, often):
+    killed(12, augment=faded, checkpoint=tmp_path)
+    with pytest.raises(ConfigError, match="differs in transform or augment"):
+        fit(augment=lambda x: x * (torch.rand(len(x), 1) < 0.6), checkpoint=tmp_path)
+
+
+def test_all_records_are_hashed_once(tmp_path, monkeypatch):
+    hashed = []
+    for module in (subject, goal):
+        monkeypatch.setattr(
+            module, "digest", lambda *parts, digest=module.digest: hashed.extend(parts) or digest(*parts)
+        )
+    fit(augment=jittered, checkpoint=tmp_path, test=None)
+    assert sorted(part.shape for part in hashed if len(part) == 200) == [(200,), (200, 4)]

@@ -30,12 +30,13 @@ def expected_seconds(cells: pd.DataFrame) -> pd.Series:
     return took.fillna(alike).fillna(took.median())
 
 
-def running(cells: pd.DataFrame, holders: Mapping[str, Holder]) -> pd.DataFrame:
+def running(cells: pd.DataFrame, holders: Mapping[str, Holder], expected: pd.Series) -> pd.DataFrame:
     """One row a run that a process works on: what it is, the share that is done, the seconds that are left.
 
     Args:
         cells: one row a run.
         holders: run id -> who runs it.
+        expected: of `expected_seconds`.
     """
     rows = cells[cells["run_id"].isin(holders)]
     done = rows["run_id"].map(lambda run_id: holders[run_id].fraction).astype(float)
@@ -47,17 +48,17 @@ def running(cells: pd.DataFrame, holders: Mapping[str, Holder]) -> pd.DataFrame:
             "ε": rows["epsilon_target"],
             "seed": rows["seed"],
             "done": done,
-            "seconds_left": expected_seconds(cells)[rows.index] * (1 - done),
+            "seconds_left": expected[rows.index] * (1 - done),
             "holder": rows["run_id"].map(lambda run_id: str(holders[run_id])),
             "silent": rows["run_id"].map(lambda run_id: holders[run_id].age),
         }
     )
 
 
-def seconds_left(cells: pd.DataFrame, at_work: pd.DataFrame) -> float:
+def seconds_left(cells: pd.DataFrame, at_work: pd.DataFrame, expected: pd.Series) -> float:
     """Seconds until all of the suite is done if as many runs as now go on at a time; NaN where that is not known."""
     waiting = cells["state"].isin(["pending", "interrupted"])
-    left = expected_seconds(cells)[waiting].sum(skipna=False) + at_work["seconds_left"].sum(skipna=False)
+    left = expected[waiting].sum(skipna=False) + at_work["seconds_left"].sum(skipna=False)
     return left / len(at_work) if len(at_work) else math.nan
 
 

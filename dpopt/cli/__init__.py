@@ -11,6 +11,7 @@ from dpopt import __version__
 from dpopt.cli.command import Command
 from dpopt.cli.completion import answer, completion
 from dpopt.cli.console import ERR, complain
+from dpopt.cli.fitting import fit
 from dpopt.cli.known import list_
 from dpopt.cli.measuring import audit, bench, gpu
 from dpopt.cli.new import new
@@ -28,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         answer(parser, COMMANDS)
     chosen = parser.parse_args(arguments)
     command = COMMANDS["plan" if getattr(chosen, "dry_run", False) else chosen.command]
-    if command.function not in (run, retry, bench, audit):  # these train, and their garbage may hold large tensors
+    if command.function not in (run, retry, fit, bench, audit):  # these train, and their garbage may hold large tensors
         gc.set_threshold(100_000)  # importing torch and reading thousands of records makes much that lives, no garbage
     try:
         return command.function(chosen.overrides) or 0
@@ -65,6 +66,7 @@ OF_SUITE = "suite=NAME KEY=VALUE"
 
 COMMANDS: dict[str, Command] = {
     "list": Command(list_, "optimizers, workloads, data sets and suites"),
+    "fit": Command(fit, "a private model of a data file, a data set or a workload", ("fit",)),
     "plan": Command(plan, "a suite's cells by state, and what they cost", SUITE, OF_SUITE),
     "run": Command(run, "train what is not done of a suite", SUITE, OF_SUITE),
     "status": Command(status, "how far a suite is, and what failed", STORED),

@@ -97,6 +97,7 @@ VALUES: dict[str, Callable[[Sequence[str]], Iterable[str]]] = {
     "optimizers": _rows,
     "optimizer": lambda before: registry.optimizers(),
     "workloads": lambda before: registry.entries("workload"),
+    "workload": lambda before: registry.entries("workload"),
     "figure": _figures,
     "what": lambda before: LISTED,
 }

@@ -60,7 +60,7 @@ def new(arguments: Sequence[str]) -> None:
     kind, name, *options = arguments
     if kind not in KINDS:
         raise unknown("new", kind, KINDS)
-    _check_name(name)
+    check_name(name)
     contents, next_steps = KINDS[kind](name, *options)
     for path in contents:
         if path.exists():
@@ -73,7 +73,7 @@ def new(arguments: Sequence[str]) -> None:
     OUT.print("\n".join(["next:", *(f"  {step}" for step in next_steps)]), style="dim")
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
     """Names are Python modules, and strings in YAML."""
     if not NAME.fullmatch(name) or keyword.iskeyword(name) or yaml.safe_load(name) != name or name in MEANT_OTHERWISE:
         raise ConfigError("name", name, "expected words of small letters and digits such as dp_sign")
@@ -138,8 +138,8 @@ def _suite(name: str) -> Files:
     return Files({path: _filled("suite.yaml", {})}, [f"dpopt plan suite={name} probe=20", f"dpopt run suite={name}"])
 
 
-def _data(name: str, *options: str) -> Files:
-    """Writes all by itself: files of records are larger than texts."""
+def data(name: str, *options: str) -> Files:
+    """A data set of one's own; writes all by itself, as files of records are larger than texts."""
     from dpopt.workloads.data import own
 
     given = _given(options)
@@ -152,11 +152,11 @@ def _data(name: str, *options: str) -> Files:
     to_state = (
         [f"state in data/{name}.yaml what is public of {', '.join(unstated)}: {own.HOW_TO_STATE}"] if unstated else []
     )
-    return Files({}, [*to_state, "dpopt new suite NAME, with", f"  workloads: [{_workload(entry)}]"])
+    return Files({}, [*to_state, "dpopt new suite NAME, with", f"  workloads: [{small_workload(entry)}]"])
 
 
-def _workload(entry: Entry) -> str:
-    """A workload on a data set that takes little time."""
+def small_workload(entry: Entry) -> str:
+    """A workload on a data set that takes little time, as YAML."""
     if entry.kind == "table":
         return f"{{name: table, data: {entry.name}}}"
     if entry.kind == "text":
@@ -190,5 +190,5 @@ def _template(name: str) -> str:
     return (TEMPLATES / f"{name}.txt").read_text("utf-8")
 
 
-KINDS: dict[str, Callable[..., Files]] = {"optimizer": _optimizer, "suite": _suite, "data": _data}
+KINDS: dict[str, Callable[..., Files]] = {"optimizer": _optimizer, "suite": _suite, "data": data}
 """What there are files for."""

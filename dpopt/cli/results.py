@@ -26,8 +26,9 @@ def status(overrides: Sequence[str]) -> None:
     results, _ = stored(overrides)
     cells = results.cells.drop_duplicates("run_id")
     held = {run_id: results.store.holder(run_id) for run_id in cells["run_id"][cells["state"] == "running"]}
-    at_work = progress.running(cells, {run_id: holder for run_id, holder in held.items() if holder})
-    counts, left = cells["state"].value_counts(), progress.seconds_left(cells, at_work)
+    expected = progress.expected_seconds(cells)
+    at_work = progress.running(cells, {run_id: holder for run_id, holder in held.items() if holder}, expected)
+    counts, left = cells["state"].value_counts(), progress.seconds_left(cells, at_work, expected)
     time = "" if math.isnan(left) else f"; about {duration(left)} left, {len(at_work)} at a time"
     OUT.print(f"suite {results.suite}: " + ", ".join(f"{n} {state}" for state, n in counts.items()) + time)
     if len(at_work):

@@ -88,7 +88,14 @@ def _buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
                 yield f"{path}.{own}" if path else own, owner, own, buffer
 
 
-def must_not_mix(find: Find, x: Tensor, y: Tensor, extremes: bool, found: tuple[Tensor, ...] | None = None) -> int:
+def must_not_mix(
+    find: Find,
+    x: Tensor,
+    y: Tensor,
+    extremes: bool,
+    found: tuple[Tensor, ...] | None = None,
+    source: Tensor | None = None,
+) -> int:
     """Raise `Unsupported` if `find` finds something else of a record where another one is replaced.
 
     Args:
@@ -96,27 +103,30 @@ def must_not_mix(find: Find, x: Tensor, y: Tensor, extremes: bool, found: tuple[
         x, y: records.
         extremes: whether real numbers may be replaced by those that no data hold.
         found: what `find` finds of x, y, where that is known.
+        source: records that those which replace some of x are made of, see `replaced`.
 
     Returns:
         How many records it was tried with: half of them, or a quarter, where there is no memory for more.
     """
     try:
-        _must_not_mix(find, x, y, extremes, found)
+        _must_not_mix(find, x, y, extremes, found, source)
         return len(x)
     except torch.OutOfMemoryError:
         if len(x) < 4:
             raise
     half = len(x) // 2
     _LOG.info("no memory to look for mixing among %d examples, so among %d", len(x), half)
-    return must_not_mix(find, x[:half], y[:half], extremes)
+    return must_not_mix(find, x[:half], y[:half], extremes, source=source)
 
 
-def _must_not_mix(find: Find, x: Tensor, y: Tensor, extremes: bool, found: tuple[Tensor, ...] | None) -> None:
+def _must_not_mix(
+    find: Find, x: Tensor, y: Tensor, extremes: bool, found: tuple[Tensor, ...] | None, source: Tensor | None
+) -> None:
     found = find(x, y) if found is None else found
     last, middle = len(x) - 1, len(x) // 2
     for places in ({0: 0}, {last: 1, middle: 2}):  # apart, as what is guarded against nan may show only without it
         others = torch.tensor([row not in places for row in range(len(x))], device=x.device)
-        seen = find(replaced(x, places, extremes), replaced(y, places, extremes))
+        seen = find(replaced(x, places, extremes, source), replaced(y, places, extremes))
         if not _agree(seen, found, others):
             # What lies elsewhere in memory may be summed in another order, and some of a GPU's sums have no order.
             found, again = (find(x.clone(), y.clone()) for _ in range(2))
@@ -146,12 +156,15 @@ def takes_extremes(model: nn.Module, loss: Callable[[Any, Tensor], Tensor], x: T
     return True  # it cannot be run on a CPU at all
 
 
-def replaced(values: Tensor, places: dict[int, int], extremes: bool) -> Tensor:
-    """`values` [n, ...] with other rows: `places` says which of three, for each row that is replaced."""
-    values = values.clone()
+def replaced(values: Tensor, places: dict[int, int], extremes: bool, source: Tensor | None = None) -> Tensor:
+    """`values` [n, ...] with other rows: `places` says which of three, for each row that is replaced.
+
+    They are `EXTREMES` or made of the rows of `source`, by default `values`.
+    """
+    values, source = values.clone(), values if source is None else source
     is_number = extremes and (values.is_floating_point() or values.is_complex())
     if values.numel():
-        strange = EXTREMES if is_number else (values.amin(0), values.amax(0), like(values, 1)[0])
+        strange = EXTREMES if is_number else (source.amin(0), source.amax(0), like(source, 1)[0])
         for row, which in places.items():
             values[row] = strange[which]
     return values

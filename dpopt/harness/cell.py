@@ -25,6 +25,7 @@ from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError, Held
 from dpopt.harness import checkpoint, stopping
 from dpopt.harness.checkpoint import Elapsed, Reached
+from dpopt.optimizers.averaged import averaged
 from dpopt.privacy import sampling
 from dpopt.privacy.calibration import calibrate, scaled_down, score_noise
 from dpopt.privacy.data import DataOracle
@@ -71,6 +72,8 @@ class Cell:
         scale_down: how many times smaller batch and noise are than those that spend `epsilon`: as many steps with the
             same signal and noise, which cost as many times less to compute and spend far more (Sander et al. 2023).
         diagnostics: whether gradient norms and what is made of them go into the curve; they are not private.
+        average: decay of the weights in the average of the parameters, which is what is evaluated and results; 0 for
+            none, see `Averaged`. It changes no release.
     """
 
     workload: dict[str, Any]
@@ -87,6 +90,7 @@ class Cell:
     untrained: bool = False
     scale_down: float = 1.0
     diagnostics: bool = False
+    average: float = 0.0
 
     def content(self) -> dict[str, Any]:
         """The cell as plain JSON data; infinity becomes "inf".
@@ -111,6 +115,11 @@ class Cell:
     def run_id(self) -> str:
         """The cell's name, see `identity`."""
         return identity(self._content)
+
+    @property
+    def releases(self) -> str:
+        """What names the releases of the cell: its name without an average, which is made of the same ones."""
+        return dataclasses.replace(self, average=0.0).run_id
 
 
 def _plain(value: Any) -> Any:
@@ -147,6 +156,7 @@ class Prepared:
     Attributes:
         cell: it.
         workload, optimizer: as the cell describes them.
+        stepper: the optimizer, with an average of its parameters where the cell asks for one.
         model, engine: the model, on its device, and the clipping engine over it.
         plan: the calibrated noise.
         oracle: the training data; some draws are taken already where the cell goes on from a checkpoint.
@@ -161,6 +171,7 @@ class Prepared:
     cell: Cell
     workload: Workload
     optimizer: Optimizer
+    stepper: Optimizer
     model: nn.Module
     engine: ClippingEngine
     plan: Plan
@@ -217,7 +228,8 @@ def prepare(
     engine = clipping.engine(seen.model, seen.loss, sample=sample, batch=batch)
     plan = _plan(cell, optimizer, len(train.x), engine.dimension)
     diagnostics = _diagnostics(cell, seen, optimizer, plan, train) if cell.diagnostics else None
-    reached = Reached(optimizer.init(engine.theta), Ledger(), Elapsed(), [])
+    stepper = averaged(optimizer, cell.average)
+    reached = Reached(stepper.init(engine.theta), Ledger(), Elapsed(), [])
     if store is not None:
         reached = checkpoint.load(store, cell.run_id, reached.state, plan, diagnostics)
     oracle = DataOracle(
@@ -226,7 +238,7 @@ def prepare(
         train.y,
         plan,
         draw_seed=_seed("draws", cell, cell.search),
-        noise_seed=derive("noise", cell.run_id),
+        noise_seed=derive("noise", cell.releases),
         physical_batch=physical_batch,
         transform=seen.transform,
         device=place,
@@ -240,6 +252,7 @@ def prepare(
         cell,
         workload,
         optimizer,
+        stepper,
         model,
         engine,
         plan,
@@ -311,8 +324,8 @@ def run(
     """Run a cell, from its checkpoint if it left one, and store its record.
 
     Seeds go by axis: initial weights, split and draws depend on (workload, seed), draws also on the number within a
-    search, so that optimizers are compared on the same ones; the noise depends on the whole cell. On the CPU a cell
-    uses one thread, so that its numbers do not depend on how many cells run beside it.
+    search, so that optimizers are compared on the same ones; the noise depends on the whole cell but for its average.
+    On the CPU a cell uses one thread, so that its numbers do not depend on how many cells run beside it.
 
     Args:
         cell: what to run.
@@ -446,7 +459,7 @@ def _train(ready: Prepared, loop: Loop) -> Any:
     oracle, begin = ready.oracle, Elapsed.now()
     saved = since = begin.wall
     state = ready.state  # a run may have been stopped after its last draw
-    for state, is_mark in training.steps(ready.optimizer, oracle, ready.state, ready.workload.marks):
+    for state, is_mark in training.steps(ready.stepper, oracle, ready.state, ready.workload.marks):
         is_stopped = loop.stop() and oracle.draws_left > 0
         is_late = time.perf_counter() - saved >= loop.checkpoint_seconds
         is_due = is_stopped or (is_late and oracle.processes.is_first)

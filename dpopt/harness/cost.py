@@ -318,7 +318,7 @@ class Probe:
         """Seconds per draw, the state that this leaves, and the number of steps that the whole run would have."""
         oracle, state = ready.oracle, ready.state
         clock = [(0, time.perf_counter())]
-        for state, _ in training.steps(ready.optimizer, oracle, ready.state):
+        for state, _ in training.steps(ready.stepper, oracle, ready.state):
             clock.append((oracle.draws_taken, finished_at(state.theta)))
             if oracle.draws_taken >= self.limit or clock[-1][1] - clock[0][1] > LONG:
                 break

@@ -161,6 +161,7 @@ class Row:
             run.untrained,
             suite.scale_down,
             suite.diagnostics,
+            self._setting.average,
         )
         rest = (self._label, self._setting.tuning, run.point, place.epsilon, self._points, run.stage)
         return Planned(cell, *rest)

@@ -34,6 +34,7 @@ class Setting:
             (all runs one after the other) or "simulated" ({rule: simulated, share: 0.85}) for "grid" and "random",
             {rule: logarithmic | geometric | poisson, runs: mean} for "private".
         runs: how many points "random" draws, or each of the searches of "linear_scaling".
+        average: decay of the weights in an average of the parameters, around the optimizer, see `Averaged`; 0 for none.
         epsilon, epochs, batch_size, clip, seeds, refine: replace the suite's.
     """
 
@@ -49,6 +50,7 @@ class Setting:
     clip: Several[Bound] | None = None
     seeds: Several[Natural] | None = None
     refine: FewOrNone = 0
+    average: fields.Decay = 0.0
 
 
 @dataclass(frozen=True)

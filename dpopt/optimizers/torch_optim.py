@@ -61,7 +61,8 @@ class TorchOptim(Configured):
         lr: its `lr`; the authors of Prodigy, D-Adaptation and DoG want 1.
         clip: how one example's gradient is bounded.
         arguments: further arguments of its constructor.
-        averaging: gamma of polynomial-decay averaging (Shamir and Zhang, ICML 2013), 8 in DoG's paper.
+        averaging: gamma of polynomial-decay averaging (Shamir and Zhang, ICML 2013), 8 in DoG's paper; part of the
+            method, where `average` of `fit` and of a suite's row goes around any optimizer (see `Averaged`).
         step_size: key of its parameter group that holds the step size to report.
 
     The wrapped object is made anew for each step, from the tensors of the state: whatever it keeps between steps has to

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,7 +28,7 @@ from dpopt.training.inputs import Transform, placed
 from dpopt.training.layout import Adapter, Layout
 from dpopt.training.loop import Phases, resolve_device
 from dpopt.training.reading import read
-from dpopt.training.resuming import Checkpoint, held
+from dpopt.training.resuming import Checkpoint, behaviour, held
 from dpopt.training.run import Callback, Run
 from dpopt.training.subject import Subject
 from dpopt.types import Optimizer
@@ -86,7 +87,7 @@ def fit(
     transform: Transform | None = None,
     augment: Transform | None = None,
     multiplicity: Multiplicity = 1,
-    average: Decay | None = None,
+    average: Decay = 0.0,
     physical_batch: Count | Literal["auto"] = "auto",
     checkpoint: str | Path | None = None,
     callback: Callback | None = None,
@@ -136,13 +137,14 @@ def fit(
         multiplicity: number of augmented views of a record in a draw. The record's gradient is the mean over them and
             is clipped once (De et al. 2022), so privacy costs the same, and time and memory about as many times more.
         average: the result, and what is evaluated, is an average of the parameters after all steps, in which each step
-            back weighs as many times less (see `Averaged`); say 0.99. It costs no privacy.
+            back weighs as many times less (see `Averaged`); say 0.99. It costs no privacy. With 0 there is none.
         physical_batch: the most examples worked on at once; "auto" leaves it to the engine.
-        checkpoint: a folder for the run's checkpoint, which is written before the first draw and about once a minute.
-            A run that was killed goes on from there when `fit` is called again with the same arguments, and ends as it
-            would have ended, bit for bit; the trained parameters are the checkpoint's, whatever the model's are. The
-            file holds the run's seeds until the run has ended. After that the same call gives the same result, and
-            spends nothing. Keep the folder as secret as the data.
+        checkpoint: a folder for the run's checkpoint, which is written before the first draw, about once a minute, and
+            at Ctrl-C, which waits for the step in progress; a second one does not. A run that was killed goes on from
+            there when `fit` is called again with the same arguments, and ends as it would have ended, bit for bit; the
+            trained parameters are the checkpoint's, whatever the model's are. The file holds the run's seeds until the
+            run has ended. After that the same call gives the same result, and spends nothing. Keep the folder as secret
+            as the data.
         callback: called with each entry of the curve, in the first of several processes; the checkpoint is written
             before. An error that it raises ends the run.
         distributed: train together with the other processes of `torch.distributed`'s default group, each on its own
@@ -189,7 +191,8 @@ def fit(
         size = None if physical_batch == "auto" else min(physical_batch, examples)
         clipper, problem = trial.engine(seen, engine, min(batch_size, size or batch_size), precision)
         known = goal.identity(subject) if checkpoint is not None else {}
-        file = Checkpoint(checkpoint, known, place, processes.is_first)
+        told = partial(behaviour, subject, seen, clipper)
+        file = Checkpoint(checkpoint, known, place, processes.is_first, told)
         phases.begin("calibrating the noise")
         plan = goal.plan(examples, clipper.dimension)
         if problem:

@@ -10,18 +10,15 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from dpopt.clipping import ClippingEngine
+from dpopt.optimizers.averaged import averaged
 from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.distributed import Processes, digest
 from dpopt.privacy.plan import Plan
 from dpopt.privacy.sampling import REVISION, derive, secret_seed
-from dpopt.training.averaging import Averaged
 from dpopt.training.loop import number_of_draws, sampling_rate
-from dpopt.training.resuming import Seeds, behaviour
+from dpopt.training.resuming import Seeds, losses_of
 from dpopt.training.subject import Subject
 from dpopt.types import Optimizer
-
-DIGESTED = 10_000
-"""Records that are converted at once, to tell data sets apart."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +33,13 @@ class Goal:
     accountant: str
     precision: str
     seed: int | None
-    average: float | None = None
+    average: float = 0.0
     multiplicity: int = 1
 
     @property
     def stepper(self) -> Optimizer:
-        """The optimizer, and the average of its parameters where that is asked for."""
-        return self.optimizer if self.average is None else Averaged(self.optimizer, self.average)
+        """The optimizer, with an average of its parameters where that is asked for."""
+        return averaged(self.optimizer, self.average)
 
     def doubts(self, examples: int, train: Any) -> Iterator[str]:
         """What is allowed, and rarely meant.
@@ -80,18 +77,19 @@ class Goal:
             accountant=self.accountant,
         )
 
-    def seeds(self, plan: Plan, subject: Subject, engine: ClippingEngine, processes: Processes) -> Seeds:
-        """What draws and noise are made from, the same in all processes."""
+    def seeds(self, plan: Plan, subject: Subject, seen: Subject, engine: ClippingEngine, processes: Processes) -> Seeds:
+        """What draws and noise are made from, the same in all processes; `seen` is what the engine trains."""
         source = processes.gather(secret_seed())[0] if self.seed is None else self.seed
         # Two runs that share their noise would cancel it: it depends on what tells them apart, loss and records too.
-        losses = processes.gather(digest(behaviour(subject, engine, engine.theta)))[0]
+        losses = processes.gather(digest(losses_of(seen, engine, engine.theta)))[0]
         apart = [*self._stated, plan.noise, len(subject.train.x), self.precision, self.multiplicity, losses]
-        start = [digest(engine.theta), digest(subject.first.x), *_records(subject)]
+        start = [digest(engine.theta), digest(seen.first.x), *subject.records]
         return Seeds(derive("draws", source), derive("noise", source, *apart, *start))
 
     def identity(self, subject: Subject) -> dict[str, Any]:
         """What tells a run's checkpoint from another's, as plain data; all records are read for it."""
         names = ("optimizer", "epsilon", "delta", "epochs", "batch_size", "accountant")
+        digests = {"train": subject.records, **{name: digest(*split) for name, split in subject.held_out.items()}}
         splits = {"train": subject.train, **subject.held_out}
         return {
             **dict(zip(names, self._stated, strict=True)),
@@ -104,15 +102,9 @@ class Goal:
             "parameters": [
                 [name, list(p.shape), str(p.dtype)] for name, p in subject.model.named_parameters() if p.requires_grad
             ],
-            **{name: [digest(*split), [list(part.shape) for part in split]] for name, split in splits.items()},
+            **{name: [digests[name], [list(part.shape) for part in split]] for name, split in splits.items()},
         }
 
     @property
     def _stated(self) -> list[Any]:
         return [repr(self.optimizer), self.epsilon, self.delta, self.epochs, self.batch_size, self.accountant]
-
-
-def _records(subject: Subject) -> list[str]:
-    """All records as digests, the same whatever type they are stored in."""
-    parts = zip(*(part.split(DIGESTED) for part in subject.train), strict=True)
-    return [digest(subject.layout.converted(x), y.double()) for x, y in parts]

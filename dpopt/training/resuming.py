@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -25,7 +27,11 @@ from dpopt.types import Vector
 
 FILE, LEASE = "checkpoint.pt", "lease.json"
 ALIKE = 1e-3
-"""How far a model and a loss may be from what they were, relatively: devices and versions round differently."""
+"""How far a behaviour may be from what it was, relatively: devices and versions round differently."""
+LOOKED = 16
+"""Made-up records whose changes are compared, of which some differ by random changes of any likelihood."""
+Behaviour = dict[str, Tensor]
+"""What is told apart -> numbers by which it is; float64 [n], empty where it cannot be run on made-up records."""
 
 
 class Seeds(NamedTuple):
@@ -46,6 +52,7 @@ class Checkpoint:
         run: what tells this run from others, as plain data; the file holds hashes of it.
         device: where the run's state is.
         is_writer: whether this process writes the file.
+        behaviour: of what is trained, at parameters [d].
 
     Attributes:
         saved: what the file held; None where there is none.
@@ -55,10 +62,15 @@ class Checkpoint:
     """
 
     def __init__(
-        self, folder: str | Path | None, run: Mapping[str, Any], device: torch.device, is_writer: bool
+        self,
+        folder: str | Path | None,
+        run: Mapping[str, Any],
+        device: torch.device,
+        is_writer: bool,
+        behaviour: Callable[[Vector], Behaviour],
     ) -> None:
         self._path = Path(folder, FILE) if folder is not None else None
-        self._is_writer = is_writer
+        self._is_writer, self._behaviour = is_writer, behaviour
         self._run = {name: f"{derive(part):032x}" for name, part in run.items()}
         self.saved = self._read(device)
         found = self.saved["run"] if self.saved else self._run
@@ -85,6 +97,11 @@ class Checkpoint:
         raise ConfigError("checkpoint", str(self._path), f"it is another run's, which {problem}: {how}")
 
     @property
+    def is_kept(self) -> bool:
+        """Whether there is a file, or will be."""
+        return self._path is not None
+
+    @property
     def seeds(self) -> Seeds | None:
         """The run's seeds; None where it begins."""
         if self.saved is None:
@@ -96,27 +113,29 @@ class Checkpoint:
         """The digest of the parameters that the run began with; None where it begins."""
         return self.saved["start"] if self.saved else None
 
-    def reached(self, initial: Any, plan: Plan, subject: Subject, engine: ClippingEngine) -> Reached:
+    def reached(self, initial: Any, plan: Plan) -> Reached:
         """How far the run is; `initial` is the state before its first step.
 
         Raises:
-            ConfigError: model, loss or transform are not those of the run, or its draws are not the plan's.
+            ConfigError: what is trained does not behave as in that run, or its draws are not the plan's.
         """
         if self.saved is None:
             return Reached(initial, Ledger(), Elapsed(), [])
         try:
             reached = checkpoint.reached(self.saved, initial, plan)
-            seen, before = behaviour(subject, engine, reached.state.theta), self.saved["seen"].cpu()
+            behaviour = self._behaviour(reached.state.theta)
         except (ValueError, RuntimeError, AttributeError) as error:
             self._refuse(f"cannot go on ({cut(str(error))})")
         self.saved["leaves"] = []  # their memory is free when the first step is made
         if not self.saved["seeds"] and reached.ledger != plan.ledger:
             self._refuse("has no seeds")
-        if seen.shape != before.shape or not torch.allclose(seen, before, ALIKE, ALIKE, equal_nan=True):
-            self._refuse("differs in model, loss or transform")
+        for name, now in behaviour.items():
+            before = self.saved["seen"][name].cpu()
+            if now.shape != before.shape or not torch.allclose(now, before, ALIKE, ALIKE, equal_nan=True):
+                self._refuse(f"differs in {name}")
         return reached
 
-    def save(self, reached: Reached, seeds: Seeds | None, start: str, subject: Subject, engine: ClippingEngine) -> None:
+    def save(self, reached: Reached, seeds: Seeds | None, start: str) -> None:
         """Replace the file; without seeds the run has ended."""
         if self._path is None or not self._is_writer:
             return
@@ -125,7 +144,7 @@ class Checkpoint:
             run=self._run,
             seeds=[f"{seed:032x}" for seed in seeds] if seeds else [],
             start=start,
-            seen=behaviour(subject, engine, reached.state.theta),
+            seen=self._behaviour(reached.state.theta),
         )
         write_checked(self._path, content, is_secret=True)
 
@@ -151,12 +170,54 @@ def held(folder: str | Path | None, is_writer: bool) -> Iterator[None]:
         yield
 
 
-def behaviour(subject: Subject, engine: ClippingEngine, theta: Vector) -> Tensor:
-    """The losses at `theta` of made-up records, by which another model, loss or transform is told; float64 [2].
+@contextmanager
+def put_off(is_wanted: bool) -> Iterator[threading.Event]:
+    """Note Ctrl-C for a while, in place of `KeyboardInterrupt`; the second one is not put off.
 
-    Empty where these cannot be run on such records.
+    Not outside the main thread, which alone is told, nor where Ctrl-C means something else already.
     """
+    noted = threading.Event()
+
+    def note(number: int, frame: Any) -> None:
+        if noted.is_set():
+            raise KeyboardInterrupt
+        noted.set()
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if not (is_wanted and is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler):
+        yield noted
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def behaviour(subject: Subject, seen: Subject, engine: ClippingEngine, theta: Vector) -> Behaviour:
+    """What is made of made-up records, by which another model, loss, transform or augmentation is told.
+
+    Args:
+        subject, seen: what is evaluated, and what the engine trains.
+        engine: over `seen`.
+        theta: parameters of the model, shape [d].
+    """
+    return {"transform or augment": _changed(seen), "model or loss": losses_of(subject, engine, theta)}
+
+
+def _changed(seen: Subject) -> Tensor:
+    """A number for each of some made-up records, in which all entries of its changed inputs have a share."""
+    with unchanged(seen.model, seen.device, training=False), suppress(Exception):
+        torch.manual_seed(0)
+        inputs = seen.transform(_made_up(seen.train.x[:LOOKED]).to(seen.device)).double().flatten(1)
+        return (inputs @ torch.arange(inputs.shape[1]).cos().to(inputs)).cpu()
+    return torch.empty(0, dtype=torch.float64)
+
+
+def losses_of(subject: Subject, engine: ClippingEngine, theta: Vector) -> Tensor:
+    """The losses at `theta` of two made-up records; float64 [2], empty where it cannot be run on such."""
     with unchanged(subject.model, subject.device, training=False), suppress(Exception):
+        torch.manual_seed(0)
         x, y = (_made_up(part[:2]).to(subject.device) for part in subject.train)
         return subject.loss(engine.outputs(theta, subject.transform(x)), y).detach().double().cpu()
     return torch.empty(0, dtype=torch.float64)

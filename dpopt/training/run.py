@@ -17,7 +17,7 @@ from dpopt.privacy.plan import Plan
 from dpopt.training.checkpoint import Elapsed, Reached
 from dpopt.training.goal import Goal
 from dpopt.training.loop import Phases, observe, steps, summary
-from dpopt.training.resuming import Checkpoint, Seeds
+from dpopt.training.resuming import Checkpoint, Seeds, put_off
 from dpopt.training.subject import Subject
 from dpopt.training.trial import kept_modes
 
@@ -74,9 +74,9 @@ class Run:
         if processes.size > 1:
             model = digest(*subject.model.state_dict().values())
             processes.agree(subject.device, model=model, checkpoint=file.seeds)
-        seeds = file.seeds or goal.seeds(plan, seen, engine, processes)
+        seeds = file.seeds or goal.seeds(plan, subject, seen, engine, processes)
         start = engine.theta
-        reached = file.reached(goal.stepper.init(start), plan, subject, engine)
+        reached = file.reached(goal.stepper.init(start), plan)
         oracle = DataOracle(
             engine,
             *subject.train,
@@ -92,7 +92,11 @@ class Run:
         return cls(goal, subject, engine, plan, oracle, reached, file, seeds, file.start or digest(start), callback)
 
     def train(self, phases: Phases) -> Reached:
-        """Take all draws that are left; the curve grows, and checkpoints are written."""
+        """Take all draws that are left; the curve grows, and checkpoints are written.
+
+        Raises:
+            KeyboardInterrupt: after a checkpoint, where the run has a file.
+        """
         begin, state, curve = Elapsed.now(), self.reached.state, list(self.reached.curve)
 
         def now() -> Reached:
@@ -101,19 +105,21 @@ class Run:
         phases.begin("training", self.plan.draws)
         self._save(now(), self.seeds)
         saved = begin.wall
-        with kept_modes(self.subject.model):
+        with kept_modes(self.subject.model), put_off(self.file.is_kept) as interrupted:
             self.subject.model.train()
             for state, is_mark in steps(self.goal.stepper, self.oracle, self.reached.state):
                 phases.at(self.oracle.draws_taken)
                 if is_mark:
                     curve.append(self._observed(state))
-                is_told = is_mark and self.callback is not None
+                is_told, is_last = is_mark and self.callback is not None, interrupted.is_set()
                 # Draws that are taken again release the same but for rounding: nobody is to have seen what they gave.
-                if is_told or time.perf_counter() - saved >= CHECKPOINT_SECONDS:
+                if is_told or is_last or time.perf_counter() - saved >= CHECKPOINT_SECONDS:
                     self._save(now(), self.seeds)
                     saved = time.perf_counter()
                 if is_told and self.callback and self.oracle.processes.is_first:
                     self.callback(dict(curve[-1]))
+                if is_last:
+                    raise KeyboardInterrupt
         return now()
 
     def finish(self, end: Reached, teaches: bool) -> dict[str, Any]:
@@ -152,4 +158,4 @@ class Run:
         return observe(self.engine, of.model, state, self.oracle, of.loss, of.metric, of.held_out, of.transform)
 
     def _save(self, reached: Reached, seeds: Seeds | None) -> None:
-        self.file.save(reached, seeds, self.start, self.subject, self.engine)
+        self.file.save(reached, seeds, self.start)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import nn
 
 from dpopt.clipping import Loss
 from dpopt.clipping.views import multiplied
+from dpopt.privacy.distributed import digest
 from dpopt.training.inputs import Transform, sample
 from dpopt.training.layout import Adapter, Layout
 from dpopt.training.loop import Metric
 from dpopt.workloads.base import Split
+
+DIGESTED = 10_000
+"""Records that are converted at once, to tell data sets apart."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,12 @@ class Subject:
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(0)
             return sample(self.train, self.transform, self.device)
+
+    @cached_property
+    def records(self) -> list[str]:
+        """All training records as digests, the same whatever type they are stored in."""
+        parts = zip(*(part.split(DIGESTED) for part in self.train), strict=True)
+        return [digest(self.layout.converted(x), y.double()) for x, y in parts]
 
     def augmented(self, augment: Transform, multiplicity: int) -> Subject:
         """What an engine trains for gradients that are means over random views of a record; not to evaluate."""

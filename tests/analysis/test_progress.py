@@ -31,20 +31,24 @@ HOLDERS = {"d": Holder("here", 7, "", "", 0.25, 3.2)}
 def test_what_is_left_follows_from_runs_alike():
     frame = cells(**TOOK)
     assert list(progress.expected_seconds(frame)) == [10, 10, 40, 40]
-    at_work = progress.running(frame, HOLDERS)
+    expected = progress.expected_seconds(frame)
+    at_work = progress.running(frame, HOLDERS, expected)
     assert at_work["seconds_left"].item() == pytest.approx(0.75 * 40)
-    assert progress.seconds_left(frame, at_work) == pytest.approx(10 + 30)
+    assert progress.seconds_left(frame, at_work, expected) == pytest.approx(10 + 30)
 
 
 def test_nothing_is_said_of_time_while_nothing_is_done():
     frame = cells()
-    at_work = progress.running(frame, HOLDERS)
-    assert math.isnan(progress.seconds_left(frame, at_work))
+    expected = progress.expected_seconds(frame)
+    at_work = progress.running(frame, HOLDERS, expected)
+    assert math.isnan(progress.seconds_left(frame, at_work, expected))
     assert progress.readable(at_work)["left"].item() == "?"
 
 
 def test_a_run_is_shown_by_what_it_is():
-    (row,) = progress.readable(progress.running(cells(**TOOK), HOLDERS)).to_dict("records")
+    frame = cells(**TOOK)
+    at_work = progress.running(frame, HOLDERS, progress.expected_seconds(frame))
+    (row,) = progress.readable(at_work).to_dict("records")
     assert row == {
         "run": "d",
         "workload": "digits_mlp",

@@ -59,11 +59,11 @@ def test_a_record_says_what_was_run_and_spent(write_suite, store):
     assert curve[-1]["test_accuracy"] == record["test_accuracy"]
 
 
-@pytest.mark.parametrize("label", ["dp_sgd", "hyfreedp", "adadp"])
-def test_a_killed_cell_goes_on_where_it_was(write_suite, store, tmp_path, label):
+@pytest.mark.parametrize(("label", "average"), [("dp_sgd", 0), ("hyfreedp", 0), ("adadp", 0), ("hyfreedp", 0.9)])
+def test_a_killed_cell_goes_on_where_it_was(write_suite, store, tmp_path, label, average):
     from dpopt.store import Store
 
-    cell = planned_cell(write_suite, label)
+    cell = planned_cell(write_suite, label, [f"settings.{label}.average={average}"])
     quiet = Store(tmp_path / "quiet")
     whole = cells.run(cell, quiet)
 
@@ -84,12 +84,12 @@ def test_a_killed_cell_goes_on_where_it_was(write_suite, store, tmp_path, label)
     assert not store.checkpoint(cell.run_id).exists()
 
 
-@pytest.mark.parametrize("label", ["dp_sgd", "hyfreedp"])
-def test_an_isolated_cell_is_the_same_cell(write_suite, store, tmp_path, label):
+@pytest.mark.parametrize(("label", "average"), [("dp_sgd", 0), ("hyfreedp", 0), ("hyfreedp", 0.9)])
+def test_an_isolated_cell_is_the_same_cell(write_suite, store, tmp_path, label, average):
     """And goes on where one that was not isolated was killed, as its checkpoints are the same."""
     from dpopt.store import Store
 
-    cell = planned_cell(write_suite, label)
+    cell = planned_cell(write_suite, label, [f"settings.{label}.average={average}"])
     quiet = Store(tmp_path / "quiet")
     whole = cells.run(cell, quiet)
 

@@ -61,6 +61,10 @@ BAD_OVERRIDES = [
     ("settings.dp_adam.tuning=girds", "did you mean 'grid'"),
     ("settings.dp_adam.epsilon=-1", "settings.dp_adam.epsilon"),
     ("settings.dp_adam.epochs=0", "settings.dp_adam.epochs"),
+    ("settings.dp_adam.average=1", r"settings\.dp_adam\.average: 1.* \[0, 1\)"),
+    ("settings.dp_adam.average=-0.1", r"settings\.dp_adam\.average: -0.1"),
+    ("settings.dp_adam.average=[0.9]", r"settings\.dp_adam\.average: \[0.9\] .* a number"),
+    ("settings.dp_adam.average=null", r"settings\.dp_adam\.average: None .* a number"),
     ("settings.dp_adam.epochs=[1,x]", "settings.dp_adam.epochs"),
     ("settings.nobody.fields={}", "known"),
 ]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from dpopt.types import Optimizer, Oracle, Vector
+from dpopt.fields import Decay
+from dpopt.optimizers.base import Configured
+from dpopt.types import ClipRule, Optimizer, Oracle, Vector
 
 
 class State(NamedTuple):
@@ -25,7 +28,7 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Averaged:
+class Averaged(Configured):
     """Steps as another optimizer does, and averages its parameters theta_1..theta_t with weights that decay.
 
         average_t = sum_k decay^(t - k) theta_k / sum_k decay^(t - k)
@@ -33,13 +36,29 @@ class Averaged:
     The start theta_0 has no share in it, so no warm-up is needed (as in Adam's bias correction). What is released, and
     what it costs, is the other optimizer's. De et al. 2022 (arXiv 2204.13650) found that it helps.
 
+    It has no name in the registry: `average` of `fit` and of a suite's row puts it around any optimizer. The
+    `averaging` of `torch_optim` is another one, polynomial in t, which belongs to the paper of DoG.
+
     Args:
         base: the optimizer; it never sees the average.
-        decay: in [0, 1); with 0 the average is the last theta. It reaches back about 1/(1 - decay) steps.
+        decay: with 0 the average is the last theta. It reaches back about 1/(1 - decay) steps.
     """
 
     base: Optimizer
-    decay: float
+    decay: Decay
+
+    @property
+    def clip(self) -> ClipRule | None:
+        """The other optimizer's; so are the next two, which `calibrate` asks for."""
+        return getattr(self.base, "clip", None)
+
+    @property
+    def noise_inflation(self) -> float | None:
+        return getattr(self.base, "noise_inflation", None)
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        return getattr(self.base, "shares", {})
 
     def init(self, theta: Vector) -> State:
         return State(theta, self.base.init(theta), theta.new_zeros(()))
@@ -48,3 +67,8 @@ class Averaged:
         base = self.base.step(state.base, oracle)
         weight = 1 + self.decay * state.weight
         return State(torch.lerp(state.theta, base.theta, 1 / weight), base, weight)
+
+
+def averaged(optimizer: Optimizer, decay: float) -> Optimizer:
+    """`optimizer` with an average of its parameters; itself where the decay is 0."""
+    return Averaged(optimizer, decay) if decay else optimizer

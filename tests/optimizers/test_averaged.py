@@ -4,8 +4,22 @@ import pytest
 import torch
 
 import dpopt
-from dpopt.testing import Task
-from dpopt.training.averaging import Averaged
+from dpopt.errors import ConfigError
+from dpopt.optimizers.averaged import Averaged, averaged
+from dpopt.testing import Task, checks
+
+BASES = {"hyfreedp_noise_aware": 0.9, "adadp": 0.5}
+CASES = [
+    pytest.param(check, id=f"{name}-{check}")
+    for name, decay in BASES.items()
+    for check in checks(Averaged(dpopt.create(name), decay))
+    if check.name != "survives_yaml"  # it has no entry: a cell holds the optimizer and the decay, each by itself
+]
+
+
+@pytest.mark.parametrize("check", CASES)
+def test_it_keeps_the_rules_of_optimizers(check):
+    check()
 
 
 def iterates(optimizer):
@@ -25,15 +39,15 @@ def iterates(optimizer):
 def test_it_is_the_weighted_mean_of_the_parameters_after_each_step(decay):
     base = dpopt.create("dp_adam", lr=0.05)
     plain, ledger = iterates(base)
-    averaged, same = iterates(Averaged(base, decay))
+    states, same = iterates(Averaged(base, decay))
     assert same == ledger
-    for t, state in enumerate(averaged, 1):
+    for t, state in enumerate(states, 1):
         weights = torch.tensor([decay ** (t - k) for k in range(1, t + 1)], dtype=torch.float64)
         stack = torch.stack([each.theta for each in plain[:t]]).double()
         torch.testing.assert_close(state.theta.double(), weights @ stack / weights.sum(), rtol=1e-5, atol=1e-6)
         assert torch.equal(state.base.theta, plain[t - 1].theta)
     if decay == 0:
-        assert torch.equal(averaged[-1].theta, plain[-1].theta)
+        assert torch.equal(states[-1].theta, plain[-1].theta)
 
 
 def test_a_learning_rate_is_shown_where_there_is_one():
@@ -44,3 +58,15 @@ def test_a_learning_rate_is_shown_where_there_is_one():
 def test_what_is_not_finite_stays_so():
     state = Averaged(dpopt.create("dp_sgd"), 0.9).init(torch.full((3,), math.nan))
     assert state.theta.isnan().all()
+
+
+@pytest.mark.parametrize("decay", [1.0, -0.1, math.nan, "much", None])
+def test_a_decay_that_is_none_is_refused(decay):
+    with pytest.raises(ConfigError, match=r"^Averaged\.decay: "):
+        Averaged(dpopt.create("dp_sgd"), decay)
+
+
+def test_without_a_decay_it_is_the_optimizer_itself():
+    optimizer = dpopt.create("adadp")
+    assert averaged(optimizer, 0.0) is optimizer
+    assert averaged(optimizer, 0.5) == Averaged(optimizer, 0.5)

@@ -1,0 +1,117 @@
+"""`dpopt fit`: from a file, a data set or a workload to a folder that `dpopt.load` reads."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import dpopt
+from dpopt import registry
+from dpopt.cli import main
+from dpopt.privacy import epsilon
+from dpopt.workloads import data
+
+PUBLIC = ["ranges.age=[18,90]", "ranges.income=[0,100]", "values.city=[a,b,c]"]
+QUICK = ["epsilon=3", "accountant=rdp", "epochs=4", "batch_size=200"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DPOPT_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    random = np.random.default_rng(0)
+    age, income, city = random.integers(18, 90, 400), random.normal(50, 15, 400), random.choice(list("abc"), 400)
+    label = np.where(age + income > 104, "yes", "no")
+    pd.DataFrame({"age": age, "income": income, "city": city, "label": label}).to_csv("people.csv", index=False)
+    return tmp_path
+
+
+def test_from_a_file_to_a_folder(here, capsys):
+    words = ["from=people.csv", "target=label", *PUBLIC, "optimizer=dp_adam", "fields.lr=0.05", "options.hidden=8"]
+    assert main(["fit", *words, *QUICK, "epochs=20", "to=folder"]) == 0
+    printed = capsys.readouterr().out
+    model = registry.create_workload("table", data="people", hidden=8).model()
+    result = dpopt.load("folder", model)
+    assert str(result.statement()) in printed
+    assert epsilon(result.ledger, result.record["delta"], "rdp") <= 3 == result.record["epsilon_target"]
+    assert result.record["delta"] == result.record["examples"] ** -1.1
+    assert result.record["seed_is_secret"]
+    test = data.table("people", "test")
+    right = float((model(test.x).argmax(1) == test.y).double().mean())
+    assert right == pytest.approx(result.record["test_accuracy"])
+    assert f"test_accuracy = {right:.4g}" in printed
+    assert right > 0.7
+    assert (
+        main(
+            [
+                "fit",
+                "data=people",
+                "optimizer=adadp",
+                *QUICK,
+                "options.hidden=0",
+                "average=0.9",
+                "epochs=1",
+                "to=linear",
+            ]
+        )
+        == 0
+    )
+    linear = dpopt.load("linear", registry.create_workload("table", data="people", hidden=0).model())
+    assert linear.record["average"] == 0.9
+    assert "ADADP" in linear.record["optimizer"]
+
+
+def test_a_workload_and_a_checkpoint(here):
+    words = ["workload=synthetic_logreg", "options.dim=3", "optimizer=dp_sgd", "epsilon=inf", "epochs=0.5"]
+    assert main(["fit", *words, "checkpoint=kept", "to=one"]) == 0
+    assert main(["fit", *words, "checkpoint=kept", "to=two"]) == 0
+    one, two = (dpopt.load(name, torch.nn.Linear(3, 2)) for name in ("one", "two"))
+    assert torch.equal(one.model.weight, two.model.weight)
+    assert two.record["resumed_at"] == len(one.ledger)
+    assert one.record["batch_size"] == 256
+    assert math.isinf(one.record["epsilon"])
+
+
+SAID = ["optimizer=dp_sgd", *QUICK, "to=folder"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["from=people.csv", *SAID[:-1]], "Missing mandatory value: to"),
+        (["from=people.csv", *SAID, "to=people.csv"], "to: 'people.csv' cannot be used; it exists"),
+        (SAID, "expected one of workload=NAME, data=NAME and from=PATH"),
+        (["from=people.csv", "workload=table", *SAID], "expected one of"),
+        (["target=label", *SAID], "expected from=PATH"),
+        (["from=nowhere.csv", *SAID], "from: 'nowhere.csv' cannot be used; there is nothing"),
+        (["from=People.csv", *SAID], "name: 'People' cannot be used; expected words of small letters"),
+        (["from=people.csv", "target=labl", *SAID], "did you mean 'label'"),
+        (["from=people.csv", "taget=label", *SAID], "did you mean 'target'"),
+        (["from=people.csv", "ranges.agee=[0,1]", *SAID], "did you mean 'age'"),
+        (["from=people.csv", *SAID, "optimizer=dp_sdg"], "did you mean 'dp_sgd'"),
+        (["from=people.csv", *SAID, "fields.lrr=1"], "did you mean 'lr'"),
+        (["from=people.csv", *SAID, "epsilon=-1"], "fit.epsilon: -1"),
+        (["from=people.csv", *SAID, "accountant=rpd"], "did you mean 'rdp'"),
+        (["from=people.csv", *SAID, "device=cuda:77"], "device: 'cuda:77'"),
+        (["data=peple", *SAID], "data"),
+        (["workload=digits_mpl", *SAID], "did you mean 'digits_mlp'"),
+        (["workload=digits_mlp", *SAID, "options.hiden=3"], "did you mean 'hidden'"),
+    ],
+)
+def test_what_cannot_be_used_is_one_error_before_any_work(words, message, here, capsys):
+    assert main(["fit", *words]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert error.startswith("error: ")
+    assert message in error
+    assert sorted(path.name for path in here.iterdir() if path.name != "cache") == ["people.csv"]
+
+
+def test_what_is_public_has_to_be_stated(here, capsys):
+    assert main(["fit", "from=people.csv", *SAID]) == 2
+    assert "state in data/people.yaml what is known of each" in " ".join(capsys.readouterr().err.split())
+    assert main(["fit", "from=people.csv", *SAID]) == 2
+    assert "say data=people" in " ".join(capsys.readouterr().err.split())
+    assert not (here / "folder").exists()
