@@ -170,9 +170,10 @@ class Engine:
         with self.together():
             for place in sorted(free, key=lambda place: place.worker is None)[: len(self._queue)]:
                 cell = self._queue.popleft()
-                place.worker, place.run_id = place.worker or self.worker(place.number), cell.run_id
+                if place.worker is None:
+                    place.worker = self.worker(place.number)
                 try:
-                    place.attempt = self.start(place.worker, cell)
+                    place.attempt, place.run_id = self.start(place.worker, cell), cell.run_id
                 except OSError:  # the worker died while it was idle, which is not the cell's doing
                     self._clear(place)
                     self._queue.appendleft(cell)

@@ -26,8 +26,8 @@ LEAVING = 5.0
 class LocalEngine(Engine):
     """A process for each device of `places`."""
 
-    def __init__(self, store: Store, setup: Setup) -> None:
-        options(Nothing, setup, "local")
+    def __init__(self, store: Store, setup: Setup, name: str = "local") -> None:
+        options(Nothing, setup, name)
         self.devices = places(setup.device, setup.workers)
         super().__init__(store, setup, len(self.devices))
 

@@ -38,7 +38,7 @@ class SpanEngine(LocalEngine):
     survives = ("done",)
 
     def __init__(self, store: Store, setup: Setup) -> None:
-        super().__init__(store, setup)
+        super().__init__(store, setup, "span")
         del self.places[1:]
         self._folder, self._teams = TemporaryDirectory(prefix="dpopt-"), 0
 
