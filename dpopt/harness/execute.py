@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -85,12 +86,12 @@ def execute(
     Raises:
         OSError: results cannot be written any more.
     """
-    outcome, to_run = outcome or Outcome(), {}
-    for run_id, cell in {cell.run_id: cell for cell in cells}.items():
-        if not _is_settled(run_id, store, outcome):
-            to_run[run_id] = cell
+    outcome = outcome or Outcome()
+    every = {cell.run_id: cell for cell in cells}
+    to_run = {run_id: cell for run_id, cell in every.items() if not _is_settled(run_id, store, outcome)}
     if to_run:
-        _drive(Round(to_run, store, make_engine(), policy, outcome), console or Console(stderr=True), stop)
+        engine = make_engine()
+        _drive(Round(to_run, store, engine, policy, outcome), engine, console or Console(stderr=True), stop)
     return outcome
 
 
@@ -115,112 +116,86 @@ class Round:
     """
 
     def __init__(self, cells: dict[str, Cell], store: Store, engine: Engine, policy: Policy, outcome: Outcome) -> None:
-        self.left = dict(cells)
-        self.total = len(cells)
-        self.fractions = dict.fromkeys(cells, 0.0)
+        self.left, self.total = dict(cells), len(cells)
+        self.fractions: dict[str, float] = {}
         self._store, self._engine, self._policy, self.outcome = store, engine, policy, outcome
-        self._began: dict[str, float] = {}
+        self._deadlines: dict[str, float] = {}
         self._late: set[str] = set()
         self._tries: Counter[str] = Counter()
         self._held: dict[str, leases.Watch] = {}
 
-    def begin(self) -> None:
-        """Hand all cells to the engine."""
-        for cell in self.left.values():
-            self._engine.submit(cell)
-
-    def step(self) -> list[str]:
-        """See what has happened, and do what follows; returns a line for each cell that failed."""
-        before = len(self.outcome.failed)
+    def step(self) -> None:
+        """See what has happened, and do what follows."""
         for event in self._engine.poll(POLL):
             if event.run_id in self.left:
                 self._take(event)
-        self._stop_late_ones()
-        self._look_at_held()
-        return [f"{run_id}: {reason}" for run_id, reason in list(self.outcome.failed.items())[before:]]
-
-    def close(self) -> None:
-        """Have running cells write their checkpoints, and end the engine."""
-        self._engine.close()
-
-    def _take(self, event: Event) -> None:
-        run_id = event.run_id
-        self.fractions[run_id] = event.fraction if event.kind in ("progress", "done") else 0.0
-        if event.kind == "progress":
-            self._began.setdefault(run_id, time.monotonic())
-            return
-        self._began.pop(run_id, None)
-        if is_late := run_id in self._late:
-            self._late.remove(run_id)
-        if event.kind == "done":
-            self.outcome.ran += 1
-            self._settle(run_id)
-        elif event.kind == "held":
-            self._held[run_id] = self._store.watch(run_id)
-        elif event.kind == "blocked":
-            raise OSError(f"results cannot be written: {event.reason}; the same command goes on when they can")
-        else:
-            self._fail(event, is_late)
-
-    def _fail(self, event: Event, is_late: bool) -> None:
-        """Try again or give up a cell that was not finished."""
-        run_id, kind, reason = event.run_id, event.kind, event.reason
-        if is_late:
-            kind, reason = "timeout", f"it took longer than {self._policy.timeout:g} seconds"
-        if kind == "interrupted":  # by someone else's signal
-            self._engine.submit(self.left[run_id])
-        elif kind in self._policy.retry_on and self._tries[run_id] < self._policy.retries:
-            self._tries[run_id] += 1
-            self._store.forget_failure(run_id)
-            self._engine.submit(self.left[run_id])
-        else:
-            if kind in ("died", "timeout"):  # nobody else could note it
-                self._store.fail(run_id, reason, kind=kind)
-            self.outcome.failed[run_id] = reason
-            self._settle(run_id)
-
-    def _settle(self, run_id: str) -> None:
-        self.fractions[run_id] = 1.0
-        del self.left[run_id]
-
-    def _stop_late_ones(self) -> None:
-        limit = self._policy.timeout
-        for run_id, began in self._began.items():
-            if limit is not None and time.monotonic() - began > limit and run_id not in self._late:
-                self._late.add(run_id)
-                self._engine.cancel(run_id)
-
-    def _look_at_held(self) -> None:
+        for run_id in [run_id for run_id, deadline in self._deadlines.items() if time.monotonic() > deadline]:
+            del self._deadlines[run_id]
+            self._late.add(run_id)
+            self._engine.cancel(run_id)
         for run_id, watch in list(self._held.items()):
             if _is_settled(run_id, self._store, self.outcome):
-                del self._held[run_id]
-                self._settle(run_id)
+                del self._held[run_id], self.left[run_id]
             elif watch.is_free():
                 del self._held[run_id]
                 self._engine.submit(self.left[run_id])
 
+    def _take(self, event: Event) -> None:
+        run_id = event.run_id
+        if event.kind == "progress":
+            self.fractions[run_id] = event.fraction
+            if run_id not in self._late:
+                self._deadlines.setdefault(run_id, time.monotonic() + (self._policy.timeout or math.inf))
+            return
+        self.fractions.pop(run_id, None)
+        self._deadlines.pop(run_id, None)
+        if event.kind == "done":
+            self.outcome.ran += 1
+            del self.left[run_id]
+        elif event.kind == "held":
+            self._held[run_id] = self._store.watch(run_id)
+        elif event.kind == "blocked":
+            raise OSError(f"results cannot be written: {event.reason}; the same command goes on when they can")
+        elif run_id in self._late:
+            self._fail(run_id, "timeout", f"it took longer than {self._policy.timeout:g} seconds")
+        elif event.kind == "interrupted":  # by someone else's signal
+            self._engine.submit(self.left[run_id])
+        else:
+            self._fail(run_id, event.kind, event.reason)
+        self._late.discard(run_id)
 
-def _drive(cells: Round, console: Console, stop: Callable[[], bool]) -> None:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    said = 0
+    def _fail(self, run_id: str, kind: Failure, reason: str) -> None:
+        """Try again or give up a cell that was not finished."""
+        if kind in self._policy.retry_on and self._tries[run_id] < self._policy.retries:
+            self._tries[run_id] += 1
+            self._store.forget_failure(run_id)
+            self._engine.submit(self.left[run_id])
+            return
+        if kind != "failed":  # nobody else could note it
+            self._store.fail(run_id, reason, kind=kind)
+        self.outcome.failed[run_id] = reason
+        del self.left[run_id]
+
+
+def _drive(cells: Round, engine: Engine, console: Console, stop: Callable[[], bool]) -> None:
+    """Have the engine run all cells, and show how far they are."""
+    columns = (TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, disable=not console.is_terminal)
+    shown, said = len(cells.outcome.failed), 0
     try:
-        cells.begin()
-        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-            task = progress.add_task("cells", total=cells.total)
+        for cell in cells.left.values():
+            engine.submit(cell)
+        with bar:
+            task = bar.add_task("cells", total=cells.total)
             while cells.left and not stop():
-                for line in cells.step():
-                    progress.console.print(Text.assemble(("failed ", "red"), lines(line)))
-                done = cells.total - len(cells.left)
-                progress.update(task, completed=sum(cells.fractions.values()))
+                cells.step()
+                for run_id, reason in list(cells.outcome.failed.items())[shown:]:
+                    bar.console.print(Text.assemble(("failed ", "red"), lines(f"{run_id}: {reason}")))
+                shown, done = len(cells.outcome.failed), cells.total - len(cells.left)
+                bar.update(task, completed=done + sum(cells.fractions.values()))
                 if not console.is_terminal and done // max(1, cells.total // PLAIN_LINES) > said:
                     said = done // max(1, cells.total // PLAIN_LINES)
                     console.print(f"{done}/{cells.total} cells")
         cells.outcome.is_stopped = bool(cells.left)
     finally:
-        cells.close()
+        engine.close()

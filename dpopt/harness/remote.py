@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 import warnings
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -21,50 +23,79 @@ class Remote:
     """A process that holds `subject`, sent as a pickle, and does nothing but what it is asked; it ends with this one.
 
     Torch computes there with as many threads as here.
+
+    Args:
+        subject: the object.
+        is_quiet: whether warnings are left out.
     """
 
-    def __init__(self, subject: object) -> None:
-        self._pipe, theirs = _CONTEXT.Pipe()
-        arguments = (theirs, subject, torch.get_num_threads())
-        self._process: BaseProcess = _CONTEXT.Process(target=_serve, args=arguments, daemon=True)
-        self._process.start()
+    def __init__(self, subject: object, is_quiet: bool = True) -> None:
+        self.pipe, theirs = _CONTEXT.Pipe()
+        arguments = (theirs, subject, torch.get_num_threads(), is_quiet)
+        self.process: BaseProcess = _CONTEXT.Process(target=_serve, args=arguments, daemon=True)
+        self.process.start()
         theirs.close()
 
-    def ask(self, method: str, limit: float | None = None) -> tuple[Any, str]:
-        """What a method of the object returns, and why there is nothing: empty if all went well.
+    def begin(self, method: str, *given: Any) -> None:
+        """Have a method of the object called; `pipe` can be read when it has returned.
 
-        A process that has failed once is gone, with its memory; so is one that takes more than `limit` seconds.
+        Raises:
+            OSError: the process has died.
+        """
+        self.pipe.send((method, given))
+
+    def answer(self) -> tuple[Any, str]:
+        """What the method returned, when it has, and why there is nothing: empty if all went well.
+
+        A process that has failed once is gone, with its memory.
         """
         try:
-            self._pipe.send(method)
-            if not self._pipe.poll(limit):
+            return self.pipe.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            return None, f"the process died (exit code {self.process.exitcode})"
+
+    def ask(self, method: str, limit: float | None = None) -> tuple[Any, str]:
+        """`begin` and `answer` in one; a process that takes more than `limit` seconds is ended."""
+        with suppress(OSError):  # it has died, as its answer will say
+            self.begin(method)
+            if not self.pipe.poll(limit):
                 self.close()
                 return None, f"it takes more than {limit:g} seconds"
-            return self._pipe.recv()
-        except (EOFError, OSError):
-            self._process.join()
-            return None, f"the process died (exit code {self._process.exitcode})"
+        return self.answer()
 
-    def close(self) -> None:
-        """End the process, whatever it does."""
-        self._process.kill()  # a call into a driver does not hear SIGTERM
-        self._process.join(ENDING)
-        self._pipe.close()
+    def close(self, patience: float = 0.0) -> None:
+        """End the process, whatever it does; one that does nothing may take `patience` seconds to end by itself."""
+        self.pipe.close()
+        self.process.join(patience)
+        self.process.kill()  # a call into a driver does not hear SIGTERM
+        self.process.join(ENDING)
 
 
-def _serve(pipe: Connection, subject: object, threads: int) -> None:
+def _serve(pipe: Connection, subject: object, threads: int, is_quiet: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C reaches all processes; the one that asks ends the others
-    warnings.simplefilter("ignore")  # Opacus' hooks warn at every step
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if is_quiet:
+        warnings.simplefilter("ignore")  # Opacus' hooks warn at every step
     torch.set_num_threads(threads)
     reason = ""
     with suppress(EOFError, BrokenPipeError):  # there is nobody to ask any more
         while not reason:
-            answer, reason = _answer(subject, pipe.recv())
+            method, given = pipe.recv()
+            answer, reason = _answer(subject, method, given)
             pipe.send((answer, reason))
 
 
-def _answer(subject: object, method: str) -> tuple[Any, str]:
+def _answer(subject: object, method: str, given: tuple[Any, ...]) -> tuple[Any, str]:
     try:
-        return getattr(subject, method)(), ""
+        return getattr(subject, method)(*given), ""
     except Exception as error:  # other libraries refuse models in many ways, and memory may run out
         return None, f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"[:200]
+
+
+def _end_with_parent() -> None:
+    """A killed parent must not leave processes that write beside the next parent's, or hold its GPU."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

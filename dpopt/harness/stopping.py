@@ -32,15 +32,18 @@ def forget() -> None:
 
 
 @contextmanager
-def signals() -> Iterator[None]:
-    """Take SIGINT and SIGTERM for being asked to stop; the second one stops at once.
+def signals(at_once: bool = True) -> Iterator[None]:
+    """Take SIGINT and SIGTERM for being asked to stop.
 
     Does nothing outside the main thread, which alone may say what signals mean.
+
+    Args:
+        at_once: whether the second one raises `KeyboardInterrupt`; a worker may get one from each who stops it.
     """
     with undisturbed():
         if threading.current_thread() is threading.main_thread():
             for number in _STOPPING:
-                signal.signal(number, _on_signal)
+                signal.signal(number, _on_signal if at_once else lambda number, frame: ask())
         try:
             yield
         finally:

@@ -56,8 +56,9 @@ def test_a_worker_that_dies_costs_its_one_cell(write_suite, store):
     engine = LocalEngine(store, Setup("cpu", workers=2))
     for cell in (long, *cells):
         engine.submit(cell)
-    events, victim, limit = [], engine._workers[0], time.monotonic() + 120
-    assert victim.run_id == long.run_id
+    events, limit = engine.poll(0), time.monotonic() + 120
+    assert engine.places[0].run_id == long.run_id
+    victim = engine.places[0].worker.members[0]
     while len([e for e in events if e.kind != "progress"]) < len(cells) + 1 and time.monotonic() < limit:
         events += engine.poll(0.2)
         if victim.process.is_alive() and any(event.run_id == long.run_id and event.fraction > 0 for event in events):

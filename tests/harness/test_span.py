@@ -62,7 +62,7 @@ def test_what_goes_wrong_in_one_process_ends_the_cell_and_no_other(write_suite, 
 
         engine.submit(long)
         assert until(engine, lambda event: event.fraction > 0).fraction >= stopped_at, "it started over"
-        os.kill(engine._team._members[1].process.pid, signal.SIGKILL)
+        os.kill(engine.places[0].worker.members[1].process.pid, signal.SIGKILL)
         died = until(engine, lambda event: event.kind != "progress")
         assert (died.run_id, died.kind) == (long.run_id, "died")
         draws = [entry["draw"] for entry in store.curve(long.run_id)]

@@ -6,30 +6,27 @@ import contextlib
 import errno
 import resource
 import traceback
-from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass
 
 from dpopt.errors import Held
-from dpopt.harness.cell import Cell, Interrupted, Report, run
-from dpopt.harness.engines import Event, Setup
+from dpopt.harness import stopping
+from dpopt.harness.cell import Cell, Interrupted, run
+from dpopt.harness.engines.base import Event, Setup
 from dpopt.store.runs import Store
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
-def attempt(
-    cell: Cell, store: Store, setup: Setup, report: Report = lambda fraction: None, device: str | None = None
-) -> Event:
+def attempt(cell: Cell, store: Store, setup: Setup, device: str | None = None) -> Event:
     """Run a cell and say how that ended; an error of its own is noted in the store.
 
     Args:
-        cell, store, report: see `cell.run`.
+        cell, store: see `cell.run`.
         setup: how to run it.
         device: replaces that of `setup`, where a worker has been given one.
     """
     try:
-        options: dict[str, Any] = {"physical_batch": setup.physical_batch, "isolate": setup.isolate}
-        run(cell, store, device=device or setup.device, report=report, **options)
+        run(cell, store, device=device or setup.device, physical_batch=setup.physical_batch, isolate=setup.isolate)
     except Held as error:
         return Event(cell.run_id, "held", reason=str(error))
     except Interrupted:
@@ -44,15 +41,27 @@ def attempt(
     return Event(cell.run_id, "done")
 
 
-def progress(store: Store, run_ids: Iterable[str]) -> list[Event]:
-    """How far cells are, of those that have begun, as their leases say."""
-    holders = {run_id: store.holder(run_id) for run_id in run_ids}
-    return [Event(run_id, "progress", holder.fraction) for run_id, holder in holders.items() if holder is not None]
+@dataclass
+class Runner:
+    """Runs cells in a process that does nothing else; for the arguments see `attempt`."""
+
+    store: Store
+    setup: Setup
+    device: str | None = None
+
+    def run(self, cell: Cell) -> Event:
+        """Run a cell and say how that ended; a signal has it write a checkpoint and end."""
+        limit_memory(self.setup.memory)
+        with stopping.signals(at_once=False):
+            return attempt(cell, self.store, self.setup, self.device)
+
+    def stop(self) -> None:
+        """Have the cell that runs in another thread write a checkpoint and end."""
+        stopping.ask()
 
 
-def limit_memory(setup: Setup) -> None:
-    """Have this process fail to get more memory than it may take, before the system chooses a process to kill."""
-    if setup.memory is not None:
+def limit_memory(limit: int | None) -> None:
+    """Have this process fail to get more than `limit` bytes, before the system chooses a process to kill."""
+    if limit is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        soft = setup.memory if hard == resource.RLIM_INFINITY else min(setup.memory, hard)
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
