@@ -76,9 +76,14 @@ class HyFreeDPSearchThenDecay(Configured):
     minimum along one direction G_t is short-sighted beside it. Asked of a whole run it would be too long, as a clipped
     loss hardly punishes a displacement that is.
 
-    What is a choice. N = 10, which balances the two. The exponent 1/(1 + k), by which log eta is the mean of what k + 1
-    rounds said. FAR, NEAR and the thresholds. That the trial's draws are given up but for the base's moments, which a
-    run of few draws would otherwise begin without. The decay, after which less of the noise stays in theta.
+    What is a choice. N = 10, which balances the two. The exponent 1/(1 + k): each round changes log eta by its share of
+    a mean. FAR, NEAR and the thresholds. That the trial's draws are given up but for the base's moments, which a run of
+    few draws would otherwise begin without. The decay, after which less of the noise stays in theta. R_l begins at 10,
+    above log(classes), as saturated rounds are lost; HyFreeDP's begins at 1. All were made on validation records.
+
+    What it cannot do. The trial has N - 1 factors of 16 at most, and several rounds must be left for the mean: from
+    1e-8 to 1e-2 that takes T of about 50 and more. Should the first loss lie above 0.9 R_l because `lr` is far too
+    large, R_l grows up to it before eta falls.
 
     Ledger: that of `HyFreeDP` at equal `probe_every` and `noise_inflation`, with its rounds of losses in the first
     draws, and no more of them than `rounds`.
@@ -95,8 +100,8 @@ class HyFreeDPSearchThenDecay(Configured):
     After HyFreeDP (Liu and Bu, ICLR 2025), whose paper has no such rule: from there are the private losses as the only
     sight of a learning rate, their clipping at R_l, the division of the budget by gamma, and automatic clipping.
     Deviations: probes are consecutive draws, lie along the displacement in place of the direction and fit x in place of
-    eta; the trial is not part of the training; there is a decay. R_l has a floor of 1e-3. The accounting is the joint
-    one, as in `HyFreeDP`.
+    eta; the trial is not part of the training; there is a decay; R_l begins at 10 and has a floor of 1e-3. The
+    accounting is the joint one, as in `HyFreeDP`.
     """
 
     base: Direction = DPAdamW()
