@@ -71,8 +71,8 @@ class HyFreeDPSearchThenDecay(Configured):
     going there does no harm that could be measured, so eta may be 16 times larger. Curvature shows in time: where eta
     has become too large, L_- and L_+ lie on both sides of the valley, or saturate. On noise alone eta grows until then.
 
-    What follows from the displacement. theta_t - theta_0 is eta times the sum of the directions so far, so x asks how
-    long all of the trial should have been. Its signal grows with the number of draws, its noise with their root; the
+    What follows from the displacement. theta_t - theta_0 is eta times the sum of all f_i G_i so far, so x asks how long
+    the whole trial should have been. Its signal grows with the number of draws, its noise with their root; the
     minimum along one direction G_t is short-sighted beside it. Asked of a whole run it would be too long, as a clipped
     loss hardly punishes a displacement that is.
 
