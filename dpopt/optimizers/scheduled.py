@@ -69,14 +69,14 @@ class Scheduled(Configured):
 
     def step(self, state: State, oracle: Oracle) -> State:
         taken = oracle.draws_total - oracle.draws_left
-        eta = scalar(state.theta, self.lr * self._share(taken, oracle.draws_total, oracle.rate))
+        eta = scalar(state.theta, self.lr * self.share(taken, oracle.draws_total, oracle.rate))
         with oracle.draw() as batch:
             gradient = self.base.observe(state.base, batch, self.clip)
         direction, base = self.base.direction(state.base, gradient)
         theta = descend(state.theta, direction, eta)
         return State(theta, base._replace(theta=theta), eta)
 
-    def _share(self, taken: int, total: int, rate: float) -> float:
+    def share(self, taken: int, total: int, rate: float) -> float:
         """The step size after `taken` of `total` draws, as a share of lr."""
         rising = math.ceil(self.warmup * total)
         if taken < rising:

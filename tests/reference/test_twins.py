@@ -15,6 +15,7 @@ from twins import (
     doppler,
     fiber,
     hyfreedp,
+    hyfreedp_search_then_decay,
     scheduled,
     sgd,
 )
@@ -115,6 +116,12 @@ def test_adadp(factor, keep, more):
 @pytest.mark.parametrize("more", [{}, {"bound": "literal"}, {"smoothing": 0.9}, {"probe_every": 1}], ids=str)
 def test_hyfreedp(more):
     check("hyfreedp", {"lr": 0.02, **more}, hyfreedp)
+
+
+@pytest.mark.parametrize("base", ["dp_adam", {"name": "dp_sgd", "momentum": 0.5}], ids=str)
+@pytest.mark.parametrize("more", [{}, {"lr": 1e-6}, {"lr": 1.0}, {"rounds": 3}, {"probe_every": 20}], ids=str)
+def test_hyfreedp_search_then_decay(base, more):
+    check("hyfreedp_search_then_decay", {"base": base, **more}, hyfreedp_search_then_decay)
 
 
 @pytest.mark.parametrize("fields", [{"lr": 0.02}, {"lr": 0.03, "betas": (0.5, 0.9), "eps_v": 1e-2}], ids=str)

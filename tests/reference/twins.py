@@ -120,6 +120,38 @@ def hyfreedp(ask, theta, steps, lr=1e-4, probe_every=5, bound="conservative", sm
     return theta, etas
 
 
+def hyfreedp_search_then_decay(ask, theta, steps, lr=1e-4, rounds=10, probe_every=5, base="dp_adam"):
+    """A trial of n draws, then the run from where it began; `ask.std` is the losses' noise."""
+    rule, begin, n = base_rule(len(theta), base), theta, min(rounds, -(-ask.draws_total // probe_every))
+    eta, r_l, k, was_usable, etas = lr, 10.0, 0, False, []
+    for t in range(steps):
+        direction = rule(t, ask.gradient([(1.0, theta if k or t >= n else begin)]), 0.0)
+        theta = [ti - (1 - t / ask.draws_total) * eta * d for ti, d in zip(theta, direction, strict=True)]
+        if t < n:
+            c, z = (0.5, 1) if k else (16, 3)
+            before, beyond = (step_along(begin, theta, u) for u in (1 - c, 1 + c))
+            l_minus, l_0, l_plus = ask.losses([before, theta, beyond], r_l)
+            if l_0 >= 0.9 * r_l:
+                x = 1 / 16 if was_usable else 1
+            elif l_minus - 2 * l_0 + l_plus > z * math.sqrt(6) * ask.std:
+                x = 1 + c * (l_minus - l_plus) / (2 * (l_minus - 2 * l_0 + l_plus))
+            else:
+                x = 1 / 16 if l_minus - l_plus < -3 * math.sqrt(2) * ask.std else 16
+            x = min(max(x, 1 / 16), 16) ** (1 / (1 + k))
+            if l_0 < 0.9 * r_l:
+                was_usable = True
+                k += k > 0 or l_minus - 2 * l_0 + l_plus > z * math.sqrt(6) * ask.std
+            eta, r_l, theta = x * eta, max(l_minus + l_0 + l_plus, 1e-3), step_along(begin, theta, x)
+        if t == n - 1:
+            theta, eta = begin, eta if k else lr
+        etas.append(eta)
+    return theta, etas
+
+
+def step_along(begin, to, share):
+    return [b + share * (t - b) for b, t in zip(begin, to, strict=True)]
+
+
 def adam_rule(n, betas=(0.9, 0.999), eps=0.0, eps_v=None):
     """Adam's direction; with `eps_v` the second moment is corrected for the noise."""
     m, v = [0.0] * n, [0.0] * n

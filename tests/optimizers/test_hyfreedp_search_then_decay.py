@@ -1,0 +1,188 @@
+"""HyFreeDP's losses in a trial run: what is derived in the docstring holds."""
+
+import math
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+import dpopt
+from dpopt.errors import ConfigError
+from dpopt.optimizers.hyfreedp_search_then_decay import FAR, NEAR
+from dpopt.privacy import Release, TraceOracle
+from dpopt.privacy.calibration import trace
+
+S = 0.01
+
+
+def rule(base="dp_sgd", **fields):
+    return dpopt.create("hyfreedp_search_then_decay", base=base, **fields)
+
+
+def number(value):
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def state_of(optimizer, eta=0.1, bound=1e9, rounds=0.0, is_usable=1.0):
+    state = optimizer.init(torch.zeros(1, dtype=torch.float64))
+    return state._replace(eta=number(eta), bound=number(bound), rounds=number(rounds), is_usable=number(is_usable))
+
+
+def read(losses, s=S, **state):
+    """The factor x and the next state after a round that released `losses`."""
+    optimizer = rule()
+    x, following = optimizer._read(state_of(optimizer, **state), Release(torch.tensor(losses, dtype=torch.float64), s))
+    return float(x), following
+
+
+class Parabola:
+    """Loss 5 + curvature |theta|^2 / 2 with a clipped gradient and noise: `noise` in it, S in each loss."""
+
+    def __init__(self, draws, curvature=1.0, noise=0.0, seed=0):
+        self.rate, self.expected_batch, self.draws_total, self.draws_left = 0.1, 10.0, draws, draws
+        self.curvature, self.noise, self.random, self.asked = curvature, noise, np.random.default_rng(seed), 0
+
+    @contextmanager
+    def draw(self):
+        self.draws_left -= 1
+        yield self
+
+    def gradient(self, at, clip):
+        (_, theta), *_ = at
+        drawn = torch.from_numpy(self.random.standard_normal(len(theta)))
+        return Release((self.curvature > 0) * theta / (theta.norm() + 0.01) + self.noise * drawn, self.noise)
+
+    def losses(self, at, bound):
+        self.asked += len(at)
+        exact = np.array([5 + self.curvature * float(theta.square().sum()) / 2 for theta in at])
+        return Release(torch.from_numpy(exact.clip(0, float(bound)) + S * self.random.standard_normal(len(at))), S)
+
+
+def searched(oracle, start, base="dp_sgd", theta=None, **fields):
+    """The state after the trial."""
+    optimizer = rule(base, lr=start, **fields)
+    state = optimizer.init(torch.full((4,), 0.5, dtype=torch.float64) if theta is None else theta)
+    while oracle.asked < 3 * optimizer.rounds:
+        state = optimizer.step(state, oracle)
+    return state
+
+
+@pytest.mark.parametrize("curvature", [0.3, 1.0, 10.0])
+@pytest.mark.parametrize("start", [1e-8, 1e-6, 1e-4, 1e-2, 1.0])
+def test_the_minimums_scale_is_found_in_ten_rounds(start, curvature):
+    """The minimum is at a distance of 1, clipped gradients have a length of 1: a trial of 1 to 10 steps gets there."""
+    noise = {"noise": 0.3}  # 0.6 in all, against a gradient of 1
+    found = [float(searched(Parabola(50, curvature, seed=seed, **noise), start).eta) for seed in range(20)]
+    assert all(0.05 < eta < 3 for eta in found), found
+
+
+@pytest.mark.parametrize("start", [1e-8, 1e-4, 1.0])
+def test_on_noise_alone_the_start_stands(start):
+    """No loss depends on theta: eta ends where it began, but for the false discoveries, one in 740 rounds."""
+    ends = [float(searched(Parabola(50, curvature=0.0, noise=1.0, seed=seed), start).eta) for seed in range(50)]
+    assert sum(eta == start for eta in ends) >= 48
+
+
+def test_after_a_discovery_noise_alone_moves_eta_little():
+    """The k-th round changes log eta by at most log 16 / (k + 1), so nine by at most 1.93 log 16."""
+    optimizer, noise = rule(), np.random.default_rng(0)
+    for _ in range(100):
+        state = state_of(optimizer, eta=1.0, rounds=1.0)
+        for _ in range(9):
+            _, state = optimizer._read(state, Release(torch.from_numpy(5 + S * noise.standard_normal(3)), S))
+        assert float(state.rounds) == 10
+        assert abs(math.log(float(state.eta))) <= sum(math.log(FAR) / (k + 1) for k in range(1, 10)) + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("losses", "x"),
+    [
+        pytest.param([5.0, 5.0, 5.0], FAR, id="nothing to be seen"),
+        pytest.param([5.04, 5.0, 4.96], FAR, id="downhill"),
+        pytest.param([4.9, 5.0, 5.1], 1 / FAR, id="uphill"),
+        pytest.param([5.03, 5.0, 5.03], FAR, id="curved, within its noise"),
+        pytest.param([6.0, 5.0, 6.0], 1, id="at the bottom"),
+        pytest.param([6.05, 5.0, 6.0], 1 + FAR * 0.05 / 4.1, id="curved, downhill"),
+        pytest.param([6.0, 5.0, 7.0], 1 / FAR, id="the bottom is behind the start"),
+    ],
+)
+def test_what_a_round_says_before_curvature_is_seen(losses, x):
+    assert read(losses)[0] == pytest.approx(x)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+def test_what_a_round_says_after_that(rounds):
+    x, following = read([5.3, 5.0, 5.1], rounds=float(rounds))
+    assert x == pytest.approx((1 + NEAR * 0.2 / 0.8) ** (1 / (1 + rounds)))
+    assert float(following.eta) == pytest.approx(0.1 * x)
+    assert float(following.rounds) == rounds + 1
+
+
+def test_the_mean_of_the_log_is_what_the_exponents_make_of_it():
+    """After a first round eta_1, log eta is the mean of log eta_1 and what each later round asked for."""
+    optimizer, state, asked = rule(), state_of(rule(), eta=0.2, rounds=1.0), [math.log(0.2)]
+    for curvature in (0.8, 1.3, 2.0, 0.5):
+        losses = torch.tensor([5.0 + curvature, 5.0, 5.0], dtype=torch.float64)
+        asked.append(math.log(float(state.eta) * (1 + NEAR / 2)))
+        _, state = optimizer._read(state, Release(losses, S))
+        recursion = (asked[-1] - math.log(1 + NEAR / 2)) + math.log(1 + NEAR / 2) / len(asked)
+        assert math.log(float(state.eta)) == pytest.approx(recursion)
+
+
+def test_saturated_losses_bring_eta_down_once_there_were_others():
+    x, before = read([1.0, 0.95, 1.0], bound=1.0, is_usable=0.0)
+    assert (x, float(before.eta), float(before.is_usable), float(before.rounds)) == (1, 0.1, 0, 0)
+    assert float(before.bound) == pytest.approx(2.95)
+    assert read([1.0, 0.95, 1.0], bound=1.0)[0] == 1 / FAR
+    _, usable = read([0.5, 0.5, 0.5], bound=1.0, is_usable=0.0)
+    assert float(usable.is_usable) == 1
+
+
+def test_training_starts_again_with_a_linear_decay():
+    """After the trial: theta as before it, the base's moments of all its draws, then steps of (1 - t/T) eta."""
+    oracle = Parabola(20, curvature=0.0, noise=1.0)
+    begin = torch.full((4,), 0.5, dtype=torch.float64)
+    optimizer, state = rule("dp_adam", lr=0.1, rounds=3), searched(oracle, 0.1, "dp_adam", begin, rounds=3)
+    assert torch.equal(state.theta, begin)
+    assert torch.equal(state.base.theta, begin)
+    assert float(state.base.t) == 3
+    for t in range(3, 20):
+        before = state
+        state = optimizer.step(state, oracle)
+        m, v = state.base.m / (1 - 0.9 ** (t + 1)), state.base.v / (1 - 0.999 ** (t + 1))
+        step = (1 - t / 20) * 0.1 * m / (v.sqrt() + 1e-8)
+        assert torch.allclose(before.theta - state.theta, step, rtol=1e-9)
+    assert oracle.asked == 9
+
+
+@pytest.mark.parametrize("eta", [1e-300, 1e-310, 5e-324, 1e300, 1e308])
+def test_eta_stays_a_positive_number(eta):
+    for losses in ([1.0, 2.0, 4.0], [4.0, 2.0, 1.0], [1.0, 1.0, 1.0]):
+        for rounds in (0.0, 3.0):
+            assert 0 < float(read(losses, 1e-9, eta=eta, rounds=rounds)[1].eta) < math.inf
+
+
+@pytest.mark.parametrize("draws", [1, 4, 37, 300])
+def test_it_releases_no_more_than_hyfreedp(draws):
+    def count(name):
+        return sum(kinds.count("losses") * times for kinds, times in trace(dpopt.create(name), rate=0.1, draws=draws))
+
+    own = count("hyfreedp_search_then_decay")
+    assert own == 3 * min(10, math.ceil(draws / 5))
+    assert own <= count("hyfreedp")
+
+
+def test_gradients_are_released_in_each_draw():
+    oracle, optimizer = TraceOracle(3, 0.1, 12), rule()
+    state = optimizer.init(oracle.theta)
+    for left in range(11, -1, -1):
+        state = optimizer.step(state, oracle)
+        assert oracle.draws_left == left
+    assert [kinds.count("gradient") for kinds in oracle.kinds] == [1] * 12
+
+
+@pytest.mark.parametrize("fields", [{"noise_inflation": 1.0}, {"rounds": 0}, {"base": {"name": "dp_sgd", "lr": 0.7}}])
+def test_bad_fields(fields):
+    with pytest.raises(ConfigError, match=next(iter(fields))):
+        dpopt.create("hyfreedp_search_then_decay", **fields)
