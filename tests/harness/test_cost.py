@@ -88,7 +88,7 @@ def test_the_command_prints_counts_and_estimates(tmp_path, capsys, monkeypatch):
     arguments += ["epsilon=4", "accountant=rdp", "epochs=1", f"results={tmp_path / 'results'}", "device=cpu"]
     assert main(["plan", *arguments]) == 0
     plain = capsys.readouterr().out
-    estimate, basis = plain.splitlines()[-2:]
+    estimate, basis = [line for line in plain.splitlines() if not line.startswith("protocol:")][-2:]
     assert re.search(r"gradient evaluations, \S+ FLOPs to run, about \S+ seconds with workers = \d", estimate)
     assert re.match(r"~ by FLOPs \(\S+ a second, 50% of a product of matrices here on one core\).*probe=20", basis)
     assert re.search(r"31 +\S+ +\S+ +~\S+ +~\S+ *$", plain.splitlines()[2]), "draws, gradients, FLOPs, times"

@@ -64,7 +64,6 @@ BAD_OVERRIDES = [
     ("settings.dp_adam.average=1", r"settings\.dp_adam\.average: 1.* \[0, 1\)"),
     ("settings.dp_adam.average=-0.1", r"settings\.dp_adam\.average: -0.1"),
     ("settings.dp_adam.average=[0.9]", r"settings\.dp_adam\.average: \[0.9\] .* a number"),
-    ("settings.dp_adam.average=null", r"settings\.dp_adam\.average: None .* a number"),
     ("settings.dp_adam.epochs=[1,x]", "settings.dp_adam.epochs"),
     ("settings.nobody.fields={}", "known"),
 ]
