@@ -63,6 +63,10 @@ def test_the_number_of_cores_changes_no_bit(monkeypatch):
     assert np.array_equal(*found)
 
 
+def test_features_of_no_records():
+    assert features.computed(backbone, records(0), torch.Tensor.float).shape == (0, 5)
+
+
 def test_random_numbers_and_threads_are_as_before():
     torch.set_num_threads(2)
     before = torch.get_rng_state()
