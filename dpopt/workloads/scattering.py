@@ -7,6 +7,7 @@ of channels of Kymatio (Andreux et al. 2020).
 from __future__ import annotations
 
 import math
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
@@ -65,10 +66,10 @@ class Scattering(nn.Module):
         Args:
             spectrum: of x, [..., 1, m', m'], which was halved in size so many times.
         """
-        product, step = spectrum * self.get_buffer(_psi(scale, halved)), 2 ** (scale - halved)
-        if step > 1:  # to leave out pixels is to fold the spectrum
-            side = product.shape[-1] // step
-            product = product.unflatten(-1, (step, side)).unflatten(-3, (step, side)).mean((-4, -2))
+        step = 2 ** (scale - halved)
+        product = spectrum * (self.get_buffer(_psi(scale, halved)) / step**2)
+        for dim in (-2, -1):  # to leave out pixels is to fold the spectrum; `sum` takes four times as long
+            product = reduce(torch.add, product.unflatten(dim, (step, -1)).unbind(dim - 1))
         return torch.fft.ifft2(product).abs()
 
     def _mean(self, x: Tensor, halved: int) -> Tensor:
