@@ -73,7 +73,10 @@ def computed(
 
 
 def _joined(parts: Iterable[NDArray[np.float32]], rows: int) -> NDArray[np.float32]:
-    """The `parts` one below the other, with `rows` rows in all; no second copy of all of them is in memory."""
+    """The `parts` one below the other, `rows` rows in all.
+
+    Each part is let go once it is copied: it may be a view, as a vision transformer's first token is one of all tokens.
+    """
     whole, done = np.empty((0, 0), np.float32), 0
     for part in parts:
         whole = whole if done else np.empty((rows, *part.shape[1:]), np.float32)
