@@ -155,6 +155,8 @@ class Workload:
     def splits(self, seed: int) -> Splits:
         """The three splits; which records are held out for validation depends on `seed` alone."""
         pool, test = self.load()
+        if not self.validation:  # a copy would take the memory of the whole pool, which may be mapped from a file
+            return Splits(pool, Split(pool.x[:0], pool.y[:0]), test)
         order = np.random.default_rng(derive("split", type(self).__name__, seed)).permutation(self.pool)
         rows = torch.from_numpy(np.sort(order[self.validation :]))
         held_out = torch.from_numpy(np.sort(order[: self.validation]))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from dpopt._extras import optional
 from dpopt.errors import ConfigError, unknown
 from dpopt.workloads.base import mlp
+from dpopt.workloads.scattering import Scattering
 
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 LORA_TARGETS = r".*\.(attn\.(qkv|proj)|mlp\.fc[12]|c_attn|c_proj|c_fc|attention\.(self\.(query|value)|[qv]_lin))"
@@ -42,6 +43,65 @@ def two_conv(classes: int = 10, channels: int = 3, size: int = 32) -> nn.Sequent
         nn.Flatten(),
         nn.Linear(64 * (size // 4) ** 2, classes),
     )
+
+
+def opacus_conv(classes: int = 10, channels: int = 1, size: int = 28) -> nn.Sequential:
+    """The network of Opacus' example on MNIST (`SampleConvNet`); 26,010 parameters at 28 pixels.
+
+    Args:
+        classes, channels, size: see `two_conv`.
+    """
+    return _strided(classes, channels, size, 3, nn.ReLU)
+
+
+def tanh_conv(classes: int = 10, channels: int = 1, size: int = 28) -> nn.Sequential:
+    """The network for MNIST of Papernot et al. 2020 and of Tramèr and Boneh 2021; 26,010 parameters at 28 pixels.
+
+    That of `opacus_conv` with tanh, and one pixel of padding less.
+
+    Args:
+        classes, channels, size: see `two_conv`.
+    """
+    return _strided(classes, channels, size, 2, nn.Tanh)
+
+
+def _strided(
+    classes: int, channels: int, size: int, padding: int, activation: Callable[[], nn.Module]
+) -> nn.Sequential:
+    """Two convolutions of stride 2 (16 filters of 8x8, 32 of 4x4), each with 2x2 max pooling of stride 1; two layers.
+
+    Raises:
+        ConfigError: images that are too small.
+    """
+    side = size
+    for kernel, edge in ((8, padding), (4, 0)):
+        side = (side + 2 * edge - kernel) // 2
+    if side < 1:
+        raise ConfigError("workload.size", size, "expected larger images: nothing is left after two convolutions")
+    return nn.Sequential(
+        nn.Conv2d(channels, 16, 8, stride=2, padding=padding),
+        activation(),
+        nn.MaxPool2d(2, 1),
+        nn.Conv2d(16, 32, 4, stride=2),
+        activation(),
+        nn.MaxPool2d(2, 1),
+        nn.Flatten(),
+        nn.Linear(32 * side**2, 32),
+        activation(),
+        nn.Linear(32, classes),
+    )
+
+
+def scatter_features(channels: int = 3, size: int = 32) -> nn.Sequential:
+    """Scattering coefficients, normalised in 27 groups of channels: [n, channels, s, s] -> [n, 81 channels (s / 4)^2].
+
+    Nothing is learned, and the normalisation looks at one image alone (Tramèr and Boneh 2021).
+
+    Args:
+        channels: of the images.
+        size: their side, a multiple of four from eight.
+    """
+    return nn.Sequential(Scattering(size), nn.GroupNorm(27, 81 * channels, affine=False), nn.Flatten())
 
 
 class _WideBlock(nn.Module):

@@ -50,12 +50,12 @@ class ImageClassification(Workload):
 
     A checkpoint's classifier is replaced by one for the classes of the data, which starts at zero where it is trained
     (head, film, lora, full); bitfit trains its bias only, above weights that stay random. Models with random weights
-    get group normalisation in place of batch normalisation. Where only the head of a checkpoint is trained, its
-    features are computed once (`features`), in evaluation mode.
+    get group normalisation in place of batch normalisation. Where only the head of a checkpoint is trained, or a linear
+    layer above a fixed part (`FROZEN`), features are computed once (`features`), in evaluation mode.
 
     Args:
         data: name of a data set of images, see `data.names`.
-        architecture: a key of `ARCHITECTURES`, or the name of a model of timm's, such as
+        architecture: a key of `ARCHITECTURES` or `FROZEN`, or the name of a model of timm's, such as
             "vit_tiny_patch16_224.augreg_in21k_ft_in1k".
         pretrained: start from timm's checkpoint: the file in `$DPOPT_DATA/checkpoints` whose name begins with the
             model's where that variable is set, else from the hub.
@@ -77,7 +77,7 @@ class ImageClassification(Workload):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "data", data.pinned(self.data, "image"))
-        if self.architecture in ARCHITECTURES and (self.pretrained or self.options):
+        if self.architecture in OWN and (self.pretrained or self.options):
             raise ConfigError("workload.architecture", self.architecture, "only timm's have checkpoints and options")
         super().__post_init__()
 
@@ -104,7 +104,8 @@ class ImageClassification(Workload):
     @property
     def uses_features(self) -> bool:
         """Whether records are loaded as the features of a frozen backbone; not if that has dropout."""
-        return self.pretrained and self.subset == "head" and not any("drop" in name for name in self.options)
+        is_fixed = self.pretrained and self.subset == "head" and not any("drop" in name for name in self.options)
+        return is_fixed or self.architecture in FROZEN
 
     def check(self) -> None:
         self.outline()
@@ -119,9 +120,8 @@ class ImageClassification(Workload):
             side, channels, *_ = self.preparation
             return outlined(lambda: self._network(None), (channels, side, side), tested)
         with torch.device("meta"):
-            backbone: Any = models.timm_model(self.architecture, 0, **self._options)
-        width = int(backbone.head_hidden_size)
-        return outlined(lambda: nn.Linear(width, self.classes), (width,), tested)
+            width = self._width()
+        return outlined(lambda: self._head(width), (width,), tested)
 
     def load(self) -> tuple[Split, Split]:
         train, test = (data.images(self.data, split, self._stored_size) for split in SPLITS)
@@ -133,10 +133,7 @@ class ImageClassification(Workload):
         return x if self.uses_features else self.preparation(x)
 
     def model(self) -> nn.Module:
-        if self.uses_features:
-            inputs = self.load()[0].x.shape[1]
-            return models.zero_head(nn.Linear(inputs, self.classes))
-        return self._network(self._checkpoint())
+        return self._head(self.load()[0].x.shape[1]) if self.uses_features else self._network(self._checkpoint())
 
     def report(self, predict: Predict, split: Split) -> dict[str, Any]:
         return classification_report(predict(split.x), split.y, self.classes)
@@ -145,9 +142,10 @@ class ImageClassification(Workload):
     def preparation(self) -> Preparation:
         """What becomes of stored pixels before the whole model sees them."""
         entry = data.entry(self.data)
-        if self.architecture in ARCHITECTURES:
+        if self.architecture in OWN:
             channels = 3 if self.architecture.startswith("wrn") else entry.channels
-            return Preparation(self._side(None), channels, entry.mean, entry.std)
+            mean, std = ((0.0,), (1.0,)) if self.architecture in RAW else (entry.mean, entry.std)
+            return Preparation(self._side(None), channels, mean, std)
         known = models.timm_configuration(self.architecture)
         if self.pretrained:
             return Preparation(self._side(known.input_size[-1]), 3, known.mean, known.std)
@@ -178,6 +176,24 @@ class ImageClassification(Workload):
         refuse_unsafe(network)
         return models.trainable(network, self.subset)
 
+    def _head(self, width: int) -> nn.Module:
+        """What is trained above features."""
+        head = models.trainable(nn.Linear(width, self.classes), self.subset)
+        return models.zero_head(head) if self.pretrained else head
+
+    def _width(self) -> int:
+        """How many features an image has."""
+        if self.architecture not in FROZEN:
+            return int(self._backbone().head_hidden_size)
+        side, channels, *_ = self.preparation
+        return self._backbone()(torch.empty(1, channels, side, side)).shape[1]
+
+    def _backbone(self, checkpoint: Path | None = None) -> Any:
+        """The frozen part: prepared images to features."""
+        if self.architecture in FROZEN:
+            return FROZEN[self.architecture](self.preparation.channels, self.preparation.size)
+        return models.timm_model(self.architecture, 0, checkpoint, **self._options)
+
     @property
     def _options(self) -> dict[str, Any]:
         """Options of `timm.create_model`; models of one input size are made for ours."""
@@ -189,20 +205,16 @@ class ImageClassification(Workload):
         return _checkpoint(self.architecture) if self.pretrained else None
 
     def _features(self, x: Tensor, split: str) -> Tensor:
-        file = _checkpoint(self.architecture)
+        file = self._checkpoint()
+        decides = {"options": self._options, "weights": kept.checksum(file)} if file else {"revision": self.revision}
         key = {
             "architecture": self.architecture,
-            "options": self._options,
-            "weights": kept.checksum(file),
+            **decides,
             "data": data.fingerprint(self.data),
             "split": split,
             "preparation": self.preparation._asdict(),
         }
-
-        def backbone() -> nn.Module:
-            return models.timm_model(self.architecture, 0, file, **self._options)
-
-        return features.cached(key, backbone, x, self.preparation)
+        return features.cached(key, lambda: self._backbone(file), x, self.preparation)
 
 
 def _wide_resnet(classes: int, channels: int, size: int) -> nn.Module:
@@ -215,10 +227,17 @@ def _adadp_mlp(classes: int, channels: int, size: int) -> nn.Module:
 
 ARCHITECTURES: dict[str, Callable[[int, int, int], nn.Module]] = {
     "two_conv": models.two_conv,
+    "opacus_conv": models.opacus_conv,
+    "tanh_conv": models.tanh_conv,
     "wrn_16_4": _wide_resnet,
     "adadp_mlp": _adadp_mlp,
 }
 """Models of our own: name -> function of (classes, channels, input side)."""
+FROZEN: dict[str, Callable[[int, int], nn.Module]] = {"scatter": models.scatter_features}
+"""Frozen parts of our own, below a linear layer: name -> function of (channels, input side)."""
+OWN = (*ARCHITECTURES, *FROZEN)
+RAW = ("tanh_conv", "scatter")
+"""Of these, pixels go in as they are, in [0, 1], as in the authors' code."""
 
 
 @cache

@@ -33,6 +33,7 @@ CASES = {
     "cifar100_vit_tiny": VIT | {"subset": "lora"},
     "cifar10_adadp": {},
     "cifar10_adadp_own": {"pretraining": "cifar100_subset"},
+    "cifar10_scatter": {},
     "cifar10_vit_base": VIT | {"subset": "bitfit"},
     "cifar10_vit_small": VIT | {"subset": "film"},
     "cifar10_vit_tiny": VIT,
@@ -40,9 +41,13 @@ CASES = {
     "digits_mlp": {},
     "e2e_gpt2": GPT2 | {"subset": "lora", "generations": 0},
     "e2e_gpt2_random": GPT2,
+    "fashion_mnist_cnn": {},
+    "fashion_mnist_scatter": {},
     "gmm": {},
     "images": {"data": "mnist", "architecture": "two_conv"},
+    "mnist_cnn": {},
     "mnist_mlp": {},
+    "mnist_scatter": {},
     "newsgroups_minilm": ENCODER,
     "newsgroups_minilm_lora": ENCODER,
     "sst2_minilm": ENCODER | {"subset": "full"},
@@ -53,7 +58,7 @@ CASES = {
 }
 """The registered workloads, made small where their size is a field."""
 TEXTS = ("20_newsgroups", "sst2", "e2e_nlg")
-IMAGES = {"mnist": 28, "cifar10": 32, "cifar100": 32, "cifar100_subset": 32}
+IMAGES = {"mnist": 28, "fashion_mnist": 28, "cifar10": 32, "cifar100": 32, "cifar100_subset": 32}
 
 
 def check(workload, rule):
@@ -103,6 +108,7 @@ def test_registered_workload(folder, name, rule):
     ("name", "fields"),
     [
         ("mnist_mlp", {}),
+        ("mnist_scatter", {}),
         ("cifar10_adadp", {}),
         ("cifar100_vit_tiny", {"data": "cifar100_subset", "validation": 1000, "size": 32}),
         ("cifar10_wrn_16_4", {}),

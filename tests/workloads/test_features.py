@@ -1,6 +1,7 @@
 """The feature cache: what a frozen backbone gives, computed once, the same on any number of cores."""
 
 import os
+import weakref
 
 import numpy as np
 import pytest
@@ -61,6 +62,26 @@ def test_the_number_of_cores_changes_no_bit(monkeypatch):
         monkeypatch.setattr(os, "sched_getaffinity", lambda process, count=count: set(range(count)))
         found.append(features.computed(layers, x, lambda x: x, batch=64))
     assert np.array_equal(*found)
+
+
+def test_features_of_no_records():
+    assert features.computed(backbone, records(0), torch.Tensor.float).shape == (0, 5)
+
+
+def test_parts_are_let_go_one_by_one():
+    """Each may hold all that it was taken from."""
+    made = []
+
+    def parts():
+        for start in range(0, 20, 2):
+            assert sum(array() is not None for array in made) <= 1, "more than the part before is still there"
+            tokens = np.repeat(np.arange(start, start + 2.0, dtype=np.float32)[:, None, None], 5, axis=1)
+            made.append(weakref.ref(tokens))
+            yield tokens[:, 0]
+            del tokens
+
+    assert features._joined(parts(), 20).ravel().tolist() == list(range(20))
+    assert len(made) == 10
 
 
 def test_random_numbers_and_threads_are_as_before():

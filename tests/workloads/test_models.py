@@ -1,5 +1,6 @@
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from dpopt.errors import ConfigError
@@ -9,6 +10,8 @@ from dpopt.workloads.base import mlp
 MODELS = {
     "mlp": lambda: mlp(784, 256, 256, 10),
     "two_conv": models.two_conv,
+    "opacus_conv": lambda: models.opacus_conv(channels=3, size=32),
+    "tanh_conv": lambda: models.tanh_conv(channels=3, size=32),
     "wide_resnet": lambda: models.wide_resnet(depth=10, width=1),
     "vit": lambda: models.timm_model("vit_tiny_patch16_224", img_size=32, patch_size=4),
     "gpt2": lambda: models.GPT2(layers=2, width=32, heads=2, vocabulary=50, context=12),
@@ -29,6 +32,8 @@ def trained(model):
     ("model", "count"),
     [
         (models.two_conv, (9 * 3 + 1) * 32 + (9 * 32 + 1) * 64 + (64 * 8 * 8 + 1) * 10),
+        (models.opacus_conv, 26_010),  # as Opacus' and the papers' texts state
+        (models.tanh_conv, 26_010),
         (models.wide_resnet, 2_748_890),  # as with batch normalisation
         (lambda: models.wide_resnet(depth=40, classes=100), 8_972_340),
         (lambda: models.GPT2(layers=1, width=8, heads=2, vocabulary=11, context=5), 11 * 8 + 5 * 8 + 12 * 64 + 15 * 8),
@@ -70,6 +75,36 @@ def counts():
 )
 def test_table_of_parameter_counts(counts, name, column, count):
     assert counts[name][column] == count
+
+
+class SampleConvNet(nn.Module):
+    """Opacus' example, written from the shapes in its comments."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x):
+        first, second, third, last = self.layers
+        x = F.max_pool2d(F.relu(F.conv2d(F.pad(x, [3] * 4), first.weight, first.bias, 2)), 2, 1)
+        assert x.shape[1:] == (16, 13, 13)
+        x = F.max_pool2d(F.relu(F.conv2d(x, second.weight, second.bias, 2)), 2, 1)
+        assert x.shape[1:] == (32, 4, 4)
+        return last(F.relu(third(x.view(-1, 512))))
+
+
+def test_opacus_network():
+    model, x = models.opacus_conv(), torch.randn(2, 1, 28, 28)
+    layers = [layer for layer in model if hasattr(layer, "weight")]
+    torch.testing.assert_close(model(x), SampleConvNet(layers)(x))
+    other = models.tanh_conv()
+    other.load_state_dict(model.state_dict())
+    assert (other(x) - model(x)).abs().max() > 0.01
+
+
+def test_images_that_are_too_small_for_two_strides():
+    with pytest.raises(ConfigError, match=r"workload\.size"):
+        models.opacus_conv(size=8)
 
 
 @pytest.mark.parametrize("name", MODELS)

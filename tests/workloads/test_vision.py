@@ -14,7 +14,7 @@ from dpopt import clipping, registry
 from dpopt.errors import ConfigError
 from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.data import DataOracle
-from dpopt.workloads import data, vision
+from dpopt.workloads import data, models, vision
 from dpopt.workloads.base import Split
 
 TINY = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
@@ -128,6 +128,41 @@ def test_a_checkpoint_without_a_tag_is_timms_default():
     assert torch.equal(vit(architecture=TINY.partition(".")[0]).load()[0].x, named)
 
 
+@pytest.mark.parametrize(
+    ("name", "width", "trained"),
+    [("mnist", 3969, 39_700), ("fashion_mnist", 3969, 39_700), ("cifar10", 15_552, 155_530)],
+)
+def test_scattering_coefficients_are_features(monkeypatch, root, name, width, trained):
+    """Counts are those of Tramèr and Boneh 2021."""
+    made = fabricated.images(monkeypatch, root, name, 28 if width == 3969 else 32)
+    workload = registry.create_workload(f"{name}_scatter", validation=8)
+    pool, test = workload.load()
+    images = data.images(name, "train").x.view(48, made.channels, made.size, made.size)
+    expected = models.scatter_features(made.channels, made.size)(images / 255)
+    torch.testing.assert_close(pool.x, expected, rtol=1e-4, atol=1e-4)
+    assert test.x.shape == (fabricated.COUNTS["test"], width)
+    model = workload.model()
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == trained
+    assert model.weight.any()
+    assert sum(p.numel() for p in workload.outline().model.parameters()) == trained
+
+
+@pytest.mark.parametrize(("subset", "trained"), [("head", 39_700), ("bitfit", 10)])
+def test_parts_of_a_layer_above_scattering_coefficients(monkeypatch, root, subset, trained):
+    fabricated.images(monkeypatch, root, "mnist", 28)
+    workload = registry.create_workload("mnist_scatter", validation=8, subset=subset)
+    assert sum(p.numel() for p in workload.model().parameters() if p.requires_grad) == trained
+
+
+def test_pixels_that_their_authors_do_not_normalise(monkeypatch, root):
+    fabricated.images(monkeypatch, root, "mnist", 28)
+    x = data.images("mnist", "train").x
+    workload = registry.create_workload("mnist_cnn", validation=8)
+    torch.testing.assert_close(workload.transform(x), x[:, None] / 255)
+    other = registry.create_workload("images", data="mnist", architecture="opacus_conv")
+    torch.testing.assert_close(other.transform(x), (x[:, None] / 255 - 0.1307) / 0.3081)
+
+
 def test_a_frozen_backbone_may_have_batch_normalisation(root):
     import timm
     from safetensors.torch import save_file
@@ -164,7 +199,7 @@ def test_grey_images_for_models_of_colour_images_are_repeated():
 
 
 @pytest.mark.parametrize("name", ["cifar10", "mnist"])
-@pytest.mark.parametrize("architecture", ["two_conv", "wrn_16_4", "adadp_mlp", "resnet18"])
+@pytest.mark.parametrize("architecture", ["two_conv", "opacus_conv", "wrn_16_4", "adadp_mlp", "resnet18"])
 def test_models_from_scratch_take_the_images(monkeypatch, root, name, architecture):
     fabricated.images(monkeypatch, root, name, side=28 if name == "mnist" else 32)
     workload = registry.create_workload("images", data=name, architecture=architecture)
@@ -172,7 +207,7 @@ def test_models_from_scratch_take_the_images(monkeypatch, root, name, architectu
     pool, _ = workload.load()
     x = workload.transform(pool.x[:2])
     assert workload.model()(x).shape == (2, 10)
-    expected_channels = 1 if name == "mnist" and architecture in ("two_conv", "adadp_mlp") else 3
+    expected_channels = 1 if name == "mnist" and architecture in ("two_conv", "opacus_conv", "adadp_mlp") else 3
     assert x.shape[1] == expected_channels
 
 
@@ -200,6 +235,7 @@ def test_batch_normalisation_is_replaced_where_weights_are_random():
         ({"data": "sst2"}, "data set of images"),
         ({"data": "cifar11"}, "did you mean 'cifar10'"),
         ({"architecture": "wrn_16_4", "options": {}}, "only timm's have checkpoints"),
+        ({"architecture": "scatter", "options": {}}, "only timm's have checkpoints"),
         ({"subset": "heads"}, "did you mean 'head'"),
         ({"validation": 48}, "expected 0 to 47"),
     ],
@@ -216,6 +252,8 @@ def test_fields_that_cannot_be(fields, message):
         ({"data": "food101", "architecture": "two_conv", "pretrained": False, "options": {}}, r"workload\.size"),
         ({"architecture": "vit_tinny_patch16_224", "pretrained": False, "subset": "full"}, "did you mean 'vit_tiny"),
         ({"pretrained": False, "subset": "full", "options": {"dept": 1}}, "timm cannot make it"),
+        ({"architecture": "scatter", "pretrained": False, "size": 30, "options": {}}, "multiple of 4"),
+        ({"architecture": "scatter", "pretrained": False, "subset": "film", "options": {}}, "no such parameters"),
         ({"architecture": "resnet18.a1_in1k", "subset": "film", "options": {}}, "bn1.*mixes the examples"),
     ],
 )

@@ -24,6 +24,15 @@ def test_splits_are_disjoint_complete_and_reproducible(name):
     assert held == rows
 
 
+def test_a_pool_without_validation_records_is_not_copied(monkeypatch):
+    workload = registry.create_workload("synthetic_logreg", validation=0)
+    pool, test = workload.load()
+    monkeypatch.setattr(type(workload), "load", lambda self: (pool, test))
+    splits = workload.splits(0)
+    assert splits.train.x.data_ptr() == pool.x.data_ptr()
+    assert [len(part.x) for part in splits[:2]] == [workload.pool, 0]
+
+
 @pytest.mark.parametrize("name", QUICK)
 def test_models_fit_their_data(name):
     workload = registry.create_workload(name)

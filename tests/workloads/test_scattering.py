@@ -1,0 +1,128 @@
+"""The scattering transform: Kymatio's values, and what must hold whatever the wavelets are."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dpopt.errors import ConfigError
+from dpopt.workloads import models
+from dpopt.workloads.scattering import Scattering
+
+# What kymatio 0.3.0 (numpy) gives for `image` at output pixel [0, 1], to five digits: (size, J, L) -> channels.
+KYMATIO = {
+    (8, 2, 8): """
+0.62126 0.04939 0.04322 0.03586 0.04113 0.03599 0.0435  0.04931 0.07788 0.02178 0.0328  0.02971 0.0275  0.03078 0.03596
+0.01932 0.01628 0.00426 0.00626 0.00548 0.00569 0.00394 0.00346 0.00407 0.00441 0.00154 0.00421 0.0033  0.00206 0.00153
+0.00169 0.00234 0.00138 0.0027  0.00413 0.00288 0.00282 0.00312 0.00436 0.00339 0.00187 0.00594 0.0069  0.00559 0.00605
+0.00623 0.00677 0.0058  0.00672 0.00389 0.00412 0.00259 0.00271 0.0031  0.0038  0.00241 0.00172 0.0025  0.00146 0.00141
+0.0019  0.00366 0.00365 0.00149 0.00144 0.00342 0.00345 0.00362 0.00607 0.00591 0.0057  0.00551 0.00434 0.00515 0.00776
+0.00735 0.00583 0.00673 0.00741 0.00697 0.00779
+""",
+    (16, 3, 2): """
+0.48815 0.12296 0.14237 0.06158 0.07119 0.03355 0.07335 0.00476 0.00788 0.00426 0.00844 0.01355 0.01292 0.008   0.01088
+0.01197 0.00839 0.0079  0.01453
+""",
+}
+
+
+def image(size):
+    """Pixels [1, 1, size, size] without symmetry."""
+    i, j = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
+    return (((3 * i * i + 5 * i * j + 7 * j) % 11) / 10).view(1, 1, size, size)
+
+
+@pytest.mark.parametrize(("size", "scales", "angles"), KYMATIO)
+def test_coefficients_are_those_of_kymatio(size, scales, angles):
+    expected = torch.tensor([float(word) for word in KYMATIO[size, scales, angles].split()])
+    transform = Scattering(size, scales, angles)
+    torch.testing.assert_close(transform(image(size))[0, :, 0, 1], expected, rtol=1e-4, atol=1e-5)
+    assert (transform(image(size).mT)[0, :, 0, 1] - expected).abs().max() > 0.01
+
+
+def twin(x, scales, angles):
+    """The definition on images that are large enough to have no border: wavelets in space, full convolutions, modulus.
+
+    `x` [s, s] is zero near its edge. Nothing is left out before the end.
+    """
+    reach = 4 * 2**scales
+    along = torch.arange(-reach, reach + 1.0)
+    u, v = torch.meshgrid(along, along, indexing="ij")
+
+    def bell(width, a, b, slant):
+        return torch.exp(-(a**2 + (slant * b) ** 2) / (2 * width**2)) * slant / (2 * torch.pi * width**2)
+
+    def wavelet(scale, angle):
+        theta = torch.tensor((angles - angles // 2 - 1 - angle) * torch.pi / angles)
+        a, b = u * theta.cos() + v * theta.sin(), v * theta.cos() - u * theta.sin()
+        envelope = bell(0.8 * 2**scale, a, b, 4 / angles)
+        wave = envelope * torch.exp(1j * 0.75 * torch.pi / 2**scale * a)
+        return wave - envelope * wave.sum() / envelope.sum()
+
+    def convolved(image, kernel):
+        return F.conv2d(image[None, None], kernel.flip(0, 1)[None, None], padding=reach)[0, 0]
+
+    def modulus(image, kernel):
+        return torch.hypot(convolved(image, kernel.real), convolved(image, kernel.imag))
+
+    def mean(image):
+        return convolved(image, bell(0.8 * 2 ** (scales - 1), u, v, 1.0))[:: 2**scales, :: 2**scales]
+
+    of = {(scale, angle): wavelet(scale, angle) for scale in range(scales) for angle in range(angles)}
+    first = {key: modulus(x, kernel) for key, kernel in of.items()}
+    second = [modulus(wave, of[b]) for a, wave in first.items() for b in of if b[0] > a[0]]
+    return torch.stack([mean(found) for found in (x, *first.values(), *second)])
+
+
+@pytest.mark.parametrize(("scales", "angles", "channels"), [(2, 8, 81), (1, 6, 7)])
+def test_coefficients_are_those_of_the_definition(scales, angles, channels):
+    x = torch.zeros(64, 64)
+    x[24:40, 24:40] = torch.rand(16, 16, generator=torch.Generator().manual_seed(0))
+    found, expected = Scattering(64, scales, angles)(x[None, None])[0], twin(x, scales, angles)
+    assert found.shape == (channels, 64 // 2**scales, 64 // 2**scales)
+    # What is left out in between is of frequencies that the wavelets hardly let through.
+    assert (found - expected).norm() < 5e-3 * expected.norm()
+    assert (found - twin(x.T, scales, angles)).norm() > 0.1 * expected.norm()
+
+
+def test_a_constant_image_has_a_mean_and_no_waves():
+    found = Scattering(12)(torch.full((1, 1, 12, 12), 0.7))[0]
+    torch.testing.assert_close(found[0], torch.full((3, 3), 0.7), rtol=1e-4, atol=0)
+    assert found[1:].abs().max() < 1e-4
+
+
+def test_to_move_an_image_by_four_pixels_moves_its_coefficients_by_one():
+    x = torch.zeros(1, 1, 48, 48)
+    x[..., 20:28, 20:28] = torch.rand(8, 8, generator=torch.Generator().manual_seed(0))
+    transform = Scattering(48)
+    found = transform(x)
+    torch.testing.assert_close(transform(x.roll(4, -1)), found.roll(1, -1), rtol=0, atol=1e-5)
+    assert (transform(x.roll(2, -1)) - found.roll(1, -1)).abs().max() > 1e-3
+
+
+def test_channels_of_an_image_are_transformed_one_by_one():
+    x = torch.rand(2, 3, 8, 8)
+    alone = [Scattering(8)(x[:, [channel]]) for channel in range(3)]
+    torch.testing.assert_close(Scattering(8)(x), torch.cat(alone, 1))
+
+
+@pytest.mark.parametrize("size", [4, 30])
+def test_sizes_that_cannot_be_halved_twice(size):
+    with pytest.raises(ConfigError, match="multiple of 4, from 8"):
+        Scattering(size)
+
+
+@pytest.mark.parametrize(("channels", "size", "width"), [(1, 28, 3969), (3, 32, 15552)])
+def test_features_are_normalised_in_groups_of_one_image(channels, size, width):
+    x = torch.rand(3, channels, size, size)
+    layers = models.scatter_features(channels, size)
+    found = layers(x)
+    assert found.shape == (3, width)
+    assert not list(layers.parameters())
+    groups = found.view(3, 27, -1)
+    torch.testing.assert_close(groups.mean(-1), torch.zeros(3, 27), rtol=0, atol=1e-5)
+    spread = Scattering(size)(x).view(3, 27, -1).var(-1, unbiased=False)
+    torch.testing.assert_close(groups.var(-1, unbiased=False), spread / (spread + 1e-5))
+    assert isinstance(layers[1], nn.GroupNorm)
+    # Nothing of the other images is in an image's features.
+    torch.testing.assert_close(layers(torch.cat([x[:1], 100 * x[1:]]))[0], found[0], rtol=1e-4, atol=1e-5)
