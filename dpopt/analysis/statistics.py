@@ -162,7 +162,7 @@ def standing(scores: Array) -> Standing:
     p = np.where(spread > EQUAL, p, np.where(mean > EQUAL, 2.0**-count, 1.0))
     p = np.where(count > 1, p, np.inf)
     rivals = np.isfinite(p).sum(axis=1)
-    least = np.minimum(rivals * p.min(axis=1, initial=np.inf, where=np.isfinite(p)), 1.0)
+    least = np.minimum(rivals * p.min(axis=1, initial=1.0), 1.0)
     alone = np.where(np.isfinite(scores).sum(axis=0) > 1, 1.0, math.nan)
     return Standing(np.where(rivals > 0, least, alone), _visible(spread, count, rivals))
 
