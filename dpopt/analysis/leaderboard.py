@@ -15,7 +15,7 @@ import pandas as pd
 from dpopt.analysis import figures, frames, ranking, statistics, tables
 from dpopt.analysis.budgets import reached
 from dpopt.analysis.drawing import styles_of
-from dpopt.analysis.naming import workload_names
+from dpopt.analysis.naming import readable_names, workload_names
 from dpopt.analysis.results import Results, best_setting
 from dpopt.analysis.scores import shown
 from dpopt.analysis.writing import Table
@@ -69,7 +69,7 @@ class Leaderboard:
         """The private cells of all suites, their workloads named alike."""
         known = [replace(results, store=self.store) for results in self.known]  # which reads each of them once
         specs = [[entry["cell"]["workload"] for entry in self.store.manifest(each.suite)["cells"]] for each in known]
-        names, parts, seen = workload_names([spec for own in specs for spec in own]), [], set[tuple[str, str]]()
+        names, parts, seen = readable_names([spec for own in specs for spec in own]), [], set[tuple[str, str]]()
         for each, own in zip(known, specs, strict=True):
             called = {name: names[key] for key, name in workload_names(own).items()}
             cells = each.cells.assign(workload=each.cells["workload"].map(called))

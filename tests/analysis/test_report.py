@@ -2,6 +2,7 @@
 
 import html
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -110,7 +111,8 @@ def test_the_tables_hold_the_stored_numbers(matrix, bare):
         ["digits_mlp", "3", "hyfreedp", "70.0 ± 0.0", "ceiling: 98.0 ± 0.0"],
     ]
     comparison = tables.comparison(matrix, frames.select(frames.load(matrix, "made").cells))
-    assert charged == [tables.upper(value) for value in comparison.loc[comparison["is_best"], "epsilon_with_tuning"]]
+    first = comparison[comparison["epsilon_target"] < math.inf].drop_duplicates("epsilon_target")
+    assert charged == [tables.upper(value) for value in first["epsilon_with_tuning"]]
     shown = tables.as_table(comparison, "made").frame
     assert every == [list(shown), *shown.values.tolist()]
 
@@ -224,7 +226,7 @@ def test_further_tables_and_figures_of_other_frames(matrix, folder):
     assert len(page.all("svg")) == 2
     assert "third" in page.text
     assert "nothing that it needs is stored" in page.text
-    assert [cell.get("class") for cell in page.all("td")].count("number strong") == 4
+    assert [cell.get("class") for cell in page.all("td")].count("number strong") == 3
 
 
 def test_what_failed_is_told_once_with_its_end(maker, bare):
