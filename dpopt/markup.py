@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from html import escape as _html
 from typing import NamedTuple
 
 _PICTURES = {code: 0x2400 + code for code in range(0x20)} | {0x7F: 0x2421}
@@ -20,6 +19,7 @@ _LATEX = {sign: rf"\{sign}" for sign in "{}$&#%_"} | {sign: f"{{{sign}}}" for si
 _LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
 _LATEX |= {"±": r"$\pm$", "∞": r"$\infty$", "δ": r"$\delta$", "ε": r"$\varepsilon$", "σ": r"$\sigma$"}
+_LATEX |= {"Δ": r"$\Delta$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "†": r"\dag{}", "–": "--"}
 _LATEX |= dict.fromkeys(map(chr, _LINE.values()), "?")
 _MARKDOWN = re.compile(r"[\\`*<>|$~]|(?<![^\W_])_|_(?![^\W_])|&(?=[#\w])|!(?=\[)|\](?=[\[(:])")
 """An underscore within a word and a bracket that makes no link stay as they are."""
@@ -31,11 +31,12 @@ class Style(NamedTuple):
 
     Attributes:
         escape: a text -> what shows it, on one line.
-        bold: what `escape` has made -> the same in bold.
+        bold, italic: what `escape` has made -> the same in bold or in italics.
     """
 
     escape: Callable[[str], str]
     bold: Callable[[str], str]
+    italic: Callable[[str], str]
 
 
 def lines(text: str) -> str:
@@ -66,11 +67,10 @@ def _latex(text: str) -> str:
     return "".join(_LATEX.get(sign, sign) for sign in line(text))
 
 
-PLAIN = Style(line, str)
-MARKDOWN = Style(_markdown, "**{}**".format)
-LATEX = Style(_latex, r"\textbf{{{}}}".format)
-HTML = Style(lambda text: _html(line(text), quote=False), "<b>{}</b>".format)
-TERMINAL = Style(line, "\x1b[1m{}\x1b[0m".format)
+PLAIN = Style(line, str, str)
+MARKDOWN = Style(_markdown, "**{}**".format, "*{}*".format)
+LATEX = Style(_latex, r"\textbf{{{}}}".format, r"\textit{{{}}}".format)
+TERMINAL = Style(line, "\x1b[1m{}\x1b[0m".format, "\x1b[3m{}\x1b[0m".format)
 """With the codes of ANSI X3.64, of which `escape` leaves none."""
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from dpopt.analysis import tables
 from dpopt.analysis.speed import origin
+from dpopt.analysis.writing import Table
 from dpopt.markup import MARKDOWN
 
 COLUMNS = ["kind", "name", "what", "epsilon_target", "epsilon", "delta", "trials", "canaries", "seconds", "failure"]
@@ -48,7 +48,7 @@ def markdown(record: Mapping[str, Any]) -> str:
     for kind, title in (("optimizer", "Optimizers"), ("control", "Broken on purpose")):
         part = rows[rows["kind"] == kind]
         if len(part):
-            parts += [f"## {title}", tables.markdown(_readable(part, kind))]
+            parts += [f"## {title}", Table(_readable(part, kind)).markdown]
     setting = f"Suite {record['suite']}, {record['seconds']:.0f} s, {origin(record, 'torch')}."
     return "\n\n".join([*parts, NOTE.format(**record), MARKDOWN.escape(setting)]) + "\n"
 

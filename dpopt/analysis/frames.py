@@ -140,6 +140,7 @@ def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:
         "seconds_train",
         "seconds_cpu",
         "seconds_prepare",
+        "tested",
     )
     names = [key for key in record if key.startswith(("test_", "validation_")) or key in kept]
     score = record.get("score", "accuracy")
@@ -194,8 +195,10 @@ def select(cells: pd.DataFrame) -> pd.DataFrame:
     that has no result is left out: the best of what happened to finish is not what the procedure releases.
 
     Returns:
-        One row for each group and seed, with `runs` (trained runs of that seed) and their `run_ids` added.
+        One row for each group and seed, with `runs` (trained runs of that seed) and their `run_ids` added, and `edges`:
+        which of the selected numbers are the largest ("lr ↑") or smallest that the label's search tries.
     """
+    ends = _ends(cells)
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in cells.to_dict("records"):
         place = tuple("" if pd.isna(row[key]) else row[key] for key in (*GROUP, "seed"))  # two NaN are not equal
@@ -207,8 +210,34 @@ def select(cells: pd.DataFrame) -> pd.DataFrame:
         if not released or not all(row["state"] in ("done", "diverged") for row in rows):
             continue
         runs, run_ids = sum(row["is_trained"] for row in rows), tuple(row["run_id"] for row in rows)
-        chosen.append({**max(released, key=_selection_score), "runs": runs, "run_ids": run_ids})
+        best = max(released, key=_selection_score)
+        edges = "" if last else _edges(best, ends[best["workload"], best["label"]])
+        chosen.append({**best, "runs": runs, "run_ids": run_ids, "edges": edges})
     return pd.DataFrame(chosen)
+
+
+def _ends(cells: pd.DataFrame) -> dict[tuple[str, str], dict[str, tuple[float, float]]]:
+    """Smallest and largest value of each number that a label is searched over, by workload and label."""
+    found: dict[tuple[str, str], dict[str, tuple[float, float]]] = {}
+    for row in cells[["workload", "label", "tuned"]].drop_duplicates().to_dict("records"):
+        ends = found.setdefault((row["workload"], row["label"]), {})
+        for name, value in _numbers(row["tuned"]):
+            low, high = ends.get(name, (value, value))
+            ends[name] = min(low, value), max(high, value)
+    return found
+
+
+def _numbers(tuned: str) -> list[tuple[str, float]]:
+    return [(name, value) for name, value in json.loads(tuned).items() if type(value) in (int, float)]
+
+
+def _edges(row: Mapping[str, Any], ends: Mapping[str, tuple[float, float]]) -> str:
+    """The numbers of a point that are at an end of what was tried, and at which."""
+    marks = []
+    for name, value in _numbers(row["tuned"]):
+        low, high = ends[name]
+        marks += [f"{name} {'↑' if value == high else '↓'}"] if low < high and value in (low, high) else []
+    return ", ".join(marks)
 
 
 def _selection_score(row: Mapping[str, Any]) -> float:

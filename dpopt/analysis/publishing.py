@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dpopt.analysis import collecting, figures, published, ranking, tables
 from dpopt.analysis.results import Results
@@ -120,8 +120,8 @@ def _texts(known: Results) -> dict[str, str]:
     manifest = known.store.manifest(known.suite)
     if manifest.get("published"):
         comparison, remarks = published.beside(comparison, manifest)
-    made: Mapping[str, Any] = tables.files(comparison, known.suite, (), remarks)
-    found = {f"table.{kind}": made[kind] for kind in ("md", "csv", "tex")}
+    made = tables.as_table(comparison, known.suite, (), remarks)
+    found = {"table.md": f"{made.markdown}\n", "table.csv": made.csv, "table.tex": made.latex}
     if not ranks.empty:
         found |= {f"ranking_epsilon.{kind}": text for kind, text in ranking.files(ranks).items()}
     return found

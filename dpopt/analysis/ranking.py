@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from dpopt.analysis import statistics
 from dpopt.analysis.budgets import BLOCK, BUDGETS, reached
 from dpopt.analysis.scores import shown
-from dpopt.analysis.tables import csv, markdown, upper
+from dpopt.analysis.tables import limit, upper
+from dpopt.analysis.writing import Table, marks
 from dpopt.store.runs import Store
 
 RULES = {
@@ -31,10 +31,11 @@ ADVANCE = (
     "selected."
 )
 NOTE = (
-    "Test scores: mean ± standard deviation over seeds. Δ: mean of the paired differences to the best of the block, "
-    "with a 95 % bootstrap interval, which does not allow for the best having been found by the same seeds; p: sign "
-    "flips, corrected within the block. †: so many replicates have diverged or failed and count as the worst score of "
-    "the block. -: nothing fits the budget; ranked as the worst score."
+    "Test scores: mean ± standard deviation over seeds. Δ: mean of the paired differences to the first of the block, "
+    "with Student's 95 % interval, which does not allow for the first having been found by the same seeds. p: that no "
+    "other method of the block is better, by one-sided paired t tests, corrected for their number; bold: methods that "
+    "may be the best, at 95 % confidence. †: so many replicates have diverged or failed and count as the worst score "
+    "of the block. -: nothing fits the budget; ranked as the worst score."
 )
 
 
@@ -47,11 +48,16 @@ def ranking(store: Store, cells: pd.DataFrame, by: str = "epsilon", budgets: Seq
     Returns:
         `by`; `workload`, `epsilon`, `budget`; `label`, `tuning`, `runs` (mean over seeds); `score` (what was measured),
         `mean` and `std` on the test split; `seeds`, `failures` among them; `spent` by the search, the most over the
-        seeds; `rank`, ties sharing their average; `is_best`; `difference`, `low`, `high`, `p`, `p_holm` against the
-        best of the block (see `statistics.difference`). Failures are imputed by the worst score of the block. Where
-        nothing fits the budget, all numbers are NaN but the rank, which is that of the worst score.
+        seeds; `rank`, ties sharing their average; `is_first`; `difference`, `low`, `high` to the first of the block
+        (see `statistics.difference`); `p`, `visible` and `is_best` (see `statistics.standing`). Failures are imputed by
+        the worst score of the block. Where nothing fits the budget, all numbers are NaN but the rank, which is that of
+        the worst score.
     """
-    entries = reached(store, cells, by, budgets)
+    return of_entries(reached(store, cells, by, budgets), by)
+
+
+def of_entries(entries: pd.DataFrame, by: str) -> pd.DataFrame:
+    """`ranking` of what each seed reaches, see `budgets.reached`."""
     if entries.empty:
         return pd.DataFrame()
     blocks = [_block(block) for _, block in entries.groupby(BLOCK, sort=False)]
@@ -70,16 +76,18 @@ def _block(entries: pd.DataFrame) -> list[dict[str, Any]]:
     imputed = tests.fillna(tests.min(axis=None))
     ranks = imputed.mean().rank(ascending=False).sort_values(kind="stable")
     best, score = imputed[ranks.index[0]], entries["score"].dropna().iloc[0]
+    there = imputed.drop(columns=list(lacking))
+    found = statistics.standing(there.to_numpy())
+    standing = zip(there, found.p, found.may_be_best, strict=True)
+    numbers = {label: _numbers(there[label], best) | {"p": p, "is_best": is_best} for label, p, is_best in standing}
     rows = []
     for label, rank in ranks.items():
-        own = entries[entries["label"] == label]
-        numbers = EMPTY if label in lacking else EMPTY | _numbers(imputed[label], best)
-        rows.append(_place(own) | {"score": score, "rank": rank, "is_best": rank == ranks.iloc[0]} | numbers)
-    adjusted = statistics.holm(np.array([row["p"] for row in rows]))
-    return [row | {"p_holm": p} for row, p in zip(rows, adjusted, strict=True)]
+        place = _place(entries[entries["label"] == label]) | {"score": score, "visible": found.visible}
+        rows.append(place | {"rank": rank, "is_first": rank == ranks.iloc[0]} | EMPTY | numbers.get(label, {}))
+    return rows
 
 
-EMPTY = dict.fromkeys(("mean", "std", "difference", "low", "high", "p"), math.nan)
+EMPTY = dict.fromkeys(("mean", "std", "difference", "low", "high", "p"), math.nan) | {"is_best": False}
 """The numbers of a method that a budget lets reach nothing."""
 
 
@@ -96,7 +104,7 @@ def _numbers(scores: pd.Series, best: pd.Series) -> dict[str, float]:
     if scores.name == best.name:
         return found | {"difference": 0.0}
     pairs = statistics.difference((scores - best).to_numpy())
-    return found | {"difference": pairs.mean, "low": pairs.low, "high": pairs.high, "p": pairs.p}
+    return found | {"difference": pairs.mean, "low": pairs.low, "high": pairs.high}
 
 
 def average_ranks(frame: pd.DataFrame) -> pd.DataFrame:
@@ -105,14 +113,14 @@ def average_ranks(frame: pd.DataFrame) -> pd.DataFrame:
     Blocks of one workload have records and seeds in common, so ranks are averaged within workloads first.
 
     Returns:
-        `label`, `tuning`, `rank`; over all blocks, `best` (how often), `failures` (of replicates) and `lacking` (in
+        `label`, `tuning`, `rank`; over all blocks, `first` (how often), `failures` (of replicates) and `lacking` (in
         how many blocks nothing fits the budget).
     """
     rows = everywhere(frame)
     table = rows.assign(lacking=rows["mean"].isna()).groupby("label", sort=False)
-    table = table.agg({"tuning": "first", "is_best": "sum", "failures": "sum", "lacking": "sum"})
+    table = table.agg({"tuning": "first", "is_first": "sum", "failures": "sum", "lacking": "sum"})
     table.insert(1, "rank", _by_workload(rows).mean())
-    return table.rename(columns={"is_best": "best"}).sort_values("rank", kind="stable").reset_index()
+    return table.rename(columns={"is_first": "first"}).sort_values("rank", kind="stable").reset_index()
 
 
 def everywhere(frame: pd.DataFrame) -> pd.DataFrame:
@@ -166,10 +174,7 @@ def verdict(frame: pd.DataFrame) -> str:
     )
 
 
-def readable(frame: pd.DataFrame) -> pd.DataFrame:
-    """`ranking`'s frame as people read it."""
-    if frame.empty:
-        return pd.DataFrame({"no finished blocks": []})
+def _readable(frame: pd.DataFrame) -> pd.DataFrame:
     rows, by = frame.to_dict("records"), frame["by"].iloc[0]
     is_epsilon = by == "epsilon"
     columns = {
@@ -180,7 +185,7 @@ def readable(frame: pd.DataFrame) -> pd.DataFrame:
         "method": [named(row) for row in rows],
         **{shown(score).label: [_score(row, score) for row in rows] for score in frame["score"].unique()},
         "Δ": [_difference(row) for row in rows],
-        "p (Holm)": [_text(row["p_holm"], "{:.2g}".format) for row in rows],
+        "p": [_text(row["p"], "{:.2g}".format) for row in rows],
         "runs": frame["runs"].map("{:.3g}".format),
         "spent": [_text(row["spent"], upper if is_epsilon else _amount) for row in rows],
         "seeds": frame["seeds"].astype(str),
@@ -209,45 +214,42 @@ def _score(row: dict[str, Any], score: str) -> str:
 
 
 def _difference(row: dict[str, Any]) -> str:
-    if row["is_best"]:
-        return "best"
+    if row["is_first"]:
+        return "first"
     unit = shown(row["score"])
-    mean, low, high = (
-        _text(unit.factor * row[key], f"{{:+.{unit.decimals}f}}".format) for key in ("difference", "low", "high")
-    )
-    return mean if low == "-" else f"{mean} [{low}, {high}]"
+    mean = _text(unit.factor * row["difference"], f"{{:+.{unit.decimals}f}}".format)
+    return f"{mean} {unit.interval(row['low'], row['high'], '+')}".strip()
 
 
 def note(frame: pd.DataFrame) -> str:
     """What belongs below the table."""
+    rule = RULES[by] if (by := frame["by"].iloc[0]) == "epsilon" else RULES[by] + ADVANCE
+    return f"{verdict(frame)} {rule} {NOTE} {limit(frame)}"
+
+
+def as_tables(frame: pd.DataFrame) -> list[Table]:
+    """`ranking`'s frame as people read it: every block, and the averages with the note below."""
     if frame.empty:
-        return ""
-    by, seeds = frame["by"].iloc[0], frame["seeds"].min()
-    rule = RULES[by] if by == "epsilon" else RULES[by] + ADVANCE
-    limit = "One seed shows no differences by chance: there are neither intervals nor p."
-    if seeds > 1:
-        floor = 2.0 ** (1 - seeds)
-        limit = (
-            f"With {seeds} seeds no p is below {floor:.2g}, even uncorrected, and no interval exceeds the range of "
-            f"{seeds} differences, which covers their median with probability {1 - floor:.2g} at most."
-        )
-    return f"{verdict(frame)} {rule} {NOTE} {limit}"
+        return [Table(pd.DataFrame({"no finished blocks": []}), numbers=frame)]
+    title = f"Ranks at equal {BUDGETS[frame['by'].iloc[0]]}"
+    bold = marks(frame["is_best"], ["method", *(shown(score).label for score in frame["score"].unique())])
+    blocks = Table(_readable(frame), title, bold=bold, numbers=frame)
+    return [blocks, Table(_readable_averages(frame), f"{title}, on average", note(frame))]
 
 
 def files(frame: pd.DataFrame) -> dict[str, str]:
     """Ranks of every block and on average as Markdown, with the note below; the blocks as CSV at full precision."""
-    tables = [readable(frame)] + ([] if frame.empty else [readable_averages(frame)])
-    return {"md": "\n\n".join([*map(markdown, tables), note(frame)]) + "\n", "csv": csv(frame)}
+    made = as_tables(frame)
+    return {"md": "\n\n".join(table.markdown for table in made) + "\n", "csv": made[0].csv}
 
 
-def readable_averages(frame: pd.DataFrame) -> pd.DataFrame:
-    """`average_ranks` of `ranking`'s frame as people read it."""
+def _readable_averages(frame: pd.DataFrame) -> pd.DataFrame:
     table = average_ranks(frame)
     return pd.DataFrame(
         {
             "method": [named(row) for row in table.to_dict("records")],
             "average rank": table["rank"].map("{:.2f}".format),
-            "best": table["best"].astype(str),
+            "first": table["first"].astype(str),
             "†": table["failures"].astype(str),
             "-": table["lacking"].astype(str),
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,13 +144,11 @@ class Results:
             folder: of the figures.
             overrides: of the command line, for the commands that the page names.
         """
-        from dpopt.analysis.report import Part, page
+        from dpopt.analysis.report import page
 
-        ranks, command = self.ranking(), f"dpopt rank {shlex.join(overrides or [f'suite={self.suite}'])}"
-        rows, note = ranking.readable(ranks), ranking.note(ranks)
-        strong = [] if ranks.empty else list(ranks["is_best"])
-        part = Part("Ranks at equal total ε", rows, note, command, strong)
-        return page(self, Path(folder), overrides=overrides, further=[part])
+        command = f"dpopt rank {shlex.join(overrides or [f'suite={self.suite}'])}"
+        ranks = [replace(table, command=command) for table in ranking.as_tables(self.ranking())]
+        return page(self, Path(folder), overrides=overrides, further=ranks)
 
     @cached_property
     def every(self) -> pd.DataFrame:

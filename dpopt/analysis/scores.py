@@ -30,10 +30,21 @@ class Shown(NamedTuple):
     factor: float
     decimals: int
 
+    def interval(self, low: float, high: float, form: str = "") -> str:
+        """Two ends in brackets; nothing where there are none."""
+        if not math.isfinite(low + high):
+            return ""
+        return f"[{self.factor * low:{form}.{self.decimals}f}, {self.factor * high:{form}.{self.decimals}f}]"
+
     def text(self, mean: float, std: float = math.nan) -> str:
         """A mean, with the standard deviation where there is one; a mean that is not finite says so."""
         spread = "" if math.isnan(std) else f" ± {self.factor * std:.{self.decimals}f}"
         return f"{self.factor * mean:.{self.decimals}f}{spread}" if math.isfinite(mean) else "not finite"
+
+
+def is_share(score: str) -> bool:
+    """Whether a workload's score of this name is the mean of a zero or a one for each record."""
+    return score == "accuracy"
 
 
 def shown(score: str) -> Shown:

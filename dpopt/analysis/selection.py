@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from dpopt.analysis.frames import GROUP
 from dpopt.analysis.scores import shown
-from dpopt.analysis.tables import csv, markdown, upper
+from dpopt.analysis.tables import upper
+from dpopt.analysis.writing import Table
 from dpopt.privacy.selection import best_of
 from dpopt.store.runs import Store
 
@@ -57,12 +58,12 @@ def private_selection(store: Store, cells: pd.DataFrame, runs: tuple[float, ...]
     return pd.DataFrame(rows)
 
 
-def readable(outcome: pd.DataFrame) -> pd.DataFrame:
+def as_table(outcome: pd.DataFrame) -> Table:
     """`private_selection`'s frame as people read it."""
     if outcome.empty:
-        return pd.DataFrame({"no finished searches": []})
+        return Table(pd.DataFrame({"no finished searches": []}), note=NOTE)
     rows = outcome.to_dict("records")
-    return pd.DataFrame(
+    frame = pd.DataFrame(
         {
             "workload": outcome["workload"],
             "candidates": outcome["label"],
@@ -73,11 +74,7 @@ def readable(outcome: pd.DataFrame) -> pd.DataFrame:
             "ε selected": outcome["epsilon_selected"].map(upper),
         }
     )
-
-
-def files(outcome: pd.DataFrame) -> dict[str, str]:
-    """The frame as Markdown, with the note below, and as CSV at full precision."""
-    return {"md": f"{markdown(readable(outcome))}\n\n{NOTE}\n", "csv": csv(outcome)}
+    return Table(frame, note=NOTE, numbers=outcome)
 
 
 def _outcome(group: pd.DataFrame, runs: float) -> tuple[float, float]:

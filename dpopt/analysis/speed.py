@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from dpopt.analysis import tables
+from dpopt.analysis.writing import Table
 from dpopt.markup import MARKDOWN
 
 TITLES = {
@@ -54,8 +54,7 @@ def blocks(record: Mapping[str, Any]) -> list[str]:
     rows, parts = frame(record), []
     for kind, title in TITLES.items():
         if (rows["kind"] == kind).any():
-            table = _readable(rows[rows["kind"] == kind], kind)
-            parts += [f"## {title}", tables.markdown(table)]
+            parts += [f"## {title}", Table(_readable(rows[rows["kind"] == kind], kind)).markdown]
     return parts
 
 

@@ -1,26 +1,40 @@
-"""The comparison table of a suite, as Markdown, CSV, LaTeX and HTML."""
+"""The comparison table of a suite: what its rows score and spend, and which of them may be the best."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
-from dpopt import markup, registry
+from dpopt import registry
+from dpopt.analysis import statistics
+from dpopt.analysis.budgets import ROUNDING
 from dpopt.analysis.frames import GROUP, composed, epsilon_with_tuning
-from dpopt.analysis.scores import shown
-from dpopt.markup import HTML, LATEX, MARKDOWN, Style
+from dpopt.analysis.scores import is_share, shown
+from dpopt.analysis.writing import Table, marks
 from dpopt.store.runs import Store
 
+BLOCK = ["workload", "epsilon_target", "batch_size", "epochs"]
+"""Whose rows are compared."""
+INTERVAL = "95 % interval"
+EDGES = "end of grid"
 NOTE = (
-    "Test {scores}: mean ± standard deviation over seeds; best private method of each block in bold. "
+    "Test {scores}: mean ± standard deviation over seeds. {interval} Bold: rows that may be the best of their block "
+    "(workload and target ε), at 95 % confidence: no other is better in paired t tests over seeds, corrected for their "
+    "number, on this test split. Compared are rows whose whole search keeps to the target ε; italics: for reference, "
+    "as more was spent or a value set by hand is not charged. {limit} "
     "Runs: trained models per seed (the mean over seeds), of which the best on the validation split is reported. "
     "ε single: spent by that one run; ε with tuning: by its whole search (not charged where a value was set by hand); "
     "ε composed, where that differs: by all runs one after the other, more than a random number of them spends. All "
     "for the training records, recomputed from the ledgers that the runs left; the validation records that a search "
     "looks at are covered where its scores are noised, by the same ε, and else not."
+)
+EDGES_NOTE = (
+    "End of grid: the selected value is the largest (↑) or smallest (↓) that was tried, in so many of the seeds; a "
+    "wider grid may do better."
 )
 
 
@@ -29,16 +43,21 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Beside the group's keys: `score` (what was measured), its `mean` and `std` on the test split (sample standard
-        deviation; NaN for one seed), the same of further scores as `score_NAME` and `score_NAME_std`, `seeds`, `runs`,
-        `validation` (what was selected by), `examples` N, `draws` T and `noise_gradient` (noise multiplier), means;
-        `epsilon_single`, `epsilon_with_tuning` and `epsilon_composed` (the largest over the seeds), `is_best`;
-        `is_refined`, whether the grid has no such setting; and `note`, what the registry says of the optimizer.
+        deviation; NaN for one seed), `tested` records (NaN where it is no mean of zeros and ones, or they are not
+        known), `low` and `high` (see `statistics.expected_score`), mean and deviation of further scores as
+        `score_NAME` and `score_NAME_std`, `seeds`, `runs`, `validation` (what was selected by), `edges` (of the grid,
+        and in how many seeds), `examples` N, `draws` T and `noise_gradient` (noise multiplier), means;
+        `epsilon_single`, `epsilon_with_tuning` and `epsilon_composed` (the largest over the seeds); `is_refined`,
+        whether the grid has no such setting; `note`, what the registry says of the optimizer; `is_reference`, whether
+        it spends more than its target or cannot say; `p`, `visible` and `is_best` among the private others of its
+        block, see `statistics.standing`.
     """
     if selected.empty:
         return pd.DataFrame()
-    rows = []
+    rows, tests = [], []
     for keys, group in selected.groupby(GROUP, sort=False, dropna=False):
         searches = group.to_dict("records")
+        tests.append(group.set_index("seed")["test_score"])
         rows.append(
             {
                 **dict(zip(GROUP, keys, strict=True)),
@@ -49,6 +68,7 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
                 "diverged": int((group["state"] == "diverged").sum()),
                 "is_refined": bool(group["is_refined"].all()),
                 "validation": group["selection_score"].mean(),
+                "edges": _edges(group["edges"]),
                 **{name: group[name].mean() for name in ("examples", "draws", "noise_gradient") if name in group},
                 "delta": group["delta"].max(),
                 "epsilon_single": group["epsilon"].max(),
@@ -60,11 +80,9 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
             }
         )
     table = pd.DataFrame(rows)
-    block = ["workload", "epsilon_target", "batch_size", "epochs"]
-    table = table.sort_values([*block, "mean"], ascending=[True] * len(block) + [False])
-    is_private = table["epsilon_target"] < math.inf
-    best = table.groupby(block)["mean"].transform("max")
-    return table.assign(is_best=is_private & (table["mean"] == best)).reset_index(drop=True)
+    is_over = table["epsilon_with_tuning"] > table["epsilon_target"] * ROUNDING
+    table = _compared(table.assign(is_reference=is_over | (table["tuning"] == "fixed")), tests)
+    return table.sort_values([*BLOCK, "mean"], ascending=[True] * len(BLOCK) + [False]).reset_index(drop=True)
 
 
 def _scores(group: pd.DataFrame) -> dict[str, Any]:
@@ -72,11 +90,34 @@ def _scores(group: pd.DataFrame) -> dict[str, Any]:
     columns = {"mean": group["test_score"]} | {name: group[name] for name in group if name.startswith("score_")}
     means = {name: values.mean(skipna=False) for name, values in columns.items()}
     spreads = {name: values.std(skipna=False) for name, values in columns.items()}
+    score = group["score"].iloc[0]
+    tested = float(group["tested"].iloc[0]) if is_share(score) and "tested" in group else math.nan
+    interval = statistics.expected_score(group["test_score"].to_numpy(float), tested)
     return (
-        {"score": group["score"].iloc[0]}
+        {"score": score, "tested": tested, **interval._asdict()}
         | means
         | {f"{name}_std".removeprefix("mean_"): std for name, std in spreads.items()}
     )
+
+
+def _edges(of_seeds: pd.Series) -> str:
+    """At which ends of their grid the selected numbers are, and in how many seeds."""
+    counts = Counter(edge for edges in of_seeds if edges for edge in edges.split(", "))
+    return ", ".join(f"{edge} {count}/{len(of_seeds)}" for edge, count in sorted(counts.items()))
+
+
+def _compared(table: pd.DataFrame, tests: Sequence[pd.Series]) -> pd.DataFrame:
+    """The table with `p`, `visible` and `is_best`; a score that is not a number is the worst of its block."""
+    table = table.assign(p=math.nan, visible=math.nan, is_best=False)
+    chosen = table[~table["is_reference"] & (table["epsilon_target"] < math.inf)]
+    for _, block in chosen.groupby(BLOCK):
+        worst = min(tests[row].min() for row in block.index)
+        scores = pd.DataFrame({row: tests[row].fillna(worst) for row in block.index})
+        found = statistics.standing(scores.to_numpy(float))
+        table.loc[block.index, "p"] = found.p
+        table.loc[block.index, "visible"] = found.visible
+        table.loc[block.index, "is_best"] = found.may_be_best
+    return table
 
 
 def further_scores(table: pd.DataFrame) -> list[str]:
@@ -84,24 +125,39 @@ def further_scores(table: pd.DataFrame) -> list[str]:
     return [name.removeprefix("score_") for name in table if name.startswith("score_") and f"{name}_std" in table]
 
 
-def readable(table: pd.DataFrame, style: Style, scores: Sequence[str] = ()) -> pd.DataFrame:
-    """`comparison`'s frame as people read it, with the score of a block's best row in bold; what `setting` says is left
-    out.
+def as_table(table: pd.DataFrame, title: str, scores: Sequence[str] = (), remarks: Sequence[str] = ()) -> Table:
+    """`comparison`'s frame as people read it; what `setting` says is left out.
 
     Args:
         table: of `comparison`, with or without the columns that `published.beside` adds.
-        style: of the format that it is for.
-        scores: further scores to show.
+        title: of the table.
+        scores: further scores to show; CSV has all.
+        remarks: see `footer`.
     """
     if table.empty:
-        return pd.DataFrame({"no finished rows": []})
+        return Table(pd.DataFrame({"no finished rows": []}), title, numbers=table)
+    marked = ["optimizer", *(shown(score).label for score in table["score"].unique())]
+    is_reference = table["is_reference"] & (table["epsilon_target"] < math.inf)
+    return Table(
+        _readable(table, scores),
+        title,
+        footer(table, remarks),
+        bold=marks(table["is_best"], marked),
+        italic=marks(is_reference, marked),
+        numbers=table,
+    )
+
+
+def _readable(table: pd.DataFrame, scores: Sequence[str]) -> pd.DataFrame:
     columns = {
         "workload": table["workload"],
         "target ε": table["epsilon_target"].map(number),
         "optimizer": table["label"],
         **_main_scores(table),
+        INTERVAL: [shown(row.score).interval(row.low, row.high) for row in table.itertuples()],
         **_further_scores(table, scores),
         "tuning": table["tuning"],
+        EDGES: table["edges"],
         "runs": table["runs"].map("{:.3g}".format),
         "ε single": table["epsilon_single"].map(upper),
         "ε with tuning": table["epsilon_with_tuning"].map(upper).where(table["tuning"] != "fixed", "not charged"),
@@ -113,13 +169,10 @@ def readable(table: pd.DataFrame, style: Style, scores: Sequence[str] = ()) -> p
         "δ": table["delta"].map("{:.1e}".format),
         "diverged": table["diverged"].astype(str),
     }
-    dropped = list(_constant(table))
+    frame = pd.DataFrame(columns).astype(str)
+    dropped = [*_constant(table), *(name for name in (INTERVAL, EDGES) if not frame[name].any())]
     dropped += ["ε composed"] if (table["epsilon_composed"] == table["epsilon_with_tuning"]).all() else []
-    frame = pd.DataFrame(columns).drop(columns=dropped).astype(str).map(style.escape)
-    for score in table["score"].unique():
-        best = (table["score"] == score) & table["is_best"]
-        frame.loc[best, shown(score).label] = frame.loc[best, shown(score).label].map(style.bold)
-    return frame.rename(columns=style.escape)
+    return frame.drop(columns=dropped)
 
 
 def _main_scores(table: pd.DataFrame) -> dict[str, list[str]]:
@@ -168,7 +221,35 @@ def footer(table: pd.DataFrame, remarks: Sequence[str] = ()) -> str:
     scores = " and ".join(shown(score).label.removesuffix(" (%)") for score in table["score"].unique())
     notes = table[table["note"] != ""].groupby("note", sort=False)["label"].unique()
     to_rows = [f"{', '.join(labels)}: {note}" for note, labels in notes.items()]
-    return " ".join([f"{setting(table)}. {NOTE.format(scores=scores)}", *to_rows, *remarks])
+    said = NOTE.format(scores=scores, interval=_interval_note(table), limit=limit(table))
+    edges = [EDGES_NOTE] if table["edges"].any() else []
+    return " ".join([f"{setting(table)}. {said}", *edges, *to_rows, *remarks])
+
+
+def _interval_note(table: pd.DataFrame) -> str:
+    """What the intervals allow for."""
+    if table["low"].isna().all():
+        return ""
+    seeds = "the variation over seeds (Student's t)" if table["seeds"].max() > 1 else ""
+    counts = sorted(table["tested"].dropna().astype(int).unique())
+    records = f"the error of a test split of {' or '.join(f'{n:,}' for n in counts)} records (Wilson)" if counts else ""
+    rest = ", and where a score is no accuracy for the seeds alone" if counts and table["tested"].isna().any() else ""
+    return f"{INTERVAL}: of the expected score, for {' and '.join(filter(None, [seeds, records]))}{rest}."
+
+
+def limit(table: pd.DataFrame) -> str:
+    """What a table or a ranking cannot show with its seeds, in a sentence."""
+    counts = sorted(table["seeds"].unique())
+    said = f"{counts[0]} seeds" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
+    parts = []
+    for score, rows in table[table["visible"].notna()].groupby("score"):
+        unit, ends = shown(score), sorted({*rows["visible"].agg(["min", "max"])})
+        texts = dict.fromkeys(f"{unit.factor * end:.{unit.decimals}f}" for end in ends)
+        parts.append(f"{' to '.join(texts)} {'points' if unit.factor == 100 else unit.label}")
+    if parts:
+        least = " and ".join(parts)
+        return f"With {said}, a difference below about {least} (by block, the median over pairs) cannot be shown."
+    return "Nothing is tested: that takes two rows of a block that keep to the target, with two seeds each."
 
 
 def setting(table: pd.DataFrame) -> str:
@@ -177,7 +258,7 @@ def setting(table: pd.DataFrame) -> str:
 
 
 def _constant(table: pd.DataFrame) -> dict[str, str]:
-    """The columns of `readable` that say the same in every row, with their value."""
+    """The columns that say the same in every row, with their value."""
     names = {"workload": "workload", "B": "batch_size", "epochs": "epochs", "C": "clip", "δ": "delta", "seeds": "seeds"}
     constant = {}
     for name, key in names.items():
@@ -203,57 +284,3 @@ def number(value: float) -> str:
     return (
         "–" if math.isnan(value) else "∞" if math.isinf(value) else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
     )
-
-
-def files(table: pd.DataFrame, title: str, scores: Sequence[str] = (), remarks: Sequence[str] = ()) -> dict[str, str]:
-    """The table as the contents of files, by their kind.
-
-    Args:
-        table: see `readable`.
-        title: of the page.
-        scores: see `readable`; the CSV holds all.
-        remarks: see `footer`.
-    """
-    note = footer(table, remarks)
-    return {
-        "md": f"{_pipes(readable(table, MARKDOWN, scores))}\n\n{MARKDOWN.escape(note)}\n",
-        "csv": csv(table),
-        "tex": latex(readable(table, LATEX, scores), LATEX.escape(note)),
-        "html": html(readable(table, HTML, scores), HTML.escape(note), HTML.escape(title)),
-    }
-
-
-def markdown(text: pd.DataFrame) -> str:
-    """A frame of plain texts as a table of GitHub's Markdown."""
-    return _pipes(text.map(MARKDOWN.escape).rename(columns=MARKDOWN.escape))
-
-
-def _pipes(escaped: pd.DataFrame) -> str:
-    return escaped.to_markdown(index=False, disable_numparse=True)
-
-
-def csv(table: pd.DataFrame) -> str:
-    """A frame as CSV; its numbers at full precision, its texts no formulas."""
-
-    def shown(value: Any) -> Any:
-        return markup.csv(value) if isinstance(value, str) else value
-
-    return table.map(shown).rename(columns=shown).to_csv(index=False)
-
-
-def latex(escaped: pd.DataFrame, note: str) -> str:
-    """A booktabs tabular with caption; needs \\usepackage{booktabs}."""
-    return escaped.style.hide(axis="index").to_latex(hrules=True, caption=note, position="t")
-
-
-def html(escaped: pd.DataFrame, note: str, title: str) -> str:
-    """A page of its own that needs no network."""
-    body = escaped.style.hide(axis="index").set_uuid("table").to_html()  # a random one would differ each time
-    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
-    return f"{head}<h1>{title}</h1>{body}<p>{note}</p></html>\n"
-
-
-STYLE = (
-    "body{font-family:sans-serif;max-width:70em;margin:2em auto;padding:0 1em}"
-    "table{border-collapse:collapse}td,th{padding:.3em .8em;border-bottom:1px solid #ccc;text-align:left}"
-)

@@ -16,7 +16,7 @@ from dpopt.cli.known import list_
 from dpopt.cli.measuring import audit, bench, gpu
 from dpopt.cli.new import new
 from dpopt.cli.privacy import calibrate, epsilon, recommend
-from dpopt.cli.results import plot, rank, report, status, table
+from dpopt.cli.results import leaderboard, plot, rank, report, status, table
 from dpopt.cli.running import cancel, plan, retry, run
 from dpopt.cli.trust import collect, compare, merge, publish, seal, verify
 from dpopt.errors import ConfigError
@@ -80,6 +80,7 @@ COMMANDS: dict[str, Command] = {
     "compare": Command(compare, "what differs between two versions of the results", arguments="OLD NEW KEY=VALUE"),
     "table": Command(table, "the comparison table", STORED),
     "rank": Command(rank, "who is best with the same budget, and how sure that is", STORED),
+    "leaderboard": Command(leaderboard, "ranks over the workloads of several suites", STORED, "suite=[A,B] KEY=VALUE"),
     "plot": Command(plot, "the figures, from stored results", STORED),
     "report": Command(report, "tables and figures as one HTML page", STORED),
     "bench": Command(bench, "what a private step costs", ("bench",)),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpopt import fields
-from dpopt.cli.console import ERR, OUT, names, print_table, report_problems, stored
+from dpopt.cli.console import ERR, OUT, names, print_table, report_problems, stored, suite_name
 from dpopt.errors import ConfigError, unknown
 from dpopt.markup import TERMINAL, duration
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from dpopt.analysis.figures import Plot
     from dpopt.analysis.results import Results
+    from dpopt.analysis.writing import Table
 
 
 def status(overrides: Sequence[str]) -> None:
@@ -56,16 +57,22 @@ def table(overrides: Sequence[str]) -> None:
             raise unknown(key, given[key], [value])
     if given["compare"] and not comparison.empty:
         comparison, remarks = published.beside(comparison, results.store.manifest(results.suite), scores)
-    print_table(tables.readable(comparison, TERMINAL, scores), is_styled=True)
-    OUT.print(tables.footer(comparison, remarks), style="dim")
+    shown = tables.as_table(comparison, results.suite, scores, remarks)
+    _show(shown)
     if not comparison.empty:  # what is there may hold more
-        _write(results, "table", tables.files(comparison, results.suite, scores, remarks))
+        _write(results, "table", shown.files())
     if given["selection"]:
         _selection(results)
     missing = results.cells[~results.cells["state"].isin(["done", "diverged"])]
     if len(missing):
         ERR.print(f"{len(missing)} cells have no result; rows that need them are left out")
     report_problems(results.problems)
+
+
+def _show(*tables: Table) -> None:
+    for shown in tables:
+        print_table(shown.styled(TERMINAL), is_styled=True)
+        OUT.print(shown.note, style="dim")
 
 
 def _write(results: Results, name: str, files: Mapping[str, str]) -> None:
@@ -81,9 +88,9 @@ def _selection(results: Results) -> None:
     from dpopt.analysis import selection
 
     outcome = selection.private_selection(results.store, results.cells)
-    print_table(selection.readable(outcome))
-    OUT.print(selection.NOTE, style="dim")
-    _write(results, "selection", selection.files(outcome))
+    shown = selection.as_table(outcome)
+    _show(shown)
+    _write(results, "selection", shown.files())
 
 
 def rank(overrides: Sequence[str]) -> None:
@@ -98,13 +105,33 @@ def rank(overrides: Sequence[str]) -> None:
     by = given["by"] or "epsilon"
     budgets = [fields.convert(text, fields.Positive, "budgets", {}) for text in names(given["budgets"], "budgets")]
     frame = results.ranking(by, budgets)
-    print_table(ranking.readable(frame))
-    if not frame.empty:
-        print_table(ranking.readable_averages(frame))
-    OUT.print(ranking.note(frame), style="dim")
+    _show(*ranking.as_tables(frame))
     if not frame.empty:
         _write(results, f"ranking_{by}", ranking.files(frame))
     report_problems(results.problems)
+
+
+def leaderboard(overrides: Sequence[str]) -> None:
+    """Rank methods over all workloads of suites at equal total epsilon, and say how sure that is.
+
+    suite=[A,B] takes several suites, of which the first counts where two have a method on one workload. to=FOLDER also
+    writes a page there, as Markdown and HTML, with its figure and CSV.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from dpopt.analysis.leaderboard import Leaderboard
+
+    suites, rest = suite_name(overrides)
+    known, given = zip(*(stored([*rest, f"suite={name}"], "to") for name in names(suites, "suite")), strict=True)
+    board = Leaderboard(known)
+    _show(*board.tables())
+    if given[0]["to"]:
+        for name, content in board.files(Path(given[0]["plots"])).items():
+            board.store.write(path := Path(given[0]["to"]) / name, content)
+            OUT.print(str(path))
+    for results in known:
+        report_problems(results.problems)
 
 
 def plot(overrides: Sequence[str]) -> None:

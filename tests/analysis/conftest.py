@@ -57,7 +57,7 @@ class Maker:
             self.store.fail(run_id, "ValueError: no luck")
             return run_id
         ledger = Ledger()
-        ledger.append(Draw(0.1, (0.0 if epsilon == float("inf") else 4.0 / epsilon,)), 100)
+        ledger.append(Draw(0.1, (0.0 if epsilon == float("inf") else 5.0 / epsilon**0.85,)), 100)
         from dpopt.privacy import epsilon as spent
 
         single = spent(ledger, DELTA, "rdp")

@@ -12,7 +12,6 @@ from dpopt.cli import main
 from dpopt.errors import ConfigError
 from dpopt.harness.plan import manifest, plan
 from dpopt.harness.suite import load_suite, suite_files
-from dpopt.markup import PLAIN
 
 COLUMNS = ["paper", "table", "dataset", "model", "subset", "method", "epsilon", "metric", "unit", "value", "std"]
 COLUMNS.append("note")
@@ -173,7 +172,7 @@ def test_a_number_without_an_epsilon_says_so(matrix):
     named(matrix, paper="adadp", methods={"hyfreedp": "ADADP"}, workloads=workloads)
     table = tables.comparison(matrix, frames.select(frames.load(matrix, "made").cells))
     beside, remarks = published.beside(table, matrix.manifest("made"))
-    shown = tables.readable(beside, PLAIN)
+    shown = tables.as_table(beside, "made").frame
     of = shown[shown["optimizer"] == "hyfreedp"]["published accuracy (%)"]
     assert set(of) == {"63.5 ± 0.3 (table 1, ε not stated)"}
     assert set(shown[shown["optimizer"] == "dp_adam"]["published accuracy (%)"]) == {""}

@@ -8,7 +8,7 @@ import pytest
 
 from dpopt import registry
 from dpopt.analysis import frames, tables
-from dpopt.markup import MARKDOWN, PLAIN
+from dpopt.markup import MARKDOWN
 from dpopt.privacy.selection import BestOf
 
 
@@ -25,20 +25,24 @@ def test_comparison(table):
     assert first["std"] == pytest.approx(0.1)
     assert (first["seeds"], first["runs"]) == (3, 2)
     assert first["epsilon_with_tuning"] > first["epsilon_single"]
-    assert list(table["is_best"]) == [True, False, True, False, False]
+    assert table["is_reference"].tolist() == [True, False, False, True, True]
+    assert table["is_best"].tolist() == [False, True, True, False, False], "a search that is not paid for is no rival"
     ceiling = table.iloc[-1]
     assert ceiling["epsilon_single"] == ceiling["epsilon_with_tuning"] == math.inf
 
 
 def test_formats_hold_the_same_numbers(table):
-    files = tables.files(table, "made")
+    files = tables.as_table(table, "made").files()
     markdown, latex, html = (files[kind] for kind in ("md", "tex", "html"))
-    assert "**60.0 ± 10.0**" in markdown
-    assert r"\textbf{60.0 $\pm$ 10.0}" in latex
+    assert "*60.0 ± 10.0*" in markdown
+    assert "**70.0 ± 0.0**" in markdown
+    assert r"\textit{60.0 $\pm$ 10.0}" in latex
+    assert r"\textbf{70.0 $\pm$ 0.0}" in latex
     assert r"dp\_adam" in latex
     assert "accuracy (%)" not in latex
-    assert "<b>60.0 ± 10.0</b>" in html
-    assert "http" not in html
+    assert html.count('class="strong"') == html.count('class="number strong"') == 2
+    assert html.count('class="reference"') == html.count('class="number reference"') == 2
+    assert "://" not in html
     for text in (markdown, html):
         assert "ε with tuning: by its whole search" in text
         assert "workload = digits_mlp" in text
@@ -49,11 +53,12 @@ def test_formats_hold_the_same_numbers(table):
 def test_two_scores_stand_in_columns_of_their_own(table):
     other = table.assign(workload="mixture", score="log_likelihood", mean=-table["mean"], note="")
     both = pd.concat([table, other], ignore_index=True)
-    shown = tables.readable(both, MARKDOWN)
+    shown = tables.as_table(both, "made").styled(MARKDOWN)
     own = shown["workload"] == "mixture"
     assert set(shown.loc[own, "accuracy (%)"]) == set(shown.loc[~own, "log-likelihood (nats)"]) == {""}
-    assert shown.loc[own, "log-likelihood (nats)"].tolist()[:2] == ["**-0.600 ± 0.100**", "-0.400 ± 0.000"]
-    assert tables.readable(table, MARKDOWN)["accuracy (%)"].tolist() == shown.loc[~own, "accuracy (%)"].tolist()
+    assert shown.loc[own, "log-likelihood (nats)"].tolist()[:2] == ["*-0.600 ± 0.100*", "**-0.400 ± 0.000**"]
+    alone = tables.as_table(table, "made").styled(MARKDOWN)
+    assert alone["accuracy (%)"].tolist() == shown.loc[~own, "accuracy (%)"].tolist()
     assert "Test accuracy and log-likelihood (nats): mean" in tables.footer(both)
 
 
@@ -61,7 +66,7 @@ def test_a_value_set_by_hand_is_not_called_charged(maker):
     maker.add("dp_adam", 0, 0.5, 0.5, tuned={"lr": 0.1}, tuning="fixed")
     store = maker.done()
     table = tables.comparison(store, frames.select(frames.load(store, "made").cells))
-    assert "not charged" in tables.files(table, "made")["md"].split("\n\n")[0]
+    assert "not charged" in tables.as_table(table, "made").markdown.split("\n\n")[0]
 
 
 def test_nothing_finished_is_an_empty_table(maker):
@@ -82,23 +87,27 @@ def test_diverged_runs_are_counted_and_shown(maker):
     store = maker.done()
     table = tables.comparison(store, frames.select(frames.load(store, "made").cells))
     assert table["diverged"].tolist() == [1]
-    assert "diverged" in tables.files(table, "made")["md"].splitlines()[0]
+    assert "diverged" in tables.as_table(table, "made").markdown.splitlines()[0]
 
 
 def test_one_seed_has_no_spread_and_nothing_is_an_empty_table(maker):
     maker.add("adadp", 0, 0.5, 0.5)
     store = maker.done()
     selected = frames.select(frames.load(store, "made").cells)
-    assert "**50.0**" in tables.files(tables.comparison(store, selected), "made")["md"]
+    text = tables.as_table(tables.comparison(store, selected), "made").markdown
+    assert " 50.0 " in text
+    assert "**" not in text
+    assert "Nothing is tested" in text
+    assert tables.INTERVAL not in text
     empty = tables.comparison(store, selected.head(0))
-    assert "no finished rows" in tables.files(empty, "made")["md"]
+    assert "no finished rows" in tables.as_table(empty, "made").markdown
 
 
 def test_labels_are_text_on_the_page(maker):
     maker.add("adadp", 0, 0.5, 0.5)
     store = maker.done()
     table = tables.comparison(store, frames.select(frames.load(store, "made").cells)).assign(label="<i>a & b")
-    page = tables.files(table, "c < d")["html"]
+    page = tables.as_table(table, "c < d").html
     assert "&lt;i&gt;a &amp; b" in page
     assert "c &lt; d" in page
     assert "<i>" not in page
@@ -118,7 +127,7 @@ def test_what_the_registry_says_of_an_optimizer_is_below_the_table(maker):
     store = maker.done()
     table = tables.comparison(store, frames.select(frames.load(store, "made").cells))
     note = registry.entry("optimizer", "prodigy").note
-    files = tables.files(table, "made")
+    files = tables.as_table(table, "made").files()
     for kind in ("md", "tex", "html"):
         assert f"prodigy: {note[:20]}" in files[kind]
     assert "dp_adam: " not in files["md"]
@@ -148,13 +157,13 @@ def test_the_columns_of_epsilon(maker):
     rule = BestOf("logarithmic", 2).epsilon(store.ledger(maker.cells[2]["run_id"]), 1e-5)
     assert once < table["epsilon_with_tuning"]["private"] == rule < several[1]
     assert table["runs"]["private"] == 4.5
-    shown = tables.readable(table.reset_index(), PLAIN).set_index("optimizer")
+    shown = tables.as_table(table.reset_index(), "made").frame.set_index("optimizer")
     assert shown["ε composed"]["private"] == tables.upper(several[1]) != shown["ε with tuning"]["private"]
     assert shown["runs"]["private"] == "4.5"
 
 
 def test_a_column_that_says_nothing_new_is_left_out(table):
-    assert "ε composed" not in tables.readable(table, PLAIN)
+    assert "ε composed" not in tables.as_table(table, "made").frame
 
 
 def test_what_was_selected_by_is_in_the_table(maker):
@@ -162,3 +171,62 @@ def test_what_was_selected_by_is_in_the_table(maker):
     store = maker.done()
     table = tables.comparison(store, frames.select(frames.load(store, "made").cells))
     assert table["validation"].tolist() == [0.75]
+
+
+def made(maker):
+    store = maker.done()
+    return tables.comparison(store, frames.select(frames.load(store, "made").cells))
+
+
+def test_who_spent_more_neither_is_bold_nor_sets_the_best(maker):
+    for seed in range(4):
+        maker.add("prodigy", seed, 0.5, 0.8 + 0.001 * seed)
+        maker.add("adadp", seed, 0.5, 0.79 - 0.001 * seed)
+        maker.add("by_hand", seed, 0.5, 0.95, tuned={"lr": 0.1}, tuning="fixed")
+        for lr in (0.1, 1.0):
+            maker.add("dp_adam", seed, 0.5, 0.9, tuned={"lr": lr}, tuning="grid")
+    table = made(maker).set_index("label")
+    assert set(table.index[table["is_reference"]]) == {"by_hand", "dp_adam"}
+    assert set(table.index[table["is_best"]]) == {"prodigy"}
+    assert table["p"][["by_hand", "dp_adam"]].isna().all()
+    assert table["p"]["adadp"] < 0.05
+    shown = tables.as_table(table.reset_index(), "made")
+    assert "*95.0 ± 0.0*" in shown.markdown
+    assert "With 4 seeds, a difference below about" in shown.note
+
+
+def test_a_diverged_run_counts_as_the_worst_of_its_block(maker):
+    for seed in range(4):
+        maker.add("adadp", seed, 0.5, 0.8 + 0.001 * seed)
+        maker.add("prodigy", seed, 0.5, 0.7)
+        maker.add("dog", seed, 0.5, math.nan, status="diverged")
+    table = made(maker).set_index("label")
+    assert table["is_best"].to_dict() == {"adadp": True, "prodigy": False, "dog": False}
+    assert math.isnan(table["low"]["dog"])
+
+
+def test_intervals_hold_the_test_split_where_its_size_is_known(maker):
+    for seed in range(3):
+        maker.add("adadp", seed, 0.5, 0.8 + 0.01 * seed, tested=100)
+        maker.add("dog", seed, 0.5, 0.8 + 0.01 * seed)
+    table = made(maker).set_index("label")
+    assert table["tested"]["adadp"] == 100
+    assert table["high"]["adadp"] - table["low"]["adadp"] > 0.14 > table["high"]["dog"] - table["low"]["dog"]
+    shown = tables.as_table(table.reset_index(), "made")
+    assert "[78.5, 83.5]" in set(shown.frame[tables.INTERVAL])
+    assert "test split of 100 records (Wilson), and where" in shown.note
+
+
+def test_ends_of_the_grid_are_marked(maker):
+    for seed, best in enumerate((0.1, 10.0, 10.0)):
+        for lr in (0.1, 1.0, 10.0):
+            score = 0.9 if lr == best else 0.5
+            maker.add("dp_adam", seed, score, score, tuned={"lr": lr, "warm": True}, tuning="grid")
+            maker.add("dp_sgd", seed, 0.9 if lr == 1.0 else 0.5, 0.5, tuned={"lr": lr}, tuning="grid")
+        maker.add("adadp", seed, 0.5, 0.5, tuned={"lr": 1.0}, tuning="fixed")
+    table = made(maker)
+    assert table.set_index("label")["edges"].to_dict() == {"dp_adam": "lr ↑ 2/3, lr ↓ 1/3", "dp_sgd": "", "adadp": ""}
+    assert "a wider grid may do better" in tables.as_table(table, "made").note
+    inside = table[table["label"] != "dp_adam"]
+    assert tables.EDGES not in tables.as_table(inside, "made").frame
+    assert "wider grid" not in tables.as_table(inside, "made").note

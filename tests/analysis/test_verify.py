@@ -62,7 +62,7 @@ def publish(store):
     results, published = frames.load(store, "small"), store.root / "published" / "small"
     published.mkdir(parents=True, exist_ok=True)
     comparison = tables.comparison(store, frames.select(results.cells))
-    (published / "table.md").write_text(tables.files(comparison, "small")["md"])
+    (published / "table.md").write_text(tables.as_table(comparison, "small").markdown)
     for kind in ("cells", "curves"):
         shutil.copy(store.suite_folder("small") / f"{kind}.parquet", published)
     seal(store)

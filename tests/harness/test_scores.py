@@ -87,7 +87,7 @@ def test_selection_tables_and_frames_go_by_the_score(write_suite, store, likelih
     assert table["mean"].tolist() == [pytest.approx(selected["test_log_likelihood"].mean())]
     assert table["score_macro_accuracy"].tolist() == [pytest.approx(selected["score_macro_accuracy"].mean())]
     assert table["score_worst"].isna().all()
-    text = tables.files(table, "small", ["macro_accuracy"])["md"]
+    text = tables.as_table(table, "small", ["macro_accuracy"]).markdown
     assert "log-likelihood (nats)" in text
     assert "macro accuracy (%)" in text
     assert f"{table['mean'][0]:.3f} ± " in text
@@ -109,7 +109,7 @@ def test_a_diverged_run_is_a_record_without_further_scores(write_suite, store, l
     assert results.problems == []
     selected = frames.select(results.cells)
     assert len(selected) == 2
-    assert "not finite" in tables.files(tables.comparison(store, selected), "small")["md"]
+    assert "not finite" in tables.as_table(tables.comparison(store, selected), "small").markdown
 
 
 def test_predict_takes_any_number_of_stored_inputs_and_does_not_train(write_suite):

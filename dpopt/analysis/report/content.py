@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from dpopt.analysis import tables
 from dpopt.analysis.frames import Stored
+from dpopt.analysis.report.sheet import text
 from dpopt.analysis.scores import shown
 from dpopt.store.runs import Store
 
@@ -19,24 +20,6 @@ AXES = {"batch_size": "B", "epochs": "epochs", "clip": "C"}
 ORIGIN = {"code": "commit", "python": "Python", "device": "device"}
 TRACEBACK_LINES = 6
 """How much of a traceback is shown: its end says where and why."""
-
-
-class Part(NamedTuple):
-    """One table of the page.
-
-    Attributes:
-        title: what the table shows; its caption.
-        frame: as people read it (see `tables.readable`); what begins with a number is sorted by it.
-        note: what belongs below the table.
-        command: what makes it again; empty where only the page does.
-        strong: for each row whether it is bold; empty for none.
-    """
-
-    title: str
-    frame: pd.DataFrame
-    note: str = ""
-    command: str = ""
-    strong: Sequence[bool] = ()
 
 
 class Failure(NamedTuple):
@@ -178,12 +161,3 @@ def _code(cells: pd.DataFrame) -> pd.Series:
     known = cells[cells["commit"].notna()]
     states = zip(known["commit"], known["dirty"], strict=True)
     return pd.Series([f"{commit} with changed files" if dirty else commit for commit, dirty in states], dtype=str)
-
-
-def text(value: Any) -> str:
-    """A value as people read it; nothing for what is missing."""
-    if isinstance(value, str):
-        return value
-    if pd.isna(value):
-        return ""
-    return f"{value:.4g}".replace("inf", "∞") if isinstance(value, float) else str(value)

@@ -108,6 +108,14 @@ def _draws(claims: Claims) -> Iterator[Finding]:
             yield from expect_close(where, "rate of B and N", rate, found, LAST_PLACES)
 
 
+def _tested(claims: Claims) -> Iterator[Finding]:
+    """An accuracy is a whole number of the test records, divided by how many these are."""
+    tested, accuracy = (float(claims.numbers.get(key, math.nan)) for key in ("tested", "test_accuracy"))
+    if math.isfinite(tested * accuracy):
+        right = tested * accuracy
+        yield from expect_close(claims.where, "test records that are right", right, round(right), 1e-9)
+
+
 def _noise(claims: Claims) -> Iterator[Finding]:
     """Every release of the ledger has the noise of one of the kinds that the plan had, and each kind occurs.
 
@@ -176,6 +184,6 @@ def _noised(claims: Claims, released: Mapping[str, float]) -> float:
 
 
 CHECKS: tuple[Callable[[Claims], Iterator[Finding]], ...] = (
-    *(_run_id, _stated, _draws, _noise),
-    *(_epsilon, _search, _released_score),
+    *(_run_id, _stated, _draws, _tested),
+    *(_noise, _epsilon, _search, _released_score),
 )

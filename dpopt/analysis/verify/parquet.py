@@ -131,7 +131,7 @@ class Ledgers:
 def table(path: Path, cells: pd.DataFrame) -> Iterator[Finding]:
     """A Markdown table says what one says that is made anew from the Parquet beside it, in every column of both."""
     comparison = tables.comparison(Ledgers(cells), frames.select(cells))
-    found = tables.readable(comparison, MARKDOWN, tables.further_scores(comparison))
+    found = tables.as_table(comparison, "", tables.further_scores(comparison)).styled(MARKDOWN)
     claimed = _markdown(path.read_text("utf-8"))
     yield from expect(str(path), "rows", len(claimed), len(found))
     for number, (stated, row) in enumerate(zip(claimed, found.to_dict("records"), strict=False), 1):
