@@ -426,6 +426,7 @@ def _record(ready: Prepared, state: Any, final: dict[str, Any]) -> dict[str, Any
         "run_id": cell.run_id,
         "cell": cell.content(),
         **_plain(spent),
+        **({"tested": len(ready.watched["test"].x)} if "test" in ready.watched else {}),
         **_search(cell, oracle.ledger, final, len(validation.x) if validation else 0, score),
         **{key: value for key, value in final.items() if key not in ("draw", "epoch", "diagnostics")},
         **({} if score == "accuracy" else {"score": score}),
