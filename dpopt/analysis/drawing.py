@@ -18,6 +18,8 @@ MARKERS = "osD^vP*X"
 DASHES = ("-", "--", "-.", ":", (0, (6, 1.5, 1, 1.5, 1, 1.5)), (0, (1, 3)))
 LONG = 24
 """Entries of a legend's column."""
+LETTERS = 13
+"""Of a title, to an inch."""
 GREY = "0.5"
 """What is no method's: references, remarks."""
 DARK, LIGHT = "#0A0A0A", "#FAFAFA"
@@ -103,7 +105,8 @@ def panels(
     found, there = {}, set(zip(frame["workload"], frame["epsilon_target"], strict=True))
     for workload, line in zip(workloads, axes, strict=True):
         for target, axis in zip(targets, line, strict=True):
-            axis.set_title(f"{workload}, {_epsilon(target)}", fontsize=10)
+            gap = "\n" if len(workload) > LETTERS * width - 8 else " "
+            axis.set_title(f"{workload},{gap}{_epsilon(target)}", fontsize=10)
             axis.grid(alpha=0.3)
             if (workload, target) in there:
                 found[workload, target] = axis
