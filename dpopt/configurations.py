@@ -11,12 +11,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from hydra import compose, initialize
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.initialize import get_gh_backup, restore_gh_from_backup
+from hydra.version import VersionBase
 from omegaconf import OmegaConf
 
 from dpopt import documents, fields
@@ -32,8 +34,10 @@ NUMBER = re.compile(r"[\w.+-]+")
 PLAIN = re.compile(r"[\w-]+")
 RESOLVER = re.compile(r"\$\{.*:", re.DOTALL)
 """What every `${resolver:...}` has, nested ones too; `${key}` does not."""
-GROUP = "dpopt"
-"""Hydra's group of the files that are being read."""
+GROUP = "_dpopt_is_reading_"
+"""Hydra's group of the files that are being read; a name that no application has."""
+ONE = Lock()
+"""Hydra is one for all threads."""
 
 Layers = dict[str, Any]
 """What a file and those that it begins with hold, by their names."""
@@ -110,16 +114,18 @@ def _beside(file: Path, name: str) -> Path:
 
 def _compose(name: str, layers: Layers, overrides: Sequence[str]) -> dict[Any, Any]:
     """What Hydra makes of the layers. It reads memory and looks into no folder; a caller's own Hydra stays."""
-    kept, before = ConfigStore.instance().repo, get_gh_backup()
-    for layer, content in layers.items():
-        ConfigStore.instance().store(layer, content, GROUP, "_global_")
-    GlobalHydra.instance().clear()
-    try:
-        with initialize(None, version_base="1.3"):
-            config = compose(f"{GROUP}/{name}", list(overrides))
-    finally:
-        kept.pop(GROUP)
-        restore_gh_from_backup(before)
+    with ONE:
+        store, before, version = ConfigStore.instance(), get_gh_backup(), VersionBase.instance().getbase()
+        for layer, content in layers.items():
+            store.store(layer, content, GROUP, "_global_")
+        GlobalHydra.instance().clear()
+        try:
+            with initialize(None, version_base="1.3"):
+                config = compose(f"{GROUP}/{name}", list(overrides))
+        finally:
+            store.repo.pop(GROUP)
+            restore_gh_from_backup(before)
+            VersionBase.instance().version_base = version
     check_values(OmegaConf.to_container(config), f"{name}.yaml")
     found = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     if not isinstance(found, dict):
@@ -157,7 +163,9 @@ def plain(value: Any, where: str) -> Any:
         return {str(key): plain(part, where) for key, part in value.items()}
     if isinstance(value, list | tuple | range):
         return [plain(part, where) for part in value]
-    if value is None or isinstance(value, str | bool | int | float):
+    if isinstance(value, float):
+        return float(value)  # not NumPy's, which is one too
+    if value is None or isinstance(value, str | bool | int):
         return value
     raise ConfigError(where, value, "expected what a suite's file can hold: numbers, texts, lists and mappings")
 

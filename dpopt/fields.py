@@ -248,6 +248,8 @@ def convert(value: Any, hint: Any, where: str, converters: Converters) -> Any:
         if not isinstance(value, dict):
             raise ConfigError(where, value, "expected a mapping")
         keys = {key: convert(key, args[0], where, {}) for key in value}
+        if len(set(keys.values())) < len(keys):
+            raise ConfigError(where, list(value), "a key is repeated")
         return {keys[key]: convert(each, args[1], f"{where}.{key}", converters) for key, each in value.items()}
     if origin is list:
         return list(_tuple(value, (args[0], ...), where, converters)) if value != [] else []

@@ -14,26 +14,37 @@ NEEDS = "transfers"
 
 
 def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
-    """The two longest ways, from the largest ε to the smallest and back; bars are 95 % intervals over seeds."""
+    """From the largest ε of a search to its smallest, and back; bars are 95 % intervals over seeds."""
     import matplotlib.pyplot as plt
 
-    low, high = frame["epsilon_target"].min(), frame["epsilon_target"].max()
-    ways = frame[(frame["epsilon_from"].isin([low, high])) & (frame["epsilon_target"].isin([low, high]))]
-    figure, panels = workload_panels(ways, 4.2, 1.2 + 0.3 * ways["label"].nunique(), by=["workload"])
-    order = ways.groupby("label")["loss"].mean().sort_values().index
-    at = {label: place for place, label in enumerate(order)}
+    place = ["workload", "label"]
+    ends = frame.groupby(place)["epsilon_target"].agg(smallest="min", largest="max")
+    frame = frame.join(ends, on=place)
+    ways = {
+        (source, target): frame[(frame["epsilon_from"] == frame[source]) & (frame["epsilon_target"] == frame[target])]
+        for source, target in (("largest", "smallest"), ("smallest", "largest"))
+    }
+    figure, panels = workload_panels(frame, 4.2, 1.2 + 0.3 * frame["label"].nunique(), by=["workload"])
+    order = pd.concat(ways.values()).groupby("label")["loss"].mean().sort_values().index
+    at = {label: height for height, label in enumerate(order)}
     for axis, rows in panels:
-        unit = shown(rows["score"].iloc[0])
-        for shift, (source, shade) in enumerate(zip((high, low), shades(2), strict=True)):
-            way = rows[rows["epsilon_from"] == source]
-            places = way["label"].map(at) + (0.3 * shift - 0.15)
+        unit, workload = shown(rows["score"].iloc[0]), rows["workload"].iloc[0]
+        for shift, ((source, target), shade) in enumerate(zip(ways, shades(2), strict=True)):
+            way = ways[source, target]
+            name = f"rate of {_epsilon(way[source], source)}, at {_epsilon(way[target], target)}"
+            way = way[way["workload"] == workload]
+            heights = way["label"].map(at) + (0.3 * shift - 0.15)
             mean, colour = unit.factor * way["loss"], plt.colormaps["viridis"](shade)
             bars = [mean - unit.factor * way["low"], unit.factor * way["high"] - mean]
-            name = f"rate of ε = {source:g}, at ε = {low if source == high else high:g}"
-            axis.errorbar(mean, places, xerr=bars, fmt="oD"[shift], ms=5, color=colour, elinewidth=1, label=name)
+            axis.errorbar(mean, heights, xerr=bars, fmt="oD"[shift], ms=5, color=colour, elinewidth=1, label=name)
         axis.axvline(0, color=GREY, lw=1)
         axis.set_yticks(range(len(order)), order)
         axis.set_ylim(len(order) - 0.5, -0.5)
         axis.set(xlabel=f"{unit.label.removesuffix(' (%)')} lost{' (points)' if unit.factor == 100 else ''}")
     legend(figure)
     return figure
+
+
+def _epsilon(values: pd.Series, which: str) -> str:
+    """The epsilon at an end of all searches, or which end it is where they differ."""
+    return f"ε = {values.iloc[0]:g}" if values.nunique() == 1 else f"the {which} ε"

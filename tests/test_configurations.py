@@ -2,6 +2,7 @@
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -132,3 +133,22 @@ def test_no_value_of_the_environment_is_in_a_manifest(written, tmp_path, capsys)
     assert "of ['dp_sgd']" in text
     assert SECRET not in text
     assert os.environ["HOME"] not in text
+
+
+def test_a_callers_own_hydra_stays(written):
+    from hydra import compose, initialize
+    from hydra.core.config_store import ConfigStore
+    from hydra.version import getbase
+
+    ConfigStore.instance().store("private", {"key": 5}, group="dpopt")
+    with initialize(None, version_base="1.2"):
+        assert load_suite(str(written())).accountant == "rdp"
+        assert compose("dpopt/private").dpopt.key == 5
+        assert getbase().minor == 2
+    ConfigStore.instance().repo.pop("dpopt")
+
+
+def test_suites_are_loaded_in_threads(written):
+    path = str(written())
+    with ThreadPoolExecutor(4) as pool:
+        assert {suite.epsilon for suite in pool.map(lambda _: load_suite(path), range(8))} == {(2.0,)}

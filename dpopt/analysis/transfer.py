@@ -10,6 +10,8 @@ from dpopt.analysis import statistics
 from dpopt.analysis.frames import GROUP, select
 
 PLACE = [key for key in GROUP if key != "epsilon_target"]
+POINT = ["epsilon_target", "seed", "tuned"]
+"""What may be there twice, trained with other keys of the suite; then the run that `select` would take counts."""
 
 
 def transfers(cells: pd.DataFrame) -> pd.DataFrame:
@@ -34,7 +36,8 @@ def transfers(cells: pd.DataFrame) -> pd.DataFrame:
         known = select(search)
         if search["tuned"].nunique() < 2 or known.empty:
             continue
-        tests = search.pivot(index=["epsilon_target", "seed"], columns="tuned", values="test_score")
+        once = search.sort_values("selection_score", na_position="first").drop_duplicates(POINT, keep="last")
+        tests = once.pivot(index=["epsilon_target", "seed"], columns="tuned", values="test_score")
         tests = tests.apply(lambda scores: scores.fillna(scores.min()), axis="columns")
         chosen = known.set_index(["epsilon_target", "seed"])["tuned"]
         for source, target in permutations(sorted(known["epsilon_target"].unique()), 2):

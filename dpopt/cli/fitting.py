@@ -65,8 +65,7 @@ def fit(overrides: Sequence[str]) -> None:
     given = configurations.command("fit", [override for override in overrides if override not in of_file])
     none: dict[str, Any] = {key: {} for key in ("fields", "options") if given[key] is None}
     asked = fields.build(Asked, given | none, "fit")
-    if Path(asked.to).exists():
-        raise ConfigError("to", asked.to, "it exists, and nothing is overwritten: give another name")
+    _check_writable(Path(asked.to))
     optimizer = registry.make("optimizer", asked.optimizer, asked.fields)
     accountants.check(asked.delta or 0.5, asked.accountant)
     training.resolve_device(asked.device)
@@ -95,6 +94,17 @@ def fit(overrides: Sequence[str]) -> None:
     OUT.print(str(result.statement()))
     OUT.print(", ".join(f"{key} = {value:.4g}" for key, value in result.record.items() if key.startswith("test_")))
     OUT.print(f"written to {result.save(asked.to)}/")
+
+
+def _check_writable(folder: Path) -> None:
+    """Raise `ConfigError` where nothing could be written to a new folder: training would be for nothing."""
+    if folder.exists():
+        raise ConfigError("to", str(folder), "it exists, and nothing is overwritten: give another name")
+    try:
+        folder.mkdir(parents=True)
+        folder.rmdir()
+    except OSError as error:
+        raise ConfigError("to", str(folder), f"cannot be written: {error.strerror}") from error
 
 
 def _workload(asked: Asked, of_file: list[str]) -> Workload:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
 from dpopt import registry
@@ -56,15 +56,21 @@ def _budgets(rows: Rows) -> Iterator[str]:
     sizes: dict[int, list[str]] = defaultdict(list)
     for label, entries in rows.items():
         if entries[0].tuning in SEARCHED:
-            sizes[len({json.dumps(entry.tuned, sort_keys=True) for entry in entries})].append(label)
+            sizes[_largest_search(entries)].append(label)
     if len(sizes) > 1:
         told = "; ".join(f"{size}: {', '.join(labels)}" for size, labels in sorted(sizes.items()))
-        yield f"searches differ in their points: {told}"
+        yield f"searches differ in their runs: {told}"
+
+
+def _largest_search(entries: list[Planned]) -> int:
+    """Runs of a seed at one epsilon on one workload; whoever compares several B, C or epochs has searched over them."""
+    places = Counter((str(entry.cell.workload), entry.target, entry.cell.seed) for entry in entries)
+    return max(places.values())
 
 
 def _charges(rows: Rows) -> Iterator[str]:
     first = {label: entries[0] for label, entries in rows.items()}
-    is_private = {label: entry.cell.epsilon < float("inf") for label, entry in first.items()}
+    is_private = {label: any(entry.cell.epsilon < math.inf for entry in entries) for label, entries in rows.items()}
     free = [label for label, entry in first.items() if entry.tuning in ("grid", "random") and is_private[label]]
     free = [label for label in free if first[label].cell.selection is None]
     if free:

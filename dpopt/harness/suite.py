@@ -105,7 +105,6 @@ class Suite:
     accountant: str
     engine: str
     retries: FewOrNone
-    retry_on: list[Failure]
     grace: Amount
     device: str
     isolate: bool
@@ -126,6 +125,7 @@ class Suite:
     memory: Amount | None = None
     max_hours: Amount | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    retry_on: Several[Failure] = ()
     log: Several[Literal["tensorboard", "wandb"]] = ()
     published: Published | None = None
 
@@ -187,6 +187,10 @@ def _of_file(
         raise ConfigError(f"{path.stem}.optimizers", content["optimizers"], allowed)
     if content["physical_batch"] == "auto":
         content["physical_batch"] = None
+    if content["epochs"] == {}:
+        raise ConfigError(f"{path.stem}.epochs", {}, "expected a number for each epsilon")
+    if content["retry_on"] == []:
+        content["retry_on"] = None
     said = {key: value for key, value in content.items() if value is not None}
     suite = fields.build(Suite, {"name": path.stem, **said}, path.stem)
     engines.check(suite.engine, f"{path.stem}.engine")

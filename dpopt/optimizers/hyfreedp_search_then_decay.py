@@ -62,7 +62,8 @@ class HyFreeDPSearchThenDecay(Configured):
         k        <- k + 1 where curvature shows, or showed before, and L_0 < 0.9 R_l
         c, z     = 16, 3 while k = 0; then 1/2, 1
 
-    After it theta_N = theta_0, while the base's moments stay. Then theta_{t+1} = theta_t - f_t eta G_t without losses.
+    After it theta_N = theta_0, while the base's moments stay, and theta_{t+1} = theta_t - f_t eta G_t without losses. A
+    trial that takes all draws keeps its end.
     Where no curvature was seen in any round, eta is `lr` again.
 
     What follows from the noise being known. D_1 and D_2 have standard deviations sqrt(2) s and sqrt(6) s on noise
@@ -132,7 +133,8 @@ class HyFreeDPSearchThenDecay(Configured):
                 theta, base = self._moved(state, batch, size)
                 return state._replace(theta=theta, base=base._replace(theta=theta))
             state = self._tried(state, batch, size)
-        return self._returned(state) if draws_taken == trial - 1 else state
+        is_over = draws_taken == trial - 1 and trial < total
+        return self._returned(state) if is_over else state
 
     def _moved(self, state: State, batch: Batch, size: Tensor) -> tuple[Vector, Any]:
         """The parameters after one step of the base direction, and the base's state."""

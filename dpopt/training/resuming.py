@@ -28,7 +28,7 @@ from dpopt.types import Vector
 FILE, LEASE = "checkpoint.pt", "lease.json"
 ALIKE = 1e-3
 """How far a behaviour may be from what it was, relatively: devices and versions round differently."""
-LOOKED = 16
+LOOKED = 256
 """Made-up records whose changes are compared, of which some differ by random changes of any likelihood."""
 Behaviour = dict[str, Tensor]
 """What is told apart -> numbers by which it is; float64 [n], empty where it cannot be run on made-up records."""
@@ -202,10 +202,10 @@ def behaviour(subject: Subject, seen: Subject, engine: ClippingEngine, theta: Ve
         engine: over `seen`.
         theta: parameters of the model, shape [d].
     """
-    return {"transform or augment": _changed(seen), "model or loss": losses_of(subject, engine, theta)}
+    return {"transform or augment": changed(seen), "model or loss": losses_of(subject, engine, theta)}
 
 
-def _changed(seen: Subject) -> Tensor:
+def changed(seen: Subject) -> Tensor:
     """A number for each of some made-up records, in which all entries of its changed inputs have a share."""
     with unchanged(seen.model, seen.device, training=False), suppress(Exception):
         torch.manual_seed(0)

@@ -69,3 +69,8 @@ def test_only_finished_grids_are_looked_at(replaced):
 def test_one_epsilon_has_nowhere_to_go():
     assert transfers(cells({1.0: TESTS[1.0]})).empty
     assert transfers(pd.DataFrame()).empty
+
+
+def test_a_point_that_was_trained_twice_counts_as_a_table_takes_it():
+    again = cells().assign(test_score=0.1, selection_score=0.0, run_id="again")  # such as with another accountant
+    assert transfers(pd.concat([cells(), again])).equals(transfers(cells()))

@@ -31,11 +31,23 @@ BROKEN = [
     ({"settings": {"hyfreedp": {"fields": {}}}}, ["clip rules differ: abadi: dp_sgd, dp_adam; automatic: hyfreedp"]),
     (
         {"settings": {"dp_adam": COMPOSED | {"grid": {"lr": [0.1, 0.2]}}}},
-        ["searches differ in their points: 2: dp_adam; 5: dp_sgd"],
+        ["searches differ in their runs: 2: dp_adam; 5: dp_sgd"],
     ),
     ({"optimizers": [*KEPT["optimizers"], "free"]}, ["searches that are not charged, for reference only: free"]),
     ({"optimizers": [*KEPT["optimizers"], "by_hand"]}, ["set by hand, and how that was found is not charged: by_hand"]),
     ({"optimizers": ["dp_adam"]}, ["no row searches DP-SGD"]),
+    (
+        {
+            "optimizers": [*KEPT["optimizers"], "free"],
+            "epsilon": [float("inf"), 1],
+            "settings": {"free": {"name": "fiber"}},
+        },
+        ["searches that are not charged, for reference only: free"],
+    ),
+    (
+        {"settings": {"dp_adam": COMPOSED | {"batch_size": [64, 128]}}},
+        ["searches differ in their runs: 5: dp_sgd; 10: dp_adam"],
+    ),
     ({"optimizers": ["dp_adam", "decayed"]}, []),
 ]
 

@@ -186,3 +186,12 @@ def test_gradients_are_released_in_each_draw():
 def test_bad_fields(fields):
     with pytest.raises(ConfigError, match=next(iter(fields))):
         dpopt.create("hyfreedp_search_then_decay", **fields)
+
+
+@pytest.mark.parametrize(("draws", "every"), [(1, 5), (3, 1), (10, 1)])
+def test_a_trial_that_takes_all_draws_is_not_thrown_away(draws, every):
+    oracle, optimizer = Parabola(draws), rule(lr=0.1, probe_every=every)
+    state = optimizer.init(torch.full((4,), 0.5, dtype=torch.float64))
+    for _ in range(draws):
+        state = optimizer.step(state, oracle)
+    assert not torch.equal(state.theta, state.start)

@@ -167,16 +167,19 @@ class Engine:
         free = [place for place in self.places if place.attempt is None]
         if not free or not self._queue:
             return
+        begun = list[tuple[_Place, Any, str]]()  # places learn of them once all are really submitted
         with self.together():
             for place in sorted(free, key=lambda place: place.worker is None)[: len(self._queue)]:
                 cell = self._queue.popleft()
                 if place.worker is None:
                     place.worker = self.worker(place.number)
                 try:
-                    place.attempt, place.run_id = self.start(place.worker, cell), cell.run_id
+                    begun.append((place, self.start(place.worker, cell), cell.run_id))
                 except OSError:  # the worker died while it was idle, which is not the cell's doing
                     self._clear(place)
                     self._queue.appendleft(cell)
+        for place, attempt, run_id in begun:
+            place.attempt, place.run_id = attempt, run_id
 
     def _look(self, place: _Place) -> Event | None:
         """How the cell of a place has ended, if it has; the place is free then."""
