@@ -70,3 +70,8 @@ def test_an_error_arrives_from_another_process():
     error = ConfigError("lr", -1, "expected a number > 0")
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again)) == (ConfigError, str(error))
+
+
+def test_keys_of_a_mapping_that_mean_the_same():
+    with pytest.raises(ConfigError, match="a key is repeated"):
+        fields.convert({3: 5, "3.0": 6}, dict[float, float], "epochs", {})

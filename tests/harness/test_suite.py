@@ -31,7 +31,6 @@ BAD_OVERRIDES = [
     ("epochs={1: 2, 3: 0}", r"epochs\.3: 0"),
     ("epochs={1: 2, 3: 4}", "expected a number for epsilon 8 too"),
     ("epochs={}", "expected a number for each epsilon"),
-    ("epochs={3: 5, '3.0': 6}", "repeated"),
     ("retry_on=[died,died]", "repeated"),
     ("delta=2", "delta"),
     ("accountant=rpd", "did you mean 'rdp'"),
