@@ -59,7 +59,7 @@ def test_shifted_scores_are_found_in_the_row_that_shifted(version, first):
     assert rows["mean"].to_dict() == pytest.approx({"dp_adam": 0.115, "hyfreedp": 0})
     assert rows["low"]["dp_adam"] < 0.115 < rows["high"]["dp_adam"]
     assert rows["low"]["dp_adam"] > 0.09, "four seeds, not eight cells, make the interval"
-    assert rows["p"]["dp_adam"] == 2 / 2**4
+    assert 1e-5 < rows["p"]["dp_adam"] < 1e-3
 
 
 def test_points_are_paired_by_what_they_are(version):

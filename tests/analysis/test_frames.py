@@ -26,8 +26,8 @@ def test_a_search_is_charged(matrix):
     selected = frames.select(frames.load(matrix, "made").cells)
     row = selected[(selected["label"] == "dp_adam") & (selected["epsilon_target"] == 3)].iloc[0]
     once, twice = Ledger(), Ledger()
-    once.append(Draw(0.1, (4 / 3,)), 100)
-    twice.append(Draw(0.1, (4 / 3,)), 200)
+    once.append(Draw(0.1, (5 / 3**0.85,)), 100)
+    twice.append(Draw(0.1, (5 / 3**0.85,)), 200)
     assert row["epsilon"] == epsilon(once, 1e-5, "rdp")
     assert frames.epsilon_with_tuning(matrix, row) == epsilon(twice, 1e-5, "rdp")
     assert frames.composed(matrix, row["run_ids"][:1], 1e-5, "rdp") == epsilon(once, 1e-5, "rdp")
