@@ -100,8 +100,8 @@ def check_dpopt(name: str, *arguments: str) -> None:
         assert first in known or f"{first}." in command.description, (name, override, sorted(known))
     suites = [word.partition("=")[2] for word in overrides if word.startswith("suite=")]
     of_suite = configurations.keys("suite") if name in ("plan", "run") else []
-    if suites:
-        load_suite(suites[0], [o for o in overrides if o.partition("=")[0].lstrip("+").split(".")[0] in of_suite])
+    for suite in suites[0].strip("[]").split(",") if suites else []:
+        load_suite(suite, [o for o in overrides if o.partition("=")[0].lstrip("+").split(".")[0] in of_suite])
 
 
 def check_yaml(text: str) -> None:
