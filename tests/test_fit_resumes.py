@@ -236,7 +236,7 @@ def interrupting(at, times=1):
     calls = itertools.count()
 
     def unchanged(x):
-        if len(x) not in (2, 16) and next(calls) == at:
+        if len(x) != 2 and next(calls) == at:  # two made-up records tell one loss from another
             for _ in range(times):
                 os.kill(os.getpid(), signal.SIGINT)
         return x
@@ -319,3 +319,10 @@ def test_all_records_are_hashed_once(tmp_path, monkeypatch):
         )
     fit(augment=jittered, checkpoint=tmp_path, test=None)
     assert sorted(part.shape for part in hashed if len(part) == 200) == [(200,), (200, 4)]
+
+
+def test_ctrl_c_in_the_very_last_step_is_not_swallowed():
+    with pytest.raises(KeyboardInterrupt), resuming.put_off(True) as noted:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert noted.wait(5)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

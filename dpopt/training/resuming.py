@@ -172,7 +172,7 @@ def held(folder: str | Path | None, is_writer: bool) -> Iterator[None]:
 
 @contextmanager
 def put_off(is_wanted: bool) -> Iterator[threading.Event]:
-    """Note Ctrl-C for a while, in place of `KeyboardInterrupt`; the second one is not put off.
+    """Note Ctrl-C for a while and raise `KeyboardInterrupt` at the end of it; the second one is not put off.
 
     Not outside the main thread, which alone is told, nor where Ctrl-C means something else already.
     """
@@ -192,6 +192,8 @@ def put_off(is_wanted: bool) -> Iterator[threading.Event]:
         yield noted
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if noted.is_set():
+        raise KeyboardInterrupt
 
 
 def behaviour(subject: Subject, seen: Subject, engine: ClippingEngine, theta: Vector) -> Behaviour:
