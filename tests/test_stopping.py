@@ -73,7 +73,7 @@ def test_cancel_names_the_suites_that_there_are(of_suite, capsys):
         ("timeout=-1", "timeout"),
         ("memory=0", "memory"),
         ("grace=0", "grace"),
-        ("options=3", "expected key: value"),
+        ("options=3", "expected a mapping"),
         ("options.color=red", "options of engine inline"),
     ],
 )

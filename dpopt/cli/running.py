@@ -48,12 +48,12 @@ def plan(overrides: Sequence[str]) -> None:
         print_table(table)
     for line in cost.failures(rows, timings):
         OUT.print(line)
+    for line in protocol.departures(planned):
+        OUT.print(f"protocol: {line}")
     cells = len({entry.cell.run_id for entry in planned})
     OUT.print(f"{cells} distinct cells of suite {suite.name}; results in {store.root}")
     for line in (cost.estimate(rows, timings, suite, rate), *_basis(timings, rate), *_absent(planning.missing(suite))):
         OUT.print(line)
-    for line in protocol.departures(planned):
-        OUT.print(f"protocol: {line}")
 
 
 def _costs(rows: list[Row], timings: dict[int, Timing]) -> dict[str, dict[str, list[str]]]:
