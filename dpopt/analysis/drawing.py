@@ -19,7 +19,7 @@ DASHES = ("-", "--", "-.", ":", (0, (6, 1.5, 1, 1.5, 1, 1.5)), (0, (1, 3)))
 LONG = 24
 """Entries of a legend's column."""
 LETTERS = 13
-"""Of a title, to an inch."""
+"""How many letters of a title fit into an inch."""
 GREY = "0.5"
 """What is no method's: references, remarks."""
 DARK, LIGHT = "#0A0A0A", "#FAFAFA"
