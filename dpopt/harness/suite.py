@@ -140,6 +140,10 @@ class Suite:
         return list({entry.cell.run_id: entry.cell for entry in plan(self)}.values())
 
 
+AS_NULL: dict[str, Any] = {"physical_batch": "auto", "retry_on": []}
+"""What says the same as null: the default of the key's field."""
+
+
 def suite_files() -> dict[str, Path]:
     """The suites at hand: those that come with dpopt, and in their place `benchmarks/*.yaml` of the current folder."""
     return at_hand("benchmarks", "*.yaml")
@@ -185,13 +189,9 @@ def _of_file(
     if any(isinstance(label, Mapping) for label in fields.listed(content["optimizers"])):
         allowed = "expected names; put what differs from the defaults into `settings`"
         raise ConfigError(f"{path.stem}.optimizers", content["optimizers"], allowed)
-    if content["physical_batch"] == "auto":
-        content["physical_batch"] = None
     if content["epochs"] == {}:
         raise ConfigError(f"{path.stem}.epochs", {}, "expected a number for each epsilon")
-    if content["retry_on"] == []:
-        content["retry_on"] = None
-    said = {key: value for key, value in content.items() if value is not None}
+    said = {key: value for key, value in content.items() if value is not None and value != AS_NULL.get(key)}
     suite = fields.build(Suite, {"name": path.stem, **said}, path.stem)
     engines.check(suite.engine, f"{path.stem}.engine")
     return suite
