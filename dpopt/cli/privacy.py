@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dpopt import configurations, fields
+from dpopt import fields
 from dpopt.cli.console import OUT
 from dpopt.errors import ConfigError
 from dpopt.fields import Bound, Count, Few, Fraction, Many, Positive, Probability, Several
@@ -85,6 +85,7 @@ class Target:
 
 def epsilon(overrides: Sequence[str]) -> None:
     """Print what a run spends: rate, noise and draws of the gradient, and HyFreeDP's probes if there are any."""
+    from dpopt import configurations
     from dpopt.privacy import accountants
 
     given = configurations.command("epsilon", overrides)
@@ -98,6 +99,8 @@ def epsilon(overrides: Sequence[str]) -> None:
 
 def calibrate(overrides: Sequence[str]) -> None:
     """Print the least noise with which an optimizer reaches a target epsilon."""
+    from dpopt import configurations
+
     given = configurations.command("calibrate", overrides)
     none = {} if given["fields"] is not None else {"fields": {}}
     plan = fields.build(Target, given | none, "calibrate").plan()
@@ -110,6 +113,7 @@ def calibrate(overrides: Sequence[str]) -> None:
 
 def recommend(overrides: Sequence[str]) -> None:
     """Print a grid of clipping bound, batch size and learning rate to begin with, from public numbers alone."""
+    from dpopt import configurations
     from dpopt.study.recommend import main as recommended
 
     OUT.print(recommended(configurations.command("recommend", overrides)))
