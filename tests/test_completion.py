@@ -133,3 +133,10 @@ def test_completing_imports_no_torch():
         [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **asked}, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["False"]
+
+
+def test_the_command_line_starts_without_what_reads_suites():
+    code = (
+        "import sys; import dpopt.cli; print([name for name in ('hydra', 'omegaconf', 'torch') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
