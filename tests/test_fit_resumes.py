@@ -318,7 +318,7 @@ def test_all_records_are_hashed_once(tmp_path, monkeypatch):
             module, "digest", lambda *parts, digest=module.digest: hashed.extend(parts) or digest(*parts)
         )
     fit(augment=jittered, checkpoint=tmp_path, test=None)
-    assert sorted(part.shape for part in hashed if len(part) == 200) == [(200,), (200, 4)]
+    assert sum(part.shape == (200, 4) for part in hashed) == 1
 
 
 def test_ctrl_c_in_the_very_last_step_is_not_swallowed():
