@@ -83,13 +83,21 @@ def _require(cells: pd.DataFrame, by: str, budgets: Sequence[float]) -> None:
 
 def _searches(cells: pd.DataFrame) -> pd.DataFrame:
     """One row for each search and seed whose runs have all ended: what it releases, and what all its runs took."""
-    rows, cells = [], cells.assign(seconds=_seconds(cells))
-    for keys, group in cells.groupby([*SEARCH, "seed"], sort=False):
-        selected = frames.select(group)
+    cells, keys = cells.assign(seconds=_seconds(cells)), [*SEARCH, "seed"]
+    selected = frames.select(cells)
+    released = {} if selected.empty else dict(list(selected.groupby(keys)))
+    rows = []
+    for place, group in cells.groupby(keys, sort=False):
+        chosen = released.get(place, selected.iloc[:0])
         has_failed = group["state"].isin(["failed", "damaged"]).any()
-        if has_failed or len(selected) == group.groupby(frames.GROUP, dropna=False).ngroups:
-            rows.append(dict(zip([*SEARCH, "seed"], keys, strict=True)) | _search(group, selected))
+        if has_failed or len(chosen) == _settings(group):
+            rows.append(dict(zip(keys, place, strict=True)) | _search(group, chosen))
     return pd.DataFrame(rows)
+
+
+def _settings(cells: pd.DataFrame) -> int:
+    """How many settings of their search `cells` are about."""
+    return len(cells.drop_duplicates(frames.GROUP))
 
 
 def _seconds(cells: pd.DataFrame) -> pd.Series:
@@ -102,7 +110,7 @@ def _seconds(cells: pd.DataFrame) -> pd.Series:
 
 def _search(group: pd.DataFrame, selected: pd.DataFrame) -> dict[str, Any]:
     failed = {"tuning": group["tuning"].iloc[0], "runs": len(group), "score": None, "test": math.nan, "failed": True}
-    if len(selected) < group.groupby(frames.GROUP, dropna=False).ngroups:
+    if len(selected) < _settings(group):
         return failed
     best = selected.loc[selected["selection_score"].fillna(-math.inf).idxmax()]
     search = failed | {"runs": selected["runs"].sum()}
@@ -129,7 +137,7 @@ def _total(store: Store, selected: pd.DataFrame, target: float) -> float:
     """What a search spends, the largest over its seeds; its target where no seed has a result."""
     if selected.empty:
         return target
-    if selected.groupby(frames.GROUP, dropna=False).ngroups == 1:
+    if _settings(selected) == 1:
         return max(frames.epsilon_with_tuning(store, row) for row in selected.to_dict("records"))
     first = selected.iloc[0]
     searched = selected.groupby("seed")["run_ids"].sum()

@@ -73,7 +73,7 @@ def beside(
     """`comparison`'s frame with a paper's numbers beside its own, and what to say of them below the table.
 
     A number stands beside the row of the same data set, model, subset, method and target epsilon; the suite's key
-    `published` says what the paper calls them.
+    `published` says what the paper calls them, and what it states in the place of a target.
 
     Args:
         table: at least one row.
@@ -81,8 +81,8 @@ def beside(
         scores: further scores that are shown.
 
     Returns:
-        The frame with `published`, `published_std` and `published_in` (the paper's table, and that it states no epsilon
-        where it does not), and as many columns, `published_NAME...`, for each of `scores`; and the remarks.
+        The frame with `published`, `published_std` and `published_in` (the paper's table, and the epsilon that it states
+        where that is not the target), and as many columns, `published_NAME...`, for each of `scores`; and the remarks.
 
     Raises:
         ConfigError: the suite names no paper, or something that the paper does not hold.
@@ -92,14 +92,16 @@ def beside(
         raise ConfigError("compare", "published", f"the suite {manifest['suite']} has no key `published`")
     paper, names = read(given["paper"]), measured(manifest)
     check(given, paper)
+    targets = {float(ours): float(theirs) for ours, theirs in given.get("epsilon", {}).items()}
     columns: dict[str, list[Any]] = {}
     found = []
     for row in table.to_dict("records"):
         at, method = names.get(row["workload"], ()), given["methods"].get(row["label"], "")
+        target = row["epsilon_target"]
         for name, metric in {"published": row["score"], **{f"published_{score}": score for score in scores}}.items():
-            number = paper.number(at, method, row["epsilon_target"], metric) if at else None
+            number = paper.number(at, method, targets.get(target, target), metric) if at else None
             found += [number] if number else []
-            for key, value in _cells(name, number).items():
+            for key, value in _cells(name, number, target).items():
                 columns.setdefault(key, []).append(value)
     return table.assign(**columns), _remarks(paper, found)
 
@@ -141,11 +143,13 @@ def _called(item: Any, spec: Mapping[str, Any]) -> str:
     return {str(value): name for value, name in names.items()}.get(str(spec.get(field)), "")
 
 
-def _cells(name: str, number: Mapping[str, Any] | None) -> dict[str, Any]:
+def _cells(name: str, number: Mapping[str, Any] | None, target: float) -> dict[str, Any]:
     """The columns that one number fills."""
     if number is None:
         return {name: math.nan, f"{name}_std": math.nan, f"{name}_in": ""}
-    where = f"table {number['table']}" + (", ε not stated" if math.isnan(number["epsilon"]) else "")
+    stated = number["epsilon"]
+    remark = "ε not stated" if math.isnan(stated) else f"states ε = {stated:g}" if stated != target else ""
+    where = ", ".join(filter(None, [f"table {number['table']}", remark]))
     return {name: number["value"], f"{name}_std": number["std"], f"{name}_in": where}
 
 

@@ -63,11 +63,13 @@ class Published:
             and these fields, and what the paper calls them; instead of a name, {field: {value: name}} has one for each
             value of a field.
         methods: label -> the paper's method.
+        epsilon: target -> what the paper states for runs with the same noise, by a looser accountant for instance.
     """
 
     paper: str
     workloads: tuple[dict[str, Any], ...]
     methods: dict[str, str]
+    epsilon: dict[float, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for entry in self.workloads:
