@@ -81,7 +81,7 @@ def beside(
         scores: further scores that are shown.
 
     Returns:
-        The frame with `published`, `published_std` and `published_in` (the paper's table, and the epsilon that it states
+        The frame with `published`, `published_std` and `published_in` (the paper's table, and the epsilon it states
         where that is not the target), and as many columns, `published_NAME...`, for each of `scores`; and the remarks.
 
     Raises:
