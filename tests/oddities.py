@@ -373,7 +373,7 @@ COMMANDS = [
     Command.of("plan suite=odd", OF_SUITE),
     *(Command.of(f"{name} suite=odd", OF_STORED) for name in ("status", "report", "collect", "cancel")),
     Command.of("table suite=odd", f"{OF_STORED} scores compare selection"),
-    Command.of("rank suite=odd", f"{OF_STORED} by budgets"),
+    Command.of("rank suite=odd", f"{OF_STORED} by budgets against"),
     Command.of("plot suite=odd", f"{OF_STORED} figure"),
     Command.of("verify suite=odd", "suite results"),
     Command.of("seal", "results"),

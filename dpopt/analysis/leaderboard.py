@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dpopt.analysis import figures, frames, ranking, statistics, tables
+from dpopt.analysis import against, figures, frames, ranking, statistics, tables
 from dpopt.analysis.budgets import reached
 from dpopt.analysis.drawing import styles_of
 from dpopt.analysis.naming import readable_names, workload_names
@@ -45,12 +45,14 @@ class Leaderboard:
 
     Args:
         known: the suites, of one results folder.
+        baseline: a ranked method that all others are compared with, see `against`; none where it is empty.
 
     Raises:
         ConfigError: they lie in several folders, or no private row is finished.
     """
 
     known: Sequence[Results]
+    baseline: str = ""
 
     def __post_init__(self) -> None:
         folders = {str(results.store.root) for results in self.known}
@@ -143,9 +145,18 @@ class Leaderboard:
         return known.rename(budget)
 
     def tables(self) -> list[Table]:
-        """The ranks, and the scores of all methods for each target epsilon."""
+        """The ranks, distances from the baseline, and the scores of all methods for each target epsilon.
+
+        Raises:
+            ConfigError: the baseline is no ranked method.
+        """
         targets = sorted(self.scores["epsilon_target"].unique())
-        return [self._ranks(), *(self._scores(target, target == targets[-1]) for target in targets)]
+        scores = [self._scores(target, target == targets[-1]) for target in targets]
+        return [self._ranks(), *self._against(), *scores]
+
+    def _against(self) -> list[Table]:
+        frame = against.against(self.entries, self.baseline) if self.baseline else pd.DataFrame()
+        return [] if frame.empty else [against.as_table(frame, self.baseline)]
 
     def _ranks(self) -> Table:
         table = self.ranks

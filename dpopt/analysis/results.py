@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from dpopt.analysis import diagnostics, frames, ranking, tables, transfer
+from dpopt.analysis.against import against
+from dpopt.analysis.budgets import reached
 from dpopt.analysis.drawing import Style, styles_of
 from dpopt.analysis.frames import GROUP
 from dpopt.analysis.naming import readable_names, workload_names
@@ -114,6 +116,10 @@ class Results:
     def ranking(self, by: str = "epsilon", budgets: Sequence[float] = ()) -> pd.DataFrame:
         """One row a method in a block of equal cost: see `ranking.ranking`."""
         return ranking.ranking(self.store, self.cells, by, budgets)
+
+    def against(self, baseline: str, by: str = "epsilon", budgets: Sequence[float] = ()) -> pd.DataFrame:
+        """One row a method and workload, with its distance from `baseline`: see `against.against`."""
+        return against(reached(self.store, self.cells, by, budgets), baseline)
 
     def plot(self, name: str, folder: str | Path = "plots") -> Figure:
         """The figure `name` of `folder`.

@@ -69,9 +69,10 @@ def expected_score(scores: Array, tested: float = math.nan) -> Interval:
     return Interval(max(0.0, mean - low), min(1.0, mean + high))
 
 
-def _student(values: Array) -> Interval:
-    """Of the mean of at least two values."""
-    half = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values))
+def _student(values: Array, comparisons: int = 1) -> Interval:
+    """Of the mean of at least two values; of one of so many `comparisons` that are all to hold."""
+    quantile = scipy.stats.t.isf((1 - CONFIDENCE) / 2 / comparisons, len(values) - 1)
+    half = quantile * values.std(ddof=1) / math.sqrt(len(values))
     return Interval(float(values.mean() - half), float(values.mean() + half))
 
 
@@ -97,7 +98,7 @@ class Difference(NamedTuple):
     p: float
 
 
-def difference(values: Array) -> Difference:
+def difference(values: Array, comparisons: int = 1) -> Difference:
     """The mean of paired differences with Student's interval and test.
 
     Differences that are all equal tell nothing of their variance: the interval is then a point, and p that of the sign
@@ -105,13 +106,16 @@ def difference(values: Array) -> Difference:
 
     Args:
         values: shape [pairs], at least one.
+        comparisons: of which this is one; interval and p are corrected for their number (Bonferroni).
     """
     pairs, mean = len(values), float(values.mean())
     if pairs == 1:
         return Difference(mean, math.nan, math.nan, math.nan)
     if np.ptp(values) <= EQUAL:
-        return Difference(mean, mean, mean, 2.0 ** (1 - pairs) if abs(mean) > EQUAL else 1.0)
-    return Difference(mean, *_student(values), float(scipy.stats.ttest_1samp(values, 0).pvalue))
+        p = 2.0 ** (1 - pairs) if abs(mean) > EQUAL else 1.0
+        return Difference(mean, mean, mean, min(1.0, comparisons * p))
+    p = float(scipy.stats.ttest_1samp(values, 0).pvalue)
+    return Difference(mean, *_student(values, comparisons), min(1.0, comparisons * p))
 
 
 class Standing(NamedTuple):

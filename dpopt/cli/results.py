@@ -97,13 +97,20 @@ def rank(overrides: Sequence[str]) -> None:
     """Rank the rows of a suite with the same budget, tuning included, and say how sure that is.
 
     by=epsilon (what the whole search spends; the default), by=draws, by=gradients or by=seconds; budgets=[1,3] instead
-    of the suite's epsilons, or of the largest amount that all rows can use.
+    of the suite's epsilons, or of the largest amount that all rows can use. against=ROW shows how far every other row
+    is from that one.
     """
-    from dpopt.analysis import ranking
+    from dpopt.analysis import against, ranking
 
-    results, given = stored(overrides, "by", "budgets")
-    by = given["by"] or "epsilon"
+    results, given = stored(overrides, "by", "budgets", "against")
+    by, baseline = given["by"] or "epsilon", given["against"]
     budgets = [fields.convert(text, fields.Positive, "budgets", {}) for text in names(given["budgets"], "budgets")]
+    if baseline:
+        table = against.as_table(results.against(baseline, by, budgets), baseline)
+        _show(table)
+        _write(results, f"against_{baseline}_{by}", table.files())
+        report_problems(results.problems)
+        return
     frame = results.ranking(by, budgets)
     _show(*ranking.as_tables(frame))
     if not frame.empty:
@@ -114,8 +121,9 @@ def rank(overrides: Sequence[str]) -> None:
 def leaderboard(overrides: Sequence[str]) -> None:
     """Rank methods over all workloads of suites at equal total epsilon, and say how sure that is.
 
-    suite=[A,B] takes several suites, of which the first counts where two have a method on one workload. to=FOLDER also
-    writes a page there, as Markdown and HTML, with its figure and CSV.
+    suite=[A,B] takes several suites, of which the first counts where two have a method on one workload. against=ROW
+    shows how far every other method is from that one. to=FOLDER also writes a page there, as Markdown and HTML, with
+    its figure and CSV.
     """
     import matplotlib
 
@@ -123,8 +131,9 @@ def leaderboard(overrides: Sequence[str]) -> None:
     from dpopt.analysis.leaderboard import Leaderboard
 
     suites, rest = suite_name(overrides)
-    known, given = zip(*(stored([*rest, f"suite={name}"], "to") for name in names(suites, "suite")), strict=True)
-    board = Leaderboard(known)
+    read = [stored([*rest, f"suite={name}"], "to", "against") for name in names(suites, "suite")]
+    known, given = zip(*read, strict=True)
+    board = Leaderboard(known, given[0]["against"] or "")
     _show(*board.tables())
     if given[0]["to"]:
         for name, content in board.files(Path(given[0]["plots"])).items():
