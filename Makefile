@@ -16,7 +16,11 @@ CARRIED := $(wildcard $(WHEELS)/*.whl)
 BARE := build/bare
 GPU_KEYS := minutes=% device=% steps=% retry=% results=% plots=%
 
-.PHONY: install quickstart test slow mutants docs lint gpu wheels clean
+comma := ,
+# The suites of the leaderboard's page: those that are published.
+TASKS := $(patsubst results/published/%/cells.parquet,%,$(sort $(wildcard results/published/leaderboard*/cells.parquet)))
+
+.PHONY: install quickstart test slow mutants docs leaderboard lint gpu wheels clean
 
 install: $(INSTALLED)
 
@@ -43,6 +47,9 @@ mutants: install
 
 docs: install
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build
+
+leaderboard: install
+	$(BIN)/dpopt leaderboard suite=[$(subst $() ,$(comma),$(TASKS))] results=results/published against=dp_adam to=docs/leaderboard
 
 lint: install
 	$(BIN)/ruff check .

@@ -200,6 +200,11 @@ class Leaderboard:
         title = f"Scores at total ε = {target:g}"
         return Table(frame, title, SCORES_NOTE if is_last else "", bold=bold, italic=italic, numbers=rows)
 
+    def _cost(self) -> str:
+        runs = self.cells.drop_duplicates("run_id")
+        hours = runs["seconds_cpu"].sum() / 3600 if "seconds_cpu" in runs else math.nan
+        return f"{len(runs):,} runs" + (f", {hours:.2g} CPU hours of training." if hours else ".")
+
     def _draw(self, plots: Path) -> Any:
         if self.blocks.empty:
             return None
@@ -217,7 +222,7 @@ class Leaderboard:
         parts = [f"## {table.title}\n\n{table.markdown}" for table in made]
         if drawn is not None:
             parts.insert(1, f"![{CAPTION}](leaderboard.svg)")
-        said = f"Suites: {', '.join(results.suite for results in self.known)}."
+        said = f"Suites: {', '.join(results.suite for results in self.known)}. {self._cost()}"
         pictures, image = list[Drawing](), dict[str, str | bytes]()
         if drawn is not None:
             markup = Markup(svg.render(drawn, "figure-1", CAPTION))
