@@ -182,7 +182,7 @@ def _further(scores: dict[str, Any]) -> dict[str, float]:
 def _origin(provenance: dict[str, Any]) -> dict[str, Any]:
     """What a published frame says of where a number came from."""
     versions = {f"version_{name}": value for name, value in provenance.get("versions", {}).items()}
-    return {key: provenance.get(key) for key in ("commit", "dirty", "device", "python")} | versions
+    return {key: provenance.get(key) for key in ("commit", "dirty", "device", "cpu", "python")} | versions
 
 
 def select(cells: pd.DataFrame) -> pd.DataFrame:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,7 +29,17 @@ def provenance(device: torch.device) -> dict[str, Any]:
     import torch
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    return {**source(), "device": f"{device.type} {name}"}
+    return {**source(), "device": f"{device.type} {name}", "cpu": _cpu()}
+
+
+def is_same_arithmetic(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether runs of two origins make the same numbers to the last bit: on the same device and CPU, by the same torch.
+
+    Records of older versions do not name their CPU; these are taken to be of the same one.
+    """
+    torch = {origin.get("versions", {}).get("torch") for origin in (one, other)}
+    cpus = {cpu for origin in (one, other) if isinstance(cpu := origin.get("cpu"), str)}
+    return len(torch) == 1 and one.get("device") == other.get("device") and len(cpus) < 2
 
 
 def source() -> dict[str, Any]:
@@ -50,7 +60,7 @@ def hardware(device: torch.device) -> dict[str, Any]:
     import torch
 
     if device.type != "cuda":
-        return {"name": platform.machine()}
+        return {"name": _cpu()}
     found = torch.cuda.get_device_properties(device)
     return {
         "name": found.name,
@@ -78,6 +88,17 @@ def unknown_commits(commits: Iterable[str]) -> list[str]:
 def _git(*arguments: str) -> str | None:
     tree = source_tree()  # an installed package may lie in the folder of another project
     return _output("git", "-C", str(tree), *arguments) if tree else None
+
+
+@cache
+def _cpu() -> str:
+    """The model of this machine's CPU where the system tells it, else its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        lines = []
+    models = (value.strip() for key, _, value in (line.partition(":") for line in lines) if key.strip() == "model name")
+    return next(models, platform.processor() or platform.machine())
 
 
 def _driver() -> str | None:

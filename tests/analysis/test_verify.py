@@ -284,6 +284,32 @@ def test_published_parquet_is_verified_without_its_runs(store):
     assert any("table.md" in line for line in lines)
 
 
+@pytest.mark.parametrize("origin", ["device", "cpu", "torch"])
+def test_scores_of_another_machine_are_held_to_a_tolerance(store, origin):
+    """A run that was made again elsewhere: near the published scores is a remark, farther off or at home a mismatch."""
+    run_id = run_of(store, "hyfreedp")
+    whole = store.record(run_id)
+    away = {
+        "device": {"device": "cuda of another"},
+        "cpu": {"cpu": "of another"},
+        "torch": {"versions": {"torch": "9"}},
+    }
+
+    def lines(is_away, **changes):
+        moved = {**whole["provenance"], **(away[origin] if is_away else {})}
+        record = {**whole, "provenance": moved, **{key: whole[key] + by for key, by in changes.items()}}
+        (store.folder(run_id) / "record.json").write_text(json.dumps(sealed(record)))
+        verified = verify(store)
+        remarks = [line for line in verified.remarks if "1 rows have their run here from another" in line]
+        assert len(remarks) == (2 if is_away else 0)  # collected and published
+        return [str(each) for each in verified.findings if "published" in each.where and "of the record" in each.what]
+
+    assert lines(True, test_accuracy=0.015) == []
+    assert len(lines(True, test_accuracy=0.025)) == 1
+    assert len(lines(False, test_accuracy=0.015)) == 1
+    assert len(lines(True, epsilon=1e-9)) == 1
+
+
 def test_another_suites_parquet_is_found(store, tmp_path):
     folder = store.root / "suites" / "other"
     shutil.copytree(store.suite_folder("small"), folder)

@@ -135,6 +135,11 @@ def _frames(store: Store, folder: Path, verified: Verified, planned: set[str] | 
     except Exception as error:  # whatever a damaged file makes of the readers of Parquet
         yield Finding(str(folder), "Parquet", "readable", f"{type(error).__name__}: {error}")
         return
+    if moved := parquet.moved(store, cells):
+        verified.remarks.append(
+            f"{folder}/cells.parquet: {moved} rows have their run here from another device, CPU or torch; scores are "
+            f"held to {parquet.TOLERANCE:g} (absolute or relative), all else to the last bit"
+        )
     if not parquet.is_complete(cells):
         verified.remarks.append(
             f"{folder}/cells.parquet: {len(cells)} rows of an older version, without ledgers to find their epsilon from"

@@ -49,9 +49,11 @@ def expect(where: str, what: str, claimed: Any, found: Any) -> Iterator[Finding]
         yield Finding(where, what, claimed, found)
 
 
-def expect_close(where: str, what: str, claimed: float, found: float, relative: float) -> Iterator[Finding]:
-    """A finding where two numbers differ by more than their last places."""
-    if not (math.isclose(claimed, found, rel_tol=relative) or (_is_nan(claimed) and _is_nan(found))):
+def expect_close(
+    where: str, what: str, claimed: float, found: float, relative: float, absolute: float = 0.0
+) -> Iterator[Finding]:
+    """A finding where two numbers differ by more than both tolerances."""
+    if not (math.isclose(claimed, found, rel_tol=relative, abs_tol=absolute) or (_is_nan(claimed) and _is_nan(found))):
         yield Finding(where, what, claimed, found)
 
 

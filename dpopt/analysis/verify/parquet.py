@@ -14,16 +14,22 @@ import pandas as pd
 from dpopt.analysis import frames, tables
 from dpopt.analysis.verify import claims
 from dpopt.analysis.verify.claims import Claims
-from dpopt.analysis.verify.finding import Finding, expect
+from dpopt.analysis.verify.finding import Finding, expect, expect_close
 from dpopt.markup import MARKDOWN
 from dpopt.privacy.ledger import Ledger
 from dpopt.store.identity import clipping_bound
+from dpopt.store.provenance import is_same_arithmetic
 from dpopt.store.runs import Damaged, Store
 
 CELL = re.compile(r"((?:\\.|[^|\\])*)\|")
 """A cell and the pipe that ends it; a pipe after a backslash is part of the cell."""
 STATED = ("epsilon", "epsilon_total", "delta", "accountant", "draws", "examples")
 """Columns that a record has under the same name, and that its ledger and its cell bear out or do not."""
+SCORES = ("test_", "validation_", "score_")
+"""How the columns begin that another machine computes otherwise, in their last digits at first."""
+TOLERANCE = 0.02
+"""How far scores of a run that was made on two machines may be apart, in their unit or relative to them, which is more.
+Releases have the same noise on both, so that nothing but rounding differs, which training amplifies."""
 PLACE = ("seed", "batch_size", "epochs", "delta", "accountant")
 """Columns that repeat the cell."""
 
@@ -82,13 +88,34 @@ def _row(where: str, row: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _against_record(store: Store, where: str, row: Mapping[str, Any]) -> Iterator[Finding]:
+    record = _record(store, row)
+    is_moved = record is not None and not _is_same_arithmetic(row, record)
+    for key, value in _numbers(record or {}).items():
+        what = f"{key} of the record"
+        if key in row and is_moved and key.startswith(SCORES):
+            yield from expect_close(where, what, row[key], value, TOLERANCE, TOLERANCE)
+        elif key in row:
+            yield from expect(where, what, row[key], value)
+
+
+def moved(store: Store, cells: pd.DataFrame) -> int:
+    """How many rows have their run here from another machine, so that its scores are held to a tolerance."""
+    records = ((row, _record(store, row)) for row in finished(cells).to_dict("records"))
+    return sum(record is not None and not _is_same_arithmetic(row, record) for row, record in records)
+
+
+def _record(store: Store, row: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The record of a row's run, if it is here."""
     try:
-        record = store.record(row["run_id"])
+        return store.record(row["run_id"])
     except (FileNotFoundError, Damaged):
-        return
-    for key, value in _numbers(record).items():
-        if key in row:
-            yield from expect(where, f"{key} of the record", row[key], value)
+        return None
+
+
+def _is_same_arithmetic(row: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
+    """Whether both come from machines that make the same numbers; rows that do not say from where are taken to."""
+    own = {"device": row.get("device"), "cpu": row.get("cpu"), "versions": {"torch": row.get("version_torch")}}
+    return pd.isna(own["device"]) or is_same_arithmetic(own, record["provenance"])
 
 
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
