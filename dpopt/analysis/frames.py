@@ -17,7 +17,7 @@ from dpopt.privacy.accountants import epsilon
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.selection import BestOf, selection_rule
 from dpopt.store.identity import clipping_bound
-from dpopt.store.runs import Damaged, Store
+from dpopt.store.runs import Damaged, Store, released_score, score_or_worst
 
 GROUP = ["workload", "label", "epsilon_target", "batch_size", "epochs", "clip"]
 """What one table row stands for; its seeds are replicates, and its other cells are the tuning runs of each seed.
@@ -86,6 +86,8 @@ def load(store: Store, suite: str, part: Mapping[str, Sequence[Any]] | None = No
             "selection": json.dumps(cell["selection"], sort_keys=True) if "selection" in cell else "",
             "stage": entry.get("stage", ""),
             "is_refined": entry.get("refined", False),
+            "widen": entry.get("widen", 0),
+            "is_widened": entry.get("widened", False),
             "gradients_per_draw": entry.get("gradients_per_draw", 1.0),
             "is_trained": not cell.get("untrained", False),
             "delta": cell["delta"],
@@ -150,8 +152,7 @@ def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:
         numbers |= {f"noise_{kind}": float(value) for kind, value in record.get("noise", {}).items()}
         numbers["test_score"] = numbers[f"test_{score}"]
         numbers["validation_score"] = numbers.get(f"validation_{score}", math.nan)
-        released = record.get("released_score", {"value": numbers["validation_score"]})
-        numbers["selection_score"] = float(released["value"])
+        numbers["selection_score"] = released_score(record)
         further = _further(record.get("scores", {}))
         origin = _origin(record["provenance"])
     except (TypeError, ValueError, KeyError, AttributeError) as error:
@@ -189,16 +190,18 @@ def select(cells: pd.DataFrame) -> pd.DataFrame:
     """The run that each replicate would release: its best on the validation split, never on the test split.
 
     A search that is charged goes by the scores that its runs have released, noise included; one in several parts
-    releases its last run. A score that is not a number is the worst.
+    releases its last run. A run that has diverged, or whose score is not a number, is the worst.
 
     Selection is made for each seed on its own, as someone with one private data set would. A group with a tuning run
     that has no result is left out: the best of what happened to finish is not what the procedure releases.
 
     Returns:
-        One row for each group and seed, with `runs` (trained runs of that seed) and their `run_ids` added, and `edges`:
-        which of the selected numbers are the largest ("lr ↑") or smallest that the label's search tries.
+        One row for each group and seed, with `runs` (trained runs of that seed) added, `run_ids` (what the search is
+        charged for: those runs, and one again for each that a grid which widens might still have made), and
+        `edges`: which of the selected numbers are the largest ("lr ↑") or smallest that the label's search tries.
     """
-    ends = _ends(cells)
+    cells = cells.assign(widen=cells.get("widen", 0), is_widened=cells.get("is_widened", False))  # new columns
+    ends = _ends(cells[~cells["is_widened"]])
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in cells.to_dict("records"):
         place = tuple("" if pd.isna(row[key]) else row[key] for key in (*GROUP, "seed"))  # two NaN are not equal
@@ -209,11 +212,27 @@ def select(cells: pd.DataFrame) -> pd.DataFrame:
         released = [row for row in rows if row["stage"] == last]
         if not released or not all(row["state"] in ("done", "diverged") for row in rows):
             continue
-        runs, run_ids = sum(row["is_trained"] for row in rows), tuple(row["run_id"] for row in rows)
-        best = max(released, key=_selection_score)
-        edges = "" if last else _edges(best, ends[best["workload"], best["label"]])
+        best = max(released, key=lambda row: score_or_worst(row["selection_score"], row["state"]))
+        runs, run_ids = sum(row["is_trained"] for row in rows), _charged(rows)
+        edges = "" if last else _edges(best, ends[best["workload"], best["label"]], rows)
         chosen.append({**best, "runs": runs, "run_ids": run_ids, "edges": edges})
     return pd.DataFrame(chosen)
+
+
+def _charged(rows: list[dict[str, Any]]) -> tuple[str, ...]:
+    """The runs of a group and seed, and the first again for each that a grid which widens might have made and has not.
+
+    How many it makes follows from scores, so that these are charged too. All runs of one such search release the same;
+    those of another rule were another search.
+    """
+    searches: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        searches.setdefault(row["selection"], []).append(row)
+    charged = [row["run_id"] for row in rows]
+    for search in searches.values():
+        unmade = max(row["widen"] for row in search) - sum(row["is_widened"] for row in search)
+        charged += [search[0]["run_id"]] * unmade
+    return tuple(charged)
 
 
 def _ends(cells: pd.DataFrame) -> dict[tuple[str, str], dict[str, tuple[float, float]]]:
@@ -231,17 +250,14 @@ def _numbers(tuned: str) -> list[tuple[str, float]]:
     return [(name, value) for name, value in json.loads(tuned).items() if type(value) in (int, float)]
 
 
-def _edges(row: Mapping[str, Any], ends: Mapping[str, tuple[float, float]]) -> str:
-    """The numbers of a point that are at an end of what was tried, and at which."""
-    marks = []
+def _edges(row: Mapping[str, Any], ends: Mapping[str, tuple[float, float]], rows: list[dict[str, Any]]) -> str:
+    """The numbers of a point that are at an end of what its label's grids and the `rows` of its search try; which."""
+    marks, tried = [], [dict(_numbers(other["tuned"])) for other in rows]
     for name, value in _numbers(row["tuned"]):
-        low, high = ends[name]
+        values = [*ends.get(name, ()), *(point[name] for point in tried if name in point)]
+        low, high = min(values), max(values)
         marks += [f"{name} {'↑' if value == high else '↓'}"] if low < high and value in (low, high) else []
     return ", ".join(marks)
-
-
-def _selection_score(row: Mapping[str, Any]) -> float:
-    return -math.inf if math.isnan(row["selection_score"]) else row["selection_score"]
 
 
 def curves(store: Store, selected: pd.DataFrame, with_diagnostics: bool = False) -> pd.DataFrame:

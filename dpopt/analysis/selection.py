@@ -37,7 +37,7 @@ def private_selection(store: Store, cells: pd.DataFrame, runs: tuple[float, ...]
         `epsilon_selected`.
     """
     rows = []
-    grids = cells[(cells["tuning"] == "grid") & ~cells["is_refined"]]
+    grids = cells[(cells["tuning"] == "grid") & ~(cells["is_refined"] | cells["is_widened"])]
     for keys, group in grids.groupby(GROUP, sort=False, dropna=False):
         if not group["state"].isin(["done", "diverged"]).all():
             continue

@@ -36,6 +36,10 @@ EDGES_NOTE = (
     "End of grid: the selected value is the largest (↑) or smallest (↓) that was tried, in so many of the seeds; a "
     "wider grid may do better."
 )
+WIDEN_NOTE = (
+    "Up to {} further runs beyond the grid, one at a time while the best lies at its end; ε with tuning counts them "
+    "all, made or not."
+)
 
 
 def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
@@ -76,7 +80,7 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
                 "epsilon_composed": max(
                     composed(store, row["run_ids"], row["delta"], row["accountant"]) for row in searches
                 ),
-                "note": _note(group["optimizer"].iloc[0]),
+                "note": _note(group["optimizer"].iloc[0], group["widen"].max()),
             }
         )
     table = pd.DataFrame(rows)
@@ -209,9 +213,10 @@ def _published(table: pd.DataFrame, column: str, score: str, rows: pd.Series) ->
     return {f"published {shown(score).label}": cells} if cells else {}
 
 
-def _note(optimizer: str) -> str:
+def _note(optimizer: str, widen: int) -> str:
     known = registry.entries("optimizer")  # results may be of an optimizer that is not installed here
-    return known[optimizer].note if optimizer in known else ""
+    notes = [known[optimizer].note] if optimizer in known else []
+    return " ".join(filter(None, [*notes, WIDEN_NOTE.format(widen) if widen else ""]))
 
 
 def footer(table: pd.DataFrame, remarks: Sequence[str] = ()) -> str:

@@ -30,7 +30,8 @@ def transfers(cells: pd.DataFrame) -> pd.DataFrame:
     """
     if cells.empty or "test_score" not in cells:
         return pd.DataFrame()
-    searched = cells[(cells["tuning"] == "grid") & (cells["stage"] == "") & ~cells["is_refined"]]
+    is_further = cells["is_refined"] | cells["is_widened"]
+    searched = cells[(cells["tuning"] == "grid") & (cells["stage"] == "") & ~is_further]
     rows = []
     for place, search in searched.groupby(PLACE, sort=False, dropna=False):
         known = select(search)

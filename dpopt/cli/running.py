@@ -52,6 +52,8 @@ def plan(overrides: Sequence[str]) -> None:
         OUT.print(f"protocol: {line}")
     cells = len({entry.cell.run_id for entry in planned})
     OUT.print(f"{cells} distinct cells of suite {suite.name}; results in {store.root}")
+    if further := planning.to_follow(planned, store):
+        OUT.print(f"up to {further} further cells follow, where the best of a grid lies at its end")
     for line in (cost.estimate(rows, timings, suite, rate), *_basis(timings, rate), *_absent(planning.missing(suite))):
         OUT.print(line)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import shutil
+from collections import defaultdict
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 from dpopt import fields, registry
 from dpopt.errors import ConfigError, Missing, unknown
 from dpopt.harness import refine, tuning
-from dpopt.harness.rows import Planned, Row
+from dpopt.harness.rows import Planned, Row, all_done
 from dpopt.harness.suite import Setting, Suite
 from dpopt.store.runs import Store, mended
 from dpopt.workloads.base import Workload
@@ -75,7 +76,17 @@ def require(suite: Suite) -> None:
 def has_stages(suite: Suite) -> bool:
     """Whether some cells of `suite` follow from the outcome of others."""
     settings = [_setting(suite, label) for label in suite.optimizers]
-    return any(setting.refine or setting.tuning == "linear_scaling" for setting in settings)
+    return any(setting.refine or setting.widen or setting.tuning == "linear_scaling" for setting in settings)
+
+
+def to_follow(planned: list[Planned], store: Store) -> int:
+    """How many cells beyond the ends of grids may still be planned: of searches with runs that have no result."""
+    searches: dict[tuple[Any, ...], list[Planned]] = defaultdict(list)
+    for entry in planned:
+        if entry.widen:
+            searches[entry.label, *entry.search].append(entry)
+    left = (found for found in searches.values() if not all_done(found, store))
+    return sum(found[0].widen - sum(entry.is_widened for entry in found) for found in left)
 
 
 def manifest(suite: Suite, planned: list[Planned]) -> dict[str, Any]:
@@ -118,6 +129,7 @@ def _setting(suite: Suite, label: str) -> Setting:
     grid, selection = content.get("grid", entry.grid), content.get("selection")
     tuned = content.get("tuning", "grid" if grid else "self")
     default = {"name": name, "fields": {}, "refine": suite.refine}
+    default |= {"widen": suite.widen} if tuned not in ("self", "fixed") else {}
     own = {"tuning": tuned, "grid": grid if tuned not in ("self", "fixed") else {}}
     rule = {"selection": {"rule": selection} if isinstance(selection, str) else selection}
     setting = fields.build(Setting, default | content | own | rule, where)

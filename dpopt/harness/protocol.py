@@ -63,8 +63,13 @@ def _budgets(rows: Rows) -> Iterator[str]:
 
 
 def _largest_search(entries: list[Planned]) -> int:
-    """Runs of a seed at one epsilon on one workload; whoever compares several B, C or epochs has searched over them."""
-    places = Counter((str(entry.cell.workload), entry.target, entry.cell.seed) for entry in entries)
+    """Runs of a seed at one epsilon on one workload; whoever compares several B, C or epochs has searched over them.
+
+    A grid that widens counts with all runs that it may make.
+    """
+    places = Counter(entry.search[:3] for entry in entries if not entry.is_widened)
+    for search, further in {entry.search: entry.widen for entry in entries}.items():
+        places[search[:3]] += further
     return max(places.values())
 
 

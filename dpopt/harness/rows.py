@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from dpopt import registry
 from dpopt.clipping.rules import Abadi, Normalized
 from dpopt.errors import ConfigError
-from dpopt.harness import refine, tuning
+from dpopt.harness import refine, tuning, widen
 from dpopt.harness.cell import Cell
 from dpopt.harness.suite import Setting, Suite
 from dpopt.harness.tuning import Outcome, Run
@@ -25,7 +25,7 @@ from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.sampling import derive
 from dpopt.privacy.selection import After, BestOf, Composed, Selection, selection_spec
 from dpopt.store.identity import clipping_bound
-from dpopt.store.runs import Store
+from dpopt.store.runs import Store, released_score, score_or_worst
 from dpopt.training import number_of_draws, sampling_rate
 from dpopt.workloads.base import Workload
 
@@ -46,6 +46,8 @@ class Planned:
         gradients_per_draw: points at which the optimizer computes gradients.
         stage: see `tuning.Run`.
         is_refined: whether it is none of the suite's grid but a proposal, see `refine`.
+        widen: how many runs beyond its grid the search may make.
+        is_widened: whether it is one of those, see `widen`.
     """
 
     cell: Cell
@@ -56,14 +58,23 @@ class Planned:
     gradients_per_draw: float
     stage: str = ""
     is_refined: bool = False
+    widen: int = 0
+    is_widened: bool = False
+
+    @property
+    def search(self) -> tuple[str, float, int, int, float, str]:
+        """What the runs of one search in a row have in common: workload, target, seed, B, epochs and C."""
+        cell, bound = self.cell, clipping_bound(self.cell.content())
+        return str(cell.workload), self.target, cell.seed, cell.batch_size, cell.epochs, str(bound)
 
     def content(self) -> dict[str, Any]:
         """As plain JSON data, for the manifest."""
         rest = {"label": self.label, "tuning": self.tuning, "tuned": self.tuned}
         stage = {"stage": self.stage, "target": self.target} if self.stage else {}
         cost = {"gradients_per_draw": self.gradients_per_draw}
-        refined = {"refined": True} if self.is_refined else {}
-        own = {"run_id": self.cell.run_id, **rest, **stage, **refined, **cost}
+        further = {"refined": self.is_refined, "widen": self.widen, "widened": self.is_widened}
+        further = {key: value for key, value in further.items() if value}
+        own = {"run_id": self.cell.run_id, **rest, **stage, **further, **cost}
         return own | {"cell": self.cell.content()}
 
 
@@ -100,6 +111,8 @@ class Row:
         self._optimizers: dict[str, dict[str, Any]] = {}
         self._numbers: dict[tuple[float, int], dict[tuple[Any, ...], int]] = {}
         self._points = cost(registry.from_spec("optimizer", _optimizer(setting, {}, 1.0))).gradients_per_draw
+        if setting.widen:
+            _check_widening(setting, f"{self._where}.widen")
 
     def cells(self, results: Store | None, journal: Any) -> Iterator[Planned]:
         """All cells; those that follow from the outcome of others only where `results` has it.
@@ -109,20 +122,27 @@ class Row:
             journal: of `refine.open_journal`, where the row is refined.
         """
         made: dict[tuple[float, float], list[Planned]] = {}
+        searches: dict[tuple[float, int], list[tuple[Place, list[Planned]]]] = {}
         known = set[str]()
         for place in self._places():
             sampling_rate(place.batch_size / self._suite.scale_down, self._workload.examples)
             number_of_draws(place.epochs, place.batch_size, self._workload.examples)
             found = self._search(place)
-            yield from (entry for entry in found if entry.cell.run_id not in known)
+            fresh = [entry for entry in found if entry.cell.run_id not in known]
+            yield from fresh
             known.update(entry.cell.run_id for entry in found)  # a rule without a bound makes one cell of every C
+            if fresh:
+                searches.setdefault((place.epsilon, place.seed), []).append((place, found))
             made.setdefault((place.epsilon, place.epochs), []).extend(found)
             if self._setting.tuning == "linear_scaling":
                 number = self._number(len(found), found[0].cell.optimizer, place)  # even where it is not planned yet
-                if results is not None and _all_done(found, results):
+                if results is not None and all_done(found, results):
                     yield self._planned(_last_run(found, results), place, number)
         if self._setting.refine:
             yield from self._refinement(made, results, journal)
+        if self._setting.widen and results is not None:
+            for group in searches.values():
+                yield from self._widening(group, results)
 
     def _places(self) -> Iterator[Place]:
         suite, setting = self._suite, self._setting
@@ -164,7 +184,7 @@ class Row:
             self._setting.average,
         )
         rest = (self._label, self._setting.tuning, run.point, place.epsilon, self._points, run.stage)
-        return Planned(cell, *rest)
+        return Planned(cell, *rest, widen=self._setting.widen)
 
     def _optimizer(self, point: Mapping[str, Any], clip: float, epsilon: float) -> dict[str, Any]:
         key = str((point, clip, epsilon == math.inf))
@@ -188,7 +208,7 @@ class Row:
         _check_refinement(self._setting, self._workload, self._rule, next(iter(made.values())), f"{self._where}.refine")
         for length, grid in made.items():
             others = [epochs for epsilon, epochs in made if epsilon == length[0]]
-            if results is not None and journal is not None and _all_done(grid, results):
+            if results is not None and journal is not None and all_done(grid, results):
                 yield from _refined(
                     grid, self._setting.refine, partial(self._further, length, others), results, journal
                 )
@@ -205,6 +225,41 @@ class Row:
             place = Place(epsilon, epochs, point["B"], point["C"] or 1.0, seed)
             found.append(dataclasses.replace(self._planned(run, place, number), is_refined=True))
         return found
+
+    def _widening(self, group: list[tuple[Place, list[Planned]]], results: Store) -> Iterator[Planned]:
+        """What follows from the grids that a seed has finished at one epsilon.
+
+        Numbers follow those of all grids, in turn for each search: they depend on no outcome.
+        """
+        first, most = len(self._numbers[group[0][0].epsilon, group[0][0].seed]), self._setting.widen
+        for start, (place, grid) in enumerate(group, first):
+            if all_done(grid, results):
+                yield from self._widened(place, grid, range(start, start + most * len(group), len(group)), results)
+
+    def _widened(self, place: Place, grid: list[Planned], numbers: range, results: Store) -> Iterator[Planned]:
+        def planned(index: int, point: refine.Point) -> Planned:
+            run = Run(0, point, place.epsilon, self._rule)
+            return dataclasses.replace(self._planned(run, place, numbers[index]), is_widened=True)
+
+        def score(index: int, point: refine.Point) -> float | None:
+            entry = planned(index, point)
+            return _score(entry, results) if all_done([entry], results) else None
+
+        def accepts(point: refine.Point) -> bool:
+            try:
+                return len({self._releases(tried, place) for tried in [*map(_tuned, grid), point]}) == 1
+            except ConfigError:
+                return False
+
+        known = [(_tuned(entry), _score(entry, results)) for entry in grid]
+        points = widen.further(known, len(numbers), accepts, score)
+        yield from (planned(index, point) for index, point in enumerate(points))
+
+    def _releases(self, point: refine.Point, place: Place) -> tuple[Any, ...]:
+        optimizer = registry.from_spec("optimizer", self._optimizer(point, place.clip, place.epsilon))
+        examples = self._workload.examples
+        draws = number_of_draws(place.epochs, place.batch_size, examples)
+        return widen.releases(optimizer, sampling_rate(place.batch_size, examples), draws)
 
 
 def _check_search(
@@ -225,6 +280,14 @@ def _check_search(
         raise ConfigError(f"{suite.name}.scale_down", suite.scale_down, allowed)
     if setting.tuning == "linear_scaling" and math.inf in (setting.epsilon or suite.epsilon):
         raise ConfigError(f"{where}.tuning", setting.tuning, "linear scaling needs a finite epsilon")
+
+
+def _check_widening(setting: Setting, where: str) -> None:
+    """Raise `ConfigError` where the points of a grid differ in what a run releases, as far as a short run shows it."""
+    made = (registry.from_spec("optimizer", _optimizer(setting, point, 1.0)) for point in tuning.points(setting.grid))
+    if len({widen.releases(optimizer, rate=0.1, draws=60) for optimizer in made}) > 1:
+        reason = "its points differ in what a run releases, which must not follow from scores"
+        raise ConfigError(where, setting.widen, f"{reason}; 0 leaves the row as it is")
 
 
 def _check_refinement(
@@ -264,7 +327,7 @@ def _refined(
 
     def score(index: int, point: refine.Point) -> float | None:
         entries = further(index, point)
-        return _validation(entries, results) if _all_done(entries, results) else None
+        return _validation(entries, results) if all_done(entries, results) else None
 
     for index, point in enumerate(refine.proposals(journal, name, known, number, score)):
         yield from further(index, point)
@@ -278,18 +341,27 @@ def _distinct(grid: list[Planned]) -> list[Planned]:
 def _point(entry: Planned) -> dict[str, Any]:
     """Where a cell lies in its row's search, numbers as the optimizer has them; C is None without a bound."""
     bound = clipping_bound(entry.cell.content())
-    tuned = {key: entry.cell.optimizer.get(key, value) for key, value in entry.tuned.items()}
-    return {"C": None if math.isnan(bound) else bound, "B": entry.cell.batch_size, **tuned}
+    return {"C": None if math.isnan(bound) else bound, "B": entry.cell.batch_size, **_tuned(entry)}
+
+
+def _tuned(entry: Planned) -> dict[str, Any]:
+    """The grid point of a cell, numbers as the optimizer has them."""
+    return {key: entry.cell.optimizer.get(key, value) for key, value in entry.tuned.items()}
 
 
 def _validation(entries: list[Planned], results: Store) -> float:
-    """The mean validation score of finished cells; one that is no number makes it the worst."""
-    records = [results.record(entry.cell.run_id) for entry in entries]
-    scores = [record.get(f"validation_{record.get('score', 'accuracy')}") for record in records]
-    return fmean(-math.inf if score is None or math.isnan(score) else score for score in scores)
+    """The mean score of finished cells."""
+    return fmean(_score(entry, results) for entry in entries)
 
 
-def _all_done(found: list[Planned], results: Store) -> bool:
+def _score(entry: Planned, results: Store) -> float:
+    """The score of a finished cell that its search goes by, as whoever selects one of its runs does."""
+    record = results.record(entry.cell.run_id)
+    return score_or_worst(released_score(record), record["status"])
+
+
+def all_done(found: list[Planned], results: Store) -> bool:
+    """Whether all of some cells have a result."""
     return all(results.state(entry.cell.run_id) in ("done", "diverged") for entry in found)
 
 

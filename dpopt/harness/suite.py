@@ -36,6 +36,7 @@ class Setting:
         runs: how many points "random" draws, or each of the searches of "linear_scaling".
         average: decay of the weights in an average of the parameters, around the optimizer, see `Averaged`; 0 for none.
         epsilon, epochs, batch_size, clip, seeds, refine: replace the suite's.
+        widen: as the suite's, which is for rows that search.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Setting:
     clip: Several[Bound] | None = None
     seeds: Several[Natural] | None = None
     refine: FewOrNone = 0
+    widen: FewOrNone = 0
     average: fields.Decay = 0.0
 
 
@@ -112,6 +114,7 @@ class Suite:
     isolate: bool
     scale_down: Factor
     refine: FewOrNone
+    widen: FewOrNone
     diagnostics: bool
     results: Name
     plots: Name

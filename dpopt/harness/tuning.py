@@ -17,6 +17,7 @@ import numpy as np
 
 from dpopt.errors import ConfigError, unknown
 from dpopt.fields import FEW
+from dpopt.harness import refine
 from dpopt.harness.suite import Setting
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.sampling import derive
@@ -83,7 +84,10 @@ def check(setting: Setting, where: str) -> Selection | None:
         raise ConfigError(
             f"{where}.grid", list(setting.grid), "linear scaling finds a learning rate: expected lr alone"
         )
-    return _rule(setting, number, where)
+    rule = _rule(setting, number + setting.widen, where)
+    if setting.widen:
+        _check_widen(setting, rule, f"{where}.widen")
+    return rule
 
 
 def _rule(setting: Setting, runs: int, where: str) -> Selection | None:
@@ -105,6 +109,20 @@ def _rule(setting: Setting, runs: int, where: str) -> Selection | None:
     if not isinstance(rule, Simulated):
         raise unknown(f"{where}.rule", given.get("rule"), ["composed", "simulated"])
     return rule
+
+
+def _check_widen(setting: Setting, rule: Selection | None, where: str) -> None:
+    if setting.tuning != "grid":
+        reason = f"the tuning {setting.tuning} runs no whole grid"
+    elif isinstance(rule, Simulated):
+        reason = "a simulated search is not charged for the runs that it makes"
+    elif setting.refine:
+        reason = "the row is refined, between the ends of its grid"
+    elif not refine.ends(points(setting.grid)):
+        reason = "nothing to widen: no field of the grid has several positive numbers"
+    else:
+        return
+    raise ConfigError(where, setting.widen, f"{reason}; 0 leaves the row as it is")
 
 
 def runs(setting: Setting, rule: Selection | None, epsilon: float, key: Iterable[Any]) -> list[Run]:

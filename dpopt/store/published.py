@@ -134,6 +134,8 @@ def _entry(row: Mapping[str, Any]) -> dict[str, Any]:
         "tuned": json.loads(row["tuned"]),
         "target": row["epsilon_target"],
         "refined": bool(row.get("is_refined", False)),
+        "widen": int(row.get("widen", 0)),
+        "widened": bool(row.get("is_widened", False)),
         "gradients_per_draw": row.get("gradients_per_draw", 1.0),
         "cell": cell,
         **stage,

@@ -339,6 +339,18 @@ def mended(journal: Path) -> Path:
     return journal
 
 
+def released_score(record: Mapping[str, Any]) -> float:
+    """What a search knows of a run: its noised score where that is charged, else its validation score; NaN without."""
+    if "released_score" in record:
+        return float(record["released_score"]["value"])
+    return float(record.get(f"validation_{record.get('score', 'accuracy')}", math.nan))
+
+
+def score_or_worst(score: float, status: str) -> float:
+    """What a run is selected by: its score, or the worst where the run has diverged or has no number."""
+    return -math.inf if status == "diverged" or math.isnan(score) else score
+
+
 def _place(entry: Mapping[str, Any]) -> tuple[str, str]:
     """What tells the entries of a manifest apart: a run may stand for several labels."""
     return entry["label"], entry["run_id"]

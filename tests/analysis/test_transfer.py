@@ -20,6 +20,7 @@ def cells(tests=TESTS, seeds=(0, 1), **replaced):
             "tuning": "grid",
             "stage": "",
             "is_refined": False,
+            "is_widened": False,
             "is_trained": True,
             "tuned": f'{{"lr": {rate}}}',
             "epsilon_target": epsilon,

@@ -1,0 +1,404 @@
+"""Grids that go on beyond their ends: what is planned, that no more is, and what all of it is charged."""
+
+import dataclasses
+import json
+import math
+from collections import Counter
+from functools import cache
+
+import pytest
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
+
+from dpopt.analysis import frames, tables
+from dpopt.cli import main
+from dpopt.errors import ConfigError
+from dpopt.harness import protocol, widen
+from dpopt.harness.cell import run
+from dpopt.harness.plan import has_stages, manifest, plan, to_follow
+from dpopt.harness.run_suite import run_suite
+from dpopt.harness.suite import load_suite
+from dpopt.privacy.calibration import trace
+from dpopt.registry import create
+from dpopt.store import Store
+from dpopt.store.identity import clipping_bound
+
+
+def moved(values, best):
+    """Where the best value of a single field is moved to."""
+    return [point["x"] for point in widen.beyond([({"x": value}, float(value == best)) for value in values])]
+
+
+@pytest.mark.parametrize(
+    ("values", "best", "expected"),
+    [
+        ([0.1, 0.3, 1.0], 1.0, [3.33]),
+        ([0.1, 0.3, 1.0], 0.1, [0.0333]),
+        ([0.1, 0.3, 1.0], 0.3, []),
+        ([1.0, 0.1, 0.3], 1.0, [3.33]),
+        ([16, 64], 64, [256]),
+        ([16, 64], 16, [4]),
+        ([1, 2], 1, []),  # half of one is no whole number above zero
+        ([1000, 1001], 1001, []),  # with 3 digits it would be 1000
+        ([0.0, 0.9], 0.9, []),  # no ratio
+        ([False, True], True, []),
+        ([0.5], 0.5, []),
+        ([1.0, math.inf], 1.0, []),
+    ],
+)
+def test_the_ratio_of_the_last_two_values_is_continued(values, best, expected):
+    found = moved(values, best)
+    assert found == expected
+    assert all(type(value) is type(values[0]) for value in found)
+
+
+def test_of_several_ends_the_first_field_goes_on_first():
+    grid = [({"lr": lr, "name": "a", "beta": beta}, lr * beta) for lr in (0.1, 1.0) for beta in (0.5, 0.9)]
+    moved = [{"lr": 10.0, "name": "a", "beta": 0.9}, {"lr": 1.0, "name": "a", "beta": 1.62}]
+    assert list(widen.beyond(grid)) == moved
+
+
+def test_of_equal_scores_the_first_is_the_best():
+    assert list(widen.beyond([({"lr": lr}, -math.inf) for lr in (0.1, 1.0)])) == [{"lr": 0.01}]
+
+
+def quality(point, best):
+    """Best where each field has its value of `best`; 1 there."""
+    return 1 - sum(math.log10(point[key] / at) ** 2 for key, at in best.items())
+
+
+def searched(best, number, grid, accepts=lambda point: True):
+    known = [(point, quality(point, best)) for point in grid]
+    return widen.further(known, number, accepts, lambda index, point: quality(point, best))
+
+
+RATES = [{"lr": lr} for lr in (0.1, 0.3, 1.0)]
+
+
+def test_an_optimum_beyond_the_end_is_found_and_no_more_is_tried():
+    """36 is best; only the point beyond 37 shows that."""
+    found = [point["lr"] for point in searched({"lr": 36}, 10, RATES)]
+    assert found == [3.33, 11.1, 37.0, 123.0]
+    assert [point["lr"] for point in searched({"lr": 0.03}, 10, RATES)] == [0.0333, 0.0111]
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_no_more_points_than_allowed(number):
+    assert len(searched({"lr": 1e9}, number, RATES)) == number
+
+
+def test_a_best_point_inside_is_left():
+    assert searched({"lr": 0.3}, 10, RATES) == []
+
+
+def test_two_fields_are_followed_one_after_the_other():
+    grid = [{"lr": lr, "eps": eps} for lr in (0.1, 1.0) for eps in (0.1, 1.0)]
+    found = searched({"lr": 10.0, "eps": 0.01}, 10, grid)
+    assert found[:2] == [{"lr": 10.0, "eps": 0.1}, {"lr": 100.0, "eps": 0.1}]
+    assert found[2:] == [{"lr": 10.0, "eps": 0.01}, {"lr": 10.0, "eps": 0.001}]
+
+
+def test_a_point_that_is_refused_ends_its_direction_alone():
+    grid = [{"lr": lr, "eps": eps} for lr in (0.1, 1.0) for eps in (0.1, 1.0)]
+    found = searched({"lr": 100.0, "eps": 100.0}, 10, grid, accepts=lambda point: point["lr"] < 50)
+    assert [(point["lr"], point["eps"]) for point in found] == [(10, 1), (10, 10), (10, 100), (10, 1000)]
+
+
+def test_nothing_follows_a_point_without_a_score():
+    known = [(point, quality(point, {"lr": 1e9})) for point in RATES]
+    scores = [2.0, None, 3.0]
+    assert len(widen.further(known, 10, lambda point: True, lambda index, point: scores[index])) == 2
+
+
+def test_what_a_run_releases():
+    """Against each optimizer's trace, and fields that change the noise of a kind alone."""
+    short = {"rate": 0.1, "draws": 20}
+    of = lambda name, **fields: widen.releases(create(name, **fields), **short)  # noqa: E731
+    assert of("dp_sgd", lr=0.1) == of("dp_sgd", lr=10.0)
+    assert of("dp_sgd")[0] == trace(create("dp_sgd"), **short)
+    assert of("hyfreedp", probe_every=1) != of("hyfreedp", probe_every=2)
+    assert of("hyfreedp", noise_inflation=1.01) != of("hyfreedp", noise_inflation=1.1)
+
+
+class Results:
+    """A store in which some cells are done, with scores of their own."""
+
+    def __init__(self, best):
+        self.best, self.records = best, {}
+
+    def state(self, run_id):
+        return self.records[run_id]["status"] if run_id in self.records else "pending"
+
+    def record(self, run_id):
+        return self.records[run_id]
+
+    def finish(self, planned, **more):
+        for entry in planned:
+            score = quality(entry.cell.optimizer, self.best)
+            self.records[entry.cell.run_id] = {"status": "done", "validation_accuracy": score, **more}
+
+    def completed(self, suite):
+        """All cells that follow, and how many rounds that took."""
+        rounds, planned = 0, plan(suite, self)
+        while new := [entry for entry in planned if self.state(entry.cell.run_id) == "pending"]:
+            self.finish(new)
+            rounds, planned = rounds + 1, plan(suite, self)
+        return planned, rounds
+
+
+ROW = ["workloads=[digits_mlp]", "optimizers=[dp_sgd]", "settings.dp_sgd={grid: {lr: [0.1, 0.3, 1.0]}}"]
+
+
+def ids(planned):
+    return [entry.cell.run_id for entry in planned]
+
+
+def widened(planned):
+    return [entry for entry in planned if entry.is_widened]
+
+
+def test_cells_follow_until_the_best_lies_inside(write_suite):
+    suite = write_suite(overrides=[*ROW, "widen=6", "epsilon=[1,4]"])
+    grid = plan(suite)
+    assert has_stages(suite)
+    assert ids(grid) == ids(plan(write_suite(overrides=[*ROW, "epsilon=[1,4]"])))
+    results = Results({"lr": 36})
+    assert plan(suite, results) == grid
+    planned, rounds = results.completed(suite)
+    assert rounds == 5
+    assert [entry for entry in planned if not entry.is_widened] == grid
+    for epsilon in (1, 4):
+        for seed in (0, 1):
+            own = [entry for entry in widened(planned) if (entry.target, entry.cell.seed) == (epsilon, seed)]
+            assert [entry.tuned["lr"] for entry in own] == [3.33, 11.1, 37.0, 123.0]
+            assert [entry.cell.search for entry in own] == [3, 4, 5, 6]
+            assert all(entry.cell.optimizer["lr"] == entry.tuned["lr"] for entry in own)
+    assert len(planned) == 4 * 7
+
+
+@pytest.mark.parametrize(("best", "number"), [(0.3, 0), (1e9, 2), (1e-9, 2)])
+def test_no_more_cells_than_asked_for(write_suite, best, number):
+    suite = write_suite(overrides=[*ROW, "widen=2", "seeds=0"])
+    planned, _ = Results({"lr": best}).completed(suite)
+    assert len(widened(planned)) == number
+
+
+def test_a_suite_that_is_planned_again_at_any_point_has_the_same_cells(write_suite):
+    """One cell at a time, in another order than they are planned in."""
+    suite = write_suite(overrides=[*ROW, "widen=3", "seeds=0", "clip=[0.5,2]"])
+    whole, _ = Results({"lr": 36}).completed(suite)
+    results, seen = Results({"lr": 36}), set()
+    while left := [entry for entry in plan(suite, results) if results.state(entry.cell.run_id) == "pending"]:
+        results.finish([left[-1]])
+        seen.update(ids(plan(suite, results)))
+    assert seen == set(ids(whole))
+    assert plan(suite, results) == whole
+
+
+def test_every_run_of_a_seed_has_draws_of_its_own(write_suite):
+    axes = [*ROW, "clip=[0.5,2]", "batch_size=[64,128]"]
+    suite = write_suite(overrides=[*axes, "widen=4"])
+    planned, _ = Results({"lr": 36}).completed(suite)
+    for seed in (0, 1):
+        numbers = [entry.cell.search for entry in planned if entry.cell.seed == seed]
+        assert sorted(numbers) == list(range(4 * (3 + 4)))
+    fewer, _ = Results({"lr": 36}).completed(write_suite(overrides=[*axes, "widen=2"]))
+    assert set(ids(fewer)) < set(ids(planned)), "a larger number adds cells and changes none"
+
+
+def test_a_rule_without_a_bound_is_widened_once(write_suite):
+    row = "settings.dp_sgd={grid: {lr: [0.1, 0.3]}, fields: {clip: automatic}}"
+    suite = write_suite(overrides=[*ROW[:2], row, "widen=2", "clip=[0.5,2]", "seeds=0"])
+    planned, _ = Results({"lr": 1e9}).completed(suite)
+    assert len(planned) == len(set(ids(planned))) == 4
+    assert sorted(entry.cell.search for entry in planned) == [0, 1, 2, 3]
+    assert all(math.isnan(clipping_bound(entry.cell.content())) for entry in planned)
+
+
+def test_a_value_that_the_optimizer_refuses_ends_the_search(write_suite):
+    """A momentum of 0.9 * 0.9 / 0.5 is none; one below 0.5 is."""
+    row = "settings.dp_sgd={grid: {lr: [0.1], momentum: [0.5, 0.9]}}"
+    suite = write_suite(overrides=[*ROW[:2], row, "widen=3", "seeds=0"])
+    assert widened(Results({"momentum": 0.99}).completed(suite)[0]) == []
+    down = widened(Results({"momentum": 0.01}).completed(suite)[0])
+    assert [entry.tuned["momentum"] for entry in down] == [0.278, 0.155, 0.0864]
+
+
+def test_what_would_release_something_else_is_not_planned(write_suite, monkeypatch):
+    """Probes every 40 draws and every 80 look the same in the short run that a suite is checked with."""
+    monkeypatch.setattr(widen, "trace", lambda optimizer, rate, draws: optimizer.probe_every < 3 or draws == 60)
+    row = "settings.hyfreedp={grid: {probe_every: [1, 2]}, tuning: grid}"
+    suite = write_suite(overrides=[ROW[0], "optimizers=[hyfreedp]", row, "widen=3", "seeds=0"])
+    assert widened(Results({"probe_every": 9}).completed(suite)[0]) == []
+
+
+def test_a_run_that_diverged_is_the_worst(write_suite):
+    suite = write_suite(overrides=[*ROW, "widen=2", "seeds=0"])
+    results = Results({"lr": 1e9})
+    results.finish(plan(suite))
+    results.finish(plan(suite)[-1:], status="diverged")
+    assert widened(plan(suite, results)) == [], "0.3 is the best of the others"
+
+
+def test_a_charged_search_goes_by_the_scores_that_it_releases(write_suite):
+    row = "settings.dp_sgd={grid: {lr: [0.1, 0.3, 1.0]}, selection: composed}"
+    suite = write_suite(overrides=[*ROW[:2], row, "widen=2", "seeds=0"])
+    results = Results({"lr": 1e9})
+    for entry, released in zip(plan(suite), (0.5, 0.9, 0.4), strict=True):
+        results.finish([entry], released_score={"value": released})
+    assert widened(plan(suite, results)) == []
+    results.finish(plan(suite)[:1], released_score={"value": 0.95})
+    (entry,) = widened(plan(suite, results))
+    assert entry.tuned == {"lr": 0.0333}
+    assert entry.cell.selection == {"rule": "composed", "runs": 5}
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("{grid: {lr: [0.1, 1]}, tuning: random, runs: 1}", "random runs no whole grid"),
+        ("{grid: {lr: [0.1, 1]}, tuning: private, selection: {rule: poisson, runs: 2}}", "private runs"),
+        ("{grid: {lr: [0.1, 1]}, tuning: linear_scaling, runs: 1}", "linear_scaling runs"),
+        ("{grid: {lr: [0.1, 1]}, selection: {rule: simulated}}", "simulated search is not charged"),
+        ("{grid: {lr: [0.1, 1]}, refine: 5}", "refined"),
+        ("{grid: {lr: [0.1]}}", "nothing to widen"),
+        ("{grid: {lr: [0.1], momentum: [0.0, 0.9]}}", "nothing to widen"),
+        ("{name: hyfreedp, tuning: grid, grid: {probe_every: [1, 2]}}", "differ in what a run releases"),
+    ],
+)
+def test_rows_that_cannot_be_widened(write_suite, setting, reason):
+    overrides = [*ROW[:2], f"settings.dp_sgd={setting}", "widen=2"]
+    with pytest.raises(ConfigError, match=rf"settings\.dp_sgd\.widen: 2 .*{reason}.*; 0 leaves"):
+        plan(write_suite(overrides=overrides))
+    assert plan(write_suite(overrides=[*overrides, "settings.dp_sgd.widen=0"]))
+
+
+@pytest.mark.parametrize("tuning", ["self", "fixed"])
+def test_a_row_without_a_search_is_left_by_the_suite_and_cannot_ask_for_it(write_suite, tuning):
+    overrides = ["optimizers=[hyfreedp]", f"settings.hyfreedp={{tuning: {tuning}}}", "widen=2"]
+    assert ids(plan(write_suite(overrides=overrides))) == ids(plan(write_suite(overrides=overrides[:2])))
+    with pytest.raises(ConfigError, match=rf"hyfreedp\.widen: 1 .*{tuning}"):
+        plan(write_suite(overrides=[*overrides, "+settings.hyfreedp.widen=1"]))
+
+
+def test_the_manifest_tells_how_far_a_search_may_go_and_what_it_has_added(write_suite):
+    suite = write_suite(overrides=[*ROW, "widen=2", "seeds=0"])
+    planned, _ = Results({"lr": 36}).completed(suite)
+    cells = json.loads(json.dumps(manifest(suite, planned)))["cells"]
+    assert [(cell["widen"], cell.get("widened", False)) for cell in cells] == [(2, False)] * 3 + [(2, True)] * 2
+    plain = manifest(suite, plan(write_suite(overrides=ROW)))["cells"]
+    assert not any({"widen", "widened"} & cell.keys() for cell in plain)
+
+
+def test_the_protocol_counts_runs_that_may_be_made(write_suite):
+    rows = "settings={dp_sgd: {grid: {lr: [0.1, 1.0]}, widen: 3}, five: {name: dp_adam}, seven: {name: dp_adam, %s}}"
+    seven = "grid: {lr: [0.1, 1.0]}, clip: [1, 2], widen: 1"
+    suite = write_suite(overrides=[ROW[0], "optimizers=[dp_sgd,five,seven]", rows % seven])
+    told = "searches differ in their runs: 5: dp_sgd, five; 6: seven"
+    assert told in protocol.departures(plan(suite))
+    assert told in protocol.departures(Results({"lr": 36}).completed(suite)[0])
+
+
+def test_plan_tells_how_many_cells_may_follow(write_suite, tmp_path, capsys):
+    suite = write_suite(overrides=[*ROW, "widen=2", "epsilon=[1,4]"])
+    results = Results({"lr": 1.5})
+    assert to_follow(plan(suite, results), results) == 2 * 4
+    results.finish(plan(suite))
+    assert to_follow(plan(suite, results), results) == 4, "the first of each search is planned"
+    assert to_follow(results.completed(suite)[0], results) == 0, "3.33 is worse than 1"
+    assert main(["plan", f"suite={tmp_path / 'small.yaml'}", *ROW, "widen=2", f"results={tmp_path}"]) == 0
+    assert "up to 4 further cells follow" in capsys.readouterr().out
+
+
+CHARGED = """
+defaults: [suite, _self_]
+workloads: [{name: synthetic_logreg, dim: 4}]
+optimizers: [wide, narrow, free]
+settings:
+  wide: {name: dp_sgd, grid: {lr: [0.001, 0.01]}, selection: composed, widen: 3}
+  narrow: {name: dp_sgd, grid: {lr: [0.001, 0.01]}, selection: composed}
+  free: {name: dp_sgd, grid: {lr: [0.001, 0.01]}, widen: 3}
+epsilon: [2]
+accountant: rdp
+batch_size: 8000
+epochs: 4
+seeds: [0, 1, 2]
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """`CHARGED`, run by `run_suite` to its end: the suite and its store."""
+    folder = tmp_path_factory.mktemp("widened")
+    (folder / "charged.yaml").write_text(CHARGED)
+    suite, store = load_suite(str(folder / "charged.yaml")), Store(folder / "results")
+    outcome = run_suite(suite, store.root, engine="inline", progress=False)
+    assert not outcome.failed
+    return suite, store
+
+
+@cache
+def spent(rate, noise, number, delta):
+    """What so many Gaussian releases of samples spend one after the other, by dp-accounting's PLD."""
+    release = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise))
+    return PLDAccountant().compose(dp_event.SelfComposedDpEvent(release, number)).get_epsilon(delta)
+
+
+def independent(record, runs):
+    """What so many runs with a record's noise spend."""
+    return spent(record["rate"], record["noise"]["gradient"], record["draws"] * runs, record["delta"])
+
+
+def records(trained, label):
+    suite, store = trained
+    return [store.record(entry.cell.run_id) for entry in plan(suite, store) if entry.label == label]
+
+
+def test_a_charged_search_never_spends_more_than_its_target(trained):
+    """Whatever it makes: all five runs keep to it, and the noise of a search of two runs would not."""
+    made = Counter(record["cell"]["seed"] for record in records(trained, "wide"))
+    assert all(2 <= runs <= 5 for runs in made.values())
+    assert sum(made.values()) > 6, "some seed has gone on"
+    for record in records(trained, "wide"):
+        assert record["epsilon_total"] <= 2
+        assert 1.7 < independent(record, 5) <= 2
+    narrow = records(trained, "narrow")[0]
+    assert independent(narrow, 2) <= 2 < independent(narrow, 5)
+
+
+def test_the_scores_of_a_charged_search_are_noised_for_all_runs_that_it_may_make(trained):
+    """On the validation records too: one Gaussian release of each of five scores."""
+    for record in records(trained, "wide"):
+        assert 1.7 < spent(1.0, record["released_score"]["noise"], 5, record["delta"]) <= 2
+
+
+def test_tables_charge_what_might_have_been_made(trained):
+    suite, store = trained
+    selected = frames.select(frames.load(store, suite.name).cells)
+    assert set(selected["label"]) == {"wide", "narrow", "free"}
+    planned = plan(suite, store)
+    for row in selected.to_dict("records"):
+        own = [entry for entry in planned if (entry.label, entry.cell.seed) == (row["label"], row["seed"])]
+        most = 2 if row["label"] == "narrow" else 5
+        assert (row["runs"], len(row["run_ids"])) == (len(own), most)
+        assert set(row["run_ids"]) == set(ids(own))
+        charged, truth = frames.epsilon_with_tuning(store, row), independent(store.record(row["run_id"]), most)
+        assert 0.85 * charged < truth <= charged
+        assert charged > 4 if row["label"] == "free" else charged == pytest.approx(2, rel=1e-4)
+        assert charged <= 2 or row["label"] == "free"
+    notes = tables.comparison(store, selected).set_index("label")["note"]
+    assert "Up to 3 further runs" in notes["wide"]
+    assert "further runs" not in notes["narrow"]
+
+
+def test_a_run_that_was_killed_goes_on_to_the_same_cells(trained, tmp_path):
+    """Every cell in a store of its own, one after the other, planned again after each."""
+    suite, store = trained
+    again, order = Store(tmp_path / "again"), []
+    part = dataclasses.replace(suite, optimizers=("wide",), seeds=(0,))
+    while left := [e.cell for e in plan(part, again) if again.state(e.cell.run_id) == "pending"]:
+        run(left[-1], again, device="cpu")
+        order.append(left[-1].run_id)
+    assert ids(plan(part, again)) == ids(plan(part, store))
+    assert len(order) > 2
+    assert [again.record(i)["released_score"] for i in order] == [store.record(i)["released_score"] for i in order]
