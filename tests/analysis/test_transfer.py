@@ -21,6 +21,7 @@ def cells(tests=TESTS, seeds=(0, 1), **replaced):
             "stage": "",
             "is_refined": False,
             "is_widened": False,
+            "selection": "",
             "is_trained": True,
             "tuned": f'{{"lr": {rate}}}',
             "epsilon_target": epsilon,

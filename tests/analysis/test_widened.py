@@ -1,0 +1,91 @@
+"""Points beyond the ends of a grid: selected with it, marked, and charged whether they were made or not."""
+
+import json
+
+import pytest
+
+from dpopt.analysis import collecting, frames, selection, tables, transfer
+from dpopt.analysis.results import Results
+from dpopt.store.published import CELLS, Published
+
+GRID = {0.1: 0.5, 1.0: 0.7}
+"""lr -> validation score."""
+
+
+def add(maker, seed, scores, most, **more):
+    """A search that may make `most` runs beyond `GRID`, with `scores` in order; those beyond are no points of it."""
+    for lr, validation in scores.items():
+        maker.add("dp_adam", seed, validation, validation - 0.1, tuned={"lr": lr}, tuning="grid", **more)
+        maker.cells[-1] |= {"widen": most} if most else {}
+        maker.cells[-1] |= {} if lr in GRID else {"widened": True}
+
+
+def selected(store):
+    return {row["seed"]: row for row in frames.select(frames.load(store, "made").cells).to_dict("records")}
+
+
+def test_runs_that_were_not_made_are_charged_as_if_they_were(maker):
+    add(maker, 0, GRID, 0)
+    add(maker, 1, GRID, 3)
+    add(maker, 2, GRID | {10.0: 0.8, 100.0: 0.6}, 3)
+    store = maker.done()
+    found = selected(store)
+    every = {seed: [e["run_id"] for e in maker.cells if e["cell"]["seed"] == seed] for seed in found}
+    assert [row["runs"] for row in found.values()] == [2, 2, 4]
+    assert [len(row["run_ids"]) for row in found.values()] == [2, 5, 5]
+    assert all(set(row["run_ids"]) == set(every[seed]) for seed, row in found.items())
+    five = frames.composed(store, [*every[2], every[1][0]], 1e-5, "rdp")
+    assert frames.epsilon_with_tuning(store, found[1]) == frames.epsilon_with_tuning(store, found[2]) == five
+    assert frames.epsilon_with_tuning(store, found[0]) < five
+
+
+def test_searches_of_two_rules_are_both_charged_in_full(maker):
+    """The suite was changed from one further run to three: seven runs, of which four were made."""
+    for most, scores in ((1, [0.5, 0.6]), (3, [0.5, 0.6, 0.7])):
+        maker.add_search("dp_adam", 0, [(s, s, s) for s in scores], {"rule": "composed", "runs": 2 + most})
+        for number, entry in enumerate(maker.cells[-len(scores) :]):
+            entry |= {"widen": most} | ({"widened": True} if number == 2 else {})
+    (row,) = selected(maker.done()).values()
+    assert (row["runs"], len(row["run_ids"])) == (5, 3 + 5)
+
+
+def test_what_lies_at_the_end_of_its_own_search_is_marked(maker):
+    """One seed has gone no further than 10, another to 1000: the first is at an end, whatever the other tries."""
+    add(maker, 0, GRID | {10.0: 0.8}, 1)
+    add(maker, 1, GRID | {10.0: 0.8, 100.0: 0.9, 1000.0: 0.6}, 3)
+    add(maker, 2, GRID | {10.0: 0.6}, 1)
+    store = maker.done()
+    assert [row["edges"] for row in selected(store).values()] == ["lr ↑", "", ""]
+    (row,) = tables.comparison(store, frames.select(frames.load(store, "made").cells)).to_dict("records")
+    assert (row["edges"], row["is_refined"]) == ("lr ↑ 1/3", False)
+
+
+def test_grids_are_compared_without_what_was_added(maker):
+    """Private selection draws from a grid that is fixed beforehand, and other epsilons may not have the point."""
+    for epsilon, scores in ((1.0, GRID | {10.0: 0.9}), (3.0, GRID)):
+        add(maker, 0, scores, 1, epsilon=epsilon)
+        add(maker, 1, scores, 1, epsilon=epsilon)
+    store = maker.done()
+    cells = frames.load(store, "made").cells
+    outcome = selection.private_selection(store, cells, runs=(100,))
+    assert list(outcome["mean"]) == pytest.approx([0.6, 0.6], abs=0.01)
+    assert list(transfer.transfers(cells)["loss"]) == pytest.approx([0, 0])
+
+
+@pytest.mark.parametrize(("status", "chosen"), [("done", 10.0), ("diverged", 1.0)])
+def test_a_run_that_diverged_is_selected_last(maker, status, chosen):
+    add(maker, 0, GRID, 1)
+    maker.add("dp_adam", 0, 0.9, 0.9, tuned={"lr": 10.0}, tuning="grid", status=status)
+    (row,) = selected(maker.done()).values()
+    assert json.loads(row["tuned"]) == {"lr": chosen}
+
+
+def test_published_frames_hold_what_may_follow(maker, tmp_path):
+    add(maker, 0, GRID | {10.0: 0.8}, 3)
+    store = maker.done()
+    frame = collecting.parquet(Results(store, "made"))[CELLS]
+    store.write(tmp_path / "published" / "made" / CELLS, collecting.as_bytes(frame))
+    (row,) = selected(store).values()
+    (published,) = selected(Published(tmp_path / "published")).values()
+    assert published["run_ids"] == row["run_ids"]
+    assert len(row["run_ids"]) == 5
