@@ -237,6 +237,9 @@ class Row:
                 yield from self._widened(place, grid, range(start, start + most * len(group), len(group)), results)
 
     def _widened(self, place: Place, grid: list[Planned], numbers: range, results: Store) -> Iterator[Planned]:
+        rate = sampling_rate(place.batch_size, self._workload.examples)
+        draws = number_of_draws(place.epochs, place.batch_size, self._workload.examples)
+
         def planned(index: int, point: refine.Point) -> Planned:
             run = Run(0, point, place.epsilon, self._rule)
             return dataclasses.replace(self._planned(run, place, numbers[index]), is_widened=True)
@@ -247,19 +250,14 @@ class Row:
 
         def accepts(point: refine.Point) -> bool:
             try:
-                return len({self._releases(tried, place) for tried in [*map(_tuned, grid), point]}) == 1
+                made = [self._optimizer(tried, place.clip, place.epsilon) for tried in [*map(_tuned, grid), point]]
+                return widen.are_alike([registry.from_spec("optimizer", spec) for spec in made], rate, draws)
             except ConfigError:
                 return False
 
         known = [(_tuned(entry), _score(entry, results)) for entry in grid]
         points = widen.further(known, len(numbers), accepts, score)
         yield from (planned(index, point) for index, point in enumerate(points))
-
-    def _releases(self, point: refine.Point, place: Place) -> tuple[Any, ...]:
-        optimizer = registry.from_spec("optimizer", self._optimizer(point, place.clip, place.epsilon))
-        examples = self._workload.examples
-        draws = number_of_draws(place.epochs, place.batch_size, examples)
-        return widen.releases(optimizer, sampling_rate(place.batch_size, examples), draws)
 
 
 def _check_search(
@@ -285,7 +283,7 @@ def _check_search(
 def _check_widening(setting: Setting, where: str) -> None:
     """Raise `ConfigError` where the points of a grid differ in what a run releases, as far as a short run shows it."""
     made = (registry.from_spec("optimizer", _optimizer(setting, point, 1.0)) for point in tuning.points(setting.grid))
-    if len({widen.releases(optimizer, rate=0.1, draws=60) for optimizer in made}) > 1:
+    if not widen.are_alike(made, rate=0.1, draws=60):
         reason = "its points differ in what a run releases, which must not follow from scores"
         raise ConfigError(where, setting.widen, f"{reason}; 0 leaves the row as it is")
 

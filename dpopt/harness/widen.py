@@ -2,12 +2,12 @@
 
 Which point is next follows from the scores before it, so the search is an adaptive composition. It is charged for all
 runs that it may make: to charge those made, whose number follows from the scores too, would claim too little. Nor may
-the choice decide what a run releases (`releases`).
+the choice decide what a run releases (`are_alike`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from dpopt.harness.refine import Point, ends
@@ -62,14 +62,19 @@ def _rounded(value: float, is_whole: bool) -> float:
     return round(float(f"{value:.3g}")) if is_whole else float(f"{value:.3g}")
 
 
-def releases(optimizer: Optimizer, rate: float, draws: int) -> tuple[Any, ...]:
-    """All that decides the ledger of a run at a given target: what it releases, and how noise is divided.
+def are_alike(optimizers: Iterable[Optimizer], rate: float, draws: int) -> bool:
+    """Whether runs of all `optimizers` leave the same ledger at one target.
 
     Args:
-        optimizer, rate, draws: see `calibration.calibrate`.
+        optimizers, rate, draws: see `calibration.calibrate`.
 
     Raises:
         ConfigError: as `calibration.trace`.
     """
+    return len({_releases(optimizer, rate, draws) for optimizer in optimizers}) == 1
+
+
+def _releases(optimizer: Optimizer, rate: float, draws: int) -> tuple[Any, ...]:
+    """What each draw releases, and how the noise is divided among the kinds: all that calibration goes by."""
     shares = tuple(sorted(getattr(optimizer, "shares", {}).items()))
     return trace(optimizer, rate=rate, draws=draws), getattr(optimizer, "noise_inflation", None), shares

@@ -58,7 +58,10 @@ class _Checked:
 
 @dataclass(frozen=True)
 class Composed(_Checked):
-    """A fixed number of runs, each of which might as well be released: their ledgers one after the other."""
+    """At most so many runs, each of which might as well be released: their ledgers one after the other.
+
+    A run may follow from what those before it have released, as long as all leave the same ledger.
+    """
 
     runs: Count
 

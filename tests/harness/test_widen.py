@@ -18,7 +18,7 @@ from dpopt.harness.cell import run
 from dpopt.harness.plan import has_stages, manifest, plan, to_follow
 from dpopt.harness.run_suite import run_suite
 from dpopt.harness.suite import load_suite
-from dpopt.privacy.calibration import trace
+from dpopt.privacy.calibration import calibrate
 from dpopt.registry import create
 from dpopt.store import Store
 from dpopt.store.identity import clipping_bound
@@ -110,14 +110,19 @@ def test_nothing_follows_a_point_without_a_score():
     assert len(widen.further(known, 10, lambda point: True, lambda index, point: scores[index])) == 2
 
 
-def test_what_a_run_releases():
-    """Against each optimizer's trace, and fields that change the noise of a kind alone."""
-    short = {"rate": 0.1, "draws": 20}
-    of = lambda name, **fields: widen.releases(create(name, **fields), **short)  # noqa: E731
-    assert of("dp_sgd", lr=0.1) == of("dp_sgd", lr=10.0)
-    assert of("dp_sgd")[0] == trace(create("dp_sgd"), **short)
-    assert of("hyfreedp", probe_every=1) != of("hyfreedp", probe_every=2)
-    assert of("hyfreedp", noise_inflation=1.01) != of("hyfreedp", noise_inflation=1.1)
+def test_optimizers_are_alike_whose_calibrated_ledgers_are():
+
+    def are_alike(name, **values):
+        made = [create(name, **{field: value}) for field, pair in values.items() for value in pair]
+        is_alike = widen.are_alike(made, rate=0.1, draws=20)
+        size = {"rate": 0.1, "draws": 20, "dimension": 10, "epsilon": 2.0, "delta": 1e-5, "accountant": "rdp"}
+        assert is_alike == (len({calibrate(optimizer, **size).ledger.to_json() for optimizer in made}) == 1)
+        return is_alike
+
+    assert are_alike("dp_sgd", lr=(0.1, 10.0))
+    assert are_alike("hyfreedp", lr=(1e-4, 1e-2))
+    assert not are_alike("hyfreedp", probe_every=(1, 2))
+    assert not are_alike("hyfreedp", noise_inflation=(1.01, 1.1))
 
 
 class Results:
