@@ -7,6 +7,7 @@ the choice decide what a run releases (`are_alike`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -54,7 +55,7 @@ def beyond(known: Known) -> Iterator[Point]:
         values = sorted({point[name] for point in points})
         for end, neighbour in ((low, values[1]), (high, values[-2])):
             value = _rounded(end * end / neighbour, isinstance(end, int))
-            if best[name] == end and value > 0 and not low <= value <= high:
+            if best[name] == end and 0 < value < math.inf and not low <= value <= high:
                 yield best | {name: value}
 
 

@@ -11,6 +11,7 @@ from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 
 from dpopt.analysis import frames, tables
+from dpopt.analysis.verify import verify
 from dpopt.cli import main
 from dpopt.errors import ConfigError
 from dpopt.harness import protocol, widen
@@ -44,6 +45,8 @@ def moved(values, best):
         ([False, True], True, []),
         ([0.5], 0.5, []),
         ([1.0, math.inf], 1.0, []),
+        ([1e-200, 1e200], 1e200, []),  # no finite number
+        ([1e-200, 1e200], 1e-200, []),
     ],
 )
 def test_the_ratio_of_the_last_two_values_is_continued(values, best, expected):
@@ -114,8 +117,8 @@ def test_optimizers_are_alike_whose_calibrated_ledgers_are():
 
     def are_alike(name, **values):
         made = [create(name, **{field: value}) for field, pair in values.items() for value in pair]
-        is_alike = widen.are_alike(made, rate=0.1, draws=20)
-        size = {"rate": 0.1, "draws": 20, "dimension": 10, "epsilon": 2.0, "delta": 1e-5, "accountant": "rdp"}
+        is_alike = widen.are_alike(made, rate=1.0, draws=20)
+        size = {"rate": 1.0, "draws": 20, "dimension": 10, "epsilon": 2.0, "delta": 1e-5, "accountant": "rdp"}
         assert is_alike == (len({calibrate(optimizer, **size).ledger.to_json() for optimizer in made}) == 1)
         return is_alike
 
@@ -394,6 +397,13 @@ def test_tables_charge_what_might_have_been_made(trained):
     notes = tables.comparison(store, selected).set_index("label")["note"]
     assert "Up to 3 further runs" in notes["wide"]
     assert "further runs" not in notes["narrow"]
+
+
+def test_verification_agrees(trained):
+    suite, store = trained
+    found = verify(store, suite.name)
+    assert found.checked["runs"] == len(plan(suite, store))
+    assert not found.findings
 
 
 def test_a_run_that_was_killed_goes_on_to_the_same_cells(trained, tmp_path):
