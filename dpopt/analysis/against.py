@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from dpopt.analysis import statistics
-from dpopt.analysis.budgets import BLOCK
+from dpopt.analysis.budgets import BLOCK, BUDGETS
 from dpopt.analysis.scores import shown
 from dpopt.analysis.writing import Table
 from dpopt.errors import unknown
@@ -66,7 +66,7 @@ def _pairs(workload: Any, entries: pd.DataFrame, baseline: str) -> Iterator[dict
             yield place | {"blocks": len(blocks), "seeds": len(values), "values": values.to_numpy()}
 
 
-def as_table(frame: pd.DataFrame, baseline: str) -> Table:
+def as_table(frame: pd.DataFrame, baseline: str, by: str = "epsilon") -> Table:
     """`against`'s frame as people read it: a row for each method, those that are better most often first."""
     order = frame.assign(gain=frame["verdict"], share=frame["mean"]).groupby("label", sort=False)[["gain", "share"]]
     labels = list(order.mean().sort_values(["gain", "share"], ascending=False, kind="stable").index)
@@ -80,7 +80,7 @@ def as_table(frame: pd.DataFrame, baseline: str) -> Table:
         counts = verdicts.agg(lambda own, sign=sign: int((own == sign).sum()))
         columns[name] = [str(counts[label]) for label in labels]
     bold = {(labels.index(label), names[workload]) for (label, workload), row in of.items() if row["verdict"]}
-    title = f"Against {baseline}"
+    title = f"Against {baseline}, at equal {BUDGETS[by]}"
     return Table(pd.DataFrame(columns), title, NOTE.format(baseline=baseline), bold=bold, numbers=frame)
 
 

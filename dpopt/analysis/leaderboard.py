@@ -46,6 +46,7 @@ class Leaderboard:
     Args:
         known: the suites, of one results folder.
         baseline: a ranked method that all others are compared with, see `against`; none where it is empty.
+        by: of `budgets.BUDGETS`: what they have in common in that comparison.
 
     Raises:
         ConfigError: they lie in several folders, or no private row is finished.
@@ -53,6 +54,7 @@ class Leaderboard:
 
     known: Sequence[Results]
     baseline: str = ""
+    by: str = "epsilon"
 
     def __post_init__(self) -> None:
         folders = {str(results.store.root) for results in self.known}
@@ -155,8 +157,11 @@ class Leaderboard:
         return [self._ranks(), *self._against(), *scores]
 
     def _against(self) -> list[Table]:
-        frame = against.against(self.entries, self.baseline) if self.baseline else pd.DataFrame()
-        return [] if frame.empty else [against.as_table(frame, self.baseline)]
+        if not self.baseline:
+            return []
+        entries = self.entries if self.by == "epsilon" else reached(self.store, self.ranked, self.by)
+        frame = against.against(entries, self.baseline)
+        return [] if frame.empty else [against.as_table(frame, self.baseline, self.by)]
 
     def _ranks(self) -> Table:
         table = self.ranks

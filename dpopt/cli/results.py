@@ -106,7 +106,7 @@ def rank(overrides: Sequence[str]) -> None:
     by, baseline = given["by"] or "epsilon", given["against"]
     budgets = [fields.convert(text, fields.Positive, "budgets", {}) for text in names(given["budgets"], "budgets")]
     if baseline:
-        table = against.as_table(results.against(baseline, by, budgets), baseline)
+        table = against.as_table(results.against(baseline, by, budgets), baseline, by)
         _show(table)
         _write(results, f"against_{baseline}_{by}", table.files())
         report_problems(results.problems)
@@ -122,8 +122,8 @@ def leaderboard(overrides: Sequence[str]) -> None:
     """Rank methods over all workloads of suites at equal total epsilon, and say how sure that is.
 
     suite=[A,B] takes several suites, of which the first counts where two have a method on one workload. against=ROW
-    shows how far every other method is from that one. to=FOLDER also writes a page there, as Markdown and HTML, with
-    its figure and CSV.
+    shows how far every other method is from that one, at equal total epsilon or by=draws, by=gradients or by=seconds.
+    to=FOLDER also writes a page there, as Markdown and HTML, with its figure and CSV.
     """
     import matplotlib
 
@@ -131,9 +131,9 @@ def leaderboard(overrides: Sequence[str]) -> None:
     from dpopt.analysis.leaderboard import Leaderboard
 
     suites, rest = suite_name(overrides)
-    read = [stored([*rest, f"suite={name}"], "to", "against") for name in names(suites, "suite")]
+    read = [stored([*rest, f"suite={name}"], "to", "against", "by") for name in names(suites, "suite")]
     known, given = zip(*read, strict=True)
-    board = Leaderboard(known, given[0]["against"] or "")
+    board = Leaderboard(known, given[0]["against"] or "", given[0]["by"] or "epsilon")
     _show(*board.tables())
     if given[0]["to"]:
         for name, content in board.files(Path(given[0]["plots"])).items():

@@ -92,5 +92,6 @@ def test_command(maker, capsys):
     pd.testing.assert_frame_equal(written, Results(store, "made").against("dp_adam"))
     assert main(["leaderboard", "suite=made", here, "against=dp_adam"]) == 0
     assert "Scores less those of dp_adam" in " ".join(capsys.readouterr().out.split())
+    assert main(["leaderboard", "suite=made", here, "against=dp_adam", "by=gradients"]) == 0
     assert main(["rank", "suite=made", here, "against=dp_adm"]) == 2
     assert "did you mean 'dp_adam'" in capsys.readouterr().err
