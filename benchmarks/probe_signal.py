@@ -3,7 +3,7 @@
     python benchmarks/probe_signal.py results/published/probe_signal
 
 takes about ten minutes on one core and writes `probe_signal.csv` and `probe_signal.svg`. At the initial weights, with
-the direction G of one private draw, it compares L+ - L- = L(theta + eta G) - L(theta - eta G), means over 500
+the direction G of one private draw, it compares L+ - L- = L(theta + eta G) - L(theta - eta G), means over 200
 validation records, with the noise s of one probe, at R_l = 3 L(theta), where the rule of section 4.1 takes it. The
 printed rule sets eta to eta (L+ - L-) / (2 (L+ - 2 L0 + L-)). Where curvature is below its noise, the denominator is
 2 sqrt(6) 0.6745 s in the median, so that eta grows if L+ - L- is above 3.3 s, and shrinks if it is below.
@@ -24,7 +24,7 @@ from dpopt.optimizers.base import descend
 
 ETAS = [1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1]
 EPSILONS = [1, 3, 8]
-RECORDS = 500
+RECORDS = 200
 THRESHOLD = 3.3
 
 
