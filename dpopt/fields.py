@@ -62,6 +62,8 @@ Decay = Annotated[float, Range(0, 1, "[)")]
 Fraction = Annotated[float, Range(0, 1, "(]")]
 Probability = Annotated[float, Range(0, 1)]
 Factor = Annotated[float, Range(1, math.inf, "[)")]
+Inflation = Annotated[float, Range(1, math.inf)]
+"""gamma > 1: the noise of the gradients over what they need alone; other kinds of release spend the rest."""
 Amount = Annotated[float, Range(0, 1e9, "(]")]
 """Seconds, hours or gigabytes: as many as an operating system can be asked for."""
 Bound = Annotated[float, Range(0, math.inf, "(]")]

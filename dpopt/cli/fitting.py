@@ -55,6 +55,7 @@ def fit(overrides: Sequence[str]) -> None:
     from dpopt import configurations, training
     from dpopt.configurations import first_key
     from dpopt.privacy import accountants
+    from dpopt.training.saved import check_new
     from dpopt.workloads.base import Workload
 
     known = [*configurations.keys("fit"), *OF_FILE]
@@ -65,7 +66,7 @@ def fit(overrides: Sequence[str]) -> None:
     given = configurations.command("fit", [override for override in overrides if override not in of_file])
     none: dict[str, Any] = {key: {} for key in ("fields", "options") if given[key] is None}
     asked = fields.build(Asked, given | none, "fit")
-    _check_writable(Path(asked.to))
+    check_new(Path(asked.to), "to")
     optimizer = registry.make("optimizer", asked.optimizer, asked.fields)
     accountants.check(asked.delta or 0.5, asked.accountant)
     training.resolve_device(asked.device)
@@ -94,17 +95,6 @@ def fit(overrides: Sequence[str]) -> None:
     OUT.print(str(result.statement()))
     OUT.print(", ".join(f"{key} = {value:.4g}" for key, value in result.record.items() if key.startswith("test_")))
     OUT.print(f"written to {result.save(asked.to)}/")
-
-
-def _check_writable(folder: Path) -> None:
-    """Raise `ConfigError` where nothing could be written to a new folder: training would be for nothing."""
-    if folder.exists():
-        raise ConfigError("to", str(folder), "it exists, and nothing is overwritten: give another name")
-    try:
-        folder.mkdir(parents=True)
-        folder.rmdir()
-    except OSError as error:
-        raise ConfigError("to", str(folder), f"cannot be written: {error.strerror}") from error
 
 
 def _workload(asked: Asked, of_file: list[str]) -> Workload:

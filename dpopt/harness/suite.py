@@ -134,6 +134,10 @@ class Suite:
     log: Several[Literal["tensorboard", "wandb"]] = ()
     published: Published | None = None
 
+    def __post_init__(self) -> None:
+        if self.epochs == {}:
+            raise ConfigError(f"{self.name}.epochs", {}, "expected a number for each epsilon")
+
     def cells(self) -> list[Cell]:
         """The cells that the suite consists of, each once, without those that follow from the outcome of others.
 
@@ -194,8 +198,6 @@ def _of_file(
     if any(isinstance(label, Mapping) for label in fields.listed(content["optimizers"])):
         allowed = "expected names; put what differs from the defaults into `settings`"
         raise ConfigError(f"{path.stem}.optimizers", content["optimizers"], allowed)
-    if content["epochs"] == {}:
-        raise ConfigError(f"{path.stem}.epochs", {}, "expected a number for each epsilon")
     said = {key: value for key, value in content.items() if value is not None and value != AS_NULL.get(key)}
     suite = fields.build(Suite, {"name": path.stem, **said}, path.stem)
     engines.check(suite.engine, f"{path.stem}.engine")

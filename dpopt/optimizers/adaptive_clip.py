@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from dpopt.clipping.rules import AtBound
-from dpopt.errors import ConfigError
-from dpopt.fields import Decay, Positive
+from dpopt.fields import Decay, Inflation, Positive
 from dpopt.optimizers.base import Configured, Direction, descend, require_plain, scalar
 from dpopt.optimizers.dp_sgd import DPSGD
 from dpopt.types import Oracle, Release, Vector
@@ -62,13 +61,11 @@ class AdaptiveClip(Configured):
     initial_bound: Positive = 0.1
     quantile: Decay = 0.5
     clip_lr: Positive = 0.2
-    noise_inflation: Positive = 1.001
+    noise_inflation: Inflation = 1.001
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_plain(self.base, "AdaptiveClip")
-        if self.noise_inflation <= 1:
-            raise ConfigError("AdaptiveClip.noise_inflation", self.noise_inflation, "expected > 1: counts need a share")
 
     def init(self, theta: Vector) -> State:
         return State(theta, self.base.init(theta), scalar(theta, self.initial_bound))

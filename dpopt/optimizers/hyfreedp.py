@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dpopt.clipping.rules import Automatic
 from dpopt.errors import ConfigError
-from dpopt.fields import Count, Decay, Positive
+from dpopt.fields import Count, Decay, Inflation, Positive
 from dpopt.optimizers.base import Configured, Direction, descend, require_plain, scalar, scalars
 from dpopt.optimizers.dp_adamw import DPAdamW
 from dpopt.types import ClipRule, Oracle, Release, Vector
@@ -82,7 +82,7 @@ class HyFreeDP(Configured):
     clip: ClipRule = Automatic()
     probe_every: Count = 5
     probes: Count = 3
-    noise_inflation: Positive = 1.01
+    noise_inflation: Inflation = 1.01
     probe_batch: Literal["same", "fresh"] = "same"
     bound: Literal["conservative", "literal"] = "conservative"
     initial_bound: Positive = 1.0
@@ -92,8 +92,6 @@ class HyFreeDP(Configured):
         super().__post_init__()
         if self.probes < 3 or self.probes % 2 == 0:
             raise ConfigError("HyFreeDP.probes", self.probes, "expected an odd number, at least 3")
-        if self.noise_inflation <= 1:
-            raise ConfigError("HyFreeDP.noise_inflation", self.noise_inflation, "expected > 1: losses need a share")
         require_plain(self.base, "HyFreeDP")
 
     def init(self, theta: Vector) -> Any:

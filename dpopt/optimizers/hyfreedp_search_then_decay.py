@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from dpopt.clipping.rules import Automatic
-from dpopt.errors import ConfigError
-from dpopt.fields import Count, Positive
+from dpopt.fields import Count, Inflation, Positive
 from dpopt.optimizers.base import Configured, Direction, descend, require_plain, scalar
 from dpopt.optimizers.dp_adamw import DPAdamW
 from dpopt.optimizers.scheduled import Scheduled
@@ -108,16 +107,13 @@ class HyFreeDPSearchThenDecay(Configured):
     base: Direction = DPAdamW()
     lr: Positive = 1e-4
     clip: ClipRule = Automatic()
-    noise_inflation: Positive = 1.03
+    noise_inflation: Inflation = 1.03
     rounds: Count = 10
     probe_every: Count = 5
     initial_bound: Positive = 10.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.noise_inflation <= 1:
-            reason = "expected > 1: losses need a share"
-            raise ConfigError("HyFreeDPSearchThenDecay.noise_inflation", self.noise_inflation, reason)
         require_plain(self.base, "HyFreeDPSearchThenDecay")
 
     def init(self, theta: Vector) -> State:

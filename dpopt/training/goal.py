@@ -16,7 +16,7 @@ from dpopt.privacy.distributed import Processes, digest
 from dpopt.privacy.plan import Plan
 from dpopt.privacy.sampling import REVISION, derive, secret_seed
 from dpopt.training.loop import number_of_draws, sampling_rate
-from dpopt.training.resuming import Seeds, changed, losses_of
+from dpopt.training.resuming import Seeds, losses_of
 from dpopt.training.subject import Subject
 from dpopt.types import Optimizer
 
@@ -82,7 +82,7 @@ class Goal:
         source = processes.gather(secret_seed())[0] if self.seed is None else self.seed
         # Two runs that share their noise would cancel it: it depends on what tells them apart, loss and records too.
         losses = processes.gather(digest(losses_of(seen, engine, engine.theta)))[0]
-        views = [] if seen is subject else [processes.gather(digest(changed(seen)))[0]]
+        views = [] if seen is subject else [processes.gather(digest(seen.changed))[0]]
         apart = [*self._stated, plan.noise, len(subject.train.x), self.precision, self.multiplicity, losses, *views]
         start = [digest(engine.theta), digest(seen.first.x), *subject.records]
         return Seeds(derive("draws", source), derive("noise", source, *apart, *start))

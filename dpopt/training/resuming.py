@@ -21,15 +21,12 @@ from dpopt.store.leases import Lease
 from dpopt.store.runs import read_checked, write_checked
 from dpopt.training import checkpoint
 from dpopt.training.checkpoint import Elapsed, Reached
-from dpopt.training.subject import Subject
-from dpopt.training.trial import unchanged
+from dpopt.training.subject import Subject, made_up, unchanged
 from dpopt.types import Vector
 
 FILE, LEASE = "checkpoint.pt", "lease.json"
 ALIKE = 1e-3
 """How far a behaviour may be from what it was, relatively: devices and versions round differently."""
-LOOKED = 256
-"""Made-up records whose changes are compared, of which some differ by random changes of any likelihood."""
 Behaviour = dict[str, Tensor]
 """What is told apart -> numbers by which it is; float64 [n], empty where it cannot be run on made-up records."""
 
@@ -204,30 +201,13 @@ def behaviour(subject: Subject, seen: Subject, engine: ClippingEngine, theta: Ve
         engine: over `seen`.
         theta: parameters of the model, shape [d].
     """
-    return {"transform or augment": changed(seen), "model or loss": losses_of(subject, engine, theta)}
-
-
-def changed(seen: Subject) -> Tensor:
-    """A number for each of some made-up records, in which all entries of its changed inputs have a share."""
-    with unchanged(seen.model, seen.device, training=False), suppress(Exception):
-        torch.manual_seed(0)
-        inputs = seen.transform(_made_up(seen.train.x[:LOOKED]).to(seen.device)).double().flatten(1)
-        return (inputs @ torch.arange(inputs.shape[1]).cos().to(inputs)).cpu()
-    return torch.empty(0, dtype=torch.float64)
+    return {"transform or augment": seen.changed, "model or loss": losses_of(subject, engine, theta)}
 
 
 def losses_of(subject: Subject, engine: ClippingEngine, theta: Vector) -> Tensor:
     """The losses at `theta` of two made-up records; float64 [2], empty where it cannot be run on such."""
     with unchanged(subject.model, subject.device, training=False), suppress(Exception):
         torch.manual_seed(0)
-        x, y = (_made_up(part[:2]).to(subject.device) for part in subject.train)
+        x, y = (made_up(part[:2]).to(subject.device) for part in subject.train)
         return subject.loss(engine.outputs(theta, subject.transform(x)), y).detach().double().cpu()
     return torch.empty(0, dtype=torch.float64)
-
-
-def _made_up(like: Tensor) -> Tensor:
-    """Records of the type and shape of `like` that say nothing of it: bytes, numbers from 0 to 1, or zeros."""
-    if like.dtype != torch.uint8 and not like.is_floating_point():
-        return torch.zeros_like(like)
-    values = torch.arange(like.numel()).sin().abs().view(like.shape)
-    return (values * (255 if like.dtype == torch.uint8 else 1)).to(like.dtype)

@@ -18,8 +18,7 @@ from dpopt.training.checkpoint import Elapsed, Reached
 from dpopt.training.goal import Goal
 from dpopt.training.loop import Phases, observe, steps, summary
 from dpopt.training.resuming import Checkpoint, Seeds, put_off
-from dpopt.training.subject import Subject
-from dpopt.training.trial import kept_modes
+from dpopt.training.subject import Subject, kept_modes
 
 GUARANTEE = {"adjacency": "add or remove one record", "unit": "record", "sampling": "Poisson"}
 """What epsilon and delta are about, in words of the record."""

@@ -66,6 +66,15 @@ def save(result: FitResult, folder: str | os.PathLike[str], tuned: Sequence[str]
     return folder
 
 
+def check_new(folder: Path, key: str) -> None:
+    """Find out before training whether `save` can write to a folder; `key` is what errors call it.
+
+    Raises:
+        ConfigError: the folder exists or cannot be written.
+    """
+    _beside(folder, key).rmdir()
+
+
 def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> FitResult:
     """What `save` wrote. The files are those that were written, and epsilon is computed from the ledger anew.
 
@@ -93,20 +102,20 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> FitR
     return FitResult(cast(nn.Module, model), record, ledger, curve)
 
 
-def _beside(folder: Path) -> Path:
+def _beside(folder: Path, key: str = "folder") -> Path:
     """A new folder beside `folder`, which must not exist."""
     if folder.exists():
-        raise _exists(folder)
+        raise _exists(folder, key)
     partial = folder.with_name(f".writing-{secrets.token_hex(8)}-{folder.name}")
     try:
         partial.mkdir(parents=True)
     except OSError as error:
-        raise ConfigError("folder", str(folder), f"cannot be written: {error.strerror}") from error
+        raise ConfigError(key, str(folder), f"cannot be written: {error.strerror}") from error
     return partial
 
 
-def _exists(folder: Path) -> ConfigError:
-    return ConfigError("folder", str(folder), "it exists, and nothing is overwritten: give another name")
+def _exists(folder: Path, key: str = "folder") -> ConfigError:
+    return ConfigError(key, str(folder), "it exists, and nothing is overwritten: give another name")
 
 
 def _write(result: FitResult, folder: Path, name: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dpopt.clipping import Loss
 from dpopt.clipping.views import multiplied
@@ -18,6 +20,8 @@ from dpopt.workloads.base import Split
 
 DIGESTED = 10_000
 """Records that are converted at once, to tell data sets apart."""
+LOOKED = 256
+"""Made-up records whose changes are compared, of which some differ by random changes of any likelihood."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,18 @@ class Subject:
         parts = zip(*(part.split(DIGESTED) for part in self.train), strict=True)
         return [digest(self.layout.converted(x), y.double()) for x, y in parts]
 
+    @cached_property
+    def changed(self) -> Tensor:
+        """What `transform` makes of some made-up records: a number for each, in which all entries have a share.
+
+        Float64 [records], empty where it cannot be run on such; by this, another transform or augmentation is told.
+        """
+        with unchanged(self.model, self.device, training=False), suppress(Exception):
+            torch.manual_seed(0)
+            inputs = self.transform(made_up(self.train.x[:LOOKED]).to(self.device)).double().flatten(1)
+            return (inputs @ torch.arange(inputs.shape[1]).cos().to(inputs)).cpu()
+        return torch.empty(0, dtype=torch.float64)
+
     def augmented(self, augment: Transform, multiplicity: int) -> Subject:
         """What an engine trains for gradients that are means over random views of a record; not to evaluate."""
         dims = self.first.x.ndim
@@ -69,3 +85,37 @@ class Subject:
             self.model, self.loss, transform=self.transform, augment=augment, multiplicity=multiplicity, dims=dims
         )
         return replace(self, **made._asdict())
+
+
+def made_up(like: Tensor) -> Tensor:
+    """Records of the type and shape of `like` that say nothing of it: bytes, numbers from 0 to 1, or zeros."""
+    if like.dtype != torch.uint8 and not like.is_floating_point():
+        return torch.zeros_like(like)
+    values = torch.arange(like.numel()).sin().abs().view(like.shape)
+    return (values * (255 if like.dtype == torch.uint8 else 1)).to(like.dtype)
+
+
+@contextmanager
+def unchanged(model: nn.Module, device: torch.device, training: bool) -> Iterator[None]:
+    """`model` in one mode for a while; modes, buffers and random generators are as before afterwards."""
+    named = [(module, name, b) for module in model.modules() for name, b in module._buffers.items() if b is not None]
+    buffers = [(module, name, buffer, buffer.clone()) for module, name, buffer in named]
+    try:
+        with kept_modes(model), torch.random.fork_rng([device] if device.type == "cuda" else []):
+            model.train(training)
+            yield
+    finally:
+        for module, name, buffer, values in buffers:
+            with torch.no_grad():
+                module._buffers[name] = buffer.copy_(values)
+
+
+@contextmanager
+def kept_modes(model: nn.Module) -> Iterator[None]:
+    """Each module of `model` is in the mode in which it was, afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

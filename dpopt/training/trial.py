@@ -24,7 +24,7 @@ from dpopt.errors import ConfigError, cut
 from dpopt.privacy.sampling import send
 from dpopt.training.inputs import WHOLE, Transform, described, sample
 from dpopt.training.layout import Adapter, scores
-from dpopt.training.subject import Subject
+from dpopt.training.subject import Subject, unchanged
 from dpopt.types import Vector
 from dpopt.workloads.base import Split, accuracy
 
@@ -177,32 +177,6 @@ def blindness(engine: ClippingEngine, subject: Subject) -> str | None:
                 is_finite |= bool(has_loss.any())
     what = "has a finite gradient other than zero" if is_finite else "has a finite loss"
     return f"none of {count} records that were looked at {what}"
-
-
-@contextmanager
-def unchanged(model: nn.Module, device: torch.device, training: bool) -> Iterator[None]:
-    """`model` in one mode for a while; modes, buffers and random generators are as before afterwards."""
-    named = [(module, name, b) for module in model.modules() for name, b in module._buffers.items() if b is not None]
-    buffers = [(module, name, buffer, buffer.clone()) for module, name, buffer in named]
-    try:
-        with kept_modes(model), torch.random.fork_rng([device] if device.type == "cuda" else []):
-            model.train(training)
-            yield
-    finally:
-        for module, name, buffer, values in buffers:
-            with torch.no_grad():
-                module._buffers[name] = buffer.copy_(values)
-
-
-@contextmanager
-def kept_modes(model: nn.Module) -> Iterator[None]:
-    """Each module of `model` is in the mode in which it was, afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def _telling(records: int, parts: Sequence[Tensor]) -> Tensor:

@@ -110,7 +110,7 @@ def test_probe_points_lie_along_the_step():
     [
         ({"probes": 4}, "odd"),
         ({"probes": 1}, "at least 3"),
-        ({"noise_inflation": 1.0}, "expected > 1"),
+        ({"noise_inflation": 1.0}, r"noise_inflation: .* in \(1, inf\)"),
         ({"base": "hyfreedp"}, "direction"),
         ({"base": "dp_adm"}, "did you mean 'dp_adam"),
         ({"base": {"name": "dp_adam", "lr": 0.5}}, "set lr beside base"),
