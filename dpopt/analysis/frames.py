@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from dpopt.analysis.naming import workload_names
+from dpopt.analysis.naming import row_names, workload_names
 from dpopt.errors import unknown
 from dpopt.privacy.accountants import epsilon
 from dpopt.privacy.ledger import Ledger
@@ -68,15 +68,15 @@ def load(store: Store, suite: str, part: Mapping[str, Sequence[Any]] | None = No
     rows, problems, entries = [], store.foreign(), store.manifest(suite)["cells"]
     names = workload_names([entry["cell"]["workload"] for entry in entries])
     known = set[tuple[str, str]]()
-    for entry in entries:
-        place = entry["label"], entry["run_id"]
+    for entry, label in zip(entries, row_names(entries), strict=True):
+        place = label, entry["run_id"]
         if place in known or any(OF_ENTRY[key](entry) not in values for key, values in (part or {}).items()):
             continue  # a suite may name a cell more than once; it is one run
         known.add(place)
         cell, run_id = entry["cell"], entry["run_id"]
         row: dict[str, Any] = {
             "run_id": run_id,
-            "label": entry["label"],
+            "label": label,
             "tuning": entry["tuning"],
             "tuned": json.dumps(entry["tuned"], sort_keys=True),
             "workload": names[json.dumps(cell["workload"], sort_keys=True)],

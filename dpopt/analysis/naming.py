@@ -1,11 +1,11 @@
-"""Names of workloads in tables and in figures; needs no pandas."""
+"""Names of workloads and rows in tables and in figures; needs no pandas."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -29,6 +29,21 @@ def _named(spec: dict[str, Any], all_specs: Iterable[dict[str, Any]], without: C
     shown = [key for key in differing if key not in without and spec[key] is not None]  # None: as the model has it
     given = ", ".join(f"{key}={spec[key]}" for key in shown)
     return f"{spec['name']}({given})" if given else spec["name"]
+
+
+def row_names(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The label of each entry of a manifest, with its accountant and its average where these differ within the label.
+
+    A suite has one of each, but runs with other ones add their cells to the same manifest.
+    """
+    told = [{key: entry["cell"].get(key, 0.0) for key in ("accountant", "average")} for entry in entries]
+    values = {(entry["label"], *item) for entry, known in zip(entries, told, strict=True) for item in known.items()}
+    count = Counter((label, key) for label, key, _ in values)
+    names = []
+    for label, known in zip((entry["label"] for entry in entries), told, strict=True):
+        given = [f"{key}={value}" for key, value in known.items() if count[label, key] > 1]
+        names.append(f"{label} ({', '.join(given)})" if given else label)
+    return names
 
 
 SPELLED = {

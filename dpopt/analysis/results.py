@@ -17,7 +17,7 @@ from dpopt.analysis.against import against
 from dpopt.analysis.budgets import reached
 from dpopt.analysis.drawing import Style, styles_of
 from dpopt.analysis.frames import GROUP
-from dpopt.analysis.naming import readable_names, workload_names
+from dpopt.analysis.naming import readable_names, row_names, workload_names
 from dpopt.errors import ConfigError
 from dpopt.store import open_results
 from dpopt.store.published import Published
@@ -202,7 +202,7 @@ class Results:
     @cached_property
     def styles(self) -> dict[str, Style]:
         """How each label looks in figures: that of the whole suite, whatever part is asked for."""
-        return styles_of(entry["label"] for entry in self.store.manifest(self.suite)["cells"])
+        return styles_of(row_names(self.store.manifest(self.suite)["cells"]))
 
     @cached_property
     def _titles(self) -> dict[str, str]:

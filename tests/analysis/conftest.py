@@ -83,9 +83,13 @@ class Maker:
 
     def clip(self, bound):
         """Let the last run have been trained with the clipping bound `bound`; NaN: by a rule without one."""
-        entry = self.cells[-1]
         rule = {"rule": "automatic"} if math.isnan(bound) else {"rule": "abadi", "bound": bound}
-        entry["cell"]["optimizer"]["clip"] = rule
+        self.change(optimizer=self.cells[-1]["cell"]["optimizer"] | {"clip": rule})
+
+    def change(self, **fields):
+        """Let the last run have been one of a cell with these fields."""
+        entry = self.cells[-1]
+        entry["cell"] |= fields
         path = self.store.folder(entry["run_id"]) / "record.json"
         path.write_text(json.dumps(self.store.record(entry["run_id"]) | {"cell": entry["cell"]}))
 

@@ -33,6 +33,25 @@ def test_a_search_is_charged(matrix):
     assert frames.composed(matrix, row["run_ids"][:1], 1e-5, "rdp") == epsilon(once, 1e-5, "rdp")
 
 
+def test_rows_of_one_label_are_told_apart_by_accountant_and_average(maker):
+    """Otherwise they are one search, of which the run that validates best is shown."""
+    maker.add("fiber", 0, 0.6, 0.5)
+    maker.add("fiber", 0, 0.7, 0.9)
+    maker.change(average=0.99)
+    maker.add("dp_sgd", 0, 0.4, 0.4)
+    maker.add("dp_adam", 0, 0.5, 0.4)
+    maker.add("dp_adam", 1, 0.5, 0.4)
+    maker.change(accountant="prv")
+    cells = frames.load(maker.done(), "made").cells
+    kept = frames.load(maker.store, "made", {"seeds": [1]}).cells
+    names = ["fiber (average=0.0)", "fiber (average=0.99)", "dp_sgd"]
+    assert cells["label"].tolist() == [*names, "dp_adam (accountant=rdp)", "dp_adam (accountant=prv)"]
+    assert kept["label"].tolist() == ["dp_adam (accountant=prv)"]  # the same name whatever part is read
+    selected = frames.select(cells[cells["optimizer"] == "fiber"])
+    assert selected["test_accuracy"].tolist() == [0.5, 0.9]
+    assert selected["runs"].tolist() == [1, 1]
+
+
 @pytest.mark.parametrize("status", ["failed", "missing"])
 def test_an_incomplete_search_is_not_a_result(maker, status):
     maker.add("dp_adam", 0, 0.6, 0.6, tuned={"lr": 0.1}, tuning="grid")
