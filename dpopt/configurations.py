@@ -1,6 +1,6 @@
 """Suites, and the keys of commands: YAML files that Hydra reads, with the defaults that they begin with and overrides.
 
-A suite says all that it is itself: whatever it took from its surroundings would go into manifests and be published.
+A suite's file holds all that defines the suite: values from the environment would go into manifests and be published.
 Hydra can read environment variables, the clock and other folders. Suites may refer to their own keys (`${epsilon}`) and
 begin with files that lie beside them or come with dpopt; all else is refused.
 """
@@ -59,7 +59,7 @@ def composed(
     """A YAML file with Hydra overrides applied, as plain data.
 
     Args:
-        file: its name is how it is called.
+        file: the file; errors call it by its name.
         overrides: such as "seeds=[0]".
         known: the keys that it may hold.
         content: in the place of what the file holds.

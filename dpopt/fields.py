@@ -155,6 +155,13 @@ def check(instance: Any) -> None:
             raise ConfigError(where, value, "expected a number, and not its text")
 
 
+class Checked:
+    """A dataclass whose values are checked when it is made, see `check`."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
 def build(cls: type[T], values: Mapping[str, Any], where: str, converters: Converters = MappingProxyType({})) -> T:
     """Make a `cls` from plain data.
 

@@ -26,7 +26,7 @@ _MARKDOWN = re.compile(r"[\\`*<>|$~]|(?<![^\W_])_|_(?![^\W_])|&(?=[#\w])|!(?=\[)
 _FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]")
 
 
-class Style(NamedTuple):
+class TextFormat(NamedTuple):
     """How a format takes text.
 
     Attributes:
@@ -67,10 +67,10 @@ def _latex(text: str) -> str:
     return "".join(_LATEX.get(sign, sign) for sign in line(text))
 
 
-PLAIN = Style(line, str, str)
-MARKDOWN = Style(_markdown, "**{}**".format, "*{}*".format)
-LATEX = Style(_latex, r"\textbf{{{}}}".format, r"\textit{{{}}}".format)
-TERMINAL = Style(line, "\x1b[1m{}\x1b[0m".format, "\x1b[3m{}\x1b[0m".format)
+PLAIN = TextFormat(line, str, str)
+MARKDOWN = TextFormat(_markdown, "**{}**".format, "*{}*".format)
+LATEX = TextFormat(_latex, r"\textbf{{{}}}".format, r"\textit{{{}}}".format)
+TERMINAL = TextFormat(line, "\x1b[1m{}\x1b[0m".format, "\x1b[3m{}\x1b[0m".format)
 """With the codes of ANSI X3.64, of which `escape` leaves none."""
 
 

@@ -25,7 +25,7 @@ clipped, step-size rules over a direction, and packages that estimate their own 
 
 
 @dataclass(frozen=True)
-class Entry:
+class Registered:
     """What a YAML file says of a registered name.
 
     Attributes:
@@ -61,7 +61,7 @@ class Entry:
 
 
 @cache
-def entries(group: str) -> dict[str, Entry]:
+def entries(group: str) -> dict[str, Registered]:
     """All registered names of `group` ("optimizer" or "workload"), sorted, with their entries.
 
     Raises:
@@ -77,25 +77,25 @@ def entries(group: str) -> dict[str, Entry]:
     return dict(sorted(found.items()))
 
 
-def _entry(name: str, file: Traversable, target: str | None = None) -> Entry:
+def _entry(name: str, file: Traversable, target: str | None = None) -> Registered:
     content, where = documents.mapping(file), str(file)
     if target:
         content.setdefault("target", target)
     if "target" not in content:
         raise ConfigError(where, list(content), "the key `target` (module:Class) is missing")
-    return fields.build(Entry, {**content, "name": name}, where)
+    return fields.build(Registered, {**content, "name": name}, where)
 
 
-def _plugin(point: EntryPoint) -> Entry:
+def _plugin(point: EntryPoint) -> Registered:
     package = point.module.rpartition(".")[0] or point.module
     try:
         file = resources.files(package).joinpath(f"{point.name}.yaml")
-        return _entry(point.name, file, point.value) if file.is_file() else Entry(point.name, point.value)
+        return _entry(point.name, file, point.value) if file.is_file() else Registered(point.name, point.value)
     except (ImportError, TypeError):
-        return Entry(point.name, point.value)
+        return Registered(point.name, point.value)
 
 
-def entry(group: str, name: str) -> Entry:
+def entry(group: str, name: str) -> Registered:
     """The entry of `name`.
 
     Raises:

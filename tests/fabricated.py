@@ -10,7 +10,7 @@ import torch
 
 from dpopt import clipping
 from dpopt.workloads.data import catalogue, checksums, tables
-from dpopt.workloads.data.catalogue import Column, Entry, Part
+from dpopt.workloads.data.catalogue import Column, Entry, SplitEntry
 from dpopt.workloads.data.source import open_source
 
 COUNTS = {"train": 48, "test": 20}
@@ -42,7 +42,7 @@ def images(monkeypatch, root, name, side=32):
         labels = np.arange(count) % found.classes
         write(root, found, split, [encoded(picture) for picture in pictures], labels)
         sums = checksums.of_arrays([pictures]), checksums.of_arrays([labels])
-        splits[split] = Part(found.part(split).source, count, *sums)
+        splits[split] = SplitEntry(found.part(split).source, count, *sums)
     made = replace(found, splits=splits, size=side if found.size else None)
     monkeypatch.setitem(catalogue.entries(), name, made)
     return made
@@ -54,7 +54,7 @@ def table(monkeypatch, root, name):
     The larger the number, the more often the class is 1.
     """
     columns = {"age": Column(range=(0, 100)), "job": Column(values=("nurse", "cook"))}
-    splits = {split: Part(split, count) for split, count in COUNTS.items()}
+    splits = {split: SplitEntry(split, count) for split, count in COUNTS.items()}
     facts = {"licence": "none", "reference": "these tests", "classes": 2}
     made = Entry(name=name, kind="table", columns=columns, targets="label", splits=splits, **facts)
     generator = np.random.default_rng(0)
@@ -67,7 +67,7 @@ def table(monkeypatch, root, name):
         labels = (ages + generator.normal(0, 20, count) > 50).astype(np.int64)
         put(root, made, split, rows | {"label": labels})
         records = open_source(replace(made, folder=root / name), split)
-        splits[split] = Part(split, count, tables.digest(made, records), checksums.of_arrays([labels]))
+        splits[split] = SplitEntry(split, count, tables.digest(made, records), checksums.of_arrays([labels]))
     monkeypatch.setitem(catalogue.entries(), name, made)
     return made
 
@@ -83,7 +83,7 @@ def texts(monkeypatch, root, name):
         is_pairs = found.kind == "pairs"
         write(root, found, split, inputs, of_pairs if is_pairs else labels)
         of_targets = checksums.of_texts(of_pairs) if is_pairs else checksums.of_arrays([labels])
-        splits[split] = Part(found.part(split).source, count, checksums.of_texts(inputs), of_targets)
+        splits[split] = SplitEntry(found.part(split).source, count, checksums.of_texts(inputs), of_targets)
     made = replace(found, splits=splits)
     monkeypatch.setitem(catalogue.entries(), name, made)
     return made

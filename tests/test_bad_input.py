@@ -99,7 +99,7 @@ REFUSED = [
     ("plan suite=odd optimizers=[dp_sgd,dp_sgd]", "repeated"),
     ("plan suite=odd settings.dp_sgd.grid.lr=[1,1]", "repeated"),
     ("plan suite=odd epsilon=1e400", "infinity is `inf`"),
-    ("plan suite=odd probe='", "probe"),
+    ("plan suite=odd timed_draws='", "timed_draws"),
     ("table suite=odd results=", "results"),
     ("rank suite=odd optimizers=[]", "optimizers"),
     ("collect suite=odd optimizers=", "optimizers"),

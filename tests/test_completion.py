@@ -15,7 +15,7 @@ from dpopt.cli.completion import SHELLS, offers
 
 ROOT = Path(__file__).parents[1]
 MADE_UP = "no_such_key=1"
-TAKEN_OFF = {"plan": {"probe", "flops"}}
+TAKEN_OFF = {"plan": {"timed_draws", "flops"}}
 """Keys that a command takes before it reads the others."""
 
 

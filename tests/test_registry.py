@@ -123,4 +123,4 @@ def test_bad_entries(tmp_path, text, message):
 
 def test_a_target_that_is_not_there():
     with pytest.raises(ConfigError, match="cannot be imported"):
-        registry.Entry("x", "dpopt.nowhere:X").load()
+        registry.Registered("x", "dpopt.nowhere:X").load()

@@ -11,13 +11,13 @@ import numpy as np
 from dpopt.analysis.drawing import GREY
 
 EMPTY = 1 / 4
-"""Part of an axis, of which no less has to be empty for a cut."""
+"""The least share of an axis that has to be empty for a cut."""
 FEWEST = 3
 """As many values have to lie above that, and more than below."""
 
 
 def run_axis(axis: Any, values: Iterable[float], label: str) -> None:
-    """A logarithmic x axis with ticks at the `values` that were run, and at few others where what is drawn goes on."""
+    """A logarithmic x axis with ticks at the `values` that were run, and at a few others beyond them."""
     ticks = sorted(filter(math.isfinite, set(values)))
     axis.set(xscale="log", xlabel=label)
     if not ticks:
@@ -35,8 +35,8 @@ def gap(low: Iterable[float], high: Iterable[float]) -> tuple[float, float] | No
     """The widest part of an axis that none of the intervals [low, high] touches, where few lie far below the others.
 
     Returns:
-        Its two ends; None where it is no more than `EMPTY` of the axis, or a smaller part of it than those below are of
-        all intervals, or where too few lie above it.
+        Its two ends. None if it is at most `EMPTY` of the axis, if its share of the axis is smaller than the share of
+        the intervals below it, or if too few intervals lie above it.
     """
     spans = _finite(low, high)
     if len(spans) <= FEWEST:

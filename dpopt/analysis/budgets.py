@@ -17,7 +17,7 @@ from dpopt.errors import ConfigError, unknown
 from dpopt.store.runs import Store
 
 BUDGETS = {"epsilon": "total ε", "draws": "draws", "gradients": "gradient evaluations", "seconds": "seconds"}
-"""What methods may have in common, and its name."""
+"""What budgets are counted in -> its name in tables."""
 SEARCH = ["workload", "label", "epsilon_target"]
 """Whose runs are one search, for each seed."""
 BLOCK = ["workload", "epsilon", "budget"]
@@ -47,9 +47,9 @@ def reached(store: Store, cells: pd.DataFrame, by: str = "epsilon", budgets: Seq
             takes in all (for that seed of it which takes the most).
 
     Returns:
-        The keys in `BLOCK`, `label`, `seed`, `tuning`, `runs` of the search; `score` (what was measured); `test`, NaN
-        where there is none, which is because the run has `failed` (no result, diverged, not finite) or because nothing
-        fits, and then `spent` is NaN too: what the search has used of the budget.
+        The keys in `BLOCK`, `label`, `seed`, `tuning`, `runs` of the search; `score` (what was measured); `test`, the
+        test score, NaN if the run has `failed` (no result, diverged, not finite) or if no search fits the budget;
+        `spent`, what the search has used of the budget, NaN if none fits.
 
     Raises:
         ConfigError: unknown `by`, a budget that is not positive, or a workload whose runs differ in delta, or, by
@@ -101,7 +101,7 @@ def _settings(cells: pd.DataFrame) -> int:
 
 
 def _seconds(cells: pd.DataFrame) -> pd.Series:
-    """Of each run: of computing where all runs of its workload have them, else on the clock."""
+    """Seconds of each run: of computing if all runs of its workload have them, else on the clock."""
     nothing = pd.Series(math.nan, index=cells.index)
     wall, cpu = (cells.get(column, nothing) for column in ("seconds_train", "seconds_cpu"))
     is_mixed = (wall.notna() & cpu.isna()).groupby(cells["workload"]).transform("any")

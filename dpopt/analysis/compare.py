@@ -23,13 +23,14 @@ from dpopt.store.runs import Store
 
 ROW = ["suite", *frames.GROUP]
 PLACE = [*ROW, "tuned", "stage", "seed"]
-"""What a cell of one version has in common with that of another; cells that share all of it are counted through."""
+"""What a cell of one version has in common with its partner of another version; cells that agree in all of it are
+numbered."""
 METRICS = ("test_", "validation_", "score_", "noise_", "epsilon", "selection_score", "draws", "examples", "dimension")
 """How the columns begin that are compared; times and versions are not."""
 TOLERANCE = 1e-6
 """Relative difference of two numbers that count as equal."""
 SAME_EPSILON = 1e-9
-"""The same for epsilons, whatever the tolerance is: what was spent is no matter of rounding."""
+"""The same for epsilons, whatever the tolerance for other numbers is."""
 ENDS = ["_old", "_new"]
 
 

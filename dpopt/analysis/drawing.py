@@ -21,7 +21,7 @@ LONG = 24
 LETTERS = 13
 """How many letters of a title fit into an inch."""
 GREY = "0.5"
-"""What is no method's: references, remarks."""
+"""The colour of what belongs to no method: references, remarks."""
 DARK, LIGHT = "#0A0A0A", "#FAFAFA"
 """On a ground that has a colour of its own, on every page."""
 

@@ -18,7 +18,7 @@ from dpopt.analysis.drawing import Styles
 from dpopt.errors import ConfigError, unknown
 
 OF_SUITES = ("comparison", "selected", "curves", "ranking", "sweep", "diagnostics", "classes", "transfers")
-"""What a figure of a suite may need: the frames of `suites.Frames`."""
+"""What a figure of a suite may need: the frames of `results.Results`."""
 DEFAULT = Path("plots")
 """Where figures are looked for beside those that come with dpopt."""
 FRAMES = (*OF_SUITES, "speed", "audit", "accounting")
@@ -31,8 +31,8 @@ class Plot:
 
     Attributes:
         name: file name without `.py`.
-        needs: a frame of `suites.Frames`, "speed" (one row a contender of `dpopt bench`), "audit" (one row an audit of
-            `dpopt audit`) or "accounting" (one row a published noise rule and setting; solved, not stored).
+        needs: a frame of `results.Results`, "speed" (one row a contender of `dpopt bench`), "audit" (one row an audit
+            of `dpopt audit`) or "accounting" (one row a published noise rule and setting; solved, not stored).
         draw: frame, and the style of each label of its suite -> matplotlib Figure.
     """
 

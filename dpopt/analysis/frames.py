@@ -45,7 +45,7 @@ OF_ENTRY: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "seeds": lambda entry: entry["cell"]["seed"],
     "workloads": lambda entry: entry["cell"]["workload"]["name"],
 }
-"""What rows are chosen by, and how an entry of a manifest says it."""
+"""Key that rows are chosen by -> its value in an entry of a manifest."""
 
 
 def check_part(manifest: Mapping[str, Any], key: str, values: Sequence[Any]) -> None:
@@ -112,7 +112,7 @@ def load(store: Store, suite: str, part: Mapping[str, Sequence[Any]] | None = No
 
 
 def _mixed(rows: list[dict[str, Any]]) -> list[str]:
-    """Call a run damaged whose score is not that of its workload's other runs: the two must not meet in one table."""
+    """Mark runs as damaged whose score is not that of their workload's first run: a table has one score."""
     scores: dict[str, str] = {}
     problems = []
     for row in rows:

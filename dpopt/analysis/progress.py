@@ -15,7 +15,7 @@ ALIKE = ("workload", "label", "epochs", "batch_size")
 
 
 def expected_seconds(cells: pd.DataFrame) -> pd.Series:
-    """Seconds that each run takes or took: of those alike that are finished the median, else of all that are.
+    """Seconds that each run takes or took: the median over finished runs of its kind, or else over all finished runs.
 
     Args:
         cells: the suite's frame `cells`; `seconds_prepare` and `seconds_train` where a run is finished.

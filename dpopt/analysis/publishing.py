@@ -10,19 +10,19 @@ from dpopt.analysis import collecting, figures, published, ranking, tables
 from dpopt.analysis.results import Results
 from dpopt.errors import ConfigError
 from dpopt.store import Store, checksums
-from dpopt.store.published import ABOUT, CELLS, Published
+from dpopt.store.published import ABOUT, CELLS, PublishedStore
 
 TEXTS = ("table.md", "table.csv", "table.tex", "ranking_epsilon.md", "ranking_epsilon.csv")
 """The tables of a published folder."""
 
 
-class Difference(NamedTuple):
+class Mismatch(NamedTuple):
     """A published file that is not what its folder's cells give.
 
     Attributes:
         path: of the file.
         reason: what is different.
-        is_error: whether it is wrong, and not only something that cannot be told.
+        is_error: false where the file could not be compared.
     """
 
     path: Path
@@ -65,31 +65,31 @@ def remake(to: Path, suite: str, plots: Path) -> list[Path]:
 
 def load_published(to: Path, suite: str) -> Results:
     """What a folder of published suites holds of one."""
-    return Results(Published(to), suite)
+    return Results(PublishedStore(to), suite)
 
 
-def check(to: Path, suite: str, plots: Path) -> Iterator[Difference]:
-    """What of a published suite is not as its cells give it: every table and figure is made again and compared."""
+def check(to: Path, suite: str, plots: Path) -> Iterator[Mismatch]:
+    """The published files that differ from what the cells give: every table and figure is made again and compared."""
     known, folder = load_published(to, suite), to / suite
     for problem in known.problems:
-        yield Difference(folder / CELLS, problem)
+        yield Mismatch(folder / CELLS, problem)
     texts = _texts(known)
     for name in TEXTS:
         path = folder / name
         if path.exists() and (name not in texts or path.read_text("utf-8") != texts[name]):
-            yield Difference(path, "the cells give another table")
+            yield Mismatch(path, "the cells give another table")
     for path in sorted(folder.glob("*.svg")):
         yield from _check_figure(known, path, plots)
 
 
-def _check_figure(known: Results, path: Path, plots: Path) -> Iterator[Difference]:
+def _check_figure(known: Results, path: Path, plots: Path) -> Iterator[Mismatch]:
     try:
         drawn = figures.render(known.plot(path.stem, plots), ["svg"])["svg"]
     except ConfigError as error:
-        yield Difference(path, f"cannot be drawn from what is published ({error})", is_error=False)
+        yield Mismatch(path, f"cannot be drawn from what is published ({error})", is_error=False)
         return
     if drawn != path.read_bytes():
-        yield Difference(path, "the cells give another figure")
+        yield Mismatch(path, "the cells give another figure")
 
 
 def _write_frames(results: Results, folder: Path) -> None:

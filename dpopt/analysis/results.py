@@ -20,7 +20,7 @@ from dpopt.analysis.frames import GROUP
 from dpopt.analysis.naming import readable_names, row_names, workload_names
 from dpopt.errors import ConfigError
 from dpopt.store import open_results
-from dpopt.store.published import Published
+from dpopt.store.published import PublishedStore
 from dpopt.store.runs import Store
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Results:
     @property
     def is_written(self) -> bool:
         """Whether tables are kept beside the results; what is published is only read."""
-        return not isinstance(self.store, Published)
+        return not isinstance(self.store, PublishedStore)
 
     @property
     def folder(self) -> Path:

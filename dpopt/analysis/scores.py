@@ -14,7 +14,7 @@ NAMES = {
     "nll": "NLL (nats)",
     "rouge_l": "ROUGE-L",
 }
-"""What the field calls a score, where that is not its name with blanks."""
+"""Labels of scores whose usual name is not their key with blanks."""
 
 
 class Shown(NamedTuple):

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 CONFIDENCE = 0.95
-"""Of every interval; tests are at the level 1 - CONFIDENCE."""
+"""The confidence of every interval; tests are at the level 1 - CONFIDENCE."""
 RESAMPLES = 9_999
 """Permutations of a test."""
 SAMPLES = 4_000
-"""Of a bootstrap."""
+"""Samples of a bootstrap."""
 EQUAL = 1e-9
 """Differences that vary by no more are equal but for rounding."""
 ENOUGH = 6
@@ -70,21 +70,21 @@ def expected_score(scores: Array, tested: float = math.nan) -> Interval:
 
 
 def _student(values: Array, comparisons: int = 1) -> Interval:
-    """Of the mean of at least two values; of one of so many `comparisons` that are all to hold."""
+    """Student's interval of the mean of at least two values, if `comparisons` such intervals are to hold together."""
     quantile = scipy.stats.t.isf((1 - CONFIDENCE) / 2 / comparisons, len(values) - 1)
     half = quantile * values.std(ddof=1) / math.sqrt(len(values))
     return Interval(float(values.mean() - half), float(values.mean() + half))
 
 
 def _wilson(share: float, count: float) -> Interval:
-    """Of a share of `count` records."""
+    """Wilson's interval of a share of `count` records."""
     square = scipy.stats.norm.ppf((1 + CONFIDENCE) / 2) ** 2 / count
     half = math.sqrt(square * (share * (1 - share) + square / 4))
     return Interval((share + square / 2 - half) / (1 + square), (share + square / 2 + half) / (1 + square))
 
 
 class Difference(NamedTuple):
-    """Of two methods, over pairs.
+    """The difference of two methods, over pairs.
 
     Attributes:
         mean: of the differences.
@@ -141,15 +141,15 @@ def standing(scores: Array) -> Standing:
     A method is left out of the best where some other one is better by a one-sided paired t test at 5 %, divided by the
     number of the others (Bonferroni). So the truly best method is left out with probability 5 % at most, whatever the
     other scores are: the set that is left is a confidence set of the best (Gupta 1965; Hsu, "Simultaneous confidence
-    intervals for all distances from the best", Annals of Statistics 1981). Nothing has to be allowed for the method
-    with the highest mean having been found by the same seeds, as a comparison with that one alone would have to; and
-    a method that varies much cannot keep the others in, as one that varies little may still be better than these.
+    intervals for all distances from the best", Annals of Statistics 1981). All pairs are compared, so no correction is
+    needed for having found the highest mean with the same seeds. A method that varies much does not keep the others in
+    the set: one that varies little may still be better than they are.
 
     Why a t test, for 3 to 20 seeds: sign flips have no p below 2^-n, which no correction leaves at 5 % before there are
-    9 seeds for 19 methods. A variance pooled over methods gains most where seeds are few, but takes variances for equal
-    that differ by a factor of 100 and more in published blocks: it leaves out the best too often. A t test assumes that
-    differences are about normal, which means over hundreds of test records are. Differences that are all equal tell
-    nothing of their variance; their p is that of the sign test, 2^-n.
+    9 seeds for 19 methods. A variance pooled over methods would help most with few seeds, but it assumes equal
+    variances. In published blocks they differ by a factor of 100 and more, and the best method would be left out too
+    often. A t test assumes that differences are about normal, which means over hundreds of test records are.
+    Differences that are all equal tell nothing of their variance; their p is that of the sign test, 2^-n.
 
     What is compared is the score that is expected on this test split, whose records are the same in both.
 

@@ -18,7 +18,7 @@ from dpopt.analysis.writing import Table, marks
 from dpopt.store.runs import Store
 
 BLOCK = ["workload", "epsilon_target", "batch_size", "epochs"]
-"""Whose rows are compared."""
+"""Rows that agree in these are compared."""
 INTERVAL = "95 % interval"
 EDGES = "end of grid"
 NOTE = (
@@ -90,7 +90,7 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
 
 
 def _scores(group: pd.DataFrame) -> dict[str, Any]:
-    """What counts as `score`, `mean` and `std`, and every further score; not a number where one seed's is not."""
+    """`score` with its `mean` and `std`, and the same for every further score; NaN if one seed's value is NaN."""
     columns = {"mean": group["test_score"]} | {name: group[name] for name in group if name.startswith("score_")}
     means = {name: values.mean(skipna=False) for name, values in columns.items()}
     spreads = {name: values.std(skipna=False) for name, values in columns.items()}

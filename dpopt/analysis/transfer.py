@@ -11,7 +11,8 @@ from dpopt.analysis.frames import GROUP, select
 
 PLACE = [key for key in GROUP if key != "epsilon_target"]
 POINT = ["epsilon_target", "seed", "tuned"]
-"""What may be there twice, trained with other keys of the suite; then the run that `select` would take counts."""
+"""Runs that agree in these may have been trained with other keys of the suite; then the one that `select` would take
+counts."""
 
 
 def transfers(cells: pd.DataFrame) -> pd.DataFrame:

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from dpopt import markup
-from dpopt.markup import LATEX, MARKDOWN, Style
+from dpopt.markup import LATEX, MARKDOWN, TextFormat
 
 Marks = Set[tuple[int, str]]
 """Cells of a table."""
@@ -28,7 +28,7 @@ class Table:
         frame: plain texts, a column for each name.
         title: what the table shows.
         note: what belongs below it.
-        command: what makes it again; empty where only the page does that it is part of.
+        command: the command that makes the table again; empty if it is made only as a part of a page.
         bold, italic: cells that are, by the number of their row and the name of their column.
         numbers: what CSV has in place of `frame`, at full precision.
     """
@@ -41,7 +41,7 @@ class Table:
     italic: Marks = frozenset()
     numbers: pd.DataFrame | None = None
 
-    def styled(self, style: Style) -> pd.DataFrame:
+    def styled(self, style: TextFormat) -> pd.DataFrame:
         """The texts as a format takes them, names included."""
         frame = self.frame.map(style.escape)
         for cells, mark in ((self.italic, style.italic), (self.bold, style.bold)):

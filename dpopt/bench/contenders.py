@@ -167,10 +167,10 @@ ENGINES: dict[str, Callable[..., Step]] = {
     "opacus_ghost": opacus_ghost,
     "vmap": partial(private, _SGD, "vmap"),
 }
-"""The ways to make a private step of SGD, by name. "poisson" is book-keeping on draws of random size, "isolated" is it
-with the optimizer in a process of its own."""
+"""The ways to make a private step of SGD, by name. "poisson" is book-keeping on draws of random size, "isolated" is
+book-keeping with the optimizer in a process of its own."""
 WHOLE = {name: partial(private, _SGD, name, is_whole=True) for name in ("bookkeeping", "vmap")}
-"""Those that would divide a batch where memory is short, as they are if they may not."""
+"""Contenders that divide a batch when memory is short, in a form that never does."""
 
 
 def engine_group(

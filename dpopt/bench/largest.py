@@ -66,7 +66,7 @@ class Search:
             size = (good + bad) // 2 if bad else min(2 * good, self.most)
 
     def _end(self, good: int, bad: int, started: float) -> str:
-        """Why no other size is tried; empty where one is. `bad` is 0 as long as none was too large."""
+        """Why the search ends; empty while it goes on. `bad` is 0 as long as no size was too large."""
         if good == self.most:
             return "most"
         if bad and bad - good <= max(1, good // PRECISION):
@@ -85,7 +85,7 @@ class Search:
                 torch.cuda.empty_cache()
 
     def _seconds(self, size: int) -> float:
-        """Of a second step; the first one takes memory from the system."""
+        """Seconds of the second step; the first one takes memory from the system."""
         case = dataclasses.replace(self.case, batch_size=size, data=partial(repeated, self.case.data))
         step = self.build(case, 2)
         step()

@@ -56,7 +56,7 @@ class Measurement:
     failure: str = ""
 
 
-class Runner:
+class TimedContender:
     """A contender at work, where it is called: after `warm_up` it can be asked `rounds` times for `seconds`."""
 
     _step: Step
@@ -85,9 +85,9 @@ class Runner:
         return seconds
 
     def memory(self) -> int:
-        """See `peak_memory`; comes last, because it frees what the timed calls held."""
+        """See `peak_tensor_memory`; comes last, because it frees what the timed calls held."""
         del self._step
-        return peak_memory(self._build, self._device)
+        return peak_tensor_memory(self._build, self._device)
 
     def _timed(self) -> float:
         started = time.perf_counter()
@@ -127,7 +127,7 @@ def measure(
     """
     results = {contender.name: Measurement() for contender in group}
     with ExitStack() as stack:
-        remotes = {c.name: stack.enter_context(closing(Remote(Runner(c.build, rounds, device)))) for c in group}
+        remotes = {c.name: stack.enter_context(closing(Remote(TimedContender(c.build, rounds, device)))) for c in group}
         for name, result in results.items():
             _, result.failure = remotes[name].ask("warm_up", limit)
             advance(name)
@@ -151,7 +151,7 @@ def ratios(group: Sequence[Contender], results: dict[str, Measurement]) -> list[
     return [_row(contender, results[contender.name], results[contender.baseline]) for contender in group]
 
 
-def peak_memory(build: Callable[[int], Step], device: torch.device) -> int:
+def peak_tensor_memory(build: Callable[[int], Step], device: torch.device) -> int:
     """The most bytes that tensors hold at once during a second call, with all that setting up and the first left.
 
     On a GPU this is the caching allocator's own count. On the CPU it is the sum over the events of torch's allocator,

@@ -30,7 +30,7 @@ Precision = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchKeys:
     """What to measure; `conf/base/bench.yaml` says what each key means."""
 
     cases: list[Case]
@@ -70,7 +70,7 @@ class Group:
     contenders: list[Contender]
 
 
-def settings(overrides: Sequence[str] = ()) -> Settings:
+def settings(overrides: Sequence[str] = ()) -> BenchKeys:
     """The defaults with Hydra overrides such as `cases=[mlp]`.
 
     Raises:
@@ -82,10 +82,10 @@ def settings(overrides: Sequence[str] = ()) -> Settings:
     chosen: dict[str, Any] = {key: _names(given, key, names) for key, names in known.items()}
     chosen["cases"] = [shapes.of(CASES[name]) for name in chosen["cases"]]
     chosen["device"] = resolve_device(fields.convert(given["device"], str, "device", {}))
-    return fields.build(Settings, given | chosen, "bench")
+    return fields.build(BenchKeys, given | chosen, "bench")
 
 
-def bench(chosen: Settings, console: Console | None = None) -> dict[str, Any]:
+def bench(chosen: BenchKeys, console: Console | None = None) -> dict[str, Any]:
     """Measure everything that `chosen` names and return the record; `results/README.md` says what it holds.
 
     Args:
@@ -95,7 +95,7 @@ def bench(chosen: Settings, console: Console | None = None) -> dict[str, Any]:
     Raises:
         ConfigError: there is nothing to measure.
     """
-    groups, skipped = plan(chosen)
+    groups, skipped = grouped(chosen)
     started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
     with _threads(chosen.threads) as threads, _progress(groups, chosen.rounds, console) as advance:
         rows = [row for group in groups for row in _rows(group, chosen, advance)]
@@ -111,7 +111,7 @@ def bench(chosen: Settings, console: Console | None = None) -> dict[str, Any]:
     }
 
 
-def plan(chosen: Settings) -> tuple[list[Group], list[str]]:
+def grouped(chosen: BenchKeys) -> tuple[list[Group], list[str]]:
     """The groups to measure, and what is left out because a model has no such subset.
 
     Raises:
@@ -133,7 +133,7 @@ def plan(chosen: Settings) -> tuple[list[Group], list[str]]:
     return groups, skipped
 
 
-def _groups(chosen: Settings, case: Case, subsets: Sequence[str]) -> Iterator[Group]:
+def _groups(chosen: BenchKeys, case: Case, subsets: Sequence[str]) -> Iterator[Group]:
     if chosen.engines:
         for subset in subsets:
             contenders = engine_group(tuple(chosen.engines), case, subset, chosen.device, chosen.precision)
@@ -145,7 +145,7 @@ def _groups(chosen: Settings, case: Case, subsets: Sequence[str]) -> Iterator[Gr
             yield Group("optimizer", case, subset, contenders)
 
 
-def _rows(group: Group, chosen: Settings, advance: Callable[[str], None]) -> list[dict[str, Any]]:
+def _rows(group: Group, chosen: BenchKeys, advance: Callable[[str], None]) -> list[dict[str, Any]]:
     where = f"{group.case.name} {group.subset}"
     results = measure(
         group.contenders, chosen.rounds, chosen.device, lambda name: advance(f"{where}: {name}"), chosen.limit

@@ -23,7 +23,7 @@ OF_FILE, OF_COLUMNS = ("from", "target", "inputs", "test", "size", "public"), ("
 
 
 @dataclass(frozen=True)
-class Asked:
+class FitKeys:
     """The other keys of `dpopt fit`; `conf/base/fit.yaml` documents them."""
 
     workload: Name | None
@@ -65,7 +65,7 @@ def fit(overrides: Sequence[str]) -> None:
     of_file = [override for override in overrides if first_key(override) in (*OF_FILE, *OF_COLUMNS)]
     given = configurations.command("fit", [override for override in overrides if override not in of_file])
     none: dict[str, Any] = {key: {} for key in ("fields", "options") if given[key] is None}
-    asked = fields.build(Asked, given | none, "fit")
+    asked = fields.build(FitKeys, given | none, "fit")
     check_new(Path(asked.to), "to")
     optimizer = registry.make("optimizer", asked.optimizer, asked.fields)
     accountants.check(asked.delta or 0.5, asked.accountant)
@@ -97,7 +97,7 @@ def fit(overrides: Sequence[str]) -> None:
     OUT.print(f"written to {result.save(asked.to)}/")
 
 
-def _workload(asked: Asked, of_file: list[str]) -> Workload:
+def _workload(asked: FitKeys, of_file: list[str]) -> Workload:
     """What is trained on what.
 
     Raises:

@@ -135,7 +135,9 @@ def _suite(name: str) -> Files:
     if name in suite_files():
         raise ConfigError("name", name, f"{suite_files()[name]} is a suite of that name")
     path = (_source_tree() or Path()) / "benchmarks" / f"{name}.yaml"
-    return Files({path: _filled("suite.yaml", {})}, [f"dpopt plan suite={name} probe=20", f"dpopt run suite={name}"])
+    return Files(
+        {path: _filled("suite.yaml", {})}, [f"dpopt plan suite={name} timed_draws=20", f"dpopt run suite={name}"]
+    )
 
 
 def data(name: str, *options: str) -> Files:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Spending:
+class EpsilonKeys:
     """The keys of `dpopt epsilon`; `conf/base/epsilon.yaml` documents them."""
 
     rate: Fraction
@@ -44,7 +44,7 @@ class Spending:
 
 
 @dataclass(frozen=True)
-class Target:
+class CalibrateKeys:
     """The keys of `dpopt calibrate`; `conf/base/calibrate.yaml` documents them."""
 
     optimizer: str
@@ -89,7 +89,7 @@ def epsilon(overrides: Sequence[str]) -> None:
     from dpopt.privacy import accountants
 
     given = configurations.command("epsilon", overrides)
-    asked = fields.build(Spending, given | {"noise": fields.listed(given["noise"])}, "epsilon")
+    asked = fields.build(EpsilonKeys, given | {"noise": fields.listed(given["noise"])}, "epsilon")
     for name in asked.accountant:
         accountants.check(asked.delta, name)
     for name in asked.accountant:
@@ -103,7 +103,7 @@ def calibrate(overrides: Sequence[str]) -> None:
 
     given = configurations.command("calibrate", overrides)
     none = {} if given["fields"] is not None else {"fields": {}}
-    plan = fields.build(Target, given | none, "calibrate").plan()
+    plan = fields.build(CalibrateKeys, given | none, "calibrate").plan()
     for kind, noise in plan.noise.items():
         OUT.print(f"noise multiplier ({kind}) = {_up(noise)}")
     OUT.print(

@@ -11,7 +11,7 @@ from dpopt.cli.console import ERR, OUT, complain, print_table, stored, suite_nam
 from dpopt.errors import ConfigError, Missing
 
 if TYPE_CHECKING:
-    from dpopt.harness.cost import Row, Timing
+    from dpopt.harness.cost import CostRow, Timing
     from dpopt.harness.flops import Rate, Work
     from dpopt.harness.rows import Planned
     from dpopt.harness.suite import Suite
@@ -24,23 +24,23 @@ SHOWN = 5
 def plan(overrides: Sequence[str]) -> None:
     """Show a suite's cells by state, what they cost, and where it leaves the protocol; writes nothing, needs no data.
 
-    probe=20 times 20 draws of each row. What was never timed is estimated by its FLOPs: on this machine, on a device
-    that is known (flops=h100), or at a rate (flops=2e13, a second).
+    timed_draws=20 times 20 draws of each row. A row that was never timed is estimated by its FLOPs: on this machine, on
+    a known device (flops=h100), or at a rate per second (flops=2e13).
     """
     from dpopt.harness import cost, flops, protocol
     from dpopt.harness import plan as planning
     from dpopt.harness.run_suite import open_store
     from dpopt.training import resolve_device
 
-    own = [override for override in overrides if override.startswith(("probe=", "flops="))]
+    own = [override for override in overrides if override.startswith(("timed_draws=", "flops="))]
     given = {key: value for key, _, value in (override.partition("=") for override in own)}
-    limit = fields.convert(given["probe"], fields.Count, "probe", {}) if "probe" in given else 0
+    limit = fields.convert(given["timed_draws"], fields.Count, "timed_draws", {}) if "timed_draws" in given else 0
     suite = _suite([override for override in overrides if override not in own])
     store = open_store(suite)
     planned = planning.preview(suite, store)
     rate = flops.rate(given.get("flops"), resolve_device(suite.device))
     if limit and rate.device:
-        raise ConfigError("probe", limit, f"it times this machine, no {rate.device}: leave one of both keys out")
+        raise ConfigError("timed_draws", limit, f"it times this machine, no {rate.device}: leave one of both keys out")
     rows = cost.rows(planned, store)
     timings = cost.timings(rows, store, suite, limit, ERR, rate)
     for workload, table in _costs(rows, timings).items():
@@ -58,7 +58,7 @@ def plan(overrides: Sequence[str]) -> None:
         OUT.print(line)
 
 
-def _costs(rows: list[Row], timings: dict[int, Timing]) -> dict[str, dict[str, list[str]]]:
+def _costs(rows: list[CostRow], timings: dict[int, Timing]) -> dict[str, dict[str, list[str]]]:
     """What `dpopt plan` prints: workload -> column -> cells, without the columns that say nothing in any table."""
     from dpopt.analysis.naming import workload_names
 
@@ -83,7 +83,7 @@ def _size(work: Work) -> str:
     return f"d = {work.dimension:,}, {work.gradient:.2g} FLOPs a gradient"
 
 
-def _line(row: Row, timing: Timing | None) -> dict[str, str]:
+def _line(row: CostRow, timing: Timing | None) -> dict[str, str]:
     about = "~" if timing and timing.is_estimate else ""
     return {
         "optimizer": row.label,
@@ -108,7 +108,7 @@ def _basis(timings: Mapping[int, Timing], rate: Rate) -> list[str]:
 
     if not any(timing.is_estimate for timing in timings.values()):
         return []
-    return [f"~ by FLOPs ({rate.basis}) and {1e3 * CALL:g} ms a gradient; probe=20 times real draws"]
+    return [f"~ by FLOPs ({rate.basis}) and {1e3 * CALL:g} ms a gradient; timed_draws=20 times real draws"]
 
 
 def _absent(missing: Sequence[Missing]) -> list[str]:

@@ -46,7 +46,7 @@ def publish(overrides: Sequence[str]) -> int:
 
     matplotlib.use("Agg")
     from dpopt.analysis import publishing
-    from dpopt.store.published import Published
+    from dpopt.store.published import PublishedStore
 
     asked = given(overrides, {**_PUBLISH, "suite": None})
     to, plots = Path(asked["to"]), Path(asked["plots"])
@@ -58,7 +58,7 @@ def publish(overrides: Sequence[str]) -> int:
         for path in publishing.publish(results, to, plots, chosen):
             OUT.print(str(path))
         return 0
-    suites = [asked["suite"]] if asked["suite"] else Published(to).suites()
+    suites = [asked["suite"]] if asked["suite"] else PublishedStore(to).suites()
     if is_remade:
         for suite in suites:
             OUT.print(f"{suite}: {len(publishing.remake(to, suite, plots))} files")

@@ -78,7 +78,7 @@ def engine(
 
 
 class _Choice(ClippingEngine):
-    """The first of some engines that can follow the model, which the first batch decides that shows anything."""
+    """The first of some engines that can follow the model; the first batch that shows gradients decides which one."""
 
     def __init__(self, engines: Sequence[FlatModel], batch: float | None) -> None:
         self._engines, self._batch = engines, batch

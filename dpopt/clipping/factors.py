@@ -7,8 +7,9 @@ p q <= 2 T^2 the p x q gradient itself is cheaper (layer by layer, section 4 the
 
 A norm that is a sum of large terms of both signs loses digits, and a record could be made such that its norm comes out
 far too small, and its clipped gradient far too large. So where terms cancel, a norm is taken at the upper end of its
-rounding error (`MARGIN`, `NEGLIGIBLE`). For the same reason what a square loses that is too small for its type is added
-(`lost`): an output gradient of 1e-23 squares to zero, and beside inputs of 1e18 its gradient would seem to be zero.
+rounding error (`MARGIN`, `NEGLIGIBLE`). For the same reason `lost` is added, the most that is lost where a square is
+too small for its type: an output gradient of 1e-23 squares to zero, and beside inputs of 1e18 its gradient would seem
+to be zero.
 
 In all shapes n is the number of examples.
 """
@@ -33,7 +34,7 @@ accelerator has little to do in a block of that size, and every block costs it s
 MARGIN = 16
 """Rounding error of a sum of T^2 products, in units of machine epsilon times the sum of its T diagonal ones."""
 NEGLIGIBLE = 1e-4
-"""Rounding errors of this share of a squared norm (half of it in the norm) are let be."""
+"""Rounding errors up to this share of a squared norm (half as much of the norm) are tolerated."""
 
 
 class Factor(Protocol):

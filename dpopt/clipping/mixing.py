@@ -139,8 +139,8 @@ def _must_not_mix(
 def takes_extremes(model: nn.Module, loss: Callable[[Any, Tensor], Tensor], x: Tensor, y: Tensor) -> bool:
     """Whether the model can be run on any real numbers, and on integers at any place of the records x, y.
 
-    It cannot where some are numbers by which it looks something up. That is tried on the CPU, as a GPU that looks
-    something up where nothing is cannot be used by this process again.
+    It cannot where some numbers are indices into a table. This is tried on the CPU: after an index that is out of
+    range, this process could not use a GPU again.
     """
     cpu = torch.device("cpu")
     x, y = (part[:1].to(cpu).repeat(1 + len(EXTREMES), *[1] * (part.dim() - 1)) for part in (x, y))

@@ -79,8 +79,9 @@ class Use:
 class Recorder:
     """While it is entered, notes every use of the trained parameters of `layers` on batches of `examples`.
 
-    Uses that depend on no other stand where a backward pass may end: their output gradients are to be asked for. Those
-    of all others pass by on the way there, and `receive` is called with them at once, so that few are alive at a time.
+    A use that depends on no other one is where a backward pass may end: its output gradient is to be asked for. The
+    output gradients of all other uses occur on the way there, and `receive` is called with each at once, so that few
+    are in memory at a time.
 
     Attributes:
         ends: uses that depend on no other, and where their outputs' gradients arrive.

@@ -14,17 +14,12 @@ from torch.func import vmap
 
 from dpopt import fields
 from dpopt.errors import ConfigError, unknown
-from dpopt.fields import Bound, Positive
+from dpopt.fields import Bound, Checked, Positive
 from dpopt.types import ClipRule, Number
 
 
-class _Checked:
-    def __post_init__(self) -> None:
-        fields.check(self)
-
-
 @dataclass(frozen=True)
-class Abadi(_Checked):
+class Abadi(Checked):
     """g * min(1, C/||g||), sensitivity C (Abadi et al. 2016, Algorithm 1). An infinite bound clips nothing."""
 
     bound: Bound = 1.0
@@ -38,7 +33,7 @@ class Abadi(_Checked):
 
 
 @dataclass(frozen=True)
-class Automatic(_Checked):
+class Automatic(Checked):
     """R * g/(||g|| + gamma), sensitivity R (AUTO-S of Bu et al. 2023, Eq. 4). R only rescales the learning rate."""
 
     bound: Positive = 1.0
@@ -53,7 +48,7 @@ class Automatic(_Checked):
 
 
 @dataclass(frozen=True)
-class Normalized(_Checked):
+class Normalized(Checked):
     """g * min(1/C, 1/||g||), sensitivity 1: Abadi's rule divided by C, which decouples C from the learning rate.
 
     De et al. 2022; Algorithm 1 of the optimal-hyperparameters study.

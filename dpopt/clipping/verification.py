@@ -21,7 +21,7 @@ _LOG = logging.getLogger(__name__)
 DISTINCT = 64
 """Different examples in a batch of the physical size; the others repeat them."""
 EXACT, COARSE = 1e-9, 5e-3
-"""Relative errors that are let be in float64, and where a model computes with fewer digits, most of which may go."""
+"""The largest relative errors: in float64, and in types with fewer digits, of which most may be lost."""
 
 
 def verify(engine: FlatModel, x: Tensor, y: Tensor, batch: float | None = None) -> bool:
@@ -150,7 +150,7 @@ def _must_not_mix(
 def _compare(engine: FlatModel, x: Tensor, y: Tensor) -> tuple[float, bool]:
     """Raise `Unsupported` if the engine finds something else than autograd.
 
-    Gives the error that was let be, and whether there are gradients at all.
+    Returns the error that was tolerated, and whether any gradient is not zero.
     """
     saved = _Saved(set())
     with _repeatable(engine, x), mixing.constant_buffers(engine.model):
@@ -246,7 +246,7 @@ def _beside(parts: Sequence[Tensor]) -> Vector:
 
 
 def _tolerated(types: set[Any]) -> float:
-    """The relative error that is let be where a model computes with numbers of these types."""
+    """The largest relative error for a model that computes in these types."""
     return EXACT if types == {torch.float64} else COARSE
 
 

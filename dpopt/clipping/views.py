@@ -134,7 +134,8 @@ def refuse_mixing(change: Change, x: Tensor, name: str) -> None:
 def _tried(x: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Records, what replaces some of them, and a seed.
 
-    Of whole numbers also records of one value everywhere, beside which one of another shows in a maximum or a mean.
+    For whole numbers also records of one value everywhere: beside them, a record of another value changes any maximum
+    or mean.
     """
     for seed in range(TRIES):
         yield x, x, seed

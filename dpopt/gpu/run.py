@@ -35,7 +35,7 @@ OPTIONAL = (
 
 
 @dataclass(frozen=True)
-class Settings:
+class GpuKeys:
     """What to do; `conf/base/gpu.yaml` says what each key means."""
 
     minutes: fields.Positive
@@ -67,7 +67,7 @@ class Look:
         return made | {"commit": found["commit"], "dirty": found["dirty"], "key": key}
 
 
-def settings(overrides: Sequence[str] = ()) -> Settings:
+def settings(overrides: Sequence[str] = ()) -> GpuKeys:
     """The defaults with Hydra overrides such as `minutes=9`.
 
     Raises:
@@ -76,7 +76,7 @@ def settings(overrides: Sequence[str] = ()) -> Settings:
     given = configurations.command("gpu", overrides)
     steps = None if given["steps"] == "all" else fields.listed(given["steps"])
     folders = {key: Path(fields.convert(given[key], fields.Name, key, {})) for key in ("results", "plots")}
-    chosen = fields.build(Settings, given | folders | {"steps": steps}, "gpu")
+    chosen = fields.build(GpuKeys, given | folders | {"steps": steps}, "gpu")
     return dataclasses.replace(chosen, device=_device(chosen.device))
 
 
@@ -88,7 +88,7 @@ def _device(name: str) -> str:
     return "cuda" if name == "auto" else name
 
 
-def run(chosen: Settings, started: float, out: Console, console: Console) -> int:
+def run(chosen: GpuKeys, started: float, out: Console, console: Console) -> int:
     """Work for one slice, write its table and figures, and print the table.
 
     Args:
@@ -117,7 +117,7 @@ def run(chosen: Settings, started: float, out: Console, console: Console) -> int
     return int(any(_is_bad(session.record(step)) for step in steps))
 
 
-def _session(chosen: Settings) -> Session:
+def _session(chosen: GpuKeys) -> Session:
     look = Remote(Look(chosen.device))
     setting, failure = look.ask("setting")
     look.close()
@@ -136,7 +136,7 @@ def _session(chosen: Settings) -> Session:
     return Session(folder, setting, command)
 
 
-def _introduce(chosen: Settings, session: Session, left_out: dict[str, str], console: Console) -> None:
+def _introduce(chosen: GpuKeys, session: Session, left_out: dict[str, str], console: Console) -> None:
     """Say where the work is done, and without what."""
     kind = "rehearsal on the CPU, at the smallest shapes" if chosen.is_rehearsal else session.setting["device"]
     console.print(f"{kind}; results in {session.folder}/", highlight=False, markup=False)

@@ -29,11 +29,12 @@ from dpopt.store import Store
 from dpopt.store.runs import Damaged, read
 
 SETTLED = ("done", "failed")
-"""A step with this status is not begun again, but for a failed one where that is asked for. One that was cut off is."""
+"""A step with one of these statuses is not begun again, except a failed one if `retry` is given. A step that was cut
+off is."""
 GRACE = 25.0
 """Seconds that a step which resumes has to keep what it has done."""
 MARGIN = 1.5
-"""How many times what a step took elsewhere has to be left for it."""
+"""A step is begun if this factor times what it took elsewhere is left."""
 LINES = 12
 """The last lines of a failed step's output that its record keeps."""
 

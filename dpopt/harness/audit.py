@@ -33,7 +33,7 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True)
-class Settings:
+class AuditKeys:
     """What to audit; `conf/base/audit.yaml` says what each key means."""
 
     suite: Suite
@@ -46,14 +46,14 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Task:
+class AuditRow:
     """One row: what is known of it beforehand, and what finds out the rest, in another process."""
 
     head: dict[str, Any]
     find: Callable[[], dict[str, Any]]
 
 
-def settings(overrides: Sequence[str] = ()) -> Settings:
+def settings(overrides: Sequence[str] = ()) -> AuditKeys:
     """The defaults with Hydra overrides, of the audit's keys or of the suite's.
 
     Raises:
@@ -68,10 +68,10 @@ def settings(overrides: Sequence[str] = ()) -> Settings:
     names = registry.optimizers() if names == "all" else fields.several(names, fields.Name, "optimizers")
     rest = [override for override in overrides if first_key(override) not in own]
     suite = load_suite(given["suite"], [*rest, f"optimizers=[{','.join(names)}]", "seeds=0"])
-    return fields.build(Settings, given | {"suite": suite}, "audit")
+    return fields.build(AuditKeys, given | {"suite": suite}, "audit")
 
 
-def run(chosen: Settings, console: Console | None = None) -> dict[str, Any]:
+def run(chosen: AuditKeys, console: Console | None = None) -> dict[str, Any]:
     """Audit everything that `chosen` names and return the record; `results/README.md` says what it holds.
 
     A row that fails says why; the others are not lost.
@@ -96,18 +96,18 @@ def run(chosen: Settings, console: Console | None = None) -> dict[str, Any]:
     }
 
 
-def _tasks(chosen: Settings) -> Iterator[Task]:
+def _tasks(chosen: AuditKeys) -> Iterator[AuditRow]:
     for number, control in enumerate(audit.controls() if chosen.controls else ()):  # one takes long: it goes first
         head = {"kind": "control", "name": control.name, "what": control.mistake}
         head |= {"epsilon_target": control.epsilon, "delta": control.delta}
-        yield Task(head, partial(_control, number, chosen.seed))
+        yield AuditRow(head, partial(_control, number, chosen.seed))
     for label, cell in _cells(chosen.suite):
         head = {"kind": "optimizer", "name": label, "epsilon_target": cell.epsilon, "delta": cell.delta}
-        yield Task(head, partial(_optimizer, label, cell, chosen))
+        yield AuditRow(head, partial(_optimizer, label, cell, chosen))
 
 
 def _cells(suite: Suite) -> Iterator[tuple[str, Cell]]:
-    """The first cell of each row of the suite at each finite epsilon: what is released hangs on nothing else."""
+    """The first cell of each row of the suite at each finite epsilon: what is released depends on nothing else."""
     seen = set()
     planning.require(suite)
     for entry in planning.plan(suite):
@@ -117,7 +117,7 @@ def _cells(suite: Suite) -> Iterator[tuple[str, Cell]]:
             yield entry.label, entry.cell
 
 
-def _rows(tasks: list[Task], workers: int, console: Console | None) -> list[dict[str, Any]]:
+def _rows(tasks: list[AuditRow], workers: int, console: Console | None) -> list[dict[str, Any]]:
     """The rows of `tasks`, in their order, computed in processes."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, len(tasks)), context) as pool, _progress(len(tasks), console) as advance:
@@ -135,7 +135,7 @@ def _outcome(future: Future[dict[str, Any]]) -> dict[str, Any]:
     return future.result() | {"failure": ""}
 
 
-def _optimizer(label: str, cell: Cell, chosen: Settings) -> dict[str, Any]:
+def _optimizer(label: str, cell: Cell, chosen: AuditKeys) -> dict[str, Any]:
     """What the audit of one optimizer at one epsilon finds."""
     torch.set_num_threads(1)
     workload = registry.from_spec("workload", cell.workload)

@@ -69,10 +69,11 @@ class Cell:
         selection: where the run is one of a search that is charged, the rule by which (see `selection_spec`); `epsilon`
             is then the search's.
         untrained: a search whose number of runs came out as 0 releases the model as it was initialised.
-        scale_down: how many times smaller batch and noise are than those that spend `epsilon`: as many steps with the
-            same signal and noise, which cost as many times less to compute and spend far more (Sander et al. 2023).
+        scale_down: factor by which batch and noise are smaller than those that spend `epsilon`. The steps are as many,
+            and have the same ratio of signal to noise; they cost less to compute by this factor and spend far more
+            (Sander et al. 2023).
         diagnostics: whether gradient norms and what is made of them go into the curve; they are not private.
-        average: decay of the weights in the average of the parameters, which is what is evaluated and results; 0 for
+        average: decay of the weights in the average of the parameters, which is evaluated and is the result; 0 for
             none, see `Averaged`. It changes no release.
     """
 
@@ -95,7 +96,7 @@ class Cell:
     def content(self) -> dict[str, Any]:
         """The cell as plain JSON data; infinity becomes "inf".
 
-        A field that has a default is there where it differs from it, so that cells older than the field keep their ids.
+        A field at its default is left out, so that cells older than the field keep their ids.
         """
         return dict(self._content)
 
@@ -118,7 +119,7 @@ class Cell:
 
     @property
     def releases(self) -> str:
-        """What names the releases of the cell: its name without an average, which is made of the same ones."""
+        """What names the releases: the run id without an average, as the average changes no release."""
         return dataclasses.replace(self, average=0.0).run_id
 
 
@@ -154,7 +155,7 @@ class Prepared:
     """A cell that is ready to train.
 
     Attributes:
-        cell: it.
+        cell: what is trained.
         workload, optimizer: as the cell describes them.
         stepper: the optimizer, with an average of its parameters where the cell asks for one.
         model, engine: the model, on its device, and the clipping engine over it.
@@ -375,7 +376,7 @@ class Loop:
     seconds: float = 0.0
 
     def writing(self) -> Store:
-        """The store, for one write to a run, to be asked for when the content is at hand: making that may take minutes.
+        """The store, for one write to a run. Ask for it when the content is ready: making the content may take minutes.
 
         Raises:
             Held: another process has taken over the run.
@@ -416,7 +417,7 @@ def _end(ready: Prepared, state: Any, loop: Loop) -> dict[str, Any]:
 
 
 def _record(ready: Prepared, state: Any, final: dict[str, Any]) -> dict[str, Any]:
-    """What a record says but for where and how fast the cell ran; the same wherever that was."""
+    """The part of a record that does not depend on where and how fast the cell ran."""
     cell, oracle, score = ready.cell, ready.oracle, ready.workload.score
     spent = training.summary(ready.plan, oracle, state, cell.epsilon, ready.examples)
     validation = ready.watched.get("validation")

@@ -29,15 +29,15 @@ from dpopt.store.runs import Store
 from dpopt.workloads.base import Split
 
 SAMPLE = 256
-"""Records that a probe evaluates on; the time for all follows from theirs."""
+"""Records that a timed cell is evaluated on; the time for all follows from theirs."""
 TIMES = {"draws", "seconds_prepare", "seconds_train", "provenance"}
 """What a record says of its run's time."""
 RECORDS = 100
-"""Finished cells that tell the time of their row."""
+"""The most finished cells whose times are averaged for a row."""
 CALL = 2e-3
 """Seconds of a gradient that go into calling torch, in an estimate: about those of the digits' network on a CPU."""
 LONG = 60.0
-"""Seconds after which a probe takes no further draw."""
+"""Seconds after which a timed cell takes no further draw."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Timing:
         draw: seconds per draw.
         evaluate: seconds for all evaluations; 0 where they are part of `draw`.
         memory: most bytes that the process held, or the GPU's allocator; None where it was not measured.
-        failure: why there is nothing of this; empty if all went well.
-        is_estimate: whether it is what the FLOPs take, and nothing was timed.
+        failure: why nothing was measured; empty if all went well.
+        is_estimate: whether the times follow from FLOPs, and nothing was timed.
     """
 
     prepare: float = 0.0
@@ -66,7 +66,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Row:
+class CostRow:
     """The cells of a suite that have label, workload and batch size in common, and so the time of a draw.
 
     Attributes:
@@ -137,7 +137,7 @@ class Row:
         return sum(timing.seconds(draws(cell)) for cell in self.waiting)
 
 
-def rows(planned: Iterable[Planned], store: Store) -> list[Row]:
+def rows(planned: Iterable[Planned], store: Store) -> list[CostRow]:
     """The rows of a plan, in its order; a cell that is in several counts in each."""
     groups: dict[tuple[str, str, int], list[Planned]] = {}
     for entry in planned:
@@ -147,7 +147,7 @@ def rows(planned: Iterable[Planned], store: Store) -> list[Row]:
     for group in groups.values():
         cells = tuple(entry.cell for entry in group)
         states = tuple(store.state(cell.run_id) for cell in cells)
-        found.append(Row(group[0].label, group[0].tuning, cells, states, group[0].gradients_per_draw))
+        found.append(CostRow(group[0].label, group[0].tuning, cells, states, group[0].gradients_per_draw))
     return found
 
 
@@ -173,7 +173,7 @@ def _examples(workload: str) -> int:
 
 
 def timings(
-    rows: Sequence[Row],
+    rows: Sequence[CostRow],
     store: Store,
     suite: Suite,
     limit: int = 0,
@@ -182,16 +182,17 @@ def timings(
 ) -> dict[int, Timing]:
     """What is known of the times of rows, by their number.
 
-    Finished cells tell; for a row that has none on this kind of device, and cells to run, a probe does: up to `limit`
-    real draws of one cell, none by default. As many rows are probed at a time as cells run. Nothing is stored but what
-    calibration and `workloads.cache` keep, and a row may fail in any way, or lose its process. What nothing else tells
-    follows from its FLOPs, where a `rate` is given; that of another device looks at the cells that finished there.
+    Times are taken from finished cells. For a row without a finished cell on this kind of device, and with cells to
+    run, one cell is timed for up to `limit` real draws (none by default); as many rows are timed at once as cells run.
+    Timing stores nothing but what calibration and `workloads.cache` keep. A row may fail in any way, or lose its
+    process. Where a `rate` is given, rows that are still unknown are estimated by their FLOPs; with the rate of another
+    device, the finished cells of that device are used.
     """
     here = provenance(training.resolve_device(suite.device))["device"]
     is_one = rate.is_of if rate and rate.device else here.__eq__
     known = {number: found for number, row in enumerate(rows) if (found := _stored(row, store, is_one))}
     asked = {
-        number: Probe(trained[0], limit, suite.device, suite.physical_batch)
+        number: TimedCell(trained[0], limit, suite.device, suite.physical_batch)
         for number, row in enumerate(rows)
         if limit and number not in known and (trained := [cell for cell in row.waiting if not cell.untrained])
     }
@@ -200,7 +201,7 @@ def timings(
     return known | {number: found for number in left if rate and (found := rows[number].estimate(rate.flops))}
 
 
-def _stored(row: Row, store: Store, is_one: Callable[[str], bool]) -> Timing | None:
+def _stored(row: CostRow, store: Store, is_one: Callable[[str], bool]) -> Timing | None:
     """The mean times of the first `RECORDS` finished cells of a row on such devices; None where there is none."""
     done = (cell.run_id for cell, state in zip(row.cells, row.states, strict=True) if state == "done")
     records = [store.record(run_id) for run_id in islice(done, RECORDS)]
@@ -213,8 +214,8 @@ def _stored(row: Row, store: Store, is_one: Callable[[str], bool]) -> Timing | N
     return Timing(prepared / len(timed), trained / sum(record["draws"] for record in timed))
 
 
-def _answers(asked: Mapping[int, Probe], at_once: int, console: Console | None) -> dict[int, Timing]:
-    """What the probes measure, each in a process of its own."""
+def _answers(asked: Mapping[int, TimedCell], at_once: int, console: Console | None) -> dict[int, Timing]:
+    """The times of the cells to be timed, each in a process of its own."""
     alive: list[Remote] = []
     pool = ThreadPoolExecutor(at_once)
     try:
@@ -234,7 +235,7 @@ def workers(suite: Suite) -> int:
     return 1 if suite.engine in ("inline", "span") else len(places(suite.device, suite.workers))
 
 
-def hours(rows: Sequence[Row], timings: Mapping[int, Timing], workers: int) -> float:
+def hours(rows: Sequence[CostRow], timings: Mapping[int, Timing], workers: int) -> float:
     """Hours on the clock for all cells that wait, of rows whose time is known.
 
     Args:
@@ -246,7 +247,7 @@ def hours(rows: Sequence[Row], timings: Mapping[int, Timing], workers: int) -> f
     return sum(rows[number].seconds(timing) for number, timing in known.items()) / 3600 / workers
 
 
-def estimate(rows: list[Row], timings: dict[int, Timing], suite: Suite, rate: Rate | None = None) -> str:
+def estimate(rows: list[CostRow], timings: dict[int, Timing], suite: Suite, rate: Rate | None = None) -> str:
     """How long what is to be run will take, in one line: on the device that `rate` names, or on this machine."""
     waiting = [number for number, row in enumerate(rows) if row.waiting]
     known = [number for number in waiting if number in timings and not timings[number].failure]
@@ -254,7 +255,7 @@ def estimate(rows: list[Row], timings: dict[int, Timing], suite: Suite, rate: Ra
     gradients = f"{sum(row.gradients for row in rows):.1e} gradient evaluations"
     gradients += f", {counted:.1e} FLOPs to run" if counted else " to run"
     if not known:
-        return f"{gradients}; probe=20 estimates how long they take" if waiting else "nothing to run"
+        return f"{gradients}; timed_draws=20 estimates how long they take" if waiting else "nothing to run"
     at_once = (suite.workers or 1) if rate and rate.device else workers(suite)
     total = hours(rows, timings, at_once)
     missing = f" without {len(waiting) - len(known)} rows that were not timed" if len(known) < len(waiting) else ""
@@ -263,7 +264,7 @@ def estimate(rows: list[Row], timings: dict[int, Timing], suite: Suite, rate: Ra
     return f"{gradients}, about {duration(3600 * total)} {where}{each}{missing}"
 
 
-def failures(rows: Sequence[Row], timings: Mapping[int, Timing]) -> list[str]:
+def failures(rows: Sequence[CostRow], timings: Mapping[int, Timing]) -> list[str]:
     """Which rows could not be timed, and why, a line each."""
     return [f"{rows[number].label} failed: {timing.failure}" for number, timing in timings.items() if timing.failure]
 
@@ -277,7 +278,7 @@ def cheapest_first(planned: Iterable[Planned]) -> list[Cell]:
     return [entry.cell for entry in ordered]
 
 
-def _ask(subject: Probe, alive: list[Remote]) -> Timing:
+def _ask(subject: TimedCell, alive: list[Remote]) -> Timing:
     remote = Remote(subject)
     alive.append(remote)
     timing, failure = remote.ask("measure")
@@ -286,12 +287,12 @@ def _ask(subject: Probe, alive: list[Remote]) -> Timing:
 
 
 @dataclass(frozen=True)
-class Probe:
+class TimedCell:
     """One cell to be timed, in a process of its own.
 
     Args:
-        cell: it runs from its beginning, whatever there is of it.
-        limit: draws, at most.
+        cell: the cell; it is run from its beginning, whatever is stored of it.
+        limit: the most draws to take.
         device, physical_batch: see `cell.run`.
     """
 
@@ -339,7 +340,7 @@ def _evaluation(ready: Prepared, state: Any) -> float:
 
 @contextmanager
 def _progress(total: int, console: Console | None) -> Iterator[Callable[[], None]]:
-    """Show a bar; gives a function to call when a probe is done."""
+    """Show a bar; gives a function to call when a cell was timed."""
     with Progress(console=console, disable=console is None or not total, transient=True) as progress:
-        task = progress.add_task("probes", total=total)
+        task = progress.add_task("timing", total=total)
         yield lambda: progress.update(task, advance=1)

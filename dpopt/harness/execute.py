@@ -33,7 +33,7 @@ class Policy:
     Args:
         timeout: seconds that one attempt at a cell may take; None for any.
         retries: further attempts at a cell whose failure is one of `retry_on`; each goes on from the last checkpoint.
-        retry_on: kinds of failure. An error comes again if the cell is tried again, a lost machine hardly.
+        retry_on: kinds of failure. An error of the cell is likely to occur again; the loss of a machine is not.
     """
 
     timeout: float | None = None
@@ -42,7 +42,7 @@ class Policy:
 
 
 @dataclass
-class Outcome:
+class SuiteOutcome:
     """What became of a plan's cells.
 
     Attributes:
@@ -65,10 +65,10 @@ def execute(
     store: Store,
     make_engine: Callable[[], Engine],
     console: Console | None = None,
-    outcome: Outcome | None = None,
+    outcome: SuiteOutcome | None = None,
     policy: Policy = Policy(),
     stop: Callable[[], bool] = stopping.is_asked,
-) -> Outcome:
+) -> SuiteOutcome:
     """Run the cells that have no result yet.
 
     Failed and damaged cells are left alone: `dpopt retry` clears failures, and damaged files are the user's to move.
@@ -86,7 +86,7 @@ def execute(
     Raises:
         OSError: results cannot be written any more.
     """
-    outcome = outcome or Outcome()
+    outcome = outcome or SuiteOutcome()
     every = {cell.run_id: cell for cell in cells}
     to_run = {run_id: cell for run_id, cell in every.items() if not _is_settled(run_id, store, outcome)}
     if to_run:
@@ -95,7 +95,7 @@ def execute(
     return outcome
 
 
-def _is_settled(run_id: str, store: Store, outcome: Outcome) -> bool:
+def _is_settled(run_id: str, store: Store, outcome: SuiteOutcome) -> bool:
     """Whether nothing is left to do for a cell; if so, `outcome` says why."""
     state = store.state(run_id)
     if state in RESULTS:
@@ -115,7 +115,9 @@ class Round:
         store, engine, policy, outcome: see `execute`.
     """
 
-    def __init__(self, cells: dict[str, Cell], store: Store, engine: Engine, policy: Policy, outcome: Outcome) -> None:
+    def __init__(
+        self, cells: dict[str, Cell], store: Store, engine: Engine, policy: Policy, outcome: SuiteOutcome
+    ) -> None:
         self.left, self.total = dict(cells), len(cells)
         self.fractions: dict[str, float] = {}
         self._store, self._engine, self._policy, self.outcome = store, engine, policy, outcome

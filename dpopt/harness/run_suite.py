@@ -9,14 +9,14 @@ from rich.console import Console
 from dpopt.errors import ConfigError
 from dpopt.harness import cost, engines, stopping
 from dpopt.harness import plan as planning
-from dpopt.harness.execute import Outcome, Policy, execute
+from dpopt.harness.execute import Policy, SuiteOutcome, execute
 from dpopt.harness.rows import Planned
 from dpopt.harness.suite import Suite
 from dpopt.store import Store, open_results
 from dpopt.training import resolve_device
 
-PROBE = 5
-"""Draws that time a row where `max_hours` has to know."""
+TIMED_DRAWS = 5
+"""Draws by which a row is timed where the suite has a limit `max_hours`."""
 
 
 def run_suite(
@@ -26,7 +26,7 @@ def run_suite(
     engine: str | None = None,
     progress: bool | Console = True,
     retry: bool = False,
-) -> Outcome:
+) -> SuiteOutcome:
     """Train the cells of `suite` that have no result, and add all of them to what the suite has in `results`.
 
     A run that was killed goes on where it was. Cells that were planned before, with other overrides, stay the suite's.
@@ -77,7 +77,7 @@ def _forget_failures(planned: list[Planned], store: Store) -> None:
             store.forget_failure(entry.cell.run_id)
 
 
-def _run(suite: Suite, engine: str, store: Store, planned: list[Planned], console: Console) -> Outcome:
+def _run(suite: Suite, engine: str, store: Store, planned: list[Planned], console: Console) -> SuiteOutcome:
     before = store.cancelled(suite.name)
     policy = Policy(suite.timeout, suite.retries, suite.retry_on)
 
@@ -87,7 +87,7 @@ def _run(suite: Suite, engine: str, store: Store, planned: list[Planned], consol
     def is_stopped() -> bool:
         return stopping.is_asked() or store.cancelled(suite.name) != before
 
-    outcome, cells = Outcome(), cost.cheapest_first(planned)
+    outcome, cells = SuiteOutcome(), cost.cheapest_first(planned)
     while cells and not outcome.is_stopped:  # some cells follow from the outcome of others
         with stopping.signals():
             execute(cells, store, make_engine, console, outcome, policy, is_stopped)
@@ -104,7 +104,7 @@ def _refuse_longer(suite: Suite, store: Store, planned: list[Planned], console: 
     if suite.max_hours is None:
         return
     rows = cost.rows(planned, store)
-    timings = cost.timings(rows, store, suite, PROBE, console)
+    timings = cost.timings(rows, store, suite, TIMED_DRAWS, console)
     for line in cost.failures(rows, timings):
         console.print(line)
     if cost.hours(rows, timings, cost.workers(suite)) > suite.max_hours:

@@ -17,7 +17,7 @@ from dpopt.optimizers.dp_sgd import DPSGD
 from dpopt.types import Oracle, Release, Vector
 
 SMALLEST = 1e-6
-"""Floor of the bound, should no gradient be longer than any bound."""
+"""The least clipping bound."""
 
 
 class State(NamedTuple):

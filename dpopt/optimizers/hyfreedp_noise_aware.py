@@ -28,7 +28,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class NoiseAwareHyFreeDP(HyFreeDP):
-    r"""HyFreeDP with another way from the same three losses to eta; draws, releases and ledger are HyFreeDP's.
+    r"""HyFreeDP with another rule for eta, from the same three losses; draws, releases and ledger are HyFreeDP's.
 
     Losses L_-, L_0, L_+ are released at theta_t - h G_t, theta_t and theta_t + h G_t with noise of standard deviation
     s, which is public. With D_1 = L_+ - L_- and D_2 = L_+ - 2 L_0 + L_-,
@@ -103,7 +103,7 @@ class NoiseAwareHyFreeDP(HyFreeDP):
 
 
 def _decay(base: Any) -> float:
-    """Of the average of gradients that a direction is; 0 where it is none."""
+    """The decay of the average of gradients that a direction uses; 0 if it uses none."""
     if hasattr(base, "base"):
         return _decay(base.base)
     return base.betas[0] if hasattr(base, "betas") else getattr(base, "momentum", 0.0)

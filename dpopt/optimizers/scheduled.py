@@ -44,8 +44,8 @@ class Scheduled(Configured):
         clip: how one example's gradient is bounded.
         schedule: shape of the decay.
         warmup: share of all draws in which the step size rises to lr.
-        final: what a linear or cosine decay leads to, as a share of lr; draw T, the first one that is not taken, would
-            have it.
+        final: what a linear or cosine decay leads to, as a share of lr; it would be reached at draw T, one after the
+            last.
 
     After the warm-up this is `torch.optim.lr_scheduler.CosineAnnealingLR` (Loshchilov and Hutter, ICLR 2017, without
     restarts) or `LinearLR`; "inverse_time" is that of Koskela and Honkela (AISTATS 2020, Eq. 5.1), in expected epochs,

@@ -23,7 +23,8 @@ from dpopt.privacy.queries import Asked, Gradient, Space, contributions
 from dpopt.types import Number, Release, Vector
 
 CPU_MULTIPLE = 8
-"""On the CPU, physical batches are padded to a multiple of it: the shapes of a run stay few, at next to no cost."""
+"""On the CPU, physical batches are padded to a multiple of this, so that a run has few different shapes; it costs
+almost nothing."""
 
 
 class _Inputs(NamedTuple):
@@ -54,7 +55,7 @@ class Seen(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Losses at one point that its gradient has left behind.
+    """Losses at one point, kept from the pass that computed its gradient.
 
     Attributes:
         theta: the point; it stays alive with this.
@@ -205,7 +206,7 @@ class DataOracle(BaseOracle):
         return self._summed(asked)
 
     def _clipped(self, query: Gradient, sensitivity: Number) -> Vector:
-        """What this process has of the sum, [d]: the engine's own tensor, so that no other of its size is needed."""
+        """The sum over this process's part of a draw, [d]: the engine's own tensor, so that none is copied."""
         total, losses = None, []
         points, clip = query.points, Bounded(query.clip, sensitivity)
         self._norms = []
@@ -224,7 +225,7 @@ class DataOracle(BaseOracle):
         return torch.zeros(self.dimension, dtype=self.space.dtype, device=self._device) if total is None else total
 
     def _summed(self, asked: Asked) -> Tensor:
-        """What this process has of the sums, [m]."""
+        """The sums over this process's part of a draw, [m]."""
         total = torch.zeros(asked.releases, dtype=torch.float64, device=self._device)
         for part in range(len(self._inputs)):
             inputs = self._inputs[part]()

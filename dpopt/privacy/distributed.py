@@ -1,10 +1,10 @@
 """Several processes that train one model together: each sums over its part of a draw, an all-reduce adds up the parts.
 
 A sum of clipped values does not depend on who computed which of them, so that neither what is released nor what it
-costs changes with the number of processes. All of them hold all records, agree on the rows of a draw without a word
-(they are a function of seed and draw), and go through the same optimizer, which sees the same releases everywhere. The
-noise is drawn once, by process 0, and travels in its part of the sum: a query costs one all-reduce of what it releases,
-and a draw with one gradient is one flat vector of d numbers.
+costs changes with the number of processes. All of them hold all records, agree on the rows of a draw without
+communication (they are a function of seed and draw), and go through the same optimizer, which sees the same releases
+everywhere. The noise is drawn once, by process 0, and travels in its part of the sum: a query costs one all-reduce of
+what it releases, and a draw with one gradient is one flat vector of d numbers.
 
 What the processes send each other is not private, as it is not within one process. The network between them has to be
 trusted like their memory.

@@ -42,7 +42,7 @@ from dpopt.types import Vector
 LARGEST_STATE = 64
 """The most bytes of an optimizer's state, for each byte of its vectors."""
 TOLD = (BudgetSpent, UnplannedRelease, ConfigError)
-"""What an optimizer is told of when it has asked for something that it cannot have."""
+"""The errors that an isolated optimizer is told of: it has asked for what it cannot have."""
 
 
 class IsolatedFailure(RuntimeError):

@@ -61,7 +61,7 @@ class AnyKind(defaultdict[str, float]):
 
 
 class OpenDraw(Asking):
-    """One open draw of an oracle, which answers; here is noted what it costs.
+    """One open draw. Its oracle answers the queries; the batch notes what they cost.
 
     Attributes:
         number: of the draw, from 0.

@@ -235,7 +235,7 @@ class _Sum:
         return point * self.step + within, allowed > PRECISE * rounding and last - first < MOST_POINTS
 
     def _low(self, index: int, high: float) -> float:
-        """Where the window up to `high` begins, so that next to nothing of what is tilted so is wrapped into it.
+        """Where the window that ends at `high` begins: almost nothing of the tilted losses may wrap around into it.
 
         What lies below is wrapped to the upper end. What lies above is wrapped from the lower end on, harmless below 0.
         """

@@ -1,6 +1,6 @@
-"""The kinds of release: gradient, losses, counts. Each is one class, and so is a further one; see `protocol.Query`.
+"""The kinds of release: gradient, losses, counts. Each is one class, and so is a further one; see `types.Query`.
 
-What a query holds comes from an optimizer, and is read before it is used (`owned`): vectors as plain tensors of the
+What a query holds comes from an optimizer, and is read before it is used (`read`): vectors as plain tensors of the
 engine's type, bounds and weights as one number each, and each of them once.
 """
 
@@ -174,7 +174,7 @@ class Unseen(Space):
 
 
 class Asked(NamedTuple):
-    """A query as the kernel has read it, once: nothing of what it says can be another thing later.
+    """A query as the kernel has read it: each value was read once and cannot change afterwards.
 
     Attributes:
         query: with plain vectors and numbers in its fields.

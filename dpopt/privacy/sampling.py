@@ -19,9 +19,9 @@ Not promised:
 - Exactness. (epsilon, delta) is proved for real numbers. Which floating-point numbers a noisy sum can reach depends on
   the sum, and so their last bits can tell neighbouring data sets apart (Mironov 2012, for Laplace noise). Releases are
   neither rounded to a common grid nor is their noise discrete.
-- Secrecy of a known seed. An accountant's epsilon takes for granted that nobody knows the noise, nor who is in a draw:
-  amplification by subsampling is lost on whoever does. `secret_seed` is for models that are published; the seeds of a
-  benchmark are public, so its models are for measuring.
+- Secrecy of a known seed. An accountant's epsilon assumes that nobody knows the noise, nor who is in a draw. Against
+  someone who does, subsampling amplifies nothing and noise hides nothing. `secret_seed` is for models that are
+  published; the seeds of a benchmark are public, so its models are for measuring.
 - Cryptography everywhere. Philox is no cipher, and a GPU's is seeded with 63 bits: whoever learns its numbers exactly
   might find their key. That of float64 noise is the noise seed itself.
 - Even timing. How long a draw takes tells how many records are in it.

@@ -24,7 +24,7 @@ import scipy  # its modules are imported when they are first used: they take hal
 
 from dpopt import fields
 from dpopt.errors import ConfigError, unknown
-from dpopt.fields import Bound, Count, Fraction
+from dpopt.fields import Bound, Checked, Count, Fraction
 from dpopt.privacy import accountants
 from dpopt.privacy.accountants import Event
 from dpopt.privacy.ledger import Ledger
@@ -51,13 +51,8 @@ class Selection(Protocol):
         ...
 
 
-class _Checked:
-    def __post_init__(self) -> None:
-        fields.check(self)
-
-
 @dataclass(frozen=True)
-class Composed(_Checked):
+class Composed(Checked):
     """At most so many runs, each of which might as well be released: their ledgers one after the other.
 
     A run may follow from what those before it have released, as long as all leave the same ledger.
@@ -73,7 +68,7 @@ class Composed(_Checked):
 
 
 @dataclass(frozen=True)
-class BestOf(_Checked):
+class BestOf(Checked):
     """The best of a random number of runs, each of a candidate drawn at random (Papernot and Steinke 2022, Theorems 2
     and 6); geometric is Liu and Talwar's random stopping (their Algorithm 2). Renyi divergences price it, whatever the
     accountant.
@@ -107,7 +102,7 @@ class BestOf(_Checked):
 
 
 @dataclass(frozen=True)
-class Simulated(_Checked):
+class Simulated(Checked):
     """DP-hyper as "Towards hyperparameter-free optimization with differential privacy" (section 5) simulates it: a run
     spends `share` of the budget, and a search that is never made is taken to have spent the rest. Not a guarantee: the
     search that is made in its place is free here, and costs what `Composed` says.
@@ -123,7 +118,7 @@ class Simulated(_Checked):
 
 
 @dataclass(frozen=True)
-class Part(_Checked):
+class Part(Checked):
     """One of `runs` runs of a search in several parts, which is charged where the search ends (`After`).
 
     Args:

@@ -11,7 +11,7 @@ __all__ = ["Damaged", "Store", "open_results"]
 
 def open_results(root: Path) -> Store:
     """The store in a results folder, or in a folder of published suites."""
-    from dpopt.store.published import CELLS, Published
+    from dpopt.store.published import CELLS, PublishedStore
 
     is_plain = (root / "runs").is_dir() or (root / "suites").is_dir()
-    return Published(root) if not is_plain and any(root.glob(f"*/{CELLS}")) else Store(root)
+    return PublishedStore(root) if not is_plain and any(root.glob(f"*/{CELLS}")) else Store(root)

@@ -46,8 +46,7 @@ class Holder:
         host, pid: where it runs.
         machine, started: what tells its process from any other, see `_machine` and `_started`; empty where unknown.
         fraction: part of the cell that is done.
-        age: seconds since the last sign of life, by the clocks of this machine and of the file's; to be shown, never
-            to decide by.
+        age: seconds since the last sign of life, by the clocks of this machine and of the file's; for display only.
     """
 
     host: str

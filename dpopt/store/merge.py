@@ -1,8 +1,8 @@
 """Bring the results of another folder into this one. A run is copied whole or not at all, and never over another.
 
-What was begun and not finished there stays there, and so does all that is a link, or that no command writes: the other
-folder may be someone else's. Each run is copied under its lease, its record last, so that a merge
-that was stopped can be started again, and a harness may run in the folder meanwhile.
+Unfinished runs stay where they are, and so do links and files that no command writes: the other folder may be someone
+else's. Each run is copied under its lease, its record last, so that a merge that was stopped can be started again, and
+a harness may run in the folder meanwhile.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ OF_FRAME = ("test_score", "validation_score")
 
 
 @dataclass(frozen=True)
-class Published(Store):
+class PublishedStore(Store):
     """A folder of published suites; it is read and never written.
 
     Args:
@@ -51,7 +51,7 @@ class Published(Store):
             ConfigError: it is not published here.
         """
         if suite not in self.suites():
-            raise unknown(f"suite in {self.root}", suite, self.suites())
+            raise unknown("suite", suite, self.suites(), f"{self.root} holds nothing of it")
         try:
             about = read(self.root / suite / ABOUT)
         except FileNotFoundError:  # published before there was such a file

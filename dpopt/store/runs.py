@@ -38,7 +38,7 @@ RECORD_KEYS = {"schema", "run_id", "cell", "status", "epsilon", "epsilon_target"
 
 
 class Damaged(Exception):
-    """A file in `results/` that this suite did not write, or not completely."""
+    """A file in `results/` that dpopt did not write, or not completely."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Store:
         return _unsealed(content, path)
 
     def error(self, run_id: str) -> dict[str, Any]:
-        """Why a cell failed: keys "kind" (see `Failure`), "reason", "traceback"; a damaged file gives its own story."""
+        """Why a cell failed: keys "kind" (see `Failure`), "reason", "traceback"; or what is wrong with that file."""
         path = self.folder(run_id, "error.json")
         try:
             content = {"kind": "failed", "reason": "unknown", "traceback": "", **read(path)}
@@ -248,7 +248,7 @@ class Store:
         _write(self.suite_folder(suite) / "cancel", secrets.token_hex(8))
 
     def cancelled(self, suite: str) -> str:
-        """Differs from what it was before where someone has asked to stop since: no clocks, nothing to clear away."""
+        """A token that changes when someone asks to stop: no clock is compared, nothing has to be removed."""
         try:
             return (self.suite_folder(suite) / "cancel").read_text(errors="replace")
         except OSError:
@@ -260,10 +260,10 @@ class Store:
         Raises:
             ConfigError: they cannot.
         """
-        probe = self.root / "runs" / f".writing-{secrets.token_hex(8)}"
+        trial = self.root / "runs" / f".writing-{secrets.token_hex(8)}"
         try:
-            _write(probe, "")
-            probe.unlink()
+            _write(trial, "")
+            trial.unlink()
         except OSError as error:
             raise ConfigError("results", str(self.root), f"cannot be written: {error.strerror}") from error
 
@@ -279,7 +279,7 @@ class Store:
             content = read(path)
         except FileNotFoundError:
             known = [entry.name for entry in (self.root / "suites").glob("*") if entry.is_dir()]
-            raise unknown(f"suite in {self.root}", suite, known) from None
+            raise unknown("suite", suite, known, f"{self.root} holds nothing of it, `dpopt run` trains it") from None
         except Damaged as error:
             raise ConfigError("suite", suite, f"{error}; {anew}") from error
         cells = content.get("cells")

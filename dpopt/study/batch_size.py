@@ -97,7 +97,7 @@ def plateau(table: Sequence[Noise], tolerance: float = TOLERANCE) -> tuple[Noise
 def best_batch(table: Sequence[Noise], tolerance: float = TOLERANCE, min_steps: int = MIN_STEPS) -> Noise:
     """The paper's rule: of the batches that leave at least `min_steps` steps, the smallest in the plateau.
 
-    The plateau is that of the batches which leave so many: one that is ruled out is no yardstick.
+    The plateau is that of the batches which leave so many steps; the others do not count.
 
     Raises:
         ConfigError: as `plateau`, or no batch size of `table` leaves `min_steps` steps.

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from dpopt import fields
 from dpopt.errors import ConfigError
-from dpopt.fields import Count, Many, NonNegative, Positive, Probability
+from dpopt.fields import Checked, Count, Many, NonNegative, Positive, Probability
 from dpopt.study.batch_size import MIN_STEPS, TOLERANCE, Noise, best_batch, noise_table, plateau
 from dpopt.training import number_of_draws
 
@@ -58,7 +58,7 @@ class Recommendation:
 
 
 @dataclass(frozen=True)
-class Problem:
+class Problem(Checked):
     """What is publicly known of a problem.
 
     Args:
@@ -82,9 +82,6 @@ class Problem:
     min_steps: Many = MIN_STEPS
     tolerance: NonNegative = TOLERANCE
     accountant: str = "pld"
-
-    def __post_init__(self) -> None:
-        fields.check(self)
 
 
 def recommend(examples: int, epsilon: float, epochs: float, **known: Any) -> Recommendation:

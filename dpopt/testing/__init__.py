@@ -7,9 +7,9 @@
         check()
 
 A check runs the optimizer on a small synthetic task and raises `AssertionError` where a rule is broken. Checks find
-mistakes, not malice: code that tries can tell a check from a run. What nobody has read is run with `isolate`, where it
-can only ask what the plan holds. A rule that
-cannot hold for a method is excepted on its class, with the reason; the check is then skipped:
+mistakes, not malice: code that tries can tell a check from a run. Code that nobody has read should run with `isolate`,
+where it can only ask for what the plan holds. A rule that cannot hold for a method is excepted on its class, with the
+reason; the check is then skipped:
 
     conformance_exceptions: ClassVar[Mapping[str, str]] = {"works_without_noise": "it needs ..."}
 """

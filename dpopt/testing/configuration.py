@@ -63,7 +63,7 @@ def equals_its_declared_limits(optimizer: Optimizer) -> None:
             require_near(one.final.theta, two.final.theta, one.start, LIMIT_TOLERANCE, complaint)
 
 
-def entries_of(optimizer: Optimizer) -> list[registry.Entry]:
+def entries_of(optimizer: Optimizer) -> list[registry.Registered]:
     """The entries of the registry whose class is that of `optimizer`."""
     name = type(optimizer).__qualname__
     candidates = [entry for entry in registry.entries("optimizer").values() if entry.target.endswith(f":{name}")]

@@ -26,7 +26,7 @@ class Elapsed(NamedTuple):
         return cls(time.perf_counter(), time.process_time())
 
     def since(self, begin: Elapsed) -> Elapsed:
-        """What has passed from `begin` to now, on top of this."""
+        """The sum of this time and that from `begin` to now."""
         now = Elapsed.now()
         return Elapsed(self.wall + now.wall - begin.wall, self.cpu + now.cpu - begin.cpu)
 
@@ -75,7 +75,7 @@ def reached(saved: dict[str, Any], initial: Any, plan: Plan) -> Reached:
         plan: what the run may release.
 
     Raises:
-        ValueError: it is not how a run of this plan begins.
+        ValueError: `saved` is not the beginning of a run of this plan.
     """
     taken = Ledger.from_json(saved["ledger"])
     if not plan.ledger.starts_with(taken):

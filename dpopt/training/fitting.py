@@ -29,7 +29,7 @@ from dpopt.training.layout import Adapter, Layout
 from dpopt.training.loop import Phases, resolve_device
 from dpopt.training.reading import read
 from dpopt.training.resuming import Checkpoint, behaviour, held
-from dpopt.training.run import Callback, Run
+from dpopt.training.run import Callback, FitRun
 from dpopt.training.subject import Subject
 from dpopt.types import Optimizer
 
@@ -124,8 +124,8 @@ def fit(
         device: "auto" takes CUDA where there is one.
         seed: None takes a new secret from the operating system that is kept nowhere (but see `checkpoint`), so draws
             and noise cannot be found out and the run cannot be repeated. A whole number decides draws, and with all
-            other arguments the noise, for runs that are to be repeated. Whoever knows it is not held off by epsilon;
-            and runs of one seed on the same data share their draws, so what they cost together is more than the sum of
+            other arguments the noise, for runs that are to be repeated. Epsilon does not protect against anyone who
+            knows the seed. Runs of one seed on the same data share their draws: together they cost more than the sum of
             what each states.
         target: the name of the target where inputs and target have names; by default label, labels, target or y.
         test: data to evaluate on, as `train`; accuracy is added where the targets are class numbers, [n], and the
@@ -136,8 +136,8 @@ def fit(
             generators, to each record on its own: no mixup. They are new in each draw.
         multiplicity: number of augmented views of a record in a draw. The record's gradient is the mean over them and
             is clipped once (De et al. 2022), so privacy costs the same, and time and memory about as many times more.
-        average: the result, and what is evaluated, is an average of the parameters after all steps, in which each step
-            back weighs as many times less (see `Averaged`); say 0.99. It costs no privacy. With 0 there is none.
+        average: evaluate, and return, an average of the parameters after all steps. The weight of a step decays by this
+            factor, say 0.99, for each step after it (see `Averaged`). It costs no privacy; 0 averages nothing.
         physical_batch: the most examples worked on at once; "auto" leaves it to the engine.
         checkpoint: a folder for the run's checkpoint, which is written before the first draw, about once a minute, and
             at Ctrl-C, which waits for the step in progress; a second one does not. A run that was killed goes on from
@@ -164,8 +164,8 @@ def fit(
         `dpopt.training.trial`); that there is an error, a warning or "no_signal" is not covered by epsilon.
 
     Raises:
-        ConfigError: before training starts, for anything that cannot be used, in which processes differ, or where the
-            checkpoint is damaged or another run's.
+        ConfigError: before training starts: an argument cannot be used, processes differ in one, or the checkpoint is
+            damaged or belongs to another run.
         RuntimeError: the processes came to different parameters, or one of them is gone.
 
     Warns:
@@ -189,7 +189,7 @@ def fit(
             refuse_mixing(transform, send(subject.train.x[:8], place), "transform")
         seen = trial.augmented(subject, augment, multiplicity) if augment else subject
         size = None if physical_batch == "auto" else min(physical_batch, examples)
-        clipper, problem = trial.engine(seen, engine, min(batch_size, size or batch_size), precision)
+        clipper, problem = trial.clipping_engine(seen, engine, min(batch_size, size or batch_size), precision)
         known = goal.identity(subject) if checkpoint is not None else {}
         told = partial(behaviour, subject, seen, clipper)
         file = Checkpoint(checkpoint, known, place, processes.is_first, told)
@@ -199,7 +199,7 @@ def fit(
             warnings.warn(f"{problem}: training spends its epsilon and learns nothing", stacklevel=3)
         if file.start not in (None, digest(clipper.theta)):
             warnings.warn("model: its run began with other parameters, and goes on from its checkpoint's", stacklevel=3)
-        run = Run.of(goal, subject, seen, clipper, plan, file, callback, processes=processes, physical_batch=size)
+        run = FitRun.of(goal, subject, seen, clipper, plan, file, callback, processes=processes, physical_batch=size)
         end = run.train(phases)
         done = run.finish(end, teaches=not problem)
     name = optimizer if isinstance(optimizer, str) else repr(optimizer)

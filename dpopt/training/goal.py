@@ -42,7 +42,7 @@ class Goal:
         return averaged(self.optimizer, self.average)
 
     def doubts(self, examples: int, train: Any) -> Iterator[str]:
-        """What is allowed, and rarely meant.
+        """Warnings for arguments that are allowed but rarely intended.
 
         Raises:
             ConfigError: batch size or epochs do not fit the number of records.

@@ -68,7 +68,7 @@ def resolve_device(name: str | int | torch.device) -> torch.device:
 
 
 def steps(optimizer: Optimizer, oracle: DataOracle, state: Any, marks: int = 40) -> Iterator[tuple[Any, bool]]:
-    """Step until the budget is spent; yields each state and whether one of `marks` even parts of the draws is done."""
+    """Step until the budget is spent; yields each state, and whether one of `marks` equal parts ends with it."""
     done = oracle.draws_taken * marks // max(1, oracle.draws_total)
     while oracle.draws_left:
         state = optimizer.step(state, oracle)
@@ -184,7 +184,7 @@ def summary(plan: Plan, oracle: DataOracle, state: Any, target: float, examples:
 
 
 class Phases:
-    """Shows which part of a run is at work, and of what is counted how far it is; a context manager.
+    """A context manager that shows which phase a run is in and, where the phase is counted, how far it is.
 
     Args:
         is_shown: whether anything is shown at all.

@@ -28,7 +28,8 @@ FILE, LEASE = "checkpoint.pt", "lease.json"
 ALIKE = 1e-3
 """How far a behaviour may be from what it was, relatively: devices and versions round differently."""
 Behaviour = dict[str, Tensor]
-"""What is told apart -> numbers by which it is; float64 [n], empty where it cannot be run on made-up records."""
+"""What two runs are compared by -> the numbers that it gives, float64 [n]; empty if it cannot be run on made-up
+records."""
 
 
 class Seeds(NamedTuple):
@@ -194,7 +195,7 @@ def put_off(is_wanted: bool) -> Iterator[threading.Event]:
 
 
 def behaviour(subject: Subject, seen: Subject, engine: ClippingEngine, theta: Vector) -> Behaviour:
-    """What is made of made-up records, by which another model, loss, transform or augmentation is told.
+    """What transform, model and loss give on made-up records, by which other ones are recognised.
 
     Args:
         subject, seen: what is evaluated, and what the engine trains.

@@ -28,7 +28,7 @@ Callback = Callable[[dict[str, Any]], None]
 
 
 @dataclass
-class Run:
+class FitRun:
     """What is needed to train, and to say afterwards what was done.
 
     Attributes:
@@ -62,7 +62,7 @@ class Run:
         *,
         processes: Processes,
         physical_batch: int | None,
-    ) -> Run:
+    ) -> FitRun:
         """The run at its beginning, or where its checkpoint is.
 
         `seen` is the subject as the engine trains it, on views of the records where these are augmented.

@@ -70,7 +70,7 @@ class Subject:
     def changed(self) -> Tensor:
         """What `transform` makes of some made-up records: a number for each, in which all entries have a share.
 
-        Float64 [records], empty where it cannot be run on such; by this, another transform or augmentation is told.
+        Float64 [records], empty if it cannot be run on such. A different transform or augmentation is recognised by it.
         """
         with unchanged(self.model, self.device, training=False), suppress(Exception):
             torch.manual_seed(0)

@@ -134,7 +134,7 @@ def augmented(subject: Subject, augment: Transform, multiplicity: int) -> Subjec
     return subject.augmented(augment, multiplicity)
 
 
-def engine(subject: Subject, name: str, batch: float, precision: str) -> tuple[ClippingEngine, str | None]:
+def clipping_engine(subject: Subject, name: str, batch: float, precision: str) -> tuple[ClippingEngine, str | None]:
     """The clipping engine `name`, see `clipping.engine`, and why there is nothing to learn where that is so."""
     model = subject.model
     with refused("model", subject.name, "making its clipping engine"):

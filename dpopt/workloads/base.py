@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpopt import fields
 from dpopt.errors import ConfigError, Missing
+from dpopt.fields import Checked
 from dpopt.privacy.sampling import derive
 
 Predict = Callable[[Tensor], Tensor]
@@ -54,7 +54,7 @@ class Outline(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Workload:
+class Workload(Checked):
     """A supervised task. A subclass says how many records there are, how to load them, and the model.
 
     Args:
@@ -86,7 +86,7 @@ class Workload:
     revision: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        fields.check(self)
+        super().__post_init__()
         if not 0 <= self.validation < self.pool:
             raise ConfigError("workload.validation", self.validation, f"expected 0 to {self.pool - 1}")
 

@@ -27,7 +27,7 @@ SAMPLES = 5
 BATCH = 128
 
 
-class Texts(NamedTuple):
+class ReferenceTexts(NamedTuple):
     """Meaning representations and what people wrote for them, n of each."""
 
     sources: tuple[str, ...]
@@ -176,7 +176,7 @@ class E2E(Workload):
         """A meaning representation's tokens, cut so that an end token and one of the sentence have room."""
         return meaning[: self.length - 2]
 
-    def _sequences(self, texts: Texts) -> dict[str, NDArray[Any]]:
+    def _sequences(self, texts: ReferenceTexts) -> dict[str, NDArray[Any]]:
         tokenizer, end = self.tokenizer()
         ids = np.full((len(texts.sources), self.length), end, np.int32)
         targets = np.full(ids.shape, IGNORED, np.int64)
@@ -202,9 +202,9 @@ def log_likelihood(logits: Tensor, targets: Tensor) -> Tensor:
     return -losses.sum(1) / (following != IGNORED).sum(1)
 
 
-def read(split: str) -> Texts:
+def read(split: str) -> ReferenceTexts:
     """The texts of one split of the E2E data."""
-    return Texts(*data.texts(DATA, split).texts)
+    return ReferenceTexts(*data.texts(DATA, split).texts)
 
 
 def references_by_meaning(split: str) -> dict[str, list[str]]:
@@ -223,7 +223,7 @@ def _first_rows(split: str) -> dict[str, int]:
     return rows
 
 
-def byte_pairs(texts: Texts, size: int) -> NDArray[np.uint8]:
+def byte_pairs(texts: ReferenceTexts, size: int) -> NDArray[np.uint8]:
     """A byte-level BPE tokenizer of at most `size` tokens, `END` among them, as JSON.
 
     Tokens may reach over words, which makes the sequences of this narrow domain nearly half as long.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def is_asked() -> bool:
-    """Whether what is not kept is loaded from the hub: not where HF_HUB_OFFLINE says otherwise."""
+def is_online() -> bool:
+    """Whether files that are not cached may be loaded from the hub: yes, unless HF_HUB_OFFLINE is set."""
     from huggingface_hub import constants
 
     return not constants.HF_HUB_OFFLINE

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from dpopt._extras import optional
 from dpopt.errors import ConfigError, Missing
-from dpopt.workloads.hub import is_asked, kept_file
+from dpopt.workloads.hub import is_online, kept_file
 
 HUB = {
     "minilm": "sentence-transformers/all-MiniLM-L6-v2",
@@ -86,7 +86,7 @@ def _missing(hub: str, name: str) -> Missing:
     allowed = f"{package}put its files into $DPOPT_DATA/checkpoints/{hub.rpartition('/')[2]}"
     if root := os.environ.get("DPOPT_DATA"):
         allowed = f"there is no {name} of it in {root}/checkpoints; {allowed}"
-    source = "" if root or not is_asked() else hub
+    source = "" if root or not is_online() else hub
     return Missing("pretrained", hub, allowed, "weights", hub, source)
 
 

@@ -274,7 +274,7 @@ def _absent_checkpoint(name: str) -> list[Missing]:
     source = models.timm_configuration(name).hf_hub_id
     if local or hub.kept_file(source, WEIGHTS):
         return []
-    source = source if hub.is_asked() else ""
+    source = source if hub.is_online() else ""
     return [Missing("workload.architecture", name, _how_to_get(name), "weights", name, source)]
 
 

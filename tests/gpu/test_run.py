@@ -74,7 +74,7 @@ class Answering:
 
 
 def settings_for(device, results):
-    return runs.Settings(minutes=9, device=device, steps=None, retry=False, results=results, plots=ROOT / "plots")
+    return runs.GpuKeys(minutes=9, device=device, steps=None, retry=False, results=results, plots=ROOT / "plots")
 
 
 def test_a_rehearsal_never_touches_what_is_published(monkeypatch, tmp_path):

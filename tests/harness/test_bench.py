@@ -16,7 +16,7 @@ from dpopt.analysis import figures, speed
 from dpopt.bench import run
 from dpopt.bench.cases import CASES, Case, class_loss, images
 from dpopt.bench.contenders import ENGINES, Contender, draws_of, engine_group, fixed_plan, optimizer_group
-from dpopt.bench.measure import SLOW_ROUNDS, WARM_UP, Measurement, Runner, measure, peak_memory, ratios
+from dpopt.bench.measure import SLOW_ROUNDS, WARM_UP, Measurement, TimedContender, measure, peak_tensor_memory, ratios
 from dpopt.cli import main
 from dpopt.errors import ConfigError
 from dpopt.harness.remote import Remote
@@ -78,7 +78,7 @@ def test_memory_is_the_peak_of_live_bytes():
 
         return step
 
-    assert peak_memory(build, CPU) == 4 * (1000 + 2000 + 2000 + 2000)
+    assert peak_tensor_memory(build, CPU) == 4 * (1000 + 2000 + 2000 + 2000)
 
 
 def test_memory_counts_what_a_call_leaves_and_forgets_what_setting_up_needed():
@@ -87,11 +87,11 @@ def test_memory_counts_what_a_call_leaves_and_forgets_what_setting_up_needed():
         left = []
         return lambda: left.append(torch.ones(700, dtype=torch.float64))
 
-    assert peak_memory(build, CPU) == 2 * 8 * 700
+    assert peak_tensor_memory(build, CPU) == 2 * 8 * 700
 
 
 def test_memory_of_plain_sgd():
-    memory = peak_memory(engine_group((), TINY, "full", CPU)[0].build, CPU)
+    memory = peak_tensor_memory(engine_group((), TINY, "full", CPU)[0].build, CPU)
     parameters, data = 4 * (6 * 5 + 5 + 5 * 3 + 3), 8 * (4 * 6 + 8)
     assert 2 * parameters + data <= memory <= 2 * parameters + data + 2000
 
@@ -153,7 +153,7 @@ def test_the_second_of_two_short_calls_is_timed():
         pauses.append(0.0 if len(pauses) % 2 else 0.03)
         time.sleep(pauses[-1])
 
-    runner = Runner(lambda calls: step, 3, CPU)
+    runner = TimedContender(lambda calls: step, 3, CPU)
     runner.warm_up()
     assert max(runner.seconds() for _ in range(3)) < 0.03
     assert len(pauses) == WARM_UP + 2 * 3
@@ -378,7 +378,7 @@ def test_tiny_shapes_and_precision_are_keys():
 
 def test_subsets_that_a_model_lacks_are_left_out():
     chosen = run.settings(["cases=[tiny,gpt2]", "subsets=[head,bitfit,lora]", "engines=[vmap]", "optimizers=[adadp]"])
-    groups, skipped = run.plan(chosen)
+    groups, skipped = run.grouped(chosen)
     found = [(group.kind, group.case.name, group.subset) for group in groups]
     assert found == [
         ("engine", "tiny", "head"),

@@ -49,9 +49,9 @@ def test_times_of_another_device_do_not_count(planned, store, write_suite, monke
     assert cost.timings(cost.rows(planned, store), store, write_suite(overrides=["device=cpu"])) == {}
 
 
-def test_a_probe_draws_and_leaves_nothing(planned, store):
-    probe = cost.Probe(planned[0].cell, 5, "cpu", None)
-    timing = probe.measure()
+def test_timing_a_cell_draws_and_leaves_nothing(planned, store):
+    timed = cost.TimedCell(planned[0].cell, 5, "cpu", None)
+    timing = timed.measure()
     assert 0 < timing.draw < 5
     assert timing.prepare > 0
     assert timing.evaluate > 0
@@ -64,7 +64,7 @@ def test_a_probe_takes_no_more_draws_than_it_must(write_suite, limit, taken):
     """ADADP takes two draws a step; a plan has 20."""
     cell = next(entry.cell for entry in plan(write_suite()) if entry.label == "adadp")
     ready = cells.prepare(cell, device="cpu")
-    _, state, steps = cost.Probe(cell, limit, "cpu", None)._draw(ready)
+    _, state, steps = cost.TimedCell(cell, limit, "cpu", None)._draw(ready)
     assert ready.oracle.draws_taken == taken
     assert steps == 10
     assert not state.theta.equal(ready.state.theta)
@@ -90,9 +90,11 @@ def test_the_command_prints_counts_and_estimates(tmp_path, capsys, monkeypatch):
     plain = capsys.readouterr().out
     estimate, basis = plain.splitlines()[-2:]
     assert re.search(r"gradient evaluations, \S+ FLOPs to run, about \S+ seconds with workers = \d", estimate)
-    assert re.match(r"~ by FLOPs \(\S+ a second, 50% of a product of matrices here on one core\).*probe=20", basis)
+    assert re.match(
+        r"~ by FLOPs \(\S+ a second, 50% of a product of matrices here on one core\).*timed_draws=20", basis
+    )
     assert re.search(r"31 +\S+ +\S+ +~\S+ +~\S+ *$", plain.splitlines()[2]), "draws, gradients, FLOPs, times"
-    assert main(["plan", *arguments, "probe=4"]) == 0
+    assert main(["plan", *arguments, "timed_draws=4"]) == 0
     probed = capsys.readouterr().out
     assert probed.splitlines()[0] == "synthetic_logreg: d = 8, 24 FLOPs a gradient"
     header, row = (line.split() for line in probed.splitlines()[1:3])
@@ -118,13 +120,13 @@ def test_the_command_prints_counts_and_estimates(tmp_path, capsys, monkeypatch):
         probed.strip(),
     )
     assert not (tmp_path / "results").exists()
-    assert main(["plan", *arguments, "probe=none"]) == 2
-    assert "probe" in capsys.readouterr().err
+    assert main(["plan", *arguments, "timed_draws=none"]) == 2
+    assert "timed_draws" in capsys.readouterr().err
 
 
 def test_probe_is_no_part_of_a_run(tmp_path, capsys):
-    assert main(["run", "suite=quickstart", "probe=3", f"results={tmp_path}"]) == 2
-    assert "probe" in capsys.readouterr().err
+    assert main(["run", "suite=quickstart", "timed_draws=3", f"results={tmp_path}"]) == 2
+    assert "timed_draws" in capsys.readouterr().err
 
 
 def test_cells_that_train_nothing_tell_no_times(write_searches, store, monkeypatch):

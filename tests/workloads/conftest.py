@@ -5,7 +5,7 @@ import pyarrow.parquet
 import pytest
 
 from dpopt.workloads.data import catalogue, checksums
-from dpopt.workloads.data.catalogue import Part
+from dpopt.workloads.data.catalogue import SplitEntry
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def own_texts(tmp_path, monkeypatch):
             file = tmp_path / "data" / name / f"{source}-0.parquet"
             file.parent.mkdir(parents=True, exist_ok=True)
             pyarrow.parquet.write_table(pyarrow.table({found.inputs: inputs, found.targets: targets}), file)
-            parts[split] = Part(source, len(inputs), checksums.of_texts(inputs), _checksum(targets))
+            parts[split] = SplitEntry(source, len(inputs), checksums.of_texts(inputs), _checksum(targets))
         monkeypatch.setitem(catalogue.entries(), name, replace(found, splits=parts))
         return tmp_path
 

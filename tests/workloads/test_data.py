@@ -18,7 +18,7 @@ from dpopt.cli import main
 from dpopt.errors import ConfigError
 from dpopt.workloads import data
 from dpopt.workloads.data import catalogue, checksums, source
-from dpopt.workloads.data.catalogue import Part
+from dpopt.workloads.data.catalogue import SplitEntry
 
 BICUBIC = Image.Resampling.BICUBIC
 HUBS = ("mnist", "cifar10", "cifar100", "svhn", "gtsrb", "food101", "cassava", "sun397", "20_newsgroups", "sst2")
@@ -56,7 +56,7 @@ def register(monkeypatch):
     """A function that puts an entry like a known one, with other fields, among the known ones."""
 
     def add(like, name="tiny", records=4, sums=("", ""), **changes):
-        splits = {split: Part(split, records, *sums) for split in ("train", "test")}
+        splits = {split: SplitEntry(split, records, *sums) for split in ("train", "test")}
         found = replace(catalogue.entry(like), **{"name": name, "splits": splits} | changes)
         monkeypatch.setitem(catalogue.entries(), name, found)
         return found
@@ -327,7 +327,7 @@ def test_bad_arguments(call, message):
         ({"kind": "text"}, "mean"),
         ({"classes": 0}, "classes"),
         ({"classes": 9}, "classes"),
-        ({"splits": {"train": Part("train", 3)}}, "test"),
+        ({"splits": {"train": SplitEntry("train", 3)}}, "test"),
     ],
 )
 def test_an_entry_that_contradicts_itself(changes, message):
@@ -337,7 +337,7 @@ def test_an_entry_that_contradicts_itself(changes, message):
 
 def test_a_split_has_both_checksums_or_none():
     with pytest.raises(ConfigError, match="both or of none"):
-        Part("train", 3, inputs="abc")
+        SplitEntry("train", 3, inputs="abc")
 
 
 # The hub

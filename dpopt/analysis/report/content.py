@@ -49,7 +49,8 @@ def headline(table: pd.DataFrame) -> pd.DataFrame:
     """The best private rows for each workload and target epsilon, as people read them; empty where there are none.
 
     Args:
-        table: of `tables.comparison`, one setting a method (`results.best_setting`), or nobody has paid for the choice.
+        table: of `tables.comparison`, with one setting for each method (`results.best_setting`): choosing one is
+            charged there.
     """
     private = table[table["epsilon_target"] < math.inf]
     blocks = private.groupby(["workload", "epsilon_target"])

@@ -39,14 +39,14 @@ class Drawing(NamedTuple):
     problem: str
 
 
-class Column(NamedTuple):
+class TableColumn(NamedTuple):
     """A column's name, and whether it holds numbers."""
 
     name: str
     is_numeric: bool
 
 
-class Cell(NamedTuple):
+class TableCell(NamedTuple):
     """A cell of a table.
 
     Attributes:
@@ -64,8 +64,8 @@ class Grid(NamedTuple):
     """A `Table` as the template takes it."""
 
     title: str
-    columns: list[Column]
-    rows: list[list[Cell]]
+    columns: list[TableColumn]
+    rows: list[list[TableCell]]
     note: str
     command: str
 
@@ -99,19 +99,19 @@ def grid(table: Table) -> Grid:
         [_cell(value, kinds.get((at, name), "")) for name, value in zip(names, row, strict=True)]
         for at, row in enumerate(table.frame.itertuples(index=False, name=None))
     ]
-    columns = [Column(name, _is_numeric(row[at] for row in rows)) for at, name in enumerate(names)]
+    columns = [TableColumn(name, _is_numeric(row[at] for row in rows)) for at, name in enumerate(names)]
     return Grid(table.title, columns, rows, table.note, table.command)
 
 
-def _is_numeric(cells: Iterable[Cell]) -> bool:
-    """Whether at least half of what is not empty are numbers."""
+def _is_numeric(cells: Iterable[TableCell]) -> bool:
+    """Whether at least half of the cells that are not empty hold numbers."""
     filled = [cell.number != "" for cell in cells if cell.text]
     return any(filled) and sum(filled) >= len(filled) / 2
 
 
-def _cell(value: Any, kind: str) -> Cell:
+def _cell(value: Any, kind: str) -> TableCell:
     shown = text(value)
-    return Cell(shown, number(shown), kind)
+    return TableCell(shown, number(shown), kind)
 
 
 def text(value: Any) -> str:

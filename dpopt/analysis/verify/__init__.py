@@ -3,8 +3,8 @@
 A run's epsilon is computed anew from its ledger, by the accountant that states it and by one that shares no code with
 it; its name from its cell; what it says of the plan from cell and ledger; Parquet and tables from what they were
 collected from. What is not verified: that the code released what the ledger says (tests of the oracles and audits look
-at that), and scores, which only training again would show. Nor that a run was made at all of which neither record nor
-ledger nor collected Parquet is left: it would be made again, with the same result.
+at that), and scores, which only training again would show. Nor is it verified that no run was removed as a whole, with
+record, ledger and Parquet: it would be made again, with the same result.
 """
 
 from __future__ import annotations

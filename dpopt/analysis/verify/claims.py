@@ -92,7 +92,7 @@ def _stated(claims: Claims) -> Iterator[Finding]:
 def _draws(claims: Claims) -> Iterator[Finding]:
     """The ledger has as many draws as the cell's epochs are, all at the rate B/N; N is public and only stated.
 
-    A dry run takes as many, from batches that are as many times smaller.
+    A run that is scaled down takes as many draws, from batches that are smaller by that factor.
     """
     where, cell, numbers = claims.where, claims.cell, claims.numbers
     yield from expect(where, "draws", numbers["draws"], len(claims.ledger))
@@ -139,7 +139,7 @@ def _epsilon(claims: Claims) -> Iterator[Finding]:
 def _search(claims: Claims) -> Iterator[Finding]:
     """What the whole search spends, by its rule and by a second opinion on it; it must not be above what was asked for.
 
-    So must a run be that is charged alone, unless it is a dry run, which is meant to spend more.
+    The same holds for a run that is charged alone, unless it is scaled down: then it is meant to spend more.
     """
     where, rule, delta, accountant = claims.where, claims.rule, claims.cell["delta"], claims.cell["accountant"]
     total = float(claims.numbers["epsilon" if rule is None else "epsilon_total"])

@@ -24,9 +24,9 @@ from dpopt.store.runs import Damaged, Store
 CELL = re.compile(r"((?:\\.|[^|\\])*)\|")
 """A cell and the pipe that ends it; a pipe after a backslash is part of the cell."""
 STATED = ("epsilon", "epsilon_total", "delta", "accountant", "draws", "examples")
-"""Columns that a record has under the same name, and that its ledger and its cell bear out or do not."""
+"""Columns that a record has under the same name; they are checked against its ledger and its cell."""
 SCORES = ("test_", "validation_", "score_")
-"""How the columns begin that another machine computes otherwise, in their last digits at first."""
+"""Prefixes of the columns that another machine computes with other last digits."""
 TOLERANCE = 0.02
 """How far scores of a run that was made on two machines may be apart, in their unit or relative to them, which is more.
 Releases have the same noise on both, so that nothing but rounding differs, which training amplifies."""
@@ -60,9 +60,9 @@ def rows(store: Store, where: str, cells: pd.DataFrame) -> Iterator[Finding]:
 
 
 def lost(store: Store, where: str, cells: pd.DataFrame) -> Iterator[Finding]:
-    """The rows with a result of which the run has none any more, nor is it being run.
+    """The rows with a result whose run has lost its own and is not being run again.
 
-    Where no run of the file is here at all, it is on its own, as it may be.
+    If none of the runs of the file are here, the file stands alone, and nothing is lost.
     """
     run_ids = list(finished(cells)["run_id"])
     for run_id in run_ids if any(store.folder(run_id).is_dir() for run_id in run_ids) else []:
@@ -156,7 +156,7 @@ class Ledgers:
 
 
 def table(path: Path, cells: pd.DataFrame) -> Iterator[Finding]:
-    """A Markdown table says what one says that is made anew from the Parquet beside it, in every column of both."""
+    """A Markdown table agrees with one made anew from the Parquet beside it, in every column that both have."""
     comparison = tables.comparison(Ledgers(cells), frames.select(cells))
     found = tables.as_table(comparison, "", tables.further_scores(comparison)).styled(MARKDOWN)
     claimed = _markdown(path.read_text("utf-8"))

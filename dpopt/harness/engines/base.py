@@ -27,7 +27,7 @@ class Event(NamedTuple):
         run_id: the cell.
         kind: "progress": it runs, and `fraction` is done; "done": it has a record; "held": another process runs it, or
             has finished it; "failed": an error of its own, noted in the store; "died": its worker did; "interrupted":
-            it was asked to stop; "blocked": results cannot be written, which no cell can help.
+            it was asked to stop; "blocked": results cannot be written, whatever the cell.
         fraction: part of the cell that is done.
         reason: why it ended as it did.
     """

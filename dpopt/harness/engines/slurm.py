@@ -56,7 +56,7 @@ class SlurmEngine(Engine):
         super().__init__(store, setup, chosen.at_once)
 
     def start(self, worker: Any, cell: Cell) -> submitit.Job[Event]:
-        return self._executor.submit(Job(self.store, self.setup), cell)
+        return self._executor.submit(NodeRunner(self.store, self.setup), cell)
 
     def stop(self, worker: Any, attempt: submitit.Job[Event]) -> None:
         attempt.cancel(check=False)  # SIGTERM, and after Slurm's own grace SIGKILL
@@ -69,7 +69,7 @@ class SlurmEngine(Engine):
         return self._executor.batch()
 
 
-class Job(Runner):
+class NodeRunner(Runner):
     """What a node does. The cell runs in a second thread, as the first one has to answer submitit's signal."""
 
     def __call__(self, cell: Cell) -> Event:
@@ -83,7 +83,7 @@ class Job(Runner):
         """Have the cell end after a checkpoint; returns what is to run when the job is started again."""
         self.stop()
         self._wait()
-        return DelayedSubmission(Job(self.store, self.setup), cell)
+        return DelayedSubmission(NodeRunner(self.store, self.setup), cell)
 
     def _wait(self) -> None:
         while not self._event.done():  # `result` would not let a signal's handler wait as well

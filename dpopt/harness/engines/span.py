@@ -1,9 +1,9 @@
 """One cell at a time, trained by several processes of this machine together: for cells that are large for one GPU.
 
 The processes are one process group (`dpopt.privacy.distributed`); `workers` is their number, by default one for each
-GPU. What is released does not change with it but by rounding, and by what a random model draws. They live on from cell
-to cell; where one fails or is stopped, it ends with all of them, and the next cell gets new ones. Only the first
-process writes.
+GPU. Their number changes what is released only by rounding, and by the random numbers that a random model draws. They
+live on from cell to cell; where one fails or is stopped, it ends with all of them, and the next cell gets new ones.
+Only the first process writes.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from dpopt.privacy.queries import COUNTS, GRADIENT
 from dpopt.types import ClipRule, Number, Optimizer, Release, Vector
 
 HUGE_GRADIENT, HUGE_LOSS = 1e100, 1e300
-"""Of the worst record, in float64; finite, as what is not counts as nothing, and beyond any bound."""
+"""A loss or gradient of the worst record, in float64: beyond any bound, but finite, as other values count as zero."""
 WORST_CASE_DIMENSION = 4
 """Parameters of the worst-case game: more would only add coordinates of pure noise."""
 PUBLIC_EXAMPLES = 1000

@@ -20,13 +20,13 @@ from dpopt.errors import ConfigError, Missing
 from dpopt.workloads import cache
 from dpopt.workloads.base import Split
 from dpopt.workloads.data import checksums, decoding, tables
-from dpopt.workloads.data.catalogue import Column, Entry, Part, entry, names, pinned
+from dpopt.workloads.data.catalogue import Column, Entry, SplitEntry, entry, names, pinned
 from dpopt.workloads.data.source import Source, absent, identity, open_source, read_column
 
 __all__ = [
     "Column",
     "Entry",
-    "Part",
+    "SplitEntry",
     "Texts",
     "checkpoint",
     "entry",
@@ -147,14 +147,14 @@ def checkpoint(file_stem: str) -> Path | None:
     return found[0]
 
 
-def _part(name: str, split: str, *kinds: str) -> tuple[Entry, Part]:
+def _part(name: str, split: str, *kinds: str) -> tuple[Entry, SplitEntry]:
     found = entry(name)
     if found.kind not in kinds:
         raise ConfigError("data", name, f"expected a data set of the kind {' or '.join(kinds)}, not {found.kind}")
     return found, found.part(split)
 
 
-def _records(found: Entry, split: str, part: Part) -> dict[str, Any]:
+def _records(found: Entry, split: str, part: SplitEntry) -> dict[str, Any]:
     """What in the key of a cache tells the records of a split from others."""
     known = [part.inputs, part.targets] if part.inputs else identity(found, split)
     return {"name": found.name, "split": split, "data": known}

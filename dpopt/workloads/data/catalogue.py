@@ -32,8 +32,8 @@ DECIDES = ("kind", "inputs", "targets", "splits", "classes", "size", "mean", "st
 
 
 @dataclass(frozen=True)
-class Part:
-    """One split as this suite uses it.
+class SplitEntry:
+    """What an entry says of one split.
 
     Attributes:
         source: the hub's name of the split, with which local files begin.
@@ -106,7 +106,7 @@ class Entry:
     name: str
     kind: Kind
     targets: str
-    splits: dict[str, Part]
+    splits: dict[str, SplitEntry]
     licence: str
     reference: str
     inputs: str = ""
@@ -163,8 +163,8 @@ class Entry:
         decides = {key: value for key, value in asdict(self).items() if key in DECIDES}
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:8]
 
-    def part(self, split: str) -> Part:
-        """The split with this suite's name `split`.
+    def part(self, split: str) -> SplitEntry:
+        """The split that dpopt calls `split`.
 
         Raises:
             ConfigError: there is none.
@@ -261,7 +261,7 @@ def parse(name: str, content: Mapping[str, Any], origin: str = "", folder: Path 
         ConfigError: an unknown key, or a value that it cannot have.
     """
     built, where = {}, origin if folder else name
-    for key, kind in (("splits", Part), ("columns", Column)):
+    for key, kind in (("splits", SplitEntry), ("columns", Column)):
         given = fields.convert(content.get(key, {}), dict[str, dict[str, Any]], f"{where}.{key}", {})
         built[key] = {each: fields.build(kind, value, f"{where}.{key}.{each}") for each, value in given.items()}
     places = {"name": name, "origin": origin, "folder": folder}

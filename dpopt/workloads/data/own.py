@@ -23,11 +23,11 @@ from dpopt import fields
 from dpopt.errors import ConfigError, unknown
 from dpopt.fields import Count, Name, Probability
 from dpopt.workloads.data import catalogue, checksums, decoding, tables
-from dpopt.workloads.data.catalogue import HOW_TO_STATE, UNSTATED, Column, Entry, Part
+from dpopt.workloads.data.catalogue import HOW_TO_STATE, UNSTATED, Column, Entry, SplitEntry
 from dpopt.workloads.data.reading import MOST_VALUES, Splits, labelled, read, with_test
 from dpopt.workloads.data.source import ROWS, open_source, quiet, read_column
 
-__all__ = ["HOW_TO_STATE", "Options", "add"]
+__all__ = ["HOW_TO_STATE", "NewDataKeys", "add"]
 FOLDER = Path("data")
 """Where entries and files of one's own lie, in the current folder."""
 TEXTS = ("string", "large_string")
@@ -35,7 +35,7 @@ UNSEEN = "normalised by mean 0.5 and std 0.5, which no record has a part in"
 
 
 @dataclass(frozen=True)
-class Options:
+class NewDataKeys:
     """What `new data` takes beside `from=`.
 
     Args:
@@ -62,7 +62,7 @@ def add(name: str, place: Path, given: Mapping[str, Any]) -> Entry:
     Args:
         name: of the data set.
         place: what to read, see `reading.read`.
-        given: see `Options`.
+        given: see `NewDataKeys`.
 
     Returns:
         The entry.
@@ -70,7 +70,7 @@ def add(name: str, place: Path, given: Mapping[str, Any]) -> Entry:
     Raises:
         ConfigError: the name is taken, a file is in the way, or the records cannot be used.
     """
-    options, folder = fields.build(Options, given, "new data"), FOLDER / name
+    options, folder = fields.build(NewDataKeys, given, "new data"), FOLDER / name
     for path in (folder, folder.with_suffix(".yaml")):
         if path.exists():
             raise ConfigError("name", name, f"{path} exists")
@@ -91,7 +91,7 @@ def add(name: str, place: Path, given: Mapping[str, Any]) -> Entry:
     return catalogue.entry(name)
 
 
-def _described(name: str, splits: Splits, classes: tuple[str, ...], options: Options, folder: Path) -> Entry:
+def _described(name: str, splits: Splits, classes: tuple[str, ...], options: NewDataKeys, folder: Path) -> Entry:
     """The entry without checksums, the files written to `folder`."""
     kind, chosen = _input(splits["train"].features, options)
     entry: dict[str, Any] = {
@@ -100,7 +100,7 @@ def _described(name: str, splits: Splits, classes: tuple[str, ...], options: Opt
         "targets": options.target,
         "classes": len(classes),
         "class_names": classes,
-        "splits": {split: Part(split, len(records)) for split, records in splits.items()},
+        "splits": {split: SplitEntry(split, len(records)) for split, records in splits.items()},
         "licence": "none stated",
         "reference": "own data",
     }
@@ -112,7 +112,7 @@ def _described(name: str, splits: Splits, classes: tuple[str, ...], options: Opt
     return Entry(inputs=chosen, **entry) if chosen else Entry(columns=_columns(splits, options), **entry)
 
 
-def _input(features: Mapping[str, Any], options: Options) -> tuple[str, str]:
+def _input(features: Mapping[str, Any], options: NewDataKeys) -> tuple[str, str]:
     """The kind of the data set, and its one input column, "" for a table."""
     import datasets
 
@@ -135,8 +135,8 @@ def _type(feature: Any) -> str:
     return str(getattr(feature, "dtype", type(feature).__name__))
 
 
-def _refuse_unused(kind: str, options: Options) -> None:
-    """Options that would change nothing are mistakes."""
+def _refuse_unused(kind: str, options: NewDataKeys) -> None:
+    """Raise `ConfigError` for a key that would change nothing: whoever gives it is mistaken."""
     stated = sorted({*options.ranges, *options.values} - {options.target})
     if kind != "table" and (stated or options.public):
         raise ConfigError("ranges, values, public", stated, f"expected them of a table, and this is one of {kind}")
@@ -148,7 +148,7 @@ def _file(folder: Path, split: str) -> Path:
     return folder / f"{split}-00000-of-00001.parquet"
 
 
-def _write_images(splits: Splits, column: str, options: Options, folder: Path) -> dict[str, Any]:
+def _write_images(splits: Splits, column: str, options: NewDataKeys, folder: Path) -> dict[str, Any]:
     """What the entry says of the images."""
     import datasets
     import pyarrow as pa
@@ -188,7 +188,7 @@ def _stored(record: dict[str, Any], size: int | None, seen: set[tuple[tuple[int,
     return {"bytes": content, "path": Path(where).name}
 
 
-def _columns(splits: Splits, options: Options) -> dict[str, Column]:
+def _columns(splits: Splits, options: NewDataKeys) -> dict[str, Column]:
     """What is stated of the columns of a table."""
     names = [name for name in splits["train"].column_names if name != options.target]
     for given in (options.ranges, options.values):
@@ -198,7 +198,7 @@ def _columns(splits: Splits, options: Options) -> dict[str, Column]:
     return {name: _column(splits, name, options) for name in names}
 
 
-def _column(splits: Splits, name: str, options: Options) -> Column:
+def _column(splits: Splits, name: str, options: NewDataKeys) -> Column:
     kind = _type(splits["train"].features[name])
     is_number = kind.startswith(("int", "uint", "float"))
     if not is_number and kind not in (*TEXTS, "bool"):
@@ -221,7 +221,7 @@ def _column(splits: Splits, name: str, options: Options) -> Column:
     return Column(values=tuple(sorted(map(str, seen))) or ("",))
 
 
-def _confirmed(entry: Entry, split: str) -> Part:
+def _confirmed(entry: Entry, split: str) -> SplitEntry:
     """A split with its checksums, from the files that were written."""
     source = open_source(entry, split)
     labels = np.array(read_column(source, entry.targets), np.int64)

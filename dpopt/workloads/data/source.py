@@ -91,7 +91,7 @@ def absent(found: Entry) -> list[Missing]:
         return [error]
     if None not in local or hub.is_data_kept(str(found.hub)):
         return []
-    source = str(found.hub) if hub.is_asked() else ""
+    source = str(found.hub) if hub.is_online() else ""
     return [Missing("data", found.name, how_to_get(found), "data", found.name, source)]
 
 
