@@ -58,7 +58,7 @@ class _Reader:
         self._add(event.anchor, _Extent())
 
     def _add(self, name: str | None, extent: _Extent) -> None:
-        """Count a part, called `name`, to the one that it is in."""
+        """Add the extent of a part, called `name`, to the part that contains it."""
         if name:
             self._known[name] = extent
         outer, (values, levels) = self._open[-1]

@@ -1,4 +1,4 @@
-"""Text of anyone's in what dpopt writes: labels and names are shown as they are, whatever a format makes of signs.
+"""Text from anyone in what dpopt writes: labels and names are shown as they are, whatever a format would make of them.
 
 A label comes from a suite file or from results that were merged, so it may be made to be more than a label: a command
 of LaTeX, a formula of a spreadsheet, HTML, colours of a terminal.

@@ -107,7 +107,7 @@ def test_a_run_needs_both(tmp_path, nowhere, capsys, monkeypatch):
     [
         (["flops=h10"], "did you mean 'h100'"),
         (["flops=-1"], "expected FLOPs a second, or a device: t4"),
-        (["flops=h100", "timed_draws=2"], "it times this machine, no h100"),
+        (["flops=h100", "timed_draws=2"], "it times this machine and not h100"),
     ],
 )
 def test_rates_that_cannot_be_used(tmp_path, given, message, capsys):

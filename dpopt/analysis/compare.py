@@ -26,7 +26,7 @@ PLACE = [*ROW, "tuned", "stage", "seed"]
 """What a cell of one version has in common with its partner of another version; cells that agree in all of it are
 numbered."""
 METRICS = ("test_", "validation_", "score_", "noise_", "epsilon", "selection_score", "draws", "examples", "dimension")
-"""How the columns begin that are compared; times and versions are not."""
+"""Prefixes of the columns that are compared; times and versions are not."""
 TOLERANCE = 1e-6
 """Relative difference of two numbers that count as equal."""
 SAME_EPSILON = 1e-9

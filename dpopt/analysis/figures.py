@@ -22,7 +22,7 @@ OF_SUITES = ("comparison", "selected", "curves", "ranking", "sweep", "diagnostic
 DEFAULT = Path("plots")
 """Where figures are looked for beside those that come with dpopt."""
 FRAMES = (*OF_SUITES, "speed", "audit", "accounting")
-"""What a figure may need."""
+"""Every frame that a figure may need."""
 
 
 @dataclass(frozen=True)

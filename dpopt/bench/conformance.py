@@ -32,7 +32,7 @@ NORMALS = 2**20
 """Normal numbers whose distribution is tested."""
 
 Found = float | str | None
-"""What a check gives: how far two results are apart, a remark, or nothing. Where it fails it raises an error."""
+"""The result of a check: how far two results are apart, a remark, or None. A check that fails raises an error."""
 
 
 def optimizers(names: Iterable[str], device: torch.device) -> Iterator[dict[str, Any]]:

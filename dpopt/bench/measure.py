@@ -27,7 +27,7 @@ from dpopt.harness.remote import Remote
 WARM_UP = 2
 """Calls before the timed ones."""
 SLOW, SLOW_ROUNDS = 20, 3
-"""A contender that takes so many times its baseline's time makes so many rounds only."""
+"""A contender that takes this many times its baseline's time makes only this many rounds."""
 SHORT = 0.1
 """A call that takes fewer seconds is made twice, and the second is timed: the first finds other processes' data in the
 processor's caches and its own threads asleep, which is not how a training loop finds them."""

@@ -193,4 +193,4 @@ def _template(name: str) -> str:
 
 
 KINDS: dict[str, Callable[..., Files]] = {"optimizer": _optimizer, "suite": _suite, "data": data}
-"""What there are files for."""
+"""What `new` can make."""

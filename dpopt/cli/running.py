@@ -40,7 +40,7 @@ def plan(overrides: Sequence[str]) -> None:
     planned = planning.preview(suite, store)
     rate = flops.rate(given.get("flops"), resolve_device(suite.device))
     if limit and rate.device:
-        raise ConfigError("timed_draws", limit, f"it times this machine, no {rate.device}: leave one of both keys out")
+        raise ConfigError("timed_draws", limit, f"it times this machine and not {rate.device}: give one of the two")
     rows = cost.rows(planned, store)
     timings = cost.timings(rows, store, suite, limit, ERR, rate)
     for workload, table in _costs(rows, timings).items():

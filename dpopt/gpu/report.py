@@ -1,4 +1,4 @@
-"""What a session leaves to read: one table of all steps, tables and figures of what they measured."""
+"""The report of a session: one table of all steps, and tables and figures of what they measured."""
 
 from __future__ import annotations
 

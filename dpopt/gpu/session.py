@@ -28,9 +28,6 @@ from dpopt.gpu.steps import Step
 from dpopt.store import Store
 from dpopt.store.runs import Damaged, read
 
-SETTLED = ("done", "failed")
-"""A step with one of these statuses is not begun again, except a failed one if `retry` is given. A step that was cut
-off is."""
 GRACE = 25.0
 """Seconds that a step which resumes has to keep what it has done."""
 MARGIN = 1.5

@@ -1,1 +1,1 @@
-"""Suite -> plan -> cells -> engines. Results are written through a `Store` that the caller hands in."""
+"""Suite -> planned cells -> engines that run them. Results are written through a `Store` that the caller hands in."""

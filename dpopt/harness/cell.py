@@ -228,7 +228,7 @@ def prepare(
         sample = inputs.sample(train, seen.transform, place)
     engine = clipping.engine(seen.model, seen.loss, sample=sample, batch=batch)
     plan = _plan(cell, optimizer, len(train.x), engine.dimension)
-    diagnostics = _diagnostics(cell, seen, optimizer, plan, train) if cell.diagnostics else None
+    diagnostics = _diagnostics(seen, optimizer, plan, train) if cell.diagnostics else None
     stepper = averaged(optimizer, cell.average)
     reached = Reached(stepper.init(engine.theta), Ledger(), Elapsed(), [])
     if store is not None:
@@ -299,7 +299,7 @@ def _plan(cell: Cell, optimizer: Optimizer, examples: int, dimension: int) -> Pl
     return plan if cell.scale_down == 1 else scaled_down(plan, cell.scale_down)
 
 
-def _diagnostics(cell: Cell, seen: Multiplied, optimizer: Optimizer, plan: Plan, train: Split) -> Diagnostics:
+def _diagnostics(seen: Multiplied, optimizer: Optimizer, plan: Plan, train: Split) -> Diagnostics:
     is_class = train.y.ndim == 1 and not train.y.is_floating_point()
     return Diagnostics(
         VmapEngine(seen.model, seen.loss),

@@ -1,4 +1,4 @@
-"""What the cells of a plan will cost: counted from the plan, and timed by finished runs, real draws or FLOPs."""
+"""What a suite's planned cells will cost: counted, and timed by finished runs, real draws or FLOPs."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class CostRow:
 
 
 def rows(planned: Iterable[Planned], store: Store) -> list[CostRow]:
-    """The rows of a plan, in its order; a cell that is in several counts in each."""
+    """The rows of planned cells, in their order; a cell that is in several rows counts in each."""
     groups: dict[tuple[str, str, int], list[Planned]] = {}
     for entry in planned:
         key = (_key(entry.cell.workload), entry.label, entry.cell.batch_size)
@@ -239,7 +239,7 @@ def hours(rows: Sequence[CostRow], timings: Mapping[int, Timing], workers: int) 
     """Hours on the clock for all cells that wait, of rows whose time is known.
 
     Args:
-        rows: of a plan.
+        rows: see `rows`.
         timings: of some of them, by number.
         workers: cells at a time.
     """
@@ -270,7 +270,7 @@ def failures(rows: Sequence[CostRow], timings: Mapping[int, Timing]) -> list[str
 
 
 def cheapest_first(planned: Iterable[Planned]) -> list[Cell]:
-    """The cells of a plan by their expected gradient evaluations, in its order where these are equal.
+    """Planned cells by their expected gradient evaluations, in their order where these are equal.
 
     Tables fill early, and what is wrong with a suite shows before much is spent on it.
     """

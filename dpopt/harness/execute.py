@@ -1,4 +1,4 @@
-"""Run what is not done of a plan, on any engine, and say how it goes."""
+"""Run the planned cells that are not done, on any engine, and say how it goes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Policy:
 
 @dataclass
 class SuiteOutcome:
-    """What became of a plan's cells.
+    """What became of a suite's cells.
 
     Attributes:
         ran: cells that were run now and have a result.

@@ -29,11 +29,11 @@ PEAKS = {
 }
 """FLOPs a second of float32 arithmetic without tensor cores, as the makers state them; training here is in float32."""
 SHARE_OF_PEAK = 0.4
-"""What private training is taken to reach of it: an assumption."""
+"""The share of it that private training is assumed to reach."""
 SHARE_OF_PRODUCTS = 0.5
-"""What private training is taken to reach of the rate of large products of matrices."""
+"""The share of the rate of large matrix products that private training is assumed to reach."""
 SIDES = {"cpu": 1024, "cuda": 8192}
-"""Of the matrices whose product tells the rate of a device."""
+"""The side of the matrices whose product tells the rate of a device."""
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def _loss(rate: float, noise: float, x: float) -> float:
 
 
 def _ends(rate: float, noise: float, left: float, is_removed: bool) -> tuple[float, float]:
-    """Between which the loss of one draw lies, but for a probability of at most `left` beyond each."""
+    """The ends between which the loss of one draw lies, except with probability `left` at most beyond each."""
     reach = -noise * float(scipy.special.ndtri(max(left, 1e-300)))
     low, high = _loss(rate, noise, -reach), _loss(rate, noise, 1 + reach)
     return (low, high) if is_removed else (-high, -low)

@@ -1,4 +1,4 @@
-"""What an optimizer in a process of its own and the oracle tell each other: queries, releases, and a run's state.
+"""The messages between an isolated optimizer and the oracle: queries, releases, and the state of a run.
 
 Messages are JSON, and vectors lie in shared memory, each in a slot. What the optimizer sends is never code: a query is
 one of the kernel's kinds with one of the kernel's clip rules, made anew from names and numbers.

@@ -1,4 +1,4 @@
-"""What a cell's content says of it beside its fields: its name, and its clipping bound; needs no torch."""
+"""What follows from a cell's content: its run id and its clipping bound; needs no torch."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from dpopt.store.identity import identity
 from dpopt.store.runs import CHECKED, RECORD, Damaged, Store, Track, address, read, sha256
 
 OF_THE_MACHINE = ("provenance", "checksums", "seconds_", "peak_memory", "processes")
-"""How those keys of a record begin that may differ between two runs of one cell."""
+"""Prefixes of the keys of a record that may differ between two runs of one cell."""
 MEASURED = (RECORD, "table.md")
 DRAWN = (".svg", ".png")
 """What the folder of a measurement holds: these files, and figures with these endings."""

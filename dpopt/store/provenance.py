@@ -73,7 +73,7 @@ def hardware(device: torch.device) -> dict[str, Any]:
 
 
 def code() -> str:
-    """The first 16 hex digits of a SHA-256 over the package's files: which code it is, where no history tells."""
+    """The first 16 hex digits of a SHA-256 over the package's files: which code it is, without a history."""
     package, content = Path(__file__).parents[1], hashlib.sha256()
     for file in sorted(path for kind in ("py", "yaml") for path in package.rglob(f"*.{kind}")):
         content.update(f"{file.relative_to(package).as_posix()}\n".encode() + file.read_bytes())

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 CELLS, CURVES, ABOUT = "cells.parquet", "curves.parquet", "suite.json"
 KEPT = ("test_", "validation_", "seconds_")
-"""How the names of a record's numbers begin that are columns of their own; so do those in `NUMBERS`."""
+"""Prefixes of the numbers of a record that are columns of their own, as those in `NUMBERS` are."""
 NUMBERS = ("epsilon", "epsilon_total", "draws", "examples", "dimension", "eta")
 OF_FRAME = ("test_score", "validation_score")
 """Columns of a frame that no record has."""

@@ -1,4 +1,4 @@
-"""Where records are kept, and what a few of them look like."""
+"""On which device records are kept, and what a few of them look like."""
 
 from __future__ import annotations
 

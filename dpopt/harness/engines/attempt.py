@@ -61,7 +61,7 @@ class Runner:
 
 
 def limit_memory(limit: int | None) -> None:
-    """Have this process fail to get more than `limit` bytes, before the system chooses a process to kill."""
+    """Limit this process to `limit` bytes, so that an allocation fails before the system kills a process."""
     if limit is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))

@@ -33,7 +33,7 @@ class Options:
     gpus: float | None = None
 
     def needs(self, resources: Mapping[str, float]) -> dict[str, float]:
-        """What Ray reserves for a cell."""
+        """The resources that Ray reserves for a cell."""
         return {"CPU": self.cpus, "GPU": float("GPU" in resources) if self.gpus is None else self.gpus}
 
 

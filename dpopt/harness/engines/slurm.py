@@ -38,7 +38,7 @@ REQUEUES = 100
 
 @dataclass(frozen=True)
 class Options:
-    """Those that are not submitit's, see above."""
+    """The options that are not submitit's, see above."""
 
     folder: str = "slurm"
     cluster: str = "slurm"
