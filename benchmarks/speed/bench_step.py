@@ -17,7 +17,7 @@ CHOSEN = run.settings(["cases=all", "subsets=all"])
 ROUNDS, WARM_UP = 10, 2
 STEPS = {
     f"{group.kind}-{group.case.name}-{group.subset}-{contender.name}": (group, contender)
-    for group in run.plan(CHOSEN)[0]
+    for group in run.grouped(CHOSEN)[0]
     for contender in group.contenders
 }
 

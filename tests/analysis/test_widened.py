@@ -6,7 +6,7 @@ import pytest
 
 from dpopt.analysis import collecting, frames, selection, tables, transfer
 from dpopt.analysis.results import Results
-from dpopt.store.published import CELLS, Published
+from dpopt.store.published import CELLS, PublishedStore
 
 GRID = {0.1: 0.5, 1.0: 0.7}
 """lr -> validation score."""
@@ -86,6 +86,6 @@ def test_published_frames_hold_what_may_follow(maker, tmp_path):
     frame = collecting.parquet(Results(store, "made"))[CELLS]
     store.write(tmp_path / "published" / "made" / CELLS, collecting.as_bytes(frame))
     (row,) = selected(store).values()
-    (published,) = selected(Published(tmp_path / "published")).values()
+    (published,) = selected(PublishedStore(tmp_path / "published")).values()
     assert published["run_ids"] == row["run_ids"]
     assert len(row["run_ids"]) == 5
