@@ -12,7 +12,7 @@ from dpopt.analysis import statistics
 from dpopt.analysis.budgets import BLOCK, BUDGETS
 from dpopt.analysis.scores import shown
 from dpopt.analysis.writing import Table
-from dpopt.errors import unknown
+from dpopt.errors import ConfigError, unknown
 
 NOTE = (
     "Scores less those of {baseline}, paired by seed and averaged over the budgets of a workload, with Student's "
@@ -35,7 +35,7 @@ def against(entries: pd.DataFrame, baseline: str) -> pd.DataFrame:
         the method has; `verdict`: 1 where the method is better, -1 where it is worse, 0 where neither can be told.
 
     Raises:
-        ConfigError: no such method.
+        ConfigError: no such method, or none to compare it with.
     """
     labels = [] if entries.empty else list(entries["label"].unique())
     if baseline not in labels:
@@ -46,6 +46,9 @@ def against(entries: pd.DataFrame, baseline: str) -> pd.DataFrame:
         own = [row for row in rows if row["label"] == label]
         for row in own:
             found.append(row | statistics.difference(row.pop("values"), comparisons=len(own))._asdict())
+    if not found:
+        reason = "there is no workload on which it and another row have scores at every budget"
+        raise ConfigError("against", baseline, reason)
     level = 1 - statistics.CONFIDENCE
     return pd.DataFrame(
         [row | {"verdict": int(math.copysign(1, row["mean"])) if row["p"] < level else 0} for row in found]

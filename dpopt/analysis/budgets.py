@@ -71,9 +71,9 @@ def reached(store: Store, cells: pd.DataFrame, by: str = "epsilon", budgets: Seq
 def _require(cells: pd.DataFrame, by: str, budgets: Sequence[float]) -> None:
     if by not in BUDGETS:
         raise unknown("by", by, BUDGETS)
-    for budget in budgets:
-        if not 0 < budget < math.inf:
-            raise ConfigError("budgets", budget, "expected positive numbers")
+    for at, budget in enumerate(budgets):
+        if not 0 < budget < math.inf or budget in budgets[:at]:
+            raise ConfigError("budgets", budget, "expected positive numbers, each once")
     for column in ("delta", "device") if by == "seconds" and "device" in cells else ("delta",):
         for workload, values in cells.groupby("workload")[column]:
             if values.nunique() > 1:
@@ -112,7 +112,7 @@ def _search(group: pd.DataFrame, selected: pd.DataFrame) -> dict[str, Any]:
     failed = {"tuning": group["tuning"].iloc[0], "runs": len(group), "score": None, "test": math.nan, "failed": True}
     if len(selected) < _settings(group):
         return failed
-    best = selected.loc[selected["selection_score"].fillna(-math.inf).idxmax()]
+    best = selected.loc[selected["selected_by"].idxmax()]
     search = failed | {"runs": selected["runs"].sum()}
     if best["state"] == "diverged" or not math.isfinite(best["test_score"]):
         return search

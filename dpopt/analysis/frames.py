@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,7 @@ def load(store: Store, suite: str, part: Mapping[str, Sequence[Any]] | None = No
             "stage": entry.get("stage", ""),
             "is_refined": entry.get("refined", False),
             "widen": entry.get("widen", 0),
+            "search": cell.get("search", 0),
             "is_widened": entry.get("widened", False),
             "gradients_per_draw": entry.get("gradients_per_draw", 1.0),
             "is_trained": not cell.get("untrained", False),
@@ -107,7 +108,7 @@ def load(store: Store, suite: str, part: Mapping[str, Sequence[Any]] | None = No
             row["state"] = "damaged"
             problems.append(f"{error}; move it away to run the cell again")
         rows.append(row)
-    problems += _mixed(rows)
+    problems += [*_mixed(rows), *_forked(rows)]
     return Stored(pd.DataFrame(rows), problems)
 
 
@@ -123,6 +124,20 @@ def _mixed(rows: list[dict[str, Any]]) -> list[str]:
                 f"{row['run_id']}: its score is {score}, that of {row['workload']} {scores[row['workload']]}"
             )
     return problems
+
+
+def _forked(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Call a run damaged that goes on from a grid otherwise than another one: two machines have disagreed on its best.
+
+    Both have the same number and so the same draws, which cost more than one after the other.
+    """
+    known = set[tuple[Any, ...]]()
+    for row in rows:
+        place = *(str(row[key]) for key in GROUP), row["seed"], row["selection"], row["search"]
+        if row["is_widened"] and place in known:
+            row["state"] = "damaged"
+            yield f"{row['run_id']}: another run goes on from the same grid otherwise; keep one of the two"
+        known |= {place} if row["is_widened"] else set()
 
 
 def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:
@@ -196,9 +211,10 @@ def select(cells: pd.DataFrame) -> pd.DataFrame:
     that has no result is left out: the best of what happened to finish is not what the procedure releases.
 
     Returns:
-        One row for each group and seed, with `runs` (trained runs of that seed) added, `run_ids` (what the search is
-        charged for: those runs, and one again for each that a grid which widens might still have made), and
-        `edges`: which of the selected numbers are the largest ("lr ↑") or smallest that the label's search tries.
+        One row for each group and seed, with `selected_by` (its score, -inf where that is the worst), `runs` (trained
+        runs of that seed), `run_ids` (what the search is charged for: those runs, and one again for each that a grid
+        which widens might still have made), and `edges`: which of the selected numbers are the largest ("lr ↑") or
+        smallest that the label's search tries.
     """
     cells = cells.assign(widen=cells.get("widen", 0), is_widened=cells.get("is_widened", False))  # new columns
     ends = _ends(cells[~cells["is_widened"]])
@@ -212,11 +228,16 @@ def select(cells: pd.DataFrame) -> pd.DataFrame:
         released = [row for row in rows if row["stage"] == last]
         if not released or not all(row["state"] in ("done", "diverged") for row in rows):
             continue
-        best = max(released, key=lambda row: score_or_worst(row["selection_score"], row["state"]))
+        best = max(released, key=_selected_by)
         runs, run_ids = sum(row["is_trained"] for row in rows), _charged(rows)
         edges = "" if last else _edges(best, ends[best["workload"], best["label"]], rows)
-        chosen.append({**best, "runs": runs, "run_ids": run_ids, "edges": edges})
+        own = {"selected_by": _selected_by(best), "runs": runs, "run_ids": run_ids, "edges": edges}
+        chosen.append({**best, **own})
     return pd.DataFrame(chosen)
+
+
+def _selected_by(row: Mapping[str, Any]) -> float:
+    return score_or_worst(row["selection_score"], row["state"])
 
 
 def _charged(rows: list[dict[str, Any]]) -> tuple[str, ...]:

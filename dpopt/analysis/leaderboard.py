@@ -150,7 +150,7 @@ class Leaderboard:
         """The ranks, distances from the baseline, and the scores of all methods for each target epsilon.
 
         Raises:
-            ConfigError: the baseline is no ranked method.
+            ConfigError: the baseline is no ranked method, or no other one can be compared with it.
         """
         targets = sorted(self.scores["epsilon_target"].unique())
         scores = [self._scores(target, target == targets[-1]) for target in targets]
@@ -160,8 +160,7 @@ class Leaderboard:
         if not self.baseline:
             return []
         entries = self.entries if self.by == "epsilon" else reached(self.store, self.ranked, self.by)
-        frame = against.against(entries, self.baseline)
-        return [] if frame.empty else [against.as_table(frame, self.baseline, self.by)]
+        return [against.as_table(against.against(entries, self.baseline), self.baseline, self.by)]
 
     def _ranks(self) -> Table:
         table = self.ranks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -224,8 +223,8 @@ def best_setting(selected: pd.DataFrame) -> pd.DataFrame:
     if selected.empty or selected["validation_score"].isna().all():
         return selected
     rest = [key for key in GROUP if key not in SWEPT]
-    means = selected.groupby(GROUP, sort=False, dropna=False)["selection_score"].mean().fillna(-math.inf).reset_index()
-    best = means.loc[means.groupby(rest, sort=False)["selection_score"].idxmax(), GROUP]
+    means = selected.groupby(GROUP, sort=False, dropna=False)["selected_by"].mean().reset_index()
+    best = means.loc[means.groupby(rest, sort=False)["selected_by"].idxmax(), GROUP]
     searches = selected.groupby([*rest, "seed"], sort=False).agg(
         groups=("runs", "size"), runs=("runs", "sum"), run_ids=("run_ids", "sum")
     )

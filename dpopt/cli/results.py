@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -108,7 +109,7 @@ def rank(overrides: Sequence[str]) -> None:
     if baseline:
         table = against.as_table(results.against(baseline, by, budgets), baseline, by)
         _show(table)
-        _write(results, f"against_{baseline}_{by}", table.files())
+        _write(results, f"against_{re.sub(r'[^A-Za-z0-9._-]', '_', baseline)}_{by}", table.files())
         report_problems(results.problems)
         return
     frame = results.ranking(by, budgets)

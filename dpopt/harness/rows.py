@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -122,7 +122,7 @@ class Row:
             journal: of `refine.open_journal`, where the row is refined.
         """
         made: dict[tuple[float, float], list[Planned]] = {}
-        searches: dict[tuple[float, int], list[tuple[Place, list[Planned]]]] = {}
+        searches: list[tuple[Place, list[Planned], int]] = []
         known = set[str]()
         for place in self._places():
             sampling_rate(place.batch_size / self._suite.scale_down, self._workload.examples)
@@ -132,7 +132,7 @@ class Row:
             yield from fresh
             known.update(entry.cell.run_id for entry in found)  # a rule without a bound makes one cell of every C
             if fresh:
-                searches.setdefault((place.epsilon, place.seed), []).append((place, found))
+                searches.append((place, found, fresh[0].cell.search))
             made.setdefault((place.epsilon, place.epochs), []).extend(found)
             if self._setting.tuning == "linear_scaling":
                 number = self._number(len(found), found[0].cell.optimizer, place)  # even where it is not planned yet
@@ -141,8 +141,9 @@ class Row:
         if self._setting.refine:
             yield from self._refinement(made, results, journal)
         if self._setting.widen and results is not None:
-            for group in searches.values():
-                yield from self._widening(group, results)
+            for place, found, first in searches:
+                if all_done(found, results):
+                    yield from self._widened(place, found, first, results)
 
     def _places(self) -> Iterator[Place]:
         suite, setting = self._suite, self._setting
@@ -226,23 +227,19 @@ class Row:
             found.append(dataclasses.replace(self._planned(run, place, number), is_refined=True))
         return found
 
-    def _widening(self, group: list[tuple[Place, list[Planned]]], results: Store) -> Iterator[Planned]:
-        """What follows from the grids that a seed has finished at one epsilon.
+    def _widened(self, place: Place, grid: list[Planned], first: int, results: Store) -> Iterator[Planned]:
+        """What follows from a grid that is done; `first` is the number of its first run that is no other search's too.
 
-        Numbers follow those of all grids, in turn for each search: they depend on no outcome.
+        Numbers go by `first` alone, and lie above those of all grids: a suite that grows changes none, and no two
+        searches of a seed share one.
         """
-        first, most = len(self._numbers[group[0][0].epsilon, group[0][0].seed]), self._setting.widen
-        for start, (place, grid) in enumerate(group, first):
-            if all_done(grid, results):
-                yield from self._widened(place, grid, range(start, start + most * len(group), len(group)), results)
-
-    def _widened(self, place: Place, grid: list[Planned], numbers: range, results: Store) -> Iterator[Planned]:
-        rate = sampling_rate(place.batch_size, self._workload.examples)
-        draws = number_of_draws(place.epochs, place.batch_size, self._workload.examples)
+        written = {str(_tuned(entry)[key]): value for entry in grid for key, value in entry.tuned.items()}
 
         def planned(index: int, point: refine.Point) -> Planned:
-            run = Run(0, point, place.epsilon, self._rule)
-            return dataclasses.replace(self._planned(run, place, numbers[index]), is_widened=True)
+            run = Run(
+                0, {key: written.get(str(value), value) for key, value in point.items()}, place.epsilon, self._rule
+            )
+            return dataclasses.replace(self._planned(run, place, MOST_CELLS * (1 + index) + first), is_widened=True)
 
         def score(index: int, point: refine.Point) -> float | None:
             entry = planned(index, point)
@@ -250,14 +247,22 @@ class Row:
 
         def accepts(point: refine.Point) -> bool:
             try:
-                made = [self._optimizer(tried, place.clip, place.epsilon) for tried in [*map(_tuned, grid), point]]
-                return widen.are_alike([registry.from_spec("optimizer", spec) for spec in made], rate, draws)
+                self._optimizer(point, place.clip, place.epsilon)
+                return self._are_alike((*(entry.tuned for entry in grid), point), place)
             except ConfigError:
                 return False
 
         known = [(_tuned(entry), _score(entry, results)) for entry in grid]
-        points = widen.further(known, len(numbers), accepts, score)
+        points = widen.further(known, self._setting.widen, accepts, score)
         yield from (planned(index, point) for index, point in enumerate(points))
+
+    def _are_alike(self, points: Iterable[Mapping[str, Any]], place: Place) -> bool:
+        """Whether runs of all points leave the same ledger, whatever C is, which none shows."""
+        size = place.batch_size / self._suite.scale_down
+        rate = sampling_rate(size, self._workload.examples)
+        draws = number_of_draws(place.epochs, place.batch_size, self._workload.examples)
+        made = (registry.from_spec("optimizer", _optimizer(self._setting, point, 1.0)) for point in points)
+        return widen.are_alike(made, rate, draws)
 
 
 def _check_search(

@@ -71,7 +71,7 @@ class Published:
     paper: str
     workloads: tuple[dict[str, Any], ...]
     methods: dict[str, str]
-    epsilon: dict[float, float] = field(default_factory=dict)
+    epsilon: dict[Positive, Positive] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for entry in self.workloads:

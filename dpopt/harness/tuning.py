@@ -114,6 +114,8 @@ def _rule(setting: Setting, runs: int, where: str) -> Selection | None:
 def _check_widen(setting: Setting, rule: Selection | None, where: str) -> None:
     if setting.tuning != "grid":
         reason = f"the tuning {setting.tuning} runs no whole grid"
+    elif "clip" in setting.grid:
+        reason = "a grid over clip rules makes a row of each bound"
     elif isinstance(rule, Simulated):
         reason = "a simulated search is not charged for the runs that it makes"
     elif setting.refine:

@@ -1,8 +1,8 @@
 """Further points of a search, one at a time, while the point that it would release lies at an end of its grid.
 
-Which point is next follows from the scores before it, so the search is an adaptive composition. It is charged for all
-runs that it may make: to charge those made, whose number follows from the scores too, would claim too little. Nor may
-the choice decide what a run releases (`are_alike`).
+Which point is next follows from the scores before it, so the search is an adaptive composition. How many runs are made
+follows from the scores too, so charging only those would claim too little: all that may be made are charged. The choice
+must not change what a run releases (`are_alike`).
 """
 
 from __future__ import annotations

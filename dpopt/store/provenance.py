@@ -35,11 +35,18 @@ def provenance(device: torch.device) -> dict[str, Any]:
 def is_same_arithmetic(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether runs of two origins make the same numbers to the last bit: on the same device and CPU, by the same torch.
 
-    Records of older versions do not name their CPU; these are taken to be of the same one.
+    What an origin does not say, as records of older versions do not name their CPU, is taken to be the same.
     """
-    torch = {origin.get("versions", {}).get("torch") for origin in (one, other)}
-    cpus = {cpu for origin in (one, other) if isinstance(cpu := origin.get("cpu"), str)}
-    return len(torch) == 1 and one.get("device") == other.get("device") and len(cpus) < 2
+    said = (
+        (origin.get("device"), origin.get("cpu"), origin.get("versions", {}).get("torch")) for origin in (one, other)
+    )
+    return all(a == b or not (isinstance(a, str) and isinstance(b, str)) for a, b in zip(*said, strict=True))
+
+
+def is_same_noise(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether runs of two origins have the same noise: each kind of device, `cpu` or `cuda`, has its own generator."""
+    kinds = {str(origin.get("device") or "cpu").split()[0] for origin in (one, other)}
+    return len(kinds) == 1
 
 
 def source() -> dict[str, Any]:

@@ -34,6 +34,7 @@ class Maker:
         workload="digits_mlp",
         batch_size=128,
         entry=None,
+        search=0,
         **more,
     ):
         """A run with its record and two entries of its curve, each with `entry`; `more` is of the record."""
@@ -47,6 +48,7 @@ class Maker:
             "batch_size": batch_size,
             "epochs": 20.0,
             "seed": seed,
+            **({"search": search} if search else {}),
         }
         rest = {"label": label, "tuning": tuning, "tuned": tuned or {}}
         self.cells.append({"run_id": run_id, "cell": cell, **rest})

@@ -290,7 +290,7 @@ def test_scores_of_another_machine_are_held_to_a_tolerance(store, origin):
     run_id = run_of(store, "hyfreedp")
     whole = store.record(run_id)
     away = {
-        "device": {"device": "cuda of another"},
+        "device": {"device": "cpu of another"},
         "cpu": {"cpu": "of another"},
         "torch": {"versions": {"torch": "9"}},
     }
@@ -308,6 +308,18 @@ def test_scores_of_another_machine_are_held_to_a_tolerance(store, origin):
     assert len(lines(True, test_accuracy=0.025)) == 1
     assert len(lines(False, test_accuracy=0.015)) == 1
     assert len(lines(True, epsilon=1e-9)) == 1
+
+
+def test_scores_of_another_kind_of_device_are_not_compared(store):
+    """Its noise is another, so it is another replicate; what was spent is the same."""
+    run_id = run_of(store, "hyfreedp")
+    whole = store.record(run_id)
+    for changes, count in (({"test_accuracy": 0.0}, 0), ({"epsilon": whole["epsilon"] + 1e-9}, 1)):
+        record = {**whole, "provenance": {**whole["provenance"], "device": "cuda of a card"}, **changes}
+        (store.folder(run_id) / "record.json").write_text(json.dumps(sealed(record)))
+        verified = verify(store)
+        assert sum("another kind of device" in line for line in verified.remarks) == 2  # collected and published
+        assert sum("published" in each.where and "of the record" in each.what for each in verified.findings) == count
 
 
 def test_another_suites_parquet_is_found(store, tmp_path):

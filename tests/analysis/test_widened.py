@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from dpopt.analysis import collecting, frames, selection, tables, transfer
-from dpopt.analysis.results import Results
+from dpopt.analysis import budgets, collecting, frames, selection, tables, transfer
+from dpopt.analysis.results import Results, best_setting
 from dpopt.store.published import CELLS, PublishedStore
 
 GRID = {0.1: 0.5, 1.0: 0.7}
@@ -14,8 +14,9 @@ GRID = {0.1: 0.5, 1.0: 0.7}
 
 def add(maker, seed, scores, most, **more):
     """A search that may make `most` runs beyond `GRID`, with `scores` in order; those beyond are no points of it."""
-    for lr, validation in scores.items():
-        maker.add("dp_adam", seed, validation, validation - 0.1, tuned={"lr": lr}, tuning="grid", **more)
+    for search, (lr, validation) in enumerate(scores.items()):
+        own = {"tuned": {"lr": lr}, "tuning": "grid", "search": search}
+        maker.add("dp_adam", seed, validation, validation - 0.1, **own, **more)
         maker.cells[-1] |= {"widen": most} if most else {}
         maker.cells[-1] |= {} if lr in GRID else {"widened": True}
 
@@ -89,3 +90,26 @@ def test_published_frames_hold_what_may_follow(maker, tmp_path):
     (published,) = selected(PublishedStore(tmp_path / "published")).values()
     assert published["run_ids"] == row["run_ids"]
     assert len(row["run_ids"]) == 5
+
+
+def test_two_machines_that_went_on_otherwise_are_not_one_search(maker):
+    """Their further runs have the same number and so the same draws, which nobody charges."""
+    add(maker, 0, GRID | {10.0: 0.8}, 2)
+    add(maker, 1, GRID | {10.0: 0.8}, 2)
+    maker.add("dp_adam", 0, 0.9, 0.8, tuned={"lr": 0.01}, tuning="grid", search=2)
+    maker.cells[-1] |= {"widen": 2, "widened": True}
+    stored = frames.load(maker.done(), "made")
+    assert [row["seed"] for row in frames.select(stored.cells).to_dict("records")] == [1]
+    assert any("another run goes on from the same grid otherwise" in problem for problem in stored.problems)
+
+
+def test_a_run_that_diverged_is_the_worst_between_settings_too(maker):
+    for seed in range(2):
+        maker.add("dp_sgd", seed, 0.9, 0.2, batch_size=64, status="diverged")
+        maker.add("dp_sgd", seed, 0.5, 0.6, batch_size=128)
+        maker.add("dp_adam", seed, 0.5, 0.5)
+    results = Results(maker.done(), "made")
+    assert set(best_setting(results.selected)["batch_size"]) == {128}
+    reached = budgets.reached(results.store, results.cells, budgets=[10.0])
+    assert not reached["failed"].any()
+    assert set(reached[reached["label"] == "dp_sgd"]["test"]) == {0.6}

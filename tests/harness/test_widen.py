@@ -17,6 +17,7 @@ from dpopt.errors import ConfigError
 from dpopt.harness import protocol, widen
 from dpopt.harness.cell import run
 from dpopt.harness.plan import has_stages, manifest, plan, to_follow
+from dpopt.harness.rows import MOST_CELLS
 from dpopt.harness.run_suite import run_suite
 from dpopt.harness.suite import load_suite
 from dpopt.privacy.calibration import calibrate
@@ -179,7 +180,7 @@ def test_cells_follow_until_the_best_lies_inside(write_suite):
         for seed in (0, 1):
             own = [entry for entry in widened(planned) if (entry.target, entry.cell.seed) == (epsilon, seed)]
             assert [entry.tuned["lr"] for entry in own] == [3.33, 11.1, 37.0, 123.0]
-            assert [entry.cell.search for entry in own] == [3, 4, 5, 6]
+            assert [entry.cell.search for entry in own] == [k * MOST_CELLS for k in (1, 2, 3, 4)]
             assert all(entry.cell.optimizer["lr"] == entry.tuned["lr"] for entry in own)
     assert len(planned) == 4 * 7
 
@@ -209,9 +210,18 @@ def test_every_run_of_a_seed_has_draws_of_its_own(write_suite):
     planned, _ = Results({"lr": 36}).completed(suite)
     for seed in (0, 1):
         numbers = [entry.cell.search for entry in planned if entry.cell.seed == seed]
-        assert sorted(numbers) == list(range(4 * (3 + 4)))
+        assert len(numbers) == len(set(numbers)) == 4 * (3 + 4)
     fewer, _ = Results({"lr": 36}).completed(write_suite(overrides=[*axes, "widen=2"]))
     assert set(ids(fewer)) < set(ids(planned)), "a larger number adds cells and changes none"
+    one, _ = Results({"lr": 36}).completed(write_suite(overrides=[*ROW, "clip=0.5", "batch_size=64", "widen=4"]))
+    assert set(ids(one)) < set(ids(planned)), "so does a further C or B"
+
+
+def test_a_scaled_down_suite_is_widened(write_suite):
+    """Its batches may be larger than the data, as what is drawn is not."""
+    scaled = write_suite(overrides=[*ROW, "widen=1", "seeds=0", "scale_down=8", "batch_size=2000"])
+    planned, _ = Results({"lr": 36}).completed(scaled)
+    assert sum(entry.is_widened for entry in planned) == 1
 
 
 def test_a_rule_without_a_bound_is_widened_once(write_suite):
@@ -219,7 +229,7 @@ def test_a_rule_without_a_bound_is_widened_once(write_suite):
     suite = write_suite(overrides=[*ROW[:2], row, "widen=2", "clip=[0.5,2]", "seeds=0"])
     planned, _ = Results({"lr": 1e9}).completed(suite)
     assert len(planned) == len(set(ids(planned))) == 4
-    assert sorted(entry.cell.search for entry in planned) == [0, 1, 2, 3]
+    assert len({entry.cell.search for entry in planned}) == 4
     assert all(math.isnan(clipping_bound(entry.cell.content())) for entry in planned)
 
 
@@ -271,6 +281,7 @@ def test_a_charged_search_goes_by_the_scores_that_it_releases(write_suite):
         ("{grid: {lr: [0.1, 1]}, refine: 5}", "refined"),
         ("{grid: {lr: [0.1]}}", "nothing to widen"),
         ("{grid: {lr: [0.1], momentum: [0.0, 0.9]}}", "nothing to widen"),
+        ("{grid: {lr: [0.1, 1], clip: [automatic, abadi]}}", "makes a row of each bound"),
         ("{name: hyfreedp, tuning: grid, grid: {probe_every: [1, 2]}}", "differ in what a run releases"),
     ],
 )

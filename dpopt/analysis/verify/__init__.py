@@ -9,6 +9,7 @@ record, ledger and Parquet: it would be made again, with the same result.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -131,15 +132,12 @@ def _frames(store: Store, folder: Path, verified: Verified, planned: set[str] | 
     try:
         cells, entries = (pd.read_parquet(folder / f"{kind}.parquet") for kind in ("cells", "curves"))
         verified.checked["rows of Parquet"] += len(parquet.finished(cells))
-        yield from _rows(store, folder, cells, entries, planned)
+        moved = Counter[float]()
+        yield from _rows(store, folder, cells, entries, planned, moved)
+        verified.remarks += _moved(f"{folder}/cells.parquet", moved)
     except Exception as error:  # whatever a damaged file makes of the readers of Parquet
         yield Finding(str(folder), "Parquet", "readable", f"{type(error).__name__}: {error}")
         return
-    if moved := parquet.moved(store, cells):
-        verified.remarks.append(
-            f"{folder}/cells.parquet: {moved} rows have their run here from another device, CPU or torch; scores are "
-            f"held to {parquet.TOLERANCE:g} (absolute or relative), all else to the last bit"
-        )
     if not parquet.is_complete(cells):
         verified.remarks.append(
             f"{folder}/cells.parquet: {len(cells)} rows of an older version, without ledgers to find their epsilon from"
@@ -147,7 +145,12 @@ def _frames(store: Store, folder: Path, verified: Verified, planned: set[str] | 
 
 
 def _rows(
-    store: Store, folder: Path, cells: pd.DataFrame, entries: pd.DataFrame, planned: set[str] | None
+    store: Store,
+    folder: Path,
+    cells: pd.DataFrame,
+    entries: pd.DataFrame,
+    planned: set[str] | None,
+    moved: Counter[float],
 ) -> Iterator[Finding]:
     where = f"{folder}/cells.parquet"
     for run_id in [] if planned is None else sorted(set(cells["run_id"]) - planned):
@@ -156,10 +159,21 @@ def _rows(
         yield Finding(where, "suite", ", ".join(sorted(set(cells["suite"]))), folder.name)
     if planned is not None:
         yield from parquet.lost(store, where, cells)
-    yield from parquet.rows(store, where, cells)
+    yield from parquet.rows(store, where, cells, moved)
     yield from parquet.curves(f"{folder}/curves.parquet", cells, entries)
     if planned is None and parquet.is_complete(cells) and (folder / "table.md").exists():
         yield from parquet.table(folder / "table.md", cells)  # a suite's may be newer than its Parquet
+
+
+def _moved(where: str, moved: Counter[float]) -> Iterator[str]:
+    """What the runs that were made again elsewhere are held to."""
+    exact = "epsilon, noise and draws to the last bit"
+    if near := moved[parquet.TOLERANCE]:
+        held = f"its scores are held to {parquet.TOLERANCE:g}, absolute or relative, and {exact}"
+        yield f"{where}: {near} rows have their run here from another device, CPU or torch: {held}"
+    if other := moved[math.inf]:
+        kind = "another kind of device, whose noise is another"
+        yield f"{where}: {other} rows have their run here from {kind}: only {exact}"
 
 
 def _measurement(path: Path) -> Iterator[Finding]:

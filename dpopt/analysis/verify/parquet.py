@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from dpopt.analysis.verify.finding import Finding, expect, expect_close
 from dpopt.markup import MARKDOWN
 from dpopt.privacy.ledger import Ledger
 from dpopt.store.identity import clipping_bound
-from dpopt.store.provenance import is_same_arithmetic
+from dpopt.store.provenance import is_same_arithmetic, is_same_noise
 from dpopt.store.runs import Damaged, Store
 
 CELL = re.compile(r"((?:\\.|[^|\\])*)\|")
@@ -28,8 +29,8 @@ STATED = ("epsilon", "epsilon_total", "delta", "accountant", "draws", "examples"
 SCORES = ("test_", "validation_", "score_")
 """Prefixes of the columns that another machine computes with other last digits."""
 TOLERANCE = 0.02
-"""How far scores of a run that was made on two machines may be apart, in their unit or relative to them, which is more.
-Releases have the same noise on both, so that nothing but rounding differs, which training amplifies."""
+"""How far scores of a run may be apart that was made on two devices of one kind, or by two versions of torch: in their
+unit or relative to them, which is more. The noise is the same, so only rounding differs, which training amplifies."""
 PLACE = ("seed", "batch_size", "epochs", "delta", "accountant")
 """Columns that repeat the cell."""
 
@@ -44,19 +45,20 @@ def is_complete(cells: pd.DataFrame) -> bool:
     return {"cell", "ledger"} <= set(cells)
 
 
-def rows(store: Store, where: str, cells: pd.DataFrame) -> Iterator[Finding]:
+def rows(store: Store, where: str, cells: pd.DataFrame, moved: Counter[float]) -> Iterator[Finding]:
     """Every claim of the rows that does not hold.
 
     Args:
         store: where a row's run is here, the row must hold the numbers of its record.
         where: the file.
         cells: of it.
+        moved: counts the rows whose run is here, by the tolerance that its scores are held to.
     """
     for row in finished(cells).to_dict("records"):
         here = f"{where}, {row['run_id']}"
         if is_complete(cells):
             yield from _row(here, row)
-        yield from _against_record(store, here, row)
+        yield from _against_record(store, here, row, moved)
 
 
 def lost(store: Store, where: str, cells: pd.DataFrame) -> Iterator[Finding]:
@@ -87,35 +89,28 @@ def _row(where: str, row: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(where, "clip", bound, stated)
 
 
-def _against_record(store: Store, where: str, row: Mapping[str, Any]) -> Iterator[Finding]:
-    record = _record(store, row)
-    is_moved = record is not None and not _is_same_arithmetic(row, record)
-    for key, value in _numbers(record or {}).items():
+def _against_record(store: Store, where: str, row: Mapping[str, Any], moved: Counter[float]) -> Iterator[Finding]:
+    try:
+        record = store.record(row["run_id"])
+    except (FileNotFoundError, Damaged):
+        return
+    tolerance = _tolerance(row, record["provenance"])
+    moved[tolerance] += 1
+    for key, value in _numbers(record).items():
         what = f"{key} of the record"
-        if key in row and is_moved and key.startswith(SCORES):
-            yield from expect_close(where, what, row[key], value, TOLERANCE, TOLERANCE)
+        if key in row and tolerance and key.startswith(SCORES):
+            claimed = math.nan if row[key] is None else row[key]
+            yield from expect_close(where, what, claimed, value, tolerance, tolerance) if tolerance < math.inf else ()
         elif key in row:
             yield from expect(where, what, row[key], value)
 
 
-def moved(store: Store, cells: pd.DataFrame) -> int:
-    """How many rows have their run here from another machine, so that its scores are held to a tolerance."""
-    records = ((row, _record(store, row)) for row in finished(cells).to_dict("records"))
-    return sum(record is not None and not _is_same_arithmetic(row, record) for row, record in records)
-
-
-def _record(store: Store, row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The record of a row's run, if it is here."""
-    try:
-        return store.record(row["run_id"])
-    except (FileNotFoundError, Damaged):
-        return None
-
-
-def _is_same_arithmetic(row: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
-    """Whether both come from machines that make the same numbers; rows that do not say from where are taken to."""
+def _tolerance(row: Mapping[str, Any], origin: Mapping[str, Any]) -> float:
+    """How far the scores of a row may be from those of its run here: infinitely where these have other noise."""
     own = {"device": row.get("device"), "cpu": row.get("cpu"), "versions": {"torch": row.get("version_torch")}}
-    return pd.isna(own["device"]) or is_same_arithmetic(own, record["provenance"])
+    if is_same_arithmetic(own, origin):
+        return 0.0
+    return TOLERANCE if is_same_noise(own, origin) else math.inf
 
 
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
