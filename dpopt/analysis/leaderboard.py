@@ -116,14 +116,14 @@ class Leaderboard:
 
         Returns:
             `label`, `track`, `rank` with `low` and `high`, `first` (see `NOTE`), `draws` and `gradients` (the average
-            ranks by these), `cpu_hours`, `tasks` (blocks that it is in), `is_best`: whether its rank may be the best.
+            ranks by these), `cpu_hours`, `blocks` that it is in, `is_best`: whether its rank may be the best.
         """
         cost = self.cells.drop_duplicates(["label", "run_id"]).assign(
             cpu=lambda cells: cells.get("seconds_cpu", pd.Series(math.nan, cells.index))
         )
         frame = pd.DataFrame({"track": self.tracks}).rename_axis("label")
         frame["cpu_hours"] = cost.groupby("label")["cpu"].sum(min_count=1) / 3600
-        frame["tasks"] = self.scores.groupby("label").size()
+        frame["blocks"] = self.scores.groupby("label").size()
         frame = frame.join(self._averages()).join(self._by("draws")).join(self._by("gradients"))
         return frame.sort_values("rank", kind="stable").reset_index()
 
@@ -174,7 +174,7 @@ class Leaderboard:
                 "first": ["" if math.isnan(row["first"]) else f"{100 * row['first']:.0f} %" for row in rows],
                 "per draw": table["draws"].map(_number),
                 "per gradient": table["gradients"].map(_number),
-                "tasks": table["tasks"].astype(str),
+                "blocks": table["blocks"].astype(str),
                 "CPU hours": table["cpu_hours"].map("{:.2g}".format).replace("nan", ""),
             }
         )
