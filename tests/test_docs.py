@@ -16,6 +16,8 @@ import pytest
 import yaml
 
 from dpopt import configurations
+from dpopt.analysis.leaderboard import Leaderboard
+from dpopt.analysis.publishing import load_published
 from dpopt.cli import COMMANDS, main
 from dpopt.errors import ConfigError
 from dpopt.harness.suite import load_suite
@@ -194,3 +196,17 @@ def test_the_site_builds_without_a_warning(tmp_path):
         "reference/api",
     ):
         assert (tmp_path / "site" / f"{page}.html").stat().st_size > 5000
+
+
+@pytest.mark.slow
+def test_the_leaderboards_page_is_made_of_the_published_records():
+    published = TREE / "results" / "published"
+    suites = sorted(path.parent.name for path in published.glob("leaderboard*/cells.parquet"))
+    board = Leaderboard([load_published(published, suite) for suite in suites], "dp_adam")
+    made = board.files(TREE / "plots")
+    folder = TREE / "docs" / "leaderboard"
+    assert {name for name, content in made.items() if _bytes(content) != (folder / name).read_bytes()} == set()
+
+
+def _bytes(content):
+    return content.encode() if isinstance(content, str) else content
