@@ -71,16 +71,15 @@ def _pairs(workload: Any, entries: pd.DataFrame, baseline: str) -> Iterator[dict
 
 def as_table(frame: pd.DataFrame, baseline: str, by: str = "epsilon") -> Table:
     """`against`'s frame as people read it: a row for each method, those that are better most often first."""
-    order = frame.assign(gain=frame["verdict"], share=frame["mean"]).groupby("label", sort=False)[["gain", "share"]]
-    labels = list(order.mean().sort_values(["gain", "share"], ascending=False, kind="stable").index)
+    order = frame.groupby("label", sort=False)[["verdict", "mean"]].mean()
+    labels = list(order.sort_values(["verdict", "mean"], ascending=False, kind="stable").index)
     of = {(row["label"], row["workload"]): row for row in frame.to_dict("records")}
     names = {row["workload"]: f"{row['workload']}, {shown(row['score']).label}" for row in of.values()}
     columns = {"method": labels}
     for workload, name in names.items():
         columns[name] = [_text(of[label, workload]) if (label, workload) in of else "" for label in labels]
-    verdicts = frame.groupby("label")["verdict"]
     for name, sign in (("better", 1), ("worse", -1)):
-        counts = verdicts.agg(lambda own, sign=sign: int((own == sign).sum()))
+        counts = (frame["verdict"] == sign).groupby(frame["label"]).sum()
         columns[name] = [str(counts[label]) for label in labels]
     bold = {(labels.index(label), names[workload]) for (label, workload), row in of.items() if row["verdict"]}
     title = f"Against {baseline}, at equal {BUDGETS[by]}"

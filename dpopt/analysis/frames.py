@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -127,17 +128,18 @@ def _mixed(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _forked(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Call a run damaged that goes on from a grid otherwise than another one: two machines have disagreed on its best.
+    """Mark the second of two runs as damaged that continue one grid with different points.
 
-    Both have the same number and so the same draws, which cost more than one after the other.
+    Two machines have then disagreed on its best point. Both runs have the same number and so the same draws, which cost
+    more together than two runs with draws of their own.
     """
     known = set[tuple[Any, ...]]()
-    for row in rows:
+    for row in filter(itemgetter("is_widened"), rows):
         place = *(str(row[key]) for key in GROUP), row["seed"], row["selection"], row["search"]
-        if row["is_widened"] and place in known:
+        if place in known:
             row["state"] = "damaged"
             yield f"{row['run_id']}: another run goes on from the same grid otherwise; keep one of the two"
-        known |= {place} if row["is_widened"] else set()
+        known.add(place)
 
 
 def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:

@@ -206,7 +206,7 @@ class Leaderboard:
 
     def _cost(self) -> str:
         runs = self.cells.drop_duplicates("run_id")
-        hours = runs["seconds_cpu"].sum() / 3600 if "seconds_cpu" in runs else math.nan
+        hours = runs.get("seconds_cpu", pd.Series(dtype=float)).sum() / 3600
         return f"{len(runs):,} runs" + (f", {hours:.2g} CPU hours of training." if hours else ".")
 
     def _draw(self, plots: Path) -> Any:

@@ -111,9 +111,10 @@ def check(given: Mapping[str, Any], paper: Paper) -> None:
     names = [("methods", "method", list(given["methods"].values()))]
     for entry in given["workloads"]:
         names += [(f"workloads.is.{key}", key, _choices(item)) for key, item in zip(KEY, entry["is"], strict=True)]
-    stated = {f"{float(theirs):g}" for theirs in given.get("epsilon", {}).values()}
-    if missing := sorted(stated - {f"{epsilon:g}" for epsilon in paper.numbers["epsilon"]}):
-        raise unknown("published.epsilon", missing[0], {f"{epsilon:g}" for epsilon in paper.numbers["epsilon"]})
+    known = {f"{epsilon:g}" for epsilon in paper.numbers["epsilon"]}
+    for theirs in given.get("epsilon", {}).values():
+        if (stated := f"{float(theirs):g}") not in known:
+            raise unknown("published.epsilon", stated, known)
     for where, column, used in names:
         known = set(paper.numbers[column])
         for name in used:

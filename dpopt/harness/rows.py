@@ -233,11 +233,14 @@ class Row:
         Numbers go by `first` alone, and lie above those of all grids: a suite that grows changes none, and no two
         searches of a seed share one.
         """
-        written = {str(_tuned(entry)[key]): value for entry in grid for key, value in entry.tuned.items()}
+        written = {(key, str(_tuned(entry)[key])): value for entry in grid for key, value in entry.tuned.items()}
 
         def planned(index: int, point: refine.Point) -> Planned:
             run = Run(
-                0, {key: written.get(str(value), value) for key, value in point.items()}, place.epsilon, self._rule
+                0,
+                {key: written.get((key, str(value)), value) for key, value in point.items()},
+                place.epsilon,
+                self._rule,
             )
             return dataclasses.replace(self._planned(run, place, MOST_CELLS * (1 + index) + first), is_widened=True)
 
