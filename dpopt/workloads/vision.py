@@ -93,7 +93,9 @@ class ImageClassification(Workload):
 
     @property
     def marks(self) -> int:  # type: ignore[override]
-        """An evaluation of a whole model of timm's costs as much as some draws: there are few."""
+        """Few where an evaluation costs as much as some draws: whole models of timm's, thousands of features."""
+        if self.architecture in FROZEN:
+            return 10
         return 40 if self.uses_features or self.architecture in ARCHITECTURES else 10
 
     @property
