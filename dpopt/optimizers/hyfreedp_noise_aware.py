@@ -35,7 +35,7 @@ class NoiseAwareHyFreeDP(HyFreeDP):
 
         h    = reach eta,   reach = 2 sqrt(3) / phi,   phi = 1 - beta
         eta <- clamp(phi h max(D_1, 0) / (2 D_2), eta/2, growth eta)    where D_2 > sqrt(6) s   (curvature shows)
-               eta/2                                                    else, where D_1 < -sqrt(2) s  (uphill)
+               eta                                                      else, where D_1 < -sqrt(2) s  (uphill)
                growth eta                                               else
                eta/2                                                    where L_0 >= 0.9 R_l, or eta before the first
                                                                         round in which it was not: saturated losses
@@ -47,7 +47,8 @@ class NoiseAwareHyFreeDP(HyFreeDP):
     quotient D_1/(2 D_2) is a Cauchy variable divided by 2 sqrt(3), and the log of a Cauchy variable's size has mean 0.
     So phi h |D_1/(2 D_2)| has no drift on the log scale where h = 2 sqrt(3) eta / phi; with h = eta it shrinks by
     e^-1.24 a round. Probing so far ahead shows curvature that a step of eta would not, and moves nothing. While D_2 is
-    within its noise at h, a step of eta << h is safe, and eta may grow.
+    within its noise at h, a step of eta << h is safe, and eta may grow. Uphill without curvature, no eta is better than
+    another: the direction is at fault, as an average of clipped gradients may point uphill, and eta is kept.
 
     Args:
         growth: how much eta grows at most in a round.
@@ -58,7 +59,7 @@ class NoiseAwareHyFreeDP(HyFreeDP):
     is noise, eta grows in most rounds; what ends it is curvature, or losses that saturate.
     """
 
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     growth: Factor = 4.0
 
     def __post_init__(self) -> None:
@@ -90,7 +91,7 @@ class NoiseAwareHyFreeDP(HyFreeDP):
         first, second = plus - minus, plus - 2 * zero + minus
         newton = self.phi * self.reach * eta * first.clamp(min=0) / (2 * second)
         followed = torch.clamp(newton, eta / 2, self.growth * eta)
-        unseen = torch.where(first < -math.sqrt(2) * s, eta / 2, self.growth * eta)
+        unseen = torch.where(first < -math.sqrt(2) * s, eta, self.growth * eta)
         found = torch.where(second > math.sqrt(6) * s, followed, unseen)
 
         is_saturated = zero >= 0.9 * state.bound

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,14 +59,14 @@ class HyFreeDPSearchThenDecay(Configured):
         x        <- clamp(x, 1/16, 16)^(1/(1 + k)),   eta <- x eta,   theta_{t+1} = theta_0 + x Delta
         R_l      <- L_- + L_0 + L_+
         k        <- k + 1 where curvature shows, or showed before, and L_0 < 0.9 R_l
-        c, z     = 16, 3 while k = 0; then 1/2, 1
+        c, z     = 16, 4 while k = 0; then 1/2, 1
 
     After it theta_N = theta_0, while the base's moments stay, and theta_{t+1} = theta_t - f_t eta G_t without losses. A
     trial that takes all draws keeps its end.
     Where no curvature was seen in any round, eta is `lr` again.
 
     What follows from the noise being known. D_1 and D_2 have standard deviations sqrt(2) s and sqrt(6) s on noise
-    alone, and D_2 > 3 sqrt(6) s once in 740 rounds. A probe costs the same wherever it lies and moves nothing, while
+    alone, and D_2 > 4 sqrt(6) s once in 31,600 rounds. A probe costs the same wherever it lies and moves nothing, while
     D_1 grows with c and D_2 with c^2: so the first probes lie far ahead. While nothing is seen 16 displacements ahead,
     going there does no harm that could be measured, so eta may be 16 times larger. Curvature shows in time: where eta
     has become too large, L_- and L_+ lie on both sides of the valley, or saturate. On noise alone eta grows until then.
@@ -104,6 +104,7 @@ class HyFreeDPSearchThenDecay(Configured):
     accounting is the joint one, as in `HyFreeDP`.
     """
 
+    revision: ClassVar[int] = 2
     base: Direction = DPAdamW()
     lr: Positive = 1e-4
     clip: ClipRule = Automatic()
@@ -155,7 +156,7 @@ class HyFreeDPSearchThenDecay(Configured):
         (minus, zero, plus), s = losses.value, losses.std
         first, second = minus - plus, minus - 2 * zero + plus
         is_seen, is_saturated = state.rounds > 0, zero >= 0.9 * state.bound
-        is_curved = second > torch.where(is_seen, 1.0, 3.0) * math.sqrt(6) * s
+        is_curved = second > torch.where(is_seen, 1.0, 4.0) * math.sqrt(6) * s
 
         minimum = 1 + torch.where(is_seen, NEAR, FAR) * first / (2 * second)
         unseen = torch.where(first < -3 * math.sqrt(2) * s, 1 / FAR, FAR)

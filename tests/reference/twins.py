@@ -128,7 +128,7 @@ def hyfreedp_search_then_decay(ask, theta, steps, lr=1e-4, rounds=10, probe_ever
         direction = rule(t, ask.gradient([(1.0, theta if k or t >= n else begin)]), 0.0)
         theta = [ti - (1 - t / ask.draws_total) * eta * d for ti, d in zip(theta, direction, strict=True)]
         if t < n:
-            c, z = (0.5, 1) if k else (16, 3)
+            c, z = (0.5, 1) if k else (16, 4)
             before, beyond = (step_along(begin, theta, u) for u in (1 - c, 1 + c))
             l_minus, l_0, l_plus = ask.losses([before, theta, beyond], r_l)
             if l_0 >= 0.9 * r_l:
