@@ -16,9 +16,9 @@ NEEDS = "comparison"
 
 
 def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
-    """Dots with one standard deviation to each side; hollow ones were searched for, with the ε of the whole search.
+    """Dots with one standard deviation to each side; hollow ones were searched for.
 
-    Dashed: the best score without privacy.
+    The ε of a whole search is named where it is not the target. Dashed: the best score without privacy.
     """
     factor = frame["score"].map(lambda score: shown(score).factor)
     frame = frame.assign(mean=factor * frame["mean"], std=factor * frame["std"].fillna(0))
@@ -54,7 +54,8 @@ def _panel(axis: Axes, rows: pd.DataFrame, styles: Styles) -> None:
 
 
 def _tuning(row: dict) -> str:
-    """What there is to say of a number that was not reached by one run alone."""
+    """What there is to say of a number that was not reached within the target epsilon alone."""
     if row["tuning"] == "fixed":
         return " (set by hand)"
-    return f" (ε {upper(row['epsilon_with_tuning'])})" if row["runs"] > 1 else ""
+    spent = upper(row["epsilon_with_tuning"])
+    return f" (ε {spent})" if spent != upper(row["epsilon_target"]) else ""
