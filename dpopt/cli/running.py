@@ -13,7 +13,7 @@ from dpopt.errors import ConfigError, Missing
 if TYPE_CHECKING:
     from dpopt.harness.cost import CostRow, Timing
     from dpopt.harness.flops import Rate, Work
-    from dpopt.harness.rows import Planned
+    from dpopt.harness.planned import Planned
     from dpopt.harness.suite import Suite
     from dpopt.store import Store
 

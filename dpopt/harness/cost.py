@@ -20,8 +20,8 @@ from dpopt import registry, training
 from dpopt.harness.cell import Cell, Prepared, finished_at, peak_memory, prepare
 from dpopt.harness.engines.local import places
 from dpopt.harness.flops import Rate, Work, work_of
+from dpopt.harness.planned import Planned
 from dpopt.harness.remote import Remote
-from dpopt.harness.rows import Planned
 from dpopt.harness.suite import Suite
 from dpopt.markup import duration
 from dpopt.store.provenance import provenance

@@ -15,7 +15,8 @@ from typing import Any
 from dpopt import fields, registry
 from dpopt.errors import ConfigError, Missing, unknown
 from dpopt.harness import refine, tuning
-from dpopt.harness.rows import Planned, Row, all_done
+from dpopt.harness.planned import Planned, all_done
+from dpopt.harness.rows import Row
 from dpopt.harness.suite import Setting, Suite
 from dpopt.store.runs import Store, mended
 from dpopt.workloads.base import Workload

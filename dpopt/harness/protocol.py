@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
 from dpopt import registry
-from dpopt.harness.rows import Planned
+from dpopt.harness.planned import Planned
 
 SEEDS = 5
 """The fewest replicates from which a difference can be shown."""

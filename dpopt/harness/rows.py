@@ -6,10 +6,8 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from statistics import fmean
 from typing import Any, NamedTuple
 
 from dpopt import registry
@@ -17,6 +15,7 @@ from dpopt.clipping.rules import Abadi, Normalized
 from dpopt.errors import ConfigError
 from dpopt.harness import refine, tuning, widen
 from dpopt.harness.cell import Cell
+from dpopt.harness.planned import Planned, all_done, distinct, mean_score, point_of, score_of, tuned_of
 from dpopt.harness.suite import Setting, Suite
 from dpopt.harness.tuning import Outcome, Run
 from dpopt.privacy import accountants, sampling
@@ -24,58 +23,12 @@ from dpopt.privacy.calibration import calibrate, cost, require_bounded
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.sampling import derive
 from dpopt.privacy.selection import After, BestOf, Composed, Selection, selection_spec
-from dpopt.store.identity import clipping_bound
-from dpopt.store.runs import Store, released_score, score_or_worst
+from dpopt.store.runs import Store
 from dpopt.training import number_of_draws, sampling_rate
 from dpopt.workloads.base import Workload
 
 MOST_CELLS = 10**6
 """Cells of a row on a workload that can be planned."""
-
-
-@dataclass(frozen=True)
-class Planned:
-    """One cell of a suite and its place in it.
-
-    Attributes:
-        cell: what is run.
-        label: the row that it belongs to.
-        tuning: see `suite.Setting`.
-        tuned: the grid point, field -> value.
-        target: the suite's epsilon, which is not the cell's in the first runs of a search in several parts.
-        gradients_per_draw: points at which the optimizer computes gradients.
-        stage: see `tuning.Run`.
-        is_refined: whether it is none of the suite's grid but a proposal, see `refine`.
-        widen: how many runs beyond its grid the search may make.
-        is_widened: whether it is one of those, see `widen`.
-    """
-
-    cell: Cell
-    label: str
-    tuning: str
-    tuned: dict[str, Any]
-    target: float
-    gradients_per_draw: float
-    stage: str = ""
-    is_refined: bool = False
-    widen: int = 0
-    is_widened: bool = False
-
-    @property
-    def search(self) -> tuple[str, float, int, int, float, str]:
-        """What the runs of one search in a row have in common: workload, target, seed, B, epochs and C."""
-        cell, bound = self.cell, clipping_bound(self.cell.content())
-        return str(cell.workload), self.target, cell.seed, cell.batch_size, cell.epochs, str(bound)
-
-    def content(self) -> dict[str, Any]:
-        """As plain JSON data, for the manifest."""
-        rest = {"label": self.label, "tuning": self.tuning, "tuned": self.tuned}
-        stage = {"stage": self.stage, "target": self.target} if self.stage else {}
-        cost = {"gradients_per_draw": self.gradients_per_draw}
-        further = {"refined": self.is_refined, "widen": self.widen, "widened": self.is_widened}
-        further = {key: value for key, value in further.items() if value}
-        own = {"run_id": self.cell.run_id, **rest, **stage, **further, **cost}
-        return own | {"cell": self.cell.content()}
 
 
 class Place(NamedTuple):
@@ -233,7 +186,7 @@ class Row:
         Numbers go by `first` alone, and lie above those of all grids: a suite that grows changes none, and no two
         searches of a seed share one.
         """
-        written = {(key, str(_tuned(entry)[key])): value for entry in grid for key, value in entry.tuned.items()}
+        written = {(key, str(tuned_of(entry)[key])): value for entry in grid for key, value in entry.tuned.items()}
 
         def planned(index: int, point: refine.Point) -> Planned:
             run = Run(
@@ -246,7 +199,7 @@ class Row:
 
         def score(index: int, point: refine.Point) -> float | None:
             entry = planned(index, point)
-            return _score(entry, results) if all_done([entry], results) else None
+            return score_of(entry, results) if all_done([entry], results) else None
 
         def accepts(point: refine.Point) -> bool:
             try:
@@ -255,7 +208,7 @@ class Row:
             except ConfigError:
                 return False
 
-        known = [(_tuned(entry), _score(entry, results)) for entry in grid]
+        known = [(tuned_of(entry), score_of(entry, results)) for entry in grid]
         points = widen.further(known, self._setting.widen, accepts, score)
         yield from (planned(index, point) for index, point in enumerate(points))
 
@@ -306,7 +259,7 @@ def _check_refinement(
         reason = "its points are drawn at random, and a grid is refined"
     elif not workload.validation:
         reason = "a search needs `validation` records to select on"
-    elif not refine.ends([_point(entry) for entry in _distinct(grid)]):
+    elif not refine.ends([point_of(entry) for entry in distinct(grid)]):
         reason = "nothing to refine: one clipping bound (or a rule without one), one batch size, no numbers in a grid"
     else:
         return
@@ -324,51 +277,19 @@ def _refined(
 
     So every seed has the same points, as a table needs that compares settings over seeds.
     """
-    cells, points = _distinct(grid), dict[str, list[Planned]]()
+    cells, points = distinct(grid), dict[str, list[Planned]]()
     for entry in cells:
-        points.setdefault(json.dumps(_point(entry), sort_keys=True), []).append(entry)
-    known = [(_point(entries[0]), _validation(entries, results)) for entries in points.values()]
+        points.setdefault(json.dumps(point_of(entry), sort_keys=True), []).append(entry)
+    known = [(point_of(entries[0]), mean_score(entries, results)) for entries in points.values()]
     first, digest = cells[0], derive(*(entry.cell.run_id for entry in cells))
     name = f"{first.label}, epsilon {first.target:g}, {first.cell.epochs:g} epochs, {digest:032x}"
 
     def score(index: int, point: refine.Point) -> float | None:
         entries = further(index, point)
-        return _validation(entries, results) if all_done(entries, results) else None
+        return mean_score(entries, results) if all_done(entries, results) else None
 
     for index, point in enumerate(refine.proposals(journal, name, known, number, score)):
         yield from further(index, point)
-
-
-def _distinct(grid: list[Planned]) -> list[Planned]:
-    """Each cell once: a rule that has no bound makes the same one of every C."""
-    return list({entry.cell.run_id: entry for entry in reversed(grid)}.values())[::-1]
-
-
-def _point(entry: Planned) -> dict[str, Any]:
-    """Where a cell lies in its row's search, numbers as the optimizer has them; C is None without a bound."""
-    bound = clipping_bound(entry.cell.content())
-    return {"C": None if math.isnan(bound) else bound, "B": entry.cell.batch_size, **_tuned(entry)}
-
-
-def _tuned(entry: Planned) -> dict[str, Any]:
-    """The grid point of a cell, numbers as the optimizer has them."""
-    return {key: entry.cell.optimizer.get(key, value) for key, value in entry.tuned.items()}
-
-
-def _validation(entries: list[Planned], results: Store) -> float:
-    """The mean score of finished cells."""
-    return fmean(_score(entry, results) for entry in entries)
-
-
-def _score(entry: Planned, results: Store) -> float:
-    """The score of a finished cell that its search goes by, as whoever selects one of its runs does."""
-    record = results.record(entry.cell.run_id)
-    return score_or_worst(released_score(record), record["status"])
-
-
-def all_done(found: list[Planned], results: Store) -> bool:
-    """Whether all of some cells have a result."""
-    return all(results.state(entry.cell.run_id) in ("done", "diverged") for entry in found)
 
 
 def _last_run(found: list[Planned], results: Store) -> Run:

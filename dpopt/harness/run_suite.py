@@ -10,7 +10,7 @@ from dpopt.errors import ConfigError
 from dpopt.harness import cost, engines, stopping
 from dpopt.harness import plan as planning
 from dpopt.harness.execute import Policy, SuiteOutcome, execute
-from dpopt.harness.rows import Planned
+from dpopt.harness.planned import Planned
 from dpopt.harness.suite import Suite
 from dpopt.store import Store, open_results
 from dpopt.training import resolve_device
