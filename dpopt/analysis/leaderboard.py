@@ -216,7 +216,7 @@ class Leaderboard:
         return plot.figure(self.blocks, styles_of(self.blocks["label"]))
 
     def files(self, plots: Path) -> dict[str, str | bytes]:
-        """A page as Markdown and HTML, the figure, and the numbers as CSV, by the names of their files."""
+        """A page as Markdown and HTML, the figure, and the numbers as CSV (p too), by the names of their files."""
         from markupsafe import Markup
 
         from dpopt.analysis.report import svg
@@ -227,12 +227,14 @@ class Leaderboard:
         if drawn is not None:
             parts.insert(1, f"![{CAPTION}](leaderboard.svg)")
         said = f"Suites: {', '.join(results.suite for results in self.known)}. {self._cost()}"
-        pictures, image = list[Drawing](), dict[str, str | bytes]()
+        pictures, further = list[Drawing](), dict[str, str | bytes]()
         if drawn is not None:
             markup = Markup(svg.render(drawn, "figure-1", CAPTION))
             pictures.append(Drawing("average_ranks", CAPTION, "", markup, ""))
-            image["leaderboard.svg"] = figures.render(self._draw(plots), ["svg"])["svg"]
-        return image | {
+            further["leaderboard.svg"] = figures.render(self._draw(plots), ["svg"])["svg"]
+        if self.baseline:
+            further["leaderboard_against.csv"] = made[1].csv
+        return further | {
             "leaderboard.md": "\n\n".join(["# Leaderboard", said, *parts]) + "\n",
             "leaderboard.html": sheet("Leaderboard", made, pictures, said),
             "leaderboard.csv": made[0].csv,
