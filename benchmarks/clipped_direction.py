@@ -18,6 +18,7 @@ import torch
 
 import dpopt
 from dpopt import training
+from dpopt.analysis import figures
 from dpopt.analysis.drawing import GREY, styles_of
 from dpopt.harness.cell import prepare
 
@@ -34,9 +35,8 @@ TASKS = {
 }
 
 
-def directions(ready, theta):
-    """The mean loss's gradient, and the mean of clipped gradients, over the training records; each of shape [d]."""
-    train = ready.workload.splits(ready.cell.seed).train
+def directions(ready, train, theta):
+    """The mean loss's gradient, and the mean of clipped gradients, over the records `train`; each of shape [d]."""
     gradient, clipped = torch.zeros_like(theta), torch.zeros_like(theta)
     for x, y in zip(train.x.split(RECORDS), train.y.split(RECORDS), strict=True):
         found = ready.engine.per_example([(1.0, theta)], ready.workload.transform(x), y)
@@ -50,10 +50,11 @@ def measured(task, content, epsilon):
     suite = {"name": "clipped_direction", "optimizers": ["hyfreedp_noise_aware"], "epsilon": [epsilon], "seeds": [0]}
     (cell,) = dpopt.load_suite(suite | {"batch_size": 1000, "epochs": 10} | content).cells()
     ready = prepare(cell)
+    train = ready.workload.splits(cell.seed).train
     for state, is_mark in training.steps(ready.stepper, ready.oracle, ready.state, POINTS):
         if not is_mark:
             continue
-        gradient, clipped = directions(ready, state.theta)
+        gradient, clipped = directions(ready, train, state.theta)
         yield {
             "task": task,
             "epsilon": epsilon,
@@ -86,8 +87,7 @@ def main(folder):
     frame = pd.DataFrame(rows)
     folder.mkdir(parents=True, exist_ok=True)
     frame.to_csv(folder / "clipped_direction.csv", index=False, float_format="%.6g")
-    plt.rcParams["svg.hashsalt"] = "dpopt"
-    draw(frame).savefig(folder / "clipped_direction.svg", metadata={"Date": None})
+    figures.save(draw(frame), folder, "clipped_direction", ["svg"])
 
 
 if __name__ == "__main__":

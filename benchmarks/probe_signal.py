@@ -18,6 +18,7 @@ import torch
 
 import dpopt
 from dpopt import training
+from dpopt.analysis import figures
 from dpopt.analysis.drawing import GREY, styles_of
 from dpopt.harness.cell import prepare
 from dpopt.optimizers.base import descend
@@ -109,8 +110,7 @@ def main(folder):
     frame = pd.DataFrame(rows)
     folder.mkdir(parents=True, exist_ok=True)
     frame.to_csv(folder / "probe_signal.csv", index=False, float_format="%.6g")
-    plt.rcParams["svg.hashsalt"] = "dpopt"
-    draw(frame).savefig(folder / "probe_signal.svg", metadata={"Date": None})
+    figures.save(draw(frame), folder, "probe_signal", ["svg"])
 
 
 if __name__ == "__main__":

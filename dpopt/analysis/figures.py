@@ -97,11 +97,11 @@ def render(figure: Any, kinds: Sequence[str] = ("svg", "png")) -> dict[str, byte
     return contents
 
 
-def save(figure: Any, folder: Path, name: str) -> list[Path]:
-    """Write a figure as SVG and PNG."""
+def save(figure: Any, folder: Path, name: str, kinds: Sequence[str] = ("svg", "png")) -> list[Path]:
+    """Write a figure into `folder`, a file for each kind."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for kind, content in render(figure).items():
+    for kind, content in render(figure, kinds).items():
         paths.append(folder / f"{name}.{kind}")
         paths[-1].write_bytes(content)
     return paths
