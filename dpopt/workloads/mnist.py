@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -40,8 +41,13 @@ class MnistMLP(Workload):
         return data.images(self.data, "train"), data.images(self.data, "test")
 
     def transform(self, x: Tensor) -> Tensor:
-        (mean,), (std,) = data.entry(self.data).mean, data.entry(self.data).std
+        mean, std = self._moments
         return x.float().div_(255).sub_(mean).div_(std)
+
+    @cached_property  # every draw asks for it
+    def _moments(self) -> tuple[float, float]:
+        (mean,), (std,) = data.entry(self.data).mean, data.entry(self.data).std
+        return mean, std
 
     def model(self) -> nn.Module:
         return mlp(784, 256, 256, 256, 10, bias=False)

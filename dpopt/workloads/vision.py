@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -140,7 +140,7 @@ class ImageClassification(Workload):
     def report(self, predict: Predict, split: Split) -> dict[str, Any]:
         return classification_report(predict(split.x), split.y, self.classes)
 
-    @property
+    @cached_property  # every draw asks for it
     def preparation(self) -> Preparation:
         """What becomes of stored pixels before the whole model sees them."""
         entry = data.entry(self.data)

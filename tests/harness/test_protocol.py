@@ -56,7 +56,7 @@ def departures(**changed):
     return protocol.departures(plan(load_suite(KEPT, **changed)))
 
 
-@pytest.mark.parametrize("name", ["leaderboard", "leaderboard_heads", "leaderboard_texts"])
+@pytest.mark.parametrize("name", ["leaderboard", "leaderboard_heads", "leaderboard_texts", "leaderboard_scatter"])
 def test_the_leaderboard_keeps_the_protocol(name, monkeypatch):
     monkeypatch.delenv("DPOPT_DATA", raising=False)
     given = {} if name == "leaderboard" else {"workloads": ["digits_mlp"]}  # rows are what it is about

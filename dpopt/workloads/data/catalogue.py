@@ -186,10 +186,11 @@ def entry(name: str) -> Entry:
         ConfigError: unknown name (suggests the nearest), or the entry has another version by now.
     """
     plain, _, version = str(name).partition("@")
-    if plain not in entries():
-        raise unknown("data", name, entries())
-    found = entries()[plain]
-    if version not in ("", found.version):
+    known = entries()
+    if plain not in known:
+        raise unknown("data", name, known)
+    found = known[plain]
+    if version and version != found.version:
         raise ConfigError("data", name, f"{found.origin or 'its entry'} is another by now: {plain}@{found.version}")
     return found
 
