@@ -63,6 +63,7 @@ def run(scratch, *arguments):
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_one_python_file_and_one_yaml_file(scratch):
     assert "dp_sign" in run(scratch, "-m", "dpopt", "list")
     suite = ["suite=quickstart", "optimizers=[dp_sign,adadp]", "seeds=0", "epsilon=3", "epochs=2", "accountant=rdp"]

@@ -231,6 +231,14 @@ def test_a_folder_that_another_process_uses_or_that_cannot_be_written_is_refused
     assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == ["checkpoint.pt"]
 
 
+@pytest.fixture(autouse=True)
+def terminal():
+    """Ctrl-C as in a terminal: what a shell starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupting(at, times=1):
     """A transform that is Ctrl-C in the midst of draw `at`; afterwards it does nothing more."""
     calls = itertools.count()

@@ -71,6 +71,7 @@ def plug_in(folder, monkeypatch):
     registry.entries.cache_clear()
 
 
+@pytest.mark.slow
 def test_elsewhere_it_is_a_package_that_is_found_once_it_is_installed(plug_in, folder, capsys):
     assert main(["list", "what=optimizers"]) == 0
     assert "dp_smooth" in capsys.readouterr().out

@@ -22,6 +22,7 @@ def test_nothing_of_it_is_the_source_tree(installed, empty):
     assert installed.run("--version", where=empty).startswith("dpopt ")
 
 
+@pytest.mark.slow
 def test_a_shipped_suite_is_listed_trained_and_shown(installed, empty):
     listed = installed.run("list", where=empty)
     assert "quickstart" in listed

@@ -124,10 +124,17 @@ LANGUAGE = {
 }
 
 
+def models(*names):
+    """The names as parameters; those that take ten seconds and more are slow."""
+    return [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("resnet18", "convnext_atto") else name for name in names
+    ]
+
+
 FALL_BACK = {"swin"}  # a bare table of position biases, in a module with other arguments than tensors
 
 
-@pytest.mark.parametrize("name", [*VISION, *LANGUAGE])
+@pytest.mark.parametrize("name", models(*VISION, *LANGUAGE))
 def test_every_model_equals_a_loop(name):
     """In float64 to 1e-10, then in float32; a masked row, one point and two."""
     torch.manual_seed(0)
@@ -146,7 +153,7 @@ RANDOM = {
 }
 
 
-@pytest.mark.parametrize("name", RANDOM)
+@pytest.mark.parametrize("name", models(*RANDOM))
 def test_random_models_train(name):
     """Dropout and stochastic depth: a function of the seed, bounded, and no surprise after the check of the model."""
     torch.manual_seed(0)

@@ -96,7 +96,9 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "cifar10_wrn_16_4" else name for name in CASES]
+)
 def test_registered_workload(folder, name, rule):
     check(registry.create_workload(name, validation=8, **CASES[name]), rule)
 

@@ -45,7 +45,7 @@ def test_tighter_privacy_means_larger_bounds_and_smaller_batches():
     [
         ({"capacity": "weak"}, {"capacity": "strong"}),
         ({"difficulty": "hard"}, {"difficulty": "easy"}),
-        ({"epochs": 4}, {"epochs": 40}),
+        pytest.param({"epochs": 4}, {"epochs": 40}, marks=pytest.mark.slow),
     ],
 )
 def test_harder_problems_mean_larger_bounds(harder, easier):
