@@ -53,6 +53,7 @@ SPELLED = {
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
     "e2e": "E2E",
+    "fashion_mnist": "Fashion-MNIST",
     "film": "FiLM",
     "food101": "Food-101",
     "gmm": "Gaussian mixture",
@@ -64,6 +65,7 @@ SPELLED = {
     "mlp": "MLP",
     "mnist": "MNIST",
     "nlg": "NLG",
+    "scatter": "scattering",
     "sst2": "SST-2",
     "sun397": "SUN397",
     "svhn": "SVHN",
@@ -88,10 +90,8 @@ def _readable(spec: dict[str, Any]) -> str:
     if "data" not in spec:
         return _spelled(spec["name"])
     model = next((spec[key] for key in MODEL if key in spec), spec["name"])
-    return (
-        f"{_spelled(re.split(r'_patch|[.]', model)[0])} {_spelled(spec.get('subset', ''))}".strip()
-        + f", {_spelled(spec['data'])}"
-    )
+    subset = "" if spec.get("pretrained") is False else spec.get("subset", "")  # from scratch all of it is trained
+    return f"{_spelled(re.split(r'_patch|[.]', model)[0])} {_spelled(subset)}".strip() + f", {_spelled(spec['data'])}"
 
 
 def _further(spec: dict[str, Any], others: list[dict[str, Any]]) -> list[str]:
