@@ -97,7 +97,7 @@ class _ChannelsLastMaxPool2d(nn.MaxPool2d):
 
     def forward(self, input: Tensor) -> Tensor:
         # what `to(memory_format=torch.channels_last)` does, which `vmap` does not follow
-        return super().forward(input.movedim(-3, -1).contiguous().movedim(-1, -3))
+        return super().forward(input.movedim(-3, -1).contiguous().movedim(-1, -3))  # type: ignore[return-value]
 
 
 def scatter_features(channels: int = 3, size: int = 32) -> nn.Sequential:
