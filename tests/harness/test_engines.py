@@ -56,7 +56,7 @@ def test_a_worker_that_dies_costs_its_one_cell(write_suite, store):
     engine = LocalEngine(store, Setup("cpu", workers=2))
     for cell in (long, *cells):
         engine.submit(cell)
-    events, limit = engine.poll(0), time.monotonic() + 120
+    events, limit = engine.poll(0), time.monotonic() + 600
     assert engine.places[0].run_id == long.run_id
     victim = engine.places[0].worker.members[0]
     while len([e for e in events if e.kind != "progress"]) < len(cells) + 1 and time.monotonic() < limit:
@@ -99,10 +99,10 @@ def test_a_cancelled_cell_leaves_a_checkpoint_and_its_worker_is_replaced(write_s
         e.cell for e in plan(write_suite(overrides=["epochs=300", "optimizers=[adadp]", "seeds=0"], name="long"))
     ]
     short = next(entry.cell for entry in plan(write_suite()))
-    engine = LocalEngine(store, Setup("cpu", workers=1))
+    engine = LocalEngine(store, Setup("cpu", workers=1, grace=600.0))  # a machine may stand still for minutes
     engine.submit(long)
     engine.submit(short)
-    events, limit = [], time.monotonic() + 120
+    events, limit = [], time.monotonic() + 600
     while time.monotonic() < limit and not any(event.run_id == short.run_id for event in events):
         events += engine.poll(0.2)
         if any(event.fraction > 0 for event in events):
