@@ -18,8 +18,8 @@ from dpopt.store.runs import Store
 RULES = {
     "epsilon": (
         "Methods have the same total ε, which pays for the whole search on the training records (on validation records "
-        "where its scores are noised, else not; nor for how a value was found that is set by hand). Each makes the "
-        "largest search that fits."
+        "only where its scores are noised; it does not pay for how a value that is set by hand was found). Each makes "
+        "the largest search that fits."
     ),
     "draws": "Methods have the same number of draws",
     "gradients": "Methods have the same number of gradient evaluations (B times the points per draw)",

@@ -30,7 +30,7 @@ NOTE = (
     "ε single: spent by that one run; ε with tuning: by its whole search (not charged where a value was set by hand); "
     "ε composed, where that differs: by all runs one after the other, more than a random number of them spends. All "
     "for the training records, recomputed from the ledgers that the runs left; the validation records that a search "
-    "looks at are covered where its scores are noised, by the same ε, and else not."
+    "looks at are covered where its scores are noised, by the same ε; otherwise they are not covered."
 )
 EDGES_NOTE = (
     "End of grid: the selected value is the largest (↑) or smallest (↓) that was tried, in so many of the seeds; a "

@@ -21,7 +21,8 @@ Ends = dict[str, tuple[Any, Any]]
 
 ROUND = 5
 """Points proposed at once. On made-up surfaces of accuracy over (C, B, eta), with the noise of a validation set, 20
-points after a grid of 18 do as well in rounds of 5 as one by one and worse in one round; after 96 it is all one."""
+points after a grid of 18 do as well in rounds of 5 as one by one, and worse in one round; after a grid of 96 all do
+alike."""
 
 
 def ends(points: Sequence[Point]) -> Ends:
