@@ -15,7 +15,7 @@ from dpopt.harness.execute import execute
 from dpopt.harness.plan import plan
 from dpopt.store import Store
 
-TWO = Setup("cpu", workers=2)
+TWO = Setup("cpu", workers=2, grace=600.0)
 
 
 def until(engine, is_enough, seconds=1800):
