@@ -15,10 +15,11 @@ from dpopt.analysis.writing import Table
 from dpopt.errors import ConfigError, unknown
 
 NOTE = (
-    "Scores less those of {baseline}, paired by seed and averaged over the budgets of a workload, with Student's "
-    "interval. Intervals and p are corrected for the number of workloads of a row (Bonferroni), so that a row as a "
-    "whole is right at 95 %. Bold: told apart. Better, worse: on how many workloads. Replicates that failed count as "
-    "the worst score of their block; a workload where a budget lets either method reach nothing is left out."
+    "Scores minus those of {baseline}, paired by seed and averaged over the budgets of a workload, with Student's "
+    "interval over seeds, on these test splits. Intervals and p are corrected for the number of workloads of a row "
+    "(Bonferroni), so that a row as a whole is right at 95 %. Bold: told apart. Better, worse: on how many workloads. "
+    "Replicates that failed count as the worst score of their block; a workload where a budget lets either method "
+    "reach nothing is left out."
 )
 
 

@@ -169,7 +169,7 @@ def summary(comparison: Comparison) -> pd.DataFrame:
     """
     rows = []
     for keys, group in comparison.pairs.groupby(ROW, sort=False, dropna=False):
-        by_seed = group.groupby("seed")[["test_score_old", "test_score_new"]].mean()
+        by_seed = group.groupby("seed")[["test_score_old", "test_score_new"]].agg(lambda of: of.mean(skipna=False))
         differences = (by_seed["test_score_new"] - by_seed["test_score_old"]).to_numpy(float)
         rows.append(
             {
@@ -177,8 +177,8 @@ def summary(comparison: Comparison) -> pd.DataFrame:
                 "score": group["score_old"].iloc[0],
                 "cells": len(group),
                 "changed": int(group["is_changed"].sum()),
-                "old": by_seed["test_score_old"].mean(),
-                "new": by_seed["test_score_new"].mean(),
+                "old": by_seed["test_score_old"].mean(skipna=False),
+                "new": by_seed["test_score_new"].mean(skipna=False),
                 **_interval(differences),
             }
         )

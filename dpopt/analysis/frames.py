@@ -215,8 +215,10 @@ def select(cells: pd.DataFrame) -> pd.DataFrame:
     Returns:
         One row for each group and seed, with `selected_by` (its score, -inf where that is the worst), `runs` (trained
         runs of that seed), `run_ids` (what the search is charged for: those runs, and one again for each that a grid
-        which widens might still have made), and `edges`: which of the selected numbers are the largest ("lr ↑") or
-        smallest that the label's search tries.
+        which widens might still have made; the runs of all seeds where points follow from means over them, see
+        `refine`), `selection` ("" where runs of several rules are compared: a rule prices one search, and of several
+        all runs are charged), and `edges`: which of the selected numbers are the largest ("lr ↑") or smallest that the
+        label's search tries.
     """
     cells = cells.assign(widen=cells.get("widen", 0), is_widened=cells.get("is_widened", False))  # new columns
     ends = _ends(cells[~cells["is_widened"]])
@@ -224,16 +226,22 @@ def select(cells: pd.DataFrame) -> pd.DataFrame:
     for row in cells.to_dict("records"):
         place = tuple("" if pd.isna(row[key]) else row[key] for key in (*GROUP, "seed"))  # two NaN are not equal
         groups.setdefault(place, []).append(row)
+    refined: dict[tuple[Any, ...], tuple[str, ...]] = {}
+    for place, rows in groups.items():
+        if any(row["is_refined"] for row in rows):
+            refined[place[:-1]] = refined.get(place[:-1], ()) + _charged(rows)
     chosen = []
-    for rows in groups.values():
+    for place, rows in groups.items():
         last = "final" if any(row["stage"] for row in rows) else ""
         released = [row for row in rows if row["stage"] == last]
         if not released or not all(row["state"] in ("done", "diverged") for row in rows):
             continue
         best = max(released, key=_selected_by)
-        runs, run_ids = sum(row["is_trained"] for row in rows), _charged(rows)
+        runs, run_ids = sum(row["is_trained"] for row in rows), refined.get(place[:-1]) or _charged(rows)
         edges = "" if last else _edges(best, ends[best["workload"], best["label"]], rows)
-        own = {"selected_by": _selected_by(best), "runs": runs, "run_ids": run_ids, "edges": edges}
+        selection = best["selection"] if len({row["selection"] for row in rows}) == 1 else ""
+        own = {"selected_by": _selected_by(best), "runs": runs, "run_ids": run_ids, "selection": selection}
+        own["edges"] = edges
         chosen.append({**best, **own})
     return pd.DataFrame(chosen)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from dpopt.analysis import against, figures, frames, ranking, statistics, tables
-from dpopt.analysis.budgets import reached
+from dpopt.analysis.budgets import BLOCK, reached
 from dpopt.analysis.drawing import styles_of
 from dpopt.analysis.naming import readable_names, workload_names
 from dpopt.analysis.results import Results, best_setting
@@ -25,17 +25,18 @@ from dpopt.store.runs import Store
 SELF, CHARGED, FREE = "self-tuned", "searched, charged", "not charged"
 """The tracks; methods of the last are for reference and have no rank."""
 NOTE = (
-    "Rank: the average over workloads of a method's ranks at equal total ε, all runs of its search included, with a "
-    "95 % bootstrap interval over workloads and seeds. First: the share of these samples in which its average rank is "
-    "the best. Per draw, per gradient: the average rank with as many draws or gradient evaluations as the cheapest "
-    "method of a block takes, the runs of a search together. CPU hours: of all its runs here. Ranked are methods that "
-    "are in all blocks (a workload and a target ε). In italics, for reference: searches that spend more than the "
-    "target, and values set by hand, which are not charged."
+    "Rank: the average over workloads of a method's ranks at equal total ε, all runs of its search included, with a 95 "
+    "% bootstrap interval over workloads and seeds, which is too narrow with few workloads. First: the share of these "
+    "samples in which its average rank is the best. Per draw, per gradient: the average rank with as many draws or "
+    "gradient evaluations as the cheapest method of a block takes, the runs of a search together; a run that is "
+    "stopped there has the noise of the whole run, and has spent less than ε. CPU hours: of all its runs here. Ranked "
+    "are methods that are in all blocks (a workload and a target ε). In italics, for reference: searches that spend "
+    "more than the target, and values set by hand, which are not charged."
 )
 CAPTION = "Average ranks and their critical difference."
 SCORES_NOTE = (
     "Test scores: mean ± standard deviation over seeds. Bold: methods that may be the best of the task, at 95 % "
-    "confidence (paired t tests over seeds, corrected for their number); italics: for reference."
+    "confidence, on this test split (paired t tests over seeds, corrected for their number); italics: for reference."
 )
 
 
@@ -243,17 +244,12 @@ class Leaderboard:
 
 
 def _scores_by_workload(entries: pd.DataFrame, rows: pd.DataFrame, labels: list[str]) -> list[list[np.ndarray]]:
-    """For each workload the scores [seeds, methods] of each of its blocks, as they are ranked."""
-    found = []
-    for _, own in entries[entries["label"].isin(labels)].groupby("workload"):
-        blocks = []
-        for _, block in own.groupby(["epsilon", "budget"]):
-            tests = block.pivot(index="seed", columns="label", values="test")[labels]
-            common = set.intersection(*block.groupby("label")["seed"].agg(set))
-            tests = tests.loc[sorted(common)]
-            blocks.append(tests.fillna(tests.min(axis=None)).to_numpy())
-        found.append(blocks)
-    return found
+    """For each workload the scores [seeds, methods] of each block of `rows`, as they are ranked."""
+    found: dict[str, list[np.ndarray]] = {}
+    kept = entries.merge(rows[BLOCK].drop_duplicates(), on=BLOCK)
+    for (workload, *_), block in kept.groupby(BLOCK):
+        found.setdefault(workload, []).append(ranking.imputed(block)[labels].to_numpy())
+    return list(found.values())
 
 
 def _number(value: float) -> str:

@@ -28,11 +28,12 @@ RULES = {
 ADVANCE = (
     ", unless told otherwise as many as the cheapest of the block takes in all. The runs of a search are all charged "
     "and advance together; the score is that of the last curve entry within the budget, of the run that whole runs "
-    "selected."
+    "selected. A run that is stopped there has the noise of the whole run, and has spent less than ε."
 )
 NOTE = (
     "Test scores: mean ± standard deviation over seeds. Δ: mean of the paired differences to the first of the block, "
-    "with Student's 95 % interval, which does not allow for the first having been found by the same seeds. p: that no "
+    "on this test split, with Student's 95 % interval over seeds, which does not allow for the first having been found "
+    "by the same seeds. p: that no "
     "other method of the block is better, by one-sided paired t tests, corrected for their number; bold: methods that "
     "may be the best, at 95 % confidence. †: so many replicates have diverged or failed and count as the worst score "
     "of the block. -: nothing fits the budget; ranked as the worst score."
@@ -66,17 +67,33 @@ def of_entries(entries: pd.DataFrame, by: str) -> pd.DataFrame:
     return frame
 
 
+def imputed(block: pd.DataFrame) -> pd.DataFrame:
+    """The scores of a block's methods, for the seeds that all of them have: [seeds, labels], see `ranking`."""
+    block = _common(block)
+    tests = block.pivot(index="seed", columns="label", values="test")
+    tests[_lacking(block)] = math.nan
+    return tests.fillna(tests.min(axis=None))
+
+
+def _common(block: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the seeds that all methods of a block have finished."""
+    return block[block["seed"].isin(set.intersection(*block.groupby("label")["seed"].agg(set)))]
+
+
+def _lacking(block: pd.DataFrame) -> list[str]:
+    """The methods that a block's budget lets reach nothing, in some seed."""
+    return list(block["label"][block["spent"].isna() & ~block["failed"]].unique())
+
+
 def _block(entries: pd.DataFrame) -> list[dict[str, Any]]:
-    entries = entries[entries["seed"].isin(set.intersection(*entries.groupby("label")["seed"].agg(set)))]
-    lacking = set(entries["label"][entries["spent"].isna() & ~entries["failed"]])
-    tests = entries.pivot(index="seed", columns="label", values="test")
-    tests[list(lacking)] = math.nan
-    if tests.shape[1] < 2 or tests.isna().all(axis=None):
+    entries = _common(entries)
+    scores = imputed(entries)
+    if scores.shape[1] < 2 or scores.isna().all(axis=None):
         return []
-    imputed = tests.fillna(tests.min(axis=None))
-    ranks = imputed.mean().rank(ascending=False).sort_values(kind="stable")
-    best, score = imputed[ranks.index[0]], entries["score"].dropna().iloc[0]
-    there = imputed.drop(columns=list(lacking))
+    means = scores.mean().round(statistics.DIGITS)  # equal sums in another order are equal
+    ranks = means.rank(ascending=False).sort_values(kind="stable")
+    best, score = scores[ranks.index[0]], entries["score"].dropna().iloc[0]
+    there = scores.drop(columns=_lacking(entries))
     found = statistics.standing(there.to_numpy())
     standing = zip(there, found.p, found.may_be_best, strict=True)
     numbers = {label: _numbers(there[label], best) | {"p": p, "is_best": is_best} for label, p, is_best in standing}
@@ -126,7 +143,8 @@ def average_ranks(frame: pd.DataFrame) -> pd.DataFrame:
 def everywhere(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows of `ranking`'s frame for methods that are in every block, ranked among themselves."""
     rows = frame[frame.groupby("label")["rank"].transform("size") == frame.groupby(BLOCK).ngroups]
-    return rows.assign(rank=rows.groupby(BLOCK)["rank"].rank())
+    rows = rows.assign(rank=rows.groupby(BLOCK)["rank"].rank())
+    return rows.assign(is_first=rows["rank"] == rows.groupby(BLOCK)["rank"].transform("min"))
 
 
 def _by_workload(rows: pd.DataFrame) -> pd.DataFrame:

@@ -217,18 +217,21 @@ class Results:
 def best_setting(selected: pd.DataFrame) -> pd.DataFrame:
     """The rows of `frames.select` whose group validates best among those that differ in `SWEPT` alone.
 
-    Looks at the mean over seeds. The runs of all those groups are then one search, and charged as such: `runs` and
-    `run_ids` are theirs together. Where nothing validates, all rows are kept as they are.
+    Looks at the mean over seeds, so that all seeds have one setting. Where there are several, the runs of all those
+    groups and seeds are one search, and charged as such in `run_ids`; `runs` are those of the groups and one seed.
+    Where nothing validates, all rows are kept as they are.
     """
     if selected.empty or selected["validation_score"].isna().all():
         return selected
     rest = [key for key in GROUP if key not in SWEPT]
     means = selected.groupby(GROUP, sort=False, dropna=False)["selected_by"].mean().reset_index()
     best = means.loc[means.groupby(rest, sort=False)["selected_by"].idxmax(), GROUP]
-    searches = selected.groupby([*rest, "seed"], sort=False).agg(
-        groups=("runs", "size"), runs=("runs", "sum"), run_ids=("run_ids", "sum")
-    )
-    chosen = selected.drop(columns=["runs", "run_ids"]).merge(best, on=GROUP).merge(searches, on=[*rest, "seed"])
+    searches = selected.groupby([*rest, "seed"], sort=False).agg(groups=("runs", "size"), all_runs=("runs", "sum"))
+    together = selected.groupby(rest, sort=False).agg(all_ids=("run_ids", "sum"))
+    chosen = selected.merge(best, on=GROUP).merge(searches, on=[*rest, "seed"]).merge(together, on=rest)
+    is_one = chosen["groups"] == 1
+    chosen["runs"] = chosen["all_runs"]
+    chosen["run_ids"] = chosen["run_ids"].where(is_one, chosen["all_ids"])
     # A rule prices one search; of several, all runs are charged.
-    chosen["selection"] = chosen["selection"].where(chosen["groups"] == 1, "")
-    return chosen.drop(columns="groups")
+    chosen["selection"] = chosen["selection"].where(is_one, "")
+    return chosen.drop(columns=["groups", "all_runs", "all_ids"])

@@ -29,7 +29,7 @@ NOTE = (
 
 
 def private_selection(store: Store, cells: pd.DataFrame, runs: tuple[float, ...] = RUNS) -> pd.DataFrame:
-    """One row for each searched group of `cells` whose runs are all done, and each expected number of runs.
+    """One row for each searched group of `cells` whose runs are all done and alike, and each expected number of runs.
 
     Returns:
         The group's keys; `runs`; `score` (what was measured); mean and standard deviation of the released run's test
@@ -42,6 +42,8 @@ def private_selection(store: Store, cells: pd.DataFrame, runs: tuple[float, ...]
         if not group["state"].isin(["done", "diverged"]).all():
             continue
         ledger, delta = store.ledger(group["run_id"].iloc[0]), group["delta"].iloc[0]
+        if any(store.ledger(run_id) != ledger for run_id in group["run_id"].iloc[1:]):
+            continue  # its price is known for candidates that release alike
         for number in runs:
             mean, std = _outcome(group, number)
             rows.append(

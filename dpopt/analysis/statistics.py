@@ -21,8 +21,8 @@ RESAMPLES = 9_999
 """Permutations of a test."""
 SAMPLES = 4_000
 """Samples of a bootstrap."""
-EQUAL = 1e-9
-"""Differences that vary by no more are equal but for rounding."""
+EQUAL, DIGITS = 1e-9, 12
+"""Differences that vary by no more are equal but for rounding, and so are means that agree to so many digits."""
 ENOUGH = 6
 """Workloads from which ranks are tested: a method that wins on all of 5 still has p = 2 / 2^5 > 0.05 by signs."""
 
@@ -88,7 +88,7 @@ class Difference(NamedTuple):
 
     Attributes:
         mean: of the differences.
-        low, high: ends of Student's interval around it; NaN for a single pair.
+        low, high: ends of Student's interval around it; NaN for a single pair, and where all differences are equal.
         p: two-sided, of Student's test; NaN for a single pair.
     """
 
@@ -101,7 +101,7 @@ class Difference(NamedTuple):
 def difference(values: Array, comparisons: int = 1) -> Difference:
     """The mean of paired differences with Student's interval and test.
 
-    Differences that are all equal tell nothing of their variance: the interval is then a point, and p that of the sign
+    Differences that are all equal tell nothing of their variance: there is no interval then, and p is that of the sign
     test, 2^(1-n).
 
     Args:
@@ -113,7 +113,7 @@ def difference(values: Array, comparisons: int = 1) -> Difference:
         return Difference(mean, math.nan, math.nan, math.nan)
     if np.ptp(values) <= EQUAL:
         p = 2.0 ** (1 - pairs) if abs(mean) > EQUAL else 1.0
-        return Difference(mean, mean, mean, min(1.0, comparisons * p))
+        return Difference(mean, math.nan, math.nan, min(1.0, comparisons * p))
     p = float(scipy.stats.ttest_1samp(values, 0).pvalue)
     return Difference(mean, *_student(values, comparisons), min(1.0, comparisons * p))
 
@@ -206,7 +206,7 @@ def _ranks_of_seeds(blocks: Sequence[Array], samples: int, generator: np.random.
     """Ranks of methods, averaged over blocks, for samples of the seeds: shape [samples, methods]."""
     places = generator.random((samples, max(map(len, blocks))))
     means = [block[(places[:, : len(block)] * len(block)).astype(int)].mean(axis=1) for block in blocks]
-    return np.mean([scipy.stats.rankdata(-mean, axis=1) for mean in means], axis=0)
+    return np.mean([scipy.stats.rankdata(-mean.round(DIGITS), axis=1) for mean in means], axis=0)
 
 
 class Friedman(NamedTuple):

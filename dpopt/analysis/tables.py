@@ -17,7 +17,7 @@ from dpopt.analysis.scores import is_share, shown
 from dpopt.analysis.writing import Table, marks
 from dpopt.store.runs import Store
 
-BLOCK = ["workload", "epsilon_target", "batch_size", "epochs"]
+BLOCK = ["workload", "epsilon_target"]
 """Rows that agree in these are compared."""
 INTERVAL = "95 % interval"
 EDGES = "end of grid"
@@ -170,7 +170,7 @@ def _readable(table: pd.DataFrame, scores: Sequence[str]) -> pd.DataFrame:
         "B": table["batch_size"].map(number),
         "epochs": table["epochs"].map(number),
         "C": table["clip"].map(number),
-        "δ": table["delta"].map("{:.1e}".format),
+        "δ": table["delta"].map(upper_delta),
         "diverged": table["diverged"].astype(str),
     }
     frame = pd.DataFrame(columns).astype(str)
@@ -270,7 +270,7 @@ def _constant(table: pd.DataFrame) -> dict[str, str]:
         if table.empty or table[key].nunique(dropna=False) != 1:
             continue
         value = table[key].iloc[0]
-        constant[name] = value if isinstance(value, str) else f"{value:.1e}" if key == "delta" else number(value)
+        constant[name] = value if isinstance(value, str) else upper_delta(value) if key == "delta" else number(value)
     if not table.empty and not table["diverged"].any():
         constant["diverged"] = "0"
     return constant
@@ -278,10 +278,18 @@ def _constant(table: pd.DataFrame) -> dict[str, str]:
 
 def upper(value: float) -> str:
     """Three significant digits, rounded up: a printed epsilon is never below the spent one."""
-    if value == 0 or math.isinf(value):
-        return number(value)
-    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
-    return f"{math.ceil(value / unit - 1e-9) * unit:.3g}"
+    return number(value) if value == 0 or math.isinf(value) else f"{_raised(value, 3):.3g}"
+
+
+def upper_delta(value: float) -> str:
+    """Two significant digits, rounded up: the printed epsilon holds at the printed delta too."""
+    return f"{_raised(value, 2):.1e}"
+
+
+def _raised(value: float, digits: int) -> float:
+    """A positive number rounded up to significant digits."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    return math.ceil(value / unit - 1e-9) * unit
 
 
 def number(value: float) -> str:

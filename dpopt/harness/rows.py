@@ -65,7 +65,9 @@ class Row:
         self._numbers: dict[tuple[float, int], dict[tuple[Any, ...], int]] = {}
         self._points = cost(registry.from_spec("optimizer", _optimizer(setting, {}, 1.0))).gradients_per_draw
         if setting.widen:
-            _check_widening(setting, f"{self._where}.widen")
+            _check_alike(setting, f"{self._where}.widen", setting.widen, "; 0 leaves the row as it is")
+        if isinstance(self._rule, BestOf):
+            _check_alike(setting, f"{self._where}.grid", sorted(setting.grid), "")
 
     def cells(self, results: Store | None, journal: Any) -> Iterator[Planned]:
         """All cells; those that follow from the outcome of others only where `results` has it.
@@ -241,12 +243,15 @@ def _check_search(
         raise ConfigError(f"{where}.tuning", setting.tuning, "linear scaling needs a finite epsilon")
 
 
-def _check_widening(setting: Setting, where: str) -> None:
-    """Raise `ConfigError` where the points of a grid differ in what a run releases, as far as a short run shows it."""
+def _check_alike(setting: Setting, where: str, value: Any, remedy: str) -> None:
+    """Raise `ConfigError` where the points of a grid differ in what a run releases, as far as a short run shows it.
+
+    Which run comes next, or is kept, follows from scores; what that costs is known for runs that release alike.
+    """
     made = (registry.from_spec("optimizer", _optimizer(setting, point, 1.0)) for point in tuning.points(setting.grid))
     if not widen.are_alike(made, rate=0.1, draws=60):
         reason = "its points differ in what a run releases, which must not follow from scores"
-        raise ConfigError(where, setting.widen, f"{reason}; 0 leaves the row as it is")
+        raise ConfigError(where, value, f"{reason}{remedy}")
 
 
 def _check_refinement(
@@ -296,8 +301,8 @@ def _last_run(found: list[Planned], results: Store) -> Run:
     """The run that linear scaling ends with, from the stored outcomes of those before."""
     outcomes = []
     for entry in found:
-        record, ledger = results.record(entry.cell.run_id), results.ledger(entry.cell.run_id)
-        outcomes.append(Outcome(entry.cell.epsilon, entry.tuned["lr"], record["released_score"]["value"], ledger))
+        score, ledger = score_of(entry, results), results.ledger(entry.cell.run_id)
+        outcomes.append(Outcome(entry.cell.epsilon, entry.tuned["lr"], score, ledger))
     first, record = found[0].cell, results.record(found[0].cell.run_id)
 
     def left(spent: Ledger) -> float:

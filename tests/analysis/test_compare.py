@@ -1,6 +1,7 @@
 """Two versions of made-up results, whose differences are known."""
 
 import json
+import math
 
 import pandas as pd
 import pytest
@@ -108,6 +109,15 @@ def test_states_and_missing_numbers_are_compared(version):
     old["validation_accuracy"] = new["validation_accuracy"] = float("nan")
     found = comparing.compare(old, new)
     assert sorted(found.changes["metric"]) == ["state", "test_accuracy"]
+
+
+def test_a_score_that_is_none_makes_no_mean(version):
+    old, new = (comparing.load(version(name)) for name in ("old", "new"))
+    new.loc[0, "test_score"] = float("nan")
+    row = comparing.summary(comparing.compare(old, new)).set_index("label").loc[old.loc[0, "label"]]
+    assert math.isfinite(row["old"])
+    assert math.isnan(row["new"])
+    assert math.isnan(row["mean"])
 
 
 def test_parquet_is_compared_as_folders_are(version, maker, tmp_path):

@@ -60,6 +60,16 @@ def test_tracks_ranks_and_costs(store):
     assert (ranked["rank"] <= ranked["high"]).all()
 
 
+def test_a_block_of_one_method_is_in_no_interval(maker):
+    for workload in WORKLOADS:
+        for seed in range(3):
+            for label, test in (("adadp", 0.8), ("prodigy", 0.6)):
+                maker.add(label, seed, 0.5, test + 0.01 * seed, workload=workload)
+    maker.add("prodigy", 0, 0.5, 0.6, workload="sst2_minilm")
+    table = Leaderboard([Results(maker.done(), "made")]).ranks.set_index("label")
+    assert table[["rank", "low", "high"]].T.to_dict("list") == {"adadp": [1, 1, 1], "prodigy": [2, 2, 2]}
+
+
 def test_a_page_marks_what_has_no_rank(store, tmp_path):
     assert main(["leaderboard", "suite=[first,second]", f"results={store.root}", f"to={tmp_path / 'page'}"]) == 0
     files = {path.name: path for path in (tmp_path / "page").iterdir()}

@@ -35,6 +35,26 @@ def searched(maker):
     return maker
 
 
+def test_means_that_differ_by_rounding_alone_share_a_rank(maker):
+    for seed, scores in enumerate(((0.1, 0.3), (0.2, 0.2), (0.3, 0.1))):
+        for label, test in zip(("one", "other"), scores, strict=True):
+            maker.add(label, seed, 0.5, test)
+    frame = ranked(maker.done())
+    assert frame["mean"]["one"] != frame["mean"]["other"]
+    assert list(frame["rank"]) == [1.5, 1.5]
+
+
+def test_who_is_first_is_asked_among_those_that_are_in_every_block(maker):
+    for workload in ("digits_mlp", "gmm"):
+        for seed in range(2):
+            for label, test in (("adadp", 0.8), ("prodigy", 0.6), ("guest", 0.9))[: 3 if workload == "gmm" else 2]:
+                maker.add(label, seed, 0.5, test, workload=workload)
+    store = maker.done()
+    cells = frames.load(store, "made").cells
+    table = ranking.average_ranks(ranking.ranking(store, cells, "epsilon", PLENTY)).set_index("label")
+    assert table["first"].to_dict() == {"adadp": 2, "prodigy": 0}
+
+
 def test_who_wins_before_tuning_is_charged_loses_at_equal_total_epsilon(searched):
     store = searched.done()
     comparison = tables.comparison(store, frames.select(frames.load(store, "made").cells)).set_index("label")

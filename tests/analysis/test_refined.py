@@ -51,6 +51,17 @@ def test_the_best_point_is_shown_and_the_whole_search_charged(refined):
     assert row["epsilon_with_tuning"] == frames.composed(refined.store, every, row["delta"], "rdp")
 
 
+def test_points_that_follow_from_all_seeds_are_charged_with_all_seeds(maker):
+    ids = []
+    for seed in (0, 1):
+        for lr, validation in ((0.1, 0.5), (1.0, 0.6), (0.3, 0.7)):
+            ids.append(maker.add("dp_adam", seed, validation, 0.5, tuned={"lr": lr}, tuning="grid"))
+            maker.cells[-1] |= {"refined": lr == 0.3}
+    found = Results(maker.done(), "made")
+    assert [sorted(row) for row in found.selected["run_ids"]] == [sorted(ids)] * 2
+    assert list(found.selected["runs"]) == [3, 3]
+
+
 def test_which_rows_are_refined(refined):
     rows = refined.sweep[refined.sweep["is_refined"]]
     assert {(row.clip, row.batch_size) for row in rows.itertuples()} == set(FURTHER)

@@ -38,10 +38,10 @@ def test_the_setting_that_validates_best_over_the_seeds_is_shown_and_all_are_cha
     assert list(rows["test_score"]) == [0.5, 0.5]
     for seed in (0, 1):
         assert rows.loc[seed, "run_id"] == runs[seed][1]
-        assert sorted(rows.loc[seed, "run_ids"]) == sorted(runs[seed])
+        assert sorted(rows.loc[seed, "run_ids"]) == sorted(runs[0] + runs[1]), "both seeds have decided"
     assert list(rows["runs"]) == [3, 3]
     table = shown.comparison.set_index("label")
-    assert table["epsilon_with_tuning"]["dp_adam"] == frames.composed(store, runs[0], 1e-5, "rdp")
+    assert table["epsilon_with_tuning"]["dp_adam"] == frames.composed(store, runs[0] + runs[1], 1e-5, "rdp")
     assert table["epsilon_with_tuning"]["hyfreedp"] == table["epsilon_single"]["hyfreedp"]
     assert len(shown.every) == 8, "nothing is lost where every setting is shown"
 
@@ -74,6 +74,20 @@ def test_several_private_searches_are_charged_for_all_their_runs(maker):
     assert rows["dp_adam"]["runs"] == rows["one"]["runs"] == 3
     assert spent["dp_adam"] == frames.composed(store, ids, 1e-5, "rdp") > 1.2 * spent["one"]
     assert spent["one"] == rows["one"]["epsilon_total"]
+
+
+def test_what_two_rules_have_released_is_charged_for_all_runs(maker):
+    """A row whose rule was changed, or got one, between two calls: the best of both is no search of either."""
+    ids = maker.add_search("grown", 0, [(0.5, 0.5, 0.5), (0.6, 0.6, 0.6)], BEST_OF)
+    ids += maker.add_search("grown", 0, [(0.7, 0.5, 0.5)], {"rule": "geometric", "runs": 4.0})
+    free = [maker.add("charged late", 0, 0.4, 0.5, tuned={"lr": lr}, tuning="grid") for lr in (0.1, 1.0)]
+    free += maker.add_search("charged late", 0, [(0.7, 0.5, 0.5)], BEST_OF)
+    store, shown = chosen(maker)
+    spent = {row["label"]: frames.epsilon_with_tuning(store, row) for row in shown.selected.to_dict("records")}
+    assert spent == {
+        "grown": frames.composed(store, ids, 1e-5, "rdp"),
+        "charged late": frames.composed(store, free, 1e-5, "rdp"),
+    }
 
 
 def test_a_setting_without_a_score_is_never_shown(maker):

@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpopt.analysis.selection import _outcome, chances
+from dpopt.analysis import frames
+from dpopt.analysis.selection import _outcome, chances, private_selection
 from dpopt.cli import main
 
 
@@ -70,3 +71,12 @@ def test_a_search_that_is_not_done_is_left_out(maker, capsys):
 def test_another_distribution_is_refused(matrix, capsys):
     assert main(["table", "suite=made", f"results={matrix.root}", "selection=poisson"]) == 2
     assert "geometric" in capsys.readouterr().err
+
+
+def test_candidates_that_release_differently_have_no_price(maker):
+    for label, epsilons in (("alike", (3.0, 3.0)), ("unlike", (3.0, 2.0))):
+        for lr, epsilon in zip((0.1, 0.2), epsilons, strict=True):
+            maker.add(label, 0, 0.5, 0.5, tuned={"lr": lr}, tuning="grid", epsilon=epsilon)
+            maker.cells[-1]["target"] = 3.0
+    store = maker.done()
+    assert set(private_selection(store, frames.load(store, "made").cells)["label"]) == {"alike"}

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from dpopt.analysis import statistics
 from dpopt.analysis.statistics import (
     cliques,
     critical_difference,
@@ -63,8 +64,23 @@ def test_a_difference_is_students():
 
 def test_a_single_pair_and_equal_pairs():
     assert np.isnan(difference(np.array([0.5]))[1:]).all()
-    assert difference(np.array([0.5, 0.5])) == (0.5, 0.5, 0.5, 0.5)
+    equal = difference(np.array([0.5, 0.5]))
+    assert (equal.mean, equal.p) == (0.5, 0.5)
+    assert np.isnan([equal.low, equal.high]).all()
     assert difference(np.zeros(4)).p == 1
+
+
+def test_equal_sums_in_another_order_share_a_rank():
+    block = np.array([[0.1, 0.3, 0.0], [0.2, 0.2, 0.0], [0.3, 0.1, 0.0]])
+    assert block[:, 0].mean() != block[:, 1].mean()
+    assert statistics._ranks_of_seeds([block], 1, _InOrder()).tolist() == [[1.5, 1.5, 3.0]]
+
+
+class _InOrder:
+    """A generator that draws every seed once."""
+
+    def random(self, shape):
+        return np.tile((np.arange(shape[1]) + 0.5) / shape[1], (shape[0], 1))
 
 
 def test_standing_is_the_smallest_of_paired_tests_against_all_others():

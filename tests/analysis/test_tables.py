@@ -8,6 +8,7 @@ import pytest
 
 from dpopt import registry
 from dpopt.analysis import frames, tables
+from dpopt.analysis.results import Results
 from dpopt.markup import MARKDOWN
 from dpopt.privacy.selection import BestOf
 
@@ -79,6 +80,19 @@ def test_a_printed_epsilon_is_never_below_the_spent_one():
     for value in (0.99999, 1.0, 2.541, 7.8401, 21.7004, 123.4, 1e-3):
         assert float(tables.upper(value)) >= value * (1 - 1e-9)
         assert float(tables.upper(value)) <= value * 1.011
+
+
+@pytest.mark.parametrize(("delta", "printed"), [(1e-5, "1.0e-05"), (6.1038e-6, "6.2e-06"), (9.97e-6, "1.0e-05")])
+def test_a_printed_delta_is_never_below_the_spent_one(delta, printed):
+    assert tables.upper_delta(delta) == printed
+
+
+def test_rows_of_another_batch_size_meet_at_equal_epsilon(maker):
+    for seed in range(5):
+        maker.add("one", seed, 0.5, 0.9 + 0.001 * seed)
+        maker.add("other", seed, 0.5, 0.5 + 0.002 * seed, batch_size=64)
+    table = Results(maker.done(), "made").comparison.set_index("label")
+    assert table["is_best"].to_dict() == {"one": True, "other": False}
 
 
 def test_diverged_runs_are_counted_and_shown(maker):

@@ -16,6 +16,7 @@ KEPT = {
         "hyfreedp": {"fields": {"clip": "abadi"}},
         "by_hand": {"name": "fiber", "tuning": "fixed"},
         "free": {"name": "fiber"},
+        "simulated": {"name": "fiber", "selection": {"rule": "simulated", "share": 0.85}},
         "decayed": {"name": "scheduled", "fields": {"base": "dp_sgd"}, "selection": "composed"},
     },
     "epsilon": [1],
@@ -34,6 +35,10 @@ BROKEN = [
         ["searches differ in their runs: 2: dp_adam; 5: dp_sgd"],
     ),
     ({"optimizers": [*KEPT["optimizers"], "free"]}, ["searches that are not charged, for reference only: free"]),
+    (
+        {"optimizers": [*KEPT["optimizers"], "simulated"]},
+        ["searches that are not charged, for reference only: simulated"],
+    ),
     ({"optimizers": [*KEPT["optimizers"], "by_hand"]}, ["set by hand, and how that was found is not charged: by_hand"]),
     ({"optimizers": ["dp_adam"]}, ["no row searches DP-SGD"]),
     (

@@ -1,5 +1,7 @@
 """Searches: which runs they make, what all of these are charged, and what is released in the end."""
 
+import math
+
 import pytest
 
 from dpopt.analysis import frames
@@ -336,3 +338,23 @@ def test_what_searches_really_spend(searched):
     assert set(private["label"]) == {"logarithmic", "poisson", "adadp"}
     for row in private.to_dict("records"):
         assert total[row["label"], row["seed"]] == row["epsilon_total"]
+
+
+def test_candidates_of_private_selection_release_alike(write_suite):
+    """The price of the best of a random number is known where all candidates leave one ledger."""
+    setting = "{name: hyfreedp, tuning: private, selection: {rule: poisson, runs: 2}, grid: {%s}}"
+    suite = write_suite(overrides=["optimizers=[hyfreedp]", f"settings.hyfreedp={setting % 'probe_every: [1, 2]'}"])
+    with pytest.raises(
+        ConfigError, match=r"settings\.hyfreedp\.grid: \['probe_every'\] .*differ in what a run releases"
+    ):
+        plan(suite)
+    assert plan(write_suite(overrides=["optimizers=[hyfreedp]", f"settings.hyfreedp={setting % 'lr: [0.1, 1]'}"]))
+
+
+def test_a_diverged_run_of_linear_scaling_is_the_worst(searched, monkeypatch):
+    store, found = rows(searched, "linear", 0)
+    seen, record = [], type(store).record
+    monkeypatch.setattr(tuning, "linear_scaling", lambda *given: seen.append(given))
+    monkeypatch.setattr(type(store), "record", lambda self, run_id: record(self, run_id) | {"status": "diverged"})
+    rows_of_suites._last_run(found[:4], store)
+    assert {outcome.score for outcome in seen[0][0]} == {-math.inf}
