@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from dpopt.analysis.axes import run_axis
-from dpopt.analysis.drawing import Styles, along, by_epsilon, gridded, legend, sweeps, workload_panels
+from dpopt.analysis.drawing import Styles, along, by_epsilon, gridded, legend, sweeps, validated_best, workload_panels
 from dpopt.analysis.scores import shown
 
 NEEDS = "sweep"
@@ -27,7 +27,7 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
             panel.plot(line["clip"], unit.factor * line["mean"], "o-", ms=4, color=colour, label=f"ε = {target:g}")
             further = tried.drop(line.index)
             panel.plot(further["clip"], unit.factor * further["mean"], "o", ms=2, color=colour)
-            top = tried.loc[tried["validation"].idxmax()]
+            top = validated_best(tried, ["epsilon_target"]).iloc[0]
             panel.plot(top["clip"], unit.factor * top["mean"], "o", ms=11, mfc="none", color=colour)
         panel.set(ylabel=f"test {unit.label}")
         run_axis(panel, gridded(rows)["clip"], "clipping bound C")

@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpopt.analysis.drawing import COLOURS, DARK, LIGHT, Styles, gridded, sweeps
+from dpopt.analysis.drawing import COLOURS, DARK, LIGHT, Styles, gridded, sweeps, validated_best
 from dpopt.analysis.scores import shown
 
 NEEDS = "sweep"
@@ -53,7 +53,7 @@ def _panel(axis: Axes, rows: pd.DataFrame) -> None:
         if np.isfinite(value):
             colour = LIGHT if value < middle else DARK
             axis.text(x, y, f"{value:.{decimals}f}", ha="center", va="center", color=colour, size=7)
-    best = rows.loc[rows["validation"].fillna(-np.inf).idxmax()]
+    best = validated_best(rows, ["epsilon_target"]).iloc[0]
     x, y = _place(best, table)
     if best.name in gridded(rows).index:
         axis.add_patch(plt.Rectangle((x - 0.47, y - 0.47), 0.94, 0.94, fill=False, color=COLOURS[3], lw=2.5))

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from dpopt.analysis.frames import SWEPT
+
 COLOURS = ("#0173B2", "#DE8F05", "#029E73", "#D55E00", "#CC78BC", "#CA9161", "#56B4E9")
 """Those of seaborn's palette for the colour-blind that can be told from white, from black and from grey."""
 MARKERS = "osD^vP*X"
@@ -182,8 +184,9 @@ def gridded(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def validated_best(frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """The row of each group that validates best; ties and missing scores go to the first."""
-    return frame.loc[frame.assign(key=frame["validation"].fillna(-math.inf)).groupby(list(by))["key"].idxmax()]
+    """The row of each group that validates best; of equal ones that with the smallest setting, whatever they test."""
+    ordered = frame.assign(key=frame["validation"].fillna(-math.inf)).sort_values(SWEPT, kind="stable")
+    return frame.loc[ordered.groupby(list(by))["key"].idxmax()]
 
 
 def along(frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:

@@ -24,6 +24,8 @@ GROUP = ["workload", "label", "epsilon_target", "batch_size", "epochs", "clip"]
 """What one table row stands for; its seeds are replicates, and its other cells are the tuning runs of each seed.
 
 `clip` is NaN where there is no bound: group with `dropna=False`."""
+SWEPT = ["batch_size", "epochs", "clip"]
+"""What a suite may vary beside methods, workloads and epsilon."""
 
 
 @dataclass(frozen=True)

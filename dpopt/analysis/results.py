@@ -15,7 +15,7 @@ from dpopt.analysis import diagnostics, frames, ranking, tables, transfer
 from dpopt.analysis.against import against
 from dpopt.analysis.budgets import reached
 from dpopt.analysis.drawing import Style, styles_of
-from dpopt.analysis.frames import GROUP
+from dpopt.analysis.frames import GROUP, SWEPT
 from dpopt.analysis.naming import readable_names, row_names, workload_names
 from dpopt.errors import ConfigError
 from dpopt.store import open_results
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dpopt.analysis.figures import Plot
-
-SWEPT = ["batch_size", "epochs", "clip"]
-"""What a suite may vary beside methods, workloads and epsilon."""
 
 
 def load_results(

@@ -66,6 +66,13 @@ def test_the_mark_goes_by_validation(sweep):
         assert (mark.get_x() + mark.get_width() / 2, mark.get_y() + mark.get_height() / 2) == pytest.approx((1, 1))
 
 
+def test_equal_validation_scores_are_never_told_apart_by_the_test_split(sweep):
+    tied = sweep.assign(validation=0.5).sort_values("mean", ascending=False, ignore_index=True)
+    for axis in draw("clip_batch_heatmap", tied).axes:
+        (mark,) = axis.patches
+        assert (mark.get_x() + mark.get_width() / 2, mark.get_y() + mark.get_height() / 2) == pytest.approx((0, 0))
+
+
 def lines(axis, label):
     (line,) = [line for line in axis.lines if line.get_label() == label]
     return line.get_xydata()
