@@ -29,8 +29,8 @@ SETTINGS = {"epsilon": 2.2599, "delta": 1e-5, "epochs": 58.98, "batch_size": 819
 def coefficients(images):
     """Scattering coefficients of images of bytes [n, 3, 32, 32], shape [n, 243, 8, 8]."""
     transform = Scattering(images.shape[-1])
-    with torch.inference_mode():
-        return torch.cat([transform(part.float() / 255).flatten(1, 2) for part in images.split(CHUNK)])
+    with torch.no_grad():
+        return torch.cat([transform(part.float() / 255) for part in images.split(CHUNK)])
 
 
 def normalised(train, test):
@@ -50,7 +50,7 @@ def main(folder):
         optimizer = dpopt.create("dp_sgd", lr=4.0, momentum=0.9, clip=0.1)
         loss = lambda output, target: F.cross_entropy(output, target, reduction="none")  # noqa: E731
         found = dpopt.fit(model, loss, (train, known["train"].y), optimizer=optimizer, seed=seed, **SETTINGS)
-        with torch.inference_mode():
+        with torch.no_grad():
             accuracy = (model(test).argmax(1) == known["test"].y).double().mean().item()
         rows.append({"seed": seed, "noise": found.record["noise"]["gradient"], "test_accuracy": accuracy})
         print(rows[-1], flush=True)
