@@ -2,11 +2,12 @@
 
     python benchmarks/scatter_statistics.py results/published/scatter_statistics
 
-takes about a quarter of an hour on one core, 12 GB of memory, and CIFAR-10 in `DPOPT_DATA`; it writes `scatter_statistics.csv`.
-Tramer and Boneh (2021) normalise each channel by noised means and variances of the training data on CIFAR-10; the suite
-`scatternet_cifar10` normalises each image alone, in 27 groups of channels. Here the same model is trained with the same
-noise and settings as there, above channels that are normalised by the exact statistics of the training data. No epsilon
-covers these statistics: the numbers are for explaining a difference, and for nothing else.
+takes about a quarter of an hour on one core, 12 GB of memory, and CIFAR-10 in `DPOPT_DATA`, and writes
+`scatter_statistics.csv`. Tramer and Boneh (2021) normalise each channel by noised means and variances of the training
+data on CIFAR-10; the suite `scatternet_cifar10` normalises each image alone, in 27 groups of channels. Here the same
+model is trained with the same noise and settings as there, above channels that are normalised by the exact statistics
+of the training data. No epsilon covers these statistics: the numbers are for explaining a difference, and for nothing
+else.
 """
 
 import sys
