@@ -241,10 +241,9 @@ def select(cells: pd.DataFrame) -> pd.DataFrame:
         best = max(released, key=_selected_by)
         runs, run_ids = sum(row["is_trained"] for row in rows), refined.get(place[:-1]) or _charged(rows)
         edges = "" if last else _edges(best, ends[best["workload"], best["label"]], rows)
-        selection = best["selection"] if len({row["selection"] for row in rows}) == 1 else ""
-        own = {"selected_by": _selected_by(best), "runs": runs, "run_ids": run_ids, "selection": selection}
-        own["edges"] = edges
-        chosen.append({**best, **own})
+        own = {"selected_by": _selected_by(best), "runs": runs, "run_ids": run_ids, "edges": edges}
+        is_one_rule = len({row["selection"] for row in rows}) == 1
+        chosen.append({**best, **own, "selection": best["selection"] if is_one_rule else ""})
     return pd.DataFrame(chosen)
 
 

@@ -69,15 +69,10 @@ def of_entries(entries: pd.DataFrame, by: str) -> pd.DataFrame:
 
 def imputed(block: pd.DataFrame) -> pd.DataFrame:
     """The scores of a block's methods, for the seeds that all of them have: [seeds, labels], see `ranking`."""
-    block = _common(block)
+    block = block[block["seed"].isin(set.intersection(*block.groupby("label")["seed"].agg(set)))]
     tests = block.pivot(index="seed", columns="label", values="test")
     tests[_lacking(block)] = math.nan
     return tests.fillna(tests.min(axis=None))
-
-
-def _common(block: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the seeds that all methods of a block have finished."""
-    return block[block["seed"].isin(set.intersection(*block.groupby("label")["seed"].agg(set)))]
 
 
 def _lacking(block: pd.DataFrame) -> list[str]:
@@ -86,8 +81,8 @@ def _lacking(block: pd.DataFrame) -> list[str]:
 
 
 def _block(entries: pd.DataFrame) -> list[dict[str, Any]]:
-    entries = _common(entries)
     scores = imputed(entries)
+    entries = entries[entries["seed"].isin(scores.index)]
     if scores.shape[1] < 2 or scores.isna().all(axis=None):
         return []
     means = scores.mean().round(statistics.DIGITS)  # equal sums in another order are equal

@@ -37,7 +37,6 @@ def test_local_and_inline_give_the_same_numbers(write_suite, store, tmp_path):
     ids=["inline", "local"],
 )
 def test_engines_pass_the_physical_batch_on(write_suite, store, tmp_path, make):
-
     cell = next(entry.cell for entry in plan(write_suite()) if entry.label == "dp_sgd")
     execute([cell], store, lambda: make(store))
     expected = Store(tmp_path / "direct")

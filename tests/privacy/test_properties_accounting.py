@@ -137,7 +137,7 @@ def test_two_draws_cost_what_their_divergence_says(first, second, delta):
     check_exact(Ledger([first, second]), truth, delta, ["pld", "rdp"])
 
 
-@settings(thoroughly, max_examples=8)
+@settings(thoroughly, max_examples=20)
 @given(noises=st.lists(RELEASES, min_size=1, max_size=5), delta=DELTAS)
 def test_all_releases_at_rate_one_are_one_gaussian(noises, delta):
     """In whatever draws they are made."""
@@ -257,7 +257,7 @@ def check_plan(problem, accountant):
         assert plan.epsilon >= (1 - 2 * solving.TOLERANCE) * problem["epsilon"]
 
 
-@settings(thoroughly, max_examples=5)
+@settings(thoroughly, max_examples=10)
 @given(problem=PROBLEMS)
 def test_no_plan_is_above_its_target(problem):
     check_plan(problem, "rdp")
