@@ -93,7 +93,7 @@ def test_inline_reports_failures(write_suite, store, monkeypatch):
 
 def test_a_cancelled_cell_leaves_a_checkpoint_and_its_worker_is_replaced(write_suite, store, tmp_path):
     (long,) = [
-        e.cell for e in plan(write_suite(overrides=["epochs=300", "optimizers=[adadp]", "seeds=0"], name="long"))
+        e.cell for e in plan(write_suite(overrides=["epochs=3000", "optimizers=[adadp]", "seeds=0"], name="long"))
     ]
     short = next(entry.cell for entry in plan(write_suite()))
     engine = LocalEngine(store, Setup("cpu", workers=1, grace=600.0))  # a machine may stand still for minutes
