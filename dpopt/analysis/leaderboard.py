@@ -28,10 +28,9 @@ NOTE = (
     "Rank: the average over workloads of a method's ranks at equal total ε, all runs of its search included, with a 95 "
     "% bootstrap interval over workloads and seeds, which is too narrow with few workloads. First: the share of these "
     "samples in which its average rank is the best. Per draw, per gradient: the average rank with as many draws or "
-    "gradient evaluations as the cheapest method of a block takes, the runs of a search together; a run that is "
-    "stopped there has the noise of the whole run, and has spent less than ε. CPU hours: of all its runs here. Ranked "
-    "are methods that are in all blocks (a workload and a target ε). In italics, for reference: searches that spend "
-    "more than the target, and values set by hand, which are not charged."
+    f"gradient evaluations as the cheapest method of a block takes, the runs of a search together; a {ranking.STOPPED} "
+    "CPU hours: of all its runs here. Ranked are methods that are in all blocks (a workload and a target ε). In "
+    "italics, for reference: searches that spend more than the target, and values set by hand, which are not charged."
 )
 CAPTION = "Average ranks and their critical difference."
 SCORES_NOTE = (

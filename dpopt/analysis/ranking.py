@@ -25,10 +25,11 @@ RULES = {
     "gradients": "Methods have the same number of gradient evaluations (B times the points per draw)",
     "seconds": "Methods have the same seconds of computing (on the clock where a run of the workload has no others)",
 }
+STOPPED = "run that is stopped there has the noise of the whole run, and has spent less than ε."
 ADVANCE = (
     ", unless told otherwise as many as the cheapest of the block takes in all. The runs of a search are all charged "
     "and advance together; the score is that of the last curve entry within the budget, of the run that whole runs "
-    "selected. A run that is stopped there has the noise of the whole run, and has spent less than ε."
+    f"selected. A {STOPPED}"
 )
 NOTE = (
     "Test scores: mean ± standard deviation over seeds. Δ: mean of the paired differences to the first of the block, "
