@@ -239,7 +239,10 @@ FROZEN: dict[str, Callable[[int, int], nn.Module]] = {"scatter": models.scatter_
 """Frozen parts of our own, below a linear layer: name -> function of (channels, input side)."""
 OWN = (*ARCHITECTURES, *FROZEN)
 RAW = ("tanh_conv", "scatter")
-"""Of these, pixels go in as they are, in [0, 1], as in the authors' code."""
+"""Of these, pixels go in as they are, in [0, 1], as in the authors' code for MNIST and Fashion-MNIST.
+
+CIFAR-10's they normalise by the constants of ImageNet, which changes little (`benchmarks/scatter_statistics.py`).
+"""
 
 
 @cache
