@@ -93,7 +93,10 @@ def _strided(
 
 
 class _ChannelsLastMaxPool2d(nn.MaxPool2d):
-    """`nn.MaxPool2d` with channels last in memory: torch's CPU kernel for the other layout is several times slower."""
+    """`nn.MaxPool2d` with channels last in memory: torch's CPU kernel for the other layout is several times slower.
+
+    Opacus 1.6 has wrong gradients of a convolution above it (`docs/guide/sharp_edges.md`).
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         # what `to(memory_format=torch.channels_last)` does, which `vmap` does not follow
