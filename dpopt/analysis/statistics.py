@@ -122,7 +122,7 @@ class Standing(NamedTuple):
     """Which methods of a block may be its best.
 
     Attributes:
-        p: of each method, that no other is better, shape [methods]; NaN with fewer than two seeds.
+        p: of each method, that no other is better, shape [methods]; NaN without another that shares two seeds.
         visible: the difference below which two methods are not told apart: the median over pairs; NaN without any.
     """
 
@@ -167,8 +167,7 @@ def standing(scores: Array) -> Standing:
     p = np.where(count > 1, p, np.inf)
     rivals = np.isfinite(p).sum(axis=1)
     least = np.minimum(rivals * p.min(axis=1, initial=1.0), 1.0)
-    alone = np.where(np.isfinite(scores).sum(axis=0) > 1, 1.0, math.nan)
-    return Standing(np.where(rivals > 0, least, alone), _visible(spread, count, rivals))
+    return Standing(np.where(rivals > 0, least, math.nan), _visible(spread, count, rivals))
 
 
 def _visible(spread: Array, count: NDArray[np.int_], rivals: NDArray[np.int_]) -> float:

@@ -187,10 +187,12 @@ def _print_lines(lines: Iterable[str], total: int) -> None:
 
 def _results(folder: str, key: str = "results") -> Store:
     """The store in a folder that must exist."""
-    from dpopt.store import Store
+    from dpopt.store import Store, checksums
 
     if not Path(folder).is_dir():
         raise ConfigError(key, folder, "no such folder")
+    if Path(folder, checksums.NAME).is_file():
+        raise ConfigError(key, folder, "holds collected or published files: expected the results folder above it")
     return Store(Path(folder))
 
 

@@ -485,6 +485,8 @@ def test_the_command_says_what_it_found(store, capsys):
     printed = capsys.readouterr().out
     assert f"{run_id}: epsilon: claimed" in printed
     assert main(["verify", "results=/nowhere"]) == 2
+    assert main(["verify", f"results={store.root / 'published'}"]) == 2
+    assert "expected the results folder above it" in capsys.readouterr().err
     assert main(["verify", f"results={store.root}", "suite=smal"]) == 2
     assert "did you mean 'small'" in capsys.readouterr().err
 
