@@ -169,11 +169,12 @@ def names(*specs):
     return list(workload_names([{"name": "images", "revision": 1, **spec} for spec in specs]).values())
 
 
-def test_workloads_are_named_by_what_tells_them_apart():
-    assert names({"validation": 5, "data": "a"}) == ["images"]
+def test_workloads_are_named_by_their_data_and_what_tells_them_apart():
+    assert names({"validation": 5}) == ["images"]
+    assert names({"validation": 5, "data": "a"}) == ["images(data=a)"]
     assert names({"validation": 5, "data": "a"}, {"validation": 9, "data": "b"}) == ["images(data=a)", "images(data=b)"]
     alike = [{"validation": 5, "data": "a"}, {"validation": 9, "data": "a"}]
-    assert names(*alike) == ["images(validation=5)", "images(validation=9)"]
+    assert names(*alike) == ["images(validation=5, data=a)", "images(validation=9, data=a)"]
     three = names(*alike, {"validation": 9, "data": "b"})
     assert three == ["images(validation=5, data=a)", "images(validation=9, data=a)", "images(data=b)"]
 
