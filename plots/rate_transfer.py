@@ -14,7 +14,10 @@ NEEDS = "transfers"
 
 
 def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
-    """From the largest ε of a search to its smallest, and back; bars are 95 % intervals over seeds."""
+    """From the largest ε of a search to its smallest, and back; bars are 95 % intervals over seeds.
+
+    Full marks: each seed chooses its rate. Open ones: the mean over seeds chooses one rate for all of them.
+    """
     import matplotlib.pyplot as plt
 
     place = ["workload", "label"]
@@ -24,7 +27,7 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
         (source, target): frame[(frame["epsilon_from"] == frame[source]) & (frame["epsilon_target"] == frame[target])]
         for source, target in (("largest", "smallest"), ("smallest", "largest"))
     }
-    figure, panels = workload_panels(frame, 4.2, 1.2 + 0.3 * frame["label"].nunique(), by=["workload"])
+    figure, panels = workload_panels(frame, 5.2, 1.2 + 0.3 * frame["label"].nunique(), by=["workload"])
     order = pd.concat(ways.values()).groupby("label")["loss"].mean().sort_values().index
     at = {label: height for height, label in enumerate(order)}
     for axis, rows in panels:
@@ -37,6 +40,8 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
             mean, colour = unit.factor * way["loss"], plt.colormaps["viridis"](shade)
             bars = [mean - unit.factor * way["low"], unit.factor * way["high"] - mean]
             axis.errorbar(mean, heights, xerr=bars, fmt="oD"[shift], ms=5, color=colour, elinewidth=1, label=name)
+            shared = unit.factor * way["shared_loss"]
+            axis.plot(shared, heights, "oD"[shift], ms=9, mfc="none", mec=colour, label="open: one for all seeds")
         axis.axvline(0, color=GREY, lw=1)
         axis.set_yticks(range(len(order)), order)
         axis.set_ylim(len(order) - 0.5, -0.5)

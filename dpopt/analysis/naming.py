@@ -8,9 +8,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from dpopt import registry
+
 
 def workload_names(specs: list[dict[str, Any]]) -> dict[str, str]:
-    """A name for each distinct workload, by its JSON: with its data where these are a field, and with what differs.
+    """A name for each distinct workload, by its JSON: with its data where the name leaves them open, and what differs.
 
     What differs is told between workloads of one registered name. How many records are held out is part of the name
     only where nothing else tells two workloads apart.
@@ -26,10 +28,13 @@ def workload_names(specs: list[dict[str, Any]]) -> dict[str, str]:
 
 def _named(spec: dict[str, Any], all_specs: Iterable[dict[str, Any]], without: Collection[str] = ()) -> str:
     others = [other for other in all_specs if other["name"] == spec["name"]]
+    entry = registry.entries("workload").get(spec["name"])  # results may be of a workload that is not installed here
+    told = entry.fields.get("data") if entry else None
     shown = [
         key
         for key, value in spec.items()
-        if key == "data" or (key not in without and any(other.get(key) != value for other in others))
+        if (key == "data" and value != told)
+        or (key not in without and any(other.get(key) != value for other in others))
     ]
     given = ", ".join(f"{key}={spec[key]}" for key in shown if spec[key] is not None)  # None: as the model has it
     return f"{spec['name']}({given})" if given else spec["name"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import permutations
 
 import pandas as pd
@@ -22,12 +23,16 @@ def transfers(cells: pd.DataFrame) -> pd.DataFrame:
     of the point that validates best there, less that of the one that was taken over, by seed. It is negative where
     selection on validation records was unlucky. A run without a score counts as the worst of its search.
 
+    Each seed chooses for itself, as its search does, and a few seeds that choose badly are part of the loss. What is
+    left of it when the mean over seeds chooses one point for all of them is `shared_loss`.
+
     Args:
         cells: of `frames.Stored`.
 
     Returns:
         `workload`, `label`, B, epochs, C; `epsilon_from`, `epsilon_target`; `score` (what was measured), `loss` (its
-        mean over seeds), `low`, `high`, `p` (see `statistics.difference`) and `seeds`.
+        mean over seeds), `low`, `high`, `p` (see `statistics.difference`) and `seeds`; `shared_loss` and so on, the
+        same for one point for all seeds, and `is_same`: that point is the best at both epsilons.
     """
     if cells.empty or "test_score" not in cells:
         return pd.DataFrame()
@@ -42,12 +47,23 @@ def transfers(cells: pd.DataFrame) -> pd.DataFrame:
         tests = once.pivot(index=["epsilon_target", "seed"], columns="tuned", values="test_score")
         tests = tests.apply(lambda scores: scores.fillna(scores.min()), axis="columns")
         chosen = known.set_index(["epsilon_target", "seed"])["tuned"]
+        shared = _shared(once)
         for source, target in permutations(sorted(known["epsilon_target"].unique()), 2):
             losses = _losses(tests.loc[target], chosen.loc[source], chosen.loc[target])
             if len(losses):
                 where = dict(zip(PLACE, place, strict=True)) | {"epsilon_from": source, "epsilon_target": target}
-                rows.append(where | {"score": known["score"].iloc[0]} | _numbers(losses))
+                one = tests.loc[target][shared[target]] - tests.loc[target][shared[source]]
+                numbers = _numbers(losses) | {f"shared_{name}": value for name, value in _numbers(one.dropna()).items()}
+                is_same = shared[source] == shared[target]
+                rows.append(where | {"score": known["score"].iloc[0]} | numbers | {"is_same": is_same})
     return pd.DataFrame(rows)
+
+
+def _shared(once: pd.DataFrame) -> dict[float, str]:
+    """The point that validates best on average over the seeds, by epsilon; one with a run without a score is last."""
+    scores = once.sort_index().groupby(["epsilon_target", "tuned"], sort=False)["selection_score"]
+    means = scores.mean(skipna=False).fillna(-math.inf).unstack("tuned", sort=False)
+    return means.idxmax(axis="columns").to_dict()
 
 
 def _losses(tests: pd.DataFrame, taken: pd.Series, own: pd.Series) -> pd.Series:

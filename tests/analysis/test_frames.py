@@ -172,6 +172,8 @@ def names(*specs):
 def test_workloads_are_named_by_their_data_and_what_tells_them_apart():
     assert names({"validation": 5}) == ["images"]
     assert names({"validation": 5, "data": "a"}) == ["images(data=a)"]
+    assert names({"name": "mnist_scatter", "data": "mnist"}) == ["mnist_scatter"]
+    assert names({"name": "mnist_scatter", "data": "other"}) == ["mnist_scatter(data=other)"]
     assert names({"validation": 5, "data": "a"}, {"validation": 9, "data": "b"}) == ["images(data=a)", "images(data=b)"]
     alike = [{"validation": 5, "data": "a"}, {"validation": 9, "data": "a"}]
     assert names(*alike) == ["images(validation=5, data=a)", "images(validation=9, data=a)"]

@@ -57,10 +57,30 @@ def test_each_seed_takes_its_own_choice():
     assert found.loc[(1.0, 8.0), "loss"] == pytest.approx((0 + 0.1) / 2)
 
 
+def test_one_choice_for_all_seeds_is_that_of_the_mean():
+    frame = cells(seeds=(0, 1, 2))
+    first = (frame["seed"] == 0) & (frame["epsilon_target"] == 8)
+    frame.loc[first, "selection_score"] = [0.85, 0.8]  # one seed of three chooses the small rate; the mean does not
+    found = transfers(frame).set_index(["epsilon_from", "epsilon_target"])
+    assert found.loc[(8.0, 1.0), ["loss", "shared_loss"]].tolist() == pytest.approx([0.4 / 3, 0.2])
+    assert not found["is_same"].any()
+    frame.loc[first, "selection_score"] = [3.0, 0.0]
+    found = transfers(frame).set_index(["epsilon_from", "epsilon_target"])
+    assert found.loc[(8.0, 1.0), "shared_loss"] == 0
+    assert found["is_same"].all()
+
+
 def test_a_run_without_a_score_counts_as_the_worst():
     tests = {1.0: {0.1: 0.7, 0.3: 0.6, 1.0: math.nan}, 8.0: {0.1: 0.8, 0.3: 0.85, 1.0: 0.9}}
     found = transfers(cells(tests)).set_index(["epsilon_from", "epsilon_target"])
     assert found.loc[(8.0, 1.0), "loss"] == pytest.approx(0.7 - 0.6)
+
+
+def test_one_choice_for_all_seeds_is_never_a_rate_that_was_lost():
+    frame = cells(seeds=(0, 1, 2))
+    lost = (frame["seed"] == 0) & (frame["epsilon_target"] == 8) & (frame["tuned"] == '{"lr": 1.0}')
+    frame.loc[lost, ["test_score", "selection_score"]] = math.nan
+    assert transfers(frame)["is_same"].all()
 
 
 @pytest.mark.parametrize("replaced", [{"tuning": "self"}, {"tuning": "fixed"}, {"tuned": "{}"}, {"state": "failed"}])
