@@ -158,6 +158,14 @@ def test_the_tilt_is_near_the_best(delta):
     assert best == pytest.approx(noise * math.sqrt(2 * math.log(1 / delta)), rel=0.06)
 
 
+@pytest.mark.parametrize(("event", "delta"), [((0.01, 0.5, 5), 1e-2), ((0.01, 0.5, 20), 1e-5), ((0.3, 1.0, 20), 1e-5)])
+def test_a_wider_window_changes_nothing(event, delta, monkeypatch):
+    """What lies beyond its ends is wrapped into it, where it hardly counts."""
+    found, low = privacy_loss.epsilon([event], delta), privacy_loss._Sum._low
+    monkeypatch.setattr(privacy_loss._Sum, "_low", lambda self, index, high: 2 * low(self, index, high) - high)
+    assert privacy_loss.epsilon([event], delta) == pytest.approx(found, rel=1e-6)
+
+
 def test_more_draws_and_less_noise_never_cost_less():
     draws = [privacy_loss.epsilon([(0.001, 3.0, count)], 1e-6) for count in (100, 1000, 1001, 10_000, 100_000)]
     noises = [privacy_loss.epsilon([(0.001, noise, 3000)], 1e-6) for noise in (9.0, 3.0, 2.99, 1.0, 0.5)]
