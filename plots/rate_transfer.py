@@ -11,6 +11,7 @@ from dpopt.analysis.drawing import GREY, Styles, legend, shades, workload_panels
 from dpopt.analysis.scores import shown
 
 NEEDS = "transfers"
+SHARED = "open: one for all seeds"
 
 
 def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
@@ -41,7 +42,7 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
             bars = [mean - unit.factor * way["low"], unit.factor * way["high"] - mean]
             axis.errorbar(mean, heights, xerr=bars, fmt="oD"[shift], ms=5, color=colour, elinewidth=1, label=name)
             shared = unit.factor * way["shared_loss"]
-            axis.plot(shared, heights, "oD"[shift], ms=9, mfc="none", mec=colour, label="open: one for all seeds")
+            axis.plot(shared, heights, "oD"[shift], ms=9, mfc="none", mec=colour, label=SHARED if shift == 0 else None)
         axis.axvline(0, color=GREY, lw=1)
         axis.set_yticks(range(len(order)), order)
         axis.set_ylim(len(order) - 0.5, -0.5)
