@@ -32,7 +32,7 @@ def transfers(cells: pd.DataFrame) -> pd.DataFrame:
     Returns:
         `workload`, `label`, B, epochs, C; `epsilon_from`, `epsilon_target`; `score` (what was measured), `loss` (its
         mean over seeds), `low`, `high`, `p` (see `statistics.difference`) and `seeds`; `shared_loss` and so on, the
-        same for one point for all seeds, and `is_same`: that point is the best at both epsilons.
+        same for one point for all seeds.
     """
     if cells.empty or "test_score" not in cells:
         return pd.DataFrame()
@@ -54,8 +54,7 @@ def transfers(cells: pd.DataFrame) -> pd.DataFrame:
                 where = dict(zip(PLACE, place, strict=True)) | {"epsilon_from": source, "epsilon_target": target}
                 one = tests.loc[target][shared[target]] - tests.loc[target][shared[source]]
                 numbers = _numbers(losses) | {f"shared_{name}": value for name, value in _numbers(one.dropna()).items()}
-                is_same = shared[source] == shared[target]
-                rows.append(where | {"score": known["score"].iloc[0]} | numbers | {"is_same": is_same})
+                rows.append(where | {"score": known["score"].iloc[0]} | numbers)
     return pd.DataFrame(rows)
 
 

@@ -88,7 +88,7 @@ def test_many_flipped_bits_would_be_used_without_the_checksum(load, stopped, mon
     monkeypatch.setattr(runs.Store, "load_checkpoint", lambda self, run_id: self.checkpoint(run_id).read_bytes())
     found = [loaded(flipped(sound, bit)) for bit in random.Random(0).sample(range(8 * len(sound)), 100)]
     used = [one for one in found if not begins_anew(one, initial)]
-    assert len(used) > 25, "about half: which bits are tried is fixed, what lies there (seconds, for instance) is not"
+    assert len(used) > 40, "about half: which bits are tried is fixed, what lies there (seconds, for instance) is not"
     assert any(not alike(one.state, reached.state) or one[1:] != reached[1:] for one in used)
 
 
