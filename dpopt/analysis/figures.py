@@ -17,7 +17,7 @@ from dpopt._paths import at_hand
 from dpopt.analysis.drawing import Styles
 from dpopt.errors import ConfigError, unknown
 
-OF_SUITES = ("comparison", "selected", "curves", "ranking", "sweep", "diagnostics", "classes", "transfers")
+OF_SUITES = ("comparison", "selected", "curves", "ranking", "sweep", "rates", "diagnostics", "classes", "transfers")
 """What a figure of a suite may need: the frames of `results.Results`."""
 DEFAULT = Path("plots")
 """Where figures are looked for beside those that come with dpopt."""

@@ -181,6 +181,13 @@ class Results:
         return tables.comparison(self.store, every)
 
     @cached_property
+    def rates(self) -> pd.DataFrame:
+        """One row a replicate of `sweep` that searches its learning rate: the selected one is `lr`."""
+        if self.sweep.empty:
+            return pd.DataFrame()
+        return self.every[(self.every["runs"] > 1) & self.every["lr"].notna()]
+
+    @cached_property
     def diagnostics(self) -> pd.DataFrame:
         """One row a curve entry that holds diagnostics, of the selected runs."""
         return diagnostics.curves(self.store, self.selected)

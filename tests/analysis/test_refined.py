@@ -1,6 +1,7 @@
 """Points that a refinement has added: shown beside the grid, and charged with it."""
 
 import json
+from itertools import product
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -20,25 +21,25 @@ def _closed():
     plt.close("all")
 
 
+def add(maker, clip, size, validation, lr=0.1, **flags):
+    run_id = maker.add("dp_adam", 0, validation, validation - 0.1, tuned={"lr": lr}, tuning="grid")
+    entry = maker.cells[-1]
+    entry |= flags
+    entry["cell"]["optimizer"]["clip"]["bound"] = clip
+    entry["cell"]["batch_size"] = size
+    more = {"cell": entry["cell"], "examples": 1e4, "noise": {"gradient": 1.0}}
+    record = maker.store.record(run_id) | more
+    maker.store.write(maker.store.folder(run_id) / "record.json", json.dumps(record))
+
+
 @pytest.fixture
 def refined(maker):
     """A grid of C in 0.1, 1, 10 and B in 100, 1000, best at C = 1 and B = 1000, and two points beside it."""
-
-    def add(clip, size, validation, **flags):
-        run_id = maker.add("dp_adam", 0, validation, validation - 0.1, tuned={"lr": 0.1}, tuning="grid")
-        entry = maker.cells[-1]
-        entry |= flags
-        entry["cell"]["optimizer"]["clip"]["bound"] = clip
-        entry["cell"]["batch_size"] = size
-        more = {"cell": entry["cell"], "examples": 1e4, "noise": {"gradient": 1.0}}
-        record = maker.store.record(run_id) | more
-        maker.store.write(maker.store.folder(run_id) / "record.json", json.dumps(record))
-
     for size in (100, 1000):
         for clip in (0.1, 1.0, 10.0):
-            add(clip, size, 0.5 + 0.1 * (clip == 1) + 0.1 * (size == 1000))
+            add(maker, clip, size, 0.5 + 0.1 * (clip == 1) + 0.1 * (size == 1000))
     for (clip, size), validation in FURTHER.items():
-        add(clip, size, validation, refined=True)
+        add(maker, clip, size, validation, refined=True)
     store = maker.done()
     return Results(store, "made")
 
@@ -66,6 +67,19 @@ def test_which_rows_are_refined(refined):
     rows = refined.sweep[refined.sweep["is_refined"]]
     assert {(row.clip, row.batch_size) for row in rows.itertuples()} == set(FURTHER)
     assert len(drawing.gridded(refined.sweep)) == 6
+
+
+def test_the_rates_of_a_sweep_are_those_that_searches_select(maker):
+    for size, lr in product((100, 1000), (0.1, 1.0)):
+        for clip in (0.1, 1.0):
+            add(maker, clip, size, 0.5 + 0.1 * ((size == 1000) == (lr == 1.0)), lr)
+    found = Results(maker.done(), "made").rates
+    assert {row.batch_size: row.lr for row in found.itertuples()} == {100: 0.1, 1000: 1.0}
+    assert len(found) == 4
+
+
+def test_rates_that_nothing_searches_are_not_drawn(refined):
+    assert refined.rates.empty
 
 
 def test_private_selection_is_simulated_for_the_grid_alone(refined):

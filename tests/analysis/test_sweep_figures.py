@@ -94,6 +94,32 @@ def test_accuracy_over_batch_shows_where_steps_are_few(sweep):
         assert lines(axis, "T = 20 steps")[0][0] == pytest.approx(epochs * N / 20)
 
 
+def rates(power):
+    """Rates that grow as B to the `power`, times a factor of C and seed whose geometric mean is 1."""
+    rows = []
+    for workload, epochs, epsilon, size, clip, seed in product(("easy",), EPOCHS, EPSILONS, SIZES, CLIPS, (0, 1)):
+        lr = epsilon * 1e-4 * size**power * 10 ** (CLIPS.index(clip) - 1) * 2 ** (1 - 2 * seed)
+        place = {"workload": workload, "epochs": epochs, "epsilon_target": epsilon, "batch_size": size, "clip": clip}
+        rows.append(place | {"label": "dp_adam", "seed": seed, "lr": lr, "is_refined": False})
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize("power", [0.5, 0.0, 1.2])
+def test_the_best_rate_grows_by_the_power_that_is_written(power):
+    axis = draw("best_rate_vs_batch", rates(power)).axes[0]
+    for epsilon in EPSILONS:
+        expected = np.array([[size, epsilon * 1e-4 * size**power] for size in SIZES])
+        assert lines(axis, f"ε = {epsilon:g}") == pytest.approx(expected)
+    assert [text.get_text() for text in axis.texts] == [f"power {power:.2f}"] * 2
+    reference = lines(axis, "∝ √B")
+    assert reference[:, 1] / reference[0, 1] == pytest.approx(np.sqrt(np.array(SIZES) / SIZES[0]))
+
+
+def test_the_best_rate_of_one_batch_size_has_no_power():
+    figure = draw("best_rate_vs_batch", rates(0.5).query("batch_size == 64"))
+    assert not [text for axis in figure.axes for text in axis.texts]
+
+
 def test_cumulative_noise_is_relative_to_the_largest_batch(sweep):
     figure = draw("cumulative_noise", sweep)
     # sigma = sqrt(B) / epsilon and T = E N / B: their cumulative noise is the same for every B.
