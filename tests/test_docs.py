@@ -17,6 +17,7 @@ import yaml
 
 from dpopt import configurations
 from dpopt.analysis.leaderboard import Leaderboard
+from dpopt.analysis.leaderboard_page import Page
 from dpopt.analysis.publishing import load_published
 from dpopt.cli import COMMANDS, main
 from dpopt.errors import ConfigError
@@ -202,8 +203,8 @@ def test_the_site_builds_without_a_warning(tmp_path):
 def test_the_leaderboards_page_is_made_of_the_published_records():
     published = TREE / "results" / "published"
     suites = sorted(path.parent.name for path in published.glob("leaderboard*/cells.parquet"))
-    board = Leaderboard([load_published(published, suite) for suite in suites], "dp_adam")
-    made = board.files(TREE / "plots")
+    board = Leaderboard([load_published(published, suite) for suite in suites])
+    made = Page(board, "dp_adam").files(TREE / "plots")
     folder = TREE / "docs" / "leaderboard"
     assert {name for name, content in made.items() if _bytes(content) != (folder / name).read_bytes()} == set()
 

@@ -130,14 +130,16 @@ def leaderboard(overrides: Sequence[str]) -> None:
 
     matplotlib.use("Agg")
     from dpopt.analysis.leaderboard import Leaderboard
+    from dpopt.analysis.leaderboard_page import Page
 
     suites, rest = suite_name(overrides)
     read = [stored([*rest, f"suite={name}"], "to", "against", "by") for name in names(suites, "suite")]
     known, given = zip(*read, strict=True)
-    board = Leaderboard(known, given[0]["against"] or "", given[0]["by"] or "epsilon")
-    _show(*board.tables())
+    board = Leaderboard(known)
+    page = Page(board, given[0]["against"] or "", given[0]["by"] or "epsilon")
+    _show(*page.tables())
     if given[0]["to"]:
-        for name, content in board.files(Path(given[0]["plots"])).items():
+        for name, content in page.files(Path(given[0]["plots"])).items():
             board.store.write(path := Path(given[0]["to"]) / name, content)
             OUT.print(str(path))
     for results in known:
