@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dpopt.clipping.flat import Loss
-from dpopt.clipping.mixing import must_not_mix, replaced
+from dpopt.clipping.mixing import must_not_mix, replaced, same
 from dpopt.clipping.recording import Unsupported
 from dpopt.errors import ConfigError
 from dpopt.fields import Range
@@ -27,7 +27,13 @@ Multiplicity = Annotated[int, Range(1, 1024, "[]")]
 """Number of views of a record; all are held at once."""
 TRIES = 4
 """How often a random change is tried for mixing."""
+SHARED_TRIES = 16
+"""How often one is tried on equal records. A flip of each of eight is the same for all in all tries once in 2^112."""
 MIXES = "what it makes of a record depends on the others, so nothing bounds what one of them contributes"
+SHARES = (
+    "it draws random numbers for a whole batch: who is in a draw decides which records are in one batch, so one record "
+    "would change the numbers of others; draw them for each record"
+)
 
 
 class Views(nn.Module):
@@ -129,6 +135,34 @@ def refuse_mixing(change: Change, x: Tensor, name: str) -> None:
         except Exception:  # a change may take only some whole numbers
             if base is source:
                 raise
+
+
+def refuse_sharing(change: Change, x: Tensor, name: str) -> None:
+    """Raise `ConfigError` for a change of inputs whose random numbers are the same for all records of a batch.
+
+    Found out by trying: it changes equal records alike each time, and not each time in the same way. One that rarely
+    changes anything may not be found out.
+
+    Args:
+        change: what is tried, with torch's generators in other states; they are as before afterwards.
+        x: some records, [n, ...], of which the first is used. With fewer than two there is nothing to find out.
+        name: how errors name it.
+    """
+    if shares_randomness(change, x):
+        raise ConfigError(name, getattr(change, "__name__", type(change).__name__), SHARES)
+
+
+def shares_randomness(change: Change, x: Tensor) -> bool:
+    """Whether `change` is random and the same for equal records of a batch; see `refuse_sharing`."""
+    if len(x) < 2:
+        return False
+    equal, made = x[:1].expand_as(x), []
+    with _forked(x):
+        for seed in range(SHARED_TRIES):
+            torch.manual_seed(seed)
+            made.append(change(equal.clone()))
+    is_alike = all(same(rows, rows[:1].expand_as(rows)) for rows in made)
+    return is_alike and any(rows.shape != made[0].shape or not same(rows, made[0]) for rows in made)
 
 
 def _tried(x: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:

@@ -221,6 +221,11 @@ def prepare(
     watched = dict(zip(("validation", "test"), others, strict=True))
     torch.manual_seed(_seed("init", cell) >> 65)
     model = workload.model().to(place)
+    processes = Processes.of_group()
+    if workload.shares_randomness:
+        if processes.size > 1:
+            raise ConfigError("engine", f"{processes.size} processes", "records share random numbers: use one process")
+        physical_batch = len(train.x)
     batch = min(cell.batch_size, physical_batch or math.inf)
     sample = inputs.sample(train, workload.transform, place)
     seen = _seen(workload, model, sample.x.ndim)
@@ -245,7 +250,7 @@ def prepare(
         device=place,
         ledger=reached.ledger,
         watch=diagnostics,
-        processes=Processes.of_group(),
+        processes=processes,
     )
     model.train()
     watched = {name: split for name, split in watched.items() if len(split.x)}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dpopt import clipping, registry
 from dpopt.clipping.verification import repeatable
-from dpopt.clipping.views import refuse_mixing
+from dpopt.clipping.views import refuse_mixing, shares_randomness
 from dpopt.errors import ConfigError
 from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.data import DataOracle
@@ -113,7 +113,7 @@ def splits_depend_on_the_seed_alone(workload: Workload) -> None:
 def transform_is_a_function_of_each_record(workload: Workload) -> None:
     """`transform` gives the same for a record alone and among others, and changes nothing in place.
 
-    `augment` gives as many as it takes, and changes each on its own.
+    `augment` gives as many as it takes, changes each on its own, and says if they share random numbers.
     """
     x = workload.splits(0).train.x[:RECORDS]
     before = x.clone()
@@ -127,6 +127,8 @@ def transform_is_a_function_of_each_record(workload: Workload) -> None:
         refuse_mixing(workload.augment, together, "augment")
     except ConfigError as error:
         raise AssertionError(str(error)) from error
+    is_shared = shares_randomness(workload.augment, together)
+    assert is_shared == workload.shares_randomness, f"`shares_randomness` is {workload.shares_randomness}"
 
 
 def model_is_drawn_from_the_generator(workload: Workload) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dpopt import fields, registry
 from dpopt.clipping import Loss
-from dpopt.clipping.views import Multiplicity, refuse_mixing
+from dpopt.clipping.views import Multiplicity, refuse_mixing, refuse_sharing
 from dpopt.errors import ConfigError
 from dpopt.fields import Bound, Count, Decay, Factor, Positive, Probability, Seed
 from dpopt.privacy.distributed import ALONE, Processes, digest
@@ -186,7 +186,9 @@ def fit(
         phases.begin("trying the model")
         subject = trial.tried(subject)
         if transform:
-            refuse_mixing(transform, send(subject.train.x[:8], place), "transform")
+            some = send(subject.train.x[:8], place)
+            refuse_mixing(transform, some, "transform")
+            refuse_sharing(transform, some, "transform")
         seen = trial.augmented(subject, augment, multiplicity) if augment else subject
         size = None if physical_batch == "auto" else min(physical_batch, examples)
         clipper, problem = trial.clipping_engine(seen, engine, min(batch_size, size or batch_size), precision)

@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from dpopt import clipping
 from dpopt.clipping import Abadi, ClippingEngine
 from dpopt.clipping.recording import Unsupported
-from dpopt.clipping.views import refuse_mixing
+from dpopt.clipping.views import refuse_mixing, refuse_sharing
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError, cut
 from dpopt.privacy.sampling import send
@@ -119,7 +119,8 @@ def augmented(subject: Subject, augment: Transform, multiplicity: int) -> Subjec
     """What an engine trains on random views of the records of `subject`, after `augment` was tried on a few of them.
 
     Raises:
-        ConfigError: it fails, makes inputs of another kind, or mixes records; or inputs have names.
+        ConfigError: it fails, makes inputs of another kind, mixes records, or draws random numbers that they share; or
+            inputs have names.
     """
     name, x = named(augment), sample(subject.train, subject.transform, subject.device, count=8).x
     if subject.layout.fields:
@@ -131,6 +132,7 @@ def augmented(subject: Subject, augment: Transform, multiplicity: int) -> Subjec
         given = described(changed) if isinstance(changed, Tensor) else type(changed).__name__
         raise ConfigError("augment", given, f"expected a tensor such as the inputs, {described(x)}")
     refuse_mixing(augment, x, "augment")
+    refuse_sharing(augment, x, "augment")
     return subject.augmented(augment, multiplicity)
 
 

@@ -68,6 +68,8 @@ class Workload(Checked):
         marks: entries of a run's curve.
         evaluation_batch: records that are evaluated at once; fewer where one takes much memory.
         multiplicity: augmented views of a record in a draw; its gradient is the mean over them, see `clipping.views`.
+        shares_randomness: whether records share random numbers that `augment` draws. Then a draw is one physical batch
+            of one process: in a part of it, who else is in the draw would decide which numbers a record gets.
         score: what `metric` measures, in lower case with underscores; names that end in "accuracy" are shares and shown
             as percentages.
         revision: part of every result's identity; raise it when the same fields may give other data or another model.
@@ -82,6 +84,7 @@ class Workload(Checked):
     marks: ClassVar[int] = 40
     evaluation_batch: ClassVar[int] = EVALUATION_BATCH
     multiplicity: ClassVar[int] = 1
+    shares_randomness: ClassVar[bool] = False
     score: ClassVar[str] = "accuracy"
     revision: ClassVar[int] = 1
 
@@ -128,7 +131,7 @@ class Workload(Checked):
     def augment(self, x: Tensor) -> Tensor:
         """Random changes to training inputs [n, ...], after `transform`, to each record on its own.
 
-        Draws from torch's global generators.
+        Draws from torch's global generators: for each record, or for all of them where `shares_randomness` says so.
         """
         return x
 

@@ -43,8 +43,8 @@ class GaussianMixture(Workload):
     here q starts narrow, around means that are drawn from their prior.
 
     Args:
-        samples: of the posterior for each draw; the same ones for all records of a physical batch and for all points
-            at which gradients or losses are asked for, as they are a part of the input.
+        samples: of the posterior for each draw; the same ones for all of its records and for all points at which
+            gradients or losses are asked for, as they are a part of the input.
         validation: see `Workload`.
     """
 
@@ -54,6 +54,8 @@ class GaussianMixture(Workload):
     batch_size: ClassVar[int] = 20
     epochs: ClassVar[float] = 60.0
     marks: ClassVar[int] = 160
+    shares_randomness: ClassVar[bool] = True
+    revision: ClassVar[int] = 2
     score: ClassVar[str] = "log_likelihood"
 
     def load(self) -> tuple[Split, Split]:

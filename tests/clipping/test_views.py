@@ -8,7 +8,7 @@ from torch import nn
 
 import dpopt
 from dpopt.clipping import Abadi, engine
-from dpopt.clipping.views import Viewed, multiplied, refuse_mixing
+from dpopt.clipping.views import Viewed, multiplied, refuse_mixing, refuse_sharing, shares_randomness
 from dpopt.errors import ConfigError
 from dpopt.privacy import DataOracle, calibrate
 
@@ -249,3 +249,32 @@ def test_a_change_of_each_record_alone_is_accepted_and_leaves_all_as_it_was(chan
     refuse_mixing(change, x, "augment")
     assert torch.equal(x, before)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def flipped_together(x):
+    return x.flip(-1) if torch.rand(()) < 0.5 else x
+
+
+def shifted_together(x):
+    return x + torch.randn(())
+
+
+@pytest.mark.parametrize("change", [flipped_together, shifted_together])
+def test_random_numbers_that_records_share_are_refused(change):
+    """Which records are in one batch depends on who is in the draw: one more record would change those of others."""
+    with pytest.raises(ConfigError, match="for a whole batch") as error:
+        refuse_sharing(change, images(), "augment")
+    assert change.__name__ in str(error.value)
+
+
+@pytest.mark.parametrize("change", [flipped, lambda x: x + torch.randn_like(x), lambda x: 2 * x, lambda x: x[:, :1]])
+def test_random_numbers_of_each_record_are_accepted(change):
+    x, state = images(), torch.get_rng_state()
+    before = x.clone()
+    refuse_sharing(change, x, "augment")
+    assert torch.equal(x, before)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_of_one_record_nothing_can_be_told():
+    assert not shares_randomness(flipped_together, images()[:1])

@@ -144,6 +144,8 @@ def test_an_isolated_optimizer_is_averaged_too():
         ({"average": 1.0}, "average"),
         ({"augment": lambda x: x.flip(0)}, "augment: .* depends on the others"),
         ({"augment": lambda x: x - x.mean(0)}, "augment: .* depends on the others"),
+        ({"augment": lambda x: x.flip(-1) if torch.rand(()) < 0.5 else x}, "augment: .* for a whole batch"),
+        ({"transform": lambda x: x + torch.randn(())}, "transform: .* for a whole batch"),
         ({"augment": lambda x: x[:1]}, "augment: .* expected a tensor such as the inputs"),
         ({"augment": lambda x: x.double()}, "augment: .* expected a tensor such as the inputs"),
         ({"augment": lambda x: x.flatten(1)}, "augment: .* expected a tensor such as the inputs"),

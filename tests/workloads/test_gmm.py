@@ -7,6 +7,9 @@ from scipy import integrate, stats
 from scipy.special import expit
 
 from dpopt import clipping, registry, training
+from dpopt.harness.cell import Cell, prepare
+from dpopt.optimizers.dp_sgd import DPSGD
+from dpopt.privacy import sampling
 from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.data import DataOracle
 from dpopt.workloads.base import Split
@@ -226,3 +229,14 @@ def test_under_privacy_it_comes_near_and_adadp_forgets_its_start(workload):
         score = float(workload.metric(engine.outputs(state.theta, test.x), test.y).mean())
         assert score > float(true_log_density(test.x, torch.tensor(CENTRES)).mean()) - 0.1
     assert found[0] == pytest.approx(found[1], rel=0.2)
+
+
+def test_a_draw_is_never_split_however_large_it_is():
+    """All of its records share a posterior sample: in two parts, one more record would move others to another sample."""
+    described = (
+        registry.spec("workload", "gmm", registry.create_workload("gmm")),
+        registry.spec("optimizer", "dp_sgd", DPSGD()),
+    )
+    cell = Cell(*described, 5.0, 1e-6, "rdp", batch_size=20, epochs=0.1, seed=0, kernel=sampling.REVISION)
+    oracle = prepare(cell, device="cpu", physical_batch=4).oracle
+    assert len(sampling.physical_batches(np.arange(1000), oracle._size, oracle._multiple)) == 1
