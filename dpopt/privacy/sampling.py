@@ -7,12 +7,16 @@ Philox, re-seeded for each release with 63 bits of a hash. (torch's CPU generato
 bits of its seed, so two releases of one long run would soon share their noise.)
 
 What is promised of float32 noise on the CPU: each 64-bit word gives two normals by Box and Muller's transform (1958).
-Its upper 40 bits k give the radius sqrt(-2 log u), u = (k + 1/2) 2^-40, so the distribution is normal out to 7.5
-standard deviations and ends there (a pair lies beyond once in 2^41); the lower 24 give the angle. Both are computed in
-float32: of the 2^24 directions 92 % remain distinct, and the smallest radii lie on a grid (0, 3.5e-4, 4.9e-4, ...; one
-pair in 20,000 has a radius below 0.01). The bits are the same on any number of threads; on another kind of processor
-they may differ in the last places. Float64 noise (all losses and counts) is NumPy's ziggurat, with 52 random bits a
-number and an end beyond 12 standard deviations.
+Its upper 40 bits k give the radius sqrt(-2 log u), u = (k + 1/2) 2^-40; where k = 0, beyond 7.4 standard deviations,
+the upper 40 bits of a further word give u in (0, 2^-40), and so on, so that the tail does not end. The lower 24 bits
+give the angle. Both are computed in float32: of the 2^24 directions 92 % remain distinct, and the smallest radii lie on
+a grid (0, 3.5e-4, 4.9e-4, ...; one pair in 20,000 has a radius below 0.01). The bits are the same on any number of
+threads; on another kind of processor they may differ in the last places. Float64 noise (all losses and counts) is
+NumPy's ziggurat, with 52 random bits a number and an end beyond 12 standard deviations.
+
+Noise that ends breaks a claim whose delta is as small as the mass beyond its end: what one record adds shows there. On
+a GPU torch's normals are made of 32 bits and end at 6.8 standard deviations, so each number is the sum of two of them
+over sqrt(2), which ends at 9.6.
 
 Not promised:
 
@@ -33,10 +37,12 @@ import hashlib
 import json
 import math
 import secrets
+from copy import copy
+from functools import cached_property
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 from numpy.typing import NDArray
@@ -124,32 +130,54 @@ def add_gaussian(total: Tensor, std: float | Tensor, seed: int, draw: int, relea
     else:
         generator = torch.Generator(total.device).manual_seed(derive(seed, draw, release) >> 65)
         for part in total.split(DEVICE_BLOCK):
-            noise = torch.randn(len(part), dtype=total.dtype, device=total.device, generator=generator)
-            part.add_(noise.mul_(std))
+            part.add_(_long_tailed(part, generator).mul_(std))
+
+
+def _long_tailed(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Normals as many, and of the type and device, as `like`, out to sqrt(2) times as far as torch's."""
+    first, second = (
+        torch.randn(len(like), dtype=like.dtype, device=like.device, generator=generator) for _ in range(2)
+    )
+    return first.add_(second).mul_(math.sqrt(0.5))
 
 
 class _Words:
     """Random 64-bit words: AES-128 in counter mode with the seed as its key, a stream for each (draw, release)."""
 
     def __init__(self, seed: int, draw: int, release: int) -> None:
-        counter = draw.to_bytes(6) + release.to_bytes(3) + bytes(7)  # the last seven bytes count within the stream
-        self._stream = Cipher(AES(seed.to_bytes(16)), CTR(counter)).encryptor()
+        self._cipher, self._place = AES(seed.to_bytes(16)), draw.to_bytes(6) + release.to_bytes(3)
+        self._stream = self._counting(bytes(7))
+
+    def _counting(self, start: bytes) -> CipherContext:
+        """A stream whose counter, the last seven bytes of 16, begins at `start`."""
+        return Cipher(self._cipher, CTR(self._place + start)).encryptor()
 
     def take(self, count: int) -> NDArray[np.uint64]:
         """The next `count` words."""
         return np.frombuffer(self._stream.update(bytes(8 * count)), dtype="<u8")
+
+    @cached_property
+    def further(self) -> _Words:
+        """Words that `take` never gives, for the tail: those from block 2^55 on."""
+        words = copy(self)
+        words._stream = self._counting(b"\x80" + bytes(6))
+        return words
 
 
 def _box_muller(source: _Words, size: int, std: float | Tensor) -> NDArray[np.float32]:
     """`size` normals: std r cos(phi) and std r sin(phi) from each word of `source`, r = sqrt(-2 log u)."""
     half = math.ceil(size / 2)
     words = source.take(half)
-    radius = (words >> np.uint64(24)).view(np.int64).astype(np.float32)
+    upper = (words >> np.uint64(24)).view(np.int64)
+    radius = upper.astype(np.float32)
     radius += 0.5
     radius *= 2.0**-40
     np.log(radius, out=radius)
     radius *= -2
     np.sqrt(radius, out=radius)
+    if not upper.all():  # once in 2^40 words
+        for row in np.flatnonzero(upper == 0):
+            radius[row] = _tail_radius(source.further)
     radius *= np.float32(std)
     angle = (words & np.uint64(2**24 - 1)).view(np.int64).astype(np.float32)
     angle *= 2 * math.pi / 2**24
@@ -158,6 +186,14 @@ def _box_muller(source: _Words, size: int, std: float | Tensor) -> NDArray[np.fl
     np.sin(angle, out=normals[1])
     normals *= radius
     return normals.reshape(-1)[:size]
+
+
+def _tail_radius(source: _Words) -> float:
+    """sqrt(-2 log u) of a u in (0, 2^-40), from as many words of `source` as are 0 in their upper 40 bits, and one."""
+    level, upper = 1, 0
+    while not upper:
+        level, upper = level + 1, int(source.take(1)[0]) >> 24
+    return math.sqrt(2 * (40 * level * math.log(2) - math.log(upper + 0.5)))
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:

@@ -166,12 +166,14 @@ def test_releases_draws_and_blocks_do_not_depend_on_each_other(normals):
 
 
 class Words:
-    """A source that gives the words it was made of."""
+    """A source that gives the words it was made of, and for the tail those of `upper`, one after the other."""
 
-    def __init__(self, words):
-        self.words = words
+    def __init__(self, words, upper=()):
+        self.words, self.upper, self.further = words, list(upper), self
 
     def take(self, count):
+        if count == 1 and self.upper:
+            return np.array([self.upper.pop(0) << 24], dtype=np.uint64)
         assert count == len(self.words)
         return self.words
 
@@ -188,18 +190,57 @@ def radii(upper):
 
 def test_the_radius_is_the_promised_function_of_the_upper_bits():
     upper = np.random.default_rng(0).integers(0, 2**40, 10**6) >> np.random.default_rng(1).integers(0, 40, 10**6)
+    upper = np.maximum(upper, 1)
     exact = np.sqrt(-2 * np.log((upper + 0.5) / 2**40))
     # Rounding u to 24 bits moves log u by 2^-24, and so the radius by 2^-24 / r, which counts for small ones.
     error = np.abs(radii(upper) - exact)
     assert (error <= 4e-7 * exact + 2**-24 / np.maximum(exact, 2**-12)).all()
 
 
-def test_nothing_lies_beyond_seven_and_a_half():
-    assert radii([0])[0] == pytest.approx(math.sqrt(82 * math.log(2)), rel=1e-6)
-    assert 7.5 < radii([0])[0] < 7.6
-    assert (np.diff(radii(np.arange(10**5))) <= 0).all()
-    # k = 0 stands for all pairs beyond: as rare as a normal pair's.
-    assert math.exp(-(radii([0])[0] ** 2) / 2) == pytest.approx(2.0**-41, rel=1e-5)
+def tail(*upper):
+    """The radius where the upper bits of a word are 0, and those of the words after it are `upper`."""
+    words = Words(np.zeros(2, dtype=np.uint64), upper * 2)
+    return sampling._box_muller(words, 4, 1.0)[:2]
+
+
+def test_the_tail_does_not_end():
+    """Below u = 2^-40 further words decide: the radius goes on where that of k = 1 ends, and never ends itself."""
+    edge = math.sqrt(80 * math.log(2))
+    largest, middle, least, deeper = (tail(*upper)[0] for upper in ((2**40 - 1,), (2**39,), (1,), (0, 0, 1)))
+    assert largest == pytest.approx(edge, rel=1e-6)
+    assert middle == pytest.approx(math.sqrt(82 * math.log(2)), rel=1e-6)
+    assert least == pytest.approx(math.sqrt(2 * (80 * math.log(2) - math.log(1.5))), rel=1e-6)
+    assert deeper == pytest.approx(math.sqrt(2 * (160 * math.log(2) - math.log(1.5))), rel=1e-6)
+    assert radii([1])[0] < edge
+    assert (np.diff(radii(np.arange(1, 10**5))) <= 0).all()
+
+
+def test_the_tail_has_the_mass_of_a_normal_one():
+    upper = np.random.default_rng(3).integers(1, 2**40, 4000)
+    beyond = np.array([tail(int(k))[0] for k in upper], dtype=np.float64)
+    # r^2/2 beyond the edge is an exponential, as it is everywhere.
+    assert stats.kstest(beyond**2 / 2 - 40 * math.log(2), "expon").pvalue > UNLIKELY
+
+
+def test_each_pair_of_the_tail_takes_words_of_its_own():
+    first, second = sampling._box_muller(Words(np.zeros(2, dtype=np.uint64), (2**39, 1)), 4, 1.0)[:2]
+    assert first < second
+
+
+def test_words_of_the_tail_are_no_other_ones():
+    words = sampling._Words(5, 1, 2)
+    again = sampling._Words(5, 1, 2)
+    assert again.further.take(4).tolist() == words.further.take(4).tolist()
+    assert not set(words.further.take(1000).tolist()) & set(sampling._Words(5, 1, 2).take(10**5).tolist())
+    assert words.take(4).tolist() == sampling._Words(5, 1, 2).take(4).tolist()
+
+
+def test_a_devices_normals_are_sums_of_two():
+    """Standard normal, and out to sqrt(2) times as far as torch's own."""
+    made = sampling._long_tailed(torch.empty(10**6), torch.Generator().manual_seed(1)).numpy()
+    assert stats.kstest(made, "norm").pvalue > UNLIKELY
+    first, second = torch.randn(2, 10**6, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(torch.from_numpy(made), (first + second) / math.sqrt(2))
 
 
 def test_small_radii_lie_on_the_promised_grid():

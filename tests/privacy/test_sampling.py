@@ -94,10 +94,14 @@ def test_the_tails_are_all_there(total):
 
 
 class Words:
-    """A source that gives the same 64-bit word for ever."""
+    """A source that gives the same 64-bit word for ever, and 2^63 for the tail."""
 
     def __init__(self, word):
         self.word = word
+
+    @property
+    def further(self):
+        return Words(2**63)
 
     def take(self, count):
         return np.full(count, self.word, dtype=np.uint64)
@@ -106,7 +110,7 @@ class Words:
 @pytest.mark.parametrize(
     ("word", "radius", "angle"),
     [
-        (0, (82 * math.log(2)) ** 0.5, 0.0),  # k = 0: the end of the tail, u = 2^-41
+        (0, (82 * math.log(2)) ** 0.5, 0.0),  # k = 0: the tail, u = 2^-40 (2^39 + 1/2) 2^-40
         (2**64 - 1, 0.0, 2 * math.pi),
         (2**63, (2 * math.log(2)) ** 0.5, 0.0),  # k = 2^39: u = 1/2
         (2**63 + 2**22, (2 * math.log(2)) ** 0.5, math.pi / 2),
@@ -207,7 +211,8 @@ def test_noise_on_a_gpu_is_its_own_generators(cuda):
     """With 63 bits of the hash of its place as the seed."""
     with cuda.there():
         generator = torch.Generator("cuda").manual_seed(sampling.derive(3, 1, 2) >> 65)
-        expected = torch.randn(100, device="cuda", generator=generator)
+        first, second = (torch.randn(100, device="cuda", generator=generator) for _ in range(2))
+        expected = first.add_(second).mul_(math.sqrt(0.5))
         pair = to("cpu", (sampling.gaussian(3, 1, 2, 100, torch.float32, "cuda"), expected))
     assert torch.equal(*pair)
 
