@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dpopt
+from dpopt.clipping.views import SHARED_TRIES
 from dpopt.errors import ConfigError
 from dpopt.store.leases import Lease
 from dpopt.training import goal, resuming, subject
@@ -241,7 +242,7 @@ def terminal():
 
 def interrupting(at, times=1):
     """A transform that is Ctrl-C in the midst of draw `at`; afterwards it does nothing more."""
-    calls = itertools.count()
+    calls = itertools.count(-SHARED_TRIES)  # before training it is tried for what records share
 
     def unchanged(x):
         if len(x) != 2 and next(calls) == at:  # two made-up records tell one loss from another

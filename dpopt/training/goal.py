@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from dpopt.clipping import ClippingEngine
@@ -77,13 +78,34 @@ class Goal:
             accountant=self.accountant,
         )
 
-    def seeds(self, plan: Plan, subject: Subject, seen: Subject, engine: ClippingEngine, processes: Processes) -> Seeds:
-        """What draws and noise are made from, the same in all processes; `seen` is what the engine trains."""
+    def seeds(
+        self,
+        plan: Plan,
+        subject: Subject,
+        seen: Subject,
+        engine: ClippingEngine,
+        processes: Processes,
+        how: Sequence[object],
+    ) -> Seeds:
+        """What draws and noise are made from, the same in all processes.
+
+        Args:
+            plan: the calibrated noise.
+            subject: what is trained, at its first parameters.
+            seen: the subject as the engine trains it, on views of the records where these are augmented.
+            engine: over `seen`.
+            processes: those that train together.
+            how: what else decides which random numbers a layer draws: the engine's name, the physical batch.
+        """
         source = processes.gather(secret_seed())[0] if self.seed is None else self.seed
         # Two runs that share their noise would cancel it: it depends on what tells them apart, loss and records too.
         losses = processes.gather(digest(losses_of(seen, engine, engine.theta)))[0]
         views = [] if seen is subject else [processes.gather(digest(seen.changed))[0]]
         apart = [*self._stated, plan.noise, len(subject.train.x), self.precision, self.multiplicity, losses, *views]
+        in_training = [losses_of(seen, engine, engine.theta, training=True, seed=seed) for seed in (0, 1)]
+        if not len(in_training[0]) or not torch.equal(*in_training):
+            # Random layers: what they draw depends on their settings, and on how a draw is cut into batches.
+            apart += [processes.gather(digest(*in_training))[0], processes.size, *how]
         start = [digest(engine.theta), digest(seen.first.x), *subject.records]
         return Seeds(derive("draws", source), derive("noise", source, *apart, *start))
 

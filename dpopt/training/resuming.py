@@ -205,10 +205,12 @@ def behaviour(subject: Subject, seen: Subject, engine: ClippingEngine, theta: Ve
     return {"transform or augment": seen.changed, "model or loss": losses_of(subject, engine, theta)}
 
 
-def losses_of(subject: Subject, engine: ClippingEngine, theta: Vector) -> Tensor:
+def losses_of(
+    subject: Subject, engine: ClippingEngine, theta: Vector, *, training: bool = False, seed: int = 0
+) -> Tensor:
     """The losses at `theta` of two made-up records; float64 [2], empty where it cannot be run on such."""
-    with unchanged(subject.model, subject.device, training=False), suppress(Exception):
-        torch.manual_seed(0)
+    with unchanged(subject.model, subject.device, training), suppress(Exception):
+        torch.manual_seed(seed)
         x, y = (made_up(part[:2]).to(subject.device) for part in subject.train)
         return subject.loss(engine.outputs(theta, subject.transform(x)), y).detach().double().cpu()
     return torch.empty(0, dtype=torch.float64)

@@ -61,6 +61,7 @@ class FitRun:
         callback: Callback | None,
         *,
         processes: Processes,
+        engine_name: str,
         physical_batch: int | None,
     ) -> FitRun:
         """The run at its beginning, or where its checkpoint is.
@@ -73,7 +74,7 @@ class FitRun:
         if processes.size > 1:
             model = digest(*subject.model.state_dict().values())
             processes.agree(subject.device, model=model, checkpoint=file.seeds)
-        seeds = file.seeds or goal.seeds(plan, subject, seen, engine, processes)
+        seeds = file.seeds or goal.seeds(plan, subject, seen, engine, processes, [engine_name, physical_batch])
         start = engine.theta
         reached = file.reached(goal.stepper.init(start), plan)
         oracle = DataOracle(

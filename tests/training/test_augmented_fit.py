@@ -1,6 +1,7 @@
 """`augment`, `multiplicity` and `average` of `fit`."""
 
 import math
+from itertools import combinations
 
 import pytest
 import torch
@@ -81,6 +82,34 @@ def test_runs_that_differ_in_their_views_never_share_noise():
     ]
     for i, j in ((0, 1), (0, 2), (1, 2)):
         assert float((moved[i] - moved[j]).norm()) > 0.1 * float(moved[i].norm())
+
+
+def dropping(p):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(16, 2), nn.Dropout(p))
+
+
+def test_runs_with_other_random_layers_or_batches_never_share_noise():
+    """What a random layer draws differs between them, and so do their sums: shared noise would cancel."""
+    one = {"epochs": 0.34, "optimizer": dpopt.create("dp_sgd", lr=1.0), "epsilon": 0.1, "test": None}
+    start = model()[1].weight.detach()
+    options = [
+        {"model": dropping(0.1)},
+        {"model": dropping(0.5)},
+        {"model": dropping(0.1), "physical_batch": 8},
+        {"model": dropping(0.1), "engine": "vmap"},
+        {"augment": flipped},
+        {"augment": flipped, "physical_batch": 8},
+    ]
+    moved = [fit(**(one | changes)).model[1].weight.detach() - start for changes in options]
+    for first, second in combinations(moved, 2):
+        assert float((first - second).norm()) > 0.3 * float(first.norm())
+
+
+def test_a_model_without_random_layers_has_the_same_noise_for_any_physical_batch():
+    one, other = (fit(physical_batch=size).model[1].weight for size in (8, 60))
+    torch.testing.assert_close(one, other)
 
 
 def test_an_average_is_of_the_same_releases():
