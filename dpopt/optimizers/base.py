@@ -95,9 +95,19 @@ def require_local(base: Direction, owner: str) -> None:
     Raises:
         ConfigError: `base` looks elsewhere than at theta_t, or scales what it sees.
     """
-    for name in ("points", "observe"):
-        if getattr(type(base), name) is not getattr(Direction, name):
-            raise ConfigError(f"{owner}.base", base, "expected a direction that sees the plain gradient at theta_t")
+    require_one_point(base, owner)
+    if type(base).observe is not Direction.observe:
+        raise ConfigError(f"{owner}.base", base, "expected a direction that does not scale the gradient")
+
+
+def require_one_point(base: Direction, owner: str) -> None:
+    """Refuse a base direction that looks along its last step: its owner moves the parameters in another way.
+
+    Raises:
+        ConfigError: `base` looks elsewhere than at theta_t.
+    """
+    if type(base).points is not Direction.points:
+        raise ConfigError(f"{owner}.base", base, "expected a direction that sees the gradient at theta_t alone")
 
 
 def two_points(theta: Vector, previous: Vector, kappa: float, gamma: float) -> list[tuple[float, Vector]]:

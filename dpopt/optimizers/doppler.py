@@ -4,6 +4,7 @@ NeurIPS 2024, arXiv 2408.13460).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,6 +16,9 @@ from dpopt.fields import Finite, Positive
 from dpopt.optimizers.base import Direction, require_local, require_plain
 from dpopt.optimizers.dp_adam import DPAdam
 from dpopt.types import Release, Vector
+
+UNSETTLED, MOST_STEPS = 1e-6, 10**5
+"""c_t has settled where so much of its start is left, or after so many steps."""
 
 
 class State(NamedTuple):
@@ -56,7 +60,7 @@ class DOPPLER(Direction):
         lr, clip: see `Direction`.
         a: coefficients of the output's past, a_0 = 1 first; the roots of sum_tau a_tau z^-tau must lie inside the unit
             circle, so that the filter forgets.
-        b: coefficients of the gradients; the first and the sum must be positive, as c_t is divided by.
+        b: coefficients of the gradients; c_t, which is divided by, must be positive at every step.
 
     Deviations from the paper: none in the rule. m_t is computed in the transposed direct form, which keeps k vectors
     where the rule as written keeps 2k.
@@ -75,8 +79,8 @@ class DOPPLER(Direction):
             raise ConfigError("DOPPLER.a", self.a, "expected 1 first")
         if not self._is_stable():
             raise ConfigError("DOPPLER.a", self.a, "expected a stable filter: all roots inside the unit circle")
-        if not (self.b[0] > 0 and sum(self.b) > 0):
-            raise ConfigError("DOPPLER.b", self.b, "expected a positive first coefficient and a positive sum")
+        if (least := self._least_unit()) <= 0:
+            raise ConfigError("DOPPLER.b", self.b, f"expected c_t > 0 at every step, as it divides; one is {least:g}")
 
     @property
     def _order(self) -> int:
@@ -121,6 +125,22 @@ class DOPPLER(Direction):
         return covariance[0, 0] + output.square(), spread + torch.outer(h, h)
 
     def _is_stable(self) -> bool:
+        return self._slowest() < 1
+
+    def _slowest(self) -> float:
+        """The factor by which what the filter remembers shrinks in a step, in the long run."""
         k = self._order
         _, transition = self._filter(torch.eye(k, dtype=torch.float64), torch.zeros(k, dtype=torch.float64))
-        return bool((torch.linalg.eigvals(transition).abs() < 1).all())
+        return float(torch.linalg.eigvals(transition).abs().max())
+
+    def _least_unit(self) -> float:
+        """The smallest c_t: of the steps until it has settled, and its limit."""
+        slowest = self._slowest()
+        settled = math.log(UNSETTLED) / math.log(slowest) if slowest > 0 else 0
+        least, past = sum(self.b) / sum(self.a), [0.0] * self._order
+        (_, b_0), *taps = self._taps
+        for _ in range(min(self._order + 1 + math.ceil(settled), MOST_STEPS)):
+            c = past[0] + b_0
+            past = [kept + b - a * c for kept, (a, b) in zip([*past[1:], 0.0], taps, strict=True)]
+            least = min(least, c)
+        return least

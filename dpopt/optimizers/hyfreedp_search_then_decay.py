@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dpopt.clipping.rules import Automatic
 from dpopt.fields import Count, Inflation, Positive
-from dpopt.optimizers.base import Configured, Direction, descend, require_plain, scalar
+from dpopt.optimizers.base import Configured, Direction, descend, require_one_point, require_plain, scalar
 from dpopt.optimizers.dp_adamw import DPAdamW
 from dpopt.optimizers.scheduled import Scheduled
 from dpopt.types import Batch, ClipRule, Oracle, Release, Vector
@@ -30,7 +30,7 @@ class State(NamedTuple):
         eta: largest step size; it is decayed where a step is taken.
         bound: clipping bound R_l of the next round's losses.
         rounds: k, rounds since curvature was seen, that one included.
-        is_usable: whether the losses of some round were not saturated: 1 or 0.
+        is_usable: 1 as soon as the losses of one round were not saturated, 0 before.
     """
 
     theta: Vector
@@ -55,7 +55,7 @@ class HyFreeDPSearchThenDecay(Configured):
         x        = 1 + c D_1/(2 D_2), the parabola's minimum    where D_2 > z sqrt(6) s         (curvature shows)
                    1/16                                         else, where D_1 < -3 sqrt(2) s  (uphill)
                    16                                           else
-                   1/16, or 1 before any round that was not     where L_0 >= 0.9 R_l            (saturated losses)
+                   1/16, or 1 while all rounds were saturated   where L_0 >= 0.9 R_l            (saturated losses)
         x        <- clamp(x, 1/16, 16)^(1/(1 + k)),   eta <- x eta,   theta_{t+1} = theta_0 + x Delta
         R_l      <- L_- + L_0 + L_+
         k        <- k + 1 where curvature shows, or showed before, and L_0 < 0.9 R_l
@@ -77,8 +77,8 @@ class HyFreeDPSearchThenDecay(Configured):
     loss hardly punishes a displacement that is.
 
     What is a choice. N = 10, which balances the two. The exponent 1/(1 + k): each round changes log eta by its share of
-    a mean. FAR, NEAR and the thresholds. That the trial's draws are given up but for the base's moments, which a run of
-    few draws would otherwise begin without. The decay, after which less of the noise stays in theta. R_l begins at 10,
+    a mean. FAR, NEAR and the thresholds. Of the trial only the base's moments are kept, as a run of few draws would
+    otherwise begin without any. The decay, after which less of the noise stays in theta. R_l begins at 10,
     above log(classes), as saturated rounds are lost; HyFreeDP's begins at 1. All were made on validation records.
 
     What it cannot do. The trial has N - 1 factors of 16 at most, and several rounds must be left for the mean: from
@@ -89,7 +89,8 @@ class HyFreeDPSearchThenDecay(Configured):
     draws, and no more of them than `rounds`.
 
     Args:
-        base: any direction; its `lr` and `clip` play no part and must be left alone.
+        base: any direction that looks at theta_t alone, as the trial does not move by its steps; its `lr` and `clip`
+            play no part and must be left alone.
         lr: eta of the first draw.
         clip: of the gradients.
         noise_inflation: gamma > 1: the gradients' noise over what plain DP-SGD needs; losses spend what is left.
@@ -116,6 +117,7 @@ class HyFreeDPSearchThenDecay(Configured):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_plain(self.base, "HyFreeDPSearchThenDecay")
+        require_one_point(self.base, "HyFreeDPSearchThenDecay")
 
     def init(self, theta: Vector) -> State:
         eta, bound = scalar(theta, self.lr), scalar(theta, self.initial_bound)

@@ -19,6 +19,7 @@ from dpopt import fields
 from dpopt._paths import cache_root
 from dpopt.errors import ConfigError
 from dpopt.privacy import accountants
+from dpopt.privacy.isolation import Isolated
 from dpopt.privacy.ledger import Draw, Ledger
 from dpopt.privacy.oracle import BudgetSpent, TraceOracle
 from dpopt.privacy.plan import NonPrivate, Plan
@@ -69,7 +70,8 @@ def calibrate(
     _validate(rate, draws, dimension, epsilon, delta, accountant)
     require_bounded(optimizer, epsilon)
     # An optimizer in a process of its own is traced there.
-    structure = getattr(optimizer, "trace", partial(trace, optimizer))(rate=rate, draws=draws)
+    traced = optimizer.trace if isinstance(optimizer, Isolated) else partial(trace, optimizer)
+    structure = traced(rate=rate, draws=draws)
     common: dict[str, Any] = {"rate": rate, "draws": draws, "dimension": dimension}
     common |= {"delta": delta, "accountant": accountant}
     kinds = sorted({kind for release, _ in structure for kind in release})

@@ -44,6 +44,7 @@ class Seen(NamedTuple):
         x, y: inputs as the model takes them and targets, [n, ...].
         mask: which rows count, bool [n].
         norms: L2 norms of the gradients before clipping, shape [n].
+        scale: the factor of each coordinate before clipping, shape [d]; None for 1.
     """
 
     draw: int
@@ -52,6 +53,7 @@ class Seen(NamedTuple):
     y: Tensor
     mask: Tensor
     norms: Tensor
+    scale: Vector | None = None
 
 
 class Known(NamedTuple):
@@ -217,7 +219,7 @@ class DataOracle(BaseOracle):
             losses.append(clipped.losses)
             self._norms.append(clipped.norms)
             if self._watch is not None:
-                self._watch(Seen(self.draws_taken - 1, points, x, y, mask, clipped.norms))
+                self._watch(Seen(self.draws_taken - 1, points, x, y, mask, clipped.norms, query.scale))
             total = clipped.total if total is None else total.add_(clipped.total)
         if len(self.noise) > 1:  # another kind of query may ask for them
             for k, (_, theta) in enumerate(points):

@@ -14,12 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpopt.clipping.rules import Automatic
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.privacy.data import Seen
 from dpopt.study.optimal_clip import mse, optimal_clip
 from dpopt.study.weights import class_weights, norm_quantiles
-from dpopt.types import ClipRule
 
 CLIPS = (0.01, 0.1, 1.0, 10.0, 100.0)
 """Bounds C that class weights are computed for, beside the run's own."""
@@ -36,16 +34,16 @@ class Diagnostics:
 
     Args:
         engine: computes the gradients of single examples.
-        clip: the run's clip rule, or None where it has none.
+        bound: the bound C above which the run's clip rule shortens gradients; None where it has none.
         noise: the run's noise multiplier of gradients.
         expected_batch, draws: of the run.
         classes: number of classes; 0 where targets are none.
     """
 
     def __init__(
-        self, engine: VmapEngine, clip: ClipRule | None, noise: float, expected_batch: float, draws: int, classes: int
+        self, engine: VmapEngine, bound: float | None, noise: float, expected_batch: float, draws: int, classes: int
     ) -> None:
-        self._engine, self._clip, self._noise = engine, clip, noise
+        self._engine, self._bound, self._noise = engine, bound, noise
         self._batch, self._draws, self._classes = expected_batch, draws, classes
         self._norms: list[Tensor] = []
         self._last: list[tuple[Tensor, Tensor]] = []
@@ -73,13 +71,12 @@ class Diagnostics:
         norms = torch.cat(self._norms) if self._norms else torch.zeros(0)
         self._norms = []
         content: dict[str, Any] = {"private": False, "norms": norm_quantiles(norms)}
-        bound = bound_of(self._clip)
-        if bound is not None and len(norms):
-            content["clipped"] = float((norms > bound).double().mean())
+        if self._bound is not None and len(norms):
+            content["clipped"] = float((norms > self._bound).double().mean())
         seen = self._seen
         if seen is not None and seen.draw * ESTIMATES >= self._estimates * self._draws:
             self._estimates = seen.draw * ESTIMATES // self._draws + 1
-            content |= self._best_bound(seen, bound)
+            content |= self._best_bound(seen)
         return content
 
     def summary(self) -> dict[str, Any]:
@@ -87,17 +84,19 @@ class Diagnostics:
         content: dict[str, Any] = {"private": False}
         if self._last:
             norms, labels = (torch.cat(parts) for parts in zip(*self._last, strict=True))
-            bound = bound_of(self._clip)
-            clips = {*CLIPS, bound} if bound else {*CLIPS}
+            clips = {*CLIPS, self._bound} if self._bound else {*CLIPS}
             weights = {f"{c:g}": class_weights(norms, labels, c, self._classes).tolist() for c in clips}
             content |= {"class_weights": weights, "class_norms": _medians(norms, labels, self._classes)}
         return content
 
-    def _best_bound(self, seen: Seen, bound: float | None) -> dict[str, Any]:
-        """C* and MSE(C) of the draw's mean gradient, estimated from some of its examples."""
+    def _best_bound(self, seen: Seen) -> dict[str, Any]:
+        """C* and MSE(C) of the draw's mean gradient, estimated from some of its examples as they are clipped."""
         rows = seen.mask.nonzero()[:GRADIENTS, 0]
-        theta = seen.points[0][1]
-        gradients = self._engine.gradients(theta, seen.x[rows], seen.y[rows])
+        x, y = seen.x[rows], seen.y[rows]
+        parts = [weight * self._engine.gradients(theta, x, y) for weight, theta in seen.points]
+        gradients = torch.stack(parts).sum(dim=0)
+        if seen.scale is not None:
+            gradients *= seen.scale
         gradients = gradients[gradients.isfinite().all(dim=1)]
         if not len(gradients):
             return {}
@@ -105,14 +104,10 @@ class Diagnostics:
         noise = self._noise * len(gradients) / self._batch
         best = optimal_clip(gradients, noise)
         found = {"C": best.clip, **_mean(best.mse, len(gradients))}
-        if bound is None:
+        if self._bound is None:
             return {"best": found}
-        return {"best": found, "own": {"C": bound, **_mean(mse(gradients, bound, noise), len(gradients))}}
-
-
-def bound_of(clip: ClipRule | None) -> float | None:
-    """The bound C above which a rule shortens gradients; None for rules that shorten all of them."""
-    return None if clip is None or isinstance(clip, Automatic) else float(clip.bound)  # type: ignore[attr-defined]
+        own = _mean(mse(gradients, self._bound, noise), len(gradients))
+        return {"best": found, "own": {"C": self._bound, **own}}
 
 
 def _mean(error: Any, examples: int) -> dict[str, float]:

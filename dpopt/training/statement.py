@@ -17,7 +17,8 @@ from dpopt.privacy import accountants
 from dpopt.privacy.ledger import Ledger
 
 METHODS = {
-    "pld": "privacy loss distributions (dp-accounting; Doroshenko et al. 2022)",
+    "pld": "privacy loss distributions (dp-accounting; Doroshenko et al. 2022; where its grid is too coarse or its "
+    "rounding too large, the smaller of dpopt's own distributions and Rényi differential privacy)",
     "rdp": "Rényi differential privacy (dp-accounting; Mironov et al. 2019)",
     "prv": "privacy random variables (Opacus; Gopi et al. 2021)",
     "autodp": "Rényi differential privacy (autodp; Wang et al. 2019)",

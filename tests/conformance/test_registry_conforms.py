@@ -31,7 +31,7 @@ VARIANTS = {
     "scheduled-inverse-time": ("scheduled", {"schedule": "inverse_time"}),
     "scheduled-warm-linear": ("scheduled", {"schedule": "linear", "warmup": 0.25, "final": 0.1}),
     "search-over-momentum": ("hyfreedp_search_then_decay", {"base": {"name": "dp_sgd", "momentum": 0.9}}),
-    "search-over-fiber": ("hyfreedp_search_then_decay", {"base": "fiber", "rounds": 2}),
+    "search-over-scaled": ("hyfreedp_search_then_decay", {"base": "scale_then_privatize", "rounds": 2}),
     "hyfreedp-over-disk-over-dp_adambc": ("hyfreedp", {"base": {"name": "disk", "base": "dp_adambc"}}),
     "adaptive_clip-over-fiber": ("adaptive_clip", {"base": {"name": "fiber", "correction": "exact"}}),
     "adaptive_clip-over-scale_then_privatize": ("adaptive_clip", {"base": "scale_then_privatize"}),

@@ -114,14 +114,25 @@ def test_a_base_of_a_base_survives_json(outer, inner):
         ({"a": [1, 0.3, 0.4, -1.1]}, r"DOPPLER\.a: .* unit circle"),
         ({"a": [1, float("nan")]}, r"doppler\.a\[1\]"),
         ({"b": [float("inf")]}, r"doppler\.b\[0\]"),
-        ({"b": [0, 1]}, r"DOPPLER\.b: .* positive"),
-        ({"b": [1, -1]}, r"DOPPLER\.b: .* positive"),
+        ({"b": [0, 1]}, r"DOPPLER\.b: .* c_t > 0 at every step, .* one is 0"),
+        ({"b": [1, -1]}, r"DOPPLER\.b: .* c_t > 0"),
+        ({"a": [1.0], "b": [1.0, -1.0, 1.0]}, r"DOPPLER\.b: .* one is 0"),
+        ({"a": [1.0, 0.9], "b": [1.0, -0.2]}, r"DOPPLER\.b: .* one is -0\.1"),
+        ({"a": [1.0, -0.9], "b": [0.1, -0.15, 0.0]}, r"DOPPLER\.b: .* one is -0\.5"),
         ({"b": []}, r"doppler\.b: .* expected a list"),
         ({"b": 0.5}, r"doppler\.b: .* expected a list"),
-        ({"base": "fiber"}, r"DOPPLER\.base: .* plain gradient at theta_t"),
+        ({"base": "fiber"}, r"DOPPLER\.base: .* gradient at theta_t alone"),
+        ({"base": "scale_then_privatize"}, r"DOPPLER\.base: .* does not scale"),
         ({"base": {"name": "dp_adam", "clip": 0.5}}, r"DOPPLER\.base\.clip"),
     ],
 )
 def test_bad_configuration(fields, message):
     with pytest.raises(ConfigError, match=message):
         dpopt.create("doppler", **fields)
+
+
+@pytest.mark.parametrize("fields", [{}, {"a": [1.0, -0.9], "b": [0.1, -0.15, 0.051]}, {"a": [1.0], "b": [0.5, 0.5]}])
+def test_the_least_c_t_is_that_of_the_recursion(fields):
+    made = dpopt.create("doppler", **fields)
+    c = signal.lfilter(made.b, made.a, np.ones(20_000))
+    assert made._least_unit() == pytest.approx(min(c), rel=1e-9)

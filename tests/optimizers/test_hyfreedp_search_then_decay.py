@@ -195,3 +195,10 @@ def test_a_trial_that_takes_all_draws_is_not_thrown_away(draws, every):
     for _ in range(draws):
         state = optimizer.step(state, oracle)
     assert not torch.equal(state.theta, state.start)
+
+
+@pytest.mark.parametrize("base", ["fiber", "disk"])
+def test_a_base_that_looks_along_its_last_step_is_refused(base):
+    """The trial moves theta by other steps, and back to the start: the base would look where nobody went."""
+    with pytest.raises(ConfigError, match=r"SearchThenDecay\.base: .* at theta_t alone"):
+        rule(base=base)

@@ -183,3 +183,8 @@ def test_the_gaussian_bound_alone_refutes_nothing():
     assert not result.is_refuted
     assert replace(result, one_run=result.epsilon + 0.1).is_refuted
     assert replace(result, worst_case=result.epsilon + 0.1).is_refuted
+
+
+def test_a_claim_that_needs_no_noise_is_refused():
+    with pytest.raises(ConfigError, match="noise > 0"):
+        audit(DPSGD(), epsilon=math.inf, delta=1e-5, rate=0.1, draws=2, trials=2)

@@ -297,3 +297,15 @@ def test_the_budget_is_used_where_renyi_is_loose():
     plan = calibrate(DPSGD(), rate=1e-4, draws=700, dimension=4, epsilon=1.0, delta=1e-4)
     assert 0.999 <= plan.epsilon <= 1
     assert epsilon(plan.ledger, 1e-4, "rdp") > 2.5
+
+
+@dataclass(frozen=True)
+class Traces(DPSGD):
+    """An optimizer with a field of its own that has the name of something else here."""
+
+    trace: bool = False
+
+
+def test_an_optimizers_own_fields_have_no_meaning_for_calibration():
+    sizes = {"rate": 0.1, "draws": 5, "dimension": 3, "epsilon": 1.0, "delta": 1e-5, "accountant": "rdp"}
+    assert calibrate(Traces(), **sizes) == calibrate(DPSGD(), **sizes)

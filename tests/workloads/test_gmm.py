@@ -232,7 +232,7 @@ def test_under_privacy_it_comes_near_and_adadp_forgets_its_start(workload):
 
 
 def test_a_draw_is_never_split_however_large_it_is():
-    """All of its records share a posterior sample: in two parts, one more record would move others to another sample."""
+    """Its records share a posterior sample: in two parts, one more record would move others to another sample."""
     described = (
         registry.spec("workload", "gmm", registry.create_workload("gmm")),
         registry.spec("optimizer", "dp_sgd", DPSGD()),

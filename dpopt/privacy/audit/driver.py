@@ -13,7 +13,7 @@ from dpopt.clipping.flat import ClippingEngine
 from dpopt.errors import ConfigError
 from dpopt.privacy.audit.canaries import one_run_scores
 from dpopt.privacy.audit.estimators import clopper_pearson, likely_threshold, one_run, one_run_fdp
-from dpopt.privacy.audit.games import WORST_CASE_DIMENSION, simulated, worst_case
+from dpopt.privacy.audit.games import WORST_CASE_DIMENSION, require_noise, simulated, worst_case
 from dpopt.privacy.calibration import calibrate
 from dpopt.types import Optimizer
 
@@ -82,13 +82,14 @@ def audit(
         game_draws: of a run in the worst-case game, for the same epsilon; fewer make it quicker. None: `draws`.
 
     Raises:
-        ConfigError: a value out of range, or an engine without records.
+        ConfigError: a value out of range, an epsilon that needs no noise, or an engine without records.
     """
     if (engine is None) != (x is None) or (x is None) != (y is None):
         raise ConfigError("engine", type(engine).__name__, "expected engine, x and y together, or none of them")
     target: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "accountant": accountant}
     planned = partial(calibrate, optimizer, rate=rate, dimension=WORST_CASE_DIMENSION, **target)
     plan, game = planned(draws=draws), planned(draws=min(draws, game_draws or draws))
+    require_noise(game)
     start = time.perf_counter()
     level: dict[str, Any] = {"delta": delta, "significance": significance}
     # Chosen on a simulation of the ledger, the threshold costs none of the runs.
