@@ -24,11 +24,11 @@ class Release:
 
     Attributes:
         value: shape [d] for a gradient, [k] for k losses; already divided by the expected batch size.
-        std: standard deviation of the privacy noise in each coordinate of `value`.
+        std: standard deviation of the privacy noise in each coordinate of `value`: one for all of them, or as many.
     """
 
     value: Tensor
-    std: Number
+    std: Number | Vector
 
 
 @runtime_checkable

@@ -120,7 +120,7 @@ def recommend(overrides: Sequence[str]) -> None:
 
 
 def _up(value: float) -> str:
-    """Five digits, rounded up: printed noise is enough, and a printed epsilon is not below the spent one."""
+    """Five decimals, rounded up: printed noise is enough, and a printed epsilon is not below the spent one."""
     return f"{math.ceil(value * 1e5 - 1e-9) / 1e5:.5f}" if math.isfinite(value) else "inf"
 
 

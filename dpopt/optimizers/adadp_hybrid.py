@@ -40,7 +40,8 @@ class ADADPHybrid(adadp.ADADP):
     in: a whole number, 51 in the first epoch after the switch. An ADADP step takes two draws, a DP-SGD step one.
 
     Args:
-        lr, tau, clip, shrink, grow, factor, keep, reject, error_scale: see `ADADP`.
+        lr, tau, clip, shrink, grow, factor, keep, reject, error_scale: see `ADADP`; the T of tau = sqrt(d / 2T) is half
+            of all draws here too, though fewer of the steps are ADADP's.
         adaptive_epochs: epochs of ADADP; None means half of all draws, the paper's 50 of 100.
         decay: per epoch.
 

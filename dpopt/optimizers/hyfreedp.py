@@ -17,6 +17,11 @@ from dpopt.optimizers.base import Configured, Direction, descend, require_plain,
 from dpopt.optimizers.dp_adamw import DPAdamW
 from dpopt.types import ClipRule, Oracle, Release, Vector
 
+SATURATED = 0.9
+"""Losses from this share of R_l on are taken for clipped ones, which say nothing."""
+LEAST_BOUND = 1e-3
+"""The smallest R_l."""
+
 
 class State(NamedTuple):
     """HyFreeDP's state.
@@ -138,7 +143,11 @@ class HyFreeDP(Configured):
         a = 2 * (c * value).sum() / (eta.square() * c.square().sum())
 
         newton = torch.clamp(b / a, eta / 2, 2 * eta)
-        is_minimum = (a > 0) & (b > 0) & (value[m] < 0.9 * bound) & newton.isfinite()
+        is_minimum = (a > 0) & (b > 0) & (value[m] < SATURATED * bound) & newton.isfinite()
         smoothed = self.smoothing * eta + (1 - self.smoothing) * newton
-        next_bound = value.sum() if self.bound == "conservative" else value[m]
-        return torch.where(is_minimum, smoothed, eta), next_bound.clamp(min=1e-3)
+        return torch.where(is_minimum, smoothed, eta), self._next_bound(value)
+
+    def _next_bound(self, losses: Tensor) -> Tensor:
+        """R_l of the next round, from the losses of this one, shape [2m + 1]."""
+        bound = losses.sum() if self.bound == "conservative" else losses[self.probes // 2]
+        return bound.clamp(min=LEAST_BOUND)

@@ -12,12 +12,12 @@ from torch import Tensor
 from dpopt.errors import ConfigError
 from dpopt.fields import Factor
 from dpopt.optimizers.base import scalar
-from dpopt.optimizers.hyfreedp import HyFreeDP
+from dpopt.optimizers.hyfreedp import SATURATED, HyFreeDP
 from dpopt.types import Release, Vector
 
 
 class State(NamedTuple):
-    """The state of `HyFreeDP`, and whether a round of probes was not saturated yet: 1 or 0."""
+    """The state of `HyFreeDP`, and `is_usable`: 1 as soon as one round's losses were not saturated, 0 before."""
 
     theta: Vector
     base: Any
@@ -37,11 +37,12 @@ class NoiseAwareHyFreeDP(HyFreeDP):
         eta <- clamp(phi h max(D_1, 0) / (2 D_2), eta/2, growth eta)    where D_2 > sqrt(6) s   (curvature shows)
                eta                                                      else, where D_1 < -sqrt(2) s  (uphill)
                growth eta                                               else
-               eta/2                                                    where L_0 >= 0.9 R_l, or eta before the first
-                                                                        round in which it was not: saturated losses
+               eta/2                                                    where L_0 >= 0.9 R_l    (saturated losses);
+                                                                        eta while all rounds were saturated
 
-    beta is the decay of the average that the base direction is (Adam's beta_1, the momentum of SGD): one gradient acts
-    on 1/phi steps, which share the Newton step.
+    beta is Adam's beta_1 or the momentum of SGD, of the innermost base direction: one gradient acts on about 1/phi
+    steps, which share the Newton step. A filter around that direction (DOPPLER, DiSK) makes gradients act for longer,
+    which is not counted.
 
     Why. D_1 and D_2 have standard deviations sqrt(2) s and sqrt(6) s and are not correlated. On noise alone their
     quotient D_1/(2 D_2) is a Cauchy variable divided by 2 sqrt(3), and the log of a Cauchy variable's size has mean 0.
@@ -71,7 +72,7 @@ class NoiseAwareHyFreeDP(HyFreeDP):
 
     @property
     def phi(self) -> float:
-        """The share of a gradient in the direction of its own step."""
+        """One over the number of steps on which a gradient acts."""
         return 1 - _decay(self.base)
 
     @property
@@ -94,13 +95,12 @@ class NoiseAwareHyFreeDP(HyFreeDP):
         unseen = torch.where(first < -math.sqrt(2) * s, eta, self.growth * eta)
         found = torch.where(second > math.sqrt(6) * s, followed, unseen)
 
-        is_saturated = zero >= 0.9 * state.bound
+        is_saturated = zero >= SATURATED * state.bound
         kept = torch.where(state.is_usable > 0, eta / 2, eta)
         following = torch.where(is_saturated, kept, found)
         following = torch.where(following.isfinite() & (following > 0), following, eta)
-        bound = losses.value.sum() if self.bound == "conservative" else zero
         usable = torch.where(is_saturated, state.is_usable, torch.ones_like(state.is_usable))
-        return state._replace(eta=following, bound=bound.clamp(min=1e-3), is_usable=usable)
+        return state._replace(eta=following, bound=self._next_bound(losses.value), is_usable=usable)
 
 
 def _decay(base: Any) -> float:

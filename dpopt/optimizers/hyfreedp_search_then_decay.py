@@ -13,6 +13,7 @@ from dpopt.clipping.rules import Automatic
 from dpopt.fields import Count, Inflation, Positive
 from dpopt.optimizers.base import Configured, Direction, descend, require_one_point, require_plain, scalar
 from dpopt.optimizers.dp_adamw import DPAdamW
+from dpopt.optimizers.hyfreedp import LEAST_BOUND, SATURATED
 from dpopt.optimizers.scheduled import Scheduled
 from dpopt.types import Batch, ClipRule, Oracle, Release, Vector
 
@@ -157,7 +158,7 @@ class HyFreeDPSearchThenDecay(Configured):
         """The factor x that a round's losses ask for, and the state with eta, R_l and k advanced."""
         (minus, zero, plus), s = losses.value, losses.std
         first, second = minus - plus, minus - 2 * zero + plus
-        is_seen, is_saturated = state.rounds > 0, zero >= 0.9 * state.bound
+        is_seen, is_saturated = state.rounds > 0, zero >= SATURATED * state.bound
         is_curved = second > torch.where(is_seen, 1.0, 4.0) * math.sqrt(6) * s
 
         minimum = 1 + torch.where(is_seen, NEAR, FAR) * first / (2 * second)
@@ -169,7 +170,7 @@ class HyFreeDPSearchThenDecay(Configured):
         eta, counts = x * state.eta, (is_curved | is_seen) & ~is_saturated
         return x, state._replace(
             eta=torch.where(eta.isfinite() & (eta > 0), eta, state.eta),
-            bound=losses.value.sum().clamp(min=1e-3),
+            bound=losses.value.sum().clamp(min=LEAST_BOUND),
             rounds=state.rounds + counts,
             is_usable=torch.where(is_saturated, state.is_usable, 1.0),
         )

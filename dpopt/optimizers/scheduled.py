@@ -78,7 +78,7 @@ class Scheduled(Configured):
 
     def share(self, taken: int, total: int, rate: float) -> float:
         """The step size after `taken` of `total` draws, as a share of lr."""
-        rising = math.ceil(self.warmup * total)
+        rising = math.ceil(self.warmup * total - 1e-9)  # 0.07 * 100 is a hair more than 7
         if taken < rising:
             return (taken + 1) / rising
         progress = (taken - rising) / (total - rising)

@@ -25,7 +25,7 @@ from dpopt.privacy.oracle import BudgetSpent, TraceOracle
 from dpopt.privacy.plan import NonPrivate, Plan
 from dpopt.privacy.queries import GRADIENT
 from dpopt.privacy.selection import Selection, selection_spec
-from dpopt.privacy.solving import TOLERANCE, Charge, solve_noise
+from dpopt.privacy.solving import TOLERANCE, solve_noise
 from dpopt.privacy.unread import ValueRead
 from dpopt.types import Optimizer
 
@@ -91,7 +91,8 @@ def calibrate(
     remembered = _read_cache(path, kinds)
     plan = planned(remembered) if remembered else None
     if plan is None or not (1 - 2 * TOLERANCE) * epsilon <= charge(plan.ledger, delta, accountant) <= epsilon:
-        noise = _solve_kinds(structure, rate, inflation, shares, partial(_solved, epsilon, delta, accountant, charge))
+        solve = partial(solve_noise, epsilon=epsilon, delta=delta, accountant=accountant, charge=charge)
+        noise = _solve_kinds(structure, rate, inflation, shares, solve)
         _write_cache(path, noise)
         plan = planned(noise)
     return plan
@@ -200,12 +201,6 @@ def _division(optimizer: Optimizer, kinds: Sequence[str]) -> tuple[float | None,
         raise ConfigError("optimizer", f"releases {', '.join(kinds)}", reason)
     others = [kind for kind in kinds if kind != GRADIENT]
     return inflation, {kind: float(shares.get(kind, 1.0)) for kind in others}
-
-
-def _solved(
-    epsilon: float, delta: float, accountant: str, charge: Charge, ledger_of: Callable[[float], Ledger]
-) -> float:
-    return solve_noise(ledger_of, epsilon, delta, accountant, charge)
 
 
 def _solve_kinds(

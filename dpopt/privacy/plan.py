@@ -13,9 +13,9 @@ class Plan:
     """What a run may release, and with how much noise.
 
     Attributes:
-        noise: noise multiplier (noise std / L2 sensitivity) for each kind of release: "gradient", "losses".
+        noise: noise multiplier (noise std / L2 sensitivity) for each kind of release: "gradient", "losses", "counts".
         ledger: the draws that the run will leave.
-        epsilon: what `ledger` spends at `delta` by `accountant`; at most the target.
+        epsilon: what `ledger` spends at `delta` by `accountant`; at most the target, unless the plan is scaled down.
         rate: Poisson sampling probability q.
         draws: number of draws T.
         dimension: number d of trained parameters.

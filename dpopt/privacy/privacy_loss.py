@@ -203,7 +203,7 @@ class _Sum:
             return (cumulants - math.log(share)) / tilts
 
     def _epsilon(self, index: int, high: float) -> tuple[float, bool]:
-        """The same by losses tilted as in `tilts[index]`, and whether it is tight, rounding errors being small."""
+        """Epsilon by losses tilted as in `tilts[index]`, and whether it is tight: whether rounding errors are small."""
         tilt = self.tilts[index]
         last = math.ceil(high / self.step)
         first = math.floor(max(self._low(index, high) / self.step, last - MOST_POINTS))

@@ -28,7 +28,7 @@ HALF_DECADE = math.sqrt(10)
 """The grid's step in C and eta, and what each sign of a harder or an easier problem moves C by."""
 TIGHT, LOOSE = 1.0, 8.0
 """The epsilon up to which privacy counts as tight, and that from which on it counts as loose."""
-FEW, MANY = 5.0, 40.0
+FEW_EPOCHS, MANY_EPOCHS = 5.0, 40.0
 """The epochs up to which compute counts as limited, and those from which on it counts as plentiful."""
 LR, LR_BATCH = 3e-3, 1000
 """The middle of the learning rates of DP-Adam, and the batch size at which it is this."""
@@ -139,7 +139,7 @@ def _signs(problem: Problem) -> dict[str, int]:
     """What is known of the problem's difficulty: 1 for each sign that it is hard, -1 for each that it is easy."""
     signs = {
         f"epsilon {problem.epsilon:g}": (problem.epsilon <= TIGHT) - (problem.epsilon >= LOOSE),
-        f"{problem.epochs:g} epochs": (problem.epochs <= FEW) - (problem.epochs >= MANY),
+        f"{problem.epochs:g} epochs": (problem.epochs <= FEW_EPOCHS) - (problem.epochs >= MANY_EPOCHS),
         f"a {problem.capacity} model": (problem.capacity == "weak") - (problem.capacity == "strong"),
         f"{problem.difficulty} data": (problem.difficulty == "hard") - (problem.difficulty == "easy"),
     }
@@ -167,9 +167,9 @@ def _about_clip(clip: float, signs: Mapping[str, int]) -> str:
     return (
         f"C: {clip:.2g} in the middle, which is {CENTRE:g} moved by half a decade for each sign of a harder problem "
         f"(up) or an easier one (down): {moves or 'none'}. The directions are the paper's. Our choice are the middle, "
-        f"how far it moves, and what counts: epsilon up to {TIGHT:g} or from {LOOSE:g} on, up to {FEW:g} epochs or "
-        f"from {MANY:g} on, and what is told of model and data. Full fine-tuning of large models may want far larger "
-        "C, as the paper notes."
+        f"how far it moves, and what counts: epsilon up to {TIGHT:g} or from {LOOSE:g} on, up to {FEW_EPOCHS:g} epochs "
+        f"or from {MANY_EPOCHS:g} on, and what is told of model and data. Full fine-tuning of large models may want "
+        "far larger C, as the paper notes."
     )
 
 

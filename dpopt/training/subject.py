@@ -20,7 +20,7 @@ from dpopt.workloads.base import Split
 
 DIGESTED = 10_000
 """Records that are converted at once, to tell data sets apart."""
-LOOKED = 256
+MADE_UP = 256
 """Made-up records whose changes are compared, of which some differ by random changes of any likelihood."""
 
 
@@ -74,7 +74,7 @@ class Subject:
         """
         with unchanged(self.model, self.device, training=False), suppress(Exception):
             torch.manual_seed(0)
-            inputs = self.transform(made_up(self.train.x[:LOOKED]).to(self.device)).double().flatten(1)
+            inputs = self.transform(made_up(self.train.x[:MADE_UP]).to(self.device)).double().flatten(1)
             return (inputs @ torch.arange(inputs.shape[1]).cos().to(inputs)).cpu()
         return torch.empty(0, dtype=torch.float64)
 

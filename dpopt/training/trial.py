@@ -28,7 +28,7 @@ from dpopt.training.subject import Subject, unchanged
 from dpopt.types import Vector
 from dpopt.workloads.base import Split, accuracy
 
-LOOKED = 256
+EXAMINED = 256
 """The most records that are looked at for a gradient."""
 TRAINED = (torch.float32, torch.float64)
 
@@ -152,7 +152,7 @@ def clipping_engine(subject: Subject, name: str, batch: float, precision: str) -
 
 
 def blindness(engine: ClippingEngine, subject: Subject) -> str | None:
-    """Why there is nothing to learn from: no record among `LOOKED` has a finite loss and a finite gradient but zero.
+    """Why there is nothing to learn from: no record among `EXAMINED` has a finite loss and a finite gradient but zero.
 
     Looks at the parameters as they are and then beside them, where no initial zero hides anything, and stops at the
     first such record, usually the first of all.
@@ -164,7 +164,7 @@ def blindness(engine: ClippingEngine, subject: Subject) -> str | None:
         ConfigError: the engine fails.
     """
     split, device, model = subject.train, subject.device, subject.model
-    start, is_finite, count = engine.theta, False, min(LOOKED, len(split.x))
+    start, is_finite, count = engine.theta, False, min(EXAMINED, len(split.x))
     rows = torch.linspace(0, len(split.x) - 1, count).long()
     with unchanged(model, device, training=True):
         for theta in (start, _beside(start)):
