@@ -95,9 +95,9 @@ def require_local(base: Direction, owner: str) -> None:
     Raises:
         ConfigError: `base` looks elsewhere than at theta_t, or scales what it sees.
     """
-    require_one_point(base, owner)
-    if type(base).observe is not Direction.observe:
-        raise ConfigError(f"{owner}.base", base, "expected a direction that does not scale the gradient")
+    for name in ("points", "observe"):
+        if getattr(type(base), name) is not getattr(Direction, name):
+            raise ConfigError(f"{owner}.base", base, "expected a direction that sees the plain gradient at theta_t")
 
 
 def require_one_point(base: Direction, owner: str) -> None:
