@@ -1,5 +1,6 @@
 import os
 import sys
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -21,6 +22,19 @@ def _own_cache(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def at_marks(monkeypatch):
+    """A context in which a function is called with the part of a cell that is done, whenever that is noted."""
+
+    @contextmanager
+    def told(call):
+        with monkeypatch.context() as patch:
+            patch.setattr("dpopt.store.leases.Lease.note", lambda lease, fraction: call(fraction))
+            yield
+
+    return told
 
 
 @pytest.fixture(autouse=True)

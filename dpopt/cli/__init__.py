@@ -23,7 +23,7 @@ from dpopt.errors import ConfigError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0, 1 where cells failed, 2 for input that cannot be used."""
+    """Run one command; returns the exit code: 0, 1 where cells failed, 2 for input or files that cannot be used."""
     parser = _parser()
     if "_ARGCOMPLETE" in os.environ:
         answer(parser, COMMANDS)
@@ -39,6 +39,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         ERR.print("interrupted; run the same command again to go on")
         return 130
+    except Exception as error:
+        from dpopt.store import Damaged  # here, as it loads numpy, for which Tab would have to wait
+
+        if not isinstance(error, Damaged):
+            raise
+        complain("error", f"{error}; move the folder of this run away to run the cell again")
+        return 2
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -27,8 +27,9 @@ def bench(overrides: Sequence[str]) -> None:
 
     chosen = benchmark.settings(overrides)
     plots = [plot for plot in figures.plots(Path(chosen.plots)) if plot.needs == "speed"]
-    record = benchmark.bench(chosen, ERR)
     store = Store(Path(chosen.results))
+    store.check_writable()
+    record = benchmark.bench(chosen, ERR)
     _keep(store, store.add("bench", record), speed.markdown(record), plots, speed.frame(record))
 
 
@@ -51,8 +52,10 @@ def audit(overrides: Sequence[str]) -> int:
 
     chosen = auditing.settings(overrides)
     plots = [plot for plot in figures.plots(Path(chosen.suite.plots)) if plot.needs == "audit"]
+    store = Store(Path(chosen.suite.results))
+    store.check_writable()
     record = auditing.run(chosen, ERR)
-    store, rows = Store(Path(chosen.suite.results)), audits.frame(record)
+    rows = audits.frame(record)
     drawn = plots if any(rows["failure"] == "") else []
     _keep(store, store.add("audit", record), audits.markdown(record), drawn, rows)
     problems = audits.problems(rows)

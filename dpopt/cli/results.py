@@ -46,6 +46,7 @@ def table(overrides: Sequence[str]) -> None:
     selection=geometric what private selection would make of the searches.
     """
     from dpopt.analysis import published, tables
+    from dpopt.store.runs import RESULTS
 
     results, given = stored(overrides, "scores", "compare", "selection")
     comparison = results.table()
@@ -64,7 +65,7 @@ def table(overrides: Sequence[str]) -> None:
         _write(results, "table", shown.files())
     if given["selection"]:
         _selection(results)
-    missing = results.cells[~results.cells["state"].isin(["done", "diverged"])]
+    missing = results.cells[~results.cells["state"].isin(RESULTS)]
     if len(missing):
         ERR.print(f"{len(missing)} cells have no result; rows that need them are left out")
     report_problems(results.problems)

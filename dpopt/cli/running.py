@@ -181,6 +181,7 @@ def _explain(store: Store, suite: str, planned: list[Planned], failed: Mapping[s
 def cancel(overrides: Sequence[str]) -> None:
     """Ask the processes that run a suite, on any machine, to stop; running cells write a checkpoint first."""
     results, _ = stored(overrides)
+    results.store.check_writable()
     results.store.cancel(results.suite)
     OUT.print(f"asked; `dpopt run suite={results.suite}` goes on")
 

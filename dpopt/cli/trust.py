@@ -28,6 +28,7 @@ def collect(overrides: Sequence[str]) -> None:
     from dpopt.analysis import collecting
 
     results, _ = stored(overrides)
+    results.store.check_writable()
     written, problems = collecting.collect(results)
     for path, rows in written.items():
         OUT.print(f"{path}: {rows} rows")
@@ -37,10 +38,10 @@ def collect(overrides: Sequence[str]) -> None:
 def publish(overrides: Sequence[str]) -> int:
     """Write a suite's folder of results/published: cells, curves, ledgers, records, tables, ranking and figures.
 
-    figures=[NAME] draws these figures, to=FOLDER writes elsewhere, results=FOLDER and plots=FOLDER are where runs and
-    figures' files are. check=true compares instead: every published table
-    and figure, of suite=NAME or of all suites, is made again from the published cells; ends with 1 where one is
-    another. remake=true writes them anew, from what is published.
+    figures=[NAME] draws these figures, to=FOLDER writes elsewhere. Runs are read from results=FOLDER, the files of
+    figures from plots=FOLDER. check=true writes nothing: it makes every published table and figure again from the
+    published cells, of suite=NAME or of all suites, and ends with 1 where a file is different. remake=true writes all
+    of them again from the published cells.
     """
     import matplotlib
 
@@ -121,17 +122,21 @@ def verify(overrides: Sequence[str]) -> int:
 def merge(arguments: Sequence[str]) -> int:
     """Copy the results of the folder FROM into results=INTO: finished runs, planned cells of suites, measurements.
 
-    FROM may be a tar archive of such a folder, compressed or not. Nothing is overwritten, no link is followed, and what
-    no such folder has is left out. Ends with 1 where a run has different results in the two folders, or cannot be read;
-    these stay as they are. A merge that was interrupted goes on when it is started again.
+    FROM may also be the folder above it, or a tar archive of either, compressed or not. Nothing is overwritten, no link
+    is followed, and what no such folder has is left out. Ends with 1 where a run has different results in the two
+    folders, or cannot be read; these stay as they are. A merge that was interrupted goes on when it is started again.
     """
     from dpopt.store import Store
     from dpopt.store.archives import unpacked
     from dpopt.store.merge import merge as merged
+    from dpopt.store.merge import results_in
 
     ((source,), asked) = _positional(arguments, "FROM", results="results")
-    with unpacked(Path(source)) if Path(source).is_file() else nullcontext(_results(source, "FROM")) as there:
-        done = merged(there, Store(Path(asked["results"])), _track)
+    into = Store(Path(asked["results"]))
+    with unpacked(Path(source)) if Path(source).is_file() else nullcontext(_results(source, "FROM").root) as folder:
+        there = results_in(folder, source)
+        into.check_writable()
+        done = merged(there, into, _track)
     for run_id in done.conflicts:
         OUT.print(f"conflict {run_id}: different results in {source} and {asked['results']}")
     report_problems(done.damaged)

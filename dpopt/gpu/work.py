@@ -29,6 +29,7 @@ from dpopt.bench.cases import CASES
 from dpopt.errors import ConfigError
 from dpopt.gpu.tether import end_with_input
 from dpopt.store import Store
+from dpopt.store.runs import RESULTS
 
 Rows = Iterator[dict[str, Any]]
 ENGINES = ("bookkeeping", "poisson", "opacus_hooks", "opacus_ghost", "vmap")
@@ -153,7 +154,7 @@ def _progress(store: Store, name: str) -> dict[str, Any]:
     """How far a suite is, where its cells were trained, and its table."""
     run_ids = {entry["run_id"] for entry in store.manifest(name)["cells"]}
     states = Counter(store.state(run_id) for run_id in run_ids)
-    finished = [store.record(run_id) for run_id in run_ids if store.state(run_id) in ("done", "diverged")]
+    finished = [store.record(run_id) for run_id in run_ids if store.state(run_id) in RESULTS]
     made = Counter(f"{record['provenance']['device']}, {record['provenance']['commit']}" for record in finished)
     why = Counter(store.error(run_id)["reason"] for run_id in run_ids if store.state(run_id) == "failed")
     table = store.suite_folder(name) / "table.md"

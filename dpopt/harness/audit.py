@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import multiprocessing
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,6 +22,8 @@ from dpopt.configurations import first_key
 from dpopt.errors import ConfigError, unknown
 from dpopt.harness import plan as planning
 from dpopt.harness.cell import Cell
+from dpopt.harness.engines.local import places
+from dpopt.harness.remote import Remote
 from dpopt.harness.suite import Suite, load_suite
 from dpopt.privacy import audit
 from dpopt.privacy.sampling import derive
@@ -87,7 +87,7 @@ def run(chosen: AuditKeys, console: Console | None = None) -> dict[str, Any]:
         "schema": SCHEMA,
         "suite": chosen.suite.name,
         "started": started,
-        "rows": _rows(tasks, chosen.suite.workers or len(os.sched_getaffinity(0)), console),
+        "rows": _rows(tasks, len(places("cpu", chosen.suite.workers)), console),
         "seconds": time.perf_counter() - clock,
         "significance": chosen.significance,
         "game_draws": chosen.game_draws,
@@ -118,21 +118,28 @@ def _cells(suite: Suite) -> Iterator[tuple[str, Cell]]:
 
 
 def _rows(tasks: list[AuditRow], workers: int, console: Console | None) -> list[dict[str, Any]]:
-    """The rows of `tasks`, in their order, computed in processes."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(tasks)), context) as pool, _progress(len(tasks), console) as advance:
-        futures = {pool.submit(task.find): task for task in tasks}
-        for future in as_completed(futures):
-            advance(futures[future].head["name"])
-    return [task.head | _outcome(future) for future, task in futures.items()]
+    """The rows of `tasks`, in their order, each computed in a process of its own."""
+    alive: list[Remote] = []
+    pool = ThreadPoolExecutor(min(workers, len(tasks)))
+    try:
+        futures = {pool.submit(_find, task, alive): task for task in tasks}
+        with _progress(len(tasks), console) as advance:
+            for future in as_completed(futures):
+                advance(futures[future].head["name"])
+        return [task.head | future.result() for future, task in futures.items()]
+    finally:  # first no new process, then the end of those that are left
+        pool.shutdown(wait=False, cancel_futures=True)
+        for remote in alive:
+            remote.close()
 
 
-def _outcome(future: Future[dict[str, Any]]) -> dict[str, Any]:
+def _find(task: AuditRow, alive: list[Remote]) -> dict[str, Any]:
     """What was found, or why it was not: one row may fail in any way, or lose its process; the others go on."""
-    error = future.exception()
-    if error is not None:
-        return {"epsilon": None, "failure": f"{type(error).__name__}: {error}"}
-    return future.result() | {"failure": ""}
+    remote = Remote(task)
+    alive.append(remote)
+    found, failure = remote.ask("find")
+    remote.close()
+    return {"epsilon": None, "failure": failure} if failure else found | {"failure": ""}
 
 
 def _optimizer(label: str, cell: Cell, chosen: AuditKeys) -> dict[str, Any]:

@@ -35,10 +35,10 @@ from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.plan import Plan
 from dpopt.privacy.sampling import derive
 from dpopt.privacy.selection import selection_rule
-from dpopt.store.identity import identity
+from dpopt.store.identity import clipping_bound, identity
 from dpopt.store.leases import Lease
 from dpopt.store.provenance import provenance
-from dpopt.store.runs import Store
+from dpopt.store.runs import SETTLED, Store
 from dpopt.study.diagnostics import Diagnostics
 from dpopt.training import inputs
 from dpopt.types import Optimizer, Vector
@@ -48,7 +48,7 @@ CHECKPOINT_SECONDS = 60.0
 
 
 STORED = {"scale_down": "dry_run"}
-"""Fields that have another name in stored cells, whose identity it is part of."""
+"""The fields that have another name in stored cells. A new name there would change the ids of these cells."""
 
 
 @dataclass(frozen=True)
@@ -146,10 +146,6 @@ class Interrupted(Exception):
     """The cell was asked to stop; its checkpoint is written."""
 
 
-Report = Callable[[float], None]
-"""Called with the fraction of the cell that is done."""
-
-
 @dataclass(frozen=True)
 class Prepared:
     """A cell that is ready to train.
@@ -233,7 +229,7 @@ def prepare(
         sample = inputs.sample(train, seen.transform, place)
     engine = clipping.engine(seen.model, seen.loss, sample=sample, batch=batch)
     plan = _plan(cell, optimizer, len(train.x), engine.dimension)
-    diagnostics = _diagnostics(seen, optimizer, plan, train) if cell.diagnostics else None
+    diagnostics = _diagnostics(seen, cell, plan, train) if cell.diagnostics else None
     stepper = averaged(optimizer, cell.average)
     reached = Reached(stepper.init(engine.theta), Ledger(), Elapsed(), [])
     if store is not None:
@@ -304,11 +300,12 @@ def _plan(cell: Cell, optimizer: Optimizer, examples: int, dimension: int) -> Pl
     return plan if cell.scale_down == 1 else scaled_down(plan, cell.scale_down)
 
 
-def _diagnostics(seen: Multiplied, optimizer: Optimizer, plan: Plan, train: Split) -> Diagnostics:
+def _diagnostics(seen: Multiplied, cell: Cell, plan: Plan, train: Split) -> Diagnostics:
     is_class = train.y.ndim == 1 and not train.y.is_floating_point()
+    bound = clipping_bound(cell.content())  # an isolated optimizer does not show its rule
     return Diagnostics(
         VmapEngine(seen.model, seen.loss),
-        getattr(optimizer, "clip", None),
+        None if math.isnan(bound) else bound,
         plan.noise.get("gradient", 0.0),
         plan.rate * len(train.x),
         plan.draws,
@@ -321,7 +318,6 @@ def run(
     store: Store,
     *,
     device: str = "auto",
-    report: Report = lambda fraction: None,
     physical_batch: int | None = None,
     isolate: bool = False,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
@@ -337,9 +333,8 @@ def run(
         cell: what to run.
         store: where its files go.
         device: see `training.resolve_device`.
-        report: called at each entry of the curve.
         physical_batch: see `DataOracle`; None leaves it to the clipping engine.
-        isolate: run the optimizer in a process of its own, see `privacy.isolation`; the record is the same.
+        isolate: run the optimizer in a process of its own, see `privacy.isolation`; the numbers are the same.
         checkpoint_seconds: at least so much time lies between two checkpoints.
         stop: asked after every step; by default whether this process has been asked to stop.
 
@@ -348,14 +343,15 @@ def run(
 
     Raises:
         ConfigError: the cell belongs to another revision of the kernel, or cannot be run here.
-        Held: another process runs the cell or has finished it.
+        Held: another process runs the cell, or nothing is left to do: it has a result or has failed, or its record is
+            damaged.
         Interrupted: `stop` said so.
     """
     with store.lease(cell.run_id) as lease:
-        if (known := store.state(cell.run_id)) in ("done", "diverged"):
+        if (known := store.state(cell.run_id)) in SETTLED:
             raise Held(f"it is {known}")
         forget_peak(training.resolve_device(device))
-        loop = Loop(store, lease, report, checkpoint_seconds, stop, device)
+        loop = Loop(store, lease, checkpoint_seconds, stop, device)
         ready = prepare(cell, device=device, physical_batch=physical_batch, isolate=isolate, store=store)
         return train(ready, loop)
 
@@ -365,15 +361,15 @@ class Loop:
     """What goes on around the steps of a cell.
 
     Attributes:
-        store, lease: where its files go, by `writing` alone, and the right to write them.
-        report, checkpoint_seconds, stop, device: see `run`.
-        started: when this was made, which is to be before the cell is prepared.
-        seconds: that the steps have taken, in this process.
+        store: where its files go; `writing` alone gives it out.
+        lease: the right to write them.
+        checkpoint_seconds, stop, device: see `run`.
+        started: when this object was made. Make it before the cell is prepared.
+        seconds: how long the steps of this process have taken.
     """
 
     store: Store
     lease: Lease
-    report: Report
     checkpoint_seconds: float
     stop: Callable[[], bool]
     device: str
@@ -490,7 +486,6 @@ def _mark(ready: Prepared, state: Any, loop: Loop) -> None:
     fraction = ready.oracle.draws_taken / ready.oracle.draws_total
     _observe(ready, state, loop)
     loop.lease.note(fraction)
-    loop.report(fraction)
 
 
 def _observe(ready: Prepared, state: Any, loop: Loop) -> None:

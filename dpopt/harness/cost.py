@@ -25,7 +25,7 @@ from dpopt.harness.remote import Remote
 from dpopt.harness.suite import Suite
 from dpopt.markup import duration
 from dpopt.store.provenance import provenance
-from dpopt.store.runs import Store
+from dpopt.store.runs import RESULTS, SETTLED, Store
 from dpopt.workloads.base import Split
 
 SAMPLE = 256
@@ -85,7 +85,7 @@ class CostRow:
     @property
     def done(self) -> int:
         """Cells with a result."""
-        return sum(state in ("done", "diverged") for state in self.states)
+        return sum(state in RESULTS for state in self.states)
 
     @property
     def failed(self) -> int:
@@ -95,8 +95,7 @@ class CostRow:
     @property
     def waiting(self) -> list[Cell]:
         """Cells that `dpopt run` would run."""
-        left = ("done", "diverged", "failed", "damaged")
-        return [cell for cell, state in zip(self.cells, self.states, strict=True) if state not in left]
+        return [cell for cell, state in zip(self.cells, self.states, strict=True) if state not in SETTLED]
 
     @property
     def draws(self) -> tuple[int, int]:

@@ -17,13 +17,12 @@ from dpopt.harness.cell import Cell
 from dpopt.harness.engines import Engine, Event
 from dpopt.markup import lines
 from dpopt.store import leases
-from dpopt.store.runs import Failure, Store
+from dpopt.store.runs import RESULTS, SETTLED, Failure, Store
 
 PLAIN_LINES = 20
 """About how many lines a run prints where there is no terminal to draw a bar on."""
 POLL = 1.0
 """Seconds between two looks at what an engine does not tell: time that is up, and cells of other processes."""
-RESULTS = ("done", "diverged")
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ def _is_settled(run_id: str, store: Store, outcome: SuiteOutcome) -> bool:
         outcome.failed[run_id] = store.error(run_id)["reason"]
     elif state == "damaged":
         outcome.damaged.append(run_id)
-    return state in (*RESULTS, "failed", "damaged")
+    return state in SETTLED
 
 
 class Round:
@@ -138,7 +137,7 @@ class Round:
         for run_id, watch in list(self._held.items()):
             if _is_settled(run_id, self._store, self.outcome):
                 del self._held[run_id], self.left[run_id]
-            elif watch.is_free():
+            elif watch.try_free():
                 del self._held[run_id]
                 self._engine.submit(self.left[run_id])
 

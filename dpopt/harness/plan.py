@@ -18,7 +18,7 @@ from dpopt.harness import refine, tuning
 from dpopt.harness.planned import Planned, all_done
 from dpopt.harness.rows import Row
 from dpopt.harness.suite import Setting, Suite
-from dpopt.store.runs import Store, mended
+from dpopt.store.runs import Store
 from dpopt.workloads.base import Workload
 
 
@@ -56,7 +56,7 @@ def preview(suite: Suite, store: Store) -> list[Planned]:
             path, copy = store.journal_path(name), Path(folder, "refine.journal")
             if path.exists():
                 shutil.copy(path, copy)
-            return mended(copy)
+            return copy
 
         return plan(suite, store, copied)
 
@@ -131,7 +131,7 @@ def _setting(suite: Suite, label: str) -> Setting:
     tuned = content.get("tuning", "grid" if grid else "self")
     default = {"name": name, "fields": {}, "refine": suite.refine}
     default |= {"widen": suite.widen} if tuned not in ("self", "fixed") else {}
-    own = {"tuning": tuned, "grid": grid if tuned not in ("self", "fixed") else {}}
+    own = {"tuning": tuned, "grid": grid if tuned not in ("self", "fixed") else content.get("grid", {})}
     rule = {"selection": {"rule": selection} if isinstance(selection, str) else selection}
     setting = fields.build(Setting, default | content | own | rule, where)
     if setting.tuning == "self" and entry.grid:

@@ -9,7 +9,7 @@ from typing import Any
 
 from dpopt.harness.cell import Cell
 from dpopt.store.identity import clipping_bound
-from dpopt.store.runs import Store, released_score, score_or_worst
+from dpopt.store.runs import RESULTS, Store, released_score, score_or_worst
 
 
 @dataclass(frozen=True)
@@ -86,4 +86,4 @@ def score_of(entry: Planned, results: Store) -> float:
 
 def all_done(found: list[Planned], results: Store) -> bool:
     """Whether all of some cells have a result."""
-    return all(results.state(entry.cell.run_id) in ("done", "diverged") for entry in found)
+    return all(results.state(entry.cell.run_id) in RESULTS for entry in found)

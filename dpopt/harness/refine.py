@@ -2,19 +2,24 @@
 
 Each search is a study in the journal of its suite: first the points of the grid with their scores, then what was asked
 for, in rounds. Nothing is asked for while a round has no scores, so a suite that is planned again has the same cells.
-A proposal depends on the scores before it and on the study's name alone: a journal that was lost comes again.
+A proposal depends on the scores before it and on the study's name alone: a journal that was lost comes again. Processes
+that plan one suite take turns with its journal, so that each sees what the others have asked for.
 """
 
 from __future__ import annotations
 
 import math
+import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from dpopt.errors import ConfigError
+from dpopt.errors import ConfigError, Held
 from dpopt.privacy.sampling import derive
+from dpopt.store import leases
+from dpopt.store.runs import mended
 
 Point = dict[str, Any]
 Ends = dict[str, tuple[Any, Any]]
@@ -23,6 +28,20 @@ ROUND = 5
 """Points proposed at once. On made-up surfaces of accuracy over (C, B, eta), with the noise of a validation set, 20
 points after a grid of 18 do as well in rounds of 5 as one by one, and worse in one round; after a grid of 96 all do
 alike."""
+POLL = 0.1
+"""Seconds between two looks at whether the journal is free."""
+
+
+class Journal(NamedTuple):
+    """The journal of a suite.
+
+    Attributes:
+        path: its file.
+        storage: Optuna's, which keeps it there.
+    """
+
+    path: Path
+    storage: Any
 
 
 def ends(points: Sequence[Point]) -> Ends:
@@ -42,18 +61,44 @@ def _is_positive(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
-def open_journal(path: Path) -> Any:
-    """The Optuna storage that keeps its journal in `path`.
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Be the only process at the journal `path`, without a last line that a kill has cut short; waits for the others.
+
+    It is a lease, as cells have: results may lie on a file system without locks.
+    """
+    held = path.with_suffix(".lease")
+    watch = leases.Watch(held)
+    while True:
+        try:
+            lease = leases.Lease(held)
+            break
+        except Held:
+            while not watch.try_free():
+                time.sleep(POLL)
+    with lease:
+        mended(path)  # the next line would be lost with the one that was cut short
+        yield
+
+
+def open_journal(path: Path) -> Journal:
+    """The journal in `path`, which is made where there is none.
 
     Raises:
         ConfigError: Optuna is not installed, or the file is none of its journals.
     """
     try:
         import optuna
-        from optuna.storages import journal
     except ImportError as error:
         raise ConfigError("refine", "optuna", "is not installed: pip install 'dpopt[refine]'") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with alone(path):
+        return Journal(path, _storage(path))
+
+
+def _storage(path: Path) -> Any:
+    from optuna.storages import journal
+
     try:
         return journal.JournalStorage(journal.JournalFileBackend(str(path)))
     except Exception as error:  # whatever it stumbles over, the file is at fault
@@ -62,7 +107,7 @@ def open_journal(path: Path) -> Any:
 
 
 def proposals(
-    journal: Any,
+    journal: Journal,
     name: str,
     grid: Sequence[tuple[Point, float]],
     number: int,
@@ -83,19 +128,20 @@ def proposals(
     limits, best = ends([point for point, _ in grid]), max(grid, key=lambda pair: pair[1])[0]
     held = {key: value for key, value in best.items() if key not in limits}
     beside = [(point, score) for point, score in grid if all(point[key] == value for key, value in held.items())]
-    study, space = _study(journal, name, beside, limits)
-    while True:
-        trials = study.get_trials(deepcopy=False)[len(beside) :]
-        points = [held | _rounded(trial.params, limits) for trial in trials]
-        is_enough = len(trials) >= number
-        is_round = is_enough or len(trials) % ROUND == 0
-        is_waiting = is_round and not _tell(study, trials, points, score)
-        if is_enough or is_waiting:
-            return points[:number]
-        _ask(study, space, len(trials))
+    with alone(journal.path):
+        study, space = _study(journal.storage, name, beside, limits)
+        while True:
+            trials = study.get_trials(deepcopy=False)[len(beside) :]
+            points = [held | _rounded(trial.params, limits) for trial in trials]
+            is_enough = len(trials) >= number
+            is_round = is_enough or len(trials) % ROUND == 0
+            is_waiting = is_round and not _tell(study, trials, points, score)
+            if is_enough or is_waiting:
+                return points[:number]
+            _ask(study, space, len(trials))
 
 
-def _study(journal: Any, name: str, grid: list[tuple[Point, float]], limits: Ends) -> tuple[Any, dict[str, Any]]:
+def _study(storage: Any, name: str, grid: list[tuple[Point, float]], limits: Ends) -> tuple[Any, dict[str, Any]]:
     """The study, with the grid as its first trials, and the space that it searches."""
     import optuna
     from optuna.distributions import FloatDistribution, IntDistribution
@@ -104,10 +150,10 @@ def _study(journal: Any, name: str, grid: list[tuple[Point, float]], limits: End
         key: (IntDistribution if isinstance(low, int) else FloatDistribution)(low, high, log=True)
         for key, (low, high) in limits.items()
     }
-    if name in optuna.get_all_study_names(journal):
-        study = optuna.load_study(storage=journal, study_name=name)
-    else:
-        study = optuna.create_study(storage=journal, study_name=name, direction="maximize")
+    if name in optuna.get_all_study_names(storage):
+        study = optuna.load_study(storage=storage, study_name=name)
+    else:  # to create it writes a line, also where there is one
+        study = optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
     for point, value in grid[len(study.get_trials(deepcopy=False)) :]:  # those that a plan which was killed left out
         params = {key: point[key] for key in space}
         study.add_trial(optuna.trial.create_trial(params=params, distributions=space, value=value))
@@ -151,7 +197,7 @@ def _tell(study: Any, trials: list[Any], points: list[Point], score: Callable[[i
         value = score(index, point)
         is_complete &= value is not None
         if value is not None:
-            study.tell(trial.number, value)
+            study.tell(trial.number, value, skip_if_finished=True)
     return is_complete
 
 

@@ -69,7 +69,7 @@ class Row:
         if isinstance(self._rule, BestOf):
             _check_alike(setting, f"{self._where}.grid", sorted(setting.grid), "")
 
-    def cells(self, results: Store | None, journal: Any) -> Iterator[Planned]:
+    def cells(self, results: Store | None, journal: refine.Journal | None) -> Iterator[Planned]:
         """All cells; those that follow from the outcome of others only where `results` has it.
 
         Args:
@@ -91,7 +91,7 @@ class Row:
             made.setdefault((place.epsilon, place.epochs), []).extend(found)
             if self._setting.tuning == "linear_scaling":
                 number = self._number(len(found), found[0].cell.optimizer, place)  # even where it is not planned yet
-                if results is not None and all_done(found, results):
+                if fresh and results is not None and all_done(found, results):
                     yield self._planned(_last_run(found, results), place, number)
         if self._setting.refine:
             yield from self._refinement(made, results, journal)
@@ -159,7 +159,7 @@ class Row:
         return own.setdefault((place.batch_size, place.epochs, str(optimizer.get("clip")), run), len(own))
 
     def _refinement(
-        self, made: Mapping[tuple[float, float], list[Planned]], results: Store | None, journal: Any
+        self, made: Mapping[tuple[float, float], list[Planned]], results: Store | None, journal: refine.Journal | None
     ) -> Iterator[Planned]:
         _check_refinement(self._setting, self._workload, self._rule, next(iter(made.values())), f"{self._where}.refine")
         for length, grid in made.items():
@@ -183,10 +183,11 @@ class Row:
         return found
 
     def _widened(self, place: Place, grid: list[Planned], first: int, results: Store) -> Iterator[Planned]:
-        """What follows from a grid that is done; `first` is the number of its first run that is no other search's too.
+        """What follows from a grid that is done; `first` is the number of its first run that no earlier search made.
 
-        Numbers go by `first` alone, and lie above those of all grids: a suite that grows changes none, and no two
-        searches of a seed share one.
+        Numbers depend on `first` alone and lie above those of all grids, so no two searches of a seed share one. More
+        epsilons or seeds change none of them. More epochs, B, C or points of a grid may: the searches after them are
+        numbered anew, with their grids and with what follows.
         """
         written = {(key, str(tuned_of(entry)[key])): value for entry in grid for key, value in entry.tuned.items()}
 
@@ -276,7 +277,7 @@ def _refined(
     number: int,
     further: Callable[[int, refine.Point], list[Planned]],
     results: Store,
-    journal: Any,
+    journal: refine.Journal,
 ) -> Iterator[Planned]:
     """The proposals that follow from a finished grid, each with all seeds: a point's score is the mean over them.
 
@@ -302,7 +303,7 @@ def _last_run(found: list[Planned], results: Store) -> Run:
     outcomes = []
     for entry in found:
         score, ledger = score_of(entry, results), results.ledger(entry.cell.run_id)
-        outcomes.append(Outcome(entry.cell.epsilon, entry.tuned["lr"], score, ledger))
+        outcomes.append(Outcome(entry.cell.epsilon, tuned_of(entry)["lr"], score, ledger))
     first, record = found[0].cell, results.record(found[0].cell.run_id)
 
     def left(spent: Ledger) -> float:

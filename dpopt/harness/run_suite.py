@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from dpopt.harness.execute import Policy, SuiteOutcome, execute
 from dpopt.harness.planned import Planned
 from dpopt.harness.suite import Suite
 from dpopt.store import Store, open_results
+from dpopt.store.runs import SETTLED
 from dpopt.training import resolve_device
 
 TIMED_DRAWS = 5
@@ -43,7 +45,7 @@ def run_suite(
 
     Raises:
         ConfigError: something in the suite cannot be used, data or weights are missing, or it would take longer than
-            `max_hours`.
+            `max_hours`. The suite's cells and what is noted of failures are then as before.
         OSError: results cannot be written.
     """
     store = open_store(suite, results)
@@ -52,11 +54,12 @@ def run_suite(
     store.check_writable()
     planning.require(suite)
     resolve_device(suite.device)
-    planned = planning.plan(suite, store, store.journal)
+    planned = planning.plan(suite, store, store.journal_path)
+    shown = progress if isinstance(progress, Console) else Console(stderr=True, quiet=not progress)
+    _try_engine(suite, engine or suite.engine, store, planned, retry)
+    _refuse_longer(suite, store, planned, retry, shown)
     if retry:
         _forget_failures(planned, store)
-    shown = progress if isinstance(progress, Console) else Console(stderr=True, quiet=not progress)
-    _refuse_longer(suite, store, planned, shown)
     store.extend_suite(suite.name, planning.manifest(suite, planned))
     return _run(suite, engine or suite.engine, store, planned, shown)
 
@@ -69,6 +72,19 @@ def open_store(suite: Suite, results: str | Path | None = None) -> Store:
     from dpopt.store.logs import LoggedStore
 
     return LoggedStore(root, suite.log)
+
+
+def _try_engine(suite: Suite, engine: str, store: Store, planned: list[Planned], retry: bool) -> None:
+    """Raise `ConfigError` where cells are to be run and the engine cannot be had, or does not take such a cell."""
+    left_alone = {*SETTLED} - ({"failed"} if retry else set())
+    cell = next((entry.cell for entry in planned if store.state(entry.cell.run_id) not in left_alone), None)
+    if cell is None:
+        return
+    tried = engines.create(engine, store, _setup(suite))
+    try:
+        tried.submit(cell)  # it is queued, and nothing starts before `poll`
+    finally:
+        tried.close()
 
 
 def _forget_failures(planned: list[Planned], store: Store) -> None:
@@ -91,19 +107,23 @@ def _run(suite: Suite, engine: str, store: Store, planned: list[Planned], consol
     while cells and not outcome.is_stopped:  # some cells follow from the outcome of others
         with stopping.signals():
             execute(cells, store, make_engine, console, outcome, policy, is_stopped)
+            is_asked = is_stopped()  # at the end of the last cell too, and the block forgets it
         known = {entry.cell.run_id for entry in planned}
-        planned = planning.plan(suite, store, store.journal) if planning.has_stages(suite) else planned
+        planned = planning.plan(suite, store, store.journal_path) if planning.has_stages(suite) else planned
         # At the end too: another process may have noted its cells in between, after it had read what there was before.
         store.extend_suite(suite.name, planning.manifest(suite, planned))
         cells = cost.cheapest_first(entry for entry in planned if entry.cell.run_id not in known)
+        outcome.is_stopped |= is_asked and bool(cells)
     return outcome
 
 
-def _refuse_longer(suite: Suite, store: Store, planned: list[Planned], console: Console) -> None:
+def _refuse_longer(suite: Suite, store: Store, planned: list[Planned], retry: bool, console: Console) -> None:
     """Raise `ConfigError` where a suite is estimated to take more than its `max_hours`."""
     if suite.max_hours is None:
         return
     rows = cost.rows(planned, store)
+    if retry:  # what has failed is still noted, and is to be run
+        rows = [replace(row, states=tuple("pending" if s == "failed" else s for s in row.states)) for row in rows]
     timings = cost.timings(rows, store, suite, TIMED_DRAWS, console)
     for line in cost.failures(rows, timings):
         console.print(line)

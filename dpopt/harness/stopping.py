@@ -38,7 +38,8 @@ def signals(at_once: bool = True) -> Iterator[None]:
     Does nothing outside the main thread, which alone may say what signals mean.
 
     Args:
-        at_once: whether the second one raises `KeyboardInterrupt`; a worker may get one from each who stops it.
+        at_once: whether the second one raises `KeyboardInterrupt`. Not for a worker: several processes may ask it to
+            stop, each with a signal of its own.
     """
     with undisturbed():
         if threading.current_thread() is threading.main_thread():

@@ -29,7 +29,7 @@ class Setting:
         tuning: "self" (needs none), "fixed" (set by hand), or a search over `grid`: "grid" (every point once), "random"
             (`runs` points drawn at random), "private" (as many as `selection` draws) or "linear_scaling" (two searches
             of `runs` points at small epsilons, see `tuning.linear_scaling`); by default "grid" where a grid is known.
-        grid: field -> values to search; by default the optimizer's own grid.
+        grid: field -> values to search, for a search alone; by default the optimizer's own grid.
         selection: how the search is charged; where it is, the suite's epsilon is that of the whole search. "composed"
             (all runs one after the other) or "simulated" ({rule: simulated, share: 0.85}) for "grid" and "random",
             {rule: logarithmic | geometric | poisson, runs: mean} for "private".
@@ -135,6 +135,8 @@ class Suite:
     published: Published | None = None
 
     def __post_init__(self) -> None:
+        if self.name in (".", ".."):
+            raise ConfigError("suite.name", self.name, "expected the name of a folder for its tables")
         if self.epochs == {}:
             raise ConfigError(f"{self.name}.epochs", {}, "expected a number for each epsilon")
 
@@ -192,9 +194,9 @@ def _of_file(
 ) -> Suite:
     known = configurations.keys("suite")
     content = configurations.composed(path, overrides, known, instead)
-    content |= _given(given, content, known)
     if missing := sorted(set(known) - content.keys()):
         raise ConfigError(str(path), missing, "keys are missing: begin the file with `defaults: [suite, _self_]`")
+    content |= _given(given, content, known)
     if any(isinstance(label, Mapping) for label in fields.listed(content["optimizers"])):
         allowed = "expected names; put what differs from the defaults into `settings`"
         raise ConfigError(f"{path.stem}.optimizers", content["optimizers"], allowed)

@@ -63,6 +63,9 @@ def check(setting: Setting, where: str) -> Selection | None:
     is_search = tuning in ("grid", "random", "private", "linear_scaling")
     if is_search and not setting.grid:
         raise ConfigError(f"{where}.grid", setting.grid, "expected field -> values to search")
+    if setting.grid and not is_search:
+        allowed = f"the tuning {tuning} searches nothing: leave it out, or write null over one that is inherited"
+        raise ConfigError(f"{where}.grid", setting.grid, allowed)
     for key, values in setting.grid.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{where}.grid.{key}", values, "expected a list of values")
@@ -70,7 +73,8 @@ def check(setting: Setting, where: str) -> Selection | None:
     if number > FEW:
         raise ConfigError(f"{where}.grid", f"{number} points", f"expected at most {FEW:,}")
     for key, values in setting.grid.items():
-        if any(value in values[:at] for at, value in enumerate(values)):
+        numbers = list(map(_number, values))
+        if any(value in numbers[:at] for at, value in enumerate(numbers)):
             raise ConfigError(f"{where}.grid.{key}", values, "a value is repeated")
     if tuning in ("random", "linear_scaling"):
         if setting.runs is None or setting.runs > number:
@@ -88,6 +92,14 @@ def check(setting: Setting, where: str) -> Selection | None:
     if setting.widen:
         _check_widen(setting, rule, f"{where}.widen")
     return rule
+
+
+def _number(value: Any) -> Any:
+    """A value of a grid; a text that reads as a number is one, as optimizers take it."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def _rule(setting: Setting, runs: int, where: str) -> Selection | None:

@@ -18,7 +18,6 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 from dpopt.errors import ConfigError
-from dpopt.store.runs import Store
 
 SMALL, RATIO = 2**28, 100
 """Bytes that any archive may unpack to, and how many times its size a larger one may: records shrink to a twentieth."""
@@ -27,8 +26,8 @@ OPENERS = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open, b"\
 
 
 @contextmanager
-def unpacked(archive: Path) -> Iterator[Store]:
-    """The store in a tar archive, compressed or not, which lies in a temporary folder meanwhile.
+def unpacked(archive: Path) -> Iterator[Path]:
+    """A temporary folder with what a tar archive holds, compressed or not.
 
     Raises:
         ConfigError: it cannot be unpacked, or holds something else than plain files below its folder, or too much.
@@ -38,7 +37,7 @@ def unpacked(archive: Path) -> Iterator[Store]:
             _unpack(archive, Path(folder).resolve())
         except (tarfile.TarError, OSError, EOFError, lzma.LZMAError, zlib.error) as error:
             raise ConfigError("FROM", str(archive), f"no tar archive that can be unpacked ({error})") from error
-        yield Store(Path(folder))
+        yield Path(folder)
 
 
 def _unpack(archive: Path, folder: Path) -> None:

@@ -143,8 +143,8 @@ class Watch:
         self._path, self._patience = path, patience
         self._seen, self._since = b"", time.monotonic()
 
-    def is_free(self) -> bool:
-        """Whether there is no lease; one whose holder is gone is removed."""
+    def try_free(self) -> bool:
+        """Remove the lease if its holder is gone; gives whether there is none now."""
         content = _read(self._path)
         if content is None:
             return True

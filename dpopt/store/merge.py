@@ -17,8 +17,10 @@ from dpopt.errors import ConfigError, Held
 from dpopt.store.identity import identity
 from dpopt.store.runs import CHECKED, RECORD, Damaged, Store, Track, address, read, sha256
 
-OF_THE_MACHINE = ("provenance", "checksums", "seconds_", "peak_memory", "processes")
+OF_THE_MACHINE = ("provenance", "checksums", "seconds_", "peak_memory", "processes", "isolated")
 """Prefixes of the keys of a record that may differ between two runs of one cell."""
+OF_SUITES, OF_MEASUREMENTS = ("runs", "suites"), ("bench", "audit")
+"""The folders of a results folder that are merged."""
 MEASURED = (RECORD, "table.md")
 DRAWN = (".svg", ".png")
 """What the folder of a measurement holds: these files, and figures with these endings."""
@@ -90,10 +92,33 @@ def merge(source: Store, into: Store, track: Track = lambda sequence, title: seq
     for suite in source.suites():
         if not _leads_away(source, [source.suite_folder(suite) / "manifest.json"], merged):
             _merge_suite(source, into, suite, merged)
-    for path in (path for kind in ("bench", "audit") for path in sorted((source.root / kind).glob(f"*/{RECORD}"))):
+    for path in (path for kind in OF_MEASUREMENTS for path in sorted((source.root / kind).glob(f"*/{RECORD}"))):
         if not _leads_away(source, [path], merged):
             _merge_measurement(source, into, path, merged)
     return merged
+
+
+def results_in(folder: Path, name: str) -> Store:
+    """The results in a folder, or in the one folder inside of it that holds runs or suites: an archive often has it.
+
+    Args:
+        folder: where to look; links inside of it are not followed.
+        name: what the user calls it.
+
+    Raises:
+        ConfigError: there are none, or several folders inside hold some.
+    """
+    roots = [folder]
+    if not _has(folder, OF_SUITES + OF_MEASUREMENTS):
+        roots = [inner for inner in folder.iterdir() if not inner.is_symlink() and _has(inner, OF_SUITES)]
+    if len(roots) != 1:
+        expected = ", ".join(OF_SUITES + OF_MEASUREMENTS)
+        raise ConfigError("FROM", name, f"holds no results: expected one folder with any of {expected}")
+    return Store(roots[0])
+
+
+def _has(folder: Path, names: Iterable[str]) -> bool:
+    return any((folder / name).is_dir() for name in names)
 
 
 def _leads_away(source: Store, paths: Iterable[Path], merged: Merged) -> bool:

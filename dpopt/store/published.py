@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from dpopt.errors import ConfigError, unknown
 from dpopt.privacy.ledger import Ledger
-from dpopt.store.runs import SCHEMA, Damaged, State, Store, read
+from dpopt.store.runs import CELLS, RESULTS, SCHEMA, Damaged, State, Store, only_read, read
 
 if TYPE_CHECKING:
     import pandas as pd
 
-CELLS, CURVES, ABOUT = "cells.parquet", "curves.parquet", "suite.json"
+CURVES, ABOUT = "curves.parquet", "suite.json"
 KEPT = ("test_", "validation_", "seconds_")
 """Prefixes of the numbers of a record that are columns of their own, as those in `NUMBERS` are."""
 NUMBERS = ("epsilon", "epsilon_total", "draws", "examples", "dimension", "eta")
@@ -72,7 +72,7 @@ class PublishedStore(Store):
             FileNotFoundError: the cell is not done.
         """
         row = self._find(run_id)
-        if not row or row["state"] not in ("done", "diverged"):
+        if not row or row["state"] not in RESULTS:
             raise FileNotFoundError(run_id)
         return _record(row)
 
@@ -106,13 +106,21 @@ class PublishedStore(Store):
 
     def check_writable(self) -> None:
         """Raise `ConfigError`: what is published is not changed by running more."""
-        raise ConfigError("results", str(self.root), "published results are only read; run into another folder")
+        raise only_read(self.root)
+
+    def write(self, path: Path, content: Mapping[str, Any] | str | bytes) -> None:
+        """Write what is made of published suites, such as a page, into another folder.
+
+        Raises:
+            ConfigError: the file would lie in the folder itself.
+        """
+        if path.resolve().is_relative_to(self.root.resolve()):
+            raise only_read(self.root)
+        super().write(path, content)
 
     def _rows(self, suite: str) -> list[dict[str, Any]]:
         if suite not in self._frames:
-            import pandas as pd
-
-            frame = pd.read_parquet(self.root / suite / CELLS).drop_duplicates(["label", "run_id"])
+            frame = read_parquet(self.root / suite / CELLS).drop_duplicates(["label", "run_id"])
             self._frames[suite] = frame.to_dict("records")  # a run that stands for several labels has a row for each
             self._runs.update({row["run_id"]: row for row in self._frames[suite]})
         return self._frames[suite]
@@ -121,6 +129,22 @@ class PublishedStore(Store):
         for suite in [] if self._frames else self.suites():
             self._rows(suite)
         return self._runs.get(run_id)
+
+
+def read_parquet(path: Path) -> pd.DataFrame:
+    """The frame in a Parquet file.
+
+    Raises:
+        ConfigError: there is no such file, or it holds something else.
+    """
+    import pandas as pd
+
+    try:
+        return pd.read_parquet(path)
+    except FileNotFoundError as error:
+        raise ConfigError("results", str(path), "no such folder or file") from error
+    except Exception as error:  # a damaged file makes the readers of Parquet raise many kinds
+        raise ConfigError("results", str(path), f"not Parquet: {error}") from error
 
 
 def _entry(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,11 +200,9 @@ def _below(row: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def _curves(path: Path) -> dict[str, list[dict[str, Any]]]:
-    import pandas as pd
-
     if not path.exists():
         return {}
-    frame: pd.DataFrame = pd.read_parquet(path)
+    frame = read_parquet(path)
     place = {"workload", "label", "epsilon_target", "batch_size", "epochs", "clip", "seed", "tuning", "score", "lr"}
     entries: dict[str, list[dict[str, Any]]] = {}
     for run_id, rows in frame.drop_duplicates(["run_id", "draw"]).groupby("run_id", sort=False):

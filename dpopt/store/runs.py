@@ -25,11 +25,17 @@ from dpopt.privacy.ledger import Ledger
 from dpopt.store import leases
 
 State = Literal["done", "diverged", "failed", "running", "interrupted", "pending", "damaged"]
+RESULTS: tuple[State, ...] = ("done", "diverged")
+"""The states of a cell that has a result."""
+SETTLED: tuple[State, ...] = (*RESULTS, "failed", "damaged")
+"""The states of a cell that `dpopt run` leaves alone."""
 Failure = Literal["failed", "died", "timeout"]
 """How a cell failed: an error of its own, a worker process that died, or too much time."""
 Track = Callable[[Sequence[Any], str], Iterable[Any]]
 """Gives the elements of a sequence, and shows under a title how far it is."""
 RECORD = "record.json"
+CELLS = "cells.parquet"
+"""The file of a suite's cells that `dpopt collect` and `dpopt publish` write."""
 CHECKED = ("cell.json", "curve.jsonl", "ledger.json")
 """The files of a run whose checksums are in its record, beside the record's own."""
 DIGEST = hashlib.sha256().digest_size
@@ -84,7 +90,7 @@ class Store:
             raise Damaged(f"{path}: lacks {', '.join(sorted(missing))}")
         if content["schema"] != SCHEMA:
             raise Damaged(f"{path}: written by another version (schema {content['schema']}, this one reads {SCHEMA})")
-        if content["run_id"] != run_id or content["status"] not in ("done", "diverged"):
+        if content["run_id"] != run_id or content["status"] not in RESULTS:
             raise Damaged(f"{path}: not a record of schema {SCHEMA} for run {run_id}")
         return _unsealed(content, path)
 
@@ -241,11 +247,11 @@ class Store:
 
     def write_manifest(self, suite: str, manifest: Mapping[str, Any]) -> None:
         """Note which cells a suite consists of."""
-        _write(self.suite_folder(suite) / "manifest.json", _dumps(manifest))  # indented, 10,000 cells take seconds
+        self.write(self.suite_folder(suite) / "manifest.json", _dumps(manifest))  # indented, 10,000 cells take seconds
 
     def cancel(self, suite: str) -> None:
         """Ask the processes that run a suite to stop."""
-        _write(self.suite_folder(suite) / "cancel", secrets.token_hex(8))
+        self.write(self.suite_folder(suite) / "cancel", secrets.token_hex(8))
 
     def cancelled(self, suite: str) -> str:
         """A token that changes when someone asks to stop: no clock is compared, nothing has to be removed."""
@@ -258,9 +264,14 @@ class Store:
         """Find out before any work whether results can be written.
 
         Raises:
-            ConfigError: they cannot.
+            ConfigError: they cannot, or the folder holds published suites, which are only read.
         """
-        trial = self.root / "runs" / f".writing-{secrets.token_hex(8)}"
+        if is_published(self.root):
+            raise only_read(self.root)
+        folder = self.root / "runs"
+        if self.root.is_dir() and not folder.exists():  # the commands that only measure need no folder for runs
+            folder = self.root
+        trial = folder / f".writing-{secrets.token_hex(8)}"
         try:
             _write(trial, "")
             trial.unlink()
@@ -287,17 +298,8 @@ class Store:
             raise ConfigError("suite", suite, f"{path} is no manifest; {anew}")
         return content
 
-    def journal(self, suite: str) -> Path:
-        """Where the refinement of a suite keeps its journal; whoever it is handed to writes it.
-
-        Whole lines are appended; one that a kill has cut short is taken off, or the next would be lost with it.
-        """
-        path = self.journal_path(suite)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return mended(path)
-
     def journal_path(self, suite: str) -> Path:
-        """Where that journal is, if there is one."""
+        """Where the refinement of a suite keeps its journal, if there is one."""
         return self.suite_folder(suite) / "refine.journal"
 
     def write(self, path: Path, content: Mapping[str, Any] | str | bytes) -> None:
@@ -311,7 +313,7 @@ class Store:
             The record's folder, named by the first 16 hex digits of the SHA-256 over its JSON.
         """
         folder = self.root / kind / address(record)
-        _write(folder / "record.json", record)
+        self.write(folder / "record.json", record)
         return folder
 
     def foreign(self) -> list[str]:
@@ -329,6 +331,17 @@ class Store:
     def suites(self) -> list[str]:
         """The suites that were run here."""
         return sorted(path.parent.name for path in (self.root / "suites").glob("*/manifest.json"))
+
+
+def is_published(root: Path) -> bool:
+    """Whether a folder holds published suites, and no runs."""
+    is_plain = (root / "runs").is_dir() or (root / "suites").is_dir()
+    return not is_plain and any(root.glob(f"*/{CELLS}"))
+
+
+def only_read(root: Path) -> ConfigError:
+    """The error for writing into a folder of published suites."""
+    return ConfigError("results", str(root), "published results are only read; give another folder")
 
 
 def mended(journal: Path) -> Path:

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -100,6 +102,14 @@ def test_a_row_that_fails_says_why_and_the_others_go_on(tmp_path, capsys):
     captured = capsys.readouterr()
     assert captured.err.count("canaries: 1 cannot be used") == 2
     assert len(list((tmp_path / "audit").glob("*/record.json"))) == 1
+
+
+def test_a_row_that_loses_its_process_says_so_and_the_others_go_on():
+    finds = {"dead": partial(os._exit, 3), "sound": partial(dict, epsilon=1.0)}
+    tasks = [audit.AuditRow({"name": name}, find) for name, find in finds.items()]
+    dead, sound = audit._rows(tasks, 1, None)
+    assert dead == {"name": "dead", "epsilon": None, "failure": "the process died (exit code 3)"}
+    assert sound == {"name": "sound", "epsilon": 1.0, "failure": ""}
 
 
 def test_flags_and_problems(record):

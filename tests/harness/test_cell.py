@@ -10,7 +10,7 @@ import scipy.stats
 import torch
 
 from dpopt import registry
-from dpopt.errors import ConfigError
+from dpopt.errors import ConfigError, Held
 from dpopt.harness import cell as cells
 from dpopt.harness.engines import Setup
 from dpopt.harness.engines.attempt import attempt
@@ -60,7 +60,7 @@ def test_a_record_says_what_was_run_and_spent(write_suite, store):
 
 
 @pytest.mark.parametrize(("label", "average"), [("dp_sgd", 0), ("hyfreedp", 0), ("adadp", 0), ("hyfreedp", 0.9)])
-def test_a_killed_cell_goes_on_where_it_was(write_suite, store, tmp_path, label, average):
+def test_a_killed_cell_goes_on_where_it_was(write_suite, store, tmp_path, at_marks, label, average):
     from dpopt.store import Store
 
     cell = planned_cell(write_suite, label, [f"settings.{label}.average={average}"])
@@ -71,12 +71,13 @@ def test_a_killed_cell_goes_on_where_it_was(write_suite, store, tmp_path, label,
         if fraction > 0.5:
             raise Killed
 
-    with pytest.raises(Killed):
-        cells.run(cell, store, report=kill_half_way, checkpoint_seconds=0)
+    with at_marks(kill_half_way), pytest.raises(Killed):
+        cells.run(cell, store, checkpoint_seconds=0)
     assert store.state(cell.run_id) == "interrupted"
     assert store.checkpoint(cell.run_id).exists()
     draws = []
-    resumed = cells.run(cell, store, report=draws.append)
+    with at_marks(draws.append):
+        resumed = cells.run(cell, store)
     assert min(draws) > 0.4, "it started over"
     assert stable(resumed) == stable(whole)
     assert store.curve(cell.run_id) == quiet.curve(cell.run_id)
@@ -85,7 +86,7 @@ def test_a_killed_cell_goes_on_where_it_was(write_suite, store, tmp_path, label,
 
 
 @pytest.mark.parametrize(("label", "average"), [("dp_sgd", 0), ("hyfreedp", 0), ("hyfreedp", 0.9)])
-def test_an_isolated_cell_is_the_same_cell(write_suite, store, tmp_path, label, average):
+def test_an_isolated_cell_is_the_same_cell(write_suite, store, tmp_path, at_marks, label, average):
     """And goes on where one that was not isolated was killed, as its checkpoints are the same."""
     from dpopt.store import Store
 
@@ -97,14 +98,14 @@ def test_an_isolated_cell_is_the_same_cell(write_suite, store, tmp_path, label, 
         if fraction > 0.5:
             raise Killed
 
-    with pytest.raises(Killed):
-        cells.run(cell, store, report=kill_half_way, checkpoint_seconds=0)
+    with at_marks(kill_half_way), pytest.raises(Killed):
+        cells.run(cell, store, checkpoint_seconds=0)
     isolated = cells.run(cell, store, isolate=True)
     assert isolated.pop("isolated")
     assert stable(isolated) == stable(whole)
     assert store.curve(cell.run_id) == quiet.curve(cell.run_id)
-    with pytest.raises(Killed):
-        cells.run(cell, again := Store(tmp_path / "again"), isolate=True, report=kill_half_way, checkpoint_seconds=0)
+    with at_marks(kill_half_way), pytest.raises(Killed):
+        cells.run(cell, again := Store(tmp_path / "again"), isolate=True, checkpoint_seconds=0)
     assert stable(cells.run(cell, again)) == stable(whole)
 
 
@@ -258,6 +259,22 @@ def test_metrics_are_the_final_ones_whatever_became_of_the_curve(write_suite, st
             cells.run(cell, store, checkpoint_seconds=0)
     store.restart_curve(cell.run_id, store.curve(cell.run_id)[:3])
     assert stable(cells.run(cell, store)) == stable(whole)
+
+
+@pytest.mark.parametrize("state", ["failed", "damaged"])
+def test_a_cell_that_failed_or_is_damaged_is_left_alone(write_suite, store, state, monkeypatch):
+    """Also by a process that waited for it: nothing is prepared, and the files stay."""
+    cell = planned_cell(write_suite, "dp_sgd")
+    monkeypatch.setattr(cells, "prepare", None)
+    store.begin(cell.run_id, cell.content())
+    if state == "failed":
+        store.fail(cell.run_id, "no luck")
+    else:
+        store.folder(cell.run_id, "record.json").write_text("{")
+    with pytest.raises(Held, match=f"it is {state}"):
+        cells.run(cell, store)
+    assert store.state(cell.run_id) == state
+    assert not store.folder(cell.run_id, "lease.json").exists()
 
 
 def test_a_failure_is_noted_and_is_no_result(write_suite, store):

@@ -124,19 +124,20 @@ def test_a_missing_checkpoint_is_no_harm(cell, stopped, capsys):
     assert "starting over" in capsys.readouterr().out
 
 
-def test_a_cell_with_a_damaged_checkpoint_ends_as_if_it_had_none(cell, stopped, tmp_path):
+def test_a_cell_with_a_damaged_checkpoint_ends_as_if_it_had_none(cell, stopped, tmp_path, at_marks):
     store, sound = stopped
     store.checkpoint(cell.run_id).write_bytes(flipped(sound, 4 * len(sound)))
     with pytest.raises(Damaged, match="checksum"):
         store.load_checkpoint(cell.run_id)
     quiet, draws = Store(tmp_path / "quiet"), []
-    assert stable(cells.run(cell, store, report=draws.append)) == stable(cells.run(cell, quiet))
+    with at_marks(draws.append):
+        assert stable(cells.run(cell, store)) == stable(cells.run(cell, quiet))
     assert draws[0] == 1 / 20
     assert store.curve(cell.run_id) == quiet.curve(cell.run_id)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "gone"])
-def test_the_curve_goes_on_from_the_checkpoint_too(cell, stopped, tmp_path, damage):
+def test_the_curve_goes_on_from_the_checkpoint_too(cell, stopped, tmp_path, at_marks, damage):
     """Not from its file, which has no checksum while the cell is unfinished."""
     store, _ = stopped
     path, quiet = store.folder(cell.run_id) / "curve.jsonl", Store(tmp_path / "quiet")
@@ -146,7 +147,8 @@ def test_the_curve_goes_on_from_the_checkpoint_too(cell, stopped, tmp_path, dama
     if damage == "gone":
         path.unlink()
     draws = []
-    assert stable(cells.run(cell, store, report=draws.append)) == stable(cells.run(cell, quiet))
+    with at_marks(draws.append):
+        assert stable(cells.run(cell, store)) == stable(cells.run(cell, quiet))
     assert draws[0] == 9 / 20
     assert store.curve(cell.run_id) == quiet.curve(cell.run_id)
 

@@ -5,11 +5,12 @@ import time
 import pytest
 import torch
 
+from dpopt.harness import cell as cell_module
 from dpopt.harness.cell import Interrupted, run
 from dpopt.harness.engines import Setup
 from dpopt.harness.engines.inline import InlineEngine
 from dpopt.harness.engines.local import LocalEngine, places
-from dpopt.harness.execute import execute
+from dpopt.harness.execute import Policy, execute
 from dpopt.harness.plan import plan
 from dpopt.store import Store
 
@@ -91,7 +92,36 @@ def test_inline_reports_failures(write_suite, store, monkeypatch):
     assert set(outcome.failed.values()) == {"ZeroDivisionError: division by zero"}
 
 
-def test_a_cancelled_cell_leaves_a_checkpoint_and_its_worker_is_replaced(write_suite, store, tmp_path):
+def test_a_cell_that_another_process_fails_meanwhile_is_not_trained_again(write_suite, store, monkeypatch):
+    failed, other = [entry.cell for entry in plan(write_suite())][:2]
+    monkeypatch.setattr("dpopt.harness.execute.POLL", 0.01)
+
+    def make_engine():
+        store.fail(failed.run_id, "out of luck elsewhere")
+        return InlineEngine(store, Setup("cpu"))
+
+    outcome = execute([failed, other], store, make_engine)
+    assert (outcome.ran, outcome.failed) == (1, {failed.run_id: "out of luck elsewhere"})
+    assert not store.folder(failed.run_id, "cell.json").exists()
+
+
+def test_an_error_that_is_tried_again_does_not_stand_in_the_way(write_suite, store, monkeypatch):
+    """The failure that the first attempt has noted is forgotten before the second one."""
+    cell = plan(write_suite())[0].cell
+    prepare, errors = cell_module.prepare, [ValueError("once")]
+
+    def fails_once(*given, **named):
+        if errors:
+            raise errors.pop()
+        return prepare(*given, **named)
+
+    monkeypatch.setattr(cell_module, "prepare", fails_once)
+    policy = Policy(retries=1, retry_on=("failed",))
+    outcome = execute([cell], store, lambda: InlineEngine(store, Setup("cpu")), policy=policy)
+    assert (outcome.ran, outcome.failed, store.state(cell.run_id)) == (1, {}, "done")
+
+
+def test_a_cancelled_cell_leaves_a_checkpoint_and_its_worker_is_replaced(write_suite, store, at_marks):
     (long,) = [
         e.cell for e in plan(write_suite(overrides=["epochs=3000", "optimizers=[adadp]", "seeds=0"], name="long"))
     ]
@@ -109,8 +139,8 @@ def test_a_cancelled_cell_leaves_a_checkpoint_and_its_worker_is_replaced(write_s
     assert store.checkpoint(long.run_id).exists()
     assert store.state(long.run_id) == "interrupted"
     fractions = []
-    with pytest.raises(Interrupted):
-        run(long, store, device="cpu", report=fractions.append, stop=lambda: bool(fractions))
+    with at_marks(fractions.append), pytest.raises(Interrupted):
+        run(long, store, device="cpu", stop=lambda: bool(fractions))
     assert fractions[0] > 1 / 40, "it started over"
 
 

@@ -117,7 +117,7 @@ def test_a_cell_killed_at_ten_random_draws_ends_as_if_it_had_not_been(write_suit
     assert files == {"cell.json", "curve.jsonl", "ledger.json", "record.json"}
 
 
-def test_a_cell_that_is_asked_to_stop_leaves_a_checkpoint(cell, store, tmp_path):
+def test_a_cell_that_is_asked_to_stop_leaves_a_checkpoint(cell, store, tmp_path, at_marks):
     answers = iter([False] * 7 + [True])
     with pytest.raises(cells.Interrupted):
         cells.run(cell, store, device="cpu", stop=lambda: next(answers))
@@ -125,7 +125,8 @@ def test_a_cell_that_is_asked_to_stop_leaves_a_checkpoint(cell, store, tmp_path)
     assert store.holder(cell.run_id) is None
     assert len(store.curve(cell.run_id)) == 8
     draws = []
-    record = cells.run(cell, store, device="cpu", report=draws.append)
+    with at_marks(draws.append):
+        record = cells.run(cell, store, device="cpu")
     assert draws[0] == 9 / 20
     assert stable(record) == stable(cells.run(cell, Store(tmp_path / "quiet"), device="cpu"))
 

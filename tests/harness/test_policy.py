@@ -125,7 +125,7 @@ def test_a_cell_of_another_process_is_waited_for(play, store, cells):
     class Elsewhere(leases.Watch):
         looks = 0
 
-        def is_free(self):
+        def try_free(self):
             Elsewhere.looks += 1
             if Elsewhere.looks == 3:
                 run(cells[0], store, device="cpu")

@@ -1,6 +1,8 @@
 import json
 import math
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
 import pytest
@@ -81,15 +83,46 @@ def test_fewer_and_more_points(tmp_path):
     assert proposed(path, 12)[:7] == seven
 
 
-def test_a_journal_that_ends_anywhere_goes_on_as_it_would_have(tmp_path, store):
+def test_a_journal_that_ends_anywhere_goes_on_as_it_would_have(tmp_path):
     """Also the one that is not there."""
-    path = store.journal("suite")
+    path = tmp_path / "suite" / "journal"
     points, lines = proposed(path), path.read_bytes().splitlines(keepends=True)
     for number in range(0, len(lines), 5):
         path.write_bytes(b"".join(lines[:number]) + lines[number][:9])
-        store.journal("suite")
+        refine.open_journal(path)
         assert path.read_bytes() == b"".join(lines[:number])
         assert proposed(path) == points
+
+
+def test_two_at_one_journal_take_turns(tmp_path, monkeypatch):
+    """Both propose the same round, tell its scores once, and see them before the next one."""
+    alone, path, ask = proposed(tmp_path / "alone", 10), tmp_path / "journal", refine._ask
+    monkeypatch.setattr(refine, "_ask", lambda *given: (time.sleep(0.05), ask(*given)))
+
+    def slow(index, point):
+        time.sleep(0.05)
+        return quality(point)
+
+    with ThreadPoolExecutor() as pool:
+        for score, number in ((lambda index, point: None), 5), (slow, 10):
+            both = [pool.submit(proposed, path, 10, score=score) for _ in range(2)]
+            assert [each.result() for each in both] == [alone[:number]] * 2
+    assert not path.with_suffix(".lease").exists()
+
+
+def test_a_line_that_another_is_writing_is_not_cut_off(tmp_path):
+    path = tmp_path / "journal"
+    proposed(path, 5)
+    whole = path.read_bytes()
+    with ThreadPoolExecutor() as pool:
+        with refine.alone(path):
+            path.write_bytes(whole[:-9])
+            waiting = pool.submit(refine.open_journal, path)
+            time.sleep(0.3)
+            assert not waiting.done()
+            path.write_bytes(whole)
+        waiting.result()
+    assert path.read_bytes() == whole
 
 
 def test_studies_of_one_journal_are_apart(tmp_path):
@@ -240,7 +273,7 @@ def test_what_is_whole_is_for_the_optimizer_to_say(write_suite, results):
         ("{grid: {lr: [0.1, 1]}, tuning: linear_scaling, runs: 1}", "charged"),
         ("{grid: {lr: [0.1, 1]}, tuning: random, runs: 1}", "at random"),
         ("{grid: {lr: [0.1]}}", "nothing to refine"),
-        ("{tuning: fixed}", "nothing to refine"),
+        ("{tuning: fixed, grid: null}", "nothing to refine"),
     ],
 )
 def test_rows_that_cannot_be_refined(write_suite, results, setting, reason):
@@ -253,7 +286,7 @@ def test_rows_that_cannot_be_refined(write_suite, results, setting, reason):
 
 def test_a_search_needs_validation_records(write_suite):
     overrides = ["workloads=[{name: digits_mlp, validation: 0}]", "optimizers=[dp_sgd]", "refine=5"]
-    fixed = [*overrides, "settings.dp_sgd={tuning: fixed}", "clip=[0.1,1]"]
+    fixed = [*overrides, "settings.dp_sgd={tuning: fixed, grid: null}", "clip=[0.1,1]"]
     assert plan(write_suite(overrides=[*fixed, "refine=0"]))
     with pytest.raises(ConfigError, match=r"refine: 5 .*validation"):
         plan(write_suite(overrides=fixed))
@@ -273,11 +306,11 @@ def test_results_are_the_same_after_a_run_that_was_interrupted(write_suite, stor
     suite = write_suite(overrides=[*overrides, "batch_size=8000", "seeds=0"])
     numbers = []
     for _ in range(3):
-        planned = plan(suite, store, store.journal)
+        planned = plan(suite, store, store.journal_path)
         waiting = [entry.cell for entry in planned if store.state(entry.cell.run_id) == "pending"]
         numbers.append(len(waiting))
         for cell in waiting:
             run(cell, store, device="cpu")
     assert numbers == [2, 5, 1]
-    store.journal(suite.name).unlink()
-    assert plan(suite, store, store.journal) == planned
+    store.journal_path(suite.name).unlink()
+    assert plan(suite, store, store.journal_path) == planned

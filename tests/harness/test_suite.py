@@ -57,6 +57,12 @@ BAD_OVERRIDES = [
     ("settings.dp_adam.grid.lr=3", "expected a list"),
     ("settings.dp_adam.tuning=self", "fixed"),
     ("settings.hyfreedp.tuning=grid", "expected field -> values"),
+    (
+        "settings.dp_adam={tuning: fixed, grid: {lr: [0.5, 1.0]}}",
+        r"dp_adam\.grid: .*0.5.* fixed searches nothing: .* null",
+    ),
+    ("settings.hyfreedp={tuning: self, grid: {lr: [0.1]}}", r"hyfreedp\.grid: .* self searches nothing"),
+    ("settings.dp_adam.grid.lr=[0.1,'0.10']", r"dp_adam\.grid\.lr: .* repeated"),
     ("settings.dp_adam.grid.lrr=[3]", "did you mean 'lr'"),
     ("settings.dp_adam.fields.epss=3", "did you mean 'eps'"),
     ("settings.dp_adam.name=dp_adma", "did you mean 'dp_adam"),
@@ -102,6 +108,25 @@ def test_a_suite_may_start_from_another(write_suite, tmp_path):
     write_suite(name="first")
     text = "defaults: [first, _self_]\nepsilon: [7]\n"
     assert write_suite(text, name="second").epsilon == (7.0,)
+
+
+def test_a_grid_of_another_file_is_taken_away_by_null(write_suite):
+    write_suite(name="first")
+    text = "defaults: [first, _self_]\noptimizers: [dp_sgd]\nsettings: {dp_sgd: {tuning: fixed, grid: null}}\n"
+    assert {entry.tuning for entry in plan(write_suite(text, name="second"))} == {"fixed"}
+
+
+def test_keys_that_are_given_to_a_file_without_defaults(tmp_path):
+    path = tmp_path / "bare.yaml"
+    path.write_text("optimizers: [dp_sgd]\n")
+    with pytest.raises(ConfigError, match="begin the file with"):
+        load_suite(path, settings={"dp_sgd": {}})
+
+
+@pytest.mark.parametrize("name", [".", "..", "x/.."])
+def test_a_name_that_leads_to_another_folder(name):
+    with pytest.raises(ConfigError, match=r"suite\.name: '\.\.?'"):
+        load_suite({"name": name, "optimizers": ["dp_sgd"]})
 
 
 def test_unknown_suite():

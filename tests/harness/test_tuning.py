@@ -8,6 +8,7 @@ from dpopt.analysis import frames
 from dpopt.errors import ConfigError
 from dpopt.harness import rows as rows_of_suites
 from dpopt.harness import tuning
+from dpopt.harness.cell import run
 from dpopt.harness.plan import plan
 from dpopt.harness.suite import Setting
 from dpopt.harness.tuning import Outcome
@@ -295,6 +296,28 @@ def test_the_last_run_is_planned_once_all_others_are_done(write_searches, search
     ]
     assert ends == [4, 4, 4, 5]
     assert plan(suite, Known(first[2].cell.run_id, "done")) == plan(suite, store)
+
+
+def test_linear_scaling_takes_learning_rates_that_are_texts(write_searches, store):
+    """YAML has 1e-2 for a text."""
+    numbers = ["optimizers=[linear]", "settings.linear.grid.lr=['1e-1','1','10']", "seeds=0"]
+    suite = write_searches(numbers)
+    for entry in plan(suite):
+        run(entry.cell, store, device="cpu")
+    *_, last = plan(suite, store)
+    assert last.stage == "final"
+    assert last.cell.optimizer["lr"] == last.tuned["lr"] >= 0.1
+
+
+def test_the_last_run_is_planned_once_where_no_rule_has_a_bound(write_searches, searched, monkeypatch):
+    store, _ = searched
+    last = tuning.Run(4, {"lr": 0.5}, 2.0, After(SPENT), stage="final")
+    monkeypatch.setattr(rows_of_suites, "_last_run", lambda found, results: last)
+    monkeypatch.setattr(rows_of_suites, "all_done", lambda found, results: True)
+    planned = plan(write_searches(["optimizers=[linear]", "seeds=0", "clip=[0.1,1]"]), store)
+    assert [entry.stage for entry in planned] == (["search"] * 4 + ["final"]) * 2
+    one = ["optimizers=[linear]", "seeds=0", "clip=[0.1,1]", "settings.linear.fields={clip: automatic}"]
+    assert [entry.stage for entry in plan(write_searches(one), store)] == ["search"] * 4 + ["final"]
 
 
 def test_what_is_released_of_each_search(searched):

@@ -68,9 +68,9 @@ def test_one_process_has_a_lease_and_gives_it_back(path):
         with pytest.raises(Held, match=f"process {os.getpid()} of"):
             Lease(path)
         assert ended(in_child(lambda: Lease(path))) == 2
-        assert not Watch(path).is_free()
+        assert not Watch(path).try_free()
     assert not path.exists()
-    assert Watch(path).is_free()
+    assert Watch(path).try_free()
     assert ended(in_child(lambda: Lease(path))) == 0
 
 
@@ -98,7 +98,7 @@ def test_a_killed_holder_is_replaced_at_once(path):
     with Lease(path) as lease:
         lease.check()
     leave_behind(path)
-    assert Watch(path).is_free()
+    assert Watch(path).try_free()
     assert not path.exists()
 
 
@@ -137,18 +137,18 @@ def test_one_of_many_takes_over(path, tmp_path):
 def test_a_holder_elsewhere_is_gone_when_its_lease_stands_still(path, monkeypatch):
     said = foreign(path)
     clock, watch = Clock(monkeypatch), Watch(path)
-    assert not watch.is_free()
+    assert not watch.try_free()
     clock.now += leases.PATIENCE - 1
-    assert not watch.is_free()
+    assert not watch.try_free()
     path.write_bytes(said.replace(b'"beats": 1', b'"beats": 2'))
     clock.now += 2
-    assert not watch.is_free(), "it gave a sign of life"
+    assert not watch.try_free(), "it gave a sign of life"
     clock.now += leases.PATIENCE - 1
-    assert not watch.is_free()
+    assert not watch.try_free()
     with pytest.raises(Held, match="elsewhere"):
         Lease(path)
     clock.now += 1
-    assert watch.is_free()
+    assert watch.try_free()
     assert not path.exists()
 
 
@@ -156,11 +156,11 @@ def test_a_holder_elsewhere_is_gone_when_its_lease_stands_still(path, monkeypatc
 def test_clocks_that_jump_change_nothing(path, monkeypatch, jump):
     foreign(path)
     watch = Watch(path)
-    assert not watch.is_free()
+    assert not watch.try_free()
     now = time.time()
     monkeypatch.setattr(leases.time, "time", lambda: now + jump)
     os.utime(path, (now - jump, now - jump))
-    assert not watch.is_free()
+    assert not watch.try_free()
     with pytest.raises(Held):
         Lease(path)
     assert leases.read(path).age >= 0
@@ -173,11 +173,11 @@ def test_a_damaged_lease_counts_until_it_has_stood_still(path, monkeypatch, cont
     clock = Clock(monkeypatch)
     watch = Watch(path)
     assert leases.read(path) is None
-    assert not watch.is_free()
+    assert not watch.try_free()
     with pytest.raises(Held):
         Lease(path)
     clock.now += leases.PATIENCE
-    assert watch.is_free()
+    assert watch.try_free()
 
 
 def test_a_holder_notices_that_it_was_replaced(path):

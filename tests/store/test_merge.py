@@ -90,6 +90,13 @@ def test_equal_results_of_two_machines_are_the_same(there, here):
     assert here.record(run_id)["seconds_train"] == 1.0
 
 
+def test_a_run_in_a_process_of_its_own_has_the_same_results(there, here):
+    add(here, 0)
+    add(there, 0, isolated=True)
+    merged = merge(there, here)
+    assert (merged.same, merged.conflicts) == (1, [])
+
+
 def test_different_results_are_a_conflict_and_stay(there, here):
     ours, theirs = add(here, 0), add(there, 0, test_accuracy=0.6)
     before = contents(here.root), contents(there.root)
@@ -312,6 +319,47 @@ def test_an_archive_is_merged_as_its_folder_is(there, here, kind, tmp_path, caps
     archive.write_bytes(archive.read_bytes()[:100])
     assert main(["merge", str(archive), f"results={here.root}"]) == 2
     assert f"error: FROM: '{archive}'" in capsys.readouterr().err.replace("\n", "")
+
+
+@pytest.mark.parametrize("is_archive", [True, False])
+def test_results_may_lie_in_a_folder_of_what_is_given(there, here, is_archive, tmp_path, capsys):
+    """As `tar czf records.tgz results` makes it."""
+    run_id = add(there, 0)
+    source = tmp_path / "above"
+    (source / "plots").mkdir(parents=True)
+    (source / "README.md").write_text("ours")
+    there.root.rename(source / "results")
+    if is_archive:
+        with tarfile.open(tmp_path / "records.tgz", "w:gz") as file:
+            file.add(source, ".")
+        source = tmp_path / "records.tgz"
+    assert main(["merge", str(source), f"results={here.root}"]) == 0
+    assert "1 runs copied" in capsys.readouterr().out
+    assert here.state(run_id) == "done"
+
+
+@pytest.mark.parametrize("what", ["nothing", "other files", "too deep", "two", "a link"])
+def test_what_holds_no_results_is_refused(there, here, what, tmp_path, capsys):
+    add(there, 0)
+    (source := tmp_path / "source").mkdir()
+    if what == "other files":
+        (source / "data").mkdir()
+        (source / "data" / "cells.csv").write_text("a,b")
+    elif what == "too deep":
+        shutil.copytree(there.root, source / "backup" / "results")
+    elif what == "two":
+        shutil.copytree(there.root, source / "old")
+        shutil.copytree(there.root, source / "new")
+    elif what == "a link":
+        (source / "results").symlink_to(there.root)
+    assert main(["merge", str(source), f"results={here.root}"]) == 2
+    assert f"error: FROM: '{source}' cannot be used; holds no results" in " ".join(capsys.readouterr().err.split())
+    with tarfile.open(tmp_path / "records.tar", "w") as file:
+        if what != "a link":
+            file.add(source, "source" if what == "nothing" else ".")
+    assert main(["merge", str(tmp_path / "records.tar"), f"results={here.root}"]) == 2
+    assert "records.tar' cannot be used; holds no results" in " ".join(capsys.readouterr().err.split())
+    assert not here.root.exists()
 
 
 @pytest.mark.parametrize("name", ["../escaped", "{tmp}/escaped", "runs/../../escaped"])

@@ -48,7 +48,8 @@ def trained(name="bookkeeping", physical_batch=None, **fields):
     clipper = engine(model, loss, name)
     size = {"rate": 0.3, "draws": 8, "dimension": clipper.dimension}
     noise_plan = calibrate(optimizer, **size, epsilon=4, delta=1e-3, accountant="rdp")
-    own = Diagnostics(VmapEngine(model, loss), optimizer.clip, noise_plan.noise["gradient"], 18, 8, 3)
+    bound = None if isinstance(optimizer.clip, Automatic) else optimizer.clip.bound
+    own = Diagnostics(VmapEngine(model, loss), bound, noise_plan.noise["gradient"], 18, 8, 3)
     seen, batches = [], {}
 
     def watch(what):
@@ -118,8 +119,22 @@ def test_rules_that_shorten_all_gradients_have_no_bound():
     assert set(own.summary()["class_weights"]) == {f"{clip:g}" for clip in CLIPS}
 
 
+def test_the_best_bound_is_that_of_what_is_clipped():
+    """Gradients are combined over the points and scaled first, as the engine does it."""
+    torch.manual_seed(0)
+    engine = VmapEngine(nn.Linear(5, 3), loss)
+    x, y, mask = torch.randn(12, 5), torch.randint(3, (12,)), torch.arange(12) < 10
+    points = [(3.0, torch.randn(18)), (-2.0, torch.randn(18))]
+    scale = torch.rand(18) * 10
+    (w, theta), (v, other) = points
+    clipped = scale * (w * engine.gradients(theta, x[:10], y[:10]) + v * engine.gradients(other, x[:10], y[:10]))
+    own = Diagnostics(engine, 1.0, 2.0, 10, 4, 3)
+    own(Seen(0, points, x, y, mask, torch.ones(12), scale))
+    assert own.entry()["best"]["C"] == pytest.approx(optimal_clip(clipped, 2.0).clip, rel=1e-5)
+
+
 def test_empty_draws_are_no_news():
-    own = Diagnostics(VmapEngine(nn.Linear(2, 2), loss), Abadi(1.0), 1.0, 4, 10, 2)
+    own = Diagnostics(VmapEngine(nn.Linear(2, 2), loss), 1.0, 1.0, 4, 10, 2)
     nothing = torch.zeros(0)
     own(Seen(0, [(1.0, torch.zeros(6))], torch.zeros(0, 2), nothing.long(), nothing.bool(), nothing))
     assert math.isnan(own.entry()["norms"]["q50"])
@@ -150,6 +165,14 @@ def test_a_run_is_the_same_with_and_without(suite, tmp_path):
     assert store.state(first) == "pending"
 
 
+def test_an_isolated_optimizer_is_diagnosed_alike(suite, tmp_path):
+    one, other = Store(tmp_path / "one"), Store(tmp_path / "other")
+    for entry in plan(load_suite(str(suite))):
+        record, isolated = cells.run(entry.cell, one), cells.run(entry.cell, other, isolate=True)
+        assert isolated["diagnostics"] == record["diagnostics"]
+        assert other.curve(entry.cell.run_id) == one.curve(entry.cell.run_id)
+
+
 def test_a_record_says_that_they_are_not_private(suite, tmp_path):
     store = Store(tmp_path)
     for entry in plan(load_suite(str(suite))):
@@ -161,7 +184,7 @@ def test_a_record_says_that_they_are_not_private(suite, tmp_path):
         json.dumps(record, allow_nan=False)
 
 
-def test_a_killed_run_notes_the_same(suite, tmp_path):
+def test_a_killed_run_notes_the_same(suite, tmp_path, at_marks):
     class Killed(BaseException):
         pass
 
@@ -172,7 +195,7 @@ def test_a_killed_run_notes_the_same(suite, tmp_path):
     cell = plan(load_suite(str(suite), ["optimizers=[dp_sgd]"]))[0].cell
     quiet, store = Store(tmp_path / "quiet"), Store(tmp_path / "killed")
     whole = cells.run(cell, quiet)
-    with pytest.raises(Killed):
-        cells.run(cell, store, report=kill_half_way, checkpoint_seconds=0)
+    with at_marks(kill_half_way), pytest.raises(Killed):
+        cells.run(cell, store, checkpoint_seconds=0)
     assert cells.run(cell, store)["diagnostics"] == whole["diagnostics"]
     assert store.curve(cell.run_id) == quiet.curve(cell.run_id)

@@ -1,0 +1,60 @@
+"""What a run changes before it begins, and what becomes of being asked to stop."""
+
+import pytest
+
+from dpopt.errors import ConfigError
+from dpopt.harness import cost, stopping
+from dpopt.harness import run_suite as running
+from dpopt.harness.plan import plan
+from dpopt.harness.run_suite import run_suite
+
+FEW = ["optimizers=[dp_sgd]", "seeds=0", "device=cpu"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "override", "named"),
+    [("inline", "options.x=1", "options of engine inline"), ("span", "diagnostics=true", "its part of a draw")],
+)
+@pytest.mark.parametrize("retry", [False, True])
+def test_what_the_engine_refuses_changes_nothing(write_suite, store, engine, override, named, retry):
+    suite = write_suite(overrides=[*FEW, override])
+    failed, *_ = [entry.cell.run_id for entry in plan(suite)]
+    store.fail(failed, "out of luck", "where")
+    with pytest.raises(ConfigError, match=named):
+        run_suite(suite, store.root, engine=engine, progress=False, retry=retry)
+    assert not store.suites()
+    assert store.error(failed)["traceback"] == "where"
+
+
+def test_an_engine_is_not_tried_for_nothing(write_suite, store, monkeypatch):
+    suite = write_suite(overrides=FEW)
+    for entry in plan(suite):
+        store.fail(entry.cell.run_id, "out of luck")
+    monkeypatch.setattr(running.engines, "create", lambda *given: pytest.fail("an engine was made for nothing"))
+    assert len(run_suite(suite, store.root, engine="inline", progress=False).failed) == 2
+
+
+def test_a_retry_that_takes_too_long_keeps_the_failures(write_suite, store, monkeypatch):
+    suite = write_suite(overrides=[*FEW, "max_hours=1"])
+    failed = [entry.cell.run_id for entry in plan(suite)]
+    for run_id in failed:
+        store.fail(run_id, "out of luck", "where")
+    monkeypatch.setattr(cost, "timings", lambda rows, *given: dict.fromkeys(range(len(rows)), cost.Timing(draw=3600)))
+    with pytest.raises(ConfigError, match="max_hours: 1"):
+        run_suite(suite, store.root, engine="inline", progress=False, retry=True)
+    assert {store.error(run_id)["traceback"] for run_id in failed} == {"where"}
+    assert not store.suites()
+    assert len(run_suite(suite, store.root, engine="inline", progress=False).failed) == 2, "nothing waits"
+
+
+def test_a_stop_at_the_end_of_a_stage_is_heard(write_searches, store, monkeypatch):
+    suite, execute = write_searches(["optimizers=[linear]", "seeds=0", "device=cpu"]), running.execute
+
+    def asked_at_the_end(*given):
+        execute(*given)
+        stopping.ask()
+
+    monkeypatch.setattr(running, "execute", asked_at_the_end)
+    first, second = (run_suite(suite, store.root, engine="inline", progress=False) for _ in range(2))
+    assert (first.ran, first.is_stopped) == (4, True)
+    assert (second.ran, second.is_stopped) == (1, False), "nothing is left"
