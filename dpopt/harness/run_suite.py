@@ -75,14 +75,15 @@ def open_store(suite: Suite, results: str | Path | None = None) -> Store:
 
 
 def _try_engine(suite: Suite, engine: str, store: Store, planned: list[Planned], retry: bool) -> None:
-    """Raise `ConfigError` where cells are to be run and the engine cannot be had, or does not take such a cell."""
+    """Raise `ConfigError` where cells are to be run and the engine cannot be had, or does not run one of them."""
     left_alone = {*SETTLED} - ({"failed"} if retry else set())
-    cell = next((entry.cell for entry in planned if store.state(entry.cell.run_id) not in left_alone), None)
-    if cell is None:
+    cells = [entry.cell for entry in planned if store.state(entry.cell.run_id) not in left_alone]
+    if not cells:
         return
     tried = engines.create(engine, store, _setup(suite))
     try:
-        tried.submit(cell)  # it is queued, and nothing starts before `poll`
+        for cell in cells:
+            tried.check(cell)
     finally:
         tried.close()
 

@@ -81,4 +81,4 @@ def test_what_goes_wrong_in_one_process_ends_the_cell_and_no_other(write_suite, 
 def test_diagnostics_are_refused_before_anything_starts(write_suite, store):
     cell = plan(write_suite(overrides=["diagnostics=true"]))[0].cell
     with pytest.raises(ConfigError, match="its part of a draw"):
-        SpanEngine(store, TWO).submit(cell)
+        SpanEngine(store, TWO).check(cell)

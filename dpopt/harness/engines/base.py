@@ -122,6 +122,9 @@ class Engine:
         """Where cells are started that were waiting at the same time."""
         return nullcontext()
 
+    def check(self, cell: Cell) -> None:
+        """Raise `ConfigError` for a cell that this engine does not run; by default it runs any."""
+
     def submit(self, cell: Cell) -> None:
         """Queue a cell; it is reported once as anything but "progress", unless the engine is closed before."""
         self._queue.append(cell)
