@@ -1,4 +1,4 @@
-"""Test score over draws: the mean over seeds of the reported runs, with the range between the seeds."""
+"""Test score of the reported runs over draws: the mean of the seeds that have one at a draw, and their range."""
 
 import pandas as pd
 from matplotlib.figure import Figure

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from dpopt.analysis.axes import run_axis
-from dpopt.analysis.drawing import GREY, Styles, along, by_epsilon, gridded, legend, sweeps, workload_panels
+from dpopt.analysis.drawing import GREY, Styles, along, by_epsilon, by_method, gridded, legend, sweeps, workload_panels
 from dpopt.analysis.scores import shown
 
 NEEDS = "sweep"
@@ -15,13 +15,17 @@ STEPS = 20
 """The fewest steps that the paper wants, for CIFAR-100 and ViT-Tiny."""
 
 
-def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
-    """A panel for each workload and number of epochs; right of the dashed line runs have fewer than 20 steps.
+def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
+    """A panel for each workload, number of epochs and method; right of the dashed line runs have fewer than 20 steps.
 
     Points that a refinement has added, each with one C and learning rate, are small and not joined.
     """
-    best = along(sweeps(frame), ["workload", "epochs", "epsilon_target", "batch_size"])
-    figure, panels = workload_panels(best, 3.2, 2.6)
+    frame = sweeps(frame)
+    panel_of = by_method(frame, ["workload", "epochs"])
+    best = along(frame, [*panel_of, "epsilon_target", "batch_size"])
+    if best.empty:
+        return None
+    figure, panels = workload_panels(best, 3.2, 2.6, by=panel_of)
     for panel, rows in panels:
         unit = shown(rows["score"].iloc[0])
         for target, colour, tried in by_epsilon(rows):

@@ -7,19 +7,24 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from dpopt.analysis.axes import run_axis
-from dpopt.analysis.drawing import Styles, along, by_epsilon, gridded, legend, sweeps, validated_best, workload_panels
+from dpopt.analysis.drawing import Styles, along, by_epsilon, by_method, gridded, legend, sweeps, workload_panels
+from dpopt.analysis.frames import validated_best
 from dpopt.analysis.scores import shown
 
 NEEDS = "sweep"
 
 
-def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
-    """A panel for each workload and number of epochs; the open circle is the C that validates best.
+def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
+    """A panel for each workload, number of epochs and method; the open circle is the C that validates best.
 
     Points that a refinement has added, each with one B and learning rate, are small and not joined.
     """
-    best = along(sweeps(frame), ["workload", "epochs", "epsilon_target", "clip"])
-    figure, panels = workload_panels(best, 3.2, 2.6)
+    frame = sweeps(frame)
+    panel_of = by_method(frame, ["workload", "epochs"])
+    best = along(frame, [*panel_of, "epsilon_target", "clip"])
+    if best.empty:
+        return None
+    figure, panels = workload_panels(best, 3.2, 2.6, by=panel_of)
     for panel, rows in panels:
         unit = shown(rows["score"].iloc[0])
         for target, colour, tried in by_epsilon(rows):
@@ -27,7 +32,7 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
             panel.plot(line["clip"], unit.factor * line["mean"], "o-", ms=4, color=colour, label=f"ε = {target:g}")
             further = tried.drop(line.index)
             panel.plot(further["clip"], unit.factor * further["mean"], "o", ms=2, color=colour)
-            top = validated_best(tried, ["epsilon_target"]).iloc[0]
+            top = validated_best(tried, ["epsilon_target"])
             panel.plot(top["clip"], unit.factor * top["mean"], "o", ms=11, mfc="none", color=colour)
         panel.set(ylabel=f"test {unit.label}")
         run_axis(panel, gridded(rows)["clip"], "clipping bound C")

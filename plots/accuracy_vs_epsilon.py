@@ -38,8 +38,7 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
 
 
 def _line(panel: Axes, label: str, style: Style, rows: pd.DataFrame) -> None:
-    rows = rows[rows["mean"].notna()]
-    best = rows.loc[rows.groupby("epsilon_target")["mean"].idxmax()].sort_values("epsilon_target")
-    panel.errorbar(best["epsilon_single"], best["mean"], best["std"], capsize=3, label=label, **style.line)
-    if (best["runs"] > 1).any():
-        panel.plot(best["epsilon_with_tuning"], best["mean"], alpha=0.6, mfc="white", lw=0.8, **style.line)
+    rows = rows[rows["mean"].notna()].sort_values("epsilon_target")
+    panel.errorbar(rows["epsilon_single"], rows["mean"], rows["std"], capsize=3, label=label, **style.line)
+    if (rows["runs"] > 1).any():
+        panel.plot(rows["epsilon_with_tuning"], rows["mean"], alpha=0.6, mfc="white", lw=0.8, **style.line)

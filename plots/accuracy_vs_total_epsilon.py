@@ -6,22 +6,25 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from dpopt.analysis.axes import cut, run_axis
+from dpopt.analysis.budgets import ROUNDING
 from dpopt.analysis.drawing import Styles, by_label, legend, workload_panels
 from dpopt.analysis.scores import shown
 
 NEEDS = "comparison"
 
 
-def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
-    """Hollow markers are of searches that spend more than their target; a value set by hand is not charged."""
+def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
+    """Hollow markers are of methods whose search spends more than some target; a value set by hand is not charged."""
     frame = frame[frame["epsilon_target"] < math.inf]
+    if frame.empty:
+        return None
     figure, panels = workload_panels(frame, 5, 3.8, by=["workload"])
     for panel, rows in panels:
         unit = shown(rows["score"].iloc[0])
         rows = rows.assign(mean=unit.factor * rows["mean"], std=unit.factor * rows["std"].fillna(0))
         for label, style, line in by_label(rows, styles):
             line = line.sort_values("epsilon_with_tuning")
-            is_over = (line["epsilon_with_tuning"] > line["epsilon_target"] * (1 + 1e-6)).any()
+            is_over = (line["epsilon_with_tuning"] > line["epsilon_target"] * ROUNDING).any()
             name = f"{label} (set by hand)" if line["tuning"].iloc[0] == "fixed" else label
             options = {"capsize": 2, "mfc": "white" if is_over else None, "label": name}
             panel.errorbar(line["epsilon_with_tuning"], line["mean"], line["std"], **options, **style.line)

@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpopt.analysis.drawing import GREY, Styles, styles_of
+from dpopt.analysis.drawing import GREY, Styles, labelled, styles_of
 
 NEEDS = "audit"
 BOUNDS = {  # column -> what it is
@@ -26,7 +26,7 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
     for axis, (title, rows) in zip(axes[0], panels, strict=True):
         _panel(axis, rows)
         axis.set_title(title)
-    handles = dict(zip(*reversed(axes[0][0].get_legend_handles_labels()), strict=True))
+    handles = labelled(figure)
     figure.tight_layout(w_pad=2)
     figure.legend(handles.values(), handles.keys(), loc="upper center", ncols=4, bbox_to_anchor=(0.5, 0), frameon=False)
     return figure

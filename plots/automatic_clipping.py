@@ -7,16 +7,19 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from dpopt.analysis.axes import run_axis
-from dpopt.analysis.drawing import Styles, by_label, legend, sweeps, validated_best, workload_panels
+from dpopt.analysis.drawing import Styles, by_label, legend, sweeps, workload_panels
+from dpopt.analysis.frames import validated_best
 from dpopt.analysis.scores import shown
 
 NEEDS = "sweep"
 
 
-def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
+def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
     """Each method at the batch size, learning rate (and C) that validate best."""
     tuned = set(sweeps(frame)["label"])
     best = validated_best(frame, ["workload", "epochs", "epsilon_target", "label"])
+    if best.empty:
+        return None
     figure, found = workload_panels(best, 3.2, 2.6)
     for panel, rows in found:
         unit = shown(rows["score"].iloc[0])

@@ -14,12 +14,14 @@ from dpopt.analysis.drawing import GREY, Styles
 NEEDS = "ranking"
 
 
-def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
+def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
     """A line a method, best first; bars at the right join averages closer than the critical difference (Nemenyi).
 
     There are bars only with enough workloads; the text below says so where there are not.
     """
     averages, rows = ranking.average_ranks(frame), ranking.everywhere(frame)
+    if rows.empty:
+        return None
     figure, axis = plt.subplots(figsize=(6.5, 1.3 + 0.32 * len(averages)), layout="constrained")
     at = {label: place for place, label in enumerate(averages["label"])}
     axis.scatter(rows["rank"], rows["label"].map(at), marker="|", s=60, color=GREY)

@@ -14,12 +14,14 @@ from dpopt.analysis.drawing import GREY, Styles, by_epsilon, gridded, legend, sw
 NEEDS = "rates"
 
 
-def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
+def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
     """A panel for each workload, number of epochs and method, whose lines grow as B to the powers in the corner.
 
     A point is the geometric mean over all bounds C and seeds: with normalised gradients C does not scale the step.
     """
     tried = gridded(sweeps(frame))
+    if tried.empty:
+        return None
     tried = tried.assign(log_rate=np.log(tried["lr"]), log_size=np.log(tried["batch_size"]))
     figure, panels = workload_panels(tried, 3.2, 2.6, by=["workload", "epochs", "label"])
     for panel, rows in panels:

@@ -11,28 +11,29 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpopt.analysis.drawing import COLOURS, DARK, LIGHT, Styles, gridded, sweeps, validated_best
+from dpopt.analysis.drawing import COLOURS, DARK, LIGHT, Styles, by_method, gridded, sweeps
+from dpopt.analysis.frames import validated_best
 from dpopt.analysis.scores import shown
 
 NEEDS = "sweep"
 
 
 def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
-    """A row for each workload and number of epochs, a column for each ε; colours are scaled to the panel.
+    """A row for each workload, number of epochs and method, a column for each ε; colours are scaled to the panel.
 
     The learning rate and the marked cell are those that validate best, and so need not have the largest number. Circles
     are points that a refinement has added, between the cells on a logarithmic scale, in their own colour.
     """
     frame = sweeps(frame)
-    rows = list(frame.groupby(["workload", "epochs"]).groups)
+    rows = list(frame.groupby(by_method(frame, ["workload", "epochs"])))
     targets = sorted(frame["epsilon_target"].unique())
     size = (2.6 * len(targets) + 1, 2.1 * len(rows) + 0.4)
     figure, axes = plt.subplots(len(rows), len(targets), figsize=size, squeeze=False, layout="constrained")
-    for (workload, epochs), line in zip(rows, axes, strict=True):
+    for ((workload, epochs, *method), own), line in zip(rows, axes, strict=True):
         for target, axis in zip(targets, line, strict=True):
-            here = (frame["workload"] == workload) & (frame["epochs"] == epochs) & (frame["epsilon_target"] == target)
-            _panel(axis, frame[here])
-            axis.set_title(f"{workload}\n{epochs:g} epochs, ε = {target:g}", fontsize=8)
+            _panel(axis, own[own["epsilon_target"] == target])
+            name = "\n".join([workload, *method])
+            axis.set_title(f"{name}\n{epochs:g} epochs, ε = {target:g}", fontsize=8)
     for axis in axes[-1]:
         axis.set_xlabel("clipping bound C")
     for axis in axes[:, 0]:
@@ -53,12 +54,12 @@ def _panel(axis: Axes, rows: pd.DataFrame) -> None:
         if np.isfinite(value):
             colour = LIGHT if value < middle else DARK
             axis.text(x, y, f"{value:.{decimals}f}", ha="center", va="center", color=colour, size=7)
-    best = validated_best(rows, ["epsilon_target"]).iloc[0]
-    x, y = _place(best, table)
-    if best.name in gridded(rows).index:
-        axis.add_patch(plt.Rectangle((x - 0.47, y - 0.47), 0.94, 0.94, fill=False, color=COLOURS[3], lw=2.5))
-    else:
-        axis.plot(x, y, "o", ms=11, mfc="none", color=COLOURS[3], mew=2.5)
+    for at, best in validated_best(rows, ["epsilon_target"]).iterrows():
+        x, y = _place(best, table)
+        if at in gridded(rows).index:
+            axis.add_patch(plt.Rectangle((x - 0.47, y - 0.47), 0.94, 0.94, fill=False, color=COLOURS[3], lw=2.5))
+        else:
+            axis.plot(x, y, "o", ms=11, mfc="none", color=COLOURS[3], mew=2.5)
     further = rows.drop(gridded(rows).index)
     colours = {"c": unit.factor * further["mean"], "norm": image.norm, "cmap": image.cmap}
     axis.scatter(*_place(further, table), s=22, edgecolors=LIGHT, linewidths=0.6, **colours)

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from dpopt.analysis.axes import run_axis
-from dpopt.analysis.drawing import Styles, by_epsilon, gridded, legend, sweeps
+from dpopt.analysis.drawing import Styles, by_epsilon, by_method, gridded, legend, sweeps
 
 NEEDS = "sweep"
 PLATEAU = 1.05
@@ -17,11 +17,13 @@ PLATEAU = 1.05
 
 def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
     """Relative to the largest B; filled dots lie on the plateau. σ/B keeps falling: it asks for the full batch."""
-    frame = gridded(sweeps(frame)).drop_duplicates(["examples", "epochs", "epsilon_target", "batch_size"])
-    settings = list(frame.groupby(["examples", "epochs"]))
+    frame = gridded(sweeps(frame))
+    column = by_method(frame, ["examples", "epochs"])
+    frame = frame.drop_duplicates([*column, "epsilon_target", "batch_size"])
+    settings = list(frame.groupby(column))
     size = (3.2 * len(settings) + 1, 5)
     figure, axes = plt.subplots(2, len(settings), figsize=size, squeeze=False, sharex=True, layout="constrained")
-    for ((examples, epochs), rows), (cumulative, single) in zip(settings, axes.T, strict=True):
+    for ((examples, epochs, *method), rows), (cumulative, single) in zip(settings, axes.T, strict=True):
         for target, colour, line in by_epsilon(rows):
             line = line.sort_values("batch_size")
             sizes, noise = line["batch_size"], line["noise_gradient"] * line["draws"] ** 0.5
@@ -31,7 +33,7 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
             cumulative.plot(sizes[~flat], (noise / noise.iloc[-1])[~flat], "o", mfc="white", color=colour)
             step = line["noise_gradient"] / sizes
             single.plot(sizes, step / step.iloc[-1], "o-", ms=4, color=colour)
-        cumulative.set_title(f"N = {examples:,.0f}, {epochs:g} epochs", fontsize=9)
+        cumulative.set_title("\n".join([f"N = {examples:,.0f}, {epochs:g} epochs", *method]), fontsize=9)
         single.set(yscale="log")
         run_axis(single, rows["batch_size"], "batch size B")
         for axis in (cumulative, single):

@@ -14,13 +14,15 @@ LEAST = 1e-12
 """Lower rates are drawn here, where steps are without effect: one that shrinks for ever would hide all others."""
 
 
-def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
+def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
     """One line a seed; rates that were searched for or set by hand are thin.
 
     Without privacy only where a rate is found: constants have nothing to be compared with there.
     """
     is_shown = frame["eta"].notna() & ((frame["epsilon_target"] < math.inf) | (frame["tuning"] == "self"))
     shown = frame[is_shown]
+    if shown.empty:
+        return None
     figure, axes = panels(shown, 3.8, 3.6, sharey="row")
     name = f"learning rate (at least {LEAST:g})" if (shown["eta"] < LEAST).any() else "learning rate"
     for place, panel in axes.items():

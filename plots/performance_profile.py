@@ -25,9 +25,9 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
     for axis, score in zip(axes[0], scores, strict=True):
         rows, unit = frame[frame["score"] == score], shown(score)
         farthest = -1.1 * unit.factor * rows["difference"].min() or 1.0  # where all methods tie
-        for _, style, own in by_label(rows, styles):
-            _line(axis, own, unit.factor, farthest, style)
         blocks = rows.groupby(BLOCK).ngroups
+        for _, style, own in by_label(rows, styles):
+            _line(axis, own, blocks, unit.factor, farthest, style)
         axis.set_title(f"{blocks} block{'s' * (blocks > 1)}, equal {BUDGETS[frame['by'].iloc[0]]}", fontsize=10)
         axis.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
         axis.set(xlabel=f"distance from the best: {unit.label}", xlim=(0, farthest), ylim=(-0.03, 1.03))
@@ -40,10 +40,10 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
     return figure
 
 
-def _line(axis: Axes, rows: pd.DataFrame, factor: float, farthest: float, style: Style) -> None:
-    """Markers where a block comes in."""
-    failed = rows["difference"].isna() | (rows["failures"] == rows["seeds"])
-    distances, shares = profile((-factor * rows["difference"]).mask(failed, np.inf).to_numpy())
+def _line(axis: Axes, rows: pd.DataFrame, blocks: int, factor: float, farthest: float, style: Style) -> None:
+    """Markers where a block comes in; one that the method is not in never does."""
+    gaps = (-factor * rows["difference"]).where(ranking.has_score(rows), np.inf).to_numpy()
+    distances, shares = profile(np.pad(gaps, (0, blocks - len(gaps)), constant_values=np.inf))
     ends, last = np.append(distances, farthest), np.append(shares, shares[-1])
     options = {"where": "post", "markersize": 4, "clip_on": False, "label": ranking.named(rows.iloc[0].to_dict())}
     axis.step(ends, last, markevery=range(len(distances)), **options, **style.line)

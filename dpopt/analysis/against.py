@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from dpopt.analysis import statistics
-from dpopt.analysis.budgets import BLOCK, BUDGETS
+from dpopt.analysis.budgets import BLOCK, BUDGETS, lacking
 from dpopt.analysis.scores import shown
 from dpopt.analysis.writing import Table
 from dpopt.errors import ConfigError, unknown
@@ -61,7 +61,8 @@ def _pairs(workload: Any, entries: pd.DataFrame, baseline: str) -> Iterator[dict
     blocks = []
     for _, block in entries.groupby(BLOCK, sort=False):
         tests = block["test"].mask(block["failed"], block["test"].min())
-        blocks.append(block.assign(test=tests).pivot(index="seed", columns="label", values="test"))
+        scores = block.assign(test=tests).pivot(index="seed", columns="label", values="test")
+        blocks.append(scores.drop(columns=lacking(block)))
     means = sum(blocks[1:], blocks[0]) / len(blocks)  # not a number where a block lacks a seed or a method
     for label in means.columns.drop(baseline, errors="ignore"):
         values = (means[label] - means[baseline]).dropna() if baseline in means else pd.Series(dtype=float)
@@ -88,6 +89,4 @@ def as_table(frame: pd.DataFrame, baseline: str, by: str = "epsilon") -> Table:
 
 
 def _text(row: dict[str, Any]) -> str:
-    unit = shown(row["score"])
-    mean = f"{unit.factor * row['mean']:+.{unit.decimals}f}"
-    return f"{mean} {unit.interval(row['low'], row['high'], '+')}".strip()
+    return shown(row["score"]).difference(row["mean"], row["low"], row["high"])

@@ -14,7 +14,7 @@ import pandas as pd
 
 from dpopt.analysis import frames
 from dpopt.errors import ConfigError, unknown
-from dpopt.store.runs import Store
+from dpopt.store.runs import RESULTS, Store
 
 BUDGETS = {"epsilon": "total ε", "draws": "draws", "gradients": "gradient evaluations", "seconds": "seconds"}
 """What budgets are counted in -> its name in tables."""
@@ -31,6 +31,9 @@ Totals = Mapping[tuple[str, str, float], float]
 
 def reached(store: Store, cells: pd.DataFrame, by: str = "epsilon", budgets: Sequence[float] = ()) -> pd.DataFrame:
     """One row for each block, method and seed: the score that its budget lets it reach.
+
+    A search with several settings of which none validates in any seed is left out: nothing but the test split would
+    tell which of them it releases.
 
     By "epsilon", a block is a workload and a total epsilon, and a method's entry the search with the largest total
     that fits. That is a public choice: taking the best of several targets would be a search that nobody paid for.
@@ -55,8 +58,8 @@ def reached(store: Store, cells: pd.DataFrame, by: str = "epsilon", budgets: Seq
         ConfigError: unknown `by`, a budget that is not positive, or a workload whose runs differ in delta, or, by
             seconds, in the device.
     """
-    _require(cells, by, budgets)
     private = cells[cells["epsilon_target"] < math.inf]
+    _require(private, by, budgets)
     searches = _searches(private)
     if searches.empty:
         return pd.DataFrame()
@@ -81,18 +84,30 @@ def _require(cells: pd.DataFrame, by: str, budgets: Sequence[float]) -> None:
                 raise ConfigError(column, sorted(values.dropna().unique().tolist()), allowed)
 
 
+def lacking(block: pd.DataFrame) -> list[str]:
+    """The methods of a block of `reached` that its budget lets reach nothing, in some seed."""
+    return list(block["label"][block["spent"].isna() & ~block["failed"]].unique())
+
+
 def _searches(cells: pd.DataFrame) -> pd.DataFrame:
     """One row for each search and seed whose runs have all ended: what it releases, and what all its runs took."""
     cells, keys = cells.assign(seconds=_seconds(cells)), [*SEARCH, "seed"]
     selected = frames.select(cells)
     released = {} if selected.empty else dict(list(selected.groupby(keys)))
+    untold = set() if selected.empty else {place for place, own in selected.groupby(SEARCH) if _is_untold(own)}
     rows = []
     for place, group in cells.groupby(keys, sort=False):
-        chosen = released.get(place, selected.iloc[:0])
-        has_failed = group["state"].isin(["failed", "damaged"]).any()
-        if has_failed or len(chosen) == _settings(group):
+        chosen, states = released.get(place, selected.iloc[:0]), group["state"]
+        has_failed = states.isin([*RESULTS, "failed"]).all() and (states == "failed").any()
+        if (has_failed or len(chosen) == _settings(group)) and place[:-1] not in untold:
             rows.append(dict(zip(keys, place, strict=True)) | _search(group, chosen))
     return pd.DataFrame(rows)
+
+
+def _is_untold(selected: pd.DataFrame) -> bool:
+    """Whether a search has several settings and nothing to choose one of them by; all that diverge have failed."""
+    has_no_score = (selected["selected_by"] == -math.inf).all()
+    return _settings(selected) > 1 and has_no_score and not (selected["state"] == "diverged").all()
 
 
 def _settings(cells: pd.DataFrame) -> int:
@@ -114,7 +129,8 @@ def _search(group: pd.DataFrame, selected: pd.DataFrame) -> dict[str, Any]:
         return failed
     best = selected.loc[selected["selected_by"].idxmax()]
     search = failed | {"runs": selected["runs"].sum()}
-    if best["state"] == "diverged" or not math.isfinite(best["test_score"]):
+    is_chosen = len(selected) == 1 or best["selected_by"] > -math.inf
+    if not is_chosen or best["state"] == "diverged" or not math.isfinite(best["test_score"]):
         return search
     points = group.get("gradients_per_draw", 1.0)
     return search | {
@@ -140,7 +156,7 @@ def _total(store: Store, selected: pd.DataFrame, target: float) -> float:
     if _settings(selected) == 1:
         return max(frames.epsilon_with_tuning(store, row) for row in selected.to_dict("records"))
     first = selected.iloc[0]
-    searched = selected.groupby("seed")["run_ids"].sum()
+    searched = selected.groupby("seed")["run_ids"].agg(frames.together)
     return max(frames.composed(store, ids, first["delta"], first["accountant"]) for ids in searched)
 
 

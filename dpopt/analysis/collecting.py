@@ -12,6 +12,7 @@ from dpopt.analysis import frames
 from dpopt.analysis.results import Results
 from dpopt.store import checksums
 from dpopt.store.published import CELLS, CURVES
+from dpopt.store.runs import RESULTS
 
 
 def collect(results: Results) -> tuple[dict[Path, int], list[str]]:
@@ -51,7 +52,7 @@ def _cells(results: Results) -> pd.DataFrame:
     """The cells with the suite's name, and each row's cell as JSON; ledger and record too where it is done."""
     store, cells = results.store, results.cells
     planned = {entry["run_id"]: entry["cell"] for entry in store.manifest(results.suite)["cells"]}
-    is_done = cells["state"].isin(["done", "diverged"])
+    is_done = cells["state"].isin(RESULTS)
     done = [run_id if finished else None for run_id, finished in zip(cells["run_id"], is_done, strict=True)]
     return cells.assign(
         suite=results.suite,

@@ -19,7 +19,8 @@ from dpopt.analysis import frames, statistics
 from dpopt.analysis.scores import shown
 from dpopt.analysis.tables import number
 from dpopt.errors import ConfigError
-from dpopt.store.runs import Store
+from dpopt.store.published import read_parquet
+from dpopt.store.runs import RESULTS, Store
 
 ROW = ["suite", *frames.GROUP]
 PLACE = [*ROW, "tuned", "stage", "seed"]
@@ -27,6 +28,8 @@ PLACE = [*ROW, "tuned", "stage", "seed"]
 numbered."""
 METRICS = ("test_", "validation_", "score_", "noise_", "epsilon", "selection_score", "draws", "examples", "dimension")
 """Prefixes of the columns that are compared; times and versions are not."""
+WORDS = ("state", "score")
+"""Columns that are compared word by word."""
 TOLERANCE = 1e-6
 """Relative difference of two numbers that count as equal."""
 SAME_EPSILON = 1e-9
@@ -41,7 +44,8 @@ class Comparison:
     Attributes:
         pairs: one row for each cell that both have: the columns of `PLACE`, `run_id` and `state` and the metrics of
             both, which end in `_old` and `_new`, and `is_changed`.
-        changes: one row for each number that differs: place, `metric`, `old`, `new`.
+        changes: one row for each number, state and name of a score that differs: place, `metric`, `old`, `new`.
+            What the new version has no column for, or no numbers in it, is lost: it differs.
         missing: cells of the old version that the new one does not have, or has no result of.
         added: cells of the new version that the old one does not have, or has no result of.
     """
@@ -87,12 +91,7 @@ def load(path: Path, suite: str | None = None) -> pd.DataFrame:
 
 def _parquet(path: Path) -> pd.DataFrame:
     """Parquet of older versions does not name its suite, which its folder is named by, and knows no stages."""
-    try:
-        cells = pd.read_parquet(path)
-    except FileNotFoundError as error:
-        raise ConfigError("results", str(path), "no such folder or file") from error
-    except (OSError, ValueError) as error:  # pyarrow's errors are either
-        raise ConfigError("results", str(path), f"not Parquet: {error}") from error
+    cells = read_parquet(path)
     cells = cells.assign(
         **{key: value for key, value in (("suite", path.parent.name), ("stage", "")) if key not in cells}
     )
@@ -109,12 +108,11 @@ def compare(old: pd.DataFrame, new: pd.DataFrame, tolerance: float = TOLERANCE) 
         tolerance: relative difference up to which numbers count as equal; epsilons by `SAME_EPSILON`.
     """
     old, new = _finished(old), _finished(new)
-    metrics = [name for name in old if name in new and name.startswith(METRICS) and name not in PLACE]
-    metrics = [name for name in metrics if all(pd.api.types.is_numeric_dtype(side[name]) for side in (old, new))]
-    kept = [*PLACE, "run_id", "state", "score", *metrics]
-    old, new = (side[kept].assign(index=range(len(side))) for side in (old, new))
+    metrics = [name for name in old.select_dtypes("number") if name.startswith(METRICS) and name not in PLACE]
+    kept = [*PLACE, "run_id", *WORDS]
+    old, new = (side[kept].join(_numbers(side, metrics)).assign(index=range(len(side))) for side in (old, new))
     pairs = _paired(old, new)
-    changes = pd.concat([_changes(pairs, name, tolerance) for name in ["state", *metrics]], ignore_index=True)
+    changes = pd.concat([_changes(pairs, name, tolerance) for name in [*WORDS, *metrics]], ignore_index=True)
     pairs = pairs.assign(is_changed=pairs.index.isin(changes.pop("pair")))
     return Comparison(
         pairs,
@@ -124,8 +122,13 @@ def compare(old: pd.DataFrame, new: pd.DataFrame, tolerance: float = TOLERANCE) 
     )
 
 
+def _numbers(cells: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
+    """The columns `metrics`, without a number where a version has none."""
+    return cells.reindex(columns=metrics).apply(pd.to_numeric, errors="coerce")
+
+
 def _finished(cells: pd.DataFrame) -> pd.DataFrame:
-    done = cells[cells["state"].isin(["done", "diverged"])].drop_duplicates(["suite", "label", "run_id"])
+    done = cells[cells["state"].isin(RESULTS)].drop_duplicates(["suite", "label", "run_id"])
     named = {"score": "accuracy", "test_score": done.get("test_accuracy")}  # older versions knew no other score
     return done.assign(**{key: value for key, value in named.items() if key not in done})
 
@@ -150,7 +153,7 @@ def _joined(old: pd.DataFrame, new: pd.DataFrame, keys: Sequence[str]) -> pd.Dat
 def _changes(pairs: pd.DataFrame, metric: str, tolerance: float) -> pd.DataFrame:
     """The pairs that differ in a metric."""
     old, new = (pairs[f"{metric}{end}"] for end in ENDS)
-    if metric == "state":
+    if metric in WORDS:
         differs = (old != new).to_numpy()
     else:
         relative = SAME_EPSILON if metric.startswith("epsilon") else tolerance
@@ -186,7 +189,7 @@ def summary(comparison: Comparison) -> pd.DataFrame:
 
 
 def _interval(differences: np.ndarray) -> dict[str, float]:
-    """Zero for rows that did not change, which need no resampling; not a number where a score is none."""
+    """Zero for rows that did not change; not a number where a score is none."""
     if not np.isfinite(differences).all():
         return dict.fromkeys(("mean", "low", "high", "p"), math.nan)
     if not differences.any():
@@ -224,9 +227,8 @@ def _delta(row: dict[str, Any]) -> str:
     """The mean difference with its interval, where there is one."""
     if row["mean"] == 0 == row["low"] == row["high"]:
         return "0"
-    score = shown(row["score"])
-    numbers = [f"{score.factor * row[key]:+.{score.decimals + 1}f}" for key in ("mean", "low", "high")]
-    return numbers[0] if math.isnan(row["low"]) else f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
+    unit = shown(row["score"])
+    return unit._replace(decimals=unit.decimals + 1).difference(row["mean"], row["low"], row["high"])
 
 
 def lines(comparison: Comparison) -> list[str]:

@@ -5,14 +5,13 @@ Pure black and white stand for ink and paper, which are others on a dark page (`
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from dpopt.analysis.frames import SWEPT
+from dpopt.analysis.frames import validated_best
 
 COLOURS = ("#0173B2", "#DE8F05", "#029E73", "#D55E00", "#CC78BC", "#CA9161", "#56B4E9")
 """Those of seaborn's palette for the colour-blind that can be told from white, from black and from grey."""
@@ -155,7 +154,7 @@ def _epsilon(target: float) -> str:
 
 def legend(figure: Any, known: Styles | None = None) -> None:
     """One legend at the right of a figure on a constrained layout: all labels of all panels, as the suite has them."""
-    handles, order = _labelled(figure), list(known or ())
+    handles, order = labelled(figure), list(known or ())
     names = sorted(handles, key=lambda name: _place(name, order))
     place = {"loc": "outside right upper", "frameon": False, "ncols": -(-len(names) // LONG)}
     figure.legend([handles[name] for name in names], names, **place)
@@ -166,7 +165,7 @@ def _place(name: str, order: Sequence[str]) -> int:
     return max((len(label), place) for place, label in enumerate([*order, ""]) if name.startswith(label))[1]
 
 
-def _labelled(figure: Any) -> dict[str, Any]:
+def labelled(figure: Any) -> dict[str, Any]:
     """The first artist of each label, in the order of the panels."""
     labelled = [pair for axis in figure.axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
     first = {label: handle for handle, label in reversed(labelled)}
@@ -183,10 +182,9 @@ def gridded(frame: pd.DataFrame) -> pd.DataFrame:
     return frame if "is_refined" not in frame else frame[~frame["is_refined"]]
 
 
-def validated_best(frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """The row of each group that validates best; of equal ones that with the smallest setting, whatever they test."""
-    ordered = frame.assign(key=frame["validation"].fillna(-math.inf)).sort_values(SWEPT, kind="stable")
-    return frame.loc[ordered.groupby(list(by))["key"].idxmax()]
+def by_method(frame: pd.DataFrame, by: Sequence[str]) -> list[str]:
+    """The columns `by`, and the label where `frame` has several: methods are neither mixed nor averaged."""
+    return [*by, "label"] if frame["label"].nunique() > 1 else list(by)
 
 
 def along(frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:

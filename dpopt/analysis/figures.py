@@ -17,7 +17,7 @@ from dpopt._paths import at_hand
 from dpopt.analysis.drawing import Styles
 from dpopt.errors import ConfigError, unknown
 
-OF_SUITES = ("comparison", "selected", "curves", "ranking", "sweep", "rates", "diagnostics", "classes", "transfers")
+OF_SUITES = ("comparison", "curves", "ranking", "sweep", "rates", "diagnostics", "classes", "transfers")
 """What a figure of a suite may need: the frames of `results.Results`."""
 DEFAULT = Path("plots")
 """Where figures are looked for beside those that come with dpopt."""
@@ -33,7 +33,7 @@ class Plot:
         name: file name without `.py`.
         needs: a frame of `results.Results`, "speed" (one row a contender of `dpopt bench`), "audit" (one row an audit
             of `dpopt audit`) or "accounting" (one row a published noise rule and setting; solved, not stored).
-        draw: frame, and the style of each label of its suite -> matplotlib Figure.
+        draw: frame, and the style of each label of its suite -> matplotlib Figure; None where there is nothing to show.
     """
 
     name: str

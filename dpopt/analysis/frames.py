@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from functools import reduce
+from itertools import groupby, zip_longest
+from operator import itemgetter, or_
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from dpopt.analysis.naming import row_names, workload_names
-from dpopt.errors import unknown
+from dpopt.errors import ConfigError, unknown
 from dpopt.privacy.accountants import epsilon
-from dpopt.privacy.ledger import Ledger
+from dpopt.privacy.ledger import Draw, Ledger
 from dpopt.privacy.selection import BestOf, selection_rule
 from dpopt.store.identity import clipping_bound
-from dpopt.store.runs import Damaged, Store, released_score, score_or_worst
+from dpopt.store.runs import RESULTS, Damaged, Store, released_score, score_or_worst
 
 GROUP = ["workload", "label", "epsilon_target", "batch_size", "epochs", "clip"]
 """What one table row stands for; its seeds are replicates, and its other cells are the tuning runs of each seed.
@@ -26,6 +29,8 @@ GROUP = ["workload", "label", "epsilon_target", "batch_size", "epochs", "clip"]
 `clip` is NaN where there is no bound: group with `dropna=False`."""
 SWEPT = ["batch_size", "epochs", "clip"]
 """What a suite may vary beside methods, workloads and epsilon."""
+REFINED = ["workload", "label", "epsilon_target", "epochs"]
+"""Whose grid, over all batch sizes, bounds and seeds, the points of one refinement follow from."""
 
 
 @dataclass(frozen=True)
@@ -42,21 +47,39 @@ class Stored:
     problems: list[str]
 
 
-OF_ENTRY: dict[str, Callable[[Mapping[str, Any]], Any]] = {
-    "optimizers": lambda entry: entry["label"],
-    "epsilon": lambda entry: float(entry.get("target", entry["cell"]["epsilon"])),
-    "seeds": lambda entry: entry["cell"]["seed"],
-    "workloads": lambda entry: entry["cell"]["workload"]["name"],
+OF_ENTRY: dict[str, Callable[[Mapping[str, Any], str], set[Any]]] = {
+    "optimizers": lambda entry, workload: {entry["label"]},
+    "epsilon": lambda entry, workload: {float(entry.get("target", entry["cell"]["epsilon"]))},
+    "seeds": lambda entry, workload: {entry["cell"]["seed"]},
+    "workloads": lambda entry, workload: {entry["cell"]["workload"]["name"], workload},
 }
-"""Key that rows are chosen by -> its value in an entry of a manifest."""
+"""Key that rows are chosen by -> what it may be for an entry of a manifest, whose workload tables name so."""
 
 
-def check_part(manifest: Mapping[str, Any], key: str, values: Sequence[Any]) -> None:
-    """Raise `ConfigError` where no entry of a manifest has one of `values`."""
-    present = {OF_ENTRY[key](entry) for entry in manifest["cells"]}
-    for value in values:
-        if value not in present:
-            raise unknown(key, value, sorted(present))
+def in_part(entries: Sequence[Mapping[str, Any]], part: Mapping[str, Sequence[Any]]) -> list[bool]:
+    """Whether each entry of a manifest has one of the values of every key of `part`.
+
+    Raises:
+        ConfigError: no entry has one of the values, or none has one of every key.
+    """
+    workloads = _workloads(entries)
+    has = {key: [OF_ENTRY[key](*pair) for pair in zip(entries, workloads, strict=True)] for key in part}
+    for key, values in part.items():
+        present = set[Any]().union(*has[key])
+        for value in values:
+            if value not in present:
+                raise unknown(key, value, present)
+    kept = [all(has[key][at].intersection(values) for key, values in part.items()) for at in range(len(entries))]
+    if part and not any(kept):
+        raise ConfigError(", ".join(part), {key: list(values) for key, values in part.items()}, "no row has all of it")
+    return kept
+
+
+def _workloads(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The name of each entry's workload in tables."""
+    specs = [entry["cell"]["workload"] for entry in entries]
+    names = workload_names(specs)
+    return [names[json.dumps(spec, sort_keys=True)] for spec in specs]
 
 
 def load(store: Store, suite: str, part: Mapping[str, Sequence[Any]] | None = None) -> Stored:
@@ -66,14 +89,13 @@ def load(store: Store, suite: str, part: Mapping[str, Sequence[Any]] | None = No
         part: key of `OF_ENTRY` -> its values in the rows that are kept; by default all are.
 
     Raises:
-        ConfigError: the suite was never planned in this store.
+        ConfigError: the suite was never planned in this store, or has no such row.
     """
     rows, problems, entries = [], store.foreign(), store.manifest(suite)["cells"]
-    names = workload_names([entry["cell"]["workload"] for entry in entries])
-    known = set[tuple[str, str]]()
-    for entry, label in zip(entries, row_names(entries), strict=True):
+    known, columns = set[tuple[str, str]](), (row_names(entries), _workloads(entries), in_part(entries, part or {}))
+    for entry, label, workload, is_kept in zip(entries, *columns, strict=True):
         place = label, entry["run_id"]
-        if place in known or any(OF_ENTRY[key](entry) not in values for key, values in (part or {}).items()):
+        if place in known or not is_kept:
             continue  # a suite may name a cell more than once; it is one run
         known.add(place)
         cell, run_id = entry["cell"], entry["run_id"]
@@ -82,7 +104,7 @@ def load(store: Store, suite: str, part: Mapping[str, Sequence[Any]] | None = No
             "label": label,
             "tuning": entry["tuning"],
             "tuned": json.dumps(entry["tuned"], sort_keys=True),
-            "workload": names[json.dumps(cell["workload"], sort_keys=True)],
+            "workload": workload,
             "optimizer": cell["optimizer"]["name"],
             "lr": cell["optimizer"].get("lr"),
             "epsilon_target": float(entry.get("target", cell["epsilon"])),
@@ -148,7 +170,6 @@ def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:
     """The numbers of a finished cell's record; its epsilon is recomputed from its ledger and must be the stated one."""
     record, path = store.record(run_id), store.folder(run_id, "record.json")
     ledger = store.ledger(run_id)
-    spent = epsilon(ledger, cell["delta"], cell["accountant"])
     if record["cell"] != cell:
         raise Damaged(f"{path}: its cell is not the planned one")
     kept = (
@@ -166,6 +187,7 @@ def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:
     names = [key for key in record if key.startswith(("test_", "validation_")) or key in kept]
     score = record.get("score", "accuracy")
     try:
+        spent = epsilon(ledger, cell["delta"], cell["accountant"])
         _check_total(path, ledger, cell, record)
         numbers = {key: float(record[key]) for key in names}
         numbers |= {f"noise_{kind}": float(value) for kind, value in record.get("noise", {}).items()}
@@ -216,11 +238,11 @@ def select(cells: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         One row for each group and seed, with `selected_by` (its score, -inf where that is the worst), `runs` (trained
-        runs of that seed), `run_ids` (what the search is charged for: those runs, and one again for each that a grid
-        which widens might still have made; the runs of all seeds where points follow from means over them, see
-        `refine`), `selection` ("" where runs of several rules are compared: a rule prices one search, and of several
-        all runs are charged), and `edges`: which of the selected numbers are the largest ("lr ↑") or smallest that the
-        label's search tries.
+        runs of that group and seed), `run_ids` (what the search is charged for: those runs, and one again for each that
+        a grid which widens might still have made; where a refinement has added a point, all runs of the grid and the
+        refinement, of all seeds, as points follow from means over them), `selection` ("" where runs of several rules
+        are compared: a rule prices one search, and of several all runs are charged), and `edges`: which of the selected
+        numbers are the largest ("lr ↑") or smallest that the label's search tries.
     """
     cells = cells.assign(widen=cells.get("widen", 0), is_widened=cells.get("is_widened", False))  # new columns
     ends = _ends(cells[~cells["is_widened"]])
@@ -228,18 +250,19 @@ def select(cells: pd.DataFrame) -> pd.DataFrame:
     for row in cells.to_dict("records"):
         place = tuple("" if pd.isna(row[key]) else row[key] for key in (*GROUP, "seed"))  # two NaN are not equal
         groups.setdefault(place, []).append(row)
-    refined: dict[tuple[Any, ...], tuple[str, ...]] = {}
-    for place, rows in groups.items():
-        if any(row["is_refined"] for row in rows):
-            refined[place[:-1]] = refined.get(place[:-1], ()) + _charged(rows)
+    refinements: dict[tuple[Any, ...], list[list[dict[str, Any]]]] = {}
+    for rows in groups.values():
+        refinements.setdefault(_refinement(rows), []).append(rows)
     chosen = []
-    for place, rows in groups.items():
+    for rows in groups.values():
         last = "final" if any(row["stage"] for row in rows) else ""
         released = [row for row in rows if row["stage"] == last]
-        if not released or not all(row["state"] in ("done", "diverged") for row in rows):
+        searches = refinements[_refinement(rows)] if any(row["is_refined"] for row in rows) else [rows]
+        is_damaged = any(row["state"] == "damaged" for search in searches for row in search)
+        if not released or is_damaged or not all(row["state"] in RESULTS for row in rows):
             continue
         best = max(released, key=_selected_by)
-        runs, run_ids = sum(row["is_trained"] for row in rows), refined.get(place[:-1]) or _charged(rows)
+        runs, run_ids = sum(row["is_trained"] for row in rows), together(map(_charged, searches))
         edges = "" if last else _edges(best, ends[best["workload"], best["label"]], rows)
         own = {"selected_by": _selected_by(best), "runs": runs, "run_ids": run_ids, "edges": edges}
         is_one_rule = len({row["selection"] for row in rows}) == 1
@@ -251,16 +274,26 @@ def _selected_by(row: Mapping[str, Any]) -> float:
     return score_or_worst(row["selection_score"], row["state"])
 
 
+def _refinement(rows: list[dict[str, Any]]) -> tuple[Any, ...]:
+    return tuple(rows[0][key] for key in REFINED)
+
+
+def together(searches: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    """The runs of several searches: a run that is part of several is named as often as by one of them."""
+    named: Iterator[Counter[str]] = map(Counter, searches)
+    return tuple(reduce(or_, named, Counter[str]()).elements())
+
+
 def _charged(rows: list[dict[str, Any]]) -> tuple[str, ...]:
     """The runs of a group and seed, and the first again for each that a grid which widens might have made and has not.
 
     How many it makes follows from scores, so that these are charged too. All runs of one such search release the same;
-    those of another rule were another search.
+    those of another rule were another search. A run without a result has released nothing.
     """
     searches: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         searches.setdefault(row["selection"], []).append(row)
-    charged = [row["run_id"] for row in rows]
+    charged = [row["run_id"] for row in rows if row["state"] in RESULTS]
     for search in searches.values():
         unmade = max(row["widen"] for row in search) - sum(row["is_widened"] for row in search)
         charged += [search[0]["run_id"]] * unmade
@@ -292,6 +325,16 @@ def _edges(row: Mapping[str, Any], ends: Mapping[str, tuple[float, float]], rows
     return ", ".join(marks)
 
 
+def validated_best(settings: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """The row of each group whose mean `selected_by` is the best; of equal ones that with the smallest setting.
+
+    None of several rows without a score: nothing but the test split tells them apart.
+    """
+    own = settings.groupby(list(by))["selected_by"]
+    told = settings[(own.transform("size") == 1) | (own.transform("max") > -math.inf)]
+    return settings.loc[told.sort_values(SWEPT, kind="stable").groupby(list(by))["selected_by"].idxmax()]
+
+
 def curves(store: Store, selected: pd.DataFrame, with_diagnostics: bool = False) -> pd.DataFrame:
     """The curves of the selected runs: one row for each entry, with the run's place in the suite.
 
@@ -305,21 +348,60 @@ def curves(store: Store, selected: pd.DataFrame, with_diagnostics: bool = False)
     return frame if with_diagnostics else frame.drop(columns="diagnostics", errors="ignore")
 
 
-def epsilon_with_tuning(store: Store, selected: Mapping[str, Any]) -> float:
-    """What the search behind a row of `select` spends on the records that are trained on.
+class Price(NamedTuple):
+    """What a search spends on the records that are trained on.
 
-    The best of a random number of runs costs what its rule says. A number that is not random hides nothing: the search
-    costs what all of its runs do, whatever a simulation says.
+    Attributes:
+        with_tuning: all of it. The best of a random number of runs costs what its rule says. A number that is not
+            random hides nothing: the search costs what all of its runs do, whatever a simulation says.
+        composed: all of its runs, one after the other.
     """
+
+    with_tuning: float
+    composed: float
+
+
+def epsilon_with_tuning(store: Store, selected: Mapping[str, Any]) -> float:
+    """What the search behind a row of `select` spends in all."""
+    return price(store, selected).with_tuning
+
+
+def price(store: Store, selected: Mapping[str, Any]) -> Price:
+    """What the search behind a row of `select` spends."""
     rule = selection_rule(json.loads(selected["selection"])) if selected["selection"] else None
-    if isinstance(rule, BestOf):
-        return float(selected["epsilon_total"])
-    return composed(store, selected["run_ids"], selected["delta"], selected["accountant"])
+    total = composed(store, selected["run_ids"], selected["delta"], selected["accountant"])
+    return Price(float(selected["epsilon_total"]) if isinstance(rule, BestOf) else total, total)
 
 
 def composed(store: Store, run_ids: Sequence[str], delta: float, accountant: str) -> float:
-    """What runs cost one after the other, each on the same data."""
-    total = Ledger()
+    """What runs cost one after the other, each on the same data.
+
+    Runs with the same seed and number within a search (`search` of a cell) share their draws, as where a suite was run
+    again with other values of a grid: what they cost is more than if their draws were independent. So their k-th draws
+    are charged as one, which releases what all of them do, at the largest of their rates. That is an upper bound: to be
+    in a smaller draw is to be in the larger one and to win a coin that depends on no data, and a release that is left
+    to a coin is a degraded one. What is left of the longest run is charged alone. A run that is named again stands for
+    a further one with draws of its own, see `select`.
+    """
+    ledgers, named = dict[tuple[Any, ...], list[Ledger]](), Counter[str]()
     for run_id in run_ids:
-        total = total + store.ledger(run_id)
+        cell, again = store.record(run_id)["cell"], named[run_id]
+        draws = (run_id, again) if again else (cell["seed"], cell.get("search", 0))
+        ledgers.setdefault(draws, []).append(store.ledger(run_id))
+        named[run_id] += 1
+    counts, total = Counter[Draw](), Ledger()
+    for alike in ledgers.values():
+        counts.update(alike[0].counts() if len(alike) == 1 else _merged(alike))
+    for draw, count in counts.items():
+        total.append(draw, count)
     return epsilon(total, delta, accountant)
+
+
+def _merged(ledgers: Sequence[Ledger]) -> Counter[Draw]:
+    """How often each draw occurs where the k-th draws of all ledgers are one; see `composed`."""
+    merged = Counter[Draw]()
+    for draws, same in groupby(zip_longest(*ledgers)):
+        there = [draw for draw in draws if draw is not None]
+        noises = tuple(noise for draw in there for noise in draw.noises)
+        merged[Draw(max(draw.rate for draw in there), noises)] += sum(1 for _ in same)
+    return merged

@@ -111,6 +111,8 @@ class Leaderboard:
         if self.blocks.empty:
             return pd.DataFrame(columns=columns)
         rows, test = ranking.everywhere(self.blocks), ranking.rank_test(self.blocks)
+        if rows.empty:  # no method is in every block
+            return pd.DataFrame(columns=columns)
         averages = ranking.average_ranks(self.blocks).set_index("label")["rank"]
         samples = statistics.rank_samples(_scores_by_workload(self.entries, rows, list(averages.index)))
         low, high = np.quantile(samples, [(1 - statistics.CONFIDENCE) / 2, (1 + statistics.CONFIDENCE) / 2], axis=0)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from dpopt.analysis import statistics
-from dpopt.analysis.budgets import BLOCK, BUDGETS, reached
+from dpopt.analysis.budgets import BLOCK, BUDGETS, lacking, reached
 from dpopt.analysis.scores import shown
 from dpopt.analysis.tables import limit, upper
 from dpopt.analysis.writing import Table, marks
@@ -52,8 +52,8 @@ def ranking(store: Store, cells: pd.DataFrame, by: str = "epsilon", budgets: Seq
         `mean` and `std` on the test split; `seeds`, `failures` among them; `spent` by the search, the most over the
         seeds; `rank`, ties sharing their average; `is_first`; `difference`, `low`, `high` to the first of the block
         (see `statistics.difference`); `p`, `visible` and `is_best` (see `statistics.standing`). Failures are imputed by
-        the worst score of the block. Where nothing fits the budget, all numbers are NaN but the rank, which is that of
-        the worst score.
+        the worst score of the block. Where nothing fits the budget, all numbers are NaN but the rank. Methods without a
+        score of their own share the last rank.
     """
     return of_entries(reached(store, cells, by, budgets), by)
 
@@ -69,29 +69,35 @@ def of_entries(entries: pd.DataFrame, by: str) -> pd.DataFrame:
 
 
 def imputed(block: pd.DataFrame) -> pd.DataFrame:
-    """The scores of a block's methods, for the seeds that all of them have: [seeds, labels], see `ranking`."""
+    """The scores of a block's methods, for the seeds that all of them have: [seeds, labels], see `ranking`.
+
+    Those of a method without any score are -inf.
+    """
+    tests = _tests(block)
+    scores = tests.fillna(tests.min(axis=None))
+    scores.loc[:, tests.isna().all()] = -math.inf
+    return scores
+
+
+def _tests(block: pd.DataFrame) -> pd.DataFrame:
+    """The test scores that a block's methods reach, for the seeds that all of them have: [seeds, labels]."""
     block = block[block["seed"].isin(set.intersection(*block.groupby("label")["seed"].agg(set)))]
     tests = block.pivot(index="seed", columns="label", values="test")
-    tests[_lacking(block)] = math.nan
-    return tests.fillna(tests.min(axis=None))
-
-
-def _lacking(block: pd.DataFrame) -> list[str]:
-    """The methods that a block's budget lets reach nothing, in some seed."""
-    return list(block["label"][block["spent"].isna() & ~block["failed"]].unique())
+    tests[lacking(block)] = math.nan
+    return tests
 
 
 def _block(entries: pd.DataFrame) -> list[dict[str, Any]]:
-    scores = imputed(entries)
+    tests, scores = _tests(entries), imputed(entries)
     entries = entries[entries["seed"].isin(scores.index)]
-    if scores.shape[1] < 2 or scores.isna().all(axis=None):
+    if tests.shape[1] < 2 or tests.isna().all(axis=None):
         return []
     means = scores.mean().round(statistics.DIGITS)  # equal sums in another order are equal
     ranks = means.rank(ascending=False).sort_values(kind="stable")
     best, score = scores[ranks.index[0]], entries["score"].dropna().iloc[0]
-    there = scores.drop(columns=_lacking(entries))
+    there = tests.drop(columns=lacking(entries)).fillna(tests.min(axis=None))
     found = statistics.standing(there.to_numpy())
-    standing = zip(there, found.p, found.may_be_best, strict=True)
+    standing = zip(there, found.p, found.may_be_best & (means[there.columns] > -math.inf), strict=True)
     numbers = {label: _numbers(there[label], best) | {"p": p, "is_best": is_best} for label, p, is_best in standing}
     rows = []
     for label, rank in ranks.items():
@@ -140,7 +146,13 @@ def everywhere(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows of `ranking`'s frame for methods that are in every block, ranked among themselves."""
     rows = frame[frame.groupby("label")["rank"].transform("size") == frame.groupby(BLOCK).ngroups]
     rows = rows.assign(rank=rows.groupby(BLOCK)["rank"].rank())
-    return rows.assign(is_first=rows["rank"] == rows.groupby(BLOCK)["rank"].transform("min"))
+    is_least = rows["rank"] == rows.groupby(BLOCK)["rank"].transform("min")
+    return rows.assign(is_first=is_least & has_score(rows))
+
+
+def has_score(rows: pd.DataFrame) -> pd.Series:
+    """Which rows of `ranking`'s frame have a score of their own: the budget lets them reach one, and not all failed."""
+    return rows["mean"].notna() & (rows["failures"] < rows["seeds"])
 
 
 def _by_workload(rows: pd.DataFrame) -> pd.DataFrame:
@@ -228,11 +240,7 @@ def _score(row: dict[str, Any], score: str) -> str:
 
 
 def _difference(row: dict[str, Any]) -> str:
-    if row["is_first"]:
-        return "first"
-    unit = shown(row["score"])
-    mean = _text(unit.factor * row["difference"], f"{{:+.{unit.decimals}f}}".format)
-    return f"{mean} {unit.interval(row['low'], row['high'], '+')}".strip()
+    return "first" if row["is_first"] else shown(row["score"]).difference(row["difference"], row["low"], row["high"])
 
 
 def note(frame: pd.DataFrame) -> str:

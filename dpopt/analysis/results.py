@@ -75,9 +75,7 @@ class Results:
     part: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        manifest = self.store.manifest(self.suite)  # or it says that there is none
-        for key, values in self.part.items():
-            frames.check_part(manifest, key, values)
+        frames.in_part(self.store.manifest(self.suite)["cells"], self.part)  # which say what there is not
 
     @cached_property
     def stored(self) -> frames.Stored:
@@ -133,7 +131,7 @@ class Results:
         return drawn
 
     def draw(self, plot: Plot) -> Figure | None:
-        """A figure of suites, in the suite's styles and with names that are read; none where it has nothing to show."""
+        """A figure of suites, in the suite's styles and with names that are read; None where it has nothing to show."""
         frame = self.frame(plot.needs)
         if frame.empty:
             return None
@@ -174,18 +172,22 @@ class Results:
 
     @cached_property
     def sweep(self) -> pd.DataFrame:
-        """One row a group, of suites that vary the clipping bound and the batch size of a method."""
+        """One row a group, of suites that vary the clipping bound and the batch size of a method.
+
+        With `selected_by`, the mean of `frames.select`'s over seeds: what `best_setting` goes by.
+        """
         every = self.every
         if every.empty or (every.groupby("label")[["clip", "batch_size"]].nunique().max() < 2).any():
             return pd.DataFrame()
-        return tables.comparison(self.store, every)
+        return tables.comparison(self.store, every).merge(_means(every), on=GROUP)
 
     @cached_property
     def rates(self) -> pd.DataFrame:
-        """One row a replicate of `sweep` that searches its learning rate: the selected one is `lr`."""
+        """One row a replicate of `sweep` whose runs have several learning rates: the selected one is `lr`."""
         if self.sweep.empty:
             return pd.DataFrame()
-        return self.every[(self.every["runs"] > 1) & self.every["lr"].notna()]
+        rates = self.cells.groupby([*GROUP, "seed"], dropna=False)["lr"].transform("nunique")
+        return self.every.merge(self.cells.loc[rates > 1, ["label", "run_id"]])
 
     @cached_property
     def diagnostics(self) -> pd.DataFrame:
@@ -221,17 +223,17 @@ class Results:
 def best_setting(selected: pd.DataFrame) -> pd.DataFrame:
     """The rows of `frames.select` whose group validates best among those that differ in `SWEPT` alone.
 
-    Looks at the mean over seeds, so that all seeds have one setting. Where there are several, the runs of all those
-    groups and seeds are one search, and charged as such in `run_ids`; `runs` are those of the groups and one seed.
-    Where nothing validates, all rows are kept as they are.
+    Looks at the mean over seeds, so that all seeds have one setting; of equal ones it is the smallest. Where there are
+    several, the runs of all those groups and seeds are one search, and charged as such in `run_ids`; `runs` are those
+    of the groups and one seed. A method with several settings of which none validates is left out: to choose one of
+    them by the test split would be a search that nobody sees.
     """
-    if selected.empty or selected["validation_score"].isna().all():
+    if selected.empty:
         return selected
     rest = [key for key in GROUP if key not in SWEPT]
-    means = selected.groupby(GROUP, sort=False, dropna=False)["selected_by"].mean().reset_index()
-    best = means.loc[means.groupby(rest, sort=False)["selected_by"].idxmax(), GROUP]
+    best = frames.validated_best(_means(selected), rest)[GROUP]
     searches = selected.groupby([*rest, "seed"], sort=False).agg(groups=("runs", "size"), all_runs=("runs", "sum"))
-    together = selected.groupby(rest, sort=False).agg(all_ids=("run_ids", "sum"))
+    together = selected.groupby(rest, sort=False).agg(all_ids=("run_ids", frames.together))
     chosen = selected.merge(best, on=GROUP).merge(searches, on=[*rest, "seed"]).merge(together, on=rest)
     is_one = chosen["groups"] == 1
     chosen["runs"] = chosen["all_runs"]
@@ -239,3 +241,8 @@ def best_setting(selected: pd.DataFrame) -> pd.DataFrame:
     # A rule prices one search; of several, all runs are charged.
     chosen["selection"] = chosen["selection"].where(is_one, "")
     return chosen.drop(columns=["groups", "all_runs", "all_ids"])
+
+
+def _means(selected: pd.DataFrame) -> pd.DataFrame:
+    """One row a group of `frames.select`'s frame, with the mean of `selected_by` over its seeds."""
+    return selected.groupby(GROUP, sort=False, dropna=False)["selected_by"].mean().reset_index()

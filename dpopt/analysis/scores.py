@@ -36,6 +36,12 @@ class Shown(NamedTuple):
             return ""
         return f"[{self.factor * low:{form}.{self.decimals}f}, {self.factor * high:{form}.{self.decimals}f}]"
 
+    def difference(self, mean: float, low: float, high: float) -> str:
+        """A difference with the interval around it; a dash where there is none."""
+        if math.isnan(mean):
+            return "-"
+        return f"{self.factor * mean:+.{self.decimals}f} {self.interval(low, high, '+')}".strip()
+
     def text(self, mean: float, std: float = math.nan) -> str:
         """A mean, with the standard deviation where there is one; a mean that is not finite says so."""
         spread = "" if math.isnan(std) else f" ± {self.factor * std:.{self.decimals}f}"

@@ -16,7 +16,7 @@ from dpopt.analysis.scores import shown
 from dpopt.analysis.tables import upper
 from dpopt.analysis.writing import Table
 from dpopt.privacy.selection import best_of
-from dpopt.store.runs import Store
+from dpopt.store.runs import RESULTS, Store, score_or_worst
 
 RUNS = (2, 4, 16, 128, 256)
 """Expected numbers of runs: those of Koskela and Honkela 2020, Table 1."""
@@ -31,6 +31,9 @@ NOTE = (
 def private_selection(store: Store, cells: pd.DataFrame, runs: tuple[float, ...] = RUNS) -> pd.DataFrame:
     """One row for each searched group of `cells` whose runs are all done and alike, and each expected number of runs.
 
+    As in `frames.select`, a run that has diverged, or has no number to be selected by, is the worst. A test score that
+    is not finite counts as the worst of its group, as in tables.
+
     Returns:
         The group's keys; `runs`; `score` (what was measured); mean and standard deviation of the released run's test
         score, over the procedure's own randomness and the seeds; `epsilon_single` by Renyi divergences and
@@ -39,7 +42,7 @@ def private_selection(store: Store, cells: pd.DataFrame, runs: tuple[float, ...]
     rows = []
     grids = cells[(cells["tuning"] == "grid") & ~(cells["is_refined"] | cells["is_widened"])]
     for keys, group in grids.groupby(GROUP, sort=False, dropna=False):
-        if not group["state"].isin(["done", "diverged"]).all():
+        if not group["state"].isin(RESULTS).all():
             continue
         ledger, delta = store.ledger(group["run_id"].iloc[0]), group["delta"].iloc[0]
         if any(store.ledger(run_id) != ledger for run_id in group["run_id"].iloc[1:]):
@@ -81,10 +84,13 @@ def as_table(outcome: pd.DataFrame) -> Table:
 
 def _outcome(group: pd.DataFrame, runs: float) -> tuple[float, float]:
     """Mean and standard deviation of the released run's test score; each seed is a procedure of its own."""
+    known = list(map(score_or_worst, group["validation_score"], group["state"]))
+    tests = group["test_score"].where(np.isfinite(group["test_score"]))
+    group = group.assign(known=known, test=tests.fillna(tests.min()))
     first = second = 0.0
     seeds = group.groupby("seed")
     for _, candidates in seeds:
-        scores = candidates.sort_values("validation_score")["test_score"].to_numpy()
+        scores = candidates.sort_values("known", kind="stable")["test"].to_numpy()
         weights = chances(len(scores), runs)
         first += float(weights @ scores) / len(seeds)
         second += float(weights @ scores**2) / len(seeds)

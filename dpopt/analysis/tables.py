@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from dpopt import registry
 from dpopt.analysis import statistics
 from dpopt.analysis.budgets import ROUNDING
-from dpopt.analysis.frames import GROUP, composed, epsilon_with_tuning
+from dpopt.analysis.frames import GROUP, price
 from dpopt.analysis.scores import is_share, shown
 from dpopt.analysis.writing import Table, marks
 from dpopt.store.runs import Store
@@ -60,7 +61,7 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame()
     rows, tests = [], []
     for keys, group in selected.groupby(GROUP, sort=False, dropna=False):
-        searches = group.to_dict("records")
+        prices = [price(store, row) for row in group.to_dict("records")]
         tests.append(group.set_index("seed")["test_score"])
         rows.append(
             {
@@ -76,10 +77,8 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
                 **{name: group[name].mean() for name in ("examples", "draws", "noise_gradient") if name in group},
                 "delta": group["delta"].max(),
                 "epsilon_single": group["epsilon"].max(),
-                "epsilon_with_tuning": max(epsilon_with_tuning(store, row) for row in searches),
-                "epsilon_composed": max(
-                    composed(store, row["run_ids"], row["delta"], row["accountant"]) for row in searches
-                ),
+                "epsilon_with_tuning": max(spent.with_tuning for spent in prices),
+                "epsilon_composed": max(spent.composed for spent in prices),
                 "note": _note(group["optimizer"].iloc[0], group["widen"].max()),
             }
         )
@@ -111,16 +110,17 @@ def _edges(of_seeds: pd.Series) -> str:
 
 
 def _compared(table: pd.DataFrame, tests: Sequence[pd.Series]) -> pd.DataFrame:
-    """The table with `p`, `visible` and `is_best`; a score that is not a number is the worst of its block."""
+    """The table with `p`, `visible` and `is_best`; a score that is not finite counts as the worst of its block."""
     table = table.assign(p=math.nan, visible=math.nan, is_best=False)
     chosen = table[~table["is_reference"] & (table["epsilon_target"] < math.inf)]
     for _, block in chosen.groupby(BLOCK):
-        worst = min(tests[row].min() for row in block.index)
-        scores = pd.DataFrame({row: tests[row].fillna(worst) for row in block.index})
+        finite = {row: tests[row].where(np.isfinite(tests[row])) for row in block.index}
+        worst = pd.concat(finite).min()
+        scores = pd.DataFrame({row: values.fillna(worst) for row, values in finite.items()})
         found = statistics.standing(scores.to_numpy(float))
         table.loc[block.index, "p"] = found.p
         table.loc[block.index, "visible"] = found.visible
-        table.loc[block.index, "is_best"] = found.may_be_best
+        table.loc[block.index, "is_best"] = found.may_be_best & [values.notna().any() for values in finite.values()]
     return table
 
 

@@ -43,6 +43,7 @@ def transfers(cells: pd.DataFrame) -> pd.DataFrame:
         known = select(search)
         if search["tuned"].nunique() < 2 or known.empty:
             continue
+        search = search.merge(known[["epsilon_target", "seed"]])  # without the searches that are not finished
         once = search.sort_values("selection_score", na_position="first").drop_duplicates(POINT, keep="last")
         tests = once.pivot(index=["epsilon_target", "seed"], columns="tuned", values="test_score")
         tests = tests.apply(lambda scores: scores.fillna(scores.min()), axis="columns")

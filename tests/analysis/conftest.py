@@ -34,11 +34,15 @@ class Maker:
         workload="digits_mlp",
         batch_size=128,
         entry=None,
-        search=0,
+        search=None,
         **more,
     ):
-        """A run with its record and two entries of its curve, each with `entry`; `more` is of the record."""
-        run_id = f"{len(self.cells):016x}"
+        """A run with its record and two entries of its curve, each with `entry`; `more` is of the record.
+
+        Its number within its search is `search`; by default the runs of a label, workload and seed have draws of their
+        own, as in suites.
+        """
+        run_id, search = f"{len(self.cells):016x}", self.number(label, workload, seed) if search is None else search
         cell = {
             "workload": {"name": workload},
             "optimizer": {"name": label, "lr": (tuned or {}).get("lr", 0.25), "clip": {"rule": "abadi", "bound": 1.0}},
@@ -83,6 +87,11 @@ class Maker:
         self.store.finish(run_id, record, ledger.to_json())
         return run_id
 
+    def number(self, label, workload, seed):
+        """How many runs there are of a search."""
+        cells = [entry["cell"] for entry in self.cells if entry and entry["label"] == label]
+        return sum(cell["workload"]["name"] == workload and cell["seed"] == seed for cell in cells)
+
     def clip(self, bound):
         """Let the last run have been trained with the clipping bound `bound`; NaN: by a rule without one."""
         rule = {"rule": "automatic"} if math.isnan(bound) else {"rule": "abadi", "bound": bound}
@@ -108,7 +117,6 @@ class Maker:
             ids.append(self.add(label, seed, validation, test, epsilon=epsilon, tuned={"lr": 0.1}, tuning=tuning))
             entry, path = self.cells[-1], self.store.folder(ids[-1]) / "record.json"
             entry["cell"]["optimizer"]["clip"]["bound"] = clip
-            entry["cell"]["search"] = len(ids)
             entry["cell"]["selection"] = rule(ids, self.store) if callable(rule) else rule
             if stage:
                 entry |= {"stage": stage, "target": target}

@@ -66,6 +66,18 @@ def test_a_failure_is_the_worst_and_a_budget_that_reaches_nothing_leaves_the_wor
     assert len(found) == 5
 
 
+@pytest.mark.parametrize("lacking", ["other", "base"])
+def test_a_budget_that_some_seeds_reach_nothing_with_leaves_the_workload_out(lacking):
+    """The seeds that do are those that were lucky; a ranking has the method last."""
+    of = entries({"other": {}, "third": {}})
+    unlucky = (of["label"] == lacking) & (of["workload"] == "one") & (of["epsilon"] == 1) & (of["seed"] % 2 == 0)
+    of[["test", "spent"]] = of[["test", "spent"]].mask(unlucky)
+    found = against(of, "base").set_index(["label", "workload"])
+    assert ("other", "one") not in found.index
+    assert (("third", "one") in found.index) == (lacking == "other")
+    assert (found["seeds"] == SEEDS).all()
+
+
 def test_the_baseline_must_be_there_with_something_to_compare():
     for of in (entries({}), entries({"other": {}}).assign(test=np.nan, spent=np.nan)):
         with pytest.raises(ConfigError, match="against: 'base' cannot be used; there is no workload"):

@@ -111,6 +111,24 @@ def test_states_and_missing_numbers_are_compared(version):
     assert sorted(found.changes["metric"]) == ["state", "test_accuracy"]
 
 
+@pytest.mark.parametrize("lost", ["column", "numbers"])
+def test_what_the_new_version_no_longer_has_is_reported(version, lost):
+    old, new = (comparing.load(version(name)) for name in ("old", "new"))
+    kept = new.drop(columns="validation_accuracy") if lost == "column" else new.assign(validation_accuracy="none")
+    found = comparing.compare(old, kept)
+    assert not found.is_same
+    assert found.changes["metric"].tolist() == ["validation_accuracy"] * 12
+    assert "validation_accuracy 0.5 -> nan" in comparing.lines(found)[0]
+    assert comparing.compare(kept, new).is_same, "a new version may have more"
+
+
+def test_another_score_is_reported(version):
+    old, new = (comparing.load(version(name)) for name in ("old", "new"))
+    found = comparing.compare(old, new.assign(score="balanced_accuracy"))
+    assert set(found.changes["metric"]) == {"score"}
+    assert "score accuracy -> balanced_accuracy" in comparing.lines(found)[0]
+
+
 def test_a_score_that_is_none_makes_no_mean(version):
     old, new = (comparing.load(version(name)) for name in ("old", "new"))
     new.loc[0, "test_score"] = float("nan")

@@ -1,10 +1,14 @@
 import json
 import math
+import time
 
+import pandas as pd
 import pytest
 
-from dpopt.analysis import frames
+from dpopt.analysis import frames, tables
 from dpopt.analysis.naming import workload_names
+from dpopt.analysis.results import Results
+from dpopt.errors import ConfigError
 from dpopt.privacy import Draw, Ledger, epsilon
 from dpopt.privacy.selection import best_of
 from dpopt.store.runs import sealed
@@ -31,6 +35,70 @@ def test_a_search_is_charged(matrix):
     assert row["epsilon"] == epsilon(once, 1e-5, "rdp")
     assert frames.epsilon_with_tuning(matrix, row) == epsilon(twice, 1e-5, "rdp")
     assert frames.composed(matrix, row["run_ids"][:1], 1e-5, "rdp") == epsilon(once, 1e-5, "rdp")
+
+
+def ledger(*parts):
+    """Of (rate, noises, count)."""
+    made = Ledger()
+    for rate, noises, count in parts:
+        made.append(Draw(rate, noises), count)
+    return made
+
+
+class Runs:
+    """A store of runs: id -> (seed, number within its search, ledger)."""
+
+    def __init__(self, **runs):
+        self.runs = runs
+
+    def ledger(self, run_id):
+        return self.runs[run_id][2]
+
+    def record(self, run_id):
+        seed, number, _ = self.runs[run_id]
+        return {"cell": {"seed": seed} | ({"search": number} if number else {})}
+
+
+ONE, OTHER = ledger((0.1, (2.0,), 30), (0.1, (2.0, 5.0), 20)), ledger((0.2, (3.0,), 40))
+TOGETHER = ledger((0.2, (2.0, 3.0), 30), (0.2, (2.0, 5.0, 3.0), 10), (0.1, (2.0, 5.0), 10))
+
+
+def test_runs_that_share_their_draws_are_charged_as_one_draw_each():
+    """As a suite leaves them that is run again with other values: the same record is in the k-th draw of both."""
+    store = Runs(one=(0, 0, ONE), other=(0, 0, OTHER), third=(0, 0, OTHER), apart=(0, 1, OTHER), seed=(1, 0, OTHER))
+    spent = frames.composed(store, ["one", "other"], 1e-5, "rdp")
+    assert spent == epsilon(TOGETHER, 1e-5, "rdp") > 1.05 * epsilon(ONE + OTHER, 1e-5, "rdp")
+    for further in ("apart", "seed"):
+        assert frames.composed(store, ["one", further], 1e-5, "rdp") == epsilon(ONE + OTHER, 1e-5, "rdp")
+    three = ledger((0.2, (2.0, 3.0, 3.0), 30), (0.2, (2.0, 5.0, 3.0, 3.0), 10), (0.1, (2.0, 5.0), 10))
+    assert frames.composed(store, ["one", "other", "third"], 1e-5, "rdp") == epsilon(three, 1e-5, "rdp")
+
+
+def test_a_run_that_is_charged_again_is_a_further_one():
+    store = Runs(one=(0, 0, ONE), other=(0, 0, OTHER))
+    spent = frames.composed(store, ["one", "other", "one", "one"], 1e-5, "rdp")
+    assert spent == epsilon(TOGETHER + ONE + ONE, 1e-5, "rdp")
+
+
+def test_long_runs_that_share_their_draws_are_charged_at_once():
+    alternating = Ledger(Draw(0.01, (1.0 + draw % 2,)) for draw in range(20_000))
+    store = Runs(**{f"run_{number}": (0, 0, alternating) for number in range(40)})
+    began = time.monotonic()
+    counts = frames._merged([alternating] * 40)
+    assert time.monotonic() - began < 10
+    assert counts == {Draw(0.01, (1.0,) * 40): 10_000, Draw(0.01, (2.0,) * 40): 10_000}
+    assert frames.composed(store, list(store.runs), 1e-5, "rdp") > 0
+
+
+def test_a_search_that_was_planned_again_with_other_values_is_charged_for_shared_draws(maker):
+    """`dpopt run suite=made settings.dp_adam.grid.lr=[0.1,1]`, and again with [10]: its run has the number 0 too."""
+    for number, lr in ((0, 0.1), (1, 1.0), (0, 10.0)):
+        maker.add("dp_adam", 0, 0.5, 0.5, tuned={"lr": lr}, tuning="grid", search=number)
+    noise = 5 / 3**0.85
+    (row,) = frames.select(frames.load(maker.done(), "made").cells).to_dict("records")
+    expected = epsilon(ledger((0.1, (noise, noise), 100), (0.1, (noise,), 100)), 1e-5, "rdp")
+    assert frames.epsilon_with_tuning(maker.store, row) == expected
+    assert tables.comparison(maker.store, pd.DataFrame([row]))["epsilon_composed"].tolist() == [expected]
 
 
 def test_rows_of_one_label_are_told_apart_by_accountant_and_average(maker):
@@ -163,6 +231,35 @@ def test_labels_select_rows(matrix):
     cells = frames.load(matrix, "made", {"optimizers": ["hyfreedp"]}).cells
     assert set(cells["label"]) == {"hyfreedp"}
     assert json.loads(cells["tuned"].iloc[0]) == {}
+
+
+def test_a_part_that_no_row_has_as_a_whole_is_refused(matrix):
+    """Some row is of the ceiling, and some row has epsilon 1; none is both."""
+    for part in ({"optimizers": ["ceiling"], "epsilon": [1.0]}, {"optimizers": ["cieling"]}):
+        with pytest.raises(ConfigError, match="optimizers"):
+            Results(matrix, "made", part)
+    both = {"optimizers": ["ceiling", "hyfreedp"], "epsilon": [1.0]}
+    assert set(Results(matrix, "made", both).cells["label"]) == {"hyfreedp"}
+
+
+def test_workloads_are_chosen_by_either_name(maker):
+    for dim in (5, 10):
+        maker.add("adadp", 0, 0.5, 0.5)
+        maker.change(workload={"name": "synthetic_logreg", "dim": dim})
+    store = maker.done()
+    printed = frames.load(store, "made").cells["workload"].tolist()
+    for asked, found in ((["synthetic_logreg"], printed), (["synthetic_logreg(dim=10)"], printed[1:])):
+        assert Results(store, "made", {"workloads": asked}).cells["workload"].tolist() == found
+    with pytest.raises(ConfigError, match=r"did you mean 'synthetic_logreg\(dim=10\)'"):
+        Results(store, "made", {"workloads": ["synthetic_logreg(dim=11)"]})
+
+
+def test_an_accountant_that_nobody_knows_costs_one_cell(maker):
+    good, bad = maker.add("adadp", 0, 0.5, 0.5), maker.add("adadp", 1, 0.5, 0.5)
+    maker.change(accountant="pdl")
+    stored = frames.load(maker.done(), "made")
+    assert dict(zip(stored.cells["run_id"], stored.cells["state"], strict=True)) == {good: "done", bad: "damaged"}
+    assert any(bad in problem and "did you mean 'pld'" in problem for problem in stored.problems)
 
 
 def names(*specs):

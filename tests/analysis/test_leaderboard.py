@@ -70,6 +70,26 @@ def test_a_block_of_one_method_is_in_no_interval(maker):
     assert table[["rank", "low", "high"]].T.to_dict("list") == {"adadp": [1, 1, 1], "prodigy": [2, 2, 2]}
 
 
+def test_suites_that_share_no_method_have_no_ranks(maker, tmp_path):
+    for workload, labels in (("digits_mlp", ("adadp", "prodigy")), ("gmm", ("dog", "hyfreedp"))):
+        for label in labels:
+            maker.add(label, 0, 0.5, 0.5, workload=workload)
+    board = Leaderboard([Results(maker.done(), "made")])
+    assert board.ranks[["rank", "low", "high", "first", "draws"]].isna().all(axis=None)
+    assert main(["leaderboard", "suite=made", f"results={maker.store.root}", f"to={tmp_path / 'page'}"]) == 0
+    assert not (tmp_path / "page" / "leaderboard.svg").exists()
+
+
+def test_a_method_whose_settings_nothing_tells_apart_has_no_score(maker):
+    for seed in range(2):
+        for clip, test in ((0.1, 0.9), (1.0, 0.1)):
+            maker.add("swept", seed, float("nan"), test)
+            maker.clip(clip)
+        maker.add("adadp", seed, 0.5, 0.5)
+    board = Leaderboard([Results(maker.done(), "made")])
+    assert set(board.scores["label"]) == set(board.ranks["label"]) == {"adadp"}
+
+
 def test_a_page_marks_what_has_no_rank(store, tmp_path):
     assert main(["leaderboard", "suite=[first,second]", f"results={store.root}", f"to={tmp_path / 'page'}"]) == 0
     files = {path.name: path for path in (tmp_path / "page").iterdir()}

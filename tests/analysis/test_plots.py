@@ -15,11 +15,12 @@ from dpopt.analysis import axes, drawing, figures
 from dpopt.analysis.drawing import Style, styles_of
 from dpopt.analysis.naming import readable_names
 from dpopt.analysis.results import Results
+from dpopt.cli import main
 from dpopt.errors import ConfigError
 
 PLOTS = Path(__file__).parents[2] / "plots"
 ALL = {plot.name: plot for plot in figures.plots(PLOTS)}
-OF_TABLES = [plot for plot in ALL.values() if plot.needs in ("comparison", "selected", "curves", "ranking")]
+OF_TABLES = [plot for plot in ALL.values() if plot.needs in ("comparison", "curves", "ranking")]
 NORMS = {"norms": {"q5": 0.5, "q50": 1.0, "q95": 2.0}, "clipped": 0.5, "best": {"C": 0.7}}
 WEIGHTS = {"class_weights": {"0.1": [0.1, 0.2], "1.0": [0.5, 0.9]}, "class_norms": [2.0, 1.0]}
 NOTED = {"examples": 1000, "noise": {"gradient": 1.0}, "diagnostics": WEIGHTS, "entry": {"diagnostics": NORMS}}
@@ -242,7 +243,7 @@ def test_two_scores_share_no_axis(plot, known):
 
 def test_a_new_figure_needs_no_other_edit(tmp_path):
     (tmp_path / "mine.py").write_text(
-        "import matplotlib.pyplot as plt\nNEEDS = 'selected'\ndef draw(frame, styles):\n    return plt.figure()\n"
+        "import matplotlib.pyplot as plt\nNEEDS = 'comparison'\ndef draw(frame, styles):\n    return plt.figure()\n"
     )
     assert [plot.name for plot in figures.plots(tmp_path)] == ["mine"]
     (tmp_path / "bad.py").write_text("NEEDS = 'records'\n")
@@ -339,6 +340,28 @@ def test_ticks_of_profiles_do_not_run_into_each_other(matrix, farthest):
     boxes = [text.get_window_extent() for text in figure.axes[0].get_xticklabels()]
     assert len(boxes) >= 4
     assert all(before.x1 + 3 < after.x0 for before, after in pairwise(boxes))
+
+
+def test_figures_that_have_nothing_to_show_do_not_keep_others_from_being_drawn(matrix, capsys, tmp_path, monkeypatch):
+    """Without privacy nothing was spent, and constant learning rates have nothing to be compared with."""
+    monkeypatch.chdir(tmp_path)
+    known = Results(matrix, "made", {"epsilon": [math.inf]})
+    for name in ("accuracy_vs_total_epsilon", "learning_rate"):
+        assert known.draw(ALL[name]) is None
+        with pytest.raises(ConfigError, match="nothing finished that it could show"):
+            known.plot(name, PLOTS)
+    assert main(["plot", "suite=made", f"results={matrix.root}", "epsilon=inf"]) == 0
+    printed = capsys.readouterr().out
+    assert "accuracy_vs_epsilon.svg" in printed
+    assert "accuracy_by_method.svg" in printed
+    assert "learning_rate" not in printed
+
+
+def test_the_legend_of_audits_names_what_is_in_any_panel():
+    rows = [("optimizer", 1.0, math.nan), ("optimizer", 3.0, 0.7)]
+    frame = pd.DataFrame(rows, columns=["kind", "epsilon_target", "one_run_fdp"])
+    figure = ALL["audit"].figure(frame.assign(failure="", name="x", epsilon=2.0, worst_case=1.0, one_run=0.5))
+    assert "one run, f-DP" in {text.get_text() for text in figure.legends[0].get_texts()}
 
 
 def test_workloads_are_named_by_what_tells_them_apart():

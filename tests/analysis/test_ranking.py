@@ -157,6 +157,87 @@ def test_failures_count_as_the_worst_score_and_are_marked(maker):
     assert texts["hyfreedp"].endswith("†2")
 
 
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_a_method_without_a_score_is_below_all_that_have_one(maker, seeds):
+    """What counts as the worst score is no tie with the method that has it."""
+    for seed in range(seeds):
+        maker.add("dp_adam", seed, 0.5, 0.8)
+        maker.add("adadp", seed, 0.5, 0.5)
+        maker.add("dog", seed, 0.5, 0.5, status="failed")
+        maker.add("prodigy", seed, 0.5, 0.9, status="diverged")
+    frame = ranked(maker.done())
+    assert frame["rank"].to_dict() == {"dp_adam": 1, "adadp": 2, "dog": 3.5, "prodigy": 3.5}
+    assert frame["mean"]["dog"] == 0.5
+    assert frame["failures"].to_dict() == {"dp_adam": 0, "adadp": 0, "dog": seeds, "prodigy": seeds}
+    assert not frame.loc[["dog", "prodigy"], ["is_first", "is_best"]].any(axis=None)
+
+
+def test_two_methods_of_which_one_has_no_score(maker):
+    maker.add("adadp", 0, 0.5, 0.5)
+    maker.add("dog", 0, 0.5, 0.5, status="failed")
+    frame = ranked(maker.done())
+    assert frame[["rank", "is_first"]].T.to_dict("list") == {"adadp": [1, True], "dog": [2, False]}
+    assert not frame["is_best"]["dog"]
+    tight = ranked(maker.store, "draws", [99])
+    assert tight.loc["dog", "rank"] == 2
+
+
+def test_the_best_of_those_in_all_blocks_has_a_score(maker):
+    """A guest is the only one that reaches anything in the second block; the two others are not first there."""
+    for label, test in (("adadp", 0.8), ("prodigy", 0.6)):
+        maker.add(label, 0, 0.5, test)
+        maker.add(label, 0, 0.5, test, workload="gmm", status="failed")
+    maker.add("guest", 0, 0.5, 0.5, workload="gmm")
+    store = maker.done()
+    blocks = ranking.ranking(store, frames.load(store, "made").cells, budgets=PLENTY)
+    assert ranking.average_ranks(blocks).set_index("label")["first"].to_dict() == {"adadp": 1, "prodigy": 0}
+
+
+@pytest.mark.parametrize("damage", ["record", "pending"])
+def test_a_seed_that_is_not_known_to_have_failed_is_not_finished(maker, damage):
+    """A damaged record is no failure; and while a cell is pending beside one that failed, nothing is known yet."""
+    for seed in range(3):
+        maker.add("hyfreedp", seed, 0.5, 0.5)
+        lost = [maker.add("dp_adam", seed, 0.5, 0.1 * seed, tuned={"lr": lr}, tuning="grid") for lr in (0.1, 1.0)]
+    if damage == "record":
+        (maker.store.folder(lost[0]) / "record.json").write_text("{")
+    else:
+        for run_id in lost:
+            (maker.store.folder(run_id) / "record.json").unlink()
+        maker.store.fail(lost[0], "ValueError: no luck")
+    frame = ranked(maker.done())
+    assert frame["seeds"].tolist() == [2, 2]
+    assert frame["failures"].tolist() == [0, 0]
+
+
+def test_rows_without_privacy_need_not_be_comparable(maker):
+    maker.add("ceiling", 0, 0.5, 0.9, epsilon=math.inf)
+    for label in ("dp_adam", "hyfreedp"):
+        maker.add(label, 0, 0.5, 0.5)
+    assert len(ranked(maker.done(), delta=[1e-6, 1e-5, 1e-5])) == 2
+
+
+@pytest.mark.parametrize("validations", [(math.nan, math.nan), (math.nan, 0.5)])
+def test_settings_that_nothing_but_the_test_split_tells_apart_are_not_ranked(maker, validations):
+    for clip, validation, test in zip((0.1, 1.0), validations, (0.3, 0.9), strict=True):
+        maker.add("swept", 0, validation, test)
+        maker.clip(clip)
+    for label in ("dp_adam", "hyfreedp"):
+        maker.add(label, 0, math.nan, 0.5)  # of one setting there is nothing to choose
+    frame = ranked(maker.done())
+    assert frame["mean"].to_dict() == {"dp_adam": 0.5, "hyfreedp": 0.5} | (
+        {} if math.isnan(validations[1]) else {"swept": 0.9}
+    )
+
+
+def test_settings_that_all_diverge_have_failed(maker):
+    for clip in (0.1, 1.0):
+        maker.add("swept", 0, 0.5, 0.9, status="diverged")
+        maker.clip(clip)
+    maker.add("hyfreedp", 0, 0.5, 0.5)
+    assert ranked(maker.done())["failures"].to_dict() == {"hyfreedp": 0, "swept": 1}
+
+
 def test_a_run_of_a_search_that_diverged_is_no_failure(maker):
     maker.add("dp_adam", 0, 0.1, 0.1, tuned={"lr": 9.0}, tuning="grid", status="diverged")
     maker.add("dp_adam", 0, 0.8, 0.8, tuned={"lr": 0.1}, tuning="grid")
@@ -283,6 +364,18 @@ def test_files_say_what_was_compared_and_how_little_few_seeds_show(searched):
     assert "no finished blocks" in ranking.files(ranking.ranking(store, cells[:0]))["md"]
 
 
+def test_methods_that_share_no_block_have_no_average(maker):
+    for workload, labels in (("digits_mlp", ("adadp", "dog")), ("gmm", ("prodigy", "hyfreedp"))):
+        for label in labels:
+            maker.add(label, 0, 0.5, 0.5, workload=workload)
+    store = maker.done()
+    blocks = ranking.ranking(store, frames.load(store, "made").cells, budgets=PLENTY)
+    assert len(blocks) == 4
+    assert ranking.average_ranks(blocks).empty
+    assert "here are 2 and 0" in ranking.files(blocks)["md"]
+    assert drawn("average_ranks", blocks) is None
+
+
 def bars(figure):
     return [line for line in figure.axes[0].lines if line.get_linewidth() == 3]
 
@@ -299,6 +392,15 @@ def test_bars_of_the_critical_difference_need_enough_workloads():
     assert averages["label"].tolist()[0] == "c"
     joined = [sorted(line.get_ydata()) for line in bars(enough)]
     assert joined == [[1, 2]], "a and b do not differ; c does from both"
+    plt.close("all")
+
+
+def test_profiles_count_the_blocks_that_a_method_is_not_in():
+    rows = frame({f"w{number}": {"a": 0.9, "b": 0.8} | ({} if number else {"rare": 1.0}) for number in range(10)})
+    axis = drawn("performance_profile", rows).axes[0]
+    assert axis.get_title().startswith("10 blocks")
+    highest = {line.get_label(): max(line.get_ydata()) for line in axis.lines}
+    assert highest == pytest.approx({"a": 1, "b": 1, "rare": 0.1})
     plt.close("all")
 
 

@@ -8,8 +8,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from dpopt.analysis import drawing, frames, selection
+from dpopt.analysis import budgets, drawing, frames, selection
 from dpopt.analysis.results import Results
+from dpopt.errors import ConfigError
 
 PLOTS = Path(__file__).parents[2] / "plots"
 FURTHER = {(3.0, 500): 0.9, (0.3, 200): 0.4}
@@ -63,6 +64,52 @@ def test_points_that_follow_from_all_seeds_are_charged_with_all_seeds(maker):
     assert list(found.selected["runs"]) == [3, 3]
 
 
+def searched(maker, seeds, missing=None, damaged=None):
+    """For each seed a grid of C in 0.1, 1, 10 and a point that a refinement has added; gives the ids by (C, seed)."""
+    ids = {}
+    for seed in range(seeds):
+        for clip, validation in ((0.1, 0.5), (1.0, 0.6), (10.0, 0.5), (3.0, 0.7)):
+            status = "missing" if (clip, seed) == missing else "done"
+            ids[clip, seed] = maker.add(
+                "dp_adam", seed, validation, 0.5, tuned={"lr": 0.1}, tuning="grid", status=status
+            )
+            entry = maker.cells[-1]
+            entry["cell"]["optimizer"]["clip"] = {"rule": "abadi", "bound": clip}
+            entry |= {"refined": clip == 3.0}
+            if status == "done":
+                maker.change()
+    store = maker.done()
+    if damaged:
+        (store.folder(ids[damaged]) / "record.json").write_text("{")
+    return Results(store, "made"), ids
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_a_refined_row_is_charged_for_the_grid_that_it_follows_from(maker, seeds):
+    found, ids = searched(maker, seeds)
+    whole = frames.composed(found.store, list(ids.values()), 1e-5, "rdp")
+    single = frames.composed(found.store, [ids[0.1, 0]], 1e-5, "rdp")
+    table = found.table().set_index("clip")
+    assert table["epsilon_with_tuning"].to_dict() == {0.1: single, 1.0: single, 10.0: single, 3.0: whole}
+    assert table["epsilon_composed"][3.0] == whole > single
+    assert found.comparison["epsilon_with_tuning"].tolist() == [whole]
+    assert [sorted(run_ids) for run_ids in found.selected["run_ids"]] == [sorted(ids.values())] * seeds
+    reached = budgets.reached(found.store, found.cells, budgets=[1e9])
+    assert set(reached["spent"]) == {whole}
+
+
+def test_a_run_of_another_seed_that_is_not_done_has_spent_nothing(maker):
+    found, ids = searched(maker, 2, missing=(3.0, 1))
+    (row,) = found.every[found.every["clip"] == 3.0].to_dict("records")
+    assert sorted(row["run_ids"]) == sorted(set(ids.values()) - {ids[3.0, 1]})
+    assert len(found.table()) == 4
+
+
+def test_a_refined_row_whose_price_is_not_known_is_left_out(maker):
+    found, _ = searched(maker, 2, damaged=(10.0, 1))
+    assert set(found.every["clip"]) == {0.1, 1.0, 10.0}
+
+
 def test_which_rows_are_refined(refined):
     rows = refined.sweep[refined.sweep["is_refined"]]
     assert {(row.clip, row.batch_size) for row in rows.itertuples()} == set(FURTHER)
@@ -80,6 +127,18 @@ def test_the_rates_of_a_sweep_are_those_that_searches_select(maker):
 
 def test_rates_that_nothing_searches_are_not_drawn(refined):
     assert refined.rates.empty
+
+
+def test_a_search_over_another_field_is_none_of_rates(maker):
+    for size, momentum in product((100, 1000), (0.0, 0.9)):
+        for clip in (0.1, 1.0):
+            add(maker, clip, size, 0.5 + momentum / 10)
+            maker.cells[-1]["tuned"] = {"momentum": momentum}
+    found = Results(maker.done(), "made")
+    assert (found.sweep["runs"] == 2).all()
+    assert found.rates.empty
+    with pytest.raises(ConfigError, match="nothing finished that it could show"):
+        found.plot("best_rate_vs_batch", PLOTS)
 
 
 def test_private_selection_is_simulated_for_the_grid_alone(refined):

@@ -2,10 +2,12 @@
 
 import html
 import json
+import math
 import re
 import shutil
 import subprocess
 import sys
+from functools import reduce
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pandas as pd
 import pytest
 
 from dpopt.analysis import frames, report, tables
-from dpopt.analysis.report.content import headline, provenance
+from dpopt.analysis.report.content import headline, provenance, setting
 from dpopt.analysis.report.sheet import number
 from dpopt.analysis.results import Results
 from dpopt.analysis.writing import Table
@@ -223,9 +225,9 @@ def test_commands_repeat_what_was_given(matrix, folder):
 
 
 def test_further_tables_and_figures_of_other_frames(matrix, folder):
-    (folder / "second.py").write_text(FIGURE.replace('"comparison"', '"selected"').replace('"mean"', '"test_score"'))
+    of_curves = (('"comparison"', '"curves"'), ('"mean"', '"test_accuracy"'), ('"epsilon_single"', '"draw"'))
+    (folder / "second.py").write_text(reduce(lambda text, pair: text.replace(*pair), of_curves, FIGURE))
     (folder / "third.py").write_text(FIGURE.replace('"comparison"', '"sweep"'))
-    (folder / "second.py").write_text((folder / "second.py").read_text().replace('"epsilon_single"', '"epsilon"'))
     part = Table(pd.DataFrame({"runs": [2, 4], "chance": [0.25, None]}), "Chances", "Few.", bold={(0, "runs")})
     page = Page(page_of(matrix, folder, further=[part]))
     assert page.tables[2] == [["runs", "chance"], ["2", "0.25"], ["4", ""]]
@@ -327,6 +329,15 @@ def test_published_numbers_where_the_suite_names_a_paper(matrix, bare):
     page = Page(page_of(matrix, bare))
     assert "Published numbers are left out: published.paper: 'nowhere'" in page.text
     assert "compare=published" not in page.text
+
+
+def test_bounds_are_listed_though_some_rows_have_none(maker):
+    for bound in (math.nan, 1.0, math.nan, 0.1):
+        maker.add("dp_adam", 0, 0.5, 0.5)
+        maker.clip(bound)
+    assert setting(frames.load(maker.done(), "made").cells)["C"] == "0.1, 1, –"
+    maker.cells = [entry for entry in maker.cells if entry["cell"]["optimizer"]["clip"]["rule"] == "automatic"]
+    assert setting(frames.load(maker.done(), "made").cells)["C"] == "–"
 
 
 def test_provenance_counts_cells(matrix):

@@ -97,19 +97,50 @@ def test_a_setting_without_a_score_is_never_shown(maker):
     assert row["clip"] == 1.0
 
 
-def test_a_method_without_scores_is_shown_beside_others(maker):
-    for clip in (0.1, 1.0):
-        add(maker, "diverging", 0, clip, math.nan, 0.5)
-    add(maker, "hyfreedp", 0, 1.0, 0.5, 0.5)
-    assert sorted(chosen(maker)[1].selected["label"]) == ["diverging", "hyfreedp"]
-
-
 def test_nothing_is_chosen_where_nothing_validates(maker):
-    for clip in (0.1, 1.0):
-        add(maker, "dp_adam", 0, clip, math.nan, 0.5)
+    """The table has both settings; what shows one of a method leaves it out: only the test split tells them apart."""
+    for label, clip in (("diverging", 0.1), ("diverging", 1.0), ("single", 1.0)):
+        add(maker, label, 0, clip, math.nan, 0.5)
+    add(maker, "hyfreedp", 0, 1.0, 0.5, 0.5)
     _, shown = chosen(maker)
-    assert list(shown.selected["clip"]) == [0.1, 1.0]
-    assert list(shown.selected["runs"]) == [1, 1]
+    assert sorted(shown.selected["label"]) == ["hyfreedp", "single"]
+    assert sorted(shown.table()["label"]) == ["diverging", "diverging", "hyfreedp", "single"]
+    assert set(shown.comparison["label"]) == set(shown.curves["label"]) == {"hyfreedp", "single"}
+
+
+def test_what_validates_is_asked_for_each_workload_and_epsilon(maker):
+    for epsilon, validation in ((1.0, math.nan), (3.0, 0.5)):
+        for clip in (0.1, 1.0):
+            maker.add("dp_adam", 0, validation * clip, 1 - clip, epsilon=epsilon)
+            maker.clip(clip)
+    found = chosen(maker)[1].selected
+    assert found[["epsilon_target", "clip"]].to_numpy().tolist() == [[3.0, 1.0]]
+
+
+def swept(maker, scores):
+    """Settings of one method: (clip, batch size) -> for each seed its validation score, or None where it diverged."""
+    for (clip, batch_size), of_seeds in scores.items():
+        for seed, validation in enumerate(of_seeds):
+            own = {"batch_size": batch_size, "status": "done" if validation else "diverged"}
+            maker.add("dp_adam", seed, validation or 0.99, 0.5, examples=1e4, noise={"gradient": 1.0}, **own)
+            maker.clip(clip)
+    return Results(maker.done(), "made")
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        {(0.1, 64): (0.5, 0.6), (1.0, 64): (0.9, None), (0.1, 128): (0.4, 0.4), (1.0, 128): (0.3, 0.3)},
+        {(1.0, 128): (0.6, 0.6), (0.1, 64): (0.6, 0.6), (0.1, 128): (0.2, 0.2), (1.0, 64): (0.5, 0.5)},
+    ],
+    ids=["a replicate diverged", "equal scores"],
+)
+def test_figures_mark_the_setting_that_is_selected(maker, scores):
+    found = swept(maker, scores)
+    assert {(row.clip, row.batch_size) for row in found.selected.itertuples()} == {(0.1, 64)}
+    marked = frames.validated_best(found.sweep, ["workload", "epsilon_target"])
+    assert [(row.clip, row.batch_size) for row in marked.itertuples()] == [(0.1, 64)]
+    assert "selected_by" not in found.table(), "published tables keep their columns"
 
 
 def test_a_suite_without_settings_is_shown_as_it_is(matrix):

@@ -1,5 +1,7 @@
 """The outcome of private selection, against the procedure itself."""
 
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -21,7 +23,7 @@ def simulated(validation, test, runs, times, generator):
 def test_outcome_is_the_procedures(runs):
     generator = np.random.default_rng(0)
     validation, test = generator.random(6), generator.random(6)
-    group = pd.DataFrame({"seed": 0, "validation_score": validation, "test_score": test})
+    group = pd.DataFrame({"seed": 0, "validation_score": validation, "test_score": test, "state": "done"})
     mean, std = _outcome(group, runs)
     found = simulated(validation, test, runs, 20_000, generator)
     assert mean == pytest.approx(found.mean(), abs=0.01)
@@ -38,8 +40,21 @@ def test_chances_are_a_distribution():
 
 
 def test_seeds_are_procedures_of_their_own():
-    group = pd.DataFrame({"seed": [0, 1], "validation_score": [0.1, 0.9], "test_score": [0.2, 0.6]})
+    group = pd.DataFrame({"seed": [0, 1], "validation_score": [0.1, 0.9], "test_score": [0.2, 0.6], "state": "done"})
     assert _outcome(group, 100) == pytest.approx((0.4, 0.2))
+
+
+@pytest.mark.parametrize(("validation", "state"), [(math.nan, "done"), (0.99, "diverged")])
+def test_what_tables_never_select_is_never_released_here(validation, state):
+    scores = {"validation_score": [0.8, validation, 0.5], "test_score": [0.7, 0.1, 0.4]}
+    group = pd.DataFrame({"seed": 0, "state": ["done", state, "done"], **scores})
+    assert _outcome(group, 1e6)[0] == pytest.approx(0.7, abs=1e-4)
+
+
+def test_a_test_score_that_is_not_finite_is_worth_the_worst():
+    scores = {"validation_score": [0.5, 0.8, 0.9], "test_score": [0.4, math.nan, -math.inf]}
+    group = pd.DataFrame({"seed": 0, "state": "done", **scores})
+    assert _outcome(group, 2) == pytest.approx((0.4, 0.0))
 
 
 def test_the_table_of_a_suite_says_what_selection_makes_of_its_searches(maker, capsys):

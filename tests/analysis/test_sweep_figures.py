@@ -41,8 +41,8 @@ def sweep():
         place |= {"noise_gradient": size**0.5 / epsilon}
         for clip in CLIPS:
             mean = accuracy(clip, size, epsilon)
-            rows.append(place | {"label": "dp_adam", "clip": clip, "mean": mean, "validation": mean})
-        rows.append(place | {"label": "auto_s", "clip": 1.0, "mean": 0.4, "validation": 0.4})
+            rows.append(place | {"label": "dp_adam", "clip": clip, "mean": mean, "selected_by": mean})
+        rows.append(place | {"label": "auto_s", "clip": 1.0, "mean": 0.4, "selected_by": 0.4})
     return pd.DataFrame(rows)
 
 
@@ -60,17 +60,61 @@ def test_the_heat_map_marks_the_best_cell(sweep):
 
 def test_the_mark_goes_by_validation(sweep):
     chosen = (sweep["clip"] == 1) & (sweep["batch_size"] == 256)
-    figure = draw("clip_batch_heatmap", sweep.assign(validation=sweep["validation"].where(~chosen, 0.99)))
+    figure = draw("clip_batch_heatmap", sweep.assign(selected_by=sweep["selected_by"].where(~chosen, 0.99)))
     for axis in figure.axes:
         (mark,) = axis.patches
         assert (mark.get_x() + mark.get_width() / 2, mark.get_y() + mark.get_height() / 2) == pytest.approx((1, 1))
 
 
 def test_equal_validation_scores_are_never_told_apart_by_the_test_split(sweep):
-    tied = sweep.assign(validation=0.5).sort_values("mean", ascending=False, ignore_index=True)
+    tied = sweep.assign(selected_by=0.5).sort_values("mean", ascending=False, ignore_index=True)
     for axis in draw("clip_batch_heatmap", tied).axes:
         (mark,) = axis.patches
         assert (mark.get_x() + mark.get_width() / 2, mark.get_y() + mark.get_height() / 2) == pytest.approx((0, 0))
+
+
+def test_nothing_is_marked_or_chosen_where_nothing_validates(sweep):
+    sweep = sweep.assign(selected_by=-np.inf)
+    for axis in draw("clip_batch_heatmap", sweep).axes:
+        assert not axis.patches
+    for name in ("accuracy_vs_clip", "accuracy_vs_batch", "automatic_clipping"):
+        assert draw(name, sweep) is None
+    one = sweep[sweep["batch_size"] == 64]
+    assert lines(draw("accuracy_vs_clip", one).axes[0], "ε = 1") == pytest.approx(
+        np.array([[0.1, 50.0], [1.0, 55.0], [10.0, 60.0]])
+    )
+
+
+@pytest.fixture
+def two(sweep):
+    """The sweep of a second method, 20 points below and with other noise."""
+    own = sweep[sweep["label"] == "dp_adam"]
+    other = own.assign(label="fiber", mean=own["mean"] - 0.2, noise_gradient=own["batch_size"] ** 0.75)
+    return pd.concat([sweep, other], ignore_index=True)
+
+
+def test_two_methods_are_not_averaged_in_a_heat_map(two):
+    panels = {axis.get_title(): axis for axis in draw("clip_batch_heatmap", two).axes}
+    assert len(panels) == 2 * 2 * len(EPOCHS) * len(EPSILONS)
+    for label, shift in (("dp_adam", 0), ("fiber", 20)):
+        table = panels[f"easy\n{label}\n2 epochs, ε = 1"].images[0].get_array()
+        assert table[0].tolist() == pytest.approx([50 - shift, 55 - shift, 60 - shift])
+
+
+@pytest.mark.parametrize("name", ["accuracy_vs_clip", "accuracy_vs_batch"])
+def test_two_methods_have_panels_of_their_own(two, name):
+    panels = {axis.get_title(): axis for axis in draw(name, two).axes}
+    assert len(panels) == 2 * 2 * len(EPOCHS)
+    highest = {label: lines(panels[f"easy\n2 epochs\n{label}"], "ε = 1").max(0)[1] for label in ("dp_adam", "fiber")}
+    assert highest == pytest.approx({"dp_adam": 60, "fiber": 40})
+
+
+def test_two_methods_have_noise_of_their_own(two):
+    figure = draw("cumulative_noise", two)
+    titles = [axis.get_title() for axis in figure.axes]
+    assert titles[:2] == ["N = 4,096, 2 epochs\ndp_adam", "N = 4,096, 2 epochs\nfiber"]
+    relative = [[y for _, y in lines(axis, "ε = 1")] for axis in figure.axes[:2]]
+    assert relative == [pytest.approx([1, 1, 1]), pytest.approx([0.5, 0.5**0.5, 1])]
 
 
 def lines(axis, label):
@@ -179,11 +223,11 @@ def test_all_epsilon_is_on_the_axis():
 def test_cells_that_are_alike_have_decimals(spread, shown):
     rows = [
         {"workload": "easy", "epochs": 2.0, "epsilon_target": 1.0, "label": "dp_adam", "score": "accuracy"}
-        | {"batch_size": size, "clip": clip, "mean": mean, "validation": mean}
+        | {"batch_size": size, "clip": clip, "mean": mean, "selected_by": mean}
         for (size, clip), mean in zip(
             product((64, 128), (0.1, 1.0)), (0.2 if spread > 10 else 0.9, *[0.9] * 2, 0.0), strict=True
         )
     ]
-    rows[-1] |= {"mean": rows[0]["mean"] + spread / 100, "validation": 1.0}
+    rows[-1] |= {"mean": rows[0]["mean"] + spread / 100, "selected_by": 1.0}
     (axis,) = draw("clip_batch_heatmap", pd.DataFrame(rows)).axes
     assert axis.texts[-1].get_text() == shown

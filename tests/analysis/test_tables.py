@@ -2,9 +2,11 @@ import io
 import math
 import subprocess
 import sys
+from itertools import permutations
 
 import pandas as pd
 import pytest
+import scipy.stats
 
 from dpopt import registry
 from dpopt.analysis import frames, tables
@@ -218,6 +220,41 @@ def test_a_diverged_run_counts_as_the_worst_of_its_block(maker):
     table = made(maker).set_index("label")
     assert table["is_best"].to_dict() == {"adadp": True, "prodigy": False, "dog": False}
     assert math.isnan(table["low"]["dog"])
+
+
+@pytest.mark.parametrize("order", list(permutations(("adadp", "prodigy", "dog"))))
+@pytest.mark.parametrize("lost", [[math.nan] * 4, [-math.inf, 0.697, 0.697, 0.697]], ids=["all", "one"])
+def test_the_worst_score_does_not_depend_on_the_order_of_rows(maker, order, lost):
+    """What dog has lost counts as the worst score of the block, 0.697, wherever its row stands."""
+    for seed in range(4):
+        scores = {"adadp": 0.8 + 0.001 * seed, "prodigy": 0.7 - 0.001 * seed, "dog": lost[seed]}
+        for label in order:
+            maker.add(label, seed, 0.5, scores[label])
+    table = made(maker).set_index("label")
+    best, second, last = ([0.8, 0.801, 0.802, 0.803], [0.7, 0.699, 0.698, 0.697], [0.697] * 4)
+    by_adadp, by_prodigy = (
+        scipy.stats.ttest_rel(rival, last, alternative="greater").pvalue for rival in (best, second)
+    )
+    assert table["p"]["dog"] == pytest.approx(2 * min(by_adadp, by_prodigy))
+    assert table["p"]["prodigy"] == pytest.approx(2 * scipy.stats.ttest_rel(best, second, alternative="greater").pvalue)
+    assert table["is_best"].to_dict() == {"adadp": True, "prodigy": False, "dog": False}
+
+
+def test_a_method_without_any_score_is_never_the_best(maker):
+    for seed in range(3):
+        maker.add("dog", seed, 0.5, math.nan, status="diverged")
+        maker.add("adadp", seed, 0.5, 0.5)
+    assert made(maker).set_index("label")["is_best"].to_dict() == {"adadp": True, "dog": False}
+
+
+def test_the_runs_of_a_search_are_composed_once(maker, monkeypatch):
+    for lr in (0.1, 1.0):
+        maker.add("dp_adam", 0, 0.5, 0.5, tuned={"lr": lr}, tuning="grid")
+    maker.done()
+    selected, read, ledger = frames.select(frames.load(maker.store, "made").cells), [], type(maker.store).ledger
+    monkeypatch.setattr(type(maker.store), "ledger", lambda self, run_id: read.append(run_id) or ledger(self, run_id))
+    tables.comparison(maker.store, selected)
+    assert sorted(read) == sorted(entry["run_id"] for entry in maker.cells)
 
 
 def test_intervals_hold_the_test_split_where_its_size_is_known(maker):

@@ -95,3 +95,18 @@ def test_one_epsilon_has_nowhere_to_go():
 def test_a_point_that_was_trained_twice_counts_as_a_table_takes_it():
     again = cells().assign(test_score=0.1, selection_score=0.0, run_id="again")  # such as with another accountant
     assert transfers(pd.concat([cells(), again])).equals(transfers(cells()))
+
+
+def test_searches_that_are_not_finished_choose_nothing():
+    """Seed 2 lacks a run at epsilon 8: neither its scores nor its choice count, for one point for all seeds either."""
+    frame = cells(seeds=(0, 1, 2))
+    third = (frame["seed"] == 2) & (frame["epsilon_target"] == 8)
+    frame.loc[third & (frame["tuned"] == '{"lr": 0.1}'), "selection_score"] = 9.0
+    frame.loc[third & (frame["tuned"] == '{"lr": 1.0}'), ["state", "test_score", "selection_score"]] = (
+        "pending",
+        None,
+        None,
+    )
+    found = transfers(frame).set_index(["epsilon_from", "epsilon_target"])
+    assert found.loc[(1.0, 8.0), ["shared_loss", "shared_seeds"]].tolist() == pytest.approx([0.1, 2])
+    assert found.loc[(8.0, 1.0), ["loss", "shared_loss"]].tolist() == pytest.approx([0.2, 0.2])

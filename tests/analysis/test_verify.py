@@ -516,6 +516,31 @@ def test_the_best_of_a_random_number_of_runs_costs_at_least_one():
     assert opinions.disagrees(0.9 * least, least, "pld", is_bound=True)
 
 
+@pytest.mark.parametrize("share", [0.01, 0.85])
+def test_errors_grow_with_what_a_simulated_search_is_taken_to_spend(share):
+    """0.015 above the second opinion on a run are 1.5 on a hundred times as much, and no mistake."""
+    made = Ledger()
+    made.append(Draw(0.1, (1.3,)), 100)
+    rule = selection_rule({"rule": "simulated", "share": share})
+    second = opinions.of_search(rule, made, 1e-5, "pld")
+    assert second == pytest.approx(opinions.tight(made, 1e-5, "pld") / share)
+    assert opinions.share_of(rule) == share
+    for error, is_wrong in ((0.015, False), (0.1, True)):
+        for claimed in (second - error / share, second + error / share):
+            assert opinions.disagrees(claimed, second, "pld", share=opinions.share_of(rule)) == is_wrong
+    assert opinions.share_of(selection_rule({"rule": "composed", "runs": 2})) == 1
+
+
+@pytest.mark.parametrize("change", [{"delta": None}, {"delta": [1e-5]}, {"accountant": "pdl"}])
+def test_a_cell_that_cannot_be_priced_is_a_finding(store, change):
+    run_id = run_of(store, "hyfreedp")
+    record = store.record(run_id)
+    record["cell"] = {key: value for key, value in (record["cell"] | change).items() if value is not None}
+    (store.folder(run_id) / "record.json").write_text(json.dumps(sealed(record)))
+    findings = [finding for finding in verify(store).findings if finding.where == run_id]
+    assert ["epsilon", "that it can be checked"] in [[finding.what, finding.claimed] for finding in findings]
+
+
 def test_no_noise_and_no_draws_need_no_second_opinion():
     assert opinions.tight(Ledger([Draw(0.5, (0.0,))]), 1e-5, "pld") is None
     assert opinions.tight(Ledger(), 1e-5, "pld") is None

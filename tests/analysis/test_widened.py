@@ -40,6 +40,21 @@ def test_runs_that_were_not_made_are_charged_as_if_they_were(maker):
     assert frames.epsilon_with_tuning(store, found[0]) < five
 
 
+def test_what_was_not_made_is_charged_once_for_each_setting(maker):
+    """Two batch sizes are one search, each of which might have made one run more."""
+    for size in (64, 128):
+        for search, (lr, validation) in enumerate(GRID.items()):
+            own = {"tuned": {"lr": lr}, "tuning": "grid", "search": search + size, "batch_size": size}
+            maker.add("dp_adam", 0, validation, validation, **own)
+            maker.cells[-1] |= {"widen": 1}
+    store = maker.done()
+    (row,) = best_setting(frames.select(frames.load(store, "made").cells)).to_dict("records")
+    assert (len(set(row["run_ids"])), len(row["run_ids"])) == (4, 6)
+    (reached,) = budgets.reached(store, frames.load(store, "made").cells, budgets=[1e9]).to_dict("records")
+    assert reached["spent"] == frames.composed(store, row["run_ids"], 1e-5, "rdp")
+    assert frames.together([("a", "b", "b"), ("a", "c"), ("b",)]) == ("a", "b", "b", "c")
+
+
 def test_searches_of_two_rules_are_both_charged_in_full(maker):
     """The suite was changed from one further run to three: seven runs, of which four were made."""
     for most, scores in ((1, [0.5, 0.6]), (3, [0.5, 0.6, 0.7])):

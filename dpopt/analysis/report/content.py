@@ -12,9 +12,9 @@ from dpopt.analysis import tables
 from dpopt.analysis.frames import Stored
 from dpopt.analysis.report.sheet import text
 from dpopt.analysis.scores import shown
-from dpopt.store.runs import Store
+from dpopt.store.runs import RESULTS, SETTLED, Store
 
-STATES = ("done", "diverged", "failed", "damaged", "running", "interrupted", "pending")
+STATES = (*SETTLED, "running", "interrupted", "pending")
 AXES = {"batch_size": "B", "epochs": "epochs", "clip": "C"}
 """What tells rows of one label, workload and target apart."""
 ORIGIN = {"code": "commit", "python": "Python", "device": "device"}
@@ -140,12 +140,17 @@ def setting(cells: pd.DataFrame) -> dict[str, str]:
     """The values that were planned on each axis."""
     keys = {"workload": "workloads", "label": "rows", "epsilon_target": "target ε", "delta": "δ", **AXES}
     keys |= {"seed": "seeds", "accountant": "accountant"}
-    return {name: ", ".join(text(value) for value in sorted(cells[key].unique())) for key, name in keys.items()}
+    return {name: ", ".join(_values(cells[key])) for key, name in keys.items()}
+
+
+def _values(column: pd.Series) -> list[str]:
+    """The distinct values of a column in their order, and a dash where some row has none."""
+    return [*map(text, sorted(column.dropna().unique())), *(["–"] if column.isna().any() else [])]
 
 
 def provenance(cells: pd.DataFrame) -> pd.DataFrame:
     """With which code, versions and devices cells were run, and how many cells with each: what, value, cells."""
-    cells = cells[cells["state"].isin(["done", "diverged"])].drop_duplicates("run_id")
+    cells = cells[cells["state"].isin(RESULTS)].drop_duplicates("run_id")
     names = ORIGIN | {key: key.removeprefix("version_") for key in cells if key.startswith("version_")}
     rows = []
     for key, name in names.items():

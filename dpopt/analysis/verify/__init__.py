@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from dpopt.analysis.verify import opinions, parquet, runs
+from dpopt.analysis.verify import claims, opinions, parquet, runs
 from dpopt.analysis.verify.claims import Claims
 from dpopt.analysis.verify.finding import Finding, Verified
 from dpopt.errors import ConfigError
@@ -62,7 +62,7 @@ def _runs(store: Store, run_ids: Sequence[str], track: Track, verified: Verified
     alone: Counter[bool] = Counter()
     for run_id in track(run_ids, "runs"):
         try:
-            claims = runs.load(store, run_id)
+            loaded = runs.load(store, run_id)
         except FileNotFoundError:
             if store.has_lost_its_record(run_id):
                 _note(verified, "runs", [Finding(run_id, "record beside its ledger", "there", "no such file")])
@@ -71,18 +71,21 @@ def _runs(store: Store, run_ids: Sequence[str], track: Track, verified: Verified
         except Damaged as error:
             _note(verified, "runs", [Finding(run_id, "files", "whole", error)])
         else:
-            _note(verified, "runs", runs.check(store, claims))
-            origin = claims.numbers["provenance"]
+            _note(verified, "runs", runs.check(store, loaded))
+            origin = loaded.numbers["provenance"]
             origins[origin.get("commit"), bool(origin.get("dirty"))] += 1
-            alone[_has_no_second_opinion(claims)] += 1
+            alone[_has_no_second_opinion(loaded)] += 1
     verified.remarks += _remarks(origins)
     if alone[True]:
         verified.remarks.append(f"{alone[True]} runs have an epsilon that no second accountant can find")
 
 
-def _has_no_second_opinion(claims: Claims) -> bool:
-    is_private = any(draw.effective_noise > 0 for draw in claims.ledger.counts())
-    return is_private and opinions.tight(claims.ledger, claims.cell["delta"], claims.cell["accountant"]) is None
+def _has_no_second_opinion(of: Claims) -> bool:
+    is_private = any(draw.effective_noise > 0 for draw in of.ledger.counts())
+    try:
+        return is_private and opinions.tight(of.ledger, of.cell["delta"], of.cell["accountant"]) is None
+    except claims.UNREADABLE:  # which is a finding of `claims.check`
+        return False
 
 
 def _remarks(origins: Counter[tuple[str | None, bool]]) -> Iterator[str]:

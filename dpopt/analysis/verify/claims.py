@@ -23,6 +23,8 @@ from dpopt.store.identity import identity
 SAME = 1e-6
 """How far, relatively, an epsilon may lie from what the same accountant finds: its versions differ in last places."""
 LAST_PLACES = 1e-12
+UNREADABLE = (TypeError, ValueError, KeyError, AttributeError, ArithmeticError)
+"""What looking at a claim raises that lacks something, or holds something else."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def check(claims: Claims) -> Iterator[Finding]:
     for single in CHECKS:
         try:
             yield from single(claims)
-        except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
+        except UNREADABLE as error:
             what = single.__name__.strip("_").replace("_", " ")
             yield Finding(claims.where, what, "that it can be checked", f"{type(error).__name__}: {error}")
 
@@ -147,7 +149,8 @@ def _search(claims: Claims) -> Iterator[Finding]:
         found = claims.spent(rule) if claims.is_trained else claims.target
         yield from expect_close(where, "epsilon of the search", total, found, SAME)
         second = opinions.of_search(rule, claims.ledger, delta, accountant)
-        if opinions.disagrees(total, second, accountant, isinstance(rule, BestOf) or not claims.is_trained):
+        is_bound = isinstance(rule, BestOf) or not claims.is_trained
+        if opinions.disagrees(total, second, accountant, is_bound, opinions.share_of(rule)):
             yield Finding(where, "epsilon of the search by a second accountant", total, second)
     if claims.cell.get("dry_run", 1.0) == 1 and total > claims.target * (1 + LAST_PLACES):
         yield Finding(where, "epsilon at most its target", claims.target, total)

@@ -29,7 +29,9 @@ def tight(ledger: Ledger, delta: float, accountant: str) -> float | None:
     return _tight(accountants.events(ledger), delta, "pld" if accountant == "prv" else "prv")
 
 
-def disagrees(claimed: float, second: float | None, accountant: str, is_bound: bool = False) -> bool:
+def disagrees(
+    claimed: float, second: float | None, accountant: str, is_bound: bool = False, share: float = 1.0
+) -> bool:
     """Whether a claim lies further from a second opinion than the errors of both explain.
 
     Args:
@@ -37,10 +39,11 @@ def disagrees(claimed: float, second: float | None, accountant: str, is_bound: b
         second: of `tight` or `of_search`; with None nobody disagrees.
         accountant: of record.
         is_bound: the second opinion is a lower bound, above which a claim may lie.
+        share: that both are divided by, and their errors with them (`share_of`).
     """
     if second is None:
         return False
-    slack = ABSOLUTE + RELATIVE * second
+    slack = ABSOLUTE / share + RELATIVE * second
     return claimed < second - slack or (accountant in TIGHT and not is_bound and claimed > second + slack)
 
 
@@ -55,11 +58,14 @@ def of_search(rule: Selection, ledger: Ledger, delta: float, accountant: str) ->
             return tight(repeated(ledger, runs), delta, accountant)
         case After(spent):
             return tight(spent + ledger, delta, accountant)
-        case Simulated(share):
-            single = tight(ledger, delta, accountant)
-            return None if single is None else single / share
         case _:
-            return tight(ledger, delta, accountant)
+            single = tight(ledger, delta, accountant)
+            return None if single is None else single / share_of(rule)
+
+
+def share_of(rule: Selection) -> float:
+    """What part of its search's epsilon a rule takes a single run to spend; 1 where the runs are what is charged."""
+    return rule.share if isinstance(rule, Simulated) else 1.0
 
 
 @lru_cache(maxsize=4096)

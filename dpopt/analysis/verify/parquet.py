@@ -20,7 +20,7 @@ from dpopt.markup import MARKDOWN
 from dpopt.privacy.ledger import Ledger
 from dpopt.store.identity import clipping_bound
 from dpopt.store.provenance import is_same_arithmetic, is_same_noise
-from dpopt.store.runs import Damaged, Store
+from dpopt.store.runs import RESULTS, Damaged, Store
 
 CELL = re.compile(r"((?:\\.|[^|\\])*)\|")
 """A cell and the pipe that ends it; a pipe after a backslash is part of the cell."""
@@ -37,7 +37,7 @@ PLACE = ("seed", "batch_size", "epochs", "delta", "accountant")
 
 def finished(cells: pd.DataFrame) -> pd.DataFrame:
     """The rows that have a result."""
-    return cells[cells["state"].isin(["done", "diverged"])]
+    return cells[cells["state"].isin(RESULTS)]
 
 
 def is_complete(cells: pd.DataFrame) -> bool:
@@ -68,7 +68,7 @@ def lost(store: Store, where: str, cells: pd.DataFrame) -> Iterator[Finding]:
     """
     run_ids = list(finished(cells)["run_id"])
     for run_id in run_ids if any(store.folder(run_id).is_dir() for run_id in run_ids) else []:
-        if (state := store.state(run_id)) not in ("done", "diverged", "damaged", "running"):
+        if (state := store.state(run_id)) not in (*RESULTS, "damaged", "running"):
             yield Finding(f"{where}, {run_id}", "record of the run", "there", f"none, the run is {state}")
 
 
@@ -143,11 +143,15 @@ class Ledgers:
     """What making a table needs of a store, from Parquet."""
 
     def __init__(self, cells: pd.DataFrame) -> None:
-        self._texts = dict(zip(cells["run_id"], cells["ledger"], strict=True))
+        self._rows = cells.drop_duplicates("run_id").set_index("run_id")[["cell", "ledger"]]
 
     def ledger(self, run_id: str) -> Ledger:
         """The ledger of a run."""
-        return Ledger.from_json(self._texts[run_id])
+        return Ledger.from_json(self._rows.at[run_id, "ledger"])
+
+    def record(self, run_id: str) -> dict[str, Any]:
+        """What pricing needs of a run's record."""
+        return {"cell": json.loads(self._rows.at[run_id, "cell"])}
 
 
 def table(path: Path, cells: pd.DataFrame) -> Iterator[Finding]:
