@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from dpopt.analysis.axes import run_axis
-from dpopt.analysis.drawing import Styles, along, by_epsilon, by_method, gridded, legend, sweeps, workload_panels
+from dpopt.analysis.drawing import Styles, by_epsilon, gridded, legend, lines_along
 from dpopt.analysis.frames import validated_best
 from dpopt.analysis.scores import shown
 
@@ -19,12 +19,9 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
 
     Points that a refinement has added, each with one B and learning rate, are small and not joined.
     """
-    frame = sweeps(frame)
-    panel_of = by_method(frame, ["workload", "epochs"])
-    best = along(frame, [*panel_of, "epsilon_target", "clip"])
-    if best.empty:
+    if not (found := lines_along(frame, "clip", 3.2, 2.6)):
         return None
-    figure, panels = workload_panels(best, 3.2, 2.6, by=panel_of)
+    figure, panels = found
     for panel, rows in panels:
         unit = shown(rows["score"].iloc[0])
         for target, colour, tried in by_epsilon(rows):

@@ -187,9 +187,14 @@ def by_method(frame: pd.DataFrame, by: Sequence[str]) -> list[str]:
     return [*by, "label"] if frame["label"].nunique() > 1 else list(by)
 
 
-def along(frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """What a line over the last of `by` shows: at each value of the grid the row that validates best, and beside it
-    every row that a refinement has added.
+def lines_along(frame: pd.DataFrame, column: str, width: float, height: float) -> tuple[Any, list[Any]] | None:
+    """The panels of a sweep, for each workload, number of epochs and method, with what lines over `column` show.
+
+    At each value of the grid that is the row of each epsilon that validates best; beside it, every row that a
+    refinement has added. None where there is nothing to show.
     """
-    line = validated_best(gridded(frame), by)
-    return pd.concat([line, frame.drop(gridded(frame).index)])
+    frame = sweeps(frame)
+    panel_of = by_method(frame, ["workload", "epochs"])
+    lines = validated_best(gridded(frame), [*panel_of, "epsilon_target", column])
+    shown = pd.concat([lines, frame.drop(gridded(frame).index)])
+    return None if shown.empty else workload_panels(shown, width, height, by=panel_of)

@@ -164,7 +164,7 @@ def plot(overrides: Sequence[str]) -> None:
         _save(chosen[0], chosen[0].figure(accounting.frame()), folder / "out")
         return
     results, _ = stored(overrides, "figure")
-    if results.selected.empty:
+    if results.every.empty:
         raise ConfigError("suite", results.suite, f"no finished rows in {results.store.root}")
     into = folder / "out" / results.suite / ("part" if results.part else "")
     for figure in chosen:
