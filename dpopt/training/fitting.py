@@ -201,8 +201,18 @@ def fit(
             warnings.warn(f"{problem}: training spends its epsilon and learns nothing", stacklevel=3)
         if file.start not in (None, digest(clipper.theta)):
             warnings.warn("model: its run began with other parameters, and goes on from its checkpoint's", stacklevel=3)
-        cut = {"processes": processes, "engine_name": engine, "physical_batch": size}
-        run = FitRun.of(goal, subject, seen, clipper, plan, file, callback, **cut)
+        run = FitRun.of(
+            goal,
+            subject,
+            seen,
+            clipper,
+            plan,
+            file,
+            callback,
+            processes=processes,
+            engine_name=engine,
+            physical_batch=size,
+        )
         end = run.train(phases)
         done = run.finish(end, teaches=not problem)
     name = optimizer if isinstance(optimizer, str) else repr(optimizer)

@@ -103,9 +103,12 @@ class Goal:
         views = [] if seen is subject else [processes.gather(digest(seen.changed))[0]]
         apart = [*self._stated, plan.noise, len(subject.train.x), self.precision, self.multiplicity, losses, *views]
         in_training = [losses_of(seen, engine, engine.theta, training=True, seed=seed) for seed in (0, 1)]
-        if not len(in_training[0]) or not torch.equal(*in_training):
-            # Random layers: what they draw depends on their settings, and on how a draw is cut into batches.
-            apart += [processes.gather(digest(*in_training))[0], processes.size, *how]
+        is_random = not len(in_training[0]) or not torch.equal(*in_training)
+        # One process decides: others may round differently. What random layers draw depends on their settings, and on
+        # how a draw is cut into batches.
+        is_random, told = processes.gather((is_random, digest(*in_training)))[0]
+        if is_random:
+            apart += [told, processes.size, *how]
         start = [digest(engine.theta), digest(seen.first.x), *subject.records]
         return Seeds(derive("draws", source), derive("noise", source, *apart, *start))
 
