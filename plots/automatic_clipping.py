@@ -7,8 +7,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from dpopt.analysis.axes import run_axis
+from dpopt.analysis.choosing import validated_best
 from dpopt.analysis.drawing import Styles, by_label, legend, sweeps, workload_panels
-from dpopt.analysis.frames import validated_best
 from dpopt.analysis.scores import shown
 
 NEEDS = "sweep"

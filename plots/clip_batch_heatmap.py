@@ -11,8 +11,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dpopt.analysis.choosing import validated_best
 from dpopt.analysis.drawing import COLOURS, DARK, LIGHT, Styles, by_method, gridded, sweeps
-from dpopt.analysis.frames import validated_best
 from dpopt.analysis.scores import shown
 
 NEEDS = "sweep"

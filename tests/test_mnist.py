@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from dpopt.analysis import frames
+from dpopt.analysis import choosing, frames
 from dpopt.cli import main
 from dpopt.privacy import epsilon
 from dpopt.store import Store
@@ -18,7 +18,7 @@ FLOOR = {"hyfreedp": 0.15, "hyfreedp_warm": 0.85, "fiber": 0.85, "adadp": 0.85, 
 def test_five_epochs_of_mnist(tmp_path):
     assert main(["run", "suite=mnist_five_epochs", f"results={tmp_path}"]) == 0
     store = Store(tmp_path)
-    selected = frames.select(frames.load(store, "mnist_five_epochs").cells)
+    selected = choosing.select(frames.load(store, "mnist_five_epochs").cells)
     reached = dict(zip(selected["label"], selected["test_accuracy"], strict=True))
     assert reached.keys() == FLOOR.keys()
     assert {label for label, accuracy in reached.items() if accuracy < FLOOR[label]} == set()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from dpopt.analysis import frames
+from dpopt.analysis import choosing, frames, pricing
 from dpopt.errors import ConfigError, unknown
 from dpopt.store.runs import RESULTS, Store
 
@@ -92,7 +92,7 @@ def lacking(block: pd.DataFrame) -> list[str]:
 def _searches(cells: pd.DataFrame) -> pd.DataFrame:
     """One row for each search and seed whose runs have all ended: what it releases, and what all its runs took."""
     cells, keys = cells.assign(seconds=_seconds(cells)), [*SEARCH, "seed"]
-    selected = frames.select(cells)
+    selected = choosing.select(cells)
     released = {} if selected.empty else dict(list(selected.groupby(keys)))
     untold = set() if selected.empty else {place for place, own in selected.groupby(SEARCH) if _is_untold(own)}
     rows = []
@@ -146,7 +146,7 @@ def _search(group: pd.DataFrame, selected: pd.DataFrame) -> dict[str, Any]:
 
 
 def _totals(store: Store, cells: pd.DataFrame) -> Totals:
-    return {keys: _total(store, frames.select(group), keys[-1]) for keys, group in cells.groupby(SEARCH, sort=False)}
+    return {keys: _total(store, choosing.select(group), keys[-1]) for keys, group in cells.groupby(SEARCH, sort=False)}
 
 
 def _total(store: Store, selected: pd.DataFrame, target: float) -> float:
@@ -154,10 +154,10 @@ def _total(store: Store, selected: pd.DataFrame, target: float) -> float:
     if selected.empty:
         return target
     if _settings(selected) == 1:
-        return max(frames.epsilon_with_tuning(store, row) for row in selected.to_dict("records"))
+        return max(pricing.epsilon_with_tuning(store, row) for row in selected.to_dict("records"))
     first = selected.iloc[0]
-    searched = selected.groupby("seed")["run_ids"].agg(frames.together)
-    return max(frames.composed(store, ids, first["delta"], first["accountant"]) for ids in searched)
+    searched = selected.groupby("seed")["run_ids"].agg(choosing.together)
+    return max(pricing.composed(store, ids, first["delta"], first["accountant"]) for ids in searched)
 
 
 def _by_epsilon(searches: pd.DataFrame, totals: Totals, budgets: Sequence[float]) -> Iterator[pd.DataFrame]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from dpopt.analysis.frames import validated_best
+from dpopt.analysis.choosing import validated_best
 
 COLOURS = ("#0173B2", "#DE8F05", "#029E73", "#D55E00", "#CC78BC", "#CA9161", "#56B4E9")
 """Those of seaborn's palette for the colour-blind that can be told from white, from black and from grey."""

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from itertools import groupby, zip_longest
-from operator import itemgetter, or_
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
 from dpopt.analysis.naming import row_names, workload_names
 from dpopt.errors import ConfigError, unknown
 from dpopt.privacy.accountants import epsilon
-from dpopt.privacy.ledger import Draw, Ledger
-from dpopt.privacy.selection import BestOf, selection_rule
+from dpopt.privacy.ledger import Ledger
+from dpopt.privacy.selection import selection_rule
 from dpopt.store.identity import clipping_bound
-from dpopt.store.runs import RESULTS, Damaged, Store, released_score, score_or_worst
+from dpopt.store.runs import Damaged, Store, released_score
 
 GROUP = ["workload", "label", "epsilon_target", "batch_size", "epochs", "clip"]
 """What one table row stands for; its seeds are replicates, and its other cells are the tuning runs of each seed.
@@ -29,8 +26,6 @@ GROUP = ["workload", "label", "epsilon_target", "batch_size", "epochs", "clip"]
 `clip` is NaN where there is no bound: group with `dropna=False`."""
 SWEPT = ["batch_size", "epochs", "clip"]
 """What a suite may vary beside methods, workloads and epsilon."""
-REFINED = ["workload", "label", "epsilon_target", "epochs"]
-"""Whose grid, over all batch sizes, bounds and seeds, the points of one refinement follow from."""
 
 
 @dataclass(frozen=True)
@@ -227,114 +222,6 @@ def _origin(provenance: dict[str, Any]) -> dict[str, Any]:
     return {key: provenance.get(key) for key in ("commit", "dirty", "device", "cpu", "python")} | versions
 
 
-def select(cells: pd.DataFrame) -> pd.DataFrame:
-    """The run that each replicate would release: its best on the validation split, never on the test split.
-
-    A search that is charged goes by the scores that its runs have released, noise included; one in several parts
-    releases its last run. A run that has diverged, or whose score is not a number, is the worst.
-
-    Selection is made for each seed on its own, as someone with one private data set would. A group with a tuning run
-    that has no result is left out: the best of what happened to finish is not what the procedure releases.
-
-    Returns:
-        One row for each group and seed, with `selected_by` (its score, -inf where that is the worst), `runs` (trained
-        runs of that group and seed), `run_ids` (what the search is charged for: those runs, and one again for each that
-        a grid which widens might still have made; where a refinement has added a point, all runs of the grid and the
-        refinement, of all seeds, as points follow from means over them), `selection` ("" where runs of several rules
-        are compared: a rule prices one search, and of several all runs are charged), and `edges`: which of the selected
-        numbers are the largest ("lr ↑") or smallest that the label's search tries.
-    """
-    cells = cells.assign(widen=cells.get("widen", 0), is_widened=cells.get("is_widened", False))  # new columns
-    ends = _ends(cells[~cells["is_widened"]])
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in cells.to_dict("records"):
-        place = tuple("" if pd.isna(row[key]) else row[key] for key in (*GROUP, "seed"))  # two NaN are not equal
-        groups.setdefault(place, []).append(row)
-    refinements: dict[tuple[Any, ...], list[list[dict[str, Any]]]] = {}
-    for rows in groups.values():
-        refinements.setdefault(_refinement(rows), []).append(rows)
-    chosen = []
-    for rows in groups.values():
-        last = "final" if any(row["stage"] for row in rows) else ""
-        released = [row for row in rows if row["stage"] == last]
-        searches = refinements[_refinement(rows)] if any(row["is_refined"] for row in rows) else [rows]
-        is_damaged = any(row["state"] == "damaged" for search in searches for row in search)
-        if not released or is_damaged or not all(row["state"] in RESULTS for row in rows):
-            continue
-        best = max(released, key=_selected_by)
-        runs, run_ids = sum(row["is_trained"] for row in rows), together(map(_charged, searches))
-        edges = "" if last else _edges(best, ends[best["workload"], best["label"]], rows)
-        own = {"selected_by": _selected_by(best), "runs": runs, "run_ids": run_ids, "edges": edges}
-        is_one_rule = len({row["selection"] for row in rows}) == 1
-        chosen.append({**best, **own, "selection": best["selection"] if is_one_rule else ""})
-    return pd.DataFrame(chosen)
-
-
-def _selected_by(row: Mapping[str, Any]) -> float:
-    return score_or_worst(row["selection_score"], row["state"])
-
-
-def _refinement(rows: list[dict[str, Any]]) -> tuple[Any, ...]:
-    return tuple(rows[0][key] for key in REFINED)
-
-
-def together(searches: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """The runs of several searches: a run that is part of several is named as often as by one of them."""
-    named: Iterator[Counter[str]] = map(Counter, searches)
-    return tuple(reduce(or_, named, Counter[str]()).elements())
-
-
-def _charged(rows: list[dict[str, Any]]) -> tuple[str, ...]:
-    """The runs of a group and seed, and the first again for each that a grid which widens might have made and has not.
-
-    How many it makes follows from scores, so that these are charged too. All runs of one such search release the same;
-    those of another rule were another search. A run without a result has released nothing.
-    """
-    searches: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        searches.setdefault(row["selection"], []).append(row)
-    charged = [row["run_id"] for row in rows if row["state"] in RESULTS]
-    for search in searches.values():
-        unmade = max(row["widen"] for row in search) - sum(row["is_widened"] for row in search)
-        charged += [search[0]["run_id"]] * unmade
-    return tuple(charged)
-
-
-def _ends(cells: pd.DataFrame) -> dict[tuple[str, str], dict[str, tuple[float, float]]]:
-    """Smallest and largest value of each number that a label is searched over, by workload and label."""
-    found: dict[tuple[str, str], dict[str, tuple[float, float]]] = {}
-    for row in cells[["workload", "label", "tuned"]].drop_duplicates().to_dict("records"):
-        ends = found.setdefault((row["workload"], row["label"]), {})
-        for name, value in _numbers(row["tuned"]):
-            low, high = ends.get(name, (value, value))
-            ends[name] = min(low, value), max(high, value)
-    return found
-
-
-def _numbers(tuned: str) -> list[tuple[str, float]]:
-    return [(name, value) for name, value in json.loads(tuned).items() if type(value) in (int, float)]
-
-
-def _edges(row: Mapping[str, Any], ends: Mapping[str, tuple[float, float]], rows: list[dict[str, Any]]) -> str:
-    """The numbers of a point that are at an end of what its label's grids and the `rows` of its search try; which."""
-    marks, tried = [], [dict(_numbers(other["tuned"])) for other in rows]
-    for name, value in _numbers(row["tuned"]):
-        values = [*ends.get(name, ()), *(point[name] for point in tried if name in point)]
-        low, high = min(values), max(values)
-        marks += [f"{name} {'↑' if value == high else '↓'}"] if low < high and value in (low, high) else []
-    return ", ".join(marks)
-
-
-def validated_best(settings: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """The row of each group whose mean `selected_by` is the best; of equal ones that with the smallest setting.
-
-    None of several rows without a score: nothing but the test split tells them apart.
-    """
-    own = settings.groupby(list(by))["selected_by"]
-    told = settings[(own.transform("size") == 1) | (own.transform("max") > -math.inf)]
-    return settings.loc[told.sort_values(SWEPT, kind="stable").groupby(list(by))["selected_by"].idxmax()]
-
-
 def curves(store: Store, selected: pd.DataFrame, with_diagnostics: bool = False) -> pd.DataFrame:
     """The curves of the selected runs: one row for each entry, with the run's place in the suite.
 
@@ -346,62 +233,3 @@ def curves(store: Store, selected: pd.DataFrame, with_diagnostics: bool = False)
         entries += [{"eta": row["lr"], **entry, **place} for entry in store.curve(row["run_id"])]
     frame = pd.DataFrame(entries)
     return frame if with_diagnostics else frame.drop(columns="diagnostics", errors="ignore")
-
-
-class Price(NamedTuple):
-    """What a search spends on the records that are trained on.
-
-    Attributes:
-        with_tuning: all of it. The best of a random number of runs costs what its rule says. A number that is not
-            random hides nothing: the search costs what all of its runs do, whatever a simulation says.
-        composed: all of its runs, one after the other.
-    """
-
-    with_tuning: float
-    composed: float
-
-
-def epsilon_with_tuning(store: Store, selected: Mapping[str, Any]) -> float:
-    """What the search behind a row of `select` spends in all."""
-    return price(store, selected).with_tuning
-
-
-def price(store: Store, selected: Mapping[str, Any]) -> Price:
-    """What the search behind a row of `select` spends."""
-    rule = selection_rule(json.loads(selected["selection"])) if selected["selection"] else None
-    total = composed(store, selected["run_ids"], selected["delta"], selected["accountant"])
-    return Price(float(selected["epsilon_total"]) if isinstance(rule, BestOf) else total, total)
-
-
-def composed(store: Store, run_ids: Sequence[str], delta: float, accountant: str) -> float:
-    """What runs cost one after the other, each on the same data.
-
-    Runs with the same seed and number within a search (`search` of a cell) share their draws, as where a suite was run
-    again with other values of a grid: what they cost is more than if their draws were independent. So their k-th draws
-    are charged as one, which releases what all of them do, at the largest of their rates. That is an upper bound: to be
-    in a smaller draw is to be in the larger one and to win a coin that depends on no data, and a release that is left
-    to a coin is a degraded one. What is left of the longest run is charged alone. A run that is named again stands for
-    a further one with draws of its own, see `select`.
-    """
-    ledgers, named = dict[tuple[Any, ...], list[Ledger]](), Counter[str]()
-    for run_id in run_ids:
-        cell, again = store.record(run_id)["cell"], named[run_id]
-        draws = (run_id, again) if again else (cell["seed"], cell.get("search", 0))
-        ledgers.setdefault(draws, []).append(store.ledger(run_id))
-        named[run_id] += 1
-    counts, total = Counter[Draw](), Ledger()
-    for alike in ledgers.values():
-        counts.update(alike[0].counts() if len(alike) == 1 else _merged(alike))
-    for draw, count in counts.items():
-        total.append(draw, count)
-    return epsilon(total, delta, accountant)
-
-
-def _merged(ledgers: Sequence[Ledger]) -> Counter[Draw]:
-    """How often each draw occurs where the k-th draws of all ledgers are one; see `composed`."""
-    merged = Counter[Draw]()
-    for draws, same in groupby(zip_longest(*ledgers)):
-        there = [draw for draw in draws if draw is not None]
-        noises = tuple(noise for draw in there for noise in draw.noises)
-        merged[Draw(max(draw.rate for draw in there), noises)] += sum(1 for _ in same)
-    return merged

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from dpopt.analysis import frames, ranking, statistics, tables
+from dpopt.analysis import choosing, ranking, statistics, tables
 from dpopt.analysis.budgets import BLOCK, reached
 from dpopt.analysis.naming import readable_names, workload_names
 from dpopt.analysis.results import Results, best_setting
@@ -64,7 +64,7 @@ class Leaderboard:
     @cached_property
     def scores(self) -> pd.DataFrame:
         """One row a method, workload and target epsilon: `tables.comparison`, of several settings the chosen one."""
-        return tables.comparison(self.store, best_setting(frames.select(self.cells)))
+        return tables.comparison(self.store, best_setting(choosing.select(self.cells)))
 
     @cached_property
     def tracks(self) -> dict[str, str]:

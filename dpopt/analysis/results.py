@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from dpopt.analysis import diagnostics, frames, ranking, tables, transfer
+from dpopt.analysis import choosing, diagnostics, frames, ranking, tables, transfer
 from dpopt.analysis.against import against
 from dpopt.analysis.budgets import reached
 from dpopt.analysis.drawing import Style, styles_of
@@ -152,8 +152,8 @@ class Results:
 
     @cached_property
     def every(self) -> pd.DataFrame:
-        """One row a replicate of every group: `frames.select`."""
-        return frames.select(self.cells)
+        """One row a replicate of every group: `choosing.select`."""
+        return choosing.select(self.cells)
 
     @cached_property
     def selected(self) -> pd.DataFrame:
@@ -174,7 +174,7 @@ class Results:
     def sweep(self) -> pd.DataFrame:
         """One row a group, of suites that vary the clipping bound and the batch size of a method.
 
-        With `selected_by`, the mean of `frames.select`'s over seeds: what `best_setting` goes by.
+        With `selected_by`, the mean of `choosing.select`'s over seeds: what `best_setting` goes by.
         """
         every = self.every
         if every.empty or (every.groupby("label")[["clip", "batch_size"]].nunique().max() < 2).any():
@@ -221,7 +221,7 @@ class Results:
 
 
 def best_setting(selected: pd.DataFrame) -> pd.DataFrame:
-    """The rows of `frames.select` whose group validates best among those that differ in `SWEPT` alone.
+    """The rows of `choosing.select` whose group validates best among those that differ in `SWEPT` alone.
 
     Looks at the mean over seeds, so that all seeds have one setting; of equal ones it is the smallest. Where there are
     several, the runs of all those groups and seeds are one search, and charged as such in `run_ids`; `runs` are those
@@ -231,9 +231,9 @@ def best_setting(selected: pd.DataFrame) -> pd.DataFrame:
     if selected.empty:
         return selected
     rest = [key for key in GROUP if key not in SWEPT]
-    best = frames.validated_best(_means(selected), rest)[GROUP]
+    best = choosing.validated_best(_means(selected), rest)[GROUP]
     searches = selected.groupby([*rest, "seed"], sort=False).agg(groups=("runs", "size"), all_runs=("runs", "sum"))
-    together = selected.groupby(rest, sort=False).agg(all_ids=("run_ids", frames.together))
+    together = selected.groupby(rest, sort=False).agg(all_ids=("run_ids", choosing.together))
     chosen = selected.merge(best, on=GROUP).merge(searches, on=[*rest, "seed"]).merge(together, on=rest)
     is_one = chosen["groups"] == 1
     chosen["runs"] = chosen["all_runs"]
@@ -244,5 +244,5 @@ def best_setting(selected: pd.DataFrame) -> pd.DataFrame:
 
 
 def _means(selected: pd.DataFrame) -> pd.DataFrame:
-    """One row a group of `frames.select`'s frame, with the mean of `selected_by` over its seeds."""
+    """One row a group of `choosing.select`'s frame, with the mean of `selected_by` over its seeds."""
     return selected.groupby(GROUP, sort=False, dropna=False)["selected_by"].mean().reset_index()

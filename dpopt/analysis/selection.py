@@ -31,8 +31,8 @@ NOTE = (
 def private_selection(store: Store, cells: pd.DataFrame, runs: tuple[float, ...] = RUNS) -> pd.DataFrame:
     """One row for each searched group of `cells` whose runs are all done and alike, and each expected number of runs.
 
-    As in `frames.select`, a run that has diverged, or has no number to be selected by, is the worst. A test score that
-    is not finite counts as the worst of its group, as in tables.
+    As in `choosing.select`, a run that has diverged, or has no number to be selected by, is the worst. A test score
+    that is not finite counts as the worst of its group, as in tables.
 
     Returns:
         The group's keys; `runs`; `score` (what was measured); mean and standard deviation of the released run's test

@@ -13,7 +13,8 @@ import pandas as pd
 from dpopt import registry
 from dpopt.analysis import statistics
 from dpopt.analysis.budgets import ROUNDING
-from dpopt.analysis.frames import GROUP, price
+from dpopt.analysis.frames import GROUP
+from dpopt.analysis.pricing import price
 from dpopt.analysis.scores import is_share, shown
 from dpopt.analysis.writing import Table, marks
 from dpopt.store.runs import Store

@@ -8,7 +8,8 @@ from itertools import permutations
 import pandas as pd
 
 from dpopt.analysis import statistics
-from dpopt.analysis.frames import GROUP, select
+from dpopt.analysis.choosing import select
+from dpopt.analysis.frames import GROUP
 
 PLACE = [key for key in GROUP if key != "epsilon_target"]
 POINT = ["epsilon_target", "seed", "tuned"]

@@ -2,7 +2,7 @@
 
 How many runs a private search makes, and of which points, is drawn once for each workload, search and seed (rows that
 search the same grid of the same optimizer are paired) and so is part of the plan; which of them is released is for
-whoever reads the records (`analysis.frames.select`).
+whoever reads the records (`analysis.choosing.select`).
 """
 
 from __future__ import annotations

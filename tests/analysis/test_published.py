@@ -7,7 +7,7 @@ import math
 import pytest
 
 from dpopt import registry
-from dpopt.analysis import frames, published, tables
+from dpopt.analysis import choosing, frames, published, tables
 from dpopt.cli import main
 from dpopt.errors import ConfigError
 from dpopt.harness.plan import manifest, plan
@@ -170,7 +170,7 @@ def test_a_number_without_an_epsilon_says_so(matrix):
     measured = ["CIFAR10", "CNN", "fully connected layers"]
     workloads = [{"name": "digits_mlp", "is": measured}]
     named(matrix, paper="adadp", methods={"hyfreedp": "ADADP"}, workloads=workloads)
-    table = tables.comparison(matrix, frames.select(frames.load(matrix, "made").cells))
+    table = tables.comparison(matrix, choosing.select(frames.load(matrix, "made").cells))
     beside, remarks = published.beside(table, matrix.manifest("made"))
     shown = tables.as_table(beside, "made").frame
     of = shown[shown["optimizer"] == "hyfreedp"]["published accuracy (%)"]
@@ -182,7 +182,7 @@ def test_a_number_without_an_epsilon_says_so(matrix):
 def test_a_number_stands_beside_runs_of_the_same_noise_and_says_which_epsilon_it_states(matrix):
     workloads = [{"name": "digits_mlp", "is": ["MNIST", "End-to-end CNN", "full"]}]
     own = {"paper": "handcrafted", "methods": {"dp_adam": "DP-SGD"}, "workloads": workloads}
-    table = tables.comparison(matrix, frames.select(frames.load(matrix, "made").cells))
+    table = tables.comparison(matrix, choosing.select(frames.load(matrix, "made").cells))
     for epsilon, expected in (({1.0: 3}, "table of the README, states ε = 3"), ({}, "")):
         named(matrix, epsilon=epsilon, **own)
         beside, _ = published.beside(table, matrix.manifest("made"))
@@ -200,7 +200,7 @@ def test_a_field_says_what_a_workload_is_called(maker):
     of_dim = {"dim": {5: "CIFAR10", 10: "SVHN"}}
     content = {**store.manifest("made"), "published": NAMES}
     content["published"] |= {"workloads": [{"name": "synthetic_logreg", "is": [of_dim, "ViT-Small", "full"]}]}
-    table = tables.comparison(store, frames.select(frames.load(store, "made").cells))
+    table = tables.comparison(store, choosing.select(frames.load(store, "made").cells))
     beside, _ = published.beside(table, content)
     found = dict(zip(beside["workload"], beside["published"], strict=True))
     assert found.pop("synthetic_logreg(dim=5)") == pytest.approx(0.9689)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpopt.analysis import figures, frames, ranking, statistics, tables
+from dpopt.analysis import choosing, figures, frames, pricing, ranking, statistics, tables
 from dpopt.analysis.budgets import BUDGETS
 from dpopt.analysis.drawing import styles_of
 from dpopt.errors import ConfigError
@@ -57,7 +57,7 @@ def test_who_is_first_is_asked_among_those_that_are_in_every_block(maker):
 
 def test_who_wins_before_tuning_is_charged_loses_at_equal_total_epsilon(searched):
     store = searched.done()
-    comparison = tables.comparison(store, frames.select(frames.load(store, "made").cells)).set_index("label")
+    comparison = tables.comparison(store, choosing.select(frames.load(store, "made").cells)).set_index("label")
     assert comparison["mean"].idxmax() == "dp_adam"
     total = comparison["epsilon_with_tuning"]["dp_adam"]
     single = comparison["epsilon_with_tuning"]["hyfreedp"]
@@ -89,7 +89,7 @@ def test_budgets_are_the_targets_where_none_is_given(maker):
         maker.add(label, 0, 0.5, 0.9, epsilon=math.inf)
     store = maker.done()
     cells = frames.load(store, "made").cells
-    spent = sorted(set(tables.comparison(store, frames.select(cells))["epsilon_single"]))[:2]
+    spent = sorted(set(tables.comparison(store, choosing.select(cells))["epsilon_single"]))[:2]
     cells["epsilon_target"] = cells["epsilon_target"].replace({1.0: spent[0], 4.0: spent[1]})
     frame = ranking.ranking(store, cells)
     assert frame.groupby("epsilon")["mean"].unique().map(list).to_dict() == {spent[0]: [0.5], spent[1]: [0.7]}
@@ -105,7 +105,7 @@ def test_settings_are_part_of_the_search(maker):
     table = ranked(store)
     assert table.loc["dp_adam", ["mean", "runs"]].tolist() == [0.5, 2]
     ids = tuple(entry["run_id"] for entry in maker.cells[:2])
-    assert table["spent"]["dp_adam"] == pytest.approx(frames.composed(store, ids, 1e-5, "rdp"))
+    assert table["spent"]["dp_adam"] == pytest.approx(pricing.composed(store, ids, 1e-5, "rdp"))
     assert table["spent"]["dp_adam"] > 1.3 * table["spent"]["hyfreedp"]
     assert ranked(store, tuning="private")["spent"]["dp_adam"] == table["spent"]["dp_adam"], "no rule prices several"
 

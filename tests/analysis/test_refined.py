@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from dpopt.analysis import budgets, drawing, frames, selection
+from dpopt.analysis import budgets, drawing, pricing, selection
 from dpopt.analysis.results import Results
 from dpopt.errors import ConfigError
 
@@ -50,7 +50,7 @@ def test_the_best_point_is_shown_and_the_whole_search_charged(refined):
     assert (row["clip"], row["batch_size"], row["runs"]) == (3.0, 500, 8)
     assert row["mean"] == pytest.approx(0.8)
     every = list(refined.cells["run_id"])
-    assert row["epsilon_with_tuning"] == frames.composed(refined.store, every, row["delta"], "rdp")
+    assert row["epsilon_with_tuning"] == pricing.composed(refined.store, every, row["delta"], "rdp")
 
 
 def test_points_that_follow_from_all_seeds_are_charged_with_all_seeds(maker):
@@ -87,8 +87,8 @@ def searched(maker, seeds, missing=None, damaged=None):
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_a_refined_row_is_charged_for_the_grid_that_it_follows_from(maker, seeds):
     found, ids = searched(maker, seeds)
-    whole = frames.composed(found.store, list(ids.values()), 1e-5, "rdp")
-    single = frames.composed(found.store, [ids[0.1, 0]], 1e-5, "rdp")
+    whole = pricing.composed(found.store, list(ids.values()), 1e-5, "rdp")
+    single = pricing.composed(found.store, [ids[0.1, 0]], 1e-5, "rdp")
     table = found.table().set_index("clip")
     assert table["epsilon_with_tuning"].to_dict() == {0.1: single, 1.0: single, 10.0: single, 3.0: whole}
     assert table["epsilon_composed"][3.0] == whole > single

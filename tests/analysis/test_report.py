@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dpopt.analysis import frames, report, tables
+from dpopt.analysis import choosing, frames, report, tables
 from dpopt.analysis.report.content import headline, provenance, setting
 from dpopt.analysis.report.sheet import number
 from dpopt.analysis.results import Results
@@ -111,7 +111,7 @@ def test_the_tables_hold_the_stored_numbers(matrix, bare):
         ["digits_mlp", "1", "hyfreedp", "40.0 ± 0.0", "ceiling: 98.0 ± 0.0"],
         ["digits_mlp", "3", "hyfreedp", "70.0 ± 0.0", "ceiling: 98.0 ± 0.0"],
     ]
-    comparison = tables.comparison(matrix, frames.select(frames.load(matrix, "made").cells))
+    comparison = tables.comparison(matrix, choosing.select(frames.load(matrix, "made").cells))
     spent = comparison.set_index(["label", "epsilon_target"])["epsilon_with_tuning"].map(tables.upper)
     assert charged == [spent["hyfreedp", 1.0], spent["hyfreedp", 3.0]]
     assert best[1][5] == f"dp_adam: 60.0 ± 10.0, ε with tuning {spent['dp_adam', 1.0]}"
@@ -124,7 +124,7 @@ def test_the_best_method_is_one_of_those_that_are_ranked(maker):
     for lr, tuning, epsilon in ((0.1, "grid", 1.0), (0.2, "grid", 1.0), (0.1, "fixed", 3.0)):
         maker.add("dp_adam", 0, 0.9, 0.8 + lr, epsilon=epsilon, tuned={"lr": lr}, tuning=tuning)
     maker.add("hyfreedp", 0, 0.5, 0.4, epsilon=1.0)
-    comparison = tables.comparison(maker.done(), frames.select(frames.load(maker.store, "made").cells))
+    comparison = tables.comparison(maker.done(), choosing.select(frames.load(maker.store, "made").cells))
     first, second = headline(comparison).to_dict("records")
     assert [first["best private method"], first["test accuracy (%)"]] == ["hyfreedp", "40.0"]
     overspent = comparison.set_index(["label", "epsilon_target"]).loc["dp_adam", 1.0]["epsilon_with_tuning"]

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from dpopt.analysis import frames, tables
+from dpopt.analysis import choosing, pricing, tables
 from dpopt.analysis.results import Results
 
 BEST_OF = {"rule": "geometric", "runs": 2.0}
@@ -41,7 +41,7 @@ def test_the_setting_that_validates_best_over_the_seeds_is_shown_and_all_are_cha
         assert sorted(rows.loc[seed, "run_ids"]) == sorted(runs[0] + runs[1]), "both seeds have decided"
     assert list(rows["runs"]) == [3, 3]
     table = shown.comparison.set_index("label")
-    assert table["epsilon_with_tuning"]["dp_adam"] == frames.composed(store, runs[0] + runs[1], 1e-5, "rdp")
+    assert table["epsilon_with_tuning"]["dp_adam"] == pricing.composed(store, runs[0] + runs[1], 1e-5, "rdp")
     assert table["epsilon_with_tuning"]["hyfreedp"] == table["epsilon_single"]["hyfreedp"]
     assert len(shown.every) == 8, "nothing is lost where every setting is shown"
 
@@ -70,9 +70,9 @@ def test_several_private_searches_are_charged_for_all_their_runs(maker):
     maker.add_search("one", 0, [(0.7, 0.5, 0.5), (0.6, 0.5, 0.5), (0.5, 0.5, 0.5)], BEST_OF)
     store, shown = chosen(maker)
     rows = {row["label"]: row for row in shown.selected.to_dict("records")}
-    spent = {label: frames.epsilon_with_tuning(store, row) for label, row in rows.items()}
+    spent = {label: pricing.epsilon_with_tuning(store, row) for label, row in rows.items()}
     assert rows["dp_adam"]["runs"] == rows["one"]["runs"] == 3
-    assert spent["dp_adam"] == frames.composed(store, ids, 1e-5, "rdp") > 1.2 * spent["one"]
+    assert spent["dp_adam"] == pricing.composed(store, ids, 1e-5, "rdp") > 1.2 * spent["one"]
     assert spent["one"] == rows["one"]["epsilon_total"]
 
 
@@ -83,10 +83,10 @@ def test_what_two_rules_have_released_is_charged_for_all_runs(maker):
     free = [maker.add("charged late", 0, 0.4, 0.5, tuned={"lr": lr}, tuning="grid") for lr in (0.1, 1.0)]
     free += maker.add_search("charged late", 0, [(0.7, 0.5, 0.5)], BEST_OF)
     store, shown = chosen(maker)
-    spent = {row["label"]: frames.epsilon_with_tuning(store, row) for row in shown.selected.to_dict("records")}
+    spent = {row["label"]: pricing.epsilon_with_tuning(store, row) for row in shown.selected.to_dict("records")}
     assert spent == {
-        "grown": frames.composed(store, ids, 1e-5, "rdp"),
-        "charged late": frames.composed(store, free, 1e-5, "rdp"),
+        "grown": pricing.composed(store, ids, 1e-5, "rdp"),
+        "charged late": pricing.composed(store, free, 1e-5, "rdp"),
     }
 
 
@@ -138,7 +138,7 @@ def swept(maker, scores):
 def test_figures_mark_the_setting_that_is_selected(maker, scores):
     found = swept(maker, scores)
     assert {(row.clip, row.batch_size) for row in found.selected.itertuples()} == {(0.1, 64)}
-    marked = frames.validated_best(found.sweep, ["workload", "epsilon_target"])
+    marked = choosing.validated_best(found.sweep, ["workload", "epsilon_target"])
     assert [(row.clip, row.batch_size) for row in marked.itertuples()] == [(0.1, 64)]
     assert "selected_by" not in found.table(), "published tables keep their columns"
 

@@ -9,7 +9,7 @@ import pytest
 import scipy.stats
 
 from dpopt import registry
-from dpopt.analysis import frames, tables
+from dpopt.analysis import choosing, frames, pricing, tables
 from dpopt.analysis.results import Results
 from dpopt.markup import MARKDOWN
 from dpopt.privacy.selection import BestOf
@@ -17,7 +17,7 @@ from dpopt.privacy.selection import BestOf
 
 @pytest.fixture
 def table(matrix):
-    return tables.comparison(matrix, frames.select(frames.load(matrix, "made").cells))
+    return tables.comparison(matrix, choosing.select(frames.load(matrix, "made").cells))
 
 
 def test_comparison(table):
@@ -69,14 +69,14 @@ def test_two_scores_stand_in_columns_of_their_own(table):
 def test_a_value_set_by_hand_is_not_called_charged(maker):
     maker.add("dp_adam", 0, 0.5, 0.5, tuned={"lr": 0.1}, tuning="fixed")
     store = maker.done()
-    table = tables.comparison(store, frames.select(frames.load(store, "made").cells))
+    table = tables.comparison(store, choosing.select(frames.load(store, "made").cells))
     assert "not charged" in tables.as_table(table, "made").markdown.split("\n\n")[0]
 
 
 def test_nothing_finished_is_an_empty_table(maker):
     maker.add("dp_adam", 0, 0.5, 0.5, status="missing")
     store = maker.done()
-    assert tables.comparison(store, frames.select(frames.load(store, "made").cells)).empty
+    assert tables.comparison(store, choosing.select(frames.load(store, "made").cells)).empty
 
 
 def test_a_printed_epsilon_is_never_below_the_spent_one():
@@ -102,7 +102,7 @@ def test_diverged_runs_are_counted_and_shown(maker):
     maker.add("adadp", 0, 0.1, 0.1, status="diverged")
     maker.add("adadp", 1, 0.5, 0.5)
     store = maker.done()
-    table = tables.comparison(store, frames.select(frames.load(store, "made").cells))
+    table = tables.comparison(store, choosing.select(frames.load(store, "made").cells))
     assert table["diverged"].tolist() == [1]
     assert "diverged" in tables.as_table(table, "made").markdown.splitlines()[0]
 
@@ -110,7 +110,7 @@ def test_diverged_runs_are_counted_and_shown(maker):
 def test_one_seed_has_no_spread_and_nothing_is_an_empty_table(maker):
     maker.add("adadp", 0, 0.5, 0.5)
     store = maker.done()
-    selected = frames.select(frames.load(store, "made").cells)
+    selected = choosing.select(frames.load(store, "made").cells)
     text = tables.as_table(tables.comparison(store, selected), "made").markdown
     assert " 50.0 " in text
     assert "**" not in text
@@ -123,7 +123,7 @@ def test_one_seed_has_no_spread_and_nothing_is_an_empty_table(maker):
 def test_labels_are_text_on_the_page(maker):
     maker.add("adadp", 0, 0.5, 0.5)
     store = maker.done()
-    table = tables.comparison(store, frames.select(frames.load(store, "made").cells)).assign(label="<i>a & b")
+    table = tables.comparison(store, choosing.select(frames.load(store, "made").cells)).assign(label="<i>a & b")
     page = tables.as_table(table, "c < d").html
     assert "&lt;i&gt;a &amp; b" in page
     assert "c &lt; d" in page
@@ -142,7 +142,7 @@ def test_what_the_registry_says_of_an_optimizer_is_below_the_table(maker):
     for label in ("prodigy", "dp_adam"):
         maker.add(label, 0, 0.5, 0.5)
     store = maker.done()
-    table = tables.comparison(store, frames.select(frames.load(store, "made").cells))
+    table = tables.comparison(store, choosing.select(frames.load(store, "made").cells))
     note = registry.entry("optimizer", "prodigy").note
     files = tables.as_table(table, "made").files()
     for kind in ("md", "tex", "html"):
@@ -162,8 +162,8 @@ def test_the_columns_of_epsilon(maker):
         maker.add_search("simulated", seed, [(None, 0.5, 0.3)] * 2, {"rule": "simulated", "share": 0.85})
         maker.add("hyfreedp", seed, 0.5, 0.2)
     store = maker.done()
-    table = tables.comparison(store, frames.select(frames.load(store, "made").cells)).set_index("label")
-    once, *several = (frames.composed(store, [maker.cells[0]["run_id"]] * runs, 1e-5, "rdp") for runs in (1, 2, 5))
+    table = tables.comparison(store, choosing.select(frames.load(store, "made").cells)).set_index("label")
+    once, *several = (pricing.composed(store, [maker.cells[0]["run_id"]] * runs, 1e-5, "rdp") for runs in (1, 2, 5))
     assert (table["epsilon_single"] == once).all()
     assert table["epsilon_with_tuning"].drop("private").to_dict() == {
         "free": several[0], "simulated": several[0], "hyfreedp": once
@@ -186,13 +186,13 @@ def test_a_column_that_says_nothing_new_is_left_out(table):
 def test_what_was_selected_by_is_in_the_table(maker):
     maker.add_search("dp_adam", 0, [(0.75, 0.5, 0.5)], {"rule": "composed", "runs": 1})
     store = maker.done()
-    table = tables.comparison(store, frames.select(frames.load(store, "made").cells))
+    table = tables.comparison(store, choosing.select(frames.load(store, "made").cells))
     assert table["validation"].tolist() == [0.75]
 
 
 def made(maker):
     store = maker.done()
-    return tables.comparison(store, frames.select(frames.load(store, "made").cells))
+    return tables.comparison(store, choosing.select(frames.load(store, "made").cells))
 
 
 def test_who_spent_more_neither_is_bold_nor_sets_the_best(maker):
@@ -251,7 +251,7 @@ def test_the_runs_of_a_search_are_composed_once(maker, monkeypatch):
     for lr in (0.1, 1.0):
         maker.add("dp_adam", 0, 0.5, 0.5, tuned={"lr": lr}, tuning="grid")
     maker.done()
-    selected, read, ledger = frames.select(frames.load(maker.store, "made").cells), [], type(maker.store).ledger
+    selected, read, ledger = choosing.select(frames.load(maker.store, "made").cells), [], type(maker.store).ledger
     monkeypatch.setattr(type(maker.store), "ledger", lambda self, run_id: read.append(run_id) or ledger(self, run_id))
     tables.comparison(maker.store, selected)
     assert sorted(read) == sorted(entry["run_id"] for entry in maker.cells)

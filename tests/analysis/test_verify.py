@@ -10,7 +10,7 @@ import shutil
 import pandas as pd
 import pytest
 
-from dpopt.analysis import frames, tables
+from dpopt.analysis import choosing, frames, tables
 from dpopt.analysis.collecting import collect
 from dpopt.analysis.results import Results
 from dpopt.analysis.verify import opinions, verify
@@ -61,7 +61,7 @@ def publish(store):
     """What `dpopt table` and `dpopt seal` make of the suite."""
     results, published = frames.load(store, "small"), store.root / "published" / "small"
     published.mkdir(parents=True, exist_ok=True)
-    comparison = tables.comparison(store, frames.select(results.cells))
+    comparison = tables.comparison(store, choosing.select(results.cells))
     (published / "table.md").write_text(tables.as_table(comparison, "small").markdown)
     for kind in ("cells", "curves"):
         shutil.copy(store.suite_folder("small") / f"{kind}.parquet", published)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dpopt.analysis import budgets, collecting, frames, selection, tables, transfer
+from dpopt.analysis import budgets, choosing, collecting, frames, pricing, selection, tables, transfer
 from dpopt.analysis.results import Results, best_setting
 from dpopt.store.published import CELLS, PublishedStore
 
@@ -22,7 +22,7 @@ def add(maker, seed, scores, most, **more):
 
 
 def selected(store):
-    return {row["seed"]: row for row in frames.select(frames.load(store, "made").cells).to_dict("records")}
+    return {row["seed"]: row for row in choosing.select(frames.load(store, "made").cells).to_dict("records")}
 
 
 def test_runs_that_were_not_made_are_charged_as_if_they_were(maker):
@@ -35,9 +35,9 @@ def test_runs_that_were_not_made_are_charged_as_if_they_were(maker):
     assert [row["runs"] for row in found.values()] == [2, 2, 4]
     assert [len(row["run_ids"]) for row in found.values()] == [2, 5, 5]
     assert all(set(row["run_ids"]) == set(every[seed]) for seed, row in found.items())
-    five = frames.composed(store, [*every[2], every[1][0]], 1e-5, "rdp")
-    assert frames.epsilon_with_tuning(store, found[1]) == frames.epsilon_with_tuning(store, found[2]) == five
-    assert frames.epsilon_with_tuning(store, found[0]) < five
+    five = pricing.composed(store, [*every[2], every[1][0]], 1e-5, "rdp")
+    assert pricing.epsilon_with_tuning(store, found[1]) == pricing.epsilon_with_tuning(store, found[2]) == five
+    assert pricing.epsilon_with_tuning(store, found[0]) < five
 
 
 def test_what_was_not_made_is_charged_once_for_each_setting(maker):
@@ -48,11 +48,11 @@ def test_what_was_not_made_is_charged_once_for_each_setting(maker):
             maker.add("dp_adam", 0, validation, validation, **own)
             maker.cells[-1] |= {"widen": 1}
     store = maker.done()
-    (row,) = best_setting(frames.select(frames.load(store, "made").cells)).to_dict("records")
+    (row,) = best_setting(choosing.select(frames.load(store, "made").cells)).to_dict("records")
     assert (len(set(row["run_ids"])), len(row["run_ids"])) == (4, 6)
     (reached,) = budgets.reached(store, frames.load(store, "made").cells, budgets=[1e9]).to_dict("records")
-    assert reached["spent"] == frames.composed(store, row["run_ids"], 1e-5, "rdp")
-    assert frames.together([("a", "b", "b"), ("a", "c"), ("b",)]) == ("a", "b", "b", "c")
+    assert reached["spent"] == pricing.composed(store, row["run_ids"], 1e-5, "rdp")
+    assert choosing.together([("a", "b", "b"), ("a", "c"), ("b",)]) == ("a", "b", "b", "c")
 
 
 def test_searches_of_two_rules_are_both_charged_in_full(maker):
@@ -72,7 +72,7 @@ def test_what_lies_at_the_end_of_its_own_search_is_marked(maker):
     add(maker, 2, GRID | {10.0: 0.6}, 1)
     store = maker.done()
     assert [row["edges"] for row in selected(store).values()] == ["lr ↑", "", ""]
-    (row,) = tables.comparison(store, frames.select(frames.load(store, "made").cells)).to_dict("records")
+    (row,) = tables.comparison(store, choosing.select(frames.load(store, "made").cells)).to_dict("records")
     assert (row["edges"], row["is_refined"]) == ("lr ↑ 1/3", False)
 
 
@@ -114,7 +114,7 @@ def test_two_machines_that_went_on_otherwise_are_not_one_search(maker):
     maker.add("dp_adam", 0, 0.9, 0.8, tuned={"lr": 0.01}, tuning="grid", search=2)
     maker.cells[-1] |= {"widen": 2, "widened": True}
     stored = frames.load(maker.done(), "made")
-    assert [row["seed"] for row in frames.select(stored.cells).to_dict("records")] == [1]
+    assert [row["seed"] for row in choosing.select(stored.cells).to_dict("records")] == [1]
     assert any("another run goes on from the same grid otherwise" in problem for problem in stored.problems)
 
 

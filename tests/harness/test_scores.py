@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from dpopt import registry
-from dpopt.analysis import frames, tables
+from dpopt.analysis import choosing, frames, tables
 from dpopt.harness import cell as cells
 from dpopt.harness.plan import manifest, plan
 from dpopt.workloads.synthetic import SyntheticLogReg
@@ -80,7 +80,7 @@ def test_selection_tables_and_frames_go_by_the_score(write_suite, store, likelih
     run_all(write_suite(), store, "dp_sgd")
     loaded = frames.load(store, "small").cells
     assert set(loaded["score"]) == {"log_likelihood"}
-    selected = frames.select(loaded)
+    selected = choosing.select(loaded)
     best = loaded.groupby("seed")["validation_log_likelihood"].max()
     assert sorted(selected["validation_log_likelihood"]) == sorted(best)
     table = tables.comparison(store, selected)
@@ -107,7 +107,7 @@ def test_a_diverged_run_is_a_record_without_further_scores(write_suite, store, l
     assert not any("scores" in record for record in records)
     results = frames.load(store, "small")
     assert results.problems == []
-    selected = frames.select(results.cells)
+    selected = choosing.select(results.cells)
     assert len(selected) == 2
     assert "not finite" in tables.as_table(tables.comparison(store, selected), "small").markdown
 

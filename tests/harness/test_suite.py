@@ -134,7 +134,16 @@ def test_unknown_suite():
         load_suite("quickstrt")
 
 
-LOCAL = {"adadp_cifar10", "adadp_cifar10_own", "clip_batch_sweep", "vit_tiny_head", "vit_tiny_subsets"}
+LOCAL = {
+    "adadp_cifar10",
+    "adadp_cifar10_noise",
+    "adadp_cifar10_own",
+    "adadp_cifar10_search",
+    "clip_batch_sweep",
+    "film_small",
+    "vit_tiny_head",
+    "vit_tiny_subsets",
+}
 """Suites on data or checkpoints that are on no hub."""
 CHECKPOINTS = [
     "adadp_conv_cifar100",

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from dpopt.analysis import frames
+from dpopt.analysis import choosing, frames, pricing
 from dpopt.errors import ConfigError
 from dpopt.harness import rows as rows_of_suites
 from dpopt.harness import tuning
@@ -194,7 +194,7 @@ def test_a_composed_search_costs_what_its_runs_cost(searched):
         store, found = rows(searched, label, seed=0)
         assert len(found) == number
         ids = [entry.cell.run_id for entry in found]
-        assert 2 * (1 - 1e-4) <= frames.composed(store, ids, found[0].cell.delta, "rdp") <= 2 * (1 + 1e-9)
+        assert 2 * (1 - 1e-4) <= pricing.composed(store, ids, found[0].cell.delta, "rdp") <= 2 * (1 + 1e-9)
 
 
 def test_a_simulated_search_costs_more_than_it_says(searched):
@@ -203,7 +203,7 @@ def test_a_simulated_search_costs_more_than_it_says(searched):
     assert record["epsilon"] == pytest.approx(0.9 * 2, rel=1e-4)
     assert record["epsilon_total"] == pytest.approx(record["epsilon"] / 0.9)
     assert "released_score" not in record
-    assert frames.composed(store, ids, found[0].cell.delta, "rdp") > 1.2 * record["epsilon_total"]
+    assert pricing.composed(store, ids, found[0].cell.delta, "rdp") > 1.2 * record["epsilon_total"]
 
 
 def test_both_kinds_of_noise_are_solved_for_the_search(searched):
@@ -322,7 +322,7 @@ def test_the_last_run_is_planned_once_where_no_rule_has_a_bound(write_searches, 
 
 def test_what_is_released_of_each_search(searched):
     store, planned = searched
-    selected = frames.select(frames.load(store, "searches").cells).set_index(["label", "seed"])
+    selected = choosing.select(frames.load(store, "searches").cells).set_index(["label", "seed"])
     assert len(selected) == 9 * 2
     assert (selected.loc["linear", "stage"] == "final").all()
     assert (selected.loc["linear", "runs"] == 5).all()
@@ -343,17 +343,19 @@ def test_a_search_with_a_run_that_is_not_done_releases_nothing(searched):
     for label, stage in (("composed", ""), ("linear", "search"), ("linear", "final")):
         lost = cells[(cells["label"] == label) & (cells["stage"] == stage) & (cells["seed"] == 0)].index[0]
         state = cells["state"].where(cells.index != lost, "pending")
-        found = frames.select(cells.assign(state=state))
+        found = choosing.select(cells.assign(state=state))
         assert set(found[found["label"] == label]["seed"]) == {1}
     searching = cells[cells["stage"] != "final"]
-    assert "linear" not in set(frames.select(searching)["label"]), "the searches of linear scaling release no model"
+    assert "linear" not in set(choosing.select(searching)["label"]), "the searches of linear scaling release no model"
 
 
 def test_what_searches_really_spend(searched):
     """Free and simulated searches are above the target, those that pay are not; a random number may stop early."""
     store, _ = searched
-    selected = frames.select(frames.load(store, "searches").cells)
-    total = {(row["label"], row["seed"]): frames.epsilon_with_tuning(store, row) for row in selected.to_dict("records")}
+    selected = choosing.select(frames.load(store, "searches").cells)
+    total = {
+        (row["label"], row["seed"]): pricing.epsilon_with_tuning(store, row) for row in selected.to_dict("records")
+    }
     for (label, _), spent in total.items():
         assert (spent > 2.4) == (label in ("free", "simulated"))
         assert label in ("free", "simulated", "poisson") or spent == pytest.approx(2, rel=1e-4)

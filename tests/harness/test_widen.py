@@ -10,7 +10,7 @@ import pytest
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 
-from dpopt.analysis import frames, tables
+from dpopt.analysis import choosing, frames, pricing, tables
 from dpopt.analysis.verify import verify
 from dpopt.cli import main
 from dpopt.errors import ConfigError
@@ -393,7 +393,7 @@ def test_the_scores_of_a_charged_search_are_noised_for_all_runs_that_it_may_make
 
 def test_tables_charge_what_might_have_been_made(trained):
     suite, store = trained
-    selected = frames.select(frames.load(store, suite.name).cells)
+    selected = choosing.select(frames.load(store, suite.name).cells)
     assert set(selected["label"]) == {"wide", "narrow", "free"}
     planned = plan(suite, store)
     for row in selected.to_dict("records"):
@@ -401,7 +401,7 @@ def test_tables_charge_what_might_have_been_made(trained):
         most = 2 if row["label"] == "narrow" else 5
         assert (row["runs"], len(row["run_ids"])) == (len(own), most)
         assert set(row["run_ids"]) == set(ids(own))
-        charged, truth = frames.epsilon_with_tuning(store, row), independent(store.record(row["run_id"]), most)
+        charged, truth = pricing.epsilon_with_tuning(store, row), independent(store.record(row["run_id"]), most)
         assert 0.85 * charged < truth <= charged
         assert charged > 4 if row["label"] == "free" else charged == pytest.approx(2, rel=1e-4)
         assert charged <= 2 or row["label"] == "free"

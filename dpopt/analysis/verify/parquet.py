@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from dpopt.analysis import frames, tables
+from dpopt.analysis import choosing, tables
 from dpopt.analysis.verify import claims
 from dpopt.analysis.verify.claims import Claims
 from dpopt.analysis.verify.finding import Finding, expect, expect_close
@@ -156,7 +156,7 @@ class Ledgers:
 
 def table(path: Path, cells: pd.DataFrame) -> Iterator[Finding]:
     """A Markdown table agrees with one made anew from the Parquet beside it, in every column that both have."""
-    comparison = tables.comparison(Ledgers(cells), frames.select(cells))
+    comparison = tables.comparison(Ledgers(cells), choosing.select(cells))
     found = tables.as_table(comparison, "", tables.further_scores(comparison)).styled(MARKDOWN)
     claimed = _markdown(path.read_text("utf-8"))
     yield from expect(str(path), "rows", len(claimed), len(found))
