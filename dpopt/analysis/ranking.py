@@ -37,7 +37,7 @@ NOTE = (
     "by the same seeds. p: that no "
     "other method of the block is better, by one-sided paired t tests, corrected for their number; bold: methods that "
     "may be the best, at 95 % confidence. †: so many replicates have diverged or failed and count as the worst score "
-    "of the block. -: nothing fits the budget; ranked as the worst score."
+    "of the block. -: nothing fits the budget; ranked last."
 )
 
 
