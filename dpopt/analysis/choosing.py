@@ -32,7 +32,7 @@ def select(cells: pd.DataFrame) -> pd.DataFrame:
         One row for each group and seed, with `selected_by` (its score, -inf where that is the worst), `runs` (trained
         runs of that group and seed), `run_ids` (what the search is charged for: those runs, and one again for each that
         a grid which widens might still have made; where a refinement has added a point, all runs of the grid and the
-        refinement, of all seeds, as points follow from means over them), `selection` ("" where runs of several rules
+        refinement, of all seeds, as points follow from means over them), `selection` ("" where runs of several searches
         are compared: a rule prices one search, and of several all runs are charged), and `edges`: which of the selected
         numbers are the largest ("lr ↑") or smallest that the label's search tries.
     """
@@ -57,9 +57,14 @@ def select(cells: pd.DataFrame) -> pd.DataFrame:
         runs, run_ids = sum(row["is_trained"] for row in rows), together(map(_charged, searches))
         edges = "" if last else _edges(best, ends[best["workload"], best["label"]], rows)
         own = {"selected_by": _selected_by(best), "runs": runs, "run_ids": run_ids, "edges": edges}
-        is_one_rule = len({row["selection"] for row in rows}) == 1
-        chosen.append({**best, **own, "selection": best["selection"] if is_one_rule else ""})
+        chosen.append({**best, **own, "selection": best["selection"] if _is_one_search(rows) else ""})
     return pd.DataFrame(chosen)
+
+
+def _is_one_search(rows: list[dict[str, Any]]) -> bool:
+    """Whether the runs have one rule and numbers of their own: a search that is made again counts from 0 again."""
+    numbers = [row["search"] for row in rows]
+    return len({row["selection"] for row in rows}) == 1 and len({*numbers}) == len(numbers)
 
 
 def _selected_by(row: Mapping[str, Any]) -> float:

@@ -112,9 +112,10 @@ class Maker:
                 score of None is none.
         """
         ids = []
-        for released, validation, test, *rest in runs:
+        for number, (released, validation, test, *rest) in enumerate(runs):
             epsilon, stage = rest or (target, "")
-            ids.append(self.add(label, seed, validation, test, epsilon=epsilon, tuned={"lr": 0.1}, tuning=tuning))
+            place = {"epsilon": epsilon, "tuned": {"lr": 0.1}, "tuning": tuning, "search": number}
+            ids.append(self.add(label, seed, validation, test, **place))
             entry, path = self.cells[-1], self.store.folder(ids[-1]) / "record.json"
             entry["cell"]["optimizer"]["clip"]["bound"] = clip
             entry["cell"]["selection"] = rule(ids, self.store) if callable(rule) else rule

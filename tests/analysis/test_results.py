@@ -90,6 +90,16 @@ def test_what_two_rules_have_released_is_charged_for_all_runs(maker):
     }
 
 
+def test_a_private_search_that_was_made_again_is_charged_for_all_runs(maker):
+    """With another grid under one rule, as after an edit of the suite: the better of two searches was released."""
+    ids = maker.add_search("dp_adam", 0, [(0.5, 0.5, 0.5), (0.6, 0.6, 0.6)], BEST_OF)
+    ids += maker.add_search("dp_adam", 0, [(0.7, 0.5, 0.5)], BEST_OF)
+    store, shown = chosen(maker)
+    (row,) = shown.selected.to_dict("records")
+    assert (row["run_id"], row["runs"]) == (ids[2], 3)
+    assert pricing.epsilon_with_tuning(store, row) == pricing.composed(store, ids, 1e-5, "rdp") > row["epsilon_total"]
+
+
 def test_a_setting_without_a_score_is_never_shown(maker):
     for clip, validation in ((0.1, math.nan), (1.0, 0.2)):
         add(maker, "dp_adam", 0, clip, validation, 0.5)
