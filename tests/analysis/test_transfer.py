@@ -22,6 +22,7 @@ def cells(tests=TESTS, seeds=(0, 1), **replaced):
             "is_refined": False,
             "is_widened": False,
             "selection": "",
+            "search": number,
             "is_trained": True,
             "tuned": f'{{"lr": {rate}}}',
             "epsilon_target": epsilon,
@@ -35,7 +36,7 @@ def cells(tests=TESTS, seeds=(0, 1), **replaced):
             "selection_score": score,
         }
         for epsilon, rates in tests.items()
-        for rate, score in rates.items()
+        for number, (rate, score) in enumerate(rates.items())
         for seed in seeds
     ]
     return pd.DataFrame(rows).assign(**replaced)
