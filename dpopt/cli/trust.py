@@ -122,7 +122,8 @@ def verify(overrides: Sequence[str]) -> int:
 def merge(arguments: Sequence[str]) -> int:
     """Copy the results of the folder FROM into results=INTO: finished runs, planned cells of suites, measurements.
 
-    FROM may also be the folder above it, or a tar archive of either, compressed or not. Nothing is overwritten, no link
+    FROM may also be the folder above it, or a tar archive of either, compressed or not. It may be the folder of a
+    published suite: its runs come back with those of their curves that are published. Nothing is overwritten, no link
     is followed, and what no such folder has is left out. Ends with 1 where a run has different results in the two
     folders, or cannot be read; these stay as they are. A merge that was interrupted goes on when it is started again.
     """

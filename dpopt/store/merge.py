@@ -1,5 +1,8 @@
 """Bring the results of another folder into this one. A run is copied whole or not at all, and never over another.
 
+The other folder may also be one of published suites. Its runs come without the curves that are not published, and are
+compared with runs that are here but for their curves.
+
 Unfinished runs stay where they are, and so do links and files that no command writes: the other folder may be someone
 else's. Each run is copied under its lease, its record last, so that a merge that was stopped can be started again, and
 a harness may run in the folder meanwhile.
@@ -15,12 +18,28 @@ from typing import Any
 
 from dpopt.errors import ConfigError, Held
 from dpopt.store.identity import identity
-from dpopt.store.runs import CHECKED, RECORD, Damaged, Store, Track, address, read, sha256
+from dpopt.store.published import CURVES, PublishedStore
+from dpopt.store.runs import (
+    CELLS,
+    CHECKED,
+    RECORD,
+    WHOLE,
+    Damaged,
+    Store,
+    Track,
+    address,
+    is_published,
+    line,
+    read,
+    sha256,
+)
 
 OF_THE_MACHINE = ("provenance", "checksums", "seconds_", "peak_memory", "processes", "isolated")
 """Prefixes of the keys of a record that may differ between two runs of one cell."""
 OF_SUITES, OF_MEASUREMENTS = ("runs", "suites"), ("bench", "audit")
 """The folders of a results folder that are merged."""
+OF_PUBLISHED = (CELLS, CURVES)
+"""The files of a published suite that runs are made of."""
 MEASURED = (RECORD, "table.md")
 DRAWN = (".svg", ".png")
 """What the folder of a measurement holds: these files, and figures with these endings."""
@@ -55,18 +74,22 @@ class Merged:
 
 @dataclass(frozen=True)
 class _Run:
-    """The files of a finished run."""
+    """The files of a finished run; the curve is empty where it was not published."""
 
     record: dict[str, Any]
     ledger: str
-    cell: bytes
+    cell: bytes | Mapping[str, Any]
     curve: bytes
 
+    def has_results_of(self, other: _Run) -> bool:
+        """Whether two runs of one cell left the same; curves are compared where both have one."""
+        is_same_curve = self.curve == other.curve or not (self.curve and other.curve)
+        return self._numbers == other._numbers and self.ledger == other.ledger and is_same_curve
+
     @property
-    def results(self) -> tuple[str, str, bytes]:
-        """What two runs of one cell have in common."""
+    def _numbers(self) -> str:
         kept = {key: value for key, value in self.record.items() if not key.startswith(OF_THE_MACHINE)}
-        return json.dumps(kept, sort_keys=True), self.ledger, self.curve
+        return json.dumps(kept, sort_keys=True)
 
 
 def merge(source: Store, into: Store, track: Track = lambda sequence, title: sequence) -> Merged:
@@ -83,6 +106,9 @@ def merge(source: Store, into: Store, track: Track = lambda sequence, title: seq
     if into.root.exists() and source.root.samefile(into.root):
         raise ConfigError("results", str(into.root), "is the folder to be merged into itself")
     merged = Merged()
+    published = source.suites() if isinstance(source, PublishedStore) else []
+    if _leads_away(source, [source.suite_folder(suite) / name for suite in published for name in OF_PUBLISHED], merged):
+        return merged
     for run_id in track(source.run_ids(), "runs"):
         if not _leads_away(source, [source.folder(run_id, name) for name in (*CHECKED, RECORD)], merged):
             try:
@@ -92,7 +118,8 @@ def merge(source: Store, into: Store, track: Track = lambda sequence, title: seq
     for suite in source.suites():
         if not _leads_away(source, [source.suite_folder(suite) / "manifest.json"], merged):
             _merge_suite(source, into, suite, merged)
-    for path in (path for kind in OF_MEASUREMENTS for path in sorted((source.root / kind).glob(f"*/{RECORD}"))):
+    measured = () if isinstance(source, PublishedStore) else OF_MEASUREMENTS
+    for path in (path for kind in measured for path in sorted((source.root / kind).glob(f"*/{RECORD}"))):
         if not _leads_away(source, [path], merged):
             _merge_measurement(source, into, path, merged)
     return merged
@@ -101,6 +128,8 @@ def merge(source: Store, into: Store, track: Track = lambda sequence, title: seq
 def results_in(folder: Path, name: str) -> Store:
     """The results in a folder, or in the one folder inside of it that holds runs or suites: an archive often has it.
 
+    Of published results the folder may be that of one suite, or the one above.
+
     Args:
         folder: where to look; links inside of it are not followed.
         name: what the user calls it.
@@ -108,6 +137,10 @@ def results_in(folder: Path, name: str) -> Store:
     Raises:
         ConfigError: there are none, or several folders inside hold some.
     """
+    if (folder / CELLS).exists():
+        return PublishedStore(folder.absolute().parent, only=folder.absolute().name)
+    if is_published(folder):
+        return PublishedStore(folder)
     roots = [folder]
     if not _has(folder, OF_SUITES + OF_MEASUREMENTS):
         roots = [inner for inner in folder.iterdir() if not inner.is_symlink() and _has(inner, OF_SUITES)]
@@ -142,7 +175,7 @@ def _merge_run(source: Store, into: Store, run_id: str, merged: Merged) -> None:
     except FileNotFoundError:
         _copy(theirs, into, run_id, merged)
         return
-    if ours.results == theirs.results:
+    if ours.has_results_of(theirs):
         merged.same += 1
     else:
         merged.conflicts.append(run_id)
@@ -156,6 +189,8 @@ def _load(store: Store, run_id: str) -> _Run:
         Damaged: its files are not those of one run of this name.
     """
     record, folder = store.record(run_id), store.folder(run_id)
+    if isinstance(store, PublishedStore):
+        return _published(store, run_id, record)
     try:
         cell = read(folder / "cell.json")
     except FileNotFoundError as error:
@@ -169,6 +204,21 @@ def _load(store: Store, run_id: str) -> _Run:
     curve = folder / "curve.jsonl"
     texts = (folder / "ledger.json").read_text(), (folder / "cell.json").read_bytes()
     return _Run(record, *texts, curve.read_bytes() if curve.exists() else b"")
+
+
+def _published(store: PublishedStore, run_id: str, record: Mapping[str, Any]) -> _Run:
+    """A finished run, from the row that stands for it.
+
+    Raises:
+        Damaged: the row does not belong to a run of this name, or holds a part of its record, as it did once.
+    """
+    if identity(record["cell"]) != run_id:
+        raise Damaged(f"{store.root}: run id {run_id} and its cell do not belong together")
+    if missing := sorted(WHOLE - record.keys()):
+        raise Damaged(f"{store.root}: published without all of the record of {run_id}, it lacks {', '.join(missing)}")
+    own = {key: value for key, value in record.items() if key != "checksums"}  # of files that are written anew
+    curve = "".join(map(line, store.curve(run_id)))
+    return _Run(own, store.ledger(run_id).to_json(), record["cell"], curve.encode())
 
 
 def _copy(run: _Run, into: Store, run_id: str, merged: Merged) -> None:

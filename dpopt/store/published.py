@@ -30,15 +30,21 @@ class PublishedStore(Store):
 
     Args:
         root: the folder, such as `results/published`.
+        only: the one suite of it that is looked at, if not all are.
     """
 
+    only: str | None = None
     _frames: dict[str, list[dict[str, Any]]] = field(default_factory=dict, compare=False, repr=False)
     _runs: dict[str, dict[str, Any]] = field(default_factory=dict, compare=False, repr=False)
     _curves: dict[str, dict[str, list[dict[str, Any]]]] = field(default_factory=dict, compare=False, repr=False)
 
     def suites(self) -> list[str]:
         """The suites that are published here."""
-        return sorted(path.parent.name for path in self.root.glob(f"*/{CELLS}"))
+        return sorted(path.parent.name for path in self.root.glob(f"{self.only or '*'}/{CELLS}"))
+
+    def run_ids(self) -> list[str]:
+        """The names of all runs that are published here."""
+        return sorted({row["run_id"] for suite in self.suites() for row in self._rows(suite)})
 
     def suite_folder(self, suite: str) -> Path:
         """Where a suite's files are."""
@@ -207,6 +213,8 @@ def _curves(path: Path) -> dict[str, list[dict[str, Any]]]:
     entries: dict[str, list[dict[str, Any]]] = {}
     for run_id, rows in frame.drop_duplicates(["run_id", "draw"]).groupby("run_id", sort=False):
         kept = rows.drop(columns=[*place & set(rows.columns), "run_id"]).dropna(axis="columns", how="all")
+        if "lr" in rows and "eta" in kept and (rows["eta"] == rows["lr"]).all():  # a constant, which was no entry's own
+            kept = kept.drop(columns="eta")
         found = kept.to_dict("records")
         if "diagnostics" in kept:
             found = [entry | {"diagnostics": json.loads(entry["diagnostics"])} for entry in found]

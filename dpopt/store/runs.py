@@ -41,6 +41,9 @@ CHECKED = ("cell.json", "curve.jsonl", "ledger.json")
 DIGEST = hashlib.sha256().digest_size
 SCHEMA = 1
 RECORD_KEYS = {"schema", "run_id", "cell", "status", "epsilon", "epsilon_target", "delta", "provenance"}
+"""What a record holds that can be read at all."""
+WHOLE = RECORD_KEYS | {"accountant", "private", "noise", "rate", "draws", "examples", "dimension", "seconds_train"}
+"""What every record holds that a run has written."""
 
 
 class Damaged(Exception):
@@ -183,11 +186,11 @@ class Store:
     def append_curve(self, run_id: str, entry: Mapping[str, Any]) -> None:
         """Add one entry at the end of the curve."""
         with self.folder(run_id, "curve.jsonl").open("a") as file:
-            file.write(_dumps(entry) + "\n")
+            file.write(line(entry))
 
     def restart_curve(self, run_id: str, entries: Iterable[Mapping[str, Any]]) -> None:
         """Replace the curve by `entries`: those that a run which continues has already passed."""
-        _write(self.folder(run_id, "curve.jsonl"), "".join(_dumps(entry) + "\n" for entry in entries))
+        _write(self.folder(run_id, "curve.jsonl"), "".join(map(line, entries)))
 
     def checkpoint(self, run_id: str) -> Path:
         """Where a run keeps its checkpoint."""
@@ -500,6 +503,11 @@ def _publish(partial: Path, path: Path) -> None:
         if path.exists():
             raise FileExistsError(f"{path} exists") from None
         os.replace(partial, path)
+
+
+def line(entry: Mapping[str, Any]) -> str:
+    """An entry of a curve as its file has it."""
+    return _dumps(entry) + "\n"
 
 
 def _dumps(content: Mapping[str, Any], indent: int | None = None) -> str:

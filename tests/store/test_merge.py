@@ -12,6 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from dpopt.cli import main
@@ -20,9 +21,11 @@ from dpopt.privacy import Draw, Ledger
 from dpopt.store import Store, archives
 from dpopt.store.identity import identity
 from dpopt.store.merge import merge
+from dpopt.store.published import PublishedStore
 from dpopt.store.runs import sealed
 
 ROOT = Path(__file__).parents[2]
+PUBLISHED = ROOT / "results" / "published"
 CURVE = [{"draw": 1, "test_accuracy": 0.25}, {"draw": 2, "test_accuracy": 0.5}]
 LEDGER = Ledger([Draw(0.5, (1.0,))] * 2).to_json()
 
@@ -443,3 +446,60 @@ def test_what_really_is_published_is_far_from_the_limit():
     for path in found:
         with lzma.open(path) as file:
             assert len(file.read()) < archives.RATIO / 4 * path.stat().st_size
+
+
+def test_runs_come_back_from_a_published_suite(here, capsys):
+    published = PublishedStore(PUBLISHED, only="handcrafted_cnn_mnist")
+    assert main(["merge", str(PUBLISHED / "handcrafted_cnn_mnist"), f"results={here.root}"]) == 0
+    assert "5 runs copied" in capsys.readouterr().out
+    assert sorted(here.run_ids()) == published.run_ids()
+    assert here.suites() == published.suites() == ["handcrafted_cnn_mnist"]
+    for run_id in here.run_ids():
+        record = here.record(run_id) | {"checksums": published.record(run_id)["checksums"]}
+        assert record == published.record(run_id)
+        assert here.ledger(run_id) == published.ledger(run_id)
+        assert here.curve(run_id) == published.curve(run_id) != []
+    assert merge(published, here).same == 5
+    assert main(["verify", f"results={here.root}"]) == 0
+
+
+def test_what_is_published_is_what_the_archive_of_its_records_has(here):
+    """Byte for byte: the curves of the runs that a table takes, and records and ledgers of all."""
+    published = PublishedStore(PUBLISHED, only="adadp_mnist")
+    assert len(merge(published, here).copied) == 84
+    with archives.unpacked(PUBLISHED / "adadp_mnist" / "records.tar.xz") as folder:
+        merged = merge(Store(folder), here)
+        kept = [run_id for run_id in here.run_ids() if here.folder(run_id, "curve.jsonl").exists()]
+        curves = [
+            Path(root, "runs", run_id[:2], run_id, "curve.jsonl") for run_id in kept for root in (folder, here.root)
+        ]
+        assert len(kept) == 60
+        assert all(a.read_bytes() == b.read_bytes() for a, b in zip(curves[::2], curves[1::2], strict=True))
+    assert merged.same == 84
+    assert not merged.conflicts
+
+
+def test_runs_that_were_published_in_part_do_not_come_back(here):
+    merged = merge(PublishedStore(PUBLISHED, only="adadp_cifar10_own"), here)
+    assert not merged.copied
+    assert "published without all of the record" in merged.damaged[0]
+    assert here.run_ids() == []
+
+
+def test_nor_do_those_that_are_not_what_they_are_named_by(here, tmp_path):
+    folder = tmp_path / "published" / "changed"
+    shutil.copytree(PUBLISHED / "handcrafted_cnn_mnist", folder)
+    cells = pd.read_parquet(folder / "cells.parquet")
+    cells.loc[0, "record"] = cells.loc[0, "record"].replace('"seed": 0', '"seed": 7')
+    cells.to_parquet(folder / "cells.parquet")
+    merged = merge(PublishedStore(folder.parent), here)
+    assert len(merged.copied) == 4
+    assert "do not belong together" in merged.damaged[0]
+
+
+def test_no_link_in_a_published_folder_is_followed(here, tmp_path):
+    folder = tmp_path / "published" / "linked"
+    folder.mkdir(parents=True)
+    (folder / "cells.parquet").symlink_to(PUBLISHED / "handcrafted_cnn_mnist" / "cells.parquet")
+    merged = merge(PublishedStore(folder.parent), here)
+    assert (merged.copied, merged.left_out) == ([], {"linked/cells.parquet"})

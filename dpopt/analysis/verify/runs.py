@@ -8,10 +8,8 @@ from typing import Any
 from dpopt.analysis.verify import claims
 from dpopt.analysis.verify.claims import Claims
 from dpopt.analysis.verify.finding import Finding, expect
-from dpopt.store.runs import RECORD_KEYS, Damaged, Store, read, sha256
+from dpopt.store.runs import CHECKED, WHOLE, Damaged, Store, read, sha256
 
-KEYS = RECORD_KEYS | {"accountant", "private", "noise", "rate", "draws", "examples", "dimension", "seconds_train"}
-"""What every record holds."""
 PROVENANCE = {"commit", "dirty", "versions", "python", "device"}
 
 
@@ -23,7 +21,7 @@ def load(store: Store, run_id: str) -> Claims:
         Damaged: a file is missing, or cannot be read.
     """
     record = store.record(run_id)
-    if missing := sorted(KEYS - record.keys()):
+    if missing := sorted(WHOLE - record.keys()):
         raise Damaged(f"record.json lacks {', '.join(missing)}")
     if not isinstance(record["cell"], dict) or not isinstance(record["provenance"], dict):
         raise Damaged("record.json: `cell` and `provenance` are not mappings")
@@ -49,9 +47,12 @@ def _cell(store: Store, of: Claims) -> Iterator[Finding]:
 
 
 def _curve(of: Claims, curve: list[dict[str, Any]]) -> Iterator[Finding]:
-    """Draws ascend to the last, whose entry is what the record says of the end; a run without draws has no curve."""
+    """Draws ascend to the last, whose entry is what the record says of the end.
+
+    A run without draws has no curve, nor has one that was merged from where its curve was not published.
+    """
     record, draws = of.numbers, [entry["draw"] for entry in curve]
-    if not record["draws"]:
+    if not record["draws"] or "curve.jsonl" not in record.get("checksums", CHECKED):
         return
     yield from expect(of.run_id, "last draw of its curve", record["draws"], draws[-1] if draws else None)
     yield from expect(of.run_id, "order of its curve", draws, sorted(set(draws)))
