@@ -36,7 +36,8 @@ def select(cells: pd.DataFrame) -> pd.DataFrame:
         are compared: a rule prices one search, and of several all runs are charged), and `edges`: which of the selected
         numbers are the largest ("lr ↑") or smallest that the label's search tries.
     """
-    cells = cells.assign(widen=cells.get("widen", 0), is_widened=cells.get("is_widened", False))  # new columns
+    new = {"widen": 0, "is_widened": False, "search_id": ""}  # what frames that were published before do not have
+    cells = cells.assign(**{key: cells.get(key, default) for key, default in new.items()})
     ends = _ends(cells[~cells["is_widened"]])
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in cells.to_dict("records"):
@@ -62,9 +63,18 @@ def select(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _is_one_search(rows: list[dict[str, Any]]) -> bool:
-    """Whether the runs have one rule and numbers of their own: a search that is made again counts from 0 again."""
+    """Whether the runs are those of one search, with one rule and with numbers of their own.
+
+    Where plans have not told searches apart, as older ones, numbers alone show it: one that is made again with the same
+    batch sizes, bounds and epochs counts from 0 again.
+    """
     numbers = [row["search"] for row in rows]
-    return len({row["selection"] for row in rows}) == 1 and len({*numbers}) == len(numbers)
+    return len({_search(row) for row in rows}) == 1 and len({*numbers}) == len(numbers)
+
+
+def _search(row: Mapping[str, Any]) -> tuple[str, str]:
+    """What tells the searches of a group and seed apart: the rule, and what the plan called the search."""
+    return row["selection"], row["search_id"]
 
 
 def _selected_by(row: Mapping[str, Any]) -> float:
@@ -84,12 +94,13 @@ def together(searches: Iterable[Sequence[str]]) -> tuple[str, ...]:
 def _charged(rows: list[dict[str, Any]]) -> tuple[str, ...]:
     """The runs of a group and seed, and the first again for each that a grid which widens might have made and has not.
 
-    How many it makes follows from scores, so that these are charged too. All runs of one such search release the same;
-    those of another rule were another search. A run without a result has released nothing.
+    How many it makes follows from scores, so that these are charged too, for each search alone: a suite that was run
+    again with another grid has two. All runs of one such search release the same. A run without a result has released
+    nothing.
     """
-    searches: dict[str, list[dict[str, Any]]] = {}
+    searches: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
-        searches.setdefault(row["selection"], []).append(row)
+        searches.setdefault(_search(row), []).append(row)
     charged = [row["run_id"] for row in rows if row["state"] in RESULTS]
     for search in searches.values():
         unmade = max(row["widen"] for row in search) - sum(row["is_widened"] for row in search)

@@ -108,6 +108,7 @@ def load(store: Store, suite: str, part: Mapping[str, Sequence[Any]] | None = No
             "is_refined": entry.get("refined", False),
             "widen": entry.get("widen", 0),
             "search": cell.get("search", 0),
+            "search_id": entry.get("search_id", ""),  # planned by a version that told no searches apart
             "is_widened": entry.get("widened", False),
             "gradients_per_draw": entry.get("gradients_per_draw", 1.0),
             "is_trained": not cell.get("untrained", False),
@@ -147,14 +148,15 @@ def _mixed(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _forked(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Mark the second of two runs as damaged that continue one grid with different points.
+    """Mark the second of two runs as damaged that continue one search with different points.
 
     Two machines have then disagreed on its best point. Both runs have the same number and so the same draws, which cost
     more together than two runs with draws of their own.
     """
     known = set[tuple[Any, ...]]()
     for row in filter(itemgetter("is_widened"), rows):
-        place = *(str(row[key]) for key in GROUP), row["seed"], row["selection"], row["search"]
+        own = row["seed"], row["selection"], row["search_id"], row["search"]
+        place = *(str(row[key]) for key in GROUP), *own
         if place in known:
             row["state"] = "damaged"
             yield f"{row['run_id']}: another run goes on from the same grid otherwise; keep one of the two"

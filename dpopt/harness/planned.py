@@ -27,6 +27,8 @@ class Planned:
         is_refined: whether it is none of the suite's grid but a proposal, see `refine`.
         widen: how many runs beyond its grid the search may make.
         is_widened: whether it is one of those, see `widen`.
+        search_id: what the runs of one search have in common, and no others. A search with another grid, or with runs
+            of other numbers, has another one. "" where a cell follows from several searches, as in a refinement.
     """
 
     cell: Cell
@@ -39,6 +41,7 @@ class Planned:
     is_refined: bool = False
     widen: int = 0
     is_widened: bool = False
+    search_id: str = ""
 
     @property
     def search(self) -> tuple[str, float, int, int, float, str]:
@@ -52,6 +55,7 @@ class Planned:
         stage = {"stage": self.stage, "target": self.target} if self.stage else {}
         cost = {"gradients_per_draw": self.gradients_per_draw}
         further = {"refined": self.is_refined, "widen": self.widen, "widened": self.is_widened}
+        further |= {"search_id": self.search_id}
         further = {key: value for key, value in further.items() if value}
         own = {"run_id": self.cell.run_id, **rest, **stage, **further, **cost}
         return own | {"cell": self.cell.content()}

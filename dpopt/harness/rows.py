@@ -92,7 +92,8 @@ class Row:
             if self._setting.tuning == "linear_scaling":
                 number = self._number(len(found), found[0].cell.optimizer, place)  # even where it is not planned yet
                 if fresh and results is not None and all_done(found, results):
-                    yield self._planned(_last_run(found, results), place, number)
+                    last = self._planned(_last_run(found, results), place, number)
+                    yield dataclasses.replace(last, search_id=found[0].search_id)
         if self._setting.refine:
             yield from self._refinement(made, results, journal)
         if self._setting.widen and results is not None:
@@ -118,7 +119,9 @@ class Row:
     def _search(self, place: Place) -> list[Planned]:
         """The runs of one search, without those that follow from others."""
         runs = tuning.runs(self._setting, self._rule, place.epsilon, (self._spec, place.seed))
-        return [self._planned(run, place) for run in runs]
+        found = [self._planned(run, place) for run in runs]
+        search_id = f"{derive('search', *(entry.cell.run_id for entry in found)):032x}"
+        return [dataclasses.replace(entry, search_id=search_id) for entry in found]
 
     def _planned(self, run: Run, place: Place, number: int | None = None) -> Planned:
         optimizer, suite = self._optimizer(run.point, place.clip, place.epsilon), self._suite
@@ -198,7 +201,8 @@ class Row:
                 place.epsilon,
                 self._rule,
             )
-            return dataclasses.replace(self._planned(run, place, MOST_CELLS * (1 + index) + first), is_widened=True)
+            entry = self._planned(run, place, MOST_CELLS * (1 + index) + first)
+            return dataclasses.replace(entry, is_widened=True, search_id=grid[0].search_id)
 
         def score(index: int, point: refine.Point) -> float | None:
             entry = planned(index, point)

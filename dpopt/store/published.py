@@ -166,6 +166,7 @@ def _entry(row: Mapping[str, Any]) -> dict[str, Any]:
         "refined": bool(row.get("is_refined", False)),
         "widen": int(row.get("widen", 0)),
         "widened": bool(row.get("is_widened", False)),
+        "search_id": row.get("search_id", ""),
         "gradients_per_draw": row.get("gradients_per_draw", 1.0),
         "cell": cell,
         **stage,

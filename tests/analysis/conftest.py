@@ -104,21 +104,25 @@ class Maker:
         path = self.store.folder(entry["run_id"]) / "record.json"
         path.write_text(json.dumps(self.store.record(entry["run_id"]) | {"cell": entry["cell"]}))
 
-    def add_search(self, label, seed, runs, rule, *, tuning="grid", target=3.0, clip=1.0):
+    def add_search(self, label, seed, runs, rule, *, tuning="grid", target=3.0, clip=1.0, first=0, search_id=None):
         """The runs of a search that is charged by `rule`, plain data.
 
         Args:
             runs: for each (released score, validation, test) and, where they differ, epsilon and stage; a released
                 score of None is none.
+            first: number of the first run.
+            search_id: what the plan has called the search; None is a plan of a version that called it nothing.
         """
         ids = []
-        for number, (released, validation, test, *rest) in enumerate(runs):
+        for number, (released, validation, test, *rest) in enumerate(runs, first):
             epsilon, stage = rest or (target, "")
             place = {"epsilon": epsilon, "tuned": {"lr": 0.1}, "tuning": tuning, "search": number}
             ids.append(self.add(label, seed, validation, test, **place))
             entry, path = self.cells[-1], self.store.folder(ids[-1]) / "record.json"
             entry["cell"]["optimizer"]["clip"]["bound"] = clip
             entry["cell"]["selection"] = rule(ids, self.store) if callable(rule) else rule
+            if search_id:
+                entry |= {"search_id": search_id}
             if stage:
                 entry |= {"stage": stage, "target": target}
             spent = selection_rule(entry["cell"]["selection"]).epsilon(self.store.ledger(ids[-1]), DELTA, "rdp")

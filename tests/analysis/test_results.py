@@ -5,8 +5,9 @@ import math
 
 import pytest
 
-from dpopt.analysis import choosing, pricing, tables
+from dpopt.analysis import choosing, collecting, pricing, tables
 from dpopt.analysis.results import Results
+from dpopt.store.published import CELLS, PublishedStore
 
 BEST_OF = {"rule": "geometric", "runs": 2.0}
 
@@ -98,6 +99,44 @@ def test_a_private_search_that_was_made_again_is_charged_for_all_runs(maker):
     (row,) = shown.selected.to_dict("records")
     assert (row["run_id"], row["runs"]) == (ids[2], 3)
     assert pricing.epsilon_with_tuning(store, row) == pricing.composed(store, ids, 1e-5, "rdp") > row["epsilon_total"]
+
+
+def private(maker, again):
+    """A search of two runs, and one of `again`; gives their ids and the row of the better of both."""
+    first = [(0.5, 0.5, 0.5), (0.6, 0.6, 0.6)]
+    ids = maker.add_search("dp_adam", 0, first, BEST_OF, search_id=again["search_id"] and "first")
+    ids += maker.add_search("dp_adam", 0, [(0.7, 0.5, 0.5)], BEST_OF, **again)
+    (row,) = chosen(maker)[1].selected.to_dict("records")
+    assert (row["run_id"], row["runs"]) == (ids[2], 3)
+    return ids, row
+
+
+@pytest.mark.parametrize("search_id", ["second", None])
+def test_a_private_search_that_was_made_again_at_other_numbers_is_charged_for_all_runs(maker, tmp_path, search_id):
+    """As where a suite got a batch size before the one that it had: no number shows it, only what plans call searches.
+
+    A manifest of before, in which all searches are called alike, keeps its price.
+    """
+    ids, row = private(maker, {"first": 7, "search_id": search_id})
+    every, rule = pricing.composed(maker.store, ids, 1e-5, "rdp"), row["epsilon_total"]
+    assert pricing.epsilon_with_tuning(maker.store, row) == (every if search_id else rule)
+    assert every > rule
+    frame = collecting.parquet(Results(maker.store, "made"))[CELLS]
+    maker.store.write(tmp_path / "published" / "made" / CELLS, collecting.as_bytes(frame))
+    published = Results(PublishedStore(tmp_path / "published"), "made")
+    assert published.table()["epsilon_with_tuning"].tolist() == [every if search_id else rule]
+    old = frame.drop(columns="search_id")
+    maker.store.write(tmp_path / "old" / "made" / CELLS, collecting.as_bytes(old))
+    assert Results(PublishedStore(tmp_path / "old"), "made").table()["epsilon_with_tuning"].tolist() == [rule]
+    assert list(choosing.select(old)["selection"] != "") == [True]
+
+
+def test_runs_that_a_plan_of_before_and_one_of_now_have_named_are_two_searches(maker):
+    """What is planned again is named again, so a run that is still without a name is of a search that was changed."""
+    maker.add_search("dp_adam", 0, [(0.5, 0.5, 0.5), (0.6, 0.6, 0.6)], BEST_OF)
+    maker.add_search("dp_adam", 0, [(0.7, 0.5, 0.5)], BEST_OF, first=7, search_id="second")
+    (row,) = chosen(maker)[1].selected.to_dict("records")
+    assert row["selection"] == ""
 
 
 def test_a_setting_without_a_score_is_never_shown(maker):

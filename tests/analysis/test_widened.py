@@ -1,6 +1,7 @@
 """Points beyond the ends of a grid: selected with it, marked, and charged whether they were made or not."""
 
 import json
+from collections import Counter
 
 import pytest
 
@@ -63,6 +64,31 @@ def test_searches_of_two_rules_are_both_charged_in_full(maker):
             entry |= {"widen": most} | ({"widened": True} if number == 2 else {})
     (row,) = selected(maker.done()).values()
     assert (row["runs"], len(row["run_ids"])) == (5, 3 + 5)
+
+
+def test_searches_with_two_grids_are_both_charged_in_full(maker):
+    """The suite was run again with a further rate: the first search has made both of its further runs, its second none.
+
+    Whatever the second makes has the numbers that runs of the first have, and is no other end of the first.
+    """
+    grids = {"first": (0.1, 1.0, 10.0, 100.0), "second": (0.03, 0.1, 1.0)}
+    for name, rates in grids.items():
+        for number, lr in enumerate(rates):
+            is_widened = name == "first" and lr > 1
+            search = 10**6 * (number - 1) if is_widened else number
+            maker.add("dp_adam", 0, 0.5 + lr / 1000, 0.5, tuned={"lr": lr}, tuning="grid", search=search)
+            maker.cells[-1] |= {"widen": 2, "search_id": name} | ({"widened": True} if is_widened else {})
+    store = maker.done()
+    (row,) = selected(store).values()
+    assert (row["runs"], len(row["run_ids"])) == (7, 9)
+    assert Counter(row["run_ids"]).most_common(1) == [(maker.cells[4]["run_id"], 3)]
+    maker.add("dp_adam", 0, 0.9, 0.5, tuned={"lr": 0.01}, tuning="grid", search=10**6)
+    maker.cells[-1] |= {"widen": 2, "search_id": "second", "widened": True}
+    (row,) = selected(maker.done()).values()
+    assert (row["runs"], len(row["run_ids"])) == (8, 9)
+    for entry in maker.cells:
+        del entry["search_id"]
+    assert any("goes on from the same grid" in problem for problem in frames.load(maker.done(), "made").problems)
 
 
 def test_what_lies_at_the_end_of_its_own_search_is_marked(maker):

@@ -320,6 +320,26 @@ def test_the_last_run_is_planned_once_where_no_rule_has_a_bound(write_searches, 
     assert [entry.stage for entry in plan(write_searches(one), store)] == ["search"] * 4 + ["final"]
 
 
+def test_a_search_has_a_name_that_one_which_is_made_again_at_other_numbers_has_not(write_searches, searched):
+    _, planned = searched
+    searches = {(entry.label, entry.cell.seed): set() for entry in planned}
+    for entry in planned:
+        searches[entry.label, entry.cell.seed].add(entry.search_id)
+    assert all(len(names) == 1 for names in searches.values()), "the last run of linear scaling is of its search"
+    assert len(set().union(*searches.values())) == len(searches)
+
+    def named(*sizes):
+        row = ["optimizers=[logarithmic]", f"batch_size={list(sizes)}", "seeds=[0,1,2,3]"]
+        made = plan(write_searches(row))
+        return {(e.cell.seed, e.cell.search): e.search_id for e in made if e.cell.batch_size == 8000}
+
+    one, further, again = named(8000), named(8000, 4000), named(4000, 8000)
+    assert one == further == named(8000)
+    assert not one.keys() & again.keys(), "its runs have numbers of their own"
+    assert len({*one.values()}) == len({*again.values()}) == 4
+    assert not {*one.values()} & {*again.values()}
+
+
 def test_what_is_released_of_each_search(searched):
     store, planned = searched
     selected = choosing.select(frames.load(store, "searches").cells).set_index(["label", "seed"])

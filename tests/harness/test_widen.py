@@ -5,6 +5,7 @@ import json
 import math
 from collections import Counter
 from functools import cache
+from itertools import product
 
 import pytest
 from dp_accounting import dp_event
@@ -307,6 +308,26 @@ def test_the_manifest_tells_how_far_a_search_may_go_and_what_it_has_added(write_
     assert [(cell["widen"], cell.get("widened", False)) for cell in cells] == [(2, False)] * 3 + [(2, True)] * 2
     plain = manifest(suite, plan(write_suite(overrides=ROW)))["cells"]
     assert not any({"widen", "widened"} & cell.keys() for cell in plain)
+
+
+def test_the_manifest_tells_searches_apart(write_suite, store):
+    """Of two grids whose first runs have one number, too; what a search adds is part of it."""
+    named = []
+    for rates in ([0.1, 0.3, 1.0], [0.03, 0.1, 0.3, 1.0]):
+        row = f"settings.dp_sgd={{grid: {{lr: {rates}}}}}"
+        suite = write_suite(overrides=[*ROW[:2], row, "widen=2", "epsilon=[1,4]"])
+        planned, _ = Results({"lr": 36}).completed(suite)
+        store.extend_suite(suite.name, manifest(suite, planned))
+        for epsilon, seed in product((1, 4), (0, 1)):
+            own = [e.search_id for e in planned if (e.target, e.cell.seed) == (epsilon, seed)]
+            assert len(own) == len(rates) + 2
+            assert len({*own}) == 1
+            named.append(own[0])
+    assert len({*named}) == 8
+    found = frames.load(store, suite.name)
+    assert not found.problems
+    assert set(found.cells["search_id"]) == {*named}
+    assert set(found.cells["search"]) == {0, 1, 2, 3, MOST_CELLS, 2 * MOST_CELLS}
 
 
 def test_the_protocol_counts_runs_that_may_be_made(write_suite):
