@@ -55,7 +55,8 @@ def in_part(entries: Sequence[Mapping[str, Any]], part: Mapping[str, Sequence[An
     """Whether each entry of a manifest has one of the values of every key of `part`.
 
     Raises:
-        ConfigError: no entry has one of the values, or none has one of every key.
+        ConfigError: no entry has one of the values, or none has one of every key, or it is some of the seeds of a row
+            that is refined.
     """
     workloads = _workloads(entries)
     has = {key: [OF_ENTRY[key](*pair) for pair in zip(entries, workloads, strict=True)] for key in part}
@@ -64,10 +65,29 @@ def in_part(entries: Sequence[Mapping[str, Any]], part: Mapping[str, Sequence[An
         for value in values:
             if value not in present:
                 raise unknown(key, value, present)
-    kept = [all(has[key][at].intersection(values) for key, values in part.items()) for at in range(len(entries))]
+    rest = {key: values for key, values in part.items() if key != "seeds"}
+    kept, whole = (
+        [all(has[key][at].intersection(values) for key, values in keys.items()) for at in range(len(entries))]
+        for keys in (part, rest)
+    )
     if part and not any(kept):
         raise ConfigError(", ".join(part), {key: list(values) for key, values in part.items()}, "no row has all of it")
+    _require_all_seeds([entry for entry, is_in in zip(entries, whole, strict=True) if is_in], part)
     return kept
+
+
+def _require_all_seeds(entries: Sequence[Mapping[str, Any]], part: Mapping[str, Sequence[Any]]) -> None:
+    """Raise `ConfigError` where a part has some of the seeds of a row that is refined, but not all.
+
+    The points of a refinement follow from means over all seeds, so that what some of them show cost the runs of all.
+    """
+    if not (seeds := part.get("seeds")):
+        return
+    refined = {entry["label"] for entry in entries if entry.get("refined") and entry["cell"]["seed"] in seeds}
+    lost = {entry["label"] for entry in entries if entry["cell"]["seed"] not in seeds}
+    if labels := sorted(refined & lost):
+        reason = "their points follow from all seeds, whose runs are charged together: take all seeds, or other rows"
+        raise ConfigError("seeds", list(seeds), f"{', '.join(labels)}: refined, {reason}")
 
 
 def _workloads(entries: Sequence[Mapping[str, Any]]) -> list[str]:

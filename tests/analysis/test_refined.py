@@ -64,6 +64,22 @@ def test_points_that_follow_from_all_seeds_are_charged_with_all_seeds(maker):
     assert list(found.selected["runs"]) == [3, 3]
 
 
+def test_some_seeds_of_a_refined_row_are_refused(maker):
+    """The runs of the others, which its points follow from too, would not be charged."""
+    for seed, label in product((0, 1), ("dp_adam", "dp_sgd")):
+        for lr, validation in ((0.1, 0.5), (1.0, 0.6), (0.3, 0.7)):
+            maker.add(label, seed, validation, 0.5, tuned={"lr": lr}, tuning="grid")
+            maker.cells[-1] |= {"refined": lr == 0.3 and label == "dp_adam"}
+    store = maker.done()
+    for part in ({"seeds": [0]}, {"seeds": [1], "optimizers": ["dp_sgd", "dp_adam"]}):
+        with pytest.raises(ConfigError, match=r"seeds: \[\d\] .*dp_adam: refined, .*follow from all seeds"):
+            Results(store, "made", part)
+    assert set(Results(store, "made", {"seeds": [0], "optimizers": ["dp_sgd"]}).every["runs"]) == {3}
+    for part in ({"seeds": [0, 1]}, {"optimizers": ["dp_adam"]}):
+        table = Results(store, "made", part).table().set_index("label")
+        assert table["epsilon_with_tuning"]["dp_adam"] == Results(store, "made").table()["epsilon_with_tuning"].max()
+
+
 def searched(maker, seeds, missing=None, damaged=None):
     """For each seed a grid of C in 0.1, 1, 10 and a point that a refinement has added; gives the ids by (C, seed)."""
     ids = {}
