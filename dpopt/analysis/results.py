@@ -223,24 +223,27 @@ class Results:
 def best_setting(selected: pd.DataFrame) -> pd.DataFrame:
     """The rows of `choosing.select` whose group validates best among those that differ in `SWEPT` alone.
 
-    Looks at the mean over seeds, so that all seeds have one setting; of equal ones it is the smallest. Where there are
-    several, the runs of all those groups and seeds are one search, and charged as such in `run_ids`; `runs` are those
-    of the groups and one seed. A method with several settings of which none validates is left out: to choose one of
-    them by the test split would be a search that nobody sees.
+    Looks at the mean over the seeds that a setting has a result of, so that all seeds have one setting; of equal ones
+    it is the smallest. Where there are several, be it in different seeds, the runs of all those groups and seeds are
+    one search, and charged as such in `run_ids`; `runs` are those of the groups and one seed. A method with several
+    settings of which none validates is left out: to choose one of them by the test split would be a search that nobody
+    sees.
     """
     if selected.empty:
         return selected
     rest = [key for key in GROUP if key not in SWEPT]
     best = choosing.validated_best(_means(selected), rest)[GROUP]
-    searches = selected.groupby([*rest, "seed"], sort=False).agg(groups=("runs", "size"), all_runs=("runs", "sum"))
+    searches = selected.groupby([*rest, "seed"], sort=False).agg(all_runs=("runs", "sum"))
     together = selected.groupby(rest, sort=False).agg(all_ids=("run_ids", choosing.together))
-    chosen = selected.merge(best, on=GROUP).merge(searches, on=[*rest, "seed"]).merge(together, on=rest)
-    is_one = chosen["groups"] == 1
+    settings = selected.drop_duplicates(GROUP).groupby(rest, sort=False).agg(settings=("runs", "size"))
+    chosen = selected.merge(best, on=GROUP).merge(searches, on=[*rest, "seed"])
+    chosen = chosen.merge(together, on=rest).merge(settings, on=rest)
+    is_one = chosen["settings"] == 1
     chosen["runs"] = chosen["all_runs"]
     chosen["run_ids"] = chosen["run_ids"].where(is_one, chosen["all_ids"])
     # A rule prices one search; of several, all runs are charged.
     chosen["selection"] = chosen["selection"].where(is_one, "")
-    return chosen.drop(columns=["groups", "all_runs", "all_ids"])
+    return chosen.drop(columns=["settings", "all_runs", "all_ids"])
 
 
 def _means(selected: pd.DataFrame) -> pd.DataFrame:

@@ -57,6 +57,24 @@ def test_batch_size_epochs_and_bound_are_one_search(maker):
     assert len(shown.sweep) == 4
 
 
+def test_settings_of_different_seeds_are_compared_and_so_charged_together(maker):
+    """B = 100 is done in seed 0 alone, B = 1000 in seed 1 alone: whoever shows one of them has seen both."""
+    ids = []
+    for seed, (batch_size, validation) in enumerate(((100, 0.5), (1000, 0.7))):
+        for search, lr in enumerate((0.1, 1.0)):
+            for size in (100, 1000):
+                status = "done" if size == batch_size else "missing"
+                own = {"tuned": {"lr": lr}, "tuning": "grid", "batch_size": size, "status": status}
+                run_id = maker.add("dp_adam", seed, validation, 0.5, search=search + size, **own)
+                ids += [run_id] if status == "done" else []
+    store, shown = chosen(maker)
+    (row,) = shown.selected.to_dict("records")
+    assert (row["batch_size"], row["seed"], row["runs"]) == (1000, 1, 2)
+    assert sorted(row["run_ids"]) == sorted(ids)
+    (shown_row,) = shown.comparison.to_dict("records")
+    assert shown_row["epsilon_with_tuning"] == pricing.composed(store, ids, 1e-5, "rdp")
+
+
 def test_a_noised_score_decides_where_there_is_one(maker):
     for clip, released, validation in ((0.1, 0.9, 0.3), (1.0, 0.4, 0.8)):
         maker.add_search("dp_adam", 0, [(released, validation, 0.5)], {"rule": "composed", "runs": 1}, clip=clip)
