@@ -10,6 +10,7 @@ import pandas as pd
 from dpopt.analysis import statistics
 from dpopt.analysis.choosing import select
 from dpopt.analysis.frames import GROUP
+from dpopt.store.runs import score_or_worst
 
 PLACE = [key for key in GROUP if key != "epsilon_target"]
 POINT = ["epsilon_target", "seed", "tuned"]
@@ -45,7 +46,9 @@ def transfers(cells: pd.DataFrame) -> pd.DataFrame:
         if search["tuned"].nunique() < 2 or known.empty:
             continue
         search = search.merge(known[["epsilon_target", "seed"]])  # without the searches that are not finished
-        once = search.sort_values("selection_score", na_position="first").drop_duplicates(POINT, keep="last")
+        scores = map(score_or_worst, search["selection_score"], search["state"])
+        search = search.assign(selected_by=list(scores))
+        once = search.sort_values("selected_by", ascending=False, kind="stable").drop_duplicates(POINT)
         tests = once.pivot(index=["epsilon_target", "seed"], columns="tuned", values="test_score")
         tests = tests.apply(lambda scores: scores.fillna(scores.min()), axis="columns")
         chosen = known.set_index(["epsilon_target", "seed"])["tuned"]
@@ -61,10 +64,9 @@ def transfers(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _shared(once: pd.DataFrame) -> dict[float, str]:
-    """The point that validates best on average over the seeds, by epsilon; one with a run without a score is last."""
-    scores = once.sort_index().groupby(["epsilon_target", "tuned"], sort=False)["selection_score"]
-    means = scores.mean(skipna=False).fillna(-math.inf).unstack("tuned", sort=False)
-    return means.idxmax(axis="columns").to_dict()
+    """The point that validates best on average over the seeds, by epsilon; one that fails in any of them is last."""
+    scores = once.sort_index().groupby(["epsilon_target", "tuned"], sort=False)["selected_by"]
+    return scores.mean().unstack("tuned", sort=False, fill_value=-math.inf).idxmax(axis="columns").to_dict()
 
 
 def _losses(tests: pd.DataFrame, taken: pd.Series, own: pd.Series) -> pd.Series:

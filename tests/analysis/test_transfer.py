@@ -83,6 +83,18 @@ def test_one_choice_for_all_seeds_is_never_a_rate_that_was_lost():
     assert (transfers(frame)["shared_loss"] == 0).all()
 
 
+def test_one_choice_for_all_seeds_is_never_a_rate_that_diverged():
+    """Its score, taken before that, may be the best."""
+    frame = cells(seeds=(0, 1, 2))
+    best = (frame["epsilon_target"] == 8) & (frame["tuned"] == '{"lr": 1.0}')
+    frame.loc[best & (frame["seed"] == 0), ["state", "selection_score"]] = "diverged", 5.0
+    found = transfers(frame).set_index(["epsilon_from", "epsilon_target"])
+    assert (found["shared_loss"] == 0).all(), "the rate that is best at epsilon 1 is the only one without a failure"
+    again = frame[best].assign(state="diverged", selection_score=9.0, test_score=0.0, run_id="again", search=7)
+    once, twice = transfers(cells(seeds=(0, 1, 2))), transfers(pd.concat([cells(seeds=(0, 1, 2)), again]))
+    assert twice.equals(once), "of two runs of a point the one that has not diverged counts"
+
+
 @pytest.mark.parametrize("replaced", [{"tuning": "self"}, {"tuning": "fixed"}, {"tuned": "{}"}, {"state": "failed"}])
 def test_only_finished_grids_are_looked_at(replaced):
     assert transfers(cells(**replaced)).empty
