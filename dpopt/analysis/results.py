@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -183,11 +184,15 @@ class Results:
 
     @cached_property
     def rates(self) -> pd.DataFrame:
-        """One row a replicate of `sweep` whose runs have several learning rates: the selected one is `lr`."""
+        """One row a replicate of `sweep` whose runs have several learning rates: the selected one is `lr`.
+
+        Without those of which no rate has a score: none of them is the best.
+        """
         if self.sweep.empty:
             return pd.DataFrame()
         rates = self.cells.groupby([*GROUP, "seed"], dropna=False)["lr"].transform("nunique")
-        return self.every.merge(self.cells.loc[rates > 1, ["label", "run_id"]])
+        told = self.every[self.every["selected_by"] > -math.inf]
+        return told.merge(self.cells.loc[rates > 1, ["label", "run_id"]])
 
     @cached_property
     def diagnostics(self) -> pd.DataFrame:

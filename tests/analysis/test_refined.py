@@ -141,6 +141,21 @@ def test_the_rates_of_a_sweep_are_those_that_searches_select(maker):
     assert len(found) == 4
 
 
+def test_where_all_rates_diverged_none_is_the_best(maker):
+    for size, lr, clip in product((100, 1000), (0.1, 1.0), (0.1, 1.0)):
+        add(maker, clip, size, 0.5 + lr / 10, lr)
+        if (size, clip) == (100, 0.1):
+            record = maker.store.record(maker.cells[-1]["run_id"]) | {"status": "diverged"}
+            maker.store.write(maker.store.folder(record["run_id"]) / "record.json", json.dumps(record))
+    found = Results(maker.done(), "made")
+    assert len(found.sweep) == 4
+    assert {(row.batch_size, row.clip): row.lr for row in found.rates.itertuples()} == {
+        (100, 1.0): 1.0,
+        (1000, 0.1): 1.0,
+        (1000, 1.0): 1.0,
+    }
+
+
 def test_rates_that_nothing_searches_are_not_drawn(refined):
     assert refined.rates.empty
 
