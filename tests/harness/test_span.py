@@ -13,6 +13,7 @@ from dpopt.harness.engines import Event, Setup
 from dpopt.harness.engines.span import SpanEngine
 from dpopt.harness.execute import execute
 from dpopt.harness.plan import plan
+from dpopt.harness.run_suite import run_suite
 from dpopt.store import Store
 
 TWO = Setup("cpu", workers=2, grace=600.0)
@@ -82,3 +83,11 @@ def test_diagnostics_are_refused_before_anything_starts(write_suite, store):
     cell = plan(write_suite(overrides=["diagnostics=true"]))[0].cell
     with pytest.raises(ConfigError, match="its part of a draw"):
         SpanEngine(store, TWO).check(cell)
+
+
+def test_records_that_share_random_numbers_are_refused_before_anything_starts(write_suite, store):
+    suite = write_suite(overrides=["workloads=[gmm]", "optimizers=[adadp]", "seeds=0", "device=cpu", "workers=2"])
+    with pytest.raises(ConfigError, match=r"engine: 'span' .*records of gmm share random numbers: say workers=1"):
+        run_suite(suite, store.root, engine="span", progress=False)
+    assert not store.suites()
+    SpanEngine(store, dataclasses.replace(TWO, workers=1)).check(plan(suite)[0].cell)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dpopt import registry
 from dpopt.errors import ConfigError
 from dpopt.harness.cell import Cell
 from dpopt.harness.engines.attempt import Runner, attempt, limit_memory
@@ -45,6 +46,10 @@ class SpanEngine(LocalEngine):
     def check(self, cell: Cell) -> None:
         if cell.diagnostics:
             raise ConfigError("diagnostics", True, "engine 'span' has none: each process sees only its part of a draw")
+        if len(self.devices) > 1 and registry.from_spec("workload", cell.workload).shares_randomness:
+            name, number = cell.workload["name"], len(self.devices)
+            allowed = f"{number} processes, and records of {name} share random numbers: say workers=1"
+            raise ConfigError("engine", "span", allowed)
 
     def worker(self, place: int) -> Team:
         self._teams += 1
