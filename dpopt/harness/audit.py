@@ -134,8 +134,11 @@ def _rows(tasks: list[AuditRow], workers: int, console: Console | None) -> list[
 
 
 def _find(task: AuditRow, alive: list[Remote]) -> dict[str, Any]:
-    """What was found, or why it was not: one row may fail in any way, or lose its process; the others go on."""
-    remote = Remote(task)
+    """What was found, or why it was not: one row may fail in any way, have no process or lose it; the others go on."""
+    try:
+        remote = Remote(task)
+    except Exception as error:  # there may be no memory for a process, and what another package finds may not be sent
+        return {"epsilon": None, "failure": f"no process could be started: {type(error).__name__}: {error}"[:200]}
     alive.append(remote)
     found, failure = remote.ask("find")
     remote.close()

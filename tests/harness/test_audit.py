@@ -112,6 +112,14 @@ def test_a_row_that_loses_its_process_says_so_and_the_others_go_on():
     assert sound == {"name": "sound", "epsilon": 1.0, "failure": ""}
 
 
+def test_a_row_that_gets_no_process_says_so_and_the_others_go_on():
+    """A function that is made on the spot cannot be sent; a machine without memory starts no process either."""
+    finds = {"lost": lambda: {}, "sound": partial(dict, epsilon=1.0)}
+    lost, sound = audit._rows([audit.AuditRow({"name": name}, find) for name, find in finds.items()], 1, None)
+    assert (lost["epsilon"], sound) == (None, {"name": "sound", "epsilon": 1.0, "failure": ""})
+    assert lost["failure"].startswith("no process could be started: ")
+
+
 def test_flags_and_problems(record):
     rows = audits.frame(record).set_index("name")
     assert rows["is_flagged"].to_dict() == {
