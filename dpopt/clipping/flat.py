@@ -322,11 +322,16 @@ def free_memory(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 2**30
 
 
+def random_states(device: torch.device) -> list[Tensor]:
+    """The states of the random generators that a model on `device` may draw from."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
 def same_randomness(device: torch.device) -> Iterator[None]:
     """Yield for ever, each time with the random generators as they were at the start."""
-    cpu, cuda = torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    cpu, *cuda = random_states(device)
     while True:
         yield
         torch.set_rng_state(cpu)
-        if cuda is not None:
-            torch.cuda.set_rng_state(cuda, device)
+        for state in cuda:
+            torch.cuda.set_rng_state(state, device)

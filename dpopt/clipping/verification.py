@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dpopt.clipping import mixing
-from dpopt.clipping.flat import FlatModel, same_randomness
+from dpopt.clipping.flat import FlatModel, random_states, same_randomness
 from dpopt.clipping.recording import Unsupported
 from dpopt.errors import ConfigError
 from dpopt.types import Vector
@@ -219,9 +219,9 @@ def repeatable(model: nn.Module, forward: Callable[[], object], device: torch.de
             for is_on in (all_on, dropout_off, all_off):
                 for module, _ in modes:
                     module.training = is_on(module)
-                before = _random_states(device)
+                before = random_states(device)
                 forward()
-                if all(torch.equal(a, b) for a, b in zip(before, _random_states(device), strict=True)):
+                if all(torch.equal(a, b) for a, b in zip(before, random_states(device), strict=True)):
                     break
             yield
     finally:
@@ -231,10 +231,6 @@ def repeatable(model: nn.Module, forward: Callable[[], object], device: torch.de
 
 def _repeatable(engine: FlatModel, x: Tensor) -> AbstractContextManager[None]:
     return repeatable(engine.model, partial(engine.outputs, engine.theta, x), x.device)
-
-
-def _random_states(device: torch.device) -> list[Tensor]:
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 def _beside(parts: Sequence[Tensor]) -> Vector:

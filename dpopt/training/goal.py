@@ -17,7 +17,7 @@ from dpopt.privacy.distributed import Processes, digest
 from dpopt.privacy.plan import Plan
 from dpopt.privacy.sampling import REVISION, derive, secret_seed
 from dpopt.training.loop import number_of_draws, sampling_rate
-from dpopt.training.resuming import Seeds, losses_of
+from dpopt.training.resuming import Seeds, draws_random_numbers, losses_of
 from dpopt.training.subject import Subject
 from dpopt.types import Optimizer
 
@@ -103,7 +103,7 @@ class Goal:
         views = [] if seen is subject else [processes.gather(digest(seen.changed))[0]]
         apart = [*self._stated, plan.noise, len(subject.train.x), self.precision, self.multiplicity, losses, *views]
         in_training = [losses_of(seen, engine, engine.theta, training=True, seed=seed) for seed in (0, 1)]
-        is_random = not len(in_training[0]) or not torch.equal(*in_training)
+        is_random = draws_random_numbers(seen, engine, engine.theta) or not torch.equal(*in_training)
         # One process decides: others may round differently. What random layers draw depends on their settings, and on
         # how a draw is cut into batches.
         is_random, told = processes.gather((is_random, digest(*in_training)))[0]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dpopt.clipping import ClippingEngine
+from dpopt.clipping.flat import random_states
 from dpopt.errors import ConfigError, Held, cut
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.plan import Plan
@@ -211,6 +212,22 @@ def losses_of(
     """The losses at `theta` of two made-up records; float64 [2], empty where it cannot be run on such."""
     with unchanged(subject.model, subject.device, training), suppress(Exception):
         torch.manual_seed(seed)
-        x, y = (made_up(part[:2]).to(subject.device) for part in subject.train)
-        return subject.loss(engine.outputs(theta, subject.transform(x)), y).detach().double().cpu()
+        return _losses(subject, engine, theta).detach().double().cpu()
     return torch.empty(0, dtype=torch.float64)
+
+
+def draws_random_numbers(subject: Subject, engine: ClippingEngine, theta: Vector) -> bool:
+    """Whether the losses of two made-up records draw from torch's generators in training, whatever comes of it.
+
+    Two records may show nothing of a dropout of one number in a thousand. Also true where it cannot be run on such.
+    """
+    with unchanged(subject.model, subject.device, training=True), suppress(Exception):
+        before = random_states(subject.device)
+        _losses(subject, engine, theta)
+        return not all(map(torch.equal, before, random_states(subject.device)))
+    return True
+
+
+def _losses(subject: Subject, engine: ClippingEngine, theta: Vector) -> Tensor:
+    x, y = (made_up(part[:2]).to(subject.device) for part in subject.train)
+    return subject.loss(engine.outputs(theta, subject.transform(x)), y)

@@ -107,6 +107,15 @@ def test_runs_with_other_random_layers_or_batches_never_share_noise():
         assert float((first - second).norm()) > 0.3 * float(first.norm())
 
 
+@pytest.mark.parametrize("changes", [{"physical_batch": 8}, {"engine": "vmap"}])
+def test_a_random_layer_that_two_records_show_nothing_of_is_random(changes):
+    """One number of a thousand is dropped; with noise of one seed, the runs would differ in such a number alone."""
+    one = {"epochs": 0.34, "optimizer": dpopt.create("dp_sgd", lr=1.0), "epsilon": 0.1, "test": None}
+    start = model()[1].weight.detach()
+    first, second = (fit(**one, model=dropping(0.001), **own).model[1].weight.detach() - start for own in ({}, changes))
+    assert float((first - second).norm()) > 0.3 * float(first.norm())
+
+
 def test_a_model_without_random_layers_has_the_same_noise_for_any_physical_batch():
     one, other = (fit(physical_batch=size).model[1].weight for size in (8, 60))
     torch.testing.assert_close(one, other)
