@@ -7,7 +7,7 @@ and a record is still one row, so the sensitivity is the clip rule's, as before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
@@ -27,8 +27,9 @@ Multiplicity = Annotated[int, Range(1, 1024, "[]")]
 """Number of views of a record; all are held at once."""
 TRIES = 4
 """How often a random change is tried for mixing."""
-SHARED_TRIES = 16
-"""How often one is tried on equal records. A flip of each of eight is the same for all in all tries once in 2^112."""
+SHARED_RECORDS, SHARED_COPIES, SHARED_TRIES = 8, 4, 16
+"""How many records are tried for random numbers that they share (a flip does nothing to one that is symmetric), in how
+many copies, and how often. A flip of each of four is the same for all in all tries once in 2^48."""
 MIXES = "what it makes of a record depends on the others, so nothing bounds what one of them contributes"
 SHARES = (
     "it draws random numbers for a whole batch: who is in a draw decides which records are in one batch, so one record "
@@ -140,12 +141,15 @@ def refuse_mixing(change: Change, x: Tensor, name: str) -> None:
 def refuse_sharing(change: Change, x: Tensor, name: str) -> None:
     """Raise `ConfigError` for a change of inputs whose random numbers are the same for all records of a batch.
 
-    Found out by trying: it changes equal records alike each time, and not each time in the same way. One that rarely
-    changes anything may not be found out.
+    Found out by trying: it changes equal records alike each time, and not each time in the same way. What is not found
+    out is a change that hardly ever does anything, or nothing to the records that are tried, as a flip of symmetric
+    ones; and one that draws some numbers for each record beside those that it shares, as a flip of all and noise on
+    each.
 
     Args:
         change: what is tried, with torch's generators in other states; they are as before afterwards.
-        x: some records, [n, ...], of which the first is used. With fewer than two there is nothing to find out.
+        x: some records, [n, ...], of which up to `SHARED_RECORDS` are tried, `SHARED_COPIES` of each in one batch.
+            With fewer than two there is nothing to find out.
         name: how errors name it.
     """
     if shares_randomness(change, x):
@@ -156,13 +160,19 @@ def shares_randomness(change: Change, x: Tensor) -> bool:
     """Whether `change` is random and the same for equal records of a batch; see `refuse_sharing`."""
     if len(x) < 2:
         return False
-    equal, made = x[:1].expand_as(x), []
+    rows = torch.linspace(0, len(x) - 1, min(len(x), SHARED_RECORDS)).long()
+    equal, made = x[rows.to(x.device)].repeat_interleave(SHARED_COPIES, dim=0), []
     with _forked(x):
         for seed in range(SHARED_TRIES):
             torch.manual_seed(seed)
-            made.append(change(equal.clone()))
-    is_alike = all(same(rows, rows[:1].expand_as(rows)) for rows in made)
-    return is_alike and any(rows.shape != made[0].shape or not same(rows, made[0]) for rows in made)
+            made.append(change(equal.clone()).split(SHARED_COPIES))
+    return any(map(_is_shared, zip(*made, strict=True)))
+
+
+def _is_shared(made: Sequence[Tensor]) -> bool:
+    """Whether a change has made the same of the copies of a record each time, and not each time the same."""
+    is_alike = all(same(copies, copies[:1].expand_as(copies)) for copies in made)
+    return is_alike and any(copies.shape != made[0].shape or not same(copies, made[0]) for copies in made)
 
 
 def _tried(x: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:

@@ -271,6 +271,18 @@ def test_random_numbers_that_records_share_are_refused(change):
     assert change.__name__ in str(error.value)
 
 
+@pytest.mark.parametrize("blank", [0, 0.5])
+def test_random_numbers_that_records_share_are_seen_behind_symmetric_ones(blank):
+    """A flip changes nothing of them: only the last record is other than its mirror image."""
+    x = images()
+    x[:-1] = x[:-1] + x[:-1].flip(-1) if blank else 0.0
+    assert torch.equal(x[:-1], x[:-1].flip(-1))
+    with pytest.raises(ConfigError, match="for a whole batch"):
+        refuse_sharing(flipped_together, x, "augment")
+    refuse_sharing(flipped, x, "augment")
+    refuse_sharing(flipped_together, x[:-1], "augment")  # as its text says
+
+
 @pytest.mark.parametrize("change", [flipped, lambda x: x + torch.randn_like(x), lambda x: 2 * x, lambda x: x[:, :1]])
 def test_random_numbers_of_each_record_are_accepted(change):
     leaves_all_as_it_was(refuse_sharing, change)
