@@ -21,7 +21,9 @@ OF_SUITES = ("comparison", "curves", "ranking", "sweep", "rates", "diagnostics",
 """What a figure of a suite may need: the frames of `results.Results`."""
 DEFAULT = Path("plots")
 """Where figures are looked for beside those that come with dpopt."""
-FRAMES = (*OF_SUITES, "speed", "audit", "accounting")
+OF_COMMANDS = {"speed": "dpopt bench", "audit": "dpopt audit", "accounting": "dpopt plot figure=NAME"}
+"""What a figure of no suite may need -> the command that draws it."""
+FRAMES = (*OF_SUITES, *OF_COMMANDS)
 """Every frame that a figure may need."""
 
 

@@ -126,7 +126,7 @@ class Results:
 
         (chosen,) = figures.plots(Path(folder), name)
         if chosen.needs not in figures.OF_SUITES:
-            raise ConfigError("plot", name, "it shows no suite; `dpopt plot figure=NAME` draws it")
+            raise ConfigError("plot", name, f"it shows no suite; `{figures.OF_COMMANDS[chosen.needs]}` draws it")
         if (drawn := self.draw(chosen)) is None:
             raise ConfigError("plot", name, f"suite {self.suite} has nothing finished that it could show")
         return drawn

@@ -355,6 +355,9 @@ def test_figures_that_have_nothing_to_show_do_not_keep_others_from_being_drawn(m
     assert "accuracy_vs_epsilon.svg" in printed
     assert "accuracy_by_method.svg" in printed
     assert "learning_rate" not in printed
+    for name, reason in (("learning_rate", "nothing finished that it could show"), ("audit", "`dpopt audit` draws it")):
+        assert main(["plot", "suite=made", f"results={matrix.root}", "epsilon=inf", f"figure={name}"]) == 2
+        assert reason in capsys.readouterr().err
 
 
 def test_the_legend_of_audits_names_what_is_in_any_panel():
