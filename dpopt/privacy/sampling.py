@@ -49,7 +49,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 REVISION = 2
-"""Part of every result's identity; raised when the same seeds give other draws or other noise than before."""
+"""Part of every result's identity; raised when the same seeds give other draws or other noise than before.
+
+A GPU's noise was changed once within revision 2, before any result of one was published: a run of before and one of now
+are two results of one name, which `dpopt merge` reports.
+"""
 
 CPU_BLOCK, DEVICE_BLOCK = 2**15, 2**24
 """Normals made at once: on the CPU as many as stay in its cache, on a device few calls and little memory."""
