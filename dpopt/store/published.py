@@ -214,8 +214,8 @@ def _curves(path: Path) -> dict[str, list[dict[str, Any]]]:
     entries: dict[str, list[dict[str, Any]]] = {}
     for run_id, rows in frame.drop_duplicates(["run_id", "draw"]).groupby("run_id", sort=False):
         kept = rows.drop(columns=[*place & set(rows.columns), "run_id"]).dropna(axis="columns", how="all")
-        if "lr" in rows and "eta" in kept and (rows["eta"] == rows["lr"]).all():  # a constant, which was no entry's own
-            kept = kept.drop(columns="eta")
+        if {"lr", "eta"} <= {*rows} and list(rows["eta"]) == list(rows["lr"]):
+            kept = kept.drop(columns="eta", errors="ignore")  # a constant rate, which is the row's and no entry's
         found = kept.to_dict("records")
         if "diagnostics" in kept:
             found = [entry | {"diagnostics": json.loads(entry["diagnostics"])} for entry in found]
