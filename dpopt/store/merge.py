@@ -212,10 +212,10 @@ def _published(store: PublishedStore, run_id: str, record: Mapping[str, Any]) ->
     Raises:
         Damaged: the row does not belong to a run of this name, or holds a part of its record, as it did once.
     """
-    if identity(record["cell"]) != run_id:
-        raise Damaged(f"{store.root}: run id {run_id} and its cell do not belong together")
     if missing := sorted(WHOLE - record.keys()):
         raise Damaged(f"{store.root}: published without all of the record of {run_id}, it lacks {', '.join(missing)}")
+    if not run_id == record["run_id"] == identity(record["cell"]):
+        raise Damaged(f"{store.root}: run id {run_id}, its record and its cell do not belong together")
     own = {key: value for key, value in record.items() if key != "checksums"}  # of files that are written anew
     curve = "".join(map(line, store.curve(run_id)))
     return _Run(own, store.ledger(run_id).to_json(), record["cell"], curve.encode())
