@@ -38,6 +38,8 @@ def select(cells: pd.DataFrame) -> pd.DataFrame:
     """
     new = {"widen": 0, "is_widened": False, "search_id": ""}  # what frames that were published before do not have
     cells = cells.assign(**{key: cells.get(key, default) for key, default in new.items()})
+    if "search" not in cells:  # nor have the oldest this one, which their cells have
+        cells = cells.assign(search=[json.loads(cell).get("search", 0) for cell in cells["cell"]])
     ends = _ends(cells[~cells["is_widened"]])
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in cells.to_dict("records"):
