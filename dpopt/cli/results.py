@@ -169,9 +169,10 @@ def plot(overrides: Sequence[str]) -> None:
     into = folder / "out" / results.suite / ("part" if results.part else "")
     if "figure" in texts:
         _save(chosen[0], results.plot(chosen[0].name, folder), into)
-    for figure in [] if "figure" in texts else chosen:
-        if figure.needs in figures.OF_SUITES and (drawn := results.draw(figure)):
-            _save(figure, drawn, into)
+    else:
+        for figure in chosen:
+            if figure.needs in figures.OF_SUITES and (drawn := results.draw(figure)):
+                _save(figure, drawn, into)
     report_problems(results.problems)
 
 
