@@ -7,6 +7,7 @@ best rate of DP-Adam often grows so.
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from dpopt.analysis.axes import run_axis
 from dpopt.analysis.drawing import GREY, Styles, by_epsilon, gridded, legend, sweeps, workload_panels
@@ -36,6 +37,9 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
         root = np.exp(rows["log_rate"].mean()) * np.sqrt(sizes / np.exp(rows["log_size"].mean()))
         panel.plot(sizes, root, "--", lw=1, color=GREY, label="∝ √B")
         panel.set(yscale="log", ylabel="best learning rate η")
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 3)))  # powers of ten alone may be one tick
+        panel.yaxis.set_major_formatter("{x:g}")
+        panel.yaxis.minorticks_off()
         run_axis(panel, rows["batch_size"], "batch size B")
     legend(figure)
     return figure
