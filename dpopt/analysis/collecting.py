@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -44,13 +45,17 @@ def about(results: Results) -> dict[str, object]:
 def as_bytes(frame: pd.DataFrame) -> bytes:
     """A frame as the content of a Parquet file."""
     buffer = io.BytesIO()
-    frame.to_parquet(buffer, index=False)
+    frame.to_parquet(buffer, index=False, compression="zstd")  # half the size of the default
     return buffer.getvalue()
 
 
 def _cells(results: Results) -> pd.DataFrame:
-    """The cells with the suite's name, and each row's cell as JSON; ledger and record too where it is done."""
+    """The cells with the suite's name, and each row's cell as JSON; ledger and record too where it is done.
+
+    Diagnostics, which are most of a record, are those of the selected runs, as curves are: figures show no others.
+    """
     store, cells = results.store, results.cells
+    shown = set() if results.selected.empty else set(results.selected["run_id"])
     planned = {entry["run_id"]: entry["cell"] for entry in store.manifest(results.suite)["cells"]}
     is_done = cells["state"].isin(RESULTS)
     done = [run_id if finished else None for run_id, finished in zip(cells["run_id"], is_done, strict=True)]
@@ -58,8 +63,13 @@ def _cells(results: Results) -> pd.DataFrame:
         suite=results.suite,
         cell=[json.dumps(planned[run_id], sort_keys=True) for run_id in cells["run_id"]],
         ledger=[None if run_id is None else store.ledger(run_id).to_json() for run_id in done],
-        record=[None if run_id is None else json.dumps(store.record(run_id), sort_keys=True) for run_id in done],
+        record=[None if run_id is None else _record(store.record(run_id), run_id in shown) for run_id in done],
     )
+
+
+def _record(record: dict[str, Any], is_shown: bool) -> str:
+    kept = record if is_shown else {key: value for key, value in record.items() if key != "diagnostics"}
+    return json.dumps(kept, sort_keys=True)
 
 
 def _curves(results: Results) -> pd.DataFrame:

@@ -82,13 +82,16 @@ class _Run:
     curve: bytes
 
     def has_results_of(self, other: _Run) -> bool:
-        """Whether two runs of one cell left the same; curves are compared where both have one."""
+        """Whether two runs of one cell left the same; curves and diagnostics are compared where both have them."""
         is_same_curve = self.curve == other.curve or not (self.curve and other.curve)
-        return self._numbers == other._numbers and self.ledger == other.ledger and is_same_curve
+        lacking = {"diagnostics"} - (self.record.keys() & other.record.keys())
+        is_same_record = self._numbers(lacking) == other._numbers(lacking)
+        return is_same_record and self.ledger == other.ledger and is_same_curve
 
-    @property
-    def _numbers(self) -> str:
-        kept = {key: value for key, value in self.record.items() if not key.startswith(OF_THE_MACHINE)}
+    def _numbers(self, lacking: set[str]) -> str:
+        """The record without what differs between machines, and without the keys that one of the two lacks."""
+        left_out = (*OF_THE_MACHINE, *lacking)
+        kept = {key: value for key, value in self.record.items() if not key.startswith(left_out)}
         return json.dumps(kept, sort_keys=True)
 
 

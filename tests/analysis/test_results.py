@@ -222,6 +222,17 @@ def test_a_suite_without_settings_is_shown_as_it_is(matrix):
     assert shown.sweep.empty
 
 
+def test_only_selected_runs_are_collected_with_their_diagnostics(maker):
+    for rate, score in ((0.1, 0.7), (1.0, 0.8)):
+        rest = {"tuned": {"lr": rate}, "tuning": "grid", "diagnostics": {"class_norms": [rate]}}
+        maker.add("grid", 0, score, score, **rest)
+    results = Results(maker.done(), "made")
+    kept = {row["lr"]: json.loads(row["record"]) for row in collecting.parquet(results)[CELLS].to_dict("records")}
+    assert "diagnostics" not in kept[0.1]
+    assert kept[1.0]["diagnostics"] == {"class_norms": [1.0]}
+    assert {**kept[0.1], "diagnostics": {"class_norms": [0.1]}} == results.store.record(kept[0.1]["run_id"])
+
+
 @pytest.mark.parametrize("name", ["selected", "comparison", "curves", "ranking", "sweep", "diagnostics", "classes"])
 def test_frames_of_nothing_are_empty(maker, name):
     maker.add("dp_adam", 0, 0.5, 0.5, status="missing")
