@@ -14,7 +14,6 @@ from dpopt.analysis.choosing import validated_best
 from dpopt.analysis.drawing import COLOURS, Styles, by_method, gridded, legend, sweeps, workload_panels
 from dpopt.analysis.scores import shown
 from dpopt.errors import ConfigError
-from dpopt.study.recommend import recommend
 
 NEEDS = "sweep"
 SEARCHED, RECOMMENDED = "C, B and η searched", "C and B recommended, η searched"
@@ -48,6 +47,8 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
 
 def _recommended(rows: pd.DataFrame) -> Iterator[pd.Series]:
     """Of the rows of one place, the one that is nearest to what is recommended there; none where nothing is."""
+    from dpopt.study.recommend import recommend  # which takes torch with it, and figures load without
+
     known = rows.iloc[0]
     try:
         grid = recommend(round(known["examples"]), known["epsilon_target"], known["epochs"], delta=known["delta"])
