@@ -52,7 +52,7 @@ def as_bytes(frame: pd.DataFrame) -> bytes:
 def _cells(results: Results) -> pd.DataFrame:
     """The cells with the suite's name, and each row's cell as JSON; ledger and record too where it is done.
 
-    Diagnostics, which are most of a record, are those of the selected runs, as curves are: figures show no others.
+    Diagnostics are most of a record. They are kept where figures show them: in each method's best setting.
     """
     store, cells = results.store, results.cells
     shown = set() if results.selected.empty else set(results.selected["run_id"])

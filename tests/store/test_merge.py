@@ -102,7 +102,7 @@ def test_a_run_in_a_process_of_its_own_has_the_same_results(there, here):
 
 @pytest.mark.parametrize(("theirs", "same"), [(None, 1), ({"class_norms": [1.0]}, 1), ({"class_norms": [2.0]}, 0)])
 def test_diagnostics_are_compared_where_both_have_them(there, here, theirs, same):
-    """What is published has those of selected runs alone."""
+    """What is published has those of a method's best setting alone."""
     run_id = add(here, 0, diagnostics={"class_norms": [1.0]})
     add(there, 0, **({"diagnostics": theirs} if theirs else {}))
     merged = merge(there, here)
