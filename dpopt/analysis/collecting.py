@@ -13,7 +13,7 @@ from dpopt.analysis import frames
 from dpopt.analysis.results import Results
 from dpopt.store import checksums
 from dpopt.store.published import CELLS, CURVES
-from dpopt.store.runs import RESULTS
+from dpopt.store.runs import RESULTS, sealed
 
 
 def collect(results: Results) -> tuple[dict[Path, int], list[str]]:
@@ -68,8 +68,9 @@ def _cells(results: Results) -> pd.DataFrame:
 
 
 def _record(record: dict[str, Any], is_shown: bool) -> str:
+    """What is published of a record, with the checksum of just that, as `record.json` has its own."""
     kept = record if is_shown else {key: value for key, value in record.items() if key != "diagnostics"}
-    return json.dumps(kept, sort_keys=True)
+    return json.dumps(sealed(kept), sort_keys=True)
 
 
 def _curves(results: Results) -> pd.DataFrame:

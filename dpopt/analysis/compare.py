@@ -19,8 +19,9 @@ from dpopt.analysis import frames, statistics
 from dpopt.analysis.scores import shown
 from dpopt.analysis.tables import number
 from dpopt.errors import ConfigError
+from dpopt.store import open_results
 from dpopt.store.published import read_parquet
-from dpopt.store.runs import RESULTS, Store
+from dpopt.store.runs import RESULTS
 
 ROW = ["suite", *frames.GROUP]
 PLACE = [*ROW, "tuned", "stage", "seed"]
@@ -77,7 +78,7 @@ def load(path: Path, suite: str | None = None) -> pd.DataFrame:
         ConfigError: there is nothing of the kind at `path`.
     """
     if path.is_dir():
-        store = Store(path)
+        store = open_results(path)
         suites = [suite] if suite else store.suites()
         parts = [frames.load(store, name).cells.assign(suite=name) for name in suites]
     else:

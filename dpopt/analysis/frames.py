@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -185,10 +184,10 @@ def _forked(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:
     """The numbers of a finished cell's record; its epsilon is recomputed from its ledger and must be the stated one."""
-    record, path = store.record(run_id), store.folder(run_id, "record.json")
+    record, place = store.record(run_id), store.place(run_id)
     ledger = store.ledger(run_id)
     if record["cell"] != cell:
-        raise Damaged(f"{path}: its cell is not the planned one")
+        raise Damaged(f"{place}: its cell is not the planned one")
     kept = (
         "epsilon",
         "epsilon_total",
@@ -205,7 +204,7 @@ def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:
     score = record.get("score", "accuracy")
     try:
         spent = epsilon(ledger, cell["delta"], cell["accountant"])
-        _check_total(path, ledger, cell, record)
+        _check_total(place, ledger, cell, record)
         numbers = {key: float(record[key]) for key in names}
         numbers |= {f"noise_{kind}": float(value) for kind, value in record.get("noise", {}).items()}
         numbers["test_score"] = numbers[f"test_{score}"]
@@ -214,13 +213,13 @@ def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:
         further = _further(record.get("scores", {}))
         origin = _origin(record["provenance"])
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise Damaged(f"{path}: {type(error).__name__} {error}") from error
+        raise Damaged(f"{place}: {type(error).__name__} {error}") from error
     if not math.isclose(numbers["epsilon"], spent, rel_tol=1e-6):
-        raise Damaged(f"{path}: states epsilon {numbers['epsilon']}, its ledger spends {spent}")
+        raise Damaged(f"{place}: states epsilon {numbers['epsilon']}, its ledger spends {spent}")
     return {"state": record["status"], "score": score} | numbers | further | origin
 
 
-def _check_total(path: Path, ledger: Ledger, cell: dict[str, Any], record: dict[str, Any]) -> None:
+def _check_total(place: str, ledger: Ledger, cell: dict[str, Any], record: dict[str, Any]) -> None:
     """Raise `Damaged` where a record does not state what its search spends, recomputed from its ledger."""
     if "selection" not in cell:
         return
@@ -229,7 +228,7 @@ def _check_total(path: Path, ledger: Ledger, cell: dict[str, Any], record: dict[
     is_trained = not cell.get("untrained", False)
     spent = rule.epsilon(ledger, cell["delta"], cell["accountant"]) if is_trained else float(cell["epsilon"])
     if not math.isclose(stated, spent, rel_tol=1e-6):
-        raise Damaged(f"{path}: states epsilon {stated} for its search, which spends {spent}")
+        raise Damaged(f"{place}: states epsilon {stated} for its search, which spends {spent}")
 
 
 def _further(scores: dict[str, Any]) -> dict[str, float]:

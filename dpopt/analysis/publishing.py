@@ -9,7 +9,7 @@ from typing import NamedTuple
 from dpopt.analysis import collecting, figures, published, ranking, tables
 from dpopt.analysis.results import Results
 from dpopt.errors import ConfigError
-from dpopt.store import Store, checksums
+from dpopt.store import Damaged, Store, checksums
 from dpopt.store.published import ABOUT, CELLS, PublishedStore
 
 TEXTS = ("table.md", "table.csv", "table.tex", "ranking_epsilon.md", "ranking_epsilon.csv")
@@ -109,9 +109,12 @@ def _write(known: Results, folder: Path, plots: Path, chosen: Sequence[str] | No
         except ConfigError:
             if chosen:
                 raise  # of all figures, some show what this suite has not
-    files = checksums.contents(folder.parent)
-    checksums.seal(store, folder.parent, files)
-    return [file for file in files if file.is_relative_to(folder)]
+    files = [path for path in checksums.contents(folder.parent) if path.is_relative_to(folder)]
+    try:
+        checksums.seal(store, folder.parent, files, replaces=folder)
+    except Damaged as error:
+        raise ConfigError("to", str(folder.parent), f"{error}; `dpopt seal` writes it anew") from error
+    return files
 
 
 def _texts(known: Results) -> dict[str, str]:

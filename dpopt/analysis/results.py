@@ -20,7 +20,6 @@ from dpopt.analysis.frames import GROUP, SWEPT
 from dpopt.analysis.naming import readable_names, row_names, workload_names
 from dpopt.errors import ConfigError
 from dpopt.store import open_results
-from dpopt.store.published import PublishedStore
 from dpopt.store.runs import Store
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ class Results:
     @property
     def is_written(self) -> bool:
         """Whether tables are kept beside the results; what is published is only read."""
-        return not isinstance(self.store, PublishedStore)
+        return not self.store.is_read_only
 
     @property
     def folder(self) -> Path:

@@ -122,8 +122,9 @@ def verify(overrides: Sequence[str]) -> int:
 def merge(arguments: Sequence[str]) -> int:
     """Copy the results of the folder FROM into results=INTO: finished runs, planned cells of suites, measurements.
 
-    FROM may also be the folder above it, or a tar archive of either, compressed or not. It may be the folder of a
-    published suite: its runs come back with those of their curves that are published. Nothing is overwritten, no link
+    FROM may also be the folder above it, or a tar archive of either, compressed or not. It may be a folder of published
+    suites, or of one: its runs come back with those of their curves that are published. Runs that an older version has
+    published with a part of their records cannot come back, and count as damaged. Nothing is overwritten, no link
     is followed, and what no such folder has is left out. Ends with 1 where a run has different results in the two
     folders, or cannot be read; these stay as they are. A merge that was interrupted goes on when it is started again.
     """
@@ -134,7 +135,7 @@ def merge(arguments: Sequence[str]) -> int:
 
     ((source,), asked) = _positional(arguments, "FROM", results="results")
     into = Store(Path(asked["results"]))
-    with unpacked(Path(source)) if Path(source).is_file() else nullcontext(_results(source, "FROM").root) as folder:
+    with unpacked(Path(source)) if Path(source).is_file() else nullcontext(Path(source)) as folder:
         there = results_in(folder, source)
         into.check_writable()
         done = merged(there, into, _track)
@@ -191,14 +192,14 @@ def _print_lines(lines: Iterable[str], total: int) -> None:
         OUT.print(f"... and {total - SHOWN} more")
 
 
-def _results(folder: str, key: str = "results") -> Store:
+def _results(folder: str) -> Store:
     """The store in a folder that must exist."""
     from dpopt.store import Store, checksums
 
     if not Path(folder).is_dir():
-        raise ConfigError(key, folder, "no such folder")
+        raise ConfigError("results", folder, "no such folder")
     if Path(folder, checksums.NAME).is_file():
-        raise ConfigError(key, folder, "holds collected or published files: expected the results folder above it")
+        raise ConfigError("results", folder, "holds collected or published files: expected the results folder above it")
     return Store(Path(folder))
 
 

@@ -35,7 +35,14 @@ def unpacked(archive: Path) -> Iterator[Path]:
     with TemporaryDirectory() as folder:
         try:
             _unpack(archive, Path(folder).resolve())
-        except (tarfile.TarError, OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        except (
+            tarfile.TarError,
+            OSError,
+            EOFError,
+            ValueError,
+            lzma.LZMAError,
+            zlib.error,
+        ) as error:  # a name may hold a NUL
             raise ConfigError("FROM", str(archive), f"no tar archive that can be unpacked ({error})") from error
         yield Path(folder)
 

@@ -30,22 +30,31 @@ class Change(NamedTuple):
     found: str | None
 
 
-def seal(store: Store, folder: Path, files: Iterable[Path], **about: Any) -> Path:
+def seal(store: Store, folder: Path, files: Iterable[Path], *, replaces: Path | None = None, **about: Any) -> Path:
     """Note `files` of `folder` in its `checksums.json`, in one step.
 
     Args:
         store: writes it.
         folder: the folder; names in the file are relative to it.
         files: what to note, with size and, for Parquet, rows.
+        replaces: what is noted of files outside of this folder in it stays; by default nothing does.
         about: what else to note, as plain data.
 
     Returns:
         The path of `checksums.json`.
+
+    Raises:
+        Damaged: what is noted cannot be read, and some of it is to stay.
     """
-    noted = {path.relative_to(folder).as_posix(): _entry(path) for path in sorted(files)}
+    kept = {}
+    if replaces and (folder / NAME).exists():
+        known = noted(folder)["files"].items()
+        kept = {name: entry for name, entry in known if not (folder / name).is_relative_to(replaces)}
+    entries = kept | {path.relative_to(folder).as_posix(): _entry(path) for path in files}
     written = datetime.now(UTC).isoformat(timespec="seconds")
+    content = {"schema": SCHEMA, "written": written, "source": source(), "files": dict(sorted(entries.items()))}
     path = folder / NAME
-    store.write(path, {"schema": SCHEMA, "written": written, "source": source(), "files": noted, **about})
+    store.write(path, content | about)
     return path
 
 

@@ -17,29 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from dpopt.errors import ConfigError, Held
-from dpopt.store.identity import identity
-from dpopt.store.published import CURVES, PublishedStore
-from dpopt.store.runs import (
-    CELLS,
-    CHECKED,
-    RECORD,
-    WHOLE,
-    Damaged,
-    Store,
-    Track,
-    address,
-    is_published,
-    line,
-    read,
-    sha256,
-)
+from dpopt.store import checksums, open_results
+from dpopt.store.published import PublishedStore
+from dpopt.store.runs import CELLS, MEASUREMENTS, RECORD, Damaged, Run, Store, Track, address, is_published, read
 
 OF_THE_MACHINE = ("provenance", "checksums", "seconds_", "peak_memory", "processes", "isolated")
 """Prefixes of the keys of a record that may differ between two runs of one cell."""
-OF_SUITES, OF_MEASUREMENTS = ("runs", "suites"), ("bench", "audit")
-"""The folders of a results folder that are merged."""
-OF_PUBLISHED = (CELLS, CURVES)
-"""The files of a published suite that runs are made of."""
+OF_SUITES = ("runs", "suites")
+"""The folders of a results folder that are merged beside `MEASUREMENTS`."""
 MEASURED = (RECORD, "table.md")
 DRAWN = (".svg", ".png")
 """What the folder of a measurement holds: these files, and figures with these endings."""
@@ -72,29 +57,6 @@ class Merged:
     left_out: set[str] = field(default_factory=set)
 
 
-@dataclass(frozen=True)
-class _Run:
-    """The files of a finished run; the curve is empty where it was not published."""
-
-    record: dict[str, Any]
-    ledger: str
-    cell: bytes | Mapping[str, Any]
-    curve: bytes
-
-    def has_results_of(self, other: _Run) -> bool:
-        """Whether two runs of one cell left the same; curves and diagnostics are compared where both have them."""
-        is_same_curve = self.curve == other.curve or not (self.curve and other.curve)
-        lacking = {"diagnostics"} - (self.record.keys() & other.record.keys())
-        is_same_record = self._numbers(lacking) == other._numbers(lacking)
-        return is_same_record and self.ledger == other.ledger and is_same_curve
-
-    def _numbers(self, lacking: set[str]) -> str:
-        """The record without what differs between machines, and without the keys that one of the two lacks."""
-        left_out = (*OF_THE_MACHINE, *lacking)
-        kept = {key: value for key, value in self.record.items() if not key.startswith(left_out)}
-        return json.dumps(kept, sort_keys=True)
-
-
 def merge(source: Store, into: Store, track: Track = lambda sequence, title: sequence) -> Merged:
     """Copy what `into` does not hold: finished runs, planned cells of suites, measurements.
 
@@ -109,11 +71,10 @@ def merge(source: Store, into: Store, track: Track = lambda sequence, title: seq
     if into.root.exists() and source.root.samefile(into.root):
         raise ConfigError("results", str(into.root), "is the folder to be merged into itself")
     merged = Merged()
-    published = source.suites() if isinstance(source, PublishedStore) else []
-    if _leads_away(source, [source.suite_folder(suite) / name for suite in published for name in OF_PUBLISHED], merged):
+    if _leads_away(source, source.shared_files(), merged):
         return merged
     for run_id in track(source.run_ids(), "runs"):
-        if not _leads_away(source, [source.folder(run_id, name) for name in (*CHECKED, RECORD)], merged):
+        if not _leads_away(source, source.files(run_id), merged):
             try:
                 _merge_run(source, into, run_id, merged)
             except Damaged as error:
@@ -121,36 +82,40 @@ def merge(source: Store, into: Store, track: Track = lambda sequence, title: seq
     for suite in source.suites():
         if not _leads_away(source, [source.suite_folder(suite) / "manifest.json"], merged):
             _merge_suite(source, into, suite, merged)
-    measured = () if isinstance(source, PublishedStore) else OF_MEASUREMENTS
-    for path in (path for kind in measured for path in sorted((source.root / kind).glob(f"*/{RECORD}"))):
+    for path in source.measurements():
         if not _leads_away(source, [path], merged):
             _merge_measurement(source, into, path, merged)
     return merged
 
 
 def results_in(folder: Path, name: str) -> Store:
-    """The results in a folder, or in the one folder inside of it that holds runs or suites: an archive often has it.
+    """The results in a folder, or in the one folder inside of it that holds some: an archive often has it.
 
-    Of published results the folder may be that of one suite, or the one above.
+    They may be published: then the folder may also be that of one suite.
 
     Args:
         folder: where to look; links inside of it are not followed.
         name: what the user calls it.
 
     Raises:
-        ConfigError: there are none, or several folders inside hold some.
+        ConfigError: there are none, several folders inside hold some, or the files are those of `dpopt collect`.
     """
+    if not folder.is_dir():
+        raise ConfigError("FROM", name, "no such folder")
     if (folder / CELLS).exists():
+        if (folder / checksums.NAME).exists():
+            raise ConfigError("FROM", name, "holds collected files: expected the results folder above it")
         return PublishedStore(folder.absolute().parent, only=folder.absolute().name)
-    if is_published(folder):
-        return PublishedStore(folder)
     roots = [folder]
-    if not _has(folder, OF_SUITES + OF_MEASUREMENTS):
-        roots = [inner for inner in folder.iterdir() if not inner.is_symlink() and _has(inner, OF_SUITES)]
+    if not (is_published(folder) or _has(folder, (*OF_SUITES, *MEASUREMENTS))):
+        inside = [inner for inner in folder.iterdir() if not inner.is_symlink()]
+        roots = [inner for inner in inside if is_published(inner) or _has(inner, OF_SUITES)]
     if len(roots) != 1:
-        expected = ", ".join(OF_SUITES + OF_MEASUREMENTS)
-        raise ConfigError("FROM", name, f"holds no results: expected one folder with any of {expected}")
-    return Store(roots[0])
+        expected = ", ".join((*OF_SUITES, *MEASUREMENTS))
+        raise ConfigError(
+            "FROM", name, f"holds no results: expected one folder with any of {expected}, or with SUITE/{CELLS}"
+        )
+    return open_results(roots[0])
 
 
 def _has(folder: Path, names: Iterable[str]) -> bool:
@@ -169,62 +134,34 @@ def _leads_away(source: Store, paths: Iterable[Path], merged: Merged) -> bool:
 
 def _merge_run(source: Store, into: Store, run_id: str, merged: Merged) -> None:
     try:
-        theirs = _load(source, run_id)
+        theirs = source.run(run_id)
     except FileNotFoundError:
         merged.unfinished += 1
         return
     try:
-        ours = _load(into, run_id)
+        ours = into.run(run_id)
     except FileNotFoundError:
         _copy(theirs, into, run_id, merged)
         return
-    if ours.has_results_of(theirs):
+    if _is_same(ours, theirs):
         merged.same += 1
     else:
         merged.conflicts.append(run_id)
 
 
-def _load(store: Store, run_id: str) -> _Run:
-    """A finished run.
-
-    Raises:
-        FileNotFoundError: it is not finished.
-        Damaged: its files are not those of one run of this name.
-    """
-    record, folder = store.record(run_id), store.folder(run_id)
-    if isinstance(store, PublishedStore):
-        return _published(store, run_id, record)
-    try:
-        cell = read(folder / "cell.json")
-    except FileNotFoundError as error:
-        raise Damaged(f"{error} is missing") from error
-    if record["cell"] != cell or identity(cell) != run_id:
-        raise Damaged(f"{folder}: run id, cell.json and the cell of record.json do not belong together")
-    for name, claimed in record.get("checksums", {}).items():
-        if not (folder / name).is_file() or sha256(folder / name) != claimed:
-            raise Damaged(f"{folder / name}: not the file that the record was written with")
-    store.ledger(run_id)  # or it is damaged
-    curve = folder / "curve.jsonl"
-    texts = (folder / "ledger.json").read_text(), (folder / "cell.json").read_bytes()
-    return _Run(record, *texts, curve.read_bytes() if curve.exists() else b"")
+def _is_same(ours: Run, theirs: Run) -> bool:
+    """Whether two runs of one cell left the same; curves and diagnostics are compared where both have them."""
+    if (ours.curve and theirs.curve and ours.curve != theirs.curve) or ours.ledger != theirs.ledger:
+        return False
+    lacking = {"diagnostics"} - (ours.record.keys() & theirs.record.keys())
+    one, other = (
+        {key: value for key, value in run.record.items() if not key.startswith((*OF_THE_MACHINE, *lacking))}
+        for run in (ours, theirs)
+    )
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)  # in which NaN is NaN
 
 
-def _published(store: PublishedStore, run_id: str, record: Mapping[str, Any]) -> _Run:
-    """A finished run, from the row that stands for it.
-
-    Raises:
-        Damaged: the row does not belong to a run of this name, or holds a part of its record, as it did once.
-    """
-    if missing := sorted(WHOLE - record.keys()):
-        raise Damaged(f"{store.root}: published without all of the record of {run_id}, it lacks {', '.join(missing)}")
-    if not run_id == record["run_id"] == identity(record["cell"]):
-        raise Damaged(f"{store.root}: run id {run_id}, its record and its cell do not belong together")
-    own = {key: value for key, value in record.items() if key != "checksums"}  # of files that are written anew
-    curve = "".join(map(line, store.curve(run_id)))
-    return _Run(own, store.ledger(run_id).to_json(), record["cell"], curve.encode())
-
-
-def _copy(run: _Run, into: Store, run_id: str, merged: Merged) -> None:
+def _copy(run: Run, into: Store, run_id: str, merged: Merged) -> None:
     """The record comes last and makes the run a finished one."""
     folder = into.folder(run_id)
     try:

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dpopt.errors import ConfigError, unknown
 from dpopt.privacy.ledger import Ledger
-from dpopt.store.runs import CELLS, RESULTS, SCHEMA, Damaged, State, Store, only_read, read
+from dpopt.store.runs import (
+    CELLS,
+    RESULTS,
+    UNREADABLE,
+    WHOLE,
+    Damaged,
+    Run,
+    State,
+    Store,
+    is_planned,
+    line,
+    only_read,
+    read,
+    sound_record,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
 CURVES, ABOUT = "curves.parquet", "suite.json"
-KEPT = ("test_", "validation_", "seconds_")
-"""Prefixes of the numbers of a record that are columns of their own, as those in `NUMBERS` are."""
-NUMBERS = ("epsilon", "epsilon_total", "draws", "examples", "dimension", "eta")
-OF_FRAME = ("test_score", "validation_score")
-"""Columns of a frame that no record has."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,7 @@ class PublishedStore(Store):
     """
 
     only: str | None = None
+    is_read_only: ClassVar[bool] = True
     _frames: dict[str, list[dict[str, Any]]] = field(default_factory=dict, compare=False, repr=False)
     _runs: dict[str, dict[str, Any]] = field(default_factory=dict, compare=False, repr=False)
     _curves: dict[str, dict[str, list[dict[str, Any]]]] = field(default_factory=dict, compare=False, repr=False)
@@ -54,7 +63,7 @@ class PublishedStore(Store):
         """The cells of a suite, with what `suite.json` says of it.
 
         Raises:
-            ConfigError: it is not published here.
+            ConfigError: it is not published here, or cannot be read.
         """
         if suite not in self.suites():
             raise unknown("suite", suite, self.suites(), f"{self.root} holds nothing of it")
@@ -64,7 +73,7 @@ class PublishedStore(Store):
             about = {"suite": suite, "description": ""}
         except Damaged as error:
             raise ConfigError("suite", suite, str(error)) from error
-        return {**about, "cells": [_entry(row) for row in self._rows(suite)]}
+        return {**about, "cells": [self._planned(suite, row) for row in self._rows(suite)]}
 
     def state(self, run_id: str) -> State:
         """What is known of a cell."""
@@ -76,11 +85,15 @@ class PublishedStore(Store):
 
         Raises:
             FileNotFoundError: the cell is not done.
+            Damaged: its row holds none, or not as it was written.
         """
         row = self._find(run_id)
         if not row or row["state"] not in RESULTS:
             raise FileNotFoundError(run_id)
-        return _record(row)
+        try:
+            return sound_record(_record(row), run_id, self.place(run_id))
+        except UNREADABLE as error:
+            raise Damaged(f"{self.place(run_id)}: no record: {type(error).__name__} {error}") from error
 
     def ledger(self, run_id: str) -> Ledger:
         """The ledger that a finished cell left.
@@ -88,18 +101,49 @@ class PublishedStore(Store):
         Raises:
             Damaged: there is none.
         """
-        row = self._find(run_id)
-        if not row or not isinstance(row["ledger"], str):
-            raise Damaged(f"{self.root}: no ledger of {run_id}")
-        return Ledger.from_json(row["ledger"])
+        row = self._find(run_id) or {}
+        try:
+            return Ledger.from_json(row["ledger"])
+        except UNREADABLE as error:
+            raise Damaged(f"{self.place(run_id)}: no ledger: {type(error).__name__} {error}") from error
 
     def curve(self, run_id: str) -> list[dict[str, Any]]:
-        """The entries of a selected run's curve; none of another run."""
-        for suite in self._frames:
+        """The entries of a selected run's curve, from the suites that were read; none of another run."""
+        for suite in self._frames if self._find(run_id) else []:
             if suite not in self._curves:
                 self._curves[suite] = _curves(self.root / suite / CURVES)
             if run_id in self._curves[suite]:
-                return self._curves[suite][run_id]
+                return self._own(run_id, self._curves[suite][run_id])
+        return []
+
+    def _own(self, run_id: str, curve: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """A curve without the constant rate that the frame has for runs which find none: it is no entry's."""
+        left_out = set() if "eta" in self.record(run_id) else {"eta"}
+        return [{key: value for key, value in entry.items() if key not in left_out} for entry in curve]
+
+    def _run(self, run_id: str, record: dict[str, Any]) -> Run:
+        if missing := sorted(WHOLE - record.keys()):
+            place = self.place(run_id)
+            raise Damaged(f"{place}: published without all of the record, it lacks {', '.join(missing)}")
+        own = {key: value for key, value in record.items() if key != "checksums"}  # of files that are written anew
+        curve = "".join(map(line, self.curve(run_id)))
+        return Run(own, record["cell"], self.ledger(run_id).to_json(), curve.encode())
+
+    def place(self, run_id: str) -> str:
+        """Where a run's record is stored, as messages name it."""
+        row = self._find(run_id)
+        return f"{self.root}, {run_id}" if row is None else f"{self.root / row['suite'] / CELLS}, {run_id}"
+
+    def files(self, run_id: str) -> list[Path]:
+        """Nothing: every run is read from `shared_files`."""
+        return []
+
+    def shared_files(self) -> list[Path]:
+        """The files that all runs are read from."""
+        return [self.root / suite / name for suite in self.suites() for name in (CELLS, CURVES)]
+
+    def measurements(self) -> list[Path]:
+        """Nothing: what is published of measurements is for the documentation."""
         return []
 
     def error(self, run_id: str) -> dict[str, str]:
@@ -126,13 +170,27 @@ class PublishedStore(Store):
 
     def _rows(self, suite: str) -> list[dict[str, Any]]:
         if suite not in self._frames:
-            frame = read_parquet(self.root / suite / CELLS).drop_duplicates(["label", "run_id"])
+            path = self.root / suite / CELLS
+            frame = read_parquet(path)
+            if missing := sorted({"run_id", "label", "state"} - set(frame)):
+                raise ConfigError("results", str(path), f"not a file of cells: lacks {', '.join(missing)}")
+            frame = frame.drop_duplicates(["label", "run_id"]).assign(suite=suite)
             self._frames[suite] = frame.to_dict("records")  # a run that stands for several labels has a row for each
-            self._runs.update({row["run_id"]: row for row in self._frames[suite]})
+            for row in self._frames[suite]:
+                self._runs[row["run_id"]] = _fuller(self._runs.get(row["run_id"]), row)
         return self._frames[suite]
 
+    def _planned(self, suite: str, row: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            entry = _entry(row)
+        except UNREADABLE:
+            entry = {}
+        if not is_planned(entry):
+            raise ConfigError("suite", suite, f"{self.root / suite / CELLS}: no cell in the row of {row['run_id']}")
+        return entry
+
     def _find(self, run_id: str) -> dict[str, Any] | None:
-        for suite in [] if self._frames else self.suites():
+        for suite in self.suites() if run_id not in self._runs else []:
             self._rows(suite)
         return self._runs.get(run_id)
 
@@ -174,36 +232,29 @@ def _entry(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _record(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as the record that it was made of, as far as it holds it."""
-    if isinstance(row.get("record"), str):
-        return json.loads(row["record"])
-    there = {key: value for key, value in row.items() if not _is_nothing(value)}
-    numbers = {k: v for k, v in there.items() if (k.startswith(KEPT) and k not in OF_FRAME) or k in NUMBERS}
-    score = there["score"]
-    return {
-        "schema": SCHEMA,
-        "run_id": row["run_id"],
-        "cell": json.loads(row["cell"]),
-        "status": row["state"],
-        "score": score,
-        "epsilon_target": row["epsilon_target"],
-        "delta": row["delta"],
-        f"test_{score}": row[f"test_{score}"],  # which may be no number
-        **numbers,
-        "noise": _below(there, "noise_"),
-        "scores": _below(there, "score_"),
-        "released_score": {"value": row["selection_score"]},
-        "provenance": {key: row.get(key) for key in ("commit", "dirty", "device", "python")}
-        | {"versions": _below(there, "version_")},
-    }
+    """The record that a row was made of.
+
+    Raises:
+        one of `UNREADABLE`: the row has none.
+    """
+    record = json.loads(row["record"])
+    if not isinstance(record, dict):
+        raise TypeError("expected a JSON object")
+    return record
 
 
-def _is_nothing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
+def _fuller(known: dict[str, Any] | None, row: dict[str, Any]) -> dict[str, Any]:
+    """Of the rows that several suites have of one run, the one with more of its record; of equal ones the first."""
+    if known is None:
+        return row
+    return max(known, row, key=_keys_of_record)
 
 
-def _below(row: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    return {key.removeprefix(prefix): value for key, value in row.items() if key.startswith(prefix)}
+def _keys_of_record(row: Mapping[str, Any]) -> int:
+    try:
+        return len(_record(row))
+    except UNREADABLE:
+        return 0
 
 
 def _curves(path: Path) -> dict[str, list[dict[str, Any]]]:
@@ -214,8 +265,6 @@ def _curves(path: Path) -> dict[str, list[dict[str, Any]]]:
     entries: dict[str, list[dict[str, Any]]] = {}
     for run_id, rows in frame.drop_duplicates(["run_id", "draw"]).groupby("run_id", sort=False):
         kept = rows.drop(columns=[*place & set(rows.columns), "run_id"]).dropna(axis="columns", how="all")
-        if {"lr", "eta"} <= {*rows} and list(rows["eta"]) == list(rows["lr"]):
-            kept = kept.drop(columns="eta", errors="ignore")  # a constant rate, which is the row's and no entry's
         found = kept.to_dict("records")
         if "diagnostics" in kept:
             found = [entry | {"diagnostics": json.loads(entry["diagnostics"])} for entry in found]

@@ -18,11 +18,12 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from dpopt.errors import ConfigError, unknown
 from dpopt.privacy.ledger import Ledger
 from dpopt.store import leases
+from dpopt.store.identity import identity
 
 State = Literal["done", "diverged", "failed", "running", "interrupted", "pending", "damaged"]
 RESULTS: tuple[State, ...] = ("done", "diverged")
@@ -46,8 +47,30 @@ WHOLE = RECORD_KEYS | {"accountant", "private", "noise", "rate", "draws", "examp
 """What every record holds that a run has written."""
 
 
+UNREADABLE = (TypeError, ValueError, KeyError, AttributeError, ArithmeticError)
+"""What looking at stored content raises that lacks something, or holds something else."""
+MEASUREMENTS = ("bench", "audit")
+"""The folders of what `dpopt bench` and `dpopt audit` measured."""
+
+
 class Damaged(Exception):
     """A file in `results/` that dpopt did not write, or not completely."""
+
+
+class Run(NamedTuple):
+    """A finished run, whole.
+
+    Attributes:
+        record: without the checksum of its own.
+        cell: what was run.
+        ledger: as JSON.
+        curve: the lines of its curve; empty where there is none.
+    """
+
+    record: dict[str, Any]
+    cell: Mapping[str, Any]
+    ledger: str
+    curve: bytes
 
 
 @dataclass(frozen=True)
@@ -59,6 +82,7 @@ class Store:
     """
 
     root: Path
+    is_read_only: ClassVar[bool] = False
 
     def folder(self, run_id: str, *inside: str) -> Path:
         """The directory of one run, or what lies inside of it."""
@@ -86,16 +110,7 @@ class Store:
             FileNotFoundError: the cell is not done.
             Damaged: the file is no record of this run, or not as it was written.
         """
-        path = self.folder(run_id, RECORD)
-        content = read(path)
-        missing = RECORD_KEYS - content.keys()
-        if missing:
-            raise Damaged(f"{path}: lacks {', '.join(sorted(missing))}")
-        if content["schema"] != SCHEMA:
-            raise Damaged(f"{path}: written by another version (schema {content['schema']}, this one reads {SCHEMA})")
-        if content["run_id"] != run_id or content["status"] not in RESULTS:
-            raise Damaged(f"{path}: not a record of schema {SCHEMA} for run {run_id}")
-        return _unsealed(content, path)
+        return sound_record(read(self.folder(run_id, RECORD)), run_id, self.place(run_id))
 
     def error(self, run_id: str) -> dict[str, Any]:
         """Why a cell failed: keys "kind" (see `Failure`), "reason", "traceback"; or what is wrong with that file."""
@@ -117,6 +132,49 @@ class Store:
             return Ledger.from_json(path.read_text())
         except (OSError, ValueError) as error:  # ConfigError and undecodable text are ValueErrors
             raise Damaged(f"{path}: {error}") from error
+
+    def run(self, run_id: str) -> Run:
+        """All of a finished run, whose parts belong together.
+
+        Raises:
+            FileNotFoundError: the cell is not done.
+            Damaged: they do not, or one of them is missing or cannot be read.
+        """
+        record = self.record(run_id)
+        try:
+            if not run_id == identity(record["cell"]) == record["run_id"]:
+                raise Damaged(f"{self.place(run_id)}: the run id, the record and its cell do not belong together")
+            return self._run(run_id, record)
+        except (*UNREADABLE, OSError) as error:
+            raise Damaged(f"{self.place(run_id)}: {type(error).__name__} {error}") from error
+
+    def _run(self, run_id: str, record: dict[str, Any]) -> Run:
+        folder = self.folder(run_id)
+        if record["cell"] != read(folder / "cell.json"):
+            raise Damaged(f"{folder}: cell.json and the cell of record.json do not belong together")
+        for name, claimed in record.get("checksums", {}).items():
+            if not (folder / name).is_file() or sha256(folder / name) != claimed:
+                raise Damaged(f"{folder / name}: not the file that the record was written with")
+        self.ledger(run_id)  # or it is damaged
+        curve = folder / "curve.jsonl"
+        content = curve.read_bytes() if curve.exists() else b""
+        return Run(record, record["cell"], (folder / "ledger.json").read_text(), content)
+
+    def place(self, run_id: str) -> str:
+        """Where a run's record is stored, as messages name it."""
+        return str(self.folder(run_id, RECORD))
+
+    def files(self, run_id: str) -> list[Path]:
+        """The files that `run` reads, beside `shared_files`."""
+        return [self.folder(run_id, name) for name in (*CHECKED, RECORD)]
+
+    def shared_files(self) -> list[Path]:
+        """The files that all runs are read from."""
+        return []
+
+    def measurements(self) -> list[Path]:
+        """The records of what `dpopt bench` and `dpopt audit` measured."""
+        return [path for kind in MEASUREMENTS for path in sorted((self.root / kind).glob(f"*/{RECORD}"))]
 
     def begin(self, run_id: str, cell: Mapping[str, Any]) -> None:
         """Make the run directory and note what runs in it; called under the cell's lease, as all that changes a run."""
@@ -297,7 +355,7 @@ class Store:
         except Damaged as error:
             raise ConfigError("suite", suite, f"{error}; {anew}") from error
         cells = content.get("cells")
-        if not isinstance(cells, list) or not all(map(_is_planned, cells)):
+        if not isinstance(cells, list) or not all(map(is_planned, cells)):
             raise ConfigError("suite", suite, f"{path} is no manifest; {anew}")
         return content
 
@@ -384,7 +442,22 @@ def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**content, "checksums": {**content["checksums"], RECORD: _digest(content)}}
 
 
-def _unsealed(content: dict[str, Any], path: Path) -> dict[str, Any]:
+def sound_record(content: dict[str, Any], run_id: str, place: str) -> dict[str, Any]:
+    """The record that was written for a run at `place`, without the checksum of its own.
+
+    Raises:
+        Damaged: the content is no record of this run, or not as it was written.
+    """
+    if missing := RECORD_KEYS - content.keys():
+        raise Damaged(f"{place}: lacks {', '.join(sorted(missing))}")
+    if content["schema"] != SCHEMA:
+        raise Damaged(f"{place}: written by another version (schema {content['schema']}, this one reads {SCHEMA})")
+    if content["run_id"] != run_id or content["status"] not in RESULTS:
+        raise Damaged(f"{place}: not a record of schema {SCHEMA} for run {run_id}")
+    return unsealed(content, place)
+
+
+def unsealed(content: dict[str, Any], place: str) -> dict[str, Any]:
     """What was `sealed`, or a record of a version that did not: then the checksum is nowhere, not under another key.
 
     Raises:
@@ -395,7 +468,7 @@ def _unsealed(content: dict[str, Any], path: Path) -> dict[str, Any]:
         return content
     record = {**content, key: {name: value for name, value in content[key].items() if name != RECORD}}
     if key != "checksums" or _digest(record) != content[key][RECORD]:
-        raise Damaged(f"{path}: its content does not have the checksum that it was written with")
+        raise Damaged(f"{place}: its content does not have the checksum that it was written with")
     return record
 
 
@@ -408,7 +481,7 @@ def address(record: Mapping[str, Any]) -> str:
     return _digest(record)[:16]
 
 
-def _is_planned(entry: Any) -> bool:
+def is_planned(entry: Any) -> bool:
     """Whether an entry of a manifest has all that is read of it."""
     try:
         cell = entry["cell"]

@@ -8,6 +8,7 @@ import pytest
 from dpopt.analysis import choosing, collecting, pricing, tables
 from dpopt.analysis.results import Results
 from dpopt.store.published import CELLS, PublishedStore
+from dpopt.store.runs import unsealed
 
 BEST_OF = {"rule": "geometric", "runs": 2.0}
 
@@ -230,7 +231,8 @@ def test_only_selected_runs_are_collected_with_their_diagnostics(maker):
     kept = {row["lr"]: json.loads(row["record"]) for row in collecting.parquet(results)[CELLS].to_dict("records")}
     assert "diagnostics" not in kept[0.1]
     assert kept[1.0]["diagnostics"] == {"class_norms": [1.0]}
-    assert {**kept[0.1], "diagnostics": {"class_norms": [0.1]}} == results.store.record(kept[0.1]["run_id"])
+    own = unsealed(kept[0.1], "the row")  # sealed as it was kept
+    assert {**own, "diagnostics": {"class_norms": [0.1]}} == results.store.record(own["run_id"])
 
 
 @pytest.mark.parametrize("name", ["selected", "comparison", "curves", "ranking", "sweep", "diagnostics", "classes"])

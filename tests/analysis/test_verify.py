@@ -284,6 +284,20 @@ def test_published_parquet_is_verified_without_its_runs(store):
     assert any("table.md" in line for line in lines)
 
 
+@pytest.mark.parametrize("is_sealed", [True, False])
+@pytest.mark.parametrize("number", [0.9999, "?"])
+def test_a_record_that_is_not_that_of_its_row_is_found(store, number, is_sealed):
+    """Merging and pricing read the record, tables the columns beside it."""
+    path = store.root / "published" / "small" / "cells.parquet"
+    frame = pd.read_parquet(path)
+    record = runs.unsealed(json.loads(frame.loc[0, "record"]), "the row") | {"test_loss": number}
+    frame.loc[0, "record"] = json.dumps(sealed(record) if is_sealed else record)
+    frame.to_parquet(path)
+    seal(store)
+    (line,) = [line for line in found(store) if "record" in line]
+    assert frame.loc[0, "run_id"] in line
+
+
 @pytest.mark.parametrize("origin", ["device", "cpu", "torch"])
 def test_scores_of_another_machine_are_held_to_a_tolerance(store, origin):
     """A run that was made again elsewhere: near the published scores is a remark, farther off or at home a mismatch."""

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from dpopt.analysis.verify import claims, opinions, parquet, runs
+from dpopt.analysis.verify import opinions, parquet, runs
 from dpopt.analysis.verify.claims import Claims
 from dpopt.analysis.verify.finding import Finding, Verified
 from dpopt.errors import ConfigError
 from dpopt.store import checksums
 from dpopt.store.identity import identity
 from dpopt.store.provenance import unknown_commits
-from dpopt.store.runs import Damaged, Store, Track, address, read
+from dpopt.store.runs import UNREADABLE, Damaged, Store, Track, address, read
 
 __all__ = ["Finding", "Verified", "verify"]
 
@@ -46,7 +46,7 @@ def verify(store: Store, suite: str | None = None, track: Track = lambda sequenc
         _note(verified, "suites", _suite(store, name, verified))
     if suite is None:
         verified.findings += [Finding(path, "a run directory", "", "something else") for path in store.foreign()]
-        for path in sorted(path for kind in ("bench", "audit") for path in (store.root / kind).glob("*/record.json")):
+        for path in store.measurements():
             _note(verified, "measurements", _measurement(path))
         _published(store, track, verified)
     return verified
@@ -84,7 +84,7 @@ def _has_no_second_opinion(of: Claims) -> bool:
     is_private = any(draw.effective_noise > 0 for draw in of.ledger.counts())
     try:
         return is_private and opinions.tight(of.ledger, of.cell["delta"], of.cell["accountant"]) is None
-    except claims.UNREADABLE:  # which is a finding of `claims.check`
+    except UNREADABLE:  # which is a finding of `claims.check`
         return False
 
 

@@ -19,12 +19,11 @@ from dpopt.privacy.accountants import epsilon
 from dpopt.privacy.ledger import Draw, Ledger
 from dpopt.privacy.selection import BestOf, Selection, selection_rule
 from dpopt.store.identity import identity
+from dpopt.store.runs import UNREADABLE
 
 SAME = 1e-6
 """How far, relatively, an epsilon may lie from what the same accountant finds: its versions differ in last places."""
 LAST_PLACES = 1e-12
-UNREADABLE = (TypeError, ValueError, KeyError, AttributeError, ArithmeticError)
-"""What looking at a claim raises that lacks something, or holds something else."""
 
 
 @dataclass(frozen=True)

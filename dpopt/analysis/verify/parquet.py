@@ -20,7 +20,7 @@ from dpopt.markup import MARKDOWN
 from dpopt.privacy.ledger import Ledger
 from dpopt.store.identity import clipping_bound
 from dpopt.store.provenance import is_same_arithmetic, is_same_noise
-from dpopt.store.runs import RESULTS, Damaged, Store
+from dpopt.store.runs import RESULTS, UNREADABLE, Damaged, Store, unsealed
 
 CELL = re.compile(r"((?:\\.|[^|\\])*)\|")
 """A cell and the pipe that ends it; a pipe after a backslash is part of the cell."""
@@ -82,11 +82,28 @@ def _row(where: str, row: Mapping[str, Any]) -> Iterator[Finding]:
     noise = {key: value for key, value in row.items() if key.startswith("noise_") and pd.notna(value)}
     numbers |= {"noise": noise} if noise else {}
     yield from claims.check(Claims(where, row["run_id"], cell, ledger, numbers))
+    yield from _of_its_record(where, row)
     for key in PLACE:
         yield from expect(where, key, row[key], cell.get(key))
     stated, bound = float(row["clip"]), clipping_bound(cell)
     if stated != bound and not (math.isnan(stated) and math.isnan(bound)):
         yield Finding(where, "clip", bound, stated)
+
+
+def _of_its_record(where: str, row: Mapping[str, Any]) -> Iterator[Finding]:
+    """The record that a row holds is the one that its columns were made of; rows of older versions hold none."""
+    if not isinstance(row.get("record"), str):
+        return
+    try:
+        record = unsealed(json.loads(row["record"]), where)
+        yield from expect(where, "cell of its record", json.loads(row["cell"]), record["cell"])
+        yield from expect(where, "run id of its record", row["run_id"], record["run_id"])
+        numbers = _numbers(record)
+    except (Damaged, *UNREADABLE) as error:
+        yield Finding(where, "record", "readable", f"{type(error).__name__} {error}")
+        return
+    for key in numbers.keys() & row.keys():
+        yield from expect(where, f"{key} of its record", row[key], numbers[key])
 
 
 def _against_record(store: Store, where: str, row: Mapping[str, Any], moved: Counter[float]) -> Iterator[Finding]:
