@@ -7,7 +7,7 @@ from dpopt.harness.plan import plan
 from dpopt.harness.suite import load_suite
 from dpopt.privacy import epsilon
 from dpopt.privacy.ledger import Draw, Ledger
-from dpopt.training import number_of_draws, sampling_rate
+from dpopt.sizes import number_of_draws, sampling_rate
 
 SEEDS = {"opacus_mnist": 10}
 ANCHORS = {

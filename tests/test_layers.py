@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[1] / "dpopt"
 LAYERS = [
     {"errors", "markup", "_lazy", "_paths"},
     {"fields", "_extras"},
-    {"documents"},
+    {"documents", "sizes"},
     {"types", "configurations"},
     {"clipping"},
     {"privacy"},

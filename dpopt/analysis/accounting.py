@@ -12,9 +12,10 @@ import pandas as pd
 from dpopt.privacy.accountants import epsilon as spent
 from dpopt.privacy.ledger import Draw, Ledger
 from dpopt.privacy.published import PublishedNoise, hyfreedp_noise
+from dpopt.sizes import default_delta
 
 EXAMPLES, BATCH_SIZE, DRAWS = 50_000, 1_000, 250
-DELTA = EXAMPLES**-1.1
+DELTA = default_delta(EXAMPLES)
 EPSILON = (0.5, 1.0, 2.0, 3.0, 5.0, 8.0)
 PROBE_EVERY = (1, 5, 20)
 Rule = Literal["independent", "additive"]

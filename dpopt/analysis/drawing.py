@@ -5,6 +5,8 @@ Pure black and white stand for ink and paper, which are others on a dark page (`
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,8 +19,14 @@ COLOURS = ("#0173B2", "#DE8F05", "#029E73", "#D55E00", "#CC78BC", "#CA9161", "#5
 """Those of seaborn's palette for the colour-blind that can be told from white, from black and from grey."""
 MARKERS = "osD^vP*X"
 DASHES = ("-", "--", "-.", ":", (0, (6, 1.5, 1, 1.5, 1, 1.5)), (0, (1, 3)))
-LONG = 24
-"""Entries of a legend's column."""
+ROOM = 1.5
+"""The inches beside its panels that a figure has for a legend; `legend` adds what else it takes."""
+ENTRY = 0.22
+"""The inches that an entry of a legend is high."""
+MOST = 12
+"""Of more labels, lines are thin, and bands, which would cover each other, are left out."""
+NUMBERED = re.compile(r"(.+)_(\d[\d.]*(?:e[+-]?\d+)?)")
+"""A label that ends in a number, as in `RULE_1e-8`."""
 LETTERS = 13
 """How many letters of a title fit into an inch."""
 GREY = "0.5"
@@ -55,12 +63,37 @@ Styles = Mapping[str, Style]
 
 
 def styles_of(labels: Iterable[str]) -> dict[str, Style]:
-    """A style for each label, in their order; no two of at most 56 have the same colour and marker."""
-    names = dict.fromkeys(labels)
-    return {
-        name: Style(COLOURS[k % len(COLOURS)], MARKERS[k % len(MARKERS)], DASHES[k // len(COLOURS) % len(DASHES)])
-        for k, name in enumerate(names)
-    }
+    """A style for each label, in their order; no two of at most 56 have the same colour and marker.
+
+    Where several methods have a label for each of several numbers (`RULE_START`), a method has one marker and dash, and
+    a number one colour.
+    """
+    names = list(dict.fromkeys(labels))
+    known = _families(names)
+    methods, numbers = (list(dict.fromkeys(keys)) for keys in list(zip(*known.values(), strict=True)) or ((), ()))
+    rest = [name for name in names if name not in known]
+    rows = len(methods) - (-len(rest) // len(COLOURS))
+    if len(methods) < 2 or len(numbers) > len(COLOURS) or rows > len(DASHES):
+        methods, rest = [], names
+    markers = MARKERS[len(methods) :]
+    styles = {}
+    for k, name in enumerate(rest):
+        row, column = divmod(k, len(COLOURS))
+        dash = DASHES[(len(methods) + row) % len(DASHES)]
+        styles[name] = Style(COLOURS[column], markers[(column - row) % len(markers)], dash)
+    for name in names:
+        if name not in styles:
+            row, column = methods.index(known[name][0]), numbers.index(known[name][1])
+            styles[name] = Style(COLOURS[column], MARKERS[row], DASHES[row])
+    return {name: styles[name] for name in names}
+
+
+def _families(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Method and number of the labels whose method has several; without a number, it is the method's default."""
+    found = {name: match.groups() for name in names if (match := NUMBERED.fullmatch(name))}
+    found |= {method: (method, "") for method, _ in list(found.values()) if method in names and method not in found}
+    methods = [method for method, _ in found.values()]
+    return {name: found[name] for name in names if name in found and methods.count(found[name][0]) > 1}
 
 
 def by_label(frame: pd.DataFrame, known: Styles) -> Iterator[tuple[str, Style, pd.DataFrame]]:
@@ -100,14 +133,14 @@ def panels(
     import matplotlib.pyplot as plt
 
     workloads, targets = sorted(frame["workload"].unique()), sorted(frame["epsilon_target"].unique())
-    size = (width * len(targets) + 1.5, height * len(workloads) + 0.3)
+    size = (width * len(targets) + ROOM, height * len(workloads) + 0.3)
     layout = {"figsize": size, "squeeze": False, "layout": "constrained"}
     figure, axes = plt.subplots(len(workloads), len(targets), **layout, **options)
     found, there = {}, set(zip(frame["workload"], frame["epsilon_target"], strict=True))
     for workload, line in zip(workloads, axes, strict=True):
         for target, axis in zip(targets, line, strict=True):
             gap = "\n" if len(workload) > LETTERS * width - 8 else " "
-            axis.set_title(f"{workload},{gap}{_epsilon(target)}", fontsize=10)
+            axis.set_title(f"{workload},{gap}{named_epsilon(target)}", fontsize=10)
             axis.grid(alpha=0.3)
             if (workload, target) in there:
                 found[workload, target] = axis
@@ -148,16 +181,29 @@ def _named(column: str, value: Any) -> str:
     return f"{value:g} epochs" if column == "epochs" else str(value)
 
 
-def _epsilon(target: float) -> str:
+def named_epsilon(target: float) -> str:
+    """What titles call a target epsilon."""
     return f"ε = {target:g}".replace("inf", "∞")
 
 
 def legend(figure: Any, known: Styles | None = None) -> None:
-    """One legend at the right of a figure on a constrained layout: all labels of all panels, as the suite has them."""
+    """One legend at the right of a figure on a constrained layout: all labels of all panels, as the suite has them.
+
+    It is no higher than the figure, which grows by what is too wide for its `ROOM`: panels keep their size.
+    """
     handles, order = labelled(figure), list(known or ())
     names = sorted(handles, key=lambda name: _place(name, order))
-    place = {"loc": "outside right upper", "frameon": False, "ncols": -(-len(names) // LONG)}
-    figure.legend([handles[name] for name in names], names, **place)
+    width, height = figure.get_size_inches()
+    place = {"loc": "outside right upper", "frameon": False, "ncols": math.ceil(len(names) * ENTRY / height)}
+    drawn = figure.legend([handles[name] for name in names], names, **place)
+    taken = drawn.get_window_extent().width / figure.dpi
+    figure.set_size_inches(width + max(0, math.ceil(10 * (taken - ROOM)) / 10), height)
+
+
+def remarks(axis: Any, line: str, band: str) -> None:
+    """Two entries of a legend, in grey: what lines and bands show."""
+    axis.plot([], [], color=GREY, label=line)
+    axis.fill_between([], [], [], color=GREY, alpha=0.3, lw=0, label=band)
 
 
 def _place(name: str, order: Sequence[str]) -> int:

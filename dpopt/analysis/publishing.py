@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dpopt.analysis import collecting, figures, published, ranking, tables
+from dpopt.analysis import collecting, figures, papers, ranking, tables
 from dpopt.analysis.results import Results
 from dpopt.errors import ConfigError
 from dpopt.store import Damaged, Store, checksums
@@ -122,7 +122,7 @@ def _texts(known: Results) -> dict[str, str]:
     comparison, ranks, remarks = known.table(), known.ranking(), list[str]()
     manifest = known.store.manifest(known.suite)
     if manifest.get("published"):
-        comparison, remarks = published.beside(comparison, manifest)
+        comparison, remarks = papers.beside(comparison, manifest)
     made = tables.as_table(comparison, known.suite, (), remarks)
     found = {"table.md": f"{made.markdown}\n", "table.csv": made.csv, "table.tex": made.latex}
     if not ranks.empty:

@@ -134,7 +134,7 @@ def as_table(table: pd.DataFrame, title: str, scores: Sequence[str] = (), remark
     """`comparison`'s frame as people read it; what `setting` says is left out.
 
     Args:
-        table: of `comparison`, with or without the columns that `published.beside` adds.
+        table: of `comparison`, with or without the columns that `papers.beside` adds.
         title: of the table.
         scores: further scores to show; CSV has all.
         remarks: see `footer`.
@@ -156,7 +156,7 @@ def as_table(table: pd.DataFrame, title: str, scores: Sequence[str] = (), remark
 def _readable(table: pd.DataFrame, scores: Sequence[str]) -> pd.DataFrame:
     columns = {
         "workload": table["workload"],
-        "target ε": table["epsilon_target"].map(number),
+        "target ε": table["epsilon_target"].map(upper),  # as what was spent, which is at most this
         "optimizer": table["label"],
         **_main_scores(table),
         INTERVAL: [shown(row.score).interval(row.low, row.high) for row in table.itertuples()],

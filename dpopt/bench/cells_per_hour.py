@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpopt import registry, training
+from dpopt import registry, sizes
 from dpopt.harness.cell import Cell
 from dpopt.harness.plan import plan
 from dpopt.harness.suite import load_suite
@@ -101,7 +101,7 @@ def plain(device: str, cell: Cell) -> float:
     splits = workload.splits(cell.seed)
     model = workload.model().to(device)
     loader = DataLoader(TensorDataset(splits.train.x, splits.train.y), cell.batch_size)
-    draws = training.number_of_draws(cell.epochs, cell.batch_size, len(splits.train.x))
+    draws = sizes.number_of_draws(cell.epochs, cell.batch_size, len(splits.train.x))
     engine: Any = PrivacyEngine()
     private, optimizer, loader = engine.make_private_with_epsilon(
         module=model,

@@ -55,6 +55,7 @@ def fit(overrides: Sequence[str]) -> None:
     from dpopt import configurations, training
     from dpopt.configurations import first_key
     from dpopt.privacy import accountants
+    from dpopt.sizes import default_delta
     from dpopt.training.saved import check_new
     from dpopt.workloads.base import Workload
 
@@ -80,7 +81,7 @@ def fit(overrides: Sequence[str]) -> None:
         train,
         optimizer=optimizer,
         epsilon=asked.epsilon,
-        delta=asked.delta or len(train.x) ** -1.1,
+        delta=asked.delta or default_delta(len(train.x)),
         epochs=asked.epochs or workload.epochs,
         batch_size=asked.batch_size or min(workload.batch_size, len(train.x)),
         accountant=asked.accountant,

@@ -63,7 +63,7 @@ class CalibrateKeys:
         """The least noise that reaches the target."""
         from dpopt import registry
         from dpopt.privacy import calibrate
-        from dpopt.training import number_of_draws, sampling_rate
+        from dpopt.sizes import default_delta, number_of_draws, sampling_rate
 
         rate, draws, delta = self.rate, self.draws, self.delta
         if rate is None:
@@ -71,7 +71,7 @@ class CalibrateKeys:
         if draws is None:
             draws = number_of_draws(_need(self.epochs, "draws or epochs"), rate, 1)
         if delta is None:
-            delta = _need(self.examples, "delta or examples") ** -1.1
+            delta = default_delta(_need(self.examples, "delta or examples"))
         return calibrate(
             registry.make("optimizer", self.optimizer, self.fields),
             rate=rate,

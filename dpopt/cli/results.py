@@ -45,7 +45,7 @@ def table(overrides: Sequence[str]) -> None:
     scores=[macro_accuracy,nll] shows further scores, compare=published the paper's numbers beside the suite's,
     selection=geometric what private selection would make of the searches.
     """
-    from dpopt.analysis import published, tables
+    from dpopt.analysis import papers, tables
     from dpopt.store.runs import RESULTS
 
     results, given = stored(overrides, "scores", "compare", "selection")
@@ -58,7 +58,7 @@ def table(overrides: Sequence[str]) -> None:
         if given[key] not in (None, value):
             raise unknown(key, given[key], [value])
     if given["compare"] and not comparison.empty:
-        comparison, remarks = published.beside(comparison, results.store.manifest(results.suite), scores)
+        comparison, remarks = papers.beside(comparison, results.store.manifest(results.suite), scores)
     shown = tables.as_table(comparison, results.suite, scores, remarks)
     _show(shown)
     if not comparison.empty:  # what is there may hold more

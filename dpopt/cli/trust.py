@@ -106,7 +106,8 @@ def seal(overrides: Sequence[str]) -> None:
 def verify(overrides: Sequence[str]) -> int:
     """Compute every stored epsilon again with two accountants, and check names, checksums and published files.
 
-    suite=NAME looks at one suite only, results=FOLDER elsewhere. Ends with 1 where a claim does not hold.
+    suite=NAME looks at one suite only, here and in `published`; results=FOLDER has them elsewhere. Ends with 1 where a
+    claim does not hold.
     """
     from dpopt.analysis.verify import verify as check
 

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from dpopt import clipping, configurations, fields, registry, training
+from dpopt import clipping, configurations, fields, registry, sizes
 from dpopt.configurations import first_key
 from dpopt.errors import ConfigError, unknown
 from dpopt.harness import plan as planning
@@ -157,8 +157,8 @@ def _optimizer(label: str, cell: Cell, chosen: AuditKeys) -> dict[str, Any]:
         registry.from_spec("optimizer", cell.optimizer),
         epsilon=cell.epsilon,
         delta=cell.delta,
-        rate=training.sampling_rate(cell.batch_size, len(x)),
-        draws=training.number_of_draws(cell.epochs, cell.batch_size, len(x)),
+        rate=sizes.sampling_rate(cell.batch_size, len(x)),
+        draws=sizes.number_of_draws(cell.epochs, cell.batch_size, len(x)),
         accountant=cell.accountant,
         trials=chosen.trials,
         game_draws=chosen.game_draws,

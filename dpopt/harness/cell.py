@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dpopt import clipping, registry, training
+from dpopt import clipping, registry, sizes, training
 from dpopt.clipping import ClippingEngine
 from dpopt.clipping.views import Multiplied, multiplied
 from dpopt.clipping.vmap import VmapEngine
@@ -251,14 +251,14 @@ def prepare(
     model.train()
     watched = {name: split for name, split in watched.items() if len(split.x)}
     return Prepared(
-        cell,
-        workload,
-        optimizer,
-        stepper,
-        model,
-        engine,
-        plan,
-        oracle,
+        cell=cell,
+        workload=workload,
+        optimizer=optimizer,
+        stepper=stepper,
+        model=model,
+        engine=engine,
+        plan=plan,
+        oracle=oracle,
         state=reached.state,
         elapsed=reached.elapsed,
         watched=watched,
@@ -284,13 +284,13 @@ def _seen(workload: Workload, model: nn.Module, dims: int) -> Multiplied:
 
 def _plan(cell: Cell, optimizer: Optimizer, examples: int, dimension: int) -> Plan:
     """What the cell may release."""
-    rate = training.sampling_rate(cell.batch_size, examples)
+    rate = sizes.sampling_rate(cell.batch_size, examples)
     if cell.untrained:
         return Plan({}, Ledger(), 0.0, rate, 0, dimension, cell.delta, cell.accountant)
     plan = calibrate(
         optimizer,
         rate=rate,
-        draws=training.number_of_draws(cell.epochs, cell.batch_size, examples),
+        draws=sizes.number_of_draws(cell.epochs, cell.batch_size, examples),
         dimension=dimension,
         epsilon=cell.epsilon,
         delta=cell.delta,
@@ -305,11 +305,11 @@ def _diagnostics(seen: Multiplied, cell: Cell, plan: Plan, train: Split) -> Diag
     bound = clipping_bound(cell.content())  # an isolated optimizer does not show its rule
     return Diagnostics(
         VmapEngine(seen.model, seen.loss),
-        None if math.isnan(bound) else bound,
-        plan.noise.get("gradient", 0.0),
-        plan.rate * len(train.x),
-        plan.draws,
-        int(train.y.max()) + 1 if is_class else 0,
+        bound=None if math.isnan(bound) else bound,
+        noise=plan.noise.get("gradient", 0.0),
+        expected_batch=plan.rate * len(train.x),
+        draws=plan.draws,
+        classes=int(train.y.max()) + 1 if is_class else 0,
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from dpopt import registry, training
+from dpopt import registry, sizes, training
 from dpopt.harness.cell import Cell, Prepared, finished_at, peak_memory, prepare
 from dpopt.harness.engines.local import places
 from dpopt.harness.flops import Rate, Work, work_of
@@ -152,9 +152,7 @@ def rows(planned: Iterable[Planned], store: Store) -> list[CostRow]:
 
 def draws(cell: Cell) -> int:
     """The number of draws of a cell."""
-    return (
-        0 if cell.untrained else training.number_of_draws(cell.epochs, cell.batch_size, _examples(_key(cell.workload)))
-    )
+    return 0 if cell.untrained else sizes.number_of_draws(cell.epochs, cell.batch_size, _examples(_key(cell.workload)))
 
 
 def _gradients(cell: Cell, per_draw: float) -> float:

@@ -5,11 +5,28 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpopt.harness.cell import Cell
 from dpopt.store.identity import clipping_bound
 from dpopt.store.runs import RESULTS, Store, released_score, score_or_worst
+
+
+class Replicate(NamedTuple):
+    """Where a row is tuned anew: for each workload, target epsilon and seed."""
+
+    workload: str
+    target: float
+    seed: int
+
+
+class Search(NamedTuple):
+    """A search of one row: a replicate at one setting of what a suite may vary; the bound is as text, NaN included."""
+
+    replicate: Replicate
+    batch_size: int
+    epochs: float
+    clip: str
 
 
 @dataclass(frozen=True)
@@ -44,10 +61,11 @@ class Planned:
     search_id: str = ""
 
     @property
-    def search(self) -> tuple[str, float, int, int, float, str]:
-        """What the runs of one search in a row have in common: workload, target, seed, B, epochs and C."""
+    def search(self) -> Search:
+        """What the runs of one search in a row have in common."""
         cell, bound = self.cell, clipping_bound(self.cell.content())
-        return str(cell.workload), self.target, cell.seed, cell.batch_size, cell.epochs, str(bound)
+        replicate = Replicate(str(cell.workload), self.target, cell.seed)
+        return Search(replicate, cell.batch_size, cell.epochs, str(bound))
 
     def content(self) -> dict[str, Any]:
         """As plain JSON data, for the manifest."""

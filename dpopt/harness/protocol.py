@@ -68,9 +68,9 @@ def _largest_search(entries: list[Planned]) -> int:
 
     A grid that widens counts with all runs that it may make.
     """
-    places = Counter(entry.search[:3] for entry in entries if not entry.is_widened)
+    places = Counter(entry.search.replicate for entry in entries if not entry.is_widened)
     for search, further in {entry.search: entry.widen for entry in entries}.items():
-        places[search[:3]] += further
+        places[search.replicate] += further
     return max(places.values())
 
 

@@ -23,8 +23,8 @@ from dpopt.privacy.calibration import calibrate, cost, require_bounded
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.sampling import derive
 from dpopt.privacy.selection import After, BestOf, Composed, Selection, selection_spec
+from dpopt.sizes import default_delta, number_of_draws, sampling_rate
 from dpopt.store.runs import Store
-from dpopt.training import number_of_draws, sampling_rate
 from dpopt.workloads.base import Workload
 
 MOST_CELLS = 10**6
@@ -58,7 +58,7 @@ class Row:
         self._where = f"{suite.name}.settings.{label}"
         self._rule = tuning.check(setting, self._where)
         _check_search(suite, name, workload, setting, self._rule, self._where)
-        self._delta = workload.examples**-1.1 if suite.delta is None else suite.delta
+        self._delta = default_delta(workload.examples) if suite.delta is None else suite.delta
         accountants.check(self._delta, suite.accountant)
         self._spec = registry.spec("workload", name, workload)
         self._optimizers: dict[str, dict[str, Any]] = {}
@@ -126,24 +126,32 @@ class Row:
     def _planned(self, run: Run, place: Place, number: int | None = None) -> Planned:
         optimizer, suite = self._optimizer(run.point, place.clip, place.epsilon), self._suite
         cell = Cell(
-            self._spec,
-            optimizer,
-            run.epsilon,
-            self._delta,
-            suite.accountant,
-            place.batch_size,
-            place.epochs,
-            place.seed,
-            self._number(run.number, optimizer, place) if number is None else number,
-            sampling.REVISION,
-            selection_spec(run.selection) if run.selection else None,
-            run.untrained,
-            suite.scale_down,
-            suite.diagnostics,
-            self._setting.average,
+            workload=self._spec,
+            optimizer=optimizer,
+            epsilon=run.epsilon,
+            delta=self._delta,
+            accountant=suite.accountant,
+            batch_size=place.batch_size,
+            epochs=place.epochs,
+            seed=place.seed,
+            search=self._number(run.number, optimizer, place) if number is None else number,
+            kernel=sampling.REVISION,
+            selection=selection_spec(run.selection) if run.selection else None,
+            untrained=run.untrained,
+            scale_down=suite.scale_down,
+            diagnostics=suite.diagnostics,
+            average=self._setting.average,
         )
-        rest = (self._label, self._setting.tuning, run.point, place.epsilon, self._points, run.stage)
-        return Planned(cell, *rest, widen=self._setting.widen)
+        return Planned(
+            cell,
+            label=self._label,
+            tuning=self._setting.tuning,
+            tuned=run.point,
+            target=place.epsilon,
+            gradients_per_draw=self._points,
+            stage=run.stage,
+            widen=self._setting.widen,
+        )
 
     def _optimizer(self, point: Mapping[str, Any], clip: float, epsilon: float) -> dict[str, Any]:
         key = str((point, clip, epsilon == math.inf))

@@ -251,8 +251,8 @@ def score_noise(selection: Selection, epsilon: float, delta: float, accountant: 
 def _validate(rate: float, draws: int, dimension: int, epsilon: float, delta: float, accountant: str) -> None:
     if not 0 < rate <= 1:
         raise ConfigError("rate", rate, "expected a probability in (0, 1]: batch size / number of examples")
-    if not 1 <= draws <= fields.MANY:  # each is traced
-        raise ConfigError("draws", draws, f"expected 1 to {fields.MANY:,}")
+    if not (1 <= draws <= fields.MANY and draws == int(draws)):  # each is traced
+        raise ConfigError("draws", draws, f"expected a whole number from 1 to {fields.MANY:,}")
     if dimension < 1:
         raise ConfigError("dimension", dimension, "expected at least 1 trained parameter")
     if not epsilon > 0:

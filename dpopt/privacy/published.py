@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 from typing import Literal, NamedTuple
 
+from dpopt import fields
 from dpopt.errors import unknown
+from dpopt.fields import Count, Inflation, Many, Positive
 from dpopt.privacy.accountants import epsilon as spent
 from dpopt.privacy.ledger import Draw, Ledger
 from dpopt.privacy.solving import solve_noise
@@ -50,6 +52,10 @@ def hyfreedp_noise(
     """
     if rule not in ("independent", "additive"):
         raise unknown("rule", rule, ["independent", "additive"])
+    draws = fields.convert(draws, Many, "draws", {})
+    epsilon = fields.convert(epsilon, Positive, "epsilon", {})
+    probe_every = fields.convert(probe_every, Count, "probe_every", {})
+    noise_inflation = fields.convert(noise_inflation, Inflation, "noise_inflation", {})
     rounds = math.ceil(draws / probe_every)
     plain = solve_noise(lambda noise: _repeat(Draw(rate, (noise,)), draws), epsilon, delta, accountant)
     gradient = noise_inflation * plain

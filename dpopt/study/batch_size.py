@@ -19,7 +19,7 @@ from dpopt.errors import ConfigError
 from dpopt.fields import Count, NonNegative
 from dpopt.optimizers.dp_sgd import DPSGD
 from dpopt.privacy.calibration import calibrate
-from dpopt.training import number_of_draws, sampling_rate
+from dpopt.sizes import number_of_draws, sampling_rate
 
 TOLERANCE = 0.05
 """How far above the least the cumulative noise of the plateau may be. Our choice."""

@@ -16,8 +16,8 @@ from typing import Any, Literal
 from dpopt import fields
 from dpopt.errors import ConfigError
 from dpopt.fields import Checked, Count, Many, NonNegative, Positive, Probability
+from dpopt.sizes import default_delta, number_of_draws
 from dpopt.study.batch_size import MIN_STEPS, TOLERANCE, Noise, best_batch, noise_table, plateau
-from dpopt.training import number_of_draws
 
 Capacity = Literal["weak", "strong"]
 Difficulty = Literal["easy", "hard"]
@@ -112,7 +112,7 @@ def _tried(problem: Problem) -> Iterator[Noise]:
         examples=problem.examples,
         epochs=problem.epochs,
         epsilon=problem.epsilon,
-        delta=problem.examples**-1.1 if problem.delta is None else problem.delta,
+        delta=default_delta(problem.examples) if problem.delta is None else problem.delta,
         accountant=problem.accountant,
     )
     least = math.inf

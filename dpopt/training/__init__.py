@@ -3,11 +3,9 @@
 from dpopt.training.fitting import FitResult, fit
 from dpopt.training.loop import (
     evaluate,
-    number_of_draws,
     observe,
     predictor,
     resolve_device,
-    sampling_rate,
     steps,
     summary,
 )
@@ -16,11 +14,9 @@ __all__ = [
     "FitResult",
     "evaluate",
     "fit",
-    "number_of_draws",
     "observe",
     "predictor",
     "resolve_device",
-    "sampling_rate",
     "steps",
     "summary",
 ]

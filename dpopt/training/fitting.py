@@ -176,7 +176,18 @@ def fit(
         raise ConfigError("multiplicity", multiplicity, "the views of a record would be the same: give `augment`")
     processes, place = _processes(distributed), resolve_device(device)
     chosen = Isolated(optimizer) if isolate else _optimizer(optimizer)
-    goal = Goal(chosen, epsilon, delta, epochs, batch_size, accountant, precision, seed, average, multiplicity)
+    goal = Goal(
+        chosen,
+        epsilon=epsilon,
+        delta=delta,
+        epochs=epochs,
+        batch_size=batch_size,
+        accountant=accountant,
+        precision=precision,
+        seed=seed,
+        average=average,
+        multiplicity=multiplicity,
+    )
     with Phases(progress and processes.is_first) as phases, held(checkpoint, processes.is_first):
         phases.begin("reading the data")
         subject = _subject(model, loss, train, test, target=target, transform=transform, device=place)

@@ -16,7 +16,7 @@ from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.distributed import Processes, digest
 from dpopt.privacy.plan import Plan
 from dpopt.privacy.sampling import REVISION, derive, secret_seed
-from dpopt.training.loop import number_of_draws, sampling_rate
+from dpopt.sizes import number_of_draws, sampling_rate
 from dpopt.training.resuming import Seeds, draws_random_numbers, losses_of
 from dpopt.training.subject import Subject
 from dpopt.types import Optimizer

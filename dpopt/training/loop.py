@@ -1,4 +1,4 @@
-"""The loop over draws that `fit` and the harness share: sizes, steps, evaluations, what was spent."""
+"""The loop over draws that `fit` and the harness share: steps, evaluations, what was spent."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpopt import fields
 from dpopt.clipping import ClippingEngine, Loss
 from dpopt.errors import ConfigError
-from dpopt.fields import MANY, Positive
 from dpopt.privacy import accountants
 from dpopt.privacy.data import DataOracle
 from dpopt.privacy.distributed import ALONE, Processes, digest
@@ -23,30 +21,6 @@ from dpopt.types import Optimizer, Vector
 from dpopt.workloads.base import EVALUATION_BATCH, Predict, Split
 
 Metric = Callable[[Tensor, Tensor], Tensor]
-
-
-def sampling_rate(batch_size: float, examples: int) -> float:
-    """Q = B/N.
-
-    Raises:
-        ConfigError: B is not in [1, N].
-    """
-    if not 1 <= batch_size <= examples:
-        raise ConfigError("batch_size", batch_size, f"expected 1 to {examples}, the number of training records")
-    return batch_size / examples
-
-
-def number_of_draws(epochs: float, batch_size: float, examples: int) -> int:
-    """T = epochs N / B, rounded, at least 1.
-
-    Raises:
-        ConfigError: it is no number, or larger than `fields.MANY`.
-    """
-    fields.convert(epochs, Positive, "epochs", {})
-    draws = epochs * examples / batch_size
-    if draws > MANY:
-        raise ConfigError("epochs", epochs, f"makes {draws:.3g} draws, expected at most {MANY:.0e}")
-    return max(1, round(draws))
 
 
 def resolve_device(name: str | int | torch.device) -> torch.device:

@@ -284,6 +284,22 @@ def test_published_parquet_is_verified_without_its_runs(store):
     assert any("table.md" in line for line in lines)
 
 
+def test_one_published_suite_is_verified_alone(store, capsys):
+    published = store.root / "published"
+    shutil.copytree(published / "small", published / "other")
+    seal(store)
+    (published / "small" / "table.md").write_text("changed")
+    shutil.rmtree(store.root / "suites")
+    of = f"results={store.root}"
+    assert main(["verify", "suite=other", of]) == 1, "its rows are those of another suite"
+    assert "small/table.md" not in capsys.readouterr().out
+    assert main(["verify", "suite=small", of]) == 1
+    said = capsys.readouterr().out.replace("\n", "")
+    assert "table.md: SHA-256" in said
+    assert "3 published files" in said
+    assert main(["verify", "suite=smal", of]) == 2
+
+
 @pytest.mark.parametrize("is_sealed", [True, False])
 @pytest.mark.parametrize("number", [0.9999, "?"])
 def test_a_record_that_is_not_that_of_its_row_is_found(store, number, is_sealed):

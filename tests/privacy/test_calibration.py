@@ -52,6 +52,9 @@ def test_the_papers_additive_rule():
     assert epsilon(gradients, DELTA, "rdp") + epsilon(probes, DELTA, "rdp") == pytest.approx(3, rel=1e-4)
     with pytest.raises(ConfigError, match="did you mean 'additive'"):
         published.hyfreedp_noise(rule="aditive", **rest)
+    for wrong in ({"probe_every": 0}, {"epsilon": 0}, {"noise_inflation": 0.9}, {"draws": 2.5}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            published.hyfreedp_noise(rule="additive", **{**rest, **wrong})
 
 
 @pytest.mark.parametrize("accountant", ["pld", "prv", "autodp"])
@@ -83,6 +86,7 @@ BAD = [
     ("rate", 0.0),
     ("rate", 1.5),
     ("draws", 0),
+    ("draws", 2.5),
     ("dimension", 0),
     ("accountant", "rpd"),
 ]

@@ -180,6 +180,27 @@ def test_a_record_of_another_cell_is_damaged(there, here):
     assert "do not belong together" in merge(there, here).damaged[0]
 
 
+@pytest.mark.parametrize("harm", ["checksums", "infinity", "folder"])
+def test_a_run_of_the_wrong_content_stops_no_merge(there, here, harm):
+    bad, good = add(there, 0), add(there, 1)
+    path, record = there.folder(bad) / "record.json", there.record(bad)
+    if harm == "checksums":
+        path.write_text(json.dumps(record | {"checksums": []}))
+    elif harm == "infinity":
+        changed = cell(0) | {"delta": float("inf")}
+        (there.folder(bad) / "cell.json").write_text(json.dumps(changed))
+        path.write_text(json.dumps({**record, "cell": changed, "checksums": {}}))
+    else:
+        del record["checksums"]
+        path.write_text(json.dumps(record))
+        (there.folder(bad) / "curve.jsonl").unlink()
+        (there.folder(bad) / "curve.jsonl").mkdir()
+    merged = merge(there, here)
+    assert merged.copied == [good]
+    (line,) = merged.damaged
+    assert bad in line
+
+
 def test_suites_are_joined(there, here):
     here.write_manifest("small", {"suite": "small", "description": "ours", "cells": [planned(0)]})
     theirs = [planned(0), planned(0, "other"), planned(1)]
@@ -385,6 +406,15 @@ def test_an_archive_writes_nowhere_else(here, tmp_path, name, capsys, monkeypatc
     assert main(["merge", str(tmp_path / "records.tar"), f"results={here.root}"]) == 2
     assert "is no file below the folder" in capsys.readouterr().err.replace("\n", " ")
     assert not any(tmp_path.parent.rglob("escaped"))
+
+
+def test_a_name_that_no_file_can_have_is_refused(here, tmp_path, capsys):
+    member = tarfile.TarInfo("runs/é")
+    member.pax_headers = {"path": "runs/\0x"}
+    with tarfile.open(tmp_path / "records.tar", "w", format=tarfile.PAX_FORMAT) as file:
+        file.addfile(member)
+    assert main(["merge", str(tmp_path / "records.tar"), f"results={here.root}"]) == 2
+    assert "no tar archive that can be unpacked" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])

@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
-from dpopt.analysis import figures, published, tables
+from dpopt.analysis import figures, papers, tables
 from dpopt.analysis.report import content, svg
 from dpopt.analysis.report.sheet import Drawing, grid, sheet
 from dpopt.analysis.results import Results
@@ -69,7 +69,7 @@ def _of_suite(chosen: pd.DataFrame, comparison: pd.DataFrame, manifest: Mapping[
     options, remarks = [f"scores=[{','.join(scores)}]"] if scores else [], list[str]()
     if manifest.get("published"):
         try:
-            comparison, remarks = published.beside(comparison, manifest, scores)
+            comparison, remarks = papers.beside(comparison, manifest, scores)
             options.append("compare=published")
         except ConfigError as error:
             remarks = [f"Published numbers are left out: {error}."]

@@ -23,7 +23,7 @@ from dpopt.errors import ConfigError
 from dpopt.store import checksums
 from dpopt.store.identity import identity
 from dpopt.store.provenance import unknown_commits
-from dpopt.store.runs import UNREADABLE, Damaged, Store, Track, address, read
+from dpopt.store.runs import CELLS, UNREADABLE, Damaged, Store, Track, address, read
 
 __all__ = ["Finding", "Verified", "verify"]
 
@@ -33,23 +33,29 @@ def verify(store: Store, suite: str | None = None, track: Track = lambda sequenc
 
     Args:
         store: read only.
-        suite: look at its runs and its Parquet alone.
+        suite: look at its runs, its Parquet and what is published of it alone.
         track: see `Track`.
 
     Raises:
-        ConfigError: the suite was never planned here.
+        ConfigError: the suite was never planned here, and nothing of it is published here.
     """
-    verified, suites = Verified(), [suite] if suite else store.suites()
-    run_ids = list(dict.fromkeys(entry["run_id"] for entry in store.manifest(suite)["cells"])) if suite else None
-    _runs(store, store.run_ids() if run_ids is None else run_ids, track, verified)
-    for name in track(suites, "suites"):
-        _note(verified, "suites", _suite(store, name, verified))
+    verified = Verified()
     if suite is None:
+        _planned(store, store.run_ids(), store.suites(), track, verified)
         verified.findings += [Finding(path, "a run directory", "", "something else") for path in store.foreign()]
         for path in store.measurements():
             _note(verified, "measurements", _measurement(path))
-        _published(store, track, verified)
+    elif suite in store.suites() or not (store.root / "published" / suite / CELLS).exists():
+        run_ids = dict.fromkeys(entry["run_id"] for entry in store.manifest(suite)["cells"])
+        _planned(store, list(run_ids), [suite], track, verified)
+    _published(store, store.root / "published", suite, track, verified)
     return verified
+
+
+def _planned(store: Store, run_ids: Sequence[str], suites: Sequence[str], track: Track, verified: Verified) -> None:
+    _runs(store, run_ids, track, verified)
+    for name in track(suites, "suites"):
+        _note(verified, "suites", _suite(store, name, verified))
 
 
 def _note(verified: Verified, kind: str, findings: Iterable[Finding]) -> None:
@@ -111,14 +117,16 @@ def _suite(store: Store, suite: str, verified: Verified) -> Iterator[Finding]:
         if (found := identity(entry["cell"])) != entry["run_id"]:
             yield Finding(f"suite {suite}", "run id of a planned cell", entry["run_id"], found)
     folder = store.suite_folder(suite)
-    if (folder / "cells.parquet").exists():
-        yield from _sealed(folder, is_complete=False)
+    if (folder / CELLS).exists():
+        yield from _sealed(folder, folder, is_complete=False)
         yield from _frames(store, folder, verified, {entry["run_id"] for entry in entries})
 
 
-def _sealed(folder: Path, *, is_complete: bool) -> Iterator[Finding]:
+def _sealed(folder: Path, part: Path, *, is_complete: bool) -> Iterator[Finding]:
+    """What was changed in `part` of a sealed folder."""
     try:
-        for path, claimed, found in checksums.changes(folder, is_complete=is_complete):
+        changes = checksums.changes(folder, is_complete=is_complete)
+        for path, claimed, found in (change for change in changes if change.path.is_relative_to(part)):
             yield Finding(str(path), "SHA-256", claimed or "not noted", found or "no such file")
     except FileNotFoundError:
         yield Finding(str(folder / checksums.NAME), "checksums", "all there", "no such file")
@@ -189,11 +197,11 @@ def _measurement(path: Path) -> Iterator[Finding]:
         yield Finding(str(path), "name of its content", path.parent.name, found)
 
 
-def _published(store: Store, track: Track, verified: Verified) -> None:
-    root = store.root / "published"
-    if not root.is_dir():
+def _published(store: Store, root: Path, suite: str | None, track: Track, verified: Verified) -> None:
+    folder = root / suite if suite else root
+    if not folder.is_dir():
         return
-    verified.checked["published files"] = len(checksums.contents(root))
-    verified.findings += _sealed(root, is_complete=True)
-    for path in track(sorted(root.rglob("cells.parquet")), "published"):
+    verified.checked["published files"] = len(checksums.contents(folder))
+    verified.findings += _sealed(root, folder, is_complete=True)
+    for path in track(sorted(folder.rglob(CELLS)), "published"):
         verified.findings += _frames(store, path.parent, verified)

@@ -102,7 +102,7 @@ def _draws(claims: Claims) -> Iterator[Finding]:
         yield from expect(where, "rate of its ledger", {numbers["rate"]}, rates)
     if claims.is_trained and "examples" in numbers:
         batch, examples = cell["batch_size"], numbers["examples"]
-        planned = max(1, round(cell["epochs"] * examples / batch))
+        planned = max(1, round(cell["epochs"] * examples / batch))  # by the formula, not by the code that planned it
         yield from expect(where, "draws of its epochs", numbers["draws"], planned)
         for rate in rates:
             found = batch / examples / cell.get("dry_run", 1.0)

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from dpopt import registry
-from dpopt.analysis import choosing, frames, published, tables
+from dpopt.analysis import choosing, frames, papers, tables
 from dpopt.cli import main
 from dpopt.errors import ConfigError
 from dpopt.harness.plan import manifest, plan
@@ -24,7 +24,7 @@ RANGES = {"accuracy": 1, "bleu": 1, "meteor": 1, "rouge_l": 1, "cider": 10, "nis
 
 def rows():
     """Every row of every file as it is written."""
-    for file in published.papers().values():
+    for file in papers.papers().values():
         yield from csv.DictReader(line for line in file.read_text().splitlines() if not line.startswith("# "))
 
 
@@ -66,7 +66,7 @@ def test_table_4s_ratios_are_those_of_its_minutes():
 
 
 def test_known_numbers_of_the_papers():
-    paper = published.read("hyfreedp")
+    paper = papers.read("hyfreedp")
     at = ("CIFAR100", "ViT-Small", "full")
     number = paper.number(at, "HyFreeDP", 1.0, "accuracy")
     assert (number["value"], number["std"], number["table"]) == (pytest.approx(0.7817), pytest.approx(0.0012), "6")
@@ -75,11 +75,11 @@ def test_known_numbers_of_the_papers():
     assert paper.number(("E2E", "GPT-2", "full"), "HyFreeDP", 8.0, "nist")["value"] == 6.702
     assert paper.number(at, "HyFreeDP", 2.0, "accuracy") is None
     assert paper.number(at, "HyFreeDP", 1.0, "bleu") is None
-    own = published.read("adadp").number(("CIFAR10", "CNN", "fully connected layers"), "ADADP", 0.66, "accuracy")
+    own = papers.read("adadp").number(("CIFAR10", "CNN", "fully connected layers"), "ADADP", 0.66, "accuracy")
     assert (own["value"], own["std"]) == (0.6349, 0.0033)
     assert math.isnan(own["epsilon"])
     with pytest.raises(ConfigError, match="did you mean 'hyfreedp'"):
-        published.read("hyfredp")
+        papers.read("hyfredp")
 
 
 NAMES = {
@@ -171,7 +171,7 @@ def test_a_number_without_an_epsilon_says_so(matrix):
     workloads = [{"name": "digits_mlp", "is": measured}]
     named(matrix, paper="adadp", methods={"hyfreedp": "ADADP"}, workloads=workloads)
     table = tables.comparison(matrix, choosing.select(frames.load(matrix, "made").cells))
-    beside, remarks = published.beside(table, matrix.manifest("made"))
+    beside, remarks = papers.beside(table, matrix.manifest("made"))
     shown = tables.as_table(beside, "made").frame
     of = shown[shown["optimizer"] == "hyfreedp"]["published accuracy (%)"]
     assert set(of) == {"63.5 ± 0.3 (table 1, ε not stated)"}
@@ -185,7 +185,7 @@ def test_a_number_stands_beside_runs_of_the_same_noise_and_says_which_epsilon_it
     table = tables.comparison(matrix, choosing.select(frames.load(matrix, "made").cells))
     for epsilon, expected in (({1.0: 3}, "table of the README, states ε = 3"), ({}, "")):
         named(matrix, epsilon=epsilon, **own)
-        beside, _ = published.beside(table, matrix.manifest("made"))
+        beside, _ = papers.beside(table, matrix.manifest("made"))
         shown = beside[beside["label"] == "dp_adam"].set_index("epsilon_target")["published_in"]
         assert (shown[1.0], shown[3.0]) == (expected, "table of the README")
 
@@ -201,7 +201,7 @@ def test_a_field_says_what_a_workload_is_called(maker):
     content = {**store.manifest("made"), "published": NAMES}
     content["published"] |= {"workloads": [{"name": "synthetic_logreg", "is": [of_dim, "ViT-Small", "full"]}]}
     table = tables.comparison(store, choosing.select(frames.load(store, "made").cells))
-    beside, _ = published.beside(table, content)
+    beside, _ = papers.beside(table, content)
     found = dict(zip(beside["workload"], beside["published"], strict=True))
     assert found.pop("synthetic_logreg(dim=5)") == pytest.approx(0.9689)
     assert found.pop("synthetic_logreg(dim=10)") == pytest.approx(0.9221)
@@ -257,8 +257,8 @@ def test_a_suite_carries_the_names_into_its_manifest(tmp_path):
     suite = load_suite(str(path))
     content = json.loads(json.dumps(manifest(suite, plan(suite))))
     assert content["published"]["workloads"][0]["is"][0] == {"margin": {"a.b_c": "CIFAR10", "4.0": "CIFAR100"}}
-    published.check(content["published"], published.read("hyfreedp"))
-    assert published.measured(content) == {"synthetic_logreg": ("CIFAR100", "ViT-Small", "full")}
+    papers.check(content["published"], papers.read("hyfreedp"))
+    assert papers.measured(content) == {"synthetic_logreg": ("CIFAR100", "ViT-Small", "full")}
     plain = load_suite(str(path), ["published=null"])
     assert "published" not in manifest(plain, [])
     assert [entry.cell.run_id for entry in plan(plain)] == [cell["run_id"] for cell in content["cells"]]
@@ -282,7 +282,7 @@ def test_every_suites_names_are_known_to_its_paper(matrix):
         suite = load_suite(name)
         content = json.loads(json.dumps(manifest(suite, [])))
         if given := content.get("published"):
-            published.check(given, published.read(given["paper"]))
+            papers.check(given, papers.read(given["paper"]))
             assert set(given["methods"]) <= {*suite.optimizers, *suite.settings, *registry.optimizers()}, name
             registered = {entry if isinstance(entry, str) else entry["name"] for entry in suite.workloads}
             assert {entry["name"] for entry in given["workloads"]} <= registered, name
