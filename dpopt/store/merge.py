@@ -23,6 +23,8 @@ from dpopt.store.runs import CELLS, MEASUREMENTS, RECORD, Damaged, Run, Store, T
 
 OF_THE_MACHINE = ("provenance", "checksums", "seconds_", "peak_memory", "processes", "isolated")
 """Prefixes of the keys of a record that may differ between two runs of one cell."""
+WHERE_BOTH = ("diagnostics", "tested")
+"""Keys that a record may lack: published ones have diagnostics where figures show them, older ones not all keys."""
 OF_SUITES = ("runs", "suites")
 """The folders of a results folder that are merged beside `MEASUREMENTS`."""
 MEASURED = (RECORD, "table.md")
@@ -150,10 +152,10 @@ def _merge_run(source: Store, into: Store, run_id: str, merged: Merged) -> None:
 
 
 def _is_same(ours: Run, theirs: Run) -> bool:
-    """Whether two runs of one cell left the same; curves and diagnostics are compared where both have them."""
+    """Whether two runs of one cell left the same; curves and keys of `WHERE_BOTH` are compared where both have them."""
     if (ours.curve and theirs.curve and ours.curve != theirs.curve) or ours.ledger != theirs.ledger:
         return False
-    lacking = {"diagnostics"} - (ours.record.keys() & theirs.record.keys())
+    lacking = set(WHERE_BOTH) - (ours.record.keys() & theirs.record.keys())
     one, other = (
         {key: value for key, value in run.record.items() if not key.startswith((*OF_THE_MACHINE, *lacking))}
         for run in (ours, theirs)

@@ -100,11 +100,19 @@ def test_a_run_in_a_process_of_its_own_has_the_same_results(there, here):
     assert (merged.same, merged.conflicts) == (1, [])
 
 
-@pytest.mark.parametrize(("theirs", "same"), [(None, 1), ({"class_norms": [1.0]}, 1), ({"class_norms": [2.0]}, 0)])
-def test_diagnostics_are_compared_where_both_have_them(there, here, theirs, same):
-    """What is published has those of a method's best setting alone."""
-    run_id = add(here, 0, diagnostics={"class_norms": [1.0]})
-    add(there, 0, **({"diagnostics": theirs} if theirs else {}))
+@pytest.mark.parametrize(
+    ("theirs", "same"),
+    [
+        ({}, 1),
+        ({"diagnostics": {"class_norms": [1.0]}, "tested": 100}, 1),
+        ({"diagnostics": {"class_norms": [2.0]}}, 0),
+        ({"tested": 99}, 0),
+    ],
+)
+def test_what_a_record_may_lack_is_compared_where_both_have_it(there, here, theirs, same):
+    """Published are the diagnostics of a method's best setting alone; older records do not say `tested`."""
+    run_id = add(here, 0, diagnostics={"class_norms": [1.0]}, tested=100)
+    add(there, 0, **theirs)
     merged = merge(there, here)
     assert (merged.same, merged.conflicts) == (same, [] if same else [run_id])
 
