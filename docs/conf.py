@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shutil
+import types
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pandas as pd
+import yaml
 from sphinx.application import Sphinx
 
-from dpopt import __version__
+from dpopt import __version__, fields, registry
 from dpopt.cli import known
+from dpopt.clipping.rules import RULES
+from dpopt.errors import ConfigError
 from dpopt.markup import MARKDOWN
+from dpopt.optimizers.base import Direction
+from dpopt.types import ClipRule
 
 project, author, copyright = "dpopt", "the dpopt authors", "the dpopt authors"
 release = version = __version__
@@ -30,7 +39,18 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results"
 GENERATED = HERE / "generated"
 LISTED = {"optimizers": "Optimizers", "workloads": "Workloads", "data": "Data sets", "models": "Trained parameters"}
-"""What `dpopt list` shows -> the title of its page."""
+"""What `dpopt list` shows -> the title of its page; a page of the source tree may link to no other generated one."""
+FIELDS = f"""
+A table shows the fields of each optimizer: the default under this name, and the values that are allowed. *d* is the
+number of trained parameters. A *clip rule* is a number (the bound C of Abadi's rule), the name of a rule
+({", ".join(f"`{name}`" for name in RULES)}), or a rule with its fields, `{{rule: automatic, bound: 1.0}}`;
+[their formulas](../reference/api.md#clipping). Below each table is what the class says: its update rule, and where it
+deviates from its paper.
+"""
+SHOWN = fields.SHOWN | {ClipRule: "a clip rule", fields.Arguments: "names with their values", types.NoneType: "`null`"}
+"""An annotation that has no parts -> how a table of fields names it."""
+SECTION = re.compile(r"^(Args|Raises):\n((?: {4}.*\n)+)", re.MULTILINE)
+"""A section of a docstring, with what is indented under its title."""
 COMPUTE = """
 Everything that is published was computed on CPUs, two cores at most. No number was measured on a GPU yet: `make gpu`
 measures a device in one command. Hours are those of the published runs, loading and calibration included, each on one
@@ -44,22 +64,28 @@ def generate(app: Sphinx) -> None:
     """Write the pages that are made of the registry, of the published results and of what says how these are stored."""
     shutil.rmtree(GENERATED, ignore_errors=True)
     GENERATED.mkdir()
+    pages = {"models": table, "optimizers": optimizers}
     for what, title in LISTED.items():
         rows = [{key: MARKDOWN.escape(value) for key, value in row.items()} for row in known.LISTED[what]()]
-        write(what, title, pd.DataFrame(rows).to_markdown(index=False) if what == "models" else cards(rows))
+        write(what, title, pages.get(what, cards)(rows))
     for figure in RESULTS.glob("published/**/*.svg"):
         copy = GENERATED / "figures" / figure.relative_to(RESULTS / "published")
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(figure, copy)
-    for table in RESULTS.glob("published/**/table.md"):
-        folder = table.parent.relative_to(RESULTS / "published")
-        figures = [f"![{path.stem}](figures/{folder}/{path.name})" for path in sorted(table.parent.glob("*.svg"))]
-        texts = [path.read_text("utf-8") for path in (table, *sorted(set(table.parent.glob("*.md")) - {table}))]
+    for made in RESULTS.glob("published/**/table.md"):
+        folder = made.parent.relative_to(RESULTS / "published")
+        figures = [f"![{path.stem}](figures/{folder}/{path.name})" for path in sorted(made.parent.glob("*.svg"))]
+        texts = [path.read_text("utf-8") for path in (made, *sorted(set(made.parent.glob("*.md")) - {made}))]
         write(page(folder), str(folder), "\n\n".join([*texts, *figures]))
     schema, _, claims = (RESULTS / "README.md").read_text("utf-8").partition(f"## {CLAIMS}\n")
     write("results_format", "Format of results", schema.partition("\n")[2])
     write("claims", CLAIMS, claims)
     write("compute", "Statement of compute", f"{COMPUTE}\n{compute()}")
+
+
+def table(rows: list[dict[str, str]]) -> str:
+    """The rows as a table in Markdown."""
+    return pd.DataFrame(rows).to_markdown(index=False)
 
 
 def cards(rows: list[dict[str, str]]) -> str:
@@ -69,6 +95,93 @@ def cards(rows: list[dict[str, str]]) -> str:
         (_, title), *others = row.items()
         sections += [f"## {title}", "\n".join(f"- **{key}**: {value}" for key, value in others if value)]
     return "\n\n".join(sections)
+
+
+def optimizers(rows: list[dict[str, str]]) -> str:
+    """`cards`, and for each optimizer its default grid, its note, its fields, and what its class says."""
+    sections = [FIELDS]
+    for row in rows:
+        entry = registry.entry("optimizer", row["optimizer"])
+        kind, made = entry.load(), registry.create(entry.name)
+        grid = "; ".join(f"`{name}` in {', '.join(map(plain, values))}" for name, values in entry.grid.items())
+        tuning = f"by default the grid {grid}" if grid else "none"
+        known_too = {"tuning": tuning, "note": entry.note, "class": f"`{kind.__module__}.{kind.__qualname__}`"}
+        text, meanings = documented(kind)
+        defaults = registry.spec("optimizer", entry.name, made)
+        shown = [
+            {
+                "field": f"`{field}`",
+                "default": f"`{plain(defaults[field])}`",
+                "allowed": bases(entry.name) if hint is Direction else allowed(hint),
+                "what it is": meanings.get(field, "").replace("|", r"\|"),
+            }
+            for field, hint in fields.hints(kind).items()
+        ]
+        sections += [cards([row | known_too]), table(shown), text]
+    return "\n\n".join(sections)
+
+
+def bases(name: str) -> str:
+    """The directions that an optimizer takes as its base: those with which it can be made."""
+    taken = []
+    for base in registry.optimizers():
+        try:
+            registry.create(name, base=base)
+            taken.append(f"`{base}`")
+        except ConfigError:
+            continue
+    return ", ".join(taken)
+
+
+def allowed(hint: Any) -> str:
+    """The values that the annotation of a field allows."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return str(parts[1]).replace("number", "whole number" if parts[0] is int else "number").replace("inf", "∞")
+    if origin is Literal:
+        return " or ".join(f"`{value}`" for value in parts)
+    if origin in (Union, types.UnionType):
+        return " or ".join(map(allowed, parts))
+    if origin is tuple:
+        each = [allowed(part) for part in parts if part is not ...]
+        return f"a list, each {each[0]}" if ... in parts else f"a list: {'; '.join(each)}"
+    return SHOWN[hint]
+
+
+def plain(value: Any) -> str:
+    """A value as a YAML file holds it, on one line."""
+    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1e9).removesuffix("...\n").strip()
+
+
+def documented(kind: type[Any]) -> tuple[str, dict[str, str]]:
+    """What the docstring of a class says in Markdown, without its arguments, and what it and its bases say of these."""
+    meanings: dict[str, str] = {}
+    for cls in reversed(kind.__mro__):
+        for names, meaning in arguments(vars(cls).get("__doc__") or ""):
+            meanings |= {name: inherited(name, meaning, meanings) for name in names}
+    text = SECTION.sub(_prose, f"{inspect.cleandoc(kind.__doc__ or '')}\n")
+    return text, meanings
+
+
+def _prose(section: re.Match[str]) -> str:
+    """What stands for a section of a docstring in the text."""
+    return "" if section[1] == "Args" else f"Raises {' '.join(section[2].split())}\n"
+
+
+def arguments(docstring: str) -> list[tuple[list[str], str]]:
+    """Each entry of the section `Args` of a docstring: the names that it is about, and what it says."""
+    body = "".join(found[2] for found in SECTION.finditer(f"{inspect.cleandoc(docstring)}\n") if found[1] == "Args")
+    entries = [" ".join(entry.split()).partition(": ") for entry in re.split(r"\n(?= {4}\S)", body) if entry]
+    return [(names.split(", "), meaning) for names, _, meaning in entries]
+
+
+def inherited(name: str, meaning: str, known_before: Mapping[str, str]) -> str:
+    """What an argument is, where its docstring says "see" and a base: what that says, and what is added about it."""
+    found = re.match(r"see `\w+`(?:[.;] ?)?", meaning)
+    if not found or name not in known_before:
+        return meaning
+    added = meaning[found.end() :]
+    return f"{known_before[name]} ({added.rstrip('.')})" if re.search(rf"\b{name}\b", added) else known_before[name]
 
 
 def compute() -> str:
@@ -83,10 +196,35 @@ def compute() -> str:
 
 
 def write(name: str, title: str, content: str) -> None:
-    """Write a page, with links to published files leading to the pages and figures here."""
-    linked = re.sub(r"\]\(published/([\w/]+?)(?:/\w+\.md)?\)", lambda found: f"]({page(Path(found[1]))}.md)", content)
-    linked = linked.replace("](published/", "](figures/")
-    (GENERATED / f"{name}.md").write_text(f"# {title}\n\n{linked}", "utf-8")
+    """Write a generated page."""
+    (GENERATED / f"{name}.md").write_text(f"# {title}\n\n{linked(content, '', '')}", "utf-8")
+
+
+def read(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Make the links of a page of the source tree to files of `results/` lead to the pages and figures here."""
+    up = "../" * docname.count("/")
+    source[0] = linked(source[0], f"{up}../results/", f"{up}generated/")
+
+
+def linked(content: str, results: str, generated: str) -> str:
+    """`content` with links into `results/` leading to what is generated of it.
+
+    Args:
+        content: Markdown.
+        results: the path by which `content` reaches `results/`, with a slash at its end.
+        generated: the path by which its page reaches `docs/generated/`, likewise.
+    """
+    link = rf"\]\({re.escape(results)}"
+    suites = rf"{link}published/([\w/]+?)(?:/\w+\.md|/)?\)"
+    content = re.sub(suites, lambda found: f"]({generated}{page(Path(found[1]))}.md)", content)
+    content = re.sub(rf"{link}published/", f"]({generated}figures/", content)
+    content = re.sub(rf"{link}README\.md#{slug(CLAIMS)}\)", f"]({generated}claims.md)", content)
+    return re.sub(rf"{link}README\.md", f"]({generated}results_format.md", content)
+
+
+def slug(title: str) -> str:
+    """The anchor of a heading."""
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
 def page(folder: Path) -> str:
@@ -97,3 +235,4 @@ def page(folder: Path) -> str:
 def setup(app: Sphinx) -> None:
     """See Sphinx."""
     app.connect("builder-inited", generate)
+    app.connect("source-read", read)

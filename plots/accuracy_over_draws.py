@@ -4,15 +4,16 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from dpopt.analysis.axes import cut
-from dpopt.analysis.drawing import Styles, by_label, legend, panels
+from dpopt.analysis.drawing import MOST, Styles, by_label, legend, panels
 from dpopt.analysis.scores import shown
 
 NEEDS = "curves"
 
 
 def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
-    """One line a method; the axis is cut only where no line passes."""
+    """One line a method; the axis is cut only where no line passes. Of many methods without ranges (`MOST`)."""
     figure, axes = panels(frame, 3.8, 3.6, sharey="row")
+    is_crowded = frame["label"].nunique() > MOST
     for workload, of_workload in frame.groupby("workload"):
         score = of_workload["score"].iloc[0]
         unit, line, drawn = shown(score), [place for place in axes if place[0] == workload], []
@@ -20,10 +21,12 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
             panel, rows = axes[place], of_workload[of_workload["epsilon_target"] == place[1]]
             for label, style, runs in by_label(rows, styles):
                 by_draw = unit.factor * runs.groupby("draw")[f"test_{score}"].agg(["mean", "min", "max"])
-                marks = {"ms": 4, "markevery": max(1, len(by_draw) // 5)}
+                marks = {"ms": 4, "markevery": max(1, len(by_draw) // 5), "lw": 1 if is_crowded else 1.5}
                 panel.plot(by_draw.index, by_draw["mean"], label=label, **marks, **style.line)
-                panel.fill_between(by_draw.index, by_draw["min"], by_draw["max"], color=style.colour, alpha=0.15, lw=0)
-                drawn.append((by_draw["min"].min(), by_draw["max"].max()))
+                low, high = by_draw[["mean", "mean"] if is_crowded else ["min", "max"]].to_numpy().T
+                if not is_crowded:
+                    panel.fill_between(by_draw.index, low, high, color=style.colour, alpha=0.15, lw=0)
+                drawn.append((low.min(), high.max()))
             is_first = panel.get_subplotspec().is_first_col()
             panel.set(xlabel="draws", ylabel=f"test {unit.label}" if is_first else "")
         cut([axes[place] for place in line], *zip(*drawn, strict=True))

@@ -9,17 +9,22 @@ import math
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.analysis.drawing import Styles, legend, panels, shades
+from dpopt.analysis.axes import log_axis
+from dpopt.analysis.drawing import Styles, legend, named_epsilon, panels, shades
 
 NEEDS = "classes"
 
 
 def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
-    """Of the first method; relative to the class that C = 1 leaves most of, so that flat means that all count alike."""
+    """Of the first method; relative to the class that C = 1 leaves most of, so that flat means that all count alike.
+
+    On a log scale, which shows weights a thousand times apart.
+    """
     import matplotlib.pyplot as plt
 
-    frame = frame[frame["label"] == frame["label"].iloc[0]]
-    figure, axes = panels(frame, 3, 2.4)
+    label = frame["label"].iloc[0]
+    frame = frame[frame["label"] == label]
+    figure, axes = panels(frame, 3.2, 2.6, sharey="row")
     bounds = [bound for bound in sorted(frame["bound"].unique()) if float(math.log10(bound)).is_integer()]
     colours = dict(zip(bounds, plt.colormaps["viridis"](shades(len(bounds))), strict=True))
     for (workload, target), axis in axes.items():
@@ -30,8 +35,11 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
         for bound in bounds:
             relative = table[bound] / table[bound].loc[favoured]
             axis.plot(range(1, len(table) + 1), relative, color=colours[bound], label=f"C = {bound:g}")
-        axis.set(ylim=(0, 1.3), xlabel="class, by w(1)")
+        axis.set_title(f"{workload}\n{label}, {named_epsilon(target)}", fontsize=9)
+        axis.set(xlabel="class, easiest to hardest\n(by its weight at C = 1)")
         if axis.get_subplotspec().is_first_col():
             axis.set_ylabel("relative weight")
+    for axis in axes.values():
+        log_axis(axis)
     legend(figure)
     return figure

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from dpopt.analysis.axes import run_axis
-from dpopt.analysis.drawing import Styles, by_epsilon, by_method, gridded, legend, sweeps
+from dpopt.analysis.drawing import GREY, ROOM, Styles, by_epsilon, by_method, gridded, legend, sweeps
 
 NEEDS = "sweep"
 PLATEAU = 1.05
@@ -21,7 +21,7 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
     column = by_method(frame, ["examples", "epochs"])
     frame = frame.drop_duplicates([*column, "epsilon_target", "batch_size"])
     settings = list(frame.groupby(column))
-    size = (3.2 * len(settings) + 1, 5)
+    size = (3.2 * len(settings) + ROOM, 5)
     figure, axes = plt.subplots(2, len(settings), figsize=size, squeeze=False, sharex=True, layout="constrained")
     for ((examples, epochs, *method), rows), (cumulative, single) in zip(settings, axes.T, strict=True):
         for target, colour, line in by_epsilon(rows):
@@ -38,6 +38,8 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
         run_axis(single, rows["batch_size"], "batch size B")
         for axis in (cumulative, single):
             axis.grid(alpha=0.3)
+    axes[0, 0].plot([], [], "o", color=GREY, label="within 5 % of the least")
+    axes[0, 0].plot([], [], "o", mfc="white", color=GREY, label="more than 5 % above")
     axes[0, 0].set_ylabel("σ√T, relative")
     axes[1, 0].set_ylabel("σ/B, relative")
     legend(figure)

@@ -7,9 +7,11 @@ learning" (arXiv 2510.20616).
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.analysis.drawing import GREY, Styles, by_epsilon, legend, workload_panels
+from dpopt.analysis.drawing import GREY, Styles, by_epsilon, legend, remarks, workload_panels
 
 NEEDS = "diagnostics"
+BELOW = 1000
+"""How far below the least median or bound the axis may reach: bands end at rounding errors, far below both."""
 
 
 def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
@@ -25,5 +27,8 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
                 panel.plot(best["epoch"], best["best_clip"], "o", ms=4, color=colour)
         panel.plot([], [], "o", ms=4, color=GREY, label="best bound C*")
         panel.set(xlabel="epochs", ylabel="gradient norm", yscale="log")
+        least = rows[rows.columns.intersection(["q50", "best_clip"])].min().min()
+        panel.set_ylim(bottom=max(panel.get_ylim()[0], least / BELOW))
+    remarks(panels[0][0], "median", "5 to 95 % of the examples")
     legend(figure)
     return figure

@@ -1,23 +1,25 @@
 """Learning rate over draws: what HyFreeDP and ADADP find from their starts, against the rates that others are given."""
 
 import math
-from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpopt.analysis.drawing import Styles, by_label, legend, panels
+from dpopt.analysis.drawing import Style, Styles, by_label, legend, panels, remarks
 
 NEEDS = "curves"
 LEAST = 1e-12
 """Lower rates are drawn here, where steps are without effect: one that shrinks for ever would hide all others."""
+SEEDS = 3
+"""From as many on, a rate that is found has one line and a band."""
 
 
 def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
-    """One line a seed; rates that were searched for or set by hand are thin.
+    """Rates that are found: the median over seeds in a band from least to largest; of few seeds, one line a seed.
 
-    Without privacy only where a rate is found: constants have nothing to be compared with there.
+    So are rates that were searched for or set by hand; they are thin. Without privacy only where a rate is found:
+    constants have nothing to be compared with there.
     """
     is_shown = frame["eta"].notna() & ((frame["epsilon_target"] < math.inf) | (frame["tuning"] == "self"))
     shown = frame[is_shown]
@@ -28,19 +30,36 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
     for place, panel in axes.items():
         rows = shown[(shown["workload"] == place[0]) & (shown["epsilon_target"] == place[1])]
         for label, style, runs in by_label(rows, styles):
-            for _, run in runs.groupby("run_id", sort=False):
-                _line(panel, run, label=label, **style.line)
+            _lines(panel, label, style, runs)
         panel.set_yscale("log")
         panel.set(xlabel="draws", ylabel=name if panel.get_subplotspec().is_first_col() else "")
+    if any(panel.collections for panel in axes.values()):
+        remarks(next(iter(axes.values())), "median over seeds", "least to largest")
     legend(figure, styles)
     return figure
 
 
-def _line(panel: Axes, run: pd.DataFrame, **options: Any) -> None:
-    """The rates that a run had, from the one on that it was given; not where all are a constant that it set itself."""
-    width = 1.5 if run["tuning"].iloc[0] == "self" else 0.7
-    draws, rates, start = list(run["draw"]), list(run["eta"]), float(run["lr"].iloc[0])
-    if start in rates or run["eta"].nunique() > 1:
-        draws, rates = [0, *draws], [start, *rates]
-    marks = {"alpha": 0.8, "linewidth": width, "ms": 4, "markevery": max(1, len(draws) // 4)}
-    panel.plot(draws, [max(rate, LEAST) for rate in rates], **marks, **options)
+def _lines(panel: Axes, label: str, style: Style, runs: pd.DataFrame) -> None:
+    is_found = runs["tuning"].iloc[0] == "self"
+    lines = [_rates(run) for _, run in runs.groupby("run_id", sort=False)]
+    if is_found and len(lines) >= SEEDS:
+        lines = [_band(panel, lines, style.colour)]
+    for line in lines:
+        marks = {"ms": 4, "markevery": max(1, len(line) // 4), "lw": 1.5 if is_found else 0.7}
+        panel.plot(line.index, line, alpha=0.8, label=label, **marks, **style.line)
+
+
+def _band(panel: Axes, lines: list[pd.Series], colour: str) -> pd.Series:
+    """Draw the range of `lines`; gives their median, on the logarithmic scale that they are shown on."""
+    by_draw = pd.concat(lines).groupby(level=0)
+    low, high = by_draw.min(), by_draw.max()
+    panel.fill_between(low.index, low, high, color=colour, alpha=0.15, lw=0)
+    return 10 ** pd.concat(lines).map(math.log10).groupby(level=0).median()
+
+
+def _rates(run: pd.DataFrame) -> pd.Series:
+    """A run's rates by draw, from the one on that it was given; not where all are a constant that it set itself."""
+    rates, start = pd.Series(run["eta"].to_numpy(), index=run["draw"]), float(run["lr"].iloc[0])
+    if (rates == start).any() or rates.nunique() > 1:
+        rates = pd.concat([pd.Series({0: start}), rates])
+    return rates.clip(lower=LEAST)

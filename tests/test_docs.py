@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import matplotlib as mpl
+import pandas as pd
 import pytest
 import yaml
 
@@ -19,7 +20,7 @@ from dpopt import configurations
 from dpopt.analysis.leaderboard import Leaderboard
 from dpopt.analysis.leaderboard_page import Page
 from dpopt.analysis.publishing import load_published
-from dpopt.cli import COMMANDS, main
+from dpopt.cli import COMMANDS, known, main
 from dpopt.errors import ConfigError
 from dpopt.harness.suite import load_suite
 
@@ -35,6 +36,11 @@ PAGES = [
         if "generated" not in path.parts and path not in TUTORIALS
     ),
 ]
+LINKING = sorted({*PAGES, *TUTORIALS, TREE / "ARCHITECTURE.md", TREE / "results" / "README.md"})
+SHOWN = r"^`{3,}\{(?:image|figure|include|literalinclude)\} (\S+)$"
+LINK = re.compile(rf"\]\(([^()\s]+)\)|{SHOWN}|\{{download\}}`([^`<>]+)`", re.MULTILINE)
+BUILT = {TREE / "docs" / "generated" / f"{what}.md": f"dpopt list what={what}" for what in known.LISTED}
+"""Pages of the built site alone that a tracked page may link to -> the command that shows the same."""
 FENCE = re.compile(r"^(`{3,})(\S*)\n(.*?)^\1$", re.MULTILINE | re.DOTALL)
 PROSE = ("", "text", "mermaid")
 """Blocks that are no code, beside directives in braces."""
@@ -97,10 +103,10 @@ def check_shell(words: list[str]) -> None:
 def check_dpopt(name: str, *arguments: str) -> None:
     command = COMMANDS[name]
     overrides = [word for word in arguments if "=" in word]
-    known = command.keys()
+    keys = command.keys()
     for override in overrides:
         first = override.partition("=")[0].lstrip("+").split(".")[0]
-        assert first in known or f"{first}." in command.description, (name, override, sorted(known))
+        assert first in keys or f"{first}." in command.description, (name, override, sorted(keys))
     suites = [word.partition("=")[2] for word in overrides if word.startswith("suite=")]
     of_suite = configurations.keys("suite") if name in ("plan", "run") else []
     for suite in suites[0].strip("[]").split(",") if suites else []:
@@ -175,6 +181,71 @@ def test_a_page_shows_what_there_is(path, tmp_path, monkeypatch, capsys):
 def test_what_there_is_not_is_noticed(shown):
     with pytest.raises((AssertionError, ConfigError, KeyError)):
         check_shell(shlex.split(shown))
+
+
+def links(text: str) -> list[str]:
+    """The files that a page links to or shows, without anchors; other sites and anchors of its own are left out."""
+    found = [next(filter(None, match.groups())).partition("#")[0] for match in LINK.finditer(text)]
+    return [target for target in found if target and "://" not in target]
+
+
+def tracked_files() -> set[Path]:
+    """The files that a clone has; all but what the site's build makes, where git cannot say."""
+    try:
+        done = subprocess.run(["git", "ls-files", "-z"], cwd=TREE, capture_output=True, text=True, check=True)
+        listed = {TREE / name for name in done.stdout.split("\0") if name}
+    except (OSError, subprocess.CalledProcessError):
+        listed = set()
+    made = (TREE / "docs" / "generated", TREE / "docs" / "_build")
+    return listed or {path for path in TREE.rglob("*") if not any(path.is_relative_to(folder) for folder in made)}
+
+
+@pytest.fixture(scope="module")
+def tracked() -> set[Path]:
+    files = tracked_files()
+    return files | {folder for path in files for folder in path.parents if folder.is_relative_to(TREE)}
+
+
+@pytest.mark.parametrize("path", LINKING, ids=lambda path: str(path.relative_to(TREE)))
+def test_a_page_links_to_what_a_clone_has(path, tracked):
+    text = path.read_text("utf-8")
+    targets = {Path(os.path.normpath(path.parent / target)) for target in links(text)}
+    assert targets - tracked - BUILT.keys() == set()
+    assert [command for page, command in BUILT.items() if page in targets and f"`{command}`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[table](generated/published_leaderboard.md)",
+        "![figure](generated/figures/leaderboard/leaderboard.svg)",
+        "```{image} generated/figures/leaderboard/leaderboard.svg\n```",
+        "{download}`leaderboard.xlsx`",
+        "[anchor](nowhere.md#at-all)",
+    ],
+)
+def test_a_link_that_a_clone_has_not_is_noticed(text, tracked):
+    assert {Path(os.path.normpath(TREE / "docs" / target)) for target in links(text)} - tracked - BUILT.keys()
+
+
+def test_without_git_the_files_that_are_there_count(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    files = tracked_files()
+    assert TREE / "README.md" in files
+    assert not any(path.is_relative_to(TREE / "docs" / "generated") for path in files)
+
+
+def test_the_page_on_trust_counts_the_rows_of_changed_files():
+    files = sorted((TREE / "results" / "published").glob("*/cells.parquet"))
+    dirty = {file.parent.name: pd.read_parquet(file, columns=["dirty"])["dirty"] for file in files}
+    counts = {suite: int(column.sum()) for suite, column in dirty.items() if column.any()}
+    largest = sorted(counts, key=counts.__getitem__, reverse=True)[:4]
+    text = " ".join((TREE / "docs" / "guide" / "trust.md").read_text("utf-8").split())
+    rest = sum(counts.values()) - sum(counts[suite] for suite in largest)
+    assert f"in {sum(counts.values()):,} of {sum(map(len, dirty.values())):,} rows" in text
+    assert all(f"{counts[suite]:,} of" in text and f"`{suite}`" in text for suite in largest)
+    assert f"in {rest} rows of eight other suites" in text
+    assert len(counts) - len(largest) == 8
 
 
 def test_the_readme_is_short():

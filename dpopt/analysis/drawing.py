@@ -69,23 +69,25 @@ def styles_of(labels: Iterable[str]) -> dict[str, Style]:
     a number one colour.
     """
     names = list(dict.fromkeys(labels))
-    known = _families(names)
-    methods, numbers = (list(dict.fromkeys(keys)) for keys in list(zip(*known.values(), strict=True)) or ((), ()))
-    rest = [name for name in names if name not in known]
-    rows = len(methods) - (-len(rest) // len(COLOURS))
-    if len(methods) < 2 or len(numbers) > len(COLOURS) or rows > len(DASHES):
-        methods, rest = [], names
-    markers = MARKERS[len(methods) :]
-    styles = {}
-    for k, name in enumerate(rest):
+    styles = _shared(names)
+    taken = len({style.dash for style in styles.values()})
+    markers = MARKERS[taken:]
+    for k, name in enumerate(name for name in names if name not in styles):
         row, column = divmod(k, len(COLOURS))
-        dash = DASHES[(len(methods) + row) % len(DASHES)]
+        dash = DASHES[(taken + row) % len(DASHES)]
         styles[name] = Style(COLOURS[column], markers[(column - row) % len(markers)], dash)
-    for name in names:
-        if name not in styles:
-            row, column = methods.index(known[name][0]), numbers.index(known[name][1])
-            styles[name] = Style(COLOURS[column], MARKERS[row], DASHES[row])
     return {name: styles[name] for name in names}
+
+
+def _shared(names: Sequence[str]) -> dict[str, Style]:
+    """The styles of methods that differ in a number; of one method, or of too many, none."""
+    known = _families(names)
+    methods, numbers = (list(dict.fromkeys(pair[k] for pair in known.values())) for k in (0, 1))
+    rows = len(methods) + math.ceil((len(names) - len(known)) / len(COLOURS))
+    if len(methods) < 2 or len(numbers) > len(COLOURS) or rows > len(DASHES):
+        return {}
+    rows_of = {method: (MARKERS[row], DASHES[row]) for row, method in enumerate(methods)}
+    return {name: Style(COLOURS[numbers.index(number)], *rows_of[method]) for name, (method, number) in known.items()}
 
 
 def _families(names: Sequence[str]) -> dict[str, tuple[str, str]]:

@@ -168,6 +168,31 @@ def test_forty_labels_can_be_told_apart():
     assert {style.dash for style in list(styles.values())[: len(drawing.COLOURS)]} == {"-"}
 
 
+def test_methods_that_differ_in_a_number_share_marker_and_dash():
+    names = ["alone", "one_1e-8", "one_1e-2", "one", "other_1e-8", "other_1e-2", "third_1", *"abcdefg"]
+    styles = styles_of(names)
+    assert list(styles) == names
+    looks = {label: style[1:] for label, style in styles.items()}
+    assert looks["one_1e-8"] == looks["one_1e-2"] == looks["one"] != looks["other_1e-8"] == looks["other_1e-2"]
+    assert styles["one_1e-8"].colour == styles["other_1e-8"].colour != styles["one_1e-2"].colour
+    for part in ("marker", "dash"):
+        assert len({(style.colour, getattr(style, part)) for style in styles.values()}) == len(names)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["one_1", "one_2", "a", "b"],
+        [f"{method}_{number}" for method in "ab" for number in range(8)],
+        [f"{method}_{number}" for method in "abcdefg" for number in range(2)],
+    ],
+    ids=["one method", "more numbers than colours", "more methods than dashes"],
+)
+def test_numbers_have_no_colour_where_that_tells_less_apart(names):
+    plain = styles_of(chr(ord("A") + k) for k in range(len(names)))
+    assert list(styles_of(names).values()) == list(plain.values())
+
+
 def test_labels_that_matplotlib_would_read_as_mathematics_have_their_style(maker):
     maker.add("$x$", 0, 0.5, 0.5)
     maker.add("dp_adam", 0, 0.6, 0.6)
@@ -209,10 +234,56 @@ def test_a_learning_rate_that_is_lost_does_not_hide_the_others(known):
     curves = known.curves.copy()
     curves.loc[curves["label"] == "hyfreedp", "eta"] = 1e-300
     panel = drawn(ALL["learning_rate"], curves).axes[0]
-    lowest = {line.get_label(): min(line.get_ydata()) for line in panel.lines}
-    assert lowest["hyfreedp"] == 1e-12
+    lowest = {line.get_label(): min(line.get_ydata(), default=None) for line in panel.lines}
+    assert lowest["hyfreedp"] == pytest.approx(1e-12)
     assert lowest["dp_adam"] == curves.query("label == 'dp_adam'")["eta"].min()
     assert panel.get_ylabel() == "learning rate (at least 1e-12)"
+
+
+def rates(seeds, tuning="self"):
+    """Curves of `seeds` runs that start at 1e-6 and find 1e-1, 1e-2, ..."""
+    rows = [
+        {"workload": "w", "epsilon_target": 1.0, "label": "found", "tuning": tuning, "run_id": str(seed), "lr": 1e-6}
+        | {"draw": draw, "eta": 1e-6 if draw == 5 else 10.0 ** -(1 + seed)}
+        for seed in range(seeds)
+        for draw in (5, 10)
+    ]
+    return drawn(ALL["learning_rate"], pd.DataFrame(rows))
+
+
+@pytest.mark.parametrize(("seeds", "middle"), [(3, 1e-2), (4, 10**-2.5), (5, 1e-3)])
+def test_rates_of_many_seeds_are_a_line_in_a_band(seeds, middle):
+    figure = rates(seeds)
+    (panel,) = figure.axes
+    (line,) = [line for line in panel.lines if line.get_label() == "found"]
+    assert line.get_xydata() == pytest.approx(np.array([[0, 1e-6], [5, 1e-6], [10, middle]]))
+    band = np.concatenate([path.vertices for path in panel.collections[0].get_paths()])
+    assert set(band[band[:, 0] == 10, 1]) == {10.0**-seeds, 1e-1}
+    assert [text for text, _ in legends(figure)] == ["found", "median over seeds", "least to largest"]
+
+
+@pytest.mark.parametrize(("seeds", "tuning"), [(2, "self"), (5, "grid"), (5, "fixed")])
+def test_rates_of_few_seeds_or_of_a_search_are_a_line_each(seeds, tuning):
+    figure = rates(seeds, tuning)
+    (panel,) = figure.axes
+    assert sorted(line.get_ydata()[-1] for line in panel.lines) == sorted(10.0 ** -(1 + seed) for seed in range(seeds))
+    assert not panel.collections
+    assert [text for text, _ in legends(figure)] == ["found"]
+
+
+@pytest.mark.parametrize("count", [12, 13])
+def test_ranges_of_many_methods_do_not_cover_each_other(count):
+    rows = [
+        {"workload": "w", "epsilon_target": 1.0, "label": f"method {k}", "draw": draw, "score": "accuracy"}
+        | {"test_accuracy": 0.5 + k / 100 + seed / 10}
+        for k in range(count)
+        for seed in (0, 1)
+        for draw in (5, 10)
+    ]
+    (panel,) = drawn(ALL["accuracy_over_draws"], pd.DataFrame(rows)).axes
+    assert [line.get_ydata()[0] for line in panel.lines] == pytest.approx([55 + k for k in range(count)])
+    assert len(panel.collections) == (count if count <= 12 else 0)
+    assert {line.get_linewidth() for line in panel.lines} == {1.5 if count <= 12 else 1}
 
 
 @pytest.mark.parametrize("plot", OF_TABLES, ids=lambda plot: plot.name)
@@ -273,6 +344,36 @@ def test_a_legend_is_of_all_panels_in_the_suites_order():
     (legend,) = figure.legends
     texts = [text.get_text() for text in legend.get_texts()]
     assert texts == ["first", "same_but_longer", "same (set by hand)", "ceiling"]
+
+
+def inches(figure):
+    """Width and height of a figure's first panel, and of its legend."""
+    figure.canvas.draw()
+    boxes = figure.axes[0].get_window_extent(), figure.legends[0].get_window_extent()
+    return [tuple(box.size / figure.dpi) for box in boxes]
+
+
+@pytest.mark.parametrize("name", ["accuracy_vs_epsilon", "accuracy_over_draws"])
+def test_a_legend_takes_no_room_from_panels(name, known):
+    frame = known.frame(ALL[name].needs)
+    label, sizes = frame["label"].iloc[0], {}
+    for count in (1, 24):
+        names = [label if count == 1 else f"{label}, that is called {k}" for k in range(count)]
+        copies = pd.concat([frame[frame["label"] == label].assign(label=other) for other in names])
+        figure = drawn(ALL[name], copies)
+        panel, legend = inches(figure)
+        sizes[count] = panel
+        assert legend[1] <= figure.get_size_inches()[1]
+        assert figure.axes[0].xaxis.label.get_window_extent().width / figure.dpi < panel[0]
+    assert len(figure.legends[0].get_texts()) >= 24
+    assert sizes[24] == pytest.approx(sizes[1], abs=0.35), "a short legend leaves panels some of its room"
+
+
+def test_a_short_legend_changes_no_size():
+    figure, axis = plt.subplots(figsize=(5, 3), layout="constrained")
+    axis.plot([0, 1], label="short")
+    drawing.legend(figure)
+    assert figure.get_size_inches().tolist() == [5, 3]
 
 
 @pytest.mark.parametrize(

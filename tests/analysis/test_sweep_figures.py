@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from dpopt.analysis import figures
-from dpopt.analysis.drawing import styles_of
+from dpopt.analysis.drawing import GREY, styles_of
 
 PLOTS = {plot.name: plot for plot in figures.plots(Path(__file__).parents[2] / "plots")}
 CLIPS, SIZES, EPSILONS, EPOCHS = (0.1, 1.0, 10.0), (64, 256, 1024), (1.0, 8.0), (2.0, 10.0)
@@ -172,6 +172,19 @@ def test_cumulative_noise_is_relative_to_the_largest_batch(sweep):
     assert single == pytest.approx([4, 2, 1])
 
 
+def faces(figure):
+    """What a legend says, with the face of its markers."""
+    (legend,) = figure.legends
+    faces = [getattr(handle, "get_markerfacecolor", str)() for handle in legend.legend_handles]
+    return dict(zip([text.get_text() for text in legend.get_texts()], faces, strict=True))
+
+
+def test_cumulative_noise_says_what_filled_dots_are(two):
+    found = faces(draw("cumulative_noise", two))
+    assert found["within 5 % of the least"] == GREY
+    assert found["more than 5 % above"] == "white"
+
+
 def test_automatic_clipping_meets_the_tuned_bound(sweep):
     axis = draw("automatic_clipping", sweep).axes[0]
     drawn = {held.get_label(): held.lines[0].get_xydata() for held in axis.containers}
@@ -213,7 +226,21 @@ def test_norms_have_a_band_for_each_epsilon():
     ]
     axis = draw("gradient_norms", pd.DataFrame(rows)).axes[0]
     assert lines(axis, "ε = 8") == pytest.approx(np.array([[1.0, 0.25], [2.0, 0.5]]))
-    assert len(axis.collections) == len(EPSILONS)
+    bands = [held for held in axis.collections if held.get_label() != "5 to 95 % of the examples"]
+    assert len(bands) == len(EPSILONS)
+    assert {"median", "5 to 95 % of the examples", "best bound C*"} <= set(faces(axis.figure))
+
+
+@pytest.mark.parametrize(
+    ("quantiles", "best", "lowest"),
+    [((1e-16, 1e-2, 1.0), 10.0, 1e-5), ((1e-16, 1e-2, 1.0), 1e-4, 1e-7), ((0.5, 1.0, 2.0), 1.0, 0.4)],
+)
+def test_norms_that_are_rounding_errors_do_not_squeeze_medians(quantiles, best, lowest):
+    place = {"workload": "easy", "label": "dp_adam", "epsilon_target": 1.0, "best_clip": best}
+    rows = [place | {"epoch": k} | dict(zip(("q5", "q50", "q95"), quantiles, strict=True)) for k in (1.0, 2.0)]
+    bottom, top = draw("gradient_norms", pd.DataFrame(rows)).axes[0].get_ylim()
+    assert bottom == pytest.approx(lowest, rel=0.2)
+    assert top > max(best, quantiles[2])
 
 
 def test_class_weights_are_sorted_and_relative():
@@ -227,6 +254,28 @@ def test_class_weights_are_sorted_and_relative():
     assert [y for _, y in lines(axis, "C = 1")] == pytest.approx([1, 0.5, 0.25])
     assert [y for _, y in lines(axis, "C = 10")] == pytest.approx([1, 1, 1])
     assert {line.get_label() for line in axis.lines} == {"C = 0.1", "C = 1", "C = 10"}
+    assert axis.get_title() == "easy\ndp_adam, ε = 1"
+    assert axis.get_xlabel() == "class, easiest to hardest\n(by its weight at C = 1)"
+
+
+def test_all_class_weights_are_on_the_axis():
+    """The second class has more than the first where C is small, the third next to nothing."""
+    weights = {0.1: (0.1, 0.3, 1e-4), 1.0: (0.9, 0.5, 0.1)}
+    rows = [
+        {"workload": "easy", "label": "dp_adam", "epsilon_target": 1.0, "label_of_class": y, "bound": bound}
+        | {"weight": weight}
+        for bound, of_classes in weights.items()
+        for y, weight in enumerate(of_classes)
+    ]
+    figure = draw("class_weights", pd.DataFrame(rows))
+    (axis,) = figure.axes
+    bottom, top = axis.get_ylim()
+    assert axis.get_yscale() == "log"
+    assert bottom < lines(axis, "C = 0.1")[:, 1].min() == pytest.approx(1e-3)
+    assert top > lines(axis, "C = 0.1")[:, 1].max() == pytest.approx(3)
+    figure.canvas.draw()
+    shown = [text.get_text() for text in axis.get_yticklabels() if bottom <= text.get_position()[1] <= top]
+    assert shown == ["0.001", "0.01", "0.1", "1"]
 
 
 def test_all_epsilon_is_on_the_axis():
