@@ -54,7 +54,7 @@ SECTION = re.compile(r"^(Args|Raises):\n((?: {4}.*\n)+)", re.MULTILINE)
 COMPUTE = """
 Everything that is published was computed on CPUs, two cores at most. No number was measured on a GPU yet: `make gpu`
 measures a device in one command. Hours are those of the published runs, loading and calibration included, each on one
-core beside another one. The features of a frozen backbone, which are computed once, are not in it.
+core beside another one; `dirty` are runs whose commit had changed files. The features of a frozen backbone, which are computed once, are not in it.
 """
 CLAIMS = "What the papers claim and what these runs say"
 """The section of `results/README.md` that is a page of its own."""
@@ -185,14 +185,17 @@ def inherited(name: str, meaning: str, known_before: Mapping[str, str]) -> str:
 
 
 def compute() -> str:
-    """A row for each published suite: its runs, and the hours that they took."""
+    """A row for each published suite: its runs, how many were made with changed files, and the hours that they took."""
     files = {file.parent.name: file for file in sorted(RESULTS.glob("published/*/cells.parquet"))}
-    columns = ["run_id", "seconds_prepare", "seconds_train"]
+    columns = ["run_id", "dirty", "seconds_prepare", "seconds_train"]
     suites = {name: pd.read_parquet(file, columns=columns).drop_duplicates("run_id") for name, file in files.items()}
     shown = {f"[{name}]({page(Path(name))}.md)": runs for name, runs in suites.items()}
     shown["in all"] = pd.concat(suites.values()).drop_duplicates("run_id")
-    rows = [(name, len(runs), runs[columns[1:]].sum().sum() / 3600) for name, runs in shown.items()]
-    return pd.DataFrame(rows, columns=["suite", "runs", "hours"]).to_markdown(index=False, floatfmt=".2f")
+    rows = [
+        (name, len(runs), int(runs["dirty"].sum()), runs[columns[2:]].sum().sum() / 3600)
+        for name, runs in shown.items()
+    ]
+    return pd.DataFrame(rows, columns=["suite", "runs", "dirty", "hours"]).to_markdown(index=False, floatfmt=".2f")
 
 
 def write(name: str, title: str, content: str) -> None:

@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import matplotlib as mpl
-import pandas as pd
 import pytest
 import yaml
 
@@ -233,19 +232,6 @@ def test_without_git_the_files_that_are_there_count(monkeypatch):
     files = tracked_files()
     assert TREE / "README.md" in files
     assert not any(path.is_relative_to(TREE / "docs" / "generated") for path in files)
-
-
-def test_the_page_on_trust_counts_the_rows_of_changed_files():
-    files = sorted((TREE / "results" / "published").glob("*/cells.parquet"))
-    dirty = {file.parent.name: pd.read_parquet(file, columns=["dirty"])["dirty"] for file in files}
-    counts = {suite: int(column.sum()) for suite, column in dirty.items() if column.any()}
-    largest = sorted(counts, key=counts.__getitem__, reverse=True)[:4]
-    text = " ".join((TREE / "docs" / "guide" / "trust.md").read_text("utf-8").split())
-    rest = sum(counts.values()) - sum(counts[suite] for suite in largest)
-    assert f"in {sum(counts.values()):,} of {sum(map(len, dirty.values())):,} rows" in text
-    assert all(f"{counts[suite]:,} of" in text and f"`{suite}`" in text for suite in largest)
-    assert f"in {rest} rows of eight other suites" in text
-    assert len(counts) - len(largest) == 8
 
 
 def test_the_readme_is_short():

@@ -209,7 +209,9 @@ def test_prv_is_refused_where_its_grid_would_be_too_large_for_the_draws_alone():
 
 
 def test_draws_that_would_each_be_traced_are_refused():
-    with pytest.raises(ConfigError, match="draws: 1000000000000 cannot be used; expected 1 to 10,000,000"):
+    with pytest.raises(
+        ConfigError, match="draws: 1000000000000 cannot be used; expected a whole number from 1 to 10,000,000"
+    ):
         calibrate(DPSGD(), rate=0.01, draws=10**12, dimension=3, epsilon=1.0, delta=1e-5)
 
 

@@ -22,7 +22,7 @@ from dpopt.store import Store, archives
 from dpopt.store.identity import identity
 from dpopt.store.merge import merge
 from dpopt.store.published import PublishedStore
-from dpopt.store.runs import sealed
+from dpopt.store.runs import sealed, unsealed
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "results" / "published"
@@ -536,7 +536,9 @@ def test_nor_do_those_that_are_not_what_they_are_named_by(here, tmp_path):
     folder = tmp_path / "published" / "changed"
     shutil.copytree(PUBLISHED / "handcrafted_cnn_mnist", folder)
     cells = pd.read_parquet(folder / "cells.parquet")
-    cells.loc[0, "record"] = cells.loc[0, "record"].replace('"seed": 0', '"seed": 7')
+    record = unsealed(json.loads(cells.loc[0, "record"]), "the row")
+    record["cell"]["seed"] = 7
+    cells.loc[0, "record"] = json.dumps(sealed(record))
     cells.to_parquet(folder / "cells.parquet")
     merged = merge(PublishedStore(folder.parent), here)
     assert len(merged.copied) == 4
