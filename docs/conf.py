@@ -54,7 +54,8 @@ SECTION = re.compile(r"^(Args|Raises):\n((?: {4}.*\n)+)", re.MULTILINE)
 COMPUTE = """
 Everything that is published was computed on CPUs, two cores at most. No number was measured on a GPU yet: `make gpu`
 measures a device in one command. Hours are those of the published runs, loading and calibration included, each on one
-core beside another one; `dirty` are runs whose commit had changed files. The features of a frozen backbone, which are computed once, are not in it.
+core beside another one. The features of a frozen backbone, which are computed once, are not in it. `dirty`: runs whose
+commit had changed files.
 """
 CLAIMS = "What the papers claim and what these runs say"
 """The section of `results/README.md` that is a page of its own."""
