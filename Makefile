@@ -40,7 +40,7 @@ test: install
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 slow: install
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m 'slow and not gpu'
 
 mutants: install
 	$(BIN)/python tests/mutation

@@ -1,7 +1,6 @@
-"""Every registered workload keeps every rule of `dpopt.testing`: on tiny fabricated data, and on real where there."""
+"""Every registered workload keeps every rule of `dpopt.testing`, on tiny fabricated data."""
 
 import dataclasses
-import os
 import random
 from typing import ClassVar
 
@@ -101,23 +100,6 @@ def folder(tmp_path_factory):
 )
 def test_registered_workload(folder, name, rule):
     check(registry.create_workload(name, validation=8, **CASES[name]), rule)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("DPOPT_DATA" not in os.environ, reason="needs DPOPT_DATA")
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize(
-    ("name", "fields"),
-    [
-        ("mnist_mlp", {}),
-        ("mnist_scatter", {}),
-        ("cifar10_adadp", {}),
-        ("cifar100_vit_tiny", {"data": "cifar100_subset", "validation": 1000, "size": 32}),
-        ("cifar10_wrn_16_4", {}),
-    ],
-)
-def test_on_the_real_data(name, fields, rule):
-    check(registry.create_workload(name, **fields), rule)
 
 
 @dataclasses.dataclass(frozen=True)
