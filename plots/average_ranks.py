@@ -1,4 +1,4 @@
-"""Average rank of each method at equal cost, its rank in each block, and which methods' averages do not differ."""
+"""Average rank of each method at equal cost, its rank in each block, and which averages are not shown to differ."""
 
 import textwrap
 

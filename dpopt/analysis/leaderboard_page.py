@@ -80,7 +80,7 @@ class Page:
         verdict = "Nothing is ranked." if self.board.blocks.empty else ranking.verdict(self.board.blocks)
         bold = {(at, name) for at, row in enumerate(rows) if row["is_best"] is True for name in ("method", "rank")}
         italic = {(at, "method") for at, row in enumerate(rows) if row["track"] == FREE}
-        note = f"{NOTE} {verdict}{' Bold: ranks that do not differ from the best.' if bold else ''}"
+        note = f"{NOTE} {verdict}{' Bold: ranks that are not shown to differ from the best.' if bold else ''}"
         return Table(frame, "Average ranks at equal total ε", note, bold=bold, italic=italic, numbers=table)
 
     def _scores(self, target: float, is_last: bool) -> Table:

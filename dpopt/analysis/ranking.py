@@ -191,7 +191,7 @@ def verdict(frame: pd.DataFrame) -> str:
     if test:
         return (
             f"Friedman's test over {test.workloads} workloads: p = {test.p:.2g}. Average ranks less than "
-            f"{test.critical:.2f} apart do not differ at 5 % (Nemenyi)."
+            f"{test.critical:.2f} apart are not shown to differ at 5 % (Nemenyi)."
         )
     return (
         f"Average ranks are not tested: that takes {statistics.ENOUGH} workloads (budgets of one workload share its "
