@@ -30,6 +30,7 @@ from transformers import BertConfig, BertForSequenceClassification, logging
 
 import dpopt
 from dpopt.errors import ConfigError
+from dpopt.training import reading
 from dpopt.training.reading import read
 
 pytestmark = pytest.mark.filterwarnings("ignore:seed")
@@ -155,6 +156,18 @@ def test_a_mapped_file_is_not_read_into_memory(tmp_path):
     assert torch.equal(weights(fit((mapped, Y))), weights(fit((X, Y))))
 
 
+def test_numbers_that_are_not_finite_are_counted_part_by_part(monkeypatch):
+    monkeypatch.setattr(reading, "FINITE", 9)
+    with pytest.raises(ConfigError, match="in 2 of 80 records"):
+        read((HOLES, Y), "train")
+
+
+def test_pandas_objects_of_one_index_are_paired_whatever_it_is():
+    shuffled = TABLE.sample(frac=1, random_state=0)
+    found = fit((shuffled[list("abcd")], TABLE["label"].loc[shuffled.index]), epsilon=math.inf)
+    assert torch.equal(weights(found), weights(fit(shuffled, epsilon=math.inf)))
+
+
 class Both(nn.Module):
     """Takes numbers and a category by name."""
 
@@ -258,6 +271,8 @@ def loader(**changes):
     return DataLoader(TENSORS, **{"batch_size": 20, **changes})
 
 
+HOLES = X.copy()
+HOLES[[3, 3, 70], [0, 1, 2]] = math.nan, math.inf, -math.inf
 RAGGED = [[1.0] * (1 + k % 2) for k in range(N)]
 BAD = {**MIXED, "category": np.where(np.arange(N) == 41, 5, CATEGORY)}
 REFUSED = {
@@ -269,7 +284,24 @@ REFUSED = {
     "text": ({"train": TABLE.assign(s="x")}, r"^train\.s: .* encode or leave out"),
     "missing values": (
         {"train": TABLE.assign(a=TABLE["a"].where(Y == 1))},
-        r"^train\.a: .* \d\d missing.* none missing",
+        rf"^train, a: 'NaN or infinity in {N - Y.sum()} of {N} records' .* expected finite numbers",
+    ),
+    "infinity in an array": ({"train": (HOLES, Y)}, "^train, inputs: 'NaN or infinity in 2 of 80 records' "),
+    "missing targets": ({"train": (X, HOLES[:, 0])}, "^train, targets: 'NaN or infinity in 1 of 80 records' "),
+    "missing values of the test": ({"train": (X, Y), "test": (HOLES, Y)}, "^test, inputs: 'NaN or infinity in 2 "),
+    "missing values in records": (
+        {"train": Listed(lambda i: (HOLES[i], Y[i]))},
+        "^train, inputs: 'NaN or infinity in 2 of 80 records' ",
+    ),
+    "another order of labels": (
+        {"train": (TABLE[list("abcd")].iloc[::-1], TABLE["label"])},
+        r"^train: 'indices \[79, 78, 77\], ... and \[0, 1, 2\], ...' .*`y\.loc\[X\.index\]`.* reset_index on both",
+    ),
+    "a list of pandas objects": ({"train": [TABLE[list("abcd")], TABLE["label"].iloc[::-1]]}, "^train: 'indices "),
+    "named columns and targets": ({"train": ({"a": TABLE["a"]}, TABLE["label"].iloc[9:])}, "^train: 'indices "),
+    "columns of other labels": (
+        {"train": {"a": TABLE["a"].iloc[::-1], "label": TABLE["label"]}},
+        "^train: 'indices .* reset_index on both",
     ),
     "objects": ({"train": (X.astype(object), Y)}, "^train: 'an array of object'"),
     "ragged columns": ({"train": datasets.Dataset.from_dict({"x": RAGGED, "y": Y})}, r"^train\.x: .* pad or resize"),

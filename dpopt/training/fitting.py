@@ -102,9 +102,10 @@ def fit(
             a batch. Models of Hugging Face, and adapters around them, are taken as they are.
         loss: (outputs [n, ...], targets [n, ...]) -> one loss per example [n]. Outputs that have `logits`, as those of
             Hugging Face, are handed over as these logits.
-        train: records of one shape, as
+        train: records of one shape, without NaN and infinity, as
 
-            - a pair (inputs, targets) of tensors, NumPy arrays or pandas objects; arrays of `np.memmap` stay on disk;
+            - a pair (inputs, targets) of tensors, NumPy arrays or pandas objects of one index; arrays of `np.memmap`
+              stay on disk;
             - a mapping or a pandas DataFrame of columns, or a Hugging Face `Dataset`;
             - whatever has a length and gives (input, target), or a mapping, for a number, such as a
               `torch.utils.data.Dataset`. It is read once into memory, so it must not change its records at random;

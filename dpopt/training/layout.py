@@ -106,9 +106,8 @@ class Layout:
         return self._packed(by_name, where)
 
     def _number(self, column: Tensor, where: str) -> Tensor:
-        if column.is_complex() or bool(column.isnan().any()):
-            allowed = "expected real numbers, and none missing: such a record would teach nothing"
-            raise ConfigError(where, f"{described(column)}, {int(column.isnan().sum())} missing", allowed)
+        if column.is_complex():
+            raise ConfigError(where, described(column), "expected real numbers")
         return column.to(self.dtype)
 
     def _packed(self, inputs: dict[str, Tensor], where: str) -> Tensor:

@@ -28,6 +28,8 @@ TARGET, INPUT = "(target)", "(input)"
 """What stands for a target, and for an input without a name, beside inputs with names."""
 CHUNK = 1000
 """Records of a Hugging Face data set that are read at once."""
+FINITE = 2**22
+"""Numbers that are looked at once whether they are finite; a mapped file need not fit into memory."""
 REPEATED = 16
 """Records that are read again, to find out whether they are the same."""
 PLAIN_SAMPLERS = (SequentialSampler, RandomSampler, DistributedSampler)
@@ -52,7 +54,7 @@ class Read(NamedTuple):
 
 
 def read(data: Any, where: str, target: str | None = None) -> Read:
-    """The records of `data`; arrays share their memory with what is given, mapped files are not read yet.
+    """The records of `data`; arrays share their memory with what is given, mapped files stay on disk.
 
     Args:
         data: see `fit`.
@@ -61,7 +63,7 @@ def read(data: Any, where: str, target: str | None = None) -> Read:
 
     Raises:
         ConfigError: `data` is of no kind that is known, has no records, does not stack, changes from one reading to the
-            next, or its target cannot be told.
+            next, has numbers that are not finite, its target cannot be told, or pandas objects have different indices.
     """
     if isinstance(data, DataLoader):
         data = _dataset(data, where)
@@ -76,6 +78,7 @@ def _read(data: Any, where: str, target: str | None) -> Read:
     if isinstance(data, tuple) and len(data) == 2:
         data = tuple(map(_listed, data))
     if isinstance(data, tuple | list) and len(data) == 2 and _is_array(data[1]):
+        _require_one_index([*(data[0].values() if isinstance(data[0], Mapping) else data[:1]), data[1]], where)
         if isinstance(data[0], Mapping) or _is_frame(data[0]):
             return _pair(_tensors(data[0], where), _tensor(data[1], where), where, target)
         if _is_array(data[0]):
@@ -134,6 +137,7 @@ def _columns(data: Any, where: str, target: str | None) -> Read:
     if any(hasattr(data[name], "with_format") for name in data):
         raise ConfigError(where, list(data), "these are several data sets: give one of them")
     name = _target(list(data), where, target)
+    _require_one_index([data[name] for name in data], where)
     columns = _tensors(data, where)
     return Read(columns, columns.pop(str(name)))
 
@@ -237,6 +241,16 @@ def _is_frame(data: Any) -> bool:
     return hasattr(data, "columns") and hasattr(data, "to_numpy")
 
 
+def _require_one_index(parts: Iterable[Any], where: str) -> None:
+    """Raise `ConfigError` for pandas objects of different indices: records are put together by position."""
+    indices = [part.index for part in parts if hasattr(getattr(part, "index", None), "equals")]
+    for other in indices[1:]:
+        if not indices[0].equals(other):
+            given = f"indices {list(indices[0][:3])}, ... and {list(other[:3])}, ..."
+            how = "the labels in one order, as by `y.loc[X.index]`; or, where positions are right, reset_index on both"
+            raise ConfigError(where, given, f"inputs and targets are paired by position: expected {how}")
+
+
 def _is_array(part: Any) -> bool:
     return isinstance(part, Tensor) or (hasattr(part, "__array__") and not _is_frame(part))
 
@@ -269,7 +283,7 @@ def _array(part: Any) -> Any:
 
 
 def _whole(found: Read, where: str) -> Read:
-    """`found`, if it holds dense tensors with as many rows each."""
+    """`found`, if it holds dense tensors of finite numbers with as many rows each."""
     inputs = found.inputs if isinstance(found.inputs, dict) else {"inputs": found.inputs}
     for name, part in {**inputs, "targets": found.targets}.items():
         if part.layout != torch.strided or part.is_quantized or part.is_nested or part.is_meta or not part.ndim:
@@ -280,6 +294,18 @@ def _whole(found: Read, where: str) -> Read:
         if len(part) != len(found.targets) or len(part) == 0:
             counts = f"{len(part)} {name}, {len(found.targets)} targets"
             raise ConfigError(where, counts, "expected as many inputs as targets, at least 1")
+    for name, part in {**inputs, "targets": found.targets}.items():
+        if bad := _unfinite(part):
+            allowed = "expected finite numbers: such a record would teach nothing, so fill or leave out what is missing"
+            raise ConfigError(f"{where}, {name}", f"NaN or infinity in {bad} of {len(part)} records", allowed)
     if isinstance(found.inputs, dict):
         return Read({name: part.detach() for name, part in inputs.items()}, found.targets.detach())
     return Read(found.inputs.detach(), found.targets.detach())
+
+
+def _unfinite(part: Tensor) -> int:
+    """How many rows of `part` [n, ...] hold a number that is not finite."""
+    if not (part.is_floating_point() or part.is_complex()) or not part.numel():
+        return 0
+    rows = max(1, FINITE * len(part) // part.numel())
+    return sum(int((~chunk.isfinite()).reshape(len(chunk), -1).any(1).sum()) for chunk in part.split(rows))
