@@ -86,6 +86,13 @@ class Axis:
     """Marks a tuple of different values, at least one; plain data may hold a single one in its place."""
 
 
+@dataclass(frozen=True)
+class Shown:
+    """What errors call an object of a class that has more to say than its name: `Annotated[Class, Shown("...")]`."""
+
+    text: str
+
+
 Several = Annotated[tuple[T, ...], Axis()]
 """The values of an axis: `Several[Positive]`."""
 
@@ -192,12 +199,16 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
     A whole number stays one where a `float` is expected: what is made from arguments may tell the two apart.
 
     Raises:
-        ConfigError: names the first argument that its annotation does not allow.
+        ConfigError: names the first argument that there is not, or that its annotation does not allow.
     """
     signature = inspect.signature(function)
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        for name in kwargs:
+            if name not in signature.parameters:
+                made = "fields of an object are given where it is made, as in dpopt.create('dp_adam', lr=0.1)"
+                raise unknown(name, name, signature.parameters, f"{function.__name__} takes no such argument; {made}")
         given, known = signature.bind(*args, **kwargs), _annotations(function)
         for name, value in given.arguments.items():
             converted = convert(value, known[name], name, {})
@@ -242,6 +253,10 @@ def convert(value: Any, hint: Any, where: str, converters: Converters) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated and isinstance(args[1], Axis):
         return several(value, typing.get_args(args[0])[0], where)
+    if origin is Annotated and isinstance(args[1], Shown):
+        if not _is_of(value, args[0]):
+            raise ConfigError(where, value, f"expected {args[1].text}")
+        return value
     if origin is Annotated:
         value = convert(value, args[0], where, converters)
         if value not in args[1]:
@@ -305,9 +320,13 @@ def _scalar(value: Any, hint: Any, where: str) -> Any:
         return value
     if dataclasses.is_dataclass(hint) and isinstance(value, dict):
         return build(hint, value, where)
-    if not isinstance(value, hint) or isinstance(value, type):  # a class has the methods of its instances
+    if not _is_of(value, hint):
         raise ConfigError(where, value, f"expected {SHOWN.get(hint) or f'an object of the kind {hint.__name__}'}")
     return value
+
+
+def _is_of(value: Any, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, type)  # a class has the methods of its instances
 
 
 SHOWN = {str: "a text", bool: "true or false"}

@@ -257,7 +257,7 @@ def interrupting(at, times=1):
 def test_ctrl_c_writes_a_checkpoint_after_the_step_in_progress(options, tmp_path, monkeypatch):
     monkeypatch.setattr(running, "CHECKPOINT_SECONDS", math.inf)
     handler = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match=r"kept in .*checkpoint\.pt: call `fit` again"):
         fit(transform=interrupting(20), checkpoint=tmp_path, test=None, **options)
     assert signal.getsignal(signal.SIGINT) is handler
     result = fit(transform=lambda x: x, checkpoint=tmp_path, test=None, **options)

@@ -122,6 +122,14 @@ def test_the_record_holds_what_a_privacy_statement_needs():
     assert {key: record[key] for key in stated} == stated
 
 
+def test_a_result_is_shown_in_a_line():
+    result = fit()
+    spent, measured = (result.record[name] for name in ("epsilon", "test_accuracy"))
+    start = f"FitResult(status='done', epsilon={spent}, delta=0.0001, draws=40, test_loss="
+    assert repr(result).startswith(start)
+    assert repr(result).endswith(f", test_accuracy={measured})")
+
+
 class Seeds(NamedTuple):
     """What a run makes its random numbers from; `secret` is None where it was given a number."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from dpopt import fields, registry
 from dpopt.clipping import Loss
 from dpopt.clipping.views import Multiplicity, refuse_mixing, refuse_sharing
 from dpopt.errors import ConfigError
-from dpopt.fields import Bound, Count, Decay, Factor, Positive, Probability, Seed
+from dpopt.fields import Bound, Count, Decay, Factor, Positive, Probability, Seed, Shown
 from dpopt.privacy.distributed import ALONE, Processes, digest
 from dpopt.privacy.isolation import Isolated
 from dpopt.privacy.ledger import Ledger
@@ -37,6 +37,16 @@ if TYPE_CHECKING:
     from dpopt.training.statement import Statement
 
 
+Stepper = Annotated[
+    Optimizer,
+    Shown(
+        "an optimizer of dpopt such as dpopt.create('dp_adam', lr=0.01); one of torch.optim is taken by"
+        " dpopt.create('torch_optim', optimizer='torch.optim.Adam', lr=0.01)"
+    ),
+]
+"""An optimizer object, as errors say it."""
+
+
 @dataclass(frozen=True)
 class FitResult:
     """What `fit` returns.
@@ -52,6 +62,10 @@ class FitResult:
     record: dict[str, Any]
     ledger: Ledger
     curve: list[dict[str, Any]]
+
+    def __repr__(self) -> str:
+        names = [name for name in self.record if name in ("status", "epsilon", "delta", "draws") or "test_" in name]
+        return f"FitResult({', '.join(f'{name}={self.record[name]!r}' for name in names)})"
 
     def statement(self, *, tuned: Sequence[str] | None = None) -> Statement:
         """What may be said of the run's privacy; `str` gives the text. See `Statement.of`."""
@@ -72,7 +86,7 @@ def fit(
     loss: Loss,
     train: Any,
     *,
-    optimizer: str | Optimizer,
+    optimizer: str | Stepper,
     epsilon: Bound,
     delta: Probability,
     epochs: Positive,

@@ -134,6 +134,17 @@ class Checkpoint:
                 self._refuse(f"differs in {name}")
         return reached
 
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Have Ctrl-C say from which file the run goes on."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            if self._path is None:
+                raise
+            how = "call `fit` again with the same arguments to go on from it"
+            raise KeyboardInterrupt(f"the run is kept in {self._path}: {how}") from None
+
     def save(self, reached: Reached, seeds: Seeds | None, start: str) -> None:
         """Replace the file; without seeds the run has ended."""
         if self._path is None or not self._is_writer:

@@ -95,7 +95,7 @@ class FitRun:
         """Take all draws that are left; the curve grows, and checkpoints are written.
 
         Raises:
-            KeyboardInterrupt: after a checkpoint, where the run has a file.
+            KeyboardInterrupt: after a checkpoint, which it names, where the run has a file.
         """
         begin, state, curve = Elapsed.now(), self.reached.state, list(self.reached.curve)
 
@@ -105,7 +105,7 @@ class FitRun:
         phases.begin("training", self.plan.draws)
         self._save(now(), self.seeds)
         saved = begin.wall
-        with kept_modes(self.subject.model), put_off(self.file.is_kept) as interrupted:
+        with self.file.told(), kept_modes(self.subject.model), put_off(self.file.is_kept) as interrupted:
             self.subject.model.train()
             for state, is_mark in steps(self.goal.stepper, self.oracle, self.reached.state):
                 phases.at(self.oracle.draws_taken)

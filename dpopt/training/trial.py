@@ -111,7 +111,8 @@ def attempt(subject: Subject, split: Split, where: str, training: bool) -> tuple
             losses = loss(shown, y)
     if not isinstance(losses, Tensor) or tuple(losses.shape) != (len(x),) or losses.is_complex():
         given = described(losses) if isinstance(losses, Tensor) else type(losses).__name__
-        raise ConfigError("loss", given, f"expected one loss per example, a real tensor of shape ({len(x)},)")
+        allowed = f"expected one loss per example, a real tensor of shape ({len(x)},){_remedy(losses, len(x))}"
+        raise ConfigError("loss", given, allowed)
     return output, y
 
 
@@ -206,6 +207,15 @@ def _hint(model: nn.Module, inputs: Tensor) -> str:
     if inputs.dtype not in WHOLE or isinstance(model, Adapter):
         return ""
     return f" (the model's parameters are {own}; whole numbers stay so, give floats)".replace("torch.", "")
+
+
+def _remedy(losses: object, count: int) -> str:
+    """What is likely to be wrong where a loss gives no tensor [count]."""
+    if isinstance(losses, Tensor) and losses.ndim == 0:
+        return ": use reduction='none'"
+    if isinstance(losses, Tensor) and losses.ndim > 1 and len(losses) == count:
+        return ": squeeze or average it over all but the first axis"
+    return ""
 
 
 def named(function: Callable[..., Any]) -> str:
