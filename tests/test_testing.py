@@ -362,6 +362,58 @@ class Doubles(DPSGD):
         return (gradient.value.double() * 2).to(gradient.value.dtype), state
 
 
+@dataclass(frozen=True)
+class Undefined(Direction):
+    """Has neither `init` nor `direction`."""
+
+
+@dataclass(frozen=True)
+class Undirected(Direction):
+    def init(self, theta):
+        return State(theta, theta)
+
+
+@dataclass(frozen=True)
+class VectorAlone(DPSGD):
+    def direction(self, state, gradient):
+        return gradient.value
+
+
+@dataclass(frozen=True)
+class StateAlone(DPSGD):
+    def direction(self, state, gradient):
+        return state
+
+
+@dataclass(frozen=True)
+class OneShort(DPSGD):
+    def direction(self, state, gradient):
+        return gradient.value[1:], state
+
+
+@dataclass(frozen=True)
+class Dictionary(DPSGD):
+    def init(self, theta):
+        return {"theta": theta}
+
+
+@dataclass(frozen=True)
+class ThetaLast(DPSGD):
+    def step(self, state, oracle):
+        return Backwards(state.momentum, super().step(state, oracle).theta)
+
+
+class Backwards(NamedTuple):
+    momentum: torch.Tensor
+    theta: torch.Tensor
+
+
+@dataclass(frozen=True)
+class ThetaInRows(DPSGD):
+    def init(self, theta):
+        return State(theta.view(2, -1), torch.zeros_like(theta))
+
+
 class Broken(NamedTuple):
     """An optimizer that a check must refuse, saying `message`; or one that it must refuse where `patch` holds."""
 
@@ -386,6 +438,16 @@ BROKEN = [
     Broken("has_a_complete_entry", DPSGD(), "grid of lr is empty", "empty_grid"),
     Broken("equals_its_declared_limits", DPSGD(), r"is not .*dp_adam.* apart after", "wrong_limit"),
     Broken("equals_its_declared_limits", DPSGD(), "releases something else", "limit_of_another_structure"),
+    Broken("can_be_traced", Stops(), "reads the value"),
+    Broken("can_be_traced", Undefined(), r"^Undefined\.init: None .* it gives the state before the first step"),
+    Broken("can_be_traced", Undirected(), r"^Undirected\.direction: None .* it gives two values: the direction"),
+    Broken("can_be_traced", VectorAlone(), r"^VectorAlone\.direction: 'Tensor \[8\]' .* expected two values"),
+    Broken("can_be_traced", StateAlone(), r"^StateAlone\.direction: 'State' .* expected two values"),
+    Broken("can_be_traced", OneShort(), r"^OneShort\.direction: 'Tensor \[7\], State' .* a tensor \[d\] as theta is"),
+    Broken("can_be_traced", dpopt.create("hyfreedp", base=OneShort()), r"^OneShort\.direction: 'Tensor \[7\], State'"),
+    Broken("can_be_traced", Dictionary(), r"^Dictionary\.init: 'dict' .* whose first field is `theta`, .* \[8\]$"),
+    Broken("can_be_traced", ThetaLast(), r"^ThetaLast\.step: 'Backwards, theta \[8\]' .* whose first field is"),
+    Broken("can_be_traced", ThetaInRows(), r"^ThetaInRows\.init: 'State, theta \[2, 4\]' .* shape \[d\], here \[8\]"),
     Broken("is_pure", InPlace(), "state in place"),
     Broken("is_pure", KeepsTheta(), "does not start at theta"),
     Broken("is_pure", RewritesReleases(), "a release is changed in place"),
@@ -396,13 +458,12 @@ BROKEN = [
     Broken("is_pure", Grows(), "2 tensors at one time and 3"),
     Broken("leaves_the_planned_ledger", TwiceForOne(), "the plan holds releases", error=UnplannedRelease),
     Broken("leaves_the_planned_ledger", LessThanPlanned(), "is not the planned"),
-    Broken("spends_at_most_the_target", Stops(), "reads the value", error=ConfigError),
     Broken("spends_at_most_the_target", DPSGD(), "spent, 5.0 allowed", "too_little_noise"),
     Broken("replays_bit_for_bit", SideDoor(), r"depends on more than the releases: leaf 0 .* differs by \d"),
     Broken("sees_only_the_protocol", SideDoor(), "`oracle.__class__` is not in the protocol"),
     Broken("sees_only_the_protocol", ReadsTheLedger(), "`oracle.ledger` is not in the protocol"),
     Broken("sees_only_the_protocol", KnowsItsOracle(), "depends on which oracle"),
-    Broken("imports_no_data", InPlace(), "test_testing: dpopt.privacy.DataOracle"),
+    Broken("imports_no_data", InPlace(), "test_testing: dpopt.privacy.DataOracle.*; it may import __future__, "),
     Broken("imports_no_data", dpopt.create("hyfreedp", base=InPlace()), "test_testing: dpopt.privacy.DataOracle"),
     Broken("stops_when_the_budget_is_spent", NeverEnds(), "after the last draw"),
     Broken("adds_the_stated_gradient_noise", DPSGD(clip=Abadi(0.5)), "chi-square", "less_noise"),
@@ -543,6 +604,20 @@ def test_what_is_patched_is_what_breaks_it(broken):
     if broken.check == "same_on_cuda":
         pytest.skip("the optimizer is broken too")
     check_of(broken.optimizer, broken.check)()
+
+
+def test_of_what_cannot_be_traced_one_check_says_so_and_the_others_are_skipped():
+    outcomes = {}
+    for check in testing.checks(VectorAlone()):
+        try:
+            check()
+        except Exception as error:
+            outcomes[check.name] = error
+    failed = [name for name, error in outcomes.items() if not isinstance(error, unittest.SkipTest)]
+    assert failed == ["imports_no_data", "can_be_traced"]
+    skipped = {str(error) for name, error in outcomes.items() if name not in failed}
+    assert skipped == {"it is not registered", "it cannot be traced, see `can_be_traced`"}
+    assert {rule.__name__ for rule in testing.RULES} - set(outcomes) == {"is_frozen_configuration", "survives_yaml"}
 
 
 def test_every_check_has_been_seen_to_fail():

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dpopt.clipping.rules import AtBound
 from dpopt.fields import Decay, Inflation, Positive
-from dpopt.optimizers.base import Configured, Direction, descend, require_plain, scalar
+from dpopt.optimizers.base import Configured, Direction, descend, directed, require_plain, scalar
 from dpopt.optimizers.dp_sgd import DPSGD
 from dpopt.types import Oracle, Release, Vector
 
@@ -76,7 +76,7 @@ class AdaptiveClip(Configured):
             normalized = self.base.observe(base, batch, AtBound(bound))
             share = batch.below(bound).value[0].clamp(0, 1)
         # Clipping at C is normalised clipping (sensitivity 1) times C: so the bound may be a released number.
-        direction, base = self.base.direction(base, Release(normalized.value * bound, normalized.std * bound))
+        direction, base = directed(self.base, base, Release(normalized.value * bound, normalized.std * bound))
         theta = descend(theta, direction, scalar(theta, self.lr))
         bound = (bound * torch.exp(-self.clip_lr * (share - self.quantile))).clamp(min=SMALLEST)
         return State(theta, base._replace(theta=theta), bound)

@@ -55,7 +55,9 @@ class Direction(Configured):
 
     def init(self, theta: Vector) -> Any:
         """The state before the first step: a NamedTuple of tensors whose first field is `theta`, shape [d]."""
-        raise NotImplementedError
+        raise _undefined(
+            self, "init", "the state before the first step, a NamedTuple of tensors that begins with theta"
+        )
 
     def points(self, state: Any) -> Sequence[tuple[float, Vector]]:
         """The weighted points (w_k, theta_k) at which the next gradient is observed."""
@@ -67,14 +69,37 @@ class Direction(Configured):
 
     def direction(self, state: Any, gradient: Release) -> tuple[Vector, Any]:
         """The direction G_t, shape [d], and the state with everything but `theta` advanced."""
-        raise NotImplementedError
+        raise _undefined(self, "direction", DIRECTED)
 
     def step(self, state: Any, oracle: Oracle) -> Any:
         """One draw, one private gradient, one step of size `lr`."""
         with oracle.draw() as batch:
             gradient = self.observe(state, batch, self.clip)
-        direction, state = self.direction(state, gradient)
+        direction, state = directed(self, state, gradient)
         return state._replace(theta=descend(state.theta, direction, scalar(state.theta, self.lr)))
+
+
+DIRECTED = "two values: the direction, a tensor [d] as theta is, and the state, a NamedTuple that begins with theta"
+"""What `Direction.direction` gives."""
+
+
+def directed(base: Direction, state: Any, gradient: Release) -> tuple[Vector, Any]:
+    """What `base.direction` gives, once it is known to be that.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    given: Any = base.direction(state, gradient)
+    is_pair = isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Tensor)
+    if not is_pair or given[0].shape != state.theta.shape or getattr(given[1], "_fields", ())[:1] != ("theta",):
+        parts = given if type(given) is tuple else [given]
+        shown = ", ".join(f"Tensor {list(p.shape)}" if isinstance(p, Tensor) else type(p).__name__ for p in parts)
+        raise ConfigError(f"{type(base).__name__}.direction", shown, f"expected {DIRECTED}")
+    return given
+
+
+def _undefined(optimizer: Direction, method: str, what: str) -> ConfigError:
+    return ConfigError(f"{type(optimizer).__name__}.{method}", None, f"define it; it gives {what}")
 
 
 def require_plain(base: Direction, owner: str) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dpopt.fields import Fraction, Positive
-from dpopt.optimizers.base import Direction, require_local, require_plain, scalar, two_points
+from dpopt.optimizers.base import Direction, directed, require_local, require_plain, scalar, two_points
 from dpopt.optimizers.dp_adam import DPAdam
 from dpopt.types import Release, Vector
 
@@ -81,5 +81,5 @@ class DiSK(Direction):
         filtered = torch.lerp(state.filtered, gradient.value, kappa)
         variance = (1 - kappa) ** 2 * state.variance + (kappa * gradient.std) ** 2
         base = state.base._replace(theta=theta)
-        direction, base = self.base.direction(base, Release(filtered, variance.sqrt()))
+        direction, base = directed(self.base, base, Release(filtered, variance.sqrt()))
         return direction, State(theta, theta, filtered, variance, base)

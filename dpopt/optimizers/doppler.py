@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dpopt.errors import ConfigError
 from dpopt.fields import Finite, Positive
-from dpopt.optimizers.base import Direction, require_local, require_plain
+from dpopt.optimizers.base import Direction, directed, require_local, require_plain
 from dpopt.optimizers.dp_adam import DPAdam
 from dpopt.types import Release, Vector
 
@@ -102,7 +102,7 @@ class DOPPLER(Direction):
         c, unit = self._filter(state.unit, torch.ones_like(state.unit[0]))
         variance, covariance = self._noise(state.covariance, gradient.std)
         base = state.base._replace(theta=state.theta)
-        direction, base = self.base.direction(base, Release(m.div_(c), variance.sqrt() / c))
+        direction, base = directed(self.base, base, Release(m.div_(c), variance.sqrt() / c))
         return direction, State(state.theta, memory, unit, covariance, base)
 
     def _filter(self, memory: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from dpopt.clipping.rules import Automatic
 from dpopt.errors import ConfigError
 from dpopt.fields import Count, Decay, Inflation, Positive
-from dpopt.optimizers.base import Configured, Direction, descend, require_plain, scalar, scalars
+from dpopt.optimizers.base import Configured, Direction, descend, directed, require_plain, scalar, scalars
 from dpopt.optimizers.dp_adamw import DPAdamW
 from dpopt.types import ClipRule, Oracle, Release, Vector
 
@@ -107,7 +107,7 @@ class HyFreeDP(Configured):
         is_probing, losses = self._is_probing(oracle), None
         with oracle.draw() as batch:
             gradient = self.base.observe(base, batch, self.clip)
-            direction, base = self.base.direction(base, gradient)
+            direction, base = directed(self.base, base, gradient)
             if is_probing and self.probe_batch == "same":
                 losses = batch.losses(self._probe_points(theta, eta, direction), bound)
         if is_probing and self.probe_batch == "fresh" and oracle.draws_left:

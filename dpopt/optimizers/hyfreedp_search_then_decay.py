@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dpopt.clipping.rules import Automatic
 from dpopt.fields import Count, Inflation, Positive
-from dpopt.optimizers.base import Configured, Direction, descend, require_one_point, require_plain, scalar
+from dpopt.optimizers.base import Configured, Direction, descend, directed, require_one_point, require_plain, scalar
 from dpopt.optimizers.dp_adamw import DPAdamW
 from dpopt.optimizers.hyfreedp import LEAST_BOUND, SATURATED
 from dpopt.optimizers.scheduled import Scheduled
@@ -139,7 +139,7 @@ class HyFreeDPSearchThenDecay(Configured):
     def _moved(self, state: State, batch: Batch, size: Tensor) -> tuple[Vector, Any]:
         """The parameters after one step of the base direction, and the base's state."""
         gradient = self.base.observe(state.base, batch, self.clip)
-        direction, base = self.base.direction(state.base, gradient)
+        direction, base = directed(self.base, state.base, gradient)
         return descend(state.theta, direction, size), base
 
     def _tried(self, state: State, batch: Batch, size: Tensor) -> State:

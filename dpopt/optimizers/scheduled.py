@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dpopt.clipping.rules import Abadi
 from dpopt.fields import NonNegative, Positive, Range
-from dpopt.optimizers.base import Configured, Direction, descend, expected_epoch, require_plain, scalar
+from dpopt.optimizers.base import Configured, Direction, descend, directed, expected_epoch, require_plain, scalar
 from dpopt.optimizers.dp_adamw import DPAdamW
 from dpopt.types import ClipRule, Oracle, Vector
 
@@ -72,7 +72,7 @@ class Scheduled(Configured):
         eta = scalar(state.theta, self.lr * self.share(taken, oracle.draws_total, oracle.rate))
         with oracle.draw() as batch:
             gradient = self.base.observe(state.base, batch, self.clip)
-        direction, base = self.base.direction(state.base, gradient)
+        direction, base = directed(self.base, state.base, gradient)
         theta = descend(state.theta, direction, eta)
         return State(theta, base._replace(theta=theta), eta)
 

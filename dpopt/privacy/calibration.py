@@ -154,8 +154,8 @@ def trace(optimizer: Optimizer, *, rate: float, draws: int, dimension: int = TRA
     """Which releases each of `draws` draws of `optimizer` makes, found without data.
 
     Raises:
-        ConfigError: the optimizer takes no draw in a step, takes one when none is left, or its control flow depends on
-            released values.
+        ConfigError: the optimizer's state is none, it takes no draw in a step, takes one when none is left, or its
+            control flow depends on released values.
     """
     oracle = TraceOracle(dimension, rate, draws)
     _traced(optimizer, oracle)
@@ -167,9 +167,12 @@ def _traced(optimizer: Optimizer, oracle: TraceOracle) -> int:
     steps = 0
     try:
         state = optimizer.init(oracle.theta)
+        _require_state(state, optimizer, "init", oracle.dimension)
         while oracle.draws_left:
             before = oracle.draws_left
             state = optimizer.step(state, oracle)
+            if not steps:
+                _require_state(state, optimizer, "step", oracle.dimension)
             steps += 1
             if oracle.draws_left == before:
                 raise ConfigError("optimizer", type(optimizer).__name__, "a step must take at least one draw")
@@ -182,6 +185,16 @@ def _traced(optimizer: Optimizer, oracle: TraceOracle) -> int:
         reason = f"`step` reads the value of a tensor, so what it releases could depend on data ({error})"
         raise ConfigError("optimizer", type(optimizer).__name__, reason) from error
     return steps
+
+
+def _require_state(state: Any, optimizer: Optimizer, method: str, dimension: int) -> None:
+    """Raise `ConfigError` for what cannot be a state; `method` has given it."""
+    shape = getattr(getattr(state, "theta", None), "shape", None)
+    if getattr(state, "_fields", ())[:1] == ("theta",) and shape == (dimension,):
+        return
+    given = type(state).__name__ if shape is None else f"{type(state).__name__}, theta {list(shape)}"
+    allowed = f"expected a NamedTuple of tensors whose first field is `theta`, shape [d], here [{dimension}]"
+    raise ConfigError(f"{type(optimizer).__name__}.{method}", given, allowed)
 
 
 def _division(optimizer: Optimizer, kinds: Sequence[str]) -> tuple[float | None, dict[str, float]]:

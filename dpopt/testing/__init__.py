@@ -17,7 +17,7 @@ reason; the check is then skipped:
 from __future__ import annotations
 
 import unittest
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -33,13 +33,14 @@ RULES: tuple[Callable[[Optimizer], None], ...] = (
     configuration.is_frozen_configuration,
     configuration.survives_yaml,
     configuration.has_a_complete_entry,
+    privacy.imports_no_data,
+    privacy.can_be_traced,
     numerics.is_pure,
     privacy.leaves_the_planned_ledger,
     privacy.spends_at_most_the_target,
     privacy.replays_bit_for_bit,
     privacy.sees_only_the_protocol,
     privacy.ends_the_same_when_isolated,
-    privacy.imports_no_data,
     privacy.stops_when_the_budget_is_spent,
     privacy.adds_the_stated_gradient_noise,
     privacy.bounds_one_record,
@@ -52,6 +53,8 @@ RULES: tuple[Callable[[Optimizer], None], ...] = (
     numerics.never_waits_for_the_device,
     numerics.same_on_cuda,
 )
+WITHOUT_A_STEP = RULES[: RULES.index(privacy.can_be_traced) + 1]
+"""Rules that are checked whether or not the optimizer can be traced."""
 DEVICE_RULES: tuple[Callable[[Optimizer, str], None], ...] = (
     twins.releases_as_on_the_cpu,
     privacy.replays_bit_for_bit,
@@ -76,21 +79,20 @@ class Check:
         return self.name
 
 
-def checks(optimizer: Optimizer) -> Iterator[Check]:
+def checks(optimizer: Optimizer) -> list[Check]:
     """The rules that an optimizer must keep, as callables that raise `AssertionError` where it does not.
 
-    They raise `unittest.SkipTest` where the rule is excepted, or cannot be checked here.
+    They raise `unittest.SkipTest` where the rule is excepted, or cannot be checked here. Of an optimizer that cannot be
+    traced one check says so (`can_be_traced`), and those that would have to run it are skipped.
 
     Raises:
         ConfigError: an exception from a rule that there is not or that has none, or one without a reason.
     """
     exceptions = _exceptions(type(optimizer))
-    for rule in RULES:
-        name = rule.__name__
-        yield Check(name, partial(_skip, exceptions[name]) if name in exceptions else partial(rule, optimizer))
+    return [Check(rule.__name__, partial(_check, rule, optimizer, exceptions.get(rule.__name__))) for rule in RULES]
 
 
-def device_checks(optimizer: Optimizer, device: str = "cuda") -> Iterator[Check]:
+def device_checks(optimizer: Optimizer, device: str = "cuda") -> list[Check]:
     """Those of the rules that a device can break: they look at releases that are computed there, with noise made there.
 
     `checks` runs the optimizer itself there (`same_on_cuda`).
@@ -99,17 +101,15 @@ def device_checks(optimizer: Optimizer, device: str = "cuda") -> Iterator[Check]
         optimizer: what to check.
         device: as torch names it; has to be there.
     """
-    for rule in DEVICE_RULES:
-        yield Check(rule.__name__, partial(rule, optimizer, device))
+    return [Check(rule.__name__, partial(rule, optimizer, device)) for rule in DEVICE_RULES]
 
 
-def workload_checks(workload: Workload) -> Iterator[Check]:
+def workload_checks(workload: Workload) -> list[Check]:
     """The rules that a workload must keep, as callables that raise `AssertionError` where it does not.
 
     They raise `unittest.SkipTest` where a rule cannot be checked. The data have to be at hand.
     """
-    for rule in workloads.RULES:
-        yield Check(rule.__name__, partial(rule, workload))
+    return [Check(rule.__name__, partial(rule, workload)) for rule in workloads.RULES]
 
 
 def _exceptions(kind: type) -> Mapping[str, str]:
@@ -123,5 +123,12 @@ def _exceptions(kind: type) -> Mapping[str, str]:
     return exceptions
 
 
-def _skip(reason: str) -> None:
-    raise unittest.SkipTest(reason)
+def _check(rule: Callable[[Optimizer], None], optimizer: Optimizer, exception: str | None) -> None:
+    if exception:
+        raise unittest.SkipTest(exception)
+    if rule not in WITHOUT_A_STEP:
+        try:
+            privacy.can_be_traced(optimizer)
+        except Exception as error:
+            raise unittest.SkipTest("it cannot be traced, see `can_be_traced`") from error
+    rule(optimizer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import unittest
 from typing import Any
 
 import torch
@@ -41,7 +42,10 @@ def survives_yaml(optimizer: Optimizer) -> None:
 
 def has_a_complete_entry(optimizer: Optimizer) -> None:
     """Where the class is registered: a summary, a reference, a family, and a grid of values that its fields take."""
-    for entry in entries_of(optimizer):
+    entries = entries_of(optimizer)
+    if not entries:
+        raise unittest.SkipTest("it is not registered")
+    for entry in entries:
         assert entry.summary, f"{entry.name}: the summary is missing"
         assert entry.reference, f"{entry.name}: the reference is missing"
         families = ", ".join(registry.FAMILIES)

@@ -11,14 +11,22 @@ import torch
 
 from dpopt.errors import ConfigError
 from dpopt.privacy import accountants
-from dpopt.privacy.calibration import trace
+from dpopt.privacy.calibration import cost, trace
 from dpopt.privacy.isolation import Isolated, IsolatedFailure
 from dpopt.privacy.oracle import BudgetSpent
 from dpopt.privacy.queries import GRADIENT
-from dpopt.testing.imports import MAY_USE, forbidden_imports
+from dpopt.testing.imports import MAY_USE, MAY_USE_OF_DPOPT, forbidden_imports
 from dpopt.testing.oracles import Neighbours, strict
 from dpopt.testing.task import DELTA, DRAWS, EPSILON, Task, require_same
 from dpopt.types import Optimizer
+
+
+def can_be_traced(optimizer: Optimizer) -> None:
+    """Calibration runs it without data: `init` and `step` give states, and what is released depends on no value."""
+    try:
+        cost(optimizer, DRAWS)
+    except ConfigError as error:
+        raise AssertionError(str(error)) from error
 
 
 def leaves_the_planned_ledger(optimizer: Optimizer) -> None:
@@ -68,7 +76,9 @@ def ends_the_same_when_isolated(optimizer: Optimizer) -> None:
 def imports_no_data(optimizer: Optimizer) -> None:
     """The modules of its classes, and of optimizers inside it, import only what cannot lead to data."""
     found = sorted({name for module in _modules(optimizer) for name in forbidden_imports(module)})
-    assert not found, f"an optimizer may not use {', '.join(found)}"
+    of_dpopt = ", ".join(f"dpopt.{name}" for name in MAY_USE_OF_DPOPT)
+    allowed = f"it may import {', '.join(sorted(MAY_USE))} and {of_dpopt}"
+    assert not found, f"an optimizer may not use {', '.join(found)}; {allowed}"
 
 
 def stops_when_the_budget_is_spent(optimizer: Optimizer) -> None:

@@ -1,5 +1,6 @@
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -19,6 +20,10 @@ from dpopt.testing import Task
 RATE, DRAWS, D = 0.3, 6, 4
 
 
+class State(NamedTuple):
+    theta: torch.Tensor
+
+
 @dataclass(frozen=True)
 class Everything:
     """All kinds of release, two points that cancel, and a scale, in every draw."""
@@ -26,15 +31,15 @@ class Everything:
     clip: object = Abadi(0.7)
 
     def init(self, theta):
-        return (theta,)
+        return State(theta)
 
     def step(self, state, oracle):
-        (theta,) = state
+        theta = state.theta
         with oracle.draw() as batch:
             gradient = batch.gradient([(1.0, theta), (-1.0, theta)], self.clip, torch.full_like(theta, 1e-9))
             losses = batch.losses([theta] * D, 3.0)  # as many as there are parameters
             share = batch.below(torch.tensor(1e6))
-        return (theta - gradient.value - losses.value.mean() - share.value,)
+        return State(theta - gradient.value - losses.value.mean() - share.value)
 
 
 def plan_of(optimizer, **changes):

@@ -160,6 +160,12 @@ class _BareLosses(DataOracle):
         return super().answer(batch, asked, 0.0 if asked.kind == LOSSES else noise)
 
 
+class _State(NamedTuple):
+    """theta_t."""
+
+    theta: Vector
+
+
 @dataclass(frozen=True)
 class _Plain:
     """Plain steps of size one; with `probes`, that many losses are released too, the first before the step."""
@@ -169,18 +175,18 @@ class _Plain:
     probes: int = 0
     is_rejecting: bool = False
 
-    def init(self, theta: Vector) -> tuple[Vector]:
-        return (theta,)
+    def init(self, theta: Vector) -> _State:
+        return _State(theta)
 
-    def step(self, state: tuple[Vector], oracle: Any) -> tuple[Vector]:
-        (theta,) = state
+    def step(self, state: _State, oracle: Any) -> _State:
+        theta = state.theta
         with oracle.draw() as batch:
             after = theta - batch.gradient(theta, self.clip).value
             if self.probes:
                 before, *_, last = batch.losses([theta] + [after] * (self.probes - 1), 1.0).value
                 if self.is_rejecting:
                     after = torch.where(last > before, theta, after)
-        return (after,)
+        return _State(after)
 
 
 def _bare_losses(is_repaired: bool) -> Mechanism:
@@ -218,11 +224,11 @@ class _Peeking(DataOracle):
 class _RawRejection(_Plain):
     """Takes a step only if the raw loss does not rise."""
 
-    def step(self, state: tuple[Vector], oracle: Any) -> tuple[Vector]:
-        (theta,) = state
+    def step(self, state: _State, oracle: Any) -> _State:
+        theta = state.theta
         with oracle.draw() as batch:
             after = theta - batch.gradient(theta, self.clip).value
-            return (torch.where(oracle.raw_loss(after) > oracle.raw_loss(theta), theta, after),)
+            return _State(torch.where(oracle.raw_loss(after) > oracle.raw_loss(theta), theta, after))
 
 
 def _raw_rejection(is_repaired: bool) -> Mechanism:
@@ -235,11 +241,11 @@ def _raw_rejection(is_repaired: bool) -> Mechanism:
 class _RawStepSize(_Plain):
     """Steps of size 1 / (1 + longest gradient)."""
 
-    def step(self, state: tuple[Vector], oracle: Any) -> tuple[Vector]:
-        (theta,) = state
+    def step(self, state: _State, oracle: Any) -> _State:
+        theta = state.theta
         with oracle.draw() as batch:
             gradient = batch.gradient(theta, self.clip).value
-            return (theta - gradient / (1 + oracle.raw_norm()),)
+            return _State(theta - gradient / (1 + oracle.raw_norm()))
 
 
 def _raw_step_size(is_repaired: bool) -> Mechanism:
@@ -259,13 +265,13 @@ class _SharedNoise(DataOracle):
 class _TwoQueries(_Plain):
     """Two gradients a draw, the second without its first coordinate."""
 
-    def step(self, state: tuple[Vector], oracle: Oracle) -> tuple[Vector]:
-        (theta,) = state
+    def step(self, state: _State, oracle: Oracle) -> _State:
+        theta = state.theta
         scale = torch.ones_like(theta)
         scale[0] = 0
         with oracle.draw() as batch:
             first, second = batch.gradient(theta, self.clip), batch.gradient(theta, self.clip, scale)
-        return (theta - first.value - second.value,)
+        return _State(theta - first.value - second.value)
 
 
 def _shared_noise(is_repaired: bool) -> Mechanism:
