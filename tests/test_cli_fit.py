@@ -113,5 +113,28 @@ def test_what_is_public_has_to_be_stated(here, capsys):
     assert main(["fit", "from=people.csv", *SAID]) == 2
     assert "state in data/people.yaml what is known of each" in " ".join(capsys.readouterr().err.split())
     assert main(["fit", "from=people.csv", *SAID]) == 2
-    assert "say data=people" in " ".join(capsys.readouterr().err.split())
+    assert "state in data/people.yaml what is known of each" in " ".join(capsys.readouterr().err.split())
     assert not (here / "folder").exists()
+
+
+def test_the_same_file_again_is_the_same_data_and_another_one_is_refused(here, capsys):
+    words = ["fit", "from=people.csv", *PUBLIC, "optimizer=dp_sgd", *QUICK, "epochs=0.5"]
+    assert main([*words, "to=one"]) == 0
+    made = (here / "data" / "people.yaml").read_bytes()
+    assert main([*words, "to=two"]) == 0
+    assert main([*[word for word in words if word not in PUBLIC], "to=three"]) == 0
+    one, *others = (
+        dpopt.load(name, registry.create_workload("table", data="people").model()) for name in ("one", "two", "three")
+    )
+    assert {other.record["examples"] for other in others} == {one.record["examples"]}
+    capsys.readouterr()
+    assert main([*words[:-1], "ranges.age=[0,90]", "to=four"]) == 2
+    assert "it or a key has changed since data/people.yaml was made (age)" in " ".join(capsys.readouterr().err.split())
+    text = (here / "people.csv").read_text()
+    (here / "people.csv").write_text(text.replace(",yes\n", ",no\n", 1))
+    assert main([*words, "to=four"]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "(splits): say data=people for what it was, or move data/people.yaml and data/people/ away" in error
+    assert (here / "data" / "people.yaml").read_bytes() == made
+    assert not (here / "four").exists()
+    assert {path.name for path in here.glob(".dpopt-*")} == set()

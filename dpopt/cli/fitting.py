@@ -11,7 +11,7 @@ import yaml
 
 from dpopt import fields, registry
 from dpopt.cli.console import OUT
-from dpopt.cli.new import check_name, data, small_workload
+from dpopt.cli.new import check_name, data, given_data, small_workload
 from dpopt.errors import ConfigError, unknown
 from dpopt.fields import Bound, Decay, Factor, Name, Positive, Probability
 
@@ -47,7 +47,8 @@ def fit(overrides: Sequence[str]) -> None:
 
     Beside workload=NAME and data=NAME, from=PATH takes a CSV file, a folder of images or a saved `Dataset`. It becomes
     a data set of the file's name, as by `dpopt new data`, whose keys target=COLUMN, inputs=COLUMN, test=0.2, size=64,
-    ranges.COLUMN=[0,100], values.COLUMN=[a,b] and public=true mean the same here; afterwards it is data=NAME.
+    ranges.COLUMN=[0,100], values.COLUMN=[a,b] and public=true mean the same here; afterwards it is data=NAME, or from=
+    the same file again.
     `dpopt.load` reads what is written.
     """
     import torch
@@ -116,13 +117,19 @@ def _workload(asked: FitKeys, of_file: list[str]) -> Workload:
 
 
 def _added(of_file: list[str]) -> str:
-    """The name of the data set that a file has become."""
+    """The name of the data set that a file has become, now or before."""
     path = next((Path(word.removeprefix("from=")) for word in of_file if word.startswith("from=")), None)
     if path is None:
         raise ConfigError("from", None, "expected from=PATH: a CSV file, a folder of images, or a saved `Dataset`")
+    from dpopt.workloads.data import own
+
     name = path.stem
     check_name(name)
-    if Path("data", f"{name}.yaml").exists():
-        raise ConfigError("from", str(path), f"data/{name}.yaml exists: say data={name}, or give the file another name")
-    data(name, *of_file)
+    file = own.FOLDER / f"{name}.yaml"
+    if not file.exists():
+        data(name, *of_file)
+    elif differs := own.differences(name, path, {k: v for k, v in given_data(of_file).items() if k != "from"}):
+        what = f"it or a key has changed since {file} was made ({', '.join(differs)})"
+        how = f"say data={name} for what it was, or move {file} and {file.with_suffix('')}/ away to read it again"
+        raise ConfigError("from", str(path), f"{what}: {how}")
     return name

@@ -144,7 +144,7 @@ def data(name: str, *options: str) -> Files:
     """A data set of one's own; writes all by itself, as files of records are larger than texts."""
     from dpopt.workloads.data import own
 
-    given = _given(options)
+    given = given_data(options)
     if "from" not in given:
         raise ConfigError("from", None, "expected from=PATH: a folder of images, a CSV file, or a saved `Dataset`")
     entry = own.add(name, Path(str(given.pop("from"))), given)
@@ -167,7 +167,7 @@ def small_workload(entry: Entry) -> str:
     return f"{{name: images, data: {entry.name}, architecture: two_conv{size}}}"
 
 
-def _given(options: Sequence[str]) -> dict[str, Any]:
+def given_data(options: Sequence[str]) -> dict[str, Any]:
     """KEY=VALUE and KEY.NAME=VALUE as plain data; only `public` is read as YAML reads it, all else are texts."""
     given: dict[str, Any] = {}
     for option in options:

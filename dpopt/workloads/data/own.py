@@ -27,9 +27,11 @@ from dpopt.workloads.data.catalogue import HOW_TO_STATE, UNSTATED, Column, Entry
 from dpopt.workloads.data.reading import MOST_VALUES, Splits, labelled, read, with_test
 from dpopt.workloads.data.source import ROWS, open_source, quiet, read_column
 
-__all__ = ["HOW_TO_STATE", "NewDataKeys", "add"]
+__all__ = ["HOW_TO_STATE", "NewDataKeys", "add", "differences"]
 FOLDER = Path("data")
 """Where entries and files of one's own lie, in the current folder."""
+FROM_THE_RECORDS = ("kind", "inputs", "targets", "splits", "classes", "size")
+"""What of an entry the records and the keys of `new data` alone decide."""
 TEXTS = ("string", "large_string")
 UNSEEN = "normalised by mean 0.5 and std 0.5, which no record has a part in"
 
@@ -77,18 +79,36 @@ def add(name: str, place: Path, given: Mapping[str, Any]) -> Entry:
     if name in catalogue.names():
         raise ConfigError("name", name, "a data set of that name is known: `dpopt list what=data`")
     with TemporaryDirectory(dir=".", prefix=".dpopt-") as scratch, quiet():
-        classes, splits = labelled(read(place, scratch), options.target, options.values.get(options.target))
-        splits, note = with_test(splits, options.test)
-        made = Path(scratch) / name
-        made.mkdir()
-        entry = replace(_described(name, splits, classes, options, made), folder=made)
-        entry = replace(entry, note="; ".join(filter(None, (entry.note, note))))
-        entry = replace(entry, splits={split: _confirmed(entry, split) for split in splits})
+        entry = _made(name, place, options, scratch)
         FOLDER.mkdir(exist_ok=True)
-        shutil.move(made, folder)
+        shutil.move(Path(scratch) / name, folder)
     with folder.with_suffix(".yaml").open("x", encoding="utf-8") as file:
         file.write(_text(entry))
     return catalogue.entry(name)
+
+
+def differences(name: str, place: Path, given: Mapping[str, Any]) -> list[str]:
+    """What of the entry `data/NAME.yaml` would be another if it were made now; arguments and errors as of `add`.
+
+    Columns of which `given` states nothing may say anything.
+    """
+    options, known = fields.build(NewDataKeys, given, "new data"), catalogue.entry(name)
+    with TemporaryDirectory(dir=".", prefix=".dpopt-") as scratch, quiet():
+        made = _made(name, place, options, scratch)
+    differs = [each for each in FROM_THE_RECORDS if getattr(made, each) != getattr(known, each)]
+    stated = [column for column, said in made.columns.items() if said.is_stated]
+    return differs + [column for column in stated if made.columns[column] != known.columns.get(column)]
+
+
+def _made(name: str, place: Path, options: NewDataKeys, scratch: str) -> Entry:
+    """The entry with its checksums; its files are written to the folder `name` of `scratch`."""
+    classes, splits = labelled(read(place, scratch), options.target, options.values.get(options.target))
+    splits, note = with_test(splits, options.test)
+    folder = Path(scratch) / name
+    folder.mkdir()
+    entry = replace(_described(name, splits, classes, options, folder), folder=folder)
+    entry = replace(entry, note="; ".join(filter(None, (entry.note, note))))
+    return replace(entry, splits={split: _confirmed(entry, split) for split in splits})
 
 
 def _described(name: str, splits: Splits, classes: tuple[str, ...], options: NewDataKeys, folder: Path) -> Entry:
