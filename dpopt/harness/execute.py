@@ -21,6 +21,8 @@ from dpopt.store.runs import RESULTS, SETTLED, Failure, Store
 
 PLAIN_LINES = 20
 """About how many lines a run prints where there is no terminal to draw a bar on."""
+STARTS = 3
+"""Workers in a row that end before they could run anything, after which a run is given up."""
 POLL = 1.0
 """Seconds between two looks at what an engine does not tell: time that is up, and cells of other processes."""
 
@@ -83,7 +85,7 @@ def execute(
         stop: asked all the time; running cells then write their checkpoints, and the rest is left.
 
     Raises:
-        OSError: results cannot be written any more.
+        OSError: results cannot be written any more, or no worker can be started.
     """
     outcome = outcome or SuiteOutcome()
     every = {cell.run_id: cell for cell in cells}
@@ -123,6 +125,7 @@ class Round:
         self._deadlines: dict[str, float] = {}
         self._late: set[str] = set()
         self._tries: Counter[str] = Counter()
+        self._unstarted = 0
         self._held: dict[str, leases.Watch] = {}
 
     def step(self) -> None:
@@ -143,6 +146,7 @@ class Round:
 
     def _take(self, event: Event) -> None:
         run_id = event.run_id
+        self._unstarted = self._unstarted + 1 if event.kind == "unstarted" else 0
         if event.kind == "progress":
             self.fractions[run_id] = event.fraction
             if run_id not in self._late:
@@ -157,9 +161,11 @@ class Round:
             self._held[run_id] = self._store.watch(run_id)
         elif event.kind == "blocked":
             raise OSError(f"results cannot be written: {event.reason}; the same command goes on when they can")
+        elif self._unstarted == STARTS:
+            raise OSError(f"a worker could not be started: {event.reason}")
         elif run_id in self._late:
             self._fail(run_id, "timeout", f"it took longer than {self._policy.timeout:g} seconds")
-        elif event.kind == "interrupted":  # by someone else's signal
+        elif event.kind in ("unstarted", "interrupted"):  # by someone else's signal
             self._engine.submit(self.left[run_id])
         else:
             self._fail(run_id, event.kind, event.reason)

@@ -46,7 +46,7 @@ def run_suite(
     Raises:
         ConfigError: something in the suite cannot be used, data or weights are missing, or it would take longer than
             `max_hours`. The suite's cells and what is noted of failures are then as before.
-        OSError: results cannot be written.
+        OSError: results cannot be written, or no worker can be started.
     """
     store = open_store(suite, results)
     if engine is not None:

@@ -1,5 +1,11 @@
 """What a run changes before it begins, and what becomes of being asked to stop."""
 
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
 import pytest
 
 from dpopt.errors import ConfigError
@@ -9,6 +15,24 @@ from dpopt.harness.plan import plan
 from dpopt.harness.run_suite import run_suite
 
 FEW = ["optimizers=[dp_sgd]", "seeds=0", "device=cpu"]
+ONE = """
+suite = dpopt.load_suite({
+    "name": "mine", "workloads": ["digits_mlp"], "optimizers": ["torch_optim"], "epsilon": 3, "seeds": 0, "epochs": 1,
+    "settings": {"torch_optim": {"tuning": "fixed", "fields": {"optimizer": OPTIMIZER}}}, "workers": 1, "device": "cpu",
+})
+print(dpopt.run_suite(suite, engine="local", progress=False))
+"""
+BARE = "import dpopt\n" + ONE.replace("OPTIMIZER", "'torch.optim.SGD'")
+GUARDED = f"""
+import dpopt
+import torch
+
+class Mine(torch.optim.SGD):
+    pass
+
+if __name__ == "__main__":
+{textwrap.indent(ONE.replace("OPTIMIZER", "'__main__.Mine'"), "    ")}
+"""
 
 
 @pytest.mark.parametrize(
@@ -58,3 +82,24 @@ def test_a_stop_at_the_end_of_a_stage_is_heard(write_searches, store, monkeypatc
     first, second = (run_suite(suite, store.root, engine="inline", progress=False) for _ in range(2))
     assert (first.ran, first.is_stopped) == (4, True)
     assert (second.ran, second.is_stopped) == (1, False), "nothing is left"
+
+
+@pytest.mark.parametrize(
+    ("script", "is_piped"), [(BARE, False), (BARE, True), (GUARDED, False)], ids=["bare", "piped", "guarded"]
+)
+def test_a_script_runs_a_suite_in_workers(tmp_path, script, is_piped):
+    """Without a guard, and with one where a worker needs a class of the script."""
+    file = tmp_path / "script.py"
+    file.write_text(script)
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-" if is_piped else str(file)],
+        input=script if is_piped else "",
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert "ran=1, skipped=0, failed={}" in done.stdout, done.stderr
+    assert done.stdout.count("ran=") == 1, "a worker ran the script again"
