@@ -92,7 +92,7 @@ def engines_made(monkeypatch):
     made, create = list[Any](), engines.create
 
     def counted(*given):
-        engine = create(*given)
+        engine: Any = create(*given)
         close, engine.closed = engine.close, 0
 
         def closed():
