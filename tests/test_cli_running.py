@@ -69,13 +69,14 @@ def test_a_plan_needs_neither_data_nor_weights(tmp_path, nowhere, capsys, monkey
     assert main(["plan", HYFREEDP, "flops=h100", f"results={tmp_path}"]) == 0
     assert time.perf_counter() - started < 60, "nothing waits for a network"
     assert not nowhere
-    *tables, cells, estimate, basis, absent = capsys.readouterr().out.splitlines()
+    *tables, cells, estimate, basis, apart, absent = capsys.readouterr().out.splitlines()
     text = "\n".join(tables)
     assert "images(data=cifar10, subset=full): d = 5,526,346, 7.5e+09 FLOPs a gradient" in text
     assert "images(data=cifar10, subset=bitfit): d = 25,738, 5.3e+09 FLOPs a gradient" in text
     assert cells.startswith("36 distinct cells")
     assert re.fullmatch(r"8.6e\+06 gradient evaluations, 6.6e\+16 FLOPs to run, about 41 minutes on 1 h100", estimate)
     assert basis.startswith("~ by FLOPs (2.7e+13 a second, assumed: 40% of its float32 peak) and 2 ms a gradient")
+    assert apart.startswith("not in it: starting workers and preparing cells")
     assert absent == f"loaded from the hub when first needed: data cifar10; weights {WEIGHTS}"
 
 

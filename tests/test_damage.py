@@ -191,3 +191,17 @@ def test_a_fuzzed_suite_loads_or_is_refused(tmp_path_factory, content):
     path.write_text(SUITE + "".join(f"{json.dumps(key)}: {json.dumps(value)}\n" for key, value in content.items()))
     with contextlib.suppress(ConfigError):
         load_suite(str(path))
+
+
+@pytest.mark.parametrize("name", ["cell.json", "curve.jsonl", "ledger.json"])
+def test_a_lost_file_is_damage_to_every_command(sound, tmp_path, name):
+    shutil.copytree(sound / "results", tmp_path / "results")
+    store, of_suite = Store(tmp_path / "results"), [f"suite={sound / 'small.yaml'}", f"results={tmp_path / 'results'}"]
+    run_id = store.manifest("small")["cells"][1]["run_id"]
+    (store.folder(run_id) / name).unlink()
+    for command, ends in (("status", 0), ("run", 1), ("retry", 1)):
+        code, output = said(command, *of_suite)
+        assert code == ends
+        assert "1 damaged" in output
+        assert run_id in output
+    assert not store.folder(run_id, name).exists()

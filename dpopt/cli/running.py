@@ -108,7 +108,8 @@ def _basis(timings: Mapping[int, Timing], rate: Rate) -> list[str]:
 
     if not any(timing.is_estimate for timing in timings.values()):
         return []
-    return [f"~ by FLOPs ({rate.basis}) and {1e3 * CALL:g} ms a gradient; timed_draws=20 times real draws"]
+    apart = "not in it: starting workers and preparing cells; timed_draws=20 times preparing and real draws"
+    return [f"~ by FLOPs ({rate.basis}) and {1e3 * CALL:g} ms a gradient", apart]
 
 
 def _absent(missing: Sequence[Missing]) -> list[str]:

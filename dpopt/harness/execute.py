@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
 from rich.console import Console
@@ -21,6 +22,8 @@ from dpopt.store.runs import RESULTS, SETTLED, Failure, Store
 
 PLAIN_LINES = 20
 """About how many lines a run prints where there is no terminal to draw a bar on."""
+STARTS = 3
+"""Workers in a row that end before they could run anything, after which a run is given up."""
 POLL = 1.0
 """Seconds between two looks at what an engine does not tell: time that is up, and cells of other processes."""
 
@@ -64,11 +67,11 @@ def execute(
     store: Store,
     make_engine: Callable[[], Engine],
     console: Console | None = None,
-    outcome: SuiteOutcome | None = None,
     policy: Policy = Policy(),
     stop: Callable[[], bool] = stopping.is_asked,
+    further: Callable[[], Iterable[Cell]] = tuple,
 ) -> SuiteOutcome:
-    """Run the cells that have no result yet.
+    """Run the cells that have no result yet, and those that follow from them.
 
     Failed and damaged cells are left alone: `dpopt retry` clears failures, and damaged files are the user's to move.
     Cells that other processes run are waited for.
@@ -76,21 +79,26 @@ def execute(
     Args:
         cells: duplicates run once.
         store: a `dpopt.store.Store`.
-        make_engine: called only if something is to be run, since workers are slow to start.
+        make_engine: called at most once, and only if something is to be run, since workers are slow to start.
         console: where progress goes.
-        outcome: of earlier cells, to go on with.
         policy: what follows when a cell ends without a result.
         stop: asked all the time; running cells then write their checkpoints, and the rest is left.
+        further: asked for more cells whenever all have ended, and once after a stop, until there are none.
 
     Raises:
-        OSError: results cannot be written any more.
+        OSError: results cannot be written any more, or no worker can be started.
     """
-    outcome = outcome or SuiteOutcome()
-    every = {cell.run_id: cell for cell in cells}
-    to_run = {run_id: cell for run_id, cell in every.items() if not _is_settled(run_id, store, outcome)}
-    if to_run:
-        engine = make_engine()
-        _drive(Round(to_run, store, engine, policy, outcome), engine, console or Console(stderr=True), stop)
+    outcome, console, engine = SuiteOutcome(), console or Console(stderr=True), None
+    with ExitStack() as opened:
+        while (every := {cell.run_id: cell for cell in cells}) and not outcome.is_stopped:
+            left = {run_id: cell for run_id, cell in every.items() if not _is_settled(run_id, store, outcome)}
+            if left:
+                engine = engine or opened.enter_context(closing(make_engine()))
+                _drive(Round(left, store, engine, policy, outcome), engine, console, stop)
+            if outcome.is_stopped:
+                opened.close()  # what runs ends before anything else is done
+            cells = list(further())
+            outcome.is_stopped |= bool(cells) and stop()
     return outcome
 
 
@@ -123,6 +131,7 @@ class Round:
         self._deadlines: dict[str, float] = {}
         self._late: set[str] = set()
         self._tries: Counter[str] = Counter()
+        self._unstarted = 0
         self._held: dict[str, leases.Watch] = {}
 
     def step(self) -> None:
@@ -143,6 +152,7 @@ class Round:
 
     def _take(self, event: Event) -> None:
         run_id = event.run_id
+        self._unstarted = self._unstarted + 1 if event.kind == "unstarted" else 0
         if event.kind == "progress":
             self.fractions[run_id] = event.fraction
             if run_id not in self._late:
@@ -157,9 +167,11 @@ class Round:
             self._held[run_id] = self._store.watch(run_id)
         elif event.kind == "blocked":
             raise OSError(f"results cannot be written: {event.reason}; the same command goes on when they can")
+        elif self._unstarted == STARTS:
+            raise OSError(f"a worker could not be started: {event.reason}")
         elif run_id in self._late:
             self._fail(run_id, "timeout", f"it took longer than {self._policy.timeout:g} seconds")
-        elif event.kind == "interrupted":  # by someone else's signal
+        elif event.kind in ("unstarted", "interrupted"):  # by someone else's signal
             self._engine.submit(self.left[run_id])
         else:
             self._fail(run_id, event.kind, event.reason)
@@ -183,20 +195,17 @@ def _drive(cells: Round, engine: Engine, console: Console, stop: Callable[[], bo
     columns = (TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=console, disable=not console.is_terminal)
     shown, said = len(cells.outcome.failed), 0
-    try:
-        for cell in cells.left.values():
-            engine.submit(cell)
-        with bar:
-            task = bar.add_task("cells", total=cells.total)
-            while cells.left and not stop():
-                cells.step()
-                for run_id, reason in list(cells.outcome.failed.items())[shown:]:
-                    bar.console.print(Text.assemble(("failed ", "red"), lines(f"{run_id}: {reason}")))
-                shown, done = len(cells.outcome.failed), cells.total - len(cells.left)
-                bar.update(task, completed=done + sum(cells.fractions.values()))
-                if not console.is_terminal and done // max(1, cells.total // PLAIN_LINES) > said:
-                    said = done // max(1, cells.total // PLAIN_LINES)
-                    console.print(f"{done}/{cells.total} cells")
-        cells.outcome.is_stopped = bool(cells.left)
-    finally:
-        engine.close()
+    for cell in cells.left.values():
+        engine.submit(cell)
+    with bar:
+        task = bar.add_task("cells", total=cells.total)
+        while cells.left and not stop():
+            cells.step()
+            for run_id, reason in list(cells.outcome.failed.items())[shown:]:
+                bar.console.print(Text.assemble(("failed ", "red"), lines(f"{run_id}: {reason}")))
+            shown, done = len(cells.outcome.failed), cells.total - len(cells.left)
+            bar.update(task, completed=done + sum(cells.fractions.values()))
+            if not console.is_terminal and done // max(1, cells.total // PLAIN_LINES) > said:
+                said = done // max(1, cells.total // PLAIN_LINES)
+                console.print(f"{done}/{cells.total} cells")
+    cells.outcome.is_stopped = bool(cells.left)

@@ -5,16 +5,22 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from multiprocessing.sharedctypes import RawValue
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
 _CONTEXT = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork
+_STARTING = threading.Lock()
 ENDING = 10.0
 """Seconds that a killed process may take to end: one that waits for a hanging device does not."""
 
@@ -22,19 +28,27 @@ ENDING = 10.0
 class Remote:
     """A process that holds `subject`, sent as a pickle, and does nothing but what it is asked; it ends with this one.
 
-    Torch computes there with as many threads as here.
+    Torch computes there with as many threads as here. The program's main module is imported there where it has a guard,
+    `if __name__ == "__main__"`; without one it would do all again that it does here.
 
     Args:
-        subject: the object.
+        subject: the object; its class is not one of a main module without a guard.
         is_quiet: whether warnings are left out.
     """
 
     def __init__(self, subject: object, is_quiet: bool = True) -> None:
         self.pipe, theirs = _CONTEXT.Pipe()
-        arguments = (theirs, subject, torch.get_num_threads(), is_quiet)
+        self._started = RawValue("b", 0)
+        arguments = (theirs, self._started, subject, torch.get_num_threads(), is_quiet)
         self.process: BaseProcess = _CONTEXT.Process(target=_serve, args=arguments, daemon=True)
-        self.process.start()
+        with _guarded_main():
+            self.process.start()
         theirs.close()
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the process has ever held the object."""
+        return bool(self._started.value)
 
     def begin(self, method: str, *given: Any) -> None:
         """Have a method of the object called; `pipe` can be read when it has returned.
@@ -72,7 +86,28 @@ class Remote:
         self.process.join(ENDING)
 
 
-def _serve(pipe: Connection, subject: object, threads: int, is_quiet: bool) -> None:
+@contextmanager
+def _guarded_main() -> Iterator[None]:
+    """Processes that start meanwhile find no main module to import, unless it has a guard."""
+    with _STARTING:
+        main = sys.modules["__main__"]
+        if not _has_guard(main):
+            sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
+
+
+def _has_guard(main: ModuleType) -> bool:
+    try:
+        return b"__main__" in Path(getattr(main, "__file__", None) or "").read_bytes()
+    except OSError:  # typed, or piped in
+        return False
+
+
+def _serve(pipe: Connection, started: Any, subject: object, threads: int, is_quiet: bool) -> None:
+    started.value = 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C reaches all processes; the one that asks ends the others
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if is_quiet:

@@ -10,6 +10,7 @@ from rich.console import Console
 from dpopt.errors import ConfigError
 from dpopt.harness import cost, engines, stopping
 from dpopt.harness import plan as planning
+from dpopt.harness.cell import Cell
 from dpopt.harness.execute import Policy, SuiteOutcome, execute
 from dpopt.harness.planned import Planned
 from dpopt.harness.suite import Suite
@@ -46,7 +47,7 @@ def run_suite(
     Raises:
         ConfigError: something in the suite cannot be used, data or weights are missing, or it would take longer than
             `max_hours`. The suite's cells and what is noted of failures are then as before.
-        OSError: results cannot be written.
+        OSError: results cannot be written, or no worker can be started.
     """
     store = open_store(suite, results)
     if engine is not None:
@@ -104,18 +105,17 @@ def _run(suite: Suite, engine: str, store: Store, planned: list[Planned], consol
     def is_stopped() -> bool:
         return stopping.is_asked() or store.cancelled(suite.name) != before
 
-    outcome, cells = SuiteOutcome(), cost.cheapest_first(planned)
-    while cells and not outcome.is_stopped:  # some cells follow from the outcome of others
-        with stopping.signals():
-            execute(cells, store, make_engine, console, outcome, policy, is_stopped)
-            is_asked = is_stopped()  # at the end of the last cell too, and the block forgets it
+    def further() -> list[Cell]:
+        """Cells that follow from the outcome of others."""
+        nonlocal planned
         known = {entry.cell.run_id for entry in planned}
         planned = planning.plan(suite, store, store.journal_path) if planning.has_stages(suite) else planned
         # At the end too: another process may have noted its cells in between, after it had read what there was before.
         store.extend_suite(suite.name, planning.manifest(suite, planned))
-        cells = cost.cheapest_first(entry for entry in planned if entry.cell.run_id not in known)
-        outcome.is_stopped |= is_asked and bool(cells)
-    return outcome
+        return cost.cheapest_first(entry for entry in planned if entry.cell.run_id not in known)
+
+    with stopping.signals():
+        return execute(cost.cheapest_first(planned), store, make_engine, console, policy, is_stopped, further)
 
 
 def _refuse_longer(suite: Suite, store: Store, planned: list[Planned], retry: bool, console: Console) -> None:

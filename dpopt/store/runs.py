@@ -108,9 +108,13 @@ class Store:
 
         Raises:
             FileNotFoundError: the cell is not done.
-            Damaged: the file is no record of this run, or not as it was written.
+            Damaged: the file is no record of this run, or not as it was written, or a file beside it is missing.
         """
-        return sound_record(read(self.folder(run_id, RECORD)), run_id, self.place(run_id))
+        record = sound_record(read(self.folder(run_id, RECORD)), run_id, self.place(run_id))
+        for path in (self.folder(run_id, name) for name in record.get("checksums", ())):
+            if not path.is_file():
+                raise Damaged(f"{path}: no such file, and the record beside it was written with one")
+        return record
 
     def error(self, run_id: str) -> dict[str, Any]:
         """Why a cell failed: keys "kind" (see `Failure`), "reason", "traceback"; or what is wrong with that file."""
@@ -153,7 +157,7 @@ class Store:
         if record["cell"] != read(folder / "cell.json"):
             raise Damaged(f"{folder}: cell.json and the cell of record.json do not belong together")
         for name, claimed in record.get("checksums", {}).items():
-            if not (folder / name).is_file() or sha256(folder / name) != claimed:
+            if sha256(folder / name) != claimed:
                 raise Damaged(f"{folder / name}: not the file that the record was written with")
         self.ledger(run_id)  # or it is damaged
         curve = folder / "curve.jsonl"
@@ -454,6 +458,8 @@ def sound_record(content: dict[str, Any], run_id: str, place: str) -> dict[str, 
         raise Damaged(f"{place}: written by another version (schema {content['schema']}, this one reads {SCHEMA})")
     if content["run_id"] != run_id or content["status"] not in RESULTS:
         raise Damaged(f"{place}: not a record of schema {SCHEMA} for run {run_id}")
+    if not isinstance(content.get("checksums", {}), dict):
+        raise Damaged(f"{place}: `checksums` is not a mapping")
     return unsealed(content, place)
 
 

@@ -168,6 +168,13 @@ def test_damaged_files_of_a_run_are_found(store, name, damage):
     assert path.parent.name in " ".join(found(store, "small"))
 
 
+def test_why_a_ledger_cannot_be_read_is_told(store):
+    path = store.folder(run_of(store, "hyfreedp")) / "ledger.json"
+    path.write_text(path.read_text()[:-1])
+    (line,) = (line for line in found(store, "small") if "not a ledger" in line)
+    assert "Expecting ',' delimiter" in line
+
+
 @pytest.mark.parametrize("name", ["cell.json", "curve.jsonl", "ledger.json"])
 def test_missing_files_of_a_run_are_found(store, name):
     path = store.folder(run_of(store, "hyfreedp")) / name

@@ -71,6 +71,21 @@ def test_a_worker_that_dies_costs_its_one_cell(write_suite, store):
     assert {store.state(cell.run_id) for cell in cells} == {"done"}
 
 
+class Unreadable:
+    """Ends the process that is to hold it."""
+
+    def __reduce__(self):
+        return os._exit, (3,)
+
+
+def test_workers_that_cannot_start_are_an_error_of_the_run(write_suite, store, monkeypatch):
+    cell = plan(write_suite())[0].cell
+    monkeypatch.setattr("dpopt.harness.engines.local.Runner", lambda *given: Unreadable())
+    with pytest.raises(OSError, match=r"a worker could not be started: the process died \(exit code 3\)"):
+        execute([cell], store, lambda: LocalEngine(store, Setup("cpu", workers=1)))
+    assert store.state(cell.run_id) == "pending"
+
+
 def test_failed_and_damaged_cells_are_left_alone(write_suite, store):
     failed, damaged, *rest = [entry.cell for entry in plan(write_suite())]
     store.fail(failed.run_id, "out of luck")

@@ -156,3 +156,18 @@ def test_a_run_that_is_asked_to_stop_leaves_the_rest(store, cells):
     assert engine.is_closed
     assert outcome.is_stopped
     assert (outcome.ran, outcome.failed) == (len(cells) - 1, {})
+
+
+def test_a_worker_that_is_killed_while_it_starts_costs_no_attempt(play, store, cells):
+    engine, outcome = play("unstarted", "unstarted", "unstarted", policy=Policy(retries=0))
+    assert engine.attempts.count(cells[0].run_id) == 4
+    assert (outcome.ran, outcome.failed) == (len(cells), {})
+
+
+def test_where_no_worker_starts_the_run_ends_with_one_message(store, cells):
+    engine = Scripted(store, {cells[0].run_id: ["unstarted"] * 9})
+    with pytest.raises(OSError, match="a worker could not be started: it unstarted"):
+        execute(cells, store, lambda: engine)
+    assert engine.is_closed
+    assert engine.attempts.count(cells[0].run_id) == executing.STARTS + 1, "others ended after the first"
+    assert store.state(cells[0].run_id) == "pending", "the cell is not to blame"

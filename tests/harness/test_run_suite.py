@@ -1,14 +1,40 @@
 """What a run changes before it begins, and what becomes of being asked to stop."""
 
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from dpopt.errors import ConfigError
-from dpopt.harness import cost, stopping
+from dpopt.harness import cost, engines, stopping
+from dpopt.harness import execute as executing
 from dpopt.harness import run_suite as running
 from dpopt.harness.plan import plan
 from dpopt.harness.run_suite import run_suite
 
 FEW = ["optimizers=[dp_sgd]", "seeds=0", "device=cpu"]
+ONE = """
+suite = dpopt.load_suite({
+    "name": "mine", "workloads": ["digits_mlp"], "optimizers": ["torch_optim"], "epsilon": 3, "seeds": 0, "epochs": 1,
+    "settings": {"torch_optim": {"tuning": "fixed", "fields": {"optimizer": OPTIMIZER}}}, "workers": 1, "device": "cpu",
+})
+print(dpopt.run_suite(suite, engine="local", progress=False))
+"""
+BARE = "import dpopt\n" + ONE.replace("OPTIMIZER", "'torch.optim.SGD'")
+GUARDED = f"""
+import dpopt
+import torch
+
+class Mine(torch.optim.SGD):
+    pass
+
+if __name__ == "__main__":
+{textwrap.indent(ONE.replace("OPTIMIZER", "'__main__.Mine'"), "    ")}
+"""
 
 
 @pytest.mark.parametrize(
@@ -48,13 +74,79 @@ def test_a_retry_that_takes_too_long_keeps_the_failures(write_suite, store, monk
 
 
 def test_a_stop_at_the_end_of_a_stage_is_heard(write_searches, store, monkeypatch):
-    suite, execute = write_searches(["optimizers=[linear]", "seeds=0", "device=cpu"]), running.execute
+    suite, drive = write_searches(["optimizers=[linear]", "seeds=0", "device=cpu"]), executing._drive
 
     def asked_at_the_end(*given):
-        execute(*given)
+        drive(*given)
         stopping.ask()
 
-    monkeypatch.setattr(running, "execute", asked_at_the_end)
+    monkeypatch.setattr(executing, "_drive", asked_at_the_end)
     first, second = (run_suite(suite, store.root, engine="inline", progress=False) for _ in range(2))
     assert (first.ran, first.is_stopped) == (4, True)
     assert (second.ran, second.is_stopped) == (1, False), "nothing is left"
+
+
+@pytest.fixture
+def engines_made(monkeypatch):
+    """The engines that are made, each with how often it was closed."""
+    made, create = list[Any](), engines.create
+
+    def counted(*given):
+        engine: Any = create(*given)
+        close, engine.closed = engine.close, 0
+
+        def closed():
+            engine.closed += 1
+            close()
+
+        engine.close = closed
+        made.append(engine)
+        return engine
+
+    monkeypatch.setattr(engines, "create", counted)
+    return made
+
+
+def test_one_engine_runs_all_rounds(write_suite, store, engines_made):
+    outcome = run_suite(write_suite(overrides=[*FEW, "widen=3"]), store.root, engine="inline", progress=False)
+    assert outcome.ran > 2, "a second round, beyond the grid"
+    assert [engine.closed for engine in engines_made] == [1, 1], "the first was only tried"
+
+
+@pytest.mark.parametrize("error", [OSError("no room"), KeyboardInterrupt()])
+def test_the_engine_is_closed_where_planning_ends_a_run(write_suite, store, engines_made, monkeypatch, error):
+    extend = type(store).extend_suite
+
+    def extend_once(self, *given):
+        monkeypatch.setattr(type(store), "extend_suite", ends)
+        return extend(self, *given)
+
+    def ends(*given):
+        assert [engine.closed for engine in engines_made] == [1, 0], "it may be needed again"
+        raise error
+
+    monkeypatch.setattr(type(store), "extend_suite", extend_once)
+    with pytest.raises(type(error)):
+        run_suite(write_suite(overrides=[*FEW, "widen=3"]), store.root, engine="inline", progress=False)
+    assert [engine.closed for engine in engines_made] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("script", "is_piped"), [(BARE, False), (BARE, True), (GUARDED, False)], ids=["bare", "piped", "guarded"]
+)
+def test_a_script_runs_a_suite_in_workers(tmp_path, script, is_piped):
+    """Without a guard, and with one where a worker needs a class of the script."""
+    file = tmp_path / "script.py"
+    file.write_text(script)
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-" if is_piped else str(file)],
+        input=script if is_piped else "",
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert "ran=1, skipped=0, failed={}" in done.stdout, done.stderr
+    assert done.stdout.count("ran=") == 1, "a worker ran the script again"

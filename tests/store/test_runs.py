@@ -58,6 +58,7 @@ DAMAGE = [
     json.dumps({**RECORD, "schema": 99}),
     json.dumps({**RECORD, "run_id": "cd" + "0" * 14}),
     json.dumps({**RECORD, "status": "great"}),
+    json.dumps({**RECORD, "checksums": 3}),
     json.dumps({key: value for key, value in RECORD.items() if key != "epsilon"}),
 ]
 
@@ -73,6 +74,15 @@ def test_damaged_records_are_never_used_or_overwritten(store, content):
     with pytest.raises(FileExistsError):
         store.finish(RUN, RECORD, "{}")
     assert path.read_text() == content
+
+
+@pytest.mark.parametrize("name", ["cell.json", "curve.jsonl", "ledger.json"])
+def test_a_run_that_has_lost_a_file_is_damaged(store, name):
+    store.begin(RUN, {})
+    store.append_curve(RUN, {"draw": 1})
+    store.finish(RUN, RECORD, "{}")
+    (store.folder(RUN) / name).unlink()
+    assert store.state(RUN) == "damaged"
 
 
 def test_a_damaged_error_is_still_a_failure(store):

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from dpopt.errors import cut
+
 
 class Finding(NamedTuple):
     """A claim that does not hold.
@@ -62,5 +64,4 @@ def _is_nan(value: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    text = f"{value}"
-    return text if len(text) <= 120 else f"{text[:117]}..."
+    return cut(f"{value}", 400 if isinstance(value, Exception) else 120)  # an error ends with its reason

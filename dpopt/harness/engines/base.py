@@ -17,7 +17,7 @@ from dpopt.store.runs import Store
 if TYPE_CHECKING:
     from dpopt.harness.cell import Cell
 
-Kind = Literal["progress", "done", "held", "failed", "died", "interrupted", "blocked"]
+Kind = Literal["progress", "done", "held", "failed", "died", "unstarted", "interrupted", "blocked"]
 
 
 class Event(NamedTuple):
@@ -26,8 +26,9 @@ class Event(NamedTuple):
     Attributes:
         run_id: the cell.
         kind: "progress": it runs, and `fraction` is done; "done": it has a record; "held": another process runs it, or
-            has finished it; "failed": an error of its own, noted in the store; "died": its worker did; "interrupted":
-            it was asked to stop; "blocked": results cannot be written, whatever the cell.
+            has finished it; "failed": an error of its own, noted in the store; "died": its worker did; "unstarted":
+            its worker did before it could run anything; "interrupted": it was asked to stop; "blocked": results cannot
+            be written, whatever the cell.
         fraction: part of the cell that is done.
         reason: why it ended as it did.
     """

@@ -60,10 +60,12 @@ class Team:
     def __init__(self, runners: Iterable[Runner]) -> None:
         self.members = [Remote(runner, is_quiet=False) for runner in runners]
         self.busy: list[Remote] = []
+        self._events: list[Event] = []
 
     def begin(self, cell: Cell) -> None:
         """Have all of them run a cell."""
         self.busy, self._events = list(self.members), []
+        self._run_id = cell.run_id
         for member in self.members:
             member.begin("run", cell)
 
@@ -71,17 +73,14 @@ class Team:
         """Whether all are done, or something went wrong in one of them."""
         for member in [member for member in self.busy if member.pipe.poll()]:
             self.busy.remove(member)
-            self._events.append(member.answer())
-        return not self.busy or any(failure or event.kind != "done" for event, failure in self._events)
+            event, failure = member.answer()
+            kind = "died" if member.has_started else "unstarted"
+            self._events.append(Event(self._run_id, kind, reason=failure) if failure else event)
+        return not self.busy or any(event.kind != "done" for event in self._events)
 
     def result(self) -> Event:
         """The first thing that went wrong, or that all are done."""
-        for event, failure in self._events:
-            if failure:
-                raise RuntimeError(failure)
-            if event.kind != "done":
-                return event
-        return self._events[0][0]
+        return next((event for event in self._events if event.kind != "done"), self._events[0])
 
 
 def places(name: str, workers: int | None) -> list[str]:
