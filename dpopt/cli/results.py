@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dpopt import fields
 from dpopt.cli.console import ERR, OUT, names, print_table, report_problems, stored, suite_name
 from dpopt.errors import ConfigError, unknown
-from dpopt.markup import TERMINAL, duration
+from dpopt.markup import MARKED, TERMINAL, duration
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,9 +72,10 @@ def table(overrides: Sequence[str]) -> None:
 
 
 def _show(*tables: Table) -> None:
+    style = TERMINAL if OUT.is_terminal and not OUT.is_dumb_terminal else MARKED
     for shown in tables:
-        print_table(shown.styled(TERMINAL), is_styled=True)
-        OUT.print(shown.note, style="dim")
+        print_table(shown.styled(style), is_styled=True)
+        OUT.print(shown.note, style="dim", soft_wrap=False)
 
 
 def _write(results: Results, name: str, files: Mapping[str, str]) -> None:
