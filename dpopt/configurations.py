@@ -19,7 +19,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.initialize import get_gh_backup, restore_gh_from_backup
 from hydra.version import VersionBase
-from omegaconf import OmegaConf
+from omegaconf import MISSING, OmegaConf
 
 from dpopt import documents, fields
 from dpopt._paths import shipped
@@ -126,8 +126,11 @@ def _compose(name: str, layers: Layers, overrides: Sequence[str]) -> dict[Any, A
             store.repo.pop(GROUP)
             restore_gh_from_backup(before)
             VersionBase.instance().version_base = version
-    check_values(OmegaConf.to_container(config), f"{name}.yaml")
-    found = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    content = OmegaConf.to_container(config)
+    check_values(content, f"{name}.yaml")
+    if absent := ", ".join(_absent(content, name)):
+        raise ConfigError(absent, None, "no default: a value has to be given")
+    found = OmegaConf.to_container(config, resolve=True)
     if not isinstance(found, dict):
         raise ConfigError(f"{name}.yaml", found, "expected a mapping")
     return found
@@ -151,6 +154,15 @@ def _texts(content: Any) -> Iterator[str]:
     elif isinstance(content, list | dict):
         for item in content.values() if isinstance(content, dict) else content:
             yield from _texts(item)
+
+
+def _absent(content: Any, where: str) -> Iterator[str]:
+    """The keys that are still `???`; OmegaConf's `missing_keys` fails where another key refers to one."""
+    if content == MISSING:
+        yield where
+    elif isinstance(content, list | dict):
+        for key, item in content.items() if isinstance(content, dict) else enumerate(content):
+            yield from _absent(item, f"{where}.{key}")
 
 
 def plain(value: Any, where: str) -> Any:

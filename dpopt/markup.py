@@ -72,6 +72,8 @@ MARKDOWN = TextFormat(_markdown, "**{}**".format, "*{}*".format)
 LATEX = TextFormat(_latex, r"\textbf{{{}}}".format, r"\textit{{{}}}".format)
 TERMINAL = TextFormat(line, "\x1b[1m{}\x1b[0m".format, "\x1b[3m{}\x1b[0m".format)
 """With the codes of ANSI X3.64, of which `escape` leaves none."""
+MARKED = TextFormat(line, "**{}**".format, "*{}*".format)
+"""For the columns of a terminal where they are read elsewhere, in a file or a pager."""
 
 
 def duration(seconds: float) -> str:

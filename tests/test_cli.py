@@ -262,7 +262,7 @@ def test_recommend_prints_what_the_study_says(monkeypatch, capsys):
         (["run"], "suite"),
         (["run", "suite=quickstrat"], "did you mean 'quickstart'"),
         (["run", "suite=quickstart", "seed=[1]"], "did you mean 'seeds'"),
-        (["run", "suite=quickstart", "device=cudda"], "device"),
+        (["run", "suite=quickstart", "device=gpu"], "device: 'gpu' cannot be used; expected auto, cpu, cuda or cuda:N"),
         (["plan", "suite=quickstart", "settings.dp_sgd.tuning=private"], r"dp_sgd\.selection: None"),
         (["plan", "suite=quickstart", "settings.dp_sgd.selection=composd"], "did you mean 'composed'"),
         (["rank", "suite=quickstart", "results=/nowhere"], "/nowhere holds nothing of it"),

@@ -81,7 +81,7 @@ SAID = ["optimizer=dp_sgd", *QUICK, "to=folder"]
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["from=people.csv", *SAID[:-1]], "Missing mandatory value: to"),
+        (["from=people.csv", *SAID[:-1]], "fit.to: None"),
         (["from=people.csv", *SAID, "to=people.csv"], "to: 'people.csv' cannot be used; it exists"),
         (SAID, "expected one of workload=NAME, data=NAME and from=PATH"),
         (["from=people.csv", "workload=table", *SAID], "expected one of"),

@@ -75,6 +75,26 @@ def test_nor_does_a_command_of_its_own_keys():
         configurations.command("epsilon", ["rate=${oc.env:SECRET}"])
 
 
+@pytest.mark.parametrize(
+    ("command", "given", "named"),
+    [
+        ("epsilon", ["delta=1e-5"], "epsilon.rate, epsilon.noise, epsilon.draws"),
+        ("fit", ["to=f", "epsilon=3"], "fit.optimizer"),
+    ],
+)
+def test_what_has_to_be_given_to_a_command_is_named(command, given, named):
+    with pytest.raises(ConfigError) as raised:
+        configurations.command(command, given)
+    assert str(raised.value) == f"{named}: None cannot be used; no default: a value has to be given"
+
+
+def test_what_a_suite_has_to_say_is_named(tmp_path):
+    path = tmp_path / "small.yaml"
+    path.write_text("defaults: [suite, _self_]\nsettings: {a: {clip: '???'}}\nclip: ${settings.a.clip}\n")
+    with pytest.raises(ConfigError, match=r"^small\.optimizers, small\.settings\.a\.clip: None cannot be used; "):
+        load_suite(str(path))
+
+
 def test_a_suite_may_refer_to_its_own_keys(written):
     suite = load_suite(str(written("description: B is ${batch_size}, ${epsilon}\nbatch_size: 100\nclip: ${epsilon}\n")))
     assert (suite.description, suite.clip) == ("B is 100, [2]", (2.0,))

@@ -1,5 +1,6 @@
 """`dpopt new` writes what works as it is: in a copy of the source tree, and as a package of its own."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -148,3 +149,15 @@ def test_nothing_is_overwritten(tree, capsys):
     assert "smooth.yaml exists" in capsys.readouterr().err
     assert files(tree) == {"pyproject.toml", "dpopt/conf/optimizer/smooth.yaml"}
     assert mine.read_text() == "mine"
+
+
+@pytest.mark.parametrize("arguments", [["optimizer", "smooth"], ["suite", "mine"], ["data", "mine", "from=mine.csv"]])
+def test_where_nothing_can_be_written_is_one_error(arguments, folder, monkeypatch, capsys):
+    def refuse(*_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("dpopt.store.runs._write", refuse)
+    assert main(["new", *arguments]) == 2
+    assert "error: new: " in (said := capsys.readouterr().err)
+    assert "cannot be written: Read-only file system" in said
+    assert files(folder) == set()

@@ -50,7 +50,7 @@ def test_data_of_ones_own_are_run_and_shown(tmp_path, monkeypatch, capsys):
     assert "2 cells run, 0 were done, 0 failed" in said(capsys, "run", "suite=own")
     table = said(capsys, "table", "suite=own", "scores=auc")
     rows = {line.split("@")[0]: line for line in table.splitlines() if line.startswith(("table", "images"))}
-    assert float(re.search(r"dp_sgd +([\d.]+)", rows["table(data=mine"])[1]) > 85
+    assert float(re.search(r"dp_sgd\W+([\d.]+)", rows["table(data=mine"])[1]) > 85
     assert "images(data=flowers" in rows
     assert "auc" in table
     assert "0 mismatches" in said(capsys, "verify")

@@ -11,9 +11,9 @@ from typing import Any
 
 import pandas as pd
 
+from dpopt.analysis import pricing
 from dpopt.analysis.naming import row_names, workload_names
 from dpopt.errors import ConfigError, unknown
-from dpopt.privacy.accountants import epsilon
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.selection import selection_rule
 from dpopt.store.identity import clipping_bound
@@ -203,7 +203,7 @@ def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:
     names = [key for key in record if key.startswith(("test_", "validation_")) or key in kept]
     score = record.get("score", "accuracy")
     try:
-        spent = epsilon(ledger, cell["delta"], cell["accountant"])
+        spent = pricing.spent(ledger, cell["delta"], cell["accountant"])
         _check_total(place, ledger, cell, record)
         numbers = {key: float(record[key]) for key in names}
         numbers |= {f"noise_{kind}": float(value) for kind, value in record.get("noise", {}).items()}
@@ -226,7 +226,8 @@ def _check_total(place: str, ledger: Ledger, cell: dict[str, Any], record: dict[
     stated = float(record.get("epsilon_total", math.nan))
     rule = selection_rule(cell["selection"])
     is_trained = not cell.get("untrained", False)
-    spent = rule.epsilon(ledger, cell["delta"], cell["accountant"]) if is_trained else float(cell["epsilon"])
+    charged = (ledger, cell["delta"], cell["accountant"], rule)
+    spent = pricing.spent(*charged) if is_trained else float(cell["epsilon"])
     if not math.isclose(stated, spent, rel_tol=1e-6):
         raise Damaged(f"{place}: states epsilon {stated} for its search, which spends {spent}")
 

@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 
 from dpopt import registry
-from dpopt.analysis import statistics
+from dpopt.analysis import pricing, statistics
 from dpopt.analysis.budgets import ROUNDING
 from dpopt.analysis.frames import GROUP
-from dpopt.analysis.pricing import price
 from dpopt.analysis.scores import is_share, shown
 from dpopt.analysis.writing import Table, marks
+from dpopt.privacy.solving import Charge
 from dpopt.store.runs import Store
 
 BLOCK = ["workload", "epsilon_target"]
@@ -44,8 +44,13 @@ WIDEN_NOTE = (
 )
 
 
-def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
+def comparison(store: Store, selected: pd.DataFrame, charge: Charge = pricing.spent) -> pd.DataFrame:
     """One row for each group of `select`'s frame, best first within a workload and a target epsilon.
+
+    Args:
+        store: that holds the runs.
+        selected: of `choosing.select`.
+        charge: see `pricing.composed`.
 
     Returns:
         Beside the group's keys: `score` (what was measured), its `mean` and `std` on the test split (sample standard
@@ -62,7 +67,7 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame()
     rows, tests = [], []
     for keys, group in selected.groupby(GROUP, sort=False, dropna=False):
-        prices = [price(store, row) for row in group.to_dict("records")]
+        prices = [pricing.price(store, row, charge) for row in group.to_dict("records")]
         tests.append(group.set_index("seed")["test_score"])
         rows.append(
             {

@@ -55,6 +55,8 @@ def new(arguments: Sequence[str]) -> None:
     records: ranges.COLUMN=[0,100] and values.COLUMN=[a,b] state it, or the entry's `???` are to be filled in;
     public=true says that what the records show of both is public knowledge.
     """
+    from dpopt.store.runs import check_writable  # here, as it loads numpy
+
     if len(arguments) < 2 or (len(arguments) > 2 and arguments[0] != "data"):
         raise ConfigError("new", " ".join(arguments), f"expected a kind ({', '.join(KINDS)}) and a name")
     kind, name, *options = arguments
@@ -65,6 +67,8 @@ def new(arguments: Sequence[str]) -> None:
     for path in contents:
         if path.exists():
             raise ConfigError("name", name, f"{path} exists")
+    for folder in {path.parent for path in contents}:
+        check_writable(folder, "new")
     for path, text in contents.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
@@ -142,11 +146,13 @@ def _suite(name: str) -> Files:
 
 def data(name: str, *options: str) -> Files:
     """A data set of one's own; writes all by itself, as files of records are larger than texts."""
+    from dpopt.store.runs import check_writable
     from dpopt.workloads.data import own
 
     given = given_data(options)
     if "from" not in given:
         raise ConfigError("from", None, "expected from=PATH: a folder of images, a CSV file, or a saved `Dataset`")
+    check_writable(Path(), "new")
     entry = own.add(name, Path(str(given.pop("from"))), given)
     counts = ", ".join(f"{part.records:,} {split}" for split, part in entry.splits.items())
     OUT.print(f"data/{name}.yaml, data/{name}/: {entry.kind} in {entry.classes} classes, {counts}")

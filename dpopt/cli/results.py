@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dpopt import fields
 from dpopt.cli.console import ERR, OUT, names, print_table, report_problems, stored, suite_name
 from dpopt.errors import ConfigError, unknown
-from dpopt.markup import TERMINAL, duration
+from dpopt.markup import MARKED, TERMINAL, duration
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,17 +72,25 @@ def table(overrides: Sequence[str]) -> None:
 
 
 def _show(*tables: Table) -> None:
+    style = TERMINAL if OUT.is_terminal and not OUT.is_dumb_terminal else MARKED
     for shown in tables:
-        print_table(shown.styled(TERMINAL), is_styled=True)
-        OUT.print(shown.note, style="dim")
+        print_table(shown.styled(style), is_styled=True)
+        OUT.print(shown.note, style="dim", soft_wrap=False)
 
 
 def _write(results: Results, name: str, files: Mapping[str, str]) -> None:
-    """Write a table in several formats, and say where; what is published is not changed by looking at it."""
+    """Write a table in several formats, and say where; what is published is not changed by looking at it.
+
+    A reader who may not write has the table all the same: it was printed.
+    """
     if not results.is_written:
         return
-    for kind, content in files.items():
-        results.store.write(results.folder / f"{name}.{kind}", content)
+    try:
+        for kind, content in files.items():
+            results.store.write(results.folder / f"{name}.{kind}", content)
+    except OSError as error:
+        ERR.print(f"not written to {results.folder}: {error.strerror}")
+        return
     OUT.print(f"written to {results.folder}/{name}.{{{','.join(files)}}}")
 
 
@@ -132,10 +140,13 @@ def leaderboard(overrides: Sequence[str]) -> None:
     matplotlib.use("Agg")
     from dpopt.analysis.leaderboard import Leaderboard
     from dpopt.analysis.leaderboard_page import Page
+    from dpopt.store.runs import check_writable
 
     suites, rest = suite_name(overrides)
     read = [stored([*rest, f"suite={name}"], "to", "against", "by") for name in names(suites, "suite")]
     known, given = zip(*read, strict=True)
+    if given[0]["to"]:
+        check_writable(Path(given[0]["to"]), "to")
     board = Leaderboard(known)
     page = Page(board, given[0]["against"] or "", given[0]["by"] or "epsilon")
     _show(*page.tables())
@@ -156,17 +167,21 @@ def plot(overrides: Sequence[str]) -> None:
 
     matplotlib.use("Agg")
     from dpopt.analysis import accounting, figures
+    from dpopt.store.runs import check_writable
 
     texts = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     folder = Path(texts.get("plots", "plots"))
     chosen = figures.plots(folder, texts.get("figure"))
+    elsewhere = "plots=FOLDER draws the figures' files of another folder, into its out/"
     if len(chosen) == 1 and chosen[0].needs == "accounting":
+        check_writable(folder / "out", "plots", elsewhere)
         _save(chosen[0], chosen[0].figure(accounting.frame()), folder / "out")
         return
     results, _ = stored(overrides, "figure")
     if results.every.empty:
         raise ConfigError("suite", results.suite, f"no finished rows in {results.store.root}")
     into = folder / "out" / results.suite / ("part" if results.part else "")
+    check_writable(into, "plots", elsewhere)
     if "figure" in texts:
         _save(chosen[0], results.plot(chosen[0].name, folder), into)
     else:
@@ -190,10 +205,13 @@ def report(overrides: Sequence[str]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
+    from dpopt.store.runs import check_writable
+
     results, given = stored(overrides, "to")
     if not given["to"] and not results.is_written:
         raise ConfigError("to", None, "what is published is only read: say into which file the page is to be written")
     path = Path(given["to"] or results.folder / "report.html")
+    check_writable(path.parent, "to", "to=FILE says another place")
     shown = [override for override in overrides if not override.startswith("to=")]
     results.store.write(path, results.report(given["plots"], shown))
     OUT.print(str(path))

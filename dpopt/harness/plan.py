@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from dpopt import fields, registry
-from dpopt.errors import ConfigError, Missing, unknown
+from dpopt.errors import ConfigError, Missing
 from dpopt.harness import refine, tuning
 from dpopt.harness.planned import Planned, all_done
 from dpopt.harness.rows import Row
@@ -124,8 +124,6 @@ def _setting(suite: Suite, label: str) -> Setting:
     where = f"{suite.name}.settings.{label}"
     content = {key: value for key, value in suite.settings.get(label, {}).items() if value is not None}
     name = content.get("name", label)
-    if name not in registry.optimizers():
-        raise unknown(f"{suite.name}.optimizers" if name == label else f"{where}.name", name, registry.optimizers())
     entry = registry.entry("optimizer", name)
     grid, selection = content.get("grid", entry.grid), content.get("selection")
     tuned = content.get("tuning", "grid" if grid else "self")

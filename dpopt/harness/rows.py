@@ -64,8 +64,13 @@ class Row:
         self._optimizers: dict[str, dict[str, Any]] = {}
         self._numbers: dict[tuple[float, int], dict[tuple[Any, ...], int]] = {}
         self._points = cost(registry.from_spec("optimizer", _optimizer(setting, {}, 1.0))).gradients_per_draw
-        if setting.widen:
+        if setting.widen:  # which makes an optimizer of each point, so a value that cannot be used is told first
             _check_alike(setting, f"{self._where}.widen", setting.widen, "; 0 leaves the row as it is")
+            if not refine.ends(tuning.points(setting.grid)):
+                reason = (
+                    "nothing to widen: no field of the grid has several positive numbers; 0 leaves the row as it is"
+                )
+                raise ConfigError(f"{self._where}.widen", setting.widen, reason)
         if isinstance(self._rule, BestOf):
             _check_alike(setting, f"{self._where}.grid", sorted(setting.grid), "")
 

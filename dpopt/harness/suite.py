@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dpopt import configurations, fields
+from dpopt import configurations, fields, registry
 from dpopt._paths import at_hand
 from dpopt.configurations import OPEN_KEYS
 from dpopt.errors import ConfigError, unknown
@@ -139,6 +139,21 @@ class Suite:
             raise ConfigError("suite.name", self.name, "expected the name of a folder for its tables")
         if self.epochs == {}:
             raise ConfigError(f"{self.name}.epochs", {}, "expected a number for each epsilon")
+        for label in dict.fromkeys((*self.optimizers, *self.settings)):  # one that is not selected must make sense too
+            self._check_name(label)
+
+    def _check_name(self, label: str) -> None:
+        """Raise `ConfigError` where no registered optimizer belongs to a label."""
+        known, others = registry.optimizers(), {*self.optimizers, *self.settings} - {label}
+        name = self.settings.get(label, {}).get("name")
+        if name is not None:
+            if name not in known:
+                raise unknown(f"{self.name}.settings.{label}.name", name, known)
+        elif label not in known and label in self.optimizers:
+            raise unknown(f"{self.name}.optimizers", label, {*known, *self.settings} - {label})
+        elif label not in known:
+            problem = "no label of the suite, and no registered optimizer"
+            raise unknown(f"{self.name}.settings", label, others, problem)
 
     def cells(self) -> list[Cell]:
         """The cells that the suite consists of, each once, without those that follow from the outcome of others.

@@ -17,7 +17,6 @@ import numpy as np
 
 from dpopt.errors import ConfigError, unknown
 from dpopt.fields import FEW
-from dpopt.harness import refine
 from dpopt.harness.suite import Setting
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.sampling import derive
@@ -132,8 +131,6 @@ def _check_widen(setting: Setting, rule: Selection | None, where: str) -> None:
         reason = "a simulated search is not charged for the runs that it makes"
     elif setting.refine:
         reason = "the row is refined, between the ends of its grid"
-    elif not refine.ends(points(setting.grid)):
-        reason = "nothing to widen: no field of the grid has several positive numbers"
     else:
         return
     raise ConfigError(where, setting.widen, f"{reason}; 0 leaves the row as it is")

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import math
-import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from importlib.metadata import version
@@ -16,9 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpopt import fields
-from dpopt._paths import cache_root
 from dpopt.errors import ConfigError
-from dpopt.privacy import accountants
+from dpopt.privacy import accountants, remembered
 from dpopt.privacy.isolation import Isolated
 from dpopt.privacy.ledger import Draw, Ledger
 from dpopt.privacy.oracle import BudgetSpent, TraceOracle
@@ -88,12 +83,13 @@ def calibrate(
         return Plan(noise, ledger, accountants.epsilon(ledger, delta, accountant), **common)
 
     # Epsilon is recomputed for remembered noise too: a file can neither lower what is claimed nor change a result.
-    remembered = _read_cache(path, kinds)
-    plan = planned(remembered) if remembered else None
+    known = remembered.read(path) or {}
+    is_usable = known.keys() == set(kinds) and all(0 < value < math.inf for value in known.values())
+    plan = planned(known) if is_usable else None
     if plan is None or not (1 - 2 * TOLERANCE) * epsilon <= charge(plan.ledger, delta, accountant) <= epsilon:
         solve = partial(solve_noise, epsilon=epsilon, delta=delta, accountant=accountant, charge=charge)
         noise = _solve_kinds(structure, rate, inflation, shares, solve)
-        _write_cache(path, noise)
+        remembered.write(path, noise)
         plan = planned(noise)
     return plan
 
@@ -274,30 +270,6 @@ def _validate(rate: float, draws: int, dimension: int, epsilon: float, delta: fl
 
 
 def _cache_file(problem: tuple[Any, ...]) -> Path:
-    """The file for a hash of the problem and of the accountants' versions."""
-    key = [problem, TOLERANCE, [version(name) for name in ("dp-accounting", "opacus", "autodp")]]
-    return cache_root() / "calibration" / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]}.json"
-
-
-def _read_cache(path: Path, kinds: list[str]) -> dict[str, float] | None:
-    try:
-        content = json.loads(path.read_text())
-        noise = {kind: float(content["noise"][kind]) for kind in kinds}
-        is_whole = content["sha256"] == _checksum(noise)
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    return noise if is_whole and all(0 < value < math.inf for value in noise.values()) else None
-
-
-def _checksum(noise: Mapping[str, float]) -> str:
-    return hashlib.sha256(json.dumps(noise, sort_keys=True).encode()).hexdigest()
-
-
-def _write_cache(path: Path, noise: dict[str, float]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump({"noise": noise, "sha256": _checksum(noise)}, file)
-        os.replace(file.name, path)
-    except OSError:
-        pass  # a cache that cannot be written costs time, nothing else
+    """The file for a problem and the accountants' versions."""
+    versions = [version(name) for name in ("dp-accounting", "opacus", "autodp")]
+    return remembered.place("calibration", [problem, TOLERANCE, versions])

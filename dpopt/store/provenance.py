@@ -29,7 +29,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
     import torch
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    return {**source(), "device": f"{device.type} {name}", "cpu": _cpu()}
+    return {**source(), "device": f"{device.type} {name}", "cpu": cpu()}
 
 
 def is_same_arithmetic(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -67,7 +67,7 @@ def hardware(device: torch.device) -> dict[str, Any]:
     import torch
 
     if device.type != "cuda":
-        return {"name": _cpu()}
+        return {"name": cpu()}
     found = torch.cuda.get_device_properties(device)
     return {
         "name": found.name,
@@ -98,7 +98,7 @@ def _git(*arguments: str) -> str | None:
 
 
 @cache
-def _cpu() -> str:
+def cpu() -> str:
     """The model of this machine's CPU where the system tells it, else its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()

@@ -336,12 +336,7 @@ class Store:
         folder = self.root / "runs"
         if self.root.is_dir() and not folder.exists():  # the commands that only measure need no folder for runs
             folder = self.root
-        trial = folder / f".writing-{secrets.token_hex(8)}"
-        try:
-            _write(trial, "")
-            trial.unlink()
-        except OSError as error:
-            raise ConfigError("results", str(self.root), f"cannot be written: {error.strerror}") from error
+        check_writable(folder, "results")
 
     def manifest(self, suite: str) -> dict[str, Any]:
         """The cells of a suite: of all its runs here, whatever their overrides.
@@ -546,6 +541,26 @@ def read_checked(path: Path) -> bytes:
     if hashlib.sha256(content).digest() != digest:
         raise Damaged(f"{path}: its content does not have the checksum that it was written with")
     return content
+
+
+def check_writable(folder: Path, key: str, instead: str = "") -> None:
+    """Find out before any work whether files can be written into `folder`, which is made where there is none.
+
+    Args:
+        folder: where files are to go.
+        key: what errors call it.
+        instead: what whoever gave it may say instead.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    trial = folder / f".writing-{secrets.token_hex(8)}"
+    try:
+        _write(trial, "")
+        trial.unlink()
+    except OSError as error:
+        reason = "; ".join(filter(None, [f"cannot be written: {error.strerror}", instead]))
+        raise ConfigError(key, str(folder), reason) from error
 
 
 def _write(path: Path, content: Mapping[str, Any] | str | bytes, replace: bool = True, mode: int = 0o666) -> None:

@@ -33,6 +33,9 @@ def resolve_device(name: str | int | torch.device) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
+    except RuntimeError as error:  # which names all that torch was ever built for
+        raise ConfigError("device", name, "expected auto, cpu, cuda or cuda:N") from error
+    try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError("device", name, f"not available: {str(error).splitlines()[0]}") from error

@@ -1,10 +1,14 @@
+import math
 import time
 
 import pandas as pd
+import pytest
 
 from dpopt.analysis import choosing, frames, pricing, tables
-from dpopt.privacy import Draw, Ledger, epsilon
-from dpopt.privacy.selection import best_of
+from dpopt.analysis.verify import parquet
+from dpopt.cli import main
+from dpopt.privacy import Draw, Ledger, epsilon, remembered
+from dpopt.privacy.selection import After, BestOf, Composed, Simulated, best_of
 
 
 def test_a_search_is_charged(matrix):
@@ -105,3 +109,109 @@ def test_the_price_of_a_search_is_its_rules_only_where_the_number_of_runs_is_ran
     assert price["simulated"] == composed > 1.5 * rows["simulated"]["epsilon_total"]
     ledger = store.ledger(rows["private"]["run_id"])
     assert price["private"] == best_of(ledger, 1e-5, runs=2, number="geometric") < composed
+
+
+RULES = [None, BestOf("geometric", 4.0), Composed(3), Simulated(0.5), After(ledger((0.1, (4.0,), 7)))]
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """The folder of what is kept."""
+    monkeypatch.setenv("DPOPT_CACHE", str(tmp_path))
+    return tmp_path / "epsilon"
+
+
+def fails(*_):
+    pytest.fail("computed, or read, again")
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_what_is_kept_has_the_bits_of_what_is_computed(accountant, rule, kept, monkeypatch):
+    mixed = ledger((0.1, (3.0, 5.0), 20), (0.2, (1.7,), 9))
+    found = pricing.spent(mixed, 1e-5, accountant, rule)
+    assert found == (rule.epsilon if rule else epsilon)(mixed, 1e-5, accountant)
+    for name in ("epsilon", "best_of"):
+        monkeypatch.setattr(f"dpopt.privacy.{'accountants' if name == 'epsilon' else 'selection'}.{name}", fails)
+    monkeypatch.setattr(pricing, "epsilon", fails)
+    assert pricing.spent(mixed, 1e-5, accountant, rule) == found
+    assert len(list(kept.iterdir())) == 1
+
+
+@pytest.mark.parametrize("noises", [(), (0.0,)])
+def test_nothing_and_everything_are_kept_too(noises, kept):
+    free = ledger((0.1, noises, 5))
+    assert pricing.spent(free, 1e-5, "pld") == pricing.spent(free, 1e-5, "pld") == (math.inf if noises else 0.0)
+
+
+def test_all_that_decides_an_epsilon_decides_where_it_is_kept(kept, monkeypatch):
+    def files(*arguments):
+        pricing.spent(*arguments)
+        return len(list(kept.iterdir()))
+
+    run = ledger((0.1, (3.0,), 20))
+    others = [ledger((0.1, (3.0,), 21)), ledger((0.1, (3.0000000000000004,), 20)), ledger((0.11, (3.0,), 20))]
+    given = [(run, 1e-5, "rdp"), *((other, 1e-5, "rdp") for other in others), (run, 2e-5, "rdp"), (run, 1e-5, "pld")]
+    given += [(run, 1e-5, "rdp", rule) for rule in (*RULES[1:], BestOf("poisson", 4.0), Composed(4))]
+    assert [files(*arguments) for arguments in given] == list(range(1, len(given) + 1))
+    for number, (name, value) in enumerate(
+        [
+            ("code", "other"),
+            ("cpu", "other"),
+            ("version", "0"),
+            ("platform.python_version", "3"),
+            ("platform.platform", ""),
+        ],
+        len(given) + 1,
+    ):
+        pricing._arithmetic.cache_clear()
+        monkeypatch.setattr(f"dpopt.analysis.pricing.{name}", lambda *_, said=value: said)
+        assert files(*given[0]) == number
+    pricing._arithmetic.cache_clear()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"numbers": {"epsilon": 0.1}, "sha256": "0"}'])
+def test_a_damaged_file_is_ignored_and_made_again(text, kept):
+    run = ledger((0.1, (3.0,), 20))
+    found = pricing.spent(run, 1e-5, "rdp")
+    (file,) = kept.iterdir()
+    whole = file.read_text()
+    file.write_text(text)
+    assert pricing.spent(run, 1e-5, "rdp") == found
+    assert file.read_text() == whole
+
+
+def test_a_flipped_bit_changes_no_epsilon(kept):
+    run = ledger((0.1, (3.0,), 20))
+    found = pricing.spent(run, 1e-5, "rdp")
+    (file,) = kept.iterdir()
+    whole = file.read_bytes()
+    for bit in range(8 * len(whole)):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(changed)
+        assert pricing.spent(run, 1e-5, "rdp") == found
+
+
+def test_a_folder_that_cannot_be_written_costs_time_alone(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DPOPT_CACHE", str(tmp_path / "file"))
+    run = ledger((0.1, (3.0,), 20))
+    assert pricing.spent(run, 1e-5, "rdp") == epsilon(run, 1e-5, "rdp")
+
+
+def test_verification_takes_nothing_that_was_kept(matrix, monkeypatch, capsys):
+    """Not of runs, and not of the table beside the Parquet."""
+    here = f"results={matrix.root}"
+    assert main(["table", "suite=made", here]) == main(["collect", "suite=made", here]) == 0
+    capsys.readouterr()
+    main(["verify", here])
+    said = capsys.readouterr()
+    monkeypatch.setattr(remembered, "read", fails)
+    with pytest.raises(pytest.fail.Exception):
+        main(["table", "suite=made", here])
+    capsys.readouterr()
+    main(["verify", here])
+    assert capsys.readouterr() == said
+    folder = matrix.suite_folder("made")
+    assert list(parquet.table(folder / "table.md", pd.read_parquet(folder / "cells.parquet"))) == []

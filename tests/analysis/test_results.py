@@ -1,12 +1,16 @@
-"""Which setting of a method a suite shows, and that all that were tried are charged."""
+"""Which setting of a method a suite shows, that all that were tried are charged, and that reading needs no writing."""
 
+import errno
 import json
 import math
+import os
+import re
 
 import pytest
 
 from dpopt.analysis import choosing, collecting, pricing, tables
 from dpopt.analysis.results import Results
+from dpopt.cli import main
 from dpopt.store.published import CELLS, PublishedStore
 from dpopt.store.runs import unsealed
 
@@ -239,3 +243,36 @@ def test_only_selected_runs_are_collected_with_their_diagnostics(maker):
 def test_frames_of_nothing_are_empty(maker, name):
     maker.add("dp_adam", 0, 0.5, 0.5, status="missing")
     assert chosen(maker)[1].frame(name).empty
+
+
+@pytest.fixture
+def read_only(monkeypatch):
+    """Nothing can be written where results are."""
+
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("dpopt.store.runs._write", refuse)
+
+
+@pytest.mark.parametrize("command", [["table"], ["table", "selection=geometric"], ["rank"]])
+def test_who_may_not_write_reads_all_the_same(command, matrix, read_only, capsys):
+    assert main([*command, "suite=made", f"results={matrix.root}"]) == 0
+    printed = capsys.readouterr()
+    assert "dp_adam" in printed.out
+    assert f"not written to {matrix.suite_folder('made')}: Read-only file system" in printed.err
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_any_work(matrix, read_only, monkeypatch, capsys):
+    monkeypatch.setattr(Results, "report", lambda *_: pytest.fail("worked"))
+    assert main(["report", "suite=made", f"results={matrix.root}"]) == 2
+    said = capsys.readouterr().err
+    assert re.search(r"error: to: '.*/made' cannot be used; cannot be written: Read-only file system; to=FILE", said)
+
+
+@pytest.mark.parametrize("needs", ["accounting", "comparison"])
+def test_figures_that_cannot_be_written_are_refused_before_any_work(needs, matrix, tmp_path, capsys):
+    (tmp_path / "claims.py").write_text(f'NEEDS = "{needs}"\ndef draw(frame, styles):\n    raise AssertionError\n')
+    (tmp_path / "out").write_text("")
+    assert main(["plot", "suite=made", f"results={matrix.root}", f"plots={tmp_path}", "figure=claims"]) == 2
+    assert re.search(r"error: plots: '.*/out.* cannot be written: .*; plots=FOLDER", capsys.readouterr().err)

@@ -11,6 +11,7 @@ import scipy.stats
 from dpopt import registry
 from dpopt.analysis import choosing, frames, pricing, tables
 from dpopt.analysis.results import Results
+from dpopt.cli import main
 from dpopt.markup import MARKDOWN
 from dpopt.privacy.selection import BestOf
 
@@ -282,3 +283,21 @@ def test_ends_of_the_grid_are_marked(maker):
     inside = table[table["label"] != "dp_adam"]
     assert tables.EDGES not in tables.as_table(inside, "made").frame
     assert "wider grid" not in tables.as_table(inside, "made").note
+
+
+@pytest.mark.parametrize(("is_seen", "bold", "italic"), [("", "**{}**", "*{}*"), ("1", "\x1b[1m{}", "\x1b[3m{}")])
+def test_marks_are_seen_on_a_terminal_and_elsewhere(is_seen, bold, italic, maker, monkeypatch, capsys):
+    for seed, noise in enumerate((0.00, 0.01, 0.02)):
+        maker.add("best", seed, 0.5, 0.9 + noise)
+        maker.add("worst", seed, 0.5, 0.1 + noise**2)
+        maker.add("by hand", seed, 0.5, 0.95 + noise, tuned={"lr": 0.1}, tuning="fixed")
+    monkeypatch.setenv("FORCE_COLOR", is_seen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["table", "suite=made", f"results={maker.done().root}"]) == 0
+    printed = capsys.readouterr().out
+    assert bold.format("best") in printed
+    assert italic.format("by hand") in printed
+    notes = printed.partition("workload = ")[2].splitlines()[:-1]
+    assert len(notes) > 3
+    assert max(map(len, notes)) <= 108, "but for the codes that a terminal does not show"

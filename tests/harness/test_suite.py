@@ -73,7 +73,9 @@ BAD_OVERRIDES = [
     ("settings.dp_adam.average=-0.1", r"settings\.dp_adam\.average: -0.1"),
     ("settings.dp_adam.average=[0.9]", r"settings\.dp_adam\.average: \[0.9\] .* a number"),
     ("settings.dp_adam.epochs=[1,x]", "settings.dp_adam.epochs"),
-    ("settings.nobody.fields={}", "known"),
+    ("settings.nobody.fields={}", r"quickstart\.settings: 'nobody' .* no label of the suite, .* known: adadp, "),
+    ("settings.hyfreedp_wram.clip=3", r"settings: 'hyfreedp_wram' .* did you mean 'hyfreedp_warm'"),
+    ("optimizers=[hyfreedp_wram]", r"optimizers: 'hyfreedp_wram' .* did you mean 'hyfreedp_warm'"),
 ]
 
 
@@ -127,6 +129,11 @@ def test_keys_that_are_given_to_a_file_without_defaults(tmp_path):
 def test_a_name_that_leads_to_another_folder(name):
     with pytest.raises(ConfigError, match=r"suite\.name: '\.\.?'"):
         load_suite({"name": name, "optimizers": ["dp_sgd"]})
+
+
+def test_an_unknown_optimizer_is_told_when_the_suite_is_loaded():
+    with pytest.raises(ConfigError, match=r"optimizers: 'adadb' .* did you mean 'adadp'"):
+        load_suite("quickstart", optimizers="adadb")
 
 
 def test_unknown_suite():

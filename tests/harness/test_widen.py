@@ -293,6 +293,12 @@ def test_rows_that_cannot_be_widened(write_suite, setting, reason):
     assert plan(write_suite(overrides=[*overrides, "settings.dp_sgd.widen=0"]))
 
 
+def test_a_value_of_the_grid_that_cannot_be_used_is_not_blamed_on_the_widening(write_suite):
+    overrides = [*ROW[:2], "settings.dp_sgd.grid.lr=[-3]", "widen=2"]
+    with pytest.raises(ConfigError, match=r"dp_sgd\.lr: -3"):
+        plan(write_suite(overrides=overrides))
+
+
 @pytest.mark.parametrize("tuning", ["self", "fixed"])
 def test_a_row_without_a_search_is_left_by_the_suite_and_cannot_ask_for_it(write_suite, tuning):
     overrides = ["optimizers=[hyfreedp]", f"settings.hyfreedp={{tuning: {tuning}}}", "widen=2"]

@@ -9,7 +9,7 @@ from dpopt.clipping import Abadi
 from dpopt.errors import ConfigError
 from dpopt.optimizers.base import Configured
 from dpopt.optimizers.dp_sgd import DPSGD
-from dpopt.privacy import Draw, Ledger, NonPrivate, calibrate, calibration, epsilon, published, solving
+from dpopt.privacy import Draw, Ledger, NonPrivate, calibrate, calibration, epsilon, published, remembered, solving
 from dpopt.privacy.calibration import cost
 
 DELTA = 50_000**-1.1
@@ -248,11 +248,11 @@ def test_a_changed_cache_changes_nothing(own_cache, noise):
     """Though its checksum is right: epsilon is computed again."""
     first = calibrate(DPSGD(), epsilon=1.0, **HYFREEDP)
     (file,) = own_cache.iterdir()
-    calibration._write_cache(file, noise)
+    remembered.write(file, noise)
     assert calibrate(DPSGD(), epsilon=1.0, **HYFREEDP) == first
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "null", '{"gradient": 1.0}', '{"noise": 1, "sha256": 2}'])
+@pytest.mark.parametrize("text", ["", "[1]", "null", '{"gradient": 1.0}', '{"numbers": 1, "sha256": 2}'])
 def test_what_is_no_cache_changes_nothing(own_cache, text):
     first = calibrate(DPSGD(), epsilon=1.0, **HYFREEDP)
     (file,) = own_cache.iterdir()
@@ -264,13 +264,13 @@ def test_no_flipped_bit_of_the_cache_changes_the_noise(own_cache):
     """Not even in the last places, where epsilon would not tell."""
     calibrate(DPSGD(), epsilon=1.0, **HYFREEDP)
     (file,) = own_cache.iterdir()
-    whole, noise = file.read_bytes(), calibration._read_cache(file, ["gradient"])
+    whole, noise = file.read_bytes(), remembered.read(file)
     assert noise
     for bit in range(8 * len(whole)):
         changed = bytearray(whole)
         changed[bit // 8] ^= 1 << bit % 8
         file.write_bytes(changed)
-        assert calibration._read_cache(file, ["gradient"]) in (None, noise)
+        assert remembered.read(file) in (None, noise)
 
 
 def test_an_infinite_bound_needs_infinite_epsilon():

@@ -17,6 +17,7 @@ from dpopt.analysis.verify import claims
 from dpopt.analysis.verify.claims import Claims
 from dpopt.analysis.verify.finding import Finding, expect, expect_close
 from dpopt.markup import MARKDOWN
+from dpopt.privacy.accountants import epsilon
 from dpopt.privacy.ledger import Ledger
 from dpopt.store.identity import clipping_bound
 from dpopt.store.provenance import is_same_arithmetic, is_same_noise
@@ -173,7 +174,7 @@ class Ledgers:
 
 def table(path: Path, cells: pd.DataFrame) -> Iterator[Finding]:
     """A Markdown table agrees with one made anew from the Parquet beside it, in every column that both have."""
-    comparison = tables.comparison(Ledgers(cells), choosing.select(cells))
+    comparison = tables.comparison(Ledgers(cells), choosing.select(cells), epsilon)
     found = tables.as_table(comparison, "", tables.further_scores(comparison)).styled(MARKDOWN)
     claimed = _markdown(path.read_text("utf-8"))
     yield from expect(str(path), "rows", len(claimed), len(found))
