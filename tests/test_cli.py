@@ -213,7 +213,7 @@ def test_no_last_run_follows_from_a_search_that_failed(searches, capsys):
     assert {cell["cell"]["seed"] for cell in cells() if cell["stage"] == "final"} == {0, 1}
 
 
-def test_a_lost_ledger_is_one_error_that_names_the_run(searches, capsys):
+def test_a_run_of_a_search_that_has_lost_its_ledger_is_damaged(searches, capsys):
     arguments, cells = searches
     arguments += ["optimizers=[linear]", "seeds=0"]
     assert main(["run", *arguments]) == 0
@@ -221,11 +221,10 @@ def test_a_lost_ledger_is_one_error_that_names_the_run(searches, capsys):
     (ledger,) = Path(arguments[1].partition("=")[2]).glob(f"runs/*/{lost}/ledger.json")
     ledger.unlink()
     capsys.readouterr()
-    for command in ("plan", "run"):
-        assert main([command, *arguments]) == 2
-        said = capsys.readouterr().err
-        assert said.startswith(f"error: {ledger}: ")
-        assert said.rstrip().endswith("move the folder of this run away to run the cell again")
+    assert main(["run", *arguments]) == 1
+    assert f"damaged {ledger.parent}: move it away to run the cell again" in capsys.readouterr().err
+    assert main(["status", *arguments[:2]]) == 0
+    assert f"{ledger}: no such file" in "".join(capsys.readouterr())
 
 
 def test_figures_of_no_suite_are_drawn_by_name(tmp_path, monkeypatch, capsys):
