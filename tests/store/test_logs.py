@@ -135,7 +135,7 @@ def weights(tmp_path, monkeypatch):
 
     def shown(ends):
         """What is held of a run that has ended so often; W&B's own process may write the end after `finish`."""
-        until = time.monotonic() + 30
+        until = time.monotonic() + 120
         while len(held()[-1]) < ends and time.monotonic() < until:
             time.sleep(0.1)
         return held()
