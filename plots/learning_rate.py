@@ -58,8 +58,8 @@ def _band(panel: Axes, lines: list[pd.Series], colour: str) -> pd.Series:
 
 
 def _rates(run: pd.DataFrame) -> pd.Series:
-    """A run's rates by draw, from the one on that it was given; not where all are a constant that it set itself."""
-    rates, start = pd.Series(run["eta"].to_numpy(), index=run["draw"]), float(run["lr"].iloc[0])
-    if (rates == start).any() or rates.nunique() > 1:
+    """A run's rates by draw, from the one on that it was given, if any; not where all are a constant of its own."""
+    rates, start = pd.Series(run["eta"].to_numpy(), index=run["draw"]), run["lr"].iloc[0]
+    if pd.notna(start) and ((rates == start).any() or rates.nunique() > 1):
         rates = pd.concat([pd.Series({0: start}), rates])
     return rates.clip(lower=LEAST)

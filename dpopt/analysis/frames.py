@@ -120,7 +120,7 @@ def load(store: Store, suite: str, part: Mapping[str, Sequence[Any]] | None = No
             "tuned": json.dumps(entry["tuned"], sort_keys=True),
             "workload": workload,
             "optimizer": cell["optimizer"]["name"],
-            "lr": cell["optimizer"].get("lr"),
+            "lr": _rate(cell["optimizer"]),
             "epsilon_target": float(entry.get("target", cell["epsilon"])),
             "selection": json.dumps(cell["selection"], sort_keys=True) if "selection" in cell else "",
             "stage": entry.get("stage", ""),
@@ -236,6 +236,11 @@ def _further(scores: dict[str, Any]) -> dict[str, float]:
     """The numbers among a record's further scores; null is one that could not be computed."""
     numbers = {name: math.nan if value is None else value for name, value in scores.items()}
     return {f"score_{name}": float(value) for name, value in numbers.items() if isinstance(value, int | float)}
+
+
+def _rate(optimizer: dict[str, Any]) -> float | None:
+    """The learning rate that a cell sets; none where `lr` is a factor of a step size of another name, as in Prodigy."""
+    return optimizer.get("lr") if optimizer.get("step_size", "lr") == "lr" else None
 
 
 def _origin(provenance: dict[str, Any]) -> dict[str, Any]:

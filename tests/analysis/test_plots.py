@@ -240,15 +240,20 @@ def test_a_learning_rate_that_is_lost_does_not_hide_the_others(known):
     assert panel.get_ylabel() == "learning rate (at least 1e-12)"
 
 
-def rates(seeds, tuning="self"):
+def rates(seeds, tuning="self", start=1e-6):
     """Curves of `seeds` runs that start at 1e-6 and find 1e-1, 1e-2, ..."""
     rows = [
-        {"workload": "w", "epsilon_target": 1.0, "label": "found", "tuning": tuning, "run_id": str(seed), "lr": 1e-6}
+        {"workload": "w", "epsilon_target": 1.0, "label": "found", "tuning": tuning, "run_id": str(seed), "lr": start}
         | {"draw": draw, "eta": 1e-6 if draw == 5 else 10.0 ** -(1 + seed)}
         for seed in range(seeds)
         for draw in (5, 10)
     ]
     return drawn(ALL["learning_rate"], pd.DataFrame(rows))
+
+
+def test_rates_of_a_run_that_was_given_none_begin_with_the_first_that_it_tells():
+    (line,) = rates(1, start=None).axes[0].lines
+    assert line.get_xydata() == pytest.approx(np.array([[5, 1e-6], [10, 1e-1]]))
 
 
 @pytest.mark.parametrize(("seeds", "middle"), [(3, 1e-2), (4, 10**-2.5), (5, 1e-3)])

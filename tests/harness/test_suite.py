@@ -131,6 +131,12 @@ def test_a_name_that_leads_to_another_folder(name):
         load_suite({"name": name, "optimizers": ["dp_sgd"]})
 
 
+@pytest.mark.parametrize(("said", "problem"), [({}, "None .* a text"), ({"name": "suite"}, "another name")])
+def test_a_suite_that_is_given_as_its_content_has_a_name_of_its_own(said, problem):
+    with pytest.raises(ConfigError, match=rf"suite\.name: .*{problem}"):
+        load_suite({**said, "optimizers": ["dp_sgd"]})
+
+
 def test_an_unknown_optimizer_is_told_when_the_suite_is_loaded():
     with pytest.raises(ConfigError, match=r"optimizers: 'adadb' .* did you mean 'adadp'"):
         load_suite("quickstart", optimizers="adadb")
