@@ -92,6 +92,7 @@ def _line(row: CostRow, timing: Timing | None) -> dict[str, str]:
         "cells": str(len(row.cells)),
         "done": str(row.done),
         "failed": str(row.failed),
+        "damaged": str(row.damaged or ""),
         "to run": str(len(row.waiting)),
         "draws": "-".join(map(str, dict.fromkeys(row.draws))),
         "gradients": f"{row.gradients:.1e}" if row.waiting else "",

@@ -89,8 +89,13 @@ class CostRow:
 
     @property
     def failed(self) -> int:
-        """Cells that `dpopt run` leaves alone."""
-        return sum(state in ("failed", "damaged") for state in self.states)
+        """Cells that `dpopt retry` would run."""
+        return self.states.count("failed")
+
+    @property
+    def damaged(self) -> int:
+        """Cells whose files cannot be read; no command runs them as long as the files are there."""
+        return self.states.count("damaged")
 
     @property
     def waiting(self) -> list[Cell]:

@@ -34,7 +34,7 @@ def test_finished_cells_are_timed_without_a_probe(planned, store, write_suite):
     record = cells.run(rows[0].cells[0], store, device="cpu")
     store.fail(rows[0].cells[1].run_id, "no luck")
     row = cost.rows(planned, store)[0]
-    assert (row.done, row.failed, len(row.waiting)) == (1, 1, 2)
+    assert (row.done, row.failed, row.damaged, len(row.waiting)) == (1, 1, 0, 2)
     assert row.gradients == 2 * 20 * 800
     suite = write_suite(overrides=["device=cpu"])
     (timing,) = cost.timings([row], store, suite).values()
@@ -80,6 +80,14 @@ def test_a_probe_that_fails_says_why_and_the_others_go_on(planned, store, write_
     assert re.search("revision", timings[0].failure)
     assert not timings[1].failure
     assert timings[1].draw > 0
+
+
+def test_a_damaged_cell_is_counted_as_such(planned, store):
+    first = cost.rows(planned, store)[0].cells[0]
+    cells.run(first, store, device="cpu")
+    (store.folder(first.run_id) / "record.json").write_text("{")
+    row = cost.rows(planned, store)[0]
+    assert (row.done, row.failed, row.damaged, len(row.waiting)) == (0, 0, 1, 3)
 
 
 def test_the_command_prints_counts_and_estimates(tmp_path, capsys, monkeypatch):
