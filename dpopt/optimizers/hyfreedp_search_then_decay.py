@@ -142,12 +142,15 @@ class HyFreeDPSearchThenDecay(Configured):
         direction, base = directed(self.base, state.base, gradient)
         return descend(state.theta, direction, size), base
 
+    def _viewpoint(self, state: State) -> Vector:
+        """Where a draw of the trial takes its gradient."""
+        return torch.where(state.rounds > 0, state.theta, state.start)
+
     def _tried(self, state: State, batch: Batch, size: Tensor) -> State:
         """The state after a draw of the trial."""
-        is_seen = state.rounds > 0
-        observed = state.base._replace(theta=torch.where(is_seen, state.theta, state.start))
+        observed = state.base._replace(theta=self._viewpoint(state))
         theta, base = self._moved(state._replace(base=observed), batch, size)
-        displacement, c = theta - state.start, torch.where(is_seen, NEAR, FAR)
+        displacement, c = theta - state.start, torch.where(state.rounds > 0, NEAR, FAR)
         before, beyond = (descend(state.start, displacement, -at) for at in (1 - c, 1 + c))
         losses = batch.losses([before, theta, beyond], state.bound)
         x, state = self._read(state, losses)
