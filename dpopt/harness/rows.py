@@ -65,12 +65,10 @@ class Row:
         self._numbers: dict[tuple[float, int], dict[tuple[Any, ...], int]] = {}
         self._points = cost(registry.from_spec("optimizer", _optimizer(setting, {}, 1.0))).gradients_per_draw
         if setting.widen:  # which makes an optimizer of each point, so a value that cannot be used is told first
-            _check_alike(setting, f"{self._where}.widen", setting.widen, "; 0 leaves the row as it is")
+            _check_alike(setting, f"{self._where}.widen", setting.widen, tuning.REMEDY)
             if not refine.ends(tuning.points(setting.grid)):
-                reason = (
-                    "nothing to widen: no field of the grid has several positive numbers; 0 leaves the row as it is"
-                )
-                raise ConfigError(f"{self._where}.widen", setting.widen, reason)
+                reason = "nothing to widen: no field of the grid has several positive numbers"
+                raise ConfigError(f"{self._where}.widen", setting.widen, f"{reason}{tuning.REMEDY}")
         if isinstance(self._rule, BestOf):
             _check_alike(setting, f"{self._where}.grid", sorted(setting.grid), "")
 
@@ -286,7 +284,7 @@ def _check_refinement(
         reason = "nothing to refine: one clipping bound (or a rule without one), one batch size, no numbers in a grid"
     else:
         return
-    raise ConfigError(where, setting.refine, f"{reason}; 0 leaves the row as it is")
+    raise ConfigError(where, setting.refine, f"{reason}{tuning.REMEDY}")
 
 
 def _refined(

@@ -24,6 +24,8 @@ from dpopt.privacy.selection import SHAPES, After, BestOf, Composed, Part, Selec
 
 SHARES = (0.1, 0.2)
 """Epsilons of the searches of linear scaling, relative to that of the whole procedure."""
+REMEDY = "; 0 leaves the row as it is"
+"""Ends the reason why a row cannot be refined or widened."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ def _check_widen(setting: Setting, rule: Selection | None, where: str) -> None:
         reason = "the row is refined, between the ends of its grid"
     else:
         return
-    raise ConfigError(where, setting.widen, f"{reason}; 0 leaves the row as it is")
+    raise ConfigError(where, setting.widen, f"{reason}{REMEDY}")
 
 
 def runs(setting: Setting, rule: Selection | None, epsilon: float, key: Iterable[Any]) -> list[Run]:
