@@ -23,6 +23,8 @@ GROUP = ["workload", "label", "epsilon_target", "batch_size", "epochs", "clip"]
 """What one table row stands for; its seeds are replicates, and its other cells are the tuning runs of each seed.
 
 `clip` is NaN where there is no bound: group with `dropna=False`."""
+RATES = ("lr", "scheduled_lr")
+"""Names of a wrapped optimizer's step size that follow from the `lr` that it is given, see `TorchOptim`."""
 SWEPT = ["batch_size", "epochs", "clip"]
 """What a suite may vary beside methods, workloads and epsilon."""
 
@@ -239,8 +241,9 @@ def _further(scores: dict[str, Any]) -> dict[str, float]:
 
 
 def _rate(optimizer: dict[str, Any]) -> float | None:
-    """The learning rate that a cell sets; none where `lr` is a factor of a step size of another name, as in Prodigy."""
-    return optimizer.get("lr") if optimizer.get("step_size", "lr") == "lr" else None
+    """The learning rate that a cell sets; none where `lr` is a factor of a step size that is found, as in Prodigy."""
+    is_rate = optimizer.get("step_size", "lr") in RATES
+    return optimizer.get("lr") if is_rate else None
 
 
 def _origin(provenance: dict[str, Any]) -> dict[str, Any]:

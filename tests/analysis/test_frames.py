@@ -80,7 +80,7 @@ def test_curves_have_a_learning_rate_for_everyone(matrix):
     assert sorted(curves[curves["label"] == "hyfreedp"]["eta"].unique()) == pytest.approx([0.05, 0.1])
 
 
-@pytest.mark.parametrize(("step_size", "lr"), [("lr", 0.25), ("d", None)])
+@pytest.mark.parametrize(("step_size", "lr"), [("lr", 0.25), ("scheduled_lr", 0.25), ("d", None)])
 def test_a_factor_of_another_step_size_is_no_learning_rate(maker, step_size, lr):
     maker.add("prodigy", 0, 0.5, 0.5)
     maker.cells[-1]["cell"]["optimizer"]["step_size"] = step_size
