@@ -1,4 +1,4 @@
-"""Why the trial of `hyfreedp_search_then_decay` ends at another learning rate from another start.
+"""One reason why the trial of `hyfreedp_search_then_decay` ends at another learning rate from another start.
 
     python benchmarks/trial_path.py results/published/trial_path
 
