@@ -1,13 +1,14 @@
-"""One reason why the trial of `hyfreedp_search_then_decay` ends at another learning rate from another start.
+"""One reason why the trial of `hyfreedp_search_then_decay` ends at another learning rate where it begins at another.
 
     python benchmarks/trial_path.py results/published/trial_path
 
 takes about half an hour on one core beside the features, and writes `trial_path.csv` and `trial_path.svg`. Until
-curvature shows, the trial takes every gradient at the start, and from a smaller `lr` curvature shows later. Here the
-trial starts at 1e-2 and takes the gradients of its first HELD draws at the start, whatever it sees, at epsilon = 8 with
-five seeds. Beside it, from four starts, the trial as it is and one that begins its path anew when curvature first
-shows. The rows hold eta at the trial's end and, where no draw is held, the validation accuracy of the training after
-it. Test records are not looked at.
+curvature shows, the trial takes every gradient at the initial parameters. Where it begins at a smaller eta, curvature
+shows later. Here a trial that begins at 1e-2 takes the gradients of its first HELD draws at the initial parameters,
+whatever it sees. Beside it, beginning at four eta, are the trial as it is, and one that goes back to the initial
+parameters when curvature first shows. The cells are those of the suites `hyfreedp_starts*` at epsilon = 8, five seeds.
+The rows hold eta at the trial's end and, where no draw is held, the validation accuracy of the training after it. Test
+records are not looked at.
 """
 
 import sys
@@ -23,33 +24,26 @@ from dpopt.analysis.drawing import styles_of
 from dpopt.harness.cell import prepare
 from dpopt.optimizers.hyfreedp_search_then_decay import HyFreeDPSearchThenDecay
 
-STARTS = [1e-8, 1e-6, 1e-4, 1e-2]
-HELD = range(11)
-SEEDS = range(5)
-VIT = {
-    "name": "images",
-    "architecture": "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
-    "pretrained": True,
-    "subset": "head",
-}
+HELD = range(1, 11)
 TASKS = {
-    "GTSRB": {"workloads": [VIT | {"data": "gtsrb_32", "size": 112, "validation": 4000}], "epochs": 10},
-    "Fashion-MNIST": {"workloads": ["fashion_mnist_scatter"], "epochs": 5},
-    "CIFAR-100 subset": {"workloads": [VIT | {"data": "cifar100_subset", "validation": 1000}], "epochs": 10},
-    "CIFAR-10": {"workloads": ["cifar10_adadp"], "epochs": 5},
-    "digits": {"workloads": ["digits_mlp"], "batch_size": 128, "epochs": 20},
+    "GTSRB": ("hyfreedp_starts_heads", {"data": "gtsrb_32"}),
+    "Fashion-MNIST": ("hyfreedp_starts_mnist", {"data": "fashion_mnist"}),
+    "CIFAR-100 subset": ("hyfreedp_starts_heads", {"data": "cifar100_subset"}),
+    "CIFAR-10 (ADADP)": ("hyfreedp_starts_cifar10", {}),
+    "digits": ("hyfreedp_starts", {}),
 }
+"""A suite, and what its workload says where the suite has several."""
 
 
 class AtStart(HyFreeDPSearchThenDecay):
-    """The same trial, with its gradients all taken at the start."""
+    """The same trial, with its gradients all taken at the initial parameters."""
 
     def _viewpoint(self, state):
         return state.start
 
 
 class Anew(HyFreeDPSearchThenDecay):
-    """A trial that goes back to the start when curvature first shows."""
+    """A trial that goes back to the initial parameters when curvature first shows."""
 
     def _tried(self, state, batch, size):
         after = super()._tried(state, batch, size)
@@ -58,32 +52,47 @@ class Anew(HyFreeDPSearchThenDecay):
         return after._replace(theta=after.start, base=after.base._replace(theta=after.start))
 
 
-def trial(task, content, start, held, is_anew, seed):
+def cells(suite, workload):
+    """The suite's cells of the trial at epsilon = 8, of one workload."""
+    for cell in dpopt.load_suite(suite, epsilon=[8]).cells():
+        if cell.optimizer["name"] == "hyfreedp_search_then_decay" and workload.items() <= cell.workload.items():
+            yield cell
+
+
+def trial(cell, held=0, is_anew=False):
     """A row: when curvature shows, eta at the trial's end, and what training ends at."""
-    settings = {"hyfreedp_search_then_decay": {"fields": {"lr": start}}}
-    suite = {"name": "trial_path", "optimizers": [*settings], "settings": settings, "batch_size": 1000}
-    (cell,) = dpopt.load_suite(suite | {"epsilon": [8], "seeds": [seed]} | content).cells()
-    ready = prepare(cell)
-    state, usual, at_start, shows = ready.state, Anew(lr=start) if is_anew else ready.optimizer, AtStart(lr=start), None
+    ready, lr, shows = prepare(cell), cell.optimizer["lr"], None
+    usual, at_start = Anew(lr=lr) if is_anew else ready.optimizer, AtStart(lr=lr)
+    state = ready.state
     for draw in range(usual.rounds):
         state = (at_start if draw < held else usual).step(state, ready.oracle)
         if shows is None and state.rounds > 0:
             shows = draw + 1
-    row = {"task": task, "start": start, "held": held, "anew": is_anew, "seed": seed, "shows": shows}
-    row["eta"] = float(state.eta)
-    if not held:
-        *_, (final, _) = training.steps(usual, ready.oracle, state)
-        row["validation_accuracy"] = ready.observe(final)["validation_accuracy"]
-    return row
+    row = {"start": lr, "held": held, "anew": is_anew, "seed": cell.seed, "shows": shows, "eta": float(state.eta)}
+    if held:
+        return row
+    for final, _ in training.steps(usual, ready.oracle, state):
+        state = final
+    return row | {"validation_accuracy": ready.observe(state)["validation_accuracy"]}
+
+
+def trials(suite, workload):
+    """All rows of a task: what each cell does as it is, then anew, then with draws held where eta begins largest."""
+    found = list(cells(suite, workload))
+    largest = max(cell.optimizer["lr"] for cell in found)
+    for is_anew in (False, True):
+        yield from (trial(cell, is_anew=is_anew) for cell in found)
+    for held in HELD:
+        yield from (trial(cell, held) for cell in found if cell.optimizer["lr"] == largest)
 
 
 def draw(frame):
-    """Eta by the start, of the trial as it is and of one that begins anew; by the number of held draws, from 1e-2."""
-    styles, is_held = styles_of(frame["task"]), (frame["start"] == max(STARTS)) & ~frame["anew"]
+    """Eta by where it begins, of the trial as it is and of the one anew; by the number of held draws, from 1e-2."""
+    styles, is_usual = styles_of(frame["task"]), ~frame["anew"]
     panels = {
-        "as it is": ("start", frame[(frame["held"] == 0) & ~frame["anew"]]),
+        "as it is": ("start", frame[is_usual & (frame["held"] == 0)]),
         "path begun anew": ("start", frame[frame["anew"]]),
-        "first draws held, from 10⁻²": ("held", frame[is_held]),
+        "first draws held": ("held", frame[is_usual & (frame["start"] == frame["start"].max())]),
     }
     figure, axes = plt.subplots(1, 3, figsize=(11.5, 3.6), sharey=True, layout="constrained")
     for axis, (title, (key, rows)) in zip(axes, panels.items(), strict=True):
@@ -92,9 +101,11 @@ def draw(frame):
             middle = eta.median()
             axis.plot(middle.index, middle, label=name, **styles[name].line)
             axis.fill_between(middle.index, eta.min(), eta.max(), color=styles[name].colour, alpha=0.15, lw=0)
-        axis.set(yscale="log", title=title, xlabel="draws held at the start" if key == "held" else "start")
-        axis.set_xscale("linear" if key == "held" else "log")
+        axis.set(yscale="log", title=title)
         axis.grid(alpha=0.3)
+    for axis in axes[:2]:
+        axis.set(xscale="log", xlabel="η at the beginning")
+    axes[2].set_xlabel("draws held, η = 10⁻² at the beginning")
     axes[0].set_ylabel("η at the trial's end")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
     return figure
@@ -102,10 +113,7 @@ def draw(frame):
 
 def main(folder):
     """Measure all tasks."""
-    places = [(start, 0, is_anew) for is_anew in (False, True) for start in STARTS]
-    places += [(max(STARTS), held, False) for held in HELD if held]
-    rows = [trial(task, content, *place, seed) for task, content in TASKS.items() for place in places for seed in SEEDS]
-    frame = pd.DataFrame(rows)
+    frame = pd.DataFrame({"task": task} | row for task, of in TASKS.items() for row in trials(*of))
     folder.mkdir(parents=True, exist_ok=True)
     frame.to_csv(folder / "trial_path.csv", index=False, float_format="%.6g")
     figures.save(draw(frame), folder, "trial_path", ["svg"])
