@@ -242,8 +242,7 @@ def _further(scores: dict[str, Any]) -> dict[str, float]:
 
 def _rate(optimizer: dict[str, Any]) -> float | None:
     """The learning rate that a cell sets; none where `lr` is a factor of a step size that is found, as in Prodigy."""
-    is_rate = optimizer.get("step_size", "lr") in RATES
-    return optimizer.get("lr") if is_rate else None
+    return optimizer.get("lr") if optimizer.get("step_size", "lr") in RATES else None
 
 
 def _origin(provenance: dict[str, Any]) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from dpopt.store.runs import Failure
 if TYPE_CHECKING:
     from dpopt.harness.cell import Cell
 
-BASE = "suite"
-"""The defaults that every suite's file begins with."""
+DEFAULTS = "suite"
+"""The file that every suite's file begins with; it holds all keys with their defaults."""
 
 
 @dataclass(frozen=True)
@@ -203,16 +203,16 @@ def load_suite(suite: str | Path | Mapping[str, Any], overrides: Sequence[str] =
 
 def _of_mapping(content: Mapping[str, Any], overrides: Sequence[str], given: Mapping[str, Any]) -> Suite:
     name = fields.convert(content.get("name"), Name, "suite.name", {})
-    if name == BASE:
+    if name == DEFAULTS:
         raise ConfigError("suite.name", name, "expected another name: the defaults of all suites have this one")
     said = {str(key): configurations.plain(value, str(key)) for key, value in content.items() if key != "name"}
-    return _of_file(Path(f"{name}.yaml"), overrides, given, {"defaults": [BASE, "_self_"], **said})
+    return _of_file(Path(f"{name}.yaml"), overrides, given, {"defaults": [DEFAULTS, "_self_"], **said})
 
 
 def _of_file(
     path: Path, overrides: Sequence[str], given: Mapping[str, Any], instead: Mapping[str, Any] | None = None
 ) -> Suite:
-    known = configurations.keys(BASE)
+    known = configurations.keys(DEFAULTS)
     content = configurations.composed(path, overrides, known, instead)
     if missing := sorted(set(known) - content.keys()):
         raise ConfigError(str(path), missing, "keys are missing: begin the file with `defaults: [suite, _self_]`")
