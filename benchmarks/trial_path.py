@@ -2,11 +2,11 @@
 
     python benchmarks/trial_path.py results/published/trial_path
 
-takes about half an hour on one core beside the features, and writes `trial_path.csv` and `trial_path.svg`. Until
+takes about forty minutes on one core beside the features, and writes `trial_path.csv` and `trial_path.svg`. Until
 curvature shows, the trial takes every gradient at the initial parameters. Where it begins at a smaller eta, curvature
 shows later. Here a trial that begins at 1e-2 takes the gradients of its first HELD draws at the initial parameters,
-whatever it sees. Beside it, beginning at four eta, are the trial as it is, and one that goes back to the initial
-parameters when curvature first shows. The cells are those of the suites `hyfreedp_starts*` at epsilon = 8, five seeds.
+whatever it sees. Beside it, beginning at four eta, are the trial as it is and two that go back to the initial
+parameters when curvature first shows: one keeps all else, the other keeps eta alone. The cells are those of the suites `hyfreedp_starts*` at epsilon = 8, five seeds.
 The rows hold eta at the trial's end and, where no draw is held, the validation accuracy of the training after it. Test
 records are not looked at.
 """
@@ -42,14 +42,26 @@ class AtStart(HyFreeDPSearchThenDecay):
         return state.start
 
 
-class Anew(HyFreeDPSearchThenDecay):
+class PathAnew(HyFreeDPSearchThenDecay):
     """A trial that goes back to the initial parameters when curvature first shows."""
 
-    def _tried(self, state, batch, size):
-        after = super()._tried(state, batch, size)
-        if state.rounds > 0 or after.rounds == 0:
-            return after
+    def step(self, state, oracle):
+        draws = oracle.draws_total - oracle.draws_left + 1
+        after = super().step(state, oracle)
+        return self._anew(after, draws) if state.rounds == 0 and after.rounds > 0 else after
+
+    def _anew(self, after, draws):
         return after._replace(theta=after.start, base=after.base._replace(theta=after.start))
+
+
+class AllAnew(PathAnew):
+    """A trial that begins again when curvature first shows, with eta times the number of draws that led there."""
+
+    def _anew(self, after, draws):
+        return after._replace(theta=after.start, base=self.base.init(after.start), eta=after.eta * draws)
+
+
+TRIALS = {"as it is": HyFreeDPSearchThenDecay, "path begun anew": PathAnew, "all begun anew": AllAnew}
 
 
 def cells(suite, workload):
@@ -59,16 +71,16 @@ def cells(suite, workload):
             yield cell
 
 
-def trial(cell, held=0, is_anew=False):
+def trial(cell, held=0, kind="as it is"):
     """A row: when curvature shows, eta at the trial's end, and what training ends at."""
     ready, lr, shows = prepare(cell), cell.optimizer["lr"], None
-    usual, at_start = Anew(lr=lr) if is_anew else ready.optimizer, AtStart(lr=lr)
+    usual, at_start = TRIALS[kind](lr=lr), AtStart(lr=lr)
     state = ready.state
     for draw in range(usual.rounds):
         state = (at_start if draw < held else usual).step(state, ready.oracle)
         if shows is None and state.rounds > 0:
             shows = draw + 1
-    row = {"start": lr, "held": held, "anew": is_anew, "seed": cell.seed, "shows": shows, "eta": float(state.eta)}
+    row = {"start": lr, "held": held, "trial": kind, "seed": cell.seed, "shows": shows, "eta": float(state.eta)}
     if held:
         return row
     for final, _ in training.steps(usual, ready.oracle, state):
@@ -77,24 +89,21 @@ def trial(cell, held=0, is_anew=False):
 
 
 def trials(suite, workload):
-    """All rows of a task: what each cell does as it is, then anew, then with draws held where eta begins largest."""
+    """All rows of a task: each cell by each trial, then those whose eta begins largest with draws held."""
     found = list(cells(suite, workload))
     largest = max(cell.optimizer["lr"] for cell in found)
-    for is_anew in (False, True):
-        yield from (trial(cell, is_anew=is_anew) for cell in found)
+    for kind in TRIALS:
+        yield from (trial(cell, kind=kind) for cell in found)
     for held in HELD:
         yield from (trial(cell, held) for cell in found if cell.optimizer["lr"] == largest)
 
 
 def draw(frame):
-    """Eta by where it begins, of the trial as it is and of the one anew; by the number of held draws, from 1e-2."""
-    styles, is_usual = styles_of(frame["task"]), ~frame["anew"]
-    panels = {
-        "as it is": ("start", frame[is_usual & (frame["held"] == 0)]),
-        "path begun anew": ("start", frame[frame["anew"]]),
-        "first draws held": ("held", frame[is_usual & (frame["start"] == frame["start"].max())]),
-    }
-    figure, axes = plt.subplots(1, 3, figsize=(11.5, 3.6), sharey=True, layout="constrained")
+    """Eta by where it begins, of each trial; by the number of held draws, from 1e-2."""
+    styles, is_usual = styles_of(frame["task"]), frame["trial"] == "as it is"
+    panels = {kind: ("start", frame[(frame["trial"] == kind) & (frame["held"] == 0)]) for kind in TRIALS}
+    panels["first draws held"] = ("held", frame[is_usual & (frame["start"] == frame["start"].max())])
+    figure, axes = plt.subplots(1, len(panels), figsize=(14, 3.6), sharey=True, layout="constrained")
     for axis, (title, (key, rows)) in zip(axes, panels.items(), strict=True):
         for name, own in rows.groupby("task", sort=False):
             eta = own.groupby(key)["eta"]
@@ -103,9 +112,9 @@ def draw(frame):
             axis.fill_between(middle.index, eta.min(), eta.max(), color=styles[name].colour, alpha=0.15, lw=0)
         axis.set(yscale="log", title=title)
         axis.grid(alpha=0.3)
-    for axis in axes[:2]:
+    for axis in axes[:-1]:
         axis.set(xscale="log", xlabel="η at the beginning")
-    axes[2].set_xlabel("draws held, η = 10⁻² at the beginning")
+    axes[-1].set_xlabel("draws held, η = 10⁻² at the beginning")
     axes[0].set_ylabel("η at the trial's end")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
     return figure

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from dpopt.clipping.rules import Automatic
 from dpopt.fields import Count, Inflation, Positive
@@ -18,7 +19,11 @@ from dpopt.optimizers.scheduled import Scheduled
 from dpopt.types import Batch, ClipRule, Oracle, Release, Vector
 
 FAR, NEAR = 16.0, 0.5
-"""Distance c of the probes before and after curvature is seen; FAR is also the most that eta changes by in a round."""
+"""Distance c of the probes before and after curvature is seen."""
+LARGEST = 4.0
+"""The most that eta changes by in a round after curvature is seen; before, it is FAR."""
+SHARE = 0.7
+"""What training takes of the eta that the trial has found."""
 DECAY = Scheduled(schedule="linear")
 
 
@@ -27,7 +32,8 @@ class State(NamedTuple):
 
     Attributes:
         theta, start: where the run is, and where it began and returns to; shape [d].
-        base: the base direction's state.
+        base: the base direction's state; in the trial that of the path's draws.
+        kept: in the trial the base direction's state of all draws; after it `base`.
         eta: largest step size; it is decayed where a step is taken.
         bound: clipping bound R_l of the next round's losses.
         rounds: k, rounds since curvature was seen, that one included.
@@ -37,6 +43,7 @@ class State(NamedTuple):
     theta: Vector
     start: Vector
     base: Any
+    kept: Any
     eta: Tensor
     bound: Tensor
     rounds: Tensor
@@ -54,17 +61,18 @@ class HyFreeDPSearchThenDecay(Configured):
         L_-, L_0, L_+   released losses at theta_0 + (1 - c) Delta, theta_0 + Delta, theta_0 + (1 + c) Delta
         D_1      = L_- - L_+,   D_2 = L_- - 2 L_0 + L_+,   s = standard deviation of one loss's noise, which is public
         x        = 1 + c D_1/(2 D_2), the parabola's minimum    where D_2 > z sqrt(6) s         (curvature shows)
-                   1/16                                         else, where D_1 < -3 sqrt(2) s  (uphill)
-                   16                                           else
-                   1/16, or 1 while all rounds were saturated   where L_0 >= 0.9 R_l            (saturated losses)
-        x        <- clamp(x, 1/16, 16)^(1/(1 + k)),   eta <- x eta,   theta_{t+1} = theta_0 + x Delta
+                   1/b                                          else, where D_1 < -3 sqrt(2) s  (uphill)
+                   b                                            else
+                   1/b, or 1 while all rounds were saturated    where L_0 >= 0.9 R_l            (saturated losses)
+        x        <- clamp(x, 1/b, b)^(1/max(k, 1)),   eta <- x eta,   theta_{t+1} = theta_0 + x Delta
         R_l      <- L_- + L_0 + L_+
         k        <- k + 1 where curvature shows, or showed before, and L_0 < 0.9 R_l
-        c, z     = 16, 4 while k = 0; then 1/2, 1
+        b, c, z  = 16, 16, 4 while k = 0; then 4, 1/2, 1
 
-    After it theta_N = theta_0, while the base's moments stay, and theta_{t+1} = theta_t - f_t eta G_t without losses. A
-    trial that takes all draws keeps its end.
-    Where no curvature was seen in any round, eta is `lr` again.
+    After a draw in which k becomes 1 the trial begins anew, unless that draw is its last: eta <- (t + 1) eta,
+    theta_{t+1} = theta_0, and the base direction of the later G_t knows no earlier draw. After the trial theta_N =
+    theta_0 and eta <- 0.7 eta; then theta_{t+1} = theta_t - f_t eta G_t without losses, where the base direction knows
+    all draws. A trial that takes all draws keeps its end. Where no curvature was seen in any round, eta is `lr` again.
 
     What follows from the noise being known. D_1 and D_2 have standard deviations sqrt(2) s and sqrt(6) s on noise
     alone, and D_2 > 4 sqrt(6) s once in 31,600 rounds. A probe costs the same wherever it lies and moves nothing, while
@@ -73,14 +81,21 @@ class HyFreeDPSearchThenDecay(Configured):
     has become too large, L_- and L_+ lie on both sides of the valley, or saturate. On noise alone eta grows until then.
 
     What follows from the displacement. theta_t - theta_0 is eta times the sum of all f_i G_i so far, so x asks how long
-    the whole trial should have been. Its signal grows with the number of draws, its noise with their root; the
+    the whole path should have been. Its signal grows with the number of draws, its noise with their root; the
     minimum along one direction G_t is short-sighted beside it. Asked of a whole run it would be too long, as a clipped
     loss hardly punishes a displacement that is.
 
-    What is a choice. N = 10, which balances the two. The exponent 1/(1 + k): each round changes log eta by its share of
-    a mean. FAR, NEAR and the thresholds. Of the trial only the base's moments are kept, as a run of few draws would
-    otherwise begin without any. The decay, after which less of the noise stays in theta. R_l begins at 10,
-    above log(classes), as saturated rounds are lost; HyFreeDP's begins at 1. All were made on validation records.
+    Why the trial begins anew. The first draws look for the size of eta and follow one direction, that of the gradient
+    at theta_0. The smaller `lr` is, the more of them there are, and the loss along a straight path has its minimum
+    nearer than along one that bends, as training's does. Kept in the path or in the base's momentum, these draws would
+    make eta depend on `lr`. Their displacement took t + 1 draws, and the new path's first one takes one.
+
+    What is a choice. N = 10, which balances signal and short sight. The exponent 1/k: log eta is the mean of what the
+    rounds after the first ask for, with equal weights. SHARE: a trial of ten draws asks for more than training wants,
+    by how much differs by task. The base's state of all draws, with which training begins, as a run of few draws would
+    otherwise begin without any. The decay, after which less of the noise stays in theta. R_l begins at 10, above
+    log(classes), as saturated rounds are lost; HyFreeDP's begins at 1. FAR, NEAR, LARGEST and the thresholds. All were
+    made on validation records.
 
     What it cannot do. The trial has N - 1 factors of 16 at most, and several rounds must be left for the mean: from
     1e-8 to 1e-2 that takes T of about 50 and more. Should the first loss lie above 0.9 R_l because `lr` is far too
@@ -106,7 +121,7 @@ class HyFreeDPSearchThenDecay(Configured):
     accounting is the joint one, as in `HyFreeDP`.
     """
 
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     base: Direction = DPAdamW()
     lr: Positive = 1e-4
     clip: ClipRule = Automatic()
@@ -121,8 +136,8 @@ class HyFreeDPSearchThenDecay(Configured):
         require_one_point(self.base, "HyFreeDPSearchThenDecay")
 
     def init(self, theta: Vector) -> State:
-        eta, bound = scalar(theta, self.lr), scalar(theta, self.initial_bound)
-        return State(theta, theta, self.base.init(theta), eta, bound, scalar(theta), scalar(theta))
+        eta, bound, base = scalar(theta, self.lr), scalar(theta, self.initial_bound), self.base.init(theta)
+        return State(theta, theta, base, base, eta, bound, rounds=scalar(theta), is_usable=scalar(theta))
 
     def step(self, state: State, oracle: Oracle) -> State:
         total = oracle.draws_total
@@ -130,32 +145,34 @@ class HyFreeDPSearchThenDecay(Configured):
         size = state.eta * DECAY.share(draws_taken, total, oracle.rate)
         with oracle.draw() as batch:
             if draws_taken >= trial:
-                theta, base = self._moved(state, batch, size)
-                return state._replace(theta=theta, base=base._replace(theta=theta))
-            state = self._tried(state, batch, size)
-        is_over = draws_taken == trial - 1 and trial < total
-        return self._returned(state) if is_over else state
+                return self._trained(state, batch, size)
+            after = self._tried(state, batch, size)
+        if draws_taken == trial - 1:
+            return self._returned(after) if trial < total else after
+        return self._continued(after, draws_taken + 1, is_found=(state.rounds == 0) & (after.rounds > 0))
 
-    def _moved(self, state: State, batch: Batch, size: Tensor) -> tuple[Vector, Any]:
-        """The parameters after one step of the base direction, and the base's state."""
+    def _trained(self, state: State, batch: Batch, size: Tensor) -> State:
+        """The state after a draw that follows the trial."""
         gradient = self.base.observe(state.base, batch, self.clip)
         direction, base = directed(self.base, state.base, gradient)
-        return descend(state.theta, direction, size), base
-
-    def _viewpoint(self, state: State) -> Vector:
-        """Where a draw of the trial takes its gradient."""
-        return torch.where(state.rounds > 0, state.theta, state.start)
+        theta = descend(state.theta, direction, size)
+        base = base._replace(theta=theta)
+        return state._replace(theta=theta, base=base, kept=base)
 
     def _tried(self, state: State, batch: Batch, size: Tensor) -> State:
         """The state after a draw of the trial."""
-        observed = state.base._replace(theta=self._viewpoint(state))
-        theta, base = self._moved(state._replace(base=observed), batch, size)
+        viewpoint = torch.where(state.rounds > 0, state.theta, state.start)
+        path, kept = (seen._replace(theta=viewpoint) for seen in (state.base, state.kept))
+        gradient = self.base.observe(path, batch, self.clip)
+        direction, base = directed(self.base, path, gradient)
+        _, kept = directed(self.base, kept, gradient)
+        theta = descend(state.theta, direction, size)
         displacement, c = theta - state.start, torch.where(state.rounds > 0, NEAR, FAR)
         before, beyond = (descend(state.start, displacement, -at) for at in (1 - c, 1 + c))
         losses = batch.losses([before, theta, beyond], state.bound)
         x, state = self._read(state, losses)
         theta = descend(state.start, displacement, -x)
-        return state._replace(theta=theta, base=base._replace(theta=theta))
+        return state._replace(theta=theta, base=base._replace(theta=theta), kept=kept)
 
     def _read(self, state: State, losses: Release) -> tuple[Tensor, State]:
         """The factor x that a round's losses ask for, and the state with eta, R_l and k advanced."""
@@ -164,21 +181,38 @@ class HyFreeDPSearchThenDecay(Configured):
         is_seen, is_saturated = state.rounds > 0, zero >= SATURATED * state.bound
         is_curved = second > torch.where(is_seen, 1.0, 4.0) * math.sqrt(6) * s
 
+        largest = torch.where(is_seen, LARGEST, FAR)
         minimum = 1 + torch.where(is_seen, NEAR, FAR) * first / (2 * second)
-        unseen = torch.where(first < -3 * math.sqrt(2) * s, 1 / FAR, FAR)
-        saturated = torch.where(state.is_usable > 0, 1 / FAR, 1.0)
+        unseen = torch.where(first < -3 * math.sqrt(2) * s, 1 / largest, largest)
+        saturated = torch.where(state.is_usable > 0, 1 / largest, 1.0)
         x = torch.where(is_saturated, saturated, torch.where(is_curved, minimum, unseen))
-        x = x.clamp(1 / FAR, FAR) ** (1 / (1 + state.rounds))
+        x = x.clamp(1 / largest, largest) ** (1 / state.rounds.clamp(min=1))
 
         eta, counts = x * state.eta, (is_curved | is_seen) & ~is_saturated
         return x, state._replace(
-            eta=torch.where(eta.isfinite() & (eta > 0), eta, state.eta),
+            eta=_number(eta, state.eta),
             bound=losses.value.sum().clamp(min=LEAST_BOUND),
             rounds=state.rounds + counts,
             is_usable=torch.where(is_saturated, state.is_usable, 1.0),
         )
 
+    def _continued(self, state: State, draws: int, is_found: Tensor) -> State:
+        """The state of a trial after `draws` draws; its path begins anew where curvature was found in the last one."""
+
+        def chosen(anew: Tensor, going_on: Tensor) -> Tensor:
+            return torch.where(is_found, anew, going_on)
+
+        theta, eta = chosen(state.start, state.theta), chosen(draws * state.eta, state.eta)
+        base = pytree.tree_map(chosen, self.base.init(state.start), state.base)
+        return state._replace(theta=theta, base=base, eta=_number(eta, state.eta))
+
     def _returned(self, state: State) -> State:
         """The state in which training begins."""
-        eta = torch.where(state.rounds > 0, state.eta, scalar(state.theta, self.lr))
-        return state._replace(theta=state.start, base=state.base._replace(theta=state.start), eta=eta)
+        base = state.kept._replace(theta=state.start)
+        eta = torch.where(state.rounds > 0, SHARE * state.eta, scalar(state.theta, self.lr))
+        return state._replace(theta=state.start, base=base, kept=base, eta=_number(eta, state.eta))
+
+
+def _number(value: Tensor, otherwise: Tensor) -> Tensor:
+    """`value` where it is a positive number, else `otherwise`."""
+    return torch.where(value.isfinite() & (value > 0), value, otherwise)

@@ -121,29 +121,36 @@ def hyfreedp(ask, theta, steps, lr=1e-4, probe_every=5, bound="conservative", sm
 
 
 def hyfreedp_search_then_decay(ask, theta, steps, lr=1e-4, rounds=10, probe_every=5, base="dp_adam"):
-    """A trial of n draws, then the run from where it began; `ask.std` is the losses' noise."""
-    rule, begin, n = base_rule(len(theta), base), theta, min(rounds, -(-ask.draws_total // probe_every))
+    """A trial of n draws, anew where curvature shows, then the run from where it began; `ask.std` is the losses' noise."""
+    path, every, begin = base_rule(len(theta), base), base_rule(len(theta), base), theta
+    n, path_began = min(rounds, -(-ask.draws_total // probe_every)), 0
     eta, r_l, k, was_usable, etas = lr, 10.0, 0, False, []
     for t in range(steps):
-        direction = rule(t, ask.gradient([(1.0, theta if k or t >= n else begin)]), 0.0)
+        gradient = ask.gradient([(1.0, theta if k or t >= n else begin)])
+        direction, trained = path(t - path_began, gradient, 0.0), every(t, gradient, 0.0)
+        direction = direction if t < n else trained
         theta = [ti - (1 - t / ask.draws_total) * eta * d for ti, d in zip(theta, direction, strict=True)]
         if t < n:
-            c, z = (0.5, 1) if k else (16, 4)
+            c, z, most = (0.5, 1, 4) if k else (16, 4, 16)
             before, beyond = (step_along(begin, theta, u) for u in (1 - c, 1 + c))
             l_minus, l_0, l_plus = ask.losses([before, theta, beyond], r_l)
+            is_curved = l_minus - 2 * l_0 + l_plus > z * math.sqrt(6) * ask.std
             if l_0 >= 0.9 * r_l:
-                x = 1 / 16 if was_usable else 1
-            elif l_minus - 2 * l_0 + l_plus > z * math.sqrt(6) * ask.std:
+                x = 1 / most if was_usable else 1
+            elif is_curved:
                 x = 1 + c * (l_minus - l_plus) / (2 * (l_minus - 2 * l_0 + l_plus))
             else:
-                x = 1 / 16 if l_minus - l_plus < -3 * math.sqrt(2) * ask.std else 16
-            x = min(max(x, 1 / 16), 16) ** (1 / (1 + k))
+                x = 1 / most if l_minus - l_plus < -3 * math.sqrt(2) * ask.std else most
+            x = min(max(x, 1 / most), most) ** (1 / max(k, 1))
+            eta, theta, was_k = x * eta, step_along(begin, theta, x), k
             if l_0 < 0.9 * r_l:
                 was_usable = True
-                k += k > 0 or l_minus - 2 * l_0 + l_plus > z * math.sqrt(6) * ask.std
-            eta, r_l, theta = x * eta, max(l_minus + l_0 + l_plus, 1e-3), step_along(begin, theta, x)
+                k += k > 0 or is_curved
+            r_l = max(l_minus + l_0 + l_plus, 1e-3)
+            if k > was_k == 0 and t < n - 1:
+                eta, theta, path, path_began = (t + 1) * eta, begin, base_rule(len(theta), base), t + 1
         if t == n - 1:
-            theta, eta = begin, eta if k else lr
+            theta, eta = begin, 0.7 * eta if k else lr
         etas.append(eta)
     return theta, etas
 
