@@ -14,7 +14,7 @@ from dpopt.clipping.rules import Automatic
 from dpopt.fields import Count, Inflation, Positive
 from dpopt.optimizers.base import Configured, Direction, descend, directed, require_one_point, require_plain, scalar
 from dpopt.optimizers.dp_adamw import DPAdamW
-from dpopt.optimizers.hyfreedp import LEAST_BOUND, SATURATED
+from dpopt.optimizers.hyfreedp import SATURATED
 from dpopt.optimizers.scheduled import Scheduled
 from dpopt.types import Batch, ClipRule, Oracle, Release, Vector
 
@@ -65,9 +65,9 @@ class HyFreeDPSearchThenDecay(Configured):
                    b                                            else
                    1/b, or 1 while all rounds were saturated    where L_0 >= 0.9 R_l            (saturated losses)
         x        <- clamp(x, 1/b, b)^(1/max(k, 1)),   eta <- x eta,   theta_{t+1} = theta_0 + x Delta
-        R_l      <- L_- + L_0 + L_+
+        R_l      <- max(L_- + L_0 + L_+, R_l/2)
         k        <- k + 1 where curvature shows, or showed before, and L_0 < 0.9 R_l
-        b, c, z  = 16, 16, 4 while k = 0; then 4, 1/2, 1
+        b, c, z  = 16, 16, 4 while k = 0; then 4, 1/2, 2
 
     After a draw in which k becomes 1 the trial begins anew, unless that draw is its last: eta <- (t + 1) eta,
     theta_{t+1} = theta_0, and the base direction of the later G_t knows no earlier draw. After the trial theta_N =
@@ -94,8 +94,9 @@ class HyFreeDPSearchThenDecay(Configured):
     rounds after the first ask for, with equal weights. SHARE: a trial of ten draws asks for more than training wants,
     by how much differs by task. The base's state of all draws, with which training begins, as a run of few draws would
     otherwise begin without any. The decay, after which less of the noise stays in theta. R_l begins at 10, above
-    log(classes), as saturated rounds are lost; HyFreeDP's begins at 1. FAR, NEAR, LARGEST and the thresholds. All were
-    made on validation records.
+    log(classes), as saturated rounds are lost, and at most halves in a round, as a sum that noise has brought near zero
+    would saturate the rounds after it; HyFreeDP's begins at 1. FAR, NEAR, LARGEST and the thresholds. All were made on
+    validation records.
 
     What it cannot do. The trial has N - 1 factors of 16 at most, and several rounds must be left for the mean: from
     1e-8 to 1e-2 that takes T of about 50 and more. Should the first loss lie above 0.9 R_l because `lr` is far too
@@ -117,7 +118,7 @@ class HyFreeDPSearchThenDecay(Configured):
     After HyFreeDP (Liu and Bu, ICLR 2025), whose paper has no such rule: from there are the private losses as the only
     sight of a learning rate, their clipping at R_l, the division of the budget by gamma, and automatic clipping.
     Deviations: probes are consecutive draws, lie along the displacement in place of the direction and fit x in place of
-    eta; the trial is not part of the training; there is a decay; R_l begins at 10 and has a floor of 1e-3. The
+    eta; the trial is not part of the training; there is a decay; R_l begins at 10 and at most halves in a round. The
     accounting is the joint one, as in `HyFreeDP`.
     """
 
@@ -179,7 +180,7 @@ class HyFreeDPSearchThenDecay(Configured):
         (minus, zero, plus), s = losses.value, losses.std
         first, second = minus - plus, minus - 2 * zero + plus
         is_seen, is_saturated = state.rounds > 0, zero >= SATURATED * state.bound
-        is_curved = second > torch.where(is_seen, 1.0, 4.0) * math.sqrt(6) * s
+        is_curved = second > torch.where(is_seen, 2.0, 4.0) * math.sqrt(6) * s
 
         largest = torch.where(is_seen, LARGEST, FAR)
         minimum = 1 + torch.where(is_seen, NEAR, FAR) * first / (2 * second)
@@ -191,7 +192,7 @@ class HyFreeDPSearchThenDecay(Configured):
         eta, counts = x * state.eta, (is_curved | is_seen) & ~is_saturated
         return x, state._replace(
             eta=_number(eta, state.eta),
-            bound=losses.value.sum().clamp(min=LEAST_BOUND),
+            bound=torch.maximum(losses.value.sum(), state.bound / 2),
             rounds=state.rounds + counts,
             is_usable=torch.where(is_saturated, state.is_usable, 1.0),
         )

@@ -131,7 +131,7 @@ def hyfreedp_search_then_decay(ask, theta, steps, lr=1e-4, rounds=10, probe_ever
         direction = direction if t < n else trained
         theta = [ti - (1 - t / ask.draws_total) * eta * d for ti, d in zip(theta, direction, strict=True)]
         if t < n:
-            c, z, most = (0.5, 1, 4) if k else (16, 4, 16)
+            c, z, most = (0.5, 2, 4) if k else (16, 4, 16)
             before, beyond = (step_along(begin, theta, u) for u in (1 - c, 1 + c))
             l_minus, l_0, l_plus = ask.losses([before, theta, beyond], r_l)
             is_curved = l_minus - 2 * l_0 + l_plus > z * math.sqrt(6) * ask.std
@@ -146,7 +146,7 @@ def hyfreedp_search_then_decay(ask, theta, steps, lr=1e-4, rounds=10, probe_ever
             if l_0 < 0.9 * r_l:
                 was_usable = True
                 k += k > 0 or is_curved
-            r_l = max(l_minus + l_0 + l_plus, 1e-3)
+            r_l = max(l_minus + l_0 + l_plus, r_l / 2)
             if k > was_k == 0 and t < n - 1:
                 eta, theta, path, path_began = (t + 1) * eta, begin, base_rule(len(theta), base), t + 1
         if t == n - 1:
