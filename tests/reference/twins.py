@@ -121,7 +121,7 @@ def hyfreedp(ask, theta, steps, lr=1e-4, probe_every=5, bound="conservative", sm
 
 
 def hyfreedp_search_then_decay(ask, theta, steps, lr=1e-4, rounds=10, probe_every=5, base="dp_adam"):
-    """A trial of n draws, anew where curvature shows, then the run from where it began; `ask.std` is the losses' noise."""
+    """A trial of n draws, anew where curvature shows, then the run from its start; `ask.std` is the losses' noise."""
     path, every, begin = base_rule(len(theta), base), base_rule(len(theta), base), theta
     n, path_began = min(rounds, -(-ask.draws_total // probe_every)), 0
     eta, r_l, k, was_usable, etas = lr, 10.0, 0, False, []
