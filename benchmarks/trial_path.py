@@ -2,7 +2,7 @@
 
     python benchmarks/trial_path.py results/published/trial_path
 
-takes about half an hour on one core beside the features, and writes `trial_path.csv` and `trial_path.svg`. Until
+takes about a quarter of an hour on one core beside the features, and writes `trial_path.csv` and `trial_path.svg`. Until
 curvature shows, the trial takes every gradient at the initial parameters, and where it begins at a smaller eta,
 curvature shows later. Beside the rule, beginning at four eta, stands one that keeps these draws in its path. The cells
 are those of the suites `hyfreedp_starts*` at epsilon = 8, five seeds. The rows hold eta at the trial's end and the
@@ -26,7 +26,6 @@ TASKS = {
     "GTSRB": ("hyfreedp_starts_heads", {"data": "gtsrb_32"}),
     "Fashion-MNIST": ("hyfreedp_starts_mnist", {"data": "fashion_mnist"}),
     "CIFAR-100 subset": ("hyfreedp_starts_heads", {"data": "cifar100_subset"}),
-    "CIFAR-10 (ADADP)": ("hyfreedp_starts_cifar10", {}),
     "digits": ("hyfreedp_starts", {}),
 }
 """A suite, and what its workload says where the suite has several."""
