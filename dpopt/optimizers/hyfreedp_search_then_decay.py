@@ -14,7 +14,7 @@ from dpopt.clipping.rules import Automatic
 from dpopt.fields import Count, Inflation, Positive
 from dpopt.optimizers.base import Configured, Direction, descend, directed, require_one_point, require_plain, scalar
 from dpopt.optimizers.dp_adamw import DPAdamW
-from dpopt.optimizers.hyfreedp import SATURATED
+from dpopt.optimizers.hyfreedp import LEAST_BOUND, SATURATED
 from dpopt.optimizers.scheduled import Scheduled
 from dpopt.types import Batch, ClipRule, Oracle, Release, Vector
 
@@ -36,7 +36,7 @@ class State(NamedTuple):
         kept: in the trial the base direction's state of all draws; after it `base`.
         eta: largest step size; it is decayed where a step is taken.
         bound: clipping bound R_l of the next round's losses.
-        rounds: k, rounds since curvature was seen, that one included.
+        rounds: k, rounds since curvature was seen, that one included, but for saturated ones.
         is_usable: 1 as soon as the losses of one round were not saturated, 0 before.
     """
 
@@ -60,19 +60,20 @@ class HyFreeDPSearchThenDecay(Configured):
         Delta    = theta_t - f_t eta G_t - theta_0
         L_-, L_0, L_+   released losses at theta_0 + (1 - c) Delta, theta_0 + Delta, theta_0 + (1 + c) Delta
         D_1      = L_- - L_+,   D_2 = L_- - 2 L_0 + L_+,   s = standard deviation of one loss's noise, which is public
-        x        = 1 + c D_1/(2 D_2), the parabola's minimum    where D_2 > z sqrt(6) s         (curvature shows)
-                   1/b                                          else, where D_1 < -3 sqrt(2) s  (uphill)
-                   b                                            else
-                   1/b, or 1 while all rounds were saturated    where L_0 >= 0.9 R_l            (saturated losses)
+        x        = 1/b, or 1 while all rounds were saturated         where L_0 >= 0.9 R_l            (saturated losses)
+                   1 + c D_1/(2 D_2), the parabola's minimum         else, where D_2 > z sqrt(6) s   (curvature shows)
+                   1/b                                               else, where D_1 < -3 sqrt(2) s  (uphill)
+                   b                                                 else
         x        <- clamp(x, 1/b, b)^(1/max(k, 1)),   eta <- x eta,   theta_{t+1} = theta_0 + x Delta
-        R_l      <- max(L_- + L_0 + L_+, R_l/2)
         k        <- k + 1 where curvature shows, or showed before, and L_0 < 0.9 R_l
+        R_l      <- max(L_- + L_0 + L_+, R_l/2, 1e-3)
         b, c, z  = 16, 16, 4 while k = 0; then 4, 1/2, 2
 
-    After a draw in which k becomes 1 the trial begins anew, unless that draw is its last: eta <- (t + 1) eta,
-    theta_{t+1} = theta_0, and the base direction of the later G_t knows no earlier draw. After the trial theta_N =
-    theta_0 and eta <- 0.7 eta; then theta_{t+1} = theta_t - f_t eta G_t without losses, where the base direction knows
-    all draws. A trial that takes all draws keeps its end. Where no curvature was seen in any round, eta is `lr` again.
+    Where k becomes 1 in a draw that is not the trial's last, the trial begins anew: eta <- (t + 1) eta, theta_{t+1} =
+    theta_0, and the base direction of the later G_t knows no earlier draw. Where N < T, training follows the trial:
+    theta_N = theta_0, and eta <- 0.7 eta, or `lr` where k = 0; then theta_{t+1} = theta_t - f_t eta G_t without losses,
+    where the base direction knows all draws. Where N = T the trial keeps its end. eta stays as it is where it would be
+    no positive number.
 
     What follows from the noise being known. D_1 and D_2 have standard deviations sqrt(2) s and sqrt(6) s on noise
     alone, and D_2 > 4 sqrt(6) s once in 31,600 rounds. A probe costs the same wherever it lies and moves nothing, while
@@ -80,22 +81,25 @@ class HyFreeDPSearchThenDecay(Configured):
     going there does no harm that could be measured, so eta may be 16 times larger. Curvature shows in time: where eta
     has become too large, L_- and L_+ lie on both sides of the valley, or saturate. On noise alone eta grows until then.
 
-    What follows from the displacement. theta_t - theta_0 is eta times the sum of all f_i G_i so far, so x asks how long
-    the whole path should have been. Its signal grows with the number of draws, its noise with their root; the
-    minimum along one direction G_t is short-sighted beside it. Asked of a whole run it would be too long, as a clipped
-    loss hardly punishes a displacement that is.
+    What follows from the displacement. theta_t - theta_0 is eta times the sum of all f_i G_i since the path began, so x
+    asks how long the whole path should have been. Its signal grows with the number of draws, its noise with their root;
+    the minimum along one direction G_t is short-sighted beside it. Asked of a whole run it would be too long, as a
+    clipped loss hardly punishes a displacement that is.
 
     Why the trial begins anew. The first draws look for the size of eta and follow one direction, that of the gradient
     at theta_0. The smaller `lr` is, the more of them there are, and the loss along a straight path has its minimum
     nearer than along one that bends, as training's does. Kept in the path or in the base's momentum, these draws would
-    make eta depend on `lr`. Their displacement took t + 1 draws, and the new path's first one takes one.
+    make eta depend on `lr`. Their displacement took t + 1 draws, and the new path's first one takes one, so eta is
+    multiplied by t + 1.
 
-    What is a choice. N = 10, which balances signal and short sight. The exponent 1/k: log eta is the mean of what the
-    rounds after the first ask for, with equal weights. SHARE: a trial of ten draws asks for more than training wants,
-    by how much differs by task. The base's state of all draws, with which training begins, as a run of few draws would
+    What is a choice. N = 10, which balances signal and short sight. b = 4 and the exponent 1/k once curvature was seen:
+    log eta is the mean of what the unsaturated rounds after that one ask for, each within a factor of 4 of eta. A round
+    in which nothing is seen asks for 4: then eta may be too small to show anything. Nine such rounds multiply eta by
+    50. SHARE: on the digits and the CIFAR-100 subset, which chose it, the trial asks for more than training wants; on
+    other tasks for less. The base's state of all draws, with which training begins, as a run of few draws would
     otherwise begin without any. The decay, after which less of the noise stays in theta. R_l begins at 10, above
     log(classes), as saturated rounds are lost, and at most halves in a round, as a sum that noise has brought near zero
-    would saturate the rounds after it; HyFreeDP's begins at 1. FAR, NEAR, LARGEST and the thresholds. All were made on
+    would saturate the rounds after it; HyFreeDP's begins at 1. FAR, NEAR and the thresholds. All were made on
     validation records.
 
     What it cannot do. The trial has N - 1 factors of 16 at most, and several rounds must be left for the mean: from
@@ -173,7 +177,7 @@ class HyFreeDPSearchThenDecay(Configured):
         losses = batch.losses([before, theta, beyond], state.bound)
         x, state = self._read(state, losses)
         theta = descend(state.start, displacement, -x)
-        return state._replace(theta=theta, base=base._replace(theta=theta), kept=kept)
+        return state._replace(theta=theta, base=base._replace(theta=theta), kept=kept._replace(theta=theta))
 
     def _read(self, state: State, losses: Release) -> tuple[Tensor, State]:
         """The factor x that a round's losses ask for, and the state with eta, R_l and k advanced."""
@@ -192,7 +196,7 @@ class HyFreeDPSearchThenDecay(Configured):
         eta, counts = x * state.eta, (is_curved | is_seen) & ~is_saturated
         return x, state._replace(
             eta=_number(eta, state.eta),
-            bound=torch.maximum(losses.value.sum(), state.bound / 2),
+            bound=torch.maximum(losses.value.sum(), state.bound / 2).clamp(min=LEAST_BOUND),
             rounds=state.rounds + counts,
             is_usable=torch.where(is_saturated, state.is_usable, 1.0),
         )

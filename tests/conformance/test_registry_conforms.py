@@ -32,6 +32,8 @@ VARIANTS = {
     "scheduled-warm-linear": ("scheduled", {"schedule": "linear", "warmup": 0.25, "final": 0.1}),
     "search-over-momentum": ("hyfreedp_search_then_decay", {"base": {"name": "dp_sgd", "momentum": 0.9}}),
     "search-over-scaled": ("hyfreedp_search_then_decay", {"base": "scale_then_privatize", "rounds": 2}),
+    "search-over-doppler": ("hyfreedp_search_then_decay", {"base": "doppler"}),
+    "search-in-most-draws": ("hyfreedp_search_then_decay", {"lr": 1e-6, "probe_every": 1, "rounds": 8}),
     "hyfreedp-over-disk-over-dp_adambc": ("hyfreedp", {"base": {"name": "disk", "base": "dp_adambc"}}),
     "adaptive_clip-over-fiber": ("adaptive_clip", {"base": {"name": "fiber", "correction": "exact"}}),
     "adaptive_clip-over-scale_then_privatize": ("adaptive_clip", {"base": "scale_then_privatize"}),

@@ -41,7 +41,8 @@ class Parabola:
 
     def __init__(self, draws, curvature=1.0, noise=0.0, seed=0):
         self.rate, self.expected_batch, self.draws_total, self.draws_left = 0.1, 10.0, draws, draws
-        self.curvature, self.noise, self.random, self.asked = curvature, noise, np.random.default_rng(seed), 0
+        self.curvature, self.noise, self.random = curvature, noise, np.random.default_rng(seed)
+        self.asked, self.released = 0, []
 
     @contextmanager
     def draw(self):
@@ -56,7 +57,9 @@ class Parabola:
     def losses(self, at, bound):
         self.asked += len(at)
         exact = np.array([5 + self.curvature * float(theta.square().sum()) / 2 for theta in at])
-        return Release(torch.from_numpy(exact.clip(0, float(bound)) + S * self.random.standard_normal(len(at))), S)
+        noised = exact.clip(0, float(bound)) + S * self.random.standard_normal(len(at))
+        self.released.append(Release(torch.from_numpy(noised), S))
+        return self.released[-1]
 
 
 def searched(oracle, start, base="dp_sgd", theta=None, **fields):
@@ -84,7 +87,7 @@ def test_on_noise_alone_the_start_stands(start):
     assert sum(eta == start for eta in ends) == 50
 
 
-def test_after_a_discovery_noise_alone_moves_eta_little():
+def test_after_a_discovery_noise_alone_moves_eta_within_its_bounds():
     """The k-th round changes log eta by at most log 4 / k, so nine by at most 2.83 log 4."""
     optimizer, noise = rule(), np.random.default_rng(0)
     for _ in range(100):
@@ -111,8 +114,32 @@ def test_what_a_round_says_before_curvature_is_seen(losses, x):
     assert read(losses)[0] == pytest.approx(x)
 
 
+@pytest.mark.parametrize(
+    ("losses", "x"),
+    [
+        pytest.param([5.0, 5.0, 5.0], LARGEST, id="nothing to be seen"),
+        pytest.param([4.9, 4.95, 5.0], 1 / LARGEST, id="uphill"),
+        pytest.param([5.02, 5.0, 5.025], LARGEST, id="curved, within twice its noise"),
+        pytest.param([5.03, 5.0, 5.03], 1, id="at the bottom"),
+        pytest.param([5.2, 5.0, 7.0], 1 - NEAR * 1.8 / 4.4, id="too far"),
+    ],
+)
+def test_what_the_first_round_after_that_says(losses, x):
+    assert read(losses, rounds=1.0)[0] == pytest.approx(x)
+
+
+def test_a_saturated_round_counts_for_no_mean():
+    x, following = read([1.0, 0.95, 1.0], bound=1.0, rounds=3.0)
+    assert (x, float(following.rounds)) == (pytest.approx(LARGEST ** (-1 / 3)), 3)
+
+
+def test_the_bound_of_losses_at_most_halves():
+    assert float(read([-1.0, -1.0, -1.0], bound=1.0)[1].bound) == 0.5
+    assert float(read([0.1, 0.1, 0.1], bound=0.4)[1].bound) == pytest.approx(0.3)
+
+
 @pytest.mark.parametrize("rounds", [1, 2, 5])
-def test_what_a_round_says_after_that(rounds):
+def test_what_a_later_round_says(rounds):
     x, following = read([5.3, 5.0, 5.1], rounds=float(rounds))
     assert x == pytest.approx((1 + NEAR * 0.2 / 0.8) ** (1 / rounds))
     assert float(following.eta) == pytest.approx(0.1 * x)
@@ -139,16 +166,16 @@ def stepped(oracle, optimizer, draws):
 
 @pytest.mark.parametrize("start", [1e-6, 1e-3, 1.0])
 def test_where_curvature_shows_the_trial_begins_anew(start):
-    optimizer = rule("dp_adam", lr=start)
-    states = stepped(Parabola(50, noise=0.3), optimizer, 9)
+    optimizer, oracle = rule("dp_adam", lr=start), Parabola(50, noise=0.3)
+    states, released = stepped(oracle, optimizer, 9), oracle.released
     (found,) = [t for t in range(9) if states[t].rounds == 0 < states[t + 1].rounds]
     before, anew = states[found], states[found + 1]
     assert torch.equal(anew.theta, anew.start)
     assert torch.equal(anew.base.theta, anew.start)
     assert float(anew.base.t) == float(anew.base.m.norm()) == 0
     assert float(anew.kept.t) == found + 1
-    least, most = (factor * (found + 1) * float(before.eta) for factor in (1 / FAR, FAR))
-    assert least <= float(anew.eta) <= most
+    x, _ = optimizer._read(before, released[found])
+    assert float(anew.eta) == pytest.approx((found + 1) * float(x * before.eta))
     for t in range(found + 1, 9):
         assert float(states[t + 1].base.t) == t - found
         assert not torch.equal(states[t + 1].theta, states[t + 1].start)

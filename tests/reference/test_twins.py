@@ -124,6 +124,12 @@ def test_hyfreedp_search_then_decay(base, more):
     check("hyfreedp_search_then_decay", {"base": base, **more}, hyfreedp_search_then_decay)
 
 
+@pytest.mark.parametrize("rounds", [STEPS - 1, STEPS])
+def test_hyfreedp_search_then_decay_in_most_draws_or_all(rounds):
+    more = {"base": "dp_adam", "lr": 1e-6, "rounds": rounds, "probe_every": 1}
+    check("hyfreedp_search_then_decay", more, hyfreedp_search_then_decay, draws=STEPS)
+
+
 @pytest.mark.parametrize("fields", [{"lr": 0.02}, {"lr": 0.03, "betas": (0.5, 0.9), "eps_v": 1e-2}], ids=str)
 def test_dp_adambc(fields):
     check("dp_adambc", fields, adambc)

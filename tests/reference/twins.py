@@ -146,10 +146,10 @@ def hyfreedp_search_then_decay(ask, theta, steps, lr=1e-4, rounds=10, probe_ever
             if l_0 < 0.9 * r_l:
                 was_usable = True
                 k += k > 0 or is_curved
-            r_l = max(l_minus + l_0 + l_plus, r_l / 2)
+            r_l = max(l_minus + l_0 + l_plus, r_l / 2, 1e-3)
             if k > was_k == 0 and t < n - 1:
                 eta, theta, path, path_began = (t + 1) * eta, begin, base_rule(len(theta), base), t + 1
-        if t == n - 1:
+        if t == n - 1 < ask.draws_total - 1:
             theta, eta = begin, 0.7 * eta if k else lr
         etas.append(eta)
     return theta, etas
