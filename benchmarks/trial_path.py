@@ -4,7 +4,7 @@
 
 takes a quarter of an hour on one core beside the features, and writes `trial_path.csv` and `trial_path.svg`. Until
 curvature shows, the trial takes every gradient at the initial parameters, and where it begins at a smaller eta,
-curvature shows later. Beside the rule, beginning at four eta, stands one that keeps these draws in its path. The cells
+curvature shows later. Both begin at four eta: the rule, and one that keeps these draws in its path. The cells
 are those of the suites `hyfreedp_starts*` at epsilon = 8, five seeds. The rows hold eta of the training after the trial
 and its validation accuracy. Test records are not looked at.
 """
