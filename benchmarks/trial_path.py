@@ -55,9 +55,8 @@ def trained(cell, trial):
     for draw, (state, _) in enumerate(training.steps(TRIALS[trial](lr=lr), ready.oracle, ready.state), start=1):
         if shows is None and state.rounds > 0:
             shows = draw
-    accuracy = ready.observe(state)["validation_accuracy"]
     row = {"start": lr, "trial": trial, "seed": cell.seed, "shows": shows, "eta": float(state.eta)}
-    return row | {"validation_accuracy": accuracy}
+    return row | {"validation_accuracy": ready.observe(state)["validation_accuracy"]}
 
 
 def draw(frame):

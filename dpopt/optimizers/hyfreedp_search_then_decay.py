@@ -215,7 +215,7 @@ class HyFreeDPSearchThenDecay(Configured):
         """The state in which training begins."""
         base = state.kept._replace(theta=state.start)
         eta = torch.where(state.rounds > 0, SHARE * state.eta, scalar(state.theta, self.lr))
-        return state._replace(theta=state.start, base=base, kept=base, eta=_number(eta, state.eta))
+        return state._replace(theta=state.start, base=base, kept=base, eta=eta)
 
 
 def _number(value: Tensor, otherwise: Tensor) -> Tensor:
