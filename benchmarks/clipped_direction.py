@@ -25,14 +25,14 @@ from dpopt.harness.cell import prepare
 EPSILONS = [1, 3, 8]
 POINTS = 40
 RECORDS = 4096
-VIT = {"name": "images", "architecture": "vit_tiny_patch16_224.augreg_in21k_ft_in1k", "pretrained": True}
 TASKS = {
-    "digits": {"workloads": ["digits_mlp"], "batch_size": 128, "epochs": 20},
-    "CIFAR-10": {"workloads": [VIT | {"data": "cifar10", "subset": "head", "validation": 5000}]},
-    "CIFAR-100 subset": {"workloads": [VIT | {"data": "cifar100_subset", "subset": "head", "validation": 1000}]},
-    "20 newsgroups": {"workloads": ["newsgroups_minilm"]},
-    "SST-2": {"workloads": ["sst2_minilm"]},
+    "digits": ("hyfreedp_starts", {}),
+    "CIFAR-10": ("hyfreedp_starts_heads", {"data": "cifar10"}),
+    "CIFAR-100 subset": ("hyfreedp_starts_heads", {"data": "cifar100_subset"}),
+    "20 newsgroups": ("hyfreedp_starts_heads", {"name": "newsgroups_minilm"}),
+    "SST-2": ("hyfreedp_starts_heads", {"name": "sst2_minilm"}),
 }
+"""A suite, and what its workload says where the suite has several."""
 
 
 def directions(ready, train, theta):
@@ -45,10 +45,10 @@ def directions(ready, train, theta):
     return gradient / len(train.x), clipped / len(train.x)
 
 
-def measured(task, content, epsilon):
-    """A row for each point of the run."""
-    suite = {"name": "clipped_direction", "optimizers": ["hyfreedp_noise_aware"], "epsilon": [epsilon], "seeds": [0]}
-    (cell,) = dpopt.load_suite(suite | {"batch_size": 1000, "epochs": 10} | content).cells()
+def measured(suite, workload, epsilon):
+    """A row for each point of the run from 1e-4."""
+    suite = dpopt.load_suite(suite, optimizers=["noise_aware_1e-4"], epsilon=[epsilon], seeds=[0])
+    (cell,) = (cell for cell in suite.cells() if workload.items() <= cell.workload.items())
     ready = prepare(cell)
     train = ready.workload.splits(cell.seed).train
     for state, is_mark in training.steps(ready.stepper, ready.oracle, ready.state, POINTS):
@@ -56,7 +56,6 @@ def measured(task, content, epsilon):
             continue
         gradient, clipped = directions(ready, train, state.theta)
         yield {
-            "task": task,
             "epsilon": epsilon,
             "fraction": ready.oracle.draws_taken / ready.oracle.draws_total,
             "eta": float(state.eta),
@@ -83,8 +82,8 @@ def draw(frame):
 
 def main(folder):
     """Measure all tasks."""
-    rows = [row for task, of in TASKS.items() for epsilon in EPSILONS for row in measured(task, of, epsilon)]
-    frame = pd.DataFrame(rows)
+    runs = ((task, *of, epsilon) for task, of in TASKS.items() for epsilon in EPSILONS)
+    frame = pd.DataFrame({"task": task} | row for task, *of in runs for row in measured(*of))
     folder.mkdir(parents=True, exist_ok=True)
     frame.to_csv(folder / "clipped_direction.csv", index=False, float_format="%.6g")
     figures.save(draw(frame), folder, "clipped_direction", ["svg"])
