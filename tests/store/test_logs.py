@@ -118,7 +118,8 @@ def weights(tmp_path, monkeypatch):
 
     def held():
         steps, config, summary, codes = [], {}, {}, []
-        for path in sorted(tmp_path.glob(f"wandb/offline-run-*-{RUN}/*.wandb")):
+        # W&B adds "-1" to the folder of a run that goes on within the second of its beginning.
+        for path in sorted(tmp_path.glob(f"wandb/offline-run-*-{RUN}*/*.wandb")):
             for content in map(Record.FromString, chunks(path.read_bytes())):
                 kind = content.WhichOneof("record_type")
                 if kind == "history":
