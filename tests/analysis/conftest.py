@@ -17,7 +17,7 @@ DELTA = 1e-5
 
 @pytest.fixture(autouse=True)
 def _recommended_by_rdp(monkeypatch):
-    """Figures take a tenth of the time for their recommended batches, which are here those of `pld`."""
+    """Figures find their recommended batches in less time by RDP; here they are those of `pld`."""
     monkeypatch.setattr(recommending, "recommend", partial(recommending.recommend, accountant="rdp"))
 
 
