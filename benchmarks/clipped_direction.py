@@ -18,9 +18,9 @@ import torch
 
 import dpopt
 from dpopt import training
-from dpopt.analysis import figures
-from dpopt.analysis.drawing import GREY, styles_of
 from dpopt.harness.cell import prepare
+from dpopt.results import figures
+from dpopt.results.drawing import GREY, styles_of
 
 EPSILONS = [1, 3, 8]
 POINTS = 40

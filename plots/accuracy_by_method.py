@@ -7,10 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from dpopt.analysis.axes import cut
-from dpopt.analysis.drawing import GREY, Styles, panels
-from dpopt.analysis.scores import shown
-from dpopt.analysis.tables import upper
+from dpopt.results.axes import cut
+from dpopt.results.drawing import GREY, Styles, panels
+from dpopt.results.scores import shown
+from dpopt.results.tables import upper
 
 NEEDS = "comparison"
 

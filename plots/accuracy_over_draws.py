@@ -3,9 +3,9 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.analysis.axes import cut
-from dpopt.analysis.drawing import MOST, Styles, by_label, legend, panels
-from dpopt.analysis.scores import shown
+from dpopt.results.axes import cut
+from dpopt.results.drawing import MOST, Styles, by_label, legend, panels
+from dpopt.results.scores import shown
 
 NEEDS = "curves"
 

@@ -6,9 +6,9 @@ After Figure 7 of "On optimal hyperparameters for differentially private deep tr
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.analysis.axes import run_axis
-from dpopt.analysis.drawing import GREY, Styles, by_epsilon, gridded, legend, lines_along
-from dpopt.analysis.scores import shown
+from dpopt.results.axes import run_axis
+from dpopt.results.drawing import GREY, Styles, by_epsilon, gridded, legend, lines_along
+from dpopt.results.scores import shown
 
 NEEDS = "sweep"
 STEPS = 20

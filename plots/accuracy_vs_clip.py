@@ -6,10 +6,10 @@ After Figure 2 of "On optimal hyperparameters for differentially private deep tr
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.analysis.axes import run_axis
-from dpopt.analysis.choosing import validated_best
-from dpopt.analysis.drawing import Styles, by_epsilon, gridded, legend, lines_along
-from dpopt.analysis.scores import shown
+from dpopt.results.axes import run_axis
+from dpopt.results.choosing import validated_best
+from dpopt.results.drawing import Styles, by_epsilon, gridded, legend, lines_along
+from dpopt.results.scores import shown
 
 NEEDS = "sweep"
 

@@ -9,9 +9,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpopt.analysis.axes import cut, run_axis
-from dpopt.analysis.drawing import GREY, Style, Styles, by_label, legend, workload_panels
-from dpopt.analysis.scores import shown
+from dpopt.results.axes import cut, run_axis
+from dpopt.results.drawing import GREY, Style, Styles, by_label, legend, workload_panels
+from dpopt.results.scores import shown
 
 NEEDS = "comparison"
 

@@ -5,10 +5,10 @@ import math
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.analysis.axes import cut, run_axis
-from dpopt.analysis.budgets import ROUNDING
-from dpopt.analysis.drawing import Styles, by_label, legend, workload_panels
-from dpopt.analysis.scores import shown
+from dpopt.results.axes import cut, run_axis
+from dpopt.results.budgets import ROUNDING
+from dpopt.results.drawing import Styles, by_label, legend, workload_panels
+from dpopt.results.scores import shown
 
 NEEDS = "comparison"
 

@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpopt.analysis.drawing import GREY, Styles, labelled, styles_of
+from dpopt.results.drawing import GREY, Styles, labelled, styles_of
 
 NEEDS = "audit"
 BOUNDS = {  # column -> what it is

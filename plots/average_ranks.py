@@ -7,9 +7,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpopt.analysis import ranking, statistics
-from dpopt.analysis.budgets import BUDGETS
-from dpopt.analysis.drawing import GREY, Styles
+from dpopt.results import ranking, statistics
+from dpopt.results.budgets import BUDGETS
+from dpopt.results.drawing import GREY, Styles
 
 NEEDS = "ranking"
 

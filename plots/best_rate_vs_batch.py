@@ -9,8 +9,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from dpopt.analysis.axes import run_axis
-from dpopt.analysis.drawing import GREY, Styles, by_epsilon, gridded, legend, sweeps, workload_panels
+from dpopt.results.axes import run_axis
+from dpopt.results.drawing import GREY, Styles, by_epsilon, gridded, legend, sweeps, workload_panels
 
 NEEDS = "rates"
 

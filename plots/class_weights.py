@@ -9,8 +9,8 @@ import math
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.analysis.axes import log_axis
-from dpopt.analysis.drawing import Styles, legend, named_epsilon, panels, shades
+from dpopt.results.axes import log_axis
+from dpopt.results.drawing import Styles, legend, named_epsilon, panels, shades
 
 NEEDS = "classes"
 

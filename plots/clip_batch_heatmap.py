@@ -11,9 +11,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpopt.analysis.choosing import validated_best
-from dpopt.analysis.drawing import COLOURS, DARK, LIGHT, Styles, by_method, gridded, sweeps
-from dpopt.analysis.scores import shown
+from dpopt.results.choosing import validated_best
+from dpopt.results.drawing import COLOURS, DARK, LIGHT, Styles, by_method, gridded, sweeps
+from dpopt.results.scores import shown
 
 NEEDS = "sweep"
 

@@ -7,8 +7,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.analysis.axes import run_axis
-from dpopt.analysis.drawing import GREY, ROOM, Styles, by_epsilon, by_method, gridded, legend, sweeps
+from dpopt.results.axes import run_axis
+from dpopt.results.drawing import GREY, ROOM, Styles, by_epsilon, by_method, gridded, legend, sweeps
 
 NEEDS = "sweep"
 PLATEAU = 1.05

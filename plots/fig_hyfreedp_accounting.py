@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpopt.analysis.drawing import GREY, Styles, styles_of
+from dpopt.results.drawing import GREY, Styles, styles_of
 
 NEEDS = "accounting"
 RULES = ("independent", "additive")

@@ -7,7 +7,7 @@ learning" (arXiv 2510.20616).
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.analysis.drawing import GREY, Styles, by_epsilon, legend, remarks, workload_panels
+from dpopt.results.drawing import GREY, Styles, by_epsilon, legend, remarks, workload_panels
 
 NEEDS = "diagnostics"
 BELOW = 1000

@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpopt.analysis.drawing import Style, Styles, by_label, legend, panels, remarks
+from dpopt.results.drawing import Style, Styles, by_label, legend, panels, remarks
 
 NEEDS = "curves"
 LEAST = 1e-12

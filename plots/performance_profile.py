@@ -6,11 +6,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpopt.analysis import ranking
-from dpopt.analysis.budgets import BLOCK, BUDGETS
-from dpopt.analysis.drawing import Style, Styles, by_label, legend
-from dpopt.analysis.scores import shown
-from dpopt.analysis.statistics import profile
+from dpopt.results import ranking
+from dpopt.results.budgets import BLOCK, BUDGETS
+from dpopt.results.drawing import Style, Styles, by_label, legend
+from dpopt.results.scores import shown
+from dpopt.results.statistics import profile
 
 NEEDS = "ranking"
 APART = 0.08

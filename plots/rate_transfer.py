@@ -7,8 +7,8 @@ sign-like steps does not depend on ε, that of SGD does.
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.analysis.drawing import GREY, Styles, legend, shades, workload_panels
-from dpopt.analysis.scores import shown
+from dpopt.results.drawing import GREY, Styles, legend, shades, workload_panels
+from dpopt.results.scores import shown
 
 NEEDS = "transfers"
 SHARED = "open: one for all seeds"

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.analysis.axes import run_axis
-from dpopt.analysis.choosing import validated_best
-from dpopt.analysis.drawing import COLOURS, Styles, by_method, gridded, legend, sweeps, workload_panels
-from dpopt.analysis.scores import shown
 from dpopt.errors import ConfigError
+from dpopt.results.axes import run_axis
+from dpopt.results.choosing import validated_best
+from dpopt.results.drawing import COLOURS, Styles, by_method, gridded, legend, sweeps, workload_panels
+from dpopt.results.scores import shown
 
 NEEDS = "sweep"
 SEARCHED, RECOMMENDED = "C, B and η searched", "C and B recommended, η searched"

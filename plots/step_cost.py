@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpopt.analysis.drawing import COLOURS, GREY, Styles
+from dpopt.results.drawing import COLOURS, GREY, Styles
 
 NEEDS = "speed"
 PANELS = [

@@ -230,7 +230,7 @@ def test_a_run_of_a_search_that_has_lost_its_ledger_is_damaged(searches, capsys)
 def test_figures_of_no_suite_are_drawn_by_name(tmp_path, monkeypatch, capsys):
     import pandas as pd
 
-    from dpopt.analysis import accounting
+    from dpopt.results import accounting
 
     (tmp_path / "claims.py").write_text(
         'NEEDS = "accounting"\ndef draw(frame, styles):\n'

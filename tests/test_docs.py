@@ -16,12 +16,12 @@ import pytest
 import yaml
 
 from dpopt import configurations
-from dpopt.analysis.leaderboard import Leaderboard
-from dpopt.analysis.leaderboard_page import Page
-from dpopt.analysis.publishing import load_published
 from dpopt.cli import COMMANDS, known, main
 from dpopt.errors import ConfigError
 from dpopt.harness.suite import load_suite
+from dpopt.results.leaderboard import Leaderboard
+from dpopt.results.leaderboard_page import Page
+from dpopt.results.publishing import load_published
 
 TREE = Path(__file__).parents[1]
 TUTORIALS = sorted((TREE / "docs" / "tutorials").glob("*.md"))

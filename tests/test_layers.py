@@ -20,7 +20,7 @@ LAYERS = [
     {"training"},
     {"study"},
     {"harness"},
-    {"bench", "analysis"},
+    {"audit", "bench", "results"},
     {"gpu"},
     {"cli"},
     {"__main__"},

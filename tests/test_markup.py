@@ -11,10 +11,10 @@ import pytest
 from markdown_it import MarkdownIt
 
 from dpopt import markup
-from dpopt.analysis.writing import Table
 from dpopt.cli import main
 from dpopt.cli.console import complain, print_table
 from dpopt.markup import LATEX, MARKDOWN, TERMINAL
+from dpopt.results.writing import Table
 
 LABELS = [
     "dp_sgd",
@@ -126,7 +126,7 @@ def test_a_table_on_the_terminal(text, capsys):
 
 @pytest.mark.filterwarnings("ignore:Glyph")
 def test_a_figure_takes_no_text_for_mathematics(tmp_path):
-    from dpopt.analysis import figures
+    from dpopt.results import figures
 
     (tmp_path / "named.py").write_text(
         'NEEDS = "speed"\nimport matplotlib.pyplot as plt\n'

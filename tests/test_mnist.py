@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from dpopt.analysis import choosing, frames
 from dpopt.cli import main
 from dpopt.privacy import epsilon
+from dpopt.results import choosing, frames
 from dpopt.store import Store
 
 FLOOR = {"hyfreedp": 0.15, "hyfreedp_warm": 0.85, "fiber": 0.85, "adadp": 0.85, "dp_adam": 0.85}

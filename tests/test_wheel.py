@@ -62,7 +62,7 @@ def test_one_more_figure_stands_beside_those_that_come_with_dpopt(installed, emp
 
 LIST = """
 from pathlib import Path
-from dpopt.analysis import figures
+from dpopt.results import figures
 
 print([plot.name for plot in figures.plots(Path("plots"))])
 """

@@ -18,7 +18,7 @@ from dpopt.fields import Bound, Name
 from dpopt.markup import line, lines
 
 if TYPE_CHECKING:
-    from dpopt.analysis.results import Results
+    from dpopt.results.results import Results
 
 OF_NAMES = ("optimizers", "workloads")
 OF_NUMBERS: dict[str, Any] = {"epsilon": Bound, "seeds": fields.Natural}
@@ -59,7 +59,7 @@ def stored(overrides: Sequence[str], *more: str) -> tuple[Results, dict[str, Any
         overrides: of the command line.
         more: keys that the command takes beside those that all take.
     """
-    from dpopt.analysis.results import load_results
+    from dpopt.results.results import load_results
 
     name, rest = suite_name(overrides)
     known: dict[str, Any] = yaml.safe_load((BASE / "stored.yaml").read_text("utf-8")) | dict.fromkeys(more)

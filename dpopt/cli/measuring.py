@@ -12,7 +12,7 @@ from dpopt.cli.console import ERR, OUT, report_problems
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from dpopt.analysis.figures import Plot
+    from dpopt.results.figures import Plot
     from dpopt.store import Store
 
 
@@ -21,8 +21,8 @@ def bench(overrides: Sequence[str]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from dpopt.analysis import figures, speed
     from dpopt.bench import run as benchmark
+    from dpopt.results import figures, speed
     from dpopt.store import Store
 
     chosen = benchmark.settings(overrides)
@@ -46,8 +46,8 @@ def audit(overrides: Sequence[str]) -> int:
     import matplotlib
 
     matplotlib.use("Agg")
-    from dpopt.analysis import audits, figures
-    from dpopt.harness import audit as auditing
+    from dpopt.audit import command as auditing
+    from dpopt.results import audits, figures
     from dpopt.store import Store
 
     chosen = auditing.settings(overrides)
@@ -65,7 +65,7 @@ def audit(overrides: Sequence[str]) -> int:
 
 def _keep(store: Store, folder: Path, text: str, plots: list[Plot], frame: DataFrame) -> None:
     """Print a record's tables and write them beside it, with its figures."""
-    from dpopt.analysis import figures
+    from dpopt.results import figures
 
     store.write(folder / "table.md", text)
     for plot in plots:

@@ -16,14 +16,14 @@ from dpopt.markup import MARKED, TERMINAL, duration
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from dpopt.analysis.figures import Plot
-    from dpopt.analysis.results import Results
-    from dpopt.analysis.writing import Table
+    from dpopt.results.figures import Plot
+    from dpopt.results.results import Results
+    from dpopt.results.writing import Table
 
 
 def status(overrides: Sequence[str]) -> None:
     """Show how far a suite is, who runs what, and what failed and why."""
-    from dpopt.analysis import progress
+    from dpopt.results import progress
 
     results, _ = stored(overrides)
     cells = results.cells.drop_duplicates("run_id")
@@ -45,7 +45,7 @@ def table(overrides: Sequence[str]) -> None:
     scores=[macro_accuracy,nll] shows further scores, compare=published the paper's numbers beside the suite's,
     selection=geometric what private selection would make of the searches.
     """
-    from dpopt.analysis import papers, tables
+    from dpopt.results import papers, tables
     from dpopt.store.runs import RESULTS
 
     results, given = stored(overrides, "scores", "compare", "selection")
@@ -95,7 +95,7 @@ def _write(results: Results, name: str, files: Mapping[str, str]) -> None:
 
 
 def _selection(results: Results) -> None:
-    from dpopt.analysis import selection
+    from dpopt.results import selection
 
     outcome = selection.private_selection(results.store, results.cells)
     shown = selection.as_table(outcome)
@@ -110,7 +110,7 @@ def rank(overrides: Sequence[str]) -> None:
     of the suite's epsilons, or of the largest amount that all rows can use. against=ROW shows how far every other row
     is from that one.
     """
-    from dpopt.analysis import against, ranking
+    from dpopt.results import against, ranking
 
     results, given = stored(overrides, "by", "budgets", "against")
     by, baseline = given["by"] or "epsilon", given["against"]
@@ -138,8 +138,8 @@ def leaderboard(overrides: Sequence[str]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from dpopt.analysis.leaderboard import Leaderboard
-    from dpopt.analysis.leaderboard_page import Page
+    from dpopt.results.leaderboard import Leaderboard
+    from dpopt.results.leaderboard_page import Page
     from dpopt.store.runs import check_writable
 
     suites, rest = suite_name(overrides)
@@ -166,7 +166,7 @@ def plot(overrides: Sequence[str]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from dpopt.analysis import accounting, figures
+    from dpopt.results import accounting, figures
     from dpopt.store.runs import check_writable
 
     texts = {key: value for key, _, value in (override.partition("=") for override in overrides)}
@@ -192,7 +192,7 @@ def plot(overrides: Sequence[str]) -> None:
 
 
 def _save(plot: Plot, drawn: Figure, folder: Path) -> None:
-    from dpopt.analysis import figures
+    from dpopt.results import figures
 
     OUT.print(" ".join(map(str, figures.save(drawn, folder, plot.name))))
 

@@ -60,7 +60,7 @@ def plan(overrides: Sequence[str]) -> None:
 
 def _costs(rows: list[CostRow], timings: dict[int, Timing]) -> dict[str, dict[str, list[str]]]:
     """What `dpopt plan` prints: workload -> column -> cells, without the columns that say nothing in any table."""
-    from dpopt.analysis.naming import workload_names
+    from dpopt.results.naming import workload_names
 
     names = workload_names([row.cells[0].workload for row in rows])
     timed = [timings.get(number) for number in range(len(rows))]
@@ -163,7 +163,7 @@ def _run(overrides: Sequence[str], is_again: bool) -> int:
 
 def _explain(store: Store, suite: str, planned: list[Planned], failed: Mapping[str, str]) -> None:
     """Say why cells failed and where, once for each reason."""
-    from dpopt.analysis.report.content import Failure, explained, place
+    from dpopt.results.report.content import Failure, explained, place
 
     noted = {run_id for run_id in failed if store.state(run_id) == "failed"}
     cells = {entry.cell.run_id: entry for entry in planned if entry.cell.run_id in noted}

@@ -25,7 +25,7 @@ FEW = 10
 
 def collect(overrides: Sequence[str]) -> None:
     """Write a suite's cells and the curves of its selected runs as Parquet, with checksums.json beside them."""
-    from dpopt.analysis import collecting
+    from dpopt.results import collecting
 
     results, _ = stored(overrides)
     results.store.check_writable()
@@ -46,7 +46,7 @@ def publish(overrides: Sequence[str]) -> int:
     import matplotlib
 
     matplotlib.use("Agg")
-    from dpopt.analysis import publishing
+    from dpopt.results import publishing
     from dpopt.store.published import PublishedStore
 
     asked = given(overrides, {**_PUBLISH, "suite": None})
@@ -109,7 +109,7 @@ def verify(overrides: Sequence[str]) -> int:
     suite=NAME looks at one suite only, here and in `published`; results=FOLDER has them elsewhere. Ends with 1 where a
     claim does not hold.
     """
-    from dpopt.analysis.verify import verify as check
+    from dpopt.results.verify import verify as check
 
     asked = given(overrides, {"results": "results", "suite": None})
     verified = check(_results(asked["results"]), asked["suite"], _track)
@@ -162,7 +162,7 @@ def compare(arguments: Sequence[str]) -> int:
     epsilons always do). Ends with 0 where NEW has every result of OLD with the same numbers, and may have more; with 1
     where a number differs or a result is missing.
     """
-    from dpopt.analysis import compare as comparing
+    from dpopt.results import compare as comparing
 
     ((old, new), asked) = _positional(arguments, "OLD NEW", suite=None, tolerance=str(comparing.TOLERANCE))
     tolerance = fields.convert(asked["tolerance"], fields.NonNegative, "tolerance", {})

@@ -137,7 +137,7 @@ def left_out_line(left_out: dict[str, str]) -> Iterator[str]:
 
 def tables(records: Sequence[Record]) -> list[str]:
     """What the steps measured, in full."""
-    from dpopt.analysis import speed
+    from dpopt.results import speed
 
     parts = []
     timed = _rows(records, "time_ratio")
@@ -181,8 +181,8 @@ def figures(records: Sequence[Record], plots: Path) -> Iterator[tuple[str, bytes
     import matplotlib
 
     matplotlib.use("Agg")
-    from dpopt.analysis import figures as drawing
-    from dpopt.analysis import speed
+    from dpopt.results import figures as drawing
+    from dpopt.results import speed
 
     timed = _rows(records, "time_ratio")
     for plot in drawing.plots(plots) if timed and plots.is_dir() else ():

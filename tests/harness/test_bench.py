@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from dpopt import create, registry
-from dpopt.analysis import figures, speed
 from dpopt.bench import measure as bench_measure
 from dpopt.bench import run
 from dpopt.bench.cases import CASES, Case, class_loss, images
@@ -24,6 +23,7 @@ from dpopt.errors import ConfigError
 from dpopt.harness.remote import Remote
 from dpopt.optimizers.adadp_hybrid import ADADPHybrid
 from dpopt.privacy import BudgetSpent
+from dpopt.results import figures, speed
 from dpopt.workloads.base import mlp
 from dpopt.workloads.models import SUBSETS
 

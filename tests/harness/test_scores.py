@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from dpopt import registry
-from dpopt.analysis import choosing, frames, tables
 from dpopt.harness import cell as cells
 from dpopt.harness.plan import manifest, plan
+from dpopt.results import choosing, frames, tables
 from dpopt.workloads.synthetic import SyntheticLogReg
 
 

@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from dpopt.analysis import choosing, frames, pricing
 from dpopt.errors import ConfigError
 from dpopt.harness import rows as rows_of_suites
 from dpopt.harness import tuning
@@ -14,6 +13,7 @@ from dpopt.harness.suite import Setting
 from dpopt.harness.tuning import Outcome
 from dpopt.privacy import Draw, Ledger, epsilon
 from dpopt.privacy.selection import After, BestOf, Composed, Part, Simulated, selection_rule
+from dpopt.results import choosing, frames, pricing
 
 GRID = {"lr": [0.1, 1.0, 10.0], "momentum": [0.0, 0.9]}
 SPENT = Ledger([Draw(1.0, (30.0,))])

@@ -11,8 +11,6 @@ import pytest
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 
-from dpopt.analysis import choosing, frames, pricing, tables
-from dpopt.analysis.verify import verify
 from dpopt.cli import main
 from dpopt.errors import ConfigError
 from dpopt.harness import protocol, widen
@@ -23,6 +21,8 @@ from dpopt.harness.run_suite import run_suite
 from dpopt.harness.suite import load_suite
 from dpopt.privacy.calibration import calibrate
 from dpopt.registry import create
+from dpopt.results import choosing, frames, pricing, tables
+from dpopt.results.verify import verify
 from dpopt.store import Store
 from dpopt.store.identity import clipping_bound
 

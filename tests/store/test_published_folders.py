@@ -55,7 +55,7 @@ def refuses(root, capsys):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_command_writes_into_a_published_folder(refuses, name, monkeypatch):
     monkeypatch.setattr("dpopt.bench.run.bench", None)  # nothing is measured first
-    monkeypatch.setattr("dpopt.harness.audit.run", None)
+    monkeypatch.setattr("dpopt.audit.command.run", None)
     refuses(*COMMANDS[name])
 
 

@@ -1,5 +1,0 @@
-"""`dpopt report`: one HTML page of a suite that opens without a network."""
-
-from dpopt.analysis.report.page import page
-
-__all__ = ["page"]

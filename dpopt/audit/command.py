@@ -1,0 +1,195 @@
+"""`dpopt audit`: lower bounds on epsilon for optimizers on a suite's workload, and for broken mechanisms."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from dpopt import audit, clipping, configurations, fields, registry, sizes
+from dpopt.configurations import first_key
+from dpopt.errors import ConfigError, unknown
+from dpopt.harness import plan as planning
+from dpopt.harness.cell import Cell
+from dpopt.harness.engines.local import places
+from dpopt.harness.remote import Remote
+from dpopt.harness.suite import Suite, load_suite
+from dpopt.privacy.sampling import derive
+from dpopt.store.provenance import provenance
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class AuditKeys:
+    """What to audit; `conf/base/audit.yaml` says what each key means."""
+
+    suite: Suite
+    trials: fields.Many
+    game_draws: fields.Many | None
+    canaries: fields.Many
+    significance: fields.Probability
+    controls: bool
+    seed: fields.Seed
+
+
+@dataclass(frozen=True)
+class AuditRow:
+    """One row: what is known of it beforehand, and what finds out the rest, in another process."""
+
+    head: dict[str, Any]
+    find: Callable[[], dict[str, Any]]
+
+
+def settings(overrides: Sequence[str] = ()) -> AuditKeys:
+    """The defaults with Hydra overrides, of the audit's keys or of the suite's.
+
+    Raises:
+        ConfigError: an unknown name, or a value that cannot be used.
+    """
+    own, of_suites = configurations.keys("audit"), configurations.keys("suite")
+    for key in map(first_key, overrides):
+        if key not in own + of_suites:
+            raise unknown("override", key, own + of_suites)
+    given = configurations.command("audit", [override for override in overrides if first_key(override) in own])
+    names = given.pop("optimizers")
+    names = registry.optimizers() if names == "all" else fields.several(names, fields.Name, "optimizers")
+    rest = [override for override in overrides if first_key(override) not in own]
+    suite = load_suite(given["suite"], [*rest, f"optimizers=[{','.join(names)}]", "seeds=0"])
+    return fields.build(AuditKeys, given | {"suite": suite}, "audit")
+
+
+def run(chosen: AuditKeys, console: Console | None = None) -> dict[str, Any]:
+    """Audit everything that `chosen` names and return the record; `results/README.md` says what it holds.
+
+    A row that fails says why; the others are not lost.
+
+    Raises:
+        ConfigError: there is nothing to audit.
+    """
+    started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
+    tasks = list(_tasks(chosen))
+    if not tasks:
+        raise ConfigError("audit", list(chosen.suite.epsilon), "no finite epsilon and no controls: nothing to audit")
+    return {
+        "schema": SCHEMA,
+        "suite": chosen.suite.name,
+        "started": started,
+        "rows": _rows(tasks, len(places("cpu", chosen.suite.workers)), console),
+        "seconds": time.perf_counter() - clock,
+        "significance": chosen.significance,
+        "game_draws": chosen.game_draws,
+        "seed": chosen.seed,
+        "provenance": provenance(torch.device("cpu")),
+    }
+
+
+def _tasks(chosen: AuditKeys) -> Iterator[AuditRow]:
+    for number, control in enumerate(audit.controls() if chosen.controls else ()):  # one takes long: it goes first
+        head = {"kind": "control", "name": control.name, "what": control.mistake}
+        head |= {"epsilon_target": control.epsilon, "delta": control.delta}
+        yield AuditRow(head, partial(_control, number, chosen.seed))
+    for label, cell in _cells(chosen.suite):
+        head = {"kind": "optimizer", "name": label, "epsilon_target": cell.epsilon, "delta": cell.delta}
+        yield AuditRow(head, partial(_optimizer, label, cell, chosen))
+
+
+def _cells(suite: Suite) -> Iterator[tuple[str, Cell]]:
+    """The first cell of each row of the suite at each finite epsilon: what is released depends on nothing else."""
+    seen = set()
+    planning.require(suite)
+    for entry in planning.plan(suite):
+        key = (entry.label, entry.cell.epsilon, str(entry.cell.workload), entry.cell.batch_size, entry.cell.epochs)
+        if entry.cell.epsilon < math.inf and key not in seen:
+            seen.add(key)
+            yield entry.label, entry.cell
+
+
+def _rows(tasks: list[AuditRow], workers: int, console: Console | None) -> list[dict[str, Any]]:
+    """The rows of `tasks`, in their order, each computed in a process of its own."""
+    alive: list[Remote] = []
+    pool = ThreadPoolExecutor(min(workers, len(tasks)))
+    try:
+        futures = {pool.submit(_find, task, alive): task for task in tasks}
+        with _progress(len(tasks), console) as advance:
+            for future in as_completed(futures):
+                advance(futures[future].head["name"])
+        return [task.head | future.result() for future, task in futures.items()]
+    finally:  # first no new process, then the end of those that are left
+        pool.shutdown(wait=False, cancel_futures=True)
+        for remote in alive:
+            remote.close()
+
+
+def _find(task: AuditRow, alive: list[Remote]) -> dict[str, Any]:
+    """What was found, or why it was not: one row may fail in any way, have no process or lose it; the others go on."""
+    try:
+        remote = Remote(task)
+    except Exception as error:  # there may be no memory for a process, and what another package finds may not be sent
+        return {"epsilon": None, "failure": f"no process could be started: {type(error).__name__}: {error}"[:200]}
+    alive.append(remote)
+    found, failure = remote.ask("find")
+    remote.close()
+    return {"epsilon": None, "failure": failure} if failure else found | {"failure": ""}
+
+
+def _optimizer(label: str, cell: Cell, chosen: AuditKeys) -> dict[str, Any]:
+    """What the audit of one optimizer at one epsilon finds."""
+    torch.set_num_threads(1)
+    workload = registry.from_spec("workload", cell.workload)
+    train = workload.splits(cell.seed).train
+    torch.manual_seed(derive("init", cell.workload, cell.seed) >> 65)
+    x = workload.transform(train.x)
+    engine = clipping.engine(workload.model(), workload.loss, sample=(x[:3], train.y[:3]))
+    result = audit.audit(
+        registry.from_spec("optimizer", cell.optimizer),
+        epsilon=cell.epsilon,
+        delta=cell.delta,
+        rate=sizes.sampling_rate(cell.batch_size, len(x)),
+        draws=sizes.number_of_draws(cell.epochs, cell.batch_size, len(x)),
+        accountant=cell.accountant,
+        trials=chosen.trials,
+        game_draws=chosen.game_draws,
+        canaries=min(chosen.canaries, engine.dimension),
+        significance=chosen.significance,
+        engine=engine,
+        x=x,
+        y=train.y,
+        seed=derive("audit", label, cell.epsilon, chosen.seed),  # rows are evidence of their own
+    )
+    return dataclasses.asdict(result) | {"trials": (result.trials, result.trials)}
+
+
+def _control(number: int, seed: int) -> dict[str, Any]:
+    """What the audit of one mechanism that is broken on purpose finds."""
+    torch.set_num_threads(1)
+    started, control = time.perf_counter(), audit.controls()[number]
+    bound = control.bound(control.scores(seed=seed))
+    seconds = time.perf_counter() - started
+    return {"epsilon": control.epsilon, "worst_case": bound, "trials": control.trials, "seconds": seconds}
+
+
+@contextmanager
+def _progress(total: int, console: Console | None) -> Iterator[Callable[[str], None]]:
+    """Show a bar, or a line each where there is no terminal; gives a function to call with what has just been done."""
+    is_plain = console is not None and not console.is_terminal
+    with Progress(console=console, disable=console is None or is_plain, transient=True) as progress:
+        task = progress.add_task("audit", total=total)
+
+        def tell(done: str) -> None:
+            progress.update(task, advance=1, description=f"audit: {done}")
+            if console is not None and is_plain:
+                console.print(f"{progress.tasks[task].completed:.0f}/{total} audits: {done}")
+
+        yield tell

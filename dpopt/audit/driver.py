@@ -1,0 +1,113 @@
+"""The audit of one optimizer: what it claims, and what the games can prove that it spends at least."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from dpopt.audit.canaries import one_run_scores
+from dpopt.audit.estimators import clopper_pearson, likely_threshold, one_run, one_run_fdp
+from dpopt.audit.games import WORST_CASE_DIMENSION, require_noise, simulated, worst_case
+from dpopt.clipping.flat import ClippingEngine
+from dpopt.errors import ConfigError
+from dpopt.privacy.calibration import calibrate
+from dpopt.types import Optimizer
+
+SIMULATED = 10_000
+"""Simulated runs of each kind that the worst-case game's threshold is chosen on."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A claim and the lower bounds that were found.
+
+    Attributes:
+        epsilon, delta: the claim: what the accountant says that the training run, and a run of the game, spend at most.
+        worst_case: from runs with and without the worst record, by Clopper and Pearson. No n runs prove more than about
+            log n, whatever the truth.
+        one_run, one_run_fdp: from the canaries of one training run, see the estimators; None if there was none.
+        trials: runs of each kind in the worst-case game.
+        canaries: of the training run, in and out together.
+        significance: probability with which each bound may exceed the truth.
+        seconds: what the games took.
+    """
+
+    epsilon: float
+    delta: float
+    worst_case: float
+    one_run: float | None
+    one_run_fdp: float | None
+    trials: int
+    canaries: int
+    significance: float
+    seconds: float
+
+    @property
+    def is_refuted(self) -> bool:
+        """Whether a bound exceeds the claim; the Gaussian one assumes more than the claim says, and does not count."""
+        return max(self.worst_case, self.one_run or 0.0) > self.epsilon
+
+
+def audit(
+    optimizer: Optimizer,
+    *,
+    epsilon: float,
+    delta: float,
+    rate: float,
+    draws: int,
+    accountant: str = "pld",
+    trials: int = 300,
+    canaries: int = 1000,
+    engine: ClippingEngine | None = None,
+    x: Tensor | None = None,
+    y: Tensor | None = None,
+    seed: int = 0,
+    significance: float = 0.05,
+    game_draws: int | None = None,
+) -> Result:
+    """Calibrate `optimizer` and try to prove that it spends more than it claims.
+
+    Args:
+        optimizer: any.
+        epsilon, delta, rate, draws, accountant: as for `calibrate`.
+        trials: runs of each kind in the worst-case game.
+        canaries: in the one training run.
+        engine, x, y: the model and its records; without them there is no training run.
+        seed: of everything random.
+        significance: probability with which each bound may exceed the truth.
+        game_draws: of a run in the worst-case game, for the same epsilon; fewer make it quicker. None: `draws`.
+
+    Raises:
+        ConfigError: a value out of range, an epsilon that needs no noise, or an engine without records.
+    """
+    if (engine is None) != (x is None) or (x is None) != (y is None):
+        raise ConfigError("engine", type(engine).__name__, "expected engine, x and y together, or none of them")
+    target: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "accountant": accountant}
+    planned = partial(calibrate, optimizer, rate=rate, dimension=WORST_CASE_DIMENSION, **target)
+    plan, game = planned(draws=draws), planned(draws=min(draws, game_draws or draws))
+    require_noise(game)
+    start = time.perf_counter()
+    level: dict[str, Any] = {"delta": delta, "significance": significance}
+    # Chosen on a simulation of the ledger, the threshold costs none of the runs.
+    threshold = likely_threshold(*simulated(game.ledger, size=SIMULATED), trials=trials, **level)
+    worst = clopper_pearson(*worst_case(optimizer, game, trials=trials, seed=seed), threshold=threshold, **level)
+    single = single_fdp = None
+    if engine is not None and x is not None and y is not None:
+        trained = replace(plan, dimension=engine.dimension)
+        scores = one_run_scores(optimizer, engine, x, y, plan=trained, canaries=canaries, seed=seed)
+        single, single_fdp = one_run(*scores, **level), one_run_fdp(*scores, **level)
+    return Result(
+        epsilon=max(plan.epsilon, game.epsilon),
+        delta=delta,
+        worst_case=worst,
+        one_run=single,
+        one_run_fdp=single_fdp,
+        trials=trials,
+        canaries=canaries if engine is not None else 0,
+        significance=significance,
+        seconds=time.perf_counter() - start,
+    )

@@ -1,0 +1,328 @@
+"""Negative controls: mechanisms that leak more than they claim, each by a mistake that people make, and their repairs.
+
+An audit that does not flag them tests nothing. Each has an adversary who knows the mistake; that the repaired version
+passes under the same adversary shows that it is the mistake which is found. Whatever touches data unnoised is here, and
+only here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dpopt.audit.estimators import clopper_pearson
+from dpopt.audit.games import (
+    PUBLIC_EXAMPLES,
+    Prescribed,
+    Scores,
+    canary,
+    kinds_of,
+    log_likelihood_ratio,
+    play,
+    play_both,
+)
+from dpopt.clipping.rules import Abadi
+from dpopt.privacy.calibration import calibrate
+from dpopt.privacy.data import DataOracle
+from dpopt.privacy.ledger import Draw, Ledger
+from dpopt.privacy.oracle import OpenDraw, Transcript
+from dpopt.privacy.plan import Plan
+from dpopt.privacy.published import PublishedNoise, hyfreedp_noise
+from dpopt.privacy.queries import LOSSES, Asked
+from dpopt.types import ClipRule, Number, Oracle, Release, Vector
+
+Score = Callable[[Transcript, Vector], float]
+"""What the adversary makes of one run: (its releases, the last parameters, shape [d]) -> a number, high for "in"."""
+
+
+class Mechanism(NamedTuple):
+    """What is run with and without the last of the records.
+
+    Attributes:
+        optimizer, plan: what runs, and what it claims.
+        score: the adversary.
+        oracle: the class that answers.
+        engine, x, y: the records; the last one is the canary.
+        examples: the public number of examples.
+    """
+
+    optimizer: Any
+    plan: Plan
+    score: Score
+    oracle: type[DataOracle]
+    engine: Prescribed
+    x: Tensor
+    y: Tensor
+    examples: int = PUBLIC_EXAMPLES
+
+    def run(self, is_in: bool, draw_seed: int, noise_seed: int) -> float:
+        """The score of one run."""
+        transcript: Transcript = []
+        x, y = (self.x, self.y) if is_in else (self.x[:-1], self.y[:-1])
+        oracle = self.oracle(
+            self.engine,
+            x,
+            y,
+            self.plan,
+            draw_seed=draw_seed,
+            noise_seed=noise_seed,
+            transcript=transcript,
+            examples=self.examples,
+        )
+        return self.score(transcript, play(self.optimizer, oracle, self.engine.theta))
+
+
+@dataclass(frozen=True)
+class Control:
+    """A mechanism that must be flagged, and the same without its mistake.
+
+    Attributes:
+        name: one word for tables.
+        mistake: what is wrong.
+        epsilon, delta: what it claims.
+        trials: runs with and without the canary that are enough to see it.
+        build: (whether to repair the mistake) -> the mechanism.
+        threshold: for `clopper_pearson`, chosen beforehand; None lets the scores choose it.
+    """
+
+    name: str
+    mistake: str
+    epsilon: float
+    delta: float
+    trials: tuple[int, int]
+    build: Callable[[bool], Mechanism]
+    threshold: float | None = None
+
+    def scores(
+        self, trials: int | tuple[int, int] | None = None, seed: int = 0, *, is_repaired: bool = False
+    ) -> Scores:
+        """The adversary's scores of `trials` runs with the canary and without (by default enough)."""
+        return play_both(self.build(is_repaired).run, trials or self.trials, seed)
+
+    def bound(self, scores: Scores) -> float:
+        """The lower bound on epsilon that `scores` prove at 95 % confidence."""
+        return clopper_pearson(*scores, delta=self.delta, threshold=self.threshold)
+
+
+def controls() -> tuple[Control, ...]:
+    """The negative controls; an audit must put a bound above the claim of every one, and of no repaired one."""
+    few, many = (200, 200), (10_000, 200_000)
+    return (
+        Control("realised_batch", "sums are divided by the number of records drawn", 1.0, 1e-5, few, _realised_batch),
+        Control("bare_losses", "probed losses are released without noise", 2.0, 1e-5, few, _bare_losses),
+        Control("raw_rejection", "a step is accepted or rejected by the raw loss", 2.0, 1e-5, few, _raw_rejection),
+        Control("raw_step_size", "the step size is taken from raw gradient norms", 2.0, 1e-5, few, _raw_step_size),
+        Control("shared_noise", "two queries of a draw get the same noise", 2.0, 1e-5, few, _shared_noise),
+        Control(
+            "separate_subsamples",
+            "releases of one draw are accounted as if each had its own subsample (HyFreeDP, Theorem 2)",
+            8.0,
+            0.02,
+            many,
+            _separate_subsamples,
+            threshold=9.5,
+        ),
+    )
+
+
+class _RealisedBatch(DataOracle):
+    """Divides by the number of records in the draw, as if it were public: the noise tells it."""
+
+    def _add_noise(self, total: Tensor, std: Number, draw: int, release: int) -> None:
+        super()._add_noise(total, std, draw, release)
+        drawn = sum(int(inputs().mask.sum()) for inputs in self._inputs)
+        total *= self.expected_batch / max(1, drawn)
+
+
+def _realised_batch(is_repaired: bool) -> Mechanism:
+    """Records without gradients: the length of the released noise gives away how many there are."""
+    optimizer, dimension = _Plain(), 200
+    x, y = torch.zeros(2, dimension, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    oracle = DataOracle if is_repaired else _RealisedBatch
+
+    def score(transcript: Transcript, theta: Vector) -> float:
+        return -float(transcript[0][0].value.norm())
+
+    return Mechanism(
+        optimizer, _one_draw(optimizer, dimension, 1.0), score, oracle, Prescribed(dimension), x, y, examples=2
+    )
+
+
+class _BareLosses(DataOracle):
+    """Adds no noise to losses."""
+
+    def answer(self, batch: OpenDraw, asked: Asked, noise: float) -> Release:
+        return super().answer(batch, asked, 0.0 if asked.kind == LOSSES else noise)
+
+
+class _State(NamedTuple):
+    """theta_t."""
+
+    theta: Vector
+
+
+@dataclass(frozen=True)
+class _Plain:
+    """Plain steps of size one; with `probes`, that many losses are released too, the first before the step."""
+
+    clip: ClipRule = Abadi(1.0)
+    noise_inflation: float = 1.1
+    probes: int = 0
+    is_rejecting: bool = False
+
+    def init(self, theta: Vector) -> _State:
+        return _State(theta)
+
+    def step(self, state: _State, oracle: Any) -> _State:
+        theta = state.theta
+        with oracle.draw() as batch:
+            after = theta - batch.gradient(theta, self.clip).value
+            if self.probes:
+                before, *_, last = batch.losses([theta] + [after] * (self.probes - 1), 1.0).value
+                if self.is_rejecting:
+                    after = torch.where(last > before, theta, after)
+        return _State(after)
+
+
+def _bare_losses(is_repaired: bool) -> Mechanism:
+    """The canary's loss is huge, no other record has any."""
+    optimizer = _Plain(probes=2)
+    oracle = DataOracle if is_repaired else _BareLosses
+
+    def score(transcript: Transcript, theta: Vector) -> float:
+        return float(transcript[0][1].value[0])
+
+    return _with_canary(optimizer, score, oracle)
+
+
+class _Barrier(Prescribed):
+    """Records whose loss is 0 at the origin and y_i everywhere else."""
+
+    def losses(self, points: Sequence[Vector], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        return torch.stack([y * bool(theta.any()) for theta in points])
+
+
+class _Peeking(DataOracle):
+    """Also answers without noise."""
+
+    def raw_loss(self, theta: Vector) -> Tensor:
+        """The summed loss of the open draw."""
+        rows = [inputs() for inputs in self._inputs]
+        return torch.stack([self._engine.losses([theta], *row)[0].sum() for row in rows] or [torch.zeros(())]).sum()
+
+    def raw_norm(self) -> float:
+        """The longest gradient of the open draw."""
+        return max((float(norm.max()) for norm in self._norms), default=0.0)
+
+
+@dataclass(frozen=True)
+class _RawRejection(_Plain):
+    """Takes a step only if the raw loss does not rise."""
+
+    def step(self, state: _State, oracle: Any) -> _State:
+        theta = state.theta
+        with oracle.draw() as batch:
+            after = theta - batch.gradient(theta, self.clip).value
+            return _State(torch.where(oracle.raw_loss(after) > oracle.raw_loss(theta), theta, after))
+
+
+def _raw_rejection(is_repaired: bool) -> Mechanism:
+    """The canary wants to stay where it is. The repaired version looks at noised losses and pays for them."""
+    optimizer = _Plain(probes=2, is_rejecting=True) if is_repaired else _RawRejection()
+    return _with_canary(optimizer, _stayed, DataOracle if is_repaired else _Peeking, _Barrier)
+
+
+@dataclass(frozen=True)
+class _RawStepSize(_Plain):
+    """Steps of size 1 / (1 + longest gradient)."""
+
+    def step(self, state: _State, oracle: Any) -> _State:
+        theta = state.theta
+        with oracle.draw() as batch:
+            gradient = batch.gradient(theta, self.clip).value
+            return _State(theta - gradient / (1 + oracle.raw_norm()))
+
+
+def _raw_step_size(is_repaired: bool) -> Mechanism:
+    """The canary's gradient is huge, so the step is not. The repaired version has steps of size one."""
+    optimizer = _Plain() if is_repaired else _RawStepSize()
+    return _with_canary(optimizer, _stayed, DataOracle if is_repaired else _Peeking)
+
+
+class _SharedNoise(DataOracle):
+    """Gives every gradient of a draw the noise of the first."""
+
+    def _add_noise(self, total: Tensor, std: Number, draw: int, release: int) -> None:
+        super()._add_noise(total, std, draw, 0)
+
+
+@dataclass(frozen=True)
+class _TwoQueries(_Plain):
+    """Two gradients a draw, the second without its first coordinate."""
+
+    def step(self, state: _State, oracle: Oracle) -> _State:
+        theta = state.theta
+        scale = torch.ones_like(theta)
+        scale[0] = 0
+        with oracle.draw() as batch:
+            first, second = batch.gradient(theta, self.clip), batch.gradient(theta, self.clip, scale)
+        return _State(theta - first.value - second.value)
+
+
+def _shared_noise(is_repaired: bool) -> Mechanism:
+    """The canary is in one of the two gradients only: their difference has no noise."""
+
+    def score(transcript: Transcript, theta: Vector) -> float:
+        first, second = (float(release.value[0]) for release in transcript[0])
+        return first - second
+
+    return _with_canary(_TwoQueries(), score, DataOracle if is_repaired else _SharedNoise)
+
+
+WIDTH = 4
+"""Parameters of the controls' models, but for those that need more."""
+
+
+def _with_canary(
+    optimizer: Any, score: Score, oracle: type[DataOracle], engine: type[Prescribed] = Prescribed
+) -> Mechanism:
+    claimed = _Plain() if oracle is _Peeking else optimizer  # what it peeks at, it does not account for
+    return Mechanism(optimizer, _one_draw(claimed, WIDTH, 2.0), score, oracle, engine(WIDTH), *canary(WIDTH))
+
+
+@cache
+def _one_draw(optimizer: Any, dimension: int, epsilon: float) -> Plan:
+    """A plan of one draw of all records: nothing is amplified, so what is seen is the mistake."""
+    return calibrate(optimizer, rate=1.0, draws=1, dimension=dimension, epsilon=epsilon, delta=1e-5, accountant="rdp")
+
+
+def _stayed(transcript: Transcript, theta: Vector) -> float:
+    """How little the parameters moved."""
+    return -float(theta.norm())
+
+
+def _separate_subsamples(is_repaired: bool) -> Mechanism:
+    """One draw, one gradient and three losses, and noise by HyFreeDP's own rule; scored by the likelihood ratio."""
+    optimizer = _Plain(probes=3, noise_inflation=1.3)
+    common: dict[str, Any] = {"rate": 0.2, "draws": 1, "epsilon": 8.0, "delta": 0.02, "accountant": "prv"}
+    plan = calibrate(optimizer, dimension=WIDTH, **common)
+    if not is_repaired:
+        gradient, losses, _ = _published(**common)
+        ledger = Ledger([Draw(plan.rate, (gradient, losses, losses, losses))])
+        plan = replace(plan, noise={"gradient": gradient, "losses": losses}, ledger=ledger)
+    kinds, examples = kinds_of(optimizer, plan), 50
+
+    def score(transcript: Transcript, theta: Vector) -> float:
+        return log_likelihood_ratio(transcript, kinds, plan, plan.rate * examples)
+
+    return Mechanism(optimizer, plan, score, DataOracle, Prescribed(WIDTH), *canary(WIDTH), examples)
+
+
+@cache
+def _published(**setting: Any) -> PublishedNoise:
+    return hyfreedp_noise(rule="independent", probe_every=1, noise_inflation=1.3, **setting)

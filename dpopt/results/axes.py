@@ -1,0 +1,119 @@
+"""Axes of figures: ticks at what was run, and axes of scores without the part where nothing is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dpopt.results.drawing import GREY
+
+EMPTY = 1 / 4
+"""The least share of an axis that has to be empty for a cut."""
+FEWEST = 3
+"""As many values have to lie above that, and more than below."""
+
+
+def run_axis(axis: Any, values: Iterable[float], label: str) -> None:
+    """A logarithmic x axis with ticks at the `values` that were run, and at a few others beyond them."""
+    ticks = sorted(filter(math.isfinite, set(values)))
+    axis.set(xscale="log", xlabel=label)
+    if not ticks:
+        return
+    around = [(ticks[0] / 1.1, 0), (ticks[-1] * 1.1, 0)]  # one value alone would be at the edge
+    axis.update_datalim(around, updatey=False)
+    axis.autoscale_view(scaley=False)
+    beyond = (mantissa * 10.0**power for power in range(-3, 5) for mantissa in (1, 2, 5))
+    ticks += [value for value in beyond if 1.6 * ticks[-1] < value <= axis.get_xlim()[1]]
+    axis.set_xticks(ticks, [f"{value:g}" for value in ticks])
+    axis.minorticks_off()
+
+
+def log_axis(axis: Any) -> None:
+    """A logarithmic y axis of what is drawn, with plain numbers at its ticks: of narrow axes not at tens alone."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axis.set_yscale("log")
+    low, high = axis.get_ylim()
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter(NullFormatter())
+
+
+def gap(low: Iterable[float], high: Iterable[float]) -> tuple[float, float] | None:
+    """The widest part of an axis that none of the intervals [low, high] touches, where few lie far below the others.
+
+    Returns:
+        Its two ends. None if it is at most `EMPTY` of the axis, if its share of the axis is smaller than the share of
+        the intervals below it, or if too few intervals lie above it.
+    """
+    spans = _finite(low, high)
+    if len(spans) <= FEWEST:
+        return None
+    reached = np.maximum.accumulate([b for _, b in spans])
+    widths = np.array([a for a, _ in spans[1:]]) - reached[:-1]
+    below = int(widths.argmax()) + 1
+    above = len(spans) - below
+    is_wide = widths[below - 1] > max(EMPTY, below / len(spans)) * (reached[-1] - spans[0][0])
+    return (float(reached[below - 1]), spans[below][0]) if is_wide and above >= max(FEWEST, below + 1) else None
+
+
+def _finite(low: Iterable[float], high: Iterable[float]) -> list[tuple[float, float]]:
+    return sorted((a, b) for a, b in zip(low, high, strict=True) if math.isfinite(a) and math.isfinite(b))
+
+
+def cut(axes: Sequence[Any], low: Iterable[float], high: Iterable[float], along: str = "y") -> None:
+    """Cut the empty part out of axes that share their scores, where it would squeeze all else (`gap`), and say so.
+
+    What is left keeps its scale: a point of score is as long below the cut as above it.
+
+    Args:
+        axes: with everything drawn.
+        low, high: the ends of all intervals that are drawn, in the order of `gap`.
+        along: the axis with the scores, "x" or "y".
+    """
+    spans = _finite(low, high)
+    found = gap(*zip(*spans, strict=True)) if spans else None
+    if found is None:
+        return
+    bottom, top = spans[0][0], max(end for _, end in spans)
+    kept = max(top - bottom - (found[1] - found[0]), (found[1] - found[0]) / 10)
+    first, last, far = found[0] + 0.06 * kept, found[1] - 0.06 * kept, 100 * (top - bottom)
+    scores = (first - far, first, last, last + far)
+    places = (first - far, first, first + 0.08 * kept, first + 0.08 * kept + far)
+    functions = (lambda score: np.interp(score, scores, places), lambda place: np.interp(place, places, scores))
+    for axis in axes:
+        getattr(axis, f"set_{along}scale")("function", functions=functions)
+        getattr(axis, f"set_{along}lim")(bottom - 0.06 * kept, top + 0.06 * kept)
+        _mark(axis, first, last, along)
+
+
+def _mark(axis: Any, first: float, last: float, along: str) -> None:
+    """Ticks beside the cut alone, a blank band that hides what crosses it, and what the band is."""
+    start, end = getattr(axis, f"get_{along}lim")()
+    kept = (end - last) + (first - start)
+    ticks = _ticks(start, first, kept) + _ticks(last, end, kept)
+    getattr(axis, f"set_{along}ticks")(ticks, [f"{tick:.4g}" for tick in ticks])
+    is_y, cut_at = along == "y", (first, last)
+    (axis.axhspan if is_y else axis.axvspan)(first, last, facecolor="white", edgecolor="none", zorder=2.4)
+    place = axis.get_yaxis_transform() if is_y else axis.get_xaxis_transform()
+    text = {"color": GREY, "size": 7, "ha": "center", "va": "center", "rotation": 0 if is_y else 90}
+    middle, zorder = (first + last) / 2, {"transform": place, "zorder": 2.7}
+    axis.text(*((0.5, middle) if is_y else (middle, 0.5)), "axis cut", **text, **zorder)
+    for side, spine in enumerate(("left", "right") if is_y else ("bottom", "top")):
+        if axis.spines[spine].get_visible():
+            ends = ((side, side), cut_at) if is_y else (cut_at, (side, side))
+            axis.plot(*ends, color="white", lw=2, clip_on=False, **zorder)
+            slash = [(-1, -0.5), (1, 0.5)] if is_y else [(-0.5, -1), (0.5, 1)]
+            axis.plot(*ends, color="black", linestyle="none", marker=slash, ms=7, clip_on=False, **zorder)
+
+
+def _ticks(start: float, end: float, kept: float) -> list[float]:
+    """Round values of a part of an axis, as many as it has room for, and one at least."""
+    from matplotlib.ticker import MaxNLocator
+
+    count, middle = round(6 * (end - start) / kept), (start + end) / 2
+    found = [float(tick) for tick in MaxNLocator(max(1, count)).tick_values(start, end) if start <= tick <= end]
+    return found if count > 1 and found else [min(found or [middle], key=lambda tick: abs(tick - middle))]

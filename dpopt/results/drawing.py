@@ -1,0 +1,248 @@
+"""What the files in `plots/` draw with: a suite's styles, panels, one legend, and the rows that a line shows.
+
+Pure black and white stand for ink and paper, which are others on a dark page (`report.svg`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from dpopt.results.choosing import validated_best
+
+COLOURS = ("#0173B2", "#DE8F05", "#029E73", "#D55E00", "#CC78BC", "#CA9161", "#56B4E9")
+"""Those of seaborn's palette for the colour-blind that can be told from white, from black and from grey."""
+MARKERS = "osD^vP*X"
+DASHES = ("-", "--", "-.", ":", (0, (6, 1.5, 1, 1.5, 1, 1.5)), (0, (1, 3)))
+ROOM = 1.5
+"""The inches beside its panels that a figure has for a legend; `legend` adds what else it takes."""
+ENTRY = 0.22
+"""The inches that an entry of a legend is high."""
+MOST = 12
+"""Of more labels, lines are thin, and bands, which would cover each other, are left out."""
+NUMBERED = re.compile(r"(.+)_(\d[\d.]*(?:e[+-]?\d+)?)")
+"""A label that ends in a number, as in `RULE_1e-8`."""
+LETTERS = 13
+"""How many letters of a title fit into an inch."""
+GREY = "0.5"
+"""The colour of what belongs to no method: references, remarks."""
+DARK, LIGHT = "#0A0A0A", "#FAFAFA"
+"""On a ground that has a colour of its own, on every page."""
+
+
+class Style(NamedTuple):
+    """How a label looks in all figures of its suite. A marker may be hollow; what that says is the figure's.
+
+    Attributes:
+        colour: of all that stands for it.
+        marker: of its points.
+        dash: of its lines.
+    """
+
+    colour: str
+    marker: str
+    dash: Any
+
+    @property
+    def dots(self) -> dict[str, Any]:
+        """Options of `Axes.plot` for points."""
+        return {"color": self.colour, "marker": self.marker, "linestyle": "none"}
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """Options of `Axes.plot` for points that are joined."""
+        return self.dots | {"linestyle": self.dash}
+
+
+Styles = Mapping[str, Style]
+
+
+def styles_of(labels: Iterable[str]) -> dict[str, Style]:
+    """A style for each label, in their order; no two of at most 56 have the same colour and marker.
+
+    Where several methods have a label for each of several numbers (`RULE_START`), a method has one marker and dash, and
+    a number one colour.
+    """
+    names = list(dict.fromkeys(labels))
+    styles = _shared(names)
+    taken = len({style.dash for style in styles.values()})
+    markers = MARKERS[taken:]
+    for k, name in enumerate(name for name in names if name not in styles):
+        row, column = divmod(k, len(COLOURS))
+        dash = DASHES[(taken + row) % len(DASHES)]
+        styles[name] = Style(COLOURS[column], markers[(column - row) % len(markers)], dash)
+    return {name: styles[name] for name in names}
+
+
+def _shared(names: Sequence[str]) -> dict[str, Style]:
+    """The styles of methods that differ in a number; of one method, or of too many, none."""
+    known = _families(names)
+    methods, numbers = (list(dict.fromkeys(pair[k] for pair in known.values())) for k in (0, 1))
+    rows = len(methods) + math.ceil((len(names) - len(known)) / len(COLOURS))
+    if len(methods) < 2 or len(numbers) > len(COLOURS) or rows > len(DASHES):
+        return {}
+    rows_of = {method: (MARKERS[row], DASHES[row]) for row, method in enumerate(methods)}
+    return {name: Style(COLOURS[numbers.index(number)], *rows_of[method]) for name, (method, number) in known.items()}
+
+
+def _families(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Method and number of the labels whose method has several; without a number, it is the method's default."""
+    found = {name: match.groups() for name in names if (match := NUMBERED.fullmatch(name))}
+    found |= {method: (method, "") for method, _ in list(found.values()) if method in names and method not in found}
+    methods = [method for method, _ in found.values()]
+    return {name: found[name] for name in names if name in found and methods.count(found[name][0]) > 1}
+
+
+def by_label(frame: pd.DataFrame, known: Styles) -> Iterator[tuple[str, Style, pd.DataFrame]]:
+    """Each label of `frame` with its style and rows, in the suite's order."""
+    order, groups = list(known), dict(list(frame.groupby("label", sort=False)))
+    for label in sorted(map(str, groups), key=order.index):
+        yield label, known[label], groups[label]
+
+
+def by_epsilon(frame: pd.DataFrame) -> Iterator[tuple[float, Any, pd.DataFrame]]:
+    """Each target epsilon with its rows and a colour, from dark (private) to light."""
+    import matplotlib.pyplot as plt
+
+    groups = list(frame.groupby("epsilon_target"))
+    for (target, rows), at in zip(groups, shades(len(groups)), strict=True):
+        yield target, plt.colormaps["viridis"](at), rows
+
+
+def shades(count: int) -> np.ndarray:
+    """Where to read a colour map so that `count` colours can be seen on white and on black."""
+    return np.linspace(0.3, 0.8, max(2, count))[:count]
+
+
+def panels(
+    frame: pd.DataFrame, width: float, height: float, **options: Any
+) -> tuple[Any, dict[tuple[str, float], Any]]:
+    """A figure with a row for each workload of `frame` and a column for each target epsilon, on a constrained layout.
+
+    Args:
+        frame: has `workload` and `epsilon_target`.
+        width, height: of a panel, in inches.
+        options: of `plt.subplots`.
+
+    Returns:
+        The figure, and the axes of each pair that has rows; the others are blank.
+    """
+    import matplotlib.pyplot as plt
+
+    workloads, targets = sorted(frame["workload"].unique()), sorted(frame["epsilon_target"].unique())
+    size = (width * len(targets) + ROOM, height * len(workloads) + 0.3)
+    layout = {"figsize": size, "squeeze": False, "layout": "constrained"}
+    figure, axes = plt.subplots(len(workloads), len(targets), **layout, **options)
+    found, there = {}, set(zip(frame["workload"], frame["epsilon_target"], strict=True))
+    for workload, line in zip(workloads, axes, strict=True):
+        for target, axis in zip(targets, line, strict=True):
+            gap = "\n" if len(workload) > LETTERS * width - 8 else " "
+            axis.set_title(f"{workload},{gap}{named_epsilon(target)}", fontsize=10)
+            axis.grid(alpha=0.3)
+            if (workload, target) in there:
+                found[workload, target] = axis
+            else:
+                axis.set_axis_off()
+    return figure, found
+
+
+def workload_panels(
+    frame: pd.DataFrame, width: float, height: float, by: Sequence[str] = ("workload", "epochs")
+) -> tuple[Any, list[tuple[Any, pd.DataFrame]]]:
+    """A figure with a panel for each workload (and number of epochs), at most four in a row, on a constrained layout.
+
+    Args:
+        frame: has the columns `by`.
+        width, height: of a panel, in inches.
+        by: what a panel is for.
+
+    Returns:
+        The figure, and each panel with its rows.
+    """
+    import matplotlib.pyplot as plt
+
+    groups = list(frame.groupby(list(by)))
+    columns = min(4, len(groups))
+    lines = -(-len(groups) // columns)
+    size = (width * columns + 1.6, height * lines + 0.3)
+    figure, axes = plt.subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")
+    for axis in axes.flat[len(groups) :]:
+        axis.set_axis_off()
+    for axis, (keys, _) in zip(axes.flat, groups, strict=False):
+        axis.set_title("\n".join(map(_named, by, keys)), fontsize=9)
+        axis.grid(alpha=0.3)
+    return figure, [(axis, rows) for axis, (_, rows) in zip(axes.flat, groups, strict=False)]
+
+
+def _named(column: str, value: Any) -> str:
+    return f"{value:g} epochs" if column == "epochs" else str(value)
+
+
+def named_epsilon(target: float) -> str:
+    """What titles call a target epsilon."""
+    return f"ε = {target:g}".replace("inf", "∞")
+
+
+def legend(figure: Any, known: Styles | None = None) -> None:
+    """One legend at the right of a figure on a constrained layout: all labels of all panels, as the suite has them.
+
+    It is no higher than the figure, which grows by what is too wide for its `ROOM`: panels keep their size.
+    """
+    handles, order = labelled(figure), list(known or ())
+    names = sorted(handles, key=lambda name: _place(name, order))
+    width, height = figure.get_size_inches()
+    place = {"loc": "outside right upper", "frameon": False, "ncols": math.ceil(len(names) * ENTRY / height)}
+    drawn = figure.legend([handles[name] for name in names], names, **place)
+    taken = drawn.get_window_extent().width / figure.dpi
+    figure.set_size_inches(width + max(0, math.ceil(10 * (taken - ROOM)) / 10), height)
+
+
+def remarks(axis: Any, line: str, band: str) -> None:
+    """Two entries of a legend, in grey: what lines and bands show."""
+    axis.plot([], [], color=GREY, label=line)
+    axis.fill_between([], [], [], color=GREY, alpha=0.3, lw=0, label=band)
+
+
+def _place(name: str, order: Sequence[str]) -> int:
+    """Where in `order` the longest label is that `name` begins with; after all of them where there is none."""
+    return max((len(label), place) for place, label in enumerate([*order, ""]) if name.startswith(label))[1]
+
+
+def labelled(figure: Any) -> dict[str, Any]:
+    """The first artist of each label, in the order of the panels."""
+    labelled = [pair for axis in figure.axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
+    first = {label: handle for handle, label in reversed(labelled)}
+    return {label: first[label] for _, label in labelled}
+
+
+def sweeps(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of methods whose clipping bound a suite varies."""
+    return frame[frame.groupby("label")["clip"].transform("nunique") > 1]
+
+
+def gridded(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a suite's own grid: without those that a refinement has added between its values."""
+    return frame if "is_refined" not in frame else frame[~frame["is_refined"]]
+
+
+def by_method(frame: pd.DataFrame, by: Sequence[str]) -> list[str]:
+    """The columns `by`, and the label where `frame` has several: methods are neither mixed nor averaged."""
+    return [*by, "label"] if frame["label"].nunique() > 1 else list(by)
+
+
+def lines_along(frame: pd.DataFrame, column: str, width: float, height: float) -> tuple[Any, list[Any]] | None:
+    """The panels of a sweep, for each workload, number of epochs and method, with what lines over `column` show.
+
+    At each value of the grid that is the row of each epsilon that validates best; beside it, every row that a
+    refinement has added. None where there is nothing to show.
+    """
+    frame = sweeps(frame)
+    panel_of = by_method(frame, ["workload", "epochs"])
+    lines = validated_best(gridded(frame), [*panel_of, "epsilon_target", column])
+    shown = pd.concat([lines, frame.drop(gridded(frame).index)])
+    return None if shown.empty else workload_panels(shown, width, height, by=panel_of)

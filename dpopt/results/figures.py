@@ -1,0 +1,109 @@
+"""Draws the figures in `plots/`: each says which frame it needs and has `draw(frame, styles) -> Figure`."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pandas as pd
+
+from dpopt import markup
+from dpopt._paths import at_hand
+from dpopt.errors import ConfigError, unknown
+from dpopt.results.drawing import Styles
+
+OF_SUITES = ("comparison", "curves", "ranking", "sweep", "rates", "diagnostics", "classes", "transfers")
+"""What a figure of a suite may need: the frames of `results.Results`."""
+DEFAULT = Path("plots")
+"""Where figures are looked for beside those that come with dpopt."""
+OF_COMMANDS = {"speed": "dpopt bench", "audit": "dpopt audit", "accounting": "dpopt plot figure=NAME"}
+"""What a figure of no suite may need -> the command that draws it."""
+FRAMES = (*OF_SUITES, *OF_COMMANDS)
+"""Every frame that a figure may need."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One figure.
+
+    Attributes:
+        name: file name without `.py`.
+        needs: a frame of `results.Results`, "speed" (one row a contender of `dpopt bench`), "audit" (one row an audit
+            of `dpopt audit`) or "accounting" (one row a published noise rule and setting; solved, not stored).
+        draw: frame, and the style of each label of its suite -> matplotlib Figure; None where there is nothing to show.
+    """
+
+    name: str
+    needs: str
+    draw: Callable[[pd.DataFrame, Styles], Any]
+
+    def figure(self, frame: pd.DataFrame, styles: Styles | None = None) -> Any:
+        """What `draw` makes of `frame`, whose texts are no mathematics.
+
+        Args:
+            frame: with the columns that the figure needs.
+            styles: of all labels of the suite (`drawing.styles_of`); none where it shows no suite.
+        """
+        shown = frame.copy(deep=False)
+        for name in frame.select_dtypes(exclude="number"):
+            shown[name] = frame[name].map(lambda value: markup.figure(value) if isinstance(value, str) else value)
+        return self.draw(shown, {markup.figure(label): style for label, style in (styles or {}).items()})
+
+
+def plots(folder: Path, name: str | None = None) -> list[Plot]:
+    """The figures that `folder` holds, in the order of their names, or the one of that name.
+
+    The default folder adds to the figures that come with dpopt, any other one stands alone.
+
+    Raises:
+        ConfigError: no such folder, no such figure, or a file without `NEEDS` and `draw`.
+    """
+    if folder != DEFAULT and not folder.is_dir():
+        raise ConfigError("plots", str(folder), "expected a folder of figure files")
+    files = at_hand("plots", "[!_]*.py") if folder == DEFAULT else {f.stem: f for f in sorted(folder.glob("[!_]*.py"))}
+    if name is not None and name not in files:
+        raise unknown("figure", name, files)
+    return [_load(file) for stem, file in files.items() if name in (None, stem)]
+
+
+def _load(file: Path) -> Plot:
+    specification = importlib.util.spec_from_file_location(f"dpopt_plot_{file.stem}", file)
+    if specification is None or specification.loader is None:
+        raise ConfigError("plots", str(file), "cannot be imported")
+    module: ModuleType = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    needs, draw = getattr(module, "NEEDS", None), getattr(module, "draw", None)
+    if needs not in FRAMES or not callable(draw):
+        raise ConfigError("plots", str(file), f"expected NEEDS, one of {', '.join(FRAMES)}, and draw(frame, styles)")
+    return Plot(file.stem, needs, draw)
+
+
+def render(figure: Any, kinds: Sequence[str] = ("svg", "png")) -> dict[str, bytes]:
+    """A figure as the contents of files, by their kind, the same bytes each time; it is closed."""
+    import matplotlib as mpl
+    import matplotlib.pyplot as plt
+
+    contents, nothing = {}, {"metadata": dict.fromkeys(("Creator", "Date"))}
+    for kind in kinds:
+        buffer = io.BytesIO()
+        with mpl.rc_context({"svg.hashsalt": "dpopt"}):
+            options: Any = nothing if kind == "svg" else {}
+            figure.savefig(buffer, format=kind, bbox_inches="tight", dpi=150, **options)
+        contents[kind] = buffer.getvalue()
+    plt.close(figure)
+    return contents
+
+
+def save(figure: Any, folder: Path, name: str, kinds: Sequence[str] = ("svg", "png")) -> list[Path]:
+    """Write a figure into `folder`, a file for each kind."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for kind, content in render(figure, kinds).items():
+        paths.append(folder / f"{name}.{kind}")
+        paths[-1].write_bytes(content)
+    return paths

@@ -1,0 +1,264 @@
+"""Records of a suite as data frames: one row a cell, one row a selected run, one row a curve entry."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import pandas as pd
+
+from dpopt.errors import ConfigError, unknown
+from dpopt.privacy.ledger import Ledger
+from dpopt.privacy.selection import selection_rule
+from dpopt.results import pricing
+from dpopt.results.naming import row_names, workload_names
+from dpopt.store.identity import clipping_bound
+from dpopt.store.runs import Damaged, Store, released_score
+
+GROUP = ["workload", "label", "epsilon_target", "batch_size", "epochs", "clip"]
+"""What one table row stands for; its seeds are replicates, and its other cells are the tuning runs of each seed.
+
+`clip` is NaN where there is no bound: group with `dropna=False`."""
+RATES = ("lr", "scheduled_lr")
+"""Names of a wrapped optimizer's step size that follow from the `lr` that it is given, see `TorchOptim`."""
+SWEPT = ["batch_size", "epochs", "clip"]
+"""What a suite may vary beside methods, workloads and epsilon."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What is stored of a suite.
+
+    Attributes:
+        cells: one row for each planned cell, finished or not: its place in the suite, its state, its metrics. `score`
+            names the one that counts, `test_score` and `validation_score` hold it; further ones are `score_NAME`.
+        problems: one line for each damaged or foreign file, and each failed cell.
+    """
+
+    cells: pd.DataFrame
+    problems: list[str]
+
+
+OF_ENTRY: dict[str, Callable[[Mapping[str, Any], str], set[Any]]] = {
+    "optimizers": lambda entry, workload: {entry["label"]},
+    "epsilon": lambda entry, workload: {float(entry.get("target", entry["cell"]["epsilon"]))},
+    "seeds": lambda entry, workload: {entry["cell"]["seed"]},
+    "workloads": lambda entry, workload: {entry["cell"]["workload"]["name"], workload},
+}
+"""Key that rows are chosen by -> what it may be for an entry of a manifest, whose workload tables name so."""
+
+
+def in_part(entries: Sequence[Mapping[str, Any]], part: Mapping[str, Sequence[Any]]) -> list[bool]:
+    """Whether each entry of a manifest has one of the values of every key of `part`.
+
+    Raises:
+        ConfigError: no entry has one of the values, or none has one of every key, or it is some of the seeds of a row
+            that is refined.
+    """
+    workloads = _workloads(entries)
+    has = {key: [OF_ENTRY[key](*pair) for pair in zip(entries, workloads, strict=True)] for key in part}
+    for key, values in part.items():
+        present = set[Any]().union(*has[key])
+        for value in values:
+            if value not in present:
+                raise unknown(key, value, present)
+    rest = {key: values for key, values in part.items() if key != "seeds"}
+    kept, whole = (
+        [all(has[key][at].intersection(values) for key, values in keys.items()) for at in range(len(entries))]
+        for keys in (part, rest)
+    )
+    if part and not any(kept):
+        raise ConfigError(", ".join(part), {key: list(values) for key, values in part.items()}, "no row has all of it")
+    _require_all_seeds([entry for entry, is_in in zip(entries, whole, strict=True) if is_in], part)
+    return kept
+
+
+def _require_all_seeds(entries: Sequence[Mapping[str, Any]], part: Mapping[str, Sequence[Any]]) -> None:
+    """Raise `ConfigError` where a part has some of the seeds of a row that is refined, but not all.
+
+    The points of a refinement follow from means over all seeds, so that what some of them show cost the runs of all.
+    """
+    if not (seeds := part.get("seeds")):
+        return
+    refined = {entry["label"] for entry in entries if entry.get("refined") and entry["cell"]["seed"] in seeds}
+    lost = {entry["label"] for entry in entries if entry["cell"]["seed"] not in seeds}
+    if labels := sorted(refined & lost):
+        reason = "their points follow from all seeds, whose runs are charged together: take all seeds, or other rows"
+        raise ConfigError("seeds", list(seeds), f"{', '.join(labels)}: refined, {reason}")
+
+
+def _workloads(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The name of each entry's workload in tables."""
+    specs = [entry["cell"]["workload"] for entry in entries]
+    names = workload_names(specs)
+    return [names[json.dumps(spec, sort_keys=True)] for spec in specs]
+
+
+def load(store: Store, suite: str, part: Mapping[str, Sequence[Any]] | None = None) -> Stored:
+    """Read what `store` holds of `suite`; nothing there can make this fail except a missing manifest.
+
+    Args:
+        part: key of `OF_ENTRY` -> its values in the rows that are kept; by default all are.
+
+    Raises:
+        ConfigError: the suite was never planned in this store, or has no such row.
+    """
+    rows, problems, entries = [], store.foreign(), store.manifest(suite)["cells"]
+    known, columns = set[tuple[str, str]](), (row_names(entries), _workloads(entries), in_part(entries, part or {}))
+    for entry, label, workload, is_kept in zip(entries, *columns, strict=True):
+        place = label, entry["run_id"]
+        if place in known or not is_kept:
+            continue  # a suite may name a cell more than once; it is one run
+        known.add(place)
+        cell, run_id = entry["cell"], entry["run_id"]
+        row: dict[str, Any] = {
+            "run_id": run_id,
+            "label": label,
+            "tuning": entry["tuning"],
+            "tuned": json.dumps(entry["tuned"], sort_keys=True),
+            "workload": workload,
+            "optimizer": cell["optimizer"]["name"],
+            "lr": _rate(cell["optimizer"]),
+            "epsilon_target": float(entry.get("target", cell["epsilon"])),
+            "selection": json.dumps(cell["selection"], sort_keys=True) if "selection" in cell else "",
+            "stage": entry.get("stage", ""),
+            "is_refined": entry.get("refined", False),
+            "widen": entry.get("widen", 0),
+            "search": cell.get("search", 0),
+            "search_id": entry.get("search_id", ""),  # planned by a version that told no searches apart
+            "is_widened": entry.get("widened", False),
+            "gradients_per_draw": entry.get("gradients_per_draw", 1.0),
+            "is_trained": not cell.get("untrained", False),
+            "delta": cell["delta"],
+            "accountant": cell["accountant"],
+            "batch_size": cell["batch_size"],
+            "epochs": cell["epochs"],
+            "clip": clipping_bound(cell),
+            "seed": cell["seed"],
+        }
+        try:
+            row |= _outcome(store, run_id, cell)
+        except FileNotFoundError:
+            row["state"] = store.state(run_id)
+            if row["state"] == "failed":
+                problems.append(f"{run_id} ({row['label']}) failed: {store.error(run_id)['reason']}")
+        except Damaged as error:
+            row["state"] = "damaged"
+            problems.append(f"{error}; move it away to run the cell again")
+        rows.append(row)
+    problems += [*_mixed(rows), *_forked(rows)]
+    return Stored(pd.DataFrame(rows), problems)
+
+
+def _mixed(rows: list[dict[str, Any]]) -> list[str]:
+    """Mark runs as damaged whose score is not that of their workload's first run: a table has one score."""
+    scores: dict[str, str] = {}
+    problems = []
+    for row in rows:
+        score = row.get("score")
+        if score and score != scores.setdefault(row["workload"], score):
+            row["state"] = "damaged"
+            problems.append(
+                f"{row['run_id']}: its score is {score}, that of {row['workload']} {scores[row['workload']]}"
+            )
+    return problems
+
+
+def _forked(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Mark the second of two runs as damaged that continue one search with different points.
+
+    Two machines have then disagreed on its best point. Both runs have the same number and so the same draws, which cost
+    more together than two runs with draws of their own.
+    """
+    known = set[tuple[Any, ...]]()
+    for row in filter(itemgetter("is_widened"), rows):
+        own = row["seed"], row["selection"], row["search_id"], row["search"]
+        place = *(str(row[key]) for key in GROUP), *own
+        if place in known:
+            row["state"] = "damaged"
+            yield f"{row['run_id']}: another run goes on from the same grid otherwise; keep one of the two"
+        known.add(place)
+
+
+def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of a finished cell's record; its epsilon is recomputed from its ledger and must be the stated one."""
+    record, place = store.record(run_id), store.place(run_id)
+    ledger = store.ledger(run_id)
+    if record["cell"] != cell:
+        raise Damaged(f"{place}: its cell is not the planned one")
+    kept = (
+        "epsilon",
+        "epsilon_total",
+        "draws",
+        "examples",
+        "dimension",
+        "eta",
+        "seconds_train",
+        "seconds_cpu",
+        "seconds_prepare",
+        "tested",
+    )
+    names = [key for key in record if key.startswith(("test_", "validation_")) or key in kept]
+    score = record.get("score", "accuracy")
+    try:
+        spent = pricing.spent(ledger, cell["delta"], cell["accountant"])
+        _check_total(place, ledger, cell, record)
+        numbers = {key: float(record[key]) for key in names}
+        numbers |= {f"noise_{kind}": float(value) for kind, value in record.get("noise", {}).items()}
+        numbers["test_score"] = numbers[f"test_{score}"]
+        numbers["validation_score"] = numbers.get(f"validation_{score}", math.nan)
+        numbers["selection_score"] = released_score(record)
+        further = _further(record.get("scores", {}))
+        origin = _origin(record["provenance"])
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise Damaged(f"{place}: {type(error).__name__} {error}") from error
+    if not math.isclose(numbers["epsilon"], spent, rel_tol=1e-6):
+        raise Damaged(f"{place}: states epsilon {numbers['epsilon']}, its ledger spends {spent}")
+    return {"state": record["status"], "score": score} | numbers | further | origin
+
+
+def _check_total(place: str, ledger: Ledger, cell: dict[str, Any], record: dict[str, Any]) -> None:
+    """Raise `Damaged` where a record does not state what its search spends, recomputed from its ledger."""
+    if "selection" not in cell:
+        return
+    stated = float(record.get("epsilon_total", math.nan))
+    rule = selection_rule(cell["selection"])
+    is_trained = not cell.get("untrained", False)
+    charged = (ledger, cell["delta"], cell["accountant"], rule)
+    spent = pricing.spent(*charged) if is_trained else float(cell["epsilon"])
+    if not math.isclose(stated, spent, rel_tol=1e-6):
+        raise Damaged(f"{place}: states epsilon {stated} for its search, which spends {spent}")
+
+
+def _further(scores: dict[str, Any]) -> dict[str, float]:
+    """The numbers among a record's further scores; null is one that could not be computed."""
+    numbers = {name: math.nan if value is None else value for name, value in scores.items()}
+    return {f"score_{name}": float(value) for name, value in numbers.items() if isinstance(value, int | float)}
+
+
+def _rate(optimizer: dict[str, Any]) -> float | None:
+    """The learning rate that a cell sets; none where `lr` is a factor of a step size that is found, as in Prodigy."""
+    return optimizer.get("lr") if optimizer.get("step_size", "lr") in RATES else None
+
+
+def _origin(provenance: dict[str, Any]) -> dict[str, Any]:
+    """What a published frame says of where a number came from."""
+    versions = {f"version_{name}": value for name, value in provenance.get("versions", {}).items()}
+    return {key: provenance.get(key) for key in ("commit", "dirty", "device", "cpu", "python")} | versions
+
+
+def curves(store: Store, selected: pd.DataFrame, with_diagnostics: bool = False) -> pd.DataFrame:
+    """The curves of the selected runs: one row for each entry, with the run's place in the suite.
+
+    A run that does not find its own learning rate has its constant one as `eta`.
+    """
+    entries = []
+    for row in selected.to_dict("records"):
+        place = {key: row[key] for key in (*GROUP, "seed", "tuning", "run_id", "score", "lr")}
+        entries += [{"eta": row["lr"], **entry, **place} for entry in store.curve(row["run_id"])]
+    frame = pd.DataFrame(entries)
+    return frame if with_diagnostics else frame.drop(columns="diagnostics", errors="ignore")

@@ -1,0 +1,137 @@
+"""Tables and figures on one HTML page: tables can be sorted, and nothing is loaded from anywhere."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from dpopt.markup import lines
+from dpopt.results.writing import Table
+
+HERE = Path(__file__).parent
+NUMBER = re.compile(r"([-−+]?)(\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?|∞)(?=[\s%]|$)")
+"""A number that a text begins with: "91.2 ± 0.4", "1.0e-05", "∞"; not "3d_cnn"."""
+
+
+class Drawing(NamedTuple):
+    """One figure of the page.
+
+    Attributes:
+        name: its file in `plots/`, without `.py`.
+        caption: what it shows.
+        legend: how it is read.
+        svg: an `<svg>` element; empty where there is none.
+        problem: why there is none.
+    """
+
+    name: str
+    caption: str
+    legend: str
+    svg: Markup
+    problem: str
+
+
+class TableColumn(NamedTuple):
+    """A column's name, and whether it holds numbers."""
+
+    name: str
+    is_numeric: bool
+
+
+class TableCell(NamedTuple):
+    """A cell of a table.
+
+    Attributes:
+        text: that it shows.
+        number: in the text, as JavaScript reads it; empty for none.
+        kind: how it is set: "strong", "reference" or nothing.
+    """
+
+    text: str
+    number: str
+    kind: str
+
+
+class Grid(NamedTuple):
+    """A `Table` as the template takes it."""
+
+    title: str
+    columns: list[TableColumn]
+    rows: list[list[TableCell]]
+    note: str
+    command: str
+
+
+def sheet(
+    heading: str, tables: Sequence[Table], figures: Sequence[Drawing] = (), description: str = "", **more: Any
+) -> str:
+    """A page; with `more`, see `page`, that of a suite. What is not made as markup stays text."""
+    style, script = ((HERE / name).read_text("utf-8") for name in ("page.css", "page.js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    templates = Environment(
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        finalize=lambda value: lines(value) if type(value) is str else value,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters["breakable"] = breakable
+    parts = {"suite": "", "states": "", "title": heading, "heading": heading, "description": description} | more
+    parts |= {"tables": [grid(table) for table in tables], "figures": figures}
+    template = templates.get_template("page.html")
+    return template.render(**parts, style=Markup(style), script=Markup(script), digest=digest)
+
+
+def grid(table: Table) -> Grid:
+    """A table as the template takes it."""
+    kinds = dict.fromkeys(table.italic, "reference") | dict.fromkeys(table.bold, "strong")
+    names = [str(name) for name in table.frame]
+    rows = [
+        [_cell(value, kinds.get((at, name), "")) for name, value in zip(names, row, strict=True)]
+        for at, row in enumerate(table.frame.itertuples(index=False, name=None))
+    ]
+    columns = [TableColumn(name, _is_numeric(row[at] for row in rows)) for at, name in enumerate(names)]
+    return Grid(table.title, columns, rows, table.note, table.command)
+
+
+def _is_numeric(cells: Iterable[TableCell]) -> bool:
+    """Whether at least half of the cells that are not empty hold numbers."""
+    filled = [cell.number != "" for cell in cells if cell.text]
+    return any(filled) and sum(filled) >= len(filled) / 2
+
+
+def _cell(value: Any, kind: str) -> TableCell:
+    shown = text(value)
+    return TableCell(shown, number(shown), kind)
+
+
+def text(value: Any) -> str:
+    """A value as people read it; nothing for what is missing."""
+    if isinstance(value, str):
+        return value
+    if pd.isna(value):
+        return ""
+    return f"{value:.4g}".replace("inf", "∞") if isinstance(value, float) else str(value)
+
+
+def number(text: str) -> str:
+    """The number that `text` begins with, as JavaScript reads it; empty where there is none."""
+    found = NUMBER.match(text)
+    if not found:
+        return ""
+    sign, digits = found.groups()
+    return sign.replace("−", "-").replace("+", "") + digits.replace(",", "").replace("∞", "Infinity")
+
+
+def breakable(text: str) -> Markup:
+    """A name as markup that a narrow column may break after its punctuation."""
+    return Markup(re.sub(r"([(=,_])", r"\1<wbr>", str(escape(lines(text)))))

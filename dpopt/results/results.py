@@ -1,0 +1,255 @@
+"""What is stored of a suite: its cells, and the frames, tables, figures and pages that are made of them."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from dpopt.errors import ConfigError
+from dpopt.results import choosing, diagnostics, frames, ranking, tables, transfer
+from dpopt.results.against import against
+from dpopt.results.budgets import reached
+from dpopt.results.drawing import Style, styles_of
+from dpopt.results.frames import GROUP, SWEPT
+from dpopt.results.naming import readable_names, row_names, workload_names
+from dpopt.store import open_results
+from dpopt.store.runs import Store
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from dpopt.results.figures import Plot
+
+
+def load_results(
+    results: str | Path = "results",
+    suite: str = "",
+    *,
+    optimizers: Sequence[str] | None = None,
+    epsilon: Sequence[float] | float | None = None,
+    seeds: Sequence[int] | int | None = None,
+    workloads: Sequence[str] | None = None,
+) -> Results:
+    """What a results folder holds of a suite, finished or not; a published folder is read alike.
+
+    Args:
+        results: the folder, such as "results" or "results/published".
+        suite: its name.
+        optimizers, epsilon, seeds, workloads: only rows with these labels, target epsilons, seeds, and names of
+            workloads (as tables print them, or as they are registered).
+
+    Raises:
+        ConfigError: there is no such suite, or it has no such row.
+    """
+    chosen = {"optimizers": optimizers, "epsilon": epsilon, "seeds": seeds, "workloads": workloads}
+    store = open_results(Path(results))
+    return Results(store, suite, {key: _several(value) for key, value in chosen.items() if value is not None})
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, list | tuple | set | range) else (value,)
+
+
+@dataclass(frozen=True)
+class Results:
+    """What is stored of a suite, or the part of it that was asked for; a frame that has nothing to show is empty.
+
+    Args:
+        store: that holds it.
+        suite: its name.
+        part: what rows are chosen by, of `frames.OF_ENTRY`; nothing for all.
+
+    Raises:
+        ConfigError: the suite was never run in this store, or has no such row.
+    """
+
+    store: Store
+    suite: str
+    part: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        frames.in_part(self.store.manifest(self.suite)["cells"], self.part)  # which say what there is not
+
+    @cached_property
+    def stored(self) -> frames.Stored:
+        """One row a cell, and what is wrong with the records."""
+        return frames.load(self.store, self.suite, self.part)
+
+    @property
+    def cells(self) -> pd.DataFrame:
+        """One row a cell, finished or not: see `frames.Stored`."""
+        return self.stored.cells
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with the records, a line each."""
+        return self.stored.problems
+
+    @property
+    def is_written(self) -> bool:
+        """Whether tables are kept beside the results; what is published is only read."""
+        return not self.store.is_read_only
+
+    @property
+    def folder(self) -> Path:
+        """Where tables and pages are written: the suite's folder, or one inside of it for a part of the suite."""
+        folder = self.store.suite_folder(self.suite)
+        return folder / "part" if self.part else folder
+
+    def table(self) -> pd.DataFrame:
+        """One row a method and setting, with scores and epsilons: see `tables.comparison`."""
+        return tables.comparison(self.store, self.every)
+
+    def ranking(self, by: str = "epsilon", budgets: Sequence[float] = ()) -> pd.DataFrame:
+        """One row a method in a block of equal cost: see `ranking.ranking`."""
+        return ranking.ranking(self.store, self.cells, by, budgets)
+
+    def against(self, baseline: str, by: str = "epsilon", budgets: Sequence[float] = ()) -> pd.DataFrame:
+        """One row a method and workload, with its distance from `baseline`: see `against.against`."""
+        return against(reached(self.store, self.cells, by, budgets), baseline)
+
+    def plot(self, name: str, folder: str | Path = "plots") -> Figure:
+        """The figure `name` of `folder`.
+
+        Raises:
+            ConfigError: no such figure, or the suite has nothing that it could show.
+        """
+        from dpopt.results import figures
+
+        (chosen,) = figures.plots(Path(folder), name)
+        if chosen.needs not in figures.OF_SUITES:
+            raise ConfigError("plot", name, f"it shows no suite; `{figures.OF_COMMANDS[chosen.needs]}` draws it")
+        if (drawn := self.draw(chosen)) is None:
+            raise ConfigError("plot", name, f"suite {self.suite} has nothing finished that it could show")
+        return drawn
+
+    def draw(self, plot: Plot) -> Figure | None:
+        """A figure of suites, in the suite's styles and with names that are read; None where it has nothing to show."""
+        frame = self.frame(plot.needs)
+        if frame.empty:
+            return None
+        return plot.figure(frame.assign(workload=frame["workload"].map(self._titles)), self.styles)
+
+    def report(self, folder: str | Path = "plots", overrides: Sequence[str] = ()) -> str:
+        """One HTML page with tables and figures, which opens without a network.
+
+        Args:
+            folder: of the figures.
+            overrides: of the command line, for the commands that the page names.
+        """
+        from dpopt.results.report import page
+
+        command = f"dpopt rank {shlex.join(overrides or [f'suite={self.suite}'])}"
+        ranks = [replace(table, command=command) for table in ranking.as_tables(self.ranking())]
+        return page(self, Path(folder), overrides=overrides, further=ranks)
+
+    @cached_property
+    def every(self) -> pd.DataFrame:
+        """One row a replicate of every group: `choosing.select`."""
+        return choosing.select(self.cells)
+
+    @cached_property
+    def selected(self) -> pd.DataFrame:
+        """One row a replicate; of several batch sizes, epochs and clips of a method, those that validate best."""
+        return best_setting(self.every)
+
+    @cached_property
+    def comparison(self) -> pd.DataFrame:
+        """One row a method, workload and target epsilon: `tables.comparison` of `selected`."""
+        return tables.comparison(self.store, self.selected)
+
+    @cached_property
+    def curves(self) -> pd.DataFrame:
+        """One row a curve entry of the selected runs."""
+        return frames.curves(self.store, self.selected)
+
+    @cached_property
+    def sweep(self) -> pd.DataFrame:
+        """One row a group, of suites that vary the clipping bound and the batch size of a method.
+
+        With `selected_by`, the mean of `choosing.select`'s over seeds: what `best_setting` goes by.
+        """
+        every = self.every
+        if every.empty or (every.groupby("label")[["clip", "batch_size"]].nunique().max() < 2).any():
+            return pd.DataFrame()
+        return tables.comparison(self.store, every).merge(_means(every), on=GROUP)
+
+    @cached_property
+    def rates(self) -> pd.DataFrame:
+        """One row a replicate of `sweep` whose runs have several learning rates: the selected one is `lr`.
+
+        Without those of which no rate has a score: none of them is the best.
+        """
+        if self.sweep.empty:
+            return pd.DataFrame()
+        rates = self.cells.groupby([*GROUP, "seed"], dropna=False)["lr"].transform("nunique")
+        told = self.every[self.every["selected_by"] > -math.inf]
+        return told.merge(self.cells.loc[rates > 1, ["label", "run_id"]])
+
+    @cached_property
+    def diagnostics(self) -> pd.DataFrame:
+        """One row a curve entry that holds diagnostics, of the selected runs."""
+        return diagnostics.curves(self.store, self.selected)
+
+    @cached_property
+    def classes(self) -> pd.DataFrame:
+        """One row a class and bound C, of the selected runs that were diagnosed."""
+        return diagnostics.classes(self.store, self.selected)
+
+    @cached_property
+    def transfers(self) -> pd.DataFrame:
+        """What the point of each search that validates best at one epsilon loses at another."""
+        return transfer.transfers(self.cells)
+
+    @cached_property
+    def styles(self) -> dict[str, Style]:
+        """How each label looks in figures: that of the whole suite, whatever part is asked for."""
+        return styles_of(row_names(self.store.manifest(self.suite)["cells"]))
+
+    @cached_property
+    def _titles(self) -> dict[str, str]:
+        """What figures call workloads, by their names in tables."""
+        specs = [entry["cell"]["workload"] for entry in self.store.manifest(self.suite)["cells"]]
+        return dict(zip(workload_names(specs).values(), readable_names(specs).values(), strict=True))
+
+    def frame(self, needs: str) -> pd.DataFrame:
+        """The frame that a figure `needs`."""
+        return self.ranking() if needs == "ranking" else getattr(self, needs)
+
+
+def best_setting(selected: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `choosing.select` whose group validates best among those that differ in `SWEPT` alone.
+
+    Looks at the mean over the seeds that a setting has a result of, so that all seeds have one setting; of equal ones
+    it is the smallest. Where there are several, be it in different seeds, the runs of all those groups and seeds are
+    one search, and charged as such in `run_ids`; `runs` are those of the groups and one seed. A method with several
+    settings of which none validates is left out: to choose one of them by the test split would be a search that nobody
+    sees.
+    """
+    if selected.empty:
+        return selected
+    rest = [key for key in GROUP if key not in SWEPT]
+    best = choosing.validated_best(_means(selected), rest)[GROUP]
+    searches = selected.groupby([*rest, "seed"], sort=False).agg(all_runs=("runs", "sum"))
+    together = selected.groupby(rest, sort=False).agg(all_ids=("run_ids", choosing.together))
+    settings = selected.drop_duplicates(GROUP).groupby(rest, sort=False).agg(settings=("runs", "size"))
+    chosen = selected.merge(best, on=GROUP).merge(searches, on=[*rest, "seed"])
+    chosen = chosen.merge(together, on=rest).merge(settings, on=rest)
+    is_one = chosen["settings"] == 1
+    chosen["runs"] = chosen["all_runs"]
+    chosen["run_ids"] = chosen["run_ids"].where(is_one, chosen["all_ids"])
+    # A rule prices one search; of several, all runs are charged.
+    chosen["selection"] = chosen["selection"].where(is_one, "")
+    return chosen.drop(columns=["settings", "all_runs", "all_ids"])
+
+
+def _means(selected: pd.DataFrame) -> pd.DataFrame:
+    """One row a group of `choosing.select`'s frame, with the mean of `selected_by` over its seeds."""
+    return selected.groupby(GROUP, sort=False, dropna=False)["selected_by"].mean().reset_index()

@@ -1,0 +1,305 @@
+"""The comparison table of a suite: what its rows score and spend, and which of them may be the best."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from dpopt import registry
+from dpopt.privacy.solving import Charge
+from dpopt.results import pricing, statistics
+from dpopt.results.budgets import ROUNDING
+from dpopt.results.frames import GROUP
+from dpopt.results.scores import is_share, shown
+from dpopt.results.writing import Table, marks
+from dpopt.store.runs import Store
+
+BLOCK = ["workload", "epsilon_target"]
+"""Rows that agree in these are compared."""
+INTERVAL = "95 % interval"
+EDGES = "end of grid"
+NOTE = (
+    "Test {scores}: mean ± standard deviation over seeds. {interval} Bold: rows that may be the best of their block "
+    "(workload and target ε), at 95 % confidence: no other is better in paired t tests over seeds, corrected for their "
+    "number, on this test split. Compared are rows whose whole search keeps to the target ε; italics: for reference, "
+    "as more was spent or a value set by hand is not charged. {limit} "
+    "Runs: trained models per seed (the mean over seeds), of which the best on the validation split is reported. "
+    "ε single: spent by that one run; ε with tuning: by its whole search (not charged where a value was set by hand); "
+    "ε composed, where that differs: by all runs one after the other, more than a random number of them spends. All "
+    "for the training records, recomputed from the ledgers that the runs left; the validation records that a search "
+    "looks at are covered where its scores are noised, by the same ε; otherwise they are not covered."
+)
+EDGES_NOTE = (
+    "End of grid: the selected value is the largest (↑) or smallest (↓) that was tried, in so many of the seeds; a "
+    "wider grid may do better."
+)
+WIDEN_NOTE = (
+    "Up to {} further runs beyond the grid, one at a time while the best lies at its end; ε with tuning counts them "
+    "all, made or not."
+)
+
+
+def comparison(store: Store, selected: pd.DataFrame, charge: Charge = pricing.spent) -> pd.DataFrame:
+    """One row for each group of `select`'s frame, best first within a workload and a target epsilon.
+
+    Args:
+        store: that holds the runs.
+        selected: of `choosing.select`.
+        charge: see `pricing.composed`.
+
+    Returns:
+        Beside the group's keys: `score` (what was measured), its `mean` and `std` on the test split (sample standard
+        deviation; NaN for one seed), `tested` records (NaN where it is no mean of zeros and ones, or they are not
+        known), `low` and `high` (see `statistics.expected_score`), mean and deviation of further scores as
+        `score_NAME` and `score_NAME_std`, `seeds`, `runs`, `validation` (what was selected by), `edges` (of the grid,
+        and in how many seeds), `examples` N, `draws` T and `noise_gradient` (noise multiplier), means;
+        `epsilon_single`, `epsilon_with_tuning` and `epsilon_composed` (the largest over the seeds); `is_refined`,
+        whether the grid has no such setting; `note`, what the registry says of the optimizer; `is_reference`, whether
+        it spends more than its target or cannot say; `p`, `visible` and `is_best` among the private others of its
+        block, see `statistics.standing`.
+    """
+    if selected.empty:
+        return pd.DataFrame()
+    rows, tests = [], []
+    for keys, group in selected.groupby(GROUP, sort=False, dropna=False):
+        prices = [pricing.price(store, row, charge) for row in group.to_dict("records")]
+        tests.append(group.set_index("seed")["test_score"])
+        rows.append(
+            {
+                **dict(zip(GROUP, keys, strict=True)),
+                "tuning": group["tuning"].iloc[0],
+                **_scores(group),
+                "seeds": len(group),
+                "runs": float(group["runs"].mean()),
+                "diverged": int((group["state"] == "diverged").sum()),
+                "is_refined": bool(group["is_refined"].all()),
+                "validation": group["selection_score"].mean(),
+                "edges": _edges(group["edges"]),
+                **{name: group[name].mean() for name in ("examples", "draws", "noise_gradient") if name in group},
+                "delta": group["delta"].max(),
+                "epsilon_single": group["epsilon"].max(),
+                "epsilon_with_tuning": max(spent.with_tuning for spent in prices),
+                "epsilon_composed": max(spent.composed for spent in prices),
+                "note": _note(group["optimizer"].iloc[0], group["widen"].max()),
+            }
+        )
+    table = pd.DataFrame(rows)
+    is_over = table["epsilon_with_tuning"] > table["epsilon_target"] * ROUNDING
+    table = _compared(table.assign(is_reference=is_over | (table["tuning"] == "fixed")), tests)
+    return table.sort_values([*BLOCK, "mean"], ascending=[True] * len(BLOCK) + [False]).reset_index(drop=True)
+
+
+def _scores(group: pd.DataFrame) -> dict[str, Any]:
+    """`score` with its `mean` and `std`, and the same for every further score; NaN if one seed's value is NaN."""
+    columns = {"mean": group["test_score"]} | {name: group[name] for name in group if name.startswith("score_")}
+    means = {name: values.mean(skipna=False) for name, values in columns.items()}
+    spreads = {name: values.std(skipna=False) for name, values in columns.items()}
+    score = group["score"].iloc[0]
+    tested = float(group["tested"].iloc[0]) if is_share(score) and "tested" in group else math.nan
+    interval = statistics.expected_score(group["test_score"].to_numpy(float), tested)
+    return (
+        {"score": score, "tested": tested, **interval._asdict()}
+        | means
+        | {f"{name}_std".removeprefix("mean_"): std for name, std in spreads.items()}
+    )
+
+
+def _edges(of_seeds: pd.Series) -> str:
+    """At which ends of their grid the selected numbers are, and in how many seeds."""
+    counts = Counter(edge for edges in of_seeds if edges for edge in edges.split(", "))
+    return ", ".join(f"{edge} {count}/{len(of_seeds)}" for edge, count in sorted(counts.items()))
+
+
+def _compared(table: pd.DataFrame, tests: Sequence[pd.Series]) -> pd.DataFrame:
+    """The table with `p`, `visible` and `is_best`; a score that is not finite counts as the worst of its block."""
+    table = table.assign(p=math.nan, visible=math.nan, is_best=False)
+    chosen = table[~table["is_reference"] & (table["epsilon_target"] < math.inf)]
+    for _, block in chosen.groupby(BLOCK):
+        finite = {row: tests[row].where(np.isfinite(tests[row])) for row in block.index}
+        worst = pd.concat(finite).min()
+        scores = pd.DataFrame({row: values.fillna(worst) for row, values in finite.items()})
+        found = statistics.standing(scores.to_numpy(float))
+        table.loc[block.index, "p"] = found.p
+        table.loc[block.index, "visible"] = found.visible
+        table.loc[block.index, "is_best"] = found.may_be_best & [values.notna().any() for values in finite.values()]
+    return table
+
+
+def further_scores(table: pd.DataFrame) -> list[str]:
+    """The further scores that some row of `comparison`'s frame has."""
+    return [name.removeprefix("score_") for name in table if name.startswith("score_") and f"{name}_std" in table]
+
+
+def as_table(table: pd.DataFrame, title: str, scores: Sequence[str] = (), remarks: Sequence[str] = ()) -> Table:
+    """`comparison`'s frame as people read it; what `setting` says is left out.
+
+    Args:
+        table: of `comparison`, with or without the columns that `papers.beside` adds.
+        title: of the table.
+        scores: further scores to show; CSV has all.
+        remarks: see `footer`.
+    """
+    if table.empty:
+        return Table(pd.DataFrame({"no finished rows": []}), title, numbers=table)
+    marked = ["optimizer", *(shown(score).label for score in table["score"].unique())]
+    is_reference = table["is_reference"] & (table["epsilon_target"] < math.inf)
+    return Table(
+        _readable(table, scores),
+        title,
+        footer(table, remarks),
+        bold=marks(table["is_best"], marked),
+        italic=marks(is_reference, marked),
+        numbers=table,
+    )
+
+
+def _readable(table: pd.DataFrame, scores: Sequence[str]) -> pd.DataFrame:
+    columns = {
+        "workload": table["workload"],
+        "target ε": table["epsilon_target"].map(upper),  # as what was spent, which is at most this
+        "optimizer": table["label"],
+        **_main_scores(table),
+        INTERVAL: [shown(row.score).interval(row.low, row.high) for row in table.itertuples()],
+        **_further_scores(table, scores),
+        "tuning": table["tuning"],
+        EDGES: table["edges"],
+        "runs": table["runs"].map("{:.3g}".format),
+        "ε single": table["epsilon_single"].map(upper),
+        "ε with tuning": table["epsilon_with_tuning"].map(upper).where(table["tuning"] != "fixed", "not charged"),
+        "ε composed": table["epsilon_composed"].map(upper),
+        "seeds": table["seeds"].astype(str),
+        "B": table["batch_size"].map(number),
+        "epochs": table["epochs"].map(number),
+        "C": table["clip"].map(number),
+        "δ": table["delta"].map(upper_delta),
+        "diverged": table["diverged"].astype(str),
+    }
+    frame = pd.DataFrame(columns).astype(str)
+    dropped = [*_constant(table), *(name for name in (INTERVAL, EDGES) if not frame[name].any())]
+    dropped += ["ε composed"] if (table["epsilon_composed"] == table["epsilon_with_tuning"]).all() else []
+    return frame.drop(columns=dropped)
+
+
+def _main_scores(table: pd.DataFrame) -> dict[str, list[str]]:
+    """A column for each score that counts in some row, with the published numbers beside it."""
+    columns = {}
+    for score in table["score"].unique():
+        own = table["score"] == score
+        columns[shown(score).label] = _texts(table, "mean", score, own)
+        columns |= _published(table, "published", score, own)
+    return columns
+
+
+def _further_scores(table: pd.DataFrame, scores: Sequence[str]) -> dict[str, list[str]]:
+    """A column for each of `scores`, empty where a row has no such number, with the published numbers beside it."""
+    columns = {}
+    for score in scores:
+        columns[shown(score).label] = _texts(table, f"score_{score}", score, table[f"score_{score}"].notna())
+        columns |= _published(table, f"published_{score}", score, pd.Series(True, index=table.index))
+    return columns
+
+
+def _texts(table: pd.DataFrame, column: str, score: str, rows: pd.Series) -> list[str]:
+    """The numbers of a column and their deviations as text; empty but for `rows`."""
+    spread = "std" if column == "mean" else f"{column}_std"
+    numbers = zip(table[column], table[spread], rows, strict=True)
+    return [shown(score).text(mean, std) if is_shown else "" for mean, std, is_shown in numbers]
+
+
+def _published(table: pd.DataFrame, column: str, score: str, rows: pd.Series) -> dict[str, list[str]]:
+    """The paper's numbers and where in the paper they are; no column where there are none to show."""
+    rows = rows & table[column].notna() if column in table else rows & False
+    texts = _texts(table, column, score, rows) if rows.any() else []
+    cells = [f"{t} ({where})" if t else "" for t, where in zip(texts, table.get(f"{column}_in", ""), strict=False)]
+    return {f"published {shown(score).label}": cells} if cells else {}
+
+
+def _note(optimizer: str, widen: int) -> str:
+    known = registry.entries("optimizer")  # results may be of an optimizer that is not installed here
+    notes = [known[optimizer].note] if optimizer in known else []
+    return " ".join(filter(None, [*notes, WIDEN_NOTE.format(widen) if widen else ""]))
+
+
+def footer(table: pd.DataFrame, remarks: Sequence[str] = ()) -> str:
+    """What belongs below the table: what all rows share, what the columns mean, notes to single rows, `remarks`."""
+    if table.empty:
+        return ""
+    scores = " and ".join(shown(score).label.removesuffix(" (%)") for score in table["score"].unique())
+    notes = table[table["note"] != ""].groupby("note", sort=False)["label"].unique()
+    to_rows = [f"{', '.join(labels)}: {note}" for note, labels in notes.items()]
+    said = NOTE.format(scores=scores, interval=_interval_note(table), limit=limit(table))
+    edges = [EDGES_NOTE] if table["edges"].any() else []
+    return " ".join([f"{setting(table)}. {said}", *edges, *to_rows, *remarks])
+
+
+def _interval_note(table: pd.DataFrame) -> str:
+    """What the intervals allow for."""
+    if table["low"].isna().all():
+        return ""
+    seeds = "the variation over seeds (Student's t)" if table["seeds"].max() > 1 else ""
+    counts = sorted(table["tested"].dropna().astype(int).unique())
+    records = f"the error of a test split of {' or '.join(f'{n:,}' for n in counts)} records (Wilson)" if counts else ""
+    rest = ", and where a score is no accuracy for the seeds alone" if counts and table["tested"].isna().any() else ""
+    return f"{INTERVAL}: of the expected score, for {' and '.join(filter(None, [seeds, records]))}{rest}."
+
+
+def limit(table: pd.DataFrame) -> str:
+    """What a table or a ranking cannot show with its seeds, in a sentence."""
+    counts = sorted(table["seeds"].unique())
+    said = f"{counts[0]} seeds" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
+    parts = []
+    for score, rows in table[table["visible"].notna()].groupby("score"):
+        unit, ends = shown(score), sorted({*rows["visible"].agg(["min", "max"])})
+        texts = dict.fromkeys(f"{unit.factor * end:.{unit.decimals}f}" for end in ends)
+        parts.append(f"{' to '.join(texts)} {'points' if unit.factor == 100 else unit.label}")
+    if parts:
+        least = " and ".join(parts)
+        return f"With {said}, a difference below about {least} (by block, the median over pairs) cannot be shown."
+    return "Nothing is tested: that takes two rows of a block that keep to the target, with two seeds each."
+
+
+def setting(table: pd.DataFrame) -> str:
+    """What all rows share and the table therefore leaves out, in one line."""
+    return ", ".join(f"{name} = {value}" for name, value in _constant(table).items())
+
+
+def _constant(table: pd.DataFrame) -> dict[str, str]:
+    """The columns that say the same in every row, with their value."""
+    names = {"workload": "workload", "B": "batch_size", "epochs": "epochs", "C": "clip", "δ": "delta", "seeds": "seeds"}
+    constant = {}
+    for name, key in names.items():
+        if table.empty or table[key].nunique(dropna=False) != 1:
+            continue
+        value = table[key].iloc[0]
+        constant[name] = value if isinstance(value, str) else upper_delta(value) if key == "delta" else number(value)
+    if not table.empty and not table["diverged"].any():
+        constant["diverged"] = "0"
+    return constant
+
+
+def upper(value: float) -> str:
+    """Three significant digits, rounded up: a printed epsilon is never below the spent one."""
+    return number(value) if value == 0 or math.isinf(value) else f"{_raised(value, 3):.3g}"
+
+
+def upper_delta(value: float) -> str:
+    """Two significant digits, rounded up: the printed epsilon holds at the printed delta too."""
+    return f"{_raised(value, 2):.1e}"
+
+
+def _raised(value: float, digits: int) -> float:
+    """A positive number rounded up to significant digits."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    return math.ceil(value / unit - 1e-9) * unit
+
+
+def number(value: float) -> str:
+    """A setting as tables show it; a dash where there is none."""
+    return (
+        "–" if math.isnan(value) else "∞" if math.isinf(value) else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+    )

@@ -1,0 +1,149 @@
+"""`dpopt audit`: what it reads, the rows it makes, and what it says of them."""
+
+import json
+import math
+import os
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import dpopt
+from dpopt.audit import command as audit
+from dpopt.cli import main
+from dpopt.errors import ConfigError
+from dpopt.results import audits, figures
+
+PLOTS = Path(__file__).parents[2] / "plots"
+QUICK = [
+    *("workloads=[{name: synthetic_logreg, dim: 12}]", "accountant=rdp", "epsilon=[2,inf]", "epochs=1", "workers=1"),
+    *("trials=20", "game_draws=5", "canaries=10"),
+]
+
+
+@pytest.fixture
+def record():
+    """Made up: one sound optimizer, one that is refuted, one that failed, a flagged control and one that was missed."""
+    common = {"epsilon_target": 2.0, "epsilon": 2.0, "delta": 1e-5, "trials": [100, 100], "seconds": 1.0, "failure": ""}
+    rows = [
+        {"kind": "optimizer", "name": "sound", "worst_case": 1.0, "one_run": 0.5, "one_run_fdp": 3.0, "canaries": 10},
+        {"kind": "optimizer", "name": "leaky", "worst_case": 1.0, "one_run": 2.5, "one_run_fdp": 2.6, "canaries": 10},
+        {"kind": "optimizer", "name": "broken", "epsilon": None, "failure": "ValueError: no luck"},
+        {"kind": "control", "name": "seen", "what": "it leaks", "worst_case": 3.0, "trials": [10, 2000]},
+        {"kind": "control", "name": "missed", "what": "it leaks too", "worst_case": 1.9},
+    ]
+    return {
+        "suite": "made",
+        "significance": 0.05,
+        "seconds": 7.0,
+        "started": "now",
+        "provenance": {"dirty": False, "commit": "0" * 40, "versions": {"torch": "2"}},
+        "rows": [common | row for row in rows],
+    }
+
+
+def test_all_registered_optimizers_at_the_suites_targets_by_default():
+    chosen = audit.settings()
+    cells = list(audit._cells(chosen.suite))
+    assert {label for label, _ in cells} == set(dpopt.optimizers())
+    assert [cell.epsilon for label, cell in cells if label == "dp_adam"] == [1, 3, 8]
+    assert len(cells) == 3 * len(dpopt.optimizers())
+    assert chosen.controls
+
+
+def test_own_keys_and_the_suites_can_be_overridden():
+    chosen = audit.settings(["optimizers=[hyfreedp_warm]", "epsilon=[0.5,inf]", "batch_size=64", "trials=7"])
+    ((label, cell),) = audit._cells(chosen.suite)
+    assert (label, cell.epsilon, cell.batch_size, chosen.trials) == ("hyfreedp_warm", 0.5, 64, 7)
+    assert cell.optimizer["lr"] == 0.01
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["trails=3"], "did you mean 'trials'"),
+        (["trials=0"], "trials"),
+        (["optimizers=[fibre]"], "did you mean 'fiber'"),
+        (["suite=quickstrat"], "did you mean 'quickstart'"),
+        (["significance=2"], "significance"),
+    ],
+)
+def test_bad_input(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        audit.run(audit.settings(overrides))
+
+
+def test_nothing_to_audit():
+    with pytest.raises(ConfigError, match="nothing to audit"):
+        audit.run(audit.settings(["epsilon=inf", "controls=false"]))
+
+
+def test_command(tmp_path, capsys):
+    overrides = [*QUICK, "optimizers=[dp_sgd,hyfreedp]", "controls=false", f"results={tmp_path}"]
+    assert main(["audit", *overrides]) == 0
+    printed = capsys.readouterr().out
+    assert "hyfreedp" in printed
+    (path,) = (tmp_path / "audit").glob("*/record.json")
+    record = json.loads(path.read_text())
+    assert [row["name"] for row in record["rows"]] == ["dp_sgd", "hyfreedp"]
+    for row in record["rows"]:
+        assert row["failure"] == ""
+        assert 0.99 * 2 <= row["epsilon"] <= 2
+        assert 0 <= max(row["worst_case"], row["one_run"]) <= row["epsilon"]
+        assert (row["trials"], row["canaries"]) == ([20, 20], 10)
+    assert record["rows"][0]["worst_case"] != record["rows"][1]["worst_case"] or not record["rows"][0]["worst_case"]
+    assert {file.name for file in path.parent.iterdir()} >= {"table.md", "audit.svg", "audit.png"}
+
+
+def test_a_row_that_fails_says_why_and_the_others_go_on(tmp_path, capsys):
+    """No pair of canaries to tell apart."""
+    overrides = [*QUICK, "optimizers=[dp_sgd,dp_adam]", "canaries=1", "controls=false", f"results={tmp_path}"]
+    assert main(["audit", *overrides]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.count("canaries: 1 cannot be used") == 2
+    assert len(list((tmp_path / "audit").glob("*/record.json"))) == 1
+
+
+def test_a_row_that_loses_its_process_says_so_and_the_others_go_on():
+    finds = {"dead": partial(os._exit, 3), "sound": partial(dict, epsilon=1.0)}
+    tasks = [audit.AuditRow({"name": name}, find) for name, find in finds.items()]
+    dead, sound = audit._rows(tasks, 1, None)
+    assert dead == {"name": "dead", "epsilon": None, "failure": "the process died (exit code 3)"}
+    assert sound == {"name": "sound", "epsilon": 1.0, "failure": ""}
+
+
+def test_a_row_that_gets_no_process_says_so_and_the_others_go_on():
+    """A function that is made on the spot cannot be sent; a machine without memory starts no process either."""
+    finds = {"lost": lambda: {}, "sound": partial(dict, epsilon=1.0)}
+    lost, sound = audit._rows([audit.AuditRow({"name": name}, find) for name, find in finds.items()], 1, None)
+    assert (lost["epsilon"], sound) == (None, {"name": "sound", "epsilon": 1.0, "failure": ""})
+    assert lost["failure"].startswith("no process could be started: ")
+
+
+def test_flags_and_problems(record):
+    rows = audits.frame(record).set_index("name")
+    assert rows["is_flagged"].to_dict() == {
+        "sound": False,  # the f-DP bound alone does not refute a claim
+        "leaky": True,
+        "broken": False,
+        "seen": True,
+        "missed": False,
+    }
+    problems = audits.problems(rows.reset_index())
+    assert len(problems) == 3
+    for text in ("leaky: epsilon = 2 is refuted", "missed: epsilon = 2 is broken on purpose", "broken: ValueError"):
+        assert any(text in problem for problem in problems)
+
+
+def test_tables_and_figure(record, tmp_path):
+    text = audits.markdown(record)
+    assert "10, 2,000" in text
+    assert "it leaks too" in text
+    assert "probability at most 0.05" in text
+    plot = next(plot for plot in figures.plots(PLOTS) if plot.needs == "audit")
+    figure = plot.figure(audits.frame(record))
+    titles = [axis.get_title() for axis in figure.axes]
+    assert titles == ["ε = 2", "broken on purpose"]
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["sound", "leaky"]
+    assert math.isclose(figure.axes[0].patches[0].get_width(), 2.0)
+    assert all(path.stat().st_size > 5000 for path in figures.save(figure, tmp_path, "audit"))

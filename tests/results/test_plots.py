@@ -1,0 +1,500 @@
+import math
+from itertools import pairwise, product
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.container import BarContainer, ErrorbarContainer
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from dpopt.cli import main
+from dpopt.errors import ConfigError
+from dpopt.results import axes, drawing, figures
+from dpopt.results.drawing import Style, styles_of
+from dpopt.results.naming import readable_names
+from dpopt.results.results import Results
+
+PLOTS = Path(__file__).parents[2] / "plots"
+ALL = {plot.name: plot for plot in figures.plots(PLOTS)}
+OF_TABLES = [plot for plot in ALL.values() if plot.needs in ("comparison", "curves", "ranking")]
+NORMS = {"norms": {"q5": 0.5, "q50": 1.0, "q95": 2.0}, "clipped": 0.5, "best": {"C": 0.7}}
+WEIGHTS = {"class_weights": {"0.1": [0.1, 0.2], "1.0": [0.5, 0.9]}, "class_norms": [2.0, 1.0]}
+NOTED = {"examples": 1000, "noise": {"gradient": 1.0}, "diagnostics": WEIGHTS, "entry": {"diagnostics": NORMS}}
+
+CAPS = ("_", "|")
+"""At the ends of bars, beside a marker."""
+
+
+@pytest.fixture
+def known(matrix):
+    return Results(matrix, "made")
+
+
+@pytest.fixture
+def two(maker):
+    """Two workloads on which the methods rank in opposite orders; each lacks one of them, one method varies C and B."""
+    for workload, sign, missing in (("digits_mlp", 1, "late"), ("mnist_mlp", -1, "early")):
+        for epsilon in (1.0, 3.0):
+            for place, label in enumerate(("early", "dp_adam", "hyfreedp", "late")):
+                score = 0.6 + 0.1 * sign * place
+                options = {"epsilon": epsilon, "workload": workload, "eta": 1e-3}
+                if label != missing:
+                    maker.add(label, 0, score, score, **options)
+            for clip, size, lr in product((0.1, 1.0), (64, 128), (0.1, 1.0)):
+                tuned = {"tuned": {"lr": lr}, "tuning": "grid", "batch_size": size}
+                maker.add("swept", 0, 0.55 + clip / 100, 0.55, **options, **tuned, **NOTED)
+                maker.clip(clip)
+        maker.add("ceiling", 0, 0.99, 0.99, epsilon=math.inf, workload=workload)
+    return Results(maker.done(), "made")
+
+
+def look(artist):
+    """Colour, marker and dash of what stands for a label; none for what it has not."""
+    if isinstance(artist, BarContainer):
+        return look(artist.patches[0])
+    if isinstance(artist, Patch):
+        return to_hex(artist.get_facecolor()), None, None
+    if isinstance(artist, ErrorbarContainer):
+        line, _, bars = artist.lines
+        assert {to_hex(colour) for bar in bars for colour in bar.get_colors()} == {to_hex(line.get_color())}
+        return look(line)
+    if not isinstance(artist, Line2D):
+        return to_hex(artist.get_edgecolor()[0]), None, None
+    marker = None if artist.get_marker() in ("None", "none", "", None, *CAPS) else artist.get_marker()
+    joined = artist.get_linestyle() not in ("None", "none", "")
+    return to_hex(artist.get_color()), marker, dashes(artist) if joined else None
+
+
+def dashes(line):
+    offset, pattern = line._unscaled_dash_pattern
+    return offset, pattern and tuple(pattern)
+
+
+def labelled(figure):
+    """Of each panel: the text and look of all that is labelled."""
+    for axis in figure.axes:
+        yield [(text, look(artist)) for artist, text in zip(*axis.get_legend_handles_labels(), strict=True)]
+
+
+def legends(figure):
+    """The text and look of each entry of a legend, which may be drawn by several artists."""
+    for legend in [*figure.legends, *(held for axis in figure.axes if (held := axis.get_legend()))]:
+        entries = [entry for column in legend._legend_handle_box.get_children() for entry in column.get_children()]
+        for area, text in (entry.get_children() for entry in entries):
+            yield text.get_children()[0].get_text(), together(area.get_children())
+
+
+def together(artists):
+    looks = [look(artist) for artist in artists]
+    assert len({colour for colour, _, _ in looks}) == 1
+    return looks[0][0], *(next((found for found in kind if found), None) for kind in list(zip(*looks, strict=True))[1:])
+
+
+def check(figure, styles):
+    """Each label has one look in all panels and legends, a suite's its style; a legend names all that is shown."""
+    shown = [pair for panel in labelled(figure) for pair in panel]
+    in_legend = list(legends(figure))
+    assert not in_legend or {text for text, _ in in_legend} == {text for text, _ in shown}
+    looks = {}
+    for text, found in shown + in_legend:
+        assert looks.setdefault(text, found) == found, text
+        label = max((label for label in styles if text.startswith(label)), key=len, default=None)
+        if label:
+            style = styles[label]
+            assert found[0] == style.colour.lower()
+            assert found[1] == (None if text.endswith("(ε = ∞)") else style.marker), "a ceiling is a line across"
+            assert "∞" in text or found[2] in (None, dashes(Line2D([], [], linestyle=style.dash)))
+    return {text for text, _ in shown}
+
+
+@pytest.mark.parametrize(
+    "plot", [plot for plot in ALL.values() if plot.needs in figures.OF_SUITES], ids=lambda p: p.name
+)
+def test_a_label_looks_the_same_wherever_it_is(plot, two):
+    texts = check(two.plot(plot.name, PLOTS), two.styles)
+    assert bool(texts) == (plot.name != "clip_batch_heatmap")
+    if plot in OF_TABLES and plot.name != "average_ranks":  # which has only those that are in all blocks
+        assert {"early", "late"} <= texts
+
+
+def test_figures_of_no_suite_have_one_look_for_each_label():
+    places = [
+        (kind, failure, target) for kind in ("optimizer", "control") for failure, target in (("", 1.0), ("", 3.0))
+    ]
+    audit = pd.DataFrame(places, columns=["kind", "failure", "epsilon_target"])
+    audit = audit.assign(name="x", epsilon=2.0, worst_case=1.0, one_run=0.5, one_run_fdp=0.7)
+    rules = [
+        (rule, every, claimed) for rule in ("independent", "additive") for every in (1, 5) for claimed in (1.0, 8.0)
+    ]
+    accounting = pd.DataFrame(rules, columns=["rule", "probe_every", "epsilon_claimed"])
+    accounting = accounting.assign(batch="same", epsilon_true=2 * accounting["epsilon_claimed"])
+    assert "one run" in check(ALL["audit"].figure(audit), {})
+    assert {"K = 1", "K = 5"} <= check(ALL["fig_hyfreedp_accounting"].figure(accounting), {})
+    rest = {plot.name for plot in ALL.values() if plot.needs not in figures.OF_SUITES}
+    assert rest == {"audit", "fig_hyfreedp_accounting", "step_cost"}, "and bars of step_cost are named beside them"
+
+
+@pytest.mark.parametrize("legend_of", ["last", "all"])
+def test_colours_of_a_panel_alone_are_found(two, legend_of):
+    """As figures were once drawn: best first, each panel with its own cycle, and the last panel's legend."""
+
+    def draw(frame, styles):
+        figure, pair = plt.subplots(1, 2)
+        for axis, (_, rows) in zip(pair, frame.groupby("workload"), strict=True):
+            for label, line in sorted(rows.groupby("label"), key=lambda item: -item[1]["mean"].mean()):
+                axis.plot(line["epsilon_single"], line["mean"], "o-", label=label)
+        pair[-1].legend() if legend_of == "last" else drawing.legend(figure)
+        return figure
+
+    with pytest.raises(AssertionError):
+        check(draw(two.comparison, two.styles), {} if legend_of == "all" else two.styles)
+
+
+def test_a_part_of_a_suite_keeps_its_styles(two):
+    part = Results(two.store, "made", {"optimizers": ["late", "hyfreedp"]})
+    assert part.styles == two.styles == styles_of(["early", "dp_adam", "hyfreedp", "swept", "late"]) | two.styles
+    assert list(two.styles).index("late") > 0
+    assert check(part.plot("accuracy_vs_epsilon", PLOTS), two.styles) == {"late", "hyfreedp"}
+
+
+def test_forty_labels_can_be_told_apart():
+    styles = styles_of(f"method_{k}" for k in range(40))
+    assert len({(style.colour, style.marker, str(style.dash)) for style in styles.values()}) == 40
+    assert len({(style.colour, str(style.dash)) for style in styles.values()}) == 40, "without markers as well"
+    assert {style.dash for style in list(styles.values())[: len(drawing.COLOURS)]} == {"-"}
+
+
+def test_methods_that_differ_in_a_number_share_marker_and_dash():
+    names = ["alone", "one_1e-8", "one_1e-2", "one", "other_1e-8", "other_1e-2", "third_1", *"abcdefg"]
+    styles = styles_of(names)
+    assert list(styles) == names
+    looks = {label: style[1:] for label, style in styles.items()}
+    assert looks["one_1e-8"] == looks["one_1e-2"] == looks["one"] != looks["other_1e-8"] == looks["other_1e-2"]
+    assert styles["one_1e-8"].colour == styles["other_1e-8"].colour != styles["one_1e-2"].colour
+    for part in ("marker", "dash"):
+        assert len({(style.colour, getattr(style, part)) for style in styles.values()}) == len(names)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["one_1", "one_2", "a", "b"],
+        [f"{method}_{number}" for method in "ab" for number in range(8)],
+        [f"{method}_{number}" for method in "abcdefg" for number in range(2)],
+    ],
+    ids=["one method", "more numbers than colours", "more methods than dashes"],
+)
+def test_numbers_have_no_colour_where_that_tells_less_apart(names):
+    plain = styles_of(chr(ord("A") + k) for k in range(len(names)))
+    assert list(styles_of(names).values()) == list(plain.values())
+
+
+def test_labels_that_matplotlib_would_read_as_mathematics_have_their_style(maker):
+    maker.add("$x$", 0, 0.5, 0.5)
+    maker.add("dp_adam", 0, 0.6, 0.6)
+    known = Results(maker.done(), "made")
+    for name in ("accuracy_by_method", "accuracy_vs_epsilon"):
+        texts = check(known.plot(name, PLOTS), {r"\$x\$": known.styles["$x$"], "dp_adam": known.styles["dp_adam"]})
+        assert r"\$x\$" in texts
+
+
+@pytest.mark.parametrize("plot", OF_TABLES, ids=lambda plot: plot.name)
+def test_every_figure_draws_what_is_stored(plot, known, tmp_path):
+    figure = known.draw(plot)
+    legends = [held for panel in figure.axes if (held := panel.get_legend())] + figure.legends
+    named = {text.get_text() for held in legends for text in held.get_texts()}
+    named |= {text.get_text() for panel in figure.axes for text in panel.get_yticklabels()}
+    assert any("hyfreedp" in text for text in named)
+    assert any("dp_adam" in text for text in named)
+    assert all(panel.get_xlabel() for panel in figure.axes)
+    assert plot.needs == "ranking" or all("digits MLP" in panel.get_title() for panel in figure.axes)
+    for path in figures.save(figure, tmp_path, plot.name):
+        assert path.stat().st_size > 5000
+
+
+def test_accuracy_figure_plots_the_tables_numbers(known):
+    panel = known.plot("accuracy_vs_epsilon", PLOTS).axes[0]
+    lines = {container.get_label(): container.lines[0].get_xydata().tolist() for container in panel.containers}
+    rows = known.comparison.query("label == 'hyfreedp'").sort_values("epsilon_target")
+    assert lines["hyfreedp"] == pytest.approx(rows[["epsilon_single", "mean"]].to_numpy() * [1, 100])
+    hollow = {x for line in panel.lines if line.get_markerfacecolor() == "white" for x in line.get_xdata()}
+    assert hollow == set(known.comparison.query("label == 'dp_adam'")["epsilon_with_tuning"])
+    assert [text.get_text() for text in panel.get_xticklabels()][:2] == ["1", "3"]
+
+
+def drawn(plot, frame):
+    return plot.figure(frame, styles_of(frame["label"]))
+
+
+def test_a_learning_rate_that_is_lost_does_not_hide_the_others(known):
+    curves = known.curves.copy()
+    curves.loc[curves["label"] == "hyfreedp", "eta"] = 1e-300
+    panel = drawn(ALL["learning_rate"], curves).axes[0]
+    lowest = {line.get_label(): min(line.get_ydata(), default=None) for line in panel.lines}
+    assert lowest["hyfreedp"] == pytest.approx(1e-12)
+    assert lowest["dp_adam"] == curves.query("label == 'dp_adam'")["eta"].min()
+    assert panel.get_ylabel() == "learning rate (at least 1e-12)"
+
+
+def rates(seeds, tuning="self", start=1e-6):
+    """Curves of `seeds` runs that start at 1e-6 and find 1e-1, 1e-2, ..."""
+    rows = [
+        {"workload": "w", "epsilon_target": 1.0, "label": "found", "tuning": tuning, "run_id": str(seed), "lr": start}
+        | {"draw": draw, "eta": 1e-6 if draw == 5 else 10.0 ** -(1 + seed)}
+        for seed in range(seeds)
+        for draw in (5, 10)
+    ]
+    return drawn(ALL["learning_rate"], pd.DataFrame(rows))
+
+
+def test_rates_of_a_run_that_was_given_none_begin_with_the_first_that_it_tells():
+    (line,) = rates(1, start=None).axes[0].lines
+    assert line.get_xydata() == pytest.approx(np.array([[5, 1e-6], [10, 1e-1]]))
+
+
+@pytest.mark.parametrize(("seeds", "middle"), [(3, 1e-2), (4, 10**-2.5), (5, 1e-3)])
+def test_rates_of_many_seeds_are_a_line_in_a_band(seeds, middle):
+    figure = rates(seeds)
+    (panel,) = figure.axes
+    (line,) = [line for line in panel.lines if line.get_label() == "found"]
+    assert line.get_xydata() == pytest.approx(np.array([[0, 1e-6], [5, 1e-6], [10, middle]]))
+    band = np.concatenate([path.vertices for path in panel.collections[0].get_paths()])
+    assert set(band[band[:, 0] == 10, 1]) == {10.0**-seeds, 1e-1}
+    assert [text for text, _ in legends(figure)] == ["found", "median over seeds", "least to largest"]
+
+
+@pytest.mark.parametrize(("seeds", "tuning"), [(2, "self"), (5, "grid"), (5, "fixed")])
+def test_rates_of_few_seeds_or_of_a_search_are_a_line_each(seeds, tuning):
+    figure = rates(seeds, tuning)
+    (panel,) = figure.axes
+    assert sorted(line.get_ydata()[-1] for line in panel.lines) == sorted(10.0 ** -(1 + seed) for seed in range(seeds))
+    assert not panel.collections
+    assert [text for text, _ in legends(figure)] == ["found"]
+
+
+@pytest.mark.parametrize("count", [12, 13])
+def test_ranges_of_many_methods_do_not_cover_each_other(count):
+    rows = [
+        {"workload": "w", "epsilon_target": 1.0, "label": f"method {k}", "draw": draw, "score": "accuracy"}
+        | {"test_accuracy": 0.5 + k / 100 + seed / 10}
+        for k in range(count)
+        for seed in (0, 1)
+        for draw in (5, 10)
+    ]
+    (panel,) = drawn(ALL["accuracy_over_draws"], pd.DataFrame(rows)).axes
+    assert [line.get_ydata()[0] for line in panel.lines] == pytest.approx([55 + k for k in range(count)])
+    assert len(panel.collections) == (count if count <= 12 else 0)
+    assert {line.get_linewidth() for line in panel.lines} == {1.5 if count <= 12 else 1}
+
+
+@pytest.mark.parametrize("plot", OF_TABLES, ids=lambda plot: plot.name)
+def test_figures_of_another_score_are_in_its_unit(plot, known):
+    frame = known.frame(plot.needs).assign(score="log_likelihood", workload="mixture")
+    if plot.needs == "curves":
+        frame = frame.rename(columns={"test_accuracy": "test_log_likelihood"})
+    labels = {text for panel in drawn(plot, frame).axes for text in (panel.get_xlabel(), panel.get_ylabel())}
+    assert not any("accuracy" in text or "%" in text for text in labels)
+    if plot.name.startswith("accuracy"):
+        assert "test log-likelihood (nats)" in labels
+
+
+@pytest.mark.parametrize("plot", OF_TABLES, ids=lambda plot: plot.name)
+def test_two_scores_share_no_axis(plot, known):
+    frame = known.frame(plot.needs)
+    other = frame.assign(score="log_likelihood", workload="mixture")
+    if plot.needs == "curves":
+        other = other.rename(columns={"test_accuracy": "test_log_likelihood"})
+    figure = drawn(plot, pd.concat([frame, other], ignore_index=True))
+    for panel in figure.axes:
+        for group in (panel.get_shared_x_axes(), panel.get_shared_y_axes()):
+            together = {
+                text for other in group.get_siblings(panel) for text in (other.get_xlabel(), other.get_ylabel())
+            }
+            assert not {"test accuracy (%)", "test log-likelihood (nats)"} <= together
+
+
+def test_a_new_figure_needs_no_other_edit(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import matplotlib.pyplot as plt\nNEEDS = 'comparison'\ndef draw(frame, styles):\n    return plt.figure()\n"
+    )
+    assert [plot.name for plot in figures.plots(tmp_path)] == ["mine"]
+    (tmp_path / "bad.py").write_text("NEEDS = 'records'\n")
+    with pytest.raises(ConfigError, match="NEEDS"):
+        figures.plots(tmp_path)
+    with pytest.raises(ConfigError, match="folder"):
+        figures.plots(tmp_path / "nowhere")
+
+
+def test_panels_are_blank_where_there_is_nothing():
+    frame = pd.DataFrame({"workload": ["a", "a", "b"], "epsilon_target": [1.0, math.inf, 1.0]})
+    figure, found = drawing.panels(frame, 2, 2)
+    assert set(found) == {("a", 1.0), ("a", math.inf), ("b", 1.0)}
+    assert [axis.get_title() for axis in figure.axes] == ["a, ε = 1", "a, ε = ∞", "b, ε = 1", "b, ε = ∞"]
+    assert [axis.axison for axis in figure.axes] == [True, True, True, False]
+
+
+def test_a_legend_is_of_all_panels_in_the_suites_order():
+    frame = pd.DataFrame({"workload": ["a", "b"], "epsilon_target": [1.0, 1.0]})
+    figure, found = drawing.panels(frame, 2, 2)
+    for axis in found.values():
+        axis.plot([0, 1], label="ceiling")
+        axis.plot([0, 1], label="same (set by hand)")
+    found["b", 1.0].plot([0, 1], label="same_but_longer")
+    found["b", 1.0].plot([0, 1], label="first")
+    drawing.legend(figure, styles_of(["first", "same_but_longer", "same"]))
+    (legend,) = figure.legends
+    texts = [text.get_text() for text in legend.get_texts()]
+    assert texts == ["first", "same_but_longer", "same (set by hand)", "ceiling"]
+
+
+def inches(figure):
+    """Width and height of a figure's first panel, and of its legend."""
+    figure.canvas.draw()
+    boxes = figure.axes[0].get_window_extent(), figure.legends[0].get_window_extent()
+    return [tuple(box.size / figure.dpi) for box in boxes]
+
+
+@pytest.mark.parametrize("name", ["accuracy_vs_epsilon", "accuracy_over_draws"])
+def test_a_legend_takes_no_room_from_panels(name, known):
+    frame = known.frame(ALL[name].needs)
+    label, sizes = frame["label"].iloc[0], {}
+    for count in (1, 24):
+        names = [label if count == 1 else f"{label}, that is called {k}" for k in range(count)]
+        copies = pd.concat([frame[frame["label"] == label].assign(label=other) for other in names])
+        figure = drawn(ALL[name], copies)
+        panel, legend = inches(figure)
+        sizes[count] = panel
+        assert legend[1] <= figure.get_size_inches()[1]
+        assert figure.axes[0].xaxis.label.get_window_extent().width / figure.dpi < panel[0]
+    assert len(figure.legends[0].get_texts()) >= 24
+    assert sizes[24] == pytest.approx(sizes[1], abs=0.35), "a short legend leaves panels some of its room"
+
+
+def test_a_short_legend_changes_no_size():
+    figure, axis = plt.subplots(figsize=(5, 3), layout="constrained")
+    axis.plot([0, 1], label="short")
+    drawing.legend(figure)
+    assert figure.get_size_inches().tolist() == [5, 3]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "found"),
+    [
+        ([10, 88, 90, 91], [12, 89, 92, 93], (12, 88)),
+        ([10, 11, 88, 90, 91], [12, 12, 89, 92, 93], (12, 88)),
+        ([10, 60, 88, 90, 91], [12, 61, 89, 92, 93], (12, 60)),
+        ([70, 79, 90, 91], [75, 82, 92, 93], None),  # no wide gap
+        ([10, 11, 12, 90, 91], [10, 11, 12, 90, 91], None),  # as many fail as do not
+        ([10, 90, 91], [12, 92, 93], None),  # too few
+        ([60, 61, 63.8, 64, 65, 66], [61, 61.9, 64, 65, 66, 66.2], None),  # a third lies below, less is empty
+        ([10, 20, 88, 90, 91], [90, 21, 89, 92, 93], None),  # one interval spans it
+        ([10, 88, 90, 91, math.nan], [12, 89, 92, 93, math.nan], (12, 88)),
+        ([10, 88, 90, 91, -math.inf], [12, 89, 92, 93, -math.inf], (12, 88)),
+        ([math.nan], [math.nan], None),
+    ],
+)
+def test_where_an_axis_is_cut(low, high, found):
+    assert axes.gap(low, high) == found
+    assert found == (found and axes.gap(low[::-1], high[::-1]))
+
+
+@pytest.mark.parametrize("along", ["x", "y"])
+def test_what_a_cut_leaves_keeps_its_scale(along):
+    scores = np.array([10.0, 12.0, 88.0, 90.0, 95.0])
+    figure, axis = plt.subplots()
+    axis.plot(*((scores, range(5)) if along == "x" else (range(5), scores)), "o-")
+    axes.cut([axis], scores - 1, scores + 1, along)
+    place = dict(zip(scores, getattr(axis, f"{along}axis").get_transform().transform(scores), strict=True))
+    assert place[12] - place[10] == pytest.approx(2)
+    assert place[95] - place[88] == pytest.approx(7)
+    assert 0 < place[88] - place[12] < 10
+    assert [text.get_text() for text in axis.texts] == ["axis cut"]
+    ticks = getattr(axis, f"get_{along}ticks")()
+    band = axis.patches[-1]
+    low = band.get_x() if along == "x" else band.get_y()
+    high = low + (band.get_width() if along == "x" else band.get_height())
+    assert 13 <= low < high <= 87, "the band hides no interval"
+    assert any(ticks < low), "each part has ticks"
+    assert any(ticks > high)
+    assert not any((ticks > low) & (ticks < high))
+    figure.canvas.draw()
+
+
+def test_a_failing_method_does_not_squeeze_the_others(maker):
+    for label, test in {"hyfreedp": 0.1, "dp_adam": 0.90, "fiber": 0.92, "adadp": 0.93}.items():
+        for epsilon in (1.0, 3.0):
+            maker.add(label, 0, test, test, epsilon=epsilon)
+    known = Results(maker.done(), "made")
+    for name, along in (("accuracy_vs_epsilon", 1), ("accuracy_vs_total_epsilon", 1), ("accuracy_by_method", 0)):
+        figure = known.plot(name, PLOTS)
+        for axis in figure.axes:
+            low, high = axis.transAxes.inverted().transform(axis.transData.transform([(90, 90), (93, 93)]))[:, along]
+            assert high - low > 0.4, f"{name}: 3 of 83 points have this part of the axis"
+            assert "axis cut" in [text.get_text() for text in axis.texts]
+
+
+@pytest.mark.parametrize("farthest", [0.4, 3.0, 7.0, 18.0, 33.0, 80.0])
+def test_ticks_of_profiles_do_not_run_into_each_other(matrix, farthest):
+    rows = Results(matrix, "made").ranking()
+    rows["difference"] *= farthest / 100 / 1.1 / -rows["difference"].min()
+    figure = drawn(ALL["performance_profile"], rows)
+    figure.canvas.draw()
+    boxes = [text.get_window_extent() for text in figure.axes[0].get_xticklabels()]
+    assert len(boxes) >= 4
+    assert all(before.x1 + 3 < after.x0 for before, after in pairwise(boxes))
+
+
+def test_figures_that_have_nothing_to_show_do_not_keep_others_from_being_drawn(matrix, capsys, tmp_path, monkeypatch):
+    """Without privacy nothing was spent, and constant learning rates have nothing to be compared with."""
+    monkeypatch.chdir(tmp_path)
+    known = Results(matrix, "made", {"epsilon": [math.inf]})
+    for name in ("accuracy_vs_total_epsilon", "learning_rate"):
+        assert known.draw(ALL[name]) is None
+        with pytest.raises(ConfigError, match="nothing finished that it could show"):
+            known.plot(name, PLOTS)
+    assert main(["plot", "suite=made", f"results={matrix.root}", "epsilon=inf"]) == 0
+    printed = capsys.readouterr().out
+    assert "accuracy_vs_epsilon.svg" in printed
+    assert "accuracy_by_method.svg" in printed
+    assert "learning_rate" not in printed
+    for name, reason in (("learning_rate", "nothing finished that it could show"), ("audit", "`dpopt audit` draws it")):
+        assert main(["plot", "suite=made", f"results={matrix.root}", "epsilon=inf", f"figure={name}"]) == 2
+        assert reason in capsys.readouterr().err
+
+
+def test_the_legend_of_audits_names_what_is_in_any_panel():
+    rows = [("optimizer", 1.0, math.nan), ("optimizer", 3.0, 0.7)]
+    frame = pd.DataFrame(rows, columns=["kind", "epsilon_target", "one_run_fdp"])
+    figure = ALL["audit"].figure(frame.assign(failure="", name="x", epsilon=2.0, worst_case=1.0, one_run=0.5))
+    assert "one run, f-DP" in {text.get_text() for text in figure.legends[0].get_texts()}
+
+
+def test_workloads_are_named_by_what_tells_them_apart():
+    image = {"name": "images", "architecture": "vit_tiny_patch16_224.augreg_in21k", "subset": "head", "size": None}
+    specs = [
+        {**image, "data": "cifar10"},
+        {**image, "data": "cifar10", "size": 64},
+        {**image, "data": "cifar100_subset"},
+        {"name": "sst2_minilm", "data": "sst2", "encoder": "minilm", "subset": "lora"},
+        {"name": "digits_mlp", "hidden": 64},
+        {"name": "my_own"},
+    ]
+    assert list(readable_names(specs).values()) == [
+        "ViT-Ti head, CIFAR-10",
+        "ViT-Ti head, CIFAR-10, size 64",
+        "ViT-Ti head, CIFAR-100 subset",
+        "MiniLM LoRA, SST-2",
+        "digits MLP",
+        "my own",
+    ]
+    again = {**image, "data": "cifar10", "name": "mine"}
+    assert len(set(readable_names([*specs, again]).values())) == 7
+
+
+def test_a_style_is_what_matplotlib_takes():
+    assert Style("red", "o", "--").line == {"color": "red", "marker": "o", "linestyle": "--"}
+    assert Style("red", "o", "--").dots == {"color": "red", "marker": "o", "linestyle": "none"}

@@ -1,0 +1,416 @@
+"""Rankings of made-up records and frames whose answers are known."""
+
+import math
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+
+from dpopt.errors import ConfigError
+from dpopt.results import choosing, figures, frames, pricing, ranking, statistics, tables
+from dpopt.results.budgets import BUDGETS
+from dpopt.results.drawing import styles_of
+
+PLOTS = {plot.name: plot for plot in figures.plots(Path(__file__).parents[2] / "plots")}
+
+
+PLENTY = [1e9]
+
+
+def ranked(store, by="epsilon", budgets=PLENTY, **columns):
+    """The ranking by label, of one block."""
+    cells = frames.load(store, "made").cells.assign(**columns)
+    return ranking.ranking(store, cells, by, budgets).set_index("label")
+
+
+@pytest.fixture
+def searched(maker):
+    """A search of two runs, which wins where it is not charged, and a method that needs none; three seeds."""
+    for seed in range(3):
+        for lr, validation, test in ((0.1, 0.6, 0.2), (1.0, 0.8, 0.9)):
+            maker.add("dp_adam", seed, validation, test + 0.01 * seed, tuned={"lr": lr}, tuning="grid")
+        maker.add("hyfreedp", seed, 0.7, 0.6 + 0.01 * seed)
+    return maker
+
+
+def test_means_that_differ_by_rounding_alone_share_a_rank(maker):
+    for seed, scores in enumerate(((0.1, 0.3), (0.2, 0.2), (0.3, 0.1))):
+        for label, test in zip(("one", "other"), scores, strict=True):
+            maker.add(label, seed, 0.5, test)
+    frame = ranked(maker.done())
+    assert frame["mean"]["one"] != frame["mean"]["other"]
+    assert list(frame["rank"]) == [1.5, 1.5]
+
+
+def test_who_is_first_is_asked_among_those_that_are_in_every_block(maker):
+    for workload in ("digits_mlp", "gmm"):
+        for seed in range(2):
+            for label, test in (("adadp", 0.8), ("prodigy", 0.6), ("guest", 0.9))[: 3 if workload == "gmm" else 2]:
+                maker.add(label, seed, 0.5, test, workload=workload)
+    store = maker.done()
+    cells = frames.load(store, "made").cells
+    table = ranking.average_ranks(ranking.ranking(store, cells, "epsilon", PLENTY)).set_index("label")
+    assert table["first"].to_dict() == {"adadp": 2, "prodigy": 0}
+
+
+def test_who_wins_before_tuning_is_charged_loses_at_equal_total_epsilon(searched):
+    store = searched.done()
+    comparison = tables.comparison(store, choosing.select(frames.load(store, "made").cells)).set_index("label")
+    assert comparison["mean"].idxmax() == "dp_adam"
+    total = comparison["epsilon_with_tuning"]["dp_adam"]
+    single = comparison["epsilon_with_tuning"]["hyfreedp"]
+
+    table = ranked(store, budgets=[single])
+    assert table["rank"].to_dict() == {"hyfreedp": 1, "dp_adam": 2}
+    assert table.loc["dp_adam", ["mean", "spent", "difference", "p"]].isna().all()
+    assert ranking.as_tables(table.reset_index())[0].frame["accuracy (%)"].tolist() == ["61.0 ± 1.0", "-"]
+
+    table = ranked(store, budgets=[total])
+    assert table["rank"].to_dict() == {"dp_adam": 1, "hyfreedp": 2}
+    assert table["spent"].to_dict() == {"dp_adam": total, "hyfreedp": single}
+    assert table["mean"].to_dict() == pytest.approx({"dp_adam": 0.91, "hyfreedp": 0.61})
+    assert table["difference"]["hyfreedp"] == pytest.approx(-0.3)
+
+
+def test_the_larger_target_that_fits_is_taken_and_not_the_better_score(maker):
+    for epsilon, score in ((1.0, 0.9), (3.0, 0.5)):
+        maker.add("adadp", 0, score, score, epsilon=epsilon)
+        maker.add("dp_adam", 0, 0.7, 0.7, epsilon=epsilon)
+    table = ranked(maker.done())
+    assert table["mean"].to_dict() == {"dp_adam": 0.7, "adadp": 0.5}
+
+
+def test_budgets_are_the_targets_where_none_is_given(maker):
+    for label in ("dp_adam", "hyfreedp"):
+        maker.add(label, 0, 0.5, 0.5, epsilon=1.0)
+        maker.add(label, 0, 0.5, 0.7, epsilon=4.0)
+        maker.add(label, 0, 0.5, 0.9, epsilon=math.inf)
+    store = maker.done()
+    cells = frames.load(store, "made").cells
+    spent = sorted(set(tables.comparison(store, choosing.select(cells))["epsilon_single"]))[:2]
+    cells["epsilon_target"] = cells["epsilon_target"].replace({1.0: spent[0], 4.0: spent[1]})
+    frame = ranking.ranking(store, cells)
+    assert frame.groupby("epsilon")["mean"].unique().map(list).to_dict() == {spent[0]: [0.5], spent[1]: [0.7]}
+    assert frame["is_first"].all()
+
+
+def test_settings_are_part_of_the_search(maker):
+    for clip, validation, test in ((0.1, 0.9, 0.5), (1.0, 0.8, 0.7)):
+        maker.add("dp_adam", 0, validation, test)
+        maker.clip(clip)
+    maker.add("hyfreedp", 0, 0.6, 0.6)
+    store = maker.done()
+    table = ranked(store)
+    assert table.loc["dp_adam", ["mean", "runs"]].tolist() == [0.5, 2]
+    ids = tuple(entry["run_id"] for entry in maker.cells[:2])
+    assert table["spent"]["dp_adam"] == pytest.approx(pricing.composed(store, ids, 1e-5, "rdp"))
+    assert table["spent"]["dp_adam"] > 1.3 * table["spent"]["hyfreedp"]
+    assert ranked(store, tuning="private")["spent"]["dp_adam"] == table["spent"]["dp_adam"], "no rule prices several"
+
+
+def test_equal_draws_pay_for_all_runs_of_a_search(searched):
+    table = ranked(searched.done(), "draws", ())
+    assert table["budget"].tolist() == [100, 100]
+    assert table["spent"].tolist() == [100, 100]
+    assert table["mean"].to_dict() == pytest.approx({"hyfreedp": 0.61, "dp_adam": 0.91 / 2}), (
+        "its curve at draw 50 of 100"
+    )
+    assert ranked(searched.store, "draws", [200])["mean"]["dp_adam"] == pytest.approx(0.91)
+    assert math.isnan(ranked(searched.store, "draws", [99])["mean"]["dp_adam"]), "its curve begins at draw 50"
+
+
+def test_equal_gradients_count_points(searched):
+    store = searched.done()
+    assert ranked(store, "gradients", ())["budget"].iloc[0] == 100 * 128
+    points = pd.Series([1, 1, 5] * 3)
+    table = ranked(store, "gradients", (), gradients_per_draw=points)
+    assert table["budget"].iloc[0] == 2 * 100 * 128
+    assert table["mean"]["dp_adam"] == pytest.approx(0.91)
+    assert math.isnan(table["mean"]["hyfreedp"]), "the curve of 500 evaluations a record begins after 250"
+
+
+def test_seconds_are_of_computing_where_all_runs_have_them(searched):
+    store, wall, cpu = searched.done(), [4.0, 4.0, 10.0] * 3, [2.0, 2.0, 3.0] * 3
+    table = ranked(store, "seconds", (), seconds_train=wall, seconds_cpu=cpu)
+    assert table["budget"].iloc[0] == 3
+    cpu[4] = math.nan
+    table = ranked(store, "seconds", (), seconds_train=wall, seconds_cpu=cpu)
+    assert table["budget"].iloc[0] == 8
+    assert ranking.ranking(store, frames.load(store, "made").cells, "seconds").empty, "no times are stored"
+
+
+def test_failures_count_as_the_worst_score_and_are_marked(maker):
+    for seed in range(3):
+        maker.add("dp_adam", seed, 0.8, 0.8)
+        maker.add("adadp", seed, 0.7, 0.5 + 0.1 * seed)
+        maker.add("hyfreedp", seed, 0.7, 0.01, status="diverged" if seed else "done")
+        maker.add("dp_sgd", seed, 0.9, 0.9, status="failed" if seed == 2 else "done")
+    table = ranked(maker.done())
+    assert table["failures"].to_dict() == {"dp_adam": 0, "dp_sgd": 1, "adadp": 0, "hyfreedp": 2}
+    assert table["mean"].to_dict() == pytest.approx(
+        {"dp_adam": 0.8, "dp_sgd": (0.9 + 0.9 + 0.01) / 3, "adadp": 0.6, "hyfreedp": 0.01}
+    )
+    texts = ranking.as_tables(table.reset_index())[0].frame.set_index("method")["accuracy (%)"]
+    assert texts["dp_sgd"].endswith("†1")
+    assert texts["hyfreedp"].endswith("†2")
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_a_method_without_a_score_is_below_all_that_have_one(maker, seeds):
+    """What counts as the worst score is no tie with the method that has it."""
+    for seed in range(seeds):
+        maker.add("dp_adam", seed, 0.5, 0.8)
+        maker.add("adadp", seed, 0.5, 0.5)
+        maker.add("dog", seed, 0.5, 0.5, status="failed")
+        maker.add("prodigy", seed, 0.5, 0.9, status="diverged")
+    frame = ranked(maker.done())
+    assert frame["rank"].to_dict() == {"dp_adam": 1, "adadp": 2, "dog": 3.5, "prodigy": 3.5}
+    assert frame["mean"]["dog"] == 0.5
+    assert frame["failures"].to_dict() == {"dp_adam": 0, "adadp": 0, "dog": seeds, "prodigy": seeds}
+    assert not frame.loc[["dog", "prodigy"], ["is_first", "is_best"]].any(axis=None)
+
+
+def test_two_methods_of_which_one_has_no_score(maker):
+    maker.add("adadp", 0, 0.5, 0.5)
+    maker.add("dog", 0, 0.5, 0.5, status="failed")
+    frame = ranked(maker.done())
+    assert frame[["rank", "is_first"]].T.to_dict("list") == {"adadp": [1, True], "dog": [2, False]}
+    assert not frame["is_best"]["dog"]
+    tight = ranked(maker.store, "draws", [99])
+    assert tight.loc["dog", "rank"] == 2
+
+
+def test_the_best_of_those_in_all_blocks_has_a_score(maker):
+    """A guest is the only one that reaches anything in the second block; the two others are not first there."""
+    for label, test in (("adadp", 0.8), ("prodigy", 0.6)):
+        maker.add(label, 0, 0.5, test)
+        maker.add(label, 0, 0.5, test, workload="gmm", status="failed")
+    maker.add("guest", 0, 0.5, 0.5, workload="gmm")
+    store = maker.done()
+    blocks = ranking.ranking(store, frames.load(store, "made").cells, budgets=PLENTY)
+    assert ranking.average_ranks(blocks).set_index("label")["first"].to_dict() == {"adadp": 1, "prodigy": 0}
+
+
+@pytest.mark.parametrize("damage", ["record", "pending"])
+def test_a_seed_that_is_not_known_to_have_failed_is_not_finished(maker, damage):
+    """A damaged record is no failure; and while a cell is pending beside one that failed, nothing is known yet."""
+    for seed in range(3):
+        maker.add("hyfreedp", seed, 0.5, 0.5)
+        lost = [maker.add("dp_adam", seed, 0.5, 0.1 * seed, tuned={"lr": lr}, tuning="grid") for lr in (0.1, 1.0)]
+    if damage == "record":
+        (maker.store.folder(lost[0]) / "record.json").write_text("{")
+    else:
+        for run_id in lost:
+            (maker.store.folder(run_id) / "record.json").unlink()
+        maker.store.fail(lost[0], "ValueError: no luck")
+    frame = ranked(maker.done())
+    assert frame["seeds"].tolist() == [2, 2]
+    assert frame["failures"].tolist() == [0, 0]
+
+
+def test_rows_without_privacy_need_not_be_comparable(maker):
+    maker.add("ceiling", 0, 0.5, 0.9, epsilon=math.inf)
+    for label in ("dp_adam", "hyfreedp"):
+        maker.add(label, 0, 0.5, 0.5)
+    assert len(ranked(maker.done(), delta=[1e-6, 1e-5, 1e-5])) == 2
+
+
+@pytest.mark.parametrize("validations", [(math.nan, math.nan), (math.nan, 0.5)])
+def test_settings_that_nothing_but_the_test_split_tells_apart_are_not_ranked(maker, validations):
+    for clip, validation, test in zip((0.1, 1.0), validations, (0.3, 0.9), strict=True):
+        maker.add("swept", 0, validation, test)
+        maker.clip(clip)
+    for label in ("dp_adam", "hyfreedp"):
+        maker.add(label, 0, math.nan, 0.5)  # of one setting there is nothing to choose
+    frame = ranked(maker.done())
+    assert frame["mean"].to_dict() == {"dp_adam": 0.5, "hyfreedp": 0.5} | (
+        {} if math.isnan(validations[1]) else {"swept": 0.9}
+    )
+
+
+def test_settings_that_all_diverge_have_failed(maker):
+    for clip in (0.1, 1.0):
+        maker.add("swept", 0, 0.5, 0.9, status="diverged")
+        maker.clip(clip)
+    maker.add("hyfreedp", 0, 0.5, 0.5)
+    assert ranked(maker.done())["failures"].to_dict() == {"hyfreedp": 0, "swept": 1}
+
+
+def test_a_run_of_a_search_that_diverged_is_no_failure(maker):
+    maker.add("dp_adam", 0, 0.1, 0.1, tuned={"lr": 9.0}, tuning="grid", status="diverged")
+    maker.add("dp_adam", 0, 0.8, 0.8, tuned={"lr": 0.1}, tuning="grid")
+    maker.add("hyfreedp", 0, 0.7, 0.7)
+    table = ranked(maker.done())
+    assert table.loc["dp_adam", ["rank", "mean", "failures", "runs"]].tolist() == [1, 0.8, 0, 2]
+
+
+def test_seeds_that_are_not_finished_are_left_out_for_all(maker):
+    for seed in range(3):
+        maker.add("dp_adam", seed, 0.5, 0.1 * seed)
+        maker.add("hyfreedp", seed, 0.5, 0.5, status="missing" if seed == 2 else "done")
+    table = ranked(maker.done())
+    assert table["seeds"].tolist() == [2, 2]
+    assert table["mean"]["dp_adam"] == pytest.approx(0.05)
+
+
+def test_pairs_are_seeds_and_ties_share_a_rank(maker):
+    """What seeds have in common is not noise: unpaired, the difference of 0.01 would drown."""
+    for seed in range(8):
+        maker.add("dp_adam", seed, 0.5, 0.3 + 0.05 * seed)
+        maker.add("hyfreedp", seed, 0.5, 0.29 + 0.05 * seed + 1e-4 * (-1) ** seed)
+        for label in ("adadp", "dp_sgd"):
+            maker.add(label, seed, 0.5, 0.1)
+    table = ranked(maker.done())
+    assert table["rank"].to_dict() == {"dp_adam": 1, "hyfreedp": 2, "adadp": 3.5, "dp_sgd": 3.5}
+    row = table.loc["hyfreedp"]
+    assert row["low"] < row["difference"] < row["high"] < -0.009
+    assert row["p"] < 1e-9
+    assert table["is_best"].to_dict() == {"dp_adam": True, "hyfreedp": False, "adadp": False, "dp_sgd": False}
+
+
+def test_a_search_of_a_random_number_of_runs_costs_its_rule(searched):
+    store = searched.done()
+    cells = frames.load(store, "made").cells
+    is_search = cells["label"] == "dp_adam"
+    rule = '{"number": "geometric", "rule": "geometric", "runs": 2.0}'
+    cells = cells.assign(epsilon_total=2.5, selection=np.where(is_search, rule, ""))
+    cells = cells.assign(tuning=np.where(is_search, "private", "self")).drop(index=[0])
+    table = ranking.ranking(store, cells, budgets=PLENTY).set_index("label")
+    assert table.loc["dp_adam", ["spent", "runs", "mean"]].tolist() == pytest.approx([2.5, 5 / 3, 0.91])
+    table = ranking.ranking(store, cells, by="draws").set_index("label")
+    assert table["mean"]["dp_adam"] == pytest.approx((0.9 + (0.91 + 0.92) / 2) / 3), "seed 0 has made one run"
+
+
+@pytest.mark.parametrize(("by", "budgets", "named"), [("epochs", (), "draws"), ("draws", (0.0,), "positive")])
+def test_bad_input_is_named(matrix, by, budgets, named):
+    with pytest.raises(ConfigError, match=named):
+        ranking.ranking(matrix, frames.load(matrix, "made").cells, by, budgets)
+
+
+def test_what_cannot_be_compared_is_refused(searched):
+    store = searched.done()
+    with pytest.raises(ConfigError, match="delta"):
+        ranked(store, delta=[1e-5, 1e-5, 1e-6] * 3)
+    with pytest.raises(ConfigError, match="device"):
+        ranked(store, "seconds", device=["cpu", "cpu", "cuda"] * 3, seconds_train=1.0)
+    assert len(ranked(store, device=["cpu", "cpu", "cuda"] * 3)) == 2, "an epsilon is that of any device"
+
+
+def frame(scores, levels=(1.0,)):
+    """A ranking of methods whose scores are the same for every seed: {workload: {method: score}}."""
+    rows = []
+    for workload, methods in scores.items():
+        ranks = pd.Series(methods).rank(ascending=False)
+        best = max(methods.values())
+        for level in levels:
+            for label, score in methods.items():
+                place = {"by": "epsilon", "workload": workload, "epsilon": level, "budget": level}
+                numbers = {
+                    "mean": score,
+                    "difference": score - best,
+                    "rank": ranks[label],
+                    "is_first": score == best,
+                }
+                counts = {"tuning": "self", "score": "accuracy", "seeds": 3, "failures": 0}
+                rows.append({**place, "label": label, **numbers, **counts})
+    return pd.DataFrame(rows)
+
+
+def test_average_ranks_are_of_workloads():
+    uneven = pd.concat(
+        [frame({"digits": {"a": 0.9, "b": 0.8}}, levels=(1.0, 3.0, 8.0)), frame({"mnist": {"a": 0.1, "b": 0.7}})]
+    )
+    table = ranking.average_ranks(uneven).set_index("label")
+    assert table["rank"].to_dict() == {"a": 1.5, "b": 1.5}
+    assert table["first"].to_dict() == {"a": 3, "b": 1}
+
+
+def test_average_ranks_are_among_the_methods_of_all_blocks():
+    some = frame({"digits": {"a": 0.9, "b": 0.8, "c": 0.85}, "mnist": {"a": 0.9, "b": 0.7}})
+    table = ranking.average_ranks(some).set_index("label")
+    assert table["rank"].to_dict() == {"a": 1, "b": 2}
+
+
+def scattered(workloads):
+    generator = np.random.default_rng(0)
+    centres = {"a": 0.5, "b": 0.51, "c": 0.9}
+    noisy = [{name: centre + 0.02 * generator.random() for name, centre in centres.items()} for _ in range(workloads)]
+    return frame({f"w{number}": scores for number, scores in enumerate(noisy)})
+
+
+def test_ranks_are_tested_with_enough_workloads_only():
+    assert ranking.rank_test(scattered(statistics.ENOUGH - 1)) is None
+    assert "not tested" in ranking.verdict(scattered(statistics.ENOUGH - 1))
+    many_levels = frame({"digits": {"a": 0.5, "b": 0.6}}, levels=range(1, 21))
+    assert ranking.rank_test(many_levels) is None, "twenty budgets of one workload are one workload"
+    test = ranking.rank_test(scattered(9))
+    assert test is not None
+    assert test.workloads == 9
+    assert test.p < 0.01
+    assert "Friedman" in ranking.verdict(scattered(9))
+
+
+def test_files_say_what_was_compared_and_how_little_few_seeds_show(searched):
+    store = searched.done()
+    cells = frames.load(store, "made").cells
+    for by, name in BUDGETS.items():
+        files = ranking.files(ranking.ranking(store, cells.assign(seconds_train=1.0), by, PLENTY))
+        assert name in files["md"]
+        assert "With 3 seeds" in files["md"]
+        assert "Average ranks are not tested" in files["md"]
+        assert files["csv"].count("\n") == 3
+    assert "no finished blocks" in ranking.files(ranking.ranking(store, cells[:0]))["md"]
+
+
+def test_methods_that_share_no_block_have_no_average(maker):
+    for workload, labels in (("digits_mlp", ("adadp", "dog")), ("gmm", ("prodigy", "hyfreedp"))):
+        for label in labels:
+            maker.add(label, 0, 0.5, 0.5, workload=workload)
+    store = maker.done()
+    blocks = ranking.ranking(store, frames.load(store, "made").cells, budgets=PLENTY)
+    assert len(blocks) == 4
+    assert ranking.average_ranks(blocks).empty
+    assert "here are 2 and 0" in ranking.files(blocks)["md"]
+    assert drawn("average_ranks", blocks) is None
+
+
+def bars(figure):
+    return [line for line in figure.axes[0].lines if line.get_linewidth() == 3]
+
+
+def drawn(name, rows):
+    return PLOTS[name].figure(rows, styles_of(rows["label"]))
+
+
+def test_bars_of_the_critical_difference_need_enough_workloads():
+    few, enough = (drawn("average_ranks", scattered(count)) for count in (statistics.ENOUGH - 1, 9))
+    assert bars(few) == []
+    assert "not tested" in few.texts[0].get_text().replace("\n", " ")
+    averages = ranking.average_ranks(scattered(9))
+    assert averages["label"].tolist()[0] == "c"
+    joined = [sorted(line.get_ydata()) for line in bars(enough)]
+    assert joined == [[1, 2]], "a and b do not differ; c does from both"
+    plt.close("all")
+
+
+def test_profiles_count_the_blocks_that_a_method_is_not_in():
+    rows = frame({f"w{number}": {"a": 0.9, "b": 0.8} | ({} if number else {"rare": 1.0}) for number in range(10)})
+    axis = drawn("performance_profile", rows).axes[0]
+    assert axis.get_title().startswith("10 blocks")
+    highest = {line.get_label(): max(line.get_ydata()) for line in axis.lines}
+    assert highest == pytest.approx({"a": 1, "b": 1, "rare": 0.1})
+    plt.close("all")
+
+
+def test_profiles_plot_shares_of_blocks():
+    scores = {"digits": {"a": 0.9, "b": 0.8}, "mnist": {"a": 0.5, "b": 0.7}, "fmnist": {"a": 0.5, "b": 0.7}}
+    rows = frame(scores)
+    lacking = (rows["workload"] == "fmnist") & (rows["label"] == "a")
+    rows.loc[lacking, ["mean", "difference"]] = math.nan
+    axis = drawn("performance_profile", rows).axes[0]
+    lines = {line.get_label(): line.get_xydata()[:-1] for line in axis.lines}
+    assert lines["a"] == pytest.approx(np.array([[0, 1 / 3], [20, 2 / 3]])), "and never 1"
+    assert lines["b"] == pytest.approx(np.array([[0, 2 / 3], [10, 1]]))
+    plt.close("all")

@@ -1,0 +1,431 @@
+"""The page of a suite: what it says, that it says it without a network, and that nothing stored can break it."""
+
+import html
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+from functools import reduce
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from dpopt.errors import ConfigError
+from dpopt.privacy import epsilon as spent
+from dpopt.results import choosing, frames, report, tables
+from dpopt.results.report.content import headline, provenance, setting
+from dpopt.results.report.sheet import number
+from dpopt.results.results import Results
+from dpopt.results.writing import Table
+
+FIGURE = '''"""A line for each method.
+
+The more the better.
+"""
+import matplotlib.pyplot as plt
+
+NEEDS = "comparison"
+
+def draw(frame, styles):
+    """Read from left to right."""
+    figure, axis = plt.subplots()
+    for label, rows in frame.groupby("label"):
+        axis.plot(rows["epsilon_single"], rows["mean"], "o-", label=label)
+    axis.legend()
+    return figure
+'''
+HOSTILE = "<b onclick='x()'>bold</b> & \"quoted\""
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page: its elements in order, its texts, and the cells of its tables."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.texts, self.tables = [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("th", "td"):
+            self.tables[-1][-1].append("")
+
+    def handle_data(self, data):
+        self.texts.append(data)
+        if self.tables and self.tables[-1] and self.tables[-1][-1] and self.inside_cell:
+            self.tables[-1][-1][-1] += data
+
+    @property
+    def inside_cell(self):
+        return self.lasttag in ("th", "td", "wbr")
+
+    def handle_endtag(self, tag):
+        if tag in ("th", "td"):
+            self.lasttag = tag + " closed"
+
+    @property
+    def text(self):
+        return " ".join("".join(self.texts).split())
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two figures, so that ids could clash."""
+    made = tmp_path / "plots"
+    made.mkdir()
+    for name in ("first", "second"):
+        (made / f"{name}.py").write_text(FIGURE)
+    return made
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """No figures: drawing takes most of the time."""
+    made = tmp_path / "none"
+    made.mkdir()
+    return made
+
+
+def page_of(store, folder, **options):
+    return report.page(Results(store, "made"), folder, **options)
+
+
+def test_the_tables_hold_the_stored_numbers(matrix, bare):
+    best, every, _ = Page(page_of(matrix, bare)).tables
+    assert best[0][2:4] == ["best private method", "test accuracy (%)"]
+    charged = [row[4] for row in best[1:]]
+    assert [[*row[:4], row[-1]] for row in best[1:]] == [
+        ["digits_mlp", "1", "hyfreedp", "40.0 ± 0.0", "ceiling: 98.0 ± 0.0"],
+        ["digits_mlp", "3", "hyfreedp", "70.0 ± 0.0", "ceiling: 98.0 ± 0.0"],
+    ]
+    comparison = tables.comparison(matrix, choosing.select(frames.load(matrix, "made").cells))
+    spent = comparison.set_index(["label", "epsilon_target"])["epsilon_with_tuning"].map(tables.upper)
+    assert charged == [spent["hyfreedp", 1.0], spent["hyfreedp", 3.0]]
+    assert best[1][5] == f"dp_adam: 60.0 ± 10.0, ε with tuning {spent['dp_adam', 1.0]}"
+    shown = tables.as_table(comparison, "made").frame
+    assert every == [list(shown), *shown.values.tolist()]
+
+
+def test_the_best_method_is_one_of_those_that_are_ranked(maker):
+    """A search that is not charged scores higher, and so does a value that was set by hand: both are for reference."""
+    for lr, tuning, epsilon in ((0.1, "grid", 1.0), (0.2, "grid", 1.0), (0.1, "fixed", 3.0)):
+        maker.add("dp_adam", 0, 0.9, 0.8 + lr, epsilon=epsilon, tuned={"lr": lr}, tuning=tuning)
+    maker.add("hyfreedp", 0, 0.5, 0.4, epsilon=1.0)
+    comparison = tables.comparison(maker.done(), choosing.select(frames.load(maker.store, "made").cells))
+    first, second = headline(comparison).to_dict("records")
+    assert [first["best private method"], first["test accuracy (%)"]] == ["hyfreedp", "40.0"]
+    overspent = comparison.set_index(["label", "epsilon_target"]).loc["dp_adam", 1.0]["epsilon_with_tuning"]
+    assert overspent > 1
+    assert first["for reference"] == f"dp_adam: 90.0, ε with tuning {tables.upper(overspent)}"
+    assert [second["best private method"], second["ε with tuning"]] == ["", ""]  # nothing is ranked there
+    assert second["for reference"] == "dp_adam: 90.0, ε with tuning not charged"
+
+
+def test_a_row_is_named_by_what_tells_it_apart(matrix, bare):
+    known = Results(matrix, "made")
+    known.cells.loc[known.cells["label"] == "hyfreedp", "clip"] = 0.5
+    best, *_ = Page(report.page(known, bare)).tables
+    assert [row[2] for row in best[1:]] == ["hyfreedp (C = 0.5)"] * 2
+    assert best[1][5].startswith("dp_adam (C = 1): ")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("91.2 ± 0.4", "91.2"),
+        ("1.0e-05", "1.0e-05"),
+        ("∞", "Infinity"),
+        ("−3.447", "-3.447"),
+        ("+2", "2"),
+        ("12,345 runs", "12345"),
+        ("88.5% (table 2)", "88.5"),
+        ("3d_cnn", ""),
+        ("2.15.0", ""),
+        ("not charged", ""),
+        ("", ""),
+    ],
+)
+def test_what_sorts_as_a_number(text, expected):
+    assert number(text) == expected
+
+
+def test_text_never_becomes_markup(maker, folder, tmp_path):
+    """Labels, the description, errors, and text that figures draw."""
+    maker.add(HOSTILE, 0, 0.5, 0.5)
+    failed = maker.add("dp_adam", 0, 0.5, 0.5, status="failed")
+    store = maker.done()
+    store.fail(failed, f"ValueError: {HOSTILE}", f"line\n{HOSTILE}")
+    store.write_manifest("made", store.manifest("made") | {"description": HOSTILE})
+    part = Table(pd.DataFrame({HOSTILE: [HOSTILE]}), HOSTILE, HOSTILE, HOSTILE)
+    page = Page(page_of(store, folder, further=[part], overrides=[HOSTILE]))
+    assert page.all("b") == []
+    assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
+    assert page.text.count(HOSTILE) >= 12
+    assert [row[0] for row in page.tables[2]] == [HOSTILE, HOSTILE]
+    drawn = [text for text in page.texts if text == HOSTILE]
+    assert len(drawn) >= 2  # the legends of both figures
+
+
+def test_nothing_is_loaded_and_every_reference_is_within_the_page(matrix, folder):
+    text = page_of(matrix, folder)
+    page = Page(text)
+    policy = next(m["content"] for m in page.all("meta") if m.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'")
+    assert page.all("img") == page.all("iframe") == []
+    assert not any("src" in attributes for _, attributes in page.elements)
+    assert [link["href"] for link in page.all("link")] == ["data:,"]
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    pointed = [attributes["href"] for tag, attributes in page.elements if tag != "link" and "href" in attributes]
+    assert {"a", "use"} <= {tag for tag, attributes in page.elements if "href" in attributes}
+    assert all(target.startswith("#") for target in pointed)
+    named = {attributes["aria-labelledby"] for _, attributes in page.elements if "aria-labelledby" in attributes}
+    clips = re.findall(r"url\((.*?)\)", text)
+    assert clips
+    assert {target[1:] for target in [*pointed, *clips]} | named <= set(ids)
+
+
+def test_the_page_can_be_read_by_machines_and_keyboards(matrix, folder):
+    page = Page(page_of(matrix, folder))
+    assert page.all("html") == [{"lang": "en"}]
+    assert len(page.all("caption")) == len(page.all("table")) == 3
+    assert all(header["scope"] == "col" for header in page.all("th"))
+    assert [drawn["aria-label"] for drawn in page.all("svg")] == ["A line for each method."] * 2
+    assert all(drawn["role"] == "img" for drawn in page.all("svg"))
+    boxes = [box for box in page.all("div") if box.get("class") == "scroll"]
+    assert len(boxes) == 5
+    assert all(box["tabindex"] == "0" and box.keys() & {"aria-label", "aria-labelledby"} for box in boxes)
+    assert "A line for each method. The more the better. Read from left to right." in page.text
+
+
+def test_the_same_store_gives_the_same_page(matrix, folder):
+    assert page_of(matrix, folder) == page_of(matrix, folder)
+
+
+def test_commands_repeat_what_was_given(matrix, folder):
+    part = Table(pd.DataFrame({"runs": [2, 4]}), "Chances", "Few.", "dpopt dice suite=made")
+    text = Page(page_of(matrix, folder, overrides=["suite=made", "optimizers=[a,b]"], further=[part])).text
+    for command in ("table", "plot", "report"):
+        assert f"dpopt {command} suite=made 'optimizers=[a,b]'" in text
+    assert "dpopt dice suite=made" in text
+    assert "dpopt plot suite=made figure=second" in Page(page_of(matrix, folder)).text
+
+
+def test_further_tables_and_figures_of_other_frames(matrix, folder):
+    of_curves = (('"comparison"', '"curves"'), ('"mean"', '"test_accuracy"'), ('"epsilon_single"', '"draw"'))
+    (folder / "second.py").write_text(reduce(lambda text, pair: text.replace(*pair), of_curves, FIGURE))
+    (folder / "third.py").write_text(FIGURE.replace('"comparison"', '"sweep"'))
+    part = Table(pd.DataFrame({"runs": [2, 4], "chance": [0.25, None]}), "Chances", "Few.", bold={(0, "runs")})
+    page = Page(page_of(matrix, folder, further=[part]))
+    assert page.tables[2] == [["runs", "chance"], ["2", "0.25"], ["4", ""]]
+    assert len(page.all("svg")) == 2
+    assert "third" in page.text
+    assert "nothing that it needs is stored" in page.text
+    assert [cell.get("class") for cell in page.all("td")].count("number strong") == 1
+
+
+def test_what_failed_is_told_once_with_its_end(maker, bare):
+    cells = [maker.add("dp_adam", seed, 0.5, 0.5, status="failed") for seed in range(3)]
+    store = maker.done()
+    for run_id in cells[:2]:
+        store.fail(run_id, "ValueError: no luck", "\n".join(f"frame {k}" for k in range(20)))
+    store.fail(cells[2], "OSError: no disk", "")
+    page = Page(page_of(store, bare))
+    assert page.text.count("ValueError: no luck") == page.text.count("OSError: no disk") == 1
+    assert "frame 19" in page.text
+    assert "frame 13" not in page.text
+    assert all(f"{run_id}: dp_adam on digits_mlp, target ε = 3, seed" in page.text for run_id in cells)
+    assert "dpopt retry suite=made" in page.text
+    assert "3 cells: 3 failed." in page.text
+
+
+def test_damaged_and_missing_cells(matrix, maker, bare):
+    damaged, missing = maker.cells[0]["run_id"], maker.cells[1]["run_id"]
+    (matrix.folder(damaged) / "record.json").write_text("{")
+    shutil.rmtree(matrix.folder(missing))
+    (matrix.root / "runs" / "stray").write_text("")
+    page = Page(page_of(matrix, bare))
+    assert "21 cells: 19 done, 1 damaged, 1 pending." in page.text
+    assert f"{damaged}/record.json" in page.text
+    assert "stray: not a run directory" in page.text
+    assert "1 of the cells have not ended" in page.text
+    assert "None: every" not in page.text
+
+
+@pytest.mark.parametrize("state", ["missing", "failed", "diverged", "done"])
+def test_a_suite_of_one_cell(maker, folder, state):
+    maker.add("dp_adam", 0, float("nan") if state == "diverged" else 0.5, 0.5, status=state)
+    page = Page(page_of(maker.done(), folder))
+    is_result = state in ("diverged", "done")
+    assert f"1 cell: 1 {state.replace('missing', 'pending')}." in page.text
+    assert len(page.all("svg")) == 2 * is_result
+    assert ("No row is finished" in page.text) != is_result
+    assert len(page.tables) == 1 + 2 * is_result
+    assert ("None: every planned cell has a result" in page.text) == is_result
+
+
+def test_a_score_that_is_not_a_number_is_never_the_best(maker, bare):
+    maker.add("dp_adam", 0, float("nan"), float("nan"), status="diverged")
+    assert "Best private methods" not in Page(page_of(maker.done(), bare)).text
+    maker.add("hyfreedp", 0, 0.5, 0.5)
+    best, *_ = Page(page_of(maker.done(), bare)).tables
+    assert [row[2] for row in best[1:]] == ["hyfreedp"]
+
+
+def test_the_headline_of_a_sweep_is_what_validates_best_and_is_charged_for_all(maker, bare):
+    for clip, validation, test in ((0.1, 0.6, 0.5), (1.0, 0.7, 0.4)):
+        for lr in (0.1, 0.2):
+            maker.add("dp_adam", 0, validation + lr / 100, test, tuned={"lr": lr}, tuning="grid")
+            maker.clip(clip)
+    best, every = Page(page_of(maker.done(), bare)).tables[:2]
+    headed, shown = (dict(zip(table[0], table[1], strict=True)) for table in (best, every))
+    ledger = maker.store.ledger(maker.cells[0]["run_id"])
+    total = tables.upper(spent(ledger + ledger + ledger + ledger, 1e-5, "rdp"))
+    assert headed["for reference"] == f"dp_adam: 40.0, ε with tuning {total}"
+    assert shown["ε with tuning"] == tables.upper(spent(ledger + ledger, 1e-5, "rdp"))
+
+
+def test_no_private_rows(maker, folder):
+    maker.add("ceiling", 0, 0.9, 0.9, epsilon=float("inf"))
+    page = Page(page_of(maker.done(), folder))
+    assert "Best private methods" not in page.text
+    assert page.tables[0][1][:2] == ["∞", "ceiling"]
+
+
+def test_a_figure_that_cannot_be_drawn_costs_itself_alone(matrix, folder):
+    import matplotlib.pyplot as plt
+
+    (folder / "first.py").write_text(FIGURE.replace('frame.groupby("label")', 'frame.groupby("<i>")'))
+    (folder / "third.py").write_text(FIGURE.replace("figure, axis = plt", "raise ValueError\n    figure, axis = plt"))
+    page = Page(page_of(matrix, folder))
+    assert len(page.all("svg")) == 1
+    assert "Not drawn: first, KeyError: '<i>'" in page.text
+    assert "Not drawn: third, ValueError" in page.text
+    assert plt.get_fignums() == []
+
+
+def test_published_numbers_where_the_suite_names_a_paper(matrix, bare):
+    manifest = matrix.manifest("made")
+    measured = {"name": "digits_mlp", "is": ["CIFAR10", "ViT-Small", "full"]}
+    given = {"paper": "hyfreedp", "workloads": [measured], "methods": {"hyfreedp": "HyFreeDP"}}
+    matrix.write_manifest("made", manifest | {"published": given})
+    page = Page(page_of(matrix, bare))
+    assert "published accuracy (%)" in page.tables[1][0]
+    assert "dpopt table suite=made compare=published" in page.text
+    matrix.write_manifest("made", manifest | {"published": given | {"paper": "nowhere"}})
+    page = Page(page_of(matrix, bare))
+    assert "Published numbers are left out: published.paper: 'nowhere'" in page.text
+    assert "compare=published" not in page.text
+
+
+def test_bounds_are_listed_though_some_rows_have_none(maker):
+    for bound in (math.nan, 1.0, math.nan, 0.1):
+        maker.add("dp_adam", 0, 0.5, 0.5)
+        maker.clip(bound)
+    assert setting(frames.load(maker.done(), "made").cells)["C"] == "0.1, 1, –"
+    maker.cells = [entry for entry in maker.cells if entry["cell"]["optimizer"]["clip"]["rule"] == "automatic"]
+    assert setting(frames.load(maker.done(), "made").cells)["C"] == "–"
+
+
+def test_provenance_counts_cells(matrix):
+    cells = frames.load(matrix, "made").cells.assign(dirty=False, device="cpu", version_torch="2.6", commit="abc")
+    cells.loc[0, ["commit", "dirty", "version_torch"]] = ["abd", True, "2.7"]
+    cells.loc[1, "commit"] = None
+    cells.loc[2, "state"] = "pending"
+    assert [tuple(row) for row in provenance(pd.concat([cells, cells.iloc[:1]])).itertuples(index=False)] == [
+        ("commit", "abc", "18"),
+        ("commit", "abd with changed files", "1"),
+        ("device", "cpu", "20"),
+        ("torch", "2.6", "19"),
+        ("torch", "2.7", "1"),
+    ]
+
+
+def test_an_unknown_suite_is_one_error(matrix, bare):
+    with pytest.raises(ConfigError, match="did you mean 'made'"):
+        report.page(Results(matrix, "mode"), bare)
+
+
+def test_neither_reports_nor_figures_need_torch():
+    plots = Path(__file__).parents[2] / "plots"
+    code = "import sys, pathlib, dpopt.results.report; from dpopt.results.figures import plots"
+    code += f"; plots(pathlib.Path({str(plots)!r})); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_figures_have_the_pages_ink_and_paper(matrix, folder):
+    """What is black or white in a file has the page's colours, so that a dark page has no white boxes."""
+    page = Page(page_of(matrix, folder))
+    styles = [attributes["style"] for tag, attributes in page.elements if "style" in attributes and tag != "svg"]
+    assert any("fill: var(--paper)" in style for style in styles), "the ground"
+    assert any("stroke: var(--ink)" in style for style in styles), "axes"
+    assert not any(colour in style for style in styles for colour in ("#000000", "#ffffff"))
+    css = "".join(page.texts)
+    assert re.search(r"svg \{[^}]*fill: var\(--ink\)", css), "text, of which files say no colour"
+    assert "background: #ffffff" not in css
+
+
+LOOK = """
+const found = {};
+function look(frame) {
+  const page = frame.contentDocument, root = page.documentElement;
+  const drawn = [...page.querySelectorAll("svg")].map((figure) => figure.getBoundingClientRect());
+  const table = page.querySelectorAll("table")[1], headers = [...table.tHead.rows[0].cells];
+  const column = headers.findIndex((header) => header.textContent === "ε with tuning");
+  const rows = table.tBodies[0].rows;
+  const read = () => [headers[column].ariaSort, ...[...rows].map((row) => row.cells[column].innerText)];
+  const press = () => (headers[column].querySelector("button").click(), read());
+  found[frame.width] = {
+    overflow: root.scrollWidth - root.clientWidth,
+    figures: drawn.map((box) => [box.width, box.height]),
+    orders: [read(), press(), press()],
+  };
+  document.getElementById("found").textContent = JSON.stringify(found);
+}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on the path")
+def test_in_chromium(maker, folder, tmp_path):
+    """At the width of a desk and of a phone: figures are seen, headers sort, only boxes scroll, nothing complains."""
+    for lr in (0.1, 1.0):
+        maker.add("dp_adam", 0, 0.5, 0.5, tuning="grid", tuned={"lr": lr})
+    maker.add("by_hand", 0, 0.5, 0.4, tuning="fixed")
+    # The last one spends an ε of two digits before the point, which sorts differently as text.
+    for label, epsilon in (("hyfreedp", 3.0), ("adadp_" * 12, 3.0), ("hyfreedp", 8.0)):
+        maker.add(label, 0, 0.5, 0.3, epsilon=epsilon)
+    page = html.escape(page_of(maker.done(), folder))
+    views = "".join(f'<iframe onload="look(this)" width="{width}" srcdoc="{page}"></iframe>' for width in (1280, 375))
+    (tmp_path / "views.html").write_text(
+        f'<!doctype html><meta charset="utf-8"><script>{LOOK}</script><p id="found"></p>{views}', "utf-8"
+    )
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
+    options += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=10000"]
+    command = [CHROMIUM, *options, (tmp_path / "views.html").as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    found = json.loads(html.unescape(re.search(r'<p id="found">(.*?)</p>', done.stdout)[1]))
+    assert "CONSOLE" not in done.stderr
+    assert found.keys() == {"1280", "375"}
+    for view in found.values():
+        assert view["overflow"] == 0
+        assert len(view["figures"]) == 2
+        assert all(min(box) > 100 for box in view["figures"])
+        (_, *before), (rising, *up), (falling, *down) = view["orders"]
+        assert (rising, falling) == ("ascending", "descending")
+        assert before != up != sorted(up)
+        assert up[:4] == sorted(up[:4], key=float) == down[3::-1]
+        assert up[4:] == down[4:] == ["not charged"]

@@ -1,0 +1,278 @@
+"""Which setting of a method a suite shows, that all that were tried are charged, and that reading needs no writing."""
+
+import errno
+import json
+import math
+import os
+import re
+
+import pytest
+
+from dpopt.cli import main
+from dpopt.results import choosing, collecting, pricing, tables
+from dpopt.results.results import Results
+from dpopt.store.published import CELLS, PublishedStore
+from dpopt.store.runs import unsealed
+
+BEST_OF = {"rule": "geometric", "runs": 2.0}
+
+
+def chosen(maker):
+    store = maker.done()
+    return store, Results(store, "made")
+
+
+def add(maker, label, seed, clip, validation, test, batch_size=128):
+    run_id = maker.add(label, seed, validation, test)
+    maker.clip(clip)
+    maker.cells[-1]["cell"]["batch_size"] = batch_size
+    record = maker.store.record(run_id) | {"cell": maker.cells[-1]["cell"]}
+    maker.store.write(maker.store.folder(run_id) / "record.json", json.dumps(record))
+    return run_id
+
+
+def test_the_setting_that_validates_best_over_the_seeds_is_shown_and_all_are_charged(maker):
+    """Bound 0.1 is best on the test split and for seed 0; bound 1 has the best mean on validation."""
+    runs = {}
+    for seed, validations in enumerate(((0.9, 0.8, 0.1), (0.2, 0.8, 0.1))):
+        for clip, validation, test in zip((0.1, 1.0, 9.0), validations, (0.99, 0.5, 0.7), strict=True):
+            runs.setdefault(seed, []).append(add(maker, "dp_adam", seed, clip, validation, test))
+        add(maker, "hyfreedp", seed, 1.0, 0.6, 0.6)
+    store, shown = chosen(maker)
+    rows = shown.selected[shown.selected["label"] == "dp_adam"].set_index("seed")
+    assert list(rows["clip"]) == [1.0, 1.0]
+    assert list(rows["test_score"]) == [0.5, 0.5]
+    for seed in (0, 1):
+        assert rows.loc[seed, "run_id"] == runs[seed][1]
+        assert sorted(rows.loc[seed, "run_ids"]) == sorted(runs[0] + runs[1]), "both seeds have decided"
+    assert list(rows["runs"]) == [3, 3]
+    table = shown.comparison.set_index("label")
+    assert table["epsilon_with_tuning"]["dp_adam"] == pricing.composed(store, runs[0] + runs[1], 1e-5, "rdp")
+    assert table["epsilon_with_tuning"]["hyfreedp"] == table["epsilon_single"]["hyfreedp"]
+    assert len(shown.every) == 8, "nothing is lost where every setting is shown"
+
+
+def test_batch_size_epochs_and_bound_are_one_search(maker):
+    for batch_size in (64, 128):
+        for clip in (0.1, 1.0):
+            add(maker, "dp_adam", 0, clip, 0.5 + clip / 10 + batch_size / 1000, 0.5, batch_size)
+    _, shown = chosen(maker)
+    (row,) = shown.selected.to_dict("records")
+    assert (row["clip"], row["batch_size"], row["runs"]) == (1.0, 128, 4)
+    assert len(shown.sweep) == 4
+
+
+def test_settings_of_different_seeds_are_compared_and_so_charged_together(maker):
+    """B = 100 is done in seed 0 alone, B = 1000 in seed 1 alone: whoever shows one of them has seen both."""
+    ids = []
+    for seed, (batch_size, validation) in enumerate(((100, 0.5), (1000, 0.7))):
+        for search, lr in enumerate((0.1, 1.0)):
+            for size in (100, 1000):
+                status = "done" if size == batch_size else "missing"
+                own = {"tuned": {"lr": lr}, "tuning": "grid", "batch_size": size, "status": status}
+                run_id = maker.add("dp_adam", seed, validation, 0.5, search=search + size, **own)
+                ids += [run_id] if status == "done" else []
+    store, shown = chosen(maker)
+    (row,) = shown.selected.to_dict("records")
+    assert (row["batch_size"], row["seed"], row["runs"]) == (1000, 1, 2)
+    assert sorted(row["run_ids"]) == sorted(ids)
+    (shown_row,) = shown.comparison.to_dict("records")
+    assert shown_row["epsilon_with_tuning"] == pricing.composed(store, ids, 1e-5, "rdp")
+
+
+def test_a_noised_score_decides_where_there_is_one(maker):
+    for clip, released, validation in ((0.1, 0.9, 0.3), (1.0, 0.4, 0.8)):
+        maker.add_search("dp_adam", 0, [(released, validation, 0.5)], {"rule": "composed", "runs": 1}, clip=clip)
+    (row,) = chosen(maker)[1].selected.to_dict("records")
+    assert (row["clip"], row["selection_score"]) == (0.1, 0.9)
+
+
+def test_several_private_searches_are_charged_for_all_their_runs(maker):
+    """A rule prices one search; the best of two searches is what all of their runs cost."""
+    ids = maker.add_search("dp_adam", 0, [(0.5, 0.5, 0.5), (0.6, 0.6, 0.6)], BEST_OF, clip=0.1)
+    ids += maker.add_search("dp_adam", 0, [(0.7, 0.5, 0.5)], BEST_OF, clip=1.0)
+    maker.add_search("one", 0, [(0.7, 0.5, 0.5), (0.6, 0.5, 0.5), (0.5, 0.5, 0.5)], BEST_OF)
+    store, shown = chosen(maker)
+    rows = {row["label"]: row for row in shown.selected.to_dict("records")}
+    spent = {label: pricing.epsilon_with_tuning(store, row) for label, row in rows.items()}
+    assert rows["dp_adam"]["runs"] == rows["one"]["runs"] == 3
+    assert spent["dp_adam"] == pricing.composed(store, ids, 1e-5, "rdp") > 1.2 * spent["one"]
+    assert spent["one"] == rows["one"]["epsilon_total"]
+
+
+def test_what_two_rules_have_released_is_charged_for_all_runs(maker):
+    """A row whose rule was changed, or got one, between two calls: the best of both is no search of either."""
+    ids = maker.add_search("grown", 0, [(0.5, 0.5, 0.5), (0.6, 0.6, 0.6)], BEST_OF)
+    ids += maker.add_search("grown", 0, [(0.7, 0.5, 0.5)], {"rule": "geometric", "runs": 4.0})
+    free = [maker.add("charged late", 0, 0.4, 0.5, tuned={"lr": lr}, tuning="grid") for lr in (0.1, 1.0)]
+    free += maker.add_search("charged late", 0, [(0.7, 0.5, 0.5)], BEST_OF)
+    store, shown = chosen(maker)
+    spent = {row["label"]: pricing.epsilon_with_tuning(store, row) for row in shown.selected.to_dict("records")}
+    assert spent == {
+        "grown": pricing.composed(store, ids, 1e-5, "rdp"),
+        "charged late": pricing.composed(store, free, 1e-5, "rdp"),
+    }
+
+
+def test_a_private_search_that_was_made_again_is_charged_for_all_runs(maker):
+    """With another grid under one rule, as after an edit of the suite: the better of two searches was released."""
+    ids = maker.add_search("dp_adam", 0, [(0.5, 0.5, 0.5), (0.6, 0.6, 0.6)], BEST_OF)
+    ids += maker.add_search("dp_adam", 0, [(0.7, 0.5, 0.5)], BEST_OF)
+    store, shown = chosen(maker)
+    (row,) = shown.selected.to_dict("records")
+    assert (row["run_id"], row["runs"]) == (ids[2], 3)
+    assert pricing.epsilon_with_tuning(store, row) == pricing.composed(store, ids, 1e-5, "rdp") > row["epsilon_total"]
+
+
+def private(maker, again):
+    """A search of two runs, and one of `again`; gives their ids and the row of the better of both."""
+    first = [(0.5, 0.5, 0.5), (0.6, 0.6, 0.6)]
+    ids = maker.add_search("dp_adam", 0, first, BEST_OF, search_id=again["search_id"] and "first")
+    ids += maker.add_search("dp_adam", 0, [(0.7, 0.5, 0.5)], BEST_OF, **again)
+    (row,) = chosen(maker)[1].selected.to_dict("records")
+    assert (row["run_id"], row["runs"]) == (ids[2], 3)
+    return ids, row
+
+
+@pytest.mark.parametrize("search_id", ["second", None])
+def test_a_private_search_that_was_made_again_at_other_numbers_is_charged_for_all_runs(maker, tmp_path, search_id):
+    """As where a suite got a batch size before the one that it had: no number shows it, only what plans call searches.
+
+    A manifest of before, in which all searches are called alike, keeps its price.
+    """
+    ids, row = private(maker, {"first": 7, "search_id": search_id})
+    every, rule = pricing.composed(maker.store, ids, 1e-5, "rdp"), row["epsilon_total"]
+    assert pricing.epsilon_with_tuning(maker.store, row) == (every if search_id else rule)
+    assert every > rule
+    frame = collecting.parquet(Results(maker.store, "made"))[CELLS]
+    maker.store.write(tmp_path / "published" / "made" / CELLS, collecting.as_bytes(frame))
+    published = Results(PublishedStore(tmp_path / "published"), "made")
+    assert published.table()["epsilon_with_tuning"].tolist() == [every if search_id else rule]
+    old = frame.drop(columns="search_id")
+    maker.store.write(tmp_path / "old" / "made" / CELLS, collecting.as_bytes(old))
+    assert Results(PublishedStore(tmp_path / "old"), "made").table()["epsilon_with_tuning"].tolist() == [rule]
+    assert list(choosing.select(old)["selection"] != "") == [True]
+
+
+def test_runs_that_a_plan_of_before_and_one_of_now_have_named_are_two_searches(maker):
+    """What is planned again is named again, so a run that is still without a name is of a search that was changed."""
+    maker.add_search("dp_adam", 0, [(0.5, 0.5, 0.5), (0.6, 0.6, 0.6)], BEST_OF)
+    maker.add_search("dp_adam", 0, [(0.7, 0.5, 0.5)], BEST_OF, first=7, search_id="second")
+    (row,) = chosen(maker)[1].selected.to_dict("records")
+    assert row["selection"] == ""
+
+
+def test_a_setting_without_a_score_is_never_shown(maker):
+    for clip, validation in ((0.1, math.nan), (1.0, 0.2)):
+        add(maker, "dp_adam", 0, clip, validation, 0.5)
+    (row,) = chosen(maker)[1].selected.to_dict("records")
+    assert row["clip"] == 1.0
+
+
+def test_nothing_is_chosen_where_nothing_validates(maker):
+    """The table has both settings; what shows one of a method leaves it out: only the test split tells them apart."""
+    for label, clip in (("diverging", 0.1), ("diverging", 1.0), ("single", 1.0)):
+        add(maker, label, 0, clip, math.nan, 0.5)
+    add(maker, "hyfreedp", 0, 1.0, 0.5, 0.5)
+    _, shown = chosen(maker)
+    assert sorted(shown.selected["label"]) == ["hyfreedp", "single"]
+    assert sorted(shown.table()["label"]) == ["diverging", "diverging", "hyfreedp", "single"]
+    assert set(shown.comparison["label"]) == set(shown.curves["label"]) == {"hyfreedp", "single"}
+
+
+def test_what_validates_is_asked_for_each_workload_and_epsilon(maker):
+    for epsilon, validation in ((1.0, math.nan), (3.0, 0.5)):
+        for clip in (0.1, 1.0):
+            maker.add("dp_adam", 0, validation * clip, 1 - clip, epsilon=epsilon)
+            maker.clip(clip)
+    found = chosen(maker)[1].selected
+    assert found[["epsilon_target", "clip"]].to_numpy().tolist() == [[3.0, 1.0]]
+
+
+def swept(maker, scores):
+    """Settings of one method: (clip, batch size) -> for each seed its validation score, or None where it diverged."""
+    for (clip, batch_size), of_seeds in scores.items():
+        for seed, validation in enumerate(of_seeds):
+            own = {"batch_size": batch_size, "status": "done" if validation else "diverged"}
+            maker.add("dp_adam", seed, validation or 0.99, 0.5, examples=1e4, noise={"gradient": 1.0}, **own)
+            maker.clip(clip)
+    return Results(maker.done(), "made")
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        {(0.1, 64): (0.5, 0.6), (1.0, 64): (0.9, None), (0.1, 128): (0.4, 0.4), (1.0, 128): (0.3, 0.3)},
+        {(1.0, 128): (0.6, 0.6), (0.1, 64): (0.6, 0.6), (0.1, 128): (0.2, 0.2), (1.0, 64): (0.5, 0.5)},
+    ],
+    ids=["a replicate diverged", "equal scores"],
+)
+def test_figures_mark_the_setting_that_is_selected(maker, scores):
+    found = swept(maker, scores)
+    assert {(row.clip, row.batch_size) for row in found.selected.itertuples()} == {(0.1, 64)}
+    marked = choosing.validated_best(found.sweep, ["workload", "epsilon_target"])
+    assert [(row.clip, row.batch_size) for row in marked.itertuples()] == [(0.1, 64)]
+    assert "selected_by" not in found.table(), "published tables keep their columns"
+
+
+def test_a_suite_without_settings_is_shown_as_it_is(matrix):
+    shown = Results(matrix, "made")
+    columns = ["label", "epsilon_target", "seed", "run_id", "runs"]
+    keys = ["label", "epsilon_target", "seed"]
+    as_selected, as_shown = (
+        frame[columns].sort_values(keys).values.tolist() for frame in (shown.every, shown.selected)
+    )
+    assert as_shown == as_selected
+    assert shown.comparison.equals(tables.comparison(matrix, shown.selected))
+    assert shown.sweep.empty
+
+
+def test_only_selected_runs_are_collected_with_their_diagnostics(maker):
+    for rate, score in ((0.1, 0.7), (1.0, 0.8)):
+        rest = {"tuned": {"lr": rate}, "tuning": "grid", "diagnostics": {"class_norms": [rate]}}
+        maker.add("grid", 0, score, score, **rest)
+    results = Results(maker.done(), "made")
+    kept = {row["lr"]: json.loads(row["record"]) for row in collecting.parquet(results)[CELLS].to_dict("records")}
+    assert "diagnostics" not in kept[0.1]
+    assert kept[1.0]["diagnostics"] == {"class_norms": [1.0]}
+    own = unsealed(kept[0.1], "the row")  # sealed as it was kept
+    assert {**own, "diagnostics": {"class_norms": [0.1]}} == results.store.record(own["run_id"])
+
+
+@pytest.mark.parametrize("name", ["selected", "comparison", "curves", "ranking", "sweep", "diagnostics", "classes"])
+def test_frames_of_nothing_are_empty(maker, name):
+    maker.add("dp_adam", 0, 0.5, 0.5, status="missing")
+    assert chosen(maker)[1].frame(name).empty
+
+
+@pytest.fixture
+def read_only(monkeypatch):
+    """Nothing can be written where results are."""
+
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("dpopt.store.runs._write", refuse)
+
+
+@pytest.mark.parametrize("command", [["table"], ["table", "selection=geometric"], ["rank"]])
+def test_who_may_not_write_reads_all_the_same(command, matrix, read_only, capsys):
+    assert main([*command, "suite=made", f"results={matrix.root}"]) == 0
+    printed = capsys.readouterr()
+    assert "dp_adam" in printed.out
+    assert f"not written to {matrix.suite_folder('made')}: Read-only file system" in printed.err
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_any_work(matrix, read_only, monkeypatch, capsys):
+    monkeypatch.setattr(Results, "report", lambda *_: pytest.fail("worked"))
+    assert main(["report", "suite=made", f"results={matrix.root}"]) == 2
+    said = capsys.readouterr().err
+    assert re.search(r"error: to: '.*/made' cannot be used; cannot be written: Read-only file system; to=FILE", said)
+
+
+@pytest.mark.parametrize("needs", ["accounting", "comparison"])
+def test_figures_that_cannot_be_written_are_refused_before_any_work(needs, matrix, tmp_path, capsys):
+    (tmp_path / "claims.py").write_text(f'NEEDS = "{needs}"\ndef draw(frame, styles):\n    raise AssertionError\n')
+    (tmp_path / "out").write_text("")
+    assert main(["plot", "suite=made", f"results={matrix.root}", f"plots={tmp_path}", "figure=claims"]) == 2
+    assert re.search(r"error: plots: '.*/out.* cannot be written: .*; plots=FOLDER", capsys.readouterr().err)

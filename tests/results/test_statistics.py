@@ -1,0 +1,173 @@
+"""Statistics against worked examples, enumeration, and simulation with a known truth."""
+
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from dpopt.results import statistics
+from dpopt.results.statistics import (
+    cliques,
+    critical_difference,
+    difference,
+    expected_score,
+    friedman,
+    profile,
+    standing,
+)
+
+SEEDS = (3, 5, 10)
+
+
+def accuracies(generator, seeds, records, mean=0.9, between=0.01, hard=0.8):
+    """Accuracies of models that share a test split: records are easy or hard, and seeds have levels of their own."""
+    rest = (1 - hard) / hard
+    easiness = generator.beta(mean * rest, (1 - mean) * rest, records)
+    chance = np.clip(easiness + generator.normal(0, between, (seeds, 1)), 0, 1)
+    return (generator.random((seeds, records)) < chance).mean(axis=1)
+
+
+@pytest.mark.parametrize("seeds", [1, *SEEDS])
+@pytest.mark.parametrize(("mean", "between"), [(0.6, 0.003), (0.9, 0.01), (0.9, 0.03)])
+def test_intervals_cover_the_expected_score(seeds, mean, between):
+    """Also where all seeds have the same easy test split, which an interval over seeds alone does not allow for."""
+    generator, covered, over_seeds = np.random.default_rng(0), 0, 0
+    for _ in range(400):
+        scores = accuracies(generator, seeds, 360, mean, between if seeds > 1 else 0.0)
+        both, alone = expected_score(scores, 360), expected_score(scores)
+        covered += both.low <= mean <= both.high
+        over_seeds += alone.low <= mean <= alone.high
+        assert seeds == 1 or both.low <= alone.low or both.low == 0
+        assert seeds == 1 or both.high >= alone.high or both.high == 1
+    assert covered / 400 >= 0.925
+    assert covered > over_seeds
+    if between == 0.003:
+        assert over_seeds < 0.7 * covered
+
+
+def test_each_part_of_an_interval_alone_is_the_textbooks():
+    wilson = scipy.stats.binomtest(45, 50).proportion_ci(method="wilson")
+    assert expected_score(np.array([0.9]), 50) == pytest.approx((wilson.low, wilson.high))
+    scores = np.array([0.3, 0.5, 0.45])
+    assert expected_score(scores) == pytest.approx(scipy.stats.ttest_1samp(scores, 0).confidence_interval())
+    assert expected_score(np.array([1.0, 1.0]), 50)[1] == 1
+    for nothing in (expected_score(np.array([0.5])), expected_score(np.array([0.5, np.nan]), 50)):
+        assert np.isnan(nothing).all()
+
+
+def test_a_difference_is_students():
+    values = np.array([0.3, -0.1, 0.5, 0.2, 0.7])
+    theirs = scipy.stats.ttest_1samp(values, 0)
+    assert difference(values) == pytest.approx((values.mean(), *theirs.confidence_interval(), theirs.pvalue))
+
+
+def test_a_single_pair_and_equal_pairs():
+    assert np.isnan(difference(np.array([0.5]))[1:]).all()
+    equal = difference(np.array([0.5, 0.5]))
+    assert (equal.mean, equal.p) == (0.5, 0.5)
+    assert np.isnan([equal.low, equal.high]).all()
+    assert difference(np.zeros(4)).p == 1
+
+
+def test_equal_sums_in_another_order_share_a_rank():
+    block = np.array([[0.1, 0.3, 0.0], [0.2, 0.2, 0.0], [0.3, 0.1, 0.0]])
+    assert block[:, 0].mean() != block[:, 1].mean()
+    assert statistics._ranks_of_seeds([block], 1, _InOrder()).tolist() == [[1.5, 1.5, 3.0]]
+
+
+class _InOrder:
+    """A generator that draws every seed once."""
+
+    def random(self, shape):
+        return np.tile((np.arange(shape[1]) + 0.5) / shape[1], (shape[0], 1))
+
+
+def test_standing_is_the_smallest_of_paired_tests_against_all_others():
+    scores = np.random.default_rng(0).normal([0, 1, 2, 2.1], 0.4, (5, 4))
+    found = standing(scores)
+    for method in range(4):
+        rivals = [scipy.stats.ttest_rel(scores[:, other], scores[:, method], alternative="greater").pvalue
+                  for other in range(4) if other != method]  # fmt: skip
+        assert found.p[method] == pytest.approx(min(1, 3 * min(rivals)))
+    assert found.may_be_best.tolist() == [False, False, True, True]
+
+
+def test_a_method_that_varies_little_shows_what_the_best_cannot():
+    steps = np.arange(5.0)
+    scores = np.column_stack([90 + 10 * (-1) ** steps, 88 + 0.1 * steps, 85 - 0.1 * steps])
+    assert standing(scores).may_be_best.tolist() == [True, True, False]
+    assert standing(scores[:, [0, 2]]).may_be_best.all()
+
+
+def test_missing_seeds_equal_differences_and_single_methods():
+    scores = np.array([[0.5, 0.4, 0.9, np.nan], [0.5, 0.4, np.nan, np.nan], [0.5, 0.4, np.nan, np.nan]])
+    found = standing(scores)
+    assert found.p[:2].tolist() == [1, 2**-3]
+    assert np.isnan(found.p[2:]).all()
+    assert not found.may_be_best[2:].any()
+    assert np.isnan(standing(scores[:, :1]).p).all(), "who meets nobody is not shown to be the best"
+    assert np.isnan(standing(scores[:1]).p).all()
+    assert np.isnan(standing(scores[:1]).visible)
+
+
+@pytest.mark.parametrize("seeds", SEEDS)
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_the_best_is_rarely_left_out(seeds, is_equal):
+    """Of 12 methods whose scores vary by 0.3 to 5 points; some are as good as the best, or all are."""
+    generator, left_out, uncorrected = np.random.default_rng(seeds), 0.0, 0.0
+    behind = np.zeros(12) if is_equal else np.array([0, 0, *[1.0] * 5, *[4.0] * 5])
+    for _ in range(400):
+        spread = generator.permutation(np.geomspace(0.3, 5, 12))
+        scores = (generator.normal(90 - behind, spread, (seeds, 12)) + generator.normal(0, 2, (seeds, 1))) / 100
+        p = standing(np.round(scores * 360) / 360).p[behind == 0]
+        left_out += (p <= 0.05).mean() / 400
+        uncorrected += (p / 11 <= 0.05).mean() / 400
+    assert left_out <= 0.06
+    assert uncorrected > 0.1 or not is_equal
+
+
+def test_what_is_visible_is_where_the_test_decides():
+    base, generator = np.zeros(4), np.random.default_rng(0)
+    noise = generator.normal(0, 1, 4)
+    visible = standing(np.column_stack([base, noise - noise.mean()])).visible
+    for factor, is_shown in ((1.01, True), (0.99, False)):
+        found = standing(np.column_stack([base, noise - noise.mean() - factor * visible]))
+        assert found.may_be_best.tolist() == [True, not is_shown]
+
+
+def test_friedmans_statistic_is_scipys():
+    scores = np.random.default_rng(0).integers(0, 4, (9, 5))  # with ties
+    ranks = scipy.stats.rankdata(scores, axis=1)
+    expected = scipy.stats.friedmanchisquare(*scores.T)
+    assert friedman(ranks).statistic == pytest.approx(expected.statistic)
+    assert friedman(ranks).p == pytest.approx(expected.pvalue, abs=0.05)
+
+
+def test_friedmans_p_is_that_of_all_permutations():
+    ranks = np.array([[1, 2, 3], [1, 3, 2], [1, 2, 3], [2, 1, 3]], dtype=float)
+    observed = ((ranks.sum(axis=0) - 8) ** 2).sum()
+    rows = list(permutations((1.0, 2.0, 3.0)))
+    every = [((np.sum(rest, axis=0) - 8) ** 2).sum() >= observed for rest in product(rows, repeat=4)]
+    assert friedman(ranks).p == pytest.approx(np.mean(every), abs=0.015)
+    assert friedman(np.full((4, 3), 2.0)) == (0, 1)
+
+
+def test_the_critical_difference_of_demsars_example():
+    """Four variants of C4.5 on 14 data sets (Demšar 2006, section 3.2.2)."""
+    assert critical_difference(4, 14) == pytest.approx(1.25, abs=0.005)
+
+
+def test_cliques_are_the_largest_groups():
+    averages = np.array([1.0, 1.9, 2.5, 4.0, 4.2])
+    assert cliques(averages, 1.0) == [(0, 1), (1, 2), (3, 4)]
+    assert cliques(averages, 0.1) == []
+    assert cliques(averages, 9.0) == [(0, 4)]
+
+
+def test_a_profile_counts_blocks_within_a_distance():
+    distances, shares = profile(np.array([0.0, 2.0, 0.5, np.inf, 2.0]))
+    assert distances.tolist() == [0, 0.5, 2]
+    assert shares.tolist() == [0.2, 0.4, 0.8]
+    distances, shares = profile(np.array([np.inf, 1.0]))
+    assert (distances.tolist(), shares.tolist()) == ([0, 1], [0, 0.5])

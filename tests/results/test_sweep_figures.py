@@ -1,0 +1,307 @@
+"""The figures of the (C, B, eta) study, on frames whose numbers are known."""
+
+from itertools import product
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+
+from dpopt.results import figures
+from dpopt.results.drawing import GREY, styles_of
+
+PLOTS = {plot.name: plot for plot in figures.plots(Path(__file__).parents[2] / "plots")}
+CLIPS, SIZES, EPSILONS, EPOCHS = (0.1, 1.0, 10.0), (64, 256, 1024), (1.0, 8.0), (2.0, 10.0)
+N = 4096
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+    yield
+    plt.close("all")
+
+
+def draw(name, frame):
+    return PLOTS[name].figure(frame, styles_of(frame["label"]))
+
+
+def accuracy(clip, size, epsilon):
+    """Best at C = 10 and B = 64 for epsilon 1, at C = 0.1 and B = 1024 for epsilon 8."""
+    sign = 1 if epsilon == 1 else -1
+    return 0.5 + 0.05 * sign * CLIPS.index(clip) - 0.03 * sign * SIZES.index(size)
+
+
+@pytest.fixture
+def sweep():
+    rows = []
+    for workload, epochs, epsilon, size in product(("easy", "hard"), EPOCHS, EPSILONS, SIZES):
+        place = {"workload": workload, "epochs": epochs, "epsilon_target": epsilon, "batch_size": size}
+        place |= {"score": "accuracy", "std": float("nan"), "examples": N, "draws": epochs * N / size}
+        place |= {"noise_gradient": size**0.5 / epsilon}
+        for clip in CLIPS:
+            mean = accuracy(clip, size, epsilon)
+            rows.append(place | {"label": "dp_adam", "clip": clip, "mean": mean, "selected_by": mean})
+        rows.append(place | {"label": "auto_s", "clip": 1.0, "mean": 0.4, "selected_by": 0.4})
+    return pd.DataFrame(rows)
+
+
+def test_the_heat_map_marks_the_best_cell(sweep):
+    figure = draw("clip_batch_heatmap", sweep)
+    panels = {axis.get_title(): axis for axis in figure.axes}
+    assert len(panels) == 2 * len(EPOCHS) * len(EPSILONS)
+    for title, (x, y) in {"easy\n2 epochs, ε = 1": (2, 0), "hard\n10 epochs, ε = 8": (0, 2)}.items():
+        (mark,) = panels[title].patches
+        assert (mark.get_x() + mark.get_width() / 2, mark.get_y() + mark.get_height() / 2) == pytest.approx((x, y))
+    table = panels["easy\n2 epochs, ε = 1"].images[0].get_array()
+    assert table[0].tolist() == pytest.approx([50, 55, 60])
+    assert table[:, 0].tolist() == pytest.approx([50, 47, 44])
+
+
+def test_the_mark_goes_by_validation(sweep):
+    chosen = (sweep["clip"] == 1) & (sweep["batch_size"] == 256)
+    figure = draw("clip_batch_heatmap", sweep.assign(selected_by=sweep["selected_by"].where(~chosen, 0.99)))
+    for axis in figure.axes:
+        (mark,) = axis.patches
+        assert (mark.get_x() + mark.get_width() / 2, mark.get_y() + mark.get_height() / 2) == pytest.approx((1, 1))
+
+
+def test_equal_validation_scores_are_never_told_apart_by_the_test_split(sweep):
+    tied = sweep.assign(selected_by=0.5).sort_values("mean", ascending=False, ignore_index=True)
+    for axis in draw("clip_batch_heatmap", tied).axes:
+        (mark,) = axis.patches
+        assert (mark.get_x() + mark.get_width() / 2, mark.get_y() + mark.get_height() / 2) == pytest.approx((0, 0))
+
+
+def test_nothing_is_marked_or_chosen_where_nothing_validates(sweep):
+    sweep = sweep.assign(selected_by=-np.inf)
+    for axis in draw("clip_batch_heatmap", sweep).axes:
+        assert not axis.patches
+    for name in ("accuracy_vs_clip", "accuracy_vs_batch", "automatic_clipping", "recommended"):
+        assert draw(name, sweep.assign(delta=1e-5)) is None
+    one = sweep[sweep["batch_size"] == 64]
+    assert lines(draw("accuracy_vs_clip", one).axes[0], "ε = 1") == pytest.approx(
+        np.array([[0.1, 50.0], [1.0, 55.0], [10.0, 60.0]])
+    )
+
+
+@pytest.fixture
+def two(sweep):
+    """The sweep of a second method, 20 points below and with other noise."""
+    own = sweep[sweep["label"] == "dp_adam"]
+    other = own.assign(label="fiber", mean=own["mean"] - 0.2, noise_gradient=own["batch_size"] ** 0.75)
+    return pd.concat([sweep, other], ignore_index=True)
+
+
+def test_two_methods_are_not_averaged_in_a_heat_map(two):
+    panels = {axis.get_title(): axis for axis in draw("clip_batch_heatmap", two).axes}
+    assert len(panels) == 2 * 2 * len(EPOCHS) * len(EPSILONS)
+    for label, shift in (("dp_adam", 0), ("fiber", 20)):
+        table = panels[f"easy\n{label}\n2 epochs, ε = 1"].images[0].get_array()
+        assert table[0].tolist() == pytest.approx([50 - shift, 55 - shift, 60 - shift])
+
+
+@pytest.mark.parametrize("name", ["accuracy_vs_clip", "accuracy_vs_batch"])
+def test_two_methods_have_panels_of_their_own(two, name):
+    panels = {axis.get_title(): axis for axis in draw(name, two).axes}
+    assert len(panels) == 2 * 2 * len(EPOCHS)
+    highest = {label: lines(panels[f"easy\n2 epochs\n{label}"], "ε = 1").max(0)[1] for label in ("dp_adam", "fiber")}
+    assert highest == pytest.approx({"dp_adam": 60, "fiber": 40})
+
+
+def test_two_methods_have_noise_of_their_own(two):
+    figure = draw("cumulative_noise", two)
+    titles = [axis.get_title() for axis in figure.axes]
+    assert titles[:2] == ["N = 4,096, 2 epochs\ndp_adam", "N = 4,096, 2 epochs\nfiber"]
+    relative = [[y for _, y in lines(axis, "ε = 1")] for axis in figure.axes[:2]]
+    assert relative == [pytest.approx([1, 1, 1]), pytest.approx([0.5, 0.5**0.5, 1])]
+
+
+def lines(axis, label):
+    (line,) = [line for line in axis.lines if line.get_label() == label]
+    return line.get_xydata()
+
+
+def test_accuracy_over_clip_takes_the_best_batch(sweep):
+    axis = draw("accuracy_vs_clip", sweep).axes[0]
+    assert lines(axis, "ε = 1") == pytest.approx(np.array([[0.1, 50.0], [1.0, 55.0], [10.0, 60.0]]))
+    assert lines(axis, "ε = 8") == pytest.approx(np.array([[0.1, 56.0], [1.0, 51.0], [10.0, 46.0]]))
+    circles = sorted(tuple(line.get_xydata()[0].round(6)) for line in axis.lines if line.get_markersize() == 11)
+    assert circles == [(0.1, 56.0), (10.0, 60.0)]
+
+
+def test_accuracy_over_batch_shows_where_steps_are_few(sweep):
+    figure = draw("accuracy_vs_batch", sweep)
+    two, ten = figure.axes[:2]
+    assert lines(two, "ε = 1") == pytest.approx(np.array([[64, 60.0], [256, 57.0], [1024, 54.0]]))
+    for axis, epochs in ((two, 2), (ten, 10)):
+        assert lines(axis, "T = 20 steps")[0][0] == pytest.approx(epochs * N / 20)
+
+
+def rates(power):
+    """Rates that grow as B to the `power`, times a factor of C and seed whose geometric mean is 1."""
+    rows = []
+    for workload, epochs, epsilon, size, clip, seed in product(("easy",), EPOCHS, EPSILONS, SIZES, CLIPS, (0, 1)):
+        lr = epsilon * 1e-4 * size**power * 10 ** (CLIPS.index(clip) - 1) * 2 ** (1 - 2 * seed)
+        place = {"workload": workload, "epochs": epochs, "epsilon_target": epsilon, "batch_size": size, "clip": clip}
+        rows.append(place | {"label": "dp_adam", "seed": seed, "lr": lr, "is_refined": False})
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize("power", [0.5, 0.0, 1.2])
+def test_the_best_rate_grows_by_the_power_that_is_written(power):
+    axis = draw("best_rate_vs_batch", rates(power)).axes[0]
+    for epsilon in EPSILONS:
+        expected = np.array([[size, epsilon * 1e-4 * size**power] for size in SIZES])
+        assert lines(axis, f"ε = {epsilon:g}") == pytest.approx(expected)
+    assert [text.get_text() for text in axis.texts] == [f"power {power:.2f}"] * 2
+    reference = lines(axis, "∝ √B")
+    assert reference[:, 1] / reference[0, 1] == pytest.approx(np.sqrt(np.array(SIZES) / SIZES[0]))
+
+
+def test_the_best_rate_of_one_batch_size_has_no_power():
+    figure = draw("best_rate_vs_batch", rates(0.5).query("batch_size == 64"))
+    assert not [text for axis in figure.axes for text in axis.texts]
+
+
+def test_cumulative_noise_is_relative_to_the_largest_batch(sweep):
+    figure = draw("cumulative_noise", sweep)
+    # sigma = sqrt(B) / epsilon and T = E N / B: their cumulative noise is the same for every B.
+    assert [y for _, y in lines(figure.axes[0], "ε = 1")] == pytest.approx([1, 1, 1])
+    single = figure.axes[2].lines[0].get_ydata()
+    assert single == pytest.approx([4, 2, 1])
+
+
+def faces(figure):
+    """What a legend says, with the face of its markers."""
+    (legend,) = figure.legends
+    faces = [getattr(handle, "get_markerfacecolor", str)() for handle in legend.legend_handles]
+    return dict(zip([text.get_text() for text in legend.get_texts()], faces, strict=True))
+
+
+def test_cumulative_noise_says_what_filled_dots_are(two):
+    found = faces(draw("cumulative_noise", two))
+    assert found["within 5 % of the least"] == GREY
+    assert found["more than 5 % above"] == "white"
+
+
+def test_automatic_clipping_meets_the_tuned_bound(sweep):
+    axis = draw("automatic_clipping", sweep).axes[0]
+    drawn = {held.get_label(): held.lines[0].get_xydata() for held in axis.containers}
+    assert drawn["dp_adam, C tuned"] == pytest.approx(np.array([[1.0, 60.0], [8.0, 56.0]]))
+    assert drawn["auto_s"] == pytest.approx(np.array([[1.0, 40.0], [8.0, 40.0]]))
+
+
+def recommended(sweep):
+    """Two lines of the panel for ten epochs: test accuracy in percent at ε = 1 and 8."""
+    one = sweep[(sweep["workload"] == "easy") & (sweep["epochs"] == 10)].assign(delta=1e-5)
+    (axis,) = draw("recommended", one).axes
+    drawn = {held.get_label(): held.lines[0].get_xydata()[:, 1] for held in axis.containers}
+    return drawn["C, B and η searched"], drawn["C and B recommended, η searched"]
+
+
+def test_what_is_recommended_stands_beside_the_best_of_the_sweep(sweep):
+    best, middle = recommended(sweep)
+    assert best == pytest.approx([60, 56])
+    # B = 128 to 512 and 1024 to 2048, C about 3.2 and 0.32: the nearest that were tried.
+    assert middle == pytest.approx([100 * accuracy(10, 256, 1), 100 * accuracy(1, 1024, 8)])
+
+
+def test_of_two_that_are_equally_near_the_smaller_counts(sweep):
+    _, middle = recommended(sweep[sweep["batch_size"] != 256].iloc[::-1])
+    assert middle[0] == pytest.approx(100 * accuracy(10, 64, 1))
+
+
+def test_nothing_is_recommended_without_privacy(sweep):
+    best, middle = recommended(sweep.replace({"epsilon_target": {8.0: np.inf}}))
+    assert (len(best), len(middle)) == (2, 1)
+
+
+def test_norms_have_a_band_for_each_epsilon():
+    rows = [
+        {"workload": "easy", "label": "dp_adam", "epsilon_target": epsilon, "epoch": epoch, "best_clip": 3 / epsilon}
+        | {"q5": epoch / epsilon, "q50": 2 * epoch / epsilon, "q95": 3 * epoch / epsilon}
+        for epsilon in EPSILONS
+        for epoch in (1.0, 2.0)
+    ]
+    axis = draw("gradient_norms", pd.DataFrame(rows)).axes[0]
+    assert lines(axis, "ε = 8") == pytest.approx(np.array([[1.0, 0.25], [2.0, 0.5]]))
+    bands = [held for held in axis.collections if held.get_label() != "5 to 95 % of the examples"]
+    assert len(bands) == len(EPSILONS)
+    assert {"median", "5 to 95 % of the examples", "best bound C*"} <= set(faces(axis.figure))
+
+
+@pytest.mark.parametrize(
+    ("quantiles", "best", "lowest"),
+    [((1e-16, 1e-2, 1.0), 10.0, 1e-5), ((1e-16, 1e-2, 1.0), 1e-4, 1e-7), ((0.5, 1.0, 2.0), 1.0, 0.4)],
+)
+def test_norms_that_are_rounding_errors_do_not_squeeze_medians(quantiles, best, lowest):
+    place = {"workload": "easy", "label": "dp_adam", "epsilon_target": 1.0, "best_clip": best}
+    rows = [place | {"epoch": k} | dict(zip(("q5", "q50", "q95"), quantiles, strict=True)) for k in (1.0, 2.0)]
+    bottom, top = draw("gradient_norms", pd.DataFrame(rows)).axes[0].get_ylim()
+    assert bottom == pytest.approx(lowest, rel=0.2)
+    assert top > max(best, quantiles[2])
+
+
+def test_class_weights_are_sorted_and_relative():
+    rows = [
+        {"workload": "easy", "label": "dp_adam", "epsilon_target": 1.0, "label_of_class": y, "bound": bound}
+        | {"weight": min(1.0, bound / norm)}
+        for y, norm in enumerate((8.0, 2.0, 4.0))
+        for bound in (0.1, 1.0, 7.3, 10.0)
+    ]
+    axis = draw("class_weights", pd.DataFrame(rows)).axes[0]
+    assert [y for _, y in lines(axis, "C = 1")] == pytest.approx([1, 0.5, 0.25])
+    assert [y for _, y in lines(axis, "C = 10")] == pytest.approx([1, 1, 1])
+    assert {line.get_label() for line in axis.lines} == {"C = 0.1", "C = 1", "C = 10"}
+    assert axis.get_title() == "easy\ndp_adam, ε = 1"
+    assert axis.get_xlabel() == "class, easiest to hardest\n(by its weight at C = 1)"
+
+
+def test_all_class_weights_are_on_the_axis():
+    """The second class has more than the first where C is small, the third next to nothing."""
+    weights = {0.1: (0.1, 0.3, 1e-4), 1.0: (0.9, 0.5, 0.1)}
+    rows = [
+        {"workload": "easy", "label": "dp_adam", "epsilon_target": 1.0, "label_of_class": y, "bound": bound}
+        | {"weight": weight}
+        for bound, of_classes in weights.items()
+        for y, weight in enumerate(of_classes)
+    ]
+    figure = draw("class_weights", pd.DataFrame(rows))
+    (axis,) = figure.axes
+    bottom, top = axis.get_ylim()
+    assert axis.get_yscale() == "log"
+    assert bottom < lines(axis, "C = 0.1")[:, 1].min() == pytest.approx(1e-3)
+    assert top > lines(axis, "C = 0.1")[:, 1].max() == pytest.approx(3)
+    figure.canvas.draw()
+    shown = [text.get_text() for text in axis.get_yticklabels() if bottom <= text.get_position()[1] <= top]
+    assert shown == ["0.001", "0.01", "0.1", "1"]
+
+
+def test_all_epsilon_is_on_the_axis():
+    rows = [
+        {"workload": "easy", "label": label, "epsilon_target": target, "tuning": tuning, "score": "accuracy"}
+        | {"epsilon_with_tuning": factor * target, "mean": 0.5, "std": 0.01}
+        for label, tuning, factor in (("free", "grid", 3), ("hyfreedp", "self", 1))
+        for target in EPSILONS
+    ]
+    axis = draw("accuracy_vs_total_epsilon", pd.DataFrame(rows)).axes[0]
+    drawn = {held.get_label(): held.lines[0] for held in axis.containers}
+    assert drawn["free"].get_xdata().tolist() == [3, 24]
+    assert drawn["free"].get_markerfacecolor() == "white"
+    assert drawn["hyfreedp"].get_xdata().tolist() == [1, 8]
+    assert drawn["hyfreedp"].get_markerfacecolor() != "white"
+
+
+@pytest.mark.parametrize(("spread", "shown"), [(0.5, "90.50"), (8.0, "98.0"), (60.0, "80")])
+def test_cells_that_are_alike_have_decimals(spread, shown):
+    rows = [
+        {"workload": "easy", "epochs": 2.0, "epsilon_target": 1.0, "label": "dp_adam", "score": "accuracy"}
+        | {"batch_size": size, "clip": clip, "mean": mean, "selected_by": mean}
+        for (size, clip), mean in zip(
+            product((64, 128), (0.1, 1.0)), (0.2 if spread > 10 else 0.9, *[0.9] * 2, 0.0), strict=True
+        )
+    ]
+    rows[-1] |= {"mean": rows[0]["mean"] + spread / 100, "selected_by": 1.0}
+    (axis,) = draw("clip_batch_heatmap", pd.DataFrame(rows)).axes
+    assert axis.texts[-1].get_text() == shown

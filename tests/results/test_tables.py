@@ -1,0 +1,303 @@
+import io
+import math
+import subprocess
+import sys
+from itertools import permutations
+
+import pandas as pd
+import pytest
+import scipy.stats
+
+from dpopt import registry
+from dpopt.cli import main
+from dpopt.markup import MARKDOWN
+from dpopt.privacy.selection import BestOf
+from dpopt.results import choosing, frames, pricing, tables
+from dpopt.results.results import Results
+
+
+@pytest.fixture
+def table(matrix):
+    return tables.comparison(matrix, choosing.select(frames.load(matrix, "made").cells))
+
+
+def test_comparison(table):
+    assert list(table["label"]) == ["dp_adam", "hyfreedp", "hyfreedp", "dp_adam", "ceiling"]
+    first = table.iloc[0]
+    assert first["score"] == "accuracy"
+    assert first["mean"] == pytest.approx(0.6)
+    assert first["std"] == pytest.approx(0.1)
+    assert (first["seeds"], first["runs"]) == (3, 2)
+    assert first["epsilon_with_tuning"] > first["epsilon_single"]
+    assert table["is_reference"].tolist() == [True, False, False, True, True]
+    assert not table["is_best"].any(), "a search that is not paid for is no rival; who has none is not bold"
+    ceiling = table.iloc[-1]
+    assert ceiling["epsilon_single"] == ceiling["epsilon_with_tuning"] == math.inf
+
+
+def test_formats_hold_the_same_numbers(table):
+    files = tables.as_table(table.assign(is_best=~table["is_reference"]), "made").files()
+    markdown, latex, html = (files[kind] for kind in ("md", "tex", "html"))
+    assert "*60.0 ± 10.0*" in markdown
+    assert "**70.0 ± 0.0**" in markdown
+    assert r"\textit{60.0 $\pm$ 10.0}" in latex
+    assert r"\textbf{70.0 $\pm$ 0.0}" in latex
+    assert r"dp\_adam" in latex
+    assert "accuracy (%)" not in latex
+    assert html.count('class="strong"') == html.count('class="number strong"') == 2
+    assert html.count('class="reference"') == html.count('class="number reference"') == 2
+    assert "://" not in html
+    for text in (markdown, html):
+        assert "ε with tuning: by its whole search" in text
+        assert "workload = digits_mlp" in text
+    read = pd.read_csv(io.StringIO(files["csv"]))
+    assert read["mean"].tolist() == pytest.approx(table["mean"].tolist())
+
+
+def test_two_scores_stand_in_columns_of_their_own(table):
+    table = table.assign(is_best=~table["is_reference"])
+    other = table.assign(workload="mixture", score="log_likelihood", mean=-table["mean"], note="")
+    both = pd.concat([table, other], ignore_index=True)
+    shown = tables.as_table(both, "made").styled(MARKDOWN)
+    own = shown["workload"] == "mixture"
+    assert set(shown.loc[own, "accuracy (%)"]) == set(shown.loc[~own, "log-likelihood (nats)"]) == {""}
+    assert shown.loc[own, "log-likelihood (nats)"].tolist()[:2] == ["*-0.600 ± 0.100*", "**-0.400 ± 0.000**"]
+    alone = tables.as_table(table, "made").styled(MARKDOWN)
+    assert alone["accuracy (%)"].tolist() == shown.loc[~own, "accuracy (%)"].tolist()
+    assert "Test accuracy and log-likelihood (nats): mean" in tables.footer(both)
+
+
+def test_a_value_set_by_hand_is_not_called_charged(maker):
+    maker.add("dp_adam", 0, 0.5, 0.5, tuned={"lr": 0.1}, tuning="fixed")
+    store = maker.done()
+    table = tables.comparison(store, choosing.select(frames.load(store, "made").cells))
+    assert "not charged" in tables.as_table(table, "made").markdown.split("\n\n")[0]
+
+
+def test_nothing_finished_is_an_empty_table(maker):
+    maker.add("dp_adam", 0, 0.5, 0.5, status="missing")
+    store = maker.done()
+    assert tables.comparison(store, choosing.select(frames.load(store, "made").cells)).empty
+
+
+def test_a_printed_epsilon_is_never_below_the_spent_one():
+    for value in (0.99999, 1.0, 2.541, 7.8401, 21.7004, 123.4, 1e-3):
+        assert float(tables.upper(value)) >= value * (1 - 1e-9)
+        assert float(tables.upper(value)) <= value * 1.011
+
+
+@pytest.mark.parametrize(("delta", "printed"), [(1e-5, "1.0e-05"), (6.1038e-6, "6.2e-06"), (9.97e-6, "1.0e-05")])
+def test_a_printed_delta_is_never_below_the_spent_one(delta, printed):
+    assert tables.upper_delta(delta) == printed
+
+
+def test_rows_of_another_batch_size_meet_at_equal_epsilon(maker):
+    for seed in range(5):
+        maker.add("one", seed, 0.5, 0.9 + 0.001 * seed)
+        maker.add("other", seed, 0.5, 0.5 + 0.002 * seed, batch_size=64)
+    table = Results(maker.done(), "made").comparison.set_index("label")
+    assert table["is_best"].to_dict() == {"one": True, "other": False}
+
+
+def test_diverged_runs_are_counted_and_shown(maker):
+    maker.add("adadp", 0, 0.1, 0.1, status="diverged")
+    maker.add("adadp", 1, 0.5, 0.5)
+    store = maker.done()
+    table = tables.comparison(store, choosing.select(frames.load(store, "made").cells))
+    assert table["diverged"].tolist() == [1]
+    assert "diverged" in tables.as_table(table, "made").markdown.splitlines()[0]
+
+
+def test_one_seed_has_no_spread_and_nothing_is_an_empty_table(maker):
+    maker.add("adadp", 0, 0.5, 0.5)
+    store = maker.done()
+    selected = choosing.select(frames.load(store, "made").cells)
+    text = tables.as_table(tables.comparison(store, selected), "made").markdown
+    assert " 50.0 " in text
+    assert "**" not in text
+    assert "Nothing is tested" in text
+    assert tables.INTERVAL not in text
+    empty = tables.comparison(store, selected.head(0))
+    assert "no finished rows" in tables.as_table(empty, "made").markdown
+
+
+def test_labels_are_text_on_the_page(maker):
+    maker.add("adadp", 0, 0.5, 0.5)
+    store = maker.done()
+    table = tables.comparison(store, choosing.select(frames.load(store, "made").cells)).assign(label="<i>a & b")
+    page = tables.as_table(table, "c < d").html
+    assert "&lt;i&gt;a &amp; b" in page
+    assert "c &lt; d" in page
+    assert "<i>" not in page
+
+
+def test_reading_results_does_not_import_torch(matrix):
+    code = (
+        "import sys; from pathlib import Path; from dpopt.cli import main; "
+        f"main(['table', 'suite=made', 'results={matrix.root}']); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_what_the_registry_says_of_an_optimizer_is_below_the_table(maker):
+    for label in ("prodigy", "dp_adam"):
+        maker.add(label, 0, 0.5, 0.5)
+    store = maker.done()
+    table = tables.comparison(store, choosing.select(frames.load(store, "made").cells))
+    note = registry.entry("optimizer", "prodigy").note
+    files = tables.as_table(table, "made").files()
+    for kind in ("md", "tex", "html"):
+        assert f"prodigy: {note[:20]}" in files[kind]
+    assert "dp_adam: " not in files["md"]
+
+
+def test_the_columns_of_epsilon(maker):
+    """Every way to search at one target: by one run, by the search, and by all runs one after the other."""
+    for seed in (0, 1):
+        for lr in (0.1, 1.0):
+            maker.add("free", seed, 0.5, 0.5, tuned={"lr": lr}, tuning="grid")
+        number = 4 + seed
+        maker.add_search(
+            "private", seed, [(0.5, 0.5, 0.4)] * number, {"rule": "logarithmic", "runs": 2}, tuning="private"
+        )
+        maker.add_search("simulated", seed, [(None, 0.5, 0.3)] * 2, {"rule": "simulated", "share": 0.85})
+        maker.add("hyfreedp", seed, 0.5, 0.2)
+    store = maker.done()
+    table = tables.comparison(store, choosing.select(frames.load(store, "made").cells)).set_index("label")
+    once, *several = (pricing.composed(store, [maker.cells[0]["run_id"]] * runs, 1e-5, "rdp") for runs in (1, 2, 5))
+    assert (table["epsilon_single"] == once).all()
+    assert table["epsilon_with_tuning"].drop("private").to_dict() == {
+        "free": several[0], "simulated": several[0], "hyfreedp": once
+    }  # fmt: skip
+    assert table["epsilon_composed"].to_dict() == {
+        "free": several[0], "simulated": several[0], "hyfreedp": once, "private": several[1]
+    }  # fmt: skip
+    rule = BestOf("logarithmic", 2).epsilon(store.ledger(maker.cells[2]["run_id"]), 1e-5)
+    assert once < table["epsilon_with_tuning"]["private"] == rule < several[1]
+    assert table["runs"]["private"] == 4.5
+    shown = tables.as_table(table.reset_index(), "made").frame.set_index("optimizer")
+    assert shown["ε composed"]["private"] == tables.upper(several[1]) != shown["ε with tuning"]["private"]
+    assert shown["runs"]["private"] == "4.5"
+
+
+def test_a_column_that_says_nothing_new_is_left_out(table):
+    assert "ε composed" not in tables.as_table(table, "made").frame
+
+
+def test_what_was_selected_by_is_in_the_table(maker):
+    maker.add_search("dp_adam", 0, [(0.75, 0.5, 0.5)], {"rule": "composed", "runs": 1})
+    store = maker.done()
+    table = tables.comparison(store, choosing.select(frames.load(store, "made").cells))
+    assert table["validation"].tolist() == [0.75]
+
+
+def made(maker):
+    store = maker.done()
+    return tables.comparison(store, choosing.select(frames.load(store, "made").cells))
+
+
+def test_who_spent_more_neither_is_bold_nor_sets_the_best(maker):
+    for seed in range(4):
+        maker.add("prodigy", seed, 0.5, 0.8 + 0.001 * seed)
+        maker.add("adadp", seed, 0.5, 0.79 - 0.001 * seed)
+        maker.add("by_hand", seed, 0.5, 0.95, tuned={"lr": 0.1}, tuning="fixed")
+        for lr in (0.1, 1.0):
+            maker.add("dp_adam", seed, 0.5, 0.9, tuned={"lr": lr}, tuning="grid")
+    table = made(maker).set_index("label")
+    assert set(table.index[table["is_reference"]]) == {"by_hand", "dp_adam"}
+    assert set(table.index[table["is_best"]]) == {"prodigy"}
+    assert table["p"][["by_hand", "dp_adam"]].isna().all()
+    assert table["p"]["adadp"] < 0.05
+    shown = tables.as_table(table.reset_index(), "made")
+    assert "*95.0 ± 0.0*" in shown.markdown
+    assert "With 4 seeds, a difference below about" in shown.note
+
+
+def test_a_diverged_run_counts_as_the_worst_of_its_block(maker):
+    for seed in range(4):
+        maker.add("adadp", seed, 0.5, 0.8 + 0.001 * seed)
+        maker.add("prodigy", seed, 0.5, 0.7)
+        maker.add("dog", seed, 0.5, math.nan, status="diverged")
+    table = made(maker).set_index("label")
+    assert table["is_best"].to_dict() == {"adadp": True, "prodigy": False, "dog": False}
+    assert math.isnan(table["low"]["dog"])
+
+
+@pytest.mark.parametrize("order", list(permutations(("adadp", "prodigy", "dog"))))
+@pytest.mark.parametrize("lost", [[math.nan] * 4, [-math.inf, 0.697, 0.697, 0.697]], ids=["all", "one"])
+def test_the_worst_score_does_not_depend_on_the_order_of_rows(maker, order, lost):
+    """What dog has lost counts as the worst score of the block, 0.697, wherever its row stands."""
+    for seed in range(4):
+        scores = {"adadp": 0.8 + 0.001 * seed, "prodigy": 0.7 - 0.001 * seed, "dog": lost[seed]}
+        for label in order:
+            maker.add(label, seed, 0.5, scores[label])
+    table = made(maker).set_index("label")
+    best, second, last = ([0.8, 0.801, 0.802, 0.803], [0.7, 0.699, 0.698, 0.697], [0.697] * 4)
+    by_adadp, by_prodigy = (
+        scipy.stats.ttest_rel(rival, last, alternative="greater").pvalue for rival in (best, second)
+    )
+    assert table["p"]["dog"] == pytest.approx(2 * min(by_adadp, by_prodigy))
+    assert table["p"]["prodigy"] == pytest.approx(2 * scipy.stats.ttest_rel(best, second, alternative="greater").pvalue)
+    assert table["is_best"].to_dict() == {"adadp": True, "prodigy": False, "dog": False}
+
+
+def test_a_method_without_any_score_is_never_the_best(maker):
+    for seed in range(3):
+        maker.add("dog", seed, 0.5, math.nan, status="diverged")
+        maker.add("adadp", seed, 0.5, 0.5)
+    assert made(maker).set_index("label")["is_best"].to_dict() == {"adadp": True, "dog": False}
+
+
+def test_the_runs_of_a_search_are_composed_once(maker, monkeypatch):
+    for lr in (0.1, 1.0):
+        maker.add("dp_adam", 0, 0.5, 0.5, tuned={"lr": lr}, tuning="grid")
+    maker.done()
+    selected, read, ledger = choosing.select(frames.load(maker.store, "made").cells), [], type(maker.store).ledger
+    monkeypatch.setattr(type(maker.store), "ledger", lambda self, run_id: read.append(run_id) or ledger(self, run_id))
+    tables.comparison(maker.store, selected)
+    assert sorted(read) == sorted(entry["run_id"] for entry in maker.cells)
+
+
+def test_intervals_hold_the_test_split_where_its_size_is_known(maker):
+    for seed in range(3):
+        maker.add("adadp", seed, 0.5, 0.8 + 0.01 * seed, tested=100)
+        maker.add("dog", seed, 0.5, 0.8 + 0.01 * seed)
+    table = made(maker).set_index("label")
+    assert table["tested"]["adadp"] == 100
+    assert table["high"]["adadp"] - table["low"]["adadp"] > 0.14 > table["high"]["dog"] - table["low"]["dog"]
+    shown = tables.as_table(table.reset_index(), "made")
+    assert "[78.5, 83.5]" in set(shown.frame[tables.INTERVAL])
+    assert "test split of 100 records (Wilson), and where" in shown.note
+
+
+def test_ends_of_the_grid_are_marked(maker):
+    for seed, best in enumerate((0.1, 10.0, 10.0)):
+        for lr in (0.1, 1.0, 10.0):
+            score = 0.9 if lr == best else 0.5
+            maker.add("dp_adam", seed, score, score, tuned={"lr": lr, "warm": True}, tuning="grid")
+            maker.add("dp_sgd", seed, 0.9 if lr == 1.0 else 0.5, 0.5, tuned={"lr": lr}, tuning="grid")
+        maker.add("adadp", seed, 0.5, 0.5, tuned={"lr": 1.0}, tuning="fixed")
+    table = made(maker)
+    assert table.set_index("label")["edges"].to_dict() == {"dp_adam": "lr ↑ 2/3, lr ↓ 1/3", "dp_sgd": "", "adadp": ""}
+    assert "a wider grid may do better" in tables.as_table(table, "made").note
+    inside = table[table["label"] != "dp_adam"]
+    assert tables.EDGES not in tables.as_table(inside, "made").frame
+    assert "wider grid" not in tables.as_table(inside, "made").note
+
+
+@pytest.mark.parametrize(("is_seen", "bold", "italic"), [("", "**{}**", "*{}*"), ("1", "\x1b[1m{}", "\x1b[3m{}")])
+def test_marks_are_seen_on_a_terminal_and_elsewhere(is_seen, bold, italic, maker, monkeypatch, capsys):
+    for seed, noise in enumerate((0.00, 0.01, 0.02)):
+        maker.add("best", seed, 0.5, 0.9 + noise)
+        maker.add("worst", seed, 0.5, 0.1 + noise**2)
+        maker.add("by hand", seed, 0.5, 0.95 + noise, tuned={"lr": 0.1}, tuning="fixed")
+    monkeypatch.setenv("FORCE_COLOR", is_seen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["table", "suite=made", f"results={maker.done().root}"]) == 0
+    printed = capsys.readouterr().out
+    assert bold.format("best") in printed
+    assert italic.format("by hand") in printed
+    notes = printed.partition("workload = ")[2].splitlines()[:-1]
+    assert len(notes) > 3
+    assert max(map(len, notes)) <= 108, "but for the codes that a terminal does not show"

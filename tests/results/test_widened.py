@@ -1,0 +1,156 @@
+"""Points beyond the ends of a grid: selected with it, marked, and charged whether they were made or not."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from dpopt.results import budgets, choosing, collecting, frames, pricing, selection, tables, transfer
+from dpopt.results.results import Results, best_setting
+from dpopt.store.published import CELLS, PublishedStore
+
+GRID = {0.1: 0.5, 1.0: 0.7}
+"""lr -> validation score."""
+
+
+def add(maker, seed, scores, most, **more):
+    """A search that may make `most` runs beyond `GRID`, with `scores` in order; those beyond are no points of it."""
+    for search, (lr, validation) in enumerate(scores.items()):
+        own = {"tuned": {"lr": lr}, "tuning": "grid", "search": search}
+        maker.add("dp_adam", seed, validation, validation - 0.1, **own, **more)
+        maker.cells[-1] |= {"widen": most} if most else {}
+        maker.cells[-1] |= {} if lr in GRID else {"widened": True}
+
+
+def selected(store):
+    return {row["seed"]: row for row in choosing.select(frames.load(store, "made").cells).to_dict("records")}
+
+
+def test_runs_that_were_not_made_are_charged_as_if_they_were(maker):
+    add(maker, 0, GRID, 0)
+    add(maker, 1, GRID, 3)
+    add(maker, 2, GRID | {10.0: 0.8, 100.0: 0.6}, 3)
+    store = maker.done()
+    found = selected(store)
+    every = {seed: [e["run_id"] for e in maker.cells if e["cell"]["seed"] == seed] for seed in found}
+    assert [row["runs"] for row in found.values()] == [2, 2, 4]
+    assert [len(row["run_ids"]) for row in found.values()] == [2, 5, 5]
+    assert all(set(row["run_ids"]) == set(every[seed]) for seed, row in found.items())
+    five = pricing.composed(store, [*every[2], every[1][0]], 1e-5, "rdp")
+    assert pricing.epsilon_with_tuning(store, found[1]) == pricing.epsilon_with_tuning(store, found[2]) == five
+    assert pricing.epsilon_with_tuning(store, found[0]) < five
+
+
+def test_what_was_not_made_is_charged_once_for_each_setting(maker):
+    """Two batch sizes are one search, each of which might have made one run more."""
+    for size in (64, 128):
+        for search, (lr, validation) in enumerate(GRID.items()):
+            own = {"tuned": {"lr": lr}, "tuning": "grid", "search": search + size, "batch_size": size}
+            maker.add("dp_adam", 0, validation, validation, **own)
+            maker.cells[-1] |= {"widen": 1}
+    store = maker.done()
+    (row,) = best_setting(choosing.select(frames.load(store, "made").cells)).to_dict("records")
+    assert (len(set(row["run_ids"])), len(row["run_ids"])) == (4, 6)
+    (reached,) = budgets.reached(store, frames.load(store, "made").cells, budgets=[1e9]).to_dict("records")
+    assert reached["spent"] == pricing.composed(store, row["run_ids"], 1e-5, "rdp")
+    assert choosing.together([("a", "b", "b"), ("a", "c"), ("b",)]) == ("a", "b", "b", "c")
+
+
+def test_searches_of_two_rules_are_both_charged_in_full(maker):
+    """The suite was changed from one further run to three: seven runs, of which four were made."""
+    for most, scores in ((1, [0.5, 0.6]), (3, [0.5, 0.6, 0.7])):
+        maker.add_search("dp_adam", 0, [(s, s, s) for s in scores], {"rule": "composed", "runs": 2 + most})
+        for number, entry in enumerate(maker.cells[-len(scores) :]):
+            entry |= {"widen": most} | ({"widened": True} if number == 2 else {})
+    (row,) = selected(maker.done()).values()
+    assert (row["runs"], len(row["run_ids"])) == (5, 3 + 5)
+
+
+def test_searches_with_two_grids_are_both_charged_in_full(maker):
+    """The suite was run again with a further rate: the first search has made both of its further runs, its second none.
+
+    Whatever the second makes has the numbers that runs of the first have, and is no other end of the first.
+    """
+    grids = {"first": (0.1, 1.0, 10.0, 100.0), "second": (0.03, 0.1, 1.0)}
+    for name, rates in grids.items():
+        for number, lr in enumerate(rates):
+            is_widened = name == "first" and lr > 1
+            search = 10**6 * (number - 1) if is_widened else number
+            maker.add("dp_adam", 0, 0.5 + lr / 1000, 0.5, tuned={"lr": lr}, tuning="grid", search=search)
+            maker.cells[-1] |= {"widen": 2, "search_id": name} | ({"widened": True} if is_widened else {})
+    store = maker.done()
+    (row,) = selected(store).values()
+    assert (row["runs"], len(row["run_ids"])) == (7, 9)
+    assert Counter(row["run_ids"]).most_common(1) == [(maker.cells[4]["run_id"], 3)]
+    maker.add("dp_adam", 0, 0.9, 0.5, tuned={"lr": 0.01}, tuning="grid", search=10**6)
+    maker.cells[-1] |= {"widen": 2, "search_id": "second", "widened": True}
+    (row,) = selected(maker.done()).values()
+    assert (row["runs"], len(row["run_ids"])) == (8, 9)
+    for entry in maker.cells:
+        del entry["search_id"]
+    assert any("goes on from the same grid" in problem for problem in frames.load(maker.done(), "made").problems)
+
+
+def test_what_lies_at_the_end_of_its_own_search_is_marked(maker):
+    """One seed has gone no further than 10, another to 1000: the first is at an end, whatever the other tries."""
+    add(maker, 0, GRID | {10.0: 0.8}, 1)
+    add(maker, 1, GRID | {10.0: 0.8, 100.0: 0.9, 1000.0: 0.6}, 3)
+    add(maker, 2, GRID | {10.0: 0.6}, 1)
+    store = maker.done()
+    assert [row["edges"] for row in selected(store).values()] == ["lr ↑", "", ""]
+    (row,) = tables.comparison(store, choosing.select(frames.load(store, "made").cells)).to_dict("records")
+    assert (row["edges"], row["is_refined"]) == ("lr ↑ 1/3", False)
+
+
+def test_grids_are_compared_without_what_was_added(maker):
+    """Private selection draws from a grid that is fixed beforehand, and other epsilons may not have the point."""
+    for epsilon, scores in ((1.0, GRID | {10.0: 0.9}), (3.0, GRID)):
+        add(maker, 0, scores, 1, epsilon=epsilon)
+        add(maker, 1, scores, 1, epsilon=epsilon)
+    store = maker.done()
+    cells = frames.load(store, "made").cells
+    outcome = selection.private_selection(store, cells, runs=(100,))
+    assert list(outcome["mean"]) == pytest.approx([0.6, 0.6], abs=0.01)
+    assert list(transfer.transfers(cells)["loss"]) == pytest.approx([0, 0])
+
+
+@pytest.mark.parametrize(("status", "chosen"), [("done", 10.0), ("diverged", 1.0)])
+def test_a_run_that_diverged_is_selected_last(maker, status, chosen):
+    add(maker, 0, GRID, 1)
+    maker.add("dp_adam", 0, 0.9, 0.9, tuned={"lr": 10.0}, tuning="grid", status=status)
+    (row,) = selected(maker.done()).values()
+    assert json.loads(row["tuned"]) == {"lr": chosen}
+
+
+def test_published_frames_hold_what_may_follow(maker, tmp_path):
+    add(maker, 0, GRID | {10.0: 0.8}, 3)
+    store = maker.done()
+    frame = collecting.parquet(Results(store, "made"))[CELLS]
+    store.write(tmp_path / "published" / "made" / CELLS, collecting.as_bytes(frame))
+    (row,) = selected(store).values()
+    (published,) = selected(PublishedStore(tmp_path / "published")).values()
+    assert published["run_ids"] == row["run_ids"]
+    assert len(row["run_ids"]) == 5
+
+
+def test_two_machines_that_went_on_otherwise_are_not_one_search(maker):
+    """Their further runs have the same number and so the same draws, which nobody charges."""
+    add(maker, 0, GRID | {10.0: 0.8}, 2)
+    add(maker, 1, GRID | {10.0: 0.8}, 2)
+    maker.add("dp_adam", 0, 0.9, 0.8, tuned={"lr": 0.01}, tuning="grid", search=2)
+    maker.cells[-1] |= {"widen": 2, "widened": True}
+    stored = frames.load(maker.done(), "made")
+    assert [row["seed"] for row in choosing.select(stored.cells).to_dict("records")] == [1]
+    assert any("another run goes on from the same grid otherwise" in problem for problem in stored.problems)
+
+
+def test_a_run_that_diverged_is_the_worst_between_settings_too(maker):
+    for seed in range(2):
+        maker.add("dp_sgd", seed, 0.9, 0.2, batch_size=64, status="diverged")
+        maker.add("dp_sgd", seed, 0.5, 0.6, batch_size=128)
+        maker.add("dp_adam", seed, 0.5, 0.5)
+    results = Results(maker.done(), "made")
+    assert set(best_setting(results.selected)["batch_size"]) == {128}
+    reached = budgets.reached(results.store, results.cells, budgets=[10.0])
+    assert not reached["failed"].any()
+    assert set(reached[reached["label"] == "dp_sgd"]["test"]) == {0.6}
