@@ -57,7 +57,7 @@ lint: install
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 gpu: $(if $(CARRIED),$(BARE)/.installed,install)
-	$(if $(CARRIED),$(BARE)/bin,$(BIN))/python -m dpopt gpu $(foreach key,$(filter $(GPU_KEYS),$(MAKEOVERRIDES)),'$(key)')
+	$(if $(CARRIED),$(BARE)/bin,$(BIN))/python benchmarks/gpu.py $(foreach key,$(filter $(GPU_KEYS),$(MAKEOVERRIDES)),'$(key)')
 
 # An environment around $(PYTHON)'s own, so that the torch that is there is used and nothing there is changed. (A venv of
 # a venv with --system-site-packages would see the packages of the outermost Python alone.)

@@ -21,7 +21,6 @@ LAYERS = [
     {"study"},
     {"harness"},
     {"audit", "bench", "results"},
-    {"gpu"},
     {"cli"},
     {"__main__"},
 ]

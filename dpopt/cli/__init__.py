@@ -13,7 +13,7 @@ from dpopt.cli.completion import answer, completion
 from dpopt.cli.console import ERR, complain
 from dpopt.cli.fitting import fit
 from dpopt.cli.known import list_
-from dpopt.cli.measuring import audit, bench, gpu
+from dpopt.cli.measuring import audit, bench
 from dpopt.cli.new import new
 from dpopt.cli.privacy import calibrate, epsilon, recommend
 from dpopt.cli.results import leaderboard, plot, rank, report, status, table
@@ -91,7 +91,6 @@ COMMANDS: dict[str, Command] = {
     "plot": Command(plot, "the figures, from stored results", STORED),
     "report": Command(report, "tables and figures as one HTML page", STORED),
     "bench": Command(bench, "what a private step costs", ("bench",)),
-    "gpu": Command(gpu, "what only a CUDA device can show", ("gpu",)),
     "audit": Command(audit, "empirical lower bounds on epsilon", ("audit", "suite")),
     "epsilon": Command(epsilon, "what a run spends", ("epsilon",)),
     "calibrate": Command(calibrate, "the noise for a target epsilon", ("calibrate",)),

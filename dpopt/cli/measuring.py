@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,14 +30,6 @@ def bench(overrides: Sequence[str]) -> None:
     store.check_writable()
     record = benchmark.bench(chosen, ERR)
     _keep(store, store.add("bench", record), speed.markdown(record), plots, speed.frame(record))
-
-
-def gpu(overrides: Sequence[str]) -> int:
-    """Check and measure on a CUDA device, for so many minutes; the same command goes on where the last one ended."""
-    started = time.monotonic()
-    from dpopt.gpu import run
-
-    return run.run(run.settings(overrides), started, OUT, ERR)
 
 
 def audit(overrides: Sequence[str]) -> int:

@@ -3,8 +3,7 @@
 import sys
 
 import pytest
-
-from dpopt.bench import cells_per_hour
+from speed import cells_per_hour
 
 ONE = ["optimizers=[dp_sgd]", "settings.dp_sgd.grid.lr=[1.0]", "epsilon=3", "seeds=[0]", "epochs=2", "accountant=rdp"]
 

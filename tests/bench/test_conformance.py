@@ -5,9 +5,9 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from speed import conformance
 
 from dpopt import create, testing
-from dpopt.bench import conformance
 from dpopt.bench.cases import CASES
 from dpopt.clipping import bookkeeping, vmap
 from dpopt.clipping import flat as shared

@@ -5,9 +5,9 @@ import gc
 
 import pytest
 import torch
+from speed.largest import KNOWN, PRECISION, Search, largest, repeated
 
 from dpopt.bench.cases import CASES
-from dpopt.bench.largest import KNOWN, PRECISION, Search, largest, repeated
 
 CPU = torch.device("cpu")
 MLP = CASES["mlp"].rehearsal()

@@ -1,8 +1,8 @@
 """Cells per hour: `dpopt run` against a plain Opacus training loop that trains the same cells.
 
-    python -m dpopt.bench.cells_per_hour quickstart optimizers=[dp_sgd,dp_adam] seeds=[0]
-    python -m dpopt.bench.cells_per_hour mnist_five_epochs optimizers=[dp_adam] seeds=[0,1] epochs=1  # DPOPT_DATA
-    python -m dpopt.bench.cells_per_hour quickstart optimizers=[dp_adam] epsilon=3 rounds=1 device=cuda
+    python benchmarks/speed/cells_per_hour.py quickstart optimizers=[dp_sgd,dp_adam] seeds=[0]
+    python benchmarks/speed/cells_per_hour.py mnist_five_epochs optimizers=[dp_adam] seeds=[0,1] epochs=1  # DPOPT_DATA
+    python benchmarks/speed/cells_per_hour.py quickstart optimizers=[dp_adam] epsilon=3 rounds=1 device=cuda
 
 The plain loop is what Opacus' tutorials show: a DataLoader, `make_private_with_epsilon`, one model after the other, one
 evaluation at the end. On the CPU it has all cores for one model, or one core for each of as many models. `dpopt run`
@@ -72,7 +72,7 @@ def cells(suite: str, overrides: Sequence[str]) -> list[Cell]:
 
 def contenders(suite: str, overrides: Sequence[str], device: str) -> dict[str, Command]:
     """The ways to train the cells of a suite, by name."""
-    words = [sys.executable, "-m", __spec__.name, suite, *overrides, _PLAIN, device]
+    words = [sys.executable, __file__, suite, *overrides, _PLAIN, device]
     run = [sys.executable, "-m", "dpopt", "run", f"suite={suite}", *overrides, f"device={device}"]
     cores = len(os.sched_getaffinity(0))
     plain: dict[str, Command] = {"Opacus, one model at a time": lambda folder: [*words, "1"]}
