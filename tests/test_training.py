@@ -251,6 +251,32 @@ def test_bad_input(changes, message):
         fit(**changes)
 
 
+class Overflow(nn.Linear):
+    """Has no finite output for records whose first number is large, or gives one class nothing there."""
+
+    def __init__(self, bad):
+        super().__init__(4, 2)
+        self.bad = bad
+
+    def forward(self, x):
+        return super().forward(x).masked_fill((x[:, :1] > 1) & torch.tensor([True, False]), self.bad)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("engine", ["auto", "vmap"])
+def test_a_record_without_finite_outputs_counts_as_wrong_and_is_said(bad, engine):
+    x, y = data()
+    is_scored = x[:, 0] <= 1
+    result = fit(Overflow(bad), train=(x[is_scored], y[is_scored]), test=(x, y), engine=engine)
+    unscored = int((~is_scored).sum())
+    hits = (result.model(x).argmax(1) == y) & is_scored
+    assert result.record["test_accuracy"] == pytest.approx(float(hits.double().mean()))
+    assert math.isnan(result.record["test_loss"])
+    assert (result.record["test_unscored"], result.record["status"]) == (unscored, "diverged")
+    assert f"{unscored} of 400 test records without a finite score" in str(result.statement())
+    assert all(parameter.isfinite().all() for parameter in result.model.parameters())
+
+
 def test_batchnorm_is_refused():
     with pytest.raises(ConfigError, match="GroupNorm"):
         fit(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))

@@ -10,7 +10,7 @@ import pandas as pd
 
 from dpopt.errors import ConfigError, unknown
 from dpopt.results import statistics
-from dpopt.results.budgets import BLOCK, BUDGETS, lacking
+from dpopt.results.budgets import BLOCK, BUDGETS, lacking, unranked
 from dpopt.results.scores import shown
 from dpopt.results.writing import Table
 
@@ -62,7 +62,7 @@ def _pairs(workload: Any, entries: pd.DataFrame, baseline: str) -> Iterator[dict
     for _, block in entries.groupby(BLOCK, sort=False):
         tests = block["test"].mask(block["failed"], block["test"].min())
         scores = block.assign(test=tests).pivot(index="seed", columns="label", values="test")
-        blocks.append(scores.drop(columns=lacking(block)))
+        blocks.append(scores.drop(columns={*lacking(block), *unranked(block)}))
     means = sum(blocks[1:], blocks[0]) / len(blocks)  # not a number where a block lacks a seed or a method
     for label in means.columns.drop(baseline, errors="ignore"):
         values = (means[label] - means[baseline]).dropna() if baseline in means else pd.Series(dtype=float)

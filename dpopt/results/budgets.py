@@ -24,6 +24,8 @@ BLOCK = ["workload", "epsilon", "budget"]
 """Where methods meet."""
 ROUNDING = 1 + 1e-6
 """How far a budget may be overdrawn: sums of seconds and solved epsilons are not exact."""
+UNSCORED = ["test_unscored", "tested"]
+"""Columns of `scores.without_score`."""
 
 Totals = Mapping[tuple[str, str, float], float]
 """What a search spends in all, by the keys in `SEARCH`."""
@@ -67,7 +69,7 @@ def reached(store: Store, cells: pd.DataFrame, by: str = "epsilon", budgets: Seq
         blocks = list(_by_epsilon(searches, _totals(store, private), budgets))
     else:
         blocks = list(_by_cost(store, searches, by, budgets))
-    columns = [*BLOCK, "label", "seed", "tuning", "runs", "score", "test", "failed", "spent"]
+    columns = [*BLOCK, "label", "seed", "tuning", "runs", "score", "test", "failed", *UNSCORED, "spent"]
     return pd.concat(blocks, ignore_index=True)[columns] if blocks else pd.DataFrame()
 
 
@@ -87,6 +89,11 @@ def _require(cells: pd.DataFrame, by: str, budgets: Sequence[float]) -> None:
 def lacking(block: pd.DataFrame) -> list[str]:
     """The methods of a block of `reached` that its budget lets reach nothing, in some seed."""
     return list(block["label"][block["spent"].isna() & ~block["failed"]].unique())
+
+
+def unranked(block: pd.DataFrame) -> list[str]:
+    """The methods of a block of `reached` that have, in some seed, test records without a finite score."""
+    return list(block["label"][block["test_unscored"] > 0].unique())
 
 
 def _searches(cells: pd.DataFrame) -> pd.DataFrame:
@@ -125,12 +132,15 @@ def _seconds(cells: pd.DataFrame) -> pd.Series:
 
 def _search(group: pd.DataFrame, selected: pd.DataFrame) -> dict[str, Any]:
     failed = {"tuning": group["tuning"].iloc[0], "runs": len(group), "score": None, "test": math.nan, "failed": True}
+    failed |= dict.fromkeys(UNSCORED, math.nan)
     if len(selected) < _settings(group):
         return failed
     best = selected.loc[selected["selected_by"].idxmax()]
-    search = failed | {"runs": selected["runs"].sum()}
+    search = failed | {"runs": selected["runs"].sum()} | {key: best.get(key, math.nan) for key in UNSCORED}
     is_chosen = len(selected) == 1 or best["selected_by"] > -math.inf
     if not is_chosen or best["state"] == "diverged" or not math.isfinite(best["test_score"]):
+        return search
+    if search["test_unscored"] > 0:
         return search
     points = group.get("gradients_per_draw", 1.0)
     return search | {
@@ -198,5 +208,7 @@ def _end(store: Store, search: dict[str, Any], total: float, budget: float) -> d
     if not passed:
         return {"test": math.nan, "spent": math.nan, "failed": False}
     test = passed[-1].get(f"test_{search['score']}")
-    test = math.nan if test is None or not math.isfinite(test) else test
-    return {"test": test, "spent": passed[-1]["draw"] * unit, "failed": math.isnan(test)}
+    unscored = passed[-1].get("test_unscored", math.nan)
+    test = math.nan if test is None or not math.isfinite(test) or unscored > 0 else test
+    here = {"test": test, "spent": passed[-1]["draw"] * unit, "failed": math.isnan(test)}
+    return here | {"test_unscored": unscored, "tested": search["tested"]}

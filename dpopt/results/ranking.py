@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from dpopt.results import statistics
-from dpopt.results.budgets import BLOCK, BUDGETS, lacking, reached
-from dpopt.results.scores import shown
+from dpopt.results.budgets import BLOCK, BUDGETS, lacking, reached, unranked
+from dpopt.results.scores import shown, without_score
 from dpopt.results.tables import limit, upper
 from dpopt.results.writing import Table, marks
 from dpopt.store.runs import Store
@@ -53,7 +53,8 @@ def ranking(store: Store, cells: pd.DataFrame, by: str = "epsilon", budgets: Seq
         seeds; `rank`, ties sharing their average; `is_first`; `difference`, `low`, `high` to the first of the block
         (see `statistics.difference`); `p`, `visible` and `is_best` (see `statistics.standing`). Failures are imputed by
         the worst score of the block. Where nothing fits the budget, all numbers are NaN but the rank. Methods without a
-        score of their own share the last rank.
+        score of their own share the last rank. A method with test records without a finite score has no rank (NaN), and
+        `unscored` says of how many.
     """
     return of_entries(reached(store, cells, by, budgets), by)
 
@@ -81,7 +82,8 @@ def imputed(block: pd.DataFrame) -> pd.DataFrame:
 
 def _tests(block: pd.DataFrame) -> pd.DataFrame:
     """The test scores that a block's methods reach, for the seeds that all of them have: [seeds, labels]."""
-    block = block[block["seed"].isin(set.intersection(*block.groupby("label")["seed"].agg(set)))]
+    block = block[~block["label"].isin(unranked(block))]
+    block = block[block["seed"].isin(set.intersection(set(block["seed"]), *block.groupby("label")["seed"].agg(set)))]
     tests = block.pivot(index="seed", columns="label", values="test")
     tests[lacking(block)] = math.nan
     return tests
@@ -89,9 +91,10 @@ def _tests(block: pd.DataFrame) -> pd.DataFrame:
 
 def _block(entries: pd.DataFrame) -> list[dict[str, Any]]:
     tests, scores = _tests(entries), imputed(entries)
-    entries = entries[entries["seed"].isin(scores.index)]
-    if tests.shape[1] < 2 or tests.isna().all(axis=None):
+    if entries["label"].nunique() < 2 or tests.isna().all(axis=None):
         return []
+    excluded = entries[entries["label"].isin(unranked(entries))]
+    entries = entries[entries["seed"].isin(scores.index) & ~entries["label"].isin(excluded["label"])]
     means = scores.mean().round(statistics.DIGITS)  # equal sums in another order are equal
     ranks = means.rank(ascending=False).sort_values(kind="stable")
     best, score = scores[ranks.index[0]], entries["score"].dropna().iloc[0]
@@ -103,6 +106,9 @@ def _block(entries: pd.DataFrame) -> list[dict[str, Any]]:
     for label, rank in ranks.items():
         place = _place(entries[entries["label"] == label]) | {"score": score, "visible": found.visible}
         rows.append(place | {"rank": rank, "is_first": rank == ranks.iloc[0]} | EMPTY | numbers.get(label, {}))
+    for _, own in excluded.groupby("label", sort=False):
+        place = _place(own) | {"score": score, "visible": found.visible, "unscored": without_score(own)}
+        rows.append(place | {"rank": math.nan, "is_first": False} | EMPTY)
     return rows
 
 
@@ -144,7 +150,7 @@ def average_ranks(frame: pd.DataFrame) -> pd.DataFrame:
 
 def everywhere(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows of `ranking`'s frame for methods that are in every block, ranked among themselves."""
-    rows = frame[frame.groupby("label")["rank"].transform("size") == frame.groupby(BLOCK).ngroups]
+    rows = frame[frame.groupby("label")["rank"].transform("count") == frame.groupby(BLOCK).ngroups]
     rows = rows.assign(rank=rows.groupby(BLOCK)["rank"].rank())
     is_least = rows["rank"] == rows.groupby(BLOCK)["rank"].transform("min")
     return rows.assign(is_first=is_least & has_score(rows))
@@ -207,7 +213,7 @@ def _readable(frame: pd.DataFrame) -> pd.DataFrame:
         "workload": frame["workload"],
         "total ε" if is_epsilon else "target ε": frame["epsilon"].map("{:g}".format),
         **({} if is_epsilon else {BUDGETS[by]: frame["budget"].map(_amount)}),
-        "rank": frame["rank"].map("{:g}".format),
+        "rank": [_text(row["rank"], "{:g}".format) for row in rows],
         "method": [named(row) for row in rows],
         **{shown(score).label: [_score(row, score) for row in rows] for score in frame["score"].unique()},
         "Δ": [_difference(row) for row in rows],
@@ -235,6 +241,8 @@ def _amount(value: float) -> str:
 def _score(row: dict[str, Any], score: str) -> str:
     if row["score"] != score:
         return ""
+    if math.isnan(row["rank"]):
+        return row["unscored"]
     dagger = f" †{row['failures']}" if row["failures"] else ""
     return _text(row["mean"], lambda mean: shown(score).text(mean, row["std"])) + dagger
 

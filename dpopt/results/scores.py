@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NAMES = {
     "bleu": "BLEU",
@@ -46,6 +49,19 @@ class Shown(NamedTuple):
         """A mean, with the standard deviation where there is one; a mean that is not finite says so."""
         spread = "" if math.isnan(std) else f" ± {self.factor * std:.{self.decimals}f}"
         return f"{self.factor * mean:.{self.decimals}f}{spread}" if math.isfinite(mean) else "not finite"
+
+
+def without_score(runs: pd.DataFrame) -> str:
+    """For how many test records released runs have outputs that are not finite, in a sentence; empty for none.
+
+    Args:
+        runs: `test_unscored` and `tested` records of each, if they are known.
+    """
+    count = runs["test_unscored"].sum() if "test_unscored" in runs else 0
+    if not count:
+        return ""
+    tested = f" of {runs['tested'].sum():,.0f}" if runs["tested"].notna().all() else ""
+    return f"{count:,.0f}{tested} test records without a finite score"
 
 
 def is_share(score: str) -> bool:

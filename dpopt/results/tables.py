@@ -15,7 +15,7 @@ from dpopt.privacy.solving import Charge
 from dpopt.results import pricing, statistics
 from dpopt.results.budgets import ROUNDING
 from dpopt.results.frames import GROUP
-from dpopt.results.scores import is_share, shown
+from dpopt.results.scores import is_share, shown, without_score
 from dpopt.results.writing import Table, marks
 from dpopt.store.runs import Store
 
@@ -61,13 +61,14 @@ def comparison(store: Store, selected: pd.DataFrame, charge: Charge = pricing.sp
         `epsilon_single`, `epsilon_with_tuning` and `epsilon_composed` (the largest over the seeds); `is_refined`,
         whether the grid has no such setting; `note`, what the registry says of the optimizer; `is_reference`, whether
         it spends more than its target or cannot say; `p`, `visible` and `is_best` among the private others of its
-        block, see `statistics.standing`.
+        block, see `statistics.standing`. A row with test records without a finite score is for reference too.
     """
     if selected.empty:
         return pd.DataFrame()
-    rows, tests = [], []
+    rows, tests, is_unscored = [], [], []
     for keys, group in selected.groupby(GROUP, sort=False, dropna=False):
         prices = [pricing.price(store, row, charge) for row in group.to_dict("records")]
+        unscored = without_score(group)
         tests.append(group.set_index("seed")["test_score"])
         rows.append(
             {
@@ -76,7 +77,7 @@ def comparison(store: Store, selected: pd.DataFrame, charge: Charge = pricing.sp
                 **_scores(group),
                 "seeds": len(group),
                 "runs": float(group["runs"].mean()),
-                "diverged": int((group["state"] == "diverged").sum()),
+                "diverged": int(((group["state"] == "diverged") | (group.get("test_unscored", 0) > 0)).sum()),
                 "is_refined": bool(group["is_refined"].all()),
                 "validation": group["selection_score"].mean(),
                 "edges": _edges(group["edges"]),
@@ -85,12 +86,14 @@ def comparison(store: Store, selected: pd.DataFrame, charge: Charge = pricing.sp
                 "epsilon_single": group["epsilon"].max(),
                 "epsilon_with_tuning": max(spent.with_tuning for spent in prices),
                 "epsilon_composed": max(spent.composed for spent in prices),
-                "note": _note(group["optimizer"].iloc[0], group["widen"].max()),
+                "note": _note(group["optimizer"].iloc[0], group["widen"].max(), unscored),
             }
         )
+        # Only the table looks at this: a search that did would make a release that nobody charges.
+        is_unscored.append(bool(unscored))
     table = pd.DataFrame(rows)
     is_over = table["epsilon_with_tuning"] > table["epsilon_target"] * ROUNDING
-    table = _compared(table.assign(is_reference=is_over | (table["tuning"] == "fixed")), tests)
+    table = _compared(table.assign(is_reference=is_over | (table["tuning"] == "fixed") | np.array(is_unscored)), tests)
     return table.sort_values([*BLOCK, "mean"], ascending=[True] * len(BLOCK) + [False]).reset_index(drop=True)
 
 
@@ -219,10 +222,11 @@ def _published(table: pd.DataFrame, column: str, score: str, rows: pd.Series) ->
     return {f"published {shown(score).label}": cells} if cells else {}
 
 
-def _note(optimizer: str, widen: int) -> str:
+def _note(optimizer: str, widen: int, unscored: str) -> str:
     known = registry.entries("optimizer")  # results may be of an optimizer that is not installed here
     notes = [known[optimizer].note] if optimizer in known else []
-    return " ".join(filter(None, [*notes, WIDEN_NOTE.format(widen) if widen else ""]))
+    diverged = f"{unscored}, which counts as diverged: not ranked." if unscored else ""
+    return " ".join(filter(None, [*notes, WIDEN_NOTE.format(widen) if widen else "", diverged]))
 
 
 def footer(table: pd.DataFrame, remarks: Sequence[str] = ()) -> str:

@@ -173,9 +173,10 @@ def fit(
     Returns:
         The model, the record, the ledger and the curve; the same in each of several processes but for times.
 
-        The record's status is "done", "diverged" (the parameters are not finite) or "no_signal": no record that was
-        looked at had a finite loss and a finite gradient other than zero, or the parameters are as they were. The
-        budget is spent in each case. Before training, model, loss and data are tried on some records without noise (see
+        The record's status is "done", "diverged" (parameters are not finite, or outputs for test records: these count
+        as wrong, and `test_unscored` says how many there are) or "no_signal": no record that was looked at had a finite
+        loss and a finite gradient other than zero, or the parameters are as they were. The budget is spent in each
+        case. Before training, model, loss and data are tried on some records without noise (see
         `dpopt.training.trial`); that there is an error, a warning or "no_signal" is not covered by epsilon.
 
     Raises:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from dpopt.clipping import ClippingEngine, Loss
 from dpopt.errors import ConfigError
@@ -103,17 +105,31 @@ def evaluate(
     """Mean loss, and mean of `metric` under the name `score`, over `split` at `theta`; `batch` records at a time.
 
     Several processes take turns, and all get the means.
+
+    Returns:
+        A record whose outputs are not all finite, or whose metric is not, has no score: it counts as wrong where the
+        score is a share of records (its name ends in "accuracy"), and makes any other mean NaN. `unscored` says how
+        many there are, if any.
     """
-    sums = {"loss": 0.0} | ({score: 0.0} if metric else {})
+    without = 0.0 if score.endswith("accuracy") else math.nan
+    sums = {"unscored": 0.0, "loss": 0.0} | ({score: 0.0} if metric else {})
     batches = zip(split.x.split(batch), split.y.split(batch), strict=True)
     for parts in islice(batches, processes.rank, None, processes.size):
         x, y = (send(part, theta.device) for part in parts)
         output = engine.outputs(theta, transform(x))
-        sums["loss"] += float(loss(output, y).double().sum())
-        if metric:
-            sums[score] += float(metric(output, y).double().sum())
+        values = {"loss": loss(output, y).double()} | ({score: metric(output, y).double()} if metric else {})
+        # The largest of several NaN is the first: without this, such a record would be a prediction of class 0.
+        is_scored = torch.ones(len(x), dtype=torch.bool, device=x.device)
+        for part in pytree.tree_leaves((output, values.get(score))):
+            if isinstance(part, Tensor) and part.shape[:1] == y.shape[:1]:
+                is_scored &= part.isfinite().reshape(len(x), -1).all(1)
+        for name, each in values.items():
+            sums[name] += float(each.where(is_scored, without if name == score else math.nan).sum())
+        sums["unscored"] += int((~is_scored).sum())
     gathered = processes.gather(sums)
-    return {key: sum(each[key] for each in gathered) / len(split.x) for key in sums}
+    totals = {key: sum(each[key] for each in gathered) for key in sums}
+    unscored = int(totals.pop("unscored"))
+    return {key: total / len(split.x) for key, total in totals.items()} | ({"unscored": unscored} if unscored else {})
 
 
 def predictor(

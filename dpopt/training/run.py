@@ -135,6 +135,8 @@ class FitRun:
         spent = summary(self.plan, self.oracle, end.state, self.goal.epsilon, len(self.subject.train.x))
         if spent["status"] == "done" and not (teaches and digest(end.state.theta) != self.start):
             spent["status"] = "no_signal"
+        if end.curve[-1].get("test_unscored"):
+            spent["status"] = "diverged"
         self.engine.load(end.state.theta)
         self._save(end, None)
         return {
@@ -146,6 +148,7 @@ class FitRun:
             "multiplicity": self.goal.multiplicity,
             **GUARANTEE,
             **spent,
+            **({"tested": len(self.subject.held_out["test"].x)} if self.subject.held_out else {}),
             **{key: value for key, value in end.curve[-1].items() if key not in ("draw", "epoch", "eta")},
             "train_seconds": end.elapsed.wall,
             "resumed_at": len(self.reached.ledger),

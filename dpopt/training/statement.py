@@ -86,6 +86,8 @@ class Statement:
         """
         tuned = record.get("tuned") if tuned is None else tuned
         epsilon = accountants.epsilon(ledger, record["delta"], record["accountant"])
+        unscored = record.get("test_unscored")
+        scored = f", {unscored} of {record['tested']} test records without a finite score" if unscored else ""
         return cls(
             private=math.isfinite(epsilon),
             unit=record["unit"],
@@ -102,7 +104,7 @@ class Statement:
             epochs=record["epochs"],
             noise=dict(record["noise"]),
             optimizer=record["optimizer"],
-            status=record["status"],
+            status=record["status"] + scored,
             tuned=UNKNOWN if tuned is None else (tuned,) if isinstance(tuned, str) else tuple(tuned) or NONE,
             not_covered=tuple(_not_covered(record)),
             versions=dict(record["versions"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 
 def classification_report(outputs: Tensor, targets: Tensor, classes: int) -> dict[str, Any]:
-    """Scores over one split, as plain data.
+    """Scores over one split, as plain data. A record whose outputs are not all finite counts as wrong.
 
     Args:
         outputs: logits [n, classes].
@@ -20,18 +21,18 @@ def classification_report(outputs: Tensor, targets: Tensor, classes: int) -> dic
     Returns:
         macro_accuracy: mean of the per-class accuracies over the classes that have records.
         class_accuracy: share of each class's records whose largest logit is that class's; None where it has none.
-        nll: mean negative log-likelihood, in nats.
+        nll: mean negative log-likelihood, in nats; NaN where outputs of a record are not all finite.
     """
     # By hand, as importing torchmetrics takes every worker four seconds, as long as some ten small cells.
     outputs, targets = outputs.float(), targets.to(outputs.device)
-    counts = targets.bincount(minlength=classes)
-    shares = targets[outputs.argmax(dim=1) == targets].bincount(minlength=classes) / counts
+    counts, is_scored = targets.bincount(minlength=classes), outputs.isfinite().all(1)
+    shares = targets[(outputs.argmax(dim=1) == targets) & is_scored].bincount(minlength=classes) / counts
     return {
         "macro_accuracy": float(shares[counts > 0].mean()),
         "class_accuracy": [
             share if count else None for share, count in zip(shares.tolist(), counts.tolist(), strict=True)
         ],
-        "nll": float(F.cross_entropy(outputs.double(), targets)),
+        "nll": float(F.cross_entropy(outputs.double(), targets)) if bool(is_scored.all()) else math.nan,
     }
 
 
@@ -44,9 +45,11 @@ def area_under_curve(outputs: Tensor, targets: Tensor) -> float | None:
 
     Returns:
         The share of the pairs (record of class 1, record of class 0) in which the first has the larger difference of
-        logits, ties counted half; None where a class has no records.
+        logits, ties counted half; None where a class has no records. A record whose outputs are not all finite is on
+        the wrong side of every other.
     """
     score, targets = outputs[:, 1].double() - outputs[:, 0].double(), targets.to(outputs.device)
+    score = score.where(outputs.isfinite().all(1), torch.where(targets == 1, -math.inf, math.inf).to(score))
     above, below = score[targets == 1], score[targets == 0].sort().values
     if not len(above) or not len(below):
         return None

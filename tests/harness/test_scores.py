@@ -124,3 +124,31 @@ def test_predict_takes_any_number_of_stored_inputs_and_does_not_train(write_suit
     x = torch.randn(5000, 4)
     assert torch.allclose(predict(x), ready.model(2 * x), atol=1e-5)
     assert dropping.training
+
+
+@dataclass(frozen=True)
+class Overflowing(SyntheticLogReg):
+    """Test records whose first number is large have no finite output, whatever the parameters are."""
+
+    def transform(self, x):
+        return x / (x[:, :1].abs() < 1)
+
+
+def test_a_search_looks_at_its_score_and_the_parameters_and_never_at_test_outputs(write_suite, store, monkeypatch):
+    """Outputs that are not finite count as wrong; that there are any is in the record, and changes no selection."""
+    made = registry.from_spec
+    monkeypatch.setattr(
+        registry, "from_spec", lambda kind, spec: Overflowing(dim=4) if kind == "workload" else made(kind, spec)
+    )
+    records = run_all(write_suite(), store, "dp_sgd")
+    assert {record["status"] for record in records} == {"done"}, "the parameters are finite"
+    for record in records:
+        ready = cells.prepare(cells.Cell.from_content(record["cell"]), device="cpu")
+        x = ready.watched["test"].x
+        unscored = int((x[:, 0].abs() >= 1).sum())
+        assert 0 < unscored == record["test_unscored"] < record["tested"] == len(x)
+        assert math.isnan(record["test_loss"])
+        assert record["test_accuracy"] <= 1 - unscored / len(x)
+        assert store.curve(record["run_id"])[-1]["test_unscored"] == unscored
+    selected = choosing.select(frames.load(store, "small").cells)
+    assert (selected["selected_by"] == selected["validation_accuracy"]).all()

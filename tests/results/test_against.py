@@ -25,7 +25,15 @@ def entries(shift, seed=0):
                 tests = common + shifts.get(workload, 0.0) + random.normal(0, 0.01, SEEDS)
                 place = {"workload": workload, "epsilon": budget, "budget": budget, "label": label}
                 rows += [
-                    place | {"seed": seed, "test": test, "score": "accuracy", "failed": False, "spent": budget}
+                    place
+                    | {
+                        "seed": seed,
+                        "test": test,
+                        "score": "accuracy",
+                        "failed": False,
+                        "test_unscored": 0,
+                        "spent": budget,
+                    }
                     for seed, test in enumerate(tests)
                 ]
     return pd.DataFrame(rows)

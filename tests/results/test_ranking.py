@@ -414,3 +414,43 @@ def test_profiles_plot_shares_of_blocks():
     assert lines["a"] == pytest.approx(np.array([[0, 1 / 3], [20, 2 / 3]])), "and never 1"
     assert lines["b"] == pytest.approx(np.array([[0, 2 / 3], [10, 1]]))
     plt.close("all")
+
+
+def test_a_method_without_a_finite_score_for_each_test_record_is_shown_and_never_ranked(maker):
+    """Chosen as any other, since a search does not look at test outputs; and no other row gains or loses by it."""
+    for seed in range(3):
+        for label, test in (("adadp", 0.7), ("dp_adam", 0.6)):
+            maker.add(label, seed, 0.5, test + 0.01 * seed)
+    without = ranked(store := maker.done())
+    for seed in range(3):
+        bad = {"test_unscored": 7, "tested": 400} if seed == 1 else {"tested": 400}
+        maker.add("dp_sgd", seed, 0.9, 0.95, entry={**bad, "draw": 50}, **bad)
+    table = ranked(store := maker.done())
+    assert table["rank"].to_dict() == {"adadp": 1, "dp_adam": 2, "dp_sgd": pytest.approx(math.nan, nan_ok=True)}
+    pd.testing.assert_frame_equal(table.loc[without.index, without.columns], without, check_dtype=False)
+    blocks, averages = ranking.as_tables(table.reset_index())
+    shown = blocks.frame.set_index("method").loc["dp_sgd"]
+    assert (shown["rank"], shown["accuracy (%)"]) == ("-", "7 of 1,200 test records without a finite score")
+    assert list(averages.frame["method"]) == ["adadp", "dp_adam"]
+    comparison = tables.comparison(store, choosing.select(frames.load(store, "made").cells)).set_index("label")
+    assert comparison["diverged"].to_dict() == {"adadp": 0, "dp_adam": 0, "dp_sgd": 1}
+    assert comparison["is_reference"].to_dict() == {"adadp": False, "dp_adam": False, "dp_sgd": True}
+    assert not comparison["is_best"]["dp_sgd"]
+    text = tables.as_table(comparison.reset_index(), "made").markdown
+    assert "dp_sgd: 7 of 1,200 test records without a finite score, which counts as diverged: not ranked." in text
+
+
+def test_a_curve_that_is_cut_where_outputs_are_not_finite_is_not_ranked_either(maker):
+    for label, test in (("adadp", 0.7), ("dp_adam", 0.6), ("dp_sgd", 0.9)):
+        maker.add(label, 0, 0.5, test, entry={"test_unscored": 3} if label == "dp_sgd" else {}, tested=400)
+    assert ranked(maker.done(), "draws", [50.0])["rank"].isna().to_dict() == {
+        "adadp": False,
+        "dp_adam": False,
+        "dp_sgd": True,
+    }
+
+
+def test_with_one_other_method_the_block_is_shown_all_the_same(maker):
+    maker.add("adadp", 0, 0.5, 0.7)
+    maker.add("dp_sgd", 0, 0.9, 0.95, test_unscored=400, tested=400)
+    assert ranked(maker.done())["rank"].fillna(-1).to_dict() == {"adadp": 1, "dp_sgd": -1}

@@ -37,3 +37,23 @@ def test_area_under_the_curve_agrees_with_scikit_learn():
     assert area_under_curve(outputs, targets) == pytest.approx(roc_auc_score(targets, scores))
     assert area_under_curve(torch.zeros(4, 2), torch.arange(4) % 2) == 0.5
     assert area_under_curve(outputs, torch.ones_like(targets)) is None
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("column", [0, 1, slice(None)])
+def test_a_record_whose_outputs_are_not_all_finite_counts_as_wrong(bad, column):
+    """As in a sum over the others, with the record on the losing side of every pair."""
+    generator = torch.Generator().manual_seed(0)
+    outputs, targets = torch.randn(40, 2, generator=generator), torch.arange(40) % 2
+    rows = torch.tensor([0, 1, 2, 7])
+    outputs[rows, column] = bad
+    rest = torch.ones(40, dtype=torch.bool)
+    rest[rows] = False
+    hits = (outputs.argmax(1) == targets) & rest
+    report = classification_report(outputs, targets, 2)
+    assert report["class_accuracy"] == pytest.approx([float(hits[k::2].sum()) / 20 for k in range(2)])
+    assert math.isnan(report["nll"])
+    score = (outputs[:, 1] - outputs[:, 0]).double()
+    pairs = [(i, j) for i in range(1, 40, 2) for j in range(0, 40, 2)]
+    won = sum(bool(rest[i] & rest[j] & (score[i] > score[j])) for i, j in pairs)
+    assert area_under_curve(outputs, targets) == pytest.approx(won / len(pairs))
