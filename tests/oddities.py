@@ -362,23 +362,18 @@ COMMANDS = [
         "optimizer fields fields.lr epsilon delta examples batch_size rate epochs draws dimension accountant",
     ),
     Command.of(
-        "recommend examples=2 epsilon=3 epochs=1 min_steps=20000 accountant=rdp",
-        "examples epsilon epochs delta capacity min_steps tolerance accountant",
-    ),
-    Command.of(
         "fit workload=synthetic_logreg optimizer=dp_sgd epsilon=inf epochs=0.1 to=out",
         "workload data options options.dim to optimizer fields fields.lr epsilon delta epochs batch_size accountant "
         "average device checkpoint from target test size public ranges.x values.x",
     ),
     Command.of("plan suite=odd", OF_SUITE),
     *(Command.of(f"{name} suite=odd", OF_STORED) for name in ("status", "report", "collect", "cancel")),
-    Command.of("table suite=odd", f"{OF_STORED} scores compare selection"),
+    Command.of("table suite=odd", f"{OF_STORED} scores compare"),
     Command.of("rank suite=odd", f"{OF_STORED} by budgets against"),
     Command.of("plot suite=odd", f"{OF_STORED} figure"),
     Command.of("verify suite=odd", "suite results"),
     Command.of("seal", "results"),
     Command.of("merge nowhere", "results"),
-    Command.of("compare nowhere elsewhere", "suite tolerance"),
     Command.of("list", "what format"),
     Command.of(
         "bench cases=mlp engines=none optimizers=none",

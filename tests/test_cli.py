@@ -227,34 +227,6 @@ def test_a_run_of_a_search_that_has_lost_its_ledger_is_damaged(searches, capsys)
     assert f"{ledger}: no such file" in "".join(capsys.readouterr())
 
 
-def test_figures_of_no_suite_are_drawn_by_name(tmp_path, monkeypatch, capsys):
-    import pandas as pd
-
-    from dpopt.results import accounting
-
-    (tmp_path / "claims.py").write_text(
-        'NEEDS = "accounting"\ndef draw(frame, styles):\n'
-        "    import matplotlib.pyplot as plt\n    figure, axis = plt.subplots()\n"
-        '    axis.plot(frame["x"])\n    return figure\n'
-    )
-    monkeypatch.setattr(accounting, "frame", lambda: pd.DataFrame({"x": [1, 2]}))
-    assert main(["plot", "figure=claims", f"plots={tmp_path}"]) == 0
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"claims.svg", "claims.png"}
-    assert main(["plot", "figure=claim", f"plots={tmp_path}"]) == 2
-    assert "did you mean 'claims'" in capsys.readouterr().err
-
-
-def test_recommend_prints_what_the_study_says(monkeypatch, capsys):
-    from dpopt.study import recommend
-
-    given = {}
-    monkeypatch.setattr(recommend, "main", lambda values: given.update(values) or "a grid [of C]")
-    assert main(["recommend", "examples=2000", "epsilon=3", "epochs=2", "capacity=weak"]) == 0
-    assert capsys.readouterr().out == "a grid [of C]\n"
-    assert (given["examples"], given["epsilon"], given["epochs"], given["capacity"]) == (2000, 3, 2, "weak")
-    assert given["min_steps"] == 20
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -267,8 +239,6 @@ def test_recommend_prints_what_the_study_says(monkeypatch, capsys):
         (["rank", "suite=quickstart", "results=/nowhere"], "/nowhere holds nothing of it"),
         (["report", "suite=quickstart", "results=/nowhere"], "/nowhere holds nothing of it"),
         (["plot", "suite=quickstart", "figure=acuracy_vs_epsilon"], "did you mean 'accuracy_vs_epsilon'"),
-        (["recommend", "examples=50000", "epsilon=3"], "epochs"),
-        (["recommend", "examples=50000", "epsilon=3", "epochs=1", "capacity=huge"], "capacity: 'huge'"),
         (["table", "suite=quickstart", "results=/nowhere"], "/nowhere holds nothing of it"),
         (["epsilon", "rate=0.1", "noise=1", "draws=10"], "delta"),
         (["epsilon", "rate=2", "noise=1", "draws=10", "delta=1e-5"], "rate"),

@@ -15,10 +15,10 @@ from dpopt.cli.fitting import fit
 from dpopt.cli.known import list_
 from dpopt.cli.measuring import audit, bench
 from dpopt.cli.new import new
-from dpopt.cli.privacy import calibrate, epsilon, recommend
+from dpopt.cli.privacy import calibrate, epsilon
 from dpopt.cli.results import leaderboard, plot, rank, report, status, table
 from dpopt.cli.running import cancel, plan, retry, run
-from dpopt.cli.trust import collect, compare, merge, publish, seal, verify
+from dpopt.cli.trust import collect, merge, publish, seal, verify
 from dpopt.errors import ConfigError
 
 
@@ -84,7 +84,6 @@ COMMANDS: dict[str, Command] = {
     "seal": Command(seal, "checksums of what is published"),
     "verify": Command(verify, "compute every stored epsilon again, and check all files"),
     "merge": Command(merge, "bring the results of another folder into this one", arguments="FROM KEY=VALUE"),
-    "compare": Command(compare, "what differs between two versions of the results", arguments="OLD NEW KEY=VALUE"),
     "table": Command(table, "the comparison table", STORED),
     "rank": Command(rank, "who is best with the same budget, and how sure that is", STORED),
     "leaderboard": Command(leaderboard, "ranks over the workloads of several suites", STORED, "suite=[A,B] KEY=VALUE"),
@@ -94,7 +93,6 @@ COMMANDS: dict[str, Command] = {
     "audit": Command(audit, "empirical lower bounds on epsilon", ("audit", "suite")),
     "epsilon": Command(epsilon, "what a run spends", ("epsilon",)),
     "calibrate": Command(calibrate, "the noise for a target epsilon", ("calibrate",)),
-    "recommend": Command(recommend, "a grid of C, B and eta to begin with", ("recommend",)),
     "new": Command(new, "the files of a new optimizer, suite or data set", arguments="optimizer|suite|data NAME"),
     "completion": Command(completion, "completion for bash, zsh or fish", arguments="bash|zsh|fish"),
 }

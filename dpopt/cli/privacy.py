@@ -111,14 +111,6 @@ def calibrate(overrides: Sequence[str]) -> None:
     )
 
 
-def recommend(overrides: Sequence[str]) -> None:
-    """Print a grid of clipping bound, batch size and learning rate to begin with, from public numbers alone."""
-    from dpopt import configurations
-    from dpopt.study.recommend import main as recommended
-
-    OUT.print(recommended(configurations.command("recommend", overrides)))
-
-
 def _up(value: float) -> str:
     """Five decimals, rounded up: printed noise is enough, and a printed epsilon is not below the spent one."""
     return f"{math.ceil(value * 1e5 - 1e-9) / 1e5:.5f}" if math.isfinite(value) else "inf"

@@ -42,29 +42,25 @@ def status(overrides: Sequence[str]) -> None:
 def table(overrides: Sequence[str]) -> None:
     """Print a suite's comparison table and write it as Markdown, CSV, LaTeX and HTML.
 
-    scores=[macro_accuracy,nll] shows further scores, compare=published the paper's numbers beside the suite's,
-    selection=geometric what private selection would make of the searches.
+    scores=[macro_accuracy,nll] shows further scores, compare=published the paper's numbers beside the suite's.
     """
     from dpopt.results import papers, tables
     from dpopt.store.runs import RESULTS
 
-    results, given = stored(overrides, "scores", "compare", "selection")
+    results, given = stored(overrides, "scores", "compare")
     comparison = results.table()
     scores, remarks = names(given["scores"], "scores"), list[str]()
     for score in scores:
         if score not in (known := tables.further_scores(comparison)):
             raise unknown("scores", score, known)
-    for key, value in (("compare", "published"), ("selection", "geometric")):
-        if given[key] not in (None, value):
-            raise unknown(key, given[key], [value])
+    if given["compare"] not in (None, "published"):
+        raise unknown("compare", given["compare"], ["published"])
     if given["compare"] and not comparison.empty:
         comparison, remarks = papers.beside(comparison, results.store.manifest(results.suite), scores)
     shown = tables.as_table(comparison, results.suite, scores, remarks)
     _show(shown)
     if not comparison.empty:  # what is there may hold more
         _write(results, "table", shown.files())
-    if given["selection"]:
-        _selection(results)
     missing = results.cells[~results.cells["state"].isin(RESULTS)]
     if len(missing):
         ERR.print(f"{len(missing)} cells have no result; rows that need them are left out")
@@ -92,15 +88,6 @@ def _write(results: Results, name: str, files: Mapping[str, str]) -> None:
         ERR.print(f"not written to {results.folder}: {error.strerror}")
         return
     OUT.print(f"written to {results.folder}/{name}.{{{','.join(files)}}}")
-
-
-def _selection(results: Results) -> None:
-    from dpopt.results import selection
-
-    outcome = selection.private_selection(results.store, results.cells)
-    shown = selection.as_table(outcome)
-    _show(shown)
-    _write(results, "selection", shown.files())
 
 
 def rank(overrides: Sequence[str]) -> None:
@@ -159,29 +146,21 @@ def leaderboard(overrides: Sequence[str]) -> None:
 
 
 def plot(overrides: Sequence[str]) -> None:
-    """Draw a suite's figures from stored results, into `plots/out/SUITE/`; figure=NAME draws one file of `plots/`.
-
-    Figures of no suite (`fig_hyfreedp_accounting`) are drawn by name, into `plots/out/`.
-    """
+    """Draw a suite's figures from stored results, into `plots/out/SUITE/`; figure=NAME draws one file of `plots/`."""
     import matplotlib
 
     matplotlib.use("Agg")
-    from dpopt.results import accounting, figures
+    from dpopt.results import figures
     from dpopt.store.runs import check_writable
 
     texts = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     folder = Path(texts.get("plots", "plots"))
     chosen = figures.plots(folder, texts.get("figure"))
-    elsewhere = "plots=FOLDER draws the figures' files of another folder, into its out/"
-    if len(chosen) == 1 and chosen[0].needs == "accounting":
-        check_writable(folder / "out", "plots", elsewhere)
-        _save(chosen[0], chosen[0].figure(accounting.frame()), folder / "out")
-        return
     results, _ = stored(overrides, "figure")
     if results.every.empty:
         raise ConfigError("suite", results.suite, f"no finished rows in {results.store.root}")
     into = folder / "out" / results.suite / ("part" if results.part else "")
-    check_writable(into, "plots", elsewhere)
+    check_writable(into, "plots", "plots=FOLDER draws the figures' files of another folder, into its out/")
     if "figure" in texts:
         _save(chosen[0], results.plot(chosen[0].name, folder), into)
     else:

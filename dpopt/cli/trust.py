@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import track
 
 from dpopt import fields
-from dpopt.cli.console import ERR, OUT, given, names, print_table, report_problems, stored
+from dpopt.cli.console import ERR, OUT, given, names, report_problems, stored
 from dpopt.errors import ConfigError
 from dpopt.fields import Name
 
@@ -153,29 +153,6 @@ def merge(arguments: Sequence[str]) -> int:
         f"{done.measurements} measurements copied",
     )
     return 1 if done.conflicts or done.damaged else 0
-
-
-def compare(arguments: Sequence[str]) -> int:
-    """Compare two results folders, or two files that `dpopt collect` wrote, cell by cell.
-
-    suite=NAME compares one suite, tolerance=1e-6 sets the relative difference from which numbers differ (those of
-    epsilons always do). Ends with 0 where NEW has every result of OLD with the same numbers, and may have more; with 1
-    where a number differs or a result is missing.
-    """
-    from dpopt.results import compare as comparing
-
-    ((old, new), asked) = _positional(arguments, "OLD NEW", suite=None, tolerance=str(comparing.TOLERANCE))
-    tolerance = fields.convert(asked["tolerance"], fields.NonNegative, "tolerance", {})
-    before, after = (comparing.load(Path(side), asked["suite"]) for side in (old, new))
-    found = comparing.compare(before, after, tolerance)
-    print_table(comparing.readable(comparing.summary(found)))
-    differences = comparing.lines(found)
-    _print_lines(differences[:SHOWN], len(differences))
-    OUT.print(
-        f"{len(found.pairs)} cells in both, {found.pairs['is_changed'].sum()} changed, {len(found.epsilons)} "
-        f"differences of epsilon, {len(found.missing)} missing in {new}, {len(found.added)} added",
-    )
-    return 0 if found.is_same else 1
 
 
 def _print_line(title: str, names: Sequence[str]) -> None:

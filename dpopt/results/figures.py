@@ -21,7 +21,7 @@ OF_SUITES = ("comparison", "curves", "ranking", "sweep", "rates", "diagnostics",
 """What a figure of a suite may need: the frames of `results.Results`."""
 DEFAULT = Path("plots")
 """Where figures are looked for beside those that come with dpopt."""
-OF_COMMANDS = {"speed": "dpopt bench", "audit": "dpopt audit", "accounting": "dpopt plot figure=NAME"}
+OF_COMMANDS = {"speed": "dpopt bench", "audit": "dpopt audit"}
 """What a figure of no suite may need -> the command that draws it."""
 FRAMES = (*OF_SUITES, *OF_COMMANDS)
 """Every frame that a figure may need."""
@@ -33,8 +33,8 @@ class Plot:
 
     Attributes:
         name: file name without `.py`.
-        needs: a frame of `results.Results`, "speed" (one row a contender of `dpopt bench`), "audit" (one row an audit
-            of `dpopt audit`) or "accounting" (one row a published noise rule and setting; solved, not stored).
+        needs: a frame of `results.Results`, "speed" (one row a contender of `dpopt bench`) or "audit" (one row an audit
+            of `dpopt audit`).
         draw: frame, and the style of each label of its suite -> matplotlib Figure; None where there is nothing to show.
     """
 

@@ -2,23 +2,15 @@
 
 import json
 import math
-from functools import partial
 
 import pytest
 
 from dpopt.privacy import Draw, Ledger
 from dpopt.privacy.selection import selection_rule
 from dpopt.store import Store
-from dpopt.study import recommend as recommending
 
 SUITE = "made"
 DELTA = 1e-5
-
-
-@pytest.fixture(autouse=True)
-def _recommended_by_rdp(monkeypatch):
-    """Figures find their recommended batches in less time by RDP; here they are those of `pld`."""
-    monkeypatch.setattr(recommending, "recommend", partial(recommending.recommend, accountant="rdp"))
 
 
 class Maker:

@@ -127,15 +127,9 @@ def test_figures_of_no_suite_have_one_look_for_each_label():
     ]
     audit = pd.DataFrame(places, columns=["kind", "failure", "epsilon_target"])
     audit = audit.assign(name="x", epsilon=2.0, worst_case=1.0, one_run=0.5, one_run_fdp=0.7)
-    rules = [
-        (rule, every, claimed) for rule in ("independent", "additive") for every in (1, 5) for claimed in (1.0, 8.0)
-    ]
-    accounting = pd.DataFrame(rules, columns=["rule", "probe_every", "epsilon_claimed"])
-    accounting = accounting.assign(batch="same", epsilon_true=2 * accounting["epsilon_claimed"])
     assert "one run" in check(ALL["audit"].figure(audit), {})
-    assert {"K = 1", "K = 5"} <= check(ALL["fig_hyfreedp_accounting"].figure(accounting), {})
     rest = {plot.name for plot in ALL.values() if plot.needs not in figures.OF_SUITES}
-    assert rest == {"audit", "fig_hyfreedp_accounting", "step_cost"}, "and bars of step_cost are named beside them"
+    assert rest == {"audit", "step_cost"}, "and bars of step_cost are named beside them"
 
 
 @pytest.mark.parametrize("legend_of", ["last", "all"])

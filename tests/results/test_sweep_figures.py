@@ -77,7 +77,7 @@ def test_nothing_is_marked_or_chosen_where_nothing_validates(sweep):
     sweep = sweep.assign(selected_by=-np.inf)
     for axis in draw("clip_batch_heatmap", sweep).axes:
         assert not axis.patches
-    for name in ("accuracy_vs_clip", "accuracy_vs_batch", "automatic_clipping", "recommended"):
+    for name in ("accuracy_vs_clip", "accuracy_vs_batch", "automatic_clipping"):
         assert draw(name, sweep.assign(delta=1e-5)) is None
     one = sweep[sweep["batch_size"] == 64]
     assert lines(draw("accuracy_vs_clip", one).axes[0], "ε = 1") == pytest.approx(
@@ -190,31 +190,6 @@ def test_automatic_clipping_meets_the_tuned_bound(sweep):
     drawn = {held.get_label(): held.lines[0].get_xydata() for held in axis.containers}
     assert drawn["dp_adam, C tuned"] == pytest.approx(np.array([[1.0, 60.0], [8.0, 56.0]]))
     assert drawn["auto_s"] == pytest.approx(np.array([[1.0, 40.0], [8.0, 40.0]]))
-
-
-def recommended(sweep):
-    """Two lines of the panel for ten epochs: test accuracy in percent at ε = 1 and 8."""
-    one = sweep[(sweep["workload"] == "easy") & (sweep["epochs"] == 10)].assign(delta=1e-5)
-    (axis,) = draw("recommended", one).axes
-    drawn = {held.get_label(): held.lines[0].get_xydata()[:, 1] for held in axis.containers}
-    return drawn["C, B and η searched"], drawn["C and B recommended, η searched"]
-
-
-def test_what_is_recommended_stands_beside_the_best_of_the_sweep(sweep):
-    best, middle = recommended(sweep)
-    assert best == pytest.approx([60, 56])
-    # B = 128 to 512 and 1024 to 2048, C about 3.2 and 0.32: the nearest that were tried.
-    assert middle == pytest.approx([100 * accuracy(10, 256, 1), 100 * accuracy(1, 1024, 8)])
-
-
-def test_of_two_that_are_equally_near_the_smaller_counts(sweep):
-    _, middle = recommended(sweep[sweep["batch_size"] != 256].iloc[::-1])
-    assert middle[0] == pytest.approx(100 * accuracy(10, 64, 1))
-
-
-def test_nothing_is_recommended_without_privacy(sweep):
-    best, middle = recommended(sweep.replace({"epsilon_target": {8.0: np.inf}}))
-    assert (len(best), len(middle)) == (2, 1)
 
 
 def test_norms_have_a_band_for_each_epsilon():

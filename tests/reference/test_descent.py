@@ -2,11 +2,11 @@ import math
 
 import pytest
 import torch
+from descent import descent, descent_bound
 from torch import nn
 
 from dpopt import clipping
 from dpopt.errors import ConfigError
-from dpopt.study.descent import descent, descent_bound
 from dpopt.study.optimal_clip import mse, optimal_clip
 
 L = 3.0
