@@ -60,7 +60,8 @@ def outcome(group, runs):
 def selection(store, cells):
     """The table: a row for each grid whose runs are all done and alike, and each expected number of runs."""
     rows = []
-    for keys, group in cells[cells["tuning"] == "grid"].groupby(GROUP, sort=False, dropna=False):
+    grids = cells[(cells["tuning"] == "grid") & ~cells["is_widened"]]
+    for keys, group in grids.groupby(GROUP, sort=False, dropna=False):
         place = dict(zip(GROUP, keys, strict=True))
         ledgers = {store.ledger(run_id).to_json() for run_id in group["run_id"][group["state"].isin(RESULTS)]}
         if len(ledgers) != 1 or not group["state"].isin(RESULTS).all():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpopt.errors import ConfigError
-from dpopt.results import budgets, drawing, pricing, selection
+from dpopt.results import budgets, drawing, pricing
 from dpopt.results.results import Results
 
 PLOTS = Path(__file__).parents[2] / "plots"
@@ -170,11 +170,6 @@ def test_a_search_over_another_field_is_none_of_rates(maker):
     assert found.rates.empty
     with pytest.raises(ConfigError, match="nothing finished that it could show"):
         found.plot("best_rate_vs_batch", PLOTS)
-
-
-def test_private_selection_is_simulated_for_the_grid_alone(refined):
-    outcome = selection.private_selection(refined.store, refined.cells, runs=(2,))
-    assert len(outcome) == 6
 
 
 def test_the_heat_map_has_them_between_its_cells(refined):
