@@ -237,7 +237,6 @@ def blind_losses() -> dict[str, Callable[[Tensor, Tensor], Any]]:
         "detached": lambda output, target: loss(output, target).detach(),
         "constant": lambda output, target: loss(output, target) * 0 + 1,
         "whole": lambda output, target: loss(output, target).long(),
-        "zero_alone": lambda output, target: loss(output, target) * (len(output) > 1),
     }
 
 

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor, nn
 
 from dpopt.clipping.bookkeeping import BookkeepingEngine
-from dpopt.clipping.flat import Clipped, ClippingEngine, FlatModel, Loss
+from dpopt.clipping.flat import Clipped, ClippingEngine, FlatModel
 from dpopt.clipping.layers import refuse_unsafe, replacements
+from dpopt.clipping.losses import Loss
 from dpopt.clipping.recording import Unsupported
 from dpopt.clipping.rules import RULES, Abadi, Automatic, Normalized, clip_rule, clip_spec
-from dpopt.clipping.verification import verify
+from dpopt.clipping.verification import check_loss, verify
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError, unknown
 from dpopt.types import ClipRule, Number, Vector
@@ -98,6 +99,7 @@ class _Choice(ClippingEngine):
 
     def _choose(self, x: Tensor, y: Tensor) -> tuple[FlatModel, bool]:
         refusals: dict[str, Unsupported] = {}
+        check_loss(self._engines[0].model, self._engines[0].loss, x, y, self._batch)
         for engine in self._engines:
             try:
                 is_decided = verify(engine, x, y, self._batch)
@@ -124,6 +126,12 @@ class _Choice(ClippingEngine):
 
     def physical_batch(self, expected: float) -> int:
         return self._engine.physical_batch(expected)
+
+    def examine(self, x: Tensor, y: Tensor) -> None:
+        self.decided(x, y).examine(x, y)
+
+    def is_to_be_examined(self, examples: int) -> bool:
+        return not self.is_decided or self._engine.is_to_be_examined(examples)
 
     def clipped(
         self,

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from dpopt.clipping import layers
 from dpopt.clipping.factors import Factor, merged, scaled_squared_norm, squared_norm
-from dpopt.clipping.flat import FlatModel, Loss, PerExample, free_memory, must_be_sanitized, same_randomness
+from dpopt.clipping.flat import FlatModel, PerExample, free_memory, must_be_sanitized, same_randomness
 from dpopt.clipping.heap import keep_freed_memory
+from dpopt.clipping.losses import Loss
 from dpopt.clipping.precision import full_precision
 from dpopt.clipping.recording import Layer, Recorder, Use, factors_of
 from dpopt.types import Number, Vector

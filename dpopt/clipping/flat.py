@@ -14,12 +14,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dpopt.clipping import layers, mixing
+from dpopt.clipping.losses import Loss, by_record
 from dpopt.clipping.recording import Unsupported
 from dpopt.clipping.rules import factors
 from dpopt.types import ClipRule, Number, Vector
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""(outputs [n, ...], targets [n, ...]) -> one loss per example [n]"""
 
 
 class Clipped(NamedTuple):
@@ -61,6 +59,17 @@ class ClippingEngine(Protocol):
     def physical_batch(self, expected: float) -> int:
         """Examples per call: enough for almost every draw of `expected` examples, as far as memory allows."""
         ...
+
+    def examine(self, x: Tensor, y: Tensor) -> None:
+        """Look at a batch of training before it is charged; see `FlatModel`.
+
+        Raises:
+            ConfigError: the model or the loss cannot be trained privately.
+        """
+
+    def is_to_be_examined(self, examples: int) -> bool:
+        """True if `examine` would look at a batch of so many examples."""
+        return False
 
     def clipped_sum(
         self,
@@ -125,14 +134,15 @@ class FlatModel(ClippingEngine):
 
     A layer that normalises by statistics of its own, and is in evaluation mode when the engine is made, stays so.
 
-    The first batch of two examples or more is watched for some that change what the model makes of others, and so is
-    each that is at least twice as large as those watched before (see `mixing`). That takes two passes more.
+    The first batch of two examples or more is examined for some that change what the model makes of others, and so is
+    each that is at least twice as large as those examined before (see `mixing`). That takes three passes more.
 
     Attributes:
         name: what users call the engine.
         must_show_gradients: where all gradients are zero, nothing shows that the engine follows the model.
         dimension: number d of trained parameters.
-        model, loss: what the engine was made of.
+        model: what the engine was made of.
+        loss: sees one record at a time.
         trained: the trained parameters by name.
         example_bytes: what a pass keeps of an example, found out by verification; 0 before.
     """
@@ -141,14 +151,14 @@ class FlatModel(ClippingEngine):
     must_show_gradients = True
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
-        self.model, self.loss = model, loss
+        self.model, self.loss = model, by_record(loss)
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._sizes = [p.numel() for p in self.trained.values()]
         self.dimension = sum(self._sizes)
         self._places = _places(model, self.trained)
         self._frozen = layers.frozen_statistics(model)
         self.example_bytes = 0
-        self._watched = 1
+        self._examined = 1
         self._takes_extremes: bool | None = None
 
     @property
@@ -195,53 +205,39 @@ class FlatModel(ClippingEngine):
         if not len(x):
             theta = points[0][1]
             return Clipped(torch.zeros_like(theta), theta.new_zeros(len(points), 0), theta.new_zeros(0))
-        if not self.is_to_be_watched(x):
-            return self._clipped(points, x, y, mask, clip, scale)
+        self.examine(x, y)
+        found = self.per_example(points, x, y, scale)
+        return Clipped(found.weighted_sum(clip_factors(clip, found.norms, mask)), found.losses, found.norms)
+
+    @torch.no_grad()
+    def examine(self, x: Tensor, y: Tensor) -> None:
+        if not self.is_to_be_examined(len(x)):
+            return
         self.freeze()
         layers.refuse_unsafe(self.model)
-        again = same_randomness(x.device)
-        next(again)
-        with mixing.constant_buffers(self.model):
-            clipped = self._clipped(points, x, y, mask, clip, scale)
+        theta, again = mixing.beside(self.split(self.theta)), same_randomness(x.device)
 
-        def find(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        def find(x: Tensor) -> tuple[Tensor, Tensor]:
             next(again)
-            found = self.per_example(points, x, y, scale)
-            return found.losses, found.norms
+            each = self.per_example([(1.0, theta)], x, y[: len(x)])
+            return each.losses, each.norms
 
-        self._watch(find, x, y, (clipped.losses, clipped.norms))
-        return clipped
-
-    def _watch(self, find: mixing.Find, x: Tensor, y: Tensor, found: tuple[Tensor, ...]) -> None:
         try:
-            with mixing.trial(self.model):
-                mixing.must_not_mix(find, x, y, self.takes_extremes(x, y), found)
+            with mixing.trial(self.model), mixing.constant_buffers(self.model):
+                mixing.must_not_mix(find, x, self.takes_extremes(x, y))
         except Unsupported as error:
             raise Unsupported(error.reason, self.name) from error
-        self._watched = len(x)
+        self._examined = len(x)
 
-    def is_to_be_watched(self, x: Tensor) -> bool:
-        """Whether `clipped` will look for mixing in the batch `x`."""
-        return len(x) >= 2 * self._watched
+    def is_to_be_examined(self, examples: int) -> bool:
+        return examples >= 2 * self._examined
 
     def takes_extremes(self, x: Tensor, y: Tensor) -> bool:
-        """Whether the model and the loss accept records unlike x, y, see `mixing.takes_extremes`."""
+        """True if the model and the loss accept records unlike x, y, see `mixing.takes_extremes`."""
         if self._takes_extremes is None:
             self.freeze()
             self._takes_extremes = mixing.takes_extremes(self.model, self.loss, x, y)
         return self._takes_extremes
-
-    def _clipped(
-        self,
-        points: Sequence[tuple[Number, Vector]],
-        x: Tensor,
-        y: Tensor,
-        mask: Tensor,
-        clip: ClipRule,
-        scale: Vector | None,
-    ) -> Clipped:
-        found = self.per_example(points, x, y, scale)
-        return Clipped(found.weighted_sum(clip_factors(clip, found.norms, mask)), found.losses, found.norms)
 
     def per_example(
         self, points: Sequence[tuple[Number, Vector]], x: Tensor, y: Tensor, scale: Vector | None = None

@@ -4,7 +4,7 @@ Clipping bounds what each row of a batch contributes. That bounds what a record 
 on it, and whether that is so cannot be read off a model. So rows are replaced: one by huge numbers, then others by
 infinity and by not-a-number, which no mean, maximum or sum over the batch survives. All rows that are left must have
 the same losses, bit for bit, and the same norms of gradients. Integers are replaced by the least, the largest and any
-others of those that the batch holds at the same place.
+others of those that the batch holds at the same place. Targets stay: a loss sees one record at a time (`losses`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 
@@ -21,10 +21,11 @@ from torch import Tensor, nn
 
 from dpopt.clipping.recording import Unsupported
 from dpopt.errors import ConfigError
+from dpopt.types import Vector
 
 _LOG = logging.getLogger(__name__)
-Find = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
-"""Records x, y -> what is found of each: losses [..., n], then whatever else, [n]."""
+Find = Callable[[Tensor], tuple[Tensor, ...]]
+"""Records x [n, ...] -> what is computed of each: losses [..., n], then whatever else, [n]."""
 
 EXTREMES = (1e4, math.inf, math.nan)
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-2}
@@ -88,71 +89,57 @@ def _buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
                 yield f"{path}.{own}" if path else own, owner, own, buffer
 
 
-def must_not_mix(
-    find: Find,
-    x: Tensor,
-    y: Tensor,
-    extremes: bool,
-    found: tuple[Tensor, ...] | None = None,
-    source: Tensor | None = None,
-) -> int:
-    """Raise `Unsupported` if `find` finds something else of a record where another one is replaced.
+def must_not_mix(find: Find, x: Tensor, extremes: bool, source: Tensor | None = None) -> int:
+    """Raise `Unsupported` if `find` computes something else of a record where another one is replaced.
 
     Args:
-        find: gives the same for the same records, bit for bit, but for what it finds beside losses.
-        x, y: records.
+        find: gives the same for the same records, bit for bit, but for what it computes beside losses.
+        x: records.
         extremes: whether real numbers may be replaced by those that no data hold.
-        found: what `find` finds of x, y, where that is known.
         source: records that those which replace some of x are made of, see `replaced`.
 
     Returns:
         How many records it was tried with: half of them, or a quarter, where there is no memory for more.
     """
     try:
-        _must_not_mix(find, x, y, extremes, found, source)
+        _must_not_mix(find, x, extremes, source)
         return len(x)
     except torch.OutOfMemoryError:
         if len(x) < 4:
             raise
     half = len(x) // 2
     _LOG.info("no memory to look for mixing among %d examples, so among %d", len(x), half)
-    return must_not_mix(find, x[:half], y[:half], extremes, source=source)
+    return must_not_mix(find, x[:half], extremes, source)
 
 
-def _must_not_mix(
-    find: Find, x: Tensor, y: Tensor, extremes: bool, found: tuple[Tensor, ...] | None, source: Tensor | None
-) -> None:
-    found = find(x, y) if found is None else found
-    last, middle = len(x) - 1, len(x) // 2
+def _must_not_mix(find: Find, x: Tensor, extremes: bool, source: Tensor | None) -> None:
+    expected, last, middle = find(x), len(x) - 1, len(x) // 2
     for places in ({0: 0}, {last: 1, middle: 2}):  # apart, as what is guarded against nan may show only without it
         others = torch.tensor([row not in places for row in range(len(x))], device=x.device)
-        seen = find(replaced(x, places, extremes, source), replaced(y, places, extremes))
-        if not _agree(seen, found, others):
+        seen = find(replaced(x, places, extremes, source))
+        if not _agree(seen, expected, others):
             # What lies elsewhere in memory may be summed in another order, and some of a GPU's sums have no order.
-            found, again = (find(x.clone(), y.clone()) for _ in range(2))
-            if not _agree(again, found, others):
-                raise Unsupported("it does not find the same losses of the same examples twice")
-            if not _agree(seen, found, others):
+            expected, again = (find(x.clone()) for _ in range(2))
+            if not _agree(again, expected, others):
+                raise Unsupported("it does not give the same losses for the same examples twice")
+            if not _agree(seen, expected, others):
                 raise Unsupported("what it makes of an example depends on the other examples of the batch")
 
 
 def takes_extremes(model: nn.Module, loss: Callable[[Any, Tensor], Tensor], x: Tensor, y: Tensor) -> bool:
-    """Whether the model can be run on any real numbers, and on integers at any place of the records x, y.
+    """True if the model can be run on any real numbers in place of those of the records x, y.
 
     It cannot where some numbers are indices into a table. This is tried on the CPU: after an index that is out of
     range, this process could not use a GPU again.
     """
     cpu = torch.device("cpu")
-    x, y = (part[:1].to(cpu).repeat(1 + len(EXTREMES), *[1] * (part.dim() - 1)) for part in (x, y))
-    strange_x, strange_y = (replaced(part, {0: 0, 1: 1, 2: 2}, True) for part in (x, y))
-    strange_x[-1] = anything_like(x, 1)[0]
+    x, y = (part[:1].to(cpu).repeat(len(EXTREMES), *[1] * (part.dim() - 1)) for part in (x, y))
+    strange = replaced(x, {0: 0, 1: 1, 2: 2}, True)
     with torch.no_grad(), trial(model, device=cpu):
-        with suppress(Exception):  # a model can fail in any way
-            loss(model(strange_x), strange_y)
-            return True
-        with suppress(Exception):
-            loss(model(x), y)
-            return False
+        for each in (strange, x):
+            with suppress(Exception):  # a model can fail in any way
+                loss(model(each), y)
+                return each is strange
     return True  # it cannot be run on a CPU at all
 
 
@@ -171,18 +158,19 @@ def replaced(values: Tensor, places: dict[int, int], extremes: bool, source: Ten
 
 
 def anything_like(values: Tensor, examples: int) -> Tensor:
-    """That many random rows of the shape and type of `values`: normal numbers, or integers from anywhere in it."""
-    generator, shape = torch.Generator().manual_seed(0), (examples, *values.shape[1:])
-    if values.is_floating_point():
-        return torch.randn(shape, generator=generator, dtype=torch.float64).to(values)
-    flat = values.flatten()
-    return flat[torch.randint(len(flat), shape, generator=generator).to(values.device)]
+    """That many random rows of the shape and type of `values`: normal numbers, or those of `like` if they are whole."""
+    if not values.is_floating_point():
+        return like(values, examples)
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn((examples, *values.shape[1:]), generator=generator, dtype=torch.float64).to(values)
 
 
 def like(values: Tensor, examples: int) -> Tensor:
-    """That many random rows that could be rows of `values`: entries are between those of its rows, or integers of them.
+    """That many random rows that could be rows of `values`.
 
-    Where no row is finite they are those of `anything_like`.
+    Real numbers are between those of the rows, and whole numbers are those of some row, at the same place: one column
+    may be an index into a table that is smaller than another column's. Where no row is finite they are those of
+    `anything_like`.
     """
     generator, shape = torch.Generator().manual_seed(0), (examples, *values.shape[1:])
     if not values.is_floating_point():
@@ -192,6 +180,14 @@ def like(values: Tensor, examples: int) -> Tensor:
         return anything_like(values, examples)
     share = torch.rand(shape, generator=generator, dtype=torch.float64).to(values)
     return torch.lerp(rows.amin(0), rows.amax(0), share)
+
+
+def beside(parts: Sequence[Tensor]) -> Vector:
+    """A point near the parameters `parts`, with a random step for each in proportion to its spread."""
+    generator = torch.Generator().manual_seed(0)
+    steps = [torch.randn(part.numel(), generator=generator).to(part) for part in parts]
+    scales = [0.01 + 0.1 * part.std(correction=0) for part in parts]
+    return torch.cat([p.flatten() + s * step for p, s, step in zip(parts, scales, steps, strict=True)])
 
 
 def same(a: Tensor, b: Tensor) -> bool:

@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dpopt.clipping.flat import Loss
+from dpopt.clipping.losses import Loss, MeanLoss, named
 from dpopt.clipping.mixing import must_not_mix, replaced, same
 from dpopt.clipping.recording import Unsupported
 from dpopt.errors import ConfigError
@@ -54,22 +54,6 @@ class Views(nn.Module):
         if x.ndim == self.dims:
             return self.model(x)
         return self.model(x.flatten(0, 1)).unflatten(0, x.shape[:2])
-
-
-@dataclass(frozen=True)
-class MeanLoss:
-    """The mean over views: outputs [n, K, ...] and targets [n, ...] -> [n].
-
-    Args:
-        loss: (outputs [m, ...], targets [m, ...]) -> [m].
-    """
-
-    loss: Loss
-
-    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
-        views = output.shape[1]
-        each = self.loss(output.flatten(0, 1), target.repeat_interleave(views, dim=0))
-        return each.unflatten(0, (-1, views)).mean(dim=1)
 
 
 @dataclass(frozen=True)
@@ -123,7 +107,6 @@ def refuse_mixing(change: Change, x: Tensor, name: str) -> None:
         x: some records, [n, ...]. With fewer than two there is nothing to find out.
         name: how errors name it.
     """
-    named = getattr(change, "__name__", type(change).__name__)
     extremes = _takes_extremes(change, x)
     for base, source, seed in _tried(x) if len(x) > 1 else ():
         try:
@@ -132,7 +115,7 @@ def refuse_mixing(change: Change, x: Tensor, name: str) -> None:
             reason = MIXES
             if "twice" in error.reason:
                 reason = "from one state of torch's generators it makes this once and that another time"
-            raise ConfigError(name, named, reason) from error
+            raise ConfigError(name, named(change), reason) from error
         except Exception:  # a change may take only some whole numbers
             if base is source:
                 raise
@@ -153,7 +136,7 @@ def refuse_sharing(change: Change, x: Tensor, name: str) -> None:
         name: how errors name it.
     """
     if shares_randomness(change, x):
-        raise ConfigError(name, getattr(change, "__name__", type(change).__name__), SHARES)
+        raise ConfigError(name, named(change), SHARES)
 
 
 def shares_randomness(change: Change, x: Tensor) -> bool:
@@ -200,12 +183,12 @@ def _takes_extremes(change: Change, x: Tensor) -> bool:
 
 
 def _try_mixing(change: Change, x: Tensor, source: Tensor, seed: int, extremes: bool) -> None:
-    def find(x: Tensor, _: Tensor) -> tuple[Tensor]:
+    def find(x: Tensor) -> tuple[Tensor]:
         torch.manual_seed(seed)
         return (change(x.clone()).reshape(len(x), -1).T,)
 
     with _forked(x):
-        must_not_mix(find, x, torch.zeros(len(x), device=x.device), extremes, source=source)
+        must_not_mix(find, x, extremes, source)
 
 
 def _forked(x: Tensor) -> AbstractContextManager[None]:

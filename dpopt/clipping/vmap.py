@@ -9,9 +9,10 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad_and_value, vmap
+from torch.func import grad_and_value, vjp, vmap
 
-from dpopt.clipping.flat import FlatModel, Loss, PerExample, free_memory, must_be_sanitized, same_randomness
+from dpopt.clipping.flat import FlatModel, PerExample, free_memory, must_be_sanitized, same_randomness
+from dpopt.clipping.losses import Loss
 from dpopt.clipping.precision import full_precision
 from dpopt.types import Number, Vector
 
@@ -38,6 +39,7 @@ class VmapEngine(FlatModel):
         self._example_outputs = vmap(self._example_output, in_dims=(None, 0), randomness="different")
         self._example_losses = vmap(self._example_loss, **options)
         self._graded = vmap(grad_and_value(self._example_loss), **options)
+        self._pulled = vmap(self._example_pull, **options)
 
     def _most_examples(self) -> int:
         device = next(iter(self.trained.values())).device
@@ -48,7 +50,30 @@ class VmapEngine(FlatModel):
         return self._example_outputs(self.split(theta), x)
 
     def _losses(self, theta: Vector, x: Tensor, y: Tensor) -> Tensor:
+        if self._loss_needs_loop(theta, x, y):
+            return self.loss(self._outputs(theta, x), y)
         return self._example_losses(self.split(theta), x, y)
+
+    def _loss_needs_loop(self, theta: Vector, x: Tensor, y: Tensor) -> bool:
+        if self.loss.needs_loop is None:  # its first call tells
+            with torch.random.fork_rng([x.device] if x.is_cuda else []):
+                self.loss(self._outputs(theta, x[:1]), y[:1])
+        return bool(self.loss.needs_loop)
+
+    def _gradients(self, theta: Vector, x: Tensor, y: Tensor) -> tuple[Sequence[Tensor], Tensor]:
+        """Each parameter's gradients [n, ...], and the losses [n]."""
+        parts = self.split(theta)
+        if not self._loss_needs_loop(theta, x, y):
+            return self._graded(parts, x, y)
+        # `vmap` cannot follow the loss: its own gradients come from autograd, and go back through the model.
+        again = same_randomness(x.device)
+        next(again)
+        outputs = self._example_outputs(parts, x).detach().requires_grad_()
+        with torch.enable_grad():
+            losses = self.loss(outputs, y)
+            (back,) = torch.autograd.grad(losses.sum(), outputs)
+        next(again)
+        return self._pulled(parts, x, back), losses.detach()
 
     def _per_example(
         self, points: Sequence[tuple[Number, Vector]], x: Tensor, y: Tensor, scale: Vector | None
@@ -56,7 +81,7 @@ class VmapEngine(FlatModel):
         losses: list[Tensor] = []
         combined: list[Tensor] = []
         for (weight, theta), _ in zip(points, same_randomness(x.device), strict=False):
-            graded, values = self._graded(self.split(theta), x, y)
+            graded, values = self._gradients(theta, x, y)
             losses.append(values)
             gradients = [weight * g.reshape(len(x), -1) for g in graded]
             combined = [c + g for c, g in zip(combined, gradients, strict=True)] if combined else gradients
@@ -69,14 +94,17 @@ class VmapEngine(FlatModel):
     def gradients(self, theta: Vector, x: Tensor, y: Tensor) -> Tensor:
         """Every example's gradient at `theta`, shape [n, d]."""
         self.freeze()
-        graded, _ = self._graded(self.split(theta.detach()), x, y)
+        graded, _ = self._gradients(theta.detach(), x, y)
         return torch.cat([g.reshape(len(x), -1) for g in graded], dim=1)
 
     def _example_output(self, parts: list[Tensor], x: Tensor) -> Tensor:
         return self.call(parts, x.unsqueeze(0)).squeeze(0)
 
     def _example_loss(self, parts: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return self.loss(self.call(parts, x.unsqueeze(0)), y.unsqueeze(0)).squeeze(0)
+        return self.loss.alone(self.call(parts, x.unsqueeze(0)), y.unsqueeze(0)).squeeze(0)
+
+    def _example_pull(self, parts: list[Tensor], x: Tensor, back: Tensor) -> list[Tensor]:
+        return vjp(lambda parts: self._example_output(parts, x), parts)[1](back)[0]
 
 
 def _weighted_sum(gradients: list[Tensor], norms: Tensor, weights: Tensor) -> Vector:

@@ -179,6 +179,9 @@ class DataOracle(BaseOracle):
         ]
         # A draw of one physical batch is gathered once, a larger one again for each query: it may not fit.
         self._inputs = [cache(gather[0])] if len(gather) == 1 else gather
+        if self._inputs and self._engine.is_to_be_examined(len(batches[0][1])):  # the first is the largest
+            inputs = self._inputs[0]()
+            self._engine.examine(inputs.x, inputs.y)
         if self._transcript is not None:
             self._transcript.append([])
 

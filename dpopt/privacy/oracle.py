@@ -154,9 +154,13 @@ class BaseOracle:
             # Its queries would see the inner draw's records and be charged as if they had a subsample of their own.
             raise UnplannedRelease("a draw is open: leave its `with` block before the next")
         self._is_drawing = True
+        try:
+            self._open(self._taken)  # what is refused here has spent nothing
+        except BaseException:
+            self._is_drawing = False
+            raise
         batch = OpenDraw(self, self._taken, next(self._planned) if self._planned else None)
         self._taken += 1
-        self._open(batch.number)
         try:
             yield batch
         finally:
@@ -180,7 +184,7 @@ class BaseOracle:
         """Add the noise of a release to `total`, in place."""
 
     def _open(self, draw: int) -> None:
-        """Called when a draw begins."""
+        """Called before a draw is charged."""
 
     def _close(self, batch: OpenDraw) -> None:
         """Called when a draw has ended."""

@@ -24,9 +24,31 @@ def placed(split: Split, device: torch.device) -> Split:
 
 
 def sample(split: Split, transform: Transform, device: torch.device, count: int = 3) -> Split:
-    """The first records of `split` as the model sees them: what a clipping engine is tried on."""
-    x, y = (send(part[:count], device) for part in split)
+    """Some records of `split` as the model sees them, the first ones first: what a clipping engine is tried on."""
+    chosen = telling(split.y, count)
+    x, y = (send(part[chosen.to(part.device)], device) for part in split)
     return Split(transform(x), y)
+
+
+def telling(y: Tensor, count: int = 3, most: int = 16) -> Tensor:
+    """Rows of the first `count` records, and of up to `most` others with targets [n, ...] unlike each other.
+
+    Of class numbers one of each class, the rare ones first; of real numbers the least and the largest; of targets with
+    several numbers, such as labels, the least and the largest of each column.
+    """
+    first = list(range(min(count, len(y))))
+    columns = torch.view_as_real(y).flatten(1) if y.is_complex() else y.flatten(1) if y.ndim > 1 else y[:, None]
+    if not columns.numel():
+        return torch.tensor(first, dtype=torch.int64)
+    if y.ndim == 1:
+        values, place, counts = columns[:, 0].unique(return_inverse=True, return_counts=True)
+        rows = torch.full_like(counts, len(y)).scatter_reduce_(0, place, torch.arange(len(y), device=y.device), "amin")
+        order = counts.argsort(stable=True).tolist()
+        others = rows[[0, len(values) - 1, *order][:most]].tolist()
+    else:
+        part = columns[:, :most].to(torch.float64)
+        others = [*part.argmax(0).tolist(), *part.argmin(0).tolist()]
+    return torch.tensor(list(dict.fromkeys([*first, *others]))[: count + most], dtype=torch.int64)
 
 
 def described(x: Tensor) -> str:

@@ -6,7 +6,7 @@ records and calls `fit`: an error, or a warning and the status "no_signal".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -17,12 +17,13 @@ from torch.nn.parameter import is_lazy
 
 from dpopt import clipping
 from dpopt.clipping import Abadi, ClippingEngine
+from dpopt.clipping.losses import named
 from dpopt.clipping.recording import Unsupported
 from dpopt.clipping.views import refuse_mixing, refuse_sharing
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError, cut
 from dpopt.privacy.sampling import send
-from dpopt.training.inputs import WHOLE, Transform, described, sample
+from dpopt.training.inputs import WHOLE, Transform, described, sample, telling
 from dpopt.training.layout import Adapter, scores
 from dpopt.training.subject import Subject, unchanged
 from dpopt.types import Vector
@@ -79,7 +80,7 @@ def tried(subject: Subject) -> Subject:
 
 
 def attempt(subject: Subject, split: Split, where: str, training: bool) -> tuple[Any, Tensor]:
-    """Evaluate model and loss on a few records of `split`: the first ones, and those with extreme whole numbers.
+    """Evaluate model and loss on a few records of `split`: the first ones, and those with extreme targets and numbers.
 
     Args:
         subject: its model is on its device and stays as it is.
@@ -93,8 +94,7 @@ def attempt(subject: Subject, split: Split, where: str, training: bool) -> tuple
         ConfigError: one of them fails, or the loss is not one real number for each record.
     """
     model, loss, device = subject.model, subject.loss, subject.device
-    whole = [*subject.layout.whole(split.x), *([split.y] if split.y.dtype in WHOLE else [])]
-    rows = _telling(len(split.x), [part for part in whole if part.numel()])
+    rows = _telling(split.y, [part for part in subject.layout.whole(split.x) if part.numel()])
     x, y = (send(part[rows.to(part.device)], device) for part in split)
     with unchanged(model, device, training), torch.no_grad():
         with refused("transform", where, f"transforming {described(x)}"):
@@ -182,9 +182,9 @@ def blindness(engine: ClippingEngine, subject: Subject) -> str | None:
     return f"none of {count} records that were looked at {what}"
 
 
-def _telling(records: int, parts: Sequence[Tensor]) -> Tensor:
-    """Rows of the first records and of those with the least and the largest whole number of `parts`: class, token."""
-    rows = dict.fromkeys(range(min(3, records)))
+def _telling(y: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    """Rows of records with targets of all kinds, and with the least and the largest whole number of `parts`: tokens."""
+    rows = dict.fromkeys(telling(y).tolist())
     for part in parts:
         per_row = part.numel() // len(part)
         rows |= dict.fromkeys(int(at) // per_row for at in (part.flatten().argmin(), part.flatten().argmax()))
@@ -216,8 +216,3 @@ def _remedy(losses: object, count: int) -> str:
     if isinstance(losses, Tensor) and losses.ndim > 1 and len(losses) == count:
         return ": squeeze or average it over all but the first axis"
     return ""
-
-
-def named(function: Callable[..., Any]) -> str:
-    """A function's name, or its class's."""
-    return getattr(function, "__name__", type(function).__name__)

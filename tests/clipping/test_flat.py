@@ -96,12 +96,12 @@ def test_a_call_takes_almost_every_draw_as_far_as_memory_allows(kind):
     assert own.physical_batch(1e9) == most[kind.name]
 
 
-def test_the_first_batch_and_those_twice_as_large_are_watched():
+def test_the_first_batch_and_those_twice_as_large_are_examined():
     own = made(BookkeepingEngine)
-    watched = []
+    examined = []
     for examples in (1, 2, 3, 4, 7, 8, 8, 15, 16):
         x, y = torch.randn(examples, FEATURES), torch.randn(examples)
-        if own.is_to_be_watched(x):
-            watched.append(examples)
+        if own.is_to_be_examined(examples):
+            examined.append(examples)
         own.clipped([(1.0, own.theta)], x, y, torch.ones(examples, dtype=torch.bool), Abadi(1.0))
-    assert watched == [2, 4, 8, 16]
+    assert examined == [2, 4, 8, 16]
