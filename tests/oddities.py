@@ -372,7 +372,6 @@ COMMANDS = [
     Command.of("plot suite=odd", f"{OF_STORED} figure"),
     Command.of("verify suite=odd", "suite results"),
     Command.of("seal", "results"),
-    Command.of("merge nowhere", "results"),
     Command.of("list", "what format"),
     Command.of(
         "bench cases=mlp engines=none optimizers=none",

@@ -1,5 +1,4 @@
 import csv
-import json
 import re
 from pathlib import Path
 
@@ -116,7 +115,7 @@ def test_a_suite_from_plan_to_figures(tmp_path, monkeypatch, capsys):
     page = (folder / "report.html").read_text()
     assert "<svg" in page
     assert "hyfreedp" in page
-    kinds = {f"table.{kind}" for kind in ("md", "csv", "tex", "html")} | {"manifest.json", "report.html"}
+    kinds = {f"table.{kind}" for kind in ("md", "csv", "tex", "html")} | {"suite.json", "parts", "report.html"}
     kinds |= {"cells.parquet", "curves.parquet", "checksums.json"}
     kinds |= {f"ranking_{by}.{kind}" for by in ("epsilon", "draws") for kind in ("md", "csv")}
     assert {path.name for path in folder.iterdir()} == kinds
@@ -128,9 +127,9 @@ def test_a_suite_from_plan_to_figures(tmp_path, monkeypatch, capsys):
 def test_failures_are_listed_and_can_be_retried(tmp_path, capsys):
     arguments = [*SMALL, f"results={tmp_path}"]
     noted(arguments)
-    (entry, *_) = json.loads((tmp_path / "suites" / "quickstart" / "manifest.json").read_text())["cells"]
     from dpopt.store import Store
 
+    (entry, *_) = Store(tmp_path).manifest("quickstart")["cells"]
     Store(tmp_path).fail(entry["run_id"], "ValueError: [no] luck")
     assert main(["run", *arguments]) == 1
     printed = capsys.readouterr().err
@@ -165,11 +164,12 @@ engine: inline
 @pytest.fixture
 def searches(tmp_path):
     """Arguments of a suite whose searches are charged, and its cells in the manifest."""
+    from dpopt.store import Store
+
     (tmp_path / "searches.yaml").write_text(SEARCHES)
 
     def cells():
-        content = json.loads((tmp_path / "results" / "suites" / "searches" / "manifest.json").read_text())
-        return content["cells"]
+        return Store(tmp_path / "results").manifest("searches")["cells"]
 
     return [f"suite={tmp_path / 'searches.yaml'}", f"results={tmp_path / 'results'}"], cells
 
@@ -213,18 +213,18 @@ def test_no_last_run_follows_from_a_search_that_failed(searches, capsys):
     assert {cell["cell"]["seed"] for cell in cells() if cell["stage"] == "final"} == {0, 1}
 
 
-def test_a_run_of_a_search_that_has_lost_its_ledger_is_damaged(searches, capsys):
+def test_a_run_of_a_search_that_has_was_cut_short_is_damaged(searches, capsys):
     arguments, cells = searches
     arguments += ["optimizers=[linear]", "seeds=0"]
     assert main(["run", *arguments]) == 0
     lost = next(cell["run_id"] for cell in cells() if cell["stage"] == "search")
-    (ledger,) = Path(arguments[1].partition("=")[2]).glob(f"runs/*/{lost}/ledger.json")
-    ledger.unlink()
+    (file,) = Path(arguments[1].partition("=")[2]).glob(f"runs/*/{lost}/run.json")
+    file.write_bytes(file.read_bytes()[:-1])
     capsys.readouterr()
     assert main(["run", *arguments]) == 1
-    assert f"damaged {ledger.parent}: move it away to run the cell again" in capsys.readouterr().err
+    assert f"damaged {file.parent}: move it away to run the cell again" in capsys.readouterr().err
     assert main(["status", *arguments[:2]]) == 0
-    assert f"{ledger}: no such file" in "".join(capsys.readouterr())
+    assert f"{file}: not as it was written" in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize(

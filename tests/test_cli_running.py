@@ -1,6 +1,5 @@
 """What `dpopt run` says at its end, and what it does with --dry-run."""
 
-import json
 import re
 import time
 
@@ -19,7 +18,7 @@ TRACEBACK = (
 def test_failures_are_summed_up_by_reason(tmp_path, capsys):
     arguments = [*SMALL, "seeds=[0,1,2,3,4,5,6,7]", f"results={tmp_path}"]
     noted(arguments)
-    cells = json.loads((tmp_path / "suites" / "quickstart" / "manifest.json").read_text())["cells"]
+    cells = Store(tmp_path).manifest("quickstart")["cells"]
     for entry in cells[1:]:
         Store(tmp_path).fail(entry["run_id"], "ValueError: [no] luck", TRACEBACK)
     Store(tmp_path).fail(cells[0]["run_id"], "it took too long")
@@ -124,5 +123,5 @@ def test_no_more_hours_than_allowed(tmp_path, capsys):
     assert re.search(r"about [\d.e-]+ (seconds|minutes) with workers = 1", refused), "it says what the suite would take"
     assert not list(tmp_path.rglob("cell.json")), "and nothing has begun"
     assert main(["run", *arguments, "max_hours=1"]) == 0
-    assert len(list(tmp_path.rglob("record.json"))) == 2
+    assert len(list(tmp_path.rglob("run.json"))) == 2
     assert main(["run", *arguments, "max_hours=1e-9"]) == 0, "there is nothing left to take time"

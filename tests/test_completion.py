@@ -12,6 +12,7 @@ import pytest
 import dpopt
 from dpopt.cli import COMMANDS, main
 from dpopt.cli.completion import SHELLS, offers
+from dpopt.store import Store
 
 ROOT = Path(__file__).parents[1]
 MADE_UP = "no_such_key=1"
@@ -69,9 +70,8 @@ def test_every_registered_name_is_offered():
 @pytest.mark.parametrize("name", [name for name in COMMANDS if not COMMANDS[name].words])
 def test_help_names_the_keys_that_a_command_takes(name, tmp_path, capsys):
     """Against the error for a key that there is not, which lists those that there are."""
-    command, manifest = COMMANDS[name], tmp_path / "suites" / "quickstart" / "manifest.json"
-    manifest.parent.mkdir(parents=True)
-    manifest.write_text('{"cells": []}')
+    command = COMMANDS[name]
+    Store(tmp_path).extend_suite("quickstart", {"cells": []})
     named = command.keys().keys() - TAKEN_OFF.get(name, set())
     suite = ["suite=quickstart"] if "suite" in named else []
     where = [f"results={tmp_path}"] if "stored" in command.bases else []

@@ -67,7 +67,7 @@ def test_nor_does_an_override(written, override, tmp_path, capsys):
     said = capsys.readouterr()
     assert "takes nothing from its surroundings" in " ".join(said.err.split())
     assert SECRET not in said.out + said.err
-    assert not list(tmp_path.rglob("manifest.json"))
+    assert not list(tmp_path.rglob("suite.json"))
 
 
 def test_nor_does_a_command_of_its_own_keys():

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from dpopt import configurations
 from dpopt.cli import main
+from dpopt.files import Damaged
 from dpopt.harness.suite import load_suite
 from dpopt.store import Store
-from dpopt.store.runs import Damaged
 
 SUITE = """
 defaults: [suite, _self_]
@@ -41,7 +41,7 @@ def sound(tmp_path_factory):
     assert main(["run", *of_suite]) == 0
     store = Store(folder / "results")
     first = store.manifest("small")["cells"][0]["run_id"]
-    (store.folder(first) / "record.json").unlink()
+    (store.folder(first) / "run.json").unlink()
     store.fail(first, "out of luck", "Traceback: [none]")
     assert main(["collect", *of_suite]) == 0
     return folder
@@ -100,7 +100,7 @@ def survives(sound, tmp_path_factory, harms):
     shutil.copytree(sound / "results", folder / "results")
     damage(folder / "results", harms)
     store, before = Store(folder / "results"), {}
-    for path in store.root.glob("runs/*/*/record.json"):
+    for path in store.root.glob("runs/*/*/run.json"):
         with contextlib.suppress(OSError):
             before[path] = path.read_bytes()
     of_suite = [f"suite={sound / 'small.yaml'}", f"results={store.root}"]
@@ -191,17 +191,3 @@ def test_a_fuzzed_suite_loads_or_is_refused(tmp_path_factory, content):
     path.write_text(SUITE + "".join(f"{json.dumps(key)}: {json.dumps(value)}\n" for key, value in content.items()))
     with contextlib.suppress(ConfigError):
         load_suite(str(path))
-
-
-@pytest.mark.parametrize("name", ["cell.json", "curve.jsonl", "ledger.json"])
-def test_a_lost_file_is_damage_to_every_command(sound, tmp_path, name):
-    shutil.copytree(sound / "results", tmp_path / "results")
-    store, of_suite = Store(tmp_path / "results"), [f"suite={sound / 'small.yaml'}", f"results={tmp_path / 'results'}"]
-    run_id = store.manifest("small")["cells"][1]["run_id"]
-    (store.folder(run_id) / name).unlink()
-    for command, ends in (("status", 0), ("run", 1), ("retry", 1)):
-        code, output = said(command, *of_suite)
-        assert code == ends
-        assert "1 damaged" in output
-        assert run_id in output
-    assert not store.folder(run_id, name).exists()

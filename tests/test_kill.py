@@ -40,7 +40,7 @@ def records(root):
 def kill_in_the_middle(results, overrides, done_before):
     process = subprocess.Popen(command(results, overrides), stderr=subprocess.DEVNULL, start_new_session=True)
     limit = time.monotonic() + 300
-    while len(list(results.glob("runs/*/*/record.json"))) < done_before:
+    while len(list(results.glob("runs/*/*/run.json"))) < done_before:
         assert process.poll() is None, "it ended before it could be killed"
         assert time.monotonic() < limit
         time.sleep(0.02)

@@ -9,7 +9,7 @@ from dpopt.testing.imports import forbidden_imports, imports
 PACKAGE = Path(__file__).parents[1] / "dpopt"
 LAYERS = [
     {"errors", "markup", "_lazy", "_paths"},
-    {"fields", "_extras"},
+    {"fields", "files", "_extras"},
     {"documents", "sizes"},
     {"types", "configurations"},
     {"clipping"},

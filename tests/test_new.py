@@ -156,7 +156,7 @@ def test_where_nothing_can_be_written_is_one_error(arguments, folder, monkeypatc
     def refuse(*_):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr("dpopt.store.runs._write", refuse)
+    monkeypatch.setattr("dpopt.files.write", refuse)
     assert main(["new", *arguments]) == 2
     assert "error: new: " in (said := capsys.readouterr().err)
     assert "cannot be written: Read-only file system" in said

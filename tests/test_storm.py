@@ -74,7 +74,7 @@ class Storm:
             if mood == "calm":
                 assert store.state(run_id) == "done", store.error(run_id)
                 assert [item["draw"] for item in store.curve(run_id)] == [4, 8, 12, 16, 20]
-                assert left == {"cell.json", "curve.jsonl", "ledger.json", "record.json"}
+                assert left == {"run.json"}
             else:
                 assert store.state(run_id) == "failed"
                 assert BAD[mood] in store.error(run_id)["reason"]
@@ -86,7 +86,7 @@ class Storm:
     def records(self) -> dict[str, str]:
         """What must not depend on the weather, of each finished cell."""
         store, found = Store(self.results), {}
-        for file in self.results.glob("runs/*/*/record.json"):
+        for file in self.results.glob("runs/*/*/run.json"):
             record = store.record(file.parent.name)
             stable = {key: value for key, value in record.items() if key not in VOLATILE}
             curve, ledger = store.curve(record["run_id"]), store.ledger(record["run_id"]).to_json()

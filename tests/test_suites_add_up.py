@@ -132,7 +132,7 @@ def test_an_empty_table_replaces_no_full_one(here):
     assert main(["run", "suite=grown.yaml"]) == main(["table", "suite=grown"]) == 0
     path = here / "results" / "suites" / "grown" / "table.md"
     whole = path.read_bytes()
-    for record in (here / "results" / "runs").rglob("record.json"):
+    for record in (here / "results" / "runs").rglob("run.json"):
         record.unlink()
     assert main(["table", "suite=grown"]) == 0
     assert path.read_bytes() == whole
@@ -203,5 +203,5 @@ def test_manifests_with_copies_of_what_a_cell_says_are_read(tmp_path):
     (auto,) = [entry for entry in manifest["cells"] if entry["label"] == "auto"]
     old = [{**entry, "clip": 1.0} for entry in manifest["cells"]] + [{**auto, "clip": 0.1}]
     now = dpopt.load_results(tmp_path, "small").table()
-    store.write_manifest("small", {**manifest, "cells": old})
+    store.extend_suite("small", {**manifest, "cells": old})
     pd.testing.assert_frame_equal(dpopt.load_results(tmp_path, "small").table(), now)

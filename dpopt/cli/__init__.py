@@ -18,7 +18,7 @@ from dpopt.cli.new import new
 from dpopt.cli.privacy import calibrate, epsilon
 from dpopt.cli.results import leaderboard, plot, rank, report, status, table
 from dpopt.cli.running import cancel, plan, retry, run
-from dpopt.cli.trust import collect, merge, publish, seal, verify
+from dpopt.cli.trust import collect, publish, seal, verify
 from dpopt.errors import ConfigError
 
 
@@ -83,7 +83,6 @@ COMMANDS: dict[str, Command] = {
     "publish": Command(publish, "a suite's published folder, or whether those there are right"),
     "seal": Command(seal, "checksums of what is published"),
     "verify": Command(verify, "compute every stored epsilon again, and check all files"),
-    "merge": Command(merge, "bring the results of another folder into this one", arguments="FROM KEY=VALUE"),
     "table": Command(table, "the comparison table", STORED),
     "rank": Command(rank, "who is best with the same budget, and how sure that is", STORED),
     "leaderboard": Command(leaderboard, "ranks over the workloads of several suites", STORED, "suite=[A,B] KEY=VALUE"),

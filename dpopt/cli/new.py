@@ -55,7 +55,7 @@ def new(arguments: Sequence[str]) -> None:
     records: ranges.COLUMN=[0,100] and values.COLUMN=[a,b] state it, or the entry's `???` are to be filled in;
     public=true says that what the records show of both is public knowledge.
     """
-    from dpopt.store.runs import check_writable  # here, as it loads numpy
+    from dpopt.files import check_writable  # here, as it loads numpy
 
     if len(arguments) < 2 or (len(arguments) > 2 and arguments[0] != "data"):
         raise ConfigError("new", " ".join(arguments), f"expected a kind ({', '.join(KINDS)}) and a name")
@@ -146,7 +146,7 @@ def _suite(name: str) -> Files:
 
 def data(name: str, *options: str) -> Files:
     """A data set of one's own; writes all by itself, as files of records are larger than texts."""
-    from dpopt.store.runs import check_writable
+    from dpopt.files import check_writable
     from dpopt.workloads.data import own
 
     given = given_data(options)

@@ -125,9 +125,9 @@ def leaderboard(overrides: Sequence[str]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
+    from dpopt.files import check_writable
     from dpopt.results.leaderboard import Leaderboard
     from dpopt.results.leaderboard_page import Page
-    from dpopt.store.runs import check_writable
 
     suites, rest = suite_name(overrides)
     read = [stored([*rest, f"suite={name}"], "to", "against", "by") for name in names(suites, "suite")]
@@ -150,8 +150,8 @@ def plot(overrides: Sequence[str]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
+    from dpopt.files import check_writable
     from dpopt.results import figures
-    from dpopt.store.runs import check_writable
 
     texts = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     folder = Path(texts.get("plots", "plots"))
@@ -184,7 +184,7 @@ def report(overrides: Sequence[str]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from dpopt.store.runs import check_writable
+    from dpopt.files import check_writable
 
     results, given = stored(overrides, "to")
     if not given["to"] and not results.is_written:

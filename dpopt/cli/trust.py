@@ -1,26 +1,21 @@
-"""Commands that say what stored results are worth: collected with checksums, verified, merged and compared."""
+"""Commands that say what stored results are worth: collected with checksums, verified and compared."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.progress import track
 
-from dpopt import fields
 from dpopt.cli.console import ERR, OUT, given, names, report_problems, stored
 from dpopt.errors import ConfigError
-from dpopt.fields import Name
 
 if TYPE_CHECKING:
     from dpopt.store import Store
 
 SHOWN = 200
 """The most findings that are printed."""
-FEW = 10
-"""The most names that are printed in one line."""
 
 
 def collect(overrides: Sequence[str]) -> None:
@@ -120,48 +115,6 @@ def verify(overrides: Sequence[str]) -> int:
     return 1 if verified.findings else 0
 
 
-def merge(arguments: Sequence[str]) -> int:
-    """Copy the results of the folder FROM into results=INTO: finished runs, planned cells of suites, measurements.
-
-    FROM may also be the folder above it, or a tar archive of either, compressed or not. It may be a folder of published
-    suites, or of one: its runs come back with those of their curves that are published. Runs that an older version has
-    published with a part of their records cannot come back, and count as damaged. Nothing is overwritten, no link
-    is followed, and what no such folder has is left out. Ends with 1 where a run has different results in the two
-    folders, or cannot be read; these stay as they are. A merge that was interrupted goes on when it is started again.
-    """
-    from dpopt.store import Store
-    from dpopt.store.archives import unpacked
-    from dpopt.store.merge import merge as merged
-    from dpopt.store.merge import results_in
-
-    ((source,), asked) = _positional(arguments, "FROM", results="results")
-    into = Store(Path(asked["results"]))
-    with unpacked(Path(source)) if Path(source).is_file() else nullcontext(Path(source)) as folder:
-        there = results_in(folder, source)
-        into.check_writable()
-        done = merged(there, into, _track)
-    for run_id in done.conflicts:
-        OUT.print(f"conflict {run_id}: different results in {source} and {asked['results']}")
-    report_problems(done.damaged)
-    if done.left_out:
-        _print_line(f"left out of {source}, as links or no files of a results folder: ", sorted(done.left_out))
-    for suite, added in done.suites.items():
-        OUT.print(f"suite {suite}: {added} planned cells added")
-    OUT.print(
-        f"{len(done.copied)} runs copied, {done.same} were here, {done.unfinished} unfinished there, "
-        f"{len(done.running)} being run here, {len(done.conflicts)} conflicts, {len(done.damaged)} damaged, "
-        f"{done.measurements} measurements copied",
-    )
-    return 1 if done.conflicts or done.damaged else 0
-
-
-def _print_line(title: str, names: Sequence[str]) -> None:
-    """Print names in one line, the first few of many."""
-    shown = ", ".join(name if name.isprintable() else ascii(name) for name in names[:FEW])
-    rest = f" and {len(names) - FEW} more" if len(names) > FEW else ""
-    OUT.print(f"{title}{shown}{rest}", highlight=False, markup=False, soft_wrap=True)
-
-
 def _print_lines(lines: Iterable[str], total: int) -> None:
     """Print at most `SHOWN` lines, and how many more of `total` there are."""
     for line in lines:
@@ -186,13 +139,3 @@ def _track(sequence: Sequence[Any], title: str) -> Iterable[Any]:
     if not ERR.is_terminal and len(sequence) > 1:
         ERR.print(f"{len(sequence)} {title}")
     return track(sequence, title, console=ERR, disable=not ERR.is_terminal, transient=True)
-
-
-def _positional(arguments: Sequence[str], names: str, **known: Any) -> tuple[list[str], dict[str, Any]]:
-    """The words that have no key, as many as `names` has, and what `given` makes of the others."""
-    words = [argument for argument in arguments if "=" not in argument]
-    if len(words) != len(names.split()):
-        raise ConfigError("arguments", " ".join(words), f"expected {names}")
-    for word in words:
-        fields.convert(word, Name, names, {})
-    return words, given([argument for argument in arguments if "=" in argument], known)

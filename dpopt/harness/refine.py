@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dpopt import files
 from dpopt.errors import ConfigError, Held
 from dpopt.privacy.sampling import derive
 from dpopt.store import leases
-from dpopt.store.runs import mended
 
 Point = dict[str, Any]
 Ends = dict[str, tuple[Any, Any]]
@@ -208,3 +208,11 @@ def _rounded(point: Point, limits: Ends) -> dict[str, Any]:
         for key, (low, high) in limits.items()
         for value in [point[key]]
     }
+
+
+def mended(journal: Path) -> Path:
+    """A journal without a last line that a kill has cut short."""
+    content = journal.read_bytes() if journal.exists() else b""
+    if not content.endswith(b"\n") and content:
+        files.write(journal, content[: content.rfind(b"\n") + 1])
+    return journal

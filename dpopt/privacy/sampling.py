@@ -52,7 +52,7 @@ REVISION = 2
 """Part of every result's identity; raised when the same seeds give other draws or other noise than before.
 
 A GPU's noise was changed once within revision 2, before any result of one was published: a run of before and one of now
-are two results of one name, which `dpopt merge` reports.
+are two results of one name.
 """
 
 CPU_BLOCK, DEVICE_BLOCK = 2**15, 2**24

@@ -12,8 +12,8 @@ import pandas as pd
 from dpopt.results import frames
 from dpopt.results.results import Results
 from dpopt.store import checksums
-from dpopt.store.published import CELLS, CURVES
-from dpopt.store.runs import RESULTS, sealed
+from dpopt.store.published import CELLS, CURVES, sealed
+from dpopt.store.runs import RESULTS
 
 
 def collect(results: Results) -> tuple[dict[Path, int], list[str]]:

@@ -12,12 +12,13 @@ from typing import Any
 import pandas as pd
 
 from dpopt.errors import ConfigError, unknown
+from dpopt.files import Damaged
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.selection import selection_rule
 from dpopt.results import pricing
 from dpopt.results.naming import row_names, workload_names
 from dpopt.store.identity import clipping_bound
-from dpopt.store.runs import Damaged, Store, released_score
+from dpopt.store.runs import Store, released_score
 
 GROUP = ["workload", "label", "epsilon_target", "batch_size", "epochs", "clip"]
 """What one table row stands for; its seeds are replicates, and its other cells are the tuning runs of each seed.

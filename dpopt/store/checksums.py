@@ -6,13 +6,15 @@ published folder's file is under version control, where that is seen.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dpopt.files import Damaged, read
 from dpopt.store.provenance import source
-from dpopt.store.runs import SCHEMA, Damaged, Store, read, sha256
+from dpopt.store.runs import SCHEMA, Store
 
 NAME = "checksums.json"
 
@@ -106,3 +108,9 @@ def _rows(path: Path) -> int:
     from pyarrow import parquet
 
     return parquet.read_metadata(path).num_rows
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dpopt.errors import ConfigError
-from dpopt.store.runs import Failure, Store, read
+from dpopt.files import read
+from dpopt.store.runs import Failure, Store
 
 Entries = Sequence[Mapping[str, Any]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,27 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dpopt.errors import ConfigError, unknown
+from dpopt.files import Damaged, read
 from dpopt.privacy.ledger import Ledger
-from dpopt.store.runs import (
-    CELLS,
-    RESULTS,
-    UNREADABLE,
-    WHOLE,
-    Damaged,
-    Run,
-    State,
-    Store,
-    is_planned,
-    line,
-    only_read,
-    read,
-    sound_record,
-)
+from dpopt.store.runs import RECORD_KEYS, RESULTS, SCHEMA, UNREADABLE, State, Store
 
 if TYPE_CHECKING:
     import pandas as pd
 
-CURVES, ABOUT = "curves.parquet", "suite.json"
+CELLS, CURVES, ABOUT, RECORD = "cells.parquet", "curves.parquet", "suite.json", "record.json"
 
 
 @dataclass(frozen=True)
@@ -121,26 +109,10 @@ class PublishedStore(Store):
         left_out = set() if "eta" in self.record(run_id) else {"eta"}
         return [{key: value for key, value in entry.items() if key not in left_out} for entry in curve]
 
-    def _run(self, run_id: str, record: dict[str, Any]) -> Run:
-        if missing := sorted(WHOLE - record.keys()):
-            place = self.place(run_id)
-            raise Damaged(f"{place}: published without all of the record, it lacks {', '.join(missing)}")
-        own = {key: value for key, value in record.items() if key != "checksums"}  # of files that are written anew
-        curve = "".join(map(line, self.curve(run_id)))
-        return Run(own, record["cell"], self.ledger(run_id).to_json(), curve.encode())
-
     def place(self, run_id: str) -> str:
         """Where a run's record is stored, as messages name it."""
         row = self._find(run_id)
         return f"{self.root}, {run_id}" if row is None else f"{self.root / row['suite'] / CELLS}, {run_id}"
-
-    def files(self, run_id: str) -> list[Path]:
-        """Nothing: every run is read from `shared_files`."""
-        return []
-
-    def shared_files(self) -> list[Path]:
-        """The files that all runs are read from."""
-        return [self.root / suite / name for suite in self.suites() for name in (CELLS, CURVES)]
 
     def measurements(self) -> list[Path]:
         """Nothing: what is published of measurements is for the documentation."""
@@ -185,7 +157,7 @@ class PublishedStore(Store):
             entry = _entry(row)
         except UNREADABLE:
             entry = {}
-        if not is_planned(entry):
+        if not entry:
             raise ConfigError("suite", suite, f"{self.root / suite / CELLS}: no cell in the row of {row['run_id']}")
         return entry
 
@@ -270,3 +242,60 @@ def _curves(path: Path) -> dict[str, list[dict[str, Any]]]:
             found = [entry | {"diagnostics": json.loads(entry["diagnostics"])} for entry in found]
         entries[str(run_id)] = found
     return entries
+
+
+def is_published(root: Path) -> bool:
+    """Whether a folder holds published suites, and no runs."""
+    is_plain = (root / "runs").is_dir() or (root / "suites").is_dir()
+    return not is_plain and any(root.glob(f"*/{CELLS}"))
+
+
+def only_read(root: Path) -> ConfigError:
+    """The error for writing into a folder of published suites."""
+    return ConfigError("results", str(root), "published results are only read; give another folder")
+
+
+def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """`record` with its own SHA-256 among its checksums, over its canonical JSON without that one."""
+    content = json.loads(_text({"checksums": {}, **record}))
+    return {**content, "checksums": {**content["checksums"], RECORD: _digest(content)}}
+
+
+def sound_record(content: dict[str, Any], run_id: str, place: str) -> dict[str, Any]:
+    """The record that was written for a run at `place`, without the checksum of its own.
+
+    Raises:
+        Damaged: the content is no record of this run, or not as it was written.
+    """
+    if missing := RECORD_KEYS - content.keys():
+        raise Damaged(f"{place}: lacks {', '.join(sorted(missing))}")
+    if content["schema"] != SCHEMA:
+        raise Damaged(f"{place}: written by another version (schema {content['schema']}, this one reads {SCHEMA})")
+    if content["run_id"] != run_id or content["status"] not in RESULTS:
+        raise Damaged(f"{place}: not a record of schema {SCHEMA} for run {run_id}")
+    if not isinstance(content.get("checksums", {}), dict):
+        raise Damaged(f"{place}: `checksums` is not a mapping")
+    return unsealed(content, place)
+
+
+def unsealed(content: dict[str, Any], place: str) -> dict[str, Any]:
+    """What was `sealed`, or a record of a version that did not: then the checksum is nowhere, not under another key.
+
+    Raises:
+        Damaged: it was changed.
+    """
+    key = next((key for key, value in content.items() if isinstance(value, dict) and RECORD in value), None)
+    if key is None:
+        return content
+    record = {**content, key: {name: value for name, value in content[key].items() if name != RECORD}}
+    if key != "checksums" or _digest(record) != content[key][RECORD]:
+        raise Damaged(f"{place}: its content does not have the checksum that it was written with")
+    return record
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_text(content).encode()).hexdigest()
+
+
+def _text(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, sort_keys=True)

@@ -1,11 +1,10 @@
 """Run directories: `results/runs/ab/abcd.../` for each cell, `results/suites/NAME/` for what a suite refers to,
 `results/{bench,audit}/abcd.../` for what `dpopt bench` and `dpopt audit` measured.
 
-A run directory holds `lease.json` while a process runs the cell (see `leases`), `cell.json` (what to run),
-`curve.jsonl` (appended), `checkpoint.pt`, and at the end `ledger.json` and, last and atomically, `record.json`. Without
-a record the cell is not done; `error.json` says that it failed. Whatever cannot be read is reported as damaged: never
-used, never overwritten. So is a record that is not the one that was written; a checkpoint that is not is left out, and
-its cell starts over.
+A finished run is one file, `run.json`: its record, which holds the cell, its ledger and its curve under one seal. It is
+written last and by one rename. What a run needs before that lies beside it: `cell.json`, `curve.jsonl`,
+`checkpoint.pt`, `error.json` and `lease.json` (see `leases`). None of these is read once `run.json` is there, so a copy
+of a folder that skips files which exist is a merge. A file that cannot be read is damaged: never used or overwritten.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from dpopt.errors import ConfigError, unknown
+from dpopt import files
+from dpopt.errors import ConfigError, Held, unknown
+from dpopt.files import Damaged
 from dpopt.privacy.ledger import Ledger
-from dpopt.store import leases
-from dpopt.store.identity import identity
+from dpopt.store import leases, manifests
 
 State = Literal["done", "diverged", "failed", "running", "interrupted", "pending", "damaged"]
 RESULTS: tuple[State, ...] = ("done", "diverged")
@@ -34,43 +33,55 @@ Failure = Literal["failed", "died", "timeout"]
 """How a cell failed: an error of its own, a worker process that died, or too much time."""
 Track = Callable[[Sequence[Any], str], Iterable[Any]]
 """Gives the elements of a sequence, and shows under a title how far it is."""
-RECORD = "record.json"
-CELLS = "cells.parquet"
-"""The file of a suite's cells that `dpopt collect` and `dpopt publish` write."""
-CHECKED = ("cell.json", "curve.jsonl", "ledger.json")
-"""The files of a run whose checksums are in its record, beside the record's own."""
-DIGEST = hashlib.sha256().digest_size
+RUN = "run.json"
+UNFINISHED = ("checkpoint.pt", "error.json", "curve.jsonl", "cell.json")
+"""The files of a run that has no `RUN` yet, in the order in which they go."""
 SCHEMA = 1
 RECORD_KEYS = {"schema", "run_id", "cell", "status", "epsilon", "epsilon_target", "delta", "provenance"}
 """What a record holds that can be read at all."""
-WHOLE = RECORD_KEYS | {"accountant", "private", "noise", "rate", "draws", "examples", "dimension", "seconds_train"}
-"""What every record holds that a run has written."""
-
-
 UNREADABLE = (TypeError, ValueError, KeyError, AttributeError, ArithmeticError)
 """What looking at stored content raises that lacks something, or holds something else."""
 MEASUREMENTS = ("bench", "audit")
 """The folders of what `dpopt bench` and `dpopt audit` measured."""
-
-
-class Damaged(Exception):
-    """A file in `results/` that dpopt did not write, or not completely."""
+KEPT = 64
+"""Runs that a store remembers: readers ask for a run's record, ledger and curve one after the other."""
 
 
 class Run(NamedTuple):
     """A finished run, whole.
 
     Attributes:
-        record: without the checksum of its own.
-        cell: what was run.
-        ledger: as JSON.
-        curve: the lines of its curve; empty where there is none.
+        record: what it came to, with its cell.
+        ledger: as plain data.
+        curve: its entries; None where they were left out when it was published.
     """
 
     record: dict[str, Any]
-    cell: Mapping[str, Any]
-    ledger: str
-    curve: bytes
+    ledger: dict[str, Any]
+    curve: list[dict[str, Any]] | None
+
+    def line(self, **beside: Any) -> bytes:
+        """The run as a sealed line of JSON, with what else is to stand in it."""
+        curve = {} if self.curve is None else {"curve": self.curve}
+        return files.sealed({"record": self.record, "ledger": self.ledger, **curve, **beside})
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any], where: object) -> Run:
+        """The run of a line that was unsealed.
+
+        Raises:
+            Damaged: it holds no run that this version reads.
+        """
+        record, ledger, curve = content.get("record"), content.get("ledger"), content.get("curve")
+        if not isinstance(record, dict) or not isinstance(ledger, dict) or not isinstance(curve, list | None):
+            raise Damaged(f"{where}: no run")
+        if missing := RECORD_KEYS - record.keys():
+            raise Damaged(f"{where}: lacks {', '.join(sorted(missing))}")
+        if record["schema"] != SCHEMA:
+            raise Damaged(f"{where}: of another version (schema {record['schema']}, this one reads {SCHEMA})")
+        if record["status"] not in RESULTS or not isinstance(record["cell"], dict):
+            raise Damaged(f"{where}: not the record of a run")
+        return cls(record, ledger, curve)
 
 
 @dataclass(frozen=True)
@@ -83,13 +94,17 @@ class Store:
 
     root: Path
     is_read_only: ClassVar[bool] = False
+    _kept: dict[str, tuple[Any, Run]] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": {}}  # a worker that it is sent to reads for itself
 
     def folder(self, run_id: str, *inside: str) -> Path:
         """The directory of one run, or what lies inside of it."""
         return Path(self.root, "runs", run_id[:2], run_id, *inside)
 
     def state(self, run_id: str) -> State:
-        """What is known of a cell: "done" and "diverged" are results; "interrupted" has files but no end."""
+        """The state of a cell: "done" and "diverged" are results; "interrupted" has files but no end."""
         try:
             return self.record(run_id)["status"]
         except FileNotFoundError:
@@ -103,156 +118,121 @@ class Store:
             return "running"
         return "interrupted" if (folder / "cell.json").exists() else "pending"
 
-    def record(self, run_id: str) -> dict[str, Any]:
-        """A finished cell's record, without the checksum of its own, which older records do not have.
+    def run(self, run_id: str) -> Run:
+        """All of a finished run.
 
         Raises:
             FileNotFoundError: the cell is not done.
-            Damaged: the file is no record of this run, or not as it was written, or a file beside it is missing.
+            Damaged: the file is no run of this name, or not as it was written.
         """
-        record = sound_record(read(self.folder(run_id, RECORD)), run_id, self.place(run_id))
-        for path in (self.folder(run_id, name) for name in record.get("checksums", ())):
-            if not path.is_file():
-                raise Damaged(f"{path}: no such file, and the record beside it was written with one")
-        return record
-
-    def error(self, run_id: str) -> dict[str, Any]:
-        """Why a cell failed: keys "kind" (see `Failure`), "reason", "traceback"; or what is wrong with that file."""
-        path = self.folder(run_id, "error.json")
+        path = self.folder(run_id, RUN)
         try:
-            content = {"kind": "failed", "reason": "unknown", "traceback": "", **read(path)}
-        except (Damaged, FileNotFoundError) as error:
-            content = {"kind": "failed", "reason": str(error), "traceback": ""}
-        return {key: str(content[key]) for key in ("kind", "reason", "traceback")}
+            status = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            if self.folder(run_id, "record.json").exists():
+                raise Damaged(str(manifests.older(self.root))) from None
+            raise FileNotFoundError(path) from None
+        except OSError as error:
+            raise Damaged(f"{path}: {error.strerror}") from error
+        version = status.st_mtime_ns, status.st_size, status.st_ino
+        if (kept := self._kept.get(run_id)) and kept[0] == version:
+            return kept[1]
+        run = Run.of(files.unsealed(files.content(path), path), path)
+        if run.record["run_id"] != run_id:
+            raise Damaged(f"{path}: it is that of {run.record['run_id']}")
+        while len(self._kept) >= KEPT:
+            self._kept.pop(next(iter(self._kept)), None)
+        self._kept[run_id] = version, run
+        return run
+
+    def record(self, run_id: str) -> dict[str, Any]:
+        """A finished cell's record.
+
+        Raises:
+            FileNotFoundError, Damaged: as `run`.
+        """
+        return self.run(run_id).record
 
     def ledger(self, run_id: str) -> Ledger:
         """The ledger that a finished cell left.
 
         Raises:
-            Damaged: the file is missing or holds no ledger.
+            FileNotFoundError, Damaged: as `run`, or there is no ledger in it.
         """
-        path = self.folder(run_id, "ledger.json")
+        ledger = self.run(run_id).ledger
         try:
-            return Ledger.from_json(path.read_text())
-        except (OSError, ValueError) as error:  # ConfigError and undecodable text are ValueErrors
-            raise Damaged(f"{path}: {error}") from error
+            return Ledger.from_json(json.dumps(ledger))
+        except ConfigError as error:
+            raise Damaged(f"{self.place(run_id)}: {error}") from error
 
-    def run(self, run_id: str) -> Run:
-        """All of a finished run, whose parts belong together.
-
-        Raises:
-            FileNotFoundError: the cell is not done.
-            Damaged: they do not, or one of them is missing or cannot be read.
-        """
-        record = self.record(run_id)
+    def curve(self, run_id: str) -> list[dict[str, Any]]:
+        """The entries of a run's curve; of one that has not ended up to the first line that is not whole."""
         try:
-            if not run_id == identity(record["cell"]) == record["run_id"]:
-                raise Damaged(f"{self.place(run_id)}: the run id, the record and its cell do not belong together")
-            return self._run(run_id, record)
-        except (*UNREADABLE, OSError) as error:
-            raise Damaged(f"{self.place(run_id)}: {type(error).__name__} {error}") from error
-
-    def _run(self, run_id: str, record: dict[str, Any]) -> Run:
-        folder = self.folder(run_id)
-        if record["cell"] != read(folder / "cell.json"):
-            raise Damaged(f"{folder}: cell.json and the cell of record.json do not belong together")
-        for name, claimed in record.get("checksums", {}).items():
-            if sha256(folder / name) != claimed:
-                raise Damaged(f"{folder / name}: not the file that the record was written with")
-        self.ledger(run_id)  # or it is damaged
-        curve = folder / "curve.jsonl"
-        content = curve.read_bytes() if curve.exists() else b""
-        return Run(record, record["cell"], (folder / "ledger.json").read_text(), content)
+            return self.run(run_id).curve or []
+        except Damaged:
+            return []
+        except FileNotFoundError:
+            pass
+        entries = []
+        try:
+            for line in files.content(self.folder(run_id, "curve.jsonl")).splitlines():
+                entry = files.parse(line, "")
+                if not isinstance(entry, dict) or not isinstance(entry.get("draw"), int):
+                    break
+                entries.append(entry)
+        except (FileNotFoundError, Damaged):
+            pass
+        return entries
 
     def place(self, run_id: str) -> str:
-        """Where a run's record is stored, as messages name it."""
-        return str(self.folder(run_id, RECORD))
+        """Where a run is stored, as messages name it."""
+        return str(self.folder(run_id, RUN))
 
-    def files(self, run_id: str) -> list[Path]:
-        """The files that `run` reads, beside `shared_files`."""
-        return [self.folder(run_id, name) for name in (*CHECKED, RECORD)]
-
-    def shared_files(self) -> list[Path]:
-        """The files that all runs are read from."""
-        return []
-
-    def measurements(self) -> list[Path]:
-        """The records of what `dpopt bench` and `dpopt audit` measured."""
-        return [path for kind in MEASUREMENTS for path in sorted((self.root / kind).glob(f"*/{RECORD}"))]
+    def error(self, run_id: str) -> dict[str, Any]:
+        """Why a cell failed: keys "kind" (see `Failure`), "reason", "traceback"; or what is wrong with that file."""
+        content = {"kind": "failed", "reason": "unknown", "traceback": ""}
+        try:
+            content |= files.read(self.folder(run_id, "error.json"))
+        except (Damaged, FileNotFoundError) as error:
+            content["reason"] = str(error)
+        return {key: str(content[key]) for key in ("kind", "reason", "traceback")}
 
     def begin(self, run_id: str, cell: Mapping[str, Any]) -> None:
         """Make the run directory and note what runs in it; called under the cell's lease, as all that changes a run."""
-        self.folder(run_id).mkdir(parents=True, exist_ok=True)
-        if not self.folder(run_id, RECORD).exists():
-            self.folder(run_id, "ledger.json").unlink(missing_ok=True)  # of a record that was lost: it is made again
-        _write(self.folder(run_id, "cell.json"), cell)
+        files.write(self.folder(run_id, "cell.json"), cell)
 
     def finish(self, run_id: str, record: Mapping[str, Any], ledger: str) -> None:
-        """Write ledger and record, the record last, with checksums of the other files; the checkpoint has served.
+        """Write the run: its record, its ledger and the curve that it has left; what it needed before has served.
 
         Raises:
-            FileExistsError: there is a record already, sound or not; it is never overwritten.
+            Held: the run is there already, copied from elsewhere or damaged; it is never overwritten.
         """
-        folder = self.folder(run_id)
-        if (folder / RECORD).exists():
-            raise FileExistsError(f"{folder / RECORD} exists")
+        run = Run(dict(record), json.loads(ledger), self.curve(run_id))
         try:
-            _write(folder / "ledger.json", ledger)
-            sums = {name: sha256(folder / name) for name in CHECKED if (folder / name).exists()}
-            _write(folder / RECORD, sealed({**record, "checksums": sums}), replace=False)
-        except BaseException:
-            if not (folder / RECORD).exists():  # a ledger alone would say that a record was lost
-                (folder / "ledger.json").unlink(missing_ok=True)
-            raise
-        for served in (folder / "checkpoint.pt", folder / "error.json", *folder.glob(".writing-*")):
+            files.write(self.folder(run_id, RUN), run.line(), replace=False)
+        except FileExistsError as error:
+            raise Held(f"{self.folder(run_id, RUN)} exists") from error
+        folder = self.folder(run_id)
+        for served in (*(folder / name for name in UNFINISHED), *folder.glob(".writing-*")):
             served.unlink(missing_ok=True)
-
-    def has_lost_its_record(self, run_id: str) -> bool:
-        """Whether a run has ended and its record is gone.
-
-        The ledger is written right before the record, while the run has its lease: a ledger alone is one that has lost
-        its record, unless the process is at it or was killed in between, whose lease is then still there. In this order
-        of looking, a run that ends meanwhile is not mistaken for one.
-        """
-        is_held, has_record, has_ledger = (
-            self.folder(run_id, name).exists() for name in ("lease.json", RECORD, "ledger.json")
-        )
-        return has_ledger and not has_record and not is_held
 
     def fail(self, run_id: str, reason: str, traceback: str = "", kind: Failure = "failed") -> None:
         """Note that a cell ended without a result."""
-        self.folder(run_id).mkdir(parents=True, exist_ok=True)
-        _write(self.folder(run_id, "error.json"), {"kind": kind, "reason": reason, "traceback": traceback})
+        content = {"kind": kind, "reason": reason, "traceback": traceback}
+        files.write(self.folder(run_id, "error.json"), content)
 
     def forget_failure(self, run_id: str) -> None:
         """Let a failed cell run again."""
         self.folder(run_id, "error.json").unlink(missing_ok=True)
 
-    def curve(self, run_id: str) -> list[dict[str, Any]]:
-        """The entries of a run's curve, up to the first line that is not whole."""
-        entries = []
-        try:
-            lines = self.folder(run_id, "curve.jsonl").read_text(errors="replace").splitlines()
-        except OSError:  # none, or something that is no file
-            return []
-        for line in lines:
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                break
-            if not isinstance(entry, dict) or not isinstance(entry.get("draw"), int):
-                break
-            entries.append(entry)
-        return entries
-
     def append_curve(self, run_id: str, entry: Mapping[str, Any]) -> None:
         """Add one entry at the end of the curve."""
         with self.folder(run_id, "curve.jsonl").open("a") as file:
-            file.write(line(entry))
+            file.write(files.dumps(entry) + "\n")
 
     def restart_curve(self, run_id: str, entries: Iterable[Mapping[str, Any]]) -> None:
         """Replace the curve by `entries`: those that a run which continues has already passed."""
-        _write(self.folder(run_id, "curve.jsonl"), "".join(map(line, entries)))
+        files.write(self.folder(run_id, "curve.jsonl"), "".join(files.dumps(entry) + "\n" for entry in entries))
 
     def checkpoint(self, run_id: str) -> Path:
         """Where a run keeps its checkpoint."""
@@ -260,7 +240,7 @@ class Store:
 
     def save_checkpoint(self, run_id: str, content: bytes) -> None:
         """Replace a run's checkpoint."""
-        write_checked(self.checkpoint(run_id), content)
+        files.write_checked(self.checkpoint(run_id), content)
 
     def load_checkpoint(self, run_id: str) -> bytes:
         """The content of a run's checkpoint.
@@ -269,7 +249,7 @@ class Store:
             FileNotFoundError: there is none.
             Damaged: the file is not as it was written.
         """
-        return read_checked(self.checkpoint(run_id))
+        return files.read_checked(self.checkpoint(run_id))
 
     def lease(self, run_id: str) -> leases.Lease:
         """Take the right to run a cell; it is released at the end of the `with` block.
@@ -280,39 +260,48 @@ class Store:
         return leases.Lease(self.folder(run_id, "lease.json"))
 
     def watch(self, run_id: str) -> leases.Watch:
-        """What finds out when a cell that another process runs is free again."""
+        """Finds out when a cell that another process runs is free again."""
         return leases.Watch(self.folder(run_id, "lease.json"))
 
     def holder(self, run_id: str) -> leases.Holder | None:
-        """Who runs a cell, if anyone."""
+        """The process that runs a cell, if any."""
         return leases.read(self.folder(run_id, "lease.json"))
 
     def suite_folder(self, suite: str) -> Path:
-        """Where a suite's manifest and tables are."""
+        """Where a suite's parts and tables are."""
         return self.root / "suites" / suite
 
     def extend_suite(self, suite: str, manifest: Mapping[str, Any]) -> int:
         """Add the cells of `manifest` to those that a suite has, and replace all else that is noted of it.
 
-        Two processes that do so at the same moment may lose what one has added; each adds its cells again when they are
-        trained.
-
         Returns:
             How many cells it did not have.
 
         Raises:
-            ConfigError: there is a manifest that cannot be read.
+            ConfigError: what is there cannot be read.
         """
-        is_new = not (self.suite_folder(suite) / "manifest.json").exists()
-        cells = {_place(entry): entry for entry in ([] if is_new else self.manifest(suite)["cells"])}
-        before = len(cells)
-        cells.update((_place(entry), entry) for entry in manifest["cells"])
-        self.write_manifest(suite, {**manifest, "cells": list(cells.values())})
-        return len(cells) - before
+        return manifests.extend(self.suite_folder(suite), manifest)
 
-    def write_manifest(self, suite: str, manifest: Mapping[str, Any]) -> None:
-        """Note which cells a suite consists of."""
-        self.write(self.suite_folder(suite) / "manifest.json", _dumps(manifest))  # indented, 10,000 cells take seconds
+    def manifest(self, suite: str) -> dict[str, Any]:
+        """The cells of a suite, of all its runs here, whatever their overrides, with what else is noted of it.
+
+        Raises:
+            ConfigError: the suite was never run here, or a file is damaged.
+        """
+        if suite not in self.suites():
+            raise unknown("suite", suite, self.suites(), f"{self.root} holds nothing of it, `dpopt run` trains it")
+        return manifests.read(self.suite_folder(suite))
+
+    def suites(self) -> list[str]:
+        """The suites that were run here.
+
+        Raises:
+            ConfigError: an older version has written one.
+        """
+        folders = sorted((self.root / "suites").glob("*"))
+        if any((folder / "manifest.json").exists() for folder in folders):
+            raise manifests.older(self.root)
+        return [folder.name for folder in folders if manifests.is_planned(folder)]
 
     def cancel(self, suite: str) -> None:
         """Ask the processes that run a suite to stop."""
@@ -321,42 +310,21 @@ class Store:
     def cancelled(self, suite: str) -> str:
         """A token that changes when someone asks to stop: no clock is compared, nothing has to be removed."""
         try:
-            return (self.suite_folder(suite) / "cancel").read_text(errors="replace")
-        except OSError:
+            return files.content(self.suite_folder(suite) / "cancel", 1000).decode(errors="replace")
+        except (FileNotFoundError, Damaged):
             return ""
 
     def check_writable(self) -> None:
         """Find out before any work whether results can be written.
 
         Raises:
-            ConfigError: they cannot, or the folder holds published suites, which are only read.
+            ConfigError: they cannot, or an older version has written the folder.
         """
-        if is_published(self.root):
-            raise only_read(self.root)
+        self.suites()
         folder = self.root / "runs"
         if self.root.is_dir() and not folder.exists():  # the commands that only measure need no folder for runs
             folder = self.root
-        check_writable(folder, "results")
-
-    def manifest(self, suite: str) -> dict[str, Any]:
-        """The cells of a suite: of all its runs here, whatever their overrides.
-
-        Raises:
-            ConfigError: the suite was never run here, or the file is damaged.
-        """
-        path = self.suite_folder(suite) / "manifest.json"
-        anew = f"move it away: `dpopt run suite={suite}` makes it again"
-        try:
-            content = read(path)
-        except FileNotFoundError:
-            known = [entry.name for entry in (self.root / "suites").glob("*") if entry.is_dir()]
-            raise unknown("suite", suite, known, f"{self.root} holds nothing of it, `dpopt run` trains it") from None
-        except Damaged as error:
-            raise ConfigError("suite", suite, f"{error}; {anew}") from error
-        cells = content.get("cells")
-        if not isinstance(cells, list) or not all(map(is_planned, cells)):
-            raise ConfigError("suite", suite, f"{path} is no manifest; {anew}")
-        return content
+        files.check_writable(folder, "results")
 
     def journal_path(self, suite: str) -> Path:
         """Where the refinement of a suite keeps its journal, if there is one."""
@@ -364,7 +332,11 @@ class Store:
 
     def write(self, path: Path, content: Mapping[str, Any] | str | bytes) -> None:
         """Write a table, a page or a figure, or a mapping as JSON, in one step."""
-        _write(path, content)
+        files.write(path, content)
+
+    def measurements(self) -> list[Path]:
+        """The records of what `dpopt bench` and `dpopt audit` measured."""
+        return [path for kind in MEASUREMENTS for path in sorted((self.root / kind).glob("*/record.json"))]
 
     def add(self, kind: Literal["bench", "audit"], record: Mapping[str, Any]) -> Path:
         """Write what `dpopt bench` or `dpopt audit` measured.
@@ -378,231 +350,33 @@ class Store:
 
     def foreign(self) -> list[str]:
         """What lies among the run directories and is not a run's, one line each."""
-        found = []
-        for group in sorted((self.root / "runs").glob("*")):
-            runs = [group] if not group.is_dir() else sorted(group.iterdir())
-            found += [f"{run}: not a run directory" for run in runs if not _is_run(run)]
-        return found
+        groups = sorted((self.root / "runs").glob("*"))
+        entries = [entry for group in groups for entry in (sorted(group.iterdir()) if group.is_dir() else [group])]
+        return [f"{entry}: not a run directory" for entry in entries if not _is_run(entry)]
 
     def run_ids(self) -> list[str]:
         """The names of all run directories, finished or not."""
         return sorted(run.name for run in (self.root / "runs").glob("*/*") if _is_run(run))
 
-    def suites(self) -> list[str]:
-        """The suites that were run here."""
-        return sorted(path.parent.name for path in (self.root / "suites").glob("*/manifest.json"))
-
-
-def is_published(root: Path) -> bool:
-    """Whether a folder holds published suites, and no runs."""
-    is_plain = (root / "runs").is_dir() or (root / "suites").is_dir()
-    return not is_plain and any(root.glob(f"*/{CELLS}"))
-
-
-def only_read(root: Path) -> ConfigError:
-    """The error for writing into a folder of published suites."""
-    return ConfigError("results", str(root), "published results are only read; give another folder")
-
-
-def mended(journal: Path) -> Path:
-    """A journal without a last line that a kill has cut short."""
-    content = journal.read_bytes() if journal.exists() else b""
-    if not content.endswith(b"\n") and content:
-        _write(journal, content[: content.rfind(b"\n") + 1])
-    return journal
-
 
 def released_score(record: Mapping[str, Any]) -> float:
-    """What a search knows of a run: its noised score where that is charged, else its validation score; NaN without."""
+    """The score by which a search goes: the noised one where that is charged, else on validation; NaN without."""
     if "released_score" in record:
         return float(record["released_score"]["value"])
     return float(record.get(f"validation_{record.get('score', 'accuracy')}", math.nan))
 
 
 def score_or_worst(score: float, status: str) -> float:
-    """What a run is selected by: its score, or the worst where the run has diverged or has no number."""
+    """A run's score for its selection, or the worst where the run has diverged or has no number."""
     return -math.inf if status == "diverged" or math.isnan(score) else score
-
-
-def _place(entry: Mapping[str, Any]) -> tuple[str, str]:
-    """What tells the entries of a manifest apart: a run may stand for several labels."""
-    return entry["label"], entry["run_id"]
-
-
-def sha256(path: Path) -> str:
-    """The SHA-256 of a file's bytes, in hex digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """`record` with its own SHA-256 among its checksums, over its canonical JSON without that one."""
-    content = json.loads(_dumps({"checksums": {}, **record}))
-    return {**content, "checksums": {**content["checksums"], RECORD: _digest(content)}}
-
-
-def sound_record(content: dict[str, Any], run_id: str, place: str) -> dict[str, Any]:
-    """The record that was written for a run at `place`, without the checksum of its own.
-
-    Raises:
-        Damaged: the content is no record of this run, or not as it was written.
-    """
-    if missing := RECORD_KEYS - content.keys():
-        raise Damaged(f"{place}: lacks {', '.join(sorted(missing))}")
-    if content["schema"] != SCHEMA:
-        raise Damaged(f"{place}: written by another version (schema {content['schema']}, this one reads {SCHEMA})")
-    if content["run_id"] != run_id or content["status"] not in RESULTS:
-        raise Damaged(f"{place}: not a record of schema {SCHEMA} for run {run_id}")
-    if not isinstance(content.get("checksums", {}), dict):
-        raise Damaged(f"{place}: `checksums` is not a mapping")
-    return unsealed(content, place)
-
-
-def unsealed(content: dict[str, Any], place: str) -> dict[str, Any]:
-    """What was `sealed`, or a record of a version that did not: then the checksum is nowhere, not under another key.
-
-    Raises:
-        Damaged: it was changed.
-    """
-    key = next((key for key, value in content.items() if isinstance(value, dict) and RECORD in value), None)
-    if key is None:
-        return content
-    record = {**content, key: {name: value for name, value in content[key].items() if name != RECORD}}
-    if key != "checksums" or _digest(record) != content[key][RECORD]:
-        raise Damaged(f"{place}: its content does not have the checksum that it was written with")
-    return record
-
-
-def _digest(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(_dumps(content).encode()).hexdigest()
 
 
 def address(record: Mapping[str, Any]) -> str:
     """The name of a measurement's folder: see `Store.add`."""
-    return _digest(record)[:16]
-
-
-def is_planned(entry: Any) -> bool:
-    """Whether an entry of a manifest has all that is read of it."""
-    try:
-        cell = entry["cell"]
-        names = [cell[key]["name"] for key in ("workload", "optimizer")]
-        texts = [entry["run_id"], entry["label"], entry["tuning"], cell["accountant"], *names]
-        counts = [cell["batch_size"], cell["seed"]]
-        numbers = [entry.get("target", 0), *(cell[key] for key in ("epsilon", "delta", "epochs"))]
-        return (
-            isinstance(entry["tuned"], dict)
-            and all(isinstance(text, str) for text in texts)
-            and all(isinstance(count, int) for count in counts)
-            and all(float(number) > -math.inf for number in numbers)  # nor not a number
-        )
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return False
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _is_run(path: Path) -> bool:
     name = path.name
     is_id = len(name) == 16 and set(name) <= set("0123456789abcdef") and name[:2] == path.parent.name
     return is_id and path.is_dir()
-
-
-def read(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
-
-    Raises:
-        FileNotFoundError: no such file.
-        Damaged: it cannot be read, or holds something else.
-    """
-    try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, OSError) as error:
-        if isinstance(error, FileNotFoundError | NotADirectoryError):
-            raise FileNotFoundError(path) from error
-        raise Damaged(f"{path}: {error}") from error
-    if not isinstance(content, dict):
-        raise Damaged(f"{path}: expected a JSON object")
-    return content
-
-
-def write_checked(path: Path, content: bytes, is_secret: bool = False) -> None:
-    """Replace a file in one step; it ends with the content's SHA-256. A secret one its owner alone may read."""
-    _write(path, content + hashlib.sha256(content).digest(), mode=0o600 if is_secret else 0o666)
-
-
-def read_checked(path: Path) -> bytes:
-    """What `write_checked` wrote.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        Damaged: it is not as it was written.
-    """
-    file = path.read_bytes()
-    content, digest = file[:-DIGEST], file[-DIGEST:]
-    if hashlib.sha256(content).digest() != digest:
-        raise Damaged(f"{path}: its content does not have the checksum that it was written with")
-    return content
-
-
-def check_writable(folder: Path, key: str, instead: str = "") -> None:
-    """Find out before any work whether files can be written into `folder`, which is made where there is none.
-
-    Args:
-        folder: where files are to go.
-        key: what errors call it.
-        instead: what whoever gave it may say instead.
-
-    Raises:
-        ConfigError: they cannot.
-    """
-    trial = folder / f".writing-{secrets.token_hex(8)}"
-    try:
-        _write(trial, "")
-        trial.unlink()
-    except OSError as error:
-        reason = "; ".join(filter(None, [f"cannot be written: {error.strerror}", instead]))
-        raise ConfigError(key, str(folder), reason) from error
-
-
-def _write(path: Path, content: Mapping[str, Any] | str | bytes, replace: bool = True, mode: int = 0o666) -> None:
-    """Write in one step: a reader, or the next start, sees the old file or the whole new one.
-
-    Args:
-        path, content: what is written where; a mapping as JSON.
-        replace: whether there may be such a file already.
-        mode: who may read and write it, before the process's mask.
-
-    Raises:
-        FileExistsError: there is such a file, and it is not to be replaced.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = _dumps(content, indent=1) + "\n" if isinstance(content, Mapping) else content
-    partial = path.with_name(f".writing-{secrets.token_hex(8)}-{path.name}")  # process numbers repeat across machines
-    try:
-        with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            file.write(text.encode() if isinstance(text, str) else text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path) if replace else _publish(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _publish(partial: Path, path: Path) -> None:
-    """Give a whole file its name, unless there is one of that name."""
-    try:
-        os.link(partial, path)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without hard links
-        if path.exists():
-            raise FileExistsError(f"{path} exists") from None
-        os.replace(partial, path)
-
-
-def line(entry: Mapping[str, Any]) -> str:
-    """An entry of a curve as its file has it."""
-    return _dumps(entry) + "\n"
-
-
-def _dumps(content: Mapping[str, Any], indent: int | None = None) -> str:
-    return json.dumps(content, indent=indent, sort_keys=True)

@@ -15,11 +15,11 @@ from torch import Tensor
 from dpopt.clipping import ClippingEngine
 from dpopt.clipping.flat import random_states
 from dpopt.errors import ConfigError, Held, cut
+from dpopt.files import read_checked, write_checked
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.plan import Plan
 from dpopt.privacy.sampling import derive
 from dpopt.store.leases import Lease
-from dpopt.store.runs import read_checked, write_checked
 from dpopt.training import checkpoint
 from dpopt.training.checkpoint import Elapsed, Reached
 from dpopt.training.subject import Subject, made_up, unchanged

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from dpopt.errors import ConfigError
+from dpopt.files import Damaged, read
 from dpopt.privacy.ledger import Ledger
-from dpopt.store import checksums
-from dpopt.store.runs import Damaged, Store, read
+from dpopt.store import Store, checksums
 from dpopt.training.fitting import FitResult
 from dpopt.training.statement import Statement
 from dpopt.training.trial import refused

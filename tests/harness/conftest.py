@@ -76,5 +76,5 @@ def searched(tmp_path_factory):
         for entry in planned:
             if store.state(entry.cell.run_id) == "pending":
                 cells.run(entry.cell, store, device="cpu")
-    store.write_manifest(suite.name, manifest(suite, planned))
+    store.extend_suite(suite.name, manifest(suite, planned))
     return store, planned

@@ -270,7 +270,7 @@ def test_a_cell_that_failed_or_is_damaged_is_left_alone(write_suite, store, stat
     if state == "failed":
         store.fail(cell.run_id, "no luck")
     else:
-        store.folder(cell.run_id, "record.json").write_text("{")
+        store.folder(cell.run_id, "run.json").write_text("{")
     with pytest.raises(Held, match=f"it is {state}"):
         cells.run(cell, store)
     assert store.state(cell.run_id) == state

@@ -142,7 +142,7 @@ def test_the_curve_goes_on_from_the_checkpoint_too(cell, stopped, tmp_path, at_m
     store, _ = stopped
     path, quiet = store.folder(cell.run_id) / "curve.jsonl", Store(tmp_path / "quiet")
     text = path.read_text()
-    path.write_text(text.replace('"test_accuracy": 0.', '"test_accuracy": 0.1', 1))
+    path.write_text(text.replace('"test_accuracy":0.', '"test_accuracy":0.1', 1))
     assert path.read_text() != text
     if damage == "gone":
         path.unlink()

@@ -85,7 +85,7 @@ def test_a_probe_that_fails_says_why_and_the_others_go_on(planned, store, write_
 def test_a_damaged_cell_is_counted_as_such(planned, store):
     first = cost.rows(planned, store)[0].cells[0]
     cells.run(first, store, device="cpu")
-    (store.folder(first.run_id) / "record.json").write_text("{")
+    (store.folder(first.run_id) / "run.json").write_text("{")
     row = cost.rows(planned, store)[0]
     assert (row.done, row.failed, row.damaged, len(row.waiting)) == (0, 0, 1, 3)
 

@@ -90,7 +90,7 @@ def test_failed_and_damaged_cells_are_left_alone(write_suite, store):
     failed, damaged, *rest = [entry.cell for entry in plan(write_suite())]
     store.fail(failed.run_id, "out of luck")
     store.begin(damaged.run_id, damaged.content())
-    record = store.folder(damaged.run_id) / "record.json"
+    record = store.folder(damaged.run_id) / "run.json"
     record.write_text('{"half": ')
     outcome = execute([failed, damaged, *rest], store, lambda: InlineEngine(store, Setup("cpu")))
     assert outcome.failed == {failed.run_id: "out of luck"}

@@ -2,15 +2,15 @@
 
 import dataclasses
 import errno
-import json
 import os
 import random
 import signal
 
 import pytest
 import torch
+from stored import rewrite
 
-from dpopt import registry
+from dpopt import files, registry
 from dpopt.errors import ConfigError, Held
 from dpopt.harness import cell as cells
 from dpopt.harness import stopping
@@ -20,7 +20,7 @@ from dpopt.harness.engines.inline import InlineEngine
 from dpopt.harness.execute import execute
 from dpopt.harness.plan import plan
 from dpopt.privacy.data import DataOracle
-from dpopt.store import Store, runs
+from dpopt.store import Damaged, Store
 
 VOLATILE = {"seconds_prepare", "seconds_train", "seconds_cpu", "seconds_draw", "peak_memory", "provenance"}
 DRAWS = 24
@@ -113,8 +113,8 @@ def test_a_cell_killed_at_ten_random_draws_ends_as_if_it_had_not_been(write_suit
     assert again == whole
     assert all(torch.equal(one, other) for one, other in zip(resumed, state, strict=True))
     assert (second, left) == (curve, ledger)
-    files = {file.name for file in store.folder(cell.run_id).iterdir()}
-    assert files == {"cell.json", "curve.jsonl", "ledger.json", "record.json"}
+    left = {file.name for file in store.folder(cell.run_id).iterdir()}
+    assert left == {"run.json"}
 
 
 def test_a_cell_that_is_asked_to_stop_leaves_a_checkpoint(cell, store, tmp_path, at_marks):
@@ -207,7 +207,7 @@ def test_a_full_disk_ends_the_run_and_harms_no_cell(write_suite, store, tmp_path
         if Full.calls < 3:
             return getattr(Store, method)(self, run_id, *given)
         with monkeypatch.context() as patch:
-            patch.setattr(runs.os, "fsync", full)
+            patch.setattr(files.os, "fsync", full)
             if method == "append_curve":
                 with (self.folder(run_id) / "curve.jsonl").open("a") as file:
                     file.write('{"draw": 3, "te')
@@ -245,7 +245,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_work(store, tmp_p
     def refuse(*_):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(runs.os, "open", refuse)
+    monkeypatch.setattr(files.os, "open", refuse)
     with pytest.raises(ConfigError, match="Read-only file system"):
         store.check_writable()
 
@@ -253,10 +253,9 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_work(store, tmp_p
 @pytest.mark.parametrize("schema", [0, 99])
 def test_a_record_of_another_version_is_named_as_such(cell, store, schema):
     cells.run(cell, store, device="cpu")
-    path = store.folder(cell.run_id) / "record.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": schema}))
+    rewrite(store, cell.run_id, schema=schema)
     assert store.state(cell.run_id) == "damaged"
-    with pytest.raises(runs.Damaged, match=f"another version.*{schema}"):
+    with pytest.raises(Damaged, match=f"another version.*{schema}"):
         store.record(cell.run_id)
 
 

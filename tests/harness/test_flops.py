@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
+from stored import rewrite
 from torch import nn
 
 from dpopt import registry
@@ -130,9 +131,8 @@ def test_times_come_before_estimates(rows, store):
     assert found[1] == others[0].estimate(1e9)
     elsewhere = cost.timings(cost.rows(plan(suite), store), store, suite, rate=flops.Rate(1e9, "", "h100"))
     assert all(timing.is_estimate for timing in elsewhere.values()), "what was timed here says nothing of an H100"
-    path = store.folder(first.cells[0].run_id) / "record.json"
-    record = store.record(first.cells[0].run_id)  # without its own checksum
-    path.write_text(json.dumps(record).replace('"device": "cpu', '"device": "cuda NVIDIA H100 80GB HBM3'))
+    run_id = first.cells[0].run_id
+    rewrite(store, run_id, provenance=store.record(run_id)["provenance"] | {"device": "cuda NVIDIA H100 80GB HBM3"})
     there = cost.timings(cost.rows(plan(suite), store), store, suite, rate=flops.Rate(1e9, "", "h100"))
     assert not there[0].is_estimate
     assert there[1].is_estimate

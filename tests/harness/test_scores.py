@@ -51,7 +51,7 @@ def likelihood(monkeypatch):
 def run_all(suite, store, label):
     planned = [entry for entry in plan(suite) if entry.label == label]
     records = [cells.run(entry.cell, store) for entry in planned]
-    store.write_manifest(suite.name, manifest(suite, planned))
+    store.extend_suite(suite.name, manifest(suite, planned))
     return records
 
 

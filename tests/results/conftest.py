@@ -1,9 +1,9 @@
 """A store of made-up records: quick, and every number in a table is known beforehand."""
 
-import json
 import math
 
 import pytest
+from stored import rewrite
 
 from dpopt.privacy import Draw, Ledger
 from dpopt.privacy.selection import selection_rule
@@ -101,8 +101,7 @@ class Maker:
         """Let the last run have been one of a cell with these fields."""
         entry = self.cells[-1]
         entry["cell"] |= fields
-        path = self.store.folder(entry["run_id"]) / "record.json"
-        path.write_text(json.dumps(self.store.record(entry["run_id"]) | {"cell": entry["cell"]}))
+        rewrite(self.store, entry["run_id"], cell=entry["cell"])
 
     def add_search(self, label, seed, runs, rule, *, tuning="grid", target=3.0, clip=1.0, first=0, search_id=None):
         """The runs of a search that is charged by `rule`, plain data.
@@ -118,7 +117,7 @@ class Maker:
             epsilon, stage = rest or (target, "")
             place = {"epsilon": epsilon, "tuned": {"lr": 0.1}, "tuning": tuning, "search": number}
             ids.append(self.add(label, seed, validation, test, **place))
-            entry, path = self.cells[-1], self.store.folder(ids[-1]) / "record.json"
+            entry = self.cells[-1]
             entry["cell"]["optimizer"]["clip"]["bound"] = clip
             entry["cell"]["selection"] = rule(ids, self.store) if callable(rule) else rule
             if search_id:
@@ -126,14 +125,13 @@ class Maker:
             if stage:
                 entry |= {"stage": stage, "target": target}
             spent = selection_rule(entry["cell"]["selection"]).epsilon(self.store.ledger(ids[-1]), DELTA, "rdp")
-            record = self.store.record(ids[-1]) | {"cell": entry["cell"], "epsilon_total": spent}
-            if released is not None:
-                record["released_score"] = {"value": released, "std": 0.05, "noise": 9.0}
-            path.write_text(json.dumps(record))
+            score = {"value": released, "std": 0.05, "noise": 9.0}
+            more = {} if released is None else {"released_score": score}
+            rewrite(self.store, ids[-1], cell=entry["cell"], epsilon_total=spent, **more)
         return ids
 
     def done(self):
-        self.store.write_manifest(SUITE, {"suite": SUITE, "description": "", "cells": self.cells})
+        self.store.extend_suite(SUITE, {"suite": SUITE, "description": "", "cells": self.cells})
         return self.store
 
 

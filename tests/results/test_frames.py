@@ -2,12 +2,12 @@ import json
 import math
 
 import pytest
+from stored import rewrite
 
 from dpopt.errors import ConfigError
 from dpopt.results import choosing, frames
 from dpopt.results.naming import workload_names
 from dpopt.results.results import Results
-from dpopt.store.runs import sealed
 
 
 def test_rows_of_one_label_are_told_apart_by_accountant_and_average(maker):
@@ -32,7 +32,7 @@ def test_rows_of_one_label_are_told_apart_by_accountant_and_average(maker):
 def test_damaged_and_foreign_files_are_reported_and_skipped(maker):
     good, bad = maker.add("adadp", 0, 0.5, 0.5), maker.add("adadp", 1, 0.5, 0.5)
     store = maker.done()
-    path = store.folder(bad) / "record.json"
+    path = store.folder(bad) / "run.json"
     path.write_text(path.read_text()[:50])
     (store.root / "runs" / "notes.txt").write_text("mine")
     results = frames.load(store, "made")
@@ -43,31 +43,30 @@ def test_damaged_and_foreign_files_are_reported_and_skipped(maker):
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    "content",
     [
-        ("ledger.json", None),
-        ("ledger.json", "{}"),
-        ("record.json", {"epsilon": "a lot"}),
-        ("record.json", {"provenance": 3}),
-        ("record.json", {"epsilon": 0.1}),
-        ("record.json", {"cell": {}}),
-        ("record.json", {"test_accuracy": None}),
-        ("record.json", {"score": "bleu"}),
-        ("record.json", {"scores": [1.0]}),
-        ("ledger.json", '{"draws":[{"rate":0.1,"noises":[1]}],"runs":[[0,-3]]}'),
+        None,
+        {"ledger": {"draws": []}},
+        {"ledger": {"draws": [{"rate": 0.1, "noises": [1]}], "runs": [[0, -3]]}},
+        {"epsilon": "a lot"},
+        {"provenance": 3},
+        {"epsilon": 0.1},
+        {"cell": {}},
+        {"test_accuracy": None},
+        {"score": "bleu"},
+        {"scores": [1.0]},
     ],
 )
-def test_files_of_the_right_name_and_the_wrong_content(maker, name, content):
+def test_files_of_the_right_name_and_the_wrong_content(maker, content):
     bad = maker.add("adadp", 0, 0.5, 0.5)
     store = maker.done()
-    path = store.folder(bad) / name
     if content is None:
-        path.unlink()
+        (store.folder(bad) / "run.json").write_text("{}")
     else:
-        path.write_text(content if isinstance(content, str) else json.dumps(sealed({**store.record(bad), **content})))
+        rewrite(store, bad, **content)
     results = frames.load(store, "made")
     assert list(results.cells["state"]) == ["damaged"]
-    assert name in results.problems[0]
+    assert "run.json" in results.problems[0]
     assert choosing.select(results.cells).empty
 
 
@@ -93,17 +92,10 @@ def test_workloads_of_one_name_are_not_mixed(maker):
     for dim in (5, 10):
         maker.add("adadp", 0, 0.5, 0.5)
         maker.cells[-1]["cell"]["workload"] = {"name": "synthetic_logreg", "dim": dim}
-        store = maker.store
-        path = store.folder(maker.cells[-1]["run_id"]) / "record.json"
-        path.write_text(json.dumps({**store.record(path.parent.name), "cell": maker.cells[-1]["cell"]}))
+        maker.change()
     selected = choosing.select(frames.load(maker.done(), "made").cells)
     assert list(selected["workload"]) == ["synthetic_logreg(dim=5)", "synthetic_logreg(dim=10)"]
     assert list(selected["runs"]) == [1, 1]
-
-
-def rewrite(store, run_id, **changes):
-    path = store.folder(run_id) / "record.json"
-    path.write_text(json.dumps(sealed({**store.record(run_id), **changes})))
 
 
 def test_runs_of_one_workload_with_two_scores_are_not_compared(maker):
@@ -197,7 +189,7 @@ def test_a_record_that_states_another_price_of_its_search_is_damaged(maker, rule
     rewrite(store, bad, epsilon_total=stated)
     results = frames.load(store, "made")
     assert list(results.cells["state"]) == ["damaged"]
-    assert "record.json" in results.problems[0]
+    assert "run.json" in results.problems[0]
     assert choosing.select(results.cells).empty
 
 

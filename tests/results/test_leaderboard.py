@@ -33,7 +33,7 @@ def store(maker):
     cells = maker.cells
     for name, part in (("first", WORKLOADS[:2]), ("second", WORKLOADS[1:])):
         own = [entry for entry in cells if entry["cell"]["workload"]["name"] in part]
-        made.write_manifest(name, {"suite": name, "description": "", "cells": own})
+        made.extend_suite(name, {"suite": name, "description": "", "cells": own})
     return made
 
 
@@ -112,7 +112,7 @@ def test_what_cannot_be_a_leaderboard_is_refused(maker, tmp_path):
     with pytest.raises(ConfigError, match="no finished private rows"):
         Leaderboard([made])
     other = Store(tmp_path / "other")
-    other.write_manifest("made", made.store.manifest("made"))
+    other.extend_suite("made", made.store.manifest("made"))
     with pytest.raises(ConfigError, match="one folder"):
         Leaderboard([made, Results(other, "made")])
 

@@ -5,6 +5,7 @@ import json
 import math
 
 import pytest
+from stored import rewrite
 
 from dpopt import registry
 from dpopt.cli import main
@@ -90,7 +91,7 @@ NAMES = {
 
 
 def named(store, **changes):
-    store.write_manifest("made", {**store.manifest("made"), "published": {**NAMES, **changes}})
+    store.extend_suite("made", {**store.manifest("made"), "published": {**NAMES, **changes}})
     return f"results={store.root}"
 
 
@@ -115,12 +116,10 @@ def of_suite(maker, name, workload, labels):
     for label in labels:
         run_id = maker.add(label, 0, 0.5, 0.4)
         maker.cells[-1]["cell"]["workload"] = workload
-        path = maker.store.folder(run_id) / "record.json"
-        record = maker.store.record(run_id)  # without its own checksum
-        path.write_text(json.dumps({**record, "cell": maker.cells[-1]["cell"]}))
+        rewrite(maker.store, run_id, cell=maker.cells[-1]["cell"])
     store = maker.done()
     given = json.loads(json.dumps(manifest(load_suite(name), [])["published"]))
-    store.write_manifest("made", {**store.manifest("made"), "published": given})
+    store.extend_suite("made", {**store.manifest("made"), "published": given})
     return store
 
 
@@ -194,8 +193,7 @@ def test_a_field_says_what_a_workload_is_called(maker):
     for dim in (5, 10, 20):
         maker.add("hyfreedp", 0, 0.5, 0.5)
         maker.cells[-1]["cell"]["workload"] = {"name": "synthetic_logreg", "dim": dim}
-        path = maker.store.folder(maker.cells[-1]["run_id"]) / "record.json"
-        path.write_text(json.dumps({**maker.store.record(path.parent.name), "cell": maker.cells[-1]["cell"]}))
+        maker.change()
     store = maker.done()
     of_dim = {"dim": {5: "CIFAR10", 10: "SVHN"}}
     content = {**store.manifest("made"), "published": NAMES}

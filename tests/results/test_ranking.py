@@ -200,10 +200,10 @@ def test_a_seed_that_is_not_known_to_have_failed_is_not_finished(maker, damage):
         maker.add("hyfreedp", seed, 0.5, 0.5)
         lost = [maker.add("dp_adam", seed, 0.5, 0.1 * seed, tuned={"lr": lr}, tuning="grid") for lr in (0.1, 1.0)]
     if damage == "record":
-        (maker.store.folder(lost[0]) / "record.json").write_text("{")
+        (maker.store.folder(lost[0]) / "run.json").write_text("{")
     else:
         for run_id in lost:
-            (maker.store.folder(run_id) / "record.json").unlink()
+            (maker.store.folder(run_id) / "run.json").unlink()
         maker.store.fail(lost[0], "ValueError: no luck")
     frame = ranked(maker.done())
     assert frame["seeds"].tolist() == [2, 2]

@@ -1,12 +1,12 @@
 """Points that a refinement has added: shown beside the grid, and charged with it."""
 
-import json
 from itertools import product
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from stored import rewrite
 
 from dpopt.errors import ConfigError
 from dpopt.results import budgets, drawing, pricing
@@ -29,8 +29,7 @@ def add(maker, clip, size, validation, lr=0.1, **flags):
     entry["cell"]["optimizer"]["clip"]["bound"] = clip
     entry["cell"]["batch_size"] = size
     more = {"cell": entry["cell"], "examples": 1e4, "noise": {"gradient": 1.0}}
-    record = maker.store.record(run_id) | more
-    maker.store.write(maker.store.folder(run_id) / "record.json", json.dumps(record))
+    rewrite(maker.store, run_id, **more)
 
 
 @pytest.fixture
@@ -96,7 +95,7 @@ def searched(maker, seeds, missing=None, damaged=None):
                 maker.change()
     store = maker.done()
     if damaged:
-        (store.folder(ids[damaged]) / "record.json").write_text("{")
+        (store.folder(ids[damaged]) / "run.json").write_text("{")
     return Results(store, "made"), ids
 
 
@@ -145,8 +144,7 @@ def test_where_all_rates_diverged_none_is_the_best(maker):
     for size, lr, clip in product((100, 1000), (0.1, 1.0), (0.1, 1.0)):
         add(maker, clip, size, 0.5 + lr / 10, lr)
         if (size, clip) == (100, 0.1):
-            record = maker.store.record(maker.cells[-1]["run_id"]) | {"status": "diverged"}
-            maker.store.write(maker.store.folder(record["run_id"]) / "record.json", json.dumps(record))
+            rewrite(maker.store, maker.cells[-1]["run_id"], status="diverged")
     found = Results(maker.done(), "made")
     assert len(found.sweep) == 4
     assert {(row.batch_size, row.clip): row.lr for row in found.rates.itertuples()} == {

@@ -168,7 +168,7 @@ def test_text_never_becomes_markup(maker, folder, tmp_path):
     failed = maker.add("dp_adam", 0, 0.5, 0.5, status="failed")
     store = maker.done()
     store.fail(failed, f"ValueError: {HOSTILE}", f"line\n{HOSTILE}")
-    store.write_manifest("made", store.manifest("made") | {"description": HOSTILE})
+    store.extend_suite("made", store.manifest("made") | {"description": HOSTILE})
     part = Table(pd.DataFrame({HOSTILE: [HOSTILE]}), HOSTILE, HOSTILE, HOSTILE)
     page = Page(page_of(store, folder, further=[part], overrides=[HOSTILE]))
     assert page.all("b") == []
@@ -254,12 +254,12 @@ def test_what_failed_is_told_once_with_its_end(maker, bare):
 
 def test_damaged_and_missing_cells(matrix, maker, bare):
     damaged, missing = maker.cells[0]["run_id"], maker.cells[1]["run_id"]
-    (matrix.folder(damaged) / "record.json").write_text("{")
+    (matrix.folder(damaged) / "run.json").write_text("{")
     shutil.rmtree(matrix.folder(missing))
     (matrix.root / "runs" / "stray").write_text("")
     page = Page(page_of(matrix, bare))
     assert "21 cells: 19 done, 1 damaged, 1 pending." in page.text
-    assert f"{damaged}/record.json" in page.text
+    assert f"{damaged}/run.json" in page.text
     assert "stray: not a run directory" in page.text
     assert "1 of the cells have not ended" in page.text
     assert "None: every" not in page.text
@@ -321,11 +321,11 @@ def test_published_numbers_where_the_suite_names_a_paper(matrix, bare):
     manifest = matrix.manifest("made")
     measured = {"name": "digits_mlp", "is": ["CIFAR10", "ViT-Small", "full"]}
     given = {"paper": "hyfreedp", "workloads": [measured], "methods": {"hyfreedp": "HyFreeDP"}}
-    matrix.write_manifest("made", manifest | {"published": given})
+    matrix.extend_suite("made", manifest | {"published": given})
     page = Page(page_of(matrix, bare))
     assert "published accuracy (%)" in page.tables[1][0]
     assert "dpopt table suite=made compare=published" in page.text
-    matrix.write_manifest("made", manifest | {"published": given | {"paper": "nowhere"}})
+    matrix.extend_suite("made", manifest | {"published": given | {"paper": "nowhere"}})
     page = Page(page_of(matrix, bare))
     assert "Published numbers are left out: published.paper: 'nowhere'" in page.text
     assert "compare=published" not in page.text
@@ -337,6 +337,7 @@ def test_bounds_are_listed_though_some_rows_have_none(maker):
         maker.clip(bound)
     assert setting(frames.load(maker.done(), "made").cells)["C"] == "0.1, 1, –"
     maker.cells = [entry for entry in maker.cells if entry["cell"]["optimizer"]["clip"]["rule"] == "automatic"]
+    shutil.rmtree(maker.store.suite_folder("made"))
     assert setting(frames.load(maker.done(), "made").cells)["C"] == "–"
 
 

@@ -30,7 +30,8 @@ def entries(*draws):
 
 
 def record(**more):
-    return {"schema": 1, "run_id": RUN, "cell": CELL, "status": "done", "draws": 40, "epsilon": 2.5, **more}
+    kept = {"epsilon_target": None, "delta": None, "provenance": {}}
+    return {"schema": 1, "run_id": RUN, "cell": CELL, "status": "done", "draws": 40, "epsilon": 2.5, **kept, **more}
 
 
 def train(store, *draws, passed=0):
@@ -185,7 +186,7 @@ def test_an_error_of_a_log_does_not_cost_the_run(tmp_path, monkeypatch, capsys):
     train(store, 10, 20)
     store.finish(RUN, record(), LEDGER)
     assert [entry["draw"] for entry in store.curve(RUN)] == [10, 20]
-    assert Store(tmp_path).folder(RUN).joinpath("record.json").exists()
+    assert Store(tmp_path).folder(RUN).joinpath("run.json").exists()
     assert capsys.readouterr().out.splitlines() == [f"run {RUN}: json logs no more of it: OSError: no space left"]
 
 

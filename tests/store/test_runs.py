@@ -1,10 +1,17 @@
 import json
 import math
+import os
+import shutil
+import threading
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from dpopt.errors import ConfigError
-from dpopt.store import Damaged, Store
+from dpopt import files
+from dpopt.errors import ConfigError, Held
+from dpopt.files import Damaged
+from dpopt.store import Store
 
 RUN = "ab" + "0" * 14
 RECORD = {
@@ -24,23 +31,24 @@ def store(tmp_path):
     return Store(tmp_path)
 
 
+def finished(store, run_id=RUN, **changes):
+    store.begin(run_id, {"seed": 0})
+    store.append_curve(run_id, {"draw": 1})
+    store.append_curve(run_id, {"draw": 2})
+    store.finish(run_id, {**RECORD, "run_id": run_id, **changes}, '{"draws": [], "runs": []}')
+    return store.folder(run_id) / "run.json"
+
+
 def test_life_of_a_run(store):
     assert store.state(RUN) == "pending"
     store.begin(RUN, {"seed": 0})
     assert store.state(RUN) == "interrupted"
-    store.append_curve(RUN, {"draw": 1})
-    store.append_curve(RUN, {"draw": 2})
-    store.finish(RUN, RECORD, "{}")
+    store.save_checkpoint(RUN, b"half")
+    path = finished(store)
     assert store.state(RUN) == "done"
-    assert RECORD.items() <= store.record(RUN).items()
-    assert set(store.record(RUN)["checksums"]) == {"cell.json", "curve.jsonl", "ledger.json"}
+    assert store.record(RUN) == RECORD
     assert [entry["draw"] for entry in store.curve(RUN)] == [1, 2]
-    assert sorted(path.name for path in store.folder(RUN).iterdir()) == [
-        "cell.json",
-        "curve.jsonl",
-        "ledger.json",
-        "record.json",
-    ]
+    assert list(store.folder(RUN).iterdir()) == [path]
 
 
 def test_a_failure_can_be_forgotten(store):
@@ -52,37 +60,77 @@ def test_a_failure_can_be_forgotten(store):
 
 
 DAMAGE = [
-    "",
-    '{"schema": 1',
-    "[1, 2]",
-    json.dumps({**RECORD, "schema": 99}),
-    json.dumps({**RECORD, "run_id": "cd" + "0" * 14}),
-    json.dumps({**RECORD, "status": "great"}),
-    json.dumps({**RECORD, "checksums": 3}),
-    json.dumps({key: value for key, value in RECORD.items() if key != "epsilon"}),
+    b"",
+    b'{"schema": 1',
+    b"[1, 2]",
+    files.sealed({"record": RECORD}),
+    *(
+        files.sealed({"record": {**RECORD, **changes}, "ledger": {}, "curve": []})
+        for changes in ({"schema": 99}, {"run_id": "cd" + "0" * 14}, {"status": "great"}, {"cell": 3})
+    ),
+    files.sealed({"record": {key: value for key, value in RECORD.items() if key != "epsilon"}, "ledger": {}}),
+    files.sealed({"record": RECORD, "ledger": {}, "curve": 3}),
 ]
 
 
 @pytest.mark.parametrize("content", DAMAGE)
-def test_damaged_records_are_never_used_or_overwritten(store, content):
+def test_damaged_runs_are_never_used_or_overwritten(store, content):
     store.begin(RUN, {})
-    path = store.folder(RUN) / "record.json"
-    path.write_text(content)
+    path = store.folder(RUN) / "run.json"
+    path.write_bytes(content)
     assert store.state(RUN) == "damaged"
-    with pytest.raises(Damaged, match=r"record\.json"):
+    with pytest.raises(Damaged, match=r"run\.json"):
         store.record(RUN)
-    with pytest.raises(FileExistsError):
+    with pytest.raises(Held, match="exists"):
         store.finish(RUN, RECORD, "{}")
-    assert path.read_text() == content
+    assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize("name", ["cell.json", "curve.jsonl", "ledger.json"])
-def test_a_run_that_has_lost_a_file_is_damaged(store, name):
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_run_with_any_byte_changed_is_damaged(tmp_path_factory, data):
+    store = Store(tmp_path_factory.mktemp("flipped"))
+    path = finished(store, test_accuracy=0.5, cell={"seed": 3})
+    content = bytearray(path.read_bytes())
+    content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(content)
+    assert Store(store.root).state(RUN) == "damaged"
+
+
+def test_a_run_of_an_older_layout_names_the_script_that_rewrites_it(store):
     store.begin(RUN, {})
-    store.append_curve(RUN, {"draw": 1})
-    store.finish(RUN, RECORD, "{}")
-    (store.folder(RUN) / name).unlink()
+    (store.folder(RUN) / "record.json").write_text(json.dumps(RECORD))
     assert store.state(RUN) == "damaged"
+    with pytest.raises(Damaged, match=r"benchmarks/migrate\.py"):
+        store.record(RUN)
+    folder = store.suite_folder("old")
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text('{"cells": []}')
+    for look in (store.suites, store.check_writable, lambda: store.manifest("old")):
+        with pytest.raises(ConfigError, match=r"benchmarks/migrate\.py"):
+            look()
+
+
+@pytest.mark.parametrize("leftover", ["checkpoint.pt", "curve.jsonl", "cell.json", "error.json", "lease.json"])
+def test_a_copy_that_skips_what_exists_is_a_merge(tmp_path, leftover):
+    """Each of two folders has finished what the other has begun; both are copied into the other."""
+    one, other = Store(tmp_path / "one"), Store(tmp_path / "other")
+    ids = ["ab" + "0" * 14, "cd" + "1" * 14]
+    for store, done, begun in ((one, *ids), (other, *reversed(ids))):
+        finished(store, done)
+        store.begin(begun, {"seed": 1})
+        store.append_curve(begun, {"draw": 7})
+        (store.folder(begun) / leftover).write_text('{"draw": 1}')
+        store.extend_suite("both", {"suite": "both", "cells": [{**PLANNED, "run_id": done}]})
+    for source, to in ((one, other), (other, one)):
+        for path in [path for path in source.root.rglob("*") if path.is_file()]:
+            if not (there := to.root / path.relative_to(source.root)).exists():
+                there.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path, there)
+    for store in (Store(one.root), Store(other.root)):
+        assert {store.state(run_id) for run_id in ids} == {"done"}
+        assert [entry["draw"] for run_id in ids for entry in store.curve(run_id)] == [1, 2, 1, 2]
+        assert {entry["run_id"] for entry in store.manifest("both")["cells"]} == set(ids)
 
 
 def test_a_damaged_error_is_still_a_failure(store):
@@ -106,10 +154,10 @@ def test_foreign_files_are_named(store):
     store.begin(RUN, {})
     (store.root / "runs" / "notes.txt").write_text("mine")
     (store.root / "runs" / "ab" / "backup").mkdir()
-    found = store.foreign()
-    assert len(found) == 2
-    assert "notes.txt" in " ".join(found)
-    assert "backup" in " ".join(found)
+    named = " ".join(store.foreign())
+    assert len(store.foreign()) == 2
+    assert "notes.txt" in named
+    assert "backup" in named
 
 
 PLANNED = {
@@ -117,7 +165,6 @@ PLANNED = {
     "label": "dp_sgd",
     "tuning": "self",
     "tuned": {},
-    "clip": 1.0,
     "cell": {
         "workload": {"name": "digits_mlp"},
         "optimizer": {"name": "dp_sgd"},
@@ -129,26 +176,103 @@ PLANNED = {
         "seed": 0,
     },
 }
+SUITE = {"suite": "quickstart", "description": "", "cells": [PLANNED]}
 
 
 @pytest.mark.parametrize("key", PLANNED["cell"])
-@pytest.mark.parametrize("value", [None, [], {"name": 3}])
-def test_a_manifest_with_a_damaged_entry(store, key, value):
-    store.write_manifest("quickstart", {"cells": [PLANNED]})
-    assert store.manifest("quickstart") == {"cells": [PLANNED]}
-    store.write_manifest("quickstart", {"cells": [PLANNED | {"cell": PLANNED["cell"] | {key: value}}]})
+@pytest.mark.parametrize("value", [None, {"name": 3}])
+def test_a_part_with_an_entry_that_cannot_be_read(store, key, value):
+    store.extend_suite("quickstart", {"cells": [PLANNED | {"cell": PLANNED["cell"] | {key: value}}]})
     with pytest.raises(ConfigError, match="dpopt run"):
         store.manifest("quickstart")
 
 
-def test_manifests(store):
+def test_cells_are_added_and_the_later_of_two_entries_holds(store):
     with pytest.raises(ConfigError, match="known: none"):
         store.manifest("quickstart")
-    store.write_manifest("quickstart", {"cells": []})
-    assert store.manifest("quickstart") == {"cells": []}
+    assert store.extend_suite("quickstart", SUITE) == 1
+    assert store.manifest("quickstart") == SUITE
+    assert store.extend_suite("quickstart", SUITE) == 0
+    other = PLANNED | {"run_id": "cd" + "0" * 14}
+    changed = PLANNED | {"search_id": "f"}
+    assert store.extend_suite("quickstart", {**SUITE, "cells": [changed, other], "description": "two"}) == 1
+    assert store.manifest("quickstart") == {**SUITE, "cells": [changed, other], "description": "two"}
+    assert len(list((store.suite_folder("quickstart") / "parts").iterdir())) == 2
     with pytest.raises(ConfigError, match="did you mean 'quickstart'"):
         store.manifest("quikstart")
-    for content in ("{", '{"cells": 3}', '{"cells": [3]}', '{"cells": [{}]}'):
-        (store.suite_folder("quickstart") / "manifest.json").write_text(content)
-        with pytest.raises(ConfigError, match="dpopt run"):
+
+
+def test_two_processes_that_add_cells_at_once_lose_none(store):
+    entries = [PLANNED | {"run_id": f"{number:016x}"} for number in range(24)]
+    threads = [threading.Thread(target=store.extend_suite, args=("q", {"cells": [entry]})) for entry in entries]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ids = {entry["run_id"] for entry in Store(store.root).manifest("q")["cells"]}
+    assert ids == {entry["run_id"] for entry in entries}
+
+
+@pytest.mark.parametrize("name", ["suite.json", "parts"])
+def test_a_suite_with_any_byte_changed_is_refused(store, name):
+    store.extend_suite("quickstart", SUITE)
+    path = store.suite_folder("quickstart") / name
+    path = path if path.is_file() else next(path.iterdir())
+    content = path.read_bytes()
+    for place in range(0, len(content), 7):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with pytest.raises(ConfigError, match="move it away"):
             store.manifest("quickstart")
+
+
+def deep(path):
+    path.write_text("[" * 100_000)
+
+
+def nested(path):
+    path.write_text('{"a":' * 60 + "1" + "}" * 60)
+
+
+def endless(path):
+    path.write_text('{"schema": 1' + "0" * 10_000 + "}")
+
+
+def overflowing(path):
+    path.write_text('{"draw": 1e400}')
+
+
+def large(path):
+    with path.open("wb") as file:
+        file.truncate(2**27)
+
+
+def device(path):
+    path.symlink_to("/dev/zero")
+
+
+def loop(path):
+    path.symlink_to(path)
+
+
+@pytest.mark.parametrize("make", [deep, nested, endless, overflowing, large, os.mkfifo, os.mkdir, device, loop])
+@pytest.mark.parametrize("name", ["run.json", "error.json", "curve.jsonl", "checkpoint.pt", "cancel", "suite.json"])
+def test_nothing_on_the_disk_makes_a_reader_wait_or_grow(store, name, make):
+    """A pipe that nobody writes to, a device without end, a folder, a link to itself, files deep and large."""
+    store.extend_suite("q", SUITE)
+    folder = store.suite_folder("q") if name in ("cancel", "suite.json") else store.folder(RUN)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).unlink(missing_ok=True)
+    make(folder / name)
+    assert store.state(RUN) in ("damaged", "failed", "pending")
+    assert store.curve(RUN) == []
+    assert store.cancelled("q") in ("", "[" * 1000) or name == "cancel"
+    assert store.error(RUN)["reason"]
+    for look, errors in (
+        (store.record, (Damaged, FileNotFoundError)),
+        (store.load_checkpoint, (Damaged, FileNotFoundError)),
+    ):
+        with pytest.raises(errors):
+            look(RUN)
+    if name == "suite.json":
+        with pytest.raises(ConfigError):
+            store.manifest("q")

@@ -9,21 +9,28 @@ record, ledger and Parquet: it would be made again, with the same result.
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from dpopt.errors import ConfigError
+from dpopt.files import Damaged, read
 from dpopt.results.verify import opinions, parquet, runs
 from dpopt.results.verify.claims import Claims
 from dpopt.results.verify.finding import Finding, Verified
 from dpopt.store import checksums
 from dpopt.store.identity import identity
 from dpopt.store.provenance import unknown_commits
-from dpopt.store.runs import CELLS, UNREADABLE, Damaged, Store, Track, address, read
+from dpopt.store.published import CELLS
+from dpopt.store.runs import RESULTS, UNREADABLE, Store, Track, address
+
+WIDENED = 10**6
+"""Numbers from here on are those of runs beyond the end of a grid: (1 + step) * WIDENED + number of its first run."""
 
 __all__ = ["Finding", "Verified", "verify"]
 
@@ -42,6 +49,7 @@ def verify(store: Store, suite: str | None = None, track: Track = lambda sequenc
     verified = Verified()
     if suite is None:
         _planned(store, store.run_ids(), store.suites(), track, verified)
+        verified.findings += _unplanned(store)
         verified.findings += [Finding(path, "a run directory", "", "something else") for path in store.foreign()]
         for path in store.measurements():
             _note(verified, "measurements", _measurement(path))
@@ -70,10 +78,7 @@ def _runs(store: Store, run_ids: Sequence[str], track: Track, verified: Verified
         try:
             loaded = runs.load(store, run_id)
         except FileNotFoundError:
-            if store.has_lost_its_record(run_id):
-                _note(verified, "runs", [Finding(run_id, "record beside its ledger", "there", "no such file")])
-            else:
-                verified.checked["unfinished"] += 1
+            verified.checked["unfinished"] += 1
         except Damaged as error:
             _note(verified, "runs", [Finding(run_id, "files", "whole", error)])
         else:
@@ -114,12 +119,42 @@ def _suite(store: Store, suite: str, verified: Verified) -> Iterator[Finding]:
         yield Finding(suite, "manifest", "readable", error)
         return
     for entry in entries:
-        if (found := identity(entry["cell"])) != entry["run_id"]:
-            yield Finding(f"suite {suite}", "run id of a planned cell", entry["run_id"], found)
+        if (anew := identity(entry["cell"])) != entry["run_id"]:
+            yield Finding(f"suite {suite}", "run id of a planned cell", entry["run_id"], anew)
+    yield from _gaps(store, suite, entries)
     folder = store.suite_folder(suite)
     if (folder / CELLS).exists():
         yield from _sealed(folder, folder, is_complete=False)
         yield from _frames(store, folder, verified, {entry["run_id"] for entry in entries})
+
+
+def _gaps(store: Store, suite: str, entries: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
+    """The numbers of a row's runs count from 0, and so do those of each widened search: a gap is a cell that is gone.
+
+    A search in two parts keeps a number for its last run, which is planned when the first ones are done.
+    """
+    numbers: dict[tuple[Any, ...], set[int]] = {}
+    waiting = {entry["label"] for entry in entries if "stage" in entry and store.state(entry["run_id"]) not in RESULTS}
+    for entry in (entry for entry in entries if entry["label"] not in waiting):
+        cell = entry["cell"]
+        step, first = divmod(cell.get("search", 0), WIDENED)
+        target, average = entry.get("target", cell["epsilon"]), cell.get("average", 0.0)
+        row = entry["label"], json.dumps(cell["workload"], sort_keys=True), str(target), cell["accountant"], average
+        numbers.setdefault((*row, cell["seed"], first if step else None), set()).add(step - 1 if step else first)
+    for (label, _, target, *_, seed, _), present in numbers.items():
+        if missing := sorted(set(range(max(present))) - present):
+            where = f"suite {suite}, {label}, epsilon {target}, seed {seed}"
+            yield Finding(where, "numbers of its runs", f"0 to {max(present)}", f"none has {missing[0]}")
+
+
+def _unplanned(store: Store) -> Iterator[Finding]:
+    """The runs that no part of a suite holds: a part that is gone lowers what its searches are charged."""
+    try:
+        planned = {entry["run_id"] for suite in store.suites() for entry in store.manifest(suite)["cells"]}
+    except ConfigError:
+        return  # which is a finding of its suite, and would make one of every run
+    for run_id in sorted(set(store.run_ids()) - planned):
+        yield Finding(run_id, "suite that it is a run of", "one in suites/", "none holds it")
 
 
 def _sealed(folder: Path, part: Path, *, is_complete: bool) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from dpopt.files import Damaged
 from dpopt.markup import MARKDOWN
 from dpopt.privacy.accountants import epsilon
 from dpopt.privacy.ledger import Ledger
@@ -21,7 +22,8 @@ from dpopt.results.verify.claims import Claims
 from dpopt.results.verify.finding import Finding, expect, expect_close
 from dpopt.store.identity import clipping_bound
 from dpopt.store.provenance import is_same_arithmetic, is_same_noise
-from dpopt.store.runs import RESULTS, UNREADABLE, Damaged, Store, unsealed
+from dpopt.store.published import unsealed
+from dpopt.store.runs import RESULTS, UNREADABLE, Store
 
 CELL = re.compile(r"((?:\\.|[^|\\])*)\|")
 """A cell and the pipe that ends it; a pipe after a backslash is part of the cell."""

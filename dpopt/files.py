@@ -1,0 +1,200 @@
+"""Files that anyone may have written: read within bounds or refused by one error, and written in one step.
+
+Nothing that is read can make a process wait or grow without end: a file is a regular one of bounded size, and JSON in
+it has bounded depth and no number that overflows. Content that decides what is charged ends with its own SHA-256
+(`sealed`). Checksums find damage, not malice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpopt.errors import ConfigError
+
+LARGEST = 2**26
+"""Bytes of a text file: 64 MiB, some hundred times what the longest run leaves."""
+DEEPEST = 50
+"""Levels of lists and mappings in JSON."""
+DIGEST = hashlib.sha256().digest_size
+SEAL = len(b',"seal":""}\n') + 2 * DIGEST
+"""Bytes with which a sealed line ends."""
+
+
+class Damaged(Exception):
+    """A file that dpopt did not write, or not completely."""
+
+
+def content(path: Path, largest: float = LARGEST) -> bytes:
+    """The bytes of a regular file.
+
+    Raises:
+        FileNotFoundError: no such file.
+        Damaged: it is a folder, a pipe or a device, cannot be read, or has more than `largest` bytes.
+    """
+    try:
+        # A pipe without a writer would be waited for when it is opened.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileNotFoundError(path) from error
+    except OSError as error:
+        raise Damaged(f"{path}: {error.strerror}") from error
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise Damaged(f"{path}: not a regular file")
+        if status.st_size > largest:
+            raise Damaged(f"{path}: {status.st_size} bytes, expected at most {largest}")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    except OSError as error:
+        raise Damaged(f"{path}: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+
+
+def parse(text: bytes | str, where: object) -> Any:
+    """The JSON value in `text`; `where` is what errors call it.
+
+    NaN and Infinity, which Python writes, are read: scores of a run that diverged are such. A number that is too large
+    to be one is not.
+
+    Raises:
+        Damaged: the text is no JSON, deeper than `DEEPEST`, or holds a number that overflows.
+    """
+    try:
+        value = json.loads(text, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"{where}: {error}") from error
+    level = [value]
+    for _ in range(DEEPEST):
+        inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        level = [item for items in inner for item in items if isinstance(item, dict | list)]
+        if not level:
+            return value
+    raise Damaged(f"{where}: expected at most {DEEPEST} levels")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        FileNotFoundError, Damaged: as `content` and `parse`, or it holds something else.
+    """
+    value = parse(content(path), path)
+    if not isinstance(value, dict):
+        raise Damaged(f"{path}: expected a JSON object")
+    return value
+
+
+def dumps(value: Any) -> str:
+    """Canonical JSON: sorted keys, no spaces, floats by `repr`."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def sealed(value: Mapping[str, Any]) -> bytes:
+    """A line of canonical JSON whose last key is "seal": the SHA-256 of all bytes before it."""
+    body = dumps(value)[:-1].encode()
+    return body + b',"seal":"%s"}\n' % hashlib.sha256(body).hexdigest().encode()
+
+
+def unsealed(line: bytes, where: object) -> dict[str, Any]:
+    """What was `sealed`, without the seal.
+
+    Raises:
+        Damaged: a byte of it was changed, or it has no seal.
+    """
+    body, end = line[:-SEAL], line[-SEAL:]
+    if end != b',"seal":"%s"}\n' % hashlib.sha256(body).hexdigest().encode():
+        raise Damaged(f"{where}: not as it was written, or not to its end")
+    value = parse(line, where)
+    del value["seal"]
+    return value
+
+
+def write(path: Path, value: Mapping[str, Any] | str | bytes, replace: bool = True, mode: int = 0o666) -> None:
+    """Write in one step: a reader, or the next start, sees the old file or the whole new one.
+
+    Args:
+        path, value: what is written where; a mapping as JSON that people can read.
+        replace: whether there may be such a file already.
+        mode: who may read and write it, before the process's mask.
+
+    Raises:
+        FileExistsError: there is such a file, and it is not to be replaced.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(value, indent=1, sort_keys=True) + "\n" if isinstance(value, Mapping) else value
+    partial = path.with_name(f".writing-{secrets.token_hex(8)}-{path.name}")  # process numbers repeat across machines
+    try:
+        with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            file.write(text.encode() if isinstance(text, str) else text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path) if replace else _name(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_checked(path: Path, value: bytes, is_secret: bool = False) -> None:
+    """Replace a file in one step; it ends with the value's SHA-256. A secret one its owner alone may read."""
+    write(path, value + hashlib.sha256(value).digest(), mode=0o600 if is_secret else 0o666)
+
+
+def read_checked(path: Path) -> bytes:
+    """What `write_checked` wrote.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        Damaged: it is not as it was written.
+    """
+    file = content(path, largest=math.inf)
+    value, digest = file[:-DIGEST], file[-DIGEST:]
+    if hashlib.sha256(value).digest() != digest:
+        raise Damaged(f"{path}: its content does not have the checksum that it was written with")
+    return value
+
+
+def check_writable(folder: Path, key: str, instead: str = "") -> None:
+    """Refuse a folder in which no file can be written, before any work; the folder is made where there is none.
+
+    Args:
+        folder: where files are to go.
+        key: what errors call it.
+        instead: what whoever gave it may say instead.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    trial = folder / f".writing-{secrets.token_hex(8)}"
+    try:
+        write(trial, "")
+        trial.unlink()
+    except OSError as error:
+        reason = "; ".join(filter(None, [f"cannot be written: {error.strerror}", instead]))
+        raise ConfigError(key, str(folder), reason) from error
+
+
+def _finite(text: str) -> float:
+    if math.isinf(number := float(text)):
+        raise ValueError(f"a number that overflows: {text[:20]}")
+    return number
+
+
+def _name(partial: Path, path: Path) -> None:
+    """Give a whole file its name, unless there is one of that name."""
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if path.exists():
+            raise FileExistsError(f"{path} exists") from None
+        os.replace(partial, path)

@@ -1,0 +1,126 @@
+"""A suite's folder: `suite.json`, which says what the suite is, and `parts/`, which say what cells it has.
+
+A part is a list of planned cells. Its name is the SHA-256 of its bytes, so no byte of it can change unseen, two
+processes that add cells at the same moment lose nothing, and a copy of two folders' parts is the union of their cells.
+Each part has a number above those that were there when it was written; of two entries for one label and cell, that of
+the later part holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dpopt import files
+from dpopt.errors import ConfigError
+from dpopt.files import Damaged
+
+ABOUT, PARTS = "suite.json", "parts"
+MOST = 5_000
+"""Entries of a part, so that one is a few megabytes."""
+Entries = dict[tuple[str, str], dict[str, Any]]
+
+
+def is_planned(folder: Path) -> bool:
+    """True if a folder is that of a suite."""
+    return (folder / ABOUT).exists() or any((folder / PARTS).glob("[!.]*.json"))
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """What is noted of a suite, with its "cells".
+
+    Raises:
+        ConfigError: a file is damaged, or one of an older version.
+    """
+    name = folder.name
+    try:
+        about = files.unsealed(files.content(folder / ABOUT), folder / ABOUT)
+    except FileNotFoundError:  # copied without it: the cells are what counts
+        about = {"suite": name, "description": ""}
+    except Damaged as error:
+        raise ConfigError("suite", name, f"{error}; move it away: `dpopt run suite={name}` makes it again") from error
+    return {**about, "cells": list(_entries(folder)[0].values())}
+
+
+def extend(folder: Path, manifest: Mapping[str, Any]) -> int:
+    """Add a part with the cells of `manifest` that the suite does not have, and replace what else is noted of it.
+
+    Returns:
+        How many cells it did not have.
+
+    Raises:
+        ConfigError: what is there cannot be read.
+    """
+    present, number = _entries(folder)
+    before = len(present)
+    new = [entry for entry in manifest["cells"] if present.get(_place(entry)) != entry]
+    for first in range(0, len(new), MOST):
+        number += 1
+        part = files.dumps({"cells": new[first : first + MOST], "number": number}).encode()
+        files.write(folder / PARTS / f"{hashlib.sha256(part).hexdigest()}.json", part)
+    rest = {key: value for key, value in manifest.items() if key != "cells"}
+    about = files.sealed({"suite": folder.name, **rest})
+    try:
+        is_same = files.content(folder / ABOUT) == about
+    except (FileNotFoundError, Damaged):
+        is_same = False
+    if not is_same:
+        files.write(folder / ABOUT, about)
+    return len(present | {_place(entry): entry for entry in new}) - before
+
+
+def _entries(folder: Path) -> tuple[Entries, int]:
+    """The entries of all parts, and the number of the last one."""
+    if (folder / "manifest.json").exists():
+        raise older(folder.parents[1])
+    parts = []
+    for path in (folder / PARTS).glob("[!.]*.json"):
+        try:
+            content = files.content(path)
+            if hashlib.sha256(content).hexdigest() != path.stem:
+                raise Damaged(f"{path}: not what its name says")
+            part = files.parse(content, path)
+            if not all(map(_is_entry, part["cells"])):
+                raise Damaged(f"{path}: no part of a suite")
+            parts.append((int(part["number"]), path.name, part["cells"]))
+        except (Damaged, LookupError, TypeError, ValueError) as error:
+            again = f"move it away: `dpopt run suite={folder.name}` adds its cells again"
+            raise ConfigError("suite", folder.name, f"{error}; {again}") from error
+    parts.sort(key=lambda part: part[:2])
+    return by_place(entry for *_, cells in parts for entry in cells), max((part[0] for part in parts), default=0)
+
+
+def by_place(entries: Iterable[dict[str, Any]]) -> Entries:
+    """Each entry by what tells it from others: a run may stand for several labels. Of two for one place the last."""
+    return {_place(entry): entry for entry in entries}
+
+
+def _place(entry: Mapping[str, Any]) -> tuple[str, str]:
+    return entry["label"], entry["run_id"]
+
+
+def older(root: Path) -> ConfigError:
+    """The error for a folder with files of a layout that this version does not read."""
+    rest = f"`python benchmarks/migrate.py {root}` of dpopt's source tree rewrites it"
+    return ConfigError("results", str(root), f"it was written by an older version; {rest}")
+
+
+def _is_entry(entry: Any) -> bool:
+    """True if an entry has all that is read of it."""
+    try:
+        cell = entry["cell"]
+        names = [cell[key]["name"] for key in ("workload", "optimizer")]
+        texts = [entry["run_id"], entry["label"], entry["tuning"], cell["accountant"], *names]
+        counts = [cell["batch_size"], cell["seed"]]
+        numbers = [entry.get("target", 0), *(cell[key] for key in ("epsilon", "delta", "epochs"))]
+        return (
+            isinstance(entry["tuned"], dict)
+            and all(isinstance(text, str) for text in texts)
+            and all(isinstance(count, int) for count in counts)
+            and all(float(number) > -math.inf for number in numbers)  # nor NaN
+        )
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return False
