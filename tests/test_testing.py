@@ -532,9 +532,9 @@ def patches(monkeypatch):
     def released(kind, change):
         original = DataOracle.answer
 
-        def answer(oracle, batch, asked, noise):
-            release = original(oracle, batch, asked, noise)
-            return change(oracle, release) if asked.kind == kind else release
+        def answer(oracle, charged):
+            release = original(oracle, charged)
+            return change(oracle, release) if charged.asked.kind == kind else release
 
         monkeypatch.setattr(DataOracle, "answer", answer)
 
@@ -553,7 +553,7 @@ def patches(monkeypatch):
         return torch.where(mask, losses.nan_to_num(), 0.0).sum(dim=1)
 
     def realised_batch(oracle, release):
-        rows = sum(int(inputs().mask.sum()) for inputs in oracle._inputs)
+        rows = sum(int(inputs().mask.sum()) for inputs in oracle._batch._records.inputs)
         return Release(release.value / rows if rows else release.value * math.nan, release.std)
 
     original = sampling.add_gaussian

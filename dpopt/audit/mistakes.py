@@ -30,10 +30,10 @@ from dpopt.clipping.rules import Abadi
 from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.data import DataOracle
 from dpopt.privacy.ledger import Draw, Ledger
-from dpopt.privacy.oracle import OpenDraw, Transcript
+from dpopt.privacy.oracle import Charged, Transcript
 from dpopt.privacy.plan import Plan
 from dpopt.privacy.published import PublishedNoise, hyfreedp_noise
-from dpopt.privacy.queries import LOSSES, Asked
+from dpopt.privacy.queries import LOSSES
 from dpopt.types import ClipRule, Number, Oracle, Release, Vector
 
 Score = Callable[[Transcript, Vector], float]
@@ -133,9 +133,9 @@ def controls() -> tuple[Control, ...]:
 class _RealisedBatch(DataOracle):
     """Divides by the number of records in the draw, as if it were public: the noise tells it."""
 
-    def _add_noise(self, total: Tensor, std: Number, draw: int, release: int) -> None:
-        super()._add_noise(total, std, draw, release)
-        drawn = sum(int(inputs().mask.sum()) for inputs in self._inputs)
+    def _add_noise(self, total: Tensor, std: Number, charged: Charged) -> None:
+        super()._add_noise(total, std, charged)
+        drawn = sum(int(gather().mask.sum()) for gather in charged.records.inputs)
         total *= self.expected_batch / max(1, drawn)
 
 
@@ -156,8 +156,8 @@ def _realised_batch(is_repaired: bool) -> Mechanism:
 class _BareLosses(DataOracle):
     """Adds no noise to losses."""
 
-    def answer(self, batch: OpenDraw, asked: Asked, noise: float) -> Release:
-        return super().answer(batch, asked, 0.0 if asked.kind == LOSSES else noise)
+    def answer(self, charged: Charged) -> Release:
+        return super().answer(charged._replace(noise=0.0) if charged.asked.kind == LOSSES else charged)
 
 
 class _State(NamedTuple):
@@ -210,14 +210,16 @@ class _Barrier(Prescribed):
 class _Peeking(DataOracle):
     """Also answers without noise."""
 
+    _batch: Any  # of the open draw
+
     def raw_loss(self, theta: Vector) -> Tensor:
         """The summed loss of the open draw."""
-        rows = [inputs() for inputs in self._inputs]
+        rows = [inputs() for inputs in self._batch._records.inputs]
         return torch.stack([self._engine.losses([theta], *row)[0].sum() for row in rows] or [torch.zeros(())]).sum()
 
     def raw_norm(self) -> float:
         """The longest gradient of the open draw."""
-        return max((float(norm.max()) for norm in self._norms), default=0.0)
+        return max((float(norm.max()) for norm in self._batch._records.norms), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -257,8 +259,8 @@ def _raw_step_size(is_repaired: bool) -> Mechanism:
 class _SharedNoise(DataOracle):
     """Gives every gradient of a draw the noise of the first."""
 
-    def _add_noise(self, total: Tensor, std: Number, draw: int, release: int) -> None:
-        super()._add_noise(total, std, draw, 0)
+    def _add_noise(self, total: Tensor, std: Number, charged: Charged) -> None:
+        super()._add_noise(total, std, charged._replace(number=0))
 
 
 @dataclass(frozen=True)

@@ -128,15 +128,23 @@ def check_alone(rule: ClipRule) -> None:
 _NORMS = torch.tensor([0.3, 100.0, 1.0, 2e-3, 7.0])
 
 
+class Veiled(Tensor):
+    """One record's number under `torch.func.vmap`: a plain tensor there would print those of all records."""
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"<{str(self.dtype).removeprefix('torch.')} of one record, shape {list(self.shape)}>"
+
+
 def _one_by_one(rule: ClipRule, norm: Tensor) -> Tensor:
     try:
-        found = vmap(rule.factor)(norm)
+        factor = vmap(lambda norm: rule.factor(norm.as_subclass(Veiled)).as_subclass(Tensor))(norm)
     except Exception as error:  # a rule can fail in any way
         reason = f"expected a factor from one norm, by torch's operations ({type(error).__name__}: {error})"
         raise ConfigError("clip", rule, reason) from error
-    if found.shape != norm.shape:
-        raise ConfigError("clip", rule, f"expected one factor for a norm, not a tensor of {list(found.shape[1:])}")
-    return found
+    if factor.shape != norm.shape or factor.is_complex():
+        kind = f"{factor.dtype} of shape {list(factor.shape[1:])}"
+        raise ConfigError("clip", rule, f"expected one real factor for a norm, not a tensor of {kind}")
+    return factor.to(norm.dtype)
 
 
 ELEMENTWISE: frozenset[type[Any]] = frozenset({Abadi, Automatic, Normalized, AtBound, Bounded})

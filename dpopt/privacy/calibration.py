@@ -142,7 +142,7 @@ def cost(optimizer: Optimizer, draws: int = 60) -> Cost:
     """
     oracle = TraceOracle(TRACED, rate=0.1, draws=draws)
     steps = _traced(optimizer, oracle)
-    return Cost(draws / steps, oracle.points / draws, sum(map(len, oracle.kinds)) / draws)
+    return Cost(draws / steps, sum(oracle.points) / draws, sum(map(len, oracle.kinds)) / draws)
 
 
 @lru_cache(maxsize=1024)
@@ -171,7 +171,8 @@ def _traced(optimizer: Optimizer, oracle: TraceOracle) -> int:
                 _require_state(state, optimizer, "step", oracle.dimension)
             steps += 1
             if oracle.draws_left == before:
-                raise ConfigError("optimizer", type(optimizer).__name__, "a step must take at least one draw")
+                reason = "its step asked for nothing; expected at least one draw"
+                raise ConfigError("optimizer", type(optimizer).__name__, reason)
     except BudgetSpent as error:
         reason = f"`step` asks for a draw that it cannot have ({error}); look at `oracle.draws_left` first"
         raise ConfigError("optimizer", type(optimizer).__name__, reason) from error

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -17,7 +19,7 @@ from dpopt.errors import ConfigError
 from dpopt.privacy import sampling
 from dpopt.privacy.distributed import ALONE, Processes, digest
 from dpopt.privacy.ledger import Ledger
-from dpopt.privacy.oracle import BaseOracle, OpenDraw, Transcript
+from dpopt.privacy.oracle import BaseOracle, Charged, Transcript
 from dpopt.privacy.plan import Plan
 from dpopt.privacy.queries import Asked, Gradient, Space, contributions
 from dpopt.types import Number, Release, Vector
@@ -25,6 +27,8 @@ from dpopt.types import Number, Release, Vector
 CPU_MULTIPLE = 8
 """On the CPU, physical batches are padded to a multiple of this, so that a run has few different shapes; it costs
 almost nothing."""
+_GENERATORS = threading.RLock()
+"""torch's generators are the process's: an oracle has them to itself while it has set their state."""
 
 
 class _Inputs(NamedTuple):
@@ -56,12 +60,12 @@ class Seen(NamedTuple):
     scale: Vector | None = None
 
 
-class Known(NamedTuple):
+class _Evaluated(NamedTuple):
     """Losses at one point, kept from the pass that computed its gradient.
 
     Attributes:
         theta: the point; it stays alive with this.
-        version: how often it had been changed in place.
+        version: how often it had been changed in place before that pass.
         losses: [n] for each physical batch.
     """
 
@@ -70,9 +74,28 @@ class Known(NamedTuple):
     losses: Sequence[Tensor]
 
     def is_at(self, theta: Tensor) -> bool:
-        """Whether that is the point: the same memory, not changed since."""
+        """True if that is the point: the same memory, not changed since."""
         mine = (self.theta.data_ptr(), self.theta.shape, self.theta.stride(), self.version)
         return mine == (theta.data_ptr(), theta.shape, theta.stride(), theta._version)
+
+
+@dataclass
+class _Drawn:
+    """All that is kept of one draw while it is open.
+
+    Attributes:
+        number: of the draw.
+        inputs: its physical batches; each is made when it is called.
+        released: the draw's part of the transcript.
+        norms: of the records' gradients in the last query for one, [n] for each physical batch; none before.
+        evaluated: losses at the points of its gradients.
+    """
+
+    number: int
+    inputs: list[Callable[[], _Inputs]]
+    released: list[Release] = field(default_factory=list)
+    norms: list[Tensor] = field(default_factory=list)
+    evaluated: list[_Evaluated] = field(default_factory=list)
 
 
 def sums(asked: Asked, losses: Tensor, norms: Tensor, mask: Tensor) -> Tensor:
@@ -139,8 +162,12 @@ class DataOracle(BaseOracle):
             planned=plan.ledger,
             ledger=ledger,
         )
-        if engine.dimension != plan.dimension:
-            raise ConfigError("plan.dimension", plan.dimension, f"the model trains {engine.dimension} parameters")
+        with processes.together() as settle:
+            if engine.dimension != plan.dimension:
+                raise ConfigError("plan.dimension", plan.dimension, f"the model trains {engine.dimension} parameters")
+            if watch is not None and processes.size > 1:
+                raise ConfigError("watch", watch, "leave it out: each of several processes sees its part of a draw")
+            settle()
         self._engine, self._x, self._y = engine, x, y
         self._draw_seed, self._noise_seed = draw_seed, noise_seed
         self._transform = transform
@@ -148,29 +175,20 @@ class DataOracle(BaseOracle):
         # A GPU is at its best with calls of one shape; a CPU does not mind, so there is next to nothing to pad.
         self._multiple = self._size if self._device.type == "cuda" else CPU_MULTIPLE
         self._transcript, self._watch = transcript, watch
-        self._inputs: list[Callable[[], _Inputs]] = []
-        self._known: list[Known] = []
-        self._norms: list[Tensor] = []
+        self._first = len(self.ledger)
         self.processes = processes
         if processes.size > 1:
-            self._require_agreement(plan)
-
-    def _require_agreement(self, plan: Plan) -> None:
-        # A record that lies elsewhere in another process could be in two parts of a draw, and count twice.
-        if self._watch is not None:
-            raise ConfigError(
-                "watch", self._watch, "each of several processes sees only its part of a draw: leave it out"
+            # A record that lies elsewhere in another process could be in two parts of a draw, and count twice.
+            processes.agree(
+                self._device,
+                records=[list(x.shape), list(y.shape), digest(x, y)],
+                parameters=digest(engine.theta),
+                plan=[dict(plan.noise), plan.rate, plan.draws, plan.ledger.to_json()],
+                seeds=[sampling.REVISION, draw_seed, noise_seed],
+                ledger=self.ledger.to_json(),
             )
-        self.processes.agree(
-            self._device,
-            records=[list(self._x.shape), list(self._y.shape), digest(self._x, self._y)],
-            parameters=digest(self._engine.theta),
-            plan=[dict(plan.noise), plan.rate, plan.draws, plan.ledger.to_json()],
-            seeds=[sampling.REVISION, self._draw_seed, self._noise_seed],
-            ledger=self.ledger.to_json(),
-        )
 
-    def _open(self, draw: int) -> None:
+    def _open(self, draw: int) -> _Drawn:
         rows = self.processes.part(sampling.poisson_rows(self._draw_seed, draw, len(self._x), self.rate))
         batches = sampling.physical_batches(rows, self._size, self._multiple)
         gather = [
@@ -178,15 +196,22 @@ class DataOracle(BaseOracle):
             for part, (rows, mask) in enumerate(batches)
         ]
         # A draw of one physical batch is gathered once, a larger one again for each query: it may not fit.
-        self._inputs = [cache(gather[0])] if len(gather) == 1 else gather
-        if self._inputs and self._engine.is_to_be_examined(len(batches[0][1])):  # the first is the largest
-            inputs = self._inputs[0]()
-            self._engine.examine(inputs.x, inputs.y)
-        if self._transcript is not None:
-            self._transcript.append([])
+        drawn = _Drawn(draw, [cache(gather[0])] if len(gather) == 1 else gather)
 
-    def _close(self, batch: OpenDraw) -> None:
-        self._inputs, self._norms, self._known = [], [], []
+        def examine() -> None:
+            if batches and self._engine.is_to_be_examined(len(batches[0][1])):  # the first is the largest
+                inputs = drawn.inputs[0]()
+                self._engine.examine(inputs.x, inputs.y)
+
+        if draw == self._first:
+            with self.processes.together() as settle:
+                examine()
+                settle()
+        else:
+            examine()
+        if self._transcript is not None:
+            self._transcript.append(drawn.released)
+        return drawn
 
     def _gather(self, draw: int, part: int, rows: Tensor, mask: Tensor) -> _Inputs:
         rows = sampling.send(rows, self._x.device)
@@ -197,63 +222,60 @@ class DataOracle(BaseOracle):
                 x = self._transform(x)
         return _Inputs(x, y, mask)
 
-    def answer(self, batch: OpenDraw, asked: Asked, noise: float) -> Release:
-        if noise and not isinstance(asked.sensitivity, Tensor) and math.isinf(asked.sensitivity):
+    def answer(self, charged: Charged) -> Release:
+        asked = charged.asked
+        if charged.noise and not isinstance(asked.sensitivity, Tensor) and math.isinf(asked.sensitivity):
             raise ConfigError(f"{asked.kind}.sensitivity", "inf", "expected a finite bound where there is noise")
-        release = super().answer(batch, asked, noise)
-        if self._transcript is not None:
-            self._transcript[-1].append(release)
+        release = super().answer(charged)
+        charged.records.released.append(release)
         return release
 
-    def _sum(self, asked: Asked) -> Tensor:
+    def _sum(self, asked: Asked, records: _Drawn) -> Tensor:
         if isinstance(asked.query, Gradient):
-            return self._clipped(asked.query, asked.sensitivity)
-        return self._summed(asked)
-
-    def _clipped(self, query: Gradient, sensitivity: Number) -> Vector:
-        """The sum over this process's part of a draw, [d]: the engine's own tensor, so that none is copied."""
-        total, losses = None, []
-        points, clip = query.points, Bounded(query.clip, sensitivity)
-        self._norms = []
-        for part, inputs in enumerate(self._inputs):
-            x, y, mask = inputs()
-            with self._randomness("dropout", self.draws_taken - 1, part):
-                clipped = self._engine.clipped(points, x, y, mask, clip, query.scale)
-            losses.append(clipped.losses)
-            self._norms.append(clipped.norms)
-            if self._watch is not None:
-                self._watch(Seen(self.draws_taken - 1, points, x, y, mask, clipped.norms, query.scale))
-            total = clipped.total if total is None else total.add_(clipped.total)
-        if len(self.noise) > 1:  # another kind of query may ask for them
-            for k, (_, theta) in enumerate(points):
-                self._known.append(Known(theta, theta._version, [values[k] for values in losses]))
-        return torch.zeros(self.dimension, dtype=self.space.dtype, device=self._device) if total is None else total
-
-    def _summed(self, asked: Asked) -> Tensor:
-        """The sums over this process's part of a draw, [m]."""
+            return self._clipped(asked.query, asked.sensitivity, records)
         total = torch.zeros(asked.releases, dtype=torch.float64, device=self._device)
-        for part in range(len(self._inputs)):
-            inputs = self._inputs[part]()
-            losses = self._losses(part, inputs, asked.query.probed)
-            norms = self._norms[part] if self._norms else losses.new_full((len(inputs.mask),), torch.nan)
+        for part, gather in enumerate(records.inputs):
+            inputs = gather()
+            losses = self._losses(records, part, inputs, asked.query.probed)
+            norms = records.norms[part] if records.norms else losses.new_full((len(inputs.mask),), torch.nan)
             total += sums(asked, losses, norms, inputs.mask)
         return total
 
-    def _losses(self, part: int, inputs: _Inputs, at: Sequence[Vector]) -> Tensor:
-        """Losses [k, n] of one physical batch, float64; only points not yet known are computed."""
-        known = [next((each.losses[part] for each in self._known if each.is_at(theta)), None) for theta in at]
-        missing = [theta for theta, losses in zip(at, known, strict=True) if losses is None]
-        if missing:
-            with self._randomness("dropout", self.draws_taken - 1, part):
-                computed = iter(self._engine.losses(missing, *inputs))
-            known = [next(computed) if losses is None else losses for losses in known]
-        if not known:
-            return torch.zeros(0, len(inputs.mask), dtype=torch.float64, device=self._device)
-        return torch.stack(known).double()
+    def _clipped(self, query: Gradient, sensitivity: Number, drawn: _Drawn) -> Vector:
+        """The sum over this process's part of a draw, [d]: the engine's own tensor, so that none is copied."""
+        clip, versions = Bounded(query.clip, sensitivity), [theta._version for _, theta in query.points]
+        # Copies, since what a layer sees, of which norms and sum are made, may be a view of the point (a latent array).
+        points = [(weight, theta.clone()) for weight, theta in query.points]
+        total, losses, drawn.norms = None, [], []
+        for part, inputs in enumerate(drawn.inputs):
+            x, y, mask = inputs()
+            with self._randomness("dropout", drawn.number, part):
+                clipped = self._engine.clipped(points, x, y, mask, clip, query.scale)
+            losses.append(clipped.losses)
+            drawn.norms.append(clipped.norms)
+            if self._watch is not None:
+                self._watch(Seen(drawn.number, points, x, y, mask, clipped.norms, query.scale))
+            total = clipped.total if total is None else total.add_(clipped.total)
+        if len(self.noise) > 1:  # another kind of query may ask for them
+            for k, ((_, theta), version) in enumerate(zip(query.points, versions, strict=True)):
+                drawn.evaluated.append(_Evaluated(theta, version, [values[k] for values in losses]))
+        return torch.zeros(self.dimension, dtype=self.space.dtype, device=self._device) if total is None else total
 
-    def _add_noise(self, total: Tensor, std: Number, draw: int, release: int) -> None:
+    def _losses(self, drawn: _Drawn, part: int, inputs: _Inputs, at: Sequence[Vector]) -> Tensor:
+        """Losses [k, n] of one physical batch, float64; computed only at points that no gradient was asked at."""
+        losses = [next((each.losses[part] for each in drawn.evaluated if each.is_at(theta)), None) for theta in at]
+        missing = [theta for theta, values in zip(at, losses, strict=True) if values is None]
+        if missing:
+            with self._randomness("dropout", drawn.number, part):
+                computed = iter(self._engine.losses(missing, *inputs))
+            losses = [next(computed) if values is None else values for values in losses]
+        if not losses:
+            return torch.zeros(0, len(inputs.mask), dtype=torch.float64, device=self._device)
+        return torch.stack(losses).double()
+
+    def _add_noise(self, total: Tensor, std: Number, charged: Charged) -> None:
         if (isinstance(std, Tensor) or std) and self.processes.is_first:
-            sampling.add_gaussian(total, std, self._noise_seed, draw, release)
+            sampling.add_gaussian(total, std, self._noise_seed, charged.draw, charged.number)
         self.processes.add_up(total)
 
     @contextmanager
@@ -265,11 +287,12 @@ class DataOracle(BaseOracle):
             generators.append(torch.cuda.default_generators[index])
         number = part * self.processes.size + self.processes.rank  # no two batches of a draw share their numbers
         seed = sampling.derive(self._draw_seed, purpose, draw, number) >> 65
-        before = [generator.get_state() for generator in generators]
-        try:
-            for generator in generators:
-                generator.manual_seed(seed)
-            yield
-        finally:
-            for generator, state in zip(generators, before, strict=True):
-                generator.set_state(state)
+        with _GENERATORS:
+            before = [generator.get_state() for generator in generators]
+            try:
+                for generator in generators:
+                    generator.manual_seed(seed)
+                yield
+            finally:
+                for generator, state in zip(generators, before, strict=True):
+                    generator.set_state(state)

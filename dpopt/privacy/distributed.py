@@ -9,13 +9,15 @@ what it releases, and a draw with one gradient is one flat vector of d numbers.
 What the processes send each other is not private, as it is not within one process. The network between them has to be
 trusted like their memory.
 
-A process that fails has to end: then its connections close, and the others fail as well instead of waiting until the
-process group's timeout.
+A process that is refused before the first draw says so to the others, which are refused as well. One that fails later
+has to end: then its connections close, and the others fail instead of waiting until the process group's timeout.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +51,7 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the process that draws noise, writes files and shows progress."""
+        """True in the process that draws noise, writes files and shows progress."""
         return self.rank == 0
 
     def part(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -69,6 +71,32 @@ class Processes:
             values = [None] * self.size
             dist.all_gather_object(values, value)
         return values
+
+    @contextmanager
+    def together(self) -> Iterator[Callable[[], None]]:
+        """A block that all processes pass or none does, as one that is refused would leave the others in a collective.
+
+        Yields:
+            To be called where the block has done what may be refused: waits for the others.
+
+        Raises:
+            ConfigError: another process was refused, with its reason.
+        """
+        is_settled = False
+
+        def settle() -> None:
+            nonlocal is_settled
+            is_settled = True
+            for rank, reason in enumerate(self.gather("")):
+                if reason:
+                    raise ConfigError("processes", f"process {rank}", f"it was refused: {reason}")
+
+        try:
+            yield settle
+        except Exception as error:
+            if not is_settled:
+                self.gather(str(error) or type(error).__name__)
+            raise
 
     def agree(self, device: torch.device, **parts: object) -> None:
         """Refuse processes that would not make the same run, or cannot add up their sums.
@@ -97,7 +125,7 @@ ALONE = Processes()
 
 def digest(*tensors: Tensor) -> str:
     """SHA-256 over the bytes of all `tensors`, in hex."""
-    found = hashlib.sha256()
+    content = hashlib.sha256()
     for tensor in tensors:
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        content.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return content.hexdigest()

@@ -1,20 +1,26 @@
 """What all oracles share, and the two that hold no data: one traces what would be released, one replays a transcript.
 
-A release is charged to the draw it comes from before it is computed, one that the plan does not hold is refused, and a
-draw enters the ledger when it closes, however its block was left.
+A release is charged to the draw it comes from before it is computed. What charges it also numbers it: (draw, number) is
+its place in the ledger and names its noise, so that no two releases share theirs. A release that the plan does not hold
+is refused, and so is a query while another is being answered. A draw enters the ledger when it closes, however its
+block was left.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from dpopt.errors import ConfigError
 from dpopt.privacy.ledger import Draw, Ledger
 from dpopt.privacy.plan import Plan
 from dpopt.privacy.queries import Asked, Below, Gradient, Losses, Space, Unseen, read
@@ -60,59 +66,92 @@ class AnyKind(defaultdict[str, float]):
         return True
 
 
-class OpenDraw(Asking):
-    """One open draw. Its oracle answers the queries; the batch notes what they cost.
+class Single:
+    """An object of which there is one, as it counts what is released: it cannot be copied or pickled."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(f"{type(self).__name__} cannot be copied: the copy would release the same noise, uncharged")
+
+
+class Charged(NamedTuple):
+    """A query that was charged, and the place of its releases in the ledger, which names their noise.
+
+    Attributes:
+        asked: the query as it was read.
+        noise: noise multiplier of each of its releases.
+        draw, number: number of the draw, and of the first of its releases in that draw; both from 0.
+        records: what the draw's queries are answered from.
+    """
+
+    asked: Asked
+    noise: float
+    draw: int
+    number: int
+    records: Any
+
+
+class OpenDraw(Asking, Single):
+    """One open draw: it notes what its queries cost, and its oracle answers them.
 
     Attributes:
         number: of the draw, from 0.
-        noises, kinds: of the releases so far, each with its noise multiplier.
     """
 
-    def __init__(self, oracle: BaseOracle, number: int, planned: Draw | None) -> None:
-        self._oracle = oracle
-        self._planned = planned
+    def __init__(self, oracle: BaseOracle, number: int, planned: Draw | None, records: Any) -> None:
+        self._oracle, self._planned = oracle, planned
+        self._records = records  # what the oracle answers from: this draw's alone, and gone with it
+        self._noises: tuple[float, ...] = ()
+        self._kinds: tuple[str, ...] = ()
+        self._is_open = True
         self.number = number
-        self.noises: list[float] = []
-        self.kinds: list[str] = []
-        self.is_open = True
 
     @torch.no_grad()
     def ask(self, query: Query) -> Release:
-        asked = read(query, self._oracle.space)
-        noise = self.charge(asked)
-        return self._oracle.answer(self, asked, noise)
+        oracle = self._oracle
+        # Reading a query runs code of the optimizer, and so does answering it: neither may ask, and no other thread.
+        if not oracle._answering.acquire(blocking=False):
+            raise UnplannedRelease("another query is being answered: an oracle answers one after the other")
+        try:
+            return oracle.answer(self._charge(read(query, oracle.space)))
+        finally:
+            oracle._answering.release()
 
-    def charge(self, asked: Asked) -> float:
-        """Note the releases that a query makes; gives their noise multiplier.
+    def _charge(self, asked: Asked) -> Charged:
+        """The only place where a release is counted: it enters the draw's noises and gets its number in one step.
 
         Raises:
-            UnplannedRelease: the draw is closed, or the plan does not hold them.
+            UnplannedRelease: the draw is closed, or the plan does not hold the releases.
         """
-        kind = asked.kind
-        if not self.is_open:
-            raise UnplannedRelease("this draw is closed: query it inside its `with` block")
-        if asked.follows is not None and asked.follows not in self.kinds:
-            raise UnplannedRelease(f"a query of {kind} tells of the draw's last {asked.follows}, and none was queried")
-        if kind not in self._oracle.noise:
-            raise UnplannedRelease(f"the plan holds no release of kind {kind!r}")
-        noise = self._oracle.noise[kind]
-        noises = (*self.noises, *(noise,) * asked.releases)
-        if self._planned is not None and self._planned.noises[: len(noises)] != noises:
-            raise UnplannedRelease(
-                f"draw {self.number}: the plan holds releases with noise {self._planned.noises}, not {noises}"
-            )
-        self.noises[:] = noises
-        self.kinds += [kind] * asked.releases
-        return noise
+        kind, oracle = asked.kind, self._oracle
+        if os.getpid() != oracle._process:
+            raise UnplannedRelease("the oracle belongs to another process, which this one was forked from")
+        with oracle._counting:  # the draw may be closing in another thread
+            if not self._is_open:
+                raise UnplannedRelease("this draw is closed: query it inside its `with` block")
+            if asked.follows is not None and asked.follows not in self._kinds:
+                reason = f"a query of {kind} tells of the draw's last {asked.follows}, and none was queried"
+                raise UnplannedRelease(reason)
+            if kind not in oracle.noise:
+                raise UnplannedRelease(f"the plan holds no release of kind {kind!r}")
+            noise, number = oracle.noise[kind], len(self._noises)
+            noises = (*self._noises, *(noise,) * asked.releases)
+            if self._planned is not None and self._planned.noises[: len(noises)] != noises:
+                raise UnplannedRelease(
+                    f"draw {self.number}: the plan holds releases with noise {self._planned.noises}, not {noises}"
+                )
+            self._noises, self._kinds = noises, (*self._kinds, *(kind,) * asked.releases)
+            if not self._is_open:  # the garbage collector has closed it in between
+                raise UnplannedRelease("this draw is closed")
+            return Charged(asked, noise, self.number, number, self._records)
 
 
-class BaseOracle:
+class BaseOracle(Single):
     """Counters, ledger, refusal, and the way from a sum to a release; a subclass says what is summed.
 
     Attributes:
         dimension, rate, expected_batch, draws_total, draws_left: see `Oracle`.
         noise: noise multiplier of each kind of release.
-        ledger: the draws that are taken.
+        ledger: the draws that are taken; its length is the number of the next one.
         space: how vectors and numbers are read.
     """
 
@@ -133,58 +172,65 @@ class BaseOracle:
         self.draws_total = draws
         self.noise = MappingProxyType(noise)
         self.ledger = Ledger() + (ledger or Ledger())  # a copy: the caller's stays as it is
-        self._taken = len(self.ledger)
-        self._is_drawing = False
-        self._planned = islice(planned, self._taken, None) if planned is not None else None
+        self._planned = islice(planned, len(self.ledger), None) if planned is not None else None
+        self._batch: OpenDraw | None = None
+        self._process = os.getpid()
+        self._drawing, self._answering, self._counting = threading.Lock(), threading.Lock(), threading.RLock()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_") and (name in vars(self) or hasattr(type(self), name)):
+            raise ConfigError(f"oracle.{name}", value, "it can be read, not set")
+        super().__setattr__(name, value)
 
     @property
     def draws_taken(self) -> int:
         """Draws that have been taken, the open one among them."""
-        return self._taken
+        return len(self.ledger) + (self._batch is not None)
 
     @property
     def draws_left(self) -> int:
-        return self.draws_total - self._taken
+        return self.draws_total - self.draws_taken
 
     @contextmanager
     def draw(self) -> Iterator[OpenDraw]:
-        if self.draws_left <= 0:
-            raise BudgetSpent(f"all {self.draws_total} draws of the plan are taken")
-        if self._is_drawing:
+        if not self._drawing.acquire(blocking=False):
             # Its queries would see the inner draw's records and be charged as if they had a subsample of their own.
             raise UnplannedRelease("a draw is open: leave its `with` block before the next")
-        self._is_drawing = True
         try:
-            self._open(self._taken)  # what is refused here has spent nothing
-        except BaseException:
-            self._is_drawing = False
-            raise
-        batch = OpenDraw(self, self._taken, next(self._planned) if self._planned else None)
-        self._taken += 1
-        try:
-            yield batch
+            if self.draws_left <= 0:
+                raise BudgetSpent(f"all {self.draws_total} draws of the plan are taken")
+            records = self._open(len(self.ledger))  # what is refused here has spent nothing
+            batch = OpenDraw(self, len(self.ledger), next(self._planned) if self._planned else None, records)
+            self._batch = batch
+            try:
+                yield batch
+            finally:
+                with self._counting:
+                    batch._is_open = False
+                    self.ledger.append(Draw(self.rate, batch._noises))
+                    self._close(batch)
+                    self._batch = batch._records = None
         finally:
-            batch.is_open = self._is_drawing = False
-            self.ledger.append(Draw(self.rate, tuple(batch.noises)))
-            self._close(batch)
+            self._drawing.release()
 
-    def answer(self, batch: OpenDraw, asked: Asked, noise: float) -> Release:
-        """The release for a query that was read and charged: (sum + noise) / expected batch, and the public centre."""
-        total = self._sum(asked)
-        std = noise * asked.sensitivity if noise else 0.0
-        self._add_noise(total, std, batch.number, len(batch.noises) - asked.releases)
+    def answer(self, charged: Charged) -> Release:
+        """The release for a charged query: (sum + noise) / expected batch, and the public centre."""
+        asked = charged.asked
+        total = self._sum(asked, charged.records)
+        std = charged.noise * asked.sensitivity if charged.noise else 0.0
+        self._add_noise(total, std, charged)
         mean = total.div_(self.expected_batch)
         return Release(mean if asked.centre is None else mean.add_(asked.centre), std / self.expected_batch)
 
-    def _sum(self, asked: Asked) -> Tensor:
-        """The sums of a query over the records of the open draw: a new tensor, [d] for a gradient, else [m] float64."""
+    def _sum(self, asked: Asked, records: Any) -> Tensor:
+        """The sums of a query over the records of a draw: a new tensor, [d] for a gradient, else [m] float64."""
         raise NotImplementedError
 
-    def _add_noise(self, total: Tensor, std: Number, draw: int, release: int) -> None:
+    def _add_noise(self, total: Tensor, std: Number, charged: Charged) -> None:
         """Add the noise of a release to `total`, in place."""
 
-    def _open(self, draw: int) -> None:
-        """Called before a draw is charged."""
+    def _open(self, draw: int) -> Any:
+        """What the queries of a draw are answered from; called before it is charged."""
 
     def _close(self, batch: OpenDraw) -> None:
         """Called when a draw has ended."""
@@ -204,7 +250,7 @@ class TraceOracle(BaseOracle):
 
     Attributes:
         kinds: for each draw taken, the kinds of its releases in order.
-        points: number of points at which gradients were asked for, in all draws together.
+        points: number of points of each gradient that was asked for.
     """
 
     def __init__(
@@ -223,7 +269,7 @@ class TraceOracle(BaseOracle):
         noise = AnyKind(1.0) if noise is None else noise
         super().__init__(space=space, rate=rate, expected_batch=expected_batch, draws=draws, noise=noise)
         self.kinds: list[tuple[str, ...]] = []
-        self.points = 0
+        self.points: list[int] = []
 
     @property
     def theta(self) -> Vector:
@@ -236,14 +282,14 @@ class TraceOracle(BaseOracle):
             return unread(torch.zeros(length, dtype=dtype))
         return torch.zeros(length, dtype=dtype, device=self.device)
 
-    def _sum(self, asked: Asked) -> Tensor:
+    def _sum(self, asked: Asked, records: Any) -> Tensor:
         if not isinstance(asked.query, Gradient):
             return self.zeros(asked.releases, torch.float64)
-        self.points += len(asked.query.points)
+        self.points.append(len(asked.query.points))
         return self.zeros(self.dimension)
 
     def _close(self, batch: OpenDraw) -> None:
-        self.kinds.append(tuple(batch.kinds))
+        self.kinds.append(batch._kinds)
 
 
 class ReplayOracle(BaseOracle):
@@ -264,10 +310,9 @@ class ReplayOracle(BaseOracle):
             planned=plan.ledger,
         )
         self._transcript = transcript
-        self._next: Iterator[Release] = iter(())
 
-    def answer(self, batch: OpenDraw, asked: Asked, noise: float) -> Release:
-        return next(self._next)
+    def answer(self, charged: Charged) -> Release:
+        return next(charged.records)
 
-    def _open(self, draw: int) -> None:
-        self._next = iter(self._transcript[draw])
+    def _open(self, draw: int) -> Iterator[Release]:
+        return iter(self._transcript[draw])

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from dpopt.clipping.rules import ELEMENTWISE, Bounded, check_alone
+from dpopt.clipping.rules import ELEMENTWISE, Bounded, Veiled, check_alone
 from dpopt.errors import ConfigError
 from dpopt.types import ClipRule, Number, Points, Query, Record, Vector
 
@@ -134,8 +134,8 @@ class Space:
     dtype: torch.dtype
     device: torch.device
 
-    def vector(self, value: Any, where: str) -> Vector:
-        """`value` as a plain tensor [d].
+    def vector(self, value: Any, where: str, *, is_copied: bool = False) -> Vector:
+        """`value` as a plain tensor [d]; it may share its memory with `value` unless it `is_copied`.
 
         Raises:
             ConfigError: not a tensor of this shape.
@@ -143,25 +143,28 @@ class Space:
         if not isinstance(value, Tensor) or value.shape != (self.dimension,):
             shape = f"shape {list(value.shape)}" if isinstance(value, Tensor) else value
             raise ConfigError(where, shape, f"expected a tensor of shape [{self.dimension}]")
-        return self._plain(value, self.dtype)
+        return self._plain(value, self.dtype, is_copied)
 
     def number(self, value: Any, where: str) -> Number:
-        """`value` as a float, or as a plain tensor of shape [] if it is a tensor.
+        """`value` as a float, or as a new plain tensor of shape [] if it is a tensor.
 
         Raises:
             ConfigError: not one number.
         """
         if isinstance(value, Tensor) and not value.dim():
-            return self._plain(value, torch.float64)
+            return self._plain(value, torch.float64, is_copied=True)
         if isinstance(value, bool) or not isinstance(value, int | float):
             shape = f"shape {list(value.shape)}" if isinstance(value, Tensor) else value
             raise ConfigError(where, shape, "expected one number")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise ConfigError(where, value, "expected a number of double precision") from error
 
-    def _plain(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    def _plain(self, tensor: Tensor, dtype: torch.dtype, is_copied: bool) -> Tensor:
         """`tensor` without its autograd graph, its class, and all else but its numbers."""
         if type(tensor) in (Tensor, nn.Parameter):
-            return tensor.detach().to(self.device, dtype)
+            return tensor.detach().to(self.device, dtype, copy=is_copied)
         with torch._C.DisableTorchFunctionSubclass():
             return torch.empty(tensor.shape, dtype=dtype, device=self.device).copy_(tensor.detach())
 
@@ -169,7 +172,7 @@ class Space:
 class Unseen(Space):
     """For tensors whose values cannot be read (`privacy.unread`): they are the kernel's own, and stay as they are."""
 
-    def _plain(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    def _plain(self, tensor: Tensor, dtype: torch.dtype, is_copied: bool) -> Tensor:
         return tensor.detach()
 
 
@@ -198,8 +201,8 @@ def read(query: Query, space: Space) -> Asked:
     if not isinstance(query, Query):
         raise ConfigError("query", query, "expected a `Query`, such as `Gradient`, `Losses` or `Below`")
     kind = str(query.kind)
-    given = {name: _read(getattr(query, name), hint, f"{kind}.{name}", space) for name, hint in hints(type(query))}
-    query = dataclasses.replace(query, **given)
+    plain = {name: _read(getattr(query, name), hint, f"{kind}.{name}", space) for name, hint in hints(type(query))}
+    query = dataclasses.replace(query, **plain)
     releases, centre = query.releases, query.centre
     if not isinstance(releases, int) or releases < 1:
         raise ConfigError(f"{kind}.releases", releases, "expected at least 1")
@@ -224,7 +227,9 @@ def contributions(asked: Asked, losses: Tensor, norms: Tensor) -> Tensor:
     """
 
     def of_one(losses: Tensor, norm: Tensor) -> Tensor:
-        return asked.query.contribution(Record(losses, norm))
+        if type(asked.query) not in KINDS.values():
+            losses, norm = losses.as_subclass(Veiled), norm.as_subclass(Veiled)
+        return asked.query.contribution(Record(losses, norm)).as_subclass(Tensor)
 
     try:
         each = vmap(of_one, in_dims=(1, 0), out_dims=-1)(losses, norms)
@@ -249,8 +254,8 @@ def _in_range(sensitivity: Number, where: str) -> Number:
 @cache
 def hints(kind: type[Query]) -> tuple[tuple[str, Any], ...]:
     """Name and annotation of each field of a kind of query."""
-    known = typing.get_type_hints(kind)
-    return tuple((field.name, known[field.name]) for field in dataclasses.fields(kind))
+    annotations = typing.get_type_hints(kind)
+    return tuple((field.name, annotations[field.name]) for field in dataclasses.fields(kind))
 
 
 def _read(value: Any, hint: Any, where: str, space: Space) -> Any:
@@ -260,17 +265,27 @@ def _read(value: Any, hint: Any, where: str, space: Space) -> Any:
         return _bounded(value, where, space)
     if value is None and type(None) in typing.get_args(hint):
         return None
-    return _vectors(value, where, space)
+    # A vector of its own is used after the norms are, so that a change in between would move the sum beyond its bound.
+    # Points need no copy: an engine reads each in one pass, and forms norms and sum of what that pass leaves.
+    return (
+        space.vector(value, where, is_copied=True) if hint in (Vector, Vector | None) else _points(value, where, space)
+    )
 
 
 def _bounded(rule: Any, where: str, space: Space) -> Bounded:
     if type(rule) not in ELEMENTWISE and not isinstance(rule, ClipRule):  # the second takes time: it is a protocol
         raise ConfigError(where, rule, "expected a clip rule: a `sensitivity`, and a `factor` for each norm")
+    if type(rule) in ELEMENTWISE:
+        # They see all norms at once, so their fields are plain numbers, which run no code and nobody can change.
+        fields = dataclasses.fields(rule)
+        rule = type(rule)(
+            **{part.name: space.number(getattr(rule, part.name), f"{where}.{part.name}") for part in fields}
+        )
     check_alone(rule)
     return Bounded(rule, space.number(rule.sensitivity, f"{where}.sensitivity"))
 
 
-def _vectors(value: Any, where: str, space: Space) -> Any:
+def _points(value: Any, where: str, space: Space) -> Any:
     """A vector, or a list of vectors or of pairs (weight, vector)."""
     if isinstance(value, list | tuple) and value:
         return tuple(_point(part, f"{where}[{i}]", space) for i, part in enumerate(value))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,7 +54,7 @@ class Exact(BaseOracle):
         self._objective = target.objective
         self._norm = torch.full((1,), torch.nan)
 
-    def _sum(self, asked: Asked) -> Tensor:
+    def _sum(self, asked: Asked, records: Any) -> Tensor:
         query, counts = asked.query, torch.ones(1, dtype=torch.bool)
         if not isinstance(query, Gradient):
             values = [self._objective(theta) for theta in query.probed]

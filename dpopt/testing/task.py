@@ -99,8 +99,9 @@ class Task:
 
 def advance(optimizer: Optimizer, state: Any, oracle: Any, until: int = 0) -> Any:
     """Step from `state` until at most `until` draws are left."""
-    while oracle.draws_left > until:
+    while (left := oracle.draws_left) > until:
         state = optimizer.step(state, oracle)
+        assert oracle.draws_left < left, "a step asked for nothing, so there would be no end"
     return state
 
 

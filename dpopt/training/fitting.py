@@ -204,7 +204,8 @@ def fit(
         average=average,
         multiplicity=multiplicity,
     )
-    with Phases(progress and processes.is_first) as phases, held(checkpoint, processes.is_first):
+    is_first = processes.is_first
+    with Phases(progress and is_first) as phases, processes.together() as settle, held(checkpoint, is_first):
         phases.begin("reading the data")
         subject = _subject(model, loss, train, test, target=target, transform=transform, device=place)
         examples = len(subject.train.x)
@@ -228,6 +229,7 @@ def fit(
             warnings.warn(f"{problem}: training spends its epsilon and learns nothing", stacklevel=3)
         if file.start not in (None, digest(clipper.theta)):
             warnings.warn("model: its run began with other parameters, and goes on from its checkpoint's", stacklevel=3)
+        settle()
         run = FitRun.of(
             goal,
             subject,

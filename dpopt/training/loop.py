@@ -47,10 +47,16 @@ def resolve_device(name: str | int | torch.device) -> torch.device:
 
 
 def steps(optimizer: Optimizer, oracle: DataOracle, state: Any, marks: int = 40) -> Iterator[tuple[Any, bool]]:
-    """Step until the budget is spent; yields each state, and whether one of `marks` equal parts ends with it."""
+    """Step until the budget is spent; yields each state, and whether one of `marks` equal parts ends with it.
+
+    Raises:
+        ConfigError: a step took no draw; without data it did, or calibration had refused it.
+    """
     done = oracle.draws_taken * marks // max(1, oracle.draws_total)
-    while oracle.draws_left:
+    while left := oracle.draws_left:
         state = optimizer.step(state, oracle)
+        if oracle.draws_left == left:  # the next one would do the same, without end
+            raise ConfigError("optimizer", optimizer, "its step asked for nothing; expected at least one draw")
         now = oracle.draws_taken * marks // oracle.draws_total
         yield state, now > done
         done = now

@@ -76,7 +76,9 @@ class FitRun:
             processes.agree(subject.device, model=model, checkpoint=file.seeds)
         seeds = file.seeds or goal.seeds(plan, subject, seen, engine, processes, [engine_name, physical_batch])
         start = engine.theta
-        reached = file.reached(goal.stepper.init(start), plan)
+        with processes.together() as settle:
+            reached = file.reached(goal.stepper.init(start), plan)
+            settle()
         oracle = DataOracle(
             engine,
             *subject.train,

@@ -60,7 +60,7 @@ def test_a_point_without_weight_is_not_evaluated(kappa, gamma, points):
     optimizer = dpopt.create("disk", kappa=kappa, gamma=gamma)
     oracle = dpopt.privacy.TraceOracle(3, 0.1, 4)
     optimizer.step(optimizer.init(oracle.theta), oracle)
-    assert oracle.points == points
+    assert sum(oracle.points) == points
 
 
 @pytest.mark.parametrize(
