@@ -43,8 +43,8 @@ class ClipRule(Protocol):
     def factor(self, norm: Tensor) -> Tensor:
         """The factor that a gradient is multiplied by, given its L2 norm; both of one shape, [n] or [].
 
-        It is evaluated on one norm at a time, by `torch.func.vmap`, and where it would let a gradient be longer than
-        the sensitivity, a smaller factor takes its place.
+        It is evaluated on one norm at a time, by `torch.func.vmap`, which `repr` shows without its value; and where it
+        would let a gradient be longer than the sensitivity, a smaller factor takes its place.
         """
         ...
 
@@ -134,7 +134,7 @@ class Batch(Protocol):
 
         Raises:
             ConfigError: something in the query that cannot be used; nothing is charged then.
-            UnplannedRelease: the plan holds no such release.
+            UnplannedRelease: the plan holds no such release, or another query is being answered.
         """
         ...
 
