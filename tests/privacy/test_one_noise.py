@@ -256,8 +256,8 @@ def asked(name, change_where, changed):
             thread.join()
 
     rule = Changing(change) if change_where == "rule" else AtBound(handed["clip"])
-    model.register_forward_hook(hook)
     with oracle.draw() as batch:
+        model.register_forward_hook(hook)  # not before: the records are looked at when the draw is opened
         gradient = batch.gradient([(handed["weight"], handed["point"])], rule, handed["scale"]).value * N
         losses = (batch.losses([made.theta], handed["bound"]).value / handed["bound"] - 0.5).sum()
     return gradient, losses
