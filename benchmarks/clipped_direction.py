@@ -18,9 +18,9 @@ import torch
 
 import dpopt
 from dpopt import training
-from dpopt.harness.cell import prepare
 from dpopt.results import figures
 from dpopt.results.drawing import GREY, styles_of
+from dpopt.runs.prepare import prepare
 
 EPSILONS = [1, 3, 8]
 POINTS = 40

@@ -18,10 +18,10 @@ import torch
 
 import dpopt
 from dpopt import training
-from dpopt.harness.cell import prepare
 from dpopt.optimizers.base import descend
 from dpopt.results import figures
 from dpopt.results.drawing import GREY, styles_of
+from dpopt.runs.prepare import prepare
 
 ETAS = [1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1]
 EPSILONS = [1, 3, 8]

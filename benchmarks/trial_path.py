@@ -17,10 +17,10 @@ import pandas as pd
 
 import dpopt
 from dpopt import training
-from dpopt.harness.cell import prepare
 from dpopt.optimizers.hyfreedp_search_then_decay import HyFreeDPSearchThenDecay
 from dpopt.results import figures
 from dpopt.results.drawing import styles_of
+from dpopt.runs.prepare import prepare
 
 TASKS = {
     "GTSRB": ("hyfreedp_starts_heads", {"data": "gtsrb_32"}),

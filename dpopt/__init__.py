@@ -10,9 +10,9 @@ from dpopt.registry import create
 
 if TYPE_CHECKING:
     from dpopt import clipping, privacy, testing
-    from dpopt.harness.run_suite import run_suite
-    from dpopt.harness.suite import Suite, load_suite
     from dpopt.results.results import Results, load_results
+    from dpopt.runs.run_suite import run_suite
+    from dpopt.suites.suite import Suite, load_suite
     from dpopt.training import FitResult, fit
     from dpopt.training.privatize import privatize
     from dpopt.training.saved import load
@@ -40,7 +40,7 @@ __getattr__ = attach(
     __name__,
     dict.fromkeys(["FitResult", "fit"], "dpopt.training")
     | dict.fromkeys(["Results", "load_results"], "dpopt.results.results")
-    | dict.fromkeys(["Suite", "load_suite"], "dpopt.harness.suite")
-    | {"run_suite": "dpopt.harness.run_suite", "privatize": "dpopt.training.privatize", "load": "dpopt.training.saved"}
+    | dict.fromkeys(["Suite", "load_suite"], "dpopt.suites.suite")
+    | {"run_suite": "dpopt.runs.run_suite", "privatize": "dpopt.training.privatize", "load": "dpopt.training.saved"}
     | {name: f"dpopt.{name}" for name in ("clipping", "privacy", "testing")},
 )

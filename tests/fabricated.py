@@ -157,9 +157,9 @@ def noted(arguments):
         arguments: of the command line.
     """
     from dpopt.cli.console import suite_name
-    from dpopt.harness.plan import manifest, plan
-    from dpopt.harness.run_suite import open_store
-    from dpopt.harness.suite import load_suite
+    from dpopt.runs.run_suite import open_store
+    from dpopt.suites.plan import manifest, plan
+    from dpopt.suites.suite import load_suite
 
     name, rest = suite_name(arguments)
     suite = load_suite(name, rest)

@@ -345,7 +345,7 @@ class Command:
 
 OF_STORED = "suite results optimizers plots"
 OF_SUITE = """
-suite description workloads optimizers settings epsilon delta accountant batch_size epochs clip seeds scale_down refine
+suite description workloads optimizers settings epsilon delta accountant batch_size epochs clip seeds
 widen diagnostics published engine workers options timeout retries retry_on grace memory max_hours device physical_batch
 log results plots settings.dp_sgd settings.dp_sgd.fields settings.dp_sgd.fields.lr settings.dp_sgd.fields.clip
 settings.dp_sgd.grid settings.dp_sgd.grid.lr settings.dp_sgd.tuning settings.dp_sgd.runs settings.dp_sgd.selection

@@ -3,11 +3,11 @@
 import pytest
 
 from dpopt import registry
-from dpopt.harness.plan import plan
-from dpopt.harness.suite import load_suite
 from dpopt.privacy import epsilon
 from dpopt.privacy.ledger import Draw, Ledger
 from dpopt.sizes import number_of_draws, sampling_rate
+from dpopt.suites.plan import plan
+from dpopt.suites.suite import load_suite
 
 SEEDS = {"opacus_mnist": 10}
 ANCHORS = {

@@ -17,7 +17,7 @@ from oddities import fit
 import dpopt
 from dpopt.cli import main
 from dpopt.errors import ConfigError
-from dpopt.harness.suite import suite_files
+from dpopt.suites.suite import suite_files
 from dpopt.training import trial
 from dpopt.training.layout import Layout
 from dpopt.training.subject import Subject

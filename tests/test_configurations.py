@@ -9,8 +9,8 @@ import pytest
 from dpopt import configurations
 from dpopt.cli import main
 from dpopt.errors import ConfigError
-from dpopt.harness.suite import load_suite
 from dpopt.store import Store
+from dpopt.suites.suite import load_suite
 
 SECRET = "do not tell"
 SUITE = """

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from dpopt import configurations
 from dpopt.cli import main
 from dpopt.files import Damaged
-from dpopt.harness.suite import load_suite
 from dpopt.store import Store
+from dpopt.suites.suite import load_suite
 
 SUITE = """
 defaults: [suite, _self_]

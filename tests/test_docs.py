@@ -18,10 +18,10 @@ import yaml
 from dpopt import configurations
 from dpopt.cli import COMMANDS, known, main
 from dpopt.errors import ConfigError
-from dpopt.harness.suite import load_suite
 from dpopt.results.leaderboard import Leaderboard
 from dpopt.results.leaderboard_page import Page
 from dpopt.results.publishing import load_published
+from dpopt.suites.suite import load_suite
 
 TREE = Path(__file__).parents[1]
 TUTORIALS = sorted((TREE / "docs" / "tutorials").glob("*.md"))

@@ -13,7 +13,7 @@ import pytest
 import dpopt
 from dpopt import registry
 from dpopt.cli import main
-from dpopt.harness.suite import load_suite
+from dpopt.suites.suite import load_suite
 
 ROOT = Path(__file__).parents[1]
 

@@ -136,7 +136,7 @@ class OuterTask(Workload):
 '''
 ENGINE = '''"""The inline engine, which says when it begins."""
 
-from dpopt.harness.engines.inline import InlineEngine
+from dpopt.runs.engines.inline import InlineEngine
 
 
 class OuterEngine(InlineEngine):

@@ -107,7 +107,7 @@ def children(pid: int) -> list[int]:
 def quiet(storm: Storm, monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, str]:
     """The records of the calm cells, run one after the other in this process."""
     from dpopt import registry
-    from dpopt.harness import cell as cells
+    from dpopt.runs import train as cells
 
     monkeypatch.syspath_prepend(str(storm.suite.parent / "package"))
     registry.entries.cache_clear()

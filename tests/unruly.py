@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from dpopt.fields import NonNegative
-from dpopt.harness import cell
+from dpopt.runs import train
 from dpopt.workloads.synthetic import SyntheticLogReg
 
 SUITE = """
@@ -35,7 +35,7 @@ memory: 3
 """
 KEPT: list[np.ndarray] = []
 if "UNRULY_CHECKPOINTS" in os.environ:  # from a worker's second cell on
-    cell.run.__kwdefaults__["checkpoint_seconds"] = float(os.environ["UNRULY_CHECKPOINTS"])
+    train.CHECKPOINT_SECONDS = float(os.environ["UNRULY_CHECKPOINTS"])
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ import threading
 
 import pytest
 
-from dpopt.harness.plan import plan
-from dpopt.harness.suite import load_suite
 from dpopt.store import Store
+from dpopt.suites.plan import plan
+from dpopt.suites.suite import load_suite
 
 CELLS = 10_000
 SUITE = "quickstart"

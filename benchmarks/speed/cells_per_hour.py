@@ -29,9 +29,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpopt import registry, sizes
-from dpopt.harness.cell import Cell
-from dpopt.harness.plan import plan
-from dpopt.harness.suite import load_suite
+from dpopt.cells import Cell
+from dpopt.suites.plan import plan
+from dpopt.suites.suite import load_suite
 
 _TORCH = {"dp_sgd": torch.optim.SGD, "dp_adam": torch.optim.Adam}
 _PLAIN = "--plain"

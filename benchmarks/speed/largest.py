@@ -16,7 +16,7 @@ from torch import Tensor
 from dpopt.bench.cases import Case
 from dpopt.bench.contenders import ENGINES, WHOLE, Step, non_private
 from dpopt.bench.measure import use
-from dpopt.harness.remote import Remote
+from dpopt.runs.remote import Remote
 
 KNOWN = 64
 """Examples that are made; a larger batch repeats them, as making so many numbers takes longer than a step."""

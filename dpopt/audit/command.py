@@ -18,15 +18,15 @@ from rich.console import Console
 from rich.progress import Progress
 
 from dpopt import audit, clipping, configurations, fields, registry, sizes
+from dpopt.cells import Cell
 from dpopt.configurations import first_key
 from dpopt.errors import ConfigError, unknown
-from dpopt.harness import plan as planning
-from dpopt.harness.cell import Cell
-from dpopt.harness.engines.local import places
-from dpopt.harness.remote import Remote
-from dpopt.harness.suite import Suite, load_suite
 from dpopt.privacy.sampling import derive
+from dpopt.runs.engines.local import places
+from dpopt.runs.remote import Remote
 from dpopt.store.provenance import provenance
+from dpopt.suites import plan as planning
+from dpopt.suites.suite import Suite, load_suite
 
 SCHEMA = 1
 

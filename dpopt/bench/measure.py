@@ -22,7 +22,7 @@ from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity, profile
 
 from dpopt.bench.contenders import Contender, Step
-from dpopt.harness.remote import Remote
+from dpopt.runs.remote import Remote
 
 WARM_UP = 2
 """Calls before the timed ones."""

@@ -70,14 +70,14 @@ def offers(prefix: str, before: Sequence[str], command: Command) -> list[str]:
 
 
 def _suites(before: Sequence[str]) -> Iterable[str]:
-    from dpopt.harness.suite import suite_files
+    from dpopt.suites.suite import suite_files
 
     return suite_files()
 
 
 def _rows(before: Sequence[str]) -> Iterable[str]:
     """Labels that the settings of the suite named before make, and names of optimizers."""
-    from dpopt.harness.suite import suite_files
+    from dpopt.suites.suite import suite_files
 
     suite = next((argument.partition("=")[2] for argument in before if argument.startswith("suite=")), "")
     file = suite_files().get(suite)

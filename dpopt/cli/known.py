@@ -95,7 +95,7 @@ def _data_sets() -> list[dict[str, str]]:
 
 
 def _suites() -> list[dict[str, str]]:
-    from dpopt.harness.suite import suite_files
+    from dpopt.suites.suite import suite_files
 
     return [{"suite": name, "file": str(path)} for name, path in suite_files().items()]
 

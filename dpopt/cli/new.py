@@ -134,7 +134,7 @@ def _plug_in(name: str, class_name: str) -> Files:
 
 
 def _suite(name: str) -> Files:
-    from dpopt.harness.suite import suite_files
+    from dpopt.suites.suite import suite_files
 
     if name in suite_files():
         raise ConfigError("name", name, f"{suite_files()[name]} is a suite of that name")

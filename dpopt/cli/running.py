@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 from dpopt import fields
 from dpopt.cli.console import ERR, OUT, complain, print_table, stored, suite_name
-from dpopt.errors import ConfigError, Missing
+from dpopt.errors import Missing
 
 if TYPE_CHECKING:
-    from dpopt.harness.cost import CostRow, Timing
-    from dpopt.harness.flops import Rate, Work
-    from dpopt.harness.planned import Planned
-    from dpopt.harness.suite import Suite
     from dpopt.store import Store
+    from dpopt.suites.estimate import CostRow, Timing, Work
+    from dpopt.suites.searches import Planned
+    from dpopt.suites.suite import Suite
 
 SHOWN = 5
 """The most cells that are listed for one reason why they failed."""
@@ -24,37 +23,33 @@ SHOWN = 5
 def plan(overrides: Sequence[str]) -> None:
     """Show a suite's cells by state, what they cost, and where it leaves the protocol; writes nothing, needs no data.
 
-    timed_draws=20 times 20 draws of each row. A row that was never timed is estimated by its FLOPs: on this machine, on
-    a known device (flops=h100), or at a rate per second (flops=2e13).
+    timed_draws=20 times 20 draws of each row. A row that was never timed is estimated by its FLOPs.
     """
-    from dpopt.harness import cost, flops, protocol
-    from dpopt.harness import plan as planning
-    from dpopt.harness.run_suite import open_store
-    from dpopt.training import resolve_device
+    from dpopt.runs import probe
+    from dpopt.runs.run_suite import open_store, workers
+    from dpopt.suites import estimate, protocol
+    from dpopt.suites import plan as planning
 
-    own = [override for override in overrides if override.startswith(("timed_draws=", "flops="))]
-    given = {key: value for key, _, value in (override.partition("=") for override in own)}
-    limit = fields.convert(given["timed_draws"], fields.Count, "timed_draws", {}) if "timed_draws" in given else 0
-    suite = _suite([override for override in overrides if override not in own])
+    timed = [override.removeprefix("timed_draws=") for override in overrides if override.startswith("timed_draws=")]
+    limit = fields.convert(timed[-1], fields.Count, "timed_draws", {}) if timed else 0
+    suite = _suite([override for override in overrides if not override.startswith("timed_draws=")])
     store = open_store(suite)
-    planned = planning.preview(suite, store)
-    rate = flops.rate(given.get("flops"), resolve_device(suite.device))
-    if limit and rate.device:
-        raise ConfigError("timed_draws", limit, f"it times this machine and not {rate.device}: give one of the two")
-    rows = cost.rows(planned, store)
-    timings = cost.timings(rows, store, suite, limit, ERR, rate)
+    planned = planning.plan(suite, store)
+    rows, at_once = estimate.rows(planned, store), workers(suite)
+    timings = probe.timings(rows, store, suite, at_once, limit, ERR, is_estimated=True)
     for workload, table in _costs(rows, timings).items():
         OUT.print(workload, style="bold")
         print_table(table)
-    for line in cost.failures(rows, timings):
-        OUT.print(line)
+    for number, timing in timings.items():
+        if timing.failure:
+            OUT.print(f"{rows[number].label} failed: {timing.failure}")
     for line in protocol.departures(planned):
         OUT.print(f"protocol: {line}")
     cells = len({entry.cell.run_id for entry in planned})
     OUT.print(f"{cells} distinct cells of suite {suite.name}; results in {store.root}")
     if further := planning.to_follow(planned, store):
         OUT.print(f"up to {further} further cells follow, where the best of a grid lies at its end")
-    for line in (cost.estimate(rows, timings, suite, rate), *_basis(timings, rate), *_absent(planning.missing(suite))):
+    for line in (estimate.summary(rows, timings, at_once), *_basis(timings), *_absent(planning.missing(suite))):
         OUT.print(line)
 
 
@@ -91,8 +86,8 @@ def _line(row: CostRow, timing: Timing | None) -> dict[str, str]:
         "B": str(row.cells[0].batch_size),
         "cells": str(len(row.cells)),
         "done": str(row.done),
-        "failed": str(row.failed),
-        "damaged": str(row.damaged or ""),
+        "failed": str(row.states.count("failed")),
+        "damaged": str(row.states.count("damaged") or ""),
         "to run": str(len(row.waiting)),
         "draws": "-".join(map(str, dict.fromkeys(row.draws))),
         "gradients": f"{row.gradients:.1e}" if row.waiting else "",
@@ -103,14 +98,14 @@ def _line(row: CostRow, timing: Timing | None) -> dict[str, str]:
     }
 
 
-def _basis(timings: Mapping[int, Timing], rate: Rate) -> list[str]:
-    """What the times rest on that nothing was timed for."""
-    from dpopt.harness.cost import CALL
+def _basis(timings: Mapping[int, Timing]) -> list[str]:
+    """The assumptions behind the times of rows that nothing was timed for."""
+    from dpopt.suites.estimate import CALL, SHARE
 
     if not any(timing.is_estimate for timing in timings.values()):
         return []
     apart = "not in it: starting workers and preparing cells; timed_draws=20 times preparing and real draws"
-    return [f"~ by FLOPs ({rate.basis}) and {1e3 * CALL:g} ms a gradient", apart]
+    return [f"~ by FLOPs ({SHARE:.0%} of a product of matrices here) and {1e3 * CALL:g} ms a gradient", apart]
 
 
 def _absent(missing: Sequence[Missing]) -> list[str]:
@@ -142,8 +137,8 @@ def retry(overrides: Sequence[str]) -> int:
 
 
 def _run(overrides: Sequence[str], is_again: bool) -> int:
-    from dpopt.harness import plan as planning
-    from dpopt.harness.run_suite import open_store, run_suite
+    from dpopt.runs.run_suite import open_store, run_suite
+    from dpopt.suites import plan as planning
 
     suite = _suite(overrides)
     outcome = run_suite(suite, progress=ERR, retry=is_again)
@@ -189,7 +184,7 @@ def cancel(overrides: Sequence[str]) -> None:
 
 
 def _suite(overrides: Sequence[str]) -> Suite:
-    from dpopt.harness.suite import load_suite
+    from dpopt.suites.suite import load_suite
 
     name, rest = suite_name(overrides)
     return load_suite(name, rest)

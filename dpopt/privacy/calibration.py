@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -92,25 +91,6 @@ def calibrate(
         remembered.write(path, noise)
         plan = planned(noise)
     return plan
-
-
-def scaled_down(plan: Plan, factor: float) -> Plan:
-    """`plan` with batches and noise `factor` times smaller: a cheap simulation of it that is far less private.
-
-    Noise per record, and so what training feels of it, stays what it was, while a step costs `factor` times less
-    (Sander, Stock, Sablayrolles, "TAN without a burn", ICML 2023, section 4). The ledger, and the epsilon that is
-    computed from it, are those of the simulation.
-
-    Args:
-        plan: what is simulated.
-        factor: at least 1.
-    """
-    rate, noise = plan.rate / factor, {kind: value / factor for kind, value in plan.noise.items()}
-    ledger = Ledger()
-    for draw, draws in groupby(plan.ledger):
-        ledger.append(Draw(rate, tuple(value / factor for value in draw.noises)), len(list(draws)))
-    spent = accountants.epsilon(ledger, plan.delta, plan.accountant)
-    return dataclasses.replace(plan, rate=rate, noise=noise, ledger=ledger, epsilon=spent)
 
 
 def require_bounded(optimizer: Optimizer, epsilon: float) -> None:

@@ -326,10 +326,6 @@ class Store:
             folder = self.root
         files.check_writable(folder, "results")
 
-    def journal_path(self, suite: str) -> Path:
-        """Where the refinement of a suite keeps its journal, if there is one."""
-        return self.suite_folder(suite) / "refine.journal"
-
     def write(self, path: Path, content: Mapping[str, Any] | str | bytes) -> None:
         """Write a table, a page or a figure, or a mapping as JSON, in one step."""
         files.write(path, content)

@@ -1,9 +1,9 @@
 import pytest
 
-from dpopt.harness import cell as cells
-from dpopt.harness.plan import manifest, plan
-from dpopt.harness.suite import load_suite
+from dpopt.runs import train as cells
 from dpopt.store import Store
+from dpopt.suites.plan import manifest, plan
+from dpopt.suites.suite import load_suite
 
 SUITE = """
 defaults: [suite, _self_]

@@ -8,8 +8,8 @@ import torch
 
 import dpopt
 from dpopt import training
-from dpopt.harness import cell as cells
-from dpopt.harness.plan import plan
+from dpopt.runs import train as cells
+from dpopt.suites.plan import plan
 
 ROWS = ["settings.dp_sgd.average=0.8", "settings.hyfreedp.average=0.8", "settings.adadp.average=0.8"]
 SEARCHED = {

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dpopt.harness.engines import Engine, Event, Setup
+from dpopt.runs.engines import Engine, Event, Setup
 
 GRACE = 0.2
 

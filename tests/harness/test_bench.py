@@ -20,10 +20,10 @@ from dpopt.bench.contenders import ENGINES, Contender, draws_of, engine_group, f
 from dpopt.bench.measure import SLOW_ROUNDS, WARM_UP, Measurement, TimedContender, measure, peak_tensor_memory, ratios
 from dpopt.cli import main
 from dpopt.errors import ConfigError
-from dpopt.harness.remote import Remote
 from dpopt.optimizers.adadp_hybrid import ADADPHybrid
 from dpopt.privacy import BudgetSpent
 from dpopt.results import figures, speed
+from dpopt.runs.remote import Remote
 from dpopt.workloads.base import mlp
 from dpopt.workloads.models import SUBSETS
 

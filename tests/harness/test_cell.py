@@ -2,6 +2,7 @@ import dataclasses
 import functools
 import io
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -10,14 +11,16 @@ import scipy.stats
 import torch
 
 from dpopt import registry
+from dpopt.cells import Cell
 from dpopt.errors import ConfigError, Held
-from dpopt.harness import cell as cells
-from dpopt.harness.engines import Setup
-from dpopt.harness.engines.attempt import attempt
-from dpopt.harness.plan import plan
 from dpopt.privacy import Ledger, epsilon, sampling
 from dpopt.privacy.calibration import score_noise
 from dpopt.privacy.selection import Composed
+from dpopt.runs import train as cells
+from dpopt.runs.engines import Setup
+from dpopt.runs.engines.attempt import attempt
+from dpopt.runs.prepare import prepare
+from dpopt.suites.plan import plan
 from dpopt.workloads.base import Split
 from dpopt.workloads.synthetic import SyntheticLogReg
 
@@ -172,8 +175,9 @@ def test_numbers_do_not_depend_on_threads_or_global_state(write_suite, store, tm
 
 def test_seeds_pair_optimizers_but_not_their_noise(write_suite):
     one, other = (planned_cell(write_suite, label) for label in ("dp_sgd", "adadp"))
-    assert cells._seed("draws", one) == cells._seed("draws", other)
-    assert cells._seed("init", one) != cells._seed("draws", one)
+    first, second = (prepare(cell, device="cpu").oracle for cell in (one, other))
+    assert first._draw_seed == second._draw_seed
+    assert first._noise_seed != second._noise_seed
     assert one.run_id != other.run_id
 
 
@@ -181,8 +185,9 @@ def test_the_runs_of_a_search_have_draws_of_their_own(write_suite):
     """Mistake 1 in a search: runs that share their draws cost more than one after the other."""
     searched = [entry.cell for entry in plan(write_suite()) if entry.label == "dp_sgd" and entry.cell.seed == 0]
     assert [cell.search for cell in searched] == [0, 1]
-    assert len({cells._seed("draws", cell, cell.search) for cell in searched}) == 2
-    assert len({cells._seed("init", cell) for cell in searched}) == 1
+    ready = [prepare(cell, device="cpu") for cell in searched]
+    assert len({one.oracle._draw_seed for one in ready}) == 2
+    assert ready[0].engine.theta.equal(ready[1].engine.theta), "they begin with the same weights"
     assert "search" not in searched[0].content()
 
 
@@ -190,7 +195,7 @@ def test_a_cell_of_an_older_kernel_loads_and_is_not_run_as_if_it_were_of_this_on
     cell = planned_cell(write_suite, "dp_sgd")
     assert cell.content()["kernel"] == cell.kernel == sampling.REVISION
     content = {key: value for key, value in cell.content().items() if key != "kernel"}
-    old = cells.Cell.from_content(content)
+    old = Cell.from_content(content)
     assert (old.content(), old.kernel) == (content, 1)
     assert old.run_id != cell.run_id
     with pytest.raises(ConfigError, match=r"cell\.kernel: 1.*revision"):
@@ -298,11 +303,14 @@ def test_the_released_score_is_the_raw_one_with_the_stated_noise(write_searches,
     """Over many run ids: normal, of the stated standard deviation, and the same for the same run."""
     monkeypatch.setattr(cells, "score_noise", functools.cache(score_noise))
     cell = planned_cell(write_searches, "composed", ["optimizers=[composed]"])
-    final, ledger = {"validation_accuracy": 0.5}, Ledger()
-    released = [
-        cells._search(dataclasses.replace(cell, seed=seed), ledger, final, 1000, "accuracy")["released_score"]
-        for seed in range(800)
-    ]
+    final = {"validation_accuracy": 0.5}
+    oracle, workload = SimpleNamespace(ledger=Ledger()), SimpleNamespace(score="accuracy")
+
+    def score_of(seed):
+        ready = SimpleNamespace(cell=dataclasses.replace(cell, seed=seed), oracle=oracle, workload=workload)
+        return cells._charge(ready, final, 1000)["released_score"]
+
+    released = [score_of(seed) for seed in range(800)]
     (std,) = {entry["std"] for entry in released}
     (noise,) = {entry["noise"] for entry in released}
     assert std == noise / 1000
@@ -310,7 +318,7 @@ def test_the_released_score_is_the_raw_one_with_the_stated_noise(write_searches,
     deviations = np.array([entry["value"] - 0.5 for entry in released]) / std
     assert len(set(deviations)) == 800
     assert scipy.stats.kstest(deviations, "norm").pvalue > 1e-3
-    again = cells._search(dataclasses.replace(cell, seed=5), ledger, final, 1000, "accuracy")["released_score"]
+    again = score_of(5)
     assert again == released[5]
 
 
@@ -336,25 +344,10 @@ def test_a_search_without_privacy_needs_no_noise(write_searches, store):
 
 def test_an_untrained_cell_releases_the_model_as_it_was_initialised(write_searches, store):
     cell = dataclasses.replace(planned_cell(write_searches, "poisson", ["optimizers=[poisson]"]), untrained=True)
-    ready, record = cells.prepare(cell, device="cpu"), cells.run(cell, store, device="cpu")
-    torch.manual_seed(cells._seed("init", cell) >> 65)
+    ready, record = prepare(cell, device="cpu"), cells.run(cell, store, device="cpu")
+    torch.manual_seed(sampling.derive("init", cell.workload, cell.seed) >> 65)
     initial = ready.workload.model()
     x, y = ready.watched["test"]
     assert record["test_accuracy"] == pytest.approx((initial(x).argmax(1) == y).float().mean().item())
     assert (record["epsilon"], record["epsilon_total"], record["draws"]) == (0, cell.epsilon, 0)
     assert len(store.ledger(cell.run_id)) == 0
-
-
-def test_a_scaled_down_run_trains_alike_costs_less_and_spends_more(write_suite, store):
-    """Batch and noise are a quarter each, so noise per record and the number of steps stay (Sander et al. 2023)."""
-    cell = planned_cell(write_suite, "hyfreedp")
-    dry = planned_cell(write_suite, "hyfreedp", ["scale_down=4"])
-    assert dry == dataclasses.replace(cell, scale_down=4.0)
-    wet, record = cells.prepare(cell, device="cpu").plan, cells.run(dry, store, device="cpu")
-    assert record["rate"] == wet.rate / 4
-    assert record["draws"] == wet.draws
-    for kind, noise in wet.noise.items():
-        assert record["noise"][kind] / record["rate"] == pytest.approx(noise / wet.rate)
-    assert {draw.rate for draw in store.ledger(dry.run_id)} == {wet.rate / 4}
-    assert record["epsilon_target"] == 2
-    assert record["epsilon"] == epsilon(store.ledger(dry.run_id), dry.delta, "rdp") > 2 * 2

@@ -10,11 +10,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dpopt.errors import Held
-from dpopt.harness import cell as cells
-from dpopt.harness import checkpoint
-from dpopt.harness.plan import plan
 from dpopt.privacy import Ledger
+from dpopt.runs import checkpoint
+from dpopt.runs import train as cells
 from dpopt.store import Damaged, Store, runs
+from dpopt.suites.plan import plan
 
 VOLATILE = {"seconds_prepare", "seconds_train", "seconds_cpu", "seconds_draw", "peak_memory", "provenance"}
 

@@ -5,14 +5,14 @@ import time
 import pytest
 import torch
 
-from dpopt.harness import cell as cell_module
-from dpopt.harness.cell import Interrupted, run
-from dpopt.harness.engines import Setup
-from dpopt.harness.engines.inline import InlineEngine
-from dpopt.harness.engines.local import LocalEngine, places
-from dpopt.harness.execute import Policy, execute
-from dpopt.harness.plan import plan
+from dpopt.runs import train as cell_module
+from dpopt.runs.engines import Setup
+from dpopt.runs.engines.inline import InlineEngine
+from dpopt.runs.engines.local import LocalEngine, places
+from dpopt.runs.execute import Policy, execute
+from dpopt.runs.train import Interrupted, run
 from dpopt.store import Store
+from dpopt.suites.plan import plan
 
 METRICS = ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss", "epsilon", "noise")
 
@@ -80,7 +80,7 @@ class Unreadable:
 
 def test_workers_that_cannot_start_are_an_error_of_the_run(write_suite, store, monkeypatch):
     cell = plan(write_suite())[0].cell
-    monkeypatch.setattr("dpopt.harness.engines.local.Runner", lambda *given: Unreadable())
+    monkeypatch.setattr("dpopt.runs.engines.local.Runner", lambda *given: Unreadable())
     with pytest.raises(OSError, match=r"a worker could not be started: the process died \(exit code 3\)"):
         execute([cell], store, lambda: LocalEngine(store, Setup("cpu", workers=1)))
     assert store.state(cell.run_id) == "pending"
@@ -101,7 +101,7 @@ def test_failed_and_damaged_cells_are_left_alone(write_suite, store):
 
 def test_inline_reports_failures(write_suite, store, monkeypatch):
     cells = [entry.cell for entry in plan(write_suite())][:2]
-    monkeypatch.setattr("dpopt.harness.cell.calibrate", lambda *a, **k: 1 / 0)
+    monkeypatch.setattr("dpopt.runs.train.calibrate", lambda *a, **k: 1 / 0)
     outcome = execute(cells, store, lambda: InlineEngine(store, Setup("cpu")))
     assert outcome.ran == 0
     assert set(outcome.failed.values()) == {"ZeroDivisionError: division by zero"}
@@ -109,7 +109,7 @@ def test_inline_reports_failures(write_suite, store, monkeypatch):
 
 def test_a_cell_that_another_process_fails_meanwhile_is_not_trained_again(write_suite, store, monkeypatch):
     failed, other = [entry.cell for entry in plan(write_suite())][:2]
-    monkeypatch.setattr("dpopt.harness.execute.POLL", 0.01)
+    monkeypatch.setattr("dpopt.runs.execute.POLL", 0.01)
 
     def make_engine():
         store.fail(failed.run_id, "out of luck elsewhere")
@@ -161,10 +161,10 @@ def test_a_cancelled_cell_leaves_a_checkpoint_and_its_worker_is_replaced(write_s
 
 def test_workers_get_a_gpu_each_and_share_them_if_there_are_more(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
-    monkeypatch.setattr("dpopt.harness.engines.local.resolve_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr("dpopt.runs.engines.local.resolve_device", lambda name: torch.device("cuda"))
     assert places("auto", None) == ["cuda:0", "cuda:1", "cuda:2"]
     assert places("cuda", 5) == ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1"]
-    monkeypatch.setattr("dpopt.harness.engines.local.resolve_device", torch.device)
+    monkeypatch.setattr("dpopt.runs.engines.local.resolve_device", torch.device)
     assert places("cuda:1", None) == ["cuda:1"]
     assert places("cuda:1", 2) == ["cuda:1", "cuda:1"]
     assert places("cpu", None) == ["cpu"] * len(os.sched_getaffinity(0))

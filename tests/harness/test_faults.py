@@ -12,15 +12,15 @@ from stored import rewrite
 
 from dpopt import files, registry
 from dpopt.errors import ConfigError, Held
-from dpopt.harness import cell as cells
-from dpopt.harness import stopping
-from dpopt.harness.engines import Setup
-from dpopt.harness.engines.attempt import attempt
-from dpopt.harness.engines.inline import InlineEngine
-from dpopt.harness.execute import execute
-from dpopt.harness.plan import plan
 from dpopt.privacy.data import DataOracle
+from dpopt.runs import stopping
+from dpopt.runs import train as cells
+from dpopt.runs.engines import Setup
+from dpopt.runs.engines.attempt import attempt
+from dpopt.runs.engines.inline import InlineEngine
+from dpopt.runs.execute import execute
 from dpopt.store import Damaged, Store
+from dpopt.suites.plan import plan
 
 VOLATILE = {"seconds_prepare", "seconds_train", "seconds_cpu", "seconds_draw", "peak_memory", "provenance"}
 DRAWS = 24
@@ -88,9 +88,9 @@ def in_child(work):
 
 def ending(cell, store, monkeypatch):
     """Run a cell to its end: its record without times, its last state, its curve and its ledger."""
-    kept, train = [], cells._train
+    kept, make = [], cells._record
     with monkeypatch.context() as patch:
-        patch.setattr(cells, "_train", lambda *given: kept.append(train(*given)) or kept[0])
+        patch.setattr(cells, "_record", lambda ready, state: kept.append(state) or make(ready, state))
         record = cells.run(cell, store, device="cpu")
     leaves = torch.utils._pytree.tree_leaves(kept[0])
     return stable(record), leaves, store.curve(cell.run_id), store.ledger(cell.run_id)
@@ -197,7 +197,7 @@ def full(*_):
 @pytest.mark.parametrize("method", ["begin", "append_curve", "save_checkpoint", "finish"])
 def test_a_full_disk_ends_the_run_and_harms_no_cell(write_suite, store, tmp_path, monkeypatch, method):
     every = [entry.cell for entry in plan(write_suite())][:2]
-    monkeypatch.setitem(cells.run.__kwdefaults__, "checkpoint_seconds", 0)
+    monkeypatch.setattr(cells, "CHECKPOINT_SECONDS", 0)
 
     class Full(Store):
         calls = 0

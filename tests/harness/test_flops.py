@@ -1,8 +1,6 @@
 """FLOPs: of models whose closed form is known, what they say of a plan's cost, and the rates of devices."""
 
-import dataclasses
 import json
-import math
 from itertools import pairwise
 
 import pytest
@@ -12,10 +10,10 @@ from stored import rewrite
 from torch import nn
 
 from dpopt import registry
-from dpopt.errors import ConfigError
-from dpopt.harness import cell as cells
-from dpopt.harness import cost, flops
-from dpopt.harness.plan import plan
+from dpopt.runs import probe
+from dpopt.runs import train as cells
+from dpopt.suites import estimate
+from dpopt.suites.plan import plan
 from dpopt.workloads.base import Outline, Split, mlp, outlined
 
 
@@ -27,7 +25,7 @@ def test_an_mlps_flops_are_those_of_its_matrices():
     """Two for each weight; a backward pass makes as many again for the weights and for the inputs, but the first's."""
     sizes = (30, 20, 7, 5)
     products = [2 * a * b for a, b in pairwise(sizes)]
-    forward, both = flops.count(outlined(lambda: mlp(*sizes), sizes[:1], 1), loss)
+    forward, both = estimate.count(outlined(lambda: mlp(*sizes), sizes[:1], 1), loss)
     assert forward == sum(products)
     assert both == 3 * sum(products) - products[0]
 
@@ -39,7 +37,7 @@ def test_a_convolutions_flops_are_those_of_its_positions():
         return nn.Sequential(nn.Conv2d(4, 6, 3, groups=2), nn.Flatten(), nn.Linear(6 * 8 * 10, 5))
 
     convolution, linear = 2 * (8 * 10) * 6 * (4 // 2) * 9, 2 * 480 * 5
-    forward, both = flops.count(outlined(make, (4, 10, 12), 1), loss)
+    forward, both = estimate.count(outlined(make, (4, 10, 12), 1), loss)
     assert forward == convolution + linear
     assert both == 2 * convolution + 3 * linear
 
@@ -53,7 +51,7 @@ def test_what_is_frozen_takes_no_gradient_of_its_own():
             parameter.requires_grad_(name.endswith("bias"))
         return model
 
-    forward, both = flops.count(outlined(make, (30,), 1), loss)
+    forward, both = estimate.count(outlined(make, (30,), 1), loss)
     assert both - forward == 2 * 20 * 5
 
 
@@ -63,7 +61,7 @@ def test_attention_is_counted():
     tokens, width = 197, 192
     layers = 12 * (3 + 1 + 4 + 4) * width**2 * tokens + 196 * 3 * 16**2 * width + width * 10
     attention = 12 * 2 * tokens**2 * width
-    work = flops.work_of(json.dumps(spec))
+    work = estimate.work_of(json.dumps(spec))
     assert work.dimension == 5_526_346
     assert work.evaluation == (5000 + 10_000) * 2 * (layers + attention)
     assert work.gradient == pytest.approx(6 * (layers + attention), rel=0.01)
@@ -72,7 +70,7 @@ def test_attention_is_counted():
 def test_a_model_that_looks_at_values():
     """GPT-2 of transformers does, unless its tensors say that they are fake."""
     spec = registry.spec("workload", "e2e_gpt2_random", registry.create_workload("e2e_gpt2_random"))
-    work = flops.work_of(json.dumps(spec))
+    work = estimate.work_of(json.dumps(spec))
     layers, width, vocabulary, length = 2, 128, 2048, 80
     products = layers * 12 * width**2 * length + layers * 2 * length**2 * width + vocabulary * width * length
     assert work.gradient == pytest.approx(6 * products, rel=0.01)
@@ -86,22 +84,24 @@ class Looks(nn.Module):
 
 def test_a_model_without_products():
     """The Gaussian mixture's parameters, 4 K - 1 means and as many scales for K = 5; a draw still calls torch."""
-    work = flops.work_of(json.dumps(registry.spec("workload", "gmm", registry.create_workload("gmm"))))
+    work = estimate.work_of(json.dumps(registry.spec("workload", "gmm", registry.create_workload("gmm"))))
     assert (work.dimension, work.gradient, work.evaluation) == (38, 0, 0)
 
 
 def test_what_cannot_be_counted():
     with pytest.raises((RuntimeError, NotImplementedError)):
-        flops.count(Outline(Looks(), Split(torch.empty(1, 2, device="meta"), torch.empty(1, device="meta")), 1), loss)
+        estimate.count(
+            Outline(Looks(), Split(torch.empty(1, 2, device="meta"), torch.empty(1, device="meta")), 1), loss
+        )
     texts = registry.create_workload("texts", encoder="someone/unknown", subset="full")
-    assert flops.work_of(json.dumps(registry.spec("workload", "texts", texts))) is None
+    assert estimate.work_of(json.dumps(registry.spec("workload", "texts", texts))) is None
 
 
 @pytest.fixture
 def rows(write_suite, store):
     """DP-SGD at two batch sizes and FiBeR, which computes two gradients a draw; two rates, one seed."""
     suite = write_suite(overrides=["optimizers=[dp_sgd,fiber]", "batch_size=[800,1600]", "seeds=0", "device=cpu"])
-    return suite, cost.rows(plan(suite), store)
+    return suite, estimate.rows(plan(suite), store)
 
 
 def test_a_rows_flops_are_those_of_its_draws_and_its_curve(rows):
@@ -111,60 +111,20 @@ def test_a_rows_flops_are_those_of_its_draws_and_its_curve(rows):
         draws = 16_000 // size  # fewer than a curve has marks
         curve = draws * (1000 + 2000) * forward
         assert row.operations == len(row.waiting) * (16_000 * points * 2 * forward + curve)
-        timing = row.estimate(1e6)
-        assert timing.draw == pytest.approx(points * (size * 2 * forward / 1e6 + cost.CALL))
+        timing = row.by_flops(1e6)
+        assert timing.draw == pytest.approx(points * (size * 2 * forward / 1e6 + estimate.CALL))
         each = row.operations / 1e6 / len(row.waiting)
-        assert timing.seconds(draws) == pytest.approx(each + draws * points * cost.CALL)
+        assert timing.seconds(draws) == pytest.approx(each + draws * points * estimate.CALL)
 
 
-def test_a_scaled_down_run_costs_as_many_times_less(rows):
-    row = rows[1][0]
-    small = dataclasses.replace(row, cells=tuple(dataclasses.replace(cell, scale_down=8.0) for cell in row.cells))
-    assert small.estimate(1.0).draw - cost.CALL == pytest.approx((row.estimate(1.0).draw - cost.CALL) / 8)
-
-
-def test_times_come_before_estimates(rows, store):
+def test_times_come_before_estimates(rows, store, monkeypatch):
     suite, (first, *others) = rows
     cells.run(first.cells[0], store, device="cpu")
-    found = cost.timings(cost.rows(plan(suite), store), store, suite, rate=flops.Rate(1e9, ""))
+    monkeypatch.setattr(probe, "flops_per_second", lambda device: 1e9)
+    found = probe.timings(estimate.rows(plan(suite), store), store, suite, is_estimated=True)
     assert [found[number].is_estimate for number in range(4)] == [False, True, True, True]
-    assert found[1] == others[0].estimate(1e9)
-    elsewhere = cost.timings(cost.rows(plan(suite), store), store, suite, rate=flops.Rate(1e9, "", "h100"))
-    assert all(timing.is_estimate for timing in elsewhere.values()), "what was timed here says nothing of an H100"
-    run_id = first.cells[0].run_id
-    rewrite(store, run_id, provenance=store.record(run_id)["provenance"] | {"device": "cuda NVIDIA H100 80GB HBM3"})
-    there = cost.timings(cost.rows(plan(suite), store), store, suite, rate=flops.Rate(1e9, "", "h100"))
-    assert not there[0].is_estimate
-    assert there[1].is_estimate
+    assert found[1] == others[0].by_flops(1e9)
 
 
-@pytest.mark.parametrize(
-    ("device", "names"),
-    [
-        ("cuda NVIDIA H100 80GB HBM3", {"h100"}),
-        ("cuda NVIDIA A100-SXM4-40GB", {"a100"}),
-        ("cuda NVIDIA GeForce RTX 4090", {"rtx_4090"}),
-        ("cuda NVIDIA L40S", set()),
-        ("cpu x86_64", set()),
-    ],
-)
-def test_which_device_a_record_is_of(device, names):
-    assert {name for name in flops.PEAKS if flops.rate(name, torch.device("cpu")).is_of(device)} == names
-
-
-def test_rates():
-    cpu = torch.device("cpu")
-    assert flops.rate("h100", cpu).flops == pytest.approx(0.4 * 67e12)
-    assert flops.rate("2e13", cpu).flops == flops.rate(2e13, cpu).flops == 2e13
-    measured = flops.rate(None, cpu)
-    assert 1e8 < measured.flops < 1e13
-    assert measured.flops == 0.5 * flops.measured(cpu)
-    assert "one core" in measured.basis
-
-
-@pytest.mark.parametrize(
-    ("value", "message"), [("h10", "'h100'"), (0, "a second"), (math.inf, "a second"), ([], "flops")]
-)
-def test_rates_that_cannot_be(value, message):
-    with pytest.raises(ConfigError, match=message):
-        flops.rate(value, torch.device("cpu"))
+def test_the_rate_is_a_share_of_that_of_large_products():
+    assert 1e8 < estimate.flops_per_second(torch.device("cpu")) < 1e13

@@ -2,9 +2,9 @@
 
 import pytest
 
-from dpopt.harness import execute as executing
-from dpopt.harness.engines import Event
-from dpopt.harness.execute import Policy, execute
+from dpopt.runs import execute as executing
+from dpopt.runs.engines import Event
+from dpopt.runs.execute import Policy, execute
 from dpopt.store import leases
 
 
@@ -50,7 +50,7 @@ class Scripted:
 
 @pytest.fixture
 def cells(write_suite):
-    from dpopt.harness.plan import plan
+    from dpopt.suites.plan import plan
 
     return [entry.cell for entry in plan(write_suite(overrides=["optimizers=[dp_sgd]"]))]
 
@@ -120,7 +120,7 @@ def test_a_cell_of_another_process_is_waited_for(play, store, cells):
     engine, outcome = play("held")
     assert engine.attempts.count(cells[0].run_id) == 2, "nobody has it any more"
     assert (outcome.ran, outcome.skipped) == (len(cells), 0)
-    from dpopt.harness.cell import run
+    from dpopt.runs.train import run
 
     class Elsewhere(leases.Watch):
         looks = 0

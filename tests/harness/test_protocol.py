@@ -3,9 +3,9 @@
 import pytest
 
 from dpopt.cli import main
-from dpopt.harness import protocol
-from dpopt.harness.plan import plan
-from dpopt.harness.suite import load_suite
+from dpopt.suites import protocol
+from dpopt.suites.plan import plan
+from dpopt.suites.suite import load_suite
 
 KEPT = {
     "name": "kept",

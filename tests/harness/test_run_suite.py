@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from dpopt.errors import ConfigError
-from dpopt.harness import cost, engines, stopping
-from dpopt.harness import execute as executing
-from dpopt.harness import run_suite as running
-from dpopt.harness.plan import plan
-from dpopt.harness.run_suite import run_suite
+from dpopt.runs import engines, stopping
+from dpopt.runs import execute as executing
+from dpopt.runs import run_suite as running
+from dpopt.runs.run_suite import run_suite
+from dpopt.suites import estimate
+from dpopt.suites.plan import plan
 
 FEW = ["optimizers=[dp_sgd]", "seeds=0", "device=cpu"]
 ONE = """
@@ -65,7 +66,9 @@ def test_a_retry_that_takes_too_long_keeps_the_failures(write_suite, store, monk
     failed = [entry.cell.run_id for entry in plan(suite)]
     for run_id in failed:
         store.fail(run_id, "out of luck", "where")
-    monkeypatch.setattr(cost, "timings", lambda rows, *given: dict.fromkeys(range(len(rows)), cost.Timing(draw=3600)))
+    monkeypatch.setattr(
+        running.probe, "timings", lambda rows, *given: dict.fromkeys(range(len(rows)), estimate.Timing(draw=3600))
+    )
     with pytest.raises(ConfigError, match="max_hours: 1"):
         run_suite(suite, store.root, engine="inline", progress=False, retry=True)
     assert {store.error(run_id)["traceback"] for run_id in failed} == {"where"}

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from dpopt import registry
-from dpopt.harness import cell as cells
-from dpopt.harness.plan import manifest, plan
 from dpopt.results import choosing, frames, tables
+from dpopt.runs import train as cells
+from dpopt.suites.plan import manifest, plan
 from dpopt.workloads.synthetic import SyntheticLogReg
 
 

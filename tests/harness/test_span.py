@@ -8,13 +8,13 @@ import time
 import pytest
 
 from dpopt.errors import ConfigError
-from dpopt.harness import cell as cells
-from dpopt.harness.engines import Event, Setup
-from dpopt.harness.engines.span import SpanEngine
-from dpopt.harness.execute import execute
-from dpopt.harness.plan import plan
-from dpopt.harness.run_suite import run_suite
+from dpopt.runs import train as cells
+from dpopt.runs.engines import Event, Setup
+from dpopt.runs.engines.span import SpanEngine
+from dpopt.runs.execute import execute
+from dpopt.runs.run_suite import run_suite
 from dpopt.store import Store
+from dpopt.suites.plan import plan
 
 TWO = Setup("cpu", workers=2, grace=600.0)
 

@@ -3,8 +3,8 @@ import json
 import pytest
 
 from dpopt.errors import ConfigError
-from dpopt.harness.plan import plan
-from dpopt.harness.suite import load_suite, suite_files
+from dpopt.suites.plan import plan
+from dpopt.suites.suite import load_suite, suite_files
 from dpopt.workloads.data import catalogue
 
 BAD_OVERRIDES = [

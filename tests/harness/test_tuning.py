@@ -5,15 +5,15 @@ import math
 import pytest
 
 from dpopt.errors import ConfigError
-from dpopt.harness import rows as rows_of_suites
-from dpopt.harness import tuning
-from dpopt.harness.cell import run
-from dpopt.harness.plan import plan
-from dpopt.harness.suite import Setting
-from dpopt.harness.tuning import Outcome
 from dpopt.privacy import Draw, Ledger, epsilon
 from dpopt.privacy.selection import After, BestOf, Composed, Part, Simulated, selection_rule
 from dpopt.results import choosing, frames, pricing
+from dpopt.runs.train import run
+from dpopt.suites import rows as rows_of_suites
+from dpopt.suites import searches, settings
+from dpopt.suites.plan import plan
+from dpopt.suites.schema import Setting
+from dpopt.suites.searches import Outcome
 
 GRID = {"lr": [0.1, 1.0, 10.0], "momentum": [0.0, 0.9]}
 SPENT = Ledger([Draw(1.0, (30.0,))])
@@ -24,20 +24,20 @@ def setting(kind, **changes):
 
 
 def runs(kind, rule, epsilon=2.0, seed=0, **changes):
-    return tuning.runs(setting(kind, **changes), rule, epsilon, ({"name": "digits_mlp"}, seed))
+    return searches.runs(setting(kind, **changes), rule, epsilon, ({"name": "digits_mlp"}, seed))
 
 
 def test_the_points_of_a_grid_are_all_combinations():
-    found = tuning.points(GRID)
+    found = settings.points(GRID)
     assert len(found) == 6
     assert [point["lr"] for point in found] == [0.1, 0.1, 1.0, 1.0, 10.0, 10.0]
     assert [point["momentum"] for point in found] == [0.0, 0.9] * 3
-    assert tuning.points({}) == [{}]
+    assert settings.points({}) == [{}]
 
 
 def test_a_grid_is_run_point_by_point():
     found = runs("grid", None)
-    assert [run.point for run in found] == tuning.points(GRID)
+    assert [run.point for run in found] == settings.points(GRID)
     assert [run.number for run in found] == list(range(6))
     assert {run.selection for run in found} == {None}
     assert {run.selection for run in runs("grid", Composed(6))} == {Composed(6)}
@@ -61,9 +61,11 @@ def test_a_private_search_makes_as_many_runs_as_drawn_with_replacement(number):
     assert len(set(sizes)) > 5
     for search in trained.values():
         assert [run.number for run in search] == list(range(len(search)))
-        assert all(run.point in tuning.points(GRID) and run.selection is rule for run in search)
+        assert all(run.point in settings.points(GRID) and run.selection is rule for run in search)
     drawn = [str(run.point) for search in trained.values() for run in search]
-    assert all(drawn.count(str(point)) / len(drawn) == pytest.approx(1 / 6, abs=0.06) for point in tuning.points(GRID))
+    assert all(
+        drawn.count(str(point)) / len(drawn) == pytest.approx(1 / 6, abs=0.06) for point in settings.points(GRID)
+    )
     assert any(len({str(run.point) for run in search}) < len(search) < 6 for search in trained.values())
 
 
@@ -103,7 +105,7 @@ def test_the_learning_rate_of_linear_scaling_is_the_line_through_both_searches()
     """Best at 0.1: lr 0.2; best at 0.2: lr 0.5; so 3 per unit of epsilon, and 0.2 + 3 (0.4 - 0.1) at 0.4."""
     outcomes = [outcome(0.1, 0.2, 0.8), outcome(0.1, 0.9, 0.7), outcome(0.2, 0.2, 0.5), outcome(0.2, 0.5, 0.6)]
     seen = []
-    run = tuning.linear_scaling(outcomes, 1.0, lambda spent: seen.append(spent) or 0.4)
+    run = searches.linear_scaling(outcomes, 1.0, lambda spent: seen.append(spent) or 0.4)
     assert run.point == {"lr": pytest.approx(0.2 + 3 * 0.3)}
     assert (run.number, run.epsilon, run.stage) == (4, 1.0, "final")
     assert seen == [SPENT + SPENT + SPENT + SPENT]
@@ -123,7 +125,7 @@ def test_the_learning_rate_of_linear_scaling_is_the_line_through_both_searches()
 )
 def test_the_learning_rate_of_linear_scaling_stays_near_the_grid(low, high, own, expected):
     outcomes = [outcome(e, lr, float(lr == best)) for e, best in ((0.1, low), (0.2, high)) for lr in (0.1, 0.5, 0.9)]
-    assert tuning.linear_scaling(outcomes, 1.0, lambda spent: own).point["lr"] == pytest.approx(expected)
+    assert searches.linear_scaling(outcomes, 1.0, lambda spent: own).point["lr"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,7 @@ def test_the_learning_rate_of_linear_scaling_stays_near_the_grid(low, high, own,
     ],
 )
 def test_the_rule_of_a_row(kind, changes, rule):
-    assert tuning.check(setting(kind, **changes), "s") == rule
+    assert settings._check(setting(kind, **changes), "s") == rule
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,7 @@ def test_the_rule_of_a_row(kind, changes, rule):
 )
 def test_what_does_not_go_together_is_refused(kind, changes, named):
     with pytest.raises(ConfigError, match=named):
-        tuning.check(setting(kind, **changes), "s")
+        settings._check(setting(kind, **changes), "s")
 
 
 def rows(searched, label, seed=None):
@@ -251,7 +253,7 @@ def test_the_last_run_follows_from_what_the_searches_released(searched, monkeypa
     """Its learning rate from their noised scores, its epsilon from what their ledgers leave of the target."""
     store, found = rows(searched, "linear", 0)
     seen = []
-    monkeypatch.setattr(tuning, "linear_scaling", lambda *given: seen.append(given))
+    monkeypatch.setattr(rows_of_suites, "linear_scaling", lambda *given: seen.append(given))
     rows_of_suites._last_run(found[:4], store)
     ((outcomes, epsilon, left),) = seen
     assert epsilon == 2
@@ -311,9 +313,9 @@ def test_linear_scaling_takes_learning_rates_that_are_texts(write_searches, stor
 
 def test_the_last_run_is_planned_once_where_no_rule_has_a_bound(write_searches, searched, monkeypatch):
     store, _ = searched
-    last = tuning.Run(4, {"lr": 0.5}, 2.0, After(SPENT), stage="final")
+    last = searches.Run(4, {"lr": 0.5}, 2.0, After(SPENT), stage="final")
     monkeypatch.setattr(rows_of_suites, "_last_run", lambda found, results: last)
-    monkeypatch.setattr(rows_of_suites, "all_done", lambda found, results: True)
+    monkeypatch.setattr(rows_of_suites, "_all_done", lambda found, results: True)
     planned = plan(write_searches(["optimizers=[linear]", "seeds=0", "clip=[0.1,1]"]), store)
     assert [entry.stage for entry in planned] == (["search"] * 4 + ["final"]) * 2
     one = ["optimizers=[linear]", "seeds=0", "clip=[0.1,1]", "settings.linear.fields={clip: automatic}"]
@@ -399,7 +401,7 @@ def test_candidates_of_private_selection_release_alike(write_suite):
 def test_a_diverged_run_of_linear_scaling_is_the_worst(searched, monkeypatch):
     store, found = rows(searched, "linear", 0)
     seen, record = [], type(store).record
-    monkeypatch.setattr(tuning, "linear_scaling", lambda *given: seen.append(given))
+    monkeypatch.setattr(rows_of_suites, "linear_scaling", lambda *given: seen.append(given))
     monkeypatch.setattr(type(store), "record", lambda self, run_id: record(self, run_id) | {"status": "diverged"})
     rows_of_suites._last_run(found[:4], store)
     assert {outcome.score for outcome in seen[0][0]} == {-math.inf}

@@ -13,23 +13,23 @@ from dp_accounting.pld import PLDAccountant
 
 from dpopt.cli import main
 from dpopt.errors import ConfigError
-from dpopt.harness import protocol, widen
-from dpopt.harness.cell import run
-from dpopt.harness.plan import has_stages, manifest, plan, to_follow
-from dpopt.harness.rows import MOST_CELLS
-from dpopt.harness.run_suite import run_suite
-from dpopt.harness.suite import load_suite
 from dpopt.privacy.calibration import calibrate
 from dpopt.registry import create
 from dpopt.results import choosing, frames, pricing, tables
 from dpopt.results.verify import verify
+from dpopt.runs.run_suite import run_suite
+from dpopt.runs.train import run
 from dpopt.store import Store
 from dpopt.store.identity import clipping_bound
+from dpopt.suites import protocol, widening
+from dpopt.suites.plan import has_stages, manifest, plan, to_follow
+from dpopt.suites.rows import MOST_CELLS
+from dpopt.suites.suite import load_suite
 
 
 def moved(values, best):
     """Where the best value of a single field is moved to."""
-    return [point["x"] for point in widen.beyond([({"x": value}, float(value == best)) for value in values])]
+    return [point["x"] for point in widening.beyond([({"x": value}, float(value == best)) for value in values])]
 
 
 @pytest.mark.parametrize(
@@ -60,11 +60,11 @@ def test_the_ratio_of_the_last_two_values_is_continued(values, best, expected):
 def test_of_several_ends_the_first_field_goes_on_first():
     grid = [({"lr": lr, "name": "a", "beta": beta}, lr * beta) for lr in (0.1, 1.0) for beta in (0.5, 0.9)]
     moved = [{"lr": 10.0, "name": "a", "beta": 0.9}, {"lr": 1.0, "name": "a", "beta": 1.62}]
-    assert list(widen.beyond(grid)) == moved
+    assert list(widening.beyond(grid)) == moved
 
 
 def test_of_equal_scores_the_first_is_the_best():
-    assert list(widen.beyond([({"lr": lr}, -math.inf) for lr in (0.1, 1.0)])) == [{"lr": 0.01}]
+    assert list(widening.beyond([({"lr": lr}, -math.inf) for lr in (0.1, 1.0)])) == [{"lr": 0.01}]
 
 
 def quality(point, best):
@@ -74,7 +74,7 @@ def quality(point, best):
 
 def searched(best, number, grid, accepts=lambda point: True):
     known = [(point, quality(point, best)) for point in grid]
-    return widen.further(known, number, accepts, lambda index, point: quality(point, best))
+    return widening.further(known, number, accepts, lambda index, point: quality(point, best))
 
 
 RATES = [{"lr": lr} for lr in (0.1, 0.3, 1.0)]
@@ -112,14 +112,14 @@ def test_a_point_that_is_refused_ends_its_direction_alone():
 def test_nothing_follows_a_point_without_a_score():
     known = [(point, quality(point, {"lr": 1e9})) for point in RATES]
     scores = [2.0, None, 3.0]
-    assert len(widen.further(known, 10, lambda point: True, lambda index, point: scores[index])) == 2
+    assert len(widening.further(known, 10, lambda point: True, lambda index, point: scores[index])) == 2
 
 
 def test_optimizers_are_alike_whose_calibrated_ledgers_are():
 
     def are_alike(name, **values):
         made = [create(name, **{field: value}) for field, pair in values.items() for value in pair]
-        is_alike = widen.are_alike(made, rate=1.0, draws=20)
+        is_alike = widening.same_releases(made, rate=1.0, draws=20)
         size = {"rate": 1.0, "draws": 20, "dimension": 10, "epsilon": 2.0, "delta": 1e-5, "accountant": "rdp"}
         assert is_alike == (len({calibrate(optimizer, **size).ledger.to_json() for optimizer in made}) == 1)
         return is_alike
@@ -218,13 +218,6 @@ def test_every_run_of_a_seed_has_draws_of_its_own(write_suite):
     assert set(ids(one)) < set(ids(planned)), "so does a further C or B"
 
 
-def test_a_scaled_down_suite_is_widened(write_suite):
-    """Its batches may be larger than the data, as what is drawn is not."""
-    scaled = write_suite(overrides=[*ROW, "widen=1", "seeds=0", "scale_down=8", "batch_size=2000"])
-    planned, _ = Results({"lr": 36}).completed(scaled)
-    assert sum(entry.is_widened for entry in planned) == 1
-
-
 def test_a_rule_without_a_bound_is_widened_once(write_suite):
     row = "settings.dp_sgd={grid: {lr: [0.1, 0.3]}, fields: {clip: automatic}}"
     suite = write_suite(overrides=[*ROW[:2], row, "widen=2", "clip=[0.5,2]", "seeds=0"])
@@ -245,7 +238,7 @@ def test_a_value_that_the_optimizer_refuses_ends_the_search(write_suite):
 
 def test_what_would_release_something_else_is_not_planned(write_suite, monkeypatch):
     """Probes every 40 draws and every 80 look the same in the short run that a suite is checked with."""
-    monkeypatch.setattr(widen, "trace", lambda optimizer, rate, draws: optimizer.probe_every < 3 or draws == 60)
+    monkeypatch.setattr(widening, "trace", lambda optimizer, rate, draws: optimizer.probe_every < 3 or draws == 60)
     row = "settings.hyfreedp={grid: {probe_every: [1, 2]}, tuning: grid}"
     suite = write_suite(overrides=[ROW[0], "optimizers=[hyfreedp]", row, "widen=3", "seeds=0"])
     assert widened(Results({"probe_every": 9}).completed(suite)[0]) == []
@@ -279,7 +272,6 @@ def test_a_charged_search_goes_by_the_scores_that_it_releases(write_suite):
         ("{grid: {lr: [0.1, 1]}, tuning: private, selection: {rule: poisson, runs: 2}}", "private runs"),
         ("{grid: {lr: [0.1, 1]}, tuning: linear_scaling, runs: 1}", "linear_scaling runs"),
         ("{grid: {lr: [0.1, 1]}, selection: {rule: simulated}}", "simulated search is not charged"),
-        ("{grid: {lr: [0.1, 1]}, refine: 5}", "refined"),
         ("{grid: {lr: [0.1]}}", "nothing to widen"),
         ("{grid: {lr: [0.1], momentum: [0.0, 0.9]}}", "nothing to widen"),
         ("{grid: {lr: [0.1, 1], clip: [automatic, abadi]}}", "makes a row of each bound"),

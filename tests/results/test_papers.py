@@ -10,9 +10,9 @@ from stored import rewrite
 from dpopt import registry
 from dpopt.cli import main
 from dpopt.errors import ConfigError
-from dpopt.harness.plan import manifest, plan
-from dpopt.harness.suite import load_suite, suite_files
 from dpopt.results import choosing, frames, papers, tables
+from dpopt.suites.plan import manifest, plan
+from dpopt.suites.suite import load_suite, suite_files
 
 COLUMNS = ["paper", "table", "dataset", "model", "subset", "method", "epsilon", "metric", "unit", "value", "std"]
 COLUMNS.append("note")

@@ -7,14 +7,14 @@ import pytest
 from stored import rewrite
 
 from dpopt.cli import main
-from dpopt.harness import cell as cells
-from dpopt.harness.plan import manifest, plan
-from dpopt.harness.suite import load_suite
 from dpopt.privacy import Draw, Ledger, epsilon
 from dpopt.privacy.selection import selection_rule
 from dpopt.results.verify import opinions, verify
+from dpopt.runs import train as cells
 from dpopt.store import Store
 from dpopt.store.identity import identity
+from dpopt.suites.plan import manifest, plan
+from dpopt.suites.suite import load_suite
 
 SUITE = """
 defaults: [suite, _self_]

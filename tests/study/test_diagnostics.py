@@ -10,14 +10,14 @@ from torch import nn
 from dpopt import create
 from dpopt.clipping import Abadi, Automatic, engine
 from dpopt.clipping.vmap import VmapEngine
-from dpopt.harness import cell as cells
-from dpopt.harness.plan import plan
-from dpopt.harness.suite import load_suite
 from dpopt.privacy import calibrate
 from dpopt.privacy.data import DataOracle, Seen
+from dpopt.runs import train as cells
 from dpopt.store import Store
 from dpopt.study.diagnostics import CLIPS, Diagnostics
 from dpopt.study.optimal_clip import mse, optimal_clip
+from dpopt.suites.plan import plan
+from dpopt.suites.suite import load_suite
 
 SUITE = """
 defaults: [suite, _self_]

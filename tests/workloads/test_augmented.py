@@ -4,10 +4,11 @@ import torch
 import torch.nn.functional as F
 
 from dpopt import registry
+from dpopt.cells import Cell
 from dpopt.clipping.views import Views
 from dpopt.errors import ConfigError
-from dpopt.harness import cell as cells
 from dpopt.privacy import sampling
+from dpopt.runs import train as cells
 from dpopt.store import Store
 
 FIELDS = {"data": "mnist", "architecture": "two_conv", "validation": 8}
@@ -28,7 +29,7 @@ def workload(**fields):
 
 def cell(**fields):
     made = workload(**fields)
-    return cells.Cell(
+    return Cell(
         workload=registry.spec("workload", "augmented_images", made),
         optimizer=registry.spec("optimizer", "dp_sgd", registry.create("dp_sgd")),
         epsilon=4.0,
@@ -86,7 +87,7 @@ def test_a_cell_runs_to_its_end_and_costs_what_it_costs_without_views(root):
 
 
 def test_diagnostics_see_the_views(root):
-    ready = cells.prepare(cells.Cell(**{**vars(cell(multiplicity=2)), "diagnostics": True}), device="cpu")
+    ready = cells.prepare(Cell(**{**vars(cell(multiplicity=2)), "diagnostics": True}), device="cpu")
     ready.optimizer.step(ready.state, ready.oracle)
     entry = ready.diagnostics.entry()
     assert set(entry) > {"norms", "clipped"}  # and what needs the gradient of each record

@@ -7,11 +7,12 @@ from scipy import integrate, stats
 from scipy.special import expit
 
 from dpopt import clipping, registry, training
-from dpopt.harness.cell import Cell, prepare
+from dpopt.cells import Cell
 from dpopt.optimizers.dp_sgd import DPSGD
 from dpopt.privacy import sampling
 from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.data import DataOracle
+from dpopt.runs.prepare import prepare
 from dpopt.workloads.base import Split
 from dpopt.workloads.gmm import CENTRES, MixturePosterior
 

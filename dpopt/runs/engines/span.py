@@ -21,11 +21,11 @@ import torch
 import torch.distributed as dist
 
 from dpopt import registry
+from dpopt.cells import Cell
 from dpopt.errors import ConfigError
-from dpopt.harness.cell import Cell
-from dpopt.harness.engines.attempt import Runner, attempt, limit_memory
-from dpopt.harness.engines.base import Event, Setup
-from dpopt.harness.engines.local import LocalEngine, Team
+from dpopt.runs.engines.attempt import Runner, attempt, limit_memory
+from dpopt.runs.engines.base import Event, Setup
+from dpopt.runs.engines.local import LocalEngine, Team
 from dpopt.store.runs import Store
 from dpopt.training import resolve_device
 

@@ -12,10 +12,10 @@ from multiprocessing.connection import wait
 
 import torch
 
-from dpopt.harness.cell import Cell
-from dpopt.harness.engines.attempt import Runner
-from dpopt.harness.engines.base import Engine, Event, Nothing, Setup, options
-from dpopt.harness.remote import Remote
+from dpopt.cells import Cell
+from dpopt.runs.engines.attempt import Runner
+from dpopt.runs.engines.base import Engine, Event, Nothing, Setup, options
+from dpopt.runs.remote import Remote
 from dpopt.store.runs import Store
 from dpopt.training import resolve_device
 

@@ -15,7 +15,7 @@ from dpopt import fields
 from dpopt.store.runs import Store
 
 if TYPE_CHECKING:
-    from dpopt.harness.cell import Cell
+    from dpopt.cells import Cell
 
 Kind = Literal["progress", "done", "held", "failed", "died", "unstarted", "interrupted", "blocked"]
 

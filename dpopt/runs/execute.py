@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from dpopt.harness import stopping
-from dpopt.harness.cell import Cell
-from dpopt.harness.engines import Engine, Event
+from dpopt.cells import Cell
 from dpopt.markup import lines
+from dpopt.runs import stopping
+from dpopt.runs.engines import Engine, Event
 from dpopt.store import leases
 from dpopt.store.runs import RESULTS, SETTLED, Failure, Store
 

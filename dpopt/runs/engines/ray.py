@@ -15,12 +15,12 @@ from typing import Any
 
 import ray
 
+from dpopt.cells import Cell
 from dpopt.errors import ConfigError
 from dpopt.fields import Positive
-from dpopt.harness import stopping
-from dpopt.harness.cell import Cell
-from dpopt.harness.engines.attempt import Runner
-from dpopt.harness.engines.base import Engine, Event, Setup, options
+from dpopt.runs import stopping
+from dpopt.runs.engines.attempt import Runner
+from dpopt.runs.engines.base import Engine, Event, Setup, options
 from dpopt.store.runs import Store
 
 

@@ -1,4 +1,4 @@
-"""What of a suite does not keep the protocol by which methods are compared: docs/guide/protocol.md."""
+"""Departures of a suite from the protocol by which methods are compared (docs/guide/protocol.md)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from dpopt import registry
-from dpopt.harness.planned import Planned
+from dpopt.suites.searches import Planned
+from dpopt.suites.settings import SEARCHED
 
 SEEDS = 5
 """The fewest replicates from which a difference can be shown."""
 BASELINES = {"dp_sgd": "DP-SGD", "dp_adam": "DP-Adam"}
-"""Whose searches every other method is compared with."""
-SEARCHED = ("grid", "random", "private", "linear_scaling")
+"""The methods with whose searches every other one is compared."""
 
 
 def departures(planned: Iterable[Planned]) -> list[str]:
@@ -37,8 +37,8 @@ def _seeds(rows: Rows) -> Iterator[str]:
         few[len({entry.cell.seed for entry in entries})].append(label)
     for seeds, labels in sorted(few.items()):
         if seeds < SEEDS:
-            told = "1 seed" if seeds == 1 else f"{seeds} seeds"
-            yield f"{told}, expected {SEEDS} (10 where a cell takes seconds): {_named(labels, rows)}"
+            number = "1 seed" if seeds == 1 else f"{seeds} seeds"
+            yield f"{number}, expected {SEEDS} (10 where a cell takes seconds): {_named(labels, rows)}"
 
 
 def _clipping(rows: Rows) -> Iterator[str]:
@@ -59,8 +59,8 @@ def _budgets(rows: Rows) -> Iterator[str]:
         if entries[0].tuning in SEARCHED:
             sizes[_largest_search(entries)].append(label)
     if len(sizes) > 1:
-        told = "; ".join(f"{size}: {', '.join(labels)}" for size, labels in sorted(sizes.items()))
-        yield f"searches differ in their runs: {told}"
+        listed = "; ".join(f"{size}: {', '.join(labels)}" for size, labels in sorted(sizes.items()))
+        yield f"searches differ in their runs: {listed}"
 
 
 def _largest_search(entries: list[Planned]) -> int:
@@ -87,15 +87,15 @@ def _charges(rows: Rows) -> Iterator[str]:
 
 
 def _is_free(selection: dict[str, Any] | None) -> bool:
-    """Whether a rule pays for nothing: there is none, or it only simulates what a paper states."""
+    """True if a rule pays for nothing: there is none, or it only simulates what a paper states."""
     return selection is None or selection["rule"] == "simulated"
 
 
 def _baselines(rows: Rows) -> Iterator[str]:
     searched = {_steps(entries[0]) for entries in rows.values() if entries[0].tuning in SEARCHED}
-    for name, known in BASELINES.items():
+    for name, method in BASELINES.items():
         if name not in searched:
-            yield f"no row searches {known}"
+            yield f"no row searches {method}"
 
 
 def _steps(entry: Planned) -> str:

@@ -8,10 +8,11 @@ import resource
 import traceback
 from dataclasses import dataclass
 
+from dpopt.cells import Cell
 from dpopt.errors import Held
-from dpopt.harness import stopping
-from dpopt.harness.cell import Cell, Interrupted, run
-from dpopt.harness.engines.base import Event, Setup
+from dpopt.runs import stopping
+from dpopt.runs.engines.base import Event, Setup
+from dpopt.runs.train import Interrupted, run
 from dpopt.store.runs import Store
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)

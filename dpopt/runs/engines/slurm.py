@@ -23,13 +23,13 @@ os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")  # configuring logs clos
 import submitit
 from submitit.helpers import DelayedSubmission
 
+from dpopt.cells import Cell
 from dpopt.errors import ConfigError
 from dpopt.fields import Count
-from dpopt.harness import stopping
-from dpopt.harness.cell import Cell
-from dpopt.harness.engines.attempt import Runner
-from dpopt.harness.engines.base import Engine, Event, Setup
-from dpopt.harness.engines.base import options as read
+from dpopt.runs import stopping
+from dpopt.runs.engines.attempt import Runner
+from dpopt.runs.engines.base import Engine, Event, Setup
+from dpopt.runs.engines.base import options as read
 from dpopt.store.runs import Store
 
 REQUEUES = 100

@@ -7,15 +7,18 @@ from pathlib import Path
 
 from rich.console import Console
 
+from dpopt.cells import Cell
 from dpopt.errors import ConfigError
-from dpopt.harness import cost, engines, stopping
-from dpopt.harness import plan as planning
-from dpopt.harness.cell import Cell
-from dpopt.harness.execute import Policy, SuiteOutcome, execute
-from dpopt.harness.planned import Planned
-from dpopt.harness.suite import Suite
+from dpopt.runs import engines, probe, stopping
+from dpopt.runs.engines.local import places
+from dpopt.runs.execute import Policy, SuiteOutcome, execute
 from dpopt.store import Store, open_results
 from dpopt.store.runs import SETTLED
+from dpopt.suites import estimate
+from dpopt.suites import plan as planning
+from dpopt.suites.engines import check
+from dpopt.suites.searches import Planned
+from dpopt.suites.suite import Suite
 from dpopt.training import resolve_device
 
 TIMED_DRAWS = 5
@@ -51,11 +54,11 @@ def run_suite(
     """
     store = open_store(suite, results)
     if engine is not None:
-        engines.check(engine, "engine")
+        check(engine, "engine")
     store.check_writable()
     planning.require(suite)
     resolve_device(suite.device)
-    planned = planning.plan(suite, store, store.journal_path)
+    planned = planning.plan(suite, store)
     shown = progress if isinstance(progress, Console) else Console(stderr=True, quiet=not progress)
     _try_engine(suite, engine or suite.engine, store, planned, retry)
     _refuse_longer(suite, store, planned, retry, shown)
@@ -109,27 +112,34 @@ def _run(suite: Suite, engine: str, store: Store, planned: list[Planned], consol
         """Cells that follow from the outcome of others."""
         nonlocal planned
         known = {entry.cell.run_id for entry in planned}
-        planned = planning.plan(suite, store, store.journal_path) if planning.has_stages(suite) else planned
+        planned = planning.plan(suite, store) if planning.has_stages(suite) else planned
         # At the end too: another process may have noted its cells in between, after it had read what there was before.
         store.extend_suite(suite.name, planning.manifest(suite, planned))
-        return cost.cheapest_first(entry for entry in planned if entry.cell.run_id not in known)
+        return estimate.cheapest_first(entry for entry in planned if entry.cell.run_id not in known)
 
     with stopping.signals():
-        return execute(cost.cheapest_first(planned), store, make_engine, console, policy, is_stopped, further)
+        return execute(estimate.cheapest_first(planned), store, make_engine, console, policy, is_stopped, further)
 
 
 def _refuse_longer(suite: Suite, store: Store, planned: list[Planned], retry: bool, console: Console) -> None:
     """Raise `ConfigError` where a suite is estimated to take more than its `max_hours`."""
     if suite.max_hours is None:
         return
-    rows = cost.rows(planned, store)
+    rows = estimate.rows(planned, store)
     if retry:  # what has failed is still noted, and is to be run
         rows = [replace(row, states=tuple("pending" if s == "failed" else s for s in row.states)) for row in rows]
-    timings = cost.timings(rows, store, suite, TIMED_DRAWS, console)
-    for line in cost.failures(rows, timings):
-        console.print(line)
-    if cost.hours(rows, timings, cost.workers(suite)) > suite.max_hours:
-        raise ConfigError("max_hours", suite.max_hours, cost.estimate(rows, timings, suite))
+    at_once = workers(suite)
+    timings = probe.timings(rows, store, suite, at_once, TIMED_DRAWS, console)
+    for number, timing in timings.items():
+        if timing.failure:
+            console.print(f"{rows[number].label} failed: {timing.failure}")
+    if estimate.hours(rows, timings, at_once) > suite.max_hours:
+        raise ConfigError("max_hours", suite.max_hours, estimate.summary(rows, timings, at_once))
+
+
+def workers(suite: Suite) -> int:
+    """How many cells of a suite run at a time; where its engine decides, as many as the local one would run."""
+    return 1 if suite.engine in ("inline", "span") else len(places(suite.device, suite.workers))
 
 
 def _setup(suite: Suite) -> engines.Setup:

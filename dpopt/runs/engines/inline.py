@@ -8,9 +8,9 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any
 
-from dpopt.harness.cell import Cell
-from dpopt.harness.engines.attempt import attempt
-from dpopt.harness.engines.base import Engine, Event, Nothing, Setup, options
+from dpopt.cells import Cell
+from dpopt.runs.engines.attempt import attempt
+from dpopt.runs.engines.base import Engine, Event, Nothing, Setup, options
 from dpopt.store.runs import Store
 
 

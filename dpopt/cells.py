@@ -1,0 +1,102 @@
+"""What identifies a run. Equal cells give equal results; where and when one runs is no part of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from dpopt.errors import ConfigError
+from dpopt.store.identity import identity
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run.
+
+    Args:
+        workload, optimizer: as `registry.spec` describes them.
+        epsilon: target; infinity trains without noise.
+        delta, accountant: see `dpopt.privacy.epsilon`.
+        batch_size: expected batch size B.
+        epochs: expected passes over the training data.
+        seed: replicate number.
+        search: number of the run within a search, over all batch sizes, clipping bounds and epochs that it tries. The
+            runs of one search have draws of their own, so that composing them one after the other is what they cost;
+            runs of different searches are paired by number and seed.
+        kernel: `sampling.REVISION` of the draws and the noise that it is run with; no other can run it.
+        selection: where the run is one of a search that is charged, the rule by which (see `selection_spec`); `epsilon`
+            is then the search's.
+        untrained: a search whose number of runs came out as 0 releases the model as it was initialised.
+        diagnostics: True if gradient norms and what is computed from them go into the curve; they are not private.
+        average: decay of the weights in the average of the parameters, which is evaluated and is the result; 0 for
+            none, see `Averaged`. It changes no release.
+    """
+
+    workload: dict[str, Any]
+    optimizer: dict[str, Any]
+    epsilon: float
+    delta: float
+    accountant: str
+    batch_size: int
+    epochs: float
+    seed: int
+    search: int = 0
+    kernel: int = 1
+    selection: dict[str, Any] | None = None
+    untrained: bool = False
+    diagnostics: bool = False
+    average: float = 0.0
+
+    def content(self) -> dict[str, Any]:
+        """The cell as plain JSON data; infinity becomes "inf"."""
+        return dict(self._content)
+
+    @cached_property
+    def _content(self) -> dict[str, Any]:
+        # A field at its default is left out, so that cells older than the field keep their ids.
+        values = ((field, plain(getattr(self, field.name))) for field in dataclasses.fields(self))
+        return {field.name: value for field, value in values if value != field.default}
+
+    @classmethod
+    def from_content(cls, content: Mapping[str, Any]) -> Cell:
+        """The cell that `content` describes.
+
+        Raises:
+            ConfigError: it has a field that cells no longer have (`dry_run`, a run with less noise than its epsilon
+                asks for): such a run can be read, and not repeated.
+        """
+        if unknown := sorted(content.keys() - {field.name for field in dataclasses.fields(cls)}):
+            raise ConfigError(f"cell.{unknown[0]}", content[unknown[0]], "cells of this version have no such field")
+        return cls(**{**content, "epsilon": float(content["epsilon"])})
+
+    @cached_property
+    def run_id(self) -> str:
+        """The cell's name, see `identity`."""
+        return identity(self._content)
+
+    @property
+    def releases(self) -> str:
+        """The name of the cell's releases: its run id without an average, as the average changes no release."""
+        return dataclasses.replace(self, average=0.0).run_id
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON data: tuples become lists, infinity becomes "inf"."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return "inf" if value == math.inf else value
+
+
+def finite(value: Any) -> Any:
+    """JSON data with null in place of the numbers that JSON does not have."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,201 @@
+"""A cell made ready to train: data, model, clipping engine, noise, and the state in which it begins."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpopt import clipping, registry, sizes, training
+from dpopt.cells import Cell, finite
+from dpopt.clipping import ClippingEngine
+from dpopt.clipping.views import Multiplied, multiplied
+from dpopt.clipping.vmap import VmapEngine
+from dpopt.errors import ConfigError
+from dpopt.optimizers.averaged import averaged
+from dpopt.privacy import sampling
+from dpopt.privacy.calibration import calibrate
+from dpopt.privacy.data import DataOracle
+from dpopt.privacy.distributed import Processes
+from dpopt.privacy.isolation import Isolated
+from dpopt.privacy.ledger import Ledger
+from dpopt.privacy.plan import Plan
+from dpopt.privacy.sampling import derive
+from dpopt.privacy.selection import selection_rule
+from dpopt.runs import checkpoint
+from dpopt.runs.checkpoint import Elapsed, Reached
+from dpopt.store.identity import clipping_bound
+from dpopt.store.runs import Store
+from dpopt.study.diagnostics import Diagnostics
+from dpopt.training import inputs
+from dpopt.types import Optimizer
+from dpopt.workloads.base import Split, Workload
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A cell that is ready to train.
+
+    Attributes:
+        cell: the run.
+        workload, optimizer: as the cell describes them.
+        stepper: the optimizer, with an average of its parameters where the cell asks for one.
+        model, engine: the model, on its device, and the clipping engine over it.
+        plan: the calibrated noise.
+        oracle: the training data; some draws are taken already where the cell goes on from a checkpoint.
+        state: where training begins.
+        elapsed: time that training up to there has taken.
+        watched: the splits that the curve is about, by name.
+        examples: number N of training records.
+        curve: the entries up to there; training adds to them.
+        diagnostics: where the cell asks for them.
+    """
+
+    cell: Cell
+    workload: Workload
+    optimizer: Optimizer
+    stepper: Optimizer
+    model: nn.Module
+    engine: ClippingEngine
+    plan: Plan
+    oracle: DataOracle
+    state: Any
+    elapsed: Elapsed
+    watched: dict[str, Split]
+    examples: int
+    curve: list[dict[str, Any]] = field(default_factory=list)
+    diagnostics: Diagnostics | None = None
+
+    def observe(self, state: Any) -> dict[str, Any]:
+        """One entry of the curve."""
+        of = self.workload
+        where = (self.watched, of.transform, of.score, of.evaluation_batch)
+        entry = training.observe(self.engine, self.model, state, self.oracle, of.loss, of.metric, *where)
+        return entry | ({"diagnostics": finite(self.diagnostics.entry())} if self.diagnostics else {})
+
+    def scores(self, state: Any) -> dict[str, Any]:
+        """The workload's further scores on the test split."""
+        of = self.workload
+        predict = training.predictor(self.engine, self.model, state.theta, of.transform, of.evaluation_batch)
+        return of.report(predict, self.watched["test"])
+
+
+def prepare(
+    cell: Cell,
+    *,
+    device: str = "auto",
+    physical_batch: int | None = None,
+    isolate: bool = False,
+    store: Store | None = None,
+) -> Prepared:
+    """Load, build and calibrate what a cell trains; see `train.run`.
+
+    Args:
+        store: where to look for a checkpoint to go on from; nothing is written.
+    """
+    if cell.kernel != sampling.REVISION:
+        raise ConfigError("cell.kernel", cell.kernel, f"draws and noise are now those of revision {sampling.REVISION}")
+    torch.set_num_threads(1)  # so that a cell's numbers do not depend on how many cells run beside it
+    place = training.resolve_device(device)
+    workload = registry.from_spec("workload", cell.workload)
+    optimizer = Isolated(cell.optimizer) if isolate else registry.from_spec("optimizer", cell.optimizer)
+    train, *others = (inputs.placed(split, place) for split in workload.splits(cell.seed))
+    watched = dict(zip(("validation", "test"), others, strict=True))
+
+    # Initial weights depend on workload and seed alone, so that optimizers start from the same ones.
+    torch.manual_seed(derive("init", cell.workload, cell.seed) >> 65)
+    model = workload.model().to(place)
+    processes = Processes.of_group()
+    if workload.shares_randomness:
+        if processes.size > 1:
+            raise ConfigError("engine", f"{processes.size} processes", "records share random numbers: use one process")
+        physical_batch = len(train.x)  # a draw is never cut: one more record would change the others' random numbers
+
+    # The engine is made for the shapes of one sample; several views of a record make its loss their mean.
+    batch = min(cell.batch_size, physical_batch or math.inf)
+    sample = inputs.sample(train, workload.transform, place)
+    if workload.multiplicity == 1:
+        seen = Multiplied(model, workload.loss, lambda x: workload.augment(workload.transform(x)))
+    else:
+        seen = multiplied(
+            model,
+            workload.loss,
+            transform=workload.transform,
+            augment=workload.augment,
+            multiplicity=workload.multiplicity,
+            dims=sample.x.ndim,
+        )
+        sample = inputs.sample(train, seen.transform, place)
+    engine = clipping.engine(seen.model, seen.loss, sample=sample, batch=batch)
+    plan = _noise_plan(cell, optimizer, len(train.x), engine.dimension)
+    diagnostics = _diagnostics(seen, cell, plan, train) if cell.diagnostics else None
+
+    stepper = averaged(optimizer, cell.average)
+    reached = Reached(stepper.init(engine.theta), Ledger(), Elapsed(), [])
+    if store is not None:
+        reached = checkpoint.load(store, cell.run_id, reached.state, plan, diagnostics)
+    oracle = DataOracle(
+        engine,
+        train.x,
+        train.y,
+        plan,
+        # Draws are paired over optimizers too, but not within a search, whose runs are composed one after the other.
+        draw_seed=derive("draws", cell.workload, cell.seed, *filter(None, (cell.search,))),
+        noise_seed=derive("noise", cell.releases),
+        physical_batch=physical_batch,
+        transform=seen.transform,
+        device=place,
+        ledger=reached.ledger,
+        watch=diagnostics,
+        processes=processes,
+    )
+    model.train()
+    return Prepared(
+        cell=cell,
+        workload=workload,
+        optimizer=optimizer,
+        stepper=stepper,
+        model=model,
+        engine=engine,
+        plan=plan,
+        oracle=oracle,
+        state=reached.state,
+        elapsed=reached.elapsed,
+        watched={name: split for name, split in watched.items() if len(split.x)},
+        examples=len(train.x),
+        curve=reached.curve,
+        diagnostics=diagnostics,
+    )
+
+
+def _noise_plan(cell: Cell, optimizer: Optimizer, examples: int, dimension: int) -> Plan:
+    """The releases that a cell may make, and their noise, for `examples` records and `dimension` parameters."""
+    rate = sizes.sampling_rate(cell.batch_size, examples)
+    if cell.untrained:
+        return Plan({}, Ledger(), 0.0, rate, 0, dimension, cell.delta, cell.accountant)
+    return calibrate(
+        optimizer,
+        rate=rate,
+        draws=sizes.number_of_draws(cell.epochs, cell.batch_size, examples),
+        dimension=dimension,
+        epsilon=cell.epsilon,
+        delta=cell.delta,
+        accountant=cell.accountant,
+        selection=selection_rule(cell.selection) if cell.selection else None,
+    )
+
+
+def _diagnostics(seen: Multiplied, cell: Cell, plan: Plan, train: Split) -> Diagnostics:
+    is_class = train.y.ndim == 1 and not train.y.is_floating_point()
+    bound = clipping_bound(cell.content())  # an isolated optimizer does not show its rule
+    return Diagnostics(
+        VmapEngine(seen.model, seen.loss),
+        bound=None if math.isnan(bound) else bound,
+        noise=plan.noise.get("gradient", 0.0),
+        expected_batch=plan.rate * len(train.x),
+        draws=plan.draws,
+        classes=int(train.y.max()) + 1 if is_class else 0,
+    )

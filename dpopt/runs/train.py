@@ -1,0 +1,217 @@
+"""Train one cell: from its checkpoint if it left one, to its record."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpopt import training
+from dpopt.cells import Cell, finite, plain
+from dpopt.errors import Held
+from dpopt.privacy.calibration import score_noise
+from dpopt.privacy.isolation import Isolated
+from dpopt.privacy.sampling import derive
+from dpopt.privacy.selection import selection_rule
+from dpopt.runs import checkpoint, stopping
+from dpopt.runs.checkpoint import Elapsed, Reached
+from dpopt.runs.prepare import Prepared, prepare
+from dpopt.store.leases import Lease
+from dpopt.store.provenance import provenance
+from dpopt.store.runs import SETTLED, Store
+from dpopt.types import Vector
+
+CHECKPOINT_SECONDS = 60.0
+
+
+class Interrupted(Exception):
+    """The cell was asked to stop; its checkpoint is written."""
+
+
+def run(cell: Cell, store: Store, **how: Any) -> dict[str, Any]:
+    """Run a cell by itself: take its lease, train it and store its record.
+
+    Args:
+        cell: the run.
+        store: where its files go.
+        how: see `train`.
+
+    Returns:
+        The record.
+
+    Raises:
+        ConfigError: the cell belongs to another revision of the kernel, or cannot be run here.
+        Held: another process runs the cell, or nothing is left to do: it has a result or has failed, or its record is
+            damaged.
+        Interrupted: `stop` said so.
+    """
+    with store.lease(cell.run_id) as lease:
+        if (state := store.state(cell.run_id)) in SETTLED:
+            raise Held(f"it is {state}")
+        return train(cell, store, lease, **how)
+
+
+def train(
+    cell: Cell,
+    store: Store,
+    lease: Lease,
+    *,
+    device: str = "auto",
+    physical_batch: int | None = None,
+    isolate: bool = False,
+    checkpoint_seconds: float | None = None,
+    stop: Callable[[], bool] = stopping.is_asked,
+) -> dict[str, Any]:
+    """Train a cell under its lease, from its checkpoint if it left one, and store its record, which is returned.
+
+    Seeds go by axis: initial weights, split and draws depend on (workload, seed), draws also on the number within a
+    search, so that optimizers are compared on the same ones; the noise depends on the whole cell but for its average.
+    On the CPU a cell uses one thread, so that its numbers do not depend on how many cells run beside it.
+
+    Args:
+        cell: the run.
+        store: where its files go.
+        lease: of this process, for this cell. It is checked before every write, after the content was made, which may
+            take minutes: whoever has lost it writes nothing more.
+        device: see `training.resolve_device`.
+        physical_batch: see `DataOracle`; None leaves it to the clipping engine.
+        isolate: run the optimizer in a process of its own, see `privacy.isolation`; the numbers are the same.
+        checkpoint_seconds: at least this time lies between two checkpoints; None for `CHECKPOINT_SECONDS`.
+        stop: asked after every step; by default whether this process has been asked to stop.
+
+    Raises:
+        ConfigError: the cell belongs to another revision of the kernel, or cannot be run here.
+        Held: another process has taken over the lease.
+        Interrupted: `stop` said so.
+    """
+    run_id, started, place = cell.run_id, time.perf_counter(), training.resolve_device(device)
+    pause = CHECKPOINT_SECONDS if checkpoint_seconds is None else checkpoint_seconds
+    forget_peak(place)
+    ready = prepare(cell, device=device, physical_batch=physical_batch, isolate=isolate, store=store)
+    oracle, state = ready.oracle, ready.state
+    lease.check()
+    store.begin(run_id, cell.content())
+    lease.check()
+    store.restart_curve(run_id, ready.curve)
+
+    def mark() -> None:
+        entry = ready.observe(state)
+        lease.check()
+        store.append_curve(run_id, entry)
+        ready.curve.append(entry)
+
+    begin, taken, stepping = Elapsed.now(), oracle.draws_taken, 0.0
+    saved = since = begin.wall
+    for state, is_mark in training.steps(ready.stepper, oracle, ready.state, ready.workload.marks):
+        is_stopped = stop() and oracle.draws_left > 0
+        is_due = is_stopped or (time.perf_counter() - saved >= pause and oracle.processes.is_first)
+        if not (is_mark or is_due):
+            continue
+        stepping += finished_at(state.theta) - since
+        lease.check()  # before work that would be in vain
+        if is_mark:
+            fraction = oracle.draws_taken / oracle.draws_total
+            mark()
+            lease.note(fraction)
+        if is_due:
+            reached = Reached(state, oracle.ledger, ready.elapsed.since(begin), ready.curve)
+            content = checkpoint.dump(run_id, reached, ready.diagnostics)
+            lease.check()
+            store.save_checkpoint(run_id, content)
+            saved = time.perf_counter()
+        if is_stopped:
+            raise Interrupted
+        since = finished_at(state.theta)
+    if not ready.curve:  # a run without draws passes no mark
+        mark()
+
+    content, trained = _record(ready, state), ready.elapsed.since(begin)
+    record = {
+        **content,
+        "seconds_prepare": begin.wall - started,
+        "seconds_train": trained.wall,
+        "seconds_cpu": trained.cpu,
+        "seconds_draw": stepping / max(1, oracle.draws_taken - taken),
+        "peak_memory": peak_memory(ready.engine.theta.device),
+        **({"isolated": True} if isinstance(ready.optimizer, Isolated) else {}),
+        **({"processes": oracle.processes.size} if oracle.processes.size > 1 else {}),
+        "provenance": provenance(place),
+    }
+    lease.check()
+    store.finish(run_id, record, oracle.ledger.to_json())
+    return record
+
+
+def _record(ready: Prepared, state: Any) -> dict[str, Any]:
+    """The part of a record that does not depend on where and how fast the cell ran."""
+    cell, oracle, score, final = ready.cell, ready.oracle, ready.workload.score, ready.curve[-1]
+    spent = training.summary(ready.plan, oracle, state, cell.epsilon, ready.examples)
+    validation = ready.watched.get("validation")
+    scores = ready.scores(state) if spent["status"] == "done" and oracle.processes.is_first else {}
+    return {
+        "schema": 1,
+        "run_id": cell.run_id,
+        "cell": cell.content(),
+        **plain(spent),
+        **({"tested": len(ready.watched["test"].x)} if "test" in ready.watched else {}),
+        **_charge(ready, final, len(validation.x) if validation else 0),
+        **{key: value for key, value in final.items() if key not in ("draw", "epoch", "diagnostics")},
+        **({} if score == "accuracy" else {"score": score}),
+        **({"scores": finite(scores)} if scores else {}),
+        **({"diagnostics": finite(ready.diagnostics.summary())} if ready.diagnostics else {}),
+    }
+
+
+def _charge(ready: Prepared, final: dict[str, Any], examples: int) -> dict[str, Any]:
+    """The epsilon of the search that the cell is a run of, and the score that the search may release of this run.
+
+    A score is a share of `examples` validation records, which one record changes by one; their number is public.
+    """
+    cell = ready.cell
+    if cell.selection is None:
+        return {}
+    if cell.untrained:  # that there were no runs was drawn by a search that could have spent its target
+        return {"epsilon_total": plain(cell.epsilon)}
+    rule = selection_rule(cell.selection)
+    content = {"epsilon_total": plain(rule.epsilon(ready.oracle.ledger, cell.delta, cell.accountant))}
+    noise = score_noise(rule, cell.epsilon, cell.delta, cell.accountant)
+    if not noise or not examples:
+        return content
+    std = noise / examples
+    normal = np.random.default_rng(derive("score", cell.run_id)).standard_normal()
+    value = final[f"validation_{ready.workload.score}"] + std * normal
+    return content | {"released_score": {"value": value, "std": std, "noise": noise}}
+
+
+def finished_at(theta: Vector) -> float:
+    """The time when the device has computed all that it was asked to."""
+    if theta.is_cuda:
+        torch.cuda.synchronize(theta.device)
+    return time.perf_counter()
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes that this process held at once since `forget_peak`, or that the GPU's allocator did."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def forget_peak(device: torch.device) -> None:
+    """Begin anew: a worker runs cell after cell. Where the system cannot forget, it is the peak of all of them."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")

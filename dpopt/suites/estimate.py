@@ -1,0 +1,293 @@
+"""The expected cost of a suite's cells: counted, and timed by finished runs, by a probe of real draws or by FLOPs.
+
+Products of matrices, convolutions and attention are counted as `torch.utils.flop_counter` does: a multiplication and an
+addition are two. The rest of a private step is left out: norms, noise, the optimizer, losses that it probes.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from dpopt import registry, sizes
+from dpopt.cells import Cell
+from dpopt.errors import ConfigError
+from dpopt.markup import duration
+from dpopt.store.runs import RESULTS, SETTLED, Store
+from dpopt.suites.searches import Planned
+
+if TYPE_CHECKING:
+    import torch
+
+    from dpopt.workloads.base import Outline, Workload
+
+TIMES = {"draws", "seconds_prepare", "seconds_train", "provenance"}
+"""The keys of a record that tell its run's time."""
+RECORDS = 100
+"""The most finished cells whose times are averaged for a row."""
+CALL = 2e-3
+"""Seconds of a gradient that go into calling torch, in an estimate: about those of the digits' network on a CPU."""
+SHARE = 0.5
+"""The share of the rate of large matrix products that private training is assumed to reach."""
+SIDES = {"cpu": 1024, "cuda": 8192}
+"""The side of the matrices whose product tells the rate of a device."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The time of a cell of a row.
+
+    Attributes:
+        prepare: seconds before the first draw.
+        draw: seconds per draw.
+        evaluate: seconds for all evaluations; 0 where they are part of `draw`.
+        memory: most bytes that the process held, or the GPU's allocator; None where it was not measured.
+        failure: why nothing was measured; empty if all went well.
+        is_estimate: True if the times follow from FLOPs, and nothing was timed.
+    """
+
+    prepare: float = 0.0
+    draw: float = 0.0
+    evaluate: float = 0.0
+    memory: int | None = None
+    failure: str = ""
+    is_estimate: bool = False
+
+    def seconds(self, draws: int) -> float:
+        """Seconds of a cell of `draws` draws."""
+        return self.prepare + draws * self.draw + self.evaluate
+
+
+@dataclass(frozen=True)
+class Work:
+    """The arithmetic for one record.
+
+    Attributes:
+        dimension: trained parameters.
+        gradient: FLOPs of output and gradient of the trained parameters, for all views of the record.
+        evaluation: FLOPs of one entry of the curve, which looks at all validation and test records.
+        marks: entries of a curve.
+    """
+
+    dimension: int
+    gradient: int
+    evaluation: int
+    marks: int
+
+
+@dataclass(frozen=True)
+class CostRow:
+    """The cells of a suite that have label, workload and batch size in common, and so the time of a draw.
+
+    Attributes:
+        label, tuning: the row in the suite's tables.
+        cells: all of them.
+        states: of the cells, as the store has them.
+        gradients_per_draw: points at which the optimizer computes gradients.
+    """
+
+    label: str
+    tuning: str
+    cells: tuple[Cell, ...]
+    states: tuple[str, ...]
+    gradients_per_draw: float
+
+    @property
+    def done(self) -> int:
+        """Number of cells with a result."""
+        return sum(state in RESULTS for state in self.states)
+
+    @property
+    def waiting(self) -> list[Cell]:
+        """The cells that `dpopt run` would run: neither done nor failed nor damaged."""
+        return [cell for cell, state in zip(self.cells, self.states, strict=True) if state not in SETTLED]
+
+    @property
+    def draws(self) -> tuple[int, int]:
+        """The least and the most draws of a cell."""
+        numbers = [draws(cell) for cell in self.cells]
+        return min(numbers), max(numbers)
+
+    @property
+    def gradients(self) -> float:
+        """Expected gradient evaluations, of one example at one point, of the cells that wait."""
+        return sum(_gradients(cell, self.gradients_per_draw) for cell in self.waiting)
+
+    @property
+    def work(self) -> Work | None:
+        """The arithmetic for a record; None where it cannot be counted."""
+        return work_of(_key(self.cells[0].workload))
+
+    @property
+    def operations(self) -> float | None:
+        """FLOPs of all cells that wait; None where they cannot be counted."""
+        work = self.work
+        return work and self.gradients * work.gradient + len(self.waiting) * self._curve(work)
+
+    def by_flops(self, rate: float) -> Timing | None:
+        """The time of a cell at `rate` FLOPs a second; None where they cannot be counted."""
+        if (work := self.work) is None:
+            return None
+        draw = self.gradients_per_draw * (self.cells[0].batch_size * work.gradient / rate + CALL)
+        return Timing(draw=draw, evaluate=self._curve(work) / rate, is_estimate=True)
+
+    def _curve(self, work: Work) -> int:
+        return min(work.marks, self.draws[1]) * work.evaluation
+
+    def by_records(self, store: Store, device: str) -> Timing | None:
+        """The mean time of the row's first finished cells on a device, as `provenance` names it; None without any."""
+        done = (cell.run_id for cell, state in zip(self.cells, self.states, strict=True) if state == "done")
+        records = [store.record(run_id) for run_id in islice(done, RECORDS)]
+        timed = [
+            record
+            for record in records
+            if record.keys() >= TIMES and record["draws"] and record["provenance"].get("device", "") == device
+        ]
+        if not timed:
+            return None
+        trained = sum(record["seconds_train"] for record in timed)
+        prepared = sum(record["seconds_prepare"] for record in timed)
+        return Timing(prepared / len(timed), trained / sum(record["draws"] for record in timed))
+
+    def seconds(self, timing: Timing) -> float:
+        """Seconds of all cells that wait, one after the other."""
+        return sum(timing.seconds(draws(cell)) for cell in self.waiting)
+
+
+def rows(planned: Iterable[Planned], store: Store) -> list[CostRow]:
+    """The rows of planned cells, in their order; a cell that is in several rows counts in each."""
+    groups: dict[tuple[str, str, int], list[Planned]] = {}
+    for entry in planned:
+        groups.setdefault((_key(entry.cell.workload), entry.label, entry.cell.batch_size), []).append(entry)
+    made = []
+    for group in groups.values():
+        cells = tuple(entry.cell for entry in group)
+        states = tuple(store.state(cell.run_id) for cell in cells)
+        made.append(CostRow(group[0].label, group[0].tuning, cells, states, group[0].gradients_per_draw))
+    return made
+
+
+def draws(cell: Cell) -> int:
+    """The number of draws of a cell."""
+    return 0 if cell.untrained else sizes.number_of_draws(cell.epochs, cell.batch_size, _examples(_key(cell.workload)))
+
+
+def _gradients(cell: Cell, per_draw: float) -> float:
+    return draws(cell) * cell.batch_size * per_draw
+
+
+def _key(spec: Mapping[str, Any]) -> str:
+    return json.dumps(spec, sort_keys=True)
+
+
+@cache
+def _examples(workload: str) -> int:
+    return registry.from_spec("workload", json.loads(workload)).examples
+
+
+def cheapest_first(planned: Iterable[Planned]) -> list[Cell]:
+    """Planned cells, each once, by their expected gradient evaluations, in their order where these are equal.
+
+    Tables fill early, and what is wrong with a suite shows before much is spent on it.
+    """
+    ordered = sorted(planned, key=lambda entry: _gradients(entry.cell, entry.gradients_per_draw))
+    return list({entry.cell.run_id: entry.cell for entry in ordered}.values())
+
+
+def hours(rows: Sequence[CostRow], timings: Mapping[int, Timing], at_once: int) -> float:
+    """Hours on the clock for all cells that wait of the rows that have a time, `at_once` cells at a time."""
+    timed = {number: timing for number, timing in timings.items() if not timing.failure}
+    return sum(rows[number].seconds(timing) for number, timing in timed.items()) / 3600 / at_once
+
+
+def summary(rows: Sequence[CostRow], timings: Mapping[int, Timing], at_once: int) -> str:
+    """The time of all that is to be run on this machine, `at_once` cells at a time, in one line."""
+    waiting = [number for number, row in enumerate(rows) if row.waiting]
+    timed = [number for number in waiting if number in timings and not timings[number].failure]
+    operations = sum(rows[number].operations or 0 for number in waiting)
+    gradients = f"{sum(row.gradients for row in rows):.1e} gradient evaluations"
+    gradients += f", {operations:.1e} FLOPs to run" if operations else " to run"
+    if not timed:
+        return f"{gradients}; timed_draws=20 estimates how long they take" if waiting else "nothing to run"
+    total = hours(rows, timings, at_once)
+    missing = f" without {len(waiting) - len(timed)} rows that were not timed" if len(timed) < len(waiting) else ""
+    each = f" ({duration(3600 * at_once * total)} if it were one)" if at_once > 1 else ""
+    return f"{gradients}, about {duration(3600 * total)} with workers = {at_once}{each}{missing}"
+
+
+@cache
+def work_of(workload: str) -> Work | None:
+    """The arithmetic for a workload's records, from the shapes of its model; neither data nor weights are needed.
+
+    Args:
+        workload: as `registry.spec` describes it, as JSON.
+
+    Returns:
+        None where it cannot be counted: there are no shapes without files, or the model looks at values.
+    """
+    made: Workload = registry.from_spec("workload", json.loads(workload))
+    try:
+        outline = made.outline()
+        forward, gradient = count(outline, made.loss)
+    except (ConfigError, RuntimeError, NotImplementedError):
+        return None
+    trained = sum(parameter.numel() for parameter in outline.model.parameters() if parameter.requires_grad)
+    evaluation = (made.validation + outline.tested) * forward
+    return Work(trained, gradient * made.multiplicity, evaluation, made.marks)
+
+
+def count(outline: Outline, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> tuple[int, int]:
+    """FLOPs of one record: of the model's output, and of output and gradient together.
+
+    Raises:
+        RuntimeError, NotImplementedError: the model cannot be followed without values.
+    """
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
+
+    def convolution_backward(output: Any, inputs: Any, weight: Any, *rest: Any, out_shape: Any = None) -> int:
+        # As many as forward for each gradient that is asked for; torch counts the weight's as if there were one group.
+        *_, transposed, _, _, (is_of_inputs, is_of_weight, _) = rest
+        return (is_of_inputs + is_of_weight) * conv_flop_count(inputs, weight, output, transposed)
+
+    def counted(mode: AbstractContextManager[object]) -> tuple[int, int]:
+        corrected = {torch.ops.aten.convolution_backward: convolution_backward}
+        with mode, FlopCounterMode(display=False, custom_mapping=corrected) as counter:
+            losses = loss(outline.model(outline.record.x), outline.record.y)
+            forward = counter.get_total_flops()
+            losses.sum().backward()
+            return forward, counter.get_total_flops()
+
+    outline.model.train()
+    try:
+        return counted(nullcontext())
+    except (RuntimeError, NotImplementedError):  # transformers looks at values, but for tensors that say they are fake
+        return counted(FakeTensorMode(allow_non_fake_inputs=True))
+
+
+@cache
+def flops_per_second(device: torch.device) -> float:
+    """The rate that training is assumed to reach on a device of this machine; on a CPU on one core, as a cell uses one.
+
+    It is a share of the rate of a product of large matrices, which is measured.
+    """
+    import torch
+
+    clock, threads = time.process_time if device.type == "cpu" else time.perf_counter, torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        a, fastest = torch.rand(SIDES[device.type], SIDES[device.type], device=device), float("inf")
+        for _ in range(4):
+            started = clock()
+            (a @ a)[0, 0].item()  # waits for the device
+            fastest = min(fastest, clock() - started)
+        return SHARE * 2 * len(a) ** 3 / fastest
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,261 @@
+"""One row of a suite on one workload -> the cells that it consists of."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
+from typing import Any, NamedTuple
+
+from dpopt import registry
+from dpopt.cells import Cell
+from dpopt.clipping.rules import Abadi, Normalized
+from dpopt.errors import ConfigError
+from dpopt.privacy import accountants, sampling
+from dpopt.privacy.calibration import calibrate, cost, require_bounded
+from dpopt.privacy.ledger import Ledger
+from dpopt.privacy.sampling import derive
+from dpopt.privacy.selection import After, BestOf, Composed, Selection, selection_spec
+from dpopt.sizes import default_delta, number_of_draws, sampling_rate
+from dpopt.store.runs import Store
+from dpopt.suites import widening
+from dpopt.suites.schema import Keys, Setting
+from dpopt.suites.searches import Outcome, Planned, Run, linear_scaling, runs
+from dpopt.suites.settings import SEARCHED, points
+from dpopt.suites.widening import Point
+from dpopt.workloads.base import Workload
+
+MOST_CELLS = 10**6
+"""Cells of a row on a workload that can be planned."""
+
+
+class Place(NamedTuple):
+    """Where in a row a search is made: the suite's epsilon, epochs, B, C and seed."""
+
+    epsilon: float
+    epochs: float
+    batch_size: int
+    clip: float
+    seed: int
+
+
+class Row:
+    """One row of a suite on one workload.
+
+    Args:
+        suite: the suite that is planned.
+        name, workload: registered name and workload.
+        label: of the row.
+        setting, rule: of `settings.setting_of`.
+
+    Raises:
+        ConfigError: row, workload and suite do not go together.
+    """
+
+    def __init__(
+        self, suite: Keys, name: str, workload: Workload, label: str, setting: Setting, rule: Selection | None
+    ) -> None:
+        self._suite, self._workload, self._label, self._setting, self._rule = suite, workload, label, setting, rule
+        self._where = f"{suite.name}.settings.{label}"
+        self._check_search(name)
+        self._delta = default_delta(workload.examples) if suite.delta is None else suite.delta
+        accountants.check(self._delta, suite.accountant)
+        self._spec = registry.spec("workload", name, workload)
+        self._optimizers: dict[str, dict[str, Any]] = {}
+        self._numbers: dict[tuple[float, int], dict[tuple[Any, ...], int]] = {}
+        self._points = cost(registry.from_spec("optimizer", _optimizer(setting, {}, 1.0))).gradients_per_draw
+        if setting.widen:  # it makes an optimizer of each point, so a value that cannot be used is refused first
+            self._check_releases("widen", setting.widen, "; 0 leaves the row as it is")
+            if not widening.ends(points(setting.grid)):
+                reason = (
+                    "nothing to widen: no field of the grid has several positive numbers; 0 leaves the row as it is"
+                )
+                raise ConfigError(f"{self._where}.widen", setting.widen, reason)
+        if isinstance(rule, BestOf):
+            self._check_releases("grid", sorted(setting.grid), "")
+
+    def cells(self, results: Store | None) -> Iterator[Planned]:
+        """All cells; those that follow from the outcome of others only where `results` has that outcome."""
+        searches: list[tuple[Place, list[Planned], int]] = []
+        planned = set[str]()
+        for place in self._places():
+            # Both raise for sizes that the workload's records do not allow, before anything is planned from them.
+            sampling_rate(place.batch_size, self._workload.examples)
+            number_of_draws(place.epochs, place.batch_size, self._workload.examples)
+            made = [
+                self._cell(run, place)
+                for run in runs(self._setting, self._rule, place.epsilon, (self._spec, place.seed))
+            ]
+            search_id = f"{derive('search', *(entry.cell.run_id for entry in made)):032x}"
+            made = [dataclasses.replace(entry, search_id=search_id) for entry in made]
+            fresh = [entry for entry in made if entry.cell.run_id not in planned]
+            yield from fresh
+            planned.update(entry.cell.run_id for entry in made)  # a rule without a bound makes one cell of every C
+            if fresh:
+                searches.append((place, made, fresh[0].cell.search))
+            if self._setting.tuning == "linear_scaling":
+                number = self._number(len(made), made[0].cell.optimizer, place)  # even where it is not planned yet
+                if fresh and results is not None and _all_done(made, results):
+                    last = self._cell(_last_run(made, results), place, number)
+                    yield dataclasses.replace(last, search_id=search_id)
+        if self._setting.widen and results is not None:
+            for place, made, first in searches:
+                if _all_done(made, results):
+                    yield from self._widened(place, made, first, results)
+
+    def _places(self) -> Iterator[Place]:
+        suite, setting, workload = self._suite, self._setting, self._workload
+        lengths = list[tuple[float, float]]()
+        for epsilon in setting.epsilon or suite.epsilon:
+            epochs = setting.epochs or suite.epochs or (workload.epochs,)
+            if not isinstance(epochs, tuple):
+                if epsilon not in epochs:
+                    allowed = f"expected a number for epsilon {epsilon:g} too"
+                    raise ConfigError(f"{suite.name}.epochs", epochs, allowed)
+                epochs = (epochs[epsilon],)
+            lengths += [(epsilon, each) for each in epochs]
+        batch_sizes = setting.batch_size or suite.batch_size or (workload.batch_size,)
+        clips, seeds = setting.clip or suite.clip or (workload.clip,), setting.seeds or suite.seeds
+        cells = math.prod(map(len, (lengths, batch_sizes, clips, seeds, *setting.grid.values())))
+        if cells > MOST_CELLS:
+            raise ConfigError(self._where, f"{cells} cells", f"expected at most {MOST_CELLS:,} on a workload")
+        for (epsilon, epochs), size, clip, seed in product(lengths, batch_sizes, clips, seeds):
+            yield Place(epsilon, epochs, size, clip, seed)
+
+    def _cell(self, run: Run, place: Place, number: int | None = None) -> Planned:
+        optimizer, suite = self._optimizer(run.point, place.clip, place.epsilon), self._suite
+        cell = Cell(
+            workload=self._spec,
+            optimizer=optimizer,
+            epsilon=run.epsilon,
+            delta=self._delta,
+            accountant=suite.accountant,
+            batch_size=place.batch_size,
+            epochs=place.epochs,
+            seed=place.seed,
+            search=self._number(run.number, optimizer, place) if number is None else number,
+            kernel=sampling.REVISION,
+            selection=selection_spec(run.selection) if run.selection else None,
+            untrained=run.untrained,
+            diagnostics=suite.diagnostics,
+            average=self._setting.average,
+        )
+        return Planned(
+            cell,
+            label=self._label,
+            tuning=self._setting.tuning,
+            tuned=run.point,
+            target=place.epsilon,
+            gradients_per_draw=self._points,
+            stage=run.stage,
+            widen=self._setting.widen,
+        )
+
+    def _optimizer(self, point: Mapping[str, Any], clip: float, epsilon: float) -> dict[str, Any]:
+        key = str((point, clip, epsilon == math.inf))
+        if key not in self._optimizers:
+            optimizer = self._optimizers[key] = _optimizer(self._setting, point, clip)
+            require_bounded(registry.from_spec("optimizer", optimizer), epsilon)
+        return self._optimizers[key]
+
+    def _number(self, run: int, optimizer: Mapping[str, Any], place: Place) -> int:
+        """A cell's number within all searches that a seed makes at one epsilon.
+
+        Whoever chooses among several B, C and epochs has made one large search, whose runs must not share their draws
+        if they are to be charged one after the other. A rule without a bound makes the same cell of every C.
+        """
+        numbers = self._numbers.setdefault((place.epsilon, place.seed), {})
+        return numbers.setdefault((place.batch_size, place.epochs, str(optimizer.get("clip")), run), len(numbers))
+
+    def _widened(self, place: Place, grid: list[Planned], first: int, results: Store) -> Iterator[Planned]:
+        """The runs that follow from a grid that is done; `first` is the number of its first run that is new.
+
+        Numbers depend on `first` alone and lie above those of all grids, so no two searches of a seed share one. More
+        epsilons or seeds change none of them. More epochs, B, C or points of a grid may: the searches after them are
+        numbered anew, with their grids and with what follows.
+        """
+        # A value that the grid has keeps the form in which the suite's file writes it.
+        written = {(key, str(entry.point()[key])): value for entry in grid for key, value in entry.tuned.items()}
+
+        def planned(index: int, point: Point) -> Planned:
+            tuned = {key: written.get((key, str(value)), value) for key, value in point.items()}
+            run = Run(0, tuned, place.epsilon, self._rule)
+            entry = self._cell(run, place, MOST_CELLS * (1 + index) + first)
+            return dataclasses.replace(entry, is_widened=True, search_id=grid[0].search_id)
+
+        def score(index: int, point: Point) -> float | None:
+            entry = planned(index, point)
+            return entry.score(results) if entry.is_done(results) else None
+
+        def accepts(point: Point) -> bool:
+            try:
+                self._optimizer(point, place.clip, place.epsilon)
+                rate = sampling_rate(place.batch_size, self._workload.examples)
+                draws = number_of_draws(place.epochs, place.batch_size, self._workload.examples)
+                return self._same_releases((*(entry.tuned for entry in grid), point), rate, draws)
+            except ConfigError:
+                return False
+
+        scored = [(entry.point(), entry.score(results)) for entry in grid]
+        for index, point in enumerate(widening.further(scored, self._setting.widen, accepts, score)):
+            yield planned(index, point)
+
+    def _same_releases(self, tuned: Iterable[Mapping[str, Any]], rate: float, draws: int) -> bool:
+        """True if all grid points release the same kinds in the same draws; C does not enter the ledger."""
+        optimizers = (registry.from_spec("optimizer", _optimizer(self._setting, point, 1.0)) for point in tuned)
+        return widening.same_releases(optimizers, rate, draws)
+
+    def _check_releases(self, key: str, value: Any, remedy: str) -> None:
+        """Raise `ConfigError` where the points of the grid differ in what a run releases, as far as a short run shows.
+
+        Which run comes next, or is kept, follows from scores; what that costs is defined for runs that release alike.
+        """
+        if not self._same_releases(points(self._setting.grid), rate=0.1, draws=60):
+            reason = "its points differ in what a run releases, which must not follow from scores"
+            raise ConfigError(f"{self._where}.{key}", value, f"{reason}{remedy}")
+
+    def _check_search(self, name: str) -> None:
+        """Raise `ConfigError` where the workload or the epsilons do not suit the row's search."""
+        suite, workload, setting = self._suite, self._workload, self._setting
+        if setting.tuning in SEARCHED and not workload.validation:
+            allowed = "its training records are all used: a search needs `validation` records to select on"
+            raise ConfigError(f"{suite.name}.workloads.{name}.validation", 0, allowed)
+        is_charged = setting.tuning == "linear_scaling" or isinstance(self._rule, BestOf | Composed)
+        if is_charged and not workload.score.endswith("accuracy"):
+            allowed = "a charged search needs a score that one record changes by at most one: an accuracy"
+            raise ConfigError(
+                f"{self._where}.tuning", setting.tuning, f"{allowed}, and that of {name} is {workload.score}"
+            )
+        if setting.tuning == "linear_scaling" and math.inf in (setting.epsilon or suite.epsilon):
+            raise ConfigError(f"{self._where}.tuning", setting.tuning, "linear scaling needs a finite epsilon")
+
+
+def _all_done(entries: Iterable[Planned], results: Store) -> bool:
+    return all(entry.is_done(results) for entry in entries)
+
+
+def _last_run(searched: list[Planned], results: Store) -> Run:
+    """The run that linear scaling ends with, from the stored outcomes of those before."""
+    outcomes = []
+    for entry in searched:
+        ledger = results.ledger(entry.cell.run_id)
+        outcomes.append(Outcome(entry.cell.epsilon, entry.point()["lr"], entry.score(results), ledger))
+    first, record = searched[0].cell, results.record(searched[0].cell.run_id)
+
+    def left(spent: Ledger) -> float:
+        size = {key: record[key] for key in ("rate", "draws", "dimension", "delta", "accountant")}
+        optimizer = registry.from_spec("optimizer", first.optimizer)
+        return calibrate(optimizer, epsilon=searched[0].target, selection=After(spent), **size).epsilon
+
+    return linear_scaling(outcomes, searched[0].target, left)
+
+
+def _optimizer(setting: Setting, point: Mapping[str, Any], clip: float) -> dict[str, Any]:
+    """The optimizer of one grid point; the clip axis sets the bound of a rule whose bound neither file nor row sets."""
+    optimizer = registry.make("optimizer", setting.name, {**setting.fields, **point})
+    rule = {**registry.entry("optimizer", setting.name).fields, **setting.fields, **point}.get("clip", {})
+    has_bound = rule not in ("abadi", "normalized") and not (isinstance(rule, Mapping) and "bound" not in rule)
+    if not has_bound and isinstance(getattr(optimizer, "clip", None), Abadi | Normalized):
+        optimizer = dataclasses.replace(optimizer, clip=dataclasses.replace(optimizer.clip, bound=clip))
+    return registry.spec("optimizer", setting.name, optimizer)

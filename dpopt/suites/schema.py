@@ -1,0 +1,145 @@
+"""The keys of a suite's file, with their types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dpopt import fields, registry
+from dpopt.errors import ConfigError, unknown
+from dpopt.fields import Amount, Bound, Count, Few, FewOrNone, Name, Natural, Positive, Probability, Several
+from dpopt.store.runs import Failure
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of a suite; all fields are optional in the file.
+
+    Args:
+        name: registered optimizer; by default the label itself.
+        fields: hyperparameters that differ from the defaults.
+        tuning: "self" (needs none), "fixed" (set by hand), or a search over `grid`: "grid" (every point once), "random"
+            (`runs` points drawn at random), "private" (as many as `selection` draws) or "linear_scaling" (two searches
+            of `runs` points at small epsilons, see `searches.linear_scaling`); by default "grid" where a grid is known.
+        grid: field -> values to search, for a search alone; by default the optimizer's own grid.
+        selection: how the search is charged; where it is, the suite's epsilon is that of the whole search. "composed"
+            (all runs one after the other) or "simulated" ({rule: simulated, share: 0.85}) for "grid" and "random",
+            {rule: logarithmic | geometric | poisson, runs: mean} for "private".
+        runs: how many points "random" draws, or each of the searches of "linear_scaling".
+        average: decay of the weights in an average of the parameters, around the optimizer, see `Averaged`; 0 for none.
+        epsilon, epochs, batch_size, clip, seeds: replace the suite's.
+        widen: as the suite's, which is for rows that search.
+    """
+
+    name: str
+    fields: dict[str, Any]
+    tuning: Literal["self", "fixed", "grid", "random", "private", "linear_scaling"]
+    grid: dict[str, Any]
+    selection: dict[str, Any] | None = None
+    runs: Count | None = None
+    epsilon: Several[Bound] | None = None
+    epochs: Several[Positive] | None = None
+    batch_size: Several[Count] | None = None
+    clip: Several[Bound] | None = None
+    seeds: Several[Natural] | None = None
+    widen: FewOrNone = 0
+    average: fields.Decay = 0.0
+
+
+@dataclass(frozen=True)
+class Published:
+    """A paper's names for the rows of a suite, for `dpopt table compare=published`.
+
+    Args:
+        paper: the file `benchmarks/published/PAPER.csv`.
+        workloads: {name: ..., field: value, is: [data set, model, subset]}: workloads of the suite that have this name
+            and these fields, and what the paper calls them; instead of a name, {field: {value: name}} has one for each
+            value of a field.
+        methods: label -> the paper's method.
+        epsilon: target -> what the paper states for runs with the same noise, by a looser accountant for instance.
+    """
+
+    paper: str
+    workloads: tuple[dict[str, Any], ...]
+    methods: dict[str, str]
+    epsilon: dict[Positive, Positive] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for entry in self.workloads:
+            called = entry.get("is")
+            if (
+                "name" not in entry
+                or not isinstance(called, list)
+                or len(called) != 3
+                or not all(map(_is_name, called))
+            ):
+                allowed = "expected {name: ..., field: value, is: [data set, model, subset]}"
+                raise ConfigError("published.workloads", entry, allowed)
+
+
+def _is_name(item: Any) -> bool:
+    """True if `item` is a name or {field: {value: name}}."""
+    if isinstance(item, str):
+        return True
+    return isinstance(item, dict) and len(item) == 1 and all(isinstance(names, dict) for names in item.values())
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of a suite; `conf/base/suite.yaml` explains each.
+
+    Attributes:
+        epochs: an axis of its own, or the number for each target epsilon.
+    """
+
+    name: Name
+    optimizers: Several[str]
+    workloads: Several[Any]
+    epsilon: Several[Bound]
+    seeds: Several[Natural]
+    accountant: str
+    engine: str
+    retries: FewOrNone
+    grace: Amount
+    device: str
+    isolate: bool
+    widen: FewOrNone
+    diagnostics: bool
+    results: Name
+    plots: Name
+    description: str = ""
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    delta: Probability | None = None
+    batch_size: Several[Count] | None = None
+    epochs: dict[Bound, Positive] | Several[Positive] | None = None
+    clip: Several[Bound] | None = None
+    workers: Few | None = None
+    physical_batch: Count | None = None
+    timeout: Amount | None = None
+    memory: Amount | None = None
+    max_hours: Amount | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    retry_on: Several[Failure] = ()
+    log: Several[Literal["tensorboard", "wandb"]] = ()
+    published: Published | None = None
+
+    def __post_init__(self) -> None:
+        if self.name in (".", ".."):
+            raise ConfigError("suite.name", self.name, "expected the name of a folder for its tables")
+        if self.epochs == {}:
+            raise ConfigError(f"{self.name}.epochs", {}, "expected a number for each epsilon")
+        for label in dict.fromkeys((*self.optimizers, *self.settings)):  # one that is not selected must make sense too
+            self._check_name(label)
+
+    def _check_name(self, label: str) -> None:
+        """Raise `ConfigError` where no registered optimizer belongs to a label."""
+        registered, others = registry.optimizers(), {*self.optimizers, *self.settings} - {label}
+        name = self.settings.get(label, {}).get("name")
+        if name is not None:
+            if name not in registered:
+                raise unknown(f"{self.name}.settings.{label}.name", name, registered)
+        elif label not in registered and label in self.optimizers:
+            raise unknown(f"{self.name}.optimizers", label, {*registered, *self.settings} - {label})
+        elif label not in registered:
+            problem = "no label of the suite, and no registered optimizer"
+            raise unknown(f"{self.name}.settings", label, others, problem)

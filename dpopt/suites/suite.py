@@ -1,0 +1,102 @@
+"""Suites: the files at hand, and one of them with some of its keys replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpopt import configurations, fields
+from dpopt._paths import at_hand
+from dpopt.cells import Cell
+from dpopt.configurations import OPEN_KEYS
+from dpopt.errors import ConfigError, unknown
+from dpopt.fields import Name
+from dpopt.suites import engines
+from dpopt.suites.schema import Keys
+
+DEFAULTS = "suite"
+"""The file that every suite's file begins with; it holds all keys with their defaults."""
+
+
+class Suite(Keys):
+    """A matrix of runs: its axes and how to run it; see `conf/base/suite.yaml` for every key."""
+
+    def cells(self) -> list[Cell]:
+        """The cells that the suite consists of, each once, without those that follow from the outcome of others.
+
+        Raises:
+            ConfigError: anything in the suite that cannot be used.
+        """
+        from dpopt.suites.plan import plan
+
+        return list({entry.cell.run_id: entry.cell for entry in plan(self)}.values())
+
+
+AS_NULL: dict[str, Any] = {"physical_batch": "auto", "retry_on": []}
+"""What says the same as null: the default of the key's field."""
+
+
+def suite_files() -> dict[str, Path]:
+    """The suites at hand: those that come with dpopt, and in their place `benchmarks/*.yaml` of the current folder."""
+    return at_hand("benchmarks", "*.yaml")
+
+
+def load_suite(suite: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), **given: Any) -> Suite:
+    """A suite, with some of its keys replaced.
+
+        load_suite("quickstart", epsilon=[1, 3])
+        load_suite({"name": "mine", "workloads": ["digits_mlp"], "optimizers": ["fiber", "adadp"], "epsilon": 3})
+
+    Args:
+        suite: a name that `dpopt list` shows, a path to a YAML file, or the content of one, with its name.
+        overrides: as on the command line, such as "seeds=[0]" or "settings.fiber.fields.lr=1e-3".
+        given: key -> value.
+
+    Raises:
+        ConfigError: no such suite, or something in it cannot be used.
+    """
+    if isinstance(suite, Mapping):
+        return _of_mapping(suite, overrides, given)
+    files, name = suite_files(), fields.convert(str(suite), str, "suite", {})
+    path = Path(name) if name.endswith(".yaml") else files.get(name)
+    if path is None or not path.is_file():
+        raise unknown("suite", name, files)
+    return _of_file(path, overrides, given)
+
+
+def _of_mapping(content: Mapping[str, Any], overrides: Sequence[str], given: Mapping[str, Any]) -> Suite:
+    name = fields.convert(content.get("name"), Name, "suite.name", {})
+    if name == DEFAULTS:
+        raise ConfigError("suite.name", name, "expected another name: the defaults of all suites have this one")
+    said = {str(key): configurations.plain(value, str(key)) for key, value in content.items() if key != "name"}
+    return _of_file(Path(f"{name}.yaml"), overrides, given, {"defaults": [DEFAULTS, "_self_"], **said})
+
+
+def _of_file(
+    path: Path, overrides: Sequence[str], given: Mapping[str, Any], instead: Mapping[str, Any] | None = None
+) -> Suite:
+    known = configurations.keys(DEFAULTS)
+    content = configurations.composed(path, overrides, known, instead)
+    if missing := sorted(set(known) - content.keys()):
+        raise ConfigError(str(path), missing, "keys are missing: begin the file with `defaults: [suite, _self_]`")
+    content |= _given(given, content, known)
+    if any(isinstance(label, Mapping) for label in fields.listed(content["optimizers"])):
+        allowed = "expected names; put what differs from the defaults into `settings`"
+        raise ConfigError(f"{path.stem}.optimizers", content["optimizers"], allowed)
+    said = {key: value for key, value in content.items() if value is not None and value != AS_NULL.get(key)}
+    suite = fields.build(Suite, {"name": path.stem, **said}, path.stem)
+    engines.check(suite.engine, f"{path.stem}.engine")
+    return suite
+
+
+def _given(given: Mapping[str, Any], content: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
+    """What the caller says of some keys, as the file would say it; `OPEN_KEYS` are added to."""
+    found = {}
+    for key, value in given.items():
+        if key not in known:
+            raise unknown("load_suite", key, known)
+        value = configurations.plain(value, key)
+        configurations.check_values(value, key)
+        found[key] = {**(content[key] or {}), **value} if key in OPEN_KEYS and isinstance(value, dict) else value
+    return found
