@@ -201,6 +201,8 @@ def test_a_cell_of_an_older_kernel_loads_and_is_not_run_as_if_it_were_of_this_on
     with pytest.raises(ConfigError, match=r"cell\.kernel: 1.*revision"):
         cells.run(old, store)
     assert store.state(old.run_id) == "pending"
+    with pytest.raises(ConfigError, match=r"cell\.dry_run: 8\.0 .*no such field"):
+        Cell.from_content(content | {"dry_run": 8.0})
 
 
 def test_the_physical_batch_changes_numbers_by_rounding_only(write_suite, store, tmp_path):
