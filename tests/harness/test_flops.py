@@ -6,7 +6,6 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
-from stored import rewrite
 from torch import nn
 
 from dpopt import registry
