@@ -43,7 +43,8 @@ slow: install
 	$(BIN)/python -m pytest -m 'slow and not gpu'
 
 mutants: install
-	$(BIN)/python tests/mutation
+	$(BIN)/python tests/mutation list=kernel
+	$(BIN)/python tests/mutation list=house
 
 docs: install
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build

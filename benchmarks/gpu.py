@@ -56,7 +56,7 @@ bfloat16-mlp-full cells-quickstart suite-adadp_cifar10 suite-hyfreedp_table2_sma
 """
 # Seconds that a step of each kind may take; a suite takes whatever is left.
 LIMITS = {"conformance": 240, "cost": 150, "draws": 180, "batch": 240, "bfloat16": 150, "cells": 360, "suite": 45}
-TINY_LIMIT, GRACE, REPORTING = 60, 25, 20  # seconds: of a rehearsed step, of a suite to end in, for the report
+TINY_LIMIT, TINY_LEFT, GRACE, REPORTING = 120, 30, 25, 20  # of a rehearsed step; of a suite to end; for the report
 BATCH = {"mlp": 4096, "cnn": 1024, "wrn": 256, "vit_tiny_224": 256, "vit_small_224": 128, "vit_base_224": 64}
 FULL = 40 * 2**30  # bytes of memory with which a device takes the batches of `BATCH`; fewer by powers of two
 SMALL = ["epsilon=3", "seeds=[0]", "epochs=1", "batch_size=128", "accountant=rdp"]
@@ -126,9 +126,10 @@ def rows(name: str, device: str, results: str, retry: bool) -> Iterator[dict[str
         return
     words = [f"cases=[{subject}]", f"subsets={subset}".replace("'", ""), f"batch_size={batch}", f"device={device}"]
     words += ["tiny=true", "rounds=2", "threads=1"] if tiny else ["rounds=5", "limit=60"]
+    many, papers, every = ([], "", "") if tiny else (["poisson", "vmap", *opacus[1:]], ",fiber,adadp", ",5,10")
     words += {
-        "cost": [f"engines=[{','.join(['bookkeeping', 'poisson', 'vmap', *opacus])}]", "optimizers=none"],
-        "draws": ["engines=none", "optimizers=[hyfreedp,fiber,adadp]", "probe_every=[1,5,10]"],
+        "cost": [f"engines=[{','.join(['bookkeeping', *opacus[:1], *many])}]", "optimizers=none"],
+        "draws": ["engines=none", f"optimizers=[hyfreedp{papers}]", f"probe_every=[1{every}]"],
         "bfloat16": ["engines=[bookkeeping,poisson]", "optimizers=none", "precision=bfloat16"],
     }[kind]
     yield from run.bench(run.settings(words))["rows"]
@@ -274,7 +275,12 @@ def main(words: Sequence[str]) -> int:
         status = _records(folder, [step]).get(step, {"status": ""})["status"]
         limit = min(TINY_LIMIT if tiny else 3600, LIMITS[step.partition("-")[0]])
         left = started + 60 * keys.minutes - REPORTING - time.monotonic()
-        if status == "done" or (status == "failed" and not keys.retry) or missing(step) or left < limit:
+        if (
+            status == "done"
+            or (status == "failed" and not keys.retry)
+            or missing(step)
+            or left < (TINY_LEFT if tiny else limit)
+        ):
             continue
         job = [__file__, "--step", step, device, str(results.resolve()), json.dumps(keys.retry)]
         with console.status(step):

@@ -1,9 +1,9 @@
-"""Mutation testing of the kernel: what its own tests do not notice when one line of it is wrong.
+"""Mutation testing: what the tests do not notice when one line of the package is wrong.
 
-    python tests/mutation [count=200] [only=PART OF A NAME] [results=FILE]
+    python tests/mutation [list=kernel] [count=200] [only=PART OF A NAME] [results=FILE]
 
-makes `count` one-line mutants of the modules in `TARGETS`, spread evenly and always the same, each in a copy of the
-tree, and runs the tests that call what it changes, quick ones first, until one fails. Which those are is found out by
+makes `count` one-line mutants of the modules of a list of `TARGETS` (kernel or house), spread evenly and always the
+same, each in a copy of the tree, and runs the tests that call what it changes, quick ones first, until one fails. Which those are is found out by
 running all of them once. Both are kept in a file, so that a stopped run goes on; survivors are tried again. Mutants
 that change nothing that a test could see are listed, with the reason, in `equivalent.txt`; they are not run.
 """
@@ -17,6 +17,8 @@ import shutil
 import sys
 import tempfile
 from bisect import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import cache_from_source
 from itertools import accumulate
 from pathlib import Path
@@ -28,22 +30,40 @@ from rich.console import Console
 from rich.progress import track
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ["tests/privacy", "tests/clipping"]
 APART = {"privacy/data.py": ["tests/privacy/test_distributed.py"]}
 """Module -> tests that call it in processes of their own, where it is not seen; they come last."""
-TARGETS = [
-    "privacy/queries.py",
-    "privacy/data.py",
-    "privacy/oracle.py",
-    "privacy/sampling.py",
-    "privacy/ledger.py",
-    "privacy/accountants.py",
-    "privacy/privacy_loss.py",
-    "privacy/solving.py",
-    "privacy/calibration.py",
-    "clipping/rules.py",
-    "clipping/flat.py",
-]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Modules that are changed, and the folders whose tests should notice."""
+
+    modules: tuple[str, ...]
+    folders: tuple[str, ...]
+    count: int
+
+
+TARGETS = {
+    "kernel": Target(
+        (
+            *(f"privacy/{name}.py" for name in ("queries", "data", "oracle", "sampling", "ledger", "accountants")),
+            *(f"privacy/{name}.py" for name in ("privacy_loss", "solving", "calibration")),
+            *("clipping/rules.py", "clipping/flat.py"),
+        ),
+        ("tests/privacy", "tests/clipping"),
+        200,
+    ),
+    "house": Target(
+        (
+            *("store/leases.py", "store/runs.py", "store/manifests.py", "store/files.py", "fields.py", "markup.py"),
+            *(f"suites/{name}.py" for name in ("plan", "rows", "searches", "widen")),
+            *(f"results/{name}.py" for name in ("choosing", "pricing", "statistics", "ranking", "tables")),
+            *("results/verify/claims.py", "training/resuming.py", "training/saved.py", "runs/worker.py"),
+        ),
+        ("tests",),
+        300,
+    ),
+}
 QUICK = 10
 """Seconds of tests that are tried before the others are even collected."""
 
@@ -56,10 +76,10 @@ class Tests:
         tree: a copy of the project.
     """
 
-    def __init__(self, kept: dict[str, Any], tree: Path) -> None:
+    def __init__(self, kept: dict[str, Any], tree: Path, folders: Sequence[str]) -> None:
         self._kept, self._tree = kept, tree
         self._files = {
-            str(path.relative_to(tree)): path for part in FOLDERS for path in (tree / part).glob("test_*.py")
+            str(path.relative_to(tree)): path for part in folders for path in sorted((tree / part).rglob("test_*.py"))
         }
 
     def unknown(self) -> list[str]:
@@ -95,9 +115,9 @@ def _is_cached(tree: Path, mutant: Mutant) -> bool:
     return mutant.function.rpartition(".")[2] in {node.name for node in decorated}
 
 
-def chosen(count: int, only: str) -> list[Mutant]:
+def chosen(modules: Sequence[str], count: int, only: str) -> list[Mutant]:
     """`count` mutants over all modules, in an order that looks random and stays the same."""
-    every = [mutant for module in TARGETS for mutant in mutants(module, (ROOT / "dpopt" / module).read_text())]
+    every = [mutant for module in modules for mutant in mutants(module, (ROOT / "dpopt" / module).read_text())]
     some = {mutant.name: mutant for mutant in every}
     ordered = sorted(some, key=lambda name: hashlib.sha256(name.encode()).digest())
     return [some[name] for name in ordered[:count] if only in name]
@@ -136,11 +156,12 @@ def _failed(tests: list[str], tree: Path, seconds: float) -> str:
 
 def main(arguments: list[str]) -> int:
     """Run what is not known yet, and print the survivors; 1 where more than 5 % survive."""
-    given = dict(argument.split("=", 1) for argument in arguments)
-    file = Path(given.get("results", ROOT / "results" / "mutation.json"))
+    options = dict(argument.split("=", 1) for argument in arguments)
+    file = Path(options.get("results", ROOT / "results" / "mutation.json"))
     kept: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"tests": {}, "noticed": {}}
     excused = (Path(__file__).parent / "equivalent.txt").read_text().splitlines()
-    some = chosen(int(given.get("count", 200)), given.get("only", ""))
+    target = TARGETS[options.get("list", "kernel")]
+    some = chosen(target.modules, int(options.get("count", target.count)), options.get("only", ""))
     console = Console()
     trial.start()
     with tempfile.TemporaryDirectory() as folder:
@@ -148,7 +169,7 @@ def main(arguments: list[str]) -> int:
         ignored = shutil.ignore_patterns(".git", ".venv", "results", "plots", "__pycache__")
         shutil.copytree(ROOT, tree, ignore=ignored)
         shutil.copytree(ROOT / "results" / "published", tree / "results" / "published")
-        tests = Tests(kept["tests"], tree)
+        tests = Tests(kept["tests"], tree, target.folders)
         for name in track(tests.unknown(), "what tests call", console=console):
             if failed := tests.learn(name):
                 console.print(f"[red]error:[/red] fails as it is: {failed}")
