@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dpopt.training.privatize import privatize
     from dpopt.training.saved import load
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "FitResult",
     "Results",

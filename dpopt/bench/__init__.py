@@ -1,1 +1,1 @@
-"""What a private step costs: times and peak memory of engines and optimizers, as ratios within one run."""
+"""The cost of a private step: times and peak memory of engines and optimizers, as ratios within one run."""

@@ -1,4 +1,4 @@
-"""What a training step is timed on: models of the usual kinds, with random data of their shape."""
+"""The models on which a training step is timed: models of the usual kinds, with random data of their shape."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Case:
         return dataclasses.replace(self, model=model, data=data, batch_size=REHEARSED, tiny=None)
 
     def counts(self, subset: str) -> tuple[int, int]:
-        """How many parameters the model has, and how many of them are trained; no weight takes memory.
+        """Numbers of parameters of the model, and of those that are trained; no weight takes memory.
 
         Raises:
             ConfigError: the model has no such subset.

@@ -1,4 +1,4 @@
-"""What is timed: ways to make one training step, each a function that sets everything up and returns the step."""
+"""The contenders that are timed: functions that set everything up and return one training step."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def optimizer_group(
 
 
 def draws_of(optimizer: Optimizer, steps: int) -> int:
-    """How many draws the first `steps` steps of `optimizer` take."""
+    """The number of draws that the first `steps` steps of `optimizer` take."""
     oracle = TraceOracle(1, 1.0, 8 * steps)
     state = optimizer.init(oracle.theta)
     for _ in range(steps):

@@ -43,7 +43,7 @@ Advance = Callable[[str], None]
 
 @dataclass
 class Measurement:
-    """What one contender cost.
+    """The cost of one contender.
 
     Attributes:
         seconds: per draw, one entry for each round.
@@ -216,7 +216,7 @@ def _row(contender: Contender, result: Measurement, baseline: Measurement) -> di
         row["seconds"] = float(np.median(result.seconds))
     if row["seconds"] and baseline.seconds and not baseline.failure:
         row["time_ratio"] = row["seconds"] / float(np.median(baseline.seconds))
-        each = [own / other for own, other in zip(result.seconds, baseline.seconds, strict=False)]
+        each = [mine / other for mine, other in zip(result.seconds, baseline.seconds, strict=False)]
         row["time_ratio_low"], row["time_ratio_high"] = map(float, np.quantile(each, [0.25, 0.75]))
     if result.memory and baseline.memory and not result.failure:
         row["memory_ratio"] = result.memory / baseline.memory

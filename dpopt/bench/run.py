@@ -31,7 +31,7 @@ Precision = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True)
 class BenchKeys:
-    """What to measure; `conf/base/bench.yaml` says what each key means."""
+    """The keys of `dpopt bench`; `conf/base/bench.yaml` says what each key means."""
 
     cases: list[Case]
     subsets: list[str]
@@ -49,7 +49,7 @@ class BenchKeys:
 
 @dataclass(frozen=True)
 class Shapes:
-    """How large the cases are."""
+    """The sizes of the cases."""
 
     tiny: bool
     batch_size: Few | None
@@ -76,13 +76,13 @@ def settings(overrides: Sequence[str] = ()) -> BenchKeys:
     Raises:
         ConfigError: an unknown name, or a value that cannot be used.
     """
-    given = configurations.command("bench", overrides)
-    shapes = fields.build(Shapes, {key: given.pop(key) for key in ("tiny", "batch_size")}, "bench")
-    known = {"cases": CASES, "subsets": SUBSETS, "engines": ENGINES, "optimizers": registry.optimizers()}
-    chosen: dict[str, Any] = {key: _names(given, key, names) for key, names in known.items()}
+    values = configurations.command("bench", overrides)
+    shapes = fields.build(Shapes, {key: values.pop(key) for key in ("tiny", "batch_size")}, "bench")
+    names = {"cases": CASES, "subsets": SUBSETS, "engines": ENGINES, "optimizers": registry.optimizers()}
+    chosen: dict[str, Any] = {key: _names(values, key, names) for key, names in names.items()}
     chosen["cases"] = [shapes.of(CASES[name]) for name in chosen["cases"]]
-    chosen["device"] = resolve_device(fields.convert(given["device"], str, "device", {}))
-    return fields.build(BenchKeys, given | chosen, "bench")
+    chosen["device"] = resolve_device(fields.convert(values["device"], str, "device", {}))
+    return fields.build(BenchKeys, values | chosen, "bench")
 
 
 def bench(chosen: BenchKeys, console: Console | None = None) -> dict[str, Any]:
@@ -163,15 +163,15 @@ def _rows(group: Group, chosen: BenchKeys, advance: Callable[[str], None]) -> li
     return [common | row for row in ratios(group.contenders, results)]
 
 
-def _names(given: dict[str, Any], key: str, known: Iterable[str]) -> list[str]:
+def _names(values: dict[str, Any], key: str, allowed: Iterable[str]) -> list[str]:
     """The names of `key`: a list, one name, "all" or "none"."""
-    known, value = list(known), given[key]
+    allowed, value = list(allowed), values[key]
     if value in ("all", "none"):
-        return known if value == "all" else []
+        return allowed if value == "all" else []
     names = fields.listed(value)
     for name in names:
-        if name not in known:
-            raise unknown(key, name, [*known, "all"])
+        if name not in allowed:
+            raise unknown(key, name, [*allowed, "all"])
     return list(dict.fromkeys(names))
 
 

@@ -1,4 +1,4 @@
-"""What a workload is: three splits of real or synthetic records, a model, a loss and a metric."""
+"""A workload: three splits of real or synthetic records, a model, a loss and a metric."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Workload(Checked):
         """Raise `ConfigError` now if the fields do not go together; cheap, and needs neither data nor weights."""
 
     def missing(self) -> list[Missing]:
-        """What of its data and weights is not on this machine, and how to get it; cheap, asks no hub."""
+        """Data and weights that are not on this machine, and how to get them; cheap, asks no hub."""
         return []
 
     def outline(self) -> Outline:

@@ -1,4 +1,4 @@
-"""What is slow to make and always the same: decoded images, tokenised text, features, pretrained layers.
+"""A cache of arrays that are slow to make and always the same: images, tokens, features, pretrained layers.
 
 Kept as memory-mapped arrays under `$DPOPT_CACHE` (by default `~/.cache/dpopt`), in a folder named by the content of the
 key that they were made from: another key makes others, nothing is ever changed, and deleting the folder is safe.
@@ -33,7 +33,7 @@ CHECKSUMS = "checksums.json"
 
 
 class _Damaged(Exception):
-    """What is kept is not what was made."""
+    """The files are not those that were made."""
 
 
 def arrays(key: Mapping[str, Any], build: Callable[[], Mapping[str, NDArray[Any]]]) -> Arrays:

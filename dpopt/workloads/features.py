@@ -46,8 +46,8 @@ def cached(
         transform: a batch of stored records, on the device -> the backbone's input; nothing random.
         batch: records at once.
     """
-    found = kept.arrays({"kind": "features", **key}, lambda: {"features": computed(backbone, x, transform, batch)})
-    return torch.from_numpy(found["features"])
+    stored = kept.arrays({"kind": "features", **key}, lambda: {"features": computed(backbone, x, transform, batch)})
+    return torch.from_numpy(stored["features"])
 
 
 def computed(
@@ -86,7 +86,7 @@ def _joined(parts: Iterable[NDArray[np.float32]], rows: int) -> NDArray[np.float
 
 
 def device() -> torch.device:
-    """Where what is kept is computed: CUDA where there is one, whatever the cells run on."""
+    """The device that computes features: CUDA where there is one, whatever the cells run on."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -106,10 +106,10 @@ class E2E(Workload):
             x, y = (torch.empty(1, self.length, dtype=kind) for kind in (torch.int32, torch.int64))
             if self.pretrained:
                 config = language.architecture("gpt2")
-                made: nn.Module = models.Logits(transformers.AutoModelForCausalLM.from_config(config))
+                model: nn.Module = models.Logits(transformers.AutoModelForCausalLM.from_config(config))
             else:
-                made = self._random()
-            return Outline(models.trainable(made, self.subset), Split(x, y), data.entry(DATA).part("test").records)
+                model = self._random()
+            return Outline(models.trainable(model, self.subset), Split(x, y), data.entry(DATA).part("test").records)
 
     def load(self) -> tuple[Split, Split]:
         test = self.tokens("test")
@@ -118,10 +118,10 @@ class E2E(Workload):
 
     def model(self) -> nn.Module:
         if self.pretrained:
-            made: nn.Module = models.Logits(language.load("gpt2", "AutoModelForCausalLM", self.length))
+            model: nn.Module = models.Logits(language.load("gpt2", "AutoModelForCausalLM", self.length))
         else:
-            made = self._random()
-        return models.trainable(made, self.subset)
+            model = self._random()
+        return models.trainable(model, self.subset)
 
     def _random(self) -> nn.Module:
         return models.GPT2(self.layers, self.width, self.heads, self.vocabulary, self.length)
@@ -153,22 +153,22 @@ class E2E(Workload):
     def tokens(self, split: str) -> Split:
         """Sequences, int32 [n, length], and targets, int64 [n, length], of one split; memory-mapped."""
         key = {"kind": "tokens", "split": split, "length": self.length, **self._reading()}
-        found = kept.arrays(key, lambda: self._sequences(read(split)))
-        return Split(torch.from_numpy(found["ids"]), torch.from_numpy(found["targets"]))
+        stored = kept.arrays(key, lambda: self._sequences(read(split)))
+        return Split(torch.from_numpy(stored["ids"]), torch.from_numpy(stored["targets"]))
 
     def tokenizer(self) -> tuple[Any, int]:
         """The tokenizer, and the id of the end token."""
         tokenizers = optional("tokenizers")
         if self.pretrained:
-            made = tokenizers.Tokenizer.from_file(str(language.file("gpt2", language.TOKENIZER)))
+            tokenizer = tokenizers.Tokenizer.from_file(str(language.file("gpt2", language.TOKENIZER)))
         else:
             key = {"kind": "tokenizer", **self._reading()}
-            found = kept.arrays(key, lambda: {"json": byte_pairs(read("validation"), self.vocabulary)})
-            made = tokenizers.Tokenizer.from_str(found["json"].tobytes().decode())
-        return made, int(made.token_to_id(END) or 0)
+            stored = kept.arrays(key, lambda: {"json": byte_pairs(read("validation"), self.vocabulary)})
+            tokenizer = tokenizers.Tokenizer.from_str(stored["json"].tobytes().decode())
+        return tokenizer, int(tokenizer.token_to_id(END) or 0)
 
     def _reading(self) -> dict[str, Any]:
-        """What decides the token ids but for the length."""
+        """The key of the token ids, but for the length."""
         gpt2 = kept.checksum(language.file("gpt2", language.TOKENIZER)) if self.pretrained else None
         return {"data": data.fingerprint(DATA), "tokenizer": gpt2 or ["pairs of validation", self.vocabulary]}
 
@@ -208,11 +208,11 @@ def read(split: str) -> ReferenceTexts:
 
 
 def references_by_meaning(split: str) -> dict[str, list[str]]:
-    """What people wrote for each distinct meaning representation, in the order of the data."""
-    found: dict[str, list[str]] = {}
+    """The references of people for each distinct meaning representation, in the order of the data."""
+    references: dict[str, list[str]] = {}
     for source, reference in zip(*read(split), strict=True):
-        found.setdefault(source, []).append(reference)
-    return found
+        references.setdefault(source, []).append(reference)
+    return references
 
 
 def _first_rows(split: str) -> dict[str, int]:
@@ -229,15 +229,15 @@ def byte_pairs(texts: ReferenceTexts, size: int) -> NDArray[np.uint8]:
     Tokens may reach over words, which makes the sequences of this narrow domain nearly half as long.
     """
     tokenizers = optional("tokenizers")
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
     )
-    made.train_from_iterator([*texts.sources, *texts.references], trainer)
-    return np.frombuffer(made.to_str().encode(), np.uint8)
+    tokenizer.train_from_iterator([*texts.sources, *texts.references], trainer)
+    return np.frombuffer(tokenizer.to_str().encode(), np.uint8)
 
 
 def generate(

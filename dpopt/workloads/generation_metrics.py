@@ -43,14 +43,14 @@ def scores(outputs: Sequence[str], references: References) -> dict[str, Any]:
     if len(outputs) != len(references) or not outputs or not all(references):
         counts = f"{len(outputs)} texts, {len(references)} lists of references"
         raise ConfigError("references", counts, "expected at least one reference for each text")
-    found: dict[str, Any] = {}
+    scores: dict[str, Any] = {}
     missing: dict[str, str] = {}
     for names, function in SCORES.items():
         try:
-            found |= function(outputs, references)
+            scores |= function(outputs, references)
         except (ImportError, OSError, subprocess.SubprocessError) as error:
             missing |= dict.fromkeys(names, f"{type(error).__name__}: {error}")
-    return found | ({"missing": missing} if missing else {})
+    return scores | ({"missing": missing} if missing else {})
 
 
 def mteval(outputs: Sequence[str], references: References) -> dict[str, float]:
@@ -120,9 +120,9 @@ def coco(outputs: Sequence[str], references: References) -> dict[str, float]:
 
     lines = treebank([*outputs, *(text for texts in references for text in texts)])
     written = {i: [next(lines)] for i in range(len(outputs))}
-    known = {i: [next(lines) for _ in texts] for i, texts in enumerate(references)}
+    expected = {i: [next(lines) for _ in texts] for i, texts in enumerate(references)}
     scorers: dict[str, Callable[[], Any]] = {"meteor": Meteor, "rouge_l": Rouge, "cider": Cider}
-    return {name: float(make().compute_score(known, written)[0]) for name, make in scorers.items()}
+    return {name: float(make().compute_score(expected, written)[0]) for name, make in scorers.items()}
 
 
 def treebank(texts: Sequence[str]) -> Iterator[str]:
@@ -139,8 +139,8 @@ def treebank(texts: Sequence[str]) -> Iterator[str]:
     jar = Path(ptbtokenizer.__file__).parent / JAR
     command = [java, "-cp", str(jar), TOKENIZER, "-preserveLines", "-lowerCase", "-encoding", "UTF-8"]
     lines = "".join(" ".join(text.split()) + "\n" for text in texts)
-    made = subprocess.run(command, input=lines.encode(), capture_output=True, check=True).stdout.decode()
-    for line in made.split("\n")[: len(texts)]:
+    tokenised = subprocess.run(command, input=lines.encode(), capture_output=True, check=True).stdout.decode()
+    for line in tokenised.split("\n")[: len(texts)]:
         yield " ".join(word for word in line.split() if word not in ptbtokenizer.PUNCTUATIONS)
 
 

@@ -141,7 +141,7 @@ class MixturePosterior(nn.Module):
         return sticks, means.unflatten(-1, (k, 2)), log_variance
 
     def _rest(self, like: Tensor) -> Tensor:
-        """How many components are left once the k-th has its share: K - 1, ..., 1."""
+        """Numbers of components that are left once the k-th has its share: K - 1, ..., 1."""
         return torch.arange(self.components - 1, 0, -1, device=like.device, dtype=like.dtype)
 
     def _log_weights(self, sticks: Tensor) -> Tensor:

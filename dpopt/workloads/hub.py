@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def is_online() -> bool:
-    """Whether files that are not cached may be loaded from the hub: yes, unless HF_HUB_OFFLINE is set."""
+    """True if files that are not cached may be loaded from the hub: yes, unless HF_HUB_OFFLINE is set."""
     from huggingface_hub import constants
 
     return not constants.HF_HUB_OFFLINE
@@ -16,12 +16,12 @@ def kept_file(hub: str, name: str) -> Path | None:
     """The file `name` of the model `hub` where it was loaded before."""
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(hub, name)
-    return Path(found) if isinstance(found, str) else None
+    path = try_to_load_from_cache(hub, name)
+    return Path(path) if isinstance(path, str) else None
 
 
 def is_data_kept(hub: str) -> bool:
-    """Whether the data set `hub` was loaded before."""
+    """True if the data set `hub` was loaded before."""
     from datasets import config
 
     return any(Path(config.HF_DATASETS_CACHE).glob(hub.replace("/", "___")))

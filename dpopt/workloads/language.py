@@ -48,13 +48,13 @@ BYTES = {"pad": 0, "first": 1, "last": 2, "offset": 3, "size": 259}
 
 def check_length(model: str, length: int) -> None:
     """Raise `ConfigError` now if the pretrained `model` is on this machine and takes texts of fewer tokens only."""
-    if found := _kept(HUB.get(model, model), CONFIG):
-        _require_length(model, length, found)
+    if config_file := _kept(HUB.get(model, model), CONFIG):
+        _require_length(model, length, config_file)
 
 
 def _require_length(model: str, length: int, config: Path) -> None:
-    known = json.loads(config.read_text())
-    positions = known.get("max_position_embeddings", known.get("n_positions", length))
+    stored = json.loads(config.read_text())
+    positions = stored.get("max_position_embeddings", stored.get("n_positions", length))
     if length > positions:
         raise ConfigError("workload.length", length, f"{model} takes at most {positions} tokens")
 
@@ -66,8 +66,8 @@ def architecture(model: str) -> Any:
         Missing: its files are not on this machine, and its sizes are not in `ARCHITECTURES`.
     """
     transformers = optional("transformers")
-    if found := _kept(hub := HUB.get(model, model), CONFIG):
-        return without_dropout(transformers.AutoConfig.from_pretrained(found.parent))
+    if config_file := _kept(hub := HUB.get(model, model), CONFIG):
+        return without_dropout(transformers.AutoConfig.from_pretrained(config_file.parent))
     if model not in ARCHITECTURES:
         raise _missing(hub, CONFIG)
     kind, sizes = ARCHITECTURES[model]
@@ -75,7 +75,7 @@ def architecture(model: str) -> Any:
 
 
 def missing(model: str) -> list[Missing]:
-    """What of a pretrained model's files is not on this machine, and how to get it; asks no hub."""
+    """Files of a pretrained model that are not on this machine, and how to get them; asks no hub."""
     hub = HUB.get(model, model)
     absent = [name for name in (CONFIG, TOKENIZER, WEIGHTS) if not _kept(hub, name)]
     return [_missing(hub, absent[0])] if absent else []
@@ -103,8 +103,8 @@ def file(model: str, name: str) -> Path:
         ConfigError: it is not there; says how to get it.
     """
     hub = HUB.get(model, model)
-    if found := _local(hub, name):
-        return found
+    if path := _local(hub, name):
+        return path
     how = _missing(hub, name)
     if os.environ.get("DPOPT_DATA"):
         raise how
@@ -173,11 +173,11 @@ def without_dropout(config: Any) -> Any:
 def vocabulary(model: str, length: int) -> Any:
     """The tokenizer of a pretrained model; cuts and pads texts to `length` tokens."""
     tokenizers = optional("tokenizers")
-    made = tokenizers.Tokenizer.from_file(str(file(model, TOKENIZER)))
+    tokenizer = tokenizers.Tokenizer.from_file(str(file(model, TOKENIZER)))
     padding = int(configuration(model)["pad_token_id"])
-    made.enable_truncation(length)
-    made.enable_padding(length=length, pad_id=padding, pad_token=made.id_to_token(padding))
-    return made
+    tokenizer.enable_truncation(length)
+    tokenizer.enable_padding(length=length, pad_id=padding, pad_token=tokenizer.id_to_token(padding))
+    return tokenizer
 
 
 def tokens(texts: Sequence[str], model: str, length: int) -> NDArray[np.int32]:

@@ -190,19 +190,19 @@ def timm_model(name: str, classes: int = 10, checkpoint: Path | None = None, **o
 
 @cache
 def timm_configuration(name: str) -> Any:
-    """What timm knows of the model `name`: input size, normalisation, where its checkpoint is.
+    """The configuration by timm of the model `name`: input size, normalisation, where its checkpoint is.
 
     Raises:
         ConfigError: timm has no such model; suggests the nearest.
     """
     import timm
 
-    known = timm.get_pretrained_cfg(name)
-    if known is None:
+    configuration = timm.get_pretrained_cfg(name)
+    if configuration is None:
         near = get_close_matches(name, timm.list_models() + timm.list_models(pretrained=True), n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigError("architecture", name, f"{hint}timm.list_models() names those that there are")
-    return known
+    return configuration
 
 
 def without_batch_norm(model: nn.Module) -> nn.Module:
@@ -289,8 +289,8 @@ def trainable(model: nn.Module, subset: str) -> nn.Module:
 
 def _head(model: nn.Module) -> Iterator[nn.Parameter]:
     """The classifier, which is the last linear layer where the model does not say; nothing where it is tied."""
-    known = getattr(model, "get_classifier", None)
-    layers = [known()] if known else [module for module in model.modules() if isinstance(module, nn.Linear)]
+    classifier = getattr(model, "get_classifier", None)
+    layers = [classifier()] if classifier else [module for module in model.modules() if isinstance(module, nn.Linear)]
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     if layers and id(getattr(layers[-1], "weight", None)) not in embeddings:
         yield from layers[-1].parameters()
@@ -332,7 +332,7 @@ SUBSETS: dict[str, Callable[[nn.Module], Iterator[nn.Parameter]]] = {
 
 
 def parameter_counts() -> list[dict[str, int | str | None]]:
-    """How many parameters the models have, and how many of them each trainable subset trains.
+    """Numbers of parameters that the models have, and that each trainable subset trains.
 
     Image models with 10 classes, encoders of texts with 2. Nothing is downloaded and no weight takes memory.
 
@@ -347,13 +347,11 @@ def parameter_counts() -> list[dict[str, int | str | None]]:
 
 
 def _on_meta(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """`make` without values in the layers: quick, and the same counts."""
-
-    def made() -> nn.Module:
+    def without_values() -> nn.Module:  # quick, and the same counts
         with torch.device("meta"):
             return make()
 
-    return made
+    return without_values
 
 
 def _trained(model: nn.Module, subset: str) -> int | None:
@@ -398,4 +396,4 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
         "MiniLM-L6": partial(_encoder, "minilm"),
     }.items()
 }
-"""What `parameter_counts` counts: name -> function that makes the model."""
+"""Name -> function that makes the model; `parameter_counts` counts these."""

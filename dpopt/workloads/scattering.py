@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dpopt.errors import ConfigError
 
 PERIODS = 2
-"""How many periods to each side count where a filter is made periodic."""
+"""Periods to each side that count where a filter is made periodic."""
 
 
 class Scattering(nn.Module):
@@ -50,15 +50,15 @@ class Scattering(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         images = F.pad(x, [self.border] * 4, mode="reflect")
-        found, of_second_order = [self._mean(images, 0).unsqueeze(2)], []
+        of_first_order, of_second_order = [self._mean(images, 0).unsqueeze(2)], []
         spectrum = torch.fft.fft2(images).unsqueeze(2)
         for a in range(self.scales):
             waves = self._modulus(spectrum, 0, a)
-            found.append(self._mean(waves, a))
+            of_first_order.append(self._mean(waves, a))
             of_waves = torch.fft.fft2(waves).unsqueeze(3)
             coarser = [self._mean(self._modulus(of_waves, a, b), b) for b in range(a + 1, self.scales)]
             of_second_order += [torch.cat(coarser, 3).flatten(2, 3)] if coarser else []
-        return torch.cat(found + of_second_order, 2).flatten(1, 2)
+        return torch.cat(of_first_order + of_second_order, 2).flatten(1, 2)
 
     def _modulus(self, spectrum: Tensor, halved: int, scale: int) -> Tensor:
         """|x * psi| [..., L, m, m] for all angles of `scale`, at every 2^`scale`-th pixel of the images.

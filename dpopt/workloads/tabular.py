@@ -52,8 +52,8 @@ class TableClassification(Workload):
         return data.missing(self.data)
 
     def outline(self) -> Outline:
-        found = data.entry(self.data)
-        return outlined(self.model, (found.width,), found.part("test").records)
+        dataset = data.entry(self.data)
+        return outlined(self.model, (dataset.width,), dataset.part("test").records)
 
     def load(self) -> tuple[Split, Split]:
         return data.table(self.data, "train"), data.table(self.data, "test")

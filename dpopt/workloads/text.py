@@ -18,7 +18,7 @@ from dpopt.workloads.base import EVALUATION_BATCH, Outline, Predict, Split, Work
 from dpopt.workloads.metrics import classification_report
 
 POOLING = {"distilbert": "first"}
-"""How an encoder's tokens become one vector: the first token's for DistilBERT; the mean over the text for all others,
+"""The vector of a text: the first token's for DistilBERT; the mean over the text for all others,
 as sentence-transformers has it for MiniLM, but without its scaling to norm 1: the classifier would need large weights,
 and private training finds those slowly."""
 
@@ -126,10 +126,10 @@ class TextClassification(Workload):
 
     def head(self, inputs: int) -> nn.Linear:
         """The classifier with its initial weights."""
-        made = nn.Linear(inputs, self.classes)
+        layer = nn.Linear(inputs, self.classes)
         if self.pretrained and self.subset != "bitfit":
-            models.zero_head(made)
-        return made
+            models.zero_head(layer)
+        return layer
 
     def encoder_module(self) -> language.Encoder:
         """The encoder: token ids [n, length] -> features [n, f]."""
@@ -141,11 +141,11 @@ class TextClassification(Workload):
     def tokens(self, split: str) -> Split:
         """Token ids, int32 [n, length], and labels of one split; memory-mapped."""
         key = {"kind": "tokens", "split": split, **self._reading()}
-        found = cache.arrays(key, lambda: self._tokenised(split))
-        return Split(torch.from_numpy(found["ids"]), torch.from_numpy(found["labels"]))
+        stored = cache.arrays(key, lambda: self._tokenised(split))
+        return Split(torch.from_numpy(stored["ids"]), torch.from_numpy(stored["labels"]))
 
     def _reading(self) -> dict[str, Any]:
-        """What decides the token ids."""
+        """The key of the token ids."""
         tokenizer = cache.checksum(language.file(self.encoder, language.TOKENIZER)) if self.pretrained else "bytes"
         return {"data": data.fingerprint(self.data), "tokenizer": tokenizer, "length": self.length}
 
@@ -159,14 +159,14 @@ class TextClassification(Workload):
         ids, labels = self.tokens(split)
         key = {"split": split, "encoder": self._weights(), "pooling": POOLING.get(self.encoder, "mean")}
         order = (ids != self._padding).sum(1).argsort(stable=True)  # texts of one length in one batch need no padding
-        found = features.cached({**key, **self._reading()}, self._frozen, ids[order])
-        return Split(found[order.argsort()], labels)
+        vectors = features.cached({**key, **self._reading()}, self._frozen, ids[order])
+        return Split(vectors[order.argsort()], labels)
 
     def _frozen(self) -> nn.Module:
         return language.Trimmed(self.encoder_module())
 
     def _weights(self) -> Any:
-        """What decides the encoder."""
+        """The key of the encoder."""
         if self.pretrained:
             return cache.checksum(language.file(self.encoder, language.WEIGHTS))
         return {"kind": self.encoder, **self.options}

@@ -27,7 +27,7 @@ WEIGHTS = "model.safetensors"
 
 
 class Preparation(NamedTuple):
-    """What becomes of stored pixels: input side, channels of the model, and by what each channel is normalised."""
+    """The preparation of stored pixels: input side, channels of the model, and by what each channel is normalised."""
 
     size: int
     channels: int
@@ -105,7 +105,7 @@ class ImageClassification(Workload):
 
     @property
     def uses_features(self) -> bool:
-        """Whether records are loaded as the features of a frozen backbone; not if that has dropout."""
+        """True if records are loaded as the features of a frozen backbone; not if that has dropout."""
         is_fixed = self.pretrained and self.subset == "head" and not any("drop" in name for name in self.options)
         return is_fixed or self.architecture in FROZEN
 
@@ -142,15 +142,15 @@ class ImageClassification(Workload):
 
     @cached_property  # every draw asks for it
     def preparation(self) -> Preparation:
-        """What becomes of stored pixels before the whole model sees them."""
+        """The preparation of stored pixels for the whole model."""
         entry = data.entry(self.data)
         if self.architecture in OWN:
             channels = 3 if self.architecture.startswith("wrn") else entry.channels
             mean, std = ((0.0,), (1.0,)) if self.architecture in RAW else (entry.mean, entry.std)
             return Preparation(self._side(None), channels, mean, std)
-        known = models.timm_configuration(self.architecture)
+        configuration = models.timm_configuration(self.architecture)
         if self.pretrained:
-            return Preparation(self._side(known.input_size[-1]), 3, known.mean, known.std)
+            return Preparation(self._side(configuration.input_size[-1]), 3, configuration.mean, configuration.std)
         return Preparation(self._side(None), 3, entry.mean, entry.std)
 
     def _side(self, of_checkpoint: int | None) -> int:
@@ -179,12 +179,12 @@ class ImageClassification(Workload):
         return models.trainable(network, self.subset)
 
     def _head(self, width: int) -> nn.Module:
-        """What is trained above features."""
+        """The model that is trained above features."""
         head = models.trainable(nn.Linear(width, self.classes), self.subset)
         return models.zero_head(head) if self.pretrained else head
 
     def _width(self) -> int:
-        """How many features an image has."""
+        """The number of features of an image."""
         if self.architecture not in FROZEN:
             return int(self._backbone().head_hidden_size)
         side, channels, *_ = self.preparation
@@ -199,8 +199,8 @@ class ImageClassification(Workload):
     @property
     def _options(self) -> dict[str, Any]:
         """Options of `timm.create_model`; models of one input size are made for ours."""
-        known, side = models.timm_configuration(self.architecture), self.preparation.size
-        is_other = known.fixed_input_size and side != known.input_size[-1]
+        configuration, side = models.timm_configuration(self.architecture), self.preparation.size
+        is_other = configuration.fixed_input_size and side != configuration.input_size[-1]
         return ({"img_size": side} if is_other else {}) | dict(self.options)
 
     def _checkpoint(self) -> Path | None:
@@ -271,7 +271,7 @@ def _checkpoint(name: str) -> Path:
 
 
 def _absent_checkpoint(name: str) -> list[Missing]:
-    """What `_checkpoint` would not find on this machine."""
+    """Files that `_checkpoint` would not find on this machine."""
     try:
         local = _local_checkpoint(name)
     except Missing as error:
@@ -293,5 +293,5 @@ def _local_checkpoint(name: str) -> Path | None:
     Raises:
         Missing: the variable is set and it is not there.
     """
-    known = models.timm_configuration(name)
-    return data.checkpoint(f"{known.architecture}.{known.tag}.")
+    configuration = models.timm_configuration(name)
+    return data.checkpoint(f"{configuration.architecture}.{configuration.tag}.")

@@ -53,7 +53,7 @@ class Texts(NamedTuple):
 
 
 def missing(name: str) -> list[Missing]:
-    """What of a data set is not on this machine: nothing, or the data set and how to get it; cheap, asks no hub.
+    """The data set and how to get it where it is not on this machine, else nothing; cheap, asks no hub.
 
     Raises:
         ConfigError: an unknown name.
@@ -79,10 +79,10 @@ def images(name: str, split: str, size: int | None = None) -> Split:
         ConfigError: an unknown name or split, a size that the data set cannot have, or records that cannot be loaded
             or are not the known ones.
     """
-    found, part = _part(name, split, "image")
-    side = _size(found, size)
-    key = {"kind": "images", "size": side, "revision": decoding.REVISION, **_records(found, split, part)}
-    arrays = cache.arrays(key, lambda: _decoded(found, split, side))
+    dataset, part = _part(name, split, "image")
+    side = _size(dataset, size)
+    key = {"kind": "images", "size": side, "revision": decoding.REVISION, **_records(dataset, split, part)}
+    arrays = cache.arrays(key, lambda: _decoded(dataset, split, side))
     return Split(torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"]))
 
 
@@ -95,10 +95,10 @@ def table(name: str, split: str) -> Split:
     Raises:
         ConfigError: as `images`; also where ranges or values of columns are not stated.
     """
-    found, part = _part(name, split, "table")
-    columns = {column: [stated.range, stated.values] for column, stated in found.columns.items()}
-    key = {"kind": "tables", "columns": columns, "revision": tables.REVISION, **_records(found, split, part)}
-    arrays = cache.arrays(key, lambda: _encoded(found, split))
+    dataset, part = _part(name, split, "table")
+    columns = {column: [stated.range, stated.values] for column, stated in dataset.columns.items()}
+    key = {"kind": "tables", "columns": columns, "revision": tables.REVISION, **_records(dataset, split, part)}
+    arrays = cache.arrays(key, lambda: _encoded(dataset, split))
     return Split(torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"]))
 
 
@@ -108,25 +108,25 @@ def texts(name: str, split: str) -> Texts:
     Raises:
         ConfigError: as `images`.
     """
-    found, _ = _part(name, split, "text", "pairs")
-    source = open_source(found, split)
-    inputs = _strings(source, found.inputs)
-    if found.kind == "pairs":
-        targets = _strings(source, found.targets)
-        checksums.confirm(found, split, checksums.of_texts(inputs), checksums.of_texts(targets))
+    dataset, _ = _part(name, split, "text", "pairs")
+    source = open_source(dataset, split)
+    inputs = _strings(source, dataset.inputs)
+    if dataset.kind == "pairs":
+        targets = _strings(source, dataset.targets)
+        checksums.confirm(dataset, split, checksums.of_texts(inputs), checksums.of_texts(targets))
         return Texts((inputs, targets), torch.zeros(len(inputs), dtype=torch.int64))
-    labels = _labels(source, found)
-    checksums.confirm(found, split, checksums.of_texts(inputs), checksums.of_arrays([labels]))
+    labels = _labels(source, dataset)
+    checksums.confirm(dataset, split, checksums.of_texts(inputs), checksums.of_arrays([labels]))
     return Texts(inputs, torch.from_numpy(labels))
 
 
 def fingerprint(name: str) -> dict[str, Any]:
     """Plain JSON data that decide the bits of a data set: its checksums, or else the files or the hub's revision."""
-    found = entry(name)
-    known = {split: [part.inputs, part.targets] for split, part in found.splits.items()}
-    unknown = {split: identity(found, split) for split, part in found.splits.items() if not part.inputs}
-    resized = {"resizing": decoding.REVISION} if found.kind == "image" and found.size is None else {}
-    return {"name": found.name, "splits": known | unknown, **resized}
+    dataset = entry(name)
+    checked = {split: [part.inputs, part.targets] for split, part in dataset.splits.items()}
+    unknown = {split: identity(dataset, split) for split, part in dataset.splits.items() if not part.inputs}
+    resized = {"resizing": decoding.REVISION} if dataset.kind == "image" and dataset.size is None else {}
+    return {"name": dataset.name, "splits": checked | unknown, **resized}
 
 
 def checkpoint(file_stem: str) -> Path | None:
@@ -139,58 +139,58 @@ def checkpoint(file_stem: str) -> Path | None:
     if not root:
         return None
     held = sorted(file for file in (Path(root) / "checkpoints").glob("*") if file.suffix != ".md")
-    found = [file for file in held if file.name.startswith(file_stem)]
-    if len(found) != 1:
-        listed = ", ".join(file.name for file in found or held) or "no file"
+    matching = [file for file in held if file.name.startswith(file_stem)]
+    if len(matching) != 1:
+        listed = ", ".join(file.name for file in matching or held) or "no file"
         allowed = f"expected one such file in {root}/checkpoints, not {listed}"
         raise Missing("checkpoint", file_stem, allowed, "weights", file_stem.rstrip("."))
-    return found[0]
+    return matching[0]
 
 
 def _part(name: str, split: str, *kinds: str) -> tuple[Entry, SplitEntry]:
-    found = entry(name)
-    if found.kind not in kinds:
-        raise ConfigError("data", name, f"expected a data set of the kind {' or '.join(kinds)}, not {found.kind}")
-    return found, found.part(split)
+    dataset = entry(name)
+    if dataset.kind not in kinds:
+        raise ConfigError("data", name, f"expected a data set of the kind {' or '.join(kinds)}, not {dataset.kind}")
+    return dataset, dataset.part(split)
 
 
-def _records(found: Entry, split: str, part: SplitEntry) -> dict[str, Any]:
-    """What in the key of a cache tells the records of a split from others."""
-    known = [part.inputs, part.targets] if part.inputs else identity(found, split)
-    return {"name": found.name, "split": split, "data": known}
+def _records(dataset: Entry, split: str, part: SplitEntry) -> dict[str, Any]:
+    # This part of a cache's key tells the records of a split from others.
+    origin = [part.inputs, part.targets] if part.inputs else identity(dataset, split)
+    return {"name": dataset.name, "split": split, "data": origin}
 
 
-def _size(found: Entry, size: int | None) -> int:
+def _size(dataset: Entry, size: int | None) -> int:
     """Height and width that the images of a data set are to have."""
-    side = found.size if size is None else size
+    side = dataset.size if size is None else size
     if side is None or side < 1:
-        raise ConfigError(f"{found.name}.size", size, "the images vary in size: expected the one to resize them to")
-    if found.size not in (None, side):
-        raise ConfigError(f"{found.name}.size", size, f"all images are {found.size} x {found.size}")
+        raise ConfigError(f"{dataset.name}.size", size, "the images vary in size: expected the one to resize them to")
+    if dataset.size not in (None, side):
+        raise ConfigError(f"{dataset.name}.size", size, f"all images are {dataset.size} x {dataset.size}")
     return side
 
 
-def _decoded(found: Entry, split: str, size: int) -> dict[str, NDArray[Any]]:
-    source = open_source(found, split)
-    labels = _labels(source, found)
-    pixels, digest = decoding.decode(found, source, size)
-    checksums.confirm(found, split, digest, checksums.of_arrays([labels]))
+def _decoded(dataset: Entry, split: str, size: int) -> dict[str, NDArray[Any]]:
+    source = open_source(dataset, split)
+    labels = _labels(source, dataset)
+    pixels, digest = decoding.decode(dataset, source, size)
+    checksums.confirm(dataset, split, digest, checksums.of_arrays([labels]))
     return {"x": pixels, "y": labels}
 
 
-def _encoded(found: Entry, split: str) -> dict[str, NDArray[Any]]:
-    source = open_source(found, split)
-    labels, inputs = _labels(source, found), tables.encode(found, source)
-    checksums.confirm(found, split, tables.digest(found, source), checksums.of_arrays([labels]))
+def _encoded(dataset: Entry, split: str) -> dict[str, NDArray[Any]]:
+    source = open_source(dataset, split)
+    labels, inputs = _labels(source, dataset), tables.encode(dataset, source)
+    checksums.confirm(dataset, split, tables.digest(dataset, source), checksums.of_arrays([labels]))
     return {"x": inputs, "y": labels}
 
 
-def _labels(source: Source, found: Entry) -> NDArray[np.int64]:
+def _labels(source: Source, dataset: Entry) -> NDArray[np.int64]:
     """The labels [n], from 0 to the number of classes."""
-    labels = np.asarray(read_column(source, found.targets))
-    if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= found.classes:
-        allowed = f"expected whole numbers from 0 to {found.classes - 1}"
-        raise ConfigError(f"{source.name}.{found.targets}", np.unique(labels)[:5].tolist(), allowed)
+    labels = np.asarray(read_column(source, dataset.targets))
+    if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= dataset.classes:
+        allowed = f"expected whole numbers from 0 to {dataset.classes - 1}"
+        raise ConfigError(f"{source.name}.{dataset.targets}", np.unique(labels)[:5].tolist(), allowed)
     return labels.astype(np.int64)
 
 

@@ -1,4 +1,4 @@
-"""What is known of each data set: one YAML file says where it is, what it holds and how to check it.
+"""The catalogue of data sets: one YAML file says where it is, what it holds and how to check it.
 
 `./data/NAME.yaml` of the current folder, then those of other distributions, then `conf/data/NAME.yaml` of dpopt's own,
 whose names nobody else can give.
@@ -23,17 +23,17 @@ from dpopt.fields import Count, Finite, NonNegative, Positive
 
 Kind = Literal["image", "text", "pairs", "table"]
 CALLED = {"image": "a data set of images", "text": "a data set of texts", "table": "a table", "pairs": "pairs of texts"}
-"""What errors call a data set of each kind."""
+"""Kind -> name of such a data set in errors."""
 UNSTATED = "???"
 """Stands where a range or values are still to be stated."""
 HOW_TO_STATE = "`range: [0, 100]` for numbers, `values: [a, b]` for categories; dpopt makes no private estimate of them"
 DECIDES = ("kind", "inputs", "targets", "splits", "classes", "size", "mean", "std", "columns")
-"""What of an entry decides the numbers that a model is given."""
+"""Fields of an entry that decide the numbers that a model is given."""
 
 
 @dataclass(frozen=True)
 class SplitEntry:
-    """What an entry says of one split.
+    """One split of a data set.
 
     Attributes:
         source: the hub's name of the split, with which local files begin.
@@ -75,13 +75,13 @@ class Column:
 
     @property
     def is_stated(self) -> bool:
-        """Whether its range or its values are."""
+        """True if its range or its values are."""
         return UNSTATED not in (self.range, self.values)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What `NAME.yaml` says of a data set.
+    """A data set, as `NAME.yaml` describes it.
 
     Attributes:
         name: the data set's name, also of its folder in `$DPOPT_DATA`.
@@ -180,19 +180,18 @@ def names() -> tuple[str, ...]:
 
 
 def entry(name: str) -> Entry:
-    """What is known of the data set `name`, or NAME@VERSION as `pinned` gives it.
+    """The entry of the data set `name`, or of NAME@VERSION as `pinned` gives it.
 
     Raises:
         ConfigError: unknown name (suggests the nearest), or the entry has another version by now.
     """
     plain, _, version = str(name).partition("@")
-    known = entries()
-    if plain not in known:
-        raise unknown("data", name, known)
-    found = known[plain]
-    if version and version != found.version:
-        raise ConfigError("data", name, f"{found.origin or 'its entry'} is another by now: {plain}@{found.version}")
-    return found
+    if plain not in entries():
+        raise unknown("data", name, entries())
+    dataset = entries()[plain]
+    if version and version != dataset.version:
+        raise ConfigError("data", name, f"{dataset.origin or 'its entry'} is another by now: {plain}@{dataset.version}")
+    return dataset
 
 
 def pinned(name: str, kind: Kind) -> str:
@@ -203,10 +202,10 @@ def pinned(name: str, kind: Kind) -> str:
     Raises:
         ConfigError: there is no such data set, or it is of another kind.
     """
-    found = entry(name)
-    if found.kind != kind:
-        raise ConfigError("workload.data", name, f"expected {CALLED[kind]}, and it is one of {found.kind}")
-    return f"{found.name}@{found.version}" if found.folder else name
+    dataset = entry(name)
+    if dataset.kind != kind:
+        raise ConfigError("workload.data", name, f"expected {CALLED[kind]}, and it is one of {dataset.kind}")
+    return f"{dataset.name}@{dataset.version}" if dataset.folder else name
 
 
 def entries() -> dict[str, Entry]:
@@ -225,23 +224,23 @@ def entries() -> dict[str, Entry]:
 @cache
 def _with_own(files: tuple[tuple[Path, int], ...]) -> dict[str, Entry]:
     """The entries of installed packages and of those of `files` that hold one; other times, other files."""
-    found = dict(_installed())
+    every = dict(_installed())
     for file in (file for file, _ in files if b"\nsplits:" in b"\n" + file.read_bytes()):
         origin = f"{file.parent.name}/{file.name}"
         _refuse_known(file.stem, origin)
-        found[file.stem] = parse(file.stem, documents.mapping(file), origin, file.with_suffix(""))
-    return dict(sorted(found.items()))
+        every[file.stem] = parse(file.stem, documents.mapping(file), origin, file.with_suffix(""))
+    return dict(sorted(every.items()))
 
 
 @cache
 def _installed() -> dict[str, Entry]:
-    found = {name: parse(name, documents.mapping(file)) for name, file in _shipped().items()}
+    every = {name: parse(name, documents.mapping(file)) for name, file in _shipped().items()}
     for point in entry_points(group="dpopt.data"):
         origin = point.dist.name if point.dist else point.value
         _refuse_known(point.name, origin)
         file = resources.files(point.value).joinpath(f"{point.name}.yaml")
-        found[point.name] = parse(point.name, documents.mapping(file), origin)
-    return dict(sorted(found.items()))
+        every[point.name] = parse(point.name, documents.mapping(file), origin)
+    return dict(sorted(every.items()))
 
 
 @cache
@@ -263,8 +262,8 @@ def parse(name: str, content: Mapping[str, Any], origin: str = "", folder: Path 
     """
     built, where = {}, origin if folder else name
     for key, kind in (("splits", SplitEntry), ("columns", Column)):
-        given = fields.convert(content.get(key, {}), dict[str, dict[str, Any]], f"{where}.{key}", {})
-        built[key] = {each: fields.build(kind, value, f"{where}.{key}.{each}") for each, value in given.items()}
+        parts = fields.convert(content.get(key, {}), dict[str, dict[str, Any]], f"{where}.{key}", {})
+        built[key] = {each: fields.build(kind, value, f"{where}.{key}.{each}") for each, value in parts.items()}
     places = {"name": name, "origin": origin, "folder": folder}
     if taken := places.keys() & content:
         raise ConfigError(where, sorted(taken), "not for a file to say")

@@ -36,22 +36,22 @@ def verify(name: str, arrays: Iterable[NDArray[Any]], expected: str) -> None:
     _compare(name, of_arrays(arrays), expected, "the known ones")
 
 
-def confirm(found: Entry, split: str, inputs: str, targets: str) -> None:
+def confirm(dataset: Entry, split: str, inputs: str, targets: str) -> None:
     """Compare checksums with the entry's or, where it has none, with those of the first load, which are kept.
 
     Raises:
         ConfigError: they differ.
     """
-    part = found.part(split)
-    known, origin = {"inputs": part.inputs, "targets": part.targets}, "the known ones"
+    part = dataset.part(split)
+    expected, origin = {"inputs": part.inputs, "targets": part.targets}, "the known ones"
     if not part.inputs:
-        place = {"folder": str(found.folder)} if found.folder else {}
-        key = {"kind": "checksums", "name": found.name, "split": split, **place}
+        place = {"folder": str(dataset.folder)} if dataset.folder else {}
+        key = {"kind": "checksums", "name": dataset.name, "split": split, **place}
         first = cache.arrays(key, lambda: {"inputs": np.array(inputs), "targets": np.array(targets)})
-        known = {name: str(value) for name, value in first.items()}
+        expected = {name: str(value) for name, value in first.items()}
         origin = f"those loaded first (if they are meant to, delete {cache_root() / 'checksums'})"
-    _compare(f"{found.name}.{split}.{found.inputs or 'columns'}", inputs, known["inputs"], origin)
-    _compare(f"{found.name}.{split}.{found.targets}", targets, known["targets"], origin)
+    _compare(f"{dataset.name}.{split}.{dataset.inputs or 'columns'}", inputs, expected["inputs"], origin)
+    _compare(f"{dataset.name}.{split}.{dataset.targets}", targets, expected["targets"], origin)
 
 
 def _compare(name: str, computed: str, expected: str, origin: str) -> None:

@@ -24,7 +24,7 @@ REVISION = 1
 """Raise it when the same records may be decoded or resized to other pixels."""
 
 
-def decode(found: Entry, source: Source, size: int) -> tuple[Pixels, str]:
+def decode(dataset: Entry, source: Source, size: int) -> tuple[Pixels, str]:
     """All images of a split.
 
     Returns:
@@ -34,11 +34,11 @@ def decode(found: Entry, source: Source, size: int) -> tuple[Pixels, str]:
     Raises:
         ConfigError: names the record that is no image, or not of the size that all should have.
     """
-    channels = () if found.channels == 1 else (found.channels,)
+    channels = () if dataset.channels == 1 else (dataset.channels,)
     pixels, digest = _scratch((source.records, *channels, size, size)), hashlib.sha256()
-    records = (record for batch in source.read(found.inputs) for record in batch)
+    records = (record for batch in source.read(dataset.inputs) for record in batch)
     for row, record in enumerate(_watched(records, source)):
-        image = _open(record, found, f"{source.name}[{row}].{found.inputs}")
+        image = _open(record, dataset, f"{source.name}[{row}].{dataset.inputs}")
         digest.update(image.tobytes())
         pixels[row] = _array(square(image, size))
     return pixels, digest.hexdigest()
@@ -51,15 +51,15 @@ def _watched(records: Iterable[Any], source: Source) -> Iterator[Any]:
         yield from progress.track(records, source.records, description=f"decoding {source.name}")
 
 
-def _open(record: Any, found: Entry, where: str) -> Image.Image:
+def _open(record: Any, dataset: Entry, where: str) -> Image.Image:
     """The image of a record {"bytes", "path"}, in the data set's number of channels."""
     try:
         content = record["path"] if record["bytes"] is None else BytesIO(record["bytes"])
-        image = Image.open(content).convert("L" if found.channels == 1 else "RGB")
+        image = Image.open(content).convert("L" if dataset.channels == 1 else "RGB")
     except Exception as error:  # whatever is in the record or its bytes
         raise ConfigError(where, _shown(record), f"expected an image ({type(error).__name__}: {error})") from error
-    if found.size is not None and image.size != (found.size, found.size):
-        raise ConfigError(where, image.size, f"expected an image of {found.size} x {found.size} pixels")
+    if dataset.size is not None and image.size != (dataset.size, dataset.size):
+        raise ConfigError(where, image.size, f"expected an image of {dataset.size} x {dataset.size} pixels")
     return image
 
 

@@ -1,19 +1,21 @@
 """A user's own records, once and for all: what Hugging Face's `datasets` reads -> `data/NAME.yaml` and its files.
 
 Nothing that is computed from the records becomes a constant of a run: images are normalised by 0.5, and ranges and
-values of a table's columns are the user's to state. What the entry does hold is public: the number of records, the
+values of a table's columns are the user's to state. The entry holds what is public: the number of records, the
 classes, the checksums.
 """
 
 from __future__ import annotations
 
+import glob
+import hashlib
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import yaml
@@ -24,28 +26,34 @@ from dpopt.errors import ConfigError, unknown
 from dpopt.fields import Count, Name, Probability
 from dpopt.workloads.data import catalogue, checksums, decoding, tables
 from dpopt.workloads.data.catalogue import HOW_TO_STATE, UNSTATED, Column, Entry, SplitEntry
-from dpopt.workloads.data.reading import MOST_VALUES, Splits, labelled, read, with_test
 from dpopt.workloads.data.source import ROWS, open_source, quiet, read_column
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 __all__ = ["HOW_TO_STATE", "NewDataKeys", "add", "differences"]
 FOLDER = Path("data")
-"""Where entries and files of one's own lie, in the current folder."""
+"""Entries and files of one's own lie here, in the current folder."""
 FROM_THE_RECORDS = ("kind", "inputs", "targets", "splits", "classes", "size")
-"""What of an entry the records and the keys of `new data` alone decide."""
+"""Fields of an entry that the records and the keys of `new data` alone decide."""
 TEXTS = ("string", "large_string")
-UNSEEN = "normalised by mean 0.5 and std 0.5, which no record has a part in"
+TEST_SHARE = 0.2
+MOST_VALUES = 1000
+"""Classes, or categories of a column; more of them are something else."""
+
+Splits = dict[str, "Dataset"]
 
 
 @dataclass(frozen=True)
 class NewDataKeys:
-    """What `new data` takes beside `from=`.
+    """Keys of `new data` beside `from=`.
 
     Args:
         target: the column of the classes.
         inputs: the one column that is the input, of images or texts; by default the only other one there is.
-        test: share of the records that becomes the test split where there is none, see `reading.with_test`.
+        test: share of the training records that becomes the test split where there is none; by default `TEST_SHARE`.
         size: height and width that images are resized to.
-        public: whether the ranges and values that are seen in the records are public knowledge.
+        public: True if the ranges and values that are seen in the records are public knowledge.
         ranges, values: of a table's columns, by name.
     """
 
@@ -58,28 +66,26 @@ class NewDataKeys:
     values: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def add(name: str, place: Path, given: Mapping[str, Any]) -> Entry:
+def add(name: str, place: Path, keys: Mapping[str, Any]) -> Entry:
     """Write `data/NAME.yaml`, and `data/NAME/SPLIT-00000-of-00001.parquet` for each split.
 
     Args:
         name: of the data set.
-        place: what to read, see `reading.read`.
-        given: see `NewDataKeys`.
-
-    Returns:
-        The entry.
+        place: a folder of images (CLASS/IMAGE, or SPLIT/CLASS/IMAGE with a split `train`), a CSV file, or what
+            `datasets.Dataset.save_to_disk` has written.
+        keys: see `NewDataKeys`.
 
     Raises:
         ConfigError: the name is taken, a file is in the way, or the records cannot be used.
     """
-    options, folder = fields.build(NewDataKeys, given, "new data"), FOLDER / name
+    options, folder = fields.build(NewDataKeys, keys, "new data"), FOLDER / name
     for path in (folder, folder.with_suffix(".yaml")):
         if path.exists():
             raise ConfigError("name", name, f"{path} exists")
     if name in catalogue.names():
         raise ConfigError("name", name, "a data set of that name is known: `dpopt list what=data`")
     with TemporaryDirectory(dir=".", prefix=".dpopt-") as scratch, quiet():
-        entry = _made(name, place, options, scratch)
+        entry = _import(name, place, options, scratch)
         FOLDER.mkdir(exist_ok=True)
         shutil.move(Path(scratch) / name, folder)
     with folder.with_suffix(".yaml").open("x", encoding="utf-8") as file:
@@ -87,52 +93,144 @@ def add(name: str, place: Path, given: Mapping[str, Any]) -> Entry:
     return catalogue.entry(name)
 
 
-def differences(name: str, place: Path, given: Mapping[str, Any]) -> list[str]:
-    """What of the entry `data/NAME.yaml` would be another if it were made now; arguments and errors as of `add`.
+def differences(name: str, place: Path, keys: Mapping[str, Any]) -> list[str]:
+    """Fields of `data/NAME.yaml` that differ from a fresh import of the same files; arguments and errors as of `add`.
 
-    Columns of which `given` states nothing may say anything.
+    Columns of which `keys` state nothing may say anything.
     """
-    options, known = fields.build(NewDataKeys, given, "new data"), catalogue.entry(name)
+    options, stored = fields.build(NewDataKeys, keys, "new data"), catalogue.entry(name)
     with TemporaryDirectory(dir=".", prefix=".dpopt-") as scratch, quiet():
-        made = _made(name, place, options, scratch)
-    differs = [each for each in FROM_THE_RECORDS if getattr(made, each) != getattr(known, each)]
-    stated = [column for column, said in made.columns.items() if said.is_stated]
-    return differs + [column for column in stated if made.columns[column] != known.columns.get(column)]
+        fresh = _import(name, place, options, scratch)
+    differing = [each for each in FROM_THE_RECORDS if getattr(fresh, each) != getattr(stored, each)]
+    stated = [column for column, content in fresh.columns.items() if content.is_stated]
+    return differing + [column for column in stated if fresh.columns[column] != stored.columns.get(column)]
 
 
-def _made(name: str, place: Path, options: NewDataKeys, scratch: str) -> Entry:
+def _import(name: str, place: Path, options: NewDataKeys, scratch: str) -> Entry:
     """The entry with its checksums; its files are written to the folder `name` of `scratch`."""
-    classes, splits = labelled(read(place, scratch), options.target, options.values.get(options.target))
-    splits, note = with_test(splits, options.test)
+    classes, splits = _labelled(_read(place, scratch), options.target, options.values.get(options.target))
+    splits, note = _with_test(splits, options.test)
+    kind, chosen = _input(splits["train"].features, options)
     folder = Path(scratch) / name
     folder.mkdir()
-    entry = replace(_described(name, splits, classes, options, folder), folder=folder)
-    entry = replace(entry, note="; ".join(filter(None, (entry.note, note))))
-    return replace(entry, splits={split: _confirmed(entry, split) for split in splits})
-
-
-def _described(name: str, splits: Splits, classes: tuple[str, ...], options: NewDataKeys, folder: Path) -> Entry:
-    """The entry without checksums, the files written to `folder`."""
-    kind, chosen = _input(splits["train"].features, options)
-    entry: dict[str, Any] = {
-        "name": name,
-        "kind": kind,
-        "targets": options.target,
-        "classes": len(classes),
-        "class_names": classes,
-        "splits": {split: SplitEntry(split, len(records)) for split, records in splits.items()},
-        "licence": "none stated",
-        "reference": "own data",
-    }
+    content: dict[str, Any] = {"inputs": chosen}
     if kind == "image":
-        return Entry(inputs=chosen, **entry, **_write_images(splits, chosen, options, folder))
+        content |= _write_images(splits, chosen, options, folder)
+        unseen = "normalised by mean 0.5 and std 0.5, which no record has a part in"
+        note = "; ".join(filter(None, (unseen, note)))
+    else:
+        if kind == "table":
+            content["columns"] = _columns(splits, options)
+        for split, records in splits.items():
+            kept = records.select_columns([chosen, options.target]) if chosen else records
+            kept.to_parquet(_file(folder, split))
+    entry = Entry(
+        name=name,
+        kind=kind,
+        targets=options.target,
+        classes=len(classes),
+        class_names=classes,
+        splits={split: SplitEntry(split, len(records)) for split, records in splits.items()},
+        licence="none stated",
+        reference="own data",
+        note=note,
+        folder=folder,
+        **content,
+    )
+    # Checksums are of the files as they are read back, so that they hold for whoever reads them later.
+    parts = {}
+    for split in splits:
+        source = open_source(entry, split)
+        labels = np.array(read_column(source, entry.targets), np.int64)
+        if kind == "image":
+            inputs = decoding.decode(entry, source, entry.size or 1)[1]  # of the pixels before resizing
+        elif kind == "text":
+            inputs = checksums.of_texts(read_column(source, entry.inputs))
+        else:
+            inputs = tables.digest(entry, source)
+        parts[split] = replace(entry.part(split), inputs=inputs, targets=checksums.of_arrays([labels]))
+    return replace(entry, splits=parts)
+
+
+def _read(place: Path, scratch: str) -> Splits:
+    """The splits that there are, `train` among them; `scratch` takes what `datasets` writes for itself."""
+    import datasets
+    import pandas as pd
+
+    if not place.exists():
+        raise ConfigError("from", str(place), "there is nothing")
+    try:
+        if (place / "dataset_dict.json").exists() or (place / "state.json").exists():
+            loaded: Any = datasets.load_from_disk(str(place))
+        elif place.is_dir():
+            # Folders are splits where one of them is called `train`, and classes otherwise. Files are named, as
+            # `datasets` would take any with "test" in its name for one of the test split.
+            inner = sorted(path for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
+            places = {path.name: path for path in inner} if (place / "train").is_dir() else {"train": place}
+            files = {split: f"{glob.escape(str(path))}/*/*" for split, path in places.items()}
+            loaded = datasets.load_dataset("imagefolder", data_files=files, cache_dir=scratch, drop_labels=False)
+        else:
+            loaded = datasets.Dataset.from_pandas(pd.read_csv(place), preserve_index=False)
+    except Exception as error:  # the libraries raise many kinds, none of them for a user to read
+        allowed = f"expected CLASS/IMAGE or train/CLASS/IMAGE and test/CLASS/IMAGE, CSV, or save_to_disk's: {error}"
+        raise ConfigError("from", str(place), allowed) from error
+    splits = {"train": loaded} if isinstance(loaded, datasets.Dataset) else {str(key): loaded[key] for key in loaded}
+    if "train" not in splits:
+        raise ConfigError("from", str(place), f"expected a split `train`, and there are {', '.join(splits)}")
+    return splits
+
+
+def _labelled(splits: Splits, target: str, stated: tuple[str, ...] | None) -> tuple[tuple[str, ...], Splits]:
+    """The classes in order, those of the records where none are stated, and the splits with class numbers."""
+    import datasets
+
+    first = splits["train"]
+    if target not in first.column_names:
+        raise unknown("target", target, first.column_names)
+    feature = first.features[target]
+    if isinstance(feature, datasets.ClassLabel):
+        classes, numbers = tuple(feature.names), {number: number for number in range(len(feature.names))}
+    else:
+        seen = {value for records in splits.values() for value in records.unique(target)}
+        if not stated:
+            if None in seen or any(isinstance(value, float) and not value.is_integer() for value in seen):
+                raise ConfigError(f"target {target}", list(seen)[:5], "expected a class for each record")
+            if len(seen) > MOST_VALUES:
+                raise ConfigError(
+                    f"target {target}", f"{len(seen)} values", f"expected at most {MOST_VALUES:,} classes"
+                )
+        classes = stated or tuple(str(value) for value in sorted(seen))
+        numbers = {value: classes.index(str(value)) for value in seen if str(value) in classes}
+    if len(classes) < 2:
+        raise ConfigError(f"target {target}", list(classes), "expected at least two classes")
+    numbered = {}
     for split, records in splits.items():
-        kept = records.select_columns([chosen, options.target]) if chosen else records
-        kept.to_parquet(_file(folder, split))
-    return Entry(inputs=chosen, **entry) if chosen else Entry(columns=_columns(splits, options), **entry)
+        values = records[target][:]
+        for row, value in enumerate(values):
+            if value not in numbers:
+                raise ConfigError(f"{split}[{row}].{target}", value, "expected one of the classes")
+        labels: Any = [numbers[value] for value in values]
+        numbered[split] = records.remove_columns(target).add_column(target, labels)  # type: ignore[call-arg]
+    return classes, numbered
 
 
-def _input(features: Mapping[str, Any], options: NewDataKeys) -> tuple[str, str]:
+def _with_test(splits: Splits, share: float | None) -> tuple[Splits, str]:
+    """The splits with one for tests, and a note on how it was made."""
+    if "test" in splits:
+        if share is not None:
+            raise ConfigError("test", share, "there is a test split already")
+        return splits, ""
+    share, train = share or TEST_SHARE, splits["train"]
+    # The row number alone decides, so the same file gives the same split everywhere.
+    digests = (hashlib.sha256(str(row).encode()).digest() for row in range(len(train)))
+    is_test = np.array([int.from_bytes(digest[:8], "big") / 2**64 < share for digest in digests], bool)
+    if is_test.all() or not is_test.any():
+        raise ConfigError("test", share, f"of {len(train)} records {is_test.sum()} would be for tests")
+    parts = {"train": train.select(np.flatnonzero(~is_test)), "test": train.select(np.flatnonzero(is_test))}
+    return {**splits, **parts}, f"test records are those of whose row number the SHA-256 begins below {share:g}"
+
+
+def _input(features: Mapping[str, Any], options: NewDataKeys) -> tuple[Any, str]:
     """The kind of the data set, and its one input column, "" for a table."""
     import datasets
 
@@ -144,24 +242,19 @@ def _input(features: Mapping[str, Any], options: NewDataKeys) -> tuple[str, str]
         raise unknown("inputs", chosen, others)
     is_text = bool(chosen) and _type(features[chosen]) in TEXTS
     kind = "image" if chosen in pictures else "text" if is_text else "table"
+    # A key that would change nothing is refused: whoever gives it is mistaken.
     if options.inputs and kind == "table":
         raise ConfigError("inputs", chosen, "expected a column of images or of texts")
-    _refuse_unused(kind, options)
-    return kind, "" if kind == "table" else chosen
-
-
-def _type(feature: Any) -> str:
-    """As Arrow calls it, for features of plain values."""
-    return str(getattr(feature, "dtype", type(feature).__name__))
-
-
-def _refuse_unused(kind: str, options: NewDataKeys) -> None:
-    """Raise `ConfigError` for a key that would change nothing: whoever gives it is mistaken."""
     stated = sorted({*options.ranges, *options.values} - {options.target})
     if kind != "table" and (stated or options.public):
         raise ConfigError("ranges, values, public", stated, f"expected them of a table, and this is one of {kind}")
     if kind != "image" and options.size is not None:
         raise ConfigError("size", options.size, f"expected it of images, and this is a data set of the kind {kind}")
+    return kind, "" if kind == "table" else chosen
+
+
+def _type(feature: Any) -> str:
+    return str(getattr(feature, "dtype", type(feature).__name__))  # as Arrow calls it
 
 
 def _file(folder: Path, split: str) -> Path:
@@ -169,12 +262,13 @@ def _file(folder: Path, split: str) -> Path:
 
 
 def _write_images(splits: Splits, column: str, options: NewDataKeys, folder: Path) -> dict[str, Any]:
-    """What the entry says of the images."""
+    """Write the files, and return the fields of the entry that are about images."""
     import datasets
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
-    seen: set[tuple[tuple[int, int], bool]] = set()
+    sides: set[int] = set()
+    channels = 1
     picture = pa.struct({"bytes": pa.binary(), "path": pa.string()})
     schema = pa.schema({column: picture, options.target: pa.int64()})
     for split, records in splits.items():
@@ -182,16 +276,26 @@ def _write_images(splits: Splits, column: str, options: NewDataKeys, folder: Pat
         with ParquetWriter(_file(folder, split), schema) as writer:
             batch: Any
             for batch in encoded.iter(ROWS):
-                stored = [_stored(record, options.size, seen) for record in batch[column]]
+                stored = []
+                for record in batch[column]:
+                    content, image = _open(record)
+                    is_grey = image.mode in ("1", "L")
+                    if options.size is not None:
+                        image, coded = (
+                            decoding.square(image.convert("L" if is_grey else "RGB"), options.size),
+                            BytesIO(),
+                        )
+                        image.save(coded, "PNG")
+                        content = coded.getvalue()
+                    sides |= {*image.size}
+                    channels = channels if is_grey else 3
+                    stored.append({"bytes": content, "path": Path(record["path"] or "an image").name})
                 writer.write_table(pa.table({column: stored, options.target: batch[options.target]}, schema))
-    sides = {side for size, _ in seen for side in size}
-    channels = 1 if all(is_grey for _, is_grey in seen) else 3
     constants = (0.5,) * channels
-    return {"size": sides.pop() if len(sides) == 1 else None, "mean": constants, "std": constants, "note": UNSEEN}
+    return {"size": sides.pop() if len(sides) == 1 else None, "mean": constants, "std": constants}
 
 
-def _stored(record: dict[str, Any], size: int | None, seen: set[tuple[tuple[int, int], bool]]) -> dict[str, Any]:
-    """The image as it is stored; its size and whether it is grey are added to `seen`."""
+def _open(record: Mapping[str, Any]) -> tuple[bytes, Image.Image]:
     where = record["path"] or "an image"
     try:
         content = Path(where).read_bytes() if record["bytes"] is None else record["bytes"]
@@ -199,71 +303,58 @@ def _stored(record: dict[str, Any], size: int | None, seen: set[tuple[tuple[int,
         image.load()
     except Exception as error:  # whatever is in the file
         raise ConfigError("from", where, f"expected an image ({type(error).__name__}: {error})") from error
-    is_grey = image.mode in ("1", "L")
-    if size is not None:
-        image, coded = decoding.square(image.convert("L" if is_grey else "RGB"), size), BytesIO()
-        image.save(coded, "PNG")
-        content = coded.getvalue()
-    seen.add((image.size, is_grey))
-    return {"bytes": content, "path": Path(where).name}
+    return content, image
 
 
 def _columns(splits: Splits, options: NewDataKeys) -> dict[str, Column]:
-    """What is stated of the columns of a table."""
+    """The columns of a table, with what is stated of each."""
     names = [name for name in splits["train"].column_names if name != options.target]
-    for given in (options.ranges, options.values):
-        for name in given.keys() - {options.target}:
+    for key in ("ranges", "values"):
+        for name in getattr(options, key).keys() - {options.target}:
             if name not in names:
-                raise unknown("ranges" if given is options.ranges else "values", name, names)
-    return {name: _column(splits, name, options) for name in names}
-
-
-def _column(splits: Splits, name: str, options: NewDataKeys) -> Column:
-    kind = _type(splits["train"].features[name])
-    is_number = kind.startswith(("int", "uint", "float"))
-    if not is_number and kind not in (*TEXTS, "bool"):
-        raise ConfigError(name, kind, "expected a column of numbers, texts or truth values: leave it out")
-    if name in options.values:
-        return Column(values=options.values[name])
-    if name in options.ranges:
-        if not is_number:
+                raise unknown(key, name, names)
+    columns = {}
+    for name in names:
+        kind = _type(splits["train"].features[name])
+        is_number = kind.startswith(("int", "uint", "float"))
+        if not is_number and kind not in (*TEXTS, "bool"):
+            raise ConfigError(name, kind, "expected a column of numbers, texts or truth values: leave it out")
+        if name in options.values:
+            columns[name] = Column(values=options.values[name])
+        elif name in options.ranges and not is_number:
             raise ConfigError(f"ranges.{name}", options.ranges[name], "it is a column of texts: expected `values`")
-        return Column(range=options.ranges[name])
-    if not options.public:
-        return Column(range=UNSTATED) if is_number else Column(values=UNSTATED)
-    seen = {value for records in splits.values() for value in records.unique(name)} - {None}
+        elif name in options.ranges:
+            columns[name] = Column(range=options.ranges[name])
+        elif options.public:
+            columns[name] = _seen(
+                {value for records in splits.values() for value in records.unique(name)}, name, is_number
+            )
+        else:
+            columns[name] = Column(range=UNSTATED) if is_number else Column(values=UNSTATED)
+    return columns
+
+
+def _seen(values: set[Any], name: str, is_number: bool) -> Column:
+    """The range or the values that the records show, which the user says are public."""
+    values = values - {None}
     if is_number:
-        finite = [float(value) for value in seen if np.isfinite(value)] or [0.0]
+        finite = [float(value) for value in values if np.isfinite(value)] or [0.0]
         low, high = min(finite), max(finite)
         return Column(range=(low, high) if low < high else (low - 1, low + 1))  # of one number that all rows have
-    if len(seen) > MOST_VALUES:
-        raise ConfigError(name, f"{len(seen)} values", f"expected at most {MOST_VALUES} categories: leave it out")
-    return Column(values=tuple(sorted(map(str, seen))) or ("",))
-
-
-def _confirmed(entry: Entry, split: str) -> SplitEntry:
-    """A split with its checksums, from the files that were written."""
-    source = open_source(entry, split)
-    labels = np.array(read_column(source, entry.targets), np.int64)
-    if entry.kind == "image":
-        inputs = decoding.decode(entry, source, entry.size or 1)[1]  # the checksum is of the pixels before resizing
-    elif entry.kind == "text":
-        inputs = checksums.of_texts(read_column(source, entry.inputs))
-    else:
-        inputs = tables.digest(entry, source)
-    return replace(entry.part(split), inputs=inputs, targets=checksums.of_arrays([labels]))
+    if len(values) > MOST_VALUES:
+        raise ConfigError(name, f"{len(values)} values", f"expected at most {MOST_VALUES} categories: leave it out")
+    return Column(values=tuple(sorted(map(str, values))) or ("",))
 
 
 def _text(entry: Entry) -> str:
-    """The entry as YAML."""
-    content = {key: value for key, value in _plain(asdict(entry)).items() if key not in ("name", "folder")}
+    """The entry as YAML, without what it does not say."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(each) for key, each in value.items() if each not in (None, "", (), {}, 0)}
+        return list(value) if isinstance(value, tuple) else value
+
+    content = {key: value for key, value in plain(asdict(entry)).items() if key not in ("name", "folder")}
     splits, style = content.pop("splits"), {"sort_keys": False, "allow_unicode": True, "width": 120}
     flat = yaml.safe_dump(content, default_flow_style=None, **style)  # each list in a line
     return flat + yaml.safe_dump({"splits": splits}, default_flow_style=False, **style)
-
-
-def _plain(value: Any) -> Any:
-    """Plain data without what an entry does not say."""
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items() if each not in (None, "", (), {}, 0)}
-    return list(value) if isinstance(value, tuple) else value

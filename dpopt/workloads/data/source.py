@@ -1,4 +1,4 @@
-"""Where records come from: Parquet files in a local folder, or the hub. Both are read as batches of Arrow columns."""
+"""The sources of records: Parquet files in a local folder, or the hub. Both are read as batches of Arrow columns."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class Source:
     read: Callable[[str], Iterator[list[Any]]]
 
 
-def open_source(found: Entry, split: str) -> Source:
+def open_source(dataset: Entry, split: str) -> Source:
     """The records of a split: from local files, see `files`, else from the hub (or what was loaded from it).
 
     Raises:
         ConfigError: they cannot be loaded, or have other columns or another count than the entry says.
     """
-    local, name, expected = files(found, split), f"{found.name}.{split}", found.part(split).records
-    source = _hub(found, split, name) if local is None else _local(found, local, name)
-    if not set(found.read) <= set(source.columns):
-        raise ConfigError(name, list(source.columns), f"expected the columns {' and '.join(found.read)}")
+    local, name, expected = files(dataset, split), f"{dataset.name}.{split}", dataset.part(split).records
+    source = _hub(dataset, split, name) if local is None else _local(dataset, local, name)
+    if not set(dataset.read) <= set(source.columns):
+        raise ConfigError(name, list(source.columns), f"expected the columns {' and '.join(dataset.read)}")
     if source.records != expected:
         raise ConfigError(name, source.records, f"expected {expected} records")
     return source
@@ -62,69 +62,73 @@ def read_column(source: Source, column: str) -> list[Any]:
     return values
 
 
-def files(found: Entry, split: str) -> list[Path] | None:
+def files(dataset: Entry, split: str) -> list[Path] | None:
     """The split's files, beside the entry or in `$DPOPT_DATA`, or None where the hub is asked.
 
     Raises:
         Missing: there are none, though DPOPT_DATA is set or the data set is on no hub.
     """
-    root, pattern = os.environ.get("DPOPT_DATA"), f"{found.part(split).source}-*.parquet"
-    places = [found.folder] if found.folder else []
-    places += [Path(root) / found.name] if root else []
+    root, pattern = os.environ.get("DPOPT_DATA"), f"{dataset.part(split).source}-*.parquet"
+    places = [dataset.folder] if dataset.folder else []
+    places += [Path(root) / dataset.name] if root else []
     held = (sorted(place.glob(pattern)) for place in places)
     if chosen := next(filter(None, held), None):
         return chosen
     if root:
         raise Missing(
-            "DPOPT_DATA", root, f"expected {found.name}/{pattern} in it; {how_to_get(found)}", "data", found.name
+            "DPOPT_DATA", root, f"expected {dataset.name}/{pattern} in it; {how_to_get(dataset)}", "data", dataset.name
         )
-    if found.hub is None:
-        raise Missing("DPOPT_DATA", None, how_to_get(found), "data", found.name)
+    if dataset.hub is None:
+        raise Missing("DPOPT_DATA", None, how_to_get(dataset), "data", dataset.name)
     return None
 
 
-def absent(found: Entry) -> list[Missing]:
-    """What of a data set is not at hand: nothing, or the data set; cheap, asks no hub."""
+def absent(dataset: Entry) -> list[Missing]:
+    """The data set where it is not at hand, else nothing; cheap, asks no hub."""
     try:
-        local = [files(found, split) for split in found.splits]
+        local = [files(dataset, split) for split in dataset.splits]
     except Missing as error:
         return [error]
-    if None not in local or hub.is_data_kept(str(found.hub)):
+    if None not in local or hub.is_data_kept(str(dataset.hub)):
         return []
-    source = str(found.hub) if hub.is_online() else ""
-    return [Missing("data", found.name, how_to_get(found), "data", found.name, source)]
+    source = str(dataset.hub) if hub.is_online() else ""
+    return [Missing("data", dataset.name, how_to_get(dataset), "data", dataset.name, source)]
 
 
-def how_to_get(found: Entry) -> str:
-    """What a user can do to have the data."""
-    folder = f"set DPOPT_DATA to a folder that holds {found.name}/SPLIT-*.parquet"
-    folder = f"put SPLIT-*.parquet into {found.folder}, or {folder}" if found.folder else folder
-    return folder if found.hub is None else f"{folder}, or unset it and go online once to load {found.hub} from the hub"
+def how_to_get(dataset: Entry) -> str:
+    """A sentence on what a user can do to have the data."""
+    folder = f"set DPOPT_DATA to a folder that holds {dataset.name}/SPLIT-*.parquet"
+    folder = f"put SPLIT-*.parquet into {dataset.folder}, or {folder}" if dataset.folder else folder
+    return (
+        folder
+        if dataset.hub is None
+        else f"{folder}, or unset it and go online once to load {dataset.hub} from the hub"
+    )
 
 
-def identity(found: Entry, split: str) -> list[Any]:
+def identity(dataset: Entry, split: str) -> list[Any]:
     """Plain JSON data that tell one copy of a split from another where no checksum is known.
 
     Of local files their names and sizes, of those beside an entry also their times, as others may have the same names;
     of the hub's what `datasets` derives from the revision that it loaded.
     """
-    local = files(found, split)
+    local = files(dataset, split)
     if local is None:
-        return [found.hub, found.config, _load(found, split)._fingerprint]
-    if local[0].parent == found.folder:
+        return [dataset.hub, dataset.config, _load(dataset, split)._fingerprint]
+    if local[0].parent == dataset.folder:
         return [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in local]
     return [[file.name, file.stat().st_size] for file in local]
 
 
-def _local(found: Entry, local: list[Path], name: str) -> Source:
+def _local(dataset: Entry, local: list[Path], name: str) -> Source:
     from pyarrow.parquet import ParquetFile
 
     folder = str(local[0].parent)
-    with _readable(found, folder):
+    with _readable(dataset, folder):
         parts = [ParquetFile(file) for file in local]
 
     def read(column: str) -> Iterator[list[Any]]:
-        with _readable(found, folder):
+        with _readable(dataset, folder):
             for part in parts:
                 for batch in part.iter_batches(ROWS, columns=[column]):
                     yield batch.column(0).to_pylist()
@@ -133,32 +137,32 @@ def _local(found: Entry, local: list[Path], name: str) -> Source:
     return Source(name, tuple(parts[0].schema_arrow.names), records, read)
 
 
-def _hub(found: Entry, split: str, name: str) -> Source:
-    records = _load(found, split)
+def _hub(dataset: Entry, split: str, name: str) -> Source:
+    records = _load(dataset, split)
 
     def read(column: str) -> Iterator[list[Any]]:
-        with _readable(found, str(found.hub)):
+        with _readable(dataset, str(dataset.hub)):
             for batch in records.select_columns(column).with_format("arrow").iter(ROWS):
                 yield batch.column(0).to_pylist()
 
     return Source(name, tuple(records.column_names), len(records), read)
 
 
-def _load(found: Entry, split: str) -> Any:
+def _load(dataset: Entry, split: str) -> Any:
     import datasets
 
-    source, name = found.part(split).source, str(found.hub)
-    with _readable(found, name), quiet():
-        return datasets.load_dataset(name, found.config, split=source, revision=found.revision)
+    source, name = dataset.part(split).source, str(dataset.hub)
+    with _readable(dataset, name), quiet():
+        return datasets.load_dataset(name, dataset.config, split=source, revision=dataset.revision)
 
 
 @contextmanager
-def _readable(found: Entry, where: str) -> Iterator[None]:
+def _readable(dataset: Entry, where: str) -> Iterator[None]:
     """Say in one error that the data cannot be read and how to get them."""
     try:
         yield
     except Exception as error:  # the libraries raise many kinds, none of them for a user to read
-        raise ConfigError(found.name, where, f"cannot be loaded ({error}); {how_to_get(found)}") from error
+        raise ConfigError(dataset.name, where, f"cannot be loaded ({error}); {how_to_get(dataset)}") from error
 
 
 @contextmanager

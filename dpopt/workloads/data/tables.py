@@ -17,7 +17,7 @@ REVISION = 1
 """Raise it when the same records may become other numbers."""
 
 
-def encode(found: Entry, source: Source) -> NDArray[np.float32]:
+def encode(dataset: Entry, source: Source) -> NDArray[np.float32]:
     """All rows of a split, float32 [n, width]: the columns in the entry's order, each as one or more numbers.
 
     A column of numbers is two: the number, moved into its range and scaled to [-1, 1], and 1 where it is missing (the
@@ -27,22 +27,22 @@ def encode(found: Entry, source: Source) -> NDArray[np.float32]:
     Raises:
         ConfigError: a column that is not stated, or text where a number should be.
     """
-    inputs, at = np.zeros((source.records, found.width), np.float32), 0
-    for name, column in found.columns.items():
+    inputs, at = np.zeros((source.records, dataset.width), np.float32), 0
+    for name, column in dataset.columns.items():
         encoded = _encoded([value for batch in source.read(name) for value in batch], column, f"{source.name}.{name}")
         inputs[:, at : at + encoded.shape[1]] = encoded
         at += encoded.shape[1]
     return inputs
 
 
-def digest(found: Entry, source: Source) -> str:
+def digest(dataset: Entry, source: Source) -> str:
     """SHA-256 over the name and the values of every column but the target, as JSON lists, in the file's order."""
-    made = hashlib.sha256()
+    content = hashlib.sha256()
     for name in source.columns:
-        if name != found.targets:
+        if name != dataset.targets:
             values = [value for batch in source.read(name) for value in batch]
-            made.update(json.dumps([name, values], default=str).encode())
-    return made.hexdigest()
+            content.update(json.dumps([name, values], default=str).encode())
+    return content.hexdigest()
 
 
 def _encoded(values: list[Any], column: Column, where: str) -> NDArray[np.floating[Any]]:
@@ -50,7 +50,7 @@ def _encoded(values: list[Any], column: Column, where: str) -> NDArray[np.floati
         place = {value: number for number, value in enumerate(column.values)}
         numbers = [len(place) if value is None else place.get(str(value), len(place)) for value in values]
         return np.eye(len(place) + 1, dtype=np.float32)[numbers]
-    assert isinstance(column.range, tuple)  # `found.width` asks for it
+    assert isinstance(column.range, tuple)  # `dataset.width` asks for it
     low, high = column.range
     if wrong := next((value for value in values if not isinstance(value, int | float | None)), None):
         raise ConfigError(where, wrong, "expected numbers, as a range is stated; categories have `values`")
