@@ -3,9 +3,9 @@
     python tests/mutation [list=kernel] [count=200] [only=PART OF A NAME] [results=FILE]
 
 makes `count` one-line mutants of the modules of a list of `TARGETS` (kernel or house), spread evenly and always the
-same, each in a copy of the tree, and runs the tests that call what it changes, quick ones first, until one fails. Which those are is found out by
-running all of them once. Both are kept in a file, so that a stopped run goes on; survivors are tried again. Mutants
-that change nothing that a test could see are listed, with the reason, in `equivalent.txt`; they are not run.
+same, each in a copy of the tree, and runs the tests that call what it changes, quick ones first, until one fails. The
+tests are run once to learn which these are. Both are kept in a file, so that a stopped run goes on; survivors are tried
+again. Mutants that change nothing that a test could see are listed, with the reason, in `equivalent.txt`.
 """
 
 from __future__ import annotations
