@@ -10,7 +10,7 @@ from pathlib import Path
 
 def cache_root() -> Path:
     """`$DPOPT_CACHE`, by default `~/.cache/dpopt`: solved noise, epsilons of stored runs, decoded data, features."""
-    return Path(os.environ.get("DPOPT_CACHE") or Path.home() / ".cache" / "dpopt")
+    return Path(os.environ.get("DPOPT_CACHE") or "~/.cache/dpopt").expanduser()
 
 
 def source_tree() -> Path | None:

@@ -31,6 +31,8 @@ OPEN_KEYS = ("settings", "fields", "published", "options")
 """Keys below which an override may add what the file does not name."""
 NUMBER = re.compile(r"[\w.+-]+")
 """What may be a number in an override."""
+HOME = re.compile(r"~[^'\\]*")
+"""A path below the home folder, which Hydra's grammar does not know without quotes."""
 PLAIN = re.compile(r"[\w-]+")
 RESOLVER = re.compile(r"\$\{.*:", re.DOTALL)
 """What every `${resolver:...}` has, nested ones too; `${key}` does not."""
@@ -188,8 +190,10 @@ def first_key(override: str) -> str:
 
 
 def _prepare(override: str, known: Sequence[str]) -> str:
-    key, equals, _ = override.partition("=")
+    key, equals, value = override.partition("=")
     first = first_key(override)
+    if HOME.fullmatch(value):
+        override = f"{key}='{value}'"
     if not equals and not key.startswith("~"):
         raise ConfigError("override", override, "expected key=value")
     if first not in known:

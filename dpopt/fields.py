@@ -10,12 +10,15 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import os
 import types
 import typing
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from functools import cache, wraps
 from numbers import Integral, Real
+from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union
 
@@ -250,6 +253,8 @@ def convert(value: Any, hint: Any, where: str, converters: Converters) -> Any:
         return converters[hint](value, where)
     if hint is Arguments:
         return Arguments(value, where)
+    if hint is Path:
+        return path(value, where)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated and isinstance(args[1], Axis):
         return several(value, typing.get_args(args[0])[0], where)
@@ -280,10 +285,40 @@ def convert(value: Any, hint: Any, where: str, converters: Converters) -> Any:
     if origin is tuple:
         return _tuple(value, args, where, converters)
     if origin is Callable:
-        if not callable(value):
-            raise ConfigError(where, value, "expected a function")
+        _require_callable(value, args, where)
         return value
     return _scalar(value, hint, where)
+
+
+def path(value: Any, where: str) -> Path:
+    """A place in the file system, `~` replaced by the home folder; every path that a user gives is read here.
+
+    Raises:
+        ConfigError: it is no path, empty, or has control characters; or there is no such home folder.
+    """
+    try:
+        text = os.fspath(value)
+        os.fsencode(text)
+        if text.strip() and not any(unicodedata.category(sign) == "Cc" for sign in text):
+            return Path(text).expanduser()
+    except (TypeError, ValueError, RuntimeError):  # a surrogate is a ValueError, an unknown user a RuntimeError
+        pass
+    raise ConfigError(where, value, "expected a path: not empty, without control characters, `~` for a home folder")
+
+
+def _require_callable(value: Any, args: tuple[Any, ...], where: str) -> None:
+    """Raise `ConfigError` for what cannot be called with so many arguments: it would fail after a part of the work."""
+    needed = args[0] if args and isinstance(args[0], list) else []
+    if callable(value) and not inspect.iscoroutinefunction(value):
+        try:
+            inspect.signature(value).bind(*needed)
+        except TypeError as error:
+            count = f"a function of {len(needed)} argument{'s' * (len(needed) > 1)}"
+            raise ConfigError(where, value, f"expected {count} ({error})") from error
+        except ValueError:  # one written in C may not say what it takes
+            pass
+        return
+    raise ConfigError(where, value, "expected a function, and none that is async")
 
 
 def _either(value: Any, hints: tuple[Any, ...], where: str, converters: Converters) -> Any:
@@ -321,7 +356,9 @@ def _scalar(value: Any, hint: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(value, dict):
         return build(hint, value, where)
     if not _is_of(value, hint):
-        raise ConfigError(where, value, f"expected {SHOWN.get(hint) or f'an object of the kind {hint.__name__}'}")
+        quoted = ", in quotes where YAML reads something else, such as on, no or 1e3" if isinstance(value, Real) else ""
+        kind = SHOWN.get(hint) or f"an object of the kind {hint.__name__}"
+        raise ConfigError(where, value, f"expected {kind}{quoted if hint is str else ''}")
     return value
 
 

@@ -19,16 +19,19 @@ def sampling_rate(batch_size: float, examples: int) -> float:
 
 
 def number_of_draws(epochs: float, batch_size: float, examples: int) -> int:
-    """T = epochs N / B, rounded, at least 1.
+    """T = epochs N / B, rounded.
 
     Raises:
-        ConfigError: it is no number, or larger than `fields.MANY`.
+        ConfigError: it is no number, none, or larger than `fields.MANY`.
     """
     fields.convert(epochs, Positive, "epochs", {})
     draws = epochs * examples / batch_size
     if draws > MANY:
         raise ConfigError("epochs", epochs, f"makes {draws:.3g} draws, expected at most {MANY:.0e}")
-    return max(1, round(draws))
+    if round(draws) < 1:
+        least = batch_size / examples
+        raise ConfigError("epochs", epochs, f"makes no draw: one of B = {batch_size:g} takes {least:.3g} epochs")
+    return round(draws)
 
 
 def default_delta(examples: int) -> float:

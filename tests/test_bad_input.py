@@ -8,11 +8,15 @@ import warnings
 from itertools import islice
 from pathlib import Path
 
+import datasets
+import numpy as np
 import oddities
 import pytest
 import torch
 from fabricated import noted
 from oddities import fit
+from torch.masked import masked_tensor
+from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 import dpopt
 from dpopt.cli import main
@@ -76,6 +80,13 @@ def answer(words, capfd):
 
 
 REFUSED = [
+    ("epsilon rate=0.1 rate=0.2 noise=1 draws=10 delta=1e-5", "rate: .* the key is given twice"),
+    ("calibrate rate=0.1 draws=9 epsilon=1 delta=1e-5 fields.lr=1 +fields.lr=2", "fields.lr: .* given twice"),
+    ("plan suite=odd seeds=0 seeds=1", "seeds: .* given twice"),
+    ("table suite=odd results=a results=b", "results: .* given twice"),
+    ("list what=data what=models", "what: .* given twice"),
+    ("calibrate rate=1 draws=100 epsilon=0.01 delta=1e-10 accountant=rdp", "accountant=pld reaches it"),
+    ("calibrate examples=1000 batch_size=10 epochs=1e-9 epsilon=1", "epochs: .* takes 0.01 epochs"),
     ("epsilon rate=0.1 noise=[] draws=10 delta=1e-5", "noise"),
     ("epsilon rate=0.1 noise=1 draws=10 delta=1e-5 accountant=[]", "accountant"),
     ("epsilon rate=0.1 noise=1 draws=10 delta=1e-5 accountant=[[rdp]]", r"accountant\[0\]"),
@@ -110,6 +121,36 @@ REFUSED = [
 @pytest.mark.parametrize(("words", "message"), REFUSED, ids=[words for words, _ in REFUSED])
 def test_a_command_refuses(words, message, folder, capfd):
     assert re.search(message, answer(words.split(), capfd))
+
+
+def test_a_path_at_home_is_read_by_every_command(folder, capfd, monkeypatch):
+    home = folder / "home"
+    monkeypatch.setenv("HOME", str(home))
+    assert answer(["plan", "suite=odd", "results=~/kept"], capfd) == ""
+    quick = ["workload=synthetic_logreg", "optimizer=dp_sgd", "epsilon=inf", "epochs=0.1"]
+    assert answer(["fit", *quick, "to=~/model", "checkpoint=~/run"], capfd) == ""
+    assert sorted(path.name for path in home.iterdir()) == ["model", "run"]
+    noted(["suite=odd", "results=~/kept"])
+    for words in ("table suite=odd results=~/kept", "report suite=odd results=~/kept to=~/page.html"):
+        assert answer(words.split(), capfd) == ""
+    assert (home / "page.html").exists()
+    assert not (folder / "~").exists()
+
+
+def test_a_folder_without_results_is_not_verified(folder, capfd):
+    (folder / "nothing").mkdir()
+    assert main(["verify", "results=nothing"]) == 1
+    assert "nothing verified" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("delta", ["0.999999999999", "1e-05", "1.23456789e-07"])
+def test_delta_is_printed_as_it_is(delta, capfd):
+    for words in (
+        f"epsilon rate=0.1 noise=1 draws=10 delta={delta}",
+        f"calibrate rate=0.1 draws=9 delta={delta} epsilon=1",
+    ):
+        assert main([*words.split(), "accountant=rdp"]) == 0
+        assert f"delta = {float(delta)!r}" in capfd.readouterr().out
 
 
 def test_no_fields_are_none_given(folder, capfd):
@@ -194,6 +235,7 @@ def test_many_calls():
     assert len(cases) / 2 < results.count(None) < len(cases)
 
 
+Y = oddities.records()[1].numpy()
 REFUSED_CALLS = [
     ({"epsilon": None}, "^epsilon: None cannot be used; expected a number$"),
     ({"epochs": "many"}, "^epochs: 'many' cannot"),
@@ -207,6 +249,21 @@ REFUSED_CALLS = [
     ({"loss_": torch.nn.CrossEntropyLoss()}, r"^loss: .* shape \(3,\): use reduction='none'$"),
     ({"loss_": lambda output, _: output}, r"^loss: .*\[3, 2\].* squeeze or average it over all but the first axis$"),
     ({"transform": 3}, "^transform: 3 cannot be used; expected a function"),
+    ({"epochs": 1e-9}, r"^epochs: 1e-09 .* makes no draw: one of B = 20 takes 0\.333 epochs$"),
+    ({"epochs": 0.1, "batch_size": 30}, "^epochs: 0.1 .* takes 0.5 epochs$"),
+    ({"checkpoint": ""}, "^checkpoint: '' cannot be used; expected a path"),
+    ({"checkpoint": "\0"}, r"^checkpoint: '\\x00' cannot be used; expected a path"),
+    ({"train": (np.ma.masked_less(oddities.records()[0].numpy(), -1), Y)}, "^train: '[0-9]+ masked values' .* fill"),
+    ({"train": {"x": np.ma.masked_equal(Y, 1), "y": Y}}, r"^train\.x: '[0-9]+ masked values'"),
+    ({"train": (oddities.records()[0], np.ma.masked_equal(Y, 1))}, "^train: '[0-9]+ masked values'"),
+    (
+        {"train": [(np.ma.masked_less(row, -1), y) for row, y in zip(oddities.records()[0].numpy(), Y, strict=True)]},
+        "^train: '[0-9]+ masked values'",
+    ),
+    (
+        {"train": (masked_tensor(oddities.records()[0], oddities.records()[0] > -1), Y)},
+        "^train: '[0-9]+ masked values'",
+    ),
     ({"loss_": None}, "^loss: None cannot be used; expected a function"),
     ({"device": "meta"}, "^device: 'meta'"),
     (
@@ -227,6 +284,55 @@ REFUSED_CALLS = [
 def test_fit_refuses(changes, message):
     with pytest.raises(ConfigError, match=message):
         fit(**changes)
+
+
+def nothing():
+    raise AssertionError("called")
+
+
+async def later(entry):
+    raise AssertionError("called")
+
+
+@pytest.mark.parametrize("callback", [nothing, lambda entry, state: None, lambda *, entry: None, later])
+def test_a_callback_that_cannot_be_called_is_refused_before_any_draw(callback):
+    with pytest.raises(ConfigError, match=r"^callback: .* expected a function"):
+        fit(callback=callback, train="not read")
+
+
+WHOLE = TensorDataset(*oddities.records())
+REPEATED = {
+    "one record": (lambda: Subset(WHOLE, [0] * 60), 59, 60),
+    "a whole twice": (lambda: ConcatDataset([WHOLE, WHOLE]), 60, 2),
+    "parts that overlap": (lambda: ConcatDataset([Subset(WHOLE, range(40)), Subset(WHOLE, range(30, 60))]), 10, 2),
+    "a part of a whole twice": (lambda: Subset(ConcatDataset([WHOLE, WHOLE]), [*range(60), 61, 121 - 60]), 2, 3),
+    "counted from the end": (lambda: Subset(WHOLE, [*range(60), -1]), 1, 2),
+    "a loader": (lambda: DataLoader(Subset(WHOLE, [*range(60), 7, 7]), 20), 2, 3),
+    "a list": (lambda: [*map(tuple, [WHOLE[0]] * 1), *(pairs := [WHOLE[k] for k in range(40)]), *pairs], 40, 2),
+    "Hugging Face": (lambda: hugging().select([*range(60), 3]), 1, 2),
+}
+
+
+def hugging():
+    x, y = oddities.records()
+    return datasets.Dataset.from_dict({"x": x.numpy(), "y": y.numpy()})
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_a_record_that_is_there_several_times_is_told(name):
+    make, again, most = REPEATED[name]
+    with pytest.warns(UserWarning, match=rf"^train: {again} of its .* records are others again, .* {most} times"):
+        fit(train=make())
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Subset(WHOLE, range(40)), lambda: ConcatDataset([WHOLE, TensorDataset(*WHOLE.tensors)]), hugging]
+)
+def test_records_of_equal_values_are_no_repeats(make):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message="seed")
+        fit(train=make())
 
 
 @pytest.mark.parametrize("label", [2, -1, 2**62])
@@ -333,7 +439,5 @@ def test_float64_trains_as_float32_does():
 
 
 def test_numbers_of_numpy_are_numbers():
-    import numpy as np
-
     given = {"epsilon": np.float64(4.0), "delta": np.float32(1e-3), "batch_size": np.int64(20), "epochs": np.int32(1)}
     assert fit(**given).record["epsilon"] == pytest.approx(fit().record["epsilon"])

@@ -1,5 +1,7 @@
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -75,3 +77,49 @@ def test_an_error_arrives_from_another_process():
 def test_keys_of_a_mapping_that_mean_the_same():
     with pytest.raises(ConfigError, match="a key is repeated"):
         fields.convert({3: 5, "3.0": 6}, dict[float, float], "epochs", {})
+
+
+NO_PATHS = ["", " ", "\0", "a\0b", "a\nb", "\x1b[31m", "\ud800", "~nobody_of_that_name/x", b"a", 3, None, True, ["a"]]
+
+
+@pytest.mark.parametrize("value", NO_PATHS, ids=ascii)
+def test_what_is_no_path_is_refused(value):
+    with pytest.raises(ConfigError, match=r"^folder: .* cannot be used; expected a path: not empty"):
+        fields.path(value, "folder")
+
+
+def test_a_path_may_begin_at_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for value in ("~/a b/ü", Path("~/a b/ü"), f"{tmp_path}/a b/ü"):
+        assert fields.path(value, "folder") == tmp_path / "a b" / "ü"
+    assert fields.path("a~/~", "folder") == Path("a~/~")
+
+
+@pytest.mark.parametrize(
+    ("value", "is_taken"),
+    [
+        (lambda a, b: 0, True),
+        (lambda a, b=1, *, c=2: 0, True),
+        (lambda *all: 0, True),
+        (max, True),
+        (lambda: 0, False),
+        (lambda a: 0, False),
+        (lambda a, b, c: 0, False),
+        (lambda a, b, *, c: 0, False),
+        (object(), False),
+    ],
+    ids=str,
+)
+def test_a_function_must_take_as_many_arguments_as_it_is_given(value, is_taken):
+    hint = Callable[[int, int], int]
+    if is_taken:
+        assert fields.convert(value, hint, "loss", {}) is value
+    else:
+        with pytest.raises(ConfigError, match=r"^loss: .* expected a function"):
+            fields.convert(value, hint, "loss", {})
+
+
+@pytest.mark.parametrize("value", [True, 1000.0, 7])
+def test_a_number_in_the_place_of_a_text_is_told_of_quotes(value):
+    with pytest.raises(ConfigError, match="expected a text, in quotes where YAML reads something else"):
+        fields.build(Example, {"name": value}, "example")

@@ -1,5 +1,6 @@
 """A run of `fit` that was killed goes on bit for bit; what is no checkpoint of it is refused and left as it is."""
 
+import errno
 import itertools
 import json
 import math
@@ -334,3 +335,26 @@ def test_ctrl_c_in_the_very_last_step_is_not_swallowed():
     with pytest.raises(KeyboardInterrupt), resuming.put_off(True):
         os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("at", [0, 1, 3, -1], ids=["the first", "the second", "one on the way", "the last"])
+def test_a_full_disk_is_one_clear_error_and_nothing_is_lost(at, tmp_path, often, monkeypatch):
+    expected, written, write = outcome(fit(epochs=2)), [], resuming.write_checked
+    monkeypatch.setattr(resuming, "write_checked", lambda *args, **rest: written.append(args) or write(*args, **rest))
+    fit(epochs=2, checkpoint=tmp_path / "calm")
+    full = range(len(written))[at]
+    written.clear()
+
+    def fills(*args, **rest):
+        if len(written) >= full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written.append(args)
+        write(*args, **rest)
+
+    monkeypatch.setattr(resuming, "write_checked", fills)
+    started = model()
+    with pytest.raises(ConfigError, match=r"^checkpoint: '.*checkpoint\.pt' .* No space left on device; make room"):
+        fit(started, epochs=2, checkpoint=tmp_path / "full")
+    assert all(map(torch.equal, started.parameters(), model().parameters()))
+    monkeypatch.setattr(resuming, "write_checked", write)
+    assert outcome(fit(epochs=2, checkpoint=tmp_path / "full")) == expected

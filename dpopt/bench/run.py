@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -20,7 +21,7 @@ from dpopt.bench.cases import CASES, Case
 from dpopt.bench.contenders import ENGINES, Contender, engine_group, optimizer_group
 from dpopt.bench.measure import measure, ratios
 from dpopt.errors import ConfigError, unknown
-from dpopt.fields import Few, Name, Positive, Several
+from dpopt.fields import Few, Positive, Several
 from dpopt.store.provenance import provenance
 from dpopt.training import resolve_device
 from dpopt.workloads.models import SUBSETS
@@ -43,8 +44,8 @@ class BenchKeys:
     limit: Positive | None
     threads: Few | None
     device: torch.device
-    results: Name
-    plots: Name
+    results: Path
+    plots: Path
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command.function not in (run, retry, fit, bench, audit):  # these train, and their garbage may hold large tensors
         gc.set_threshold(100_000)  # importing torch and reading thousands of records makes much that lives, no garbage
     try:
+        _refuse_repeated(chosen.overrides)
         return command.function(chosen.overrides) or 0
     except (ConfigError, OSError) as error:
         complain("error", str(error))
@@ -46,6 +47,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         complain("error", f"{error}; move the folder of this run away to run the cell again")
         return 2
+
+
+def _refuse_repeated(overrides: Sequence[str]) -> None:
+    """Raise `ConfigError` for a key that is given twice: one of the two values would not count."""
+    keys = [override.partition("=")[0].lstrip("+") for override in overrides if "=" in override]
+    if repeated := next((key for key in keys if keys.count(key) > 1), None):
+        raise ConfigError(repeated, list(overrides), "the key is given twice")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -29,7 +29,7 @@ class FitKeys:
     workload: Name | None
     data: Name | None
     options: dict[str, Any]
-    to: Name
+    to: Path
     optimizer: str
     fields: dict[str, Any]
     epsilon: Bound
@@ -39,7 +39,7 @@ class FitKeys:
     accountant: str
     average: Decay
     device: str
-    checkpoint: Name | None
+    checkpoint: Path | None
 
 
 def fit(overrides: Sequence[str]) -> None:
@@ -68,7 +68,7 @@ def fit(overrides: Sequence[str]) -> None:
     given = configurations.command("fit", [override for override in overrides if override not in of_file])
     none: dict[str, Any] = {key: {} for key in ("fields", "options") if given[key] is None}
     asked = fields.build(FitKeys, given | none, "fit")
-    check_new(Path(asked.to), "to")
+    check_new(asked.to, "to")
     optimizer = registry.make("optimizer", asked.optimizer, asked.fields)
     accountants.check(asked.delta or 0.5, asked.accountant)
     training.resolve_device(asked.device)
@@ -118,7 +118,7 @@ def _workload(asked: FitKeys, of_file: list[str]) -> Workload:
 
 def _added(of_file: list[str]) -> str:
     """The name of the data set that a file has become, now or before."""
-    path = next((Path(word.removeprefix("from=")) for word in of_file if word.startswith("from=")), None)
+    path = next((fields.path(word[5:], "from") for word in of_file if word.startswith("from=")), None)
     if path is None:
         raise ConfigError("from", None, "expected from=PATH: a CSV file, a folder of images, or a saved `Dataset`")
     from dpopt.workloads.data import own

@@ -25,8 +25,8 @@ def bench(overrides: Sequence[str]) -> None:
     from dpopt.store import Store
 
     chosen = benchmark.settings(overrides)
-    plots = [plot for plot in figures.plots(Path(chosen.plots)) if plot.needs == "speed"]
-    store = Store(Path(chosen.results))
+    plots = [plot for plot in figures.plots(chosen.plots) if plot.needs == "speed"]
+    store = Store(chosen.results)
     store.check_writable()
     record = benchmark.bench(chosen, ERR)
     _keep(store, store.add("bench", record), speed.markdown(record), plots, speed.frame(record))
@@ -42,8 +42,8 @@ def audit(overrides: Sequence[str]) -> int:
     from dpopt.store import Store
 
     chosen = auditing.settings(overrides)
-    plots = [plot for plot in figures.plots(Path(chosen.suite.plots)) if plot.needs == "audit"]
-    store = Store(Path(chosen.suite.results))
+    plots = [plot for plot in figures.plots(chosen.suite.plots) if plot.needs == "audit"]
+    store = Store(chosen.suite.results)
     store.check_writable()
     record = auditing.run(chosen, ERR)
     rows = audits.frame(record)

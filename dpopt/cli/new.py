@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from dpopt import __version__, registry
+from dpopt import __version__, fields, registry
 from dpopt.cli.console import OUT
 from dpopt.errors import ConfigError, unknown
 
@@ -153,7 +153,7 @@ def data(name: str, *options: str) -> Files:
     if "from" not in given:
         raise ConfigError("from", None, "expected from=PATH: a folder of images, a CSV file, or a saved `Dataset`")
     check_writable(Path(), "new")
-    entry = own.add(name, Path(str(given.pop("from"))), given)
+    entry = own.add(name, fields.path(given.pop("from"), "from"), given)
     counts = ", ".join(f"{part.records:,} {split}" for split, part in entry.splits.items())
     OUT.print(f"data/{name}.yaml, data/{name}/: {entry.kind} in {entry.classes} classes, {counts}")
     unstated = [column for column, stated in entry.columns.items() if not stated.is_stated]

@@ -94,7 +94,7 @@ def epsilon(overrides: Sequence[str]) -> None:
         accountants.check(asked.delta, name)
     for name in asked.accountant:
         spent = accountants.epsilon(asked.ledger(), asked.delta, name)
-        OUT.print(f"epsilon = {_up(spent)}  ({name}, delta = {asked.delta:g})")
+        OUT.print(f"epsilon = {_up(spent)}  ({name}, delta = {asked.delta})")
 
 
 def calibrate(overrides: Sequence[str]) -> None:
@@ -107,7 +107,7 @@ def calibrate(overrides: Sequence[str]) -> None:
     for kind, noise in plan.noise.items():
         OUT.print(f"noise multiplier ({kind}) = {_up(noise)}")
     OUT.print(
-        f"epsilon = {_up(plan.epsilon)}  ({plan.accountant}, delta = {plan.delta:g}, {plan.draws} draws)",
+        f"epsilon = {_up(plan.epsilon)}  ({plan.accountant}, delta = {plan.delta}, {plan.draws} draws)",
     )
 
 

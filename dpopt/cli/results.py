@@ -132,14 +132,15 @@ def leaderboard(overrides: Sequence[str]) -> None:
     suites, rest = suite_name(overrides)
     read = [stored([*rest, f"suite={name}"], "to", "against", "by") for name in names(suites, "suite")]
     known, given = zip(*read, strict=True)
-    if given[0]["to"]:
-        check_writable(Path(given[0]["to"]), "to")
+    to = fields.path(given[0]["to"], "to") if given[0]["to"] else None
+    if to:
+        check_writable(to, "to")
     board = Leaderboard(known)
     page = Page(board, given[0]["against"] or "", given[0]["by"] or "epsilon")
     _show(*page.tables())
-    if given[0]["to"]:
-        for name, content in page.files(Path(given[0]["plots"])).items():
-            board.store.write(path := Path(given[0]["to"]) / name, content)
+    if to:
+        for name, content in page.files(fields.path(given[0]["plots"], "plots")).items():
+            board.store.write(path := to / name, content)
             OUT.print(str(path))
     for results in known:
         report_problems(results.problems)
@@ -154,7 +155,7 @@ def plot(overrides: Sequence[str]) -> None:
     from dpopt.results import figures
 
     texts = {key: value for key, _, value in (override.partition("=") for override in overrides)}
-    folder = Path(texts.get("plots", "plots"))
+    folder = fields.path(texts.get("plots", "plots"), "plots")
     chosen = figures.plots(folder, texts.get("figure"))
     results, _ = stored(overrides, "figure")
     if results.every.empty:
@@ -189,7 +190,7 @@ def report(overrides: Sequence[str]) -> None:
     results, given = stored(overrides, "to")
     if not given["to"] and not results.is_written:
         raise ConfigError("to", None, "what is published is only read: say into which file the page is to be written")
-    path = Path(given["to"] or results.folder / "report.html")
+    path = fields.path(given["to"] or results.folder / "report.html", "to")
     check_writable(path.parent, "to", "to=FILE says another place")
     shown = [override for override in overrides if not override.startswith("to=")]
     results.store.write(path, results.report(given["plots"], shown))

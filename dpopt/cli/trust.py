@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.progress import track
 
+from dpopt import fields
 from dpopt.cli.console import ERR, OUT, given, names, report_problems, stored
 from dpopt.errors import ConfigError
 
@@ -45,7 +45,7 @@ def publish(overrides: Sequence[str]) -> int:
     from dpopt.store.published import PublishedStore
 
     asked = given(overrides, {**_PUBLISH, "suite": None})
-    to, plots = Path(asked["to"]), Path(asked["plots"])
+    to, plots = fields.path(asked["to"], "to"), fields.path(asked["plots"], "plots")
     is_check, is_remade = (_is_true(asked[key], key) for key in ("check", "remake"))
     if not (is_check or is_remade):
         of_suite = [f"suite={asked['suite']}"] if asked["suite"] else []
@@ -102,7 +102,7 @@ def verify(overrides: Sequence[str]) -> int:
     """Compute every stored epsilon again with two accountants, and check names, checksums and published files.
 
     suite=NAME looks at one suite only, here and in `published`; results=FOLDER has them elsewhere. Ends with 1 where a
-    claim does not hold.
+    claim does not hold, or where there is nothing to verify.
     """
     from dpopt.results.verify import verify as check
 
@@ -112,7 +112,7 @@ def verify(overrides: Sequence[str]) -> int:
     report_problems(verified.remarks)
     counts = ", ".join(f"{count} {kind}" for kind, count in verified.checked.items())
     OUT.print(f"{counts or 'nothing'} verified: {len(verified.findings)} mismatches")
-    return 1 if verified.findings else 0
+    return 1 if verified.findings or not counts else 0
 
 
 def _print_lines(lines: Iterable[str], total: int) -> None:
@@ -127,11 +127,12 @@ def _results(folder: str) -> Store:
     """The store in a folder that must exist."""
     from dpopt.store import Store, checksums
 
-    if not Path(folder).is_dir():
+    root = fields.path(folder, "results")
+    if not root.is_dir():
         raise ConfigError("results", folder, "no such folder")
-    if Path(folder, checksums.NAME).is_file():
+    if (root / checksums.NAME).is_file():
         raise ConfigError("results", folder, "holds collected or published files: expected the results folder above it")
-    return Store(Path(folder))
+    return Store(root)
 
 
 def _track(sequence: Sequence[Any], title: str) -> Iterable[Any]:

@@ -52,7 +52,9 @@ def solve_noise(
     low, high = (math.log(noise) for noise in NOISE_RANGE)
     least = spent(high, accountant)
     if least > epsilon:
-        raise ConfigError("epsilon", epsilon, f"not reached by a noise multiplier up to {NOISE_RANGE[1]:g}")
+        is_loose = accountant != "pld" and spent(high, "pld") <= epsilon
+        instead = ": accountant=pld reaches it, with less noise" if is_loose else ""
+        raise ConfigError("epsilon", epsilon, f"not reached by a noise multiplier up to {NOISE_RANGE[1]:g}{instead}")
     # RDP is cheap and shaped like the others: its root, for a target scaled to its own floor, is a good first guess.
     floor = spent(high, "rdp")
     target = epsilon * floor / least if floor > epsilon and least > 0 else epsilon

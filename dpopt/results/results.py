@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from dpopt import fields
 from dpopt.errors import ConfigError
 from dpopt.results import choosing, diagnostics, frames, ranking, tables, transfer
 from dpopt.results.against import against
@@ -49,7 +50,7 @@ def load_results(
         ConfigError: there is no such suite, or it has no such row.
     """
     chosen = {"optimizers": optimizers, "epsilon": epsilon, "seeds": seeds, "workloads": workloads}
-    store = open_results(Path(results))
+    store = open_results(fields.path(results, "results"))
     return Results(store, suite, {key: _several(value) for key, value in chosen.items() if value is not None})
 
 
@@ -123,7 +124,7 @@ class Results:
         """
         from dpopt.results import figures
 
-        (chosen,) = figures.plots(Path(folder), name)
+        (chosen,) = figures.plots(fields.path(folder, "folder"), name)
         if chosen.needs not in figures.OF_SUITES:
             raise ConfigError("plot", name, f"it shows no suite; `{figures.OF_COMMANDS[chosen.needs]}` draws it")
         if (drawn := self.draw(chosen)) is None:
@@ -148,7 +149,7 @@ class Results:
 
         command = f"dpopt rank {shlex.join(overrides or [f'suite={self.suite}'])}"
         ranks = [replace(table, command=command) for table in ranking.as_tables(self.ranking())]
-        return page(self, Path(folder), overrides=overrides, further=ranks)
+        return page(self, fields.path(folder, "folder"), overrides=overrides, further=ranks)
 
     @cached_property
     def every(self) -> pd.DataFrame:

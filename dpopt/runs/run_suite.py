@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from dpopt import fields
 from dpopt.cells import Cell
 from dpopt.errors import ConfigError
 from dpopt.runs import engines, probe, stopping
@@ -70,7 +71,7 @@ def run_suite(
 
 def open_store(suite: Suite, results: str | Path | None = None) -> Store:
     """The store of a suite, which also logs where the suite asks for it."""
-    root = Path(results or suite.results)
+    root = suite.results if results is None else fields.path(results, "results")
     if not suite.log:
         return open_results(root)
     from dpopt.store.logs import LoggedStore

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -205,6 +204,10 @@ def peak_memory(device: torch.device) -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
     except (OSError, StopIteration):
+        try:
+            import resource
+        except ImportError:  # Windows has none
+            return 0
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

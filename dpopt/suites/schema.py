@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from dpopt import fields, registry
@@ -105,8 +106,8 @@ class Keys:
     isolate: bool
     widen: FewOrNone
     diagnostics: bool
-    results: Name
-    plots: Name
+    results: Path
+    plots: Path
     description: str = ""
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     delta: Probability | None = None

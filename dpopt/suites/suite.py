@@ -59,7 +59,7 @@ def load_suite(suite: str | Path | Mapping[str, Any], overrides: Sequence[str] =
     if isinstance(suite, Mapping):
         return _of_mapping(suite, overrides, given)
     files, name = suite_files(), fields.convert(str(suite), str, "suite", {})
-    path = Path(name) if name.endswith(".yaml") else files.get(name)
+    path = fields.path(name, "suite") if name.endswith(".yaml") else files.get(name)
     if path is None or not path.is_file():
         raise unknown("suite", name, files)
     return _of_file(path, overrides, given)

@@ -188,6 +188,7 @@ def fit(
         UserWarning: before training starts: there is nothing to learn; the seed is known; delta is above 1/N; a
             loader's batch size is another one.
     """
+    checkpoint = None if checkpoint is None else fields.path(checkpoint, "checkpoint")
     if multiplicity > 1 and augment is None:
         raise ConfigError("multiplicity", multiplicity, "the views of a record would be the same: give `augment`")
     processes, place = _processes(distributed), resolve_device(device)

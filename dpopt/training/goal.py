@@ -17,6 +17,7 @@ from dpopt.privacy.distributed import Processes, digest
 from dpopt.privacy.plan import Plan
 from dpopt.privacy.sampling import REVISION, derive, secret_seed
 from dpopt.sizes import number_of_draws, sampling_rate
+from dpopt.training.reading import repeats
 from dpopt.training.resuming import Seeds, draws_random_numbers, losses_of
 from dpopt.training.subject import Subject
 from dpopt.types import Optimizer
@@ -55,6 +56,12 @@ class Goal:
             yield f"train: the loader's batch size {own} is not used, draws have {self.batch_size:g} on average"
         if self.epsilon == math.inf:
             return
+        again, most = repeats(train)
+        if again:
+            yield (
+                f"train: {again} of its {examples} records are others again, one of them {most} times in all: each is"
+                " counted as one person's, and someone who is there k times is hidden k times less"
+            )
         if self.seed is not None:
             yield (
                 f"seed: whoever knows that it is {self.seed} can compute draws and noise again, so leave it out"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
 from typing import Any, NamedTuple, cast
@@ -11,11 +13,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    Subset,
     TensorDataset,
 )
 from torch.utils.data._utils.collate import default_collate, default_convert
@@ -104,6 +108,35 @@ def _listed(part: Any) -> Any:
     return part
 
 
+def repeats(data: Any) -> tuple[int, int]:
+    """How many records of `data` are one of the records before again, and how often the most frequent one is there.
+
+    Records are the same where they are the same place of the same data set, not where their values are equal: two
+    people may have the same values.
+    """
+    data = data.dataset if isinstance(data, DataLoader) else data
+    if not (isinstance(data, list | Subset | ConcatDataset) or getattr(data, "_indices", None) is not None):
+        return 0, 1
+    counts = Counter(_origin(data, row) for row in range(len(data)))
+    return len(data) - len(counts), max(counts.values(), default=1)
+
+
+def _origin(data: Any, row: int) -> tuple[int, int]:
+    """The data set, and the place in it, that row `row` of `data` comes from."""
+    while isinstance(data, Subset | ConcatDataset):
+        if isinstance(data, Subset):
+            data, row = data.dataset, int(data.indices[row])
+        else:
+            part = bisect_right(data.cumulative_sizes, row % len(data))
+            before = data.cumulative_sizes[part - 1] if part else 0
+            data, row = data.datasets[part], row % len(data) - before
+    row %= len(cast(Sized, data))
+    if isinstance(data, list):
+        return id(data[row]), 0
+    chosen = getattr(data, "_indices", None)  # of a Hugging Face `Dataset` after `select`
+    return id(data), int(chosen.column(0)[row].as_py()) if chosen is not None else row
+
+
 def _dataset(loader: DataLoader[Any], where: str) -> Any:
     """The data set of a loader, which is read as it is: draws are Poisson, and made anew.
 
@@ -178,7 +211,8 @@ def _records(data: Any, where: str, target: str | None) -> Read:
         name = _target(list(first), where, target) if isinstance(first, Mapping) else None
 
         def flat(number: int) -> dict[str, Tensor]:
-            return {key: torch.as_tensor(value) for key, value in _parts(data[number], name).items()}
+            parts = _parts(data[number], name)
+            return {key: torch.as_tensor(_unmasked(part, where)) for key, part in parts.items()}
 
         rows = ({key: part[None] for key, part in flat(number).items()} for number in range(len(data)))
         columns = _gathered(rows, len(data), where)
@@ -260,6 +294,7 @@ def _tensors(columns: Any, where: str) -> dict[str, Tensor]:
 
 
 def _tensor(part: Any, where: str) -> Tensor:
+    part = _unmasked(part, where)
     try:
         with warnings.catch_warnings():  # nothing is written into an array that may not be written
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -269,6 +304,21 @@ def _tensor(part: Any, where: str) -> Tensor:
         raise ConfigError(
             where, f"an array of {kind}", f"expected numbers: encode or leave out what is none ({cut(str(error), 150)})"
         ) from error
+
+
+def _unmasked(part: Any, where: str) -> Any:
+    """`part`, unless it is an array with masked values: as plain arrays they would count as what lies beneath."""
+    import numpy as np
+
+    if isinstance(part, torch.masked.MaskedTensor):
+        part, mask = part.get_data(), ~part.get_mask()
+    elif isinstance(part, np.ma.MaskedArray):
+        mask = np.ma.getmaskarray(part)
+    else:
+        return part
+    if count := int(mask.sum()):
+        raise ConfigError(where, f"{count} masked values", "fill them in, or leave their records out")
+    return part
 
 
 def _array(part: Any) -> Any:

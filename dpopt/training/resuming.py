@@ -156,7 +156,11 @@ class Checkpoint:
             start=start,
             seen=self._behaviour(reached.state.theta),
         )
-        write_checked(self._path, content, is_secret=True)
+        try:
+            write_checked(self._path, content, is_secret=True)
+        except OSError as error:  # a full disk: what the file held before is there, and enough to go on from
+            how = "make room and call `fit` again with the same arguments, to go on from the last checkpoint"
+            raise ConfigError("checkpoint", str(self._path), f"cannot be written: {error.strerror}; {how}") from error
 
 
 @contextmanager

@@ -139,8 +139,8 @@ class FitRun:
             spent["status"] = "no_signal"
         if end.curve[-1].get("test_unscored"):
             spent["status"] = "diverged"
-        self.engine.load(end.state.theta)
         self._save(end, None)
+        self.engine.load(end.state.theta)
         return {
             "seed": self.goal.seed,
             "seed_is_secret": self.goal.seed is None,

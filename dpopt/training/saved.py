@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from dpopt import fields
 from dpopt.errors import ConfigError
 from dpopt.files import Damaged, read
 from dpopt.privacy.ledger import Ledger
@@ -49,7 +50,7 @@ def save(result: FitResult, folder: str | os.PathLike[str], tuned: Sequence[str]
     Raises:
         ConfigError: the folder exists or cannot be written, or the model has more state than tensors.
     """
-    folder = Path(folder)
+    folder = fields.path(folder, "folder")
     if not isinstance(result.model, nn.Module):
         raise ConfigError("model", result.model, "there are no weights to save: load with a model")
     record = {**result.record, "seed": None}
@@ -57,10 +58,13 @@ def save(result: FitResult, folder: str | os.PathLike[str], tuned: Sequence[str]
         record["tuned"] = [tuned] if isinstance(tuned, str) else list(tuned)
     partial = _beside(folder)
     try:
-        _write(FitResult(result.model, record, result.ledger, result.curve), partial, folder.name)
+        name = folder.name.encode("utf-8", "replace").decode()
+        _write(FitResult(result.model, record, result.ledger, result.curve), partial, name)
         if folder.exists():  # since
             raise _exists(folder)
         partial.rename(folder)
+    except OSError as error:
+        raise _unwritable(folder, "folder", error) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder
@@ -89,7 +93,7 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> FitR
     """
     if model is not None and not isinstance(model, nn.Module):
         raise ConfigError("model", model, "expected a torch.nn.Module of the architecture that was saved")
-    folder = Path(folder)
+    folder = fields.path(folder, "folder")
     _check(folder)
     record = _decoded(read(folder / RECORD))
     ledger = Ledger.from_json((folder / LEDGER).read_text())
@@ -104,14 +108,18 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> FitR
 
 def _beside(folder: Path, key: str = "folder") -> Path:
     """A new folder beside `folder`, which must not exist."""
-    if folder.exists():
-        raise _exists(folder, key)
-    partial = folder.with_name(f".writing-{secrets.token_hex(8)}-{folder.name}")
     try:
+        if folder.exists():
+            raise _exists(folder, key)
+        partial = folder.with_name(f".writing-{secrets.token_hex(8)}-{folder.name}")
         partial.mkdir(parents=True)
     except OSError as error:
-        raise ConfigError(key, str(folder), f"cannot be written: {error.strerror}") from error
+        raise _unwritable(folder, key, error) from error
     return partial
+
+
+def _unwritable(folder: Path, key: str, error: Exception) -> ConfigError:
+    return ConfigError(key, str(folder), f"cannot be written: {getattr(error, 'strerror', error)}")
 
 
 def _exists(folder: Path, key: str = "folder") -> ConfigError:
@@ -123,7 +131,12 @@ def _write(result: FitResult, folder: Path, name: str) -> None:
 
     store, statement = Store(folder), result.statement()
     with refused("model", type(result.model).__name__, "saving its tensors"):
-        save_model(result.model, str(folder / WEIGHTS))
+        try:
+            save_model(result.model, str(folder / WEIGHTS))
+        except Exception as error:
+            if "os error" in str(error):  # safetensors writes the file itself, and has a kind of error of its own
+                raise _unwritable(folder.with_name(name), "folder", error) from error
+            raise
     store.write(folder / RECORD, _encoded(result.record))
     store.write(folder / LEDGER, result.ledger.to_json())
     store.write(folder / CURVE, "".join(json.dumps(_encoded(entry)) + "\n" for entry in result.curve))

@@ -10,13 +10,12 @@ file while a process already uses it is found by the next process.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -128,5 +127,8 @@ def _make(folder: Path, key: str, build: Callable[[], Mapping[str, NDArray[Any]]
 def _lock(path: Path) -> Iterator[None]:
     """Hold `path` against other processes; the system frees it where a process dies."""
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        with suppress(ImportError):  # on Windows two processes may make the same files, of which one's stay
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield

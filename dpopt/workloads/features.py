@@ -91,8 +91,8 @@ def device() -> torch.device:
 
 
 def cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """Processor cores that this process may use; all of them where the system does not say, as macOS."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

@@ -97,7 +97,7 @@ def test_command(tmp_path, capsys):
 
 def test_a_row_that_fails_says_why_and_the_others_go_on(tmp_path, capsys):
     """No pair of canaries to tell apart."""
-    overrides = [*QUICK, "optimizers=[dp_sgd,dp_adam]", "canaries=1", "controls=false", f"results={tmp_path}"]
+    overrides = [*QUICK[:-1], "optimizers=[dp_sgd,dp_adam]", "canaries=1", "controls=false", f"results={tmp_path}"]
     assert main(["audit", *overrides]) == 1
     captured = capsys.readouterr()
     assert captured.err.count("canaries: 1 cannot be used") == 2

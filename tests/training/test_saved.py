@@ -1,5 +1,6 @@
 import json
 import math
+import resource
 
 import pytest
 import torch
@@ -219,3 +220,16 @@ def test_tied_weights_fill_untied_ones_and_not_the_other_way_round(trained, fold
     fit(untied).save(folder.parent / "untied")
     with pytest.raises(ConfigError, match="two tensors here"):
         dpopt.load(folder.parent / "untied", Tied())
+
+
+@pytest.mark.parametrize("room", [0, 600, 1000])
+def test_a_full_disk_leaves_no_part_of_a_saved_model(room, tmp_path, trained):
+    """Nothing is written beyond `room` bytes a file, as where a disk is full: weights, and what is beside them."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        with pytest.raises(ConfigError, match=r"^folder: '.*kept' cannot be used; cannot be written: .*too large"):
+            trained.save(tmp_path / "kept")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import resource
+import logging
 import traceback
 from dataclasses import dataclass
 
@@ -63,6 +63,12 @@ class Runner:
 
 def limit_memory(limit: int | None) -> None:
     """Limit this process to `limit` bytes, so that an allocation fails before the system kills a process."""
-    if limit is not None:
+    if limit is None:
+        return
+    try:
+        import resource
+    except ImportError:  # Windows has none
+        logging.getLogger("dpopt").warning("memory: this system cannot limit a process, so the limit is not enforced")
+    else:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))

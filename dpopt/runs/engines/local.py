@@ -5,7 +5,6 @@ A worker that dies costs the cell that it was running; another takes its place, 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from itertools import cycle, islice
 from multiprocessing.connection import wait
@@ -18,6 +17,7 @@ from dpopt.runs.engines.base import Engine, Event, Nothing, Setup, options
 from dpopt.runs.remote import Remote
 from dpopt.store.runs import Store
 from dpopt.training import resolve_device
+from dpopt.workloads.features import cores
 
 LEAVING = 5.0
 """Seconds that an idle process may take to end: it may still log something."""
@@ -92,7 +92,7 @@ def places(name: str, workers: int | None) -> list[str]:
     """
     device = resolve_device(name)
     if device.type != "cuda" or device.index is not None:
-        devices, number = [name], len(os.sched_getaffinity(0)) if device.type == "cpu" else 1
+        devices, number = [name], cores() if device.type == "cpu" else 1
     else:
         devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
         number = len(devices)
