@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from dpopt.clipping.bookkeeping import BookkeepingEngine
 from dpopt.clipping.flat import Clipped, ClippingEngine, FlatModel
 from dpopt.clipping.layers import refuse_unsafe, replacements
-from dpopt.clipping.losses import Loss
+from dpopt.clipping.losses import Loss, check_loss
 from dpopt.clipping.recording import Unsupported
 from dpopt.clipping.rules import RULES, Abadi, Automatic, Normalized, clip_rule, clip_spec
-from dpopt.clipping.verification import check_loss, verify
+from dpopt.clipping.verification import verify
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError, unknown
 from dpopt.types import ClipRule, Number, Vector

@@ -12,9 +12,10 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
+from dpopt.clipping import mixing
 from dpopt.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
@@ -27,6 +28,10 @@ SEPARABLE = (
     "dpopt.workloads.gmm:GaussianMixture.loss",
 )
 """The losses of the package's own workloads, which give the same bits for a batch as for its records."""
+TRIED, SHOWN = 2**22, 64
+"""The most numbers of outputs, and the most records of a batch, that a loss is tried on."""
+DIGITS = {torch.float64: 1e-9, torch.float32: 1e-5}
+"""How far two losses may be apart, as a share of the largest; 0.05 for types with fewer digits."""
 
 
 class RecordLoss:
@@ -84,8 +89,7 @@ class RecordLoss:
         return loss.reshape(1)
 
     def _by_vmap(self, output: Any, target: Tensor) -> Tensor:
-        parts: list[Tensor] = []  # `vmap` takes no structures of classes that it has never seen
-        mapped(parts.append, output)
+        parts = _tensors(output)  # `vmap` takes no structures of classes that it has never seen
         dims = [0 if _has_rows(part, len(target)) else None for part in parts]
 
         def one(parts: list[Tensor], target: Tensor) -> Tensor:
@@ -153,5 +157,117 @@ def mapped(change: Callable[[Tensor], Any], value: Any) -> Any:
     return value
 
 
+def _tensors(value: Any) -> list[Tensor]:
+    parts: list[Tensor] = []
+    mapped(parts.append, value)
+    return parts
+
+
 def _has_rows(part: Tensor, count: int) -> bool:
     return part.ndim > 0 and len(part) == count
+
+
+def check_loss(model: nn.Module, loss: RecordLoss, x: Tensor, y: Tensor, batch: float | None = None) -> None:
+    """Refuse a loss whose values for the records of a batch are not those for each of them alone.
+
+    It could do no harm, as engines show it one record at a time, but would not be what it was written for: statistics
+    of a batch, negatives from a batch, or outputs [n, 1] less targets [n].
+
+    Args:
+        model: stays as it is. The loss is tried on its outputs.
+        loss: nothing is tried where it is trusted.
+        x, y: some records, at best with targets of each kind.
+        batch: expected batch size, where it is known.
+
+    Raises:
+        ConfigError: see above; or the loss keeps state, fails for one record, or is not finite for some records alone.
+    """
+    views = loss.function if type(loss.function) is MeanLoss else None
+    loss = views.record_loss if views else loss
+    is_finite = torch.stack([part.isfinite().reshape(len(x), -1).all(1) for part in (x, y)]).all(0)  # not bad records
+    x, y = x[is_finite], y[is_finite]
+    if loss.is_trusted or not len(x):
+        return
+    with mixing.trial(model), torch.no_grad():
+        for is_beside in (False, True):  # beside the parameters no initial zero hides a factor
+            for p in model.eval().parameters():
+                if is_beside and p.requires_grad:
+                    p.copy_(mixing.beside([p]).view_as(p))
+            try:
+                room = TRIED // max(1, sum(part.numel() for part in _tensors(model(x[:1]))))
+                output, target = model(x[: max(2, room)]), y[: max(2, room)]
+            except Exception:  # an engine says what the model fails with
+                return
+            if views:
+                output, target = views.rows(output, target)
+            for size in (2, 2 * len(target) + 1, min(int(batch or 0), 512, room)):
+                if size > 1:
+                    _must_be_alike(loss, output, target, size, is_beside)
+
+
+def _must_be_alike(loss: RecordLoss, output: Any, target: Tensor, size: int, is_beside: bool) -> None:
+    """Compare the losses of a batch of `size` of the records with those of each alone, and alone in another order."""
+    # Some records come several times: where there is one of each class, a count of its records changes nothing.
+    generator, name = torch.Generator().manual_seed(0), named(loss.function)
+    which = torch.cat([torch.arange(len(target)), torch.randint(len(target), (size,), generator=generator)])
+    which = which[torch.randperm(len(which), generator=generator)[:size]].to(target.device)
+    output, target = rows(output, which, len(target)), target[which]
+    few = min(size, SHOWN)
+
+    def values(output: Any, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        together = loss.function(mapped(Tensor.clone, output), target.clone())
+        if tuple(together.shape) != (size,):
+            raise ConfigError("loss", f"shape {tuple(together.shape)}", f"expected one loss per example, ({size},)")
+        alone = loss(rows(output, slice(few), size), target[:few])
+        parts = [(rows(output, slice(i, i + 1), size), target[i : i + 1]) for i in range(min(few, 16))]
+        backwards = [loss.alone(*part) for part in reversed(parts)][::-1]
+        return together[:few], alone, torch.cat([*backwards, alone[len(parts) :]])
+
+    try:
+        exact = mapped(_doubled, output), _doubled(target)
+        try:
+            together, alone, backwards = values(*exact)
+        except Exception:  # it may hold weights of the model's type
+            exact = output, target
+            together, alone, backwards = values(*exact)
+    except ConfigError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise ConfigError("loss", name, f"of one record alone it ends in {reason}") from error
+    is_bad = ~alone.isfinite()
+    if not is_beside and is_bad.any() and not is_bad.all():
+        at = int(is_bad.nonzero()[0])
+        target_is = f" with target {target[at].tolist()}" if target.ndim == 1 else ""
+        raise ConfigError("loss", name, f"the loss of a record{target_is} is {alone[at]:g}, that of others finite")
+    for others, text in ((together, f"in a batch of {size} records"), (backwards, "after other records")):
+        digits = DIGITS.get(alone.dtype, 0.05)
+        if _apart(others, alone, digits) is not None and _is_rounded(loss, *exact):
+            digits = max(digits, DIGITS[torch.float32])
+        if (bad := _apart(others, alone, digits)) is not None:
+            seen = f"the loss of a record is {alone[bad]:.10g} alone and {others[bad]:.10g} {text}"
+            shapes = [str(["n", *part.shape[1:]]).replace("'", "") for part in exact if isinstance(part, Tensor)]
+            allowed = f"expected one that depends on the record's output and target alone, {', '.join(shapes)}"
+            raise ConfigError("loss", name, f"{seen}: {allowed}")
+
+
+def _doubled(part: Tensor) -> Tensor:
+    return part.double() if part.is_floating_point() else part
+
+
+def _is_rounded(loss: RecordLoss, output: Any, target: Tensor) -> bool:
+    """True if the loss computes with fewer digits than float64: it does not notice changes by some 1e-12."""
+
+    def nearby(part: Tensor) -> Tensor:  # by another amount for each number, as a softmax does not notice a shift
+        steps = torch.arange(part.numel(), device=part.device).view(part.shape).sin()
+        return part + 1e-12 * steps * part.abs().clamp(min=1) if part.is_floating_point() else part
+
+    changed = loss.function(mapped(nearby, output), target.clone()) != loss.function(output, target.clone())
+    return int(changed.sum()) < 2
+
+
+def _apart(a: Tensor, b: Tensor, digits: float) -> int | None:
+    """The first place where the two differ by more than rounding; infinity and not-a-number equal themselves."""
+    largest = torch.cat([a, b]).abs().nan_to_num(0.0, 0.0).max()
+    differ = ~((a == b) | (a.isnan() & b.isnan()) | ((a - b).abs() <= digits * largest))
+    return int(differ.nonzero()[0]) if differ.any() else None

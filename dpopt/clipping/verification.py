@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -13,16 +13,12 @@ from torch import Tensor, nn
 
 from dpopt.clipping import mixing
 from dpopt.clipping.flat import FlatModel, random_states, same_randomness
-from dpopt.clipping.losses import MeanLoss, RecordLoss, mapped, named, rows
 from dpopt.clipping.recording import Unsupported
 from dpopt.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
 DISTINCT = 64
 """Different examples in a batch of the physical size; the others repeat them."""
-TRIED = 2**22
-"""The most numbers of outputs that a loss is tried on."""
-LOSS_DIGITS = {torch.float64: 1e-9, torch.float32: 1e-5}
 EXACT, COARSE = 1e-9, 5e-3
 """The largest relative errors: in float64, and in types with fewer digits, of which most may be lost."""
 
@@ -71,106 +67,6 @@ def _most_exactly(attempt: Callable[[torch.dtype | None], bool]) -> bool:
         raise
     except Exception as error:
         raise Unsupported.because(error) from error
-
-
-def check_loss(model: nn.Module, loss: RecordLoss, x: Tensor, y: Tensor, batch: float | None = None) -> None:
-    """Refuse a loss whose values for the records of a batch are not those for each of them alone.
-
-    It could do no harm, as engines show it one record at a time, but would not be what it was written for: statistics
-    of a batch, negatives from a batch, or outputs [n, 1] less targets [n]. It is tried on the model's outputs at its
-    parameters, and beside them, where no initial zero hides a factor.
-
-    Args:
-        model: stays as it is.
-        loss: nothing is tried where it is trusted.
-        x, y: some records, at best with targets of each kind.
-        batch: expected batch size, where it is known.
-
-    Raises:
-        ConfigError: see above; or the loss keeps state, fails for one record, or is no finite number for some records.
-    """
-    views = loss.function if type(loss.function) is MeanLoss else None
-    loss = views.record_loss if views else loss
-    is_finite = torch.stack([part.isfinite().reshape(len(x), -1).all(1) for part in (x, y)]).all(0)  # not bad records
-    x, y = x[is_finite], y[is_finite]
-    if loss.is_trusted or not len(x):
-        return
-    with mixing.trial(model), torch.no_grad():
-        for is_beside in (False, True):
-            for p in [p for p in model.eval().parameters() if p.requires_grad and is_beside]:
-                p.copy_(mixing.beside([p]).view_as(p))
-            try:
-                numbers = _numbers(model(x[:1]))
-                few = max(2, min(len(x), TRIED // max(1, numbers)))
-                output, target = model(x[:few]), y[:few]
-            except Exception:  # the engines say what the model fails with
-                return
-            output, target = views.rows(output, target) if views else (output, target)
-            sizes = (2, 2 * len(target) + 1, int(min(batch or 0, 512, TRIED // max(1, numbers))))
-            _check_values(loss, output, target, [size for size in sizes if size > 1], is_beside)
-
-
-def _check_values(loss: RecordLoss, output: Any, target: Tensor, sizes: Sequence[int], is_beside: bool) -> None:
-    name, generator = named(loss.function), torch.Generator().manual_seed(0)
-    for size in sizes:
-        # Some records come several times: where each class has one, a count of its records changes nothing.
-        which = torch.cat([torch.arange(len(target)), torch.randint(len(target), (size,), generator=generator)])
-        which = which[torch.randperm(len(which), generator=generator)[:size]].to(target.device)
-        some = rows(output, which, len(target)), target[which]
-        try:
-            try:
-                together, alone, backwards, digits = _values(loss, *mapped(lambda t: _cast(t, torch.float64), some))
-            except Exception:  # it may hold weights of the model's type
-                together, alone, backwards, digits = _values(loss, *some)
-        except ConfigError:
-            raise
-        except Exception as error:
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            raise ConfigError("loss", name, f"of one record alone it ends in {reason}") from error
-        is_finite = alone.isfinite()
-        if not is_beside and is_finite.any() and not is_finite.all():
-            at = int((~is_finite).nonzero()[0])
-            target_is = f" with target {some[1][at].tolist()}" if some[1].ndim == 1 else ""
-            raise ConfigError("loss", name, f"the loss of a record{target_is} is {alone[at]:g}, that of others finite")
-        for others, text in ((together, f"in a batch of {size} records"), (backwards, "after other records")):
-            if (bad := _differ(others, alone, digits)) is not None:
-                seen = f"the loss of a record is {alone[bad]:.10g} alone and {others[bad]:.10g} {text}"
-                shapes = [str(["n", *t.shape[1:]]).replace("'", "") for t in some if isinstance(t, Tensor)]
-                allowed = f"expected one that depends on the record's output and target alone, {', '.join(shapes)}"
-                raise ConfigError("loss", name, f"{seen}: {allowed}")
-
-
-def _values(loss: RecordLoss, output: Any, target: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
-    """The losses of a batch, of its first records alone, and of fewer alone from the last to the first.
-
-    With them the largest difference that may be rounding, as a share, by the types that the loss computes in.
-    """
-    saved = _Saved(set())
-    with saved.hooks, torch.enable_grad():
-        tracked = mapped(lambda t: t.clone().requires_grad_(t.is_floating_point() or t.is_complex()), output)
-        together = loss.function(tracked, target.clone()).detach()
-    if tuple(together.shape) != (len(target),):
-        shape = f"shape {tuple(together.shape)}"
-        raise ConfigError("loss", shape, f"expected one loss per example, ({len(target)},)")
-    few, some = min(len(target), DISTINCT), min(len(target), DISTINCT // 4)
-    alone = loss(rows(output, slice(few), len(target)), target[:few])
-    each = [loss.alone(rows(output, slice(i, i + 1), len(target)), target[i : i + 1]) for i in reversed(range(some))]
-    backwards = torch.cat([*each[::-1], alone[some:]])
-    return together[:few], alone, backwards, max(LOSS_DIGITS.get(t, 0.05) for t in {together.dtype, *saved.types})
-
-
-def _differ(a: Tensor, b: Tensor, digits: float) -> int | None:
-    """Where the two differ by more than rounding; infinity and not-a-number are equal to themselves."""
-    largest = torch.cat([a, b]).abs().nan_to_num(0.0, 0.0).max()
-    differ = ~((a == b) | (a.isnan() & b.isnan()) | ((a - b).abs() <= digits * largest))
-    return int(differ.nonzero()[0]) if differ.any() else None
-
-
-def _numbers(output: Any) -> int:
-    """How many numbers are in the tensors of `output`."""
-    numbers: list[int] = []
-    mapped(lambda t: numbers.append(t.numel()), output)
-    return sum(numbers)
 
 
 def _verify(engine: FlatModel, x: Tensor, y: Tensor, batch: float | None, dtype: torch.dtype | None) -> bool:

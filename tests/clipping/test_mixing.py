@@ -9,11 +9,15 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from loop import TWO, check, loop, squared
 from test_architectures import assert_unchanged, everything
 from torch import nn
 from zoo import Of, batch_norm, floats, ids, mlp, spectral
 
+import dpopt
 from dpopt.clipping import Abadi, engine, mixing
 from dpopt.clipping.bookkeeping import BookkeepingEngine
 from dpopt.clipping.vmap import VmapEngine
@@ -390,6 +394,106 @@ def test_a_batch_that_memory_does_not_hold_is_halved():
     assert sizes == [17, 8, 4, 4, 4]
     with pytest.raises(torch.OutOfMemoryError):
         mixing.must_not_mix(lambda x: run(torch.randn(9)), torch.randn(2, 3), True)
+
+
+# Whole numbers, each column from a table of its own.
+
+
+def entities(sizes):
+    """A table a column."""
+
+    def forward(m, x):
+        return m.head(torch.cat([table(x[:, i]) for i, table in enumerate(m.tables)], 1))
+
+    tables = nn.ModuleList(nn.Embedding(size, 3) for size in sizes)
+    return Of(forward, tables=tables, head=nn.Linear(3 * len(sizes), 2)), sizes
+
+
+def buffered(sizes):
+    """An index into a buffer that is not trained, and a shift by another column."""
+
+    def forward(m, x):
+        return m.head(m.rows[x[:, 0]] + x[:, 1:2] * m.slope)
+
+    rows = nn.Buffer(torch.randn(sizes[0], 4))
+    return Of(forward, rows=rows, slope=nn.Parameter(torch.randn(4)), head=nn.Linear(4, 2)), sizes[:2]
+
+
+def one_hots(sizes):
+    def forward(m, x):
+        return m.head(torch.cat([F.one_hot(x[:, i], size) for i, size in enumerate(sizes)], 1).to(m.head.weight))
+
+    return Of(forward, head=nn.Linear(sum(sizes), 2)), sizes
+
+
+def beside_real(sizes):
+    """Indices in a tensor of real numbers."""
+
+    def forward(m, x):
+        return m.head(torch.cat([m.table(x[:, 0].long()), x[:, 1:]], 1))
+
+    return Of(forward, table=nn.Embedding(sizes[0], 3), head=nn.Linear(2 + len(sizes), 2)), sizes
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    build=st.sampled_from([entities, buffered, one_hots, beside_real]),
+    sizes=st.lists(st.sampled_from([1, 2, 5, 40, 1000]), min_size=2, max_size=5),
+    kind=st.sampled_from(["bookkeeping", "vmap"]),
+    seed=st.integers(0, 99),
+)
+def test_columns_may_be_indices_into_tables_of_different_sizes(build, sizes, kind, seed):
+    torch.manual_seed(seed)
+    model, sizes = build(sizes)
+    x = torch.stack([torch.randint(size, (N,)) for size in sizes], 1)
+    x = x.float() if build is beside_real else x
+    made = engine(model, squared, kind, sample=(x[:3], torch.randn(3)), batch=N)
+    check(model, made, x, torch.randn(N))
+
+
+class Recommender(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.users, self.items = nn.Embedding(900, 4), nn.Embedding(30, 4)
+
+    def forward(self, user, item, price=None):
+        score = (self.users(user) * self.items(item)).sum(1)
+        return score if price is None else score * price
+
+
+@pytest.mark.parametrize("kind", ["bookkeeping", "vmap"])
+@pytest.mark.parametrize("is_priced", [True, False], ids=["beside real numbers", "whole"])
+def test_named_inputs_may_be_indices_into_tables_of_different_sizes(kind, is_priced):
+    torch.manual_seed(0)
+    inputs = {"user": torch.randint(900, (100,)), "item": torch.randint(30, (100,))}
+    inputs |= {"price": torch.rand(100)} if is_priced else {}
+    options = {"epsilon": 8, "delta": 1e-3, "epochs": 0.4, "batch_size": 20, "accountant": "rdp", "progress": False}
+    record = dpopt.fit(
+        Recommender(), lambda o, y: (o - y) ** 2, (inputs, torch.rand(100)), optimizer="dp_sgd", engine=kind, **options
+    ).record
+    assert record["status"] == "done"
+
+
+@pytest.mark.parametrize("length", [5, 7, 9, 11])
+def test_bert_takes_the_three_inputs_of_its_tokenizer(length):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 200, "num_labels": 2}
+    config = transformers.BertConfig(
+        num_hidden_layers=1, hidden_dropout_prob=0, attention_probs_dropout_prob=0, **sizes
+    )
+    ids = torch.randint(1, 200, (16, length)) * (torch.arange(length) < max(2, 0.7 * length))
+    data = {"input_ids": ids, "attention_mask": (ids != 0).long(), "token_type_ids": torch.zeros_like(ids)}
+    model, targets = transformers.BertForSequenceClassification(config), torch.randint(2, (16,))
+    options = {"epsilon": 8, "delta": 1e-2, "epochs": 0.5, "batch_size": 8, "accountant": "rdp", "progress": False}
+    record = dpopt.fit(
+        model,
+        nn.CrossEntropyLoss(reduction="none"),
+        (data, targets),
+        optimizer="dp_sgd",
+        engine="bookkeeping",
+        **options,
+    ).record
+    assert record["status"] == "done"
 
 
 # What a trial leaves behind.
