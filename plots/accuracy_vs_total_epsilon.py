@@ -6,8 +6,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from dpopt.results.axes import cut, run_axis
-from dpopt.results.budgets import ROUNDING
 from dpopt.results.drawing import Styles, by_label, legend, workload_panels
+from dpopt.results.pricing import ROUNDING
 from dpopt.results.scores import shown
 
 NEEDS = "comparison"

@@ -8,7 +8,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dpopt.results import ranking, statistics
-from dpopt.results.budgets import BUDGETS
 from dpopt.results.drawing import GREY, Styles
 
 NEEDS = "ranking"
@@ -31,7 +30,7 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
     axis.set_ylim(len(averages) - 0.5, -0.5)
     axis.set_xlim(0.8, len(averages) + 0.2)
     axis.set_xticks(range(1, len(averages) + 1))
-    axis.set(xlabel=f"rank at equal {BUDGETS[frame['by'].iloc[0]]}")
+    axis.set(xlabel=f"rank at equal {ranking.BUDGETS[frame['by'].iloc[0]]}")
     axis.grid(alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
     test = ranking.rank_test(frame)

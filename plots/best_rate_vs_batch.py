@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from dpopt.results.axes import run_axis
-from dpopt.results.drawing import GREY, Styles, by_epsilon, gridded, legend, sweeps, workload_panels
+from dpopt.results.drawing import GREY, Styles, by_epsilon, legend, sweeps, workload_panels
 
 NEEDS = "rates"
 
@@ -20,7 +20,7 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
 
     A point is the geometric mean over all bounds C and seeds: with normalised gradients C does not scale the step.
     """
-    tried = gridded(sweeps(frame))
+    tried = sweeps(frame)
     if tried.empty:
         return None
     tried = tried.assign(log_rate=np.log(tried["lr"]), log_size=np.log(tried["batch_size"]))

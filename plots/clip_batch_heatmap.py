@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dpopt.results.choosing import validated_best
-from dpopt.results.drawing import COLOURS, DARK, LIGHT, Styles, by_method, gridded, sweeps
+from dpopt.results.drawing import COLOURS, DARK, LIGHT, Styles, by_method, sweeps
 from dpopt.results.scores import shown
 
 NEEDS = "sweep"
@@ -21,8 +21,7 @@ NEEDS = "sweep"
 def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
     """A row for each workload, number of epochs and method, a column for each ε; colours are scaled to the panel.
 
-    The learning rate and the marked cell are those that validate best, and so need not have the largest number. Circles
-    are points that a refinement has added, between the cells on a logarithmic scale, in their own colour.
+    The learning rate and the marked cell are those that validate best, and so need not have the largest number.
     """
     frame = sweeps(frame)
     rows = list(frame.groupby(by_method(frame, ["workload", "epochs"])))
@@ -46,23 +45,17 @@ def _panel(axis: Axes, rows: pd.DataFrame) -> None:
         axis.set_axis_off()
         return
     unit = shown(rows["score"].iloc[0])
-    table = unit.factor * gridded(rows).pivot_table(index="batch_size", columns="clip", values="mean").sort_index()
+    table = unit.factor * rows.pivot_table(index="batch_size", columns="clip", values="mean").sort_index()
     values = table.to_numpy()
-    image = axis.imshow(values, origin="lower", aspect="auto", cmap="viridis")
+    axis.imshow(values, origin="lower", aspect="auto", cmap="viridis")
     decimals, middle = _decimals(values), (np.nanmin(values) + np.nanmax(values)) / 2
     for (y, x), value in np.ndenumerate(values):
         if np.isfinite(value):
             colour = LIGHT if value < middle else DARK
             axis.text(x, y, f"{value:.{decimals}f}", ha="center", va="center", color=colour, size=7)
-    for at, best in validated_best(rows, ["epsilon_target"]).iterrows():
-        x, y = _place(best, table)
-        if at in gridded(rows).index:
-            axis.add_patch(plt.Rectangle((x - 0.47, y - 0.47), 0.94, 0.94, fill=False, color=COLOURS[3], lw=2.5))
-        else:
-            axis.plot(x, y, "o", ms=11, mfc="none", color=COLOURS[3], mew=2.5)
-    further = rows.drop(gridded(rows).index)
-    colours = {"c": unit.factor * further["mean"], "norm": image.norm, "cmap": image.cmap}
-    axis.scatter(*_place(further, table), s=22, edgecolors=LIGHT, linewidths=0.6, **colours)
+    for _, best in validated_best(rows, ["epsilon_target"]).iterrows():
+        x, y = table.columns.get_loc(best["clip"]), table.index.get_loc(best["batch_size"])
+        axis.add_patch(plt.Rectangle((x - 0.47, y - 0.47), 0.94, 0.94, fill=False, color=COLOURS[3], lw=2.5))
     axis.set_xticks(range(table.shape[1]), [f"{clip:g}" for clip in table.columns], size=7)
     axis.set_yticks(range(table.shape[0]), [f"{size:g}" for size in table.index], size=7)
 
@@ -71,10 +64,3 @@ def _decimals(values: np.ndarray) -> int:
     """As many as show a thirtieth of the range of `values`."""
     spread = np.nanmax(values) - np.nanmin(values)
     return min(4, max(0, math.ceil(-math.log10(spread / 30)))) if spread > 0 else 1
-
-
-def _place(rows: pd.DataFrame | pd.Series, table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Where C and B lie among the cells, as fractional columns and rows."""
-    axes = ((rows["clip"], table.columns), (rows["batch_size"], table.index))
-    x, y = (np.interp(np.log(at), np.log(known.to_numpy()), np.arange(len(known))) for at, known in axes)
-    return x, y

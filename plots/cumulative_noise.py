@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from dpopt.results.axes import run_axis
-from dpopt.results.drawing import GREY, ROOM, Styles, by_epsilon, by_method, gridded, legend, sweeps
+from dpopt.results.drawing import GREY, ROOM, Styles, by_epsilon, by_method, legend, sweeps
 
 NEEDS = "sweep"
 PLATEAU = 1.05
@@ -17,7 +17,7 @@ PLATEAU = 1.05
 
 def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
     """Relative to the largest B; filled dots lie on the plateau. σ/B keeps falling: it asks for the full batch."""
-    frame = gridded(sweeps(frame))
+    frame = sweeps(frame)
     column = by_method(frame, ["examples", "epochs"])
     frame = frame.drop_duplicates([*column, "epsilon_target", "batch_size"])
     settings = list(frame.groupby(column))

@@ -7,7 +7,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dpopt.results import ranking
-from dpopt.results.budgets import BLOCK, BUDGETS
 from dpopt.results.drawing import Style, Styles, by_label, legend
 from dpopt.results.scores import shown
 from dpopt.results.statistics import profile
@@ -25,10 +24,10 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
     for axis, score in zip(axes[0], scores, strict=True):
         rows, unit = frame[frame["score"] == score], shown(score)
         farthest = -1.1 * unit.factor * rows["difference"].min() or 1.0  # where all methods tie
-        blocks = rows.groupby(BLOCK).ngroups
+        blocks = rows.groupby(ranking.BLOCK).ngroups
         for _, style, own in by_label(rows, styles):
             _line(axis, own, blocks, unit.factor, farthest, style)
-        axis.set_title(f"{blocks} block{'s' * (blocks > 1)}, equal {BUDGETS[frame['by'].iloc[0]]}", fontsize=10)
+        axis.set_title(f"{blocks} block{'s' * (blocks > 1)}, equal {ranking.BUDGETS[frame['by'].iloc[0]]}", fontsize=10)
         axis.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
         axis.set(xlabel=f"distance from the best: {unit.label}", xlim=(0, farthest), ylim=(-0.03, 1.03))
         ticks = _ticks(farthest)

@@ -45,6 +45,7 @@ def table(overrides: Sequence[str]) -> None:
     scores=[macro_accuracy,nll] shows further scores, compare=published the paper's numbers beside the suite's.
     """
     from dpopt.results import papers, tables
+    from dpopt.results.report.sheet import sheet
     from dpopt.store.runs import RESULTS
 
     results, given = stored(overrides, "scores", "compare")
@@ -60,7 +61,7 @@ def table(overrides: Sequence[str]) -> None:
     shown = tables.as_table(comparison, results.suite, scores, remarks)
     _show(shown)
     if not comparison.empty:  # what is there may hold more
-        _write(results, "table", shown.files())
+        _write(results, "table", shown.files() | {"html": sheet(shown.title, [shown])})
     missing = results.cells[~results.cells["state"].isin(RESULTS)]
     if len(missing):
         ERR.print(f"{len(missing)} cells have no result; rows that need them are left out")
@@ -97,15 +98,17 @@ def rank(overrides: Sequence[str]) -> None:
     of the suite's epsilons, or of the largest amount that all rows can use. against=ROW shows how far every other row
     is from that one.
     """
-    from dpopt.results import against, ranking
+    from dpopt.results import ranking
+    from dpopt.results.report.sheet import sheet
 
     results, given = stored(overrides, "by", "budgets", "against")
     by, baseline = given["by"] or "epsilon", given["against"]
     budgets = [fields.convert(text, fields.Positive, "budgets", {}) for text in names(given["budgets"], "budgets")]
     if baseline:
-        table = against.as_table(results.against(baseline, by, budgets), baseline, by)
+        table = ranking.against_table(results.against(baseline, by, budgets), baseline, by)
         _show(table)
-        _write(results, f"against_{re.sub(r'[^A-Za-z0-9._-]', '_', baseline)}_{by}", table.files())
+        name = f"against_{re.sub(r'[^A-Za-z0-9._-]', '_', baseline)}_{by}"
+        _write(results, name, table.files() | {"html": sheet(table.title, [table])})
         report_problems(results.problems)
         return
     frame = results.ranking(by, budgets)
@@ -127,7 +130,7 @@ def leaderboard(overrides: Sequence[str]) -> None:
     matplotlib.use("Agg")
     from dpopt.files import check_writable
     from dpopt.results.leaderboard import Leaderboard
-    from dpopt.results.leaderboard_page import Page
+    from dpopt.results.report.leaderboard import leaderboard as page
 
     suites, rest = suite_name(overrides)
     read = [stored([*rest, f"suite={name}"], "to", "against", "by") for name in names(suites, "suite")]
@@ -136,10 +139,10 @@ def leaderboard(overrides: Sequence[str]) -> None:
     if to:
         check_writable(to, "to")
     board = Leaderboard(known)
-    page = Page(board, given[0]["against"] or "", given[0]["by"] or "epsilon")
-    _show(*page.tables())
+    compared = given[0]["against"] or "", given[0]["by"] or "epsilon"
+    _show(*board.tables(*compared))
     if to:
-        for name, content in page.files(fields.path(given[0]["plots"], "plots")).items():
+        for name, content in page(board, fields.path(given[0]["plots"], "plots"), *compared).items():
             board.store.write(path := to / name, content)
             OUT.print(str(path))
     for results in known:

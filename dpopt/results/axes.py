@@ -1,4 +1,4 @@
-"""Axes of figures: ticks at what was run, and axes of scores without the part where nothing is."""
+"""Axes of figures: ticks at the values that were run, lines over them, scores without the empty part of an axis."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from dpopt.results.drawing import GREY
+from dpopt.results.choosing import validated_best
+from dpopt.results.drawing import GREY, by_epsilon, by_method, sweeps, workload_panels
+from dpopt.results.scores import shown
 
 EMPTY = 1 / 4
 """The least share of an axis that has to be empty for a cut."""
@@ -29,6 +32,32 @@ def run_axis(axis: Any, values: Iterable[float], label: str) -> None:
     ticks += [value for value in beyond if 1.6 * ticks[-1] < value <= axis.get_xlim()[1]]
     axis.set_xticks(ticks, [f"{value:g}" for value in ticks])
     axis.minorticks_off()
+
+
+def lines_along(frame: pd.DataFrame, column: str, label: str) -> tuple[Any, list[tuple[Any, pd.DataFrame]]] | None:
+    """A figure of a sweep's test scores over `column`, a line for each epsilon; None where there is nothing to show.
+
+    Args:
+        frame: `Results.sweep`.
+        column: C or B; at each of its values the row is shown that validates best.
+        label: of the x axis.
+
+    Returns:
+        The figure, and the panel for each workload, number of epochs and method with the rows that it shows.
+    """
+    frame = sweeps(frame)
+    panel_of = by_method(frame, ["workload", "epochs"])
+    best = validated_best(frame, [*panel_of, "epsilon_target", column])
+    if best.empty:
+        return None
+    figure, panels = workload_panels(best, 3.2, 2.6, by=panel_of)
+    for panel, rows in panels:
+        unit = shown(rows["score"].iloc[0])
+        for target, colour, line in by_epsilon(rows.sort_values(column)):
+            panel.plot(line[column], unit.factor * line["mean"], "o-", ms=4, color=colour, label=f"ε = {target:g}")
+        panel.set(ylabel=f"test {unit.label}")
+        run_axis(panel, rows[column], label)
+    return figure, panels
 
 
 def log_axis(axis: Any) -> None:

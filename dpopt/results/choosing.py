@@ -1,11 +1,11 @@
-"""Which run each replicate would release, and which setting of a suite validates best."""
+"""The run that each replicate would release, the setting that validates best, and the runs that are charged."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -15,8 +15,21 @@ import pandas as pd
 from dpopt.results.frames import GROUP, SWEPT
 from dpopt.store.runs import RESULTS, score_or_worst
 
-REFINED = ["workload", "label", "epsilon_target", "epochs"]
-"""Whose grid, over all batch sizes, bounds and seeds, the points of one refinement follow from."""
+Row = dict[str, Any]
+OLDER = {"widen": 0, "is_widened": False, "search_id": ""}
+"""Columns that frames published by older versions lack."""
+
+
+def grouped(rows: Iterable[Row], keys: Sequence[str]) -> dict[tuple[Any, ...], list[Row]]:
+    """The rows that agree in `keys`, in the order of their first; NaN equals NaN, and is ""."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(_place(row, keys), []).append(row)
+    return groups
+
+
+def _place(row: Row, keys: Sequence[str]) -> tuple[Any, ...]:
+    return tuple("" if row[key] != row[key] else row[key] for key in keys)  # two NaN are not equal
 
 
 def select(cells: pd.DataFrame) -> pd.DataFrame:
@@ -30,109 +43,94 @@ def select(cells: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         One row for each group and seed, with `selected_by` (its score, -inf where that is the worst), `runs` (trained
-        runs of that group and seed), `run_ids` (what the search is charged for: those runs, and one again for each that
-        a grid which widens might still have made; where a refinement has added a point, all runs of the grid and the
-        refinement, of all seeds, as points follow from means over them), `selection` ("" where runs of several searches
-        are compared: a rule prices one search, and of several all runs are charged), and `edges`: which of the selected
+        runs of that group and seed), `charges` (see `_charges`), `selection` ("" where runs of several searches are
+        compared: a rule prices one search, and of several all runs are charged), and `edges`: which of the selected
         numbers are the largest ("lr ↑") or smallest that the label's search tries.
     """
-    new = {"widen": 0, "is_widened": False, "search_id": ""}  # what frames that were published before do not have
-    cells = cells.assign(**{key: cells.get(key, default) for key, default in new.items()})
-    if "search" not in cells:  # nor have the oldest this one, which their cells have
+    cells = cells.assign(**{key: cells.get(key, default) for key, default in OLDER.items()})
+    if "search" not in cells:  # the oldest published frames have it in their cells alone
         cells = cells.assign(search=[json.loads(cell).get("search", 0) for cell in cells["cell"]])
-    ends = _ends(cells[~cells["is_widened"]])
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in cells.to_dict("records"):
-        place = tuple("" if pd.isna(row[key]) else row[key] for key in (*GROUP, "seed"))  # two NaN are not equal
-        groups.setdefault(place, []).append(row)
-    refinements: dict[tuple[Any, ...], list[list[dict[str, Any]]]] = {}
-    for rows in groups.values():
-        refinements.setdefault(_refinement(rows), []).append(rows)
+    rows = cells.to_dict("records")
+    in_grids = grouped((row for row in rows if not row["is_widened"]), ["workload", "label"])
+    ends = {place: _ends(row["tuned"] for row in of_label) for place, of_label in in_grids.items()}
     chosen = []
-    for rows in groups.values():
-        last = "final" if any(row["stage"] for row in rows) else ""
-        released = [row for row in rows if row["stage"] == last]
-        searches = refinements[_refinement(rows)] if any(row["is_refined"] for row in rows) else [rows]
-        is_damaged = any(row["state"] == "damaged" for search in searches for row in search)
-        if not released or is_damaged or not all(row["state"] in RESULTS for row in rows):
+    for runs in grouped(rows, [*GROUP, "seed"]).values():
+        last = "final" if any(row["stage"] for row in runs) else ""
+        candidates = [row for row in runs if row["stage"] == last]
+        if not candidates or not all(row["state"] in RESULTS for row in runs):
             continue
-        best = max(released, key=_selected_by)
-        runs, run_ids = sum(row["is_trained"] for row in rows), together(map(_charged, searches))
-        edges = "" if last else _edges(best, ends[best["workload"], best["label"]], rows)
-        own = {"selected_by": _selected_by(best), "runs": runs, "run_ids": run_ids, "edges": edges}
-        chosen.append({**best, **own, "selection": best["selection"] if _is_one_search(rows) else ""})
+        best = max(candidates, key=_score)
+        # Numbers of one search differ: the same number twice is a search made again, by plans that named no searches.
+        numbers = [row["search"] for row in runs]
+        is_one_search = len({_search(row) for row in runs}) == 1 and len({*numbers}) == len(numbers)
+        edges = "" if last else _edges(best, ends.get((best["workload"], best["label"]), {}), runs)
+        trained = sum(row["is_trained"] for row in runs)
+        more = {"selected_by": _score(best), "runs": trained, "charges": _charges(runs), "edges": edges}
+        chosen.append({**best, **more, "selection": best["selection"] if is_one_search else ""})
     return pd.DataFrame(chosen)
 
 
-def _is_one_search(rows: list[dict[str, Any]]) -> bool:
-    """Whether the runs are those of one search, with one rule and with numbers of their own.
-
-    Where plans have not told searches apart, as older ones, numbers alone show it: one that is made again with the same
-    batch sizes, bounds and epochs counts from 0 again.
-    """
-    numbers = [row["search"] for row in rows]
-    return len({_search(row) for row in rows}) == 1 and len({*numbers}) == len(numbers)
-
-
-def _search(row: Mapping[str, Any]) -> tuple[str, str]:
-    """What tells the searches of a group and seed apart: the rule, and what the plan called the search."""
-    return row["selection"], row["search_id"]
-
-
-def _selected_by(row: Mapping[str, Any]) -> float:
+def _score(row: Row) -> float:
     return score_or_worst(row["selection_score"], row["state"])
 
 
-def _refinement(rows: list[dict[str, Any]]) -> tuple[Any, ...]:
-    return tuple(rows[0][key] for key in REFINED)
+def _search(row: Row) -> tuple[str, str]:
+    """Tells the searches of a group and seed apart: the rule, and the plan's name for the search."""
+    return row["selection"], row["search_id"]
 
 
-def together(searches: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """The runs of several searches: a run that is part of several is named as often as by one of them."""
-    named: Iterator[Counter[str]] = map(Counter, searches)
-    return tuple(reduce(or_, named, Counter[str]()).elements())
+def _charges(runs: Sequence[Row]) -> Counter[str]:
+    """Run id -> number of runs with this ledger that a group and seed pay for.
 
-
-def _charged(rows: list[dict[str, Any]]) -> tuple[str, ...]:
-    """The runs of a group and seed, and the first again for each that a grid which widens might have made and has not.
-
-    How many it makes follows from scores, so that these are charged too, for each search alone: a suite that was run
-    again with another grid has two. All runs of one such search release the same. A run without a result has released
-    nothing.
+    A widening grid pays for its maximum, made or not, since how many runs it makes follows from scores: the first run
+    of each search stands for those that were not made. A run without a result has released nothing.
     """
-    searches: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in rows:
+    charges = Counter(row["run_id"] for row in runs if row["state"] in RESULTS)
+    searches: dict[tuple[str, str], list[Row]] = {}
+    for row in runs:
         searches.setdefault(_search(row), []).append(row)
-    charged = [row["run_id"] for row in rows if row["state"] in RESULTS]
     for search in searches.values():
         unmade = max(row["widen"] for row in search) - sum(row["is_widened"] for row in search)
-        charged += [search[0]["run_id"]] * unmade
-    return tuple(charged)
+        charges[search[0]["run_id"]] += max(0, unmade)
+    return charges
 
 
-def _ends(cells: pd.DataFrame) -> dict[tuple[str, str], dict[str, tuple[float, float]]]:
-    """Smallest and largest value of each number that a label is searched over, by workload and label."""
-    found: dict[tuple[str, str], dict[str, tuple[float, float]]] = {}
-    for row in cells[["workload", "label", "tuned"]].drop_duplicates().to_dict("records"):
-        ends = found.setdefault((row["workload"], row["label"]), {})
-        for name, value in _numbers(row["tuned"]):
-            low, high = ends.get(name, (value, value))
-            ends[name] = min(low, value), max(high, value)
-    return found
+def together(searches: Iterable[Counter[str]]) -> Counter[str]:
+    """The charges of several searches: a run that is part of several is charged as often as by one of them."""
+    return reduce(or_, searches, Counter())
 
 
-def _numbers(tuned: str) -> list[tuple[str, float]]:
-    return [(name, value) for name, value in json.loads(tuned).items() if type(value) in (int, float)]
+def best_setting(selected: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `select` whose group validates best among those that differ in `SWEPT` alone.
+
+    The mean over the seeds that a setting has decides, so that all seeds have one setting; of equal ones it is the
+    smallest. Where a method has several settings, be it in different seeds, the runs of all its groups and seeds are
+    one search, and charged as such in `charges`; `runs` are those of the groups and one seed. A method with several
+    settings of which none validates is left out: to choose one of them by the test split would be a search that nobody
+    sees.
+    """
+    if selected.empty:
+        return selected
+    rest, rows = [key for key in GROUP if key not in SWEPT], selected.to_dict("records")
+    best = {_place(row, GROUP) for row in validated_best(mean_scores(selected), rest).to_dict("records")}
+    trained, changes = Counter[tuple[Any, ...]](), dict[tuple[Any, ...], Row]()
+    for place, of_method in grouped(rows, rest).items():
+        for row in of_method:
+            trained[place, row["seed"]] += row["runs"]
+        if len({_place(row, GROUP) for row in of_method}) > 1:
+            # A rule prices one search; of several, all runs are charged.
+            changes[place] = {"charges": together(row["charges"] for row in of_method), "selection": ""}
+    chosen = []
+    for row in rows:
+        if _place(row, GROUP) in best:
+            place = _place(row, rest)
+            chosen.append(row | {"runs": trained[place, row["seed"]]} | changes.get(place, {}))
+    return pd.DataFrame(chosen)
 
 
-def _edges(row: Mapping[str, Any], ends: Mapping[str, tuple[float, float]], rows: list[dict[str, Any]]) -> str:
-    """The numbers of a point that are at an end of what its label's grids and the `rows` of its search try; which."""
-    marks, tried = [], [dict(_numbers(other["tuned"])) for other in rows]
-    for name, value in _numbers(row["tuned"]):
-        values = [*ends.get(name, ()), *(point[name] for point in tried if name in point)]
-        low, high = min(values), max(values)
-        marks += [f"{name} {'↑' if value == high else '↓'}"] if low < high and value in (low, high) else []
-    return ", ".join(marks)
+def mean_scores(selected: pd.DataFrame) -> pd.DataFrame:
+    """One row a group of `select`'s frame, with the mean of `selected_by` over its seeds."""
+    return selected.groupby(GROUP, sort=False, dropna=False)["selected_by"].mean().reset_index()
 
 
 def validated_best(settings: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
@@ -140,6 +138,30 @@ def validated_best(settings: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 
     None of several rows without a score: nothing but the test split tells them apart.
     """
-    own = settings.groupby(list(by))["selected_by"]
-    told = settings[(own.transform("size") == 1) | (own.transform("max") > -math.inf)]
-    return settings.loc[told.sort_values(SWEPT, kind="stable").groupby(list(by))["selected_by"].idxmax()]
+    scores = settings.groupby(list(by))["selected_by"]
+    eligible = settings[(scores.transform("size") == 1) | (scores.transform("max") > -math.inf)]
+    return settings.loc[eligible.sort_values(SWEPT, kind="stable").groupby(list(by))["selected_by"].idxmax()]
+
+
+def _numbers(tuned: str) -> Row:
+    return {name: value for name, value in json.loads(tuned).items() if type(value) in (int, float)}
+
+
+def _ends(points: Iterable[str]) -> dict[str, tuple[float, float]]:
+    """Smallest and largest value of each number that a label is searched over."""
+    ends: dict[str, tuple[float, float]] = {}
+    for tuned in dict.fromkeys(points):
+        for name, value in _numbers(tuned).items():
+            low, high = ends.get(name, (value, value))
+            ends[name] = min(low, value), max(high, value)
+    return ends
+
+
+def _edges(row: Mapping[str, Any], ends: Mapping[str, tuple[float, float]], runs: Sequence[Row]) -> str:
+    """The numbers of a point that are at an end of what its label's grids and the `runs` of its search try; which."""
+    marks, tried = [], [_numbers(run["tuned"]) for run in runs]
+    for name, value in _numbers(row["tuned"]).items():
+        values = [*ends.get(name, ()), *(point[name] for point in tried if name in point)]
+        low, high = min(values), max(values)
+        marks += [f"{name} {'↑' if value == high else '↓'}"] if low < high and value in (low, high) else []
+    return ", ".join(marks)

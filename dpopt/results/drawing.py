@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from dpopt.results.choosing import validated_best
-
 COLOURS = ("#0173B2", "#DE8F05", "#029E73", "#D55E00", "#CC78BC", "#CA9161", "#56B4E9")
 """Those of seaborn's palette for the colour-blind that can be told from white, from black and from grey."""
 MARKERS = "osD^vP*X"
@@ -225,24 +223,6 @@ def sweeps(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[frame.groupby("label")["clip"].transform("nunique") > 1]
 
 
-def gridded(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a suite's own grid: without those that a refinement has added between its values."""
-    return frame if "is_refined" not in frame else frame[~frame["is_refined"]]
-
-
 def by_method(frame: pd.DataFrame, by: Sequence[str]) -> list[str]:
     """The columns `by`, and the label where `frame` has several: methods are neither mixed nor averaged."""
     return [*by, "label"] if frame["label"].nunique() > 1 else list(by)
-
-
-def lines_along(frame: pd.DataFrame, column: str, width: float, height: float) -> tuple[Any, list[Any]] | None:
-    """The panels of a sweep, for each workload, number of epochs and method, with what lines over `column` show.
-
-    At each value of the grid that is the row of each epsilon that validates best; beside it, every row that a
-    refinement has added. None where there is nothing to show.
-    """
-    frame = sweeps(frame)
-    panel_of = by_method(frame, ["workload", "epochs"])
-    lines = validated_best(gridded(frame), [*panel_of, "epsilon_target", column])
-    shown = pd.concat([lines, frame.drop(gridded(frame).index)])
-    return None if shown.empty else workload_panels(shown, width, height, by=panel_of)

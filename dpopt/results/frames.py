@@ -18,7 +18,7 @@ from dpopt.privacy.selection import selection_rule
 from dpopt.results import pricing
 from dpopt.results.naming import row_names, workload_names
 from dpopt.store.identity import clipping_bound
-from dpopt.store.runs import Store, released_score
+from dpopt.store.runs import RESULTS, Store, released_score
 
 GROUP = ["workload", "label", "epsilon_target", "batch_size", "epochs", "clip"]
 """What one table row stands for; its seeds are replicates, and its other cells are the tuning runs of each seed.
@@ -57,8 +57,7 @@ def in_part(entries: Sequence[Mapping[str, Any]], part: Mapping[str, Sequence[An
     """Whether each entry of a manifest has one of the values of every key of `part`.
 
     Raises:
-        ConfigError: no entry has one of the values, or none has one of every key, or it is some of the seeds of a row
-            that is refined.
+        ConfigError: no entry has one of the values, or none has one of every key.
     """
     workloads = _workloads(entries)
     has = {key: [OF_ENTRY[key](*pair) for pair in zip(entries, workloads, strict=True)] for key in part}
@@ -67,29 +66,10 @@ def in_part(entries: Sequence[Mapping[str, Any]], part: Mapping[str, Sequence[An
         for value in values:
             if value not in present:
                 raise unknown(key, value, present)
-    rest = {key: values for key, values in part.items() if key != "seeds"}
-    kept, whole = (
-        [all(has[key][at].intersection(values) for key, values in keys.items()) for at in range(len(entries))]
-        for keys in (part, rest)
-    )
+    kept = [all(has[key][at].intersection(values) for key, values in part.items()) for at in range(len(entries))]
     if part and not any(kept):
         raise ConfigError(", ".join(part), {key: list(values) for key, values in part.items()}, "no row has all of it")
-    _require_all_seeds([entry for entry, is_in in zip(entries, whole, strict=True) if is_in], part)
     return kept
-
-
-def _require_all_seeds(entries: Sequence[Mapping[str, Any]], part: Mapping[str, Sequence[Any]]) -> None:
-    """Raise `ConfigError` where a part has some of the seeds of a row that is refined, but not all.
-
-    The points of a refinement follow from means over all seeds, so that what some of them show cost the runs of all.
-    """
-    if not (seeds := part.get("seeds")):
-        return
-    refined = {entry["label"] for entry in entries if entry.get("refined") and entry["cell"]["seed"] in seeds}
-    lost = {entry["label"] for entry in entries if entry["cell"]["seed"] not in seeds}
-    if labels := sorted(refined & lost):
-        reason = "their points follow from all seeds, whose runs are charged together: take all seeds, or other rows"
-        raise ConfigError("seeds", list(seeds), f"{', '.join(labels)}: refined, {reason}")
 
 
 def _workloads(entries: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -127,7 +107,6 @@ def load(store: Store, suite: str, part: Mapping[str, Sequence[Any]] | None = No
             "epsilon_target": float(entry.get("target", cell["epsilon"])),
             "selection": json.dumps(cell["selection"], sort_keys=True) if "selection" in cell else "",
             "stage": entry.get("stage", ""),
-            "is_refined": entry.get("refined", False),
             "widen": entry.get("widen", 0),
             "search": cell.get("search", 0),
             "search_id": entry.get("search_id", ""),  # planned by a version that told no searches apart
@@ -150,8 +129,11 @@ def load(store: Store, suite: str, part: Mapping[str, Sequence[Any]] | None = No
         except Damaged as error:
             row["state"] = "damaged"
             problems.append(f"{error}; move it away to run the cell again")
+        if entry.get("refined") and row["state"] in RESULTS:  # of older versions, which charged the runs of all seeds
+            row["state"] = "damaged"
+            problems.append(f"{run_id}: a point of a refinement, which has no price any more; its row is left out")
         rows.append(row)
-    problems += [*_mixed(rows), *_forked(rows)]
+    problems += [*_mixed(rows), *_mark_conflicting_searches(rows)]
     return Stored(pd.DataFrame(rows), problems)
 
 
@@ -169,20 +151,19 @@ def _mixed(rows: list[dict[str, Any]]) -> list[str]:
     return problems
 
 
-def _forked(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Mark the second of two runs as damaged that continue one search with different points.
+def _mark_conflicting_searches(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Two machines have extended the same grid differently: keep the first run, and mark the other as damaged.
 
-    Two machines have then disagreed on its best point. Both runs have the same number and so the same draws, which cost
-    more together than two runs with draws of their own.
+    Both runs have the same number and so the same draws: together they cost more than runs with draws of their own.
     """
-    known = set[tuple[Any, ...]]()
+    seen = set[tuple[Any, ...]]()
     for row in filter(itemgetter("is_widened"), rows):
-        own = row["seed"], row["selection"], row["search_id"], row["search"]
-        place = *(str(row[key]) for key in GROUP), *own
-        if place in known:
+        search = row["seed"], row["selection"], row["search_id"], row["search"]
+        place = *(str(row[key]) for key in GROUP), *search
+        if place in seen:
             row["state"] = "damaged"
             yield f"{row['run_id']}: another run goes on from the same grid otherwise; keep one of the two"
-        known.add(place)
+        seen.add(place)
 
 
 def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:

@@ -5,56 +5,72 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import pandas as pd
 
 from dpopt.errors import ConfigError
 from dpopt.results import choosing, ranking, statistics, tables
-from dpopt.results.budgets import BLOCK, reached
+from dpopt.results.choosing import Row
 from dpopt.results.naming import readable_names, workload_names
-from dpopt.results.results import Results, best_setting
+from dpopt.results.ranking import BLOCK, reached
+from dpopt.results.results import Results
+from dpopt.results.scores import shown
+from dpopt.results.writing import Column, Table, texts, unless_nan
 from dpopt.store.runs import Store
 
 SELF, CHARGED, FREE = "self-tuned", "searched, charged", "not charged"
 """The tracks; methods of the last are for reference and have no rank."""
+NOTE = (
+    "Rank: the average over workloads of a method's ranks at equal total ε, all runs of its search included, with a 95 "
+    "% bootstrap interval over workloads and seeds, which is too narrow with few workloads. First: the share of these "
+    "samples in which its average rank is the best. Per draw, per gradient: the average rank with as many draws or "
+    f"gradient evaluations as the cheapest method of a block takes, the runs of a search together; a {ranking.STOPPED} "
+    "CPU hours: of all its runs here. Ranked are methods that are in all blocks (a workload and a target ε). In "
+    "italics, for reference: searches that spend more than the target, and values set by hand, which are not charged."
+)
+SCORES_NOTE = (
+    "Test scores: mean ± standard deviation over seeds. Bold: methods that may be the best of the task, at 95 % "
+    "confidence, on this test split (paired t tests over seeds, corrected for their number); italics: for reference."
+)
 
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """What suites say of methods. A method is a label; of several suites that have it on a workload, the first counts.
+    """Methods of several suites. A method is a label; of suites that have it on one workload, the first counts.
 
     Args:
-        known: the suites, of one results folder.
+        suites: of one results folder.
 
     Raises:
         ConfigError: they lie in several folders, or no private row is finished.
     """
 
-    known: Sequence[Results]
+    suites: Sequence[Results]
 
     def __post_init__(self) -> None:
-        folders = {str(results.store.root) for results in self.known}
+        folders = {str(results.store.root) for results in self.suites}
         if len(folders) > 1:
             raise ConfigError("results", sorted(folders), "expected suites of one folder")
         if self.cells.empty or self.scores.empty:
-            raise ConfigError("suite", [results.suite for results in self.known], "no finished private rows")
+            raise ConfigError("suite", [results.suite for results in self.suites], "no finished private rows")
 
     @property
     def store(self) -> Store:
-        """Which holds the suites."""
-        return self.known[0].store
+        """The store of the suites."""
+        return self.suites[0].store
 
     @cached_property
     def cells(self) -> pd.DataFrame:
         """The private cells of all suites, their workloads named alike."""
-        known = [replace(results, store=self.store) for results in self.known]  # which reads each of them once
-        specs = [[entry["cell"]["workload"] for entry in self.store.manifest(each.suite)["cells"]] for each in known]
-        names, parts, seen = readable_names([spec for own in specs for spec in own]), [], set[tuple[str, str]]()
-        for each, own in zip(known, specs, strict=True):
-            called = {name: names[key] for key, name in workload_names(own).items()}
-            cells = each.cells.assign(workload=each.cells["workload"].map(called))
+        suites = [replace(results, store=self.store) for results in self.suites]  # which reads each of them once
+        specs = [[entry["cell"]["workload"] for entry in self.store.manifest(each.suite)["cells"]] for each in suites]
+        names = readable_names([spec for of_suite in specs for spec in of_suite])
+        parts, seen = [], set[tuple[str, str]]()
+        for results, of_suite in zip(suites, specs, strict=True):
+            titles = {name: names[key] for key, name in workload_names(of_suite).items()}
+            cells = results.cells.assign(workload=results.cells["workload"].map(titles))
             places = list(zip(cells["workload"], cells["label"], strict=True))
             parts.append(cells[[place not in seen for place in places]])
             seen |= set(places)
@@ -64,13 +80,13 @@ class Leaderboard:
     @cached_property
     def scores(self) -> pd.DataFrame:
         """One row a method, workload and target epsilon: `tables.comparison`, of several settings the chosen one."""
-        return tables.comparison(self.store, best_setting(choosing.select(self.cells)))
+        return tables.comparison(self.store, choosing.best_setting(choosing.select(self.cells)))
 
     @cached_property
     def tracks(self) -> dict[str, str]:
-        """What is charged of each method."""
-        own = self.scores.groupby("label", sort=False)
-        is_free, is_self = own["is_reference"].any(), own["tuning"].agg(lambda tuning: (tuning == "self").all())
+        """The track of each method."""
+        rows = self.scores.groupby("label", sort=False)
+        is_free, is_self = rows["is_reference"].any(), rows["tuning"].agg(lambda tuning: (tuning == "self").all())
         return {label: FREE if is_free[label] else SELF if is_self[label] else CHARGED for label in is_free.index}
 
     @cached_property
@@ -80,7 +96,7 @@ class Leaderboard:
 
     @cached_property
     def entries(self) -> pd.DataFrame:
-        """What each seed reaches in each block: `budgets.reached`."""
+        """The score of each seed in each block: `ranking.reached`."""
         return reached(self.store, self.ranked)
 
     @cached_property
@@ -97,41 +113,104 @@ class Leaderboard:
             share of its samples in which the rank is the best), `draws` and `gradients` (the average ranks by these),
             `cpu_hours`, `blocks` that it is in, `is_best`: whether its rank may be the best.
         """
-        cost = self.cells.drop_duplicates(["label", "run_id"]).assign(
-            cpu=lambda cells: cells.get("seconds_cpu", pd.Series(math.nan, cells.index))
-        )
+        runs = self.cells.drop_duplicates(["label", "run_id"])
+        seconds = runs.get("seconds_cpu", pd.Series(math.nan, runs.index))
         frame = pd.DataFrame({"track": self.tracks}).rename_axis("label")
-        frame["cpu_hours"] = cost.groupby("label")["cpu"].sum(min_count=1) / 3600
+        frame["cpu_hours"] = seconds.groupby(runs["label"]).sum(min_count=1) / 3600
         frame["blocks"] = self.scores.groupby("label").size()
-        frame = frame.join(self._averages()).join(self._by("draws")).join(self._by("gradients"))
+        frame = frame.join(self._averages())
+        for by in ("draws", "gradients"):
+            blocks = ranking.ranking(self.store, self.ranked, by)
+            if blocks.empty:
+                frame[by] = math.nan
+            else:
+                frame = frame.join(ranking.average_ranks(blocks).set_index("label")["rank"].rename(by))
         return frame.sort_values("rank", kind="stable").reset_index()
 
     def _averages(self) -> pd.DataFrame:
-        columns = ["rank", "low", "high", "first", "is_best"]
-        if self.blocks.empty:
-            return pd.DataFrame(columns=columns)
-        rows, test = ranking.everywhere(self.blocks), ranking.rank_test(self.blocks)
+        rows = pd.DataFrame() if self.blocks.empty else ranking.everywhere(self.blocks)
         if rows.empty:  # no method is in every block
-            return pd.DataFrame(columns=columns)
-        averages = ranking.average_ranks(self.blocks).set_index("label")["rank"]
-        samples = statistics.rank_samples(_scores_by_workload(self.entries, rows, list(averages.index)))
+            return pd.DataFrame(columns=["rank", "low", "high", "first", "is_best"])
+        averages, test = ranking.average_ranks(self.blocks).set_index("label")["rank"], ranking.rank_test(self.blocks)
+        workloads: dict[str, list[np.ndarray]] = {}
+        for (workload, *_), block in self.entries.merge(rows[BLOCK].drop_duplicates(), on=BLOCK).groupby(BLOCK):
+            workloads.setdefault(workload, []).append(ranking.imputed(block)[list(averages.index)].to_numpy())
+        samples = statistics.rank_samples(list(workloads.values()))
         low, high = np.quantile(samples, [(1 - statistics.CONFIDENCE) / 2, (1 + statistics.CONFIDENCE) / 2], axis=0)
-        is_first = samples == samples.min(axis=1, keepdims=True)
+        is_first = samples == samples.min(axis=1, keepdims=True)  # samples that several methods win are shared
         first = (is_first / is_first.sum(axis=1, keepdims=True)).mean(axis=0)
         is_best = (averages - averages.min() < test.critical) if test else False
         return pd.DataFrame({"rank": averages}).assign(low=low, high=high, first=first, is_best=is_best)
 
-    def _by(self, budget: str) -> pd.Series:
-        """Average ranks at equal cost of another kind."""
-        frame = ranking.ranking(self.store, self.ranked, budget)
-        known = pd.Series(dtype=float) if frame.empty else ranking.average_ranks(frame).set_index("label")["rank"]
-        return known.rename(budget)
+    def tables(self, baseline: str = "", by: str = "epsilon") -> list[Table]:
+        """The ranks, distances from the baseline, and the scores of all methods for each target epsilon.
+
+        Args:
+            baseline: a ranked method that all others are compared with (`ranking.against`); none where it is empty.
+            by: of `ranking.BUDGETS`: the budget of that comparison.
+
+        Raises:
+            ConfigError: the baseline is no ranked method, or no other one can be compared with it.
+        """
+        distances = []
+        if baseline:
+            entries = self.entries if by == "epsilon" else reached(self.store, self.ranked, by)
+            distances = [ranking.against_table(ranking.against(entries, baseline), baseline, by)]
+        targets = sorted(self.scores["epsilon_target"].unique())
+        scores = [self._scores(target, SCORES_NOTE if target == targets[-1] else "") for target in targets]
+        return [self._ranks(), *distances, *scores]
+
+    def _ranks(self) -> Table:
+        columns = [
+            Column("method", "label"),
+            Column("track", "track"),
+            Column("rank", "rank", unless_nan("{:.2f}".format)),
+            Column("95 % interval", text=_interval),
+            Column("first", "first", unless_nan(lambda share: f"{100 * share:.0f} %")),
+            Column("per draw", "draws", unless_nan("{:.2f}".format)),
+            Column("per gradient", "gradients", unless_nan("{:.2f}".format)),
+            Column("blocks", "blocks"),
+            Column("CPU hours", "cpu_hours", unless_nan("{:.2g}".format)),
+        ]
+        rows = self.ranks.to_dict("records")
+        verdict = "Nothing is ranked." if self.blocks.empty else ranking.verdict(self.blocks)
+        bold = {(at, name) for at, row in enumerate(rows) if row["is_best"] is True for name in ("method", "rank")}
+        italic = {(at, "method") for at, row in enumerate(rows) if row["track"] == FREE}
+        note = f"{NOTE} {verdict}{' Bold: ranks that are not shown to differ from the best.' if bold else ''}"
+        title = "Average ranks at equal total ε"
+        return Table(texts(self.ranks, columns), title, note, bold=bold, italic=italic, numbers=self.ranks)
+
+    def _scores(self, target: float, note: str) -> Table:
+        rows, best = self.scores[self.scores["epsilon_target"] == target], set[tuple[str, str]]()
+        if not self.blocks.empty:
+            blocks = self.blocks[(self.blocks["epsilon"] == target) & self.blocks["is_best"]]
+            best = set(zip(blocks["label"], blocks["workload"], strict=True))
+        of = {(row["label"], row["workload"]): row for row in rows.to_dict("records")}
+        methods = self.ranks[self.ranks["label"].isin(rows["label"])]
+        columns, bold = [Column("method", "label")], set[tuple[int, str]]()
+        italic = {(at, "method") for at, track in enumerate(methods["track"]) if track == FREE}
+        for workload, score in rows.groupby("workload", sort=False)["score"].first().items():
+            name = f"{workload}, {shown(score).label}"
+            columns.append(Column(name, "label", partial(_score, of, workload)))
+            for at, label in enumerate(methods["label"]):
+                bold |= {(at, name)} if (label, workload) in best else set()
+                italic |= {(at, name)} if of.get((label, workload), {}).get("is_reference") else set()
+        title = f"Scores at total ε = {target:g}"
+        return Table(texts(methods, columns), title, note, bold=bold, italic=italic, numbers=rows)
+
+    @property
+    def about(self) -> str:
+        """The suites and their cost, in a sentence."""
+        runs = self.cells.drop_duplicates("run_id")
+        hours = runs.get("seconds_cpu", pd.Series(dtype=float)).sum() / 3600
+        cost = f"{len(runs):,} runs" + (f", {hours:.2g} CPU hours of training." if hours else ".")
+        return f"Suites: {', '.join(results.suite for results in self.suites)}. {cost}"
 
 
-def _scores_by_workload(entries: pd.DataFrame, rows: pd.DataFrame, labels: list[str]) -> list[list[np.ndarray]]:
-    """For each workload the scores [seeds, methods] of each block of `rows`, as they are ranked."""
-    found: dict[str, list[np.ndarray]] = {}
-    kept = entries.merge(rows[BLOCK].drop_duplicates(), on=BLOCK)
-    for (workload, *_), block in kept.groupby(BLOCK):
-        found.setdefault(workload, []).append(ranking.imputed(block)[labels].to_numpy())
-    return list(found.values())
+def _interval(row: Row) -> str:
+    return "" if math.isnan(row["low"]) else f"[{row['low']:.2f}, {row['high']:.2f}]"
+
+
+def _score(of: dict[tuple[str, str], Row], workload: str, label: str) -> str:
+    row = of.get((label, workload))
+    return shown(row["score"]).text(row["mean"], row["std"]) if row else ""

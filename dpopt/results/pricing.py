@@ -1,4 +1,4 @@
-"""What a search spends, recomputed from the ledgers that its runs left."""
+"""The price of a search, recomputed from the ledgers that its runs left."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from dpopt.store.provenance import code, cpu
 from dpopt.store.runs import Store
 
 LIBRARIES = ("dp-accounting", "opacus", "autodp", "numpy", "scipy")
-"""What accountants compute with."""
+"""Accountants compute with these."""
+ROUNDING = 1 + 1e-6
+"""A budget may be overdrawn by this factor: sums of seconds and solved epsilons are not exact."""
 
 
 class Price(NamedTuple):
-    """What a search spends on the records that are trained on.
+    """The epsilon of a search for the records that are trained on.
 
     Attributes:
         with_tuning: all of it. The best of a random number of runs costs what its rule says. A number that is not
@@ -37,69 +39,70 @@ class Price(NamedTuple):
 
 
 def spent(ledger: Ledger, delta: float, accountant: str, rule: Selection | None = None) -> float:
-    """What a run spends that leaves `ledger`, or by a rule its search, for readers: computed once on a machine.
+    """Epsilon of a run that leaves `ledger`, or by a rule of its search, for readers: computed once on a machine.
 
     The value is kept by all that decides its bits. `dpopt verify` takes none that was kept.
     """
     key = [events(ledger), delta, accountant, rule and selection_spec(rule), _arithmetic()]
     path = remembered.place("epsilon", key)
-    known = remembered.read(path)
-    if known is None:
-        known = {"epsilon": (rule.epsilon if rule else epsilon)(ledger, delta, accountant)}
-        remembered.write(path, known)
-    return known["epsilon"]
+    kept = remembered.read(path)
+    if kept is None:
+        kept = {"epsilon": (rule.epsilon if rule else epsilon)(ledger, delta, accountant)}
+        remembered.write(path, kept)
+    return kept["epsilon"]
 
 
 @cache
 def _arithmetic() -> list[Any]:
-    """What decides the bits of an epsilon beside its ledger: code, libraries, Python, system and CPU."""
+    """All that decides the bits of an epsilon beside its ledger: code, libraries, Python, system and CPU."""
     return [code(), *map(version, LIBRARIES), platform.python_version(), platform.platform(), cpu()]
 
 
 def epsilon_with_tuning(store: Store, selected: Mapping[str, Any]) -> float:
-    """What the search behind a row of `select` spends in all."""
+    """Epsilon of the whole search behind a row of `choosing.select`."""
     return price(store, selected).with_tuning
 
 
 def price(store: Store, selected: Mapping[str, Any], charge: Charge = spent) -> Price:
-    """What the search behind a row of `select` spends; `charge` as in `composed`."""
+    """Both prices of the search behind a row of `choosing.select`; `charge` as in `epsilon_of_runs`."""
     rule = selection_rule(json.loads(selected["selection"])) if selected["selection"] else None
-    total = composed(store, selected["run_ids"], selected["delta"], selected["accountant"], charge)
+    total = epsilon_of_runs(store, selected["charges"], selected["delta"], selected["accountant"], charge)
     return Price(float(selected["epsilon_total"]) if isinstance(rule, BestOf) else total, total)
 
 
-def composed(store: Store, run_ids: Sequence[str], delta: float, accountant: str, charge: Charge = spent) -> float:
-    """What runs cost one after the other, each on the same data.
+def epsilon_of_runs(
+    store: Store, charges: Mapping[str, int], delta: float, accountant: str, charge: Charge = spent
+) -> float:
+    """Epsilon of several runs on the same records, one after the other; an upper bound.
 
-    Runs with the same seed and number within a search (`search` of a cell) share their draws, as where a suite was run
-    again with other values of a grid: what they cost is more than if their draws were independent. So their k-th draws
-    are charged as one, which releases what all of them do, at the largest of their rates. That is an upper bound: to be
-    in a smaller draw is to be in the larger one and to win a coin that depends on no data, and a release that is left
-    to a coin is a degraded one. What is left of the longest run is charged alone. A run that is named again stands for
-    a further one with draws of its own, see `select`.
+    Runs with the same seed and number within a search (`search` of a cell) share their sampling, as where a suite was
+    run again with other values of a grid. They cost more than runs with draws of their own, and are composed draw by
+    draw: the k-th draws of all of them are one, which releases what each of them does, at the largest of their rates.
+    Sampling at rate q1 < q2 is sampling at q2 followed by a coin that no data decide, and such a coin only weakens a
+    release. The rest of the longest run is charged alone.
 
     Args:
         store: that holds the runs.
-        run_ids: of them.
+        charges: run id -> number of runs with its ledger, see `choosing.select`; all but the first have draws of their
+            own.
         delta, accountant: see `accountants.epsilon`.
-        charge: what the ledger of all of them costs.
+        charge: the price of the ledger of all of them.
     """
-    ledgers, named = dict[tuple[Any, ...], list[Ledger]](), Counter[str]()
-    for run_id in run_ids:
-        cell, again = store.record(run_id)["cell"], named[run_id]
-        draws = (run_id, again) if again else (cell["seed"], cell.get("search", 0))
-        ledgers.setdefault(draws, []).append(store.ledger(run_id))
-        named[run_id] += 1
-    counts, total = Counter[Draw](), Ledger()
-    for alike in ledgers.values():
-        counts.update(alike[0].counts() if len(alike) == 1 else _merged(alike))
+    sharing, counts, total = dict[tuple[Any, ...], list[Ledger]](), Counter[Draw](), Ledger()
+    for run_id, times in charges.items():
+        cell, ledger = store.record(run_id)["cell"], store.ledger(run_id)
+        sharing.setdefault((cell["seed"], cell.get("search", 0)), []).append(ledger)
+        for draw, count in ledger.counts().items() if times > 1 else ():
+            counts[draw] += (times - 1) * count
+    for ledgers in sharing.values():
+        counts.update(ledgers[0].counts() if len(ledgers) == 1 else _merged(ledgers))
     for draw, count in counts.items():
         total.append(draw, count)
     return charge(total, delta, accountant)
 
 
 def _merged(ledgers: Sequence[Ledger]) -> Counter[Draw]:
-    """How often each draw occurs where the k-th draws of all ledgers are one; see `composed`."""
+    """Draw -> its number where the k-th draws of all ledgers are one."""
     merged = Counter[Draw]()
     for draws, same in groupby(zip_longest(*ledgers)):
         there = [draw for draw in draws if draw is not None]

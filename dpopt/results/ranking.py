@@ -1,19 +1,41 @@
-"""Which method is better at equal cost, and how sure that is: ranks and paired differences within blocks."""
+"""Who is best with the same budget, the runs of all searches included, and how sure that is.
+
+A method is a label of the suite. All that the suite varies for it beside the target epsilon (its grid, batch size,
+epochs, clip) is one search, made anew for each seed; of all its runs the best on the validation split is released.
+Methods meet in blocks. `reached` gives the score of each seed in each block, `ranking` compares them within blocks,
+`average_ranks` over workloads, and `against` every method with one.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import pandas as pd
 
-from dpopt.results import statistics
-from dpopt.results.budgets import BLOCK, BUDGETS, lacking, reached, unranked
+from dpopt.errors import ConfigError, unknown
+from dpopt.results import choosing, pricing, statistics
+from dpopt.results.choosing import Row, grouped
+from dpopt.results.frames import GROUP
+from dpopt.results.pricing import ROUNDING
 from dpopt.results.scores import shown, without_score
 from dpopt.results.tables import limit, upper
-from dpopt.results.writing import Table, marks
-from dpopt.store.runs import Store
+from dpopt.results.writing import Column, Table, marks, texts, unless_nan
+from dpopt.store.runs import RESULTS, Store
+
+BUDGETS = {"epsilon": "total ε", "draws": "draws", "gradients": "gradient evaluations", "seconds": "seconds"}
+"""What budgets are counted in -> its name in tables."""
+SEARCH = ["workload", "label", "epsilon_target"]
+"""Runs that agree in these are one search, for each seed."""
+BLOCK = ["workload", "epsilon", "budget"]
+UNSCORED = ["test_unscored", "tested"]
+"""Columns of `scores.without_score`."""
+ENTRY = [*BLOCK, "label", "seed", "tuning", "runs", "score", "test", "failed", *UNSCORED, "spent"]
+EMPTY = dict.fromkeys(("mean", "std", "difference", "low", "high", "p"), math.nan) | {"is_best": False}
+"""The numbers of a method that a budget lets reach nothing."""
 
 RULES = {
     "epsilon": (
@@ -39,10 +61,167 @@ NOTE = (
     "may be the best, at 95 % confidence. †: so many replicates have diverged or failed and count as the worst score "
     "of the block. -: nothing fits the budget; ranked last."
 )
+AGAINST = (
+    "Scores minus those of {baseline}, paired by seed and averaged over the budgets of a workload, with Student's "
+    "interval over seeds, on these test splits. Intervals and p are corrected for the number of workloads of a row "
+    "(Bonferroni), so that a row as a whole is right at 95 %. Bold: told apart. Better, worse: on how many workloads. "
+    "Replicates that failed count as the worst score of their block; a workload where a budget lets either method "
+    "reach nothing is left out."
+)
+
+
+def reached(store: Store, cells: pd.DataFrame, by: str = "epsilon", budgets: Sequence[float] = ()) -> pd.DataFrame:
+    """One row for each block, method and seed: the score that its budget lets it reach.
+
+    A search with several settings of which none validates in any seed is left out: nothing but the test split would
+    tell which of them it releases.
+
+    By "epsilon", a block is a workload and a total epsilon, and a method's entry the search with the largest total
+    that fits. That is a public choice: taking the best of several targets would be a search that nobody paid for.
+
+    By the others, a block is a workload, a target epsilon and a budget. The runs of a search advance together, so that
+    r runs have taken r draws for each that a curve shows, and the score is that of the last curve entry within the
+    budget. Which run is released was decided by whole runs; a search stopped there might have released another one.
+
+    Args:
+        store: that holds the runs.
+        cells: of `frames.load`; rows without privacy are left out. `gradients_per_draw` is the number of points per
+            draw at which an optimizer computes gradients, 1 where there is no such column.
+        by: of `BUDGETS`. Seconds are those of computing, or, where a run of the workload has none, on the clock.
+        budgets: amounts of it; by default the workload's target epsilons, or else what the cheapest method of a block
+            takes in all (for that seed of it which takes the most).
+
+    Returns:
+        The keys in `BLOCK`, `label`, `seed`, `tuning`, `runs` of the search; `score` (what was measured); `test`, the
+        test score, NaN if the run has `failed` (no result, diverged, not finite) or if no search fits the budget;
+        `spent`, what the search has used of the budget, NaN if none fits.
+
+    Raises:
+        ConfigError: unknown `by`, a budget that is not positive, or a workload whose runs differ in delta, or, by
+            seconds, in the device.
+    """
+    private = cells[cells["epsilon_target"] < math.inf]
+    if by not in BUDGETS:
+        raise unknown("by", by, BUDGETS)
+    for at, budget in enumerate(budgets):
+        if not 0 < budget < math.inf or budget in budgets[:at]:
+            raise ConfigError("budgets", budget, "expected positive numbers, each once")
+    for column in ("delta", "device") if by == "seconds" and "device" in cells else ("delta",):
+        for workload, values in private.groupby("workload")[column]:
+            if values.nunique() > 1:
+                allowed = f"runs of {workload} must have the same to be compared by {BUDGETS[by]}"
+                raise ConfigError(column, sorted(values.dropna().unique().tolist()), allowed)
+    searches = list(_searches(store, private, by))
+    entries = _by_epsilon(searches, budgets) if by == "epsilon" else _by_cost(store, searches, budgets)
+    return pd.DataFrame(entries, columns=ENTRY)
+
+
+def _searches(store: Store, cells: pd.DataFrame, by: str) -> Iterator[Row]:
+    """Each search and seed whose runs have all ended: its release, and the `total` of the budget that its runs take."""
+    rows, selected = cells.to_dict("records"), choosing.select(cells).to_dict("records")
+    released, whole = grouped(selected, [*SEARCH, "seed"]), grouped(selected, SEARCH)
+    totals = {search: _epsilon(store, runs) for search, runs in whole.items()} if by == "epsilon" else {}
+    # Seconds of computing, but where a run of the workload has none the clock's: no workload is measured by both.
+    clocked = {row["workload"] for row in rows if _has(row, "seconds_train") and not _has(row, "seconds_cpu")}
+    for place, runs in grouped(rows, [*SEARCH, "seed"]).items():
+        search, chosen, settings = place[:-1], released.get(place, []), len(grouped(runs, GROUP))
+        states = {run["state"] for run in runs}
+        has_failed = "failed" in states and states <= {*RESULTS, "failed"}
+        is_complete = len(chosen) == settings
+        if not (has_failed or is_complete) or _is_blind(whole.get(search, [])):
+            continue
+        entry: Row = dict(zip([*SEARCH, "seed"], place, strict=True)) | dict.fromkeys(["test", *UNSCORED], math.nan)
+        entry |= {"tuning": runs[0]["tuning"], "runs": len(runs), "score": None, "failed": True}
+        entry["total"] = totals.get(search, search[-1]) if by == "epsilon" else math.nan
+        if is_complete:
+            best = max(chosen, key=lambda run: run["selected_by"])
+            entry |= {key: best.get(key, math.nan) for key in UNSCORED} | {"runs": sum(run["runs"] for run in chosen)}
+            is_chosen = len(chosen) == 1 or best["selected_by"] > -math.inf
+            is_scored = math.isfinite(best["test_score"]) and not entry["test_unscored"] > 0
+            if is_chosen and is_scored and best["state"] != "diverged":
+                clock = "seconds_train" if best["workload"] in clocked else "seconds_cpu"
+                gradients = (run["draws"] * run["batch_size"] * run.get("gradients_per_draw", 1.0) for run in runs)
+                costs = {
+                    "draws": sum(run["draws"] for run in runs),
+                    "gradients": sum(gradients),
+                    "seconds": sum(run.get(clock, math.nan) for run in runs),
+                }
+                entry |= {"failed": False, "score": best["score"], "test": best["test_score"]}
+                entry |= {"run_id": best["run_id"], "run_draws": best["draws"], "total": costs.get(by, entry["total"])}
+        yield entry
+
+
+def _has(row: Row, key: str) -> bool:
+    return not math.isnan(row.get(key, math.nan))
+
+
+def _is_blind(selected: Sequence[Row]) -> bool:
+    """True if a search has several settings and no score to choose one by; if all have diverged, it has failed."""
+    has_no_score = all(run["selected_by"] == -math.inf for run in selected)
+    return has_no_score and len(grouped(selected, GROUP)) > 1 and any(run["state"] != "diverged" for run in selected)
+
+
+def _epsilon(store: Store, selected: Sequence[Row]) -> float:
+    """Epsilon of a search, the largest over its seeds."""
+    if len(grouped(selected, GROUP)) == 1:
+        return max(pricing.epsilon_with_tuning(store, run) for run in selected)
+    delta, accountant = selected[0]["delta"], selected[0]["accountant"]
+    charges = (choosing.together(run["charges"] for run in runs) for runs in grouped(selected, ["seed"]).values())
+    return max(pricing.epsilon_of_runs(store, each, delta, accountant) for each in charges)
+
+
+def _by_epsilon(searches: Sequence[Row], budgets: Sequence[float]) -> Iterator[Row]:
+    for _, rows in sorted(grouped(searches, ["workload"]).items()):
+        for budget in budgets or sorted({row["epsilon_target"] for row in rows}):
+            for of_label in grouped(rows, ["label"]).values():
+                block = {"epsilon": budget, "budget": budget}
+                if fitting := [row for row in of_label if row["total"] <= budget * ROUNDING]:
+                    largest = max(fitting, key=lambda row: row["total"])["epsilon_target"]
+                    chosen = [row for row in fitting if row["epsilon_target"] == largest]
+                    yield from (row | block | {"spent": row["total"]} for row in chosen)
+                else:
+                    nothing = {"test": math.nan, "spent": math.nan, "failed": False}
+                    yield from (of_seed[0] | block | nothing for of_seed in grouped(of_label, ["seed"]).values())
+
+
+def _by_cost(store: Store, searches: Sequence[Row], budgets: Sequence[float]) -> Iterator[Row]:
+    if all(row["failed"] for row in searches):
+        return
+    for (_, target), rows in sorted(grouped(searches, ["workload", "epsilon_target"]).items()):
+        totals = [[row["total"] for row in own if _has(row, "total")] for own in grouped(rows, ["label"]).values()]
+        cheapest = min(map(max, filter(None, totals)), default=None)
+        for budget in budgets or ([] if cheapest is None else [cheapest]):
+            yield from (row | {"epsilon": target, "budget": budget} | _end(store, row, budget) for row in rows)
+
+
+def _end(store: Store, search: Row, budget: float) -> Row:
+    """Score of a search when `budget` is used up: of its release, or of the curve's last entry before that."""
+    nothing = {"test": math.nan, "spent": math.nan, "failed": False}
+    if search["failed"]:
+        return nothing | {"failed": True}
+    if search["total"] <= budget * ROUNDING:
+        return {"test": search["test"], "spent": search["total"], "failed": False}
+    unit = search["total"] / search["run_draws"]
+    passed = [entry for entry in store.curve(search["run_id"]) if entry["draw"] * unit <= budget * ROUNDING]
+    if not passed:
+        return nothing
+    test, unscored = passed[-1].get(f"test_{search['score']}"), passed[-1].get("test_unscored", math.nan)
+    test = math.nan if test is None or not math.isfinite(test) or unscored > 0 else test
+    return {"test": test, "spent": passed[-1]["draw"] * unit, "failed": math.isnan(test), "test_unscored": unscored}
+
+
+def lacking(block: pd.DataFrame) -> list[str]:
+    """The methods of a block of `reached` that its budget lets reach nothing, in some seed."""
+    return list(block["label"][block["spent"].isna() & ~block["failed"]].unique())
+
+
+def unranked(block: pd.DataFrame) -> list[str]:
+    """The methods of a block of `reached` that have, in some seed, test records without a finite score."""
+    return list(block["label"][block["test_unscored"] > 0].unique())
 
 
 def ranking(store: Store, cells: pd.DataFrame, by: str = "epsilon", budgets: Sequence[float] = ()) -> pd.DataFrame:
-    """One row for each block and method, best first: see `budgets.reached` for blocks, arguments and errors.
+    """One row for each block and method, best first: see `reached` for blocks, arguments and errors.
 
     A block has the seeds that all its methods have finished: seeds are paired, as they have the split and the draws in
     common. Blocks with fewer than two methods are left out.
@@ -60,11 +239,10 @@ def ranking(store: Store, cells: pd.DataFrame, by: str = "epsilon", budgets: Seq
 
 
 def of_entries(entries: pd.DataFrame, by: str) -> pd.DataFrame:
-    """`ranking` of what each seed reaches, see `budgets.reached`."""
+    """`ranking` of `reached`'s frame."""
     if entries.empty:
         return pd.DataFrame()
-    blocks = [_block(block) for _, block in entries.groupby(BLOCK, sort=False)]
-    frame = pd.DataFrame([row for rows in blocks for row in rows])
+    frame = pd.DataFrame([row for _, block in entries.groupby(BLOCK, sort=False) for row in _block(block)])
     frame.insert(0, "by", by)
     return frame
 
@@ -89,51 +267,42 @@ def _tests(block: pd.DataFrame) -> pd.DataFrame:
     return tests
 
 
-def _block(entries: pd.DataFrame) -> list[dict[str, Any]]:
+def _block(entries: pd.DataFrame) -> Iterator[Row]:
     tests, scores = _tests(entries), imputed(entries)
     if entries["label"].nunique() < 2 or tests.isna().all(axis=None):
-        return []
-    excluded = entries[entries["label"].isin(unranked(entries))]
-    entries = entries[entries["seed"].isin(scores.index) & ~entries["label"].isin(excluded["label"])]
+        return
+    is_unranked = entries["label"].isin(unranked(entries))
+    ranked = entries[entries["seed"].isin(scores.index) & ~is_unranked]
     means = scores.mean().round(statistics.DIGITS)  # equal sums in another order are equal
     ranks = means.rank(ascending=False).sort_values(kind="stable")
-    best, score = scores[ranks.index[0]], entries["score"].dropna().iloc[0]
-    there = tests.drop(columns=lacking(entries)).fillna(tests.min(axis=None))
-    found = statistics.standing(there.to_numpy())
-    standing = zip(there, found.p, found.may_be_best & (means[there.columns] > -math.inf), strict=True)
-    numbers = {label: _numbers(there[label], best) | {"p": p, "is_best": is_best} for label, p, is_best in standing}
-    rows = []
+    best = scores[ranks.index[0]]
+    # What a budget lets reach nothing is ranked last, and compared with nothing.
+    there = tests.drop(columns=lacking(ranked)).fillna(tests.min(axis=None))
+    standing = statistics.standing(there.to_numpy())
+    block = {"score": ranked["score"].dropna().iloc[0], "visible": standing.visible}
+    numbers: dict[str, Row] = {}
+    for label, p, may_be_best in zip(there, standing.p, standing.may_be_best, strict=True):
+        own = numbers[label] = {"mean": there[label].mean(), "std": there[label].std(), "difference": 0.0}
+        own |= {"p": p, "is_best": may_be_best and means[label] > -math.inf}
+        if label != best.name:
+            pairs = statistics.difference((there[label] - best).to_numpy())
+            own |= {"difference": pairs.mean, "low": pairs.low, "high": pairs.high}
     for label, rank in ranks.items():
-        place = _place(entries[entries["label"] == label]) | {"score": score, "visible": found.visible}
-        rows.append(place | {"rank": rank, "is_first": rank == ranks.iloc[0]} | EMPTY | numbers.get(label, {}))
-    for _, own in excluded.groupby("label", sort=False):
-        place = _place(own) | {"score": score, "visible": found.visible, "unscored": without_score(own)}
-        rows.append(place | {"rank": math.nan, "is_first": False} | EMPTY)
-    return rows
+        place = _of_method(ranked[ranked["label"] == label]) | block | {"rank": rank, "is_first": rank == ranks.iloc[0]}
+        yield place | EMPTY | numbers.get(label, {})
+    for _, own in entries[is_unranked].groupby("label", sort=False):
+        yield _of_method(own) | block | {"unscored": without_score(own), "rank": math.nan, "is_first": False} | EMPTY
 
 
-EMPTY = dict.fromkeys(("mean", "std", "difference", "low", "high", "p"), math.nan) | {"is_best": False}
-"""The numbers of a method that a budget lets reach nothing."""
-
-
-def _place(own: pd.DataFrame) -> dict[str, Any]:
-    """What is known of a method in a block beside its scores."""
-    place = {key: own[key].iloc[0] for key in (*BLOCK, "label", "tuning")}
-    counts = {"runs": own["runs"].mean(), "seeds": len(own), "failures": int(own["failed"].sum())}
-    return place | counts | {"spent": own["spent"].max()}
-
-
-def _numbers(scores: pd.Series, best: pd.Series) -> dict[str, float]:
-    """Of a method's scores and of what they lack to the best one's, by seed."""
-    found = {"mean": scores.mean(), "std": scores.std()}
-    if scores.name == best.name:
-        return found | {"difference": 0.0}
-    pairs = statistics.difference((scores - best).to_numpy())
-    return found | {"difference": pairs.mean, "low": pairs.low, "high": pairs.high}
+def _of_method(entries: pd.DataFrame) -> Row:
+    """The numbers of a method in a block beside its scores."""
+    place = {key: entries[key].iloc[0] for key in (*BLOCK, "label", "tuning")}
+    counts = {"runs": entries["runs"].mean(), "seeds": len(entries), "failures": int(entries["failed"].sum())}
+    return place | counts | {"spent": entries["spent"].max()}
 
 
 def average_ranks(frame: pd.DataFrame) -> pd.DataFrame:
-    """How the methods that are in every block of `ranking`'s frame rank on average, best first.
+    """The average ranks of the methods that are in every block of `ranking`'s frame, best first.
 
     Blocks of one workload have records and seeds in common, so ranks are averaged within workloads first.
 
@@ -157,7 +326,7 @@ def everywhere(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def has_score(rows: pd.DataFrame) -> pd.Series:
-    """Which rows of `ranking`'s frame have a score of their own: the budget lets them reach one, and not all failed."""
+    """True for the rows of `ranking`'s frame that a budget lets reach a score, in one seed or more."""
     return rows["mean"].notna() & (rows["failures"] < rows["seeds"])
 
 
@@ -166,11 +335,11 @@ def _by_workload(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 class RankTest(NamedTuple):
-    """Whether average ranks differ.
+    """Friedman's test of average ranks.
 
     Attributes:
         workloads: that they are averages over.
-        p: of Friedman's test.
+        p: of the test.
         critical: how far apart two of them must be to differ, at 5 % for all pairs together.
     """
 
@@ -182,7 +351,7 @@ class RankTest(NamedTuple):
 def rank_test(frame: pd.DataFrame) -> RankTest | None:
     """The test of `average_ranks`; None with fewer than `statistics.ENOUGH` workloads, or than two methods.
 
-    Workloads are what it counts, and not blocks: the more budgets share records, the less each of them adds.
+    It counts workloads and not blocks: the more budgets share records, the less each of them adds.
     """
     ranks = _by_workload(everywhere(frame)).to_numpy()
     workloads, methods = ranks.shape
@@ -206,81 +375,130 @@ def verdict(frame: pd.DataFrame) -> str:
     )
 
 
-def _readable(frame: pd.DataFrame) -> pd.DataFrame:
-    rows, by = frame.to_dict("records"), frame["by"].iloc[0]
-    is_epsilon = by == "epsilon"
-    columns = {
-        "workload": frame["workload"],
-        "total ε" if is_epsilon else "target ε": frame["epsilon"].map("{:g}".format),
-        **({} if is_epsilon else {BUDGETS[by]: frame["budget"].map(_amount)}),
-        "rank": [_text(row["rank"], "{:g}".format) for row in rows],
-        "method": [named(row) for row in rows],
-        **{shown(score).label: [_score(row, score) for row in rows] for score in frame["score"].unique()},
-        "Δ": [_difference(row) for row in rows],
-        "p": [_text(row["p"], "{:.2g}".format) for row in rows],
-        "runs": frame["runs"].map("{:.3g}".format),
-        "spent": [_text(row["spent"], upper if is_epsilon else _amount) for row in rows],
-        "seeds": frame["seeds"].astype(str),
-    }
-    return pd.DataFrame(columns)
+def as_tables(frame: pd.DataFrame) -> list[Table]:
+    """`ranking`'s frame as people read it: every block, and the averages with the note below."""
+    if frame.empty:
+        return [Table(pd.DataFrame({"no finished blocks": []}), numbers=frame)]
+    by, scores = frame["by"].iloc[0], frame["score"].unique()
+    epsilon = "total ε" if by == "epsilon" else "target ε"
+    columns = [
+        Column("workload", "workload"),
+        Column(epsilon, "epsilon", "{:g}".format),
+        *([] if by == "epsilon" else [Column(BUDGETS[by], "budget", _amount)]),
+        Column("rank", "rank", unless_nan("{:g}".format, "-")),
+        Column("method", text=named),
+        *(Column(shown(score).label, text=partial(_score, score=score)) for score in scores),
+        Column("Δ", text=_difference),
+        Column("p", "p", unless_nan("{:.2g}".format, "-")),
+        Column("runs", "runs", "{:.3g}".format),
+        Column("spent", "spent", unless_nan(upper if by == "epsilon" else _amount, "-")),
+        Column("seeds", "seeds"),
+    ]
+    averages = [
+        Column("method", text=named),
+        Column("average rank", "rank", "{:.2f}".format),
+        *(Column(name, key) for name, key in (("first", "first"), ("†", "failures"), ("-", "lacking"))),
+    ]
+    title = f"Ranks at equal {BUDGETS[by]}"
+    note = f"{verdict(frame)} {RULES[by]}{'' if by == 'epsilon' else ADVANCE} {NOTE} {limit(frame)}"
+    bold = marks(frame["is_best"], ["method", *(shown(score).label for score in scores)])
+    blocks = Table(texts(frame, columns), title, bold=bold, numbers=frame)
+    return [blocks, Table(texts(average_ranks(frame), averages), f"{title}, on average", note)]
 
 
-def named(row: dict[str, Any]) -> str:
+def named(row: Row) -> str:
     """A method as tables and figures name it."""
     return f"{row['label']} (set by hand)" if row["tuning"] == "fixed" else row["label"]
-
-
-def _text(value: float, form: Callable[[float], str]) -> str:
-    return "-" if math.isnan(value) else form(value)
 
 
 def _amount(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def _score(row: dict[str, Any], score: str) -> str:
+def _score(row: Row, score: str) -> str:
     if row["score"] != score:
         return ""
     if math.isnan(row["rank"]):
         return row["unscored"]
     dagger = f" †{row['failures']}" if row["failures"] else ""
-    return _text(row["mean"], lambda mean: shown(score).text(mean, row["std"])) + dagger
+    return ("-" if math.isnan(row["mean"]) else shown(score).text(row["mean"], row["std"])) + dagger
 
 
-def _difference(row: dict[str, Any]) -> str:
+def _difference(row: Row) -> str:
     return "first" if row["is_first"] else shown(row["score"]).difference(row["difference"], row["low"], row["high"])
-
-
-def note(frame: pd.DataFrame) -> str:
-    """What belongs below the table."""
-    rule = RULES[by] if (by := frame["by"].iloc[0]) == "epsilon" else RULES[by] + ADVANCE
-    return f"{verdict(frame)} {rule} {NOTE} {limit(frame)}"
-
-
-def as_tables(frame: pd.DataFrame) -> list[Table]:
-    """`ranking`'s frame as people read it: every block, and the averages with the note below."""
-    if frame.empty:
-        return [Table(pd.DataFrame({"no finished blocks": []}), numbers=frame)]
-    title = f"Ranks at equal {BUDGETS[frame['by'].iloc[0]]}"
-    bold = marks(frame["is_best"], ["method", *(shown(score).label for score in frame["score"].unique())])
-    blocks = Table(_readable(frame), title, bold=bold, numbers=frame)
-    return [blocks, Table(_readable_averages(frame), f"{title}, on average", note(frame))]
 
 
 def files(frame: pd.DataFrame) -> dict[str, str]:
     """Ranks of every block and on average as Markdown, with the note below; the blocks as CSV at full precision."""
-    made = as_tables(frame)
-    return {"md": "\n\n".join(table.markdown for table in made) + "\n", "csv": made[0].csv}
+    blocks, *averages = as_tables(frame)
+    return {"md": "\n\n".join(table.markdown for table in (blocks, *averages)) + "\n", "csv": blocks.csv}
 
 
-def _readable_averages(frame: pd.DataFrame) -> pd.DataFrame:
-    table = average_ranks(frame)
-    return pd.DataFrame(
-        {
-            "method": [named(row) for row in table.to_dict("records")],
-            "average rank": table["rank"].map("{:.2f}".format),
-            "first": table["first"].astype(str),
-            "†": table["failures"].astype(str),
-            "-": table["lacking"].astype(str),
-        }
-    )
+def against(entries: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    """One row for each other method and workload: the distance from one method.
+
+    Args:
+        entries: the score of each seed in each block, see `reached`.
+        baseline: a method among them.
+
+    Returns:
+        `label`, `workload`, `score` (what was measured), `blocks` (budgets that are averaged), `seeds` (pairs), and of
+        the paired differences to the baseline `mean`, `low`, `high` and `p`, corrected for the number of workloads that
+        the method has; `verdict`: 1 where the method is better, -1 where it is worse, 0 where neither is shown.
+
+    Raises:
+        ConfigError: no such method, or none to compare it with.
+    """
+    labels = [] if entries.empty else list(entries["label"].unique())
+    if baseline not in labels:
+        raise unknown("against", baseline, labels)
+    pairs: list[Row] = []
+    for workload, of_workload in entries.groupby("workload", sort=False):
+        blocks = []
+        for _, block in of_workload.groupby(BLOCK, sort=False):
+            tests = block["test"].mask(block["failed"], block["test"].min())
+            scores = block.assign(test=tests).pivot(index="seed", columns="label", values="test")
+            blocks.append(scores.drop(columns={*lacking(block), *unranked(block)}))
+        means = sum(blocks[1:], blocks[0]) / len(blocks)  # not a number where a block lacks a seed or a method
+        score = of_workload["score"].dropna().unique()[:1]  # none where all have failed
+        for label in means.columns.drop(baseline) if baseline in means else ():
+            differences = (means[label] - means[baseline]).dropna()
+            if len(differences):
+                place = {"label": label, "workload": workload, "score": score[0], "blocks": len(blocks)}
+                pairs.append(place | {"seeds": len(differences), "of": differences.to_numpy()})
+    if not pairs:
+        reason = "there is no workload on which it and another row have scores at every budget"
+        raise ConfigError("against", baseline, reason)
+    counts = Counter(row["label"] for row in pairs)
+    rows = []
+    for row in sorted(pairs, key=lambda row: labels.index(row["label"])):
+        distance = statistics.difference(row.pop("of"), comparisons=counts[row["label"]])
+        is_shown = distance.p < 1 - statistics.CONFIDENCE
+        rows.append(row | distance._asdict() | {"verdict": int(math.copysign(1, distance.mean)) if is_shown else 0})
+    return pd.DataFrame(rows)
+
+
+def against_table(frame: pd.DataFrame, baseline: str, by: str = "epsilon") -> Table:
+    """`against`'s frame as people read it: a row for each method, those that are better most often first."""
+    order = frame.groupby("label", sort=False)[["verdict", "mean"]].mean()
+    order = order.sort_values(["verdict", "mean"], ascending=False, kind="stable").reset_index()
+    of = {(row["label"], row["workload"]): row for row in frame.to_dict("records")}
+    names = {row["workload"]: f"{row['workload']}, {shown(row['score']).label}" for row in of.values()}
+    counts = Counter(zip(frame["label"], frame["verdict"], strict=True))
+
+    def distance(method: Row, workload: str) -> str:
+        row = of.get((method["label"], workload))
+        return shown(row["score"]).difference(row["mean"], row["low"], row["high"]) if row else ""
+
+    columns = [
+        Column("method", "label"),
+        *(Column(name, text=partial(distance, workload=workload)) for workload, name in names.items()),
+        *(
+            Column(name, "label", lambda label, sign=sign: str(counts[label, sign]))
+            for name, sign in (("better", 1), ("worse", -1))
+        ),
+    ]
+    labels = list(order["label"])
+    bold = {(labels.index(label), names[workload]) for (label, workload), row in of.items() if row["verdict"]}
+    title, note = f"Against {baseline}, at equal {BUDGETS[by]}", AGAINST.format(baseline=baseline)
+    return Table(texts(order, columns), title, note, bold=bold, numbers=frame)

@@ -15,10 +15,8 @@ import pandas as pd
 from dpopt import fields
 from dpopt.errors import ConfigError
 from dpopt.results import choosing, diagnostics, frames, ranking, tables, transfer
-from dpopt.results.against import against
-from dpopt.results.budgets import reached
 from dpopt.results.drawing import Style, styles_of
-from dpopt.results.frames import GROUP, SWEPT
+from dpopt.results.frames import GROUP
 from dpopt.results.naming import readable_names, row_names, workload_names
 from dpopt.store import open_results
 from dpopt.store.runs import Store
@@ -113,8 +111,8 @@ class Results:
         return ranking.ranking(self.store, self.cells, by, budgets)
 
     def against(self, baseline: str, by: str = "epsilon", budgets: Sequence[float] = ()) -> pd.DataFrame:
-        """One row a method and workload, with its distance from `baseline`: see `against.against`."""
-        return against(reached(self.store, self.cells, by, budgets), baseline)
+        """One row a method and workload, with its distance from `baseline`: see `ranking.against`."""
+        return ranking.against(ranking.reached(self.store, self.cells, by, budgets), baseline)
 
     def plot(self, name: str, folder: str | Path = "plots") -> Figure:
         """The figure `name` of `folder`.
@@ -145,11 +143,13 @@ class Results:
             folder: of the figures.
             overrides: of the command line, for the commands that the page names.
         """
-        from dpopt.results.report import page
+        from dpopt.results.report import page, tables_of
 
-        command = f"dpopt rank {shlex.join(overrides or [f'suite={self.suite}'])}"
-        ranks = [replace(table, command=command) for table in ranking.as_tables(self.ranking())]
-        return page(self, fields.path(folder, "folder"), overrides=overrides, further=ranks)
+        of_suite = shlex.join(overrides or [f"suite={self.suite}"])
+        shown = tables_of(self.comparison, self.table(), self.store.manifest(self.suite), of_suite)
+        ranks = [replace(table, command=f"dpopt rank {of_suite}") for table in ranking.as_tables(self.ranking())]
+        plots = fields.path(folder, "folder")
+        return page(self.store, self.suite, self.stored, [*shown, *ranks], self.draw, plots, of_suite)
 
     @cached_property
     def every(self) -> pd.DataFrame:
@@ -159,7 +159,7 @@ class Results:
     @cached_property
     def selected(self) -> pd.DataFrame:
         """One row a replicate; of several batch sizes, epochs and clips of a method, those that validate best."""
-        return best_setting(self.every)
+        return choosing.best_setting(self.every)
 
     @cached_property
     def comparison(self) -> pd.DataFrame:
@@ -175,12 +175,12 @@ class Results:
     def sweep(self) -> pd.DataFrame:
         """One row a group, of suites that vary the clipping bound and the batch size of a method.
 
-        With `selected_by`, the mean of `choosing.select`'s over seeds: what `best_setting` goes by.
+        With `selected_by`, the mean of `choosing.select`'s over seeds: what `choosing.best_setting` goes by.
         """
         every = self.every
         if every.empty or (every.groupby("label")[["clip", "batch_size"]].nunique().max() < 2).any():
             return pd.DataFrame()
-        return tables.comparison(self.store, every).merge(_means(every), on=GROUP)
+        return tables.comparison(self.store, every).merge(choosing.mean_scores(every), on=GROUP)
 
     @cached_property
     def rates(self) -> pd.DataFrame:
@@ -191,8 +191,8 @@ class Results:
         if self.sweep.empty:
             return pd.DataFrame()
         rates = self.cells.groupby([*GROUP, "seed"], dropna=False)["lr"].transform("nunique")
-        told = self.every[self.every["selected_by"] > -math.inf]
-        return told.merge(self.cells.loc[rates > 1, ["label", "run_id"]])
+        scored = self.every[self.every["selected_by"] > -math.inf]
+        return scored.merge(self.cells.loc[rates > 1, ["label", "run_id"]])
 
     @cached_property
     def diagnostics(self) -> pd.DataFrame:
@@ -223,34 +223,3 @@ class Results:
     def frame(self, needs: str) -> pd.DataFrame:
         """The frame that a figure `needs`."""
         return self.ranking() if needs == "ranking" else getattr(self, needs)
-
-
-def best_setting(selected: pd.DataFrame) -> pd.DataFrame:
-    """The rows of `choosing.select` whose group validates best among those that differ in `SWEPT` alone.
-
-    Looks at the mean over the seeds that a setting has a result of, so that all seeds have one setting; of equal ones
-    it is the smallest. Where there are several, be it in different seeds, the runs of all those groups and seeds are
-    one search, and charged as such in `run_ids`; `runs` are those of the groups and one seed. A method with several
-    settings of which none validates is left out: to choose one of them by the test split would be a search that nobody
-    sees.
-    """
-    if selected.empty:
-        return selected
-    rest = [key for key in GROUP if key not in SWEPT]
-    best = choosing.validated_best(_means(selected), rest)[GROUP]
-    searches = selected.groupby([*rest, "seed"], sort=False).agg(all_runs=("runs", "sum"))
-    together = selected.groupby(rest, sort=False).agg(all_ids=("run_ids", choosing.together))
-    settings = selected.drop_duplicates(GROUP).groupby(rest, sort=False).agg(settings=("runs", "size"))
-    chosen = selected.merge(best, on=GROUP).merge(searches, on=[*rest, "seed"])
-    chosen = chosen.merge(together, on=rest).merge(settings, on=rest)
-    is_one = chosen["settings"] == 1
-    chosen["runs"] = chosen["all_runs"]
-    chosen["run_ids"] = chosen["run_ids"].where(is_one, chosen["all_ids"])
-    # A rule prices one search; of several, all runs are charged.
-    chosen["selection"] = chosen["selection"].where(is_one, "")
-    return chosen.drop(columns=["settings", "all_runs", "all_ids"])
-
-
-def _means(selected: pd.DataFrame) -> pd.DataFrame:
-    """One row a group of `choosing.select`'s frame, with the mean of `selected_by` over its seeds."""
-    return selected.groupby(GROUP, sort=False, dropna=False)["selected_by"].mean().reset_index()

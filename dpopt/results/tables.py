@@ -13,8 +13,8 @@ import pandas as pd
 from dpopt import registry
 from dpopt.privacy.solving import Charge
 from dpopt.results import pricing, statistics
-from dpopt.results.budgets import ROUNDING
 from dpopt.results.frames import GROUP
+from dpopt.results.pricing import ROUNDING
 from dpopt.results.scores import is_share, shown, without_score
 from dpopt.results.writing import Table, marks
 from dpopt.store.runs import Store
@@ -58,10 +58,10 @@ def comparison(store: Store, selected: pd.DataFrame, charge: Charge = pricing.sp
         known), `low` and `high` (see `statistics.expected_score`), mean and deviation of further scores as
         `score_NAME` and `score_NAME_std`, `seeds`, `runs`, `validation` (what was selected by), `edges` (of the grid,
         and in how many seeds), `examples` N, `draws` T and `noise_gradient` (noise multiplier), means;
-        `epsilon_single`, `epsilon_with_tuning` and `epsilon_composed` (the largest over the seeds); `is_refined`,
-        whether the grid has no such setting; `note`, what the registry says of the optimizer; `is_reference`, whether
-        it spends more than its target or cannot say; `p`, `visible` and `is_best` among the private others of its
-        block, see `statistics.standing`. A row with test records without a finite score is for reference too.
+        `epsilon_single`, `epsilon_with_tuning` and `epsilon_composed` (the largest over the seeds); `note`, what the
+        registry says of the optimizer; `is_reference`, whether it spends more than its target or cannot say; `p`,
+        `visible` and `is_best` among the private others of its block, see `statistics.standing`. A row with test
+        records without a finite score is for reference too.
     """
     if selected.empty:
         return pd.DataFrame()
@@ -78,7 +78,7 @@ def comparison(store: Store, selected: pd.DataFrame, charge: Charge = pricing.sp
                 "seeds": len(group),
                 "runs": float(group["runs"].mean()),
                 "diverged": int(((group["state"] == "diverged") | (group.get("test_unscored", 0) > 0)).sum()),
-                "is_refined": bool(group["is_refined"].all()),
+                "is_refined": False,  # published CSV has the column
                 "validation": group["selection_score"].mean(),
                 "edges": _edges(group["edges"]),
                 **{name: group[name].mean() for name in ("examples", "draws", "noise_gradient") if name in group},

@@ -38,8 +38,7 @@ def transfers(cells: pd.DataFrame) -> pd.DataFrame:
     """
     if cells.empty or "test_score" not in cells:
         return pd.DataFrame()
-    is_further = cells["is_refined"] | cells["is_widened"]
-    searched = cells[(cells["tuning"] == "grid") & (cells["stage"] == "") & ~is_further]
+    searched = cells[(cells["tuning"] == "grid") & (cells["stage"] == "") & ~cells["is_widened"]]
     rows = []
     for place, search in searched.groupby(PLACE, sort=False, dropna=False):
         known = select(search)

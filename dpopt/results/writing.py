@@ -1,10 +1,10 @@
-"""A table, and what each format makes of it: Markdown, CSV, LaTeX, HTML and the terminal."""
+"""A table as texts, and its Markdown, CSV, LaTeX and lines of a terminal; `report.sheet` has its HTML."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -20,9 +20,35 @@ def marks(rows: Iterable[bool], columns: Iterable[str]) -> Marks:
     return {(at, name) for at, is_marked in enumerate(rows) if is_marked for name in columns}
 
 
+class Column(NamedTuple):
+    """A column of a table.
+
+    Attributes:
+        name: its heading.
+        key: a column of the frame; empty where the text follows from the whole row.
+        text: of a value or, without a key, of a row as a mapping.
+    """
+
+    name: str
+    key: str = ""
+    text: Callable[[Any], str] = str
+
+
+def texts(frame: pd.DataFrame, columns: Sequence[Column]) -> pd.DataFrame:
+    """The frame as people read it, a text for each row and column."""
+    rows = frame.to_dict("records")
+    shown = {name: [text(row[key] if key else row) for row in rows] for name, key, text in columns}
+    return pd.DataFrame(shown, index=range(len(rows)))
+
+
+def unless_nan(text: Callable[[float], str], missing: str = "") -> Callable[[float], str]:
+    """The text of a number, and `missing` for NaN."""
+    return lambda value: missing if pd.isna(value) else text(value)
+
+
 @dataclass(frozen=True)
 class Table:
-    """What a reader is shown.
+    """A table as a reader sees it.
 
     Attributes:
         frame: plain texts, a column for each name.
@@ -68,16 +94,9 @@ class Table:
         frame = self.frame if self.numbers is None else self.numbers
         return frame.map(_cell).rename(columns=_cell).to_csv(index=False)
 
-    @property
-    def html(self) -> str:
-        """A page of its own that needs no network."""
-        from dpopt.results.report.sheet import sheet
-
-        return sheet(self.title, [self])
-
     def files(self) -> dict[str, str]:
         """The contents of files, by their kind."""
-        return {"md": f"{self.markdown}\n", "csv": self.csv, "tex": self.latex, "html": self.html}
+        return {"md": f"{self.markdown}\n", "csv": self.csv, "tex": self.latex}
 
 
 def _cell(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """Searches: which runs they make, what all of these are charged, and what is released in the end."""
 
 import math
+from collections import Counter
 
 import pytest
 
@@ -196,7 +197,9 @@ def test_a_composed_search_costs_what_its_runs_cost(searched):
         store, found = rows(searched, label, seed=0)
         assert len(found) == number
         ids = [entry.cell.run_id for entry in found]
-        assert 2 * (1 - 1e-4) <= pricing.composed(store, ids, found[0].cell.delta, "rdp") <= 2 * (1 + 1e-9)
+        assert (
+            2 * (1 - 1e-4) <= pricing.epsilon_of_runs(store, Counter(ids), found[0].cell.delta, "rdp") <= 2 * (1 + 1e-9)
+        )
 
 
 def test_a_simulated_search_costs_more_than_it_says(searched):
@@ -205,7 +208,7 @@ def test_a_simulated_search_costs_more_than_it_says(searched):
     assert record["epsilon"] == pytest.approx(0.9 * 2, rel=1e-4)
     assert record["epsilon_total"] == pytest.approx(record["epsilon"] / 0.9)
     assert "released_score" not in record
-    assert pricing.composed(store, ids, found[0].cell.delta, "rdp") > 1.2 * record["epsilon_total"]
+    assert pricing.epsilon_of_runs(store, Counter(ids), found[0].cell.delta, "rdp") > 1.2 * record["epsilon_total"]
 
 
 def test_both_kinds_of_noise_are_solved_for_the_search(searched):

@@ -9,14 +9,14 @@ import scipy.stats
 
 from dpopt.cli import main
 from dpopt.errors import ConfigError
-from dpopt.results.against import against, as_table
+from dpopt.results.ranking import against, against_table
 from dpopt.results.results import Results
 
 SEEDS = 8
 
 
 def entries(shift, seed=0):
-    """What `budgets.reached` would give: two budgets on each workload; `shift`: label -> workload -> points."""
+    """What `ranking.reached` would give: two budgets on each workload; `shift`: label -> workload -> points."""
     rows, random = [], np.random.default_rng(seed)
     for workload in ("one", "two", "three"):
         for budget in (1.0, 3.0):
@@ -95,7 +95,9 @@ def test_the_baseline_must_be_there_with_something_to_compare():
 
 
 def test_a_table_says_how_often_a_method_is_better():
-    table = as_table(against(entries({"up": {"one": 0.1, "two": 0.1}, "down": {"one": -0.1}}, seed=1), "base"), "base")
+    table = against_table(
+        against(entries({"up": {"one": 0.1, "two": 0.1}, "down": {"one": -0.1}}, seed=1), "base"), "base"
+    )
     assert table.frame.set_index("method")[["better", "worse"]].T.to_dict("list") == {
         "up": ["2", "0"],
         "down": ["0", "1"],

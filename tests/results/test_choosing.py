@@ -1,3 +1,4 @@
+from collections import Counter
 from pathlib import Path
 
 import pandas as pd
@@ -61,7 +62,7 @@ def test_a_charged_search_releases_what_its_noised_scores_say(maker):
     runs = maker.add_search("dp_adam", 0, [(0.5, 0.9, 0.2), (0.7, 0.6, 0.3), (0.6, 0.7, 0.9)], BEST_OF)
     (row,) = selected(maker.done()).to_dict("records")
     assert (row["run_id"], row["selection_score"], row["validation_score"]) == (runs[1], 0.7, 0.6)
-    assert row["run_ids"] == tuple(runs)
+    assert row["charges"] == Counter(runs)
     assert row["runs"] == 3
 
 
@@ -78,9 +79,9 @@ def test_a_last_run_is_released_whatever_it_scores(maker):
     ids = maker.add_search("linear", 0, runs, rule, tuning="linear_scaling")
     store = maker.done()
     (row,) = selected(store).to_dict("records")
-    assert (row["run_id"], row["runs"], row["run_ids"]) == (ids[2], 3, tuple(ids))
+    assert (row["run_id"], row["runs"], row["charges"]) == (ids[2], 3, Counter(ids))
     assert row["epsilon_target"] == 3
-    total = pricing.composed(store, ids, 1e-5, "rdp")
+    total = pricing.epsilon_of_runs(store, Counter(ids), 1e-5, "rdp")
     assert row["epsilon_total"] == pricing.epsilon_with_tuning(store, row) == pytest.approx(total)
     assert total > row["epsilon"]
 

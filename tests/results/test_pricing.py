@@ -1,5 +1,6 @@
 import math
 import time
+from collections import Counter
 
 import pandas as pd
 import pytest
@@ -20,7 +21,7 @@ def test_a_search_is_charged(matrix):
     twice.append(Draw(0.1, (5 / 3**0.85,)), 200)
     assert row["epsilon"] == epsilon(once, 1e-5, "rdp")
     assert pricing.epsilon_with_tuning(matrix, row) == epsilon(twice, 1e-5, "rdp")
-    assert pricing.composed(matrix, row["run_ids"][:1], 1e-5, "rdp") == epsilon(once, 1e-5, "rdp")
+    assert pricing.epsilon_of_runs(matrix, Counter(list(row["charges"])[:1]), 1e-5, "rdp") == epsilon(once, 1e-5, "rdp")
 
 
 def ledger(*parts):
@@ -54,17 +55,21 @@ TOGETHER = ledger((0.2, (2.0, 3.0), 30), (0.2, (2.0, 5.0, 3.0), 10), (0.1, (2.0,
 def test_runs_that_share_their_draws_are_charged_as_one_draw_each():
     """As a suite leaves them that is run again with other values: the same record is in the k-th draw of both."""
     store = Runs(one=(0, 0, ONE), other=(0, 0, OTHER), third=(0, 0, OTHER), apart=(0, 1, OTHER), seed=(1, 0, OTHER))
-    spent = pricing.composed(store, ["one", "other"], 1e-5, "rdp")
+    spent = pricing.epsilon_of_runs(store, Counter(["one", "other"]), 1e-5, "rdp")
     assert spent == epsilon(TOGETHER, 1e-5, "rdp") > 1.05 * epsilon(ONE + OTHER, 1e-5, "rdp")
     for further in ("apart", "seed"):
-        assert pricing.composed(store, ["one", further], 1e-5, "rdp") == epsilon(ONE + OTHER, 1e-5, "rdp")
+        assert pricing.epsilon_of_runs(store, Counter(["one", further]), 1e-5, "rdp") == epsilon(
+            ONE + OTHER, 1e-5, "rdp"
+        )
     three = ledger((0.2, (2.0, 3.0, 3.0), 30), (0.2, (2.0, 5.0, 3.0, 3.0), 10), (0.1, (2.0, 5.0), 10))
-    assert pricing.composed(store, ["one", "other", "third"], 1e-5, "rdp") == epsilon(three, 1e-5, "rdp")
+    assert pricing.epsilon_of_runs(store, Counter(["one", "other", "third"]), 1e-5, "rdp") == epsilon(
+        three, 1e-5, "rdp"
+    )
 
 
 def test_a_run_that_is_charged_again_is_a_further_one():
     store = Runs(one=(0, 0, ONE), other=(0, 0, OTHER))
-    spent = pricing.composed(store, ["one", "other", "one", "one"], 1e-5, "rdp")
+    spent = pricing.epsilon_of_runs(store, Counter(["one", "other", "one", "one"]), 1e-5, "rdp")
     assert spent == epsilon(TOGETHER + ONE + ONE, 1e-5, "rdp")
 
 
@@ -75,7 +80,7 @@ def test_long_runs_that_share_their_draws_are_charged_at_once():
     counts = pricing._merged([alternating] * 40)
     assert time.monotonic() - began < 10
     assert counts == {Draw(0.01, (1.0,) * 40): 10_000, Draw(0.01, (2.0,) * 40): 10_000}
-    assert pricing.composed(store, list(store.runs), 1e-5, "rdp") > 0
+    assert pricing.epsilon_of_runs(store, Counter(list(store.runs)), 1e-5, "rdp") > 0
 
 
 def test_a_search_that_was_planned_again_with_other_values_is_charged_for_shared_draws(maker):
@@ -103,7 +108,7 @@ def test_the_price_of_a_search_is_its_rules_only_where_the_number_of_runs_is_ran
     maker.add_search("simulated", 0, [(None, 0.5, 0.5)] * 4, {"rule": "simulated", "share": 0.85})
     store = maker.done()
     rows = {row["label"]: row for row in selected(store).to_dict("records")}
-    composed = pricing.composed(store, rows["private"]["run_ids"], 1e-5, "rdp")
+    composed = pricing.epsilon_of_runs(store, rows["private"]["charges"], 1e-5, "rdp")
     price = {label: pricing.epsilon_with_tuning(store, row) for label, row in rows.items()}
     assert price["composed"] == rows["composed"]["epsilon_total"] == composed
     assert price["simulated"] == composed > 1.5 * rows["simulated"]["epsilon_total"]

@@ -1,6 +1,7 @@
 """Rankings of made-up records and frames whose answers are known."""
 
 import math
+from collections import Counter
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -10,7 +11,6 @@ import pytest
 
 from dpopt.errors import ConfigError
 from dpopt.results import choosing, figures, frames, pricing, ranking, statistics, tables
-from dpopt.results.budgets import BUDGETS
 from dpopt.results.drawing import styles_of
 
 PLOTS = {plot.name: plot for plot in figures.plots(Path(__file__).parents[2] / "plots")}
@@ -105,7 +105,7 @@ def test_settings_are_part_of_the_search(maker):
     table = ranked(store)
     assert table.loc["dp_adam", ["mean", "runs"]].tolist() == [0.5, 2]
     ids = tuple(entry["run_id"] for entry in maker.cells[:2])
-    assert table["spent"]["dp_adam"] == pytest.approx(pricing.composed(store, ids, 1e-5, "rdp"))
+    assert table["spent"]["dp_adam"] == pytest.approx(pricing.epsilon_of_runs(store, Counter(ids), 1e-5, "rdp"))
     assert table["spent"]["dp_adam"] > 1.3 * table["spent"]["hyfreedp"]
     assert ranked(store, tuning="private")["spent"]["dp_adam"] == table["spent"]["dp_adam"], "no rule prices several"
 
@@ -355,7 +355,7 @@ def test_ranks_are_tested_with_enough_workloads_only():
 def test_files_say_what_was_compared_and_how_little_few_seeds_show(searched):
     store = searched.done()
     cells = frames.load(store, "made").cells
-    for by, name in BUDGETS.items():
+    for by, name in ranking.BUDGETS.items():
         files = ranking.files(ranking.ranking(store, cells.assign(seconds_train=1.0), by, PLENTY))
         assert name in files["md"]
         assert "With 3 seeds" in files["md"]

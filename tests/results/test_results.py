@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+from collections import Counter
 
 import pytest
 
@@ -42,10 +43,12 @@ def test_the_setting_that_validates_best_over_the_seeds_is_shown_and_all_are_cha
     assert list(rows["test_score"]) == [0.5, 0.5]
     for seed in (0, 1):
         assert rows.loc[seed, "run_id"] == runs[seed][1]
-        assert sorted(rows.loc[seed, "run_ids"]) == sorted(runs[0] + runs[1]), "both seeds have decided"
+        assert sorted(rows.loc[seed, "charges"]) == sorted(runs[0] + runs[1]), "both seeds have decided"
     assert list(rows["runs"]) == [3, 3]
     table = shown.comparison.set_index("label")
-    assert table["epsilon_with_tuning"]["dp_adam"] == pricing.composed(store, runs[0] + runs[1], 1e-5, "rdp")
+    assert table["epsilon_with_tuning"]["dp_adam"] == pricing.epsilon_of_runs(
+        store, Counter(runs[0] + runs[1]), 1e-5, "rdp"
+    )
     assert table["epsilon_with_tuning"]["hyfreedp"] == table["epsilon_single"]["hyfreedp"]
     assert len(shown.every) == 8, "nothing is lost where every setting is shown"
 
@@ -73,9 +76,9 @@ def test_settings_of_different_seeds_are_compared_and_so_charged_together(maker)
     store, shown = chosen(maker)
     (row,) = shown.selected.to_dict("records")
     assert (row["batch_size"], row["seed"], row["runs"]) == (1000, 1, 2)
-    assert sorted(row["run_ids"]) == sorted(ids)
+    assert sorted(row["charges"]) == sorted(ids)
     (shown_row,) = shown.comparison.to_dict("records")
-    assert shown_row["epsilon_with_tuning"] == pricing.composed(store, ids, 1e-5, "rdp")
+    assert shown_row["epsilon_with_tuning"] == pricing.epsilon_of_runs(store, Counter(ids), 1e-5, "rdp")
 
 
 def test_a_noised_score_decides_where_there_is_one(maker):
@@ -94,7 +97,7 @@ def test_several_private_searches_are_charged_for_all_their_runs(maker):
     rows = {row["label"]: row for row in shown.selected.to_dict("records")}
     spent = {label: pricing.epsilon_with_tuning(store, row) for label, row in rows.items()}
     assert rows["dp_adam"]["runs"] == rows["one"]["runs"] == 3
-    assert spent["dp_adam"] == pricing.composed(store, ids, 1e-5, "rdp") > 1.2 * spent["one"]
+    assert spent["dp_adam"] == pricing.epsilon_of_runs(store, Counter(ids), 1e-5, "rdp") > 1.2 * spent["one"]
     assert spent["one"] == rows["one"]["epsilon_total"]
 
 
@@ -107,8 +110,8 @@ def test_what_two_rules_have_released_is_charged_for_all_runs(maker):
     store, shown = chosen(maker)
     spent = {row["label"]: pricing.epsilon_with_tuning(store, row) for row in shown.selected.to_dict("records")}
     assert spent == {
-        "grown": pricing.composed(store, ids, 1e-5, "rdp"),
-        "charged late": pricing.composed(store, free, 1e-5, "rdp"),
+        "grown": pricing.epsilon_of_runs(store, Counter(ids), 1e-5, "rdp"),
+        "charged late": pricing.epsilon_of_runs(store, Counter(free), 1e-5, "rdp"),
     }
 
 
@@ -119,7 +122,11 @@ def test_a_private_search_that_was_made_again_is_charged_for_all_runs(maker):
     store, shown = chosen(maker)
     (row,) = shown.selected.to_dict("records")
     assert (row["run_id"], row["runs"]) == (ids[2], 3)
-    assert pricing.epsilon_with_tuning(store, row) == pricing.composed(store, ids, 1e-5, "rdp") > row["epsilon_total"]
+    assert (
+        pricing.epsilon_with_tuning(store, row)
+        == pricing.epsilon_of_runs(store, Counter(ids), 1e-5, "rdp")
+        > row["epsilon_total"]
+    )
 
 
 def private(maker, again):
@@ -139,7 +146,7 @@ def test_a_private_search_that_was_made_again_at_other_numbers_is_charged_for_al
     A manifest of before, in which all searches are called alike, keeps its price.
     """
     ids, row = private(maker, {"first": 7, "search_id": search_id})
-    every, rule = pricing.composed(maker.store, ids, 1e-5, "rdp"), row["epsilon_total"]
+    every, rule = pricing.epsilon_of_runs(maker.store, Counter(ids), 1e-5, "rdp"), row["epsilon_total"]
     assert pricing.epsilon_with_tuning(maker.store, row) == (every if search_id else rule)
     assert every > rule
     frame = collecting.parquet(Results(maker.store, "made"))[CELLS]

@@ -144,7 +144,7 @@ def rates(power):
     for workload, epochs, epsilon, size, clip, seed in product(("easy",), EPOCHS, EPSILONS, SIZES, CLIPS, (0, 1)):
         lr = epsilon * 1e-4 * size**power * 10 ** (CLIPS.index(clip) - 1) * 2 ** (1 - 2 * seed)
         place = {"workload": workload, "epochs": epochs, "epsilon_target": epsilon, "batch_size": size, "clip": clip}
-        rows.append(place | {"label": "dp_adam", "seed": seed, "lr": lr, "is_refined": False})
+        rows.append(place | {"label": "dp_adam", "seed": seed, "lr": lr})
     return pd.DataFrame(rows)
 
 

@@ -13,6 +13,7 @@ from dpopt.cli import main
 from dpopt.markup import MARKDOWN
 from dpopt.privacy.selection import BestOf
 from dpopt.results import choosing, frames, pricing, tables
+from dpopt.results.report.sheet import sheet
 from dpopt.results.results import Results
 
 
@@ -36,8 +37,8 @@ def test_comparison(table):
 
 
 def test_formats_hold_the_same_numbers(table):
-    files = tables.as_table(table.assign(is_best=~table["is_reference"]), "made").files()
-    markdown, latex, html = (files[kind] for kind in ("md", "tex", "html"))
+    made = tables.as_table(table.assign(is_best=~table["is_reference"]), "made")
+    markdown, latex, html = made.markdown, made.latex, sheet("made", [made])
     assert "*60.0 ± 10.0*" in markdown
     assert "**70.0 ± 0.0**" in markdown
     assert r"\textit{60.0 $\pm$ 10.0}" in latex
@@ -50,7 +51,7 @@ def test_formats_hold_the_same_numbers(table):
     for text in (markdown, html):
         assert "ε with tuning: by its whole search" in text
         assert "workload = digits_mlp" in text
-    read = pd.read_csv(io.StringIO(files["csv"]))
+    read = pd.read_csv(io.StringIO(made.csv))
     assert read["mean"].tolist() == pytest.approx(table["mean"].tolist())
 
 
@@ -125,7 +126,7 @@ def test_labels_are_text_on_the_page(maker):
     maker.add("adadp", 0, 0.5, 0.5)
     store = maker.done()
     table = tables.comparison(store, choosing.select(frames.load(store, "made").cells)).assign(label="<i>a & b")
-    page = tables.as_table(table, "c < d").html
+    page = sheet("c < d", [tables.as_table(table, "made")])
     assert "&lt;i&gt;a &amp; b" in page
     assert "c &lt; d" in page
     assert "<i>" not in page
@@ -146,7 +147,7 @@ def test_what_the_registry_says_of_an_optimizer_is_below_the_table(maker):
     table = tables.comparison(store, choosing.select(frames.load(store, "made").cells))
     note = registry.entry("optimizer", "prodigy").note
     files = tables.as_table(table, "made").files()
-    for kind in ("md", "tex", "html"):
+    for kind in ("md", "tex"):
         assert f"prodigy: {note[:20]}" in files[kind]
     assert "dp_adam: " not in files["md"]
 
@@ -164,7 +165,9 @@ def test_the_columns_of_epsilon(maker):
         maker.add("hyfreedp", seed, 0.5, 0.2)
     store = maker.done()
     table = tables.comparison(store, choosing.select(frames.load(store, "made").cells)).set_index("label")
-    once, *several = (pricing.composed(store, [maker.cells[0]["run_id"]] * runs, 1e-5, "rdp") for runs in (1, 2, 5))
+    once, *several = (
+        pricing.epsilon_of_runs(store, {maker.cells[0]["run_id"]: runs}, 1e-5, "rdp") for runs in (1, 2, 5)
+    )
     assert (table["epsilon_single"] == once).all()
     assert table["epsilon_with_tuning"].drop("private").to_dict() == {
         "free": several[0], "simulated": several[0], "hyfreedp": once

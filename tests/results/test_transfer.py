@@ -19,7 +19,6 @@ def cells(tests=TESTS, seeds=(0, 1), **replaced):
             "workload": "digits",
             "tuning": "grid",
             "stage": "",
-            "is_refined": False,
             "is_widened": False,
             "selection": "",
             "search": number,

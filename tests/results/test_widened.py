@@ -5,8 +5,9 @@ from collections import Counter
 
 import pytest
 
-from dpopt.results import budgets, choosing, collecting, frames, pricing, tables, transfer
-from dpopt.results.results import Results, best_setting
+from dpopt.results import choosing, collecting, frames, pricing, ranking, tables, transfer
+from dpopt.results.choosing import best_setting
+from dpopt.results.results import Results
 from dpopt.store.published import CELLS, PublishedStore
 
 GRID = {0.1: 0.5, 1.0: 0.7}
@@ -34,9 +35,9 @@ def test_runs_that_were_not_made_are_charged_as_if_they_were(maker):
     found = selected(store)
     every = {seed: [e["run_id"] for e in maker.cells if e["cell"]["seed"] == seed] for seed in found}
     assert [row["runs"] for row in found.values()] == [2, 2, 4]
-    assert [len(row["run_ids"]) for row in found.values()] == [2, 5, 5]
-    assert all(set(row["run_ids"]) == set(every[seed]) for seed, row in found.items())
-    five = pricing.composed(store, [*every[2], every[1][0]], 1e-5, "rdp")
+    assert [row["charges"].total() for row in found.values()] == [2, 5, 5]
+    assert all(set(row["charges"]) == set(every[seed]) for seed, row in found.items())
+    five = pricing.epsilon_of_runs(store, Counter([*every[2], every[1][0]]), 1e-5, "rdp")
     assert pricing.epsilon_with_tuning(store, found[1]) == pricing.epsilon_with_tuning(store, found[2]) == five
     assert pricing.epsilon_with_tuning(store, found[0]) < five
 
@@ -50,10 +51,10 @@ def test_what_was_not_made_is_charged_once_for_each_setting(maker):
             maker.cells[-1] |= {"widen": 1}
     store = maker.done()
     (row,) = best_setting(choosing.select(frames.load(store, "made").cells)).to_dict("records")
-    assert (len(set(row["run_ids"])), len(row["run_ids"])) == (4, 6)
-    (reached,) = budgets.reached(store, frames.load(store, "made").cells, budgets=[1e9]).to_dict("records")
-    assert reached["spent"] == pricing.composed(store, row["run_ids"], 1e-5, "rdp")
-    assert choosing.together([("a", "b", "b"), ("a", "c"), ("b",)]) == ("a", "b", "b", "c")
+    assert (len(row["charges"]), row["charges"].total()) == (4, 6)
+    (reached,) = ranking.reached(store, frames.load(store, "made").cells, budgets=[1e9]).to_dict("records")
+    assert reached["spent"] == pricing.epsilon_of_runs(store, row["charges"], 1e-5, "rdp")
+    assert choosing.together(map(Counter, ["abb", "ac", "b"])) == Counter("abbc")
 
 
 def test_searches_of_two_rules_are_both_charged_in_full(maker):
@@ -63,7 +64,7 @@ def test_searches_of_two_rules_are_both_charged_in_full(maker):
         for number, entry in enumerate(maker.cells[-len(scores) :]):
             entry |= {"widen": most} | ({"widened": True} if number == 2 else {})
     (row,) = selected(maker.done()).values()
-    assert (row["runs"], len(row["run_ids"])) == (5, 3 + 5)
+    assert (row["runs"], row["charges"].total()) == (5, 3 + 5)
 
 
 def test_searches_with_two_grids_are_both_charged_in_full(maker):
@@ -80,12 +81,12 @@ def test_searches_with_two_grids_are_both_charged_in_full(maker):
             maker.cells[-1] |= {"widen": 2, "search_id": name} | ({"widened": True} if is_widened else {})
     store = maker.done()
     (row,) = selected(store).values()
-    assert (row["runs"], len(row["run_ids"])) == (7, 9)
-    assert Counter(row["run_ids"]).most_common(1) == [(maker.cells[4]["run_id"], 3)]
+    assert (row["runs"], row["charges"].total()) == (7, 9)
+    assert row["charges"].most_common(1) == [(maker.cells[4]["run_id"], 3)]
     maker.add("dp_adam", 0, 0.9, 0.5, tuned={"lr": 0.01}, tuning="grid", search=10**6)
     maker.cells[-1] |= {"widen": 2, "search_id": "second", "widened": True}
     (row,) = selected(maker.done()).values()
-    assert (row["runs"], len(row["run_ids"])) == (8, 9)
+    assert (row["runs"], row["charges"].total()) == (8, 9)
     for entry in maker.cells:
         del entry["search_id"]
     assert any("goes on from the same grid" in problem for problem in frames.load(maker.done(), "made").problems)
@@ -99,7 +100,7 @@ def test_what_lies_at_the_end_of_its_own_search_is_marked(maker):
     store = maker.done()
     assert [row["edges"] for row in selected(store).values()] == ["lr ↑", "", ""]
     (row,) = tables.comparison(store, choosing.select(frames.load(store, "made").cells)).to_dict("records")
-    assert (row["edges"], row["is_refined"]) == ("lr ↑ 1/3", False)
+    assert row["edges"] == "lr ↑ 1/3"
 
 
 def test_grids_are_compared_without_what_was_added(maker):
@@ -127,8 +128,8 @@ def test_published_frames_hold_what_may_follow(maker, tmp_path):
     store.write(tmp_path / "published" / "made" / CELLS, collecting.as_bytes(frame))
     (row,) = selected(store).values()
     (published,) = selected(PublishedStore(tmp_path / "published")).values()
-    assert published["run_ids"] == row["run_ids"]
-    assert len(row["run_ids"]) == 5
+    assert published["charges"] == row["charges"]
+    assert row["charges"].total() == 5
 
 
 def test_two_machines_that_went_on_otherwise_are_not_one_search(maker):
@@ -149,6 +150,6 @@ def test_a_run_that_diverged_is_the_worst_between_settings_too(maker):
         maker.add("dp_adam", seed, 0.5, 0.5)
     results = Results(maker.done(), "made")
     assert set(best_setting(results.selected)["batch_size"]) == {128}
-    reached = budgets.reached(results.store, results.cells, budgets=[10.0])
+    reached = ranking.reached(results.store, results.cells, budgets=[10.0])
     assert not reached["failed"].any()
     assert set(reached[reached["label"] == "dp_sgd"]["test"]) == {0.6}

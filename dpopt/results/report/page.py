@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,52 +17,25 @@ from markupsafe import Markup
 
 from dpopt.errors import ConfigError
 from dpopt.results import figures, papers, tables
+from dpopt.results.figures import Plot
+from dpopt.results.frames import Stored
 from dpopt.results.report import content, svg
 from dpopt.results.report.sheet import Drawing, grid, sheet
-from dpopt.results.results import Results
 from dpopt.results.writing import Table
+from dpopt.store.runs import Store
 
 
-def page(
-    known: Results,
-    folder: Path,
-    *,
-    overrides: Sequence[str] = (),
-    further: Sequence[Table] = (),
-) -> str:
-    """The page of a suite, however much of it is done.
+def tables_of(
+    chosen: pd.DataFrame, comparison: pd.DataFrame, manifest: Mapping[str, Any], of_suite: str
+) -> list[Table]:
+    """The headline and the table of every finished row, with the numbers of a paper that the suite names.
 
     Args:
-        known: what is stored of the suite.
-        folder: of the figures, usually `plots`.
-        overrides: of the command line, for the commands on the page; by default the suite's name alone.
-        further: tables to show below the comparison.
-
-    Raises:
-        ConfigError: a file in `folder` is no figure.
+        chosen: `tables.comparison` of one setting for each method.
+        comparison: `tables.comparison` of all settings.
+        manifest: the suite's.
+        of_suite: the arguments of a command that chooses the suite and its part.
     """
-    store, suite, given = known.store, known.suite, shlex.join(overrides or [f"suite={known.suite}"])
-    manifest, cells, comparison = store.manifest(suite), known.cells, known.table()
-    drawn = [plot for plot in figures.plots(folder) if plot.needs in figures.OF_SUITES]
-    return sheet(
-        suite,
-        [*_of_suite(known.comparison, comparison, manifest, given), *further],
-        [draw(plot, known, f"figure-{k}") for k, plot in enumerate(drawn, 1)],
-        manifest.get("description", ""),
-        suite=suite,
-        title=f"{suite}: dpopt report",
-        given=given,
-        states=content.states(cells),
-        failures=content.failures(store, cells),
-        damages=content.damages(known.stored),
-        unfinished=int(cells.drop_duplicates("run_id")["state"].isin(["running", "interrupted", "pending"]).sum()),
-        setting=content.setting(cells),
-        provenance=grid(Table(content.provenance(cells), "What the finished cells were run with")),
-    )
-
-
-def _of_suite(chosen: pd.DataFrame, comparison: pd.DataFrame, manifest: Mapping[str, Any], given: str) -> list[Table]:
-    """The headline of the chosen settings and the comparison of all, with the numbers of a paper that is named."""
     if comparison.empty:
         return []
     best, scores = content.headline(chosen), tables.further_scores(comparison)
@@ -73,19 +46,58 @@ def _of_suite(chosen: pd.DataFrame, comparison: pd.DataFrame, manifest: Mapping[
             options.append("compare=published")
         except ConfigError as error:
             remarks = [f"Published numbers are left out: {error}."]
-    command = " ".join(["dpopt table", given, *map(shlex.quote, options)])
+    command = " ".join(["dpopt table", of_suite, *map(shlex.quote, options)])
     all_rows = replace(tables.as_table(comparison, "Every finished row", scores, remarks), command=command)
     return [Table(best, "Best private methods", content.HEADLINE_NOTE), all_rows] if len(best) else [all_rows]
 
 
-def draw(plot: figures.Plot, known: Results, place: str) -> Drawing:
+def page(
+    store: Store,
+    suite: str,
+    stored: Stored,
+    tables: Sequence[Table],
+    draw: Callable[[Plot], Any],
+    plots: Path,
+    of_suite: str,
+) -> str:
+    """The page of a suite, however much of it is done.
+
+    Args:
+        store, suite, stored: the suite's cells, and where they lie.
+        tables: to show, with the commands that make them again.
+        draw: gives a figure of the suite; None where it has nothing to show.
+        plots: folder of the figures' files.
+        of_suite: see `tables_of`.
+
+    Raises:
+        ConfigError: a file in `plots` is no figure.
+    """
+    cells, chosen = stored.cells, [plot for plot in figures.plots(plots) if plot.needs in figures.OF_SUITES]
+    return sheet(
+        suite,
+        tables,
+        [_drawing(plot, draw, f"figure-{k}") for k, plot in enumerate(chosen, 1)],
+        store.manifest(suite).get("description", ""),
+        suite=suite,
+        title=f"{suite}: dpopt report",
+        given=of_suite,
+        states=content.states(cells),
+        failures=content.failures(store, cells),
+        damages=content.damages(stored),
+        unfinished=int(cells.drop_duplicates("run_id")["state"].isin(["running", "interrupted", "pending"]).sum()),
+        setting=content.setting(cells),
+        provenance=grid(Table(content.provenance(cells), "What the finished cells were run with")),
+    )
+
+
+def _drawing(plot: Plot, draw: Callable[[Plot], Any], place: str) -> Drawing:
     """One figure, its ids beginning with `place`; where it cannot be drawn the page has all but this figure."""
     import matplotlib.pyplot as plt
 
     (caption, legend), before = _captions(plot), plt.get_fignums()
     drawn, problem = "", "nothing that it needs is stored"
     try:
-        if figure := known.draw(plot):
+        if figure := draw(plot):
             drawn, problem = svg.render(figure, place, caption), ""
     except Exception as error:  # the file is anyone's, and the suite may be half done
         problem = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
@@ -94,8 +106,8 @@ def draw(plot: figures.Plot, known: Results, place: str) -> Drawing:
     return Drawing(plot.name, caption, legend, Markup(drawn), problem)
 
 
-def _captions(plot: figures.Plot) -> tuple[str, str]:
-    """What a figure's file says that it shows, and how it says that it is read."""
-    said = inspect.cleandoc(getattr(plot.draw, "__globals__", {}).get("__doc__") or plot.name)
-    caption, _, rest = said.replace("`", "").partition("\n")
+def _captions(plot: Plot) -> tuple[str, str]:
+    """Caption and legend of a figure: the first line of its file's docstring, and the rest with that of `draw`."""
+    documented = inspect.cleandoc(getattr(plot.draw, "__globals__", {}).get("__doc__") or plot.name)
+    caption, _, rest = documented.replace("`", "").partition("\n")
     return caption, " ".join(f"{rest} {inspect.getdoc(plot.draw) or ''}".replace("`", "").split())
