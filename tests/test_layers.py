@@ -26,8 +26,7 @@ FLOORS = [
 LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
 LATE = ("optimizers/__init__", "registry")
 """`dpopt.optimizers()` asks the registry when it is called: the one import that goes up."""
-OPEN = {("results/report/page", "results/results"), ("results/report/sheet", "results/writing")}
-OPEN |= {("training/fitting", "training/saved")}
+OPEN = {("training/fitting", "training/saved")}
 """Imports that close a circle within a folder and are still to go."""
 
 
