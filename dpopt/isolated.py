@@ -1,8 +1,6 @@
 """The other side of `privacy.isolation`: the process in which an isolated optimizer runs. It never holds data.
 
-    python -m dpopt.isolated DESCRIPTOR
-
-waits on a socket for connections, and forks a process for each.
+`python -m dpopt.isolated DESCRIPTOR` waits on a socket for connections, and forks a process for each.
 """
 
 from __future__ import annotations
@@ -15,168 +13,150 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from dpopt import registry
-from dpopt.errors import ConfigError
+from dpopt.errors import ConfigError, cut
 from dpopt.privacy.calibration import trace
+from dpopt.privacy.confinement import confine, hide_memory, of_python
 from dpopt.privacy.oracle import Asking, BudgetSpent, UnplannedRelease
-from dpopt.privacy.wire import (
-    Channel,
-    Gone,
-    Vectors,
-    leaves_from,
-    leaves_message,
-    query_message,
-    release_from,
-)
+from dpopt.privacy.wire import Channel, Gone, NotImportable
 from dpopt.types import Query, Release
 
-REFUSALS = {kind.__name__: kind for kind in (BudgetSpent, UnplannedRelease)}
+_REFUSALS = {kind.__name__: kind for kind in (BudgetSpent, UnplannedRelease)}
+MOST = sys.maxsize
+"""The trainer is trusted: its messages may be of any size."""
 
 
 class RemoteOracle:
     """An oracle whose answers come from another process; see `Oracle`."""
 
-    def __init__(self, channel: Channel, vectors: Vectors, public: dict[str, Any]) -> None:
-        self._channel, self._vectors = channel, vectors
-        self.dimension = vectors.dimension
-        self.rate, self.expected_batch = public["rate"], public["expected_batch"]
+    def __init__(self, channel: Channel, public: dict[str, Any]) -> None:
+        self._channel, self._lock = channel, Lock()
+        self.dimension, self.rate, self.expected_batch = (public[k] for k in ("dimension", "rate", "expected_batch"))
         self.draws_total, self.draws_left = public["draws_total"], public["draws_left"]
 
     @contextmanager
     def draw(self) -> Iterator[_RemoteBatch]:
-        self.told({"do": "draw"})
+        self.request(do="draw")
         try:
-            yield _RemoteBatch(self, self._vectors)
+            yield _RemoteBatch(self)
         finally:
-            self.told({"do": "close"})
+            self.request(do="close")
 
-    def told(self, message: dict[str, Any]) -> dict[str, Any]:
+    def request(self, **message: Any) -> dict[str, Any]:
         """The other process's answer to a message.
 
         Raises:
-            BudgetSpent, UnplannedRelease, ConfigError: what it refuses.
+            BudgetSpent, UnplannedRelease, ConfigError: the other process refuses.
         """
-        self._channel.send(message)
-        answer, _ = self._channel.receive()
+        with self._lock:  # threads are answered in turn
+            self._channel.send(**message)
+            answer = self._channel.receive(MOST, MOST)
         self.draws_left = answer["draws_left"]
         if "refused" in answer:
-            kind = REFUSALS.get(answer["refused"])
-            raise kind(answer["because"]) if kind else ConfigError("query", message.get("kind"), answer["because"])
+            kind, reason = _REFUSALS.get(answer["refused"]), answer["reason"]
+            raise kind(reason) if kind else ConfigError("query", "isolated", reason)
         return answer
 
 
 class _RemoteBatch(Asking):
-    def __init__(self, oracle: RemoteOracle, vectors: Vectors) -> None:
-        self._oracle, self._vectors = oracle, vectors
+    def __init__(self, oracle: RemoteOracle) -> None:
+        self._oracle = oracle
 
     @torch.no_grad()
     def ask(self, query: Query) -> Release:
-        return release_from(self._oracle.told(query_message(query, self._vectors)), self._vectors)
+        answer = self._oracle.request(do="ask", query=query)
+        return Release(answer["value"], answer["std"])
 
 
-class _Session:
-    """One optimizer's life."""
-
-    def __init__(self, connection: socket.socket, file: int) -> None:
-        self._channel, self._file = Channel(connection), file
-        self._optimizer: Any = None
-        self._state: Any = None
-        self._vectors: Vectors | None = None
-
-    def run(self) -> None:
-        """Do as the other process says until it hangs up."""
-        while True:
-            message, payload = self._channel.receive(most=sys.maxsize)
-            try:
-                answer, content = getattr(self, f"_{message['do']}")(message, payload)
-            except Gone:
-                raise
-            except ConfigError as error:
-                answer, content = {"config": str(error)}, b""
-            except BaseException:  # whatever the optimizer does, the other process is to know
-                answer, content = {"failed": traceback.format_exc()}, b""
-            self._channel.send(answer, content)
-
-    def _make(self, message: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
-        sys.path[:] = message["path"]
-        torch.set_num_threads(message["threads"])
-        given = pickle.loads(payload)  # from the process that holds the data: it needs no code to harm this one
-        self._optimizer = _made(given)
-        clip = getattr(self._optimizer, "clip", None)
-        return {
-            "text": repr(self._optimizer),
-            "noise_inflation": getattr(self._optimizer, "noise_inflation", None),
-            "shares": dict(getattr(self._optimizer, "shares", {})),
-            "sensitivity": None if clip is None else str(float(clip.sensitivity)),
-        }, b""
-
-    def _trace(self, message: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
-        return {"structure": trace(self._optimizer, rate=message["rate"], draws=message["draws"])}, b""
-
-    def _init(self, message: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
-        self._vectors = Vectors(self._file, message["dimension"])
-        self._state = self._optimizer.init(self._vectors.take(0, message["dtype"]))
-        return self._fields(), b""
-
-    def _load(self, message: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
-        _, structure = pytree.tree_flatten(self._state)
-        self._state = pytree.tree_unflatten(leaves_from(message, payload), structure)
-        return {}, b""
-
-    def _step(self, message: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
-        assert self._vectors is not None
-        self._state = self._optimizer.step(self._state, RemoteOracle(self._channel, self._vectors, message))
-        return {"done": True, **self._fields()}, b""
-
-    def _fetch(self, message: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
-        return leaves_message(pytree.tree_leaves(self._state))
-
-    def _fields(self) -> dict[str, Any]:
-        """Where the fields of the state lie among its tensors."""
-        places, position = {}, 0
-        for name in self._state._fields:
-            count = len(pytree.tree_leaves(getattr(self._state, name)))
-            if count == 1:
-                places[name] = position
-            position += count
-        return {"fields": places}
+def serve(channel: Channel) -> None:
+    """One optimizer's life: do as the other process says until it hangs up."""
+    optimizer: Any = None
+    state: Any = None
+    while True:
+        task = channel.receive(MOST, MOST)
+        answer: dict[str, Any] = {}
+        try:
+            match task.pop("do"):
+                case "make":
+                    channel.imports = task["imports"]
+                    optimizer = _make(task)
+                    clip = getattr(optimizer, "clip", None)
+                    answer = {
+                        "text": repr(optimizer),
+                        "noise_inflation": getattr(optimizer, "noise_inflation", None),
+                        "shares": dict(getattr(optimizer, "shares", {})),
+                        "sensitivity": None if clip is None else float(clip.sensitivity),
+                    }
+                case "trace":
+                    answer = {"structure": trace(optimizer, **task)}
+                case "init":
+                    state = optimizer.init(task["theta"])
+                    answer = {"places": _places(state)}
+                case "load":
+                    state = pytree.tree_unflatten(task["leaves"], pytree.tree_structure(state))
+                case "step":
+                    state = optimizer.step(state, RemoteOracle(channel, task))
+                    answer = {"places": _places(state)}
+                case "fetch":
+                    answer = {"leaves": pytree.tree_leaves(state)}
+            channel.send(**answer)
+        except Gone:
+            raise
+        except ConfigError as error:
+            channel.send(refused=str(error), importable=not isinstance(error, NotImportable))
+        except BaseException:  # whatever the optimizer does, the other process is to know
+            channel.send(failed=cut(traceback.format_exc(), 20_000))
 
 
-def _made(given: Any) -> Any:
-    if isinstance(given, str):
-        return registry.create(given)
-    return registry.from_spec("optimizer", given) if isinstance(given, dict) else given
+def _make(task: dict[str, Any]) -> Any:
+    """Give up all rights that imports do not need, and only then run code of the optimizer, which an import does."""
+    sys.path[:] = task["path"]
+    torch.set_num_threads(task["threads"])
+    targets = [entry.target for entry in registry.entries("optimizer").values()] + task["modules"]
+    confine(*of_python(sys.path, {target.partition(":")[0].partition(".")[0] for target in targets}))
+    # It comes from the process that holds the data, which needs no code to harm this one.
+    content = pickle.loads(bytes(task["content"].numpy()))
+    if isinstance(content, str):
+        return registry.create(content)
+    return registry.from_spec("optimizer", content) if isinstance(content, dict) else content
+
+
+def _places(state: Any) -> dict[str, int]:
+    """Place among the tensors of `state` of each of its fields that is one tensor."""
+    places, position = {}, 0
+    for name in state._fields:
+        count = len(pytree.tree_leaves(getattr(state, name)))
+        if count == 1:
+            places[name] = position
+        position += count
+    return places
 
 
 def main(descriptor: int) -> None:
     """Fork a process for each connection that comes over the socket, until it is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C reaches all processes; the one that asks ends the others
+    hide_memory()  # of this process, which keeps its rights, from those that it forks
+    torch.backends.cpu.get_cpu_capability()  # is read from files that they cannot open, and decides the last bits
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     with socket.socket(fileno=descriptor) as control:
         while True:
-            content, files, _, _ = socket.recv_fds(control, 1, 2)
+            content, files, _, _ = socket.recv_fds(control, 1, 1)
             if not content:
                 return
             if os.fork() == 0:
                 control.close()
-                _serve(*files)
-            for file in files:
-                os.close(file)
-
-
-def _serve(connection: int, file: int) -> None:
-    try:
-        with socket.socket(fileno=connection) as opened:
-            _Session(opened, file).run()
-    except Gone:
-        pass
-    finally:
-        os._exit(0)
+                try:
+                    serve(Channel(socket.socket(fileno=files[0])))
+                except Gone:
+                    pass
+                finally:
+                    os._exit(0)
+            os.close(files[0])
 
 
 if __name__ == "__main__":

@@ -1,19 +1,37 @@
 """An optimizer in a process of its own gives the same numbers, and gets at nothing but releases."""
 
+import json
 import os
+import re
+import shutil
 import signal
-from dataclasses import dataclass
+import socket
+import subprocess
+import sys
+import threading
+import unittest
+from dataclasses import dataclass, field
+from pathlib import Path
 
+import attacks
 import pytest
 import torch
-from wrong import CHEATS, PLAIN, GradThief, Scaled, Spying, TapThief
+from hypothesis import given
+from hypothesis import strategies as st
+from wrong import CHEATS, PLAIN, GradThief, Scaled, SpyClip, Spying, TapThief
 
 import dpopt
 from dpopt.errors import ConfigError
 from dpopt.optimizers.dp_sgd import DPSGD
+from dpopt.privacy import confinement, isolation
 from dpopt.privacy.isolation import Isolated, IsolatedFailure
-from dpopt.privacy.wire import Gone
+from dpopt.privacy.queries import Below
+from dpopt.privacy.wire import TENSORS, Answer, Channel, Gone
+from dpopt.testing.privacy import ends_the_same_when_isolated
 from dpopt.testing.task import Task, require_same
+from dpopt.types import ClipRule
+
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "isolation.md"
 
 
 def run(optimizer):
@@ -22,7 +40,7 @@ def run(optimizer):
     return task.run(optimizer, oracle), oracle
 
 
-@pytest.mark.parametrize("name", ["dp_sgd", "hyfreedp", "adaptive_clip", "fiber", "scale_then_privatize", "prodigy"])
+@pytest.mark.parametrize("name", ["hyfreedp", "prodigy"])
 def test_the_numbers_are_the_same_bit_for_bit(name):
     expected, oracle = run(dpopt.create(name))
     isolated = Isolated(name)
@@ -86,8 +104,96 @@ def test_in_the_same_process_these_cheats_do_see_something(name):
 
 
 def test_a_clip_rule_of_its_own_is_not_evaluated_beside_the_data():
-    with pytest.raises((IsolatedFailure, ConfigError), match="kernel's rules"):
-        run(Isolated(Spying()))
+    with pytest.raises(ConfigError, match="kernel's queries and clip rules"):
+        run(Isolated(Spying(clip=SpyClip())))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["thief", "stack", "saved tensors", "function mode", "module hook", "profiler", "unwrap", "scale twice", "peek"],
+)
+def test_conformance_finds_what_steals(name):
+    """The wrong optimizers that look at records, whatever their way, end elsewhere where there are none."""
+    with pytest.raises((AssertionError, ConfigError, dpopt.privacy.UnplannedRelease, TypeError)):
+        ends_the_same_when_isolated(CHEATS[name])
+
+
+@dataclass(frozen=True)
+class HalfClip:
+    """A rule of a plug-in: Abadi's with half of the bound."""
+
+    bound: float = 2.0
+    cache: list = field(default_factory=list, compare=False)
+
+    @property
+    def sensitivity(self):
+        return self.bound / 2
+
+    def factor(self, norm):
+        return (self.sensitivity / norm).clamp(max=1)
+
+
+@dataclass(frozen=True)
+class Above(Below):
+    """A query of a plug-in."""
+
+    kind = "above"
+
+    def contribution(self, record):
+        return -super().contribution(record)
+
+
+@dataclass(frozen=True)
+class Plugged(DPSGD):
+    """Honest, with a rule and a query of its own."""
+
+    clip: ClipRule = HalfClip()
+    noise_inflation: float = 1.1
+
+    def step(self, state, oracle):
+        with oracle.draw() as batch:
+            gradient = batch.gradient(state.theta, self.clip)
+            share = batch.ask(Above(1.0)).value[0]
+        return state._replace(theta=state.theta - self.lr * share.to(gradient.value) * gradient.value)
+
+
+def test_queries_and_rules_of_a_plugin_are_compared_by_their_names():
+    ends_the_same_when_isolated(Plugged())
+    with pytest.raises(ConfigError, match="kernel's queries and clip rules"):
+        run(Isolated(Plugged()))
+
+
+def local_optimizer():
+    @dataclass(frozen=True)
+    class Local(DPSGD):
+        pass
+
+    return Local()
+
+
+def local_rule():
+    @dataclass(frozen=True)
+    class LocalClip(HalfClip):
+        pass
+
+    return LocalClip
+
+
+LocalClip = local_rule()
+LocalClip.__qualname__ = "NotHere"
+LocalClip.__reduce__ = lambda self: (local_rule, ())
+
+
+@dataclass(frozen=True)
+class UsesALocalRule(DPSGD):
+    def observe(self, state, batch, clip):
+        return batch.gradient(state.theta, LocalClip())
+
+
+@pytest.mark.parametrize("optimizer", [local_optimizer(), UsesALocalRule()], ids=["optimizer", "rule"])
+def test_what_cannot_be_imported_is_skipped_with_the_reason(optimizer):
+    with pytest.raises(unittest.SkipTest, match=r"another process can import|sent to a process of its own"):
+        ends_the_same_when_isolated(optimizer)
 
 
 def test_a_tensor_of_its_own_class_arrives_as_its_numbers():
@@ -123,6 +229,24 @@ class Asks(DPSGD):
         return state._replace(theta=state.theta - self.lr * direction)
 
 
+@dataclass(frozen=True)
+class Talks(DPSGD):
+    """Writes to the terminal, and dies with codes for it."""
+
+    def step(self, state, oracle):
+        for stream in (1, 2):
+            os.write(stream, b"\x1b[2Jepsilon 0.01")
+        print("\x1b[2Jepsilon 0.01", flush=True)
+        raise ZeroDivisionError("\x1b[2Jepsilon 0.01")
+
+
+def test_nothing_that_it_writes_reaches_the_terminal_as_it_is(capfd):
+    with pytest.raises(IsolatedFailure, match=r"␛\[2Jepsilon 0\.01") as failure:
+        run(Isolated(Talks()))
+    assert "\x1b" not in str(failure.value)
+    assert capfd.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize(
     ("kind", "error", "message"), [(Dies, Gone, "ended"), (Raises, IsolatedFailure, "in its step")]
 )
@@ -143,7 +267,7 @@ def test_its_process_ends_with_it():
     channel = isolated._channel
     isolated.close()
     with pytest.raises((Gone, ValueError)):
-        channel.send({"do": "fetch"})
+        channel.send(do="fetch")
 
 
 @pytest.mark.filterwarnings("ignore:seed")
@@ -171,3 +295,214 @@ def test_fit_is_the_same():
         assert result.record["isolated"] == isolate
     assert runs[0][0] == runs[1][0]
     assert all(map(torch.equal, runs[0][1], runs[1][1]))
+
+
+# A child that sends what no honest one does.
+
+THETA = torch.zeros(75)
+POINT = {"$tensor": 0}
+ABADI = {"$class": "abadi", "fields": {"bound": 1.0}}
+
+
+def asked(**fields):
+    return {"do": "ask", "query": {"$class": "gradient", "fields": {"at": POINT, "clip": ABADI, **fields}}}
+
+
+def framed(text, *tensors):
+    return len(text).to_bytes(8, "little") + text + b"".join(tensors)
+
+
+HOSTILE = {
+    "no class": {"do": "ask", "query": {"$class": [], "fields": {}}},
+    "class of another kind": {"do": "ask", "query": {"$class": "builtins:eval", "fields": {}}},
+    "rule for a query": {"do": "ask", "query": ABADI},
+    "query without fields": {"do": "ask", "query": {"$class": "gradient"}},
+    "field that there is not": asked(more=1),
+    "bound that is no number": asked(clip={"$class": "abadi", "fields": {"bound": [1]}}),
+    "huge number": {"do": "ask", "query": {"$class": "losses", "fields": {"at": [POINT], "bound": 10**400}}},
+    "one tensor at two places": asked(at=[[1.0, POINT], [1.0, POINT]]),
+    "tensor that there is not": asked(at={"$tensor": 5}),
+    "tensor without a number": asked(at={"$tensor": []}),
+    "unknown wish": {"do": "eval"},
+    "unknown word": {"trust": True},
+    "places of no tensors": {"do": "done", "places": {"theta": -1}},
+    "places by numbers": {"do": "done", "places": [1]},
+    "no mapping": framed(b"[3, []]"),
+    "no pair": framed(b"{}"),
+    "no JSON": framed(b"\xff\x00"),
+    "deep": framed(b"[" * 100_000),
+    "deep places": framed(b'[{"places":' * 500 + b"1" + b"}, []]" * 500),
+    "endless": (2**62).to_bytes(8, "little"),
+    "short": b"abc",
+    "negative shape": framed(b'[{}, [["float32", [-1, 75]]]]'),
+    "two negative shapes": framed(b'[{}, [["float32", [-1, -75]]]]'),
+    "huge shape": framed(b'[{}, [["float32", [1000000000000]]]]'),
+    "unknown type": framed(b'[{}, [["complex64", [1]]]]'),
+    "no shape": framed(b'[{}, [["float32", 3]]]'),
+    "too many tensors": framed(b"[{}, [%s]]" % b",".join([b'["float32", []]'] * (TENSORS + 1)), bytes(4 * TENSORS + 4)),
+}
+
+
+def played(*messages):
+    """An isolated optimizer whose process answers with these messages, in order."""
+    ours, theirs = socket.socketpair()
+
+    def play():
+        with theirs.dup() as kept:
+            channel = Channel(theirs)
+            for message in messages:
+                if isinstance(message, bytes):
+                    channel._file.write(message)
+                    channel._file.flush()
+                else:
+                    channel.send(**message)
+            kept.shutdown(socket.SHUT_WR)
+            while kept.recv(2**16):
+                pass  # as long as the other end is open, it can be written to
+
+    threading.Thread(target=play, daemon=True).start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(isolation, "_connect", lambda: ours)
+        return Isolated("dp_sgd")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_message_that_cannot_be_read_is_one_error(name):
+    optimizer = played({"text": "x"}, {"places": {"theta": 0}}, {"do": "draw"}, HOSTILE[name])
+    task = Task()
+    oracle = task.oracle(task.plan(PLAIN))
+    with pytest.raises(Gone, match=r"cannot be read|has ended"):
+        optimizer.step(optimizer.init(task.engine.theta), oracle)
+
+
+@pytest.mark.parametrize(
+    "leaves",
+    [[], [torch.zeros(74)], [torch.zeros(75, dtype=torch.float64)], [torch.zeros(75)], [torch.zeros(75), "x"], [[]]],
+    ids=["none", "short", "float64", "fewer than places", "text", "list"],
+)
+def test_a_state_that_is_none_is_one_error(leaves):
+    optimizer = played({"text": "x"}, {"places": {"theta": 0, "momentum": 1}}, {"leaves": leaves})
+    with pytest.raises(Gone):
+        _ = optimizer.init(THETA).theta
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from([*Answer.__annotations__]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["$class", "$tensor", "fields", *Answer.__annotations__]), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@given(body=JSON, head=JSON | st.lists(st.tuples(st.sampled_from(["float32", "bool", "x"]), JSON), max_size=2))
+def test_whatever_is_sent_is_read_or_one_error(body, head):
+    ours, theirs = socket.socketpair()
+    with theirs:
+        theirs.sendall(framed(json.dumps([body, head]).encode()) + bytes(64))
+        theirs.shutdown(socket.SHUT_WR)
+        try:
+            answer = Channel(ours).receive(TENSORS, 64, Answer)
+        except Gone:
+            return
+        assert type(answer) is Answer
+
+
+def test_a_query_has_a_bounded_number_of_tensors():
+    task = Task()
+    theta = task.engine.theta
+    ours, _theirs = socket.socketpair()
+    with pytest.raises(ConfigError, match=f"may use {TENSORS} in a query"):
+        Channel(ours).send(query=dpopt.privacy.queries.Losses([theta] * (TENSORS + 1), 1.0))
+
+
+# The attacks of the page.
+
+
+def table():
+    """Attack -> outcome in each column of the page's table."""
+    rows = [line.strip("| ").split("|") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    return {name.strip(): [cell.strip() for cell in cells] for name, *cells in rows[1:]}
+
+
+def outcomes(column):
+    return {name for name, cells in table().items() if cells[column] == "possible"}
+
+
+def test_the_table_holds_all_attacks():
+    assert list(table()) == list(attacks.ATTACKS)
+    assert {cell for cells in table().values() for cell in cells} == {"possible", "refused"}
+
+
+@pytest.mark.skipif(confinement.landlock_version() < 6, reason="needs Linux 6.12, whose Landlock knows of signals")
+def test_the_attacks_of_a_confined_optimizer_end_as_the_table_says():
+    assert set(attacks.succeeded()) == outcomes(0 if os.geteuid() == 0 else 2)
+
+
+def as_other_user():
+    """The options of `subprocess.run` for a user without rights, and an interpreter that this user may start."""
+    nobody = {"user": 65534, "group": 65534, "extra_groups": []}
+    for python in (sys.executable, shutil.which("python3", path="/usr/bin")):
+        version = [python, "-c", f"import sys; assert sys.version_info[:2] == {sys.version_info[:2]}"]
+        try:
+            if subprocess.run(version, **nobody, check=False).returncode == 0:
+                return python, nobody
+        except OSError:
+            continue
+    pytest.skip("no interpreter that another user may start")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(confinement.landlock_version() < 6, reason="needs Linux 6.12, whose Landlock knows of signals")
+@pytest.mark.parametrize(("column", "is_root"), [(0, True), (1, True), (2, False), (3, False)])
+def test_attacks_end_as_the_table_says(column, is_root, tmp_path):
+    """In a folder that holds a module of the name of a library's: what lies there is not imported."""
+    if os.geteuid():
+        pytest.skip("needs root, which can be both")
+    python, options = (sys.executable, {}) if is_root else as_other_user()
+    (tmp_path / "torch.py").write_text("raise SystemExit('imported from the current folder')")
+    tmp_path.chmod(0o755)
+    script = Path(attacks.__file__)
+    path = [str(PAGE.parents[2]), str(script.parent), *(entry for entry in sys.path if "site-packages" in entry)]
+    environment = {"PYTHONPATH": os.pathsep.join(path), "PATH": "/usr/bin", "DPOPT_CACHE": "/nonexistent"}
+    command = [python, str(script), *["--without-landlock"] * (column % 2)]
+    done = subprocess.run(
+        command, **options, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(json.loads(done.stdout.splitlines()[-1])) == outcomes(column)
+
+
+def test_a_system_without_landlock_is_said_once(monkeypatch, caplog):
+    started = []
+
+    class Started:
+        def __init__(self, command, pass_fds, **options):
+            started.append((command, options))
+            self.descriptor = os.dup(pass_fds[0])
+
+        poll = terminate = lambda self: None
+
+    monkeypatch.setattr(isolation, "_nursery", None)
+    monkeypatch.setattr(isolation, "landlock_version", lambda: 0)
+    monkeypatch.setattr(isolation.subprocess, "Popen", Started)
+    monkeypatch.setenv("A_SECRET", "x")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for _ in range(2):
+        isolation._connect().close()
+    assert [record.message for record in caplog.records] == [
+        "isolate: without Landlock, the optimizer may open the files that this user may"
+    ]
+    (((_, options),)) = started
+    assert options["start_new_session"]
+    assert "A_SECRET" not in options["env"]
+    assert options["env"]["OMP_NUM_THREADS"] == "1"
+    os.close(isolation._nursery[2].descriptor)
+
+
+def test_the_trainer_hides_its_memory_from_then_on():
+    Isolated("dp_sgd").close()
+    if confinement._LIBC:
+        assert confinement._LIBC.prctl(3, 0, 0, 0, 0) == 0
+    assert re.search("core dumps", PAGE.read_text())

@@ -6,16 +6,19 @@ that a run which ends where DP-SGD ends has seen nothing.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import gc
 import inspect
-from contextlib import suppress
+import sys
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from dpopt.clipping import Abadi
+from dpopt.clipping.rules import AtBound
 from dpopt.optimizers.dp_sgd import DPSGD
 from dpopt.privacy import DataOracle
 from dpopt.types import ClipRule, Release
@@ -243,6 +246,160 @@ class SpyingLater(Spying):
         return float(self.clip.seen[0].clone().sum())
 
 
+SEEN: list[float] = []
+"""What those below have seen during the latest query."""
+
+
+def look(value):
+    """Note the sum of a tensor, whatever it is wrapped in."""
+    while torch._C._functorch.is_batchedtensor(value) or torch._C._functorch.is_gradtrackingtensor(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    with torch.no_grad():
+        SEEN.append(float(value.double().sum()))
+    return value
+
+
+@dataclass(frozen=True)
+class Watching(Stealing):
+    """Watches what is computed while a query is answered."""
+
+    def watch(self):
+        raise NotImplementedError
+
+    def observe(self, state, batch, clip):
+        SEEN.clear()
+        with self.watch():
+            return super().observe(state, batch, clip)
+
+    def steal(self, batch, oracle):
+        return sum(SEEN)
+
+
+@dataclass(frozen=True)
+class SavedHooks(Watching):
+    """By autograd's hooks for what a backward pass needs."""
+
+    def watch(self):
+        def pack(value):
+            with suppress(Exception):
+                look(value)
+            return value
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value)
+
+
+class Watch(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        with suppress(Exception), torch._C.DisableTorchFunction():
+            for value in args:
+                if value.dim() > 1:
+                    look(value)
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class FunctionMode(Watching):
+    def watch(self):
+        return Watch()
+
+
+@dataclass(frozen=True)
+class ModuleHook(Watching):
+    """It is said to log activations."""
+
+    @contextmanager
+    def watch(self):
+        def hook(module, inputs, output):
+            with suppress(Exception):
+                look(inputs[0])
+
+        handle = torch.nn.modules.module.register_module_forward_hook(hook)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+
+@dataclass(frozen=True)
+class Profiler(Watching):
+    """Through the frames of all that is called."""
+
+    @contextmanager
+    def watch(self):
+        def profile(frame, event, argument):
+            if frame.f_code.co_filename.endswith("data.py"):
+                for value in list(frame.f_locals.values()):
+                    if isinstance(value, torch.Tensor) and value.dim() > 1:
+                        look(value)
+
+        before = sys.getprofile()
+        sys.setprofile(profile)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+
+
+@dataclass(frozen=True)
+class BoundTap(Stealing):
+    """By a bound that looks at what it is computed with."""
+
+    def observe(self, state, batch, clip):
+        Tap.seen = 0.0
+        return batch.gradient(state.theta, AtBound(torch.ones((), dtype=torch.float64).as_subclass(Tap)))
+
+    def steal(self, batch, oracle):
+        return Tap.seen
+
+
+@dataclass(frozen=True)
+class UnwrapClip(MaxClip):
+    """Takes the norms of all records out of the one that it is shown."""
+
+    def factor(self, norm):
+        with suppress(Exception):
+            look(norm)
+        return (1 / norm).clamp(max=1.0)
+
+
+@dataclass(frozen=True)
+class Unwrap(Watching):
+    clip: ClipRule = UnwrapClip()
+
+    def watch(self):
+        return nullcontext()
+
+
+@dataclass(frozen=True)
+class RescaleClip(MaxClip):
+    """Changes the scale of the coordinates between the norms and the sum."""
+
+    scale: torch.Tensor = None
+
+    def factor(self, norm):
+        self.scale.mul_(1e3)
+        return (1 / norm).clamp(max=1.0)
+
+
+@dataclass(frozen=True)
+class ScaleTwice(Honest):
+    def observe(self, state, batch, clip):
+        scale = torch.ones_like(state.theta)
+        return batch.gradient(state.theta, RescaleClip(scale=scale), scale)
+
+
+@dataclass(frozen=True)
+class PeekCopy(Honest):
+    """Looks ahead on a copy of the oracle."""
+
+    def step(self, state, oracle):
+        with copy.copy(oracle).draw() as batch:
+            first = batch.gradient(state.theta, self.clip)
+        with oracle.draw() as batch:
+            second = batch.gradient(state.theta + 0.01, self.clip)
+        return state._replace(theta=state.theta - self.lr * (second.value - first.value))
+
+
 def clipped_by(rule):
     """DP-SGD with a clip rule of its own."""
     return DPSGD(0.1, clip=rule)
@@ -277,6 +434,14 @@ CHEATS = {
     "graph": GradThief(),
     "spy": Spying(),
     "spy later": SpyingLater(),
+    "saved tensors": SavedHooks(),
+    "function mode": FunctionMode(),
+    "module hook": ModuleHook(),
+    "profiler": Profiler(),
+    "bound": BoundTap(),
+    "unwrap": Unwrap(),
+    "scale twice": ScaleTwice(),
+    "peek": PeekCopy(),
 }
 """What is done on purpose."""
 PLAIN = Honest(clip=Abadi(1.0))
