@@ -15,8 +15,8 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 
+from dpopt.audit.published import hyfreedp_noise
 from dpopt.privacy import Draw, Ledger, epsilon
-from dpopt.privacy.published import hyfreedp_noise
 from dpopt.results import figures
 from dpopt.results.drawing import GREY, styles_of
 from dpopt.sizes import default_delta

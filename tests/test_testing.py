@@ -18,7 +18,7 @@ from dpopt.clipping import Abadi, flat
 from dpopt.errors import ConfigError
 from dpopt.optimizers.base import Direction, scalar
 from dpopt.optimizers.dp_sgd import DPSGD, State
-from dpopt.privacy import DataOracle, UnplannedRelease, calibration, data, remembered, sampling
+from dpopt.privacy import DataOracle, UnplannedRelease, caching, calibration, data, sampling
 from dpopt.testing import numerics
 from dpopt.testing.imports import forbidden_imports, imports
 from dpopt.testing.oracles import strict
@@ -539,8 +539,8 @@ def patches(monkeypatch):
         monkeypatch.setattr(DataOracle, "answer", answer)
 
     def too_little_noise():
-        monkeypatch.setattr(remembered, "read", lambda *_: None)
-        monkeypatch.setattr(remembered, "write", lambda *_: None)
+        monkeypatch.setattr(caching, "read", lambda *_: None)
+        monkeypatch.setattr(caching, "write", lambda *_: None)
         monkeypatch.setattr(calibration, "_solve_kinds", lambda *_: {"gradient": 1.0})
 
     def wrong_std(oracle, release):

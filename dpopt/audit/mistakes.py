@@ -26,13 +26,13 @@ from dpopt.audit.games import (
     play,
     play_both,
 )
+from dpopt.audit.published import PublishedNoise, hyfreedp_noise
 from dpopt.clipping.rules import Abadi
 from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.data import DataOracle
 from dpopt.privacy.ledger import Draw, Ledger
 from dpopt.privacy.oracle import Charged, Transcript
 from dpopt.privacy.plan import Plan
-from dpopt.privacy.published import PublishedNoise, hyfreedp_noise
 from dpopt.privacy.queries import LOSSES
 from dpopt.types import ClipRule, Number, Oracle, Release, Vector
 

@@ -78,7 +78,7 @@ class HyFreeDP(Configured):
     uphill fit has no minimum ahead, and saturated losses make equal probes) and b/a is a number (an eta that noise has
     shrunk below 1e-300 leaves none), and b/a is clamped to [eta/2, 2 eta] as in GeN's code. R_l has a floor of 1e-3.
     Losses are clipped to [0, R_l] and centred at R_l/2, which halves their sensitivity. The accounting is the joint
-    one; the paper's (`dpopt.privacy.published`) spends more than it states. Algorithm 1 as printed pairs eta_j with
+    one; the paper's (`dpopt.audit.published`) spends more than it states. Algorithm 1 as printed pairs eta_j with
     L(theta + eta_j G) while Eq. 6 models L(theta - eta_j m); taken literally together, b changes its sign.
     """
 

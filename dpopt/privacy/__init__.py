@@ -10,7 +10,6 @@ from dpopt.privacy.ledger import Draw, Ledger
 from dpopt.privacy.plan import NonPrivate, Plan
 
 if TYPE_CHECKING:
-    from dpopt.privacy import published
     from dpopt.privacy.calibration import calibrate
     from dpopt.privacy.data import DataOracle
     from dpopt.privacy.oracle import BudgetSpent, ReplayOracle, TraceOracle, UnplannedRelease
@@ -34,7 +33,6 @@ __all__ = [
     "UnplannedRelease",
     "calibrate",
     "epsilon",
-    "published",
 ]
 
 __getattr__ = attach(
@@ -44,6 +42,5 @@ __getattr__ = attach(
     | {
         "DataOracle": "dpopt.privacy.data",
         "calibrate": "dpopt.privacy.calibration",
-        "published": "dpopt.privacy.published",
     },
 )

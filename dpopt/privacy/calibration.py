@@ -7,20 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from importlib.metadata import version
 from itertools import groupby
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpopt import fields
 from dpopt.errors import ConfigError
-from dpopt.privacy import accountants, remembered
+from dpopt.privacy import accountants, caching
 from dpopt.privacy.isolation import Isolated
 from dpopt.privacy.ledger import Draw, Ledger
+from dpopt.privacy.opaque import ValueRead
 from dpopt.privacy.oracle import BudgetSpent, TraceOracle
 from dpopt.privacy.plan import NonPrivate, Plan
 from dpopt.privacy.queries import GRADIENT
 from dpopt.privacy.selection import Selection, selection_spec
 from dpopt.privacy.solving import TOLERANCE, solve_noise
-from dpopt.privacy.unread import ValueRead
 from dpopt.types import Optimizer
 
 Structure = tuple[tuple[tuple[str, ...], int], ...]
@@ -75,20 +74,22 @@ def calibrate(
     inflation, shares = _division(optimizer, kinds)
     charge = selection.epsilon if selection else accountants.epsilon
     searched = selection_spec(selection) if selection else None
-    path = _cache_file((structure, rate, kinds, inflation, shares, epsilon, delta, accountant, searched))
+    problem = (structure, rate, kinds, inflation, shares, epsilon, delta, accountant, searched)
+    versions = [version(name) for name in ("dp-accounting", "opacus", "autodp")]
+    path = caching.place("calibration", [problem, TOLERANCE, versions])
 
     def planned(noise: dict[str, float]) -> Plan:
         ledger = _ledger(structure, rate, noise)
         return Plan(noise, ledger, accountants.epsilon(ledger, delta, accountant), **common)
 
-    # Epsilon is recomputed for remembered noise too: a file can neither lower what is claimed nor change a result.
-    known = remembered.read(path) or {}
-    is_usable = known.keys() == set(kinds) and all(0 < value < math.inf for value in known.values())
-    plan = planned(known) if is_usable else None
+    # Epsilon is computed for noise of the cache, too: a file can neither lower what is claimed nor change a result.
+    cached = caching.read(path) or {}
+    is_usable = cached.keys() == set(kinds) and all(0 < value < math.inf for value in cached.values())
+    plan = planned(cached) if is_usable else None
     if plan is None or not (1 - 2 * TOLERANCE) * epsilon <= charge(plan.ledger, delta, accountant) <= epsilon:
         solve = partial(solve_noise, epsilon=epsilon, delta=delta, accountant=accountant, charge=charge)
         noise = _solve_kinds(structure, rate, inflation, shares, solve)
-        remembered.write(path, noise)
+        caching.write(path, noise)
         plan = planned(noise)
     return plan
 
@@ -127,7 +128,7 @@ def cost(optimizer: Optimizer, draws: int = 60) -> Cost:
 
 @lru_cache(maxsize=1024)
 def trace(optimizer: Optimizer, *, rate: float, draws: int, dimension: int = TRACED) -> Structure:
-    """Which releases each of `draws` draws of `optimizer` makes, found without data.
+    """Which releases each of `draws` draws of `optimizer` makes, without data.
 
     Raises:
         ConfigError: the optimizer's state is none, it takes no draw in a step, takes one when none is left, or its
@@ -139,7 +140,7 @@ def trace(optimizer: Optimizer, *, rate: float, draws: int, dimension: int = TRA
 
 
 def _traced(optimizer: Optimizer, oracle: TraceOracle) -> int:
-    """Run `optimizer` until the draws are spent; gives the number of steps."""
+    """The number of steps in which `optimizer` spends all draws."""
     steps = 0
     try:
         state = optimizer.init(oracle.theta)
@@ -165,13 +166,11 @@ def _traced(optimizer: Optimizer, oracle: TraceOracle) -> int:
 
 
 def _require_state(state: Any, optimizer: Optimizer, method: str, dimension: int) -> None:
-    """Raise `ConfigError` for what cannot be a state; `method` has given it."""
     shape = getattr(getattr(state, "theta", None), "shape", None)
-    if getattr(state, "_fields", ())[:1] == ("theta",) and shape == (dimension,):
-        return
-    given = type(state).__name__ if shape is None else f"{type(state).__name__}, theta {list(shape)}"
-    allowed = f"expected a NamedTuple of tensors whose first field is `theta`, shape [d], here [{dimension}]"
-    raise ConfigError(f"{type(optimizer).__name__}.{method}", given, allowed)
+    if getattr(state, "_fields", ())[:1] != ("theta",) or shape != (dimension,):
+        kind = type(state).__name__ if shape is None else f"{type(state).__name__}, theta {list(shape)}"
+        allowed = f"expected a NamedTuple of tensors whose first field is `theta`, shape [d], here [{dimension}]"
+        raise ConfigError(f"{type(optimizer).__name__}.{method}", kind, allowed)
 
 
 def _division(optimizer: Optimizer, kinds: Sequence[str]) -> tuple[float | None, dict[str, float]]:
@@ -222,7 +221,7 @@ def _ledger(structure: Structure, rate: float, noise: Mapping[str, float]) -> Le
 
 
 def score_noise(selection: Selection, epsilon: float, delta: float, accountant: str) -> float:
-    """Noise multiplier of the scores that a search releases, by which it costs at most `epsilon` on what they look at.
+    """Noise multiplier of the scores of a search, by which they cost at most `epsilon` on the records they look at.
 
     A score is one Gaussian release of a sum over records that are not trained on; 0 where none is released.
 
@@ -248,9 +247,3 @@ def _validate(rate: float, draws: int, dimension: int, epsilon: float, delta: fl
     if not epsilon > 0:
         raise ConfigError("epsilon", epsilon, "expected > 0 (inf trains without noise)")
     accountants.check(delta, accountant)
-
-
-def _cache_file(problem: tuple[Any, ...]) -> Path:
-    """The file for a problem and the accountants' versions."""
-    versions = [version(name) for name in ("dp-accounting", "opacus", "autodp")]
-    return remembered.place("calibration", [problem, TOLERANCE, versions])

@@ -33,11 +33,9 @@ from dpopt.privacy.sampling import derive
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes of one run; by default this one alone. The methods with several are collective: all have to call.
+    """The processes of one run, of which this one has the number `rank`, from 0; by default it is alone.
 
-    Attributes:
-        rank: this process's number, from 0.
-        size: how many there are.
+    The methods with several are collective: all have to call.
     """
 
     rank: int = 0
@@ -55,7 +53,7 @@ class Processes:
         return self.rank == 0
 
     def part(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those of `rows`, shape [n], that this process has: all parts together are the whole, nearly equally long."""
+        """The part of `rows`, shape [n], that this process has; all parts are nearly equally long."""
         return np.array_split(rows, self.size)[self.rank] if self.size > 1 else rows
 
     def add_up(self, total: Tensor) -> None:

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from dpopt.errors import ConfigError
 from dpopt.privacy.ledger import Draw, Ledger
+from dpopt.privacy.opaque import opaque
 from dpopt.privacy.plan import Plan
 from dpopt.privacy.queries import Asked, Below, Gradient, Losses, Space, Unseen, read
-from dpopt.privacy.unread import unread
 from dpopt.types import ClipRule, Number, Points, Query, Release, Vector
 
 Transcript = list[list[Release]]
@@ -239,11 +239,11 @@ class BaseOracle(Single):
 class TraceOracle(BaseOracle):
     """Answers with zeros and notes which releases each draw would make; holds no data.
 
-    The zeros cannot be read by default (see `privacy.unread`), so an optimizer whose control flow reads a released
+    The zeros cannot be read by default (see `privacy.opaque`), so an optimizer whose control flow reads a released
     value fails here: its ledger would depend on the data, and no noise could be calibrated for it.
 
     Args:
-        dimension: length of the vectors; each step computes with them, unread or not.
+        dimension: length of the vectors; each step computes with them, opaque or not.
         rate, draws: as the run has them.
         noise: noise multiplier of each kind; by default 1 for any kind.
         device: where the zeros lie; `meta` for those that cannot be read.
@@ -279,7 +279,7 @@ class TraceOracle(BaseOracle):
     def zeros(self, length: int, dtype: torch.dtype | None = None) -> Tensor:
         """What is released: zeros [length]."""
         if self.device.type == "meta":
-            return unread(torch.zeros(length, dtype=dtype))
+            return opaque(torch.zeros(length, dtype=dtype))
         return torch.zeros(length, dtype=dtype, device=self.device)
 
     def _sum(self, asked: Asked, records: Any) -> Tensor:

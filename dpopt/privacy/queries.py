@@ -135,22 +135,14 @@ class Space:
     device: torch.device
 
     def vector(self, value: Any, where: str, *, is_copied: bool = False) -> Vector:
-        """`value` as a plain tensor [d]; it may share its memory with `value` unless it `is_copied`.
-
-        Raises:
-            ConfigError: not a tensor of this shape.
-        """
+        """`value` as a plain tensor [d], in new memory where it `is_copied`; else a ConfigError."""
         if not isinstance(value, Tensor) or value.shape != (self.dimension,):
             shape = f"shape {list(value.shape)}" if isinstance(value, Tensor) else value
             raise ConfigError(where, shape, f"expected a tensor of shape [{self.dimension}]")
         return self._plain(value, self.dtype, is_copied)
 
     def number(self, value: Any, where: str) -> Number:
-        """`value` as a float, or as a new plain tensor of shape [] if it is a tensor.
-
-        Raises:
-            ConfigError: not one number.
-        """
+        """`value` as a float, or as a new plain tensor of shape [] if it is a tensor; else a ConfigError."""
         if isinstance(value, Tensor) and not value.dim():
             return self._plain(value, torch.float64, is_copied=True)
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -170,7 +162,7 @@ class Space:
 
 
 class Unseen(Space):
-    """For tensors whose values cannot be read (`privacy.unread`): they are the kernel's own, and stay as they are."""
+    """For tensors whose values cannot be read (`privacy.opaque`): they are the kernel's own, and stay as they are."""
 
     def _plain(self, tensor: Tensor, dtype: torch.dtype, is_copied: bool) -> Tensor:
         return tensor.detach()
@@ -206,7 +198,12 @@ def read(query: Query, space: Space) -> Asked:
     releases, centre = query.releases, query.centre
     if not isinstance(releases, int) or releases < 1:
         raise ConfigError(f"{kind}.releases", releases, "expected at least 1")
-    sensitivity = _in_range(space.number(query.sensitivity, f"{kind}.sensitivity"), f"{kind}.sensitivity")
+    sensitivity = space.number(query.sensitivity, f"{kind}.sensitivity")
+    if isinstance(sensitivity, Tensor):  # its value is not looked at: it is moved to where float32 noise is noise
+        sensitivity = sensitivity.nan_to_num(nan=LARGEST).clamp(LEAST, LARGEST)
+    elif not (LEAST <= sensitivity <= LARGEST or sensitivity == math.inf):
+        allowed = f"expected {LEAST:g} to {LARGEST:g}, or infinity where nothing is noised"
+        raise ConfigError(f"{kind}.sensitivity", sensitivity, allowed)
     centre = None if centre is None else space.number(centre, f"{kind}.centre")
     asked = Asked(query, kind, query.follows, releases, sensitivity, centre)
     if type(query) not in KINDS.values():  # what is wrong with it shows now, whoever is in the draw
@@ -242,15 +239,6 @@ def contributions(asked: Asked, losses: Tensor, norms: Tensor) -> Tensor:
     return each
 
 
-def _in_range(sensitivity: Number, where: str) -> Number:
-    """`sensitivity` where float32 noise is noise; a tensor, whose value is not looked at, is moved there."""
-    if isinstance(sensitivity, Tensor):
-        return sensitivity.nan_to_num(nan=LARGEST).clamp(LEAST, LARGEST)
-    if not (LEAST <= sensitivity <= LARGEST or sensitivity == math.inf):
-        raise ConfigError(where, sensitivity, f"expected {LEAST:g} to {LARGEST:g}, or infinity where nothing is noised")
-    return sensitivity
-
-
 @cache
 def hints(kind: type[Query]) -> tuple[tuple[str, Any], ...]:
     """Name and annotation of each field of a kind of query."""
@@ -259,42 +247,32 @@ def hints(kind: type[Query]) -> tuple[tuple[str, Any], ...]:
 
 
 def _read(value: Any, hint: Any, where: str, space: Space) -> Any:
+    """One field of a query, as plain vectors and numbers."""
     if hint == Number:
         return space.number(value, where)
     if hint is ClipRule:
-        return _bounded(value, where, space)
+        if type(value) in ELEMENTWISE:
+            # It is shown all norms at once: its fields become plain numbers, which run no code and stay as they are.
+            names = [field.name for field in dataclasses.fields(value)]
+            value = type(value)(**{name: space.number(getattr(value, name), f"{where}.{name}") for name in names})
+        elif not isinstance(value, ClipRule):
+            raise ConfigError(where, value, "expected a clip rule: a `sensitivity`, and a `factor` for each norm")
+        check_alone(value)
+        return Bounded(value, space.number(value.sensitivity, f"{where}.sensitivity"))
     if value is None and type(None) in typing.get_args(hint):
         return None
-    # A vector of its own is used after the norms are, so that a change in between would move the sum beyond its bound.
-    # Points need no copy: an engine reads each in one pass, and forms norms and sum of what that pass leaves.
-    return (
-        space.vector(value, where, is_copied=True) if hint in (Vector, Vector | None) else _points(value, where, space)
-    )
-
-
-def _bounded(rule: Any, where: str, space: Space) -> Bounded:
-    if type(rule) not in ELEMENTWISE and not isinstance(rule, ClipRule):  # the second takes time: it is a protocol
-        raise ConfigError(where, rule, "expected a clip rule: a `sensitivity`, and a `factor` for each norm")
-    if type(rule) in ELEMENTWISE:
-        # They see all norms at once, so their fields are plain numbers, which run no code and nobody can change.
-        fields = dataclasses.fields(rule)
-        rule = type(rule)(
-            **{part.name: space.number(getattr(rule, part.name), f"{where}.{part.name}") for part in fields}
-        )
-    check_alone(rule)
-    return Bounded(rule, space.number(rule.sensitivity, f"{where}.sensitivity"))
-
-
-def _points(value: Any, where: str, space: Space) -> Any:
-    """A vector, or a list of vectors or of pairs (weight, vector)."""
-    if isinstance(value, list | tuple) and value:
-        return tuple(_point(part, f"{where}[{i}]", space) for i, part in enumerate(value))
-    return space.vector(value, where)
-
-
-def _point(value: Any, where: str, space: Space) -> Any:
-    if not isinstance(value, tuple):
+    if hint in (Vector, Vector | None):
+        # A scale is used for the norms and again for the sum: a change in between would move the sum beyond its bound.
+        return space.vector(value, where, is_copied=True)
+    if not (isinstance(value, list | tuple) and value):
         return space.vector(value, where)
-    if len(value) != 2:
-        raise ConfigError(where, value, "expected a pair (weight, vector)")
-    return space.number(value[0], where), space.vector(value[1], where)
+    points: list[Any] = []
+    for i, part in enumerate(value):
+        place = f"{where}[{i}]"
+        if not isinstance(part, tuple):
+            points.append(space.vector(part, place))
+        elif len(part) == 2:
+            points.append((space.number(part[0], place), space.vector(part[1], place)))
+        else:
+            raise ConfigError(place, part, "expected a pair (weight, vector)")
+    return tuple(points)

@@ -6,28 +6,23 @@ Who is in a draw comes from NumPy's Philox4x64 with a 128-bit key. Noise on the 
 Philox, re-seeded for each release with 63 bits of a hash. (torch's CPU generator is not used for noise: it keeps 32
 bits of its seed, so two releases of one long run would soon share their noise.)
 
-What is promised of float32 noise on the CPU: each 64-bit word gives two normals by Box and Muller's transform (1958).
-Its upper 40 bits k give the radius sqrt(-2 log u), u = (k + 1/2) 2^-40; where k = 0, beyond 7.4 standard deviations,
-the upper 40 bits of a further word give u in (0, 2^-40), and so on, so that the tail does not end. The lower 24 bits
-give the angle. Both are computed in float32: of the 2^24 directions 92 % remain distinct, and the smallest radii lie on
-a grid (0, 3.5e-4, 4.9e-4, ...; one pair in 20,000 has a radius below 0.01). The bits are the same on any number of
-threads; on another kind of processor they may differ in the last places. Float64 noise (all losses and counts) is
-NumPy's ziggurat, with 52 random bits a number and an end beyond 12 standard deviations.
-
-Noise that ends breaks a claim whose delta is as small as the mass beyond its end: what one record adds shows there. On
-a GPU torch's normals are made of 32 bits and end at 6.8 standard deviations, so each number is the sum of two of them
-over sqrt(2), which ends at 9.6.
+Float32 noise on the CPU: each 64-bit word gives two normals by Box and Muller's transform (1958). Its upper 40 bits k
+give the radius sqrt(-2 log u), u = (k + 1/2) 2^-40; where k = 0, beyond 7.4 standard deviations, the upper 40 bits of a
+further word give u in (0, 2^-40), and so on, so that the tail does not end. The lower 24 bits give the angle. Both are
+computed in float32: of the 2^24 directions 92 % remain distinct, and the smallest radii lie on a grid (0, 3.5e-4,
+4.9e-4, ...; one pair in 20,000 has a radius below 0.01). The bits are the same on any number of threads; on another
+kind of processor they may differ in the last places. Float64 noise (all losses and counts) is NumPy's ziggurat, with 52
+random bits a number and an end beyond 12 standard deviations. A tail that ends breaks a claim whose delta is as small
+as the mass beyond: torch's normals on a GPU end at 6.8, so each number there is the sum of two of them over sqrt(2).
 
 Not promised:
 
-- Exactness. (epsilon, delta) is proved for real numbers. Which floating-point numbers a noisy sum can reach depends on
-  the sum, and so their last bits can tell neighbouring data sets apart (Mironov 2012, for Laplace noise). Releases are
-  neither rounded to a common grid nor is their noise discrete.
-- Secrecy of a known seed. An accountant's epsilon assumes that nobody knows the noise, nor who is in a draw. Against
-  someone who does, subsampling amplifies nothing and noise hides nothing. `secret_seed` is for models that are
-  published; the seeds of a benchmark are public, so its models are for measuring.
+- Exactness. (epsilon, delta) is proved for real numbers; the floating-point numbers that a noisy sum can reach depend
+  on the sum (Mironov 2012, for Laplace noise). Releases are not rounded to a common grid, nor is their noise discrete.
+- Secrecy of a public seed. An accountant's epsilon assumes that nobody can compute the noise, nor who is in a draw.
+  `secret_seed` is for models that are published; the seeds of a benchmark are public, so its models are for measuring.
 - Cryptography everywhere. Philox is no cipher, and a GPU's is seeded with 63 bits: whoever learns its numbers exactly
-  might find their key. That of float64 noise is the noise seed itself.
+  might compute its key. That of float64 noise is the noise seed itself.
 - Even timing. How long a draw takes tells how many records are in it.
 """
 

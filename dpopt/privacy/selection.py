@@ -45,9 +45,7 @@ class Selection(Protocol):
         ...
 
     def scores(self, epsilon: float) -> tuple[Selection, float] | None:
-        """The rule and the epsilon by which the scores of the runs are charged, for a procedure that is to cost
-        `epsilon`; None where none is released.
-        """
+        """Rule and epsilon by which a procedure of cost `epsilon` charges scores; None where none is released."""
         ...
 
 
@@ -95,10 +93,8 @@ class BestOf(Checked):
 
     def draw(self, seed: int) -> int:
         """A number of runs, a function of `seed`."""
-        uniform = np.random.default_rng(seed).random()
-        return int(np.searchsorted(distribution(self.number, self.runs), uniform, side="right")) + (
-            0 if self.number == "poisson" else 1
-        )
+        uniform, least = np.random.default_rng(seed).random(), 0 if self.number == "poisson" else 1
+        return least + int(np.searchsorted(distribution(self.number, self.runs), uniform, side="right"))
 
 
 @dataclass(frozen=True)
@@ -169,11 +165,11 @@ def selection_rule(value: Any, where: str = "selection") -> Selection:
     name = arguments.pop("rule")
     if name not in SHAPES and name not in RULES:
         raise unknown(f"{where}.rule", name, [*SHAPES, *RULES])
-    kind = RULES.get(name, BestOf)
     arguments |= {"number": name} if name in SHAPES else {}
-    needed = [field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING]
-    for missing in [key for key in needed if key not in arguments]:
-        raise ConfigError(f"{where}.{missing}", None, f"the rule {name} needs it")
+    kind = RULES.get(name, BestOf)
+    for field in dataclasses.fields(kind):
+        if field.default is dataclasses.MISSING and field.name not in arguments:
+            raise ConfigError(f"{where}.{field.name}", None, f"the rule {name} needs it")
     return fields.build(kind, arguments, where, {Ledger: lambda text, _: Ledger.from_json(text)})
 
 
@@ -239,19 +235,15 @@ def distribution(number: Number, runs: float) -> np.ndarray:
     if number == "poisson":
         k = np.arange(int(runs + 40 * math.sqrt(runs) + 40))
         return np.cumsum(np.exp(scipy.special.xlogy(k, runs) - runs - scipy.special.gammaln(k + 1)))
-    stop = _stop(number, runs)
+    # Both others stop after each run with probability gamma, in (0, 1], which their mean decides.
+    if number == "geometric" or runs == 1:
+        stop = 1 / runs
+    else:  # (1/gamma - 1) / log(1/gamma) is the logarithmic mean
+        root = scipy.optimize.root_scalar(
+            lambda log: math.expm1(-log) / -log - runs, bracket=(-50.0, -1e-9), xtol=1e-14
+        )
+        stop = math.exp(root.root)
     k = np.arange(1, int(-40 / math.log1p(-stop)) + 2 if stop < 1 else 2)
     if number == "geometric":
         return 1 - (1 - stop) ** k
     return np.cumsum((1 - stop) ** k / k) / -math.log(stop) if stop < 1 else np.ones(1)
-
-
-def _stop(number: Number, runs: float) -> float:
-    """The parameter gamma in (0, 1] of the geometric or logarithmic distribution with mean `runs`."""
-    if number == "geometric" or runs == 1:
-        return 1 / runs
-
-    def excess(log_stop: float) -> float:
-        return math.expm1(-log_stop) / -log_stop - runs  # (1/gamma - 1) / log(1/gamma) is the mean
-
-    return math.exp(scipy.optimize.root_scalar(excess, bracket=(-50.0, -1e-9), xtol=1e-14).root)

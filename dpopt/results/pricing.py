@@ -11,7 +11,7 @@ from importlib.metadata import version
 from itertools import groupby, zip_longest
 from typing import Any, NamedTuple
 
-from dpopt.privacy import remembered
+from dpopt.privacy import caching
 from dpopt.privacy.accountants import epsilon, events
 from dpopt.privacy.ledger import Draw, Ledger
 from dpopt.privacy.selection import BestOf, Selection, selection_rule, selection_spec
@@ -44,11 +44,11 @@ def spent(ledger: Ledger, delta: float, accountant: str, rule: Selection | None 
     The value is kept by all that decides its bits. `dpopt verify` takes none that was kept.
     """
     key = [events(ledger), delta, accountant, rule and selection_spec(rule), _arithmetic()]
-    path = remembered.place("epsilon", key)
-    kept = remembered.read(path)
+    path = caching.place("epsilon", key)
+    kept = caching.read(path)
     if kept is None:
         kept = {"epsilon": (rule.epsilon if rule else epsilon)(ledger, delta, accountant)}
-        remembered.write(path, kept)
+        caching.write(path, kept)
     return kept["epsilon"]
 
 

@@ -20,7 +20,7 @@ from dpopt.privacy import (
     UnplannedRelease,
     sampling,
 )
-from dpopt.privacy.unread import ValueRead
+from dpopt.privacy.opaque import ValueRead
 from dpopt.types import Release
 
 N, D = 40, 4

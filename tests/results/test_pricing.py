@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from dpopt.cli import main
-from dpopt.privacy import Draw, Ledger, epsilon, remembered
+from dpopt.privacy import Draw, Ledger, caching, epsilon
 from dpopt.privacy.selection import After, BestOf, Composed, Simulated, best_of
 from dpopt.results import choosing, frames, pricing, tables
 from dpopt.results.verify import parquet
@@ -212,7 +212,7 @@ def test_verification_takes_nothing_that_was_kept(matrix, monkeypatch, capsys):
     capsys.readouterr()
     main(["verify", here])
     said = capsys.readouterr()
-    monkeypatch.setattr(remembered, "read", fails)
+    monkeypatch.setattr(caching, "read", fails)
     with pytest.raises(pytest.fail.Exception):
         main(["table", "suite=made", here])
     capsys.readouterr()

@@ -1,6 +1,6 @@
-"""Numbers that take long to compute and are always the same, in small files under `$DPOPT_CACHE`.
+"""A cache on disk, under `$DPOPT_CACHE`, of numbers that take long to compute and are always the same.
 
-A file is named by a hash of all that its numbers follow from, and has a checksum of them: one that is damaged is none.
+A file is named by a hash of all that its numbers follow from, and holds a checksum of them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +24,21 @@ def place(kind: str, key: Any) -> Path:
 
 def read(path: Path) -> dict[str, float] | None:
     """The numbers that were written, bit for bit; None where there are none or the file is damaged."""
-    try:
+    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         content = json.loads(path.read_text())
         numbers = {str(name): float(value) for name, value in content["numbers"].items()}
-        return numbers if content["sha256"] == _checksum(numbers) else None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return None
+        if content["sha256"] == _checksum(numbers):
+            return numbers
+    return None
 
 
 def write(path: Path, numbers: Mapping[str, float]) -> None:
-    """Keep `numbers` where that is possible; a file that cannot be written costs time, nothing else."""
-    try:
+    """Keep `numbers` where that is possible."""
+    with suppress(OSError):  # a file that cannot be written costs time, nothing else
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
             json.dump({"numbers": numbers, "sha256": _checksum(numbers)}, file)
         os.replace(file.name, path)
-    except OSError:
-        pass
 
 
 def _checksum(numbers: Mapping[str, float]) -> str:

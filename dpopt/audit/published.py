@@ -13,6 +13,7 @@ from dpopt.errors import unknown
 from dpopt.fields import Count, Inflation, Many, Positive
 from dpopt.privacy.accountants import epsilon as spent
 from dpopt.privacy.ledger import Draw, Ledger
+from dpopt.privacy.selection import repeated
 from dpopt.privacy.solving import solve_noise
 
 
@@ -57,24 +58,18 @@ def hyfreedp_noise(
     probe_every = fields.convert(probe_every, Count, "probe_every", {})
     noise_inflation = fields.convert(noise_inflation, Inflation, "noise_inflation", {})
     rounds = math.ceil(draws / probe_every)
-    plain = solve_noise(lambda noise: _repeat(Draw(rate, (noise,)), draws), epsilon, delta, accountant)
+
+    def releases(count: int, *noises: float) -> Ledger:
+        return repeated(Ledger([Draw(rate, noises)]), count) if count else Ledger()
+
+    plain = solve_noise(lambda noise: releases(draws, noise), epsilon, delta, accountant)
     gradient = noise_inflation * plain
-    gradients = _repeat(Draw(rate, (gradient,)), draws)
-
-    def probes(noise: float) -> Ledger:
-        return _repeat(Draw(rate, (noise,)), 3 * rounds)
-
+    gradients = releases(draws, gradient)
     if rule == "independent":
-        losses = solve_noise(lambda noise: gradients + probes(noise), epsilon, delta, accountant)
+        losses = solve_noise(lambda noise: gradients + releases(3 * rounds, noise), epsilon, delta, accountant)
     else:
         left = epsilon - spent(gradients, delta, accountant)
-        losses = solve_noise(probes, left, delta, accountant)
-    truth = _repeat(Draw(rate, (gradient, *(losses,) * 3)), rounds) + _repeat(Draw(rate, (gradient,)), draws - rounds)
+        losses = solve_noise(lambda noise: releases(3 * rounds, noise), left, delta, accountant)
+    # The truth: a draw with probes is one Gaussian release of all four values.
+    truth = releases(rounds, gradient, losses, losses, losses) + releases(draws - rounds, gradient)
     return PublishedNoise(gradient, losses, spent(truth, delta, accountant))
-
-
-def _repeat(draw: Draw, count: int) -> Ledger:
-    ledger = Ledger()
-    if count:
-        ledger.append(draw, count)
-    return ledger

@@ -1,4 +1,4 @@
-"""Unread tensors against PyTorch's own without values, those on `meta`."""
+"""Opaque tensors against PyTorch's own without values, those on `meta`."""
 
 import copy
 import math
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpopt.privacy.unread import Unread, ValueRead, unread
+from dpopt.privacy.opaque import Opaque, ValueRead, opaque
 
 N = 3
 
@@ -83,23 +83,23 @@ def operator_iadd(a, b):
 
 @pytest.mark.parametrize("name", GIVING)
 def test_operations_give_tensors_of_the_same_shape_and_type_that_hold_nothing(name):
-    plain, found = GIVING[name](torch.ones(N)), GIVING[name](unread(torch.ones(N)))
+    plain, found = GIVING[name](torch.ones(N)), GIVING[name](opaque(torch.ones(N)))
     assert (found.shape, found.dtype) == (plain.shape, plain.dtype)
     assert (found.is_meta, found.device.type) == (True, "meta")
-    assert isinstance(found, Unread) or name == "into a tensor on meta"
+    assert isinstance(found, Opaque) or name == "into a tensor on meta"
 
 
 @pytest.mark.parametrize("name", READING)
 def test_values_cannot_be_read(name):
     with pytest.raises(ValueRead, match="value"):
-        READING[name](unread(torch.ones(N)))
+        READING[name](opaque(torch.ones(N)))
 
 
 def test_what_is_no_value_is_told():
-    x = unread(torch.ones(2, N))
+    x = opaque(torch.ones(2, N))
     assert (x.shape, len(x), x.ndim, x.dim(), x.numel(), x.size(1)) == ((2, N), 2, 2, 2, 2 * N, N)
     assert (x.dtype, x.is_floating_point(), x.is_cuda, x.requires_grad) == (torch.float32, True, False, False)
-    assert repr(x) == "Unread(shape=[2, 3], dtype=torch.float32)"
+    assert repr(x) == "Opaque(shape=[2, 3], dtype=torch.float32)"
 
 
 def test_tracing_does_not_import_what_takes_seconds_to_import():

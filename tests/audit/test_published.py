@@ -1,0 +1,36 @@
+"""What the HyFreeDP paper's noise rules claim, and what they spend."""
+
+import pytest
+
+from dpopt.audit.published import hyfreedp_noise
+from dpopt.errors import ConfigError
+from dpopt.privacy import Draw, Ledger, epsilon
+
+DELTA = 50_000**-1.1
+SIZES = {"rate": 0.02, "draws": 250, "delta": DELTA}
+SPENT = {1: (5.862, 1.030), 3: (1.704, 4.917), 8: (0.910, 17.65)}  # target -> (noise of the losses, what is spent)
+
+
+@pytest.mark.parametrize("target", SPENT)
+def test_the_papers_rule_spends_more_than_it_says(target):
+    losses, truth = SPENT[target]
+    claimed = hyfreedp_noise(rule="independent", epsilon=target, **SIZES)
+    assert claimed.losses == pytest.approx(losses, rel=1.5e-2)
+    assert claimed.true_epsilon == pytest.approx(truth, rel=2.5e-2)
+    assert claimed.true_epsilon > target
+
+
+def test_the_papers_additive_rule():
+    claimed = hyfreedp_noise(rule="additive", epsilon=3, **SIZES)
+    gradients, probes = Ledger(), Ledger()
+    gradients.append(Draw(0.02, (claimed.gradient,)), 250)
+    probes.append(Draw(0.02, (claimed.losses,)), 150)
+    assert epsilon(gradients, DELTA, "rdp") + epsilon(probes, DELTA, "rdp") == pytest.approx(3, rel=1e-4)
+
+
+def test_an_argument_out_of_range_is_named():
+    with pytest.raises(ConfigError, match="did you mean 'additive'"):
+        hyfreedp_noise(rule="aditive", epsilon=3, **SIZES)
+    for wrong in ({"probe_every": 0}, {"epsilon": 0}, {"noise_inflation": 0.9}, {"draws": 2.5}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            hyfreedp_noise(rule="additive", **{**SIZES, "epsilon": 3, **wrong})
