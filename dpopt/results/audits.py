@@ -9,7 +9,7 @@ import pandas as pd
 
 from dpopt.markup import MARKDOWN
 from dpopt.results.speed import origin
-from dpopt.results.writing import Table
+from dpopt.results.writing import Column, Table, texts, unless_nan
 
 COLUMNS = ["kind", "name", "what", "epsilon_target", "epsilon", "delta", "trials", "canaries", "seconds", "failure"]
 BOUNDS = ("worst_case", "one_run", "one_run_fdp")
@@ -33,45 +33,41 @@ def frame(record: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def problems(rows: pd.DataFrame) -> list[str]:
-    """What should not be: an optimizer that is flagged, a control that is not, an audit that failed."""
-    found = [f"{row['name']}: {row['failure']}" for _, row in rows[rows["failure"] != ""].iterrows()]
+    """Lines on an optimizer that is flagged, a control that is not, and an audit that failed."""
+    lines = [f"{row['name']}: {row['failure']}" for _, row in rows[rows["failure"] != ""].iterrows()]
     sound = rows[rows["failure"] == ""]
     for _, row in sound[sound["is_flagged"] != (sound["kind"] == "control")].iterrows():
         verb = "is refuted" if row["is_flagged"] else "is broken on purpose and was not flagged"
-        found.append(f"{row['name']}: epsilon = {row['epsilon']:.4g} {verb}")
-    return found
+        lines.append(f"{row['name']}: epsilon = {row['epsilon']:.4g} {verb}")
+    return lines
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    """The two tables of a record, with what the columns mean and where they come from."""
+    """The two tables of a record, with a note on their columns and their origin."""
     rows, parts = frame(record), []
     for kind, title in (("optimizer", "Optimizers"), ("control", "Broken on purpose")):
         part = rows[rows["kind"] == kind]
         if len(part):
-            parts += [f"## {title}", Table(_readable(part, kind)).markdown]
+            table = texts(part, _columns(kind))
+            parts += [f"## {title}", Table(table.loc[:, table.ne("").any()]).markdown]  # without empty columns
     setting = f"Suite {record['suite']}, {record['seconds']:.0f} s, {origin(record, 'torch')}."
     return "\n\n".join([*parts, NOTE.format(**record), MARKDOWN.escape(setting)]) + "\n"
 
 
-def _readable(rows: pd.DataFrame, kind: str) -> pd.DataFrame:
-    columns = {
-        kind: rows["name"],
-        "what is wrong": rows["what"],
-        "claimed ε": rows["epsilon"].map(_number),
-        "worst case": rows["worst_case"].map(_number),
-        "one run": rows["one_run"].map(_number),
-        "one run, f-DP": rows["one_run_fdp"].map(_number),
-        "runs with, without": rows["trials"].map(
-            lambda n: ", ".join(f"{k:,}" for k in n) if isinstance(n, list | tuple) else ""
-        ),
-        "canaries": rows["canaries"].map(lambda n: "" if pd.isna(n) else f"{n:.0f}"),
-        "flagged": rows["is_flagged"].map({True: "yes", False: "no"}),
-        "failure": rows["failure"],
-    }
-    table = pd.DataFrame(columns)
-    empty = [name for name in table.columns if not table[name].fillna("").astype(str).any()]
-    return table.drop(columns=empty)
+def _columns(kind: str) -> list[Column]:
+    return [
+        Column(kind, "name"),
+        Column("what is wrong", "what", unless_nan(str)),
+        Column("claimed ε", "epsilon", unless_nan("{:.3g}".format)),
+        Column("worst case", "worst_case", unless_nan("{:.3g}".format)),
+        Column("one run", "one_run", unless_nan("{:.3g}".format)),
+        Column("one run, f-DP", "one_run_fdp", unless_nan("{:.3g}".format)),
+        Column("runs with, without", "trials", _listed),
+        Column("canaries", "canaries", unless_nan("{:.0f}".format)),
+        Column("flagged", "is_flagged", {True: "yes", False: "no"}.__getitem__),
+        Column("failure", "failure"),
+    ]
 
 
-def _number(value: float) -> str:
-    return "" if pd.isna(value) else f"{value:.3g}"
+def _listed(numbers: Any) -> str:
+    return ", ".join(f"{number:,}" for number in numbers) if isinstance(numbers, list | tuple) else ""

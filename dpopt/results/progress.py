@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from dpopt.markup import duration
+from dpopt.results.writing import Column, texts, unless_nan
 from dpopt.store.leases import Holder
 
 ALIKE = ("workload", "label", "epochs", "batch_size")
@@ -64,7 +65,15 @@ def seconds_left(cells: pd.DataFrame, at_work: pd.DataFrame, expected: pd.Series
 
 def readable(at_work: pd.DataFrame) -> pd.DataFrame:
     """The frame of `running` as texts."""
-    left = at_work["seconds_left"].map(lambda seconds: "?" if math.isnan(seconds) else duration(seconds))
-    shown = {"ε": at_work["ε"].map("{:g}".format), "done": at_work["done"].map("{:.0%}".format), "seconds_left": left}
-    shown["silent"] = at_work["silent"].map("{:.0f} s".format)
-    return at_work.assign(**shown).astype(str).rename(columns={"seconds_left": "left", "silent": "sign of life"})
+    return texts(at_work, COLUMNS)
+
+
+COLUMNS = [
+    *(Column(name, name) for name in ("run", "workload", "optimizer")),
+    Column("ε", "ε", "{:g}".format),
+    Column("seed", "seed"),
+    Column("done", "done", "{:.0%}".format),
+    Column("left", "seconds_left", unless_nan(duration, "?")),
+    Column("holder", "holder"),
+    Column("sign of life", "silent", "{:.0f} s".format),
+]

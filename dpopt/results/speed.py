@@ -8,14 +8,14 @@ from typing import Any
 import pandas as pd
 
 from dpopt.markup import MARKDOWN
-from dpopt.results.writing import Table
+from dpopt.results.writing import Column, Table, texts, unless_nan
 
 TITLES = {
     "engine": "Engines: one step of private SGD against non-private SGD",
     "optimizer": "Optimizers: one draw against the baseline's",
 }
 BLOCK = ["kind", "case", "subset", "precision"]
-"""What contenders that are compared have in common."""
+"""Contenders that agree in these are compared."""
 NUMBERS = ["seconds", "time_ratio", "time_ratio_low", "time_ratio_high", "memory", "memory_ratio"]
 NOTE = (
     "Time: ratio of medians, in parentheses the quartiles of the single rounds' ratios; in every round each row of a "
@@ -36,15 +36,15 @@ def frame(record: Mapping[str, Any]) -> pd.DataFrame:
 def parts(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """The rows of many cases, divided among figures: all parameters trained, a case's subsets, optimizers, bfloat16."""
     usual, is_engine = frame["precision"] == "float32", frame["kind"] == "engine"
-    found = {"full": usual & is_engine & (frame["subset"] == "full")}
+    masks = {"full": usual & is_engine & (frame["subset"] == "full")}
     for case in frame[frame["subset"] != "full"]["case"].unique():
-        found[case] = usual & is_engine & (frame["case"] == case)
-    found |= {"optimizers": usual & ~is_engine, "bfloat16": ~usual}
-    return {name: frame[chosen] for name, chosen in found.items() if chosen.any()}
+        masks[case] = usual & is_engine & (frame["case"] == case)
+    masks |= {"optimizers": usual & ~is_engine, "bfloat16": ~usual}
+    return {name: frame[chosen] for name, chosen in masks.items() if chosen.any()}
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    """The tables of a record, with what was left out and where they come from."""
+    """The tables of a record, with its setting and the cases that were left out."""
     left_out = [f"Left out: {line}." for line in record["skipped"]]
     return "\n\n".join([*blocks(record), NOTE, *map(MARKDOWN.escape, [f"{setting(record)}.", *left_out])]) + "\n"
 
@@ -53,49 +53,48 @@ def blocks(record: Mapping[str, Any]) -> list[str]:
     """A title and a table for each kind of contender in a record."""
     rows, parts = frame(record), []
     for kind, title in TITLES.items():
-        if (rows["kind"] == kind).any():
-            parts += [f"## {title}", Table(_readable(rows[rows["kind"] == kind], kind)).markdown]
+        if len(part := rows[rows["kind"] == kind]):
+            table = texts(part, _columns(kind))
+            only_float32 = set(part["precision"]) == {"float32"}
+            parts += [f"## {title}", Table(table.drop(columns="precision") if only_float32 else table).markdown]
     return parts
 
 
 def setting(record: Mapping[str, Any]) -> str:
-    """Where and how a record was measured, in one line."""
+    """Device, threads and versions of a record, in one line."""
     device = record["provenance"]["device"]
     return f"{device}, {record['threads']} threads of {record['cores']} cores, {origin(record, 'torch', 'opacus')}"
 
 
 def origin(record: Mapping[str, Any], *packages: str) -> str:
-    """With which versions of `packages`, at which commit and when a record was made."""
-    made = record["provenance"]
-    versions = [f"{package} {made['versions'][package]}" for package in packages]
-    dirty = " with changes" if made["dirty"] else ""
-    return ", ".join([*versions, f"commit {str(made['commit'])[:12]}{dirty}", record["started"]])
+    """Versions of `packages`, commit and time of a record."""
+    origin = record["provenance"]
+    versions = [f"{package} {origin['versions'][package]}" for package in packages]
+    dirty = " with changes" if origin["dirty"] else ""
+    return ", ".join([*versions, f"commit {str(origin['commit'])[:12]}{dirty}", record["started"]])
 
 
-def _readable(rows: pd.DataFrame, kind: str) -> pd.DataFrame:
-    columns = {
-        "case": rows["case"],
-        "trained": rows.apply(lambda row: f"{row['subset']} ({row['trained']:,})", axis=1),
-        "precision": rows["precision"],
-        "B": rows["batch_size"].astype(str),
-        kind: rows["contender"],
-        "baseline": rows["baseline"],
-        "ms": rows["seconds"].map(lambda value: "fails" if pd.isna(value) else f"{1e3 * value:,.1f}"),
-        "time": rows.apply(_time, axis=1),
-        "MB": rows["memory"].map(lambda value: "" if pd.isna(value) else f"{value / 1e6:.1f}"),
-        "memory": rows["memory_ratio"].map(_ratio),
-        "Opacus / this": rows["over_opacus"].map(_ratio),
-    }
-    without = ["baseline" if kind == "engine" else "Opacus / this"]
-    without += ["precision"] if set(rows["precision"]) == {"float32"} else []
-    return pd.DataFrame(columns).drop(columns=without)
+def _columns(kind: str) -> list[Column]:
+    return [
+        Column("case", "case"),
+        Column("trained", text=lambda row: f"{row['subset']} ({row['trained']:,})"),
+        Column("precision", "precision"),
+        Column("B", "batch_size"),
+        Column(kind, "contender"),
+        *([] if kind == "engine" else [Column("baseline", "baseline")]),
+        Column("ms", "seconds", unless_nan(lambda value: f"{1e3 * value:,.1f}", "fails")),
+        Column("time", text=_time),
+        Column("MB", "memory", unless_nan(lambda value: f"{value / 1e6:.1f}")),
+        Column("memory", "memory_ratio", unless_nan(_ratio)),
+        *([Column("Opacus / this", "over_opacus", unless_nan(_ratio))] if kind == "engine" else []),
+    ]
 
 
-def _time(row: pd.Series) -> str:
+def _time(row: Mapping[str, Any]) -> str:
     if pd.isna(row["time_ratio"]):
         return row["failure"][:60]
     return f"{_ratio(row['time_ratio'])} ({_ratio(row['time_ratio_low'])}-{_ratio(row['time_ratio_high'])})"
 
 
 def _ratio(value: float) -> str:
-    return "" if pd.isna(value) else f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,11 @@ import pandas as pd
 from dpopt import registry
 from dpopt.privacy.solving import Charge
 from dpopt.results import pricing, statistics
+from dpopt.results.choosing import Row
 from dpopt.results.frames import GROUP
 from dpopt.results.pricing import ROUNDING
 from dpopt.results.scores import is_share, shown, without_score
-from dpopt.results.writing import Table, marks
+from dpopt.results.writing import Column, Table, marks, texts
 from dpopt.store.runs import Store
 
 BLOCK = ["workload", "epsilon_target"]
@@ -126,10 +128,10 @@ def _compared(table: pd.DataFrame, tests: Sequence[pd.Series]) -> pd.DataFrame:
         finite = {row: tests[row].where(np.isfinite(tests[row])) for row in block.index}
         worst = pd.concat(finite).min()
         scores = pd.DataFrame({row: values.fillna(worst) for row, values in finite.items()})
-        found = statistics.standing(scores.to_numpy(float))
-        table.loc[block.index, "p"] = found.p
-        table.loc[block.index, "visible"] = found.visible
-        table.loc[block.index, "is_best"] = found.may_be_best & [values.notna().any() for values in finite.values()]
+        standing = statistics.standing(scores.to_numpy(float))
+        table.loc[block.index, "p"] = standing.p
+        table.loc[block.index, "visible"] = standing.visible
+        table.loc[block.index, "is_best"] = standing.may_be_best & [values.notna().any() for values in finite.values()]
     return table
 
 
@@ -139,7 +141,7 @@ def further_scores(table: pd.DataFrame) -> list[str]:
 
 
 def as_table(table: pd.DataFrame, title: str, scores: Sequence[str] = (), remarks: Sequence[str] = ()) -> Table:
-    """`comparison`'s frame as people read it; what `setting` says is left out.
+    """`comparison`'s frame as people read it; a column that says the same in every row is in the note instead.
 
     Args:
         table: of `comparison`, with or without the columns that `papers.beside` adds.
@@ -149,100 +151,83 @@ def as_table(table: pd.DataFrame, title: str, scores: Sequence[str] = (), remark
     """
     if table.empty:
         return Table(pd.DataFrame({"no finished rows": []}), title, numbers=table)
-    marked = ["optimizer", *(shown(score).label for score in table["score"].unique())]
-    is_reference = table["is_reference"] & (table["epsilon_target"] < math.inf)
+    main = list(table["score"].unique())
+    columns = [
+        Column("workload", "workload"),
+        Column("target ε", "epsilon_target", upper),  # as what was spent, which is at most this
+        Column("optimizer", "label"),
+        *(column for score in main for column in _of_score(table, score, "mean", "published")),
+        Column(INTERVAL, text=lambda row: shown(row["score"]).interval(row["low"], row["high"])),
+        *(column for score in scores for column in _of_score(table, score, f"score_{score}", f"published_{score}")),
+        Column("tuning", "tuning"),
+        Column(EDGES, "edges"),
+        Column("runs", "runs", "{:.3g}".format),
+        Column("ε single", "epsilon_single", upper),
+        Column("ε with tuning", text=charged),
+        Column("ε composed", "epsilon_composed", upper),
+        Column("seeds", "seeds"),
+        *(column for column in SHARED if column.name in ("B", "epochs", "C", "δ")),
+        Column("diverged", "diverged"),
+    ]
+    frame = texts(table, columns)
+    dropped = [*_constant(table), *(name for name in (INTERVAL, EDGES) if not frame[name].any())]
+    dropped += ["ε composed"] if (table["epsilon_composed"] == table["epsilon_with_tuning"]).all() else []
+    is_reference, marked = table["is_reference"], ["optimizer", *(shown(score).label for score in main)]
     return Table(
-        _readable(table, scores),
+        frame.drop(columns=dropped),
         title,
         footer(table, remarks),
         bold=marks(table["is_best"], marked),
-        italic=marks(is_reference, marked),
+        italic=marks(is_reference & (table["epsilon_target"] < math.inf), marked),
         numbers=table,
     )
 
 
-def _readable(table: pd.DataFrame, scores: Sequence[str]) -> pd.DataFrame:
-    columns = {
-        "workload": table["workload"],
-        "target ε": table["epsilon_target"].map(upper),  # as what was spent, which is at most this
-        "optimizer": table["label"],
-        **_main_scores(table),
-        INTERVAL: [shown(row.score).interval(row.low, row.high) for row in table.itertuples()],
-        **_further_scores(table, scores),
-        "tuning": table["tuning"],
-        EDGES: table["edges"],
-        "runs": table["runs"].map("{:.3g}".format),
-        "ε single": table["epsilon_single"].map(upper),
-        "ε with tuning": table["epsilon_with_tuning"].map(upper).where(table["tuning"] != "fixed", "not charged"),
-        "ε composed": table["epsilon_composed"].map(upper),
-        "seeds": table["seeds"].astype(str),
-        "B": table["batch_size"].map(number),
-        "epochs": table["epochs"].map(number),
-        "C": table["clip"].map(number),
-        "δ": table["delta"].map(upper_delta),
-        "diverged": table["diverged"].astype(str),
-    }
-    frame = pd.DataFrame(columns).astype(str)
-    dropped = [*_constant(table), *(name for name in (INTERVAL, EDGES) if not frame[name].any())]
-    dropped += ["ε composed"] if (table["epsilon_composed"] == table["epsilon_with_tuning"]).all() else []
-    return frame.drop(columns=dropped)
+def charged(row: Row) -> str:
+    """Epsilon of a row's whole search, as tables show it."""
+    return "not charged" if row["tuning"] == "fixed" else upper(row["epsilon_with_tuning"])
 
 
-def _main_scores(table: pd.DataFrame) -> dict[str, list[str]]:
-    """A column for each score that counts in some row, with the published numbers beside it."""
-    columns = {}
-    for score in table["score"].unique():
-        own = table["score"] == score
-        columns[shown(score).label] = _texts(table, "mean", score, own)
-        columns |= _published(table, "published", score, own)
-    return columns
+def _of_score(table: pd.DataFrame, score: str, ours: str, theirs: str) -> Iterator[Column]:
+    """A column of a score, empty where a row has no such number, and one of the paper's numbers where there are any."""
+    unit = shown(score)
 
+    def text(row: Row, key: str) -> str:
+        if row["score"] != score if ours == "mean" else row[ours] != row[ours]:
+            return ""
+        return unit.text(row[key], row["std" if key == "mean" else f"{key}_std"])
 
-def _further_scores(table: pd.DataFrame, scores: Sequence[str]) -> dict[str, list[str]]:
-    """A column for each of `scores`, empty where a row has no such number, with the published numbers beside it."""
-    columns = {}
-    for score in scores:
-        columns[shown(score).label] = _texts(table, f"score_{score}", score, table[f"score_{score}"].notna())
-        columns |= _published(table, f"published_{score}", score, pd.Series(True, index=table.index))
-    return columns
+    def published(row: Row) -> str:
+        number = "" if math.isnan(row[theirs]) else text(row, theirs)
+        return f"{number} ({row[f'{theirs}_in']})" if number else ""
 
-
-def _texts(table: pd.DataFrame, column: str, score: str, rows: pd.Series) -> list[str]:
-    """The numbers of a column and their deviations as text; empty but for `rows`."""
-    spread = "std" if column == "mean" else f"{column}_std"
-    numbers = zip(table[column], table[spread], rows, strict=True)
-    return [shown(score).text(mean, std) if is_shown else "" for mean, std, is_shown in numbers]
-
-
-def _published(table: pd.DataFrame, column: str, score: str, rows: pd.Series) -> dict[str, list[str]]:
-    """The paper's numbers and where in the paper they are; no column where there are none to show."""
-    rows = rows & table[column].notna() if column in table else rows & False
-    texts = _texts(table, column, score, rows) if rows.any() else []
-    cells = [f"{t} ({where})" if t else "" for t, where in zip(texts, table.get(f"{column}_in", ""), strict=False)]
-    return {f"published {shown(score).label}": cells} if cells else {}
+    yield Column(unit.label, text=partial(text, key=ours))
+    if theirs in table and any(map(published, table.to_dict("records"))):
+        yield Column(f"published {unit.label}", text=published)
 
 
 def _note(optimizer: str, widen: int, unscored: str) -> str:
-    known = registry.entries("optimizer")  # results may be of an optimizer that is not installed here
-    notes = [known[optimizer].note] if optimizer in known else []
+    entries = registry.entries("optimizer")  # results may be of an optimizer that is not installed here
+    notes = [entries[optimizer].note] if optimizer in entries else []
     diverged = f"{unscored}, which counts as diverged: not ranked." if unscored else ""
     return " ".join(filter(None, [*notes, WIDEN_NOTE.format(widen) if widen else "", diverged]))
 
 
 def footer(table: pd.DataFrame, remarks: Sequence[str] = ()) -> str:
-    """What belongs below the table: what all rows share, what the columns mean, notes to single rows, `remarks`."""
+    """The note below the table: what all rows share, what the columns mean, notes to single rows, `remarks`."""
     if table.empty:
         return ""
     scores = " and ".join(shown(score).label.removesuffix(" (%)") for score in table["score"].unique())
     notes = table[table["note"] != ""].groupby("note", sort=False)["label"].unique()
     to_rows = [f"{', '.join(labels)}: {note}" for note, labels in notes.items()]
-    said = NOTE.format(scores=scores, interval=_interval_note(table), limit=limit(table))
+    meaning = NOTE.format(scores=scores, interval=_interval_note(table), limit=limit(table))
     edges = [EDGES_NOTE] if table["edges"].any() else []
-    return " ".join([f"{setting(table)}. {said}", *edges, *to_rows, *remarks])
+    setting = ", ".join(f"{name} = {value}" for name, value in _constant(table).items())
+    return " ".join([f"{setting}. {meaning}", *edges, *to_rows, *remarks])
 
 
 def _interval_note(table: pd.DataFrame) -> str:
-    """What the intervals allow for."""
+    """The sources of error that the intervals allow for."""
     if table["low"].isna().all():
         return ""
     seeds = "the variation over seeds (Student's t)" if table["seeds"].max() > 1 else ""
@@ -253,37 +238,27 @@ def _interval_note(table: pd.DataFrame) -> str:
 
 
 def limit(table: pd.DataFrame) -> str:
-    """What a table or a ranking cannot show with its seeds, in a sentence."""
+    """The difference that a table or a ranking cannot show with its seeds, in a sentence."""
     counts = sorted(table["seeds"].unique())
-    said = f"{counts[0]} seeds" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
+    seeds = f"{counts[0]} seeds" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
     parts = []
     for score, rows in table[table["visible"].notna()].groupby("score"):
         unit, ends = shown(score), sorted({*rows["visible"].agg(["min", "max"])})
-        texts = dict.fromkeys(f"{unit.factor * end:.{unit.decimals}f}" for end in ends)
-        parts.append(f"{' to '.join(texts)} {'points' if unit.factor == 100 else unit.label}")
+        sizes = dict.fromkeys(f"{unit.factor * end:.{unit.decimals}f}" for end in ends)
+        parts.append(f"{' to '.join(sizes)} {'points' if unit.factor == 100 else unit.label}")
     if parts:
         least = " and ".join(parts)
-        return f"With {said}, a difference below about {least} (by block, the median over pairs) cannot be shown."
+        return f"With {seeds}, a difference below about {least} (by block, the median over pairs) cannot be shown."
     return "Nothing is tested: that takes two rows of a block that keep to the target, with two seeds each."
 
 
-def setting(table: pd.DataFrame) -> str:
-    """What all rows share and the table therefore leaves out, in one line."""
-    return ", ".join(f"{name} = {value}" for name, value in _constant(table).items())
-
-
 def _constant(table: pd.DataFrame) -> dict[str, str]:
-    """The columns that say the same in every row, with their value."""
-    names = {"workload": "workload", "B": "batch_size", "epochs": "epochs", "C": "clip", "δ": "delta", "seeds": "seeds"}
-    constant = {}
-    for name, key in names.items():
-        if table.empty or table[key].nunique(dropna=False) != 1:
-            continue
-        value = table[key].iloc[0]
-        constant[name] = value if isinstance(value, str) else upper_delta(value) if key == "delta" else number(value)
-    if not table.empty and not table["diverged"].any():
-        constant["diverged"] = "0"
-    return constant
+    """The columns that say the same in every row, with their text."""
+    if table.empty:
+        return {}
+    is_shared = [column for column in SHARED if table[column.key].nunique(dropna=False) == 1]
+    constant = {name: text(table[key].iloc[0]) for name, key, text in is_shared}
+    return constant if table["diverged"].any() else constant | {"diverged": "0"}
 
 
 def upper(value: float) -> str:
@@ -307,3 +282,14 @@ def number(value: float) -> str:
     return (
         "–" if math.isnan(value) else "∞" if math.isinf(value) else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
     )
+
+
+SHARED = [
+    Column("workload", "workload"),
+    Column("B", "batch_size", number),
+    Column("epochs", "epochs", number),
+    Column("C", "clip", number),
+    Column("δ", "delta", upper_delta),
+    Column("seeds", "seeds"),
+]
+"""Columns that the note has, and not the table, where all rows agree."""

@@ -49,7 +49,7 @@ def headline(table: pd.DataFrame) -> pd.DataFrame:
     """The best private rows for each workload and target epsilon, as people read them; empty where there are none.
 
     Args:
-        table: of `tables.comparison`, with one setting for each method (`results.best_setting`): choosing one is
+        table: of `tables.comparison`, with one setting for each method (`choosing.best_setting`): choosing one is
             charged there.
     """
     private = table[table["epsilon_target"] < math.inf]
@@ -70,7 +70,7 @@ def _best_of_block(block: pd.DataFrame, table: pd.DataFrame) -> dict[str, str]:
         "best private method": _named(best, table) if best else "",
         f"test {score.label}": score.text(best["mean"], best["std"]) if best else "",
         "ε with tuning": tables.upper(best["epsilon_with_tuning"]) if best else "",
-        "for reference": _with_score(reference, table, f", ε with tuning {_charged(reference)}" if reference else ""),
+        "for reference": _with_score(reference, table, is_charged=True),
         "without privacy": _with_score(_best(ceiling), table),
     }
 
@@ -81,12 +81,11 @@ def _best(rows: pd.DataFrame) -> dict[str, Any] | None:
     return None if finite.empty else finite.loc[finite["mean"].idxmax()].to_dict()
 
 
-def _charged(row: dict[str, Any]) -> str:
-    return "not charged" if row["tuning"] == "fixed" else tables.upper(row["epsilon_with_tuning"])
-
-
-def _with_score(row: dict[str, Any] | None, table: pd.DataFrame, remark: str = "") -> str:
-    return f"{_named(row, table)}: {shown(row['score']).text(row['mean'], row['std'])}{remark}" if row else ""
+def _with_score(row: dict[str, Any] | None, table: pd.DataFrame, is_charged: bool = False) -> str:
+    if row is None:
+        return ""
+    price = f", ε with tuning {tables.charged(row)}" if is_charged else ""
+    return f"{_named(row, table)}: {shown(row['score']).text(row['mean'], row['std'])}{price}"
 
 
 def _named(row: dict[str, Any], table: pd.DataFrame) -> str:
