@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
 from dpopt.clipping.bookkeeping import BookkeepingEngine
-from dpopt.clipping.flat import Clipped, ClippingEngine, FlatModel
+from dpopt.clipping.each import LoopEngine
+from dpopt.clipping.flat import Clipped, ClippingEngine, FlatModel, as_written
 from dpopt.clipping.layers import refuse_unsafe, replacements
 from dpopt.clipping.losses import Loss, check_loss
 from dpopt.clipping.recording import Unsupported
@@ -32,7 +33,7 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger(__name__)
-ENGINES = ("auto", "bookkeeping", "vmap")
+ENGINES = ("auto", "bookkeeping", "vmap", "loop")
 PRECISIONS = ("float32", "bfloat16")
 
 
@@ -51,8 +52,9 @@ def engine(
         model: its parameters with `requires_grad` are trained. Batch and spectral normalisation have to be in
             evaluation mode when the engine is made, and stay so while the engine runs the model.
         loss: (outputs, targets) -> one loss per example.
-        name: "bookkeeping" (fast), "vmap" (any model that `torch.func.vmap` can follow, slow), or "auto": bookkeeping
-            where it can follow the model, else vmap; the log says why.
+        name: "bookkeeping" (fast), "vmap" (any model that `torch.func.vmap` can follow, slow), "loop" (plain autograd,
+            one record after the other, slowest), or "auto": the first of them that can follow the model; the log says
+            why. What `torch.compile` has made of a model or a part of it is left out: it runs as it is written.
         sample: a few records (x, y), to find out now whether an engine can follow the model; without them the first
             batch tells.
         batch: expected batch size: examples that mix are then looked for among as many as the engine works on at once.
@@ -67,12 +69,11 @@ def engine(
         raise unknown("engine", name, ENGINES)
     if precision not in PRECISIONS:
         raise unknown("precision", precision, PRECISIONS)
-    if name == "vmap" and precision != "float32":
-        raise ConfigError("precision", precision, "the engine 'vmap' knows only float32")
+    if name in ("vmap", "loop") and precision != "float32":
+        raise ConfigError("precision", precision, f"the engine {name!r} knows only float32")
     refuse_unsafe(model)
-    engines: list[FlatModel] = [] if name == "vmap" else [BookkeepingEngine(model, loss, precision)]
-    if name != "bookkeeping":
-        engines.append(VmapEngine(model, loss))
+    engines: list[FlatModel] = [BookkeepingEngine(model, loss, precision)] if name in ("auto", "bookkeeping") else []
+    engines += [kind(model, loss) for kind in (VmapEngine, LoopEngine) if name in ("auto", kind.name)]
     choice = _Choice(engines, batch)
     made = choice.decided(*sample) if sample else choice
     return made if choice.is_decided else choice
@@ -99,8 +100,12 @@ class _Choice(ClippingEngine):
 
     def _choose(self, x: Tensor, y: Tensor) -> tuple[FlatModel, bool]:
         refusals: dict[str, Unsupported] = {}
-        check_loss(self._engines[0].model, self._engines[0].loss, x, y, self._batch)
+        with as_written():
+            check_loss(self._engines[0].model, self._engines[0].loss, x, y, self._batch)
+        replacement = replacements(self._engines[0].model)
         for engine in self._engines:
+            if engine.name == "loop" and refusals and replacement:
+                break  # a pass for each record is slower than the layer that takes the place
             try:
                 is_decided = verify(engine, x, y, self._batch)
             except Unsupported as error:
@@ -108,11 +113,14 @@ class _Choice(ClippingEngine):
                 continue
             if is_decided and refusals:
                 reasons = [f"{name} cannot follow the model: {error.reason}" for name, error in refusals.items()]
-                _LOG.warning("engine %s, because %s", engine.name, *reasons)
+                cost = ", which runs the model once for each record" if engine.name == "loop" else ""
+                _LOG.warning("engine %s%s, because %s", engine.name, cost, "; ".join(reasons))
             elif is_decided:
                 _LOG.info("engine %s: agrees with autograd on one example at a time", engine.name)
             return engine, is_decided
-        raise _refused(self._engines[0].model, refusals)
+        name, *others = refusals
+        reasons = [f"{error.reason} ({engine})" if others else error.reason for engine, error in refusals.items()]
+        raise Unsupported("; ".join(reasons), "auto" if others else name, replacement)
 
     @property
     def theta(self) -> Vector:
@@ -146,13 +154,3 @@ class _Choice(ClippingEngine):
 
     def losses(self, points: Sequence[Vector], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         return self.decided(x, y).losses(points, x, y, mask)
-
-
-def _refused(model: nn.Module, refusals: Mapping[str, Unsupported]) -> Unsupported:
-    """The error where every engine refuses `model`."""
-    instead = replacements(model)
-    if len(refusals) > 1:
-        reason = "; ".join(f"{error.reason} ({name})" for name, error in refusals.items())
-        return Unsupported(reason, "auto", instead)
-    ((name, error),) = refusals.items()
-    return Unsupported(error.reason, name, f"{instead}, and vmap" if instead and name == "bookkeeping" else instead)

@@ -22,6 +22,11 @@ from dpopt.clipping.precision import full_precision
 from dpopt.clipping.recording import Layer, Recorder, Use, factors_of
 from dpopt.types import Number, Vector
 
+REENTRANT = (
+    "if torch.utils.checkpoint did that, use use_reentrant=False, in Hugging Face's models by "
+    "gradient_checkpointing_enable(gradient_checkpointing_kwargs={'use_reentrant': False})"
+)
+
 
 class BookkeepingEngine(FlatModel):
     """Clipped sums of per-example gradients of `loss(model(x), y)`; methods are documented by `ClippingEngine`.
@@ -45,6 +50,7 @@ class BookkeepingEngine(FlatModel):
     """
 
     name = "bookkeeping"
+    sees_batches = True
 
     def __init__(self, model: nn.Module, loss: Loss, precision: str = "float32") -> None:
         super().__init__(model, loss)
@@ -56,7 +62,7 @@ class BookkeepingEngine(FlatModel):
             keep_freed_memory()
 
     def _outputs(self, theta: Vector, x: Tensor) -> Tensor:
-        with self._at(theta):
+        with self.at(theta):
             return self._output(x)
 
     def _losses(self, theta: Vector, x: Tensor, y: Tensor) -> Tensor:
@@ -94,7 +100,7 @@ class BookkeepingEngine(FlatModel):
         """The losses [k, n], and for each trained parameter the factors whose sum are its weighted gradients."""
         losses, factors = [], [[] for _ in self._parameters]
         for (weight, theta), _ in zip(points, same_randomness(x.device), strict=False):
-            with self._at(theta):
+            with self.at(theta):
                 losses.append(self._backward(weight, x, y, factors))
         return torch.stack(losses), [merged(group) for group in factors]
 
@@ -111,10 +117,12 @@ class BookkeepingEngine(FlatModel):
         with Recorder(self._layers, len(x), receive) as recorder, torch.enable_grad():
             losses = self.loss(self._output(x), y)
             recorder.is_recording = False
+            if recorder.hidden:
+                self.hint = f"; {recorder.hidden} ran without gradients: {REENTRANT}"
             if recorder.ends and losses.requires_grad:
                 uses, edges = zip(*recorder.ends, strict=True)
                 gradients = torch.autograd.grad(losses.sum(), edges, allow_unused=True)
-                waiting += [(use, g) for use, g in zip(uses, gradients, strict=True) if g is not None]
+                waiting += [(use, g) for use, g in zip(uses, gradients, strict=True) if use and g is not None]
         for use, gradient in waiting:
             self._add(factors, use, gradient, weight, len(x))
         return losses.detach()
@@ -142,18 +150,6 @@ class BookkeepingEngine(FlatModel):
             yield
         finally:
             self._is_bfloat16 = precision
-
-    @contextmanager
-    def _at(self, theta: Vector) -> Iterator[None]:
-        """The model's trained parameters are views into `theta` for a while."""
-        own = [p.data for p in self._parameters]
-        try:
-            for parameter, part in zip(self._parameters, self.split(theta.detach()), strict=True):
-                parameter.data = part
-            yield
-        finally:
-            for parameter, data in zip(self._parameters, own, strict=True):
-                parameter.data = data
 
     def _output(self, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self._is_bfloat16):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +19,11 @@ from dpopt.clipping.losses import Loss, by_record
 from dpopt.clipping.recording import Unsupported
 from dpopt.clipping.rules import factors
 from dpopt.types import ClipRule, Number, Vector
+
+COMPARED = 3
+"""Records of a batch whose gradients are compared with autograd's."""
+GROSS = 0.05
+"""The largest relative error there, also in bfloat16; `verify` compares to more digits."""
 
 
 class Clipped(NamedTuple):
@@ -134,12 +140,15 @@ class FlatModel(ClippingEngine):
 
     A layer that normalises by statistics of its own, and is in evaluation mode when the engine is made, stays so.
 
-    The first batch of two examples or more is examined for some that change what the model makes of others, and so is
-    each that is at least twice as large as those examined before (see `mixing`). That takes three passes more.
+    The first batch of two examples or more is examined as training runs it, and so is each that is at least twice as
+    large as those examined before: its first gradients are compared with autograd's, and no record may change what the
+    model makes of others (see `mixing`).
 
     Attributes:
         name: what users call the engine.
         must_show_gradients: where all gradients are zero, nothing shows that the engine follows the model.
+        sees_batches: runs the model on a whole batch, and draws the random numbers that a plain pass over it draws.
+        hint: what is likely to be wrong where autograd has other gradients.
         dimension: number d of trained parameters.
         model: what the engine was made of.
         loss: sees one record at a time.
@@ -149,6 +158,8 @@ class FlatModel(ClippingEngine):
 
     name: str
     must_show_gradients = True
+    sees_batches = False
+    hint = ""
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         self.model, self.loss = model, by_record(loss)
@@ -178,17 +189,17 @@ class FlatModel(ClippingEngine):
 
     @torch.no_grad()
     def outputs(self, theta: Vector, x: Tensor) -> Tensor:
-        self.freeze()
-        return self._outputs(theta.detach(), x.detach())
+        with self.running():
+            return self._outputs(theta.detach(), x.detach())
 
     @torch.no_grad()
     def losses(self, points: Sequence[Vector], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         if not len(x):
             return points[0].new_zeros(len(points), 0)
-        self.freeze()
         x, y = x.detach(), y.detach()
         pairs = zip(points, same_randomness(x.device), strict=False)
-        return torch.stack([self._losses(theta.detach(), x, y) for theta, _ in pairs])
+        with self.running():
+            return torch.stack([self._losses(theta.detach(), x, y) for theta, _ in pairs])
 
     @torch.no_grad()
     def clipped(
@@ -213,17 +224,19 @@ class FlatModel(ClippingEngine):
     def examine(self, x: Tensor, y: Tensor) -> None:
         if not self.is_to_be_examined(len(x)):
             return
-        self.freeze()
-        layers.refuse_unsafe(self.model)
-        theta, again = mixing.beside(self.split(self.theta)), same_randomness(x.device)
+        with self.running():
+            layers.refuse_unsafe(self.model)
+        again = same_randomness(x.device)
 
         def find(x: Tensor) -> tuple[Tensor, Tensor]:
             next(again)
-            each = self.per_example([(1.0, theta)], x, y[: len(x)])
+            each = self.per_example([(1.0, self.theta)], x, y[: len(x)])
             return each.losses, each.norms
 
         try:
             with mixing.trial(self.model), mixing.constant_buffers(self.model):
+                self.load(mixing.beside(self.split(self.theta)))
+                self.compare_in_training(x[:COMPARED], y[:COMPARED])
                 mixing.must_not_mix(find, x, self.takes_extremes(x, y))
         except Unsupported as error:
             raise Unsupported(error.reason, self.name) from error
@@ -232,29 +245,76 @@ class FlatModel(ClippingEngine):
     def is_to_be_examined(self, examples: int) -> bool:
         return examples >= 2 * self._examined
 
+    def compare_in_training(self, x: Tensor, y: Tensor) -> None:
+        """Raise `Unsupported` if autograd has other gradients of x, y in the model's types, modes and autocast.
+
+        What was verified in another state says nothing of a branch that training takes. Both passes begin with the same
+        random state; where they draw other numbers from it, there is nothing to compare.
+        """
+        again, before = same_randomness(x.device), random_states(x.device)
+        next(again)
+        parts = [(x, y)] if self.sees_batches else zip(x.split(1), y.split(1), strict=True)
+        with self.running(), torch.enable_grad():
+            losses = torch.cat([self.loss(self._output(x), y) for x, y in parts])
+            is_random = not all(map(torch.equal, before, random_states(x.device)))
+            alone = torch.stack([gradient(loss, list(self.trained.values())) for loss in losses])
+        next(again)
+        if is_random and not self.sees_batches:
+            return
+        found = self.per_example([(1.0, self.theta)], x, y)
+        norms = alone.norm(dim=1)
+        is_finite = norms.isfinite()  # the others contribute nothing
+        weights = is_finite.to(norms)
+        off = found.weighted_sum(weights) - weights @ torch.where(is_finite[:, None], alone, 0.0)
+        # Norms that are sums of large terms are rounded up, and say how far such sums may be off.
+        slack = 16 * torch.finfo(norms.dtype).eps
+        if not bool((norms - found.norms <= GROSS * norms + slack)[is_finite].all()):
+            raise Unsupported("in training the gradient norms of a batch are not those that autograd finds" + self.hint)
+        if not bool(off.norm() <= GROSS * found.norms[is_finite].sum() + slack):
+            raise Unsupported("in training the gradients of a batch are not those that autograd finds" + self.hint)
+
     def takes_extremes(self, x: Tensor, y: Tensor) -> bool:
         """True if the model and the loss accept records unlike x, y, see `mixing.takes_extremes`."""
         if self._takes_extremes is None:
-            self.freeze()
-            self._takes_extremes = mixing.takes_extremes(self.model, self.loss, x, y)
+            with self.running():
+                self._takes_extremes = mixing.takes_extremes(self.model, self.loss, x, y)
         return self._takes_extremes
 
     def per_example(
         self, points: Sequence[tuple[Number, Vector]], x: Tensor, y: Tensor, scale: Vector | None = None
     ) -> PerExample:
         """What `clipped` sums, for at least one example; arguments as there."""
-        self.freeze()
-        return self._per_example(points, x, y, scale)
+        with self.running():
+            return self._per_example(points, x, y, scale)
 
     @contextmanager
     def exact(self) -> Iterator[None]:
         """While this is entered, everything is computed in the parameters' own type."""
         yield
 
-    def freeze(self) -> None:
-        """Put the layers that are to stay in evaluation mode back there."""
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """To be entered around every pass: layers that are to stay in evaluation mode are, and nothing is compiled.
+
+        Dynamo compiles the hooks of the first pass into a model and does not look for others; and torch's fused
+        attention of evaluation mode makes nested tensors, which `torch.func.vmap` cannot follow.
+        """
         for module in self._frozen:
             module.training = False
+        with as_written():
+            yield
+
+    @contextmanager
+    def at(self, theta: Vector) -> Iterator[None]:
+        """The model's trained parameters are views into `theta` for a while."""
+        own = [p.data for p in self.trained.values()]
+        try:
+            for parameter, part in zip(self.trained.values(), self.split(theta.detach()), strict=True):
+                parameter.data = part
+            yield
+        finally:
+            for parameter, data in zip(self.trained.values(), own, strict=True):
+                parameter.data = data
 
     def call(self, parts: Sequence[Tensor], x: Tensor) -> Any:
         """The model's outputs where `parts` are its trained parameters, by `torch.func`."""
@@ -269,6 +329,10 @@ class FlatModel(ClippingEngine):
     def _most_examples(self) -> int:
         """How many examples a call has memory for."""
         raise NotImplementedError
+
+    def _output(self, x: Tensor) -> Tensor:
+        """The model's outputs for a batch at its parameters."""
+        return self.model(x)
 
     def _outputs(self, theta: Vector, x: Tensor) -> Tensor:
         raise NotImplementedError
@@ -295,6 +359,44 @@ def _places(model: nn.Module, trained: Mapping[str, nn.Parameter]) -> dict[str, 
         for name, p in module._parameters.items()
         if id(p) in numbers
     }
+
+
+@contextmanager
+def as_written() -> Iterator[None]:
+    """Modules run as they are written, whatever torch has compiled or fused."""
+    attention = torch.backends.mha
+    was_fused = attention.get_fastpath_enabled()
+    attention.set_fastpath_enabled(False)
+    # Without dynamo nothing is compiled, and importing it takes seconds.
+    is_compiling = "torch._dynamo" in sys.modules
+    try:
+        with torch.compiler.set_stance("force_eager") if is_compiling else nullcontext():
+            yield
+    finally:
+        attention.set_fastpath_enabled(was_fused)
+
+
+def gradients(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
+    """The gradients of `loss` by plain autograd; None for a parameter that it does not use. The graph is kept.
+
+    By `backward`, as parameters inside a reentrant checkpoint are hidden from `torch.autograd.grad`.
+    """
+    kept = [p.grad for p in parameters]
+    try:
+        for p in parameters:
+            p.grad = None
+        if loss.requires_grad:
+            loss.backward(retain_graph=True)
+        return [p.grad for p in parameters]
+    finally:
+        for p, grad in zip(parameters, kept, strict=True):
+            p.grad = grad
+
+
+def gradient(loss: Tensor, parameters: Sequence[Tensor]) -> Vector:
+    """`gradients` as one vector [d], with zeros for a parameter that is not used."""
+    pairs = zip(gradients(loss, parameters), parameters, strict=True)
+    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs])
 
 
 def clip_factors(clip: ClipRule, norm: Tensor, mask: Tensor) -> Tensor:

@@ -194,10 +194,10 @@ def frozen_statistics(model: nn.Module) -> list[nn.Module]:
 
 
 def replacements(model: nn.Module) -> str:
-    """What to use in place of layers of `model` that `torch.func` cannot follow; "" where there are none."""
-    found = {type(module) for module in model.modules()}
-    pairs = [f"{new} in place of nn.{old.__name__}" for old, new in RECURRENT.items() if old in found]
-    return f"use {', '.join(pairs)}" if pairs else ""
+    """What to use in place of trained layers of `model` that no fast engine can follow; "" where there are none."""
+    kinds = {type(module) for module in model.modules() if trained(module)}
+    pairs = [f"{new} in place of nn.{old.__name__}" for old, new in RECURRENT.items() if old in kinds]
+    return f"use {', '.join(pairs)} (`dpopt.privatize` does it)" if pairs else ""
 
 
 _STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.utils.parametrizations._SpectralNorm)

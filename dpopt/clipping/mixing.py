@@ -41,16 +41,18 @@ def trial(model: nn.Module, dtype: torch.dtype | None = None, device: torch.devi
     """
     attributes = [(module, dict(vars(module))) for module in model.modules()]
     containers = [(v, copy.copy(v)) for _, each in attributes for v in each.values() if isinstance(v, dict | list)]
-    tensors = {id(t): (t, t.data) for t in _tensors(model)}
-    cuda = {data.device for _, data in tensors.values() if data.is_cuda}
+    tensors = {id(t): (t, t.data, t.grad) for t in _tensors(model)}
+    cuda = {data.device for _, data, _ in tensors.values() if data.is_cuda}
     with torch.random.fork_rng(list(cuda)):
         try:
-            for tensor, data in tensors.values():
+            for tensor, data, _ in tensors.values():
+                tensor.grad = None  # its type must be the tensor's
                 tensor.data = data.to(device or data.device, dtype if data.is_floating_point() else None, copy=True)
             yield
         finally:
-            for tensor, data in tensors.values():
-                tensor.data = data
+            for tensor, data, grad in tensors.values():
+                tensor.grad = None
+                tensor.data, tensor.grad = data, grad
             for module, each in attributes:
                 vars(module).clear()
                 vars(module).update(each)

@@ -13,22 +13,23 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from dpopt.clipping import layers
 from dpopt.clipping.factors import Dense, Factor
-from dpopt.errors import ConfigError
+from dpopt.errors import ConfigError, cut
 
 
 class Unsupported(ConfigError):
     """The model does something that the engine `name` cannot follow; `reason` says what, `instead` what to use."""
 
     def __init__(self, reason: str, name: str = "bookkeeping", instead: str = "") -> None:
-        default = "use vmap" if name == "bookkeeping" else "write it with plain tensor operations, not in place"
-        super().__init__("engine", name, f"it cannot follow the model: {reason}; {instead or default}")
+        default = "write it with plain tensor operations, not in place" if name == "auto" else "use auto"
+        text = f"{instead}: {reason}" if instead else f"it cannot follow the model: {reason}; {default}"
+        super().__init__("engine", name, text)
         self.reason = reason
 
     @classmethod
     def because(cls, error: Exception) -> Unsupported:
         """For an error of the model or of torch, whose messages can be pages."""
         text = f"{type(error).__name__}: {error}".splitlines()[0]
-        return cls(text if len(text) <= 200 else f"{text[:200]}...")
+        return cls(cut(text))
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,9 @@ class Recorder:
     are in memory at a time.
 
     Attributes:
-        ends: uses that depend on no other, and where their outputs' gradients arrive.
+        ends: where the backward pass ends, and the use whose output gradient arrives there; None for a place that is
+            there so that the pass comes by what depends on it.
+        hidden: the kind of a layer that was called where no gradients were kept; "" for none.
         is_recording: false in the backward pass, where checkpoints call layers again.
     """
 
@@ -92,7 +95,8 @@ class Recorder:
         self._layers, self._examples, self._receive = layers, examples, receive
         self._handles: list[Any] = []
         self._bare: list[tuple[nn.Module, str, nn.Parameter]] = []
-        self.ends: list[tuple[Use, GradientEdge]] = []
+        self.ends: list[tuple[Use | None, GradientEdge]] = []
+        self.hidden = ""
         self.is_recording = True
 
     def __enter__(self) -> Recorder:
@@ -123,6 +127,7 @@ class Recorder:
     ) -> Tensor | None:
         """The hook; gives another output where one row stood for all examples."""
         if not torch.is_grad_enabled():
+            self.hidden = type(module).__name__
             return None
         if not isinstance(output, Tensor) or any(isinstance(x, Tensor) for x in keywords.values()):
             raise Unsupported(f"{type(module).__name__} does not map positional tensors to one tensor")
@@ -137,8 +142,11 @@ class Recorder:
             kept = () if names == ["bias"] else tuple(x.detach() if isinstance(x, Tensor) else x for x in inputs)
             use = Use(module, names, kept, keywords, tuple(_version(x) for x in kept), output.shape)
             whole = _whole(output)
-            if any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
+            needy = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
+            if needy:
                 whole.register_hook(partial(self._receive, use))
+                if not self.ends:  # something else than a use requires gradients, such as frozen embeddings for PEFT
+                    self.ends += [(None, get_gradient_edge(x)) for x in needy]
             else:
                 self.ends.append((use, get_gradient_edge(whole)))
         return output
@@ -172,4 +180,10 @@ def factors_of(use: Use, gradient: Tensor, examples: int) -> dict[str, Factor]:
         return {use.names[0]: Dense(gradient)}
     if any(isinstance(x, Tensor) and len(x) != examples for x in (*inputs, gradient)):
         raise Unsupported(f"{type(use.module).__name__} is of unknown kind and called on rows that are no examples")
-    return layers.by_vmap(use.module, use.names, inputs, use.keywords, gradient)
+    try:
+        return layers.by_vmap(use.module, use.names, inputs, use.keywords, gradient)
+    except Exception as error:  # a module can fail in any way
+        kind = type(use.module).__name__
+        raise Unsupported(
+            f"{kind} holds {', '.join(use.names)} and cannot be repeated for one example: {error}"
+        ) from error

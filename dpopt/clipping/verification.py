@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dpopt.clipping import mixing
-from dpopt.clipping.flat import FlatModel, random_states, same_randomness
+from dpopt.clipping.flat import FlatModel, gradient, random_states, same_randomness
 from dpopt.clipping.recording import Unsupported
 from dpopt.errors import ConfigError
 
@@ -45,8 +45,23 @@ def verify(engine: FlatModel, x: Tensor, y: Tensor, batch: float | None = None) 
         Unsupported: they differ, a record changes what is found of another, or the model cannot be run so.
         ConfigError: the loss is not one value per example, or a buffer changes.
     """
+    extremes, few = engine.takes_extremes(x, y), (mixing.like(x, 2), _cycled(y, 2))
+    try:
+        with mixing.trial(engine.model), torch.no_grad():
+            engine.load(mixing.beside(engine.split(engine.theta)))
+            with engine.exact(), engine.running():
+                is_on = _quieten(engine.model, partial(engine.model, few[0]), x.device)
+                engine.example_bytes = _saved_bytes(engine, *few)
+            engine.model.train()
+            engine.compare_in_training(*few)
+    except ConfigError:
+        raise
+    except Exception as error:  # a model can fail in any way
+        raise Unsupported.because(error) from error
     with engine.exact():
-        return _most_exactly(lambda dtype: _verify(engine, x, y, batch, dtype))
+        return _most_exactly(
+            lambda dtype: _verify(engine, _cast(x, dtype), _cast(y, dtype), batch, dtype, extremes, is_on)
+        )
 
 
 def _most_exactly(attempt: Callable[[torch.dtype | None], bool]) -> bool:
@@ -59,7 +74,7 @@ def _most_exactly(attempt: Callable[[torch.dtype | None], bool]) -> bool:
         return attempt(torch.float64)
     except ConfigError:
         raise
-    except Exception as error:  # a model can fail in any way
+    except Exception as error:
         _LOG.info("the model is verified in its own type, as it cannot be run in float64: %s", error)
     try:
         return attempt(None)
@@ -69,28 +84,41 @@ def _most_exactly(attempt: Callable[[torch.dtype | None], bool]) -> bool:
         raise Unsupported.because(error) from error
 
 
-def _verify(engine: FlatModel, x: Tensor, y: Tensor, batch: float | None, dtype: torch.dtype | None) -> bool:
-    extremes = engine.takes_extremes(x, y)
-    engine.example_bytes = _saved_bytes(engine, mixing.like(x, 2), _cycled(y, 2))
-    x, y = _cast(x, dtype), _cast(y, dtype)
+def _verify(
+    engine: FlatModel,
+    x: Tensor,
+    y: Tensor,
+    batch: float | None,
+    dtype: torch.dtype | None,
+    extremes: bool,
+    is_on: Callable[[nn.Module], bool],
+) -> bool:
+    """`verify` in one type; `is_on` says which modules are in training mode where nothing may be random."""
+
+    def quiet() -> None:
+        for module in engine.model.modules():
+            module.training = is_on(module)
+
     with mixing.trial(engine.model, dtype), torch.no_grad():
         engine.load(mixing.beside(engine.split(engine.theta)))
-        few, some = mixing.like(x, 2), mixing.anything_like(x, 5)
+        some = mixing.anything_like(x, 5)
         if not (extremes and _losses(engine, some, _cycled(y, 5))[0].isfinite().all()):
             some = mixing.like(x, 5)
+        quiet()
         tolerance, has_gradients = _compare(engine, some, _cycled(y, 5))
         if engine.must_show_gradients and not has_gradients:
             if x.is_floating_point():
                 raise Unsupported("its gradients are zero for random inputs, so there is nothing to compare")
             return False
-        _compare(engine, few, _cycled(y, 2))
+        engine.model.train()
         _must_not_mix(engine, some, y, extremes, _gradients)
         size = engine.physical_batch(max(len(x), batch or 0))
         size = _must_not_mix(engine, _cycled(mixing.like(x, DISTINCT), size), y, extremes, _losses)
-        alike = _cycled(few[:1], size), _cycled(y[:1], size)  # where room is shared out, most find none
-        with _repeatable(engine, few):
-            (together,), (alone,) = _losses(engine, *alike), _losses(engine, few[:1], y[:1])
-            _must_agree("losses", together, alone.expand(size), tolerance)
+        quiet()
+        few = mixing.like(x, 1), y[:1]
+        alike = _cycled(few[0], size), _cycled(few[1], size)  # where room is shared out, most find none
+        (together,), (alone,) = _losses(engine, *alike), _losses(engine, *few)
+        _must_agree("losses", together, alone.expand(size), tolerance)
     return True
 
 
@@ -110,10 +138,9 @@ def _saved_bytes(engine: FlatModel, x: Tensor, y: Tensor) -> int:
     Raises:
         ConfigError: the loss is not one value per example.
     """
-    with mixing.trial(engine.model), _repeatable(engine, x):
-        saved = _Saved({p.untyped_storage().data_ptr() for p in engine.model.parameters()})
-        with saved.hooks, torch.enable_grad():
-            shape = tuple(engine.loss(engine.model(x), y).shape)
+    saved = _Saved({p.untyped_storage().data_ptr() for p in engine.model.parameters()})
+    with saved.hooks, torch.enable_grad():
+        shape = tuple(engine.loss(engine.model(x), y).shape)
     if shape != (len(x),):
         raise ConfigError("loss", f"shape {shape}", f"expected one loss per example, ({len(x)},)")
     return saved.total // len(x)
@@ -140,7 +167,6 @@ def _must_not_mix(
         next(again)
         return find(engine, x, _cycled(y, len(x)))
 
-    engine.model.train()
     with mixing.constant_buffers(engine.model):
         return mixing.must_not_mix(run, x, extremes)
 
@@ -151,7 +177,7 @@ def _compare(engine: FlatModel, x: Tensor, y: Tensor) -> tuple[float, bool]:
     Returns the error that was tolerated, and whether any gradient is not zero.
     """
     saved = _Saved(set())
-    with _repeatable(engine, x), mixing.constant_buffers(engine.model):
+    with mixing.constant_buffers(engine.model):
         together, (losses,) = engine.per_example([(1.0, engine.theta)], x, y), _losses(engine, x, y)
         with saved.hooks:
             pairs = [_alone(engine, *each) for each in zip(x.split(1), y.split(1), strict=True)]
@@ -170,14 +196,9 @@ def _compare(engine: FlatModel, x: Tensor, y: Tensor) -> tuple[float, bool]:
 
 def _alone(engine: FlatModel, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Loss [1] and gradient [1, d] of one example at the model's parameters, by plain autograd."""
-    engine.freeze()
-    parameters = list(engine.trained.values())
-    with torch.enable_grad():
+    with engine.running(), torch.enable_grad():
         loss = engine.loss(engine.model(x), y)
-        gradients = torch.autograd.grad(loss.sum(), parameters, allow_unused=True)
-    pairs = zip(gradients, parameters, strict=True)
-    flat = torch.cat([torch.zeros_like(p).flatten() if g is None else g.flatten() for g, p in pairs])
-    return loss.detach(), flat.unsqueeze(0)
+        return loss.detach(), gradient(loss.sum(), list(engine.trained.values())).unsqueeze(0)
 
 
 class _Saved:
@@ -211,24 +232,25 @@ def repeatable(model: nn.Module, forward: Callable[[], object], device: torch.de
     Modes and random generators are as before afterwards.
     """
     modes = [(module, module.training) for module in model.modules()]
-    all_on, dropout_off, all_off = (lambda m: True), (lambda m: "Drop" not in type(m).__name__), (lambda m: False)
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            for is_on in (all_on, dropout_off, all_off):
-                for module, _ in modes:
-                    module.training = is_on(module)
-                before = random_states(device)
-                forward()
-                if all(torch.equal(a, b) for a, b in zip(before, random_states(device), strict=True)):
-                    break
+            _quieten(model, forward, device)
             yield
     finally:
         for module, mode in modes:
             module.training = mode
 
 
-def _repeatable(engine: FlatModel, x: Tensor) -> AbstractContextManager[None]:
-    return repeatable(engine.model, partial(engine.outputs, engine.theta, x), x.device)
+def _quieten(model: nn.Module, forward: Callable[[], object], device: torch.device) -> Callable[[nn.Module], bool]:
+    """Put modules into the modes of `repeatable`; gives which of them are in training mode."""
+    for is_on in ((lambda m: True), (lambda m: "Drop" not in type(m).__name__), (lambda m: False)):
+        for module in model.modules():
+            module.training = is_on(module)
+        before = random_states(device)
+        forward()
+        if all(map(torch.equal, before, random_states(device))):
+            break
+    return is_on
 
 
 def _tolerated(types: set[Any]) -> float:

@@ -93,8 +93,8 @@ class VmapEngine(FlatModel):
     @torch.no_grad()
     def gradients(self, theta: Vector, x: Tensor, y: Tensor) -> Tensor:
         """Every example's gradient at `theta`, shape [n, d]."""
-        self.freeze()
-        graded, _ = self._gradients(theta.detach(), x, y)
+        with self.running():
+            graded, _ = self._gradients(theta.detach(), x, y)
         return torch.cat([g.reshape(len(x), -1) for g in graded], dim=1)
 
     def _example_output(self, parts: list[Tensor], x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from dpopt.clipping.views import Multiplied, multiplied
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError
 from dpopt.optimizers.averaged import averaged
+from dpopt.optimizers.held import held
 from dpopt.privacy import sampling
 from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.data import DataOracle
@@ -31,6 +32,7 @@ from dpopt.store.identity import clipping_bound
 from dpopt.store.runs import Store
 from dpopt.study.diagnostics import Diagnostics
 from dpopt.training import inputs
+from dpopt.training.unused import Unused, unused
 from dpopt.types import Optimizer
 from dpopt.workloads.base import Split, Workload
 
@@ -50,6 +52,7 @@ class Prepared:
         elapsed: time that training up to there has taken.
         watched: the splits that the curve is about, by name.
         examples: number N of training records.
+        unused: parameters that the loss never uses, which stay as they are.
         curve: the entries up to there; training adds to them.
         diagnostics: where the cell asks for them.
     """
@@ -66,6 +69,7 @@ class Prepared:
     elapsed: Elapsed
     watched: dict[str, Split]
     examples: int
+    unused: Unused
     curve: list[dict[str, Any]] = field(default_factory=list)
     diagnostics: Diagnostics | None = None
 
@@ -133,7 +137,8 @@ def prepare(
     plan = _noise_plan(cell, optimizer, len(train.x), engine.dimension)
     diagnostics = _diagnostics(seen, cell, plan, train) if cell.diagnostics else None
 
-    stepper = averaged(optimizer, cell.average)
+    left = unused(seen, train, place, model)
+    stepper = averaged(held(optimizer, left.spans), cell.average)
     reached = Reached(stepper.init(engine.theta), Ledger(), Elapsed(), [])
     if store is not None:
         reached = checkpoint.load(store, cell.run_id, reached.state, plan, diagnostics)
@@ -166,6 +171,7 @@ def prepare(
         elapsed=reached.elapsed,
         watched={name: split for name, split in watched.items() if len(split.x)},
         examples=len(train.x),
+        unused=left,
         curve=reached.curve,
         diagnostics=diagnostics,
     )

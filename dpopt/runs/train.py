@@ -134,6 +134,7 @@ def train(
     content, trained = _record(ready, state), ready.elapsed.since(begin)
     record = {
         **content,
+        **ready.unused.record,
         "seconds_prepare": begin.wall - started,
         "seconds_train": trained.wall,
         "seconds_cpu": trained.cpu,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -31,6 +31,7 @@ from dpopt.training.reading import read
 from dpopt.training.resuming import Checkpoint, behaviour, held
 from dpopt.training.run import Callback, FitRun
 from dpopt.training.subject import Subject
+from dpopt.training.unused import unused
 from dpopt.types import Optimizer
 
 if TYPE_CHECKING:
@@ -185,8 +186,8 @@ def fit(
         RuntimeError: the processes came to different parameters, or one of them is gone.
 
     Warns:
-        UserWarning: before training starts: there is nothing to learn; the seed is known; delta is above 1/N; a
-            loader's batch size is another one.
+        UserWarning: before training starts: there is nothing to learn; the loss does not use some parameters; the seed
+            is known; delta is above 1/N; a loader's batch size is another one.
     """
     checkpoint = None if checkpoint is None else fields.path(checkpoint, "checkpoint")
     if multiplicity > 1 and augment is None:
@@ -221,11 +222,14 @@ def fit(
         seen = trial.augmented(subject, augment, multiplicity) if augment else subject
         size = None if physical_batch == "auto" else min(physical_batch, examples)
         clipper, problem = trial.clipping_engine(seen, engine, min(batch_size, size or batch_size), precision)
+        goal = replace(goal, unused=unused(seen, subject.train, place, model))
         known = goal.identity(subject) if checkpoint is not None else {}
         told = partial(behaviour, subject, seen, clipper)
         file = Checkpoint(checkpoint, known, place, processes.is_first, told)
         phases.begin("calibrating the noise")
         plan = goal.plan(examples, clipper.dimension)
+        if goal.unused.warning:
+            warnings.warn(goal.unused.warning, stacklevel=3)
         if problem:
             warnings.warn(f"{problem}: training spends its epsilon and learns nothing", stacklevel=3)
         if file.start not in (None, digest(clipper.theta)):

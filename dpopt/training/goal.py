@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from dpopt.clipping import ClippingEngine
 from dpopt.optimizers.averaged import averaged
+from dpopt.optimizers.held import held
 from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.distributed import Processes, digest
 from dpopt.privacy.plan import Plan
@@ -20,12 +21,13 @@ from dpopt.sizes import number_of_draws, sampling_rate
 from dpopt.training.reading import repeats
 from dpopt.training.resuming import Seeds, draws_random_numbers, losses_of
 from dpopt.training.subject import Subject
+from dpopt.training.unused import Unused
 from dpopt.types import Optimizer
 
 
 @dataclass(frozen=True)
 class Goal:
-    """Arguments of `fit`, see there."""
+    """Arguments of `fit`, see there, and what the loss never uses of the model that they are for."""
 
     optimizer: Optimizer
     epsilon: float
@@ -37,11 +39,12 @@ class Goal:
     seed: int | None
     average: float = 0.0
     multiplicity: int = 1
+    unused: Unused = Unused()
 
     @property
     def stepper(self) -> Optimizer:
-        """The optimizer, with an average of its parameters where that is asked for."""
-        return averaged(self.optimizer, self.average)
+        """The optimizer, which leaves what is unused, with an average of its parameters where that is asked for."""
+        return averaged(held(self.optimizer, self.unused.spans), self.average)
 
     def doubts(self, examples: int, train: Any) -> Iterator[str]:
         """Warnings for arguments that are allowed but rarely intended.
@@ -133,7 +136,9 @@ class Goal:
             "device": subject.device.type,
             "kernel": REVISION,
             "parameters": [
-                [name, list(p.shape), str(p.dtype)] for name, p in subject.model.named_parameters() if p.requires_grad
+                [name.replace("_orig_mod.", ""), list(p.shape), str(p.dtype)]
+                for name, p in subject.model.named_parameters()
+                if p.requires_grad
             ],
             **{name: [digests[name], [list(part.shape) for part in split]] for name, split in splits.items()},
         }

@@ -150,6 +150,7 @@ class FitRun:
             "multiplicity": self.goal.multiplicity,
             **GUARANTEE,
             **spent,
+            **self.goal.unused.record,
             **({"tested": len(self.subject.held_out["test"].x)} if self.subject.held_out else {}),
             **{key: value for key, value in end.curve[-1].items() if key not in ("draw", "epoch", "eta")},
             "train_seconds": end.elapsed.wall,

@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -132,7 +133,7 @@ def _write(result: FitResult, folder: Path, name: str) -> None:
     store, statement = Store(folder), result.statement()
     with refused("model", type(result.model).__name__, "saving its tensors"):
         try:
-            save_model(result.model, str(folder / WEIGHTS))
+            save_model(cast(nn.Module, _Plain(result.model)), str(folder / WEIGHTS))
         except Exception as error:
             if "os error" in str(error):  # safetensors writes the file itself, and has a kind of error of its own
                 raise _unwritable(folder.with_name(name), "folder", error) from error
@@ -180,7 +181,7 @@ def _check(folder: Path) -> None:
 
 def _fill(model: nn.Module, path: Path) -> None:
     """Load `path` into `model`, whose tensors must have the same names, shapes and types and be shared alike."""
-    stored, own = _tensors(path), model.state_dict()
+    stored, own = _tensors(path), _Plain(model).state_dict()
     for name in sorted(own.keys() | stored.keys()):
         expected, found = _form(stored.get(name)), _form(own.get(name))
         if expected != found:
@@ -190,7 +191,8 @@ def _fill(model: nn.Module, path: Path) -> None:
         first = places.setdefault((value.device, value.data_ptr(), value.shape), name)
         if not torch.equal(stored[first], stored[name]):
             raise ConfigError(f"model.{name}", f"shared with {first}", "the saved model has two tensors here")
-    model.load_state_dict(stored, strict=False)  # Opacus' layers have names that torch's check does not know
+    wrapped = {name: stored[_plain(name)] for name in model.state_dict()}
+    model.load_state_dict(wrapped, strict=False)  # Opacus' layers have names that torch's check does not know
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
@@ -202,6 +204,21 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     with safe_open(path, "pt") as file:
         shared: dict[str, str] = file.metadata() or {}
     return stored | {name: stored[kept] for name, kept in shared.items()}
+
+
+def _plain(name: str) -> str:
+    """The name without what `torch.compile` puts around a module, so that both forms of a model fit each other."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+@dataclass(frozen=True)
+class _Plain:
+    """A model as `save_model` takes it, with plain names."""
+
+    model: nn.Module
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {_plain(name): value for name, value in self.model.state_dict().items()}
 
 
 def _form(value: Any) -> str:

@@ -53,6 +53,8 @@ class Statement:
         tuned: what was chosen by looking at the data and is not in epsilon, in sentences.
         not_covered: what else is not in epsilon, in sentences.
         versions: of the packages that trained.
+        unused: parameters that the loss never used, or did not use for some of the records that were looked at.
+        unused_are_held: they are as they were before training; else noise alone moved them.
     """
 
     private: bool
@@ -74,6 +76,8 @@ class Statement:
     tuned: tuple[str, ...]
     not_covered: tuple[str, ...]
     versions: Mapping[str, str]
+    unused: tuple[str, ...] = ()
+    unused_are_held: bool = False
 
     @classmethod
     def of(cls, record: Mapping[str, Any], ledger: Ledger, tuned: Sequence[str] | None = None) -> Statement:
@@ -108,6 +112,8 @@ class Statement:
             tuned=UNKNOWN if tuned is None else (tuned,) if isinstance(tuned, str) else tuple(tuned) or NONE,
             not_covered=tuple(_not_covered(record)),
             versions=dict(record["versions"]),
+            unused=tuple(record.get("unused", ())),
+            unused_are_held=record.get("unused_are_held", False),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -146,6 +152,9 @@ class Statement:
             f"{self.batch_size:g} and {self.epochs:g} epochs. Each release is a sum of what was bounded for each "
             f"record, with Gaussian noise; noise multiplier: {noise}."
         )
+        if self.unused:
+            moved = "are as they were before training" if self.unused_are_held else "may hold noise alone"
+            yield f"Parameters that the loss does not use, which {moved}: {', '.join(self.unused)}."
         yield f"Status: {self.status}."
         yield f"Versions: {', '.join(f'{name} {number}' for name, number in self.versions.items())}."
 

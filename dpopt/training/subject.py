@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from dpopt.clipping import Loss
+from dpopt.clipping.flat import as_written
+from dpopt.clipping.layers import frozen_statistics
 from dpopt.clipping.views import multiplied
 from dpopt.privacy.distributed import digest
 from dpopt.training.inputs import Transform, sample
@@ -97,12 +99,18 @@ def made_up(like: Tensor) -> Tensor:
 
 @contextmanager
 def unchanged(model: nn.Module, device: torch.device, training: bool) -> Iterator[None]:
-    """`model` in one mode for a while; modes, buffers and random generators are as before afterwards."""
+    """`model` in one mode and as it is written for a while; modes, buffers and generators are as before afterwards.
+
+    Layers that normalise by statistics of their own stay in evaluation mode, as a clipping engine leaves them.
+    """
+    frozen = frozen_statistics(model)
     named = [(module, name, b) for module in model.modules() for name, b in module._buffers.items() if b is not None]
     buffers = [(module, name, buffer, buffer.clone()) for module, name, buffer in named]
     try:
-        with kept_modes(model), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with kept_modes(model), torch.random.fork_rng([device] if device.type == "cuda" else []), as_written():
             model.train(training)
+            for module in frozen:
+                module.training = False
             yield
     finally:
         for module, name, buffer, values in buffers:

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from dpopt import clipping
-from dpopt.clipping import Abadi, ClippingEngine
+from dpopt.clipping import ClippingEngine
+from dpopt.clipping.flat import gradient
 from dpopt.clipping.losses import named
+from dpopt.clipping.mixing import trial
 from dpopt.clipping.recording import Unsupported
 from dpopt.clipping.views import refuse_mixing, refuse_sharing
 from dpopt.clipping.vmap import VmapEngine
@@ -26,7 +28,6 @@ from dpopt.privacy.sampling import send
 from dpopt.training.inputs import WHOLE, Transform, described, sample, telling
 from dpopt.training.layout import Adapter, scores
 from dpopt.training.subject import Subject, unchanged
-from dpopt.types import Vector
 from dpopt.workloads.base import Split, accuracy
 
 EXAMINED = 256
@@ -139,47 +140,48 @@ def augmented(subject: Subject, augment: Transform, multiplicity: int) -> Subjec
 
 def clipping_engine(subject: Subject, name: str, batch: float, precision: str) -> tuple[ClippingEngine, str | None]:
     """The clipping engine `name`, see `clipping.engine`, and why there is nothing to learn where that is so."""
-    model = subject.model
     with refused("model", subject.name, "making its clipping engine"):
         try:
-            made = clipping.engine(model, subject.loss, name, sample=subject.first, batch=batch, precision=precision)
-            return made, blindness(made, subject)
+            sample = subject.first
+            made = clipping.engine(subject.model, subject.loss, name, sample=sample, batch=batch, precision=precision)
+            return made, blindness(subject)
         except Unsupported:  # where nothing can be learnt, there is nothing to compare an engine by
-            made = VmapEngine(model, subject.loss)
-            problem = blindness(made, subject)
+            problem = blindness(subject)
             if not problem:
                 raise
-            return made, problem
+            return VmapEngine(subject.model, subject.loss), problem
 
 
-def blindness(engine: ClippingEngine, subject: Subject) -> str | None:
+def blindness(subject: Subject) -> str | None:
     """Why there is nothing to learn from: no record among `EXAMINED` has a finite loss and a finite gradient but zero.
 
-    Looks at the parameters as they are and then beside them, where no initial zero hides anything, and stops at the
-    first such record, usually the first of all.
+    Asks plain autograd, one record at a time, at the parameters as they are and then beside them, where no initial zero
+    hides anything, and stops at the first such record, usually the first of all.
 
     Returns:
         The reason in words; None where there is such a record.
 
     Raises:
-        ConfigError: the engine fails.
+        ConfigError: model, loss or autograd fail.
     """
-    split, device, model = subject.train, subject.device, subject.model
-    start, is_finite, count = engine.theta, False, min(EXAMINED, len(split.x))
-    rows = torch.linspace(0, len(split.x) - 1, count).long()
-    with unchanged(model, device, training=True):
-        for theta in (start, _beside(start)):
-            for part in rows.split(max(1, min(4, engine.physical_batch(1)))):
-                x, y = (send(each[part.to(each.device)], device) for each in split)
-                everyone = torch.ones(len(x), dtype=torch.bool, device=device)
+    split, device, model, is_finite = subject.train, subject.device, subject.model, False
+    rows = torch.linspace(0, len(split.x) - 1, min(EXAMINED, len(split.x))).long()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    with unchanged(model, device, training=True), trial(model):
+        for is_beside in (False, True):
+            generator = torch.Generator().manual_seed(0)
+            for p in parameters if is_beside else ():
+                p.data += (0.01 + 0.1 * p.data.std(correction=0)) * torch.randn(p.shape, generator=generator).to(p)
+            for row in rows.split(1):
+                x, y = (send(each[row.to(each.device)], device) for each in split)
                 with refused("model", subject.name, f"its gradients on {described(x)}"):
-                    found = engine.clipped([(1.0, theta)], subject.transform(x), y, everyone, Abadi())
-                has_loss = found.losses[0].isfinite()
-                if bool((has_loss & found.norms.isfinite() & (found.norms > 0)).any()):
+                    loss = subject.loss(model(subject.transform(x)), y).sum()
+                    square = gradient(loss, parameters).square().sum()
+                if bool(loss.isfinite() & square.isfinite() & (square > 0)):
                     return None
-                is_finite |= bool(has_loss.any())
+                is_finite |= bool(loss.isfinite())
     what = "has a finite gradient other than zero" if is_finite else "has a finite loss"
-    return f"none of {count} records that were looked at {what}"
+    return f"none of {len(rows)} records that were looked at {what}"
 
 
 def _telling(y: Tensor, parts: Sequence[Tensor]) -> Tensor:
@@ -189,12 +191,6 @@ def _telling(y: Tensor, parts: Sequence[Tensor]) -> Tensor:
         per_row = part.numel() // len(part)
         rows |= dict.fromkeys(int(at) // per_row for at in (part.flatten().argmin(), part.flatten().argmax()))
     return torch.tensor(list(rows))
-
-
-def _beside(theta: Vector) -> Vector:
-    generator = torch.Generator().manual_seed(0)
-    step = torch.randn(len(theta), generator=generator).to(theta)
-    return theta + (0.01 + 0.1 * theta.std(correction=0)) * step
 
 
 def _names(subject: Subject) -> str:
