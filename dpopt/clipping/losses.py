@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pkgutil import resolve_name
 from types import MethodType
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
+from torch._functorch import vmap as functorch
 
 from dpopt.clipping import mixing
 from dpopt.errors import ConfigError
@@ -62,17 +62,27 @@ class RecordLoss:
         """
         if self.is_trusted:
             return self.function(output, target)
+        parts, count = _tensors(output), len(target)
+        have_rows = [_has_rows(part, count) for part in parts]
+
+        def one(parts: Sequence[Tensor], target: Tensor) -> Tensor:
+            singles = iter(parts)
+            return self.function(mapped(lambda _: next(singles), output), target)
+
         if not self._needs_loop:
             try:
-                losses = self._by_vmap(output, target)
-                self._needs_loop = False
-                return losses
+                losses = _by_vmap(one if output is not parts[0] else self._of_tensor, parts, have_rows, target)
+                if losses.numel() == count:
+                    self._needs_loop = False
+                    return losses.view(count)
+                reason = f"it gives {losses.numel()} numbers for {count} records"
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # an `if` on a value, a mask of rows, an operation without a batching rule
                 reason = " ".join(str(error).split())[:120]
-        start, count = time.perf_counter(), len(target)
-        losses = torch.cat([self.alone(rows(output, slice(i, i + 1), count), target[i : i + 1]) for i in range(count)])
+        start = time.perf_counter()
+        pieces = [part.split(1) if has else (part,) * count for part, has in zip(parts, have_rows, strict=True)]
+        losses = torch.cat([self._number(one(single, y)) for *single, y in zip(*pieces, target.split(1), strict=True)])
         if not self._needs_loop:
             each = (time.perf_counter() - start) / count * 1e3
             text = "loss %s: one record after the other, %.2f ms for each in a pass, as torch.func.vmap raises: %s"
@@ -80,23 +90,34 @@ class RecordLoss:
             self._needs_loop = True
         return losses
 
+    def _of_tensor(self, parts: Sequence[Tensor], target: Tensor) -> Tensor:
+        return self.function(parts[0], target)
+
     def alone(self, output: Any, target: Tensor) -> Tensor:
         """The loss [1] of one record's output and target, each with one row."""
-        loss = self.function(output, target)
+        return self._number(self.function(output, target))
+
+    def _number(self, loss: Tensor) -> Tensor:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             shown = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ConfigError("loss", named(self.function), f"expected one number for one record, not {shown}")
         return loss.reshape(1)
 
-    def _by_vmap(self, output: Any, target: Tensor) -> Tensor:
-        parts = _tensors(output)  # `vmap` takes no structures of classes that it has never seen
-        dims = [0 if _has_rows(part, len(target)) else None for part in parts]
 
-        def one(parts: list[Tensor], target: Tensor) -> Tensor:
-            singles = iter(p if dim is None else p.unsqueeze(0) for p, dim in zip(parts, dims, strict=True))
-            return self.alone(mapped(lambda _: next(singles), output), target.unsqueeze(0)).squeeze(0)
-
-        return vmap(one, in_dims=(dims, 0), randomness="different")(parts, target)
+def _by_vmap(
+    function: Callable[[Sequence[Tensor], Tensor], Tensor], parts: list[Tensor], have_rows: list[bool], target: Tensor
+) -> Tensor:
+    """`torch.func.vmap` over rows, each shown as a batch of one, [n, 1]; its care for structures would take as long."""
+    count = len(target)
+    functorch.lazy_load_decompositions()
+    level = functorch._vmap_increment_nesting(count, "different")
+    try:
+        rows = [part.unsqueeze(1) if has_rows else part for part, has_rows in zip(parts, have_rows, strict=True)]
+        singles = [functorch._add_batch_dim(r, 0, level) if h else r for r, h in zip(rows, have_rows, strict=True)]
+        losses = function(singles, functorch._add_batch_dim(target.unsqueeze(1), 0, level))
+        return functorch._remove_batch_dim(losses, level, count, 0)
+    finally:
+        functorch._vmap_decrement_nesting()
 
 
 @dataclass(frozen=True)

@@ -37,17 +37,15 @@ def telling(y: Tensor, count: int = 3, most: int = 16) -> Tensor:
     several numbers, such as labels, the least and the largest of each column.
     """
     first = list(range(min(count, len(y))))
-    columns = torch.view_as_real(y).flatten(1) if y.is_complex() else y.flatten(1) if y.ndim > 1 else y[:, None]
-    if not columns.numel():
+    if not y.numel():
         return torch.tensor(first, dtype=torch.int64)
-    if y.ndim == 1:
+    columns = (torch.view_as_real(y) if y.is_complex() else y).reshape(len(y), -1)[:, :most].cpu()
+    if y.ndim == 1 and not y.is_complex():
         values, place, counts = columns[:, 0].unique(return_inverse=True, return_counts=True)
-        rows = torch.full_like(counts, len(y)).scatter_reduce_(0, place, torch.arange(len(y), device=y.device), "amin")
-        order = counts.argsort(stable=True).tolist()
-        others = rows[[0, len(values) - 1, *order][:most]].tolist()
+        rows = torch.full_like(counts, len(y)).scatter_reduce_(0, place, torch.arange(len(y)), "amin")
+        others = rows[[0, len(values) - 1, *counts.argsort(stable=True).tolist()][:most]].tolist()
     else:
-        part = columns[:, :most].to(torch.float64)
-        others = [*part.argmax(0).tolist(), *part.argmin(0).tolist()]
+        others = [*columns.double().argmax(0).tolist(), *columns.double().argmin(0).tolist()]
     return torch.tensor(list(dict.fromkeys([*first, *others]))[: count + most], dtype=torch.int64)
 
 

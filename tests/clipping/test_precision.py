@@ -147,7 +147,7 @@ def test_copies_without_bad_examples_are_made_one_at_a_time(monkeypatch):
     monkeypatch.setattr(bookkeeping, "must_be_sanitized", lambda norm: True)
     model, x, y = task("tokens")
     made = engine(model, cross_entropy, "bookkeeping", sample=(x, y))
-    monkeypatch.setattr(made, "is_to_be_watched", lambda x: False)
+    monkeypatch.setattr(made, "is_to_be_examined", lambda examples: False)
     most.clear()
     made.clipped([(1.0, made.theta)], x, y, torch.ones(6, dtype=torch.bool), Abadi(BOUND))
     assert len(most) == 6
