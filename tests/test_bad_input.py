@@ -411,7 +411,7 @@ def test_what_the_trial_looks_at_is_left_as_it_was():
 
 
 def test_the_model_is_as_it_was_where_a_run_is_refused_or_its_ledger_is_not_the_planned_one(monkeypatch):
-    from dpopt.training import run
+    from dpopt.training import fitting
 
     model = torch.nn.Linear(4, 2)
     start = model.weight.detach().clone()
@@ -419,7 +419,7 @@ def test_the_model_is_as_it_was_where_a_run_is_refused_or_its_ledger_is_not_the_
     def refuse(*_):
         raise RuntimeError("another ledger")
 
-    monkeypatch.setattr(run, "summary", refuse)
+    monkeypatch.setattr(fitting, "summary", refuse)
     with pytest.raises(RuntimeError, match="another ledger"):
         fit(model=model)
     assert torch.equal(model.weight, start)

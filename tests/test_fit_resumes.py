@@ -7,6 +7,8 @@ import math
 import os
 import signal
 import stat
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,11 +16,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import dpopt
-from dpopt.clipping.views import SHARED_TRIES
 from dpopt.errors import ConfigError
 from dpopt.store.leases import Lease
-from dpopt.training import goal, resuming, subject
-from dpopt.training import run as running
+from dpopt.training import checkpoint, fitting, subject
 
 pytestmark = pytest.mark.filterwarnings("ignore:seed", "ignore:model. its run began")
 
@@ -54,7 +54,7 @@ def killed(at, **changes):
     """Run `fit` in a process that is killed when its curve reaches draw `at`; gives the curve up to there."""
     reader, writer = os.pipe()
     if not (child := os.fork()):
-        observe = running.observe
+        observe = fitting.observe
 
         def observed(*args):
             entry = observe(*args)
@@ -64,7 +64,7 @@ def killed(at, **changes):
             return entry
 
         try:
-            running.observe = observed
+            fitting.observe = observed
             fit(**changes)
         finally:
             os._exit(1)
@@ -79,8 +79,8 @@ def killed(at, **changes):
 def often(monkeypatch):
     """Checkpoints after every third draw, whatever the clock says."""
     ticks = itertools.count()
-    monkeypatch.setattr(running.time, "perf_counter", lambda: next(ticks) / 3)
-    monkeypatch.setattr(running, "CHECKPOINT_SECONDS", 1.0)
+    monkeypatch.setattr(fitting.time, "perf_counter", lambda: next(ticks) / 3)
+    monkeypatch.setattr(fitting, "CHECKPOINT_SECONDS", 1.0)
 
 
 @pytest.mark.parametrize("name", ["dp_adam", "hyfreedp", "fiber", "adadp"])
@@ -98,7 +98,7 @@ def test_a_killed_run_goes_on_bit_for_bit(name, tmp_path, often):
 def test_a_run_that_was_killed_before_its_first_checkpoint_after_the_start_begins_with_the_same_seeds(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(running, "CHECKPOINT_SECONDS", math.inf)
+    monkeypatch.setattr(fitting, "CHECKPOINT_SECONDS", math.inf)
     entries = killed(12, checkpoint=tmp_path, seed=None)
     result = fit(checkpoint=tmp_path, seed=None)
     assert result.record["resumed_at"] == 0
@@ -109,19 +109,19 @@ def test_a_secret_seed_survives_until_the_run_has_ended(tmp_path, often, monkeyp
     entries = killed(12, checkpoint=tmp_path, seed=None)
     file = tmp_path / "checkpoint.pt"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    kept = resuming.checkpoint.parse(resuming.read_checked(file), torch.device("cpu"))["seeds"]
+    kept = checkpoint.parse(checkpoint.read_checked(file), torch.device("cpu"))["seeds"]
     result = fit(checkpoint=tmp_path, seed=None)
     assert result.curve[: len(entries)] == entries
     assert not any(seed.encode() in file.read_bytes() for seed in kept)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    monkeypatch.setattr(goal.Goal, "seeds", lambda *_: resuming.Seeds(*(int(seed, 16) for seed in kept)))
+    monkeypatch.setattr(fitting, "_seeds", lambda *_: checkpoint.Seeds(*(int(seed, 16) for seed in kept)))
     assert outcome(fit(seed=None)) == outcome(result)
 
 
 @pytest.mark.parametrize("seed", [None, 3])
 def test_a_finished_run_is_not_run_again(seed, tmp_path, monkeypatch):
     first = fit(checkpoint=tmp_path, seed=seed)
-    monkeypatch.setattr(running.DataOracle, "draw", None)
+    monkeypatch.setattr(fitting.DataOracle, "draw", None)
     again = fit(model(7), checkpoint=tmp_path, seed=seed)
     assert outcome(again) == outcome(first)
     assert (first.record["resumed_at"], again.record["resumed_at"]) == (0, 40)
@@ -163,6 +163,7 @@ OTHERS = {
     "parameters": {"start": wider()},
     "train": {"train": (other(data()[0]), data()[1])},
     "test": {"test": data(40)},
+    "activation": {"start": nn.Sequential(model()[0], nn.Tanh(), *model()[2:])},
     "loss": {"loss": lambda output, target: 2 * loss(output, target)},
     "transform": {"transform": lambda x: x + 1},
 }
@@ -173,10 +174,8 @@ def test_the_checkpoint_of_another_run_is_refused_and_stays(is_done, tmp_path, o
     fit(checkpoint=tmp_path) if is_done else killed(12, checkpoint=tmp_path)
     before = (tmp_path / "checkpoint.pt").read_bytes()
     for name, changes in OTHERS.items():
-        what = {"learning rate": "optimizer", "loss": "model or loss", "transform": "transform or augment"}
-        with pytest.raises(
-            ConfigError, match=rf"^checkpoint: .* another run's, which differs in .*{what.get(name, name)}"
-        ):
+        what = {"learning rate": "optimizer", "activation": "model"}.get(name, name)
+        with pytest.raises(ConfigError, match=rf"^checkpoint: .* another run's, which differs in .*{what}"):
             fit(checkpoint=tmp_path, **changes)
     assert (tmp_path / "checkpoint.pt").read_bytes() == before
     assert outcome(fit(checkpoint=tmp_path)) == outcome(fit())
@@ -186,8 +185,8 @@ def test_a_damaged_checkpoint_is_refused_and_stays(tmp_path, often):
     killed(12, checkpoint=tmp_path)
     file = tmp_path / "checkpoint.pt"
     sound = file.read_bytes()
-    foreign = resuming.checkpoint.dump(running.Reached(torch.zeros(3), dpopt.privacy.Ledger(), running.Elapsed(), []))
-    resuming.write_checked(tmp_path / "foreign", foreign)
+    foreign = checkpoint.dump(checkpoint.Reached(torch.zeros(3), dpopt.privacy.Ledger(), checkpoint.Elapsed(), []))
+    checkpoint.write_checked(tmp_path / "foreign", foreign)
     flipped = [sound[:at] + bytes([sound[at] ^ 4]) + sound[at + 1 :] for at in range(0, len(sound), len(sound) // 5)]
     for content in (b"", b"nothing", sound[:-1], sound[: len(sound) // 2], sound + b"0", *flipped):
         file.write_bytes(content)
@@ -202,7 +201,7 @@ def test_a_damaged_checkpoint_is_refused_and_stays(tmp_path, often):
 
 
 def test_what_a_callback_is_shown_is_in_the_checkpoint_even_if_it_raises(tmp_path, monkeypatch):
-    monkeypatch.setattr(running, "CHECKPOINT_SECONDS", math.inf)
+    monkeypatch.setattr(fitting, "CHECKPOINT_SECONDS", math.inf)
     seen = []
 
     def callback(entry):
@@ -241,47 +240,56 @@ def terminal():
     signal.signal(signal.SIGINT, before)
 
 
-def interrupting(at, times=1):
-    """A transform that is Ctrl-C in the midst of draw `at`; afterwards it does nothing more."""
-    calls = itertools.count(-SHARED_TRIES)  # before training it is tried for what records share
+@pytest.fixture
+def interrupting(monkeypatch):
+    """Ctrl-C in the midst of a draw, once or several times; afterwards nothing more."""
 
-    def unchanged(x):
-        if len(x) != 2 and next(calls) == at:  # two made-up records tell one loss from another
-            for _ in range(times):
-                os.kill(os.getpid(), signal.SIGINT)
-        return x
+    def at(draw, times=1):
+        calls, take = itertools.count(), fitting.DataOracle.draw
 
-    return unchanged
+        def drawn(oracle):
+            if next(calls) == draw:
+                for _ in range(times):
+                    os.kill(os.getpid(), signal.SIGINT)
+            return take(oracle)
+
+        monkeypatch.setattr(fitting.DataOracle, "draw", drawn)
+
+    return at
 
 
 @pytest.mark.parametrize("options", [{}, pytest.param({"isolate": True, "optimizer": "adadp"}, marks=pytest.mark.slow)])
-def test_ctrl_c_writes_a_checkpoint_after_the_step_in_progress(options, tmp_path, monkeypatch):
-    monkeypatch.setattr(running, "CHECKPOINT_SECONDS", math.inf)
+def test_ctrl_c_writes_a_checkpoint_after_the_step_in_progress(options, tmp_path, monkeypatch, interrupting):
+    monkeypatch.setattr(fitting, "CHECKPOINT_SECONDS", math.inf)
+    interrupting(20)
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt, match=r"kept in .*checkpoint\.pt: call `fit` again"):
-        fit(transform=interrupting(20), checkpoint=tmp_path, test=None, **options)
+        fit(checkpoint=tmp_path, test=None, **options)
     assert signal.getsignal(signal.SIGINT) is handler
-    result = fit(transform=lambda x: x, checkpoint=tmp_path, test=None, **options)
+    result = fit(checkpoint=tmp_path, test=None, **options)
     assert 0 < result.record["resumed_at"] < 40
-    assert outcome(result) == outcome(fit(transform=lambda x: x, test=None, **options))
+    assert outcome(result) == outcome(fit(test=None, **options))
 
 
-def test_a_second_ctrl_c_ends_at_once_and_without_a_checkpoint_so_does_the_first(tmp_path, monkeypatch):
-    monkeypatch.setattr(running, "CHECKPOINT_SECONDS", math.inf)
+def test_a_second_ctrl_c_ends_at_once_and_without_a_checkpoint_so_does_the_first(tmp_path, monkeypatch, interrupting):
+    monkeypatch.setattr(fitting, "CHECKPOINT_SECONDS", math.inf)
+    interrupting(20, times=2)
     with pytest.raises(KeyboardInterrupt):
-        fit(transform=interrupting(20, times=2), checkpoint=tmp_path, test=None)
-    assert fit(transform=lambda x: x, checkpoint=tmp_path, test=None).record["resumed_at"] == 0
+        fit(checkpoint=tmp_path, test=None)
+    assert fit(checkpoint=tmp_path, test=None).record["resumed_at"] == 0
     seen = []
+    interrupting(20)
     with pytest.raises(KeyboardInterrupt):
-        fit(transform=interrupting(20), test=None, callback=seen.append)
-    assert seen[-1]["draw"] < 20
+        fit(test=None, callback=seen.append)
+    assert seen[-1]["draw"] <= 20
 
 
-def test_ctrl_c_that_means_something_else_is_left_alone(tmp_path):
+def test_ctrl_c_that_means_something_else_is_left_alone(tmp_path, interrupting):
     noted = []
     before = signal.signal(signal.SIGINT, lambda *_: noted.append(1))
+    interrupting(20)
     try:
-        result = fit(transform=interrupting(20), checkpoint=tmp_path, test=None)
+        result = fit(checkpoint=tmp_path, test=None)
     finally:
         signal.signal(signal.SIGINT, before)
     assert noted == [1]
@@ -296,34 +304,45 @@ def faded(x):
     return x * (torch.rand(len(x), 1) < 0.5)
 
 
+def scaled(by):
+    return lambda x: by * x
+
+
 AUGMENTED = {
-    "none": {"augment": None},
-    "another size": {"augment": lambda x: x + 0.11 * torch.randn_like(x)},
-    "another kind": {"augment": faded},
+    "none": None,
+    "another size": lambda x: x + 0.11 * torch.randn_like(x),
+    "another kind": faded,
+    "another likelihood": lambda x: x * (torch.rand(len(x), 1) < 0.6),
 }
 
 
 def test_another_augmentation_is_refused(tmp_path, often):
     killed(12, augment=jittered, checkpoint=tmp_path)
     before = (tmp_path / "checkpoint.pt").read_bytes()
-    for changes in AUGMENTED.values():
-        with pytest.raises(ConfigError, match=r"another run's, which differs in transform or augment: give the"):
-            fit(checkpoint=tmp_path, **changes)
+    for augment in AUGMENTED.values():
+        with pytest.raises(ConfigError, match=r"another run's, which differs in augment: give the"):
+            fit(checkpoint=tmp_path, augment=augment)
     assert (tmp_path / "checkpoint.pt").read_bytes() == before
-    same = {"augment": lambda x: x + 0.1 * torch.randn_like(x)}
     torch.manual_seed(5)  # random numbers that are none of the run's
-    assert outcome(fit(checkpoint=tmp_path, **same)) == outcome(fit(augment=jittered))
+    assert outcome(fit(checkpoint=tmp_path, augment=jittered)) == outcome(fit(augment=jittered))
 
 
-def test_random_changes_of_another_likelihood_are_told_apart(tmp_path, often):
-    killed(12, augment=faded, checkpoint=tmp_path)
-    with pytest.raises(ConfigError, match="differs in transform or augment"):
-        fit(augment=lambda x: x * (torch.rand(len(x), 1) < 0.6), checkpoint=tmp_path)
+def test_a_function_is_recognised_by_its_code_and_what_it_holds():
+    """In another process too, where objects lie elsewhere and bytecode may have been run before."""
+    one, same, other = scaled(2.0), scaled(2.0), scaled(3.0)
+    for _ in range(99):
+        one(1.0)
+    assert checkpoint.fingerprint(one) == checkpoint.fingerprint(same) != checkpoint.fingerprint(other)
+    assert checkpoint.fingerprint(jittered) != checkpoint.fingerprint(faded)
+    assert checkpoint.fingerprint(nn.Dropout(0.1)) != checkpoint.fingerprint(nn.Dropout(0.2))
+    assert checkpoint.fingerprint(partial(torch.add, 1)) != checkpoint.fingerprint(partial(torch.add, 2))
+    nested = [lambda x: [y for y in x if y > 1], lambda x: [y for y in x if y > 2]]
+    assert checkpoint.fingerprint(nested[0]) != checkpoint.fingerprint(nested[1])
 
 
 def test_all_records_are_hashed_once(tmp_path, monkeypatch):
     hashed = []
-    for module in (subject, goal):
+    for module in (subject, fitting):
         monkeypatch.setattr(
             module, "digest", lambda *parts, digest=module.digest: hashed.extend(parts) or digest(*parts)
         )
@@ -332,15 +351,15 @@ def test_all_records_are_hashed_once(tmp_path, monkeypatch):
 
 
 def test_ctrl_c_in_the_very_last_step_is_not_swallowed():
-    with pytest.raises(KeyboardInterrupt), resuming.put_off(True):
+    with pytest.raises(KeyboardInterrupt), checkpoint.put_off(Path("file")):
         os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize("at", [0, 1, 3, -1], ids=["the first", "the second", "one on the way", "the last"])
 def test_a_full_disk_is_one_clear_error_and_nothing_is_lost(at, tmp_path, often, monkeypatch):
-    expected, written, write = outcome(fit(epochs=2)), [], resuming.write_checked
-    monkeypatch.setattr(resuming, "write_checked", lambda *args, **rest: written.append(args) or write(*args, **rest))
+    expected, written, write = outcome(fit(epochs=2)), [], checkpoint.write_checked
+    monkeypatch.setattr(checkpoint, "write_checked", lambda *args, **rest: written.append(args) or write(*args, **rest))
     fit(epochs=2, checkpoint=tmp_path / "calm")
     full = range(len(written))[at]
     written.clear()
@@ -351,10 +370,10 @@ def test_a_full_disk_is_one_clear_error_and_nothing_is_lost(at, tmp_path, often,
         written.append(args)
         write(*args, **rest)
 
-    monkeypatch.setattr(resuming, "write_checked", fills)
+    monkeypatch.setattr(checkpoint, "write_checked", fills)
     started = model()
     with pytest.raises(ConfigError, match=r"^checkpoint: '.*checkpoint\.pt' .* No space left on device; make room"):
         fit(started, epochs=2, checkpoint=tmp_path / "full")
     assert all(map(torch.equal, started.parameters(), model().parameters()))
-    monkeypatch.setattr(resuming, "write_checked", write)
+    monkeypatch.setattr(checkpoint, "write_checked", write)
     assert outcome(fit(epochs=2, checkpoint=tmp_path / "full")) == expected

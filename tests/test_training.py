@@ -14,7 +14,7 @@ import dpopt
 from dpopt.errors import ConfigError
 from dpopt.privacy import DataOracle, epsilon, sampling
 from dpopt.privacy.sampling import derive
-from dpopt.training import goal, run
+from dpopt.training import fitting
 
 pytestmark = pytest.mark.filterwarnings("ignore:seed")
 
@@ -152,8 +152,8 @@ def seeds(monkeypatch):
             runs.append(Seeds(secrets.pop() if secrets else None, draw_seed, noise_seed))
             super().__init__(*args, draw_seed=draw_seed, noise_seed=noise_seed, **rest)
 
-    monkeypatch.setattr(goal, "secret_seed", take)
-    monkeypatch.setattr(run, "DataOracle", Watched)
+    monkeypatch.setattr(fitting, "secret_seed", take)
+    monkeypatch.setattr(fitting, "DataOracle", Watched)
     return runs
 
 

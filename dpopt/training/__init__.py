@@ -1,6 +1,6 @@
 """Private training: `fit` for a model of one's own, and the loop that the harness shares with it."""
 
-from dpopt.training.fitting import FitResult, fit
+from dpopt.training.fitting import fit
 from dpopt.training.loop import (
     evaluate,
     observe,
@@ -9,6 +9,7 @@ from dpopt.training.loop import (
     steps,
     summary,
 )
+from dpopt.training.saved import FitResult
 
 __all__ = [
     "FitResult",

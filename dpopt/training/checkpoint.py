@@ -1,17 +1,36 @@
-"""What a run that was stopped goes on from: its state, ledger, curve and times, as bytes."""
+"""Checkpoints: state, ledger, curve and times of a run as bytes, for cells and for `fit`; and the file of `fit`.
+
+That file also holds the run's seeds, for as long as they are needed, and what tells the run from another one.
+"""
 
 from __future__ import annotations
 
 import io
 import json
+import re
+import signal
+import threading
 import time
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType
+from typing import Any, NamedTuple, NoReturn
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
+from dpopt.errors import ConfigError, Held, cut
+from dpopt.files import read_checked, write_checked
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.plan import Plan
+from dpopt.privacy.sampling import derive
+from dpopt.store.leases import Lease
+
+FILE, LEASE = "checkpoint.pt", "lease.json"
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+"""The part of a printed object that is another one in each process."""
 
 
 class Elapsed(NamedTuple):
@@ -82,3 +101,162 @@ def reached(saved: dict[str, Any], initial: Any, plan: Plan) -> Reached:
         raise ValueError(f"its {taken} is not how the planned {plan.ledger} begins")
     state = pytree.tree_unflatten(saved["leaves"], pytree.tree_structure(initial))
     return Reached(state, taken, Elapsed(*saved["elapsed"]), json.loads(saved["curve"]))
+
+
+class Seeds(NamedTuple):
+    """What draws and noise are made from."""
+
+    draws: int
+    noise: int
+
+
+class Checkpoint:
+    """The file from which a run of `fit` goes on; it is replaced in one step, and its owner alone may read it.
+
+    When the run has ended, the file holds its end without the seeds: the same call then gives the same result, and
+    spends nothing.
+
+    Args:
+        folder: where the file is; None keeps none.
+        run: the arguments that tell this run from others, as plain data; the file holds hashes of them.
+        device: where the run's state is.
+        is_writer: this process writes the file.
+
+    Attributes:
+        saved: content of the file; None where there is none.
+        seeds, start: of the run, and the digest of the parameters that it began with; None before it has begun.
+
+    Raises:
+        ConfigError: the file is damaged or another run's. It stays as it is.
+    """
+
+    def __init__(self, folder: Path | None, run: Mapping[str, Any], device: torch.device, is_writer: bool) -> None:
+        self.path = Path(folder, FILE) if folder is not None else None
+        self._is_writer = is_writer
+        self._run = {name: f"{derive(part):032x}" for name, part in run.items()}
+        self.saved: dict[str, Any] | None = None
+        self.seeds: Seeds | None = None
+        self.start: str | None = None
+        if self.path is None:
+            return
+        try:
+            saved = parse(read_checked(self.path), device)
+            Ledger.from_json(saved["ledger"])
+            self.saved = {key: saved[key] for key in ("run", "seeds", "start", "leaves", "ledger", "elapsed", "curve")}
+        except FileNotFoundError:
+            return
+        except Exception as error:  # whatever is wrong with the file
+            how = "move it away to begin anew; what the run had spent is spent"
+            raise ConfigError("checkpoint", str(self.path), f"damaged ({cut(str(error))}): {how}") from error
+        if differs := [name for name, value in self._run.items() if self.saved["run"].get(name) != value]:
+            self._refuse(f"differs in {', '.join(differs)}")
+        self.seeds = Seeds(*(int(seed, 16) for seed in self.saved["seeds"] or ("0", "0")))
+        self.start = self.saved["start"]
+
+    def _refuse(self, problem: str) -> NoReturn:
+        how = "give the arguments, the model and the data of that run, or another folder"
+        raise ConfigError("checkpoint", str(self.path), f"it is another run's, which {problem}: {how}")
+
+    def reached(self, initial: Any, plan: Plan) -> Reached:
+        """How far the run is; `initial` is the state before its first step.
+
+        Raises:
+            ConfigError: its draws are not the plan's.
+        """
+        if self.saved is None:
+            return Reached(initial, Ledger(), Elapsed(), [])
+        try:
+            there = reached(self.saved, initial, plan)
+        except (ValueError, RuntimeError) as error:
+            self._refuse(f"cannot go on ({cut(str(error))})")
+        self.saved["leaves"] = []  # their memory is free when the first step is made
+        if not self.saved["seeds"] and there.ledger != plan.ledger:
+            self._refuse("has no seeds")
+        return there
+
+    def save(self, there: Reached, *, has_ended: bool = False) -> None:
+        """Replace the file; that of a run that has ended holds no seeds.
+
+        Raises:
+            ConfigError: it cannot be written; the file is as before.
+        """
+        if self.path is None or not self._is_writer or self.seeds is None:
+            return
+        seeds = [] if has_ended else [f"{seed:032x}" for seed in self.seeds]
+        content = dump(there, run=self._run, seeds=seeds, start=self.start)
+        try:
+            write_checked(self.path, content, is_secret=True)
+        except OSError as error:  # a full disk: the file as it was is enough to go on from
+            how = "make room and call `fit` again with the same arguments, to go on from the last checkpoint"
+            raise ConfigError("checkpoint", str(self.path), f"cannot be written: {error.strerror}; {how}") from error
+
+
+def fingerprint(value: Any) -> Any:
+    """What an argument that is code is recognised by, as plain data: a run goes on with the same model and functions.
+
+    A model is its layers, by name and printed settings. A function is its name, its bytecode, its constants, and the
+    printed form of what it has from around it; of an object that can be called, the printed form alone is compared.
+    """
+    if isinstance(value, nn.Module):  # compiled or not
+        paths = ((name.split("."), each) for name, each in value.named_modules())
+        layers = {".".join(part for part in path if part != "_orig_mod"): each for path, each in paths}
+        return {name: f"{type(each).__name__}({ADDRESS.sub('', each.extra_repr())})" for name, each in layers.items()}
+    code = value if isinstance(value, CodeType) else getattr(value, "__code__", None)
+    text = "" if isinstance(value, CodeType) else ADDRESS.sub("", repr(value))
+    if not isinstance(code, CodeType):
+        return text
+    around = [*(getattr(value, "__defaults__", None) or ())]
+    around += [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
+    constants = [fingerprint(each) for each in code.co_consts]
+    return [text, code.co_code.hex(), list(code.co_names), constants, [ADDRESS.sub("", repr(each)) for each in around]]
+
+
+@contextmanager
+def leased(folder: Path | None, is_writer: bool) -> Iterator[None]:
+    """The folder of a checkpoint belongs to this process for a while.
+
+    Raises:
+        ConfigError: it belongs to another, or cannot be written.
+    """
+    if folder is None or not is_writer:
+        yield
+        return
+    try:
+        lease = Lease(Path(folder, LEASE))
+    except Held as error:
+        how = f"{error}; if that is gone, remove {LEASE} there"
+        raise ConfigError("checkpoint", str(folder), how) from error
+    except OSError as error:
+        raise ConfigError("checkpoint", str(folder), f"cannot be written: {error.strerror}") from error
+    with lease:
+        yield
+
+
+@contextmanager
+def put_off(path: Path | None) -> Iterator[threading.Event]:
+    """Note Ctrl-C for a while and raise `KeyboardInterrupt` at the end of it; the second one is not put off.
+
+    Not without a file to go on from, which the exception names; not outside the main thread, which alone is told; nor
+    where Ctrl-C means something else already.
+    """
+    noted = threading.Event()
+
+    def note(number: int, frame: Any) -> None:
+        if noted.is_set():
+            raise KeyboardInterrupt
+        noted.set()
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if not (path and is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler):
+        yield noted
+        return
+    how = f"the run is kept in {path}: call `fit` again with the same arguments to go on from it"
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(how) from None
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if noted.is_set():
+        raise KeyboardInterrupt(how)

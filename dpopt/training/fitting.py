@@ -1,43 +1,44 @@
-"""One private training run of a model of one's own."""
+"""One private training run of a user's own model, from its arguments to its record."""
 
 from __future__ import annotations
 
+import math
+import time
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from os import PathLike
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from dpopt import fields, registry
-from dpopt.clipping import Loss
+from dpopt import __version__, fields, registry
+from dpopt.clipping import ClippingEngine, Loss
+from dpopt.clipping.flat import random_states
+from dpopt.clipping.losses import named
 from dpopt.clipping.views import Multiplicity, refuse_mixing, refuse_sharing
 from dpopt.errors import ConfigError
 from dpopt.fields import Bound, Count, Decay, Factor, Positive, Probability, Seed, Shown
+from dpopt.optimizers.averaged import averaged
+from dpopt.optimizers.held import held
+from dpopt.privacy.calibration import calibrate
+from dpopt.privacy.data import DataOracle
 from dpopt.privacy.distributed import ALONE, Processes, digest
 from dpopt.privacy.isolation import Isolated
-from dpopt.privacy.ledger import Ledger
-from dpopt.privacy.sampling import send
+from dpopt.privacy.sampling import REVISION, derive, secret_seed, send
+from dpopt.sizes import number_of_draws, sampling_rate
 from dpopt.training import trial
-from dpopt.training.goal import Goal
-from dpopt.training.inputs import Transform, placed
-from dpopt.training.layout import Adapter, Layout
-from dpopt.training.loop import Phases, resolve_device
-from dpopt.training.reading import read
-from dpopt.training.resuming import Checkpoint, behaviour, held
-from dpopt.training.run import Callback, FitRun
-from dpopt.training.subject import Subject
+from dpopt.training.checkpoint import Checkpoint, Elapsed, Reached, Seeds, fingerprint, leased, put_off
+from dpopt.training.layout import Adapter, Layout, Transform, placed
+from dpopt.training.loop import Phases, observe, resolve_device, steps, summary
+from dpopt.training.reading import read, repeats
+from dpopt.training.saved import FitResult
+from dpopt.training.subject import Subject, kept_modes, unchanged
 from dpopt.training.unused import unused
 from dpopt.types import Optimizer
 
-if TYPE_CHECKING:
-    from dpopt.training.statement import Statement
-
-
+Callback = Callable[[dict[str, Any]], None]
 Stepper = Annotated[
     Optimizer,
     Shown(
@@ -46,39 +47,12 @@ Stepper = Annotated[
     ),
 ]
 """An optimizer object, as errors say it."""
-
-
-@dataclass(frozen=True)
-class FitResult:
-    """What `fit` returns.
-
-    Attributes:
-        model: the trained model; the object that was passed in.
-        record: what the run did, as plain data: privacy, sizes, metrics, times.
-        ledger: every draw that was taken, with its noise.
-        curve: one entry per evaluation: draws taken, learning rate where the optimizer finds one, metrics.
-    """
-
-    model: nn.Module
-    record: dict[str, Any]
-    ledger: Ledger
-    curve: list[dict[str, Any]]
-
-    def __repr__(self) -> str:
-        names = [name for name in self.record if name in ("status", "epsilon", "delta", "draws") or "test_" in name]
-        return f"FitResult({', '.join(f'{name}={self.record[name]!r}' for name in names)})"
-
-    def statement(self, *, tuned: Sequence[str] | None = None) -> Statement:
-        """What may be said of the run's privacy; `str` gives the text. See `Statement.of`."""
-        from dpopt.training.statement import Statement
-
-        return Statement.of(self.record, self.ledger, tuned)
-
-    def save(self, folder: str | PathLike[str], *, tuned: Sequence[str] | None = None) -> Path:
-        """Write all of it to a new folder; `dpopt.load` reads it again. See `dpopt.training.saved`."""
-        from dpopt.training.saved import save
-
-        return save(self, folder, tuned)
+GUARANTEE = {"adjacency": "add or remove one record", "unit": "record", "sampling": "Poisson"}
+"""What epsilon and delta are about, in words of the record."""
+CHECKPOINT_SECONDS = 60.0
+"""At least so much time lies between two checkpoints."""
+COMPARED = 64
+"""Records whose views and losses tell two runs of one seed apart."""
 
 
 @fields.checked
@@ -110,109 +84,66 @@ def fit(
     isolate: bool = False,
     progress: bool = True,
 ) -> FitResult:
-    """Train `model` in place under (epsilon, delta)-differential privacy.
+    """Train `model` in place under (epsilon, delta)-differential privacy; docs/tutorials/fit.md says more.
 
     Args:
-        model: parameters with `requires_grad` are trained, all float32 or all float64; no layer may mix the examples of
-            a batch. Models of Hugging Face, and adapters around them, are taken as they are.
-        loss: (outputs [n, ...], targets [n, ...]) -> one loss per example [n]. Outputs that have `logits`, as those of
-            Hugging Face, are handed over as these logits.
-        train: records of one shape, without NaN and infinity, as
-
-            - a pair (inputs, targets) of tensors, NumPy arrays or pandas objects of one index; arrays of `np.memmap`
-              stay on disk;
-            - a mapping or a pandas DataFrame of columns, or a Hugging Face `Dataset`;
-            - whatever has a length and gives (input, target), or a mapping, for a number, such as a
-              `torch.utils.data.Dataset`. It is read once into memory, so it must not change its records at random;
-            - a `DataLoader`, whose data set is taken: draws are Poisson, so its batch size and its order do not count.
-
-            Inputs with names are passed by name where the model's `forward` has arguments of these names; columns that
-            hold one number each, and have other names, become one tensor [n, columns]. Real numbers and bytes are
-            converted to the type of the model's parameters, batch by batch; class numbers [n] to int64. What does not
-            fit on a GPU is sent there batch by batch.
+        model: parameters with `requires_grad` are trained, all float32 or all float64; no layer may mix examples.
+        loss: (outputs [n, ...], targets [n, ...]) -> one loss per example [n]; outputs with `logits` come as these.
+        train: records of one shape: a pair (inputs, targets), columns by name, a data set, or a `DataLoader` of one.
         optimizer: a registered name or an optimizer.
-        epsilon: target; infinity trains without noise through the same loop.
-        delta: target, usually below 1/N.
-        epochs: expected passes over the data; the number of draws is epochs N / B, rounded.
-        batch_size: expected batch size B, any number from 1 to N; the sampling rate is B/N.
-        accountant: see `dpopt.privacy.epsilon`.
-        engine, precision: see `dpopt.clipping.engine`.
+        epsilon, delta: target, delta usually below 1/N; an epsilon of infinity trains without noise.
+        epochs, batch_size: expected passes over N records, expected batch size B; epochs N / B draws at rate B/N.
+        accountant, engine, precision: see `dpopt.privacy.epsilon`, `dpopt.clipping.engine`.
         device: "auto" takes CUDA where there is one.
-        seed: None takes a new secret from the operating system that is kept nowhere (but see `checkpoint`), so draws
-            and noise cannot be found out and the run cannot be repeated. A whole number decides draws, and with all
-            other arguments the noise, for runs that are to be repeated. Epsilon does not protect against anyone who
-            knows the seed. Runs of one seed on the same data share their draws: together they cost more than the sum of
-            what each states.
-        target: the name of the target where inputs and target have names; by default label, labels, target or y.
-        test: data to evaluate on, as `train`; accuracy is added where the targets are class numbers, [n], and the
-            outputs a score for each class, [n, classes].
-        transform: a batch of inputs as they are stored, [n, ...] on the device, -> the model's inputs; for training and
-            test data, so nothing random.
-        augment: random changes to a batch of training inputs, [n, ...] after `transform`, drawn from torch's
-            generators, to each record on its own: no mixup. They are new in each draw.
-        multiplicity: number of augmented views of a record in a draw. The record's gradient is the mean over them and
-            is clipped once (De et al. 2022), so privacy costs the same, and time and memory about as many times more.
-        average: evaluate, and return, an average of the parameters after all steps. The weight of a step decays by this
-            factor, say 0.99, for each step after it (see `Averaged`). It costs no privacy; 0 averages nothing.
+        seed: None is a new secret. A number makes the run repeatable, and whoever knows it can take the noise away.
+        target: name of the target among columns; by default label, labels, target or y.
+        test: data to evaluate on, as `train`; accuracy is added where outputs are a score for each class.
+        transform: a batch of stored inputs [n, ...] on the device -> the model's inputs; nothing random.
+        augment: random changes to a batch of training inputs after `transform`, to each record on its own.
+        multiplicity: augmented views of a record in a draw; its gradient is their mean (De et al. 2022).
+        average: decay of the weights in an average of the parameters (see `Averaged`); 0 averages nothing.
         physical_batch: the most examples worked on at once; "auto" leaves it to the engine.
-        checkpoint: a folder for the run's checkpoint, which is written before the first draw, about once a minute, and
-            at Ctrl-C, which waits for the step in progress; a second one does not. A run that was killed goes on from
-            there when `fit` is called again with the same arguments, and ends as it would have ended, bit for bit; the
-            trained parameters are the checkpoint's, whatever the model's are. The file holds the run's seeds until the
-            run has ended. After that the same call gives the same result, and spends nothing. Keep the folder as secret
-            as the data.
-        callback: called with each entry of the curve, in the first of several processes; the checkpoint is written
-            before. An error that it raises ends the run.
-        distributed: train together with the other processes of `torch.distributed`'s default group, each on its own
-            device, so that a batch takes as many times less time and memory. All call `fit` with the same arguments, on
-            models with the same parameters. What is released does not depend on how many there are, to rounding (see
-            `physical_batch` of `DataOracle`), and neither does what it costs.
-        isolate: run the optimizer in a process of its own that holds no data, for one that nobody has read; give it by
-            its name, as an object has already run code here. On the CPU; the numbers are the same.
-        progress: show what is being done, from the first second.
+        checkpoint: folder from which the same call goes on, bit for bit; keep it as secret as the data.
+        callback: called with each entry of the curve; an error that it raises ends the run.
+        distributed: train together with the other processes of `torch.distributed`'s default group.
+        isolate: run the optimizer, given by its name, in a process that holds no data.
+        progress: show phases and draws.
 
     Returns:
-        The model, the record, the ledger and the curve; the same in each of several processes but for times.
-
-        The record's status is "done", "diverged" (parameters are not finite, or outputs for test records: these count
-        as wrong, and `test_unscored` says how many there are) or "no_signal": no record that was looked at had a finite
-        loss and a finite gradient other than zero, or the parameters are as they were. The budget is spent in each
-        case. Before training, model, loss and data are tried on some records without noise (see
-        `dpopt.training.trial`); that there is an error, a warning or "no_signal" is not covered by epsilon.
+        The model, the record, the ledger and the curve. The record's status is "done", "diverged" (parameters, or
+        outputs for `test_unscored` test records, are not finite) or "no_signal" (there was nothing to learn, or no
+        parameter moved); the budget is spent in each case.
 
     Raises:
-        ConfigError: before training starts: an argument cannot be used, processes differ in one, or the checkpoint is
-            damaged or belongs to another run.
+        ConfigError: before training: an argument cannot be used; later: the checkpoint cannot be written.
         RuntimeError: the processes came to different parameters, or one of them is gone.
 
     Warns:
-        UserWarning: before training starts: there is nothing to learn; the loss does not use some parameters; the seed
-            is known; delta is above 1/N; a loader's batch size is another one.
+        UserWarning: before training: what is allowed but rarely meant (a known seed, records twice, nothing to learn).
     """
     checkpoint = None if checkpoint is None else fields.path(checkpoint, "checkpoint")
     if multiplicity > 1 and augment is None:
         raise ConfigError("multiplicity", multiplicity, "the views of a record would be the same: give `augment`")
-    processes, place = _processes(distributed), resolve_device(device)
-    chosen = Isolated(optimizer) if isolate else _optimizer(optimizer)
-    goal = Goal(
-        chosen,
-        epsilon=epsilon,
-        delta=delta,
-        epochs=epochs,
-        batch_size=batch_size,
-        accountant=accountant,
-        precision=precision,
-        seed=seed,
-        average=average,
-        multiplicity=multiplicity,
-    )
+    processes, place = Processes.of_group() if distributed else ALONE, resolve_device(device)
+    if distributed and processes is ALONE:
+        raise ConfigError("distributed", True, "call torch.distributed.init_process_group before, in each process")
+    chosen = Isolated(optimizer) if isolate else registry.create(optimizer) if isinstance(optimizer, str) else optimizer
+    try:
+        hash(chosen)
+    except TypeError as error:
+        raise ConfigError("optimizer", type(chosen).__name__, f"expected a frozen dataclass ({error})") from error
+    # What the noise depends on, in the order in which it is derived from it.
+    stated = [repr(chosen), epsilon, delta, epochs, batch_size, accountant]
     is_first = processes.is_first
-    with Phases(progress and is_first) as phases, processes.together() as settle, held(checkpoint, is_first):
+    with Phases(progress and is_first) as phases, processes.together() as settle, leased(checkpoint, is_first):
         phases.begin("reading the data")
         subject = _subject(model, loss, train, test, target=target, transform=transform, device=place)
         examples = len(subject.train.x)
-        for doubt in goal.doubts(examples, train):
+        draws, rate = number_of_draws(epochs, batch_size, examples), sampling_rate(batch_size, examples)
+        for doubt in _doubts(examples, train, batch_size=batch_size, epsilon=epsilon, delta=delta, seed=seed):
             warnings.warn(doubt, stacklevel=3)
+
+        # Looks at a few records without noise, which no epsilon covers: it ends in an error, a warning or "no_signal".
         phases.begin("trying the model")
         subject = trial.tried(subject)
         if transform:
@@ -222,53 +153,80 @@ def fit(
         seen = trial.augmented(subject, augment, multiplicity) if augment else subject
         size = None if physical_batch == "auto" else min(physical_batch, examples)
         clipper, problem = trial.clipping_engine(seen, engine, min(batch_size, size or batch_size), precision)
-        goal = replace(goal, unused=unused(seen, subject.train, place, model))
-        known = goal.identity(subject) if checkpoint is not None else {}
-        told = partial(behaviour, subject, seen, clipper)
-        file = Checkpoint(checkpoint, known, place, processes.is_first, told)
+        without = unused(seen, subject.train, place, model)
+
         phases.begin("calibrating the noise")
-        plan = goal.plan(examples, clipper.dimension)
-        if goal.unused.warning:
-            warnings.warn(goal.unused.warning, stacklevel=3)
+        sizes = {"rate": rate, "draws": draws, "dimension": clipper.dimension}
+        plan = calibrate(chosen, epsilon=epsilon, delta=delta, accountant=accountant, **sizes)
+        if without.warning:
+            warnings.warn(without.warning, stacklevel=3)
         if problem:
             warnings.warn(f"{problem}: training spends its epsilon and learns nothing", stacklevel=3)
-        if file.start not in (None, digest(clipper.theta)):
+        run: dict[str, Any] = {}
+        if checkpoint is not None:
+            names = ("optimizer", "epsilon", "delta", "epochs", "batch_size", "accountant")
+            run = dict(zip(names, stated, strict=True)) | {"precision": precision, "seed": seed, "average": average}
+            code = {"model": model, "loss": loss, "transform": transform, "augment": augment}
+            run |= {name: fingerprint(value) for name, value in code.items()}
+            run |= {"multiplicity": multiplicity, "device": place.type, "kernel": REVISION, **subject.identity()}
+        file, start = Checkpoint(checkpoint, run, place, is_first), clipper.theta
+        if file.start not in (None, digest(start)):
             warnings.warn("model: its run began with other parameters, and goes on from its checkpoint's", stacklevel=3)
-        settle()
-        run = FitRun.of(
-            goal,
-            subject,
-            seen,
+        settle()  # from here on each process answers the others
+        if processes.size > 1:
+            state = digest(*subject.model.state_dict().values())
+            processes.agree(place, model=state, checkpoint=file.seeds)
+        if file.seeds is None:
+            source = processes.gather(secret_seed())[0] if seed is None else seed
+            apart = [*stated, plan.noise, examples, precision, multiplicity]
+            file.seeds = _seeds(source, apart, subject, seen, clipper, processes, [engine, size])
+            file.start = digest(start)
+
+        stepper = averaged(held(chosen, without.spans), average)
+        with processes.together() as settle:
+            begin = file.reached(stepper.init(start), plan)
+            settle()
+        oracle = DataOracle(
             clipper,
+            *subject.train,
             plan,
-            file,
-            callback,
-            processes=processes,
-            engine_name=engine,
+            draw_seed=file.seeds.draws,
+            noise_seed=file.seeds.noise,
             physical_batch=size,
+            transform=seen.transform,
+            device=place,
+            ledger=begin.ledger,
+            processes=processes,
         )
-        end = run.train(phases)
-        done = run.finish(end, teaches=not problem)
-    name = optimizer if isinstance(optimizer, str) else repr(optimizer)
-    record = {"optimizer": name, **done, "isolated": isolate}
+        phases.begin("training", plan.draws)
+        end = _train(subject, clipper, stepper, oracle, begin, file, callback, phases)
+        spent = summary(plan, oracle, end.state, epsilon, examples)
+        if spent["status"] == "done" and (problem or digest(end.state.theta) == file.start):
+            spent["status"] = "no_signal"
+        if end.curve[-1].get("test_unscored"):
+            spent["status"] = "diverged"
+        file.save(end, has_ended=True)
+        clipper.load(end.state.theta)
+    record = {
+        "optimizer": optimizer if isinstance(optimizer, str) else repr(optimizer),
+        "seed": seed,
+        "seed_is_secret": seed is None,
+        "batch_size": batch_size,
+        "epochs": epochs,
+        "average": average,
+        "multiplicity": multiplicity,
+        **GUARANTEE,
+        **spent,
+        **without.record,
+        **({"tested": len(subject.held_out["test"].x)} if subject.held_out else {}),
+        **{key: value for key, value in end.curve[-1].items() if key not in ("draw", "epoch", "eta")},
+        "train_seconds": end.elapsed.wall,
+        "resumed_at": len(begin.ledger),
+        "processes": processes.size,
+        "versions": {"dpopt": __version__, "torch": str(torch.__version__)},
+        "isolated": isolate,
+    }
     return FitResult(model, record, end.ledger, end.curve)
-
-
-def _processes(distributed: bool) -> Processes:
-    processes = Processes.of_group() if distributed else ALONE
-    if distributed and processes is ALONE:
-        raise ConfigError("distributed", True, "call torch.distributed.init_process_group before, in each process")
-    return processes
-
-
-def _optimizer(given: str | Optimizer) -> Optimizer:
-    """The optimizer that `fit` is given, or the registered one of that name."""
-    chosen = registry.create(given) if isinstance(given, str) else given
-    try:
-        hash(chosen)
-    except TypeError as error:
-        raise ConfigError("optimizer", type(chosen).__name__, f"expected a frozen dataclass ({error})") from error
-    return chosen
 
 
 def _subject(
@@ -291,7 +249,7 @@ def _subject(
     layout = Layout.of(records.inputs, model, "train")
     if transform and layout.fields:
         names = ", ".join(layout.names)
-        raise ConfigError("transform", trial.named(transform), f"inputs have names ({names}): change them in the data")
+        raise ConfigError("transform", named(transform), f"inputs have names ({names}): change them in the data")
     splits = {"train": layout.split(records, "train")}
     del records  # its memory is free while the rest is read
     if test is not None:
@@ -306,3 +264,113 @@ def _subject(
     there = {name: placed(split, device) for name, split in splits.items()}
     taken = Adapter(model, layout) if layout.fields else model
     return Subject(taken, loss, there.pop("train"), there, prepared, layout, device)
+
+
+def _doubts(
+    examples: int, train: Any, *, batch_size: float, epsilon: float, delta: float, seed: int | None
+) -> Iterator[str]:
+    """Warnings for arguments that are allowed but rarely meant."""
+    size = train.batch_size if isinstance(train, DataLoader) else None
+    if size not in (None, batch_size):
+        yield f"train: the loader's batch size {size} is not used, draws have {batch_size:g} on average"
+    if epsilon == math.inf:
+        return
+    again, most = repeats(train)
+    if again:
+        yield (
+            f"train: {again} of its {examples} records are others again, one of them {most} times in all: each is"
+            " counted as one person's, and someone who is there k times is hidden k times less"
+        )
+    if seed is not None:
+        yield (
+            f"seed: whoever knows that it is {seed} can compute draws and noise again, so leave it out for a model that"
+            " is to be released"
+        )
+    if delta > 1 / examples:
+        yield (
+            f"delta: {delta} is more than 1/N = {1 / examples:.2g}, which would allow to publish whole records; take a"
+            " smaller one"
+        )
+
+
+def _seeds(
+    source: int,
+    apart: Sequence[object],
+    subject: Subject,
+    seen: Subject,
+    engine: ClippingEngine,
+    processes: Processes,
+    how: Sequence[object],
+) -> Seeds:
+    """The seeds of draws and noise, the same in all processes.
+
+    Two runs that share their noise would cancel it: it depends on all that tells them apart. Runs of one `source` share
+    their draws.
+
+    Args:
+        source: the seed that was given, or a secret.
+        apart: arguments that decide what is released.
+        subject: what is trained, at its first parameters.
+        seen: the subject as the engine trains it, on views of the records where these are augmented.
+        engine: over `seen`.
+        processes: those that train together.
+        how: what decides, beside all this, which random numbers a layer draws: the engine's name, the physical batch.
+    """
+    looks: list[object] = []
+    x, y = (send(part[:COMPARED], subject.device) for part in subject.train)
+    for is_training in (False, True):
+        with unchanged(seen.model, subject.device, is_training):
+            torch.manual_seed(0)
+            before = random_states(subject.device)
+            inputs = seen.transform(x)
+            losses = seen.loss(engine.outputs(engine.theta, inputs[:3]), y[:3])
+            is_random = not all(map(torch.equal, before, random_states(subject.device)))
+            looks.append(digest(inputs, losses))
+    # Where layers or views draw random numbers, these depend on how a draw is cut into batches too. A dropout of one
+    # number in a thousand may not show in three records, but in the generator's state. One process decides: others may
+    # round differently.
+    is_random, looks = processes.gather((is_random, looks))[0]
+    cut = [processes.size, *how] if is_random else []
+    records = [digest(engine.theta), *subject.records]
+    return Seeds(derive("draws", source), derive("noise", source, *apart, *looks, *cut, *records))
+
+
+def _train(
+    subject: Subject,
+    engine: ClippingEngine,
+    stepper: Optimizer,
+    oracle: DataOracle,
+    begin: Reached,
+    file: Checkpoint,
+    callback: Callback | None,
+    phases: Phases,
+) -> Reached:
+    """Take all draws that are left; the curve grows, and checkpoints are written.
+
+    Raises:
+        KeyboardInterrupt: after a checkpoint, which it names, where the run has a file.
+    """
+    clock, state, curve = Elapsed.now(), begin.state, list(begin.curve)
+
+    def now() -> Reached:
+        return Reached(state, oracle.ledger, begin.elapsed.since(clock), curve)
+
+    file.save(now())
+    saved = clock.wall
+    with kept_modes(subject.model), put_off(file.path) as interrupted:
+        subject.model.train()
+        for state, is_mark in steps(stepper, oracle, begin.state):
+            phases.at(oracle.draws_taken)
+            if is_mark:
+                watched = (subject.metric, subject.held_out, subject.transform)
+                curve.append(observe(engine, subject.model, state, oracle, subject.loss, *watched))
+            is_told, is_last = is_mark and callback is not None, interrupted.is_set()
+            # Draws that are taken again release the same but for rounding: nobody is to have seen what they gave.
+            if is_told or is_last or time.perf_counter() - saved >= CHECKPOINT_SECONDS:
+                file.save(now())
+                saved = time.perf_counter()
+            if is_told and callback and oracle.processes.is_first:
+                callback(dict(curve[-1]))
+            if is_last:
+                raise KeyboardInterrupt
+    return now()

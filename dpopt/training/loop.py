@@ -18,7 +18,7 @@ from dpopt.privacy.data import DataOracle
 from dpopt.privacy.distributed import ALONE, Processes, digest
 from dpopt.privacy.plan import NonPrivate, Plan
 from dpopt.privacy.sampling import send
-from dpopt.training.inputs import Transform
+from dpopt.training.layout import Transform
 from dpopt.types import Optimizer, Vector
 from dpopt.workloads.base import EVALUATION_BATCH, Predict, Split
 

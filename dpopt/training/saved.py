@@ -20,7 +20,6 @@ from dpopt.errors import ConfigError
 from dpopt.files import Damaged, read
 from dpopt.privacy.ledger import Ledger
 from dpopt.store import Store, checksums
-from dpopt.training.fitting import FitResult
 from dpopt.training.statement import Statement
 from dpopt.training.trial import refused
 
@@ -32,6 +31,35 @@ NOT_FINITE = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
 """How numbers are written that JSON does not know."""
 SAME = 0.01
 """How far epsilon of a ledger may be from the record's: other versions of an accountant may round otherwise."""
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """The outcome of `fit`.
+
+    Attributes:
+        model: the trained model; the object that was passed in.
+        record: what the run did, as plain data: privacy, sizes, metrics, times.
+        ledger: every draw that was taken, with its noise.
+        curve: one entry per evaluation: draws taken, learning rate where the optimizer finds one, metrics.
+    """
+
+    model: nn.Module
+    record: dict[str, Any]
+    ledger: Ledger
+    curve: list[dict[str, Any]]
+
+    def __repr__(self) -> str:
+        names = [name for name in self.record if name in ("status", "epsilon", "delta", "draws") or "test_" in name]
+        return f"FitResult({', '.join(f'{name}={self.record[name]!r}' for name in names)})"
+
+    def statement(self, *, tuned: Sequence[str] | None = None) -> Statement:
+        """What may be said of the run's privacy; `str` gives the text. See `Statement.of`."""
+        return Statement.of(self.record, self.ledger, tuned)
+
+    def save(self, folder: str | os.PathLike[str], *, tuned: Sequence[str] | None = None) -> Path:
+        """Write all of it to a new folder, see `save`; `dpopt.load` reads it again."""
+        return save(self, folder, tuned)
 
 
 def save(result: FitResult, folder: str | os.PathLike[str], tuned: Sequence[str] | None = None) -> Path:

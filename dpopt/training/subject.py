@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +16,12 @@ from dpopt.clipping.flat import as_written
 from dpopt.clipping.layers import frozen_statistics
 from dpopt.clipping.views import multiplied
 from dpopt.privacy.distributed import digest
-from dpopt.training.inputs import Transform, sample
-from dpopt.training.layout import Adapter, Layout
+from dpopt.training.layout import Adapter, Layout, Transform, sample
 from dpopt.training.loop import Metric
 from dpopt.workloads.base import Split
 
 DIGESTED = 10_000
 """Records that are converted at once, to tell data sets apart."""
-MADE_UP = 256
-"""Made-up records whose changes are compared, of which some differ by random changes of any likelihood."""
 
 
 @dataclass(frozen=True)
@@ -68,17 +66,15 @@ class Subject:
         parts = zip(*(part.split(DIGESTED) for part in self.train), strict=True)
         return [digest(self.layout.converted(x), y.double()) for x, y in parts]
 
-    @cached_property
-    def changed(self) -> Tensor:
-        """What `transform` makes of some made-up records: a number for each, in which all entries have a share.
-
-        Float64 [records], empty if it cannot be run on such. A different transform or augmentation is recognised by it.
-        """
-        with unchanged(self.model, self.device, training=False), suppress(Exception):
-            torch.manual_seed(0)
-            inputs = self.transform(made_up(self.train.x[:MADE_UP]).to(self.device)).double().flatten(1)
-            return (inputs @ torch.arange(inputs.shape[1]).cos().to(inputs)).cpu()
-        return torch.empty(0, dtype=torch.float64)
+    def identity(self) -> dict[str, Any]:
+        """Digests of what is trained and of all records, as plain data."""
+        splits = {"train": self.train, **self.held_out}
+        digests = {name: self.records if name == "train" else digest(*split) for name, split in splits.items()}
+        trained = [(name.replace("_orig_mod.", ""), p) for name, p in self.model.named_parameters() if p.requires_grad]
+        return {
+            "parameters": [[name, list(p.shape), str(p.dtype)] for name, p in trained],
+            **{name: [digests[name], [list(part.shape) for part in split]] for name, split in splits.items()},
+        }
 
     def augmented(self, augment: Transform, multiplicity: int) -> Subject:
         """What an engine trains for gradients that are means over random views of a record; not to evaluate."""

@@ -25,8 +25,7 @@ from dpopt.clipping.views import refuse_mixing, refuse_sharing
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError, cut
 from dpopt.privacy.sampling import send
-from dpopt.training.inputs import WHOLE, Transform, described, sample, telling
-from dpopt.training.layout import Adapter, scores
+from dpopt.training.layout import WHOLE, Adapter, Transform, described, sample, scores, telling
 from dpopt.training.subject import Subject, unchanged
 from dpopt.workloads.base import Split, accuracy
 
