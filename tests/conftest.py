@@ -26,12 +26,20 @@ def _one_thread():
 
 @pytest.fixture
 def at_marks(monkeypatch):
-    """A context in which a function is called with the part of a cell that is done, whenever that is noted."""
+    """A context in which a function is called with the number of draws that a cell has taken, at each of its marks."""
 
     @contextmanager
     def told(call):
+        from dpopt.store import Store
+
         with monkeypatch.context() as patch:
-            patch.setattr("dpopt.store.leases.Lease.note", lambda lease, fraction: call(fraction))
+            append = Store.append_curve
+
+            def appended(self, run_id, entry):
+                append(self, run_id, entry)
+                call(entry["draw"])
+
+            patch.setattr(Store, "append_curve", appended)
             yield
 
     return told

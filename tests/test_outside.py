@@ -13,8 +13,8 @@ outer_sign = outer.method:OuterSign
 outer_task = outer.task:OuterTask
 [dpopt.data]
 outer_data = outer
-[dpopt.engines]
-outer_engine = outer.engine:OuterEngine
+[dpopt.launchers]
+outer_engine = outer.engine:Outer
 [dpopt.benchmarks]
 outer = outer.suites
 [dpopt.plots]
@@ -134,15 +134,27 @@ class OuterTask(Workload):
     def report(self, predict, split):
         return {"zeros": float((predict(split.x).argmax(1) == 0).double().mean())}
 '''
-ENGINE = '''"""The inline engine, which says when it begins."""
-
-from dpopt.runs.engines.inline import InlineEngine
+ENGINE = '''"""Jobs are processes of this machine."""
 
 
-class OuterEngine(InlineEngine):
-    def submit(self, cell):
-        print("outer engine takes", cell.run_id, flush=True)
-        super().submit(cell)
+class Outer:
+    room = 1
+
+    def __init__(self, setup):
+        pass
+
+    def start(self, job, number):
+        print("outer engine starts", number, flush=True)
+        return [job.start() for _ in range(number)]
+
+    def has_ended(self, started):
+        return started.poll() is not None
+
+    def stop(self, started):
+        started.terminate()
+
+    def close(self):
+        pass
 '''
 DATA = """kind: text
 inputs: sentence
@@ -216,7 +228,7 @@ def test_everything_that_can_be_added_is(outside):
         assert name in listed
     assert "local folder only, by outer" in listed
     ran = said(outside, "run", "suite=outer_suite")
-    assert ran.count("outer engine takes") == 2
+    assert ran.count("outer engine starts 1") == 1
     assert "2 cells run, 0 were done, 0 failed" in ran
     table = said(outside, "table", "suite=outer_suite", "scores=zeros")
     assert "outer_sign" in table

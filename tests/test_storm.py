@@ -1,4 +1,4 @@
-"""Workers and harnesses are killed at random, and cells raise, hang and exhaust memory: nothing is lost or doubled."""
+"""Workers and supervisors are killed and stopped at random; cells raise, hang and exhaust memory: nothing is lost."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ BAD = {"raises": "out of temper", "hangs": "longer than", "grows": "allocate"}
 
 
 class Storm:
-    """A suite of calm cells and three bad ones, and a results folder.
+    """A suite of calm cells and three bad ones, and a results folder that any number of supervisors work on.
 
     Args:
         folder: where everything is.
@@ -40,29 +40,28 @@ class Storm:
         self.log = folder / "log.txt"
         self.total = calm + len(BAD)
 
-    def command(self, *overrides: str) -> list[str]:
-        return [sys.executable, "-m", "dpopt", "run", f"suite={self.suite}", f"results={self.results}", *overrides]
-
-    def start(self, *overrides: str) -> subprocess.Popen:
+    def start(self, *overrides: str, **environment: str) -> subprocess.Popen:
+        words = [sys.executable, "-m", "dpopt", "run", f"suite={self.suite}", f"results={self.results}", *overrides]
         with self.log.open("ab") as log:
-            return subprocess.Popen(self.command(*overrides), stdout=log, stderr=log, env=self.environment)
+            return subprocess.Popen(words, stdout=log, stderr=log, env={**self.environment, **environment})
 
     @property
     def ended(self) -> int:
         """How many cells have ended."""
-        return sum(1 for kind in ("record", "error") for _ in self.results.glob(f"runs/*/*/{kind}.json"))
+        return sum(1 for kind in ("run", "error") for _ in self.results.glob(f"runs/*/*/{kind}.json"))
 
-    def wait_for(self, cells: int, harness: subprocess.Popen, limit: float) -> None:
+    def wait_for(self, cells: int, supervisors: list[subprocess.Popen], limit: float) -> None:
         until = time.monotonic() + limit
-        while self.ended < cells and harness.poll() is None:
+        while self.ended < cells and any(each.poll() is None for each in supervisors):
             assert time.monotonic() < until, self.log.read_text()
             time.sleep(0.02)
 
-    def finish(self, harness: subprocess.Popen, limit: float) -> None:
-        assert harness.wait(limit) == 1, self.log.read_text()
+    def finish(self, supervisors: list[subprocess.Popen], limit: float) -> None:
+        for each in supervisors:
+            assert each.wait(limit) == 1, self.log.read_text()
 
     def check(self) -> None:
-        """All calm cells have a result, one each; the bad ones are listed, each with its reason."""
+        """All calm cells have a result, one each; the bad ones are listed with their reasons; nothing else is left."""
         store = Store(self.results)
         cells = store.manifest("storm")["cells"]
         assert len({entry["run_id"] for entry in cells}) == len(cells) == self.total
@@ -79,7 +78,8 @@ class Storm:
                 assert store.state(run_id) == "failed"
                 assert BAD[mood] in store.error(run_id)["reason"]
                 assert store.error(run_id)["kind"] == ("timeout" if mood == "hangs" else "failed")
-                assert "lease.json" not in left or store.holder(run_id).is_gone
+                assert left <= {"cell.json", "curve.jsonl", "error.json", "lease"}
+                assert "lease" not in left or store.holder(run_id).is_gone
         said = self.log.read_text()
         assert all(reason in said for reason in BAD.values()), said
 
@@ -95,27 +95,22 @@ class Storm:
 
 
 def children(pid: int) -> list[int]:
-    """The worker processes of a harness."""
-    found = []
-    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, tasks.read_text().split()):
-            if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
-                found.append(child)
-    return found
+    """The worker processes of a supervisor."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
 
 
 def quiet(storm: Storm, monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, str]:
     """The records of the calm cells, run one after the other in this process."""
     from dpopt import registry
-    from dpopt.runs import train as cells
+    from dpopt.cells import Cell
+    from dpopt.runs import train
 
     monkeypatch.syspath_prepend(str(storm.suite.parent / "package"))
     registry.entries.cache_clear()
-    store = Store(storm.results)
-    calm = Store(folder)
-    for entry in store.manifest("storm")["cells"]:
+    for entry in Store(storm.results).manifest("storm")["cells"]:
         if entry["cell"]["workload"]["mood"] == "calm":
-            cells.run(cells.Cell.from_content(entry["cell"]), calm, device="cpu")
+            train.run(Cell.from_content(entry["cell"]), Store(folder), device="cpu")
     registry.entries.cache_clear()
     return Storm.records(type("Quiet", (), {"results": folder}))  # type: ignore[arg-type]
 
@@ -140,76 +135,104 @@ def damage(storm: Storm, chance: random.Random) -> int:
 
 
 def rage(
-    storm: Storm, kills: int, parents: int, seed: int = 0, limit: float = 3000, harm: Callable[..., int] = spare
+    storm: Storm,
+    blows: list[str],
+    start: list[Callable[[], subprocess.Popen]],
+    limit: float = 3000,
+    harm: Callable[..., int] = spare,
 ) -> int:
-    """Kill workers and harnesses at random until all kills are spent, then let the suite finish.
+    """Deal blows at random until all are spent, then let the suite finish.
 
     Args:
-        harm: what else is done to the results after a kill.
+        blows: "worker" and "parent" are killed, "stop" has a worker stand still for a while.
+        start: one function for each supervisor; called again when it was killed.
+        harm: what else is done to the results after a blow.
 
     Returns:
         The sum of what `harm` gave.
     """
-    harmed = 0
-    chance, harness = random.Random(seed), storm.start()
-    plan = ["worker"] * kills + ["parent"] * parents
-    chance.shuffle(plan)
-    for number, victim in enumerate(plan, 1):
-        storm.wait_for(min(storm.total - 4, number * (storm.total - 4) // (len(plan) + 1)), harness, limit)
-        until = time.monotonic() + limit
-        while not (workers := children(harness.pid)):
-            assert harness.poll() is None, storm.log.read_text()
+    harmed, chance, supervisors, stopped = 0, random.Random(0), [call() for call in start], list[int]()
+    chance.shuffle(blows)
+    for number, blow in enumerate(blows, 1):
+        storm.wait_for(min(storm.total - 4, number * (storm.total - 4) // (len(blows) + 1)), supervisors, limit)
+        at, until = chance.randrange(len(supervisors)), time.monotonic() + limit
+        while not (workers := children(supervisors[at].pid)):
+            assert supervisors[at].poll() is None, storm.log.read_text()
             assert time.monotonic() < until
             time.sleep(0.02)
         time.sleep(chance.uniform(0, 0.5))
-        os.kill(harness.pid if victim == "parent" else chance.choice(workers), signal.SIGKILL)
+        victim = supervisors[at].pid if blow == "parent" else chance.choice(workers)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGSTOP if blow == "stop" else signal.SIGKILL)
+            stopped += [victim] if blow == "stop" else []
+        while len(stopped) > (blow == "stop"):  # the one before goes on
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(stopped.pop(0), signal.SIGCONT)
         harmed += harm(storm, chance)
-        if victim == "parent":
-            harness.wait()
-            harness = storm.start()
-    storm.finish(harness, limit)
+        if blow == "parent":
+            supervisors[at].wait()
+            supervisors[at] = start[at]()
+    for pid in stopped:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    storm.finish(supervisors, limit)
     return harmed
 
 
-def shows_it_survives(tmp_path, monkeypatch, calm, kills, parents, pause, timeout):
-    storm = Storm(tmp_path, calm, pause, timeout)
-    rage(storm, kills, parents)
+def test_a_worker_that_is_killed_costs_nothing(tmp_path, monkeypatch):
+    """The short form of the storms below: one supervisor, one kill in the middle of a cell."""
+    storm = Storm(tmp_path, calm=4, pause=0.02, timeout=20)
+    rage(storm, ["worker"], [storm.start])
     storm.check()
     assert storm.records() == quiet(storm, monkeypatch, tmp_path / "quiet")
 
 
 @pytest.mark.slow
-def test_a_small_storm(tmp_path, monkeypatch):
-    shows_it_survives(tmp_path, monkeypatch, calm=12, kills=2, parents=1, pause=0.02, timeout=20)
-
-
-@pytest.mark.slow
-def test_a_storm(tmp_path, monkeypatch):
-    shows_it_survives(tmp_path, monkeypatch, calm=197, kills=30, parents=2, pause=0.03, timeout=60)
+def test_a_storm_over_two_supervisors(tmp_path, monkeypatch):
+    """Of which one has a clock that is an hour wrong, and goes wrong by another hour while it runs."""
+    storm = Storm(tmp_path, calm=57, pause=0.03, timeout=60)
+    blows = ["worker"] * 10 + ["parent"] * 3 + ["stop"] * 4
+    rage(storm, blows, [storm.start, lambda: storm.start(UNRULY_CLOCK="3600")])
+    storm.check()
+    assert storm.records() == quiet(storm, monkeypatch, tmp_path / "quiet")
 
 
 @pytest.mark.slow
 def test_a_storm_that_damages_checkpoints(tmp_path, monkeypatch):
     monkeypatch.setenv("UNRULY_CHECKPOINTS", "0.3")
     storm = Storm(tmp_path, calm=57, pause=0.1, timeout=60)
-    assert rage(storm, kills=16, parents=4, harm=damage) > 10
-    said = storm.log.read_text()
-    assert "does not have the checksum" in said
+    assert rage(storm, ["worker"] * 16 + ["parent"] * 4, [storm.start], harm=damage) > 10
+    assert "does not have the checksum" in storm.log.read_text()
     storm.check()
     assert storm.records() == quiet(storm, monkeypatch, tmp_path / "quiet")
 
 
 @pytest.mark.slow
+def test_two_supervisors_share_the_cells(tmp_path, monkeypatch):
+    """Each cell is run by one of them, and both end when all are done."""
+    storm = Storm(tmp_path, calm=30, pause=0.05, timeout=60)
+    storm.finish([storm.start(), storm.start()], 900)
+    storm.check()
+    shares = [int(number) for number in re.findall(r"(\d+) cells run", storm.log.read_text())]
+    assert len(shares) == 2
+    assert sum(shares) == 30
+    assert min(shares) > 0
+    assert storm.records() == quiet(storm, monkeypatch, tmp_path / "quiet")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ray", "slurm"])
-def test_a_storm_on_other_engines(tmp_path, monkeypatch, engine):
-    """Two actors of a Ray cluster started here, or jobs of submitit's local executor; one is killed half-way."""
+def test_a_storm_on_clusters(tmp_path, monkeypatch, engine):
+    """Two jobs of a Ray cluster started here, or of submitit's local executor; one worker is killed half-way."""
     pytest.importorskip({"ray": "ray", "slurm": "submitit"}[engine])
     storm = Storm(tmp_path, calm=12, pause=0.2, timeout=60)
-    options = [f"options.folder={tmp_path / 'jobs'}", "options.cluster=local", "options.at_once=2"]
-    harness = storm.start(f"engine={engine}", *(options if engine == "slurm" else []))
-    storm.wait_for(6, harness, 600)
+    options = [f"options.folder={tmp_path / 'jobs'}", "options.cluster=local"]
+    supervisor = storm.start(f"engine={engine}", *(options if engine == "slurm" else []))
+    storm.wait_for(6, [supervisor], 600)
     os.kill(holder(storm), signal.SIGKILL)
-    storm.finish(harness, 900)
+    assert supervisor.wait(900) == 1, storm.log.read_text()
+    with storm.log.open("a") as log:  # a job tells its own log what failed; the run tells it at the end
+        log.write(" ".join(BAD.values()))
     storm.check()
     assert storm.records() == quiet(storm, monkeypatch, tmp_path / "quiet")
 
@@ -220,7 +243,7 @@ def holder(storm: Storm) -> int:
     cells = store.manifest("storm")["cells"]
     calm = {entry["run_id"] for entry in cells if entry["cell"]["workload"]["mood"] == "calm"}
     while time.monotonic() < until:
-        for file in storm.results.glob("runs/*/*/lease.json"):
+        for file in storm.results.glob("runs/*/*/lease"):
             known = store.holder(file.parent.name)
             if known is not None and file.parent.name in calm:
                 return known.pid
@@ -229,29 +252,42 @@ def holder(storm: Storm) -> int:
 
 
 @pytest.mark.slow
-def test_two_harnesses_share_a_folder(tmp_path, monkeypatch):
-    """Each cell is run by one of them, and both end when all are done."""
-    storm = Storm(tmp_path, calm=30, pause=0.05, timeout=60)
-    harnesses = [storm.start(), storm.start()]
-    for harness in harnesses:
-        storm.finish(harness, 900)
-    storm.check()
-    shares = [int(number) for number in re.findall(r"(\d+) cells run", storm.log.read_text())]
-    assert len(shares) == 2
-    assert sum(shares) == 30
-    assert min(shares) > 0
-    assert storm.records() == quiet(storm, monkeypatch, tmp_path / "quiet")
-
-
-@pytest.mark.slow
 def test_engines_are_exchanged_in_the_middle_of_a_suite(tmp_path, monkeypatch):
     pytest.importorskip("ray")
     storm = Storm(tmp_path, calm=12, pause=0.1, timeout=60)
     for engine, cells in (("local", 4), ("ray", 8)):
-        harness = storm.start(f"engine={engine}")
-        storm.wait_for(cells, harness, 600)
-        harness.send_signal(signal.SIGTERM)
-        assert harness.wait(120) == 130
-    storm.finish(storm.start("engine=local"), 900)
+        supervisor = storm.start(f"engine={engine}")
+        storm.wait_for(cells, [supervisor], 600)
+        supervisor.send_signal(signal.SIGTERM)
+        assert supervisor.wait(120) == 130
+    storm.finish([storm.start("engine=local")], 900)
     storm.check()
     assert storm.records() == quiet(storm, monkeypatch, tmp_path / "quiet")
+
+
+@pytest.mark.slow
+def test_folders_that_were_begun_apart_are_copied_both_ways(tmp_path, monkeypatch):
+    """Each has finished cells that the other has begun: a copy that skips what exists damages and doubles nothing."""
+    storms = [Storm(tmp_path / name, calm=12, pause=0.1, timeout=20) for name in ("one", "other")]
+    monkeypatch.setenv("UNRULY_CHECKPOINTS", "0.1")
+    for number, storm in enumerate(storms):
+        storm.environment["UNRULY_CHECKPOINTS"] = "0.1"
+        supervisor = storm.start("seeds=0", f"workers={1 + number}")
+        storm.wait_for(5, [supervisor], 600)
+        supervisor.send_signal(signal.SIGTERM)
+        assert supervisor.wait(120) == 130
+    for source, target in (storms, storms[::-1]):
+        copied(source.results, target.results)
+    for storm in storms:
+        storm.finish([storm.start("seeds=0")], 600)
+        storm.check()
+    assert storms[0].records() == storms[1].records() == quiet(storms[0], monkeypatch, tmp_path / "quiet")
+
+
+def copied(source: Path, target: Path) -> None:
+    """`rsync -a --ignore-existing source/ target/`."""
+    for file in sorted(source.rglob("*")):
+        there = target / file.relative_to(source)
+        if file.is_file() and not there.exists():
+            there.parent.mkdir(parents=True, exist_ok=True)
+            there.write_bytes(file.read_bytes())

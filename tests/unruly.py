@@ -36,6 +36,16 @@ memory: 3
 KEPT: list[np.ndarray] = []
 if "UNRULY_CHECKPOINTS" in os.environ:  # from a worker's second cell on
     train.CHECKPOINT_SECONDS = float(os.environ["UNRULY_CHECKPOINTS"])
+if "UNRULY_CLOCK" in os.environ:  # this machine's clock is wrong, and jumps now and then
+    right, touch = time.time, os.utime
+
+    def wrong() -> float:
+        return right() + float(os.environ["UNRULY_CLOCK"]) * (1 + right() % 60 // 10)
+
+    def touched(path, times=None, **how):
+        touch(path, (wrong(), wrong()) if times is None and "ns" not in how else times, **how)
+
+    time.time, os.utime = wrong, touched
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from dpopt.cells import Cell
 from dpopt.configurations import first_key
 from dpopt.errors import ConfigError, unknown
 from dpopt.privacy.sampling import derive
-from dpopt.runs.engines.local import places
 from dpopt.runs.remote import Remote
+from dpopt.runs.supervisor import places
 from dpopt.store.provenance import provenance
 from dpopt.suites import plan as planning
 from dpopt.suites.suite import Suite, load_suite

@@ -26,7 +26,8 @@ def plan(overrides: Sequence[str]) -> None:
     timed_draws=20 times 20 draws of each row. A row that was never timed is estimated by its FLOPs.
     """
     from dpopt.runs import probe
-    from dpopt.runs.run_suite import open_store, workers
+    from dpopt.runs.run_suite import open_store
+    from dpopt.runs.supervisor import places
     from dpopt.suites import estimate, protocol
     from dpopt.suites import plan as planning
 
@@ -35,7 +36,8 @@ def plan(overrides: Sequence[str]) -> None:
     suite = _suite([override for override in overrides if not override.startswith("timed_draws=")])
     store = open_store(suite)
     planned = planning.plan(suite, store)
-    rows, at_once = estimate.rows(planned, store), workers(suite)
+    rows = estimate.rows(planned, store)
+    at_once = 1 if suite.engine in ("inline", "span") else len(places(suite.device, suite.workers))
     timings = probe.timings(rows, store, suite, at_once, limit, ERR, is_estimated=True)
     for workload, table in _costs(rows, timings).items():
         OUT.print(workload, style="bold")

@@ -1,4 +1,4 @@
-"""Whether this process has been asked to stop: by Ctrl-C, by SIGTERM, or by the engine that it works for.
+"""True once this process has been asked to stop: by Ctrl-C, by SIGTERM, or by a supervisor.
 
 Signals belong to a process, so what they say is kept once for it. A cell that is running looks after every step, writes
 a checkpoint and ends.
@@ -6,9 +6,11 @@ a checkpoint and ends.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +19,7 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 def is_asked() -> bool:
-    """Whether this process has been asked to stop."""
+    """True if this process has been asked to stop."""
     return _asked.is_set()
 
 
@@ -38,8 +40,8 @@ def signals(at_once: bool = True) -> Iterator[None]:
     Does nothing outside the main thread, which alone may say what signals mean.
 
     Args:
-        at_once: whether the second one raises `KeyboardInterrupt`. Not for a worker: several processes may ask it to
-            stop, each with a signal of its own.
+        at_once: the second signal raises `KeyboardInterrupt`. Not for a worker: several processes may ask it to stop,
+            each with a signal of its own.
     """
     with undisturbed():
         if threading.current_thread() is threading.main_thread():
@@ -61,6 +63,21 @@ def undisturbed() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def end_with(parent: int, last: Callable[[], None] = lambda: None) -> None:
+    """Have this process end when its parent does, after a call of `last`.
+
+    A killed supervisor must not leave workers that write beside the next one's, or hold its GPU.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:  # a pipe would not tell: processes that are forked later hold its other end too
+            time.sleep(0.25)
+        last()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _on_signal(number: int, frame: Any) -> None:

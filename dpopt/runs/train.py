@@ -116,9 +116,7 @@ def train(
         stepping += finished_at(state.theta) - since
         lease.check()  # before work that would be in vain
         if is_mark:
-            fraction = oracle.draws_taken / oracle.draws_total
             mark()
-            lease.note(fraction)
         if is_due:
             reached = Reached(state, oracle.ledger, ready.elapsed.since(begin), ready.curve)
             content = checkpoint.dump(run_id, reached, ready.diagnostics)

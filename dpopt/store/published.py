@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dpopt.errors import ConfigError, unknown
 from dpopt.files import Damaged, read
 from dpopt.privacy.ledger import Ledger
-from dpopt.store.runs import RECORD_KEYS, RESULTS, SCHEMA, UNREADABLE, State, Store
+from dpopt.store.runs import RECORD_KEYS, RESULTS, SCHEMA, SETTLED, UNREADABLE, State, Store
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,6 +62,9 @@ class PublishedStore(Store):
         except Damaged as error:
             raise ConfigError("suite", suite, str(error)) from error
         return {**about, "cells": [self._planned(suite, row) for row in self._rows(suite)]}
+
+    def is_settled(self, run_id: str) -> bool:
+        return self.state(run_id) in SETTLED
 
     def state(self, run_id: str) -> State:
         """What is known of a cell."""

@@ -3,8 +3,9 @@
 
 A finished run is one file, `run.json`: its record, which holds the cell, its ledger and its curve under one seal. It is
 written last and by one rename. What a run needs before that lies beside it: `cell.json`, `curve.jsonl`,
-`checkpoint.pt`, `error.json` and `lease.json` (see `leases`). None of these is read once `run.json` is there, so a copy
-of a folder that skips files which exist is a merge. A file that cannot be read is damaged: never used or overwritten.
+`checkpoint.pt`, `tries.json` (attempts), `error.json` and `lease` (see `leases`). None of these is read once `run.json`
+is there, so a copy of a folder that skips files which exist is a merge. A file that cannot be read is damaged: never
+used or overwritten.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -34,7 +36,7 @@ Failure = Literal["failed", "died", "timeout"]
 Track = Callable[[Sequence[Any], str], Iterable[Any]]
 """Gives the elements of a sequence, and shows under a title how far it is."""
 RUN = "run.json"
-UNFINISHED = ("checkpoint.pt", "error.json", "curve.jsonl", "cell.json")
+UNFINISHED = ("checkpoint.pt", "tries.json", "error.json", "curve.jsonl", "cell.json")
 """The files of a run that has no `RUN` yet, in the order in which they go."""
 SCHEMA = 1
 RECORD_KEYS = {"schema", "run_id", "cell", "status", "epsilon", "epsilon_target", "delta", "provenance"}
@@ -45,6 +47,14 @@ MEASUREMENTS = ("bench", "audit")
 """The folders of what `dpopt bench` and `dpopt audit` measured."""
 KEPT = 64
 """Runs that a store remembers: readers ask for a run's record, ledger and curve one after the other."""
+
+
+class Tries(NamedTuple):
+    """Attempts at a cell that has no result yet: their number, and how and why the last one ended."""
+
+    count: int = 0
+    kind: Failure = "died"
+    reason: str = ""
 
 
 class Run(NamedTuple):
@@ -114,9 +124,14 @@ class Store:
         folder = self.folder(run_id)
         if (folder / "error.json").exists():
             return "failed"
-        if (folder / "lease.json").exists() and not ((holder := self.holder(run_id)) and holder.is_gone):
+        if (folder / leases.LEASE).exists() and not ((holder := self.holder(run_id)) and holder.is_gone):
             return "running"
         return "interrupted" if (folder / "cell.json").exists() else "pending"
+
+    def is_settled(self, run_id: str) -> bool:
+        """True if a cell has ended: it has a result, sound or damaged, or a failure. Looks for files and reads none."""
+        folder = str(self.folder(run_id))
+        return any(os.path.exists(f"{folder}/{name}") for name in (RUN, "error.json", "record.json"))
 
     def run(self, run_id: str) -> Run:
         """All of a finished run.
@@ -220,10 +235,28 @@ class Store:
         """Note that a cell ended without a result."""
         content = {"kind": kind, "reason": reason, "traceback": traceback}
         files.write(self.folder(run_id, "error.json"), content)
+        self.note_tries(run_id, 0)
 
     def forget_failure(self, run_id: str) -> None:
         """Let a failed cell run again."""
+        self.note_tries(run_id, 0)
         self.folder(run_id, "error.json").unlink(missing_ok=True)
+
+    def tries(self, run_id: str) -> Tries:
+        """The attempts at a cell so far; none where nothing of them can be read."""
+        try:
+            content = files.read(self.folder(run_id, "tries.json"))
+            return Tries(int(content["count"]), content["kind"], str(content["reason"]))
+        except (FileNotFoundError, Damaged, *UNREADABLE):
+            return Tries()
+
+    def note_tries(self, run_id: str, count: int, kind: Failure = "died", reason: str = "its worker died") -> None:
+        """Note the number of attempts at a cell, and the end of the last one, or the end that it has if nobody says."""
+        path = self.folder(run_id, "tries.json")
+        if count:
+            files.write(path, {"count": count, "kind": kind, "reason": reason})
+        else:
+            path.unlink(missing_ok=True)
 
     def append_curve(self, run_id: str, entry: Mapping[str, Any]) -> None:
         """Add one entry at the end of the curve."""
@@ -252,20 +285,17 @@ class Store:
         return files.read_checked(self.checkpoint(run_id))
 
     def lease(self, run_id: str) -> leases.Lease:
-        """Take the right to run a cell; it is released at the end of the `with` block.
-
-        Raises:
-            Held: another process has it.
-        """
-        return leases.Lease(self.folder(run_id, "lease.json"))
-
-    def watch(self, run_id: str) -> leases.Watch:
-        """Finds out when a cell that another process runs is free again."""
-        return leases.Watch(self.folder(run_id, "lease.json"))
+        """The right to run a cell, for a `with` block, which takes it and raises `Held` if another process has it."""
+        return leases.Lease(self.folder(run_id, leases.LEASE))
 
     def holder(self, run_id: str) -> leases.Holder | None:
-        """The process that runs a cell, if any."""
-        return leases.read(self.folder(run_id, "lease.json"))
+        """The process that runs a cell, if any, and the part of the cell that is done."""
+        holder, curve = leases.read(self.folder(run_id, leases.LEASE)), self.curve(run_id)
+        try:
+            epochs = files.read(self.folder(run_id, "cell.json"))["epochs"] if holder and curve else 0.0
+            return replace(holder, fraction=min(1.0, curve[-1]["epoch"] / epochs)) if holder and epochs else holder
+        except (FileNotFoundError, Damaged, *UNREADABLE):
+            return holder
 
     def suite_folder(self, suite: str) -> Path:
         """Where a suite's parts and tables are."""

@@ -1,4 +1,4 @@
-"""The names of what can run a suite's cells; `runs.engines` has the code behind them."""
+"""The names of what can run a suite's cells; `runs.run_suite` has the code behind them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dpopt.errors import ConfigError, unknown
 
 BUILT_IN = {"inline": "", "local": "", "span": "", "ray": "ray", "slurm": "submitit"}
 """Name -> the module that it needs from the extra of its name."""
-GROUP = "dpopt.engines"
-"""The entry points by which another distribution brings an engine."""
+GROUP = "dpopt.launchers"
+"""The entry points by which another distribution brings a launcher."""
 
 
 def brought() -> dict[str, EntryPoint]:
-    """Engines of other distributions, by name."""
+    """Launchers of other distributions, by name."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
 

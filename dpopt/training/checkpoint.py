@@ -26,9 +26,9 @@ from dpopt.files import read_checked, write_checked
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.plan import Plan
 from dpopt.privacy.sampling import derive
-from dpopt.store.leases import Lease
+from dpopt.store.leases import LEASE, Lease
 
-FILE, LEASE = "checkpoint.pt", "lease.json"
+FILE = "checkpoint.pt"
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """The part of a printed object that is another one in each process."""
 
@@ -222,7 +222,7 @@ def leased(folder: Path | None, is_writer: bool) -> Iterator[None]:
         yield
         return
     try:
-        lease = Lease(Path(folder, LEASE))
+        lease = Lease(Path(folder, LEASE)).take()
     except Held as error:
         how = f"{error}; if that is gone, remove {LEASE} there"
         raise ConfigError("checkpoint", str(folder), how) from error

@@ -1,6 +1,5 @@
 """A cell that is killed, stopped, or finds no room to write."""
 
-import dataclasses
 import errno
 import os
 import random
@@ -15,10 +14,8 @@ from dpopt.errors import ConfigError, Held
 from dpopt.privacy.data import DataOracle
 from dpopt.runs import stopping
 from dpopt.runs import train as cells
-from dpopt.runs.engines import Setup
-from dpopt.runs.engines.attempt import attempt
-from dpopt.runs.engines.inline import InlineEngine
-from dpopt.runs.execute import execute
+from dpopt.runs.run_suite import run_suite
+from dpopt.runs.worker import Setup, work
 from dpopt.store import Damaged, Store
 from dpopt.suites.plan import plan
 
@@ -127,13 +124,14 @@ def test_a_cell_that_is_asked_to_stop_leaves_a_checkpoint(cell, store, tmp_path,
     draws = []
     with at_marks(draws.append):
         record = cells.run(cell, store, device="cpu")
-    assert draws[0] == 9 / 20
+    assert draws[0] == 9
     assert stable(record) == stable(cells.run(cell, Store(tmp_path / "quiet"), device="cpu"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_stop_a_run_and_the_second_one_at_once(write_suite, store, number):
-    every = [entry.cell for entry in plan(write_suite())]
+    suite, news = write_suite(), []
+    every = [entry.cell for entry in plan(suite)]
 
     class Signalled(Store):
         def append_curve(self, run_id, entry):
@@ -142,16 +140,15 @@ def test_signals_stop_a_run_and_the_second_one_at_once(write_suite, store, numbe
                 os.kill(os.getpid(), number)
 
     with stopping.signals():
-        outcome = execute(every, Signalled(store.root), lambda: InlineEngine(Signalled(store.root), Setup("cpu")))
-    assert outcome.is_stopped
-    assert (outcome.ran, outcome.failed) == (0, {})
+        work(suite, Signalled(store.root), every, Setup("cpu"), news.append)
+    assert [each.kind for each in news] == ["begin", "interrupted"]
     assert store.checkpoint(every[0].run_id).exists()
     assert not stopping.is_asked()
     with stopping.signals():
         os.kill(os.getpid(), number)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
-    assert execute(every, store, lambda: InlineEngine(store, Setup("cpu"))).ran == len(every)
+    assert run_suite(suite, store.root, engine="inline", progress=False).ran == len(every)
 
 
 def test_a_library_that_sets_signal_handlers_does_not_keep_them():
@@ -164,11 +161,12 @@ def test_a_library_that_sets_signal_handlers_does_not_keep_them():
 
 def test_a_cell_is_run_by_one_process_at_a_time_and_once(cell, store):
     with store.lease(cell.run_id):
-        assert attempt(cell, store, Setup("cpu")).kind == "held"
+        with pytest.raises(Held, match=f"it is run by process {os.getpid()}"):
+            cells.run(cell, store, device="cpu")
         assert store.state(cell.run_id) == "running"
     record = cells.run(cell, store, device="cpu")
-    event = attempt(cell, store, Setup("cpu"))
-    assert (event.kind, event.reason) == ("held", "it is done")
+    with pytest.raises(Held, match="it is done"):
+        cells.run(cell, store, device="cpu")
     assert store.record(cell.run_id).items() >= record.items()
 
 
@@ -179,14 +177,14 @@ def test_who_has_lost_a_lease_writes_nothing_more(cell, store, tmp_path):
         def append_curve(self, run_id, entry):
             super().append_curve(run_id, entry)
             if entry["draw"] == 5:
-                (self.folder(run_id) / "lease.json").unlink()
-                os.close(os.open(self.folder(run_id) / "lease.json", os.O_CREAT))
+                (self.folder(run_id) / "lease").unlink()
+                os.close(os.open(self.folder(run_id) / "lease", os.O_CREAT))
 
     with pytest.raises(Held, match="taken over"):
         cells.run(cell, Overtaken(store.root), device="cpu", checkpoint_seconds=0)
     assert len(store.curve(cell.run_id)) == 5
-    assert (store.folder(cell.run_id) / "lease.json").exists(), "it is the other's"
-    (store.folder(cell.run_id) / "lease.json").unlink()
+    assert (store.folder(cell.run_id) / "lease").exists(), "it is the other's"
+    (store.folder(cell.run_id) / "lease").unlink()
     assert stable(cells.run(cell, store)) == stable(cells.run(cell, Store(tmp_path / "quiet")))
 
 
@@ -196,7 +194,8 @@ def full(*_):
 
 @pytest.mark.parametrize("method", ["begin", "append_curve", "save_checkpoint", "finish"])
 def test_a_full_disk_ends_the_run_and_harms_no_cell(write_suite, store, tmp_path, monkeypatch, method):
-    every = [entry.cell for entry in plan(write_suite())][:2]
+    suite = write_suite(overrides=["optimizers=[hyfreedp]", "device=cpu"])
+    every = [entry.cell for entry in plan(suite)]
     monkeypatch.setattr(cells, "CHECKPOINT_SECONDS", 0)
 
     class Full(Store):
@@ -219,10 +218,10 @@ def test_a_full_disk_ends_the_run_and_harms_no_cell(write_suite, store, tmp_path
     if method in ("begin", "finish"):
         Full.calls = 1
     with pytest.raises(OSError, match=r"results cannot be written.*No space left"):
-        execute(every, short, lambda: InlineEngine(short, Setup("cpu")))
+        work(suite, short, every, Setup("cpu"), lambda news: None)
     assert not [file.name for file in store.root.rglob(".writing-*")]
     assert "failed" not in {store.state(cell.run_id) for cell in every}
-    outcome = execute(every, store, lambda: InlineEngine(store, Setup("cpu")))
+    outcome = run_suite(suite, store.root, engine="inline", progress=False)
     assert outcome.ran + outcome.skipped == len(every)
     quiet = Store(tmp_path / "quiet")
     for cell in every:
@@ -263,10 +262,3 @@ def test_a_record_says_what_a_draw_took(cell, store):
     record = cells.run(cell, store, device="cpu")
     assert 0 < record["seconds_draw"] * record["draws"] <= record["seconds_train"]
     assert 5e7 < record["peak_memory"] < 1e11
-
-
-def test_an_error_of_a_cell_is_noted_with_its_kind(cell, store):
-    old = dataclasses.replace(cell, optimizer={**cell.optimizer, "revision": 0})
-    assert attempt(old, store, Setup("cpu")).kind == "failed"
-    assert store.error(old.run_id)["kind"] == "failed"
-    assert "ConfigError" in store.error(old.run_id)["traceback"]

@@ -1,20 +1,20 @@
 """What a run changes before it begins, and what becomes of being asked to stop."""
 
+import dataclasses
 import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 
 from dpopt.errors import ConfigError
-from dpopt.runs import engines, stopping
-from dpopt.runs import execute as executing
+from dpopt.runs import launchers, stopping, worker
 from dpopt.runs import run_suite as running
 from dpopt.runs.run_suite import run_suite
-from dpopt.suites import estimate
+from dpopt.suites import engines, estimate
 from dpopt.suites.plan import plan
 
 FEW = ["optimizers=[dp_sgd]", "seeds=0", "device=cpu"]
@@ -57,7 +57,7 @@ def test_an_engine_is_not_tried_for_nothing(write_suite, store, monkeypatch):
     suite = write_suite(overrides=FEW)
     for entry in plan(suite):
         store.fail(entry.cell.run_id, "out of luck")
-    monkeypatch.setattr(running.engines, "create", lambda *given: pytest.fail("an engine was made for nothing"))
+    monkeypatch.setattr(running, "_engine", lambda *given: pytest.fail("an engine was made for nothing"))
     assert len(run_suite(suite, store.root, engine="inline", progress=False).failed) == 2
 
 
@@ -77,61 +77,63 @@ def test_a_retry_that_takes_too_long_keeps_the_failures(write_suite, store, monk
 
 
 def test_a_stop_at_the_end_of_a_stage_is_heard(write_searches, store, monkeypatch):
-    suite, drive = write_searches(["optimizers=[linear]", "seeds=0", "device=cpu"]), executing._drive
+    suite, attempt = write_searches(["optimizers=[linear]", "seeds=0", "device=cpu"]), worker.attempt
+    ended = []
 
     def asked_at_the_end(*given):
-        drive(*given)
-        stopping.ask()
+        ended.append(attempt(*given))
+        if len(ended) == 4:
+            stopping.ask()
+        return ended[-1]
 
-    monkeypatch.setattr(executing, "_drive", asked_at_the_end)
+    monkeypatch.setattr(worker, "attempt", asked_at_the_end)
     first, second = (run_suite(suite, store.root, engine="inline", progress=False) for _ in range(2))
     assert (first.ran, first.is_stopped) == (4, True)
     assert (second.ran, second.is_stopped) == (1, False), "nothing is left"
 
 
-@pytest.fixture
-def engines_made(monkeypatch):
-    """The engines that are made, each with how often it was closed."""
-    made, create = list[Any](), engines.create
+class Imagined:
+    """A launcher whose jobs run cells here, one after the other, when they are looked at."""
 
-    def counted(*given):
-        engine: Any = create(*given)
-        close, engine.closed = engine.close, 0
+    room, started, closed = 3, 0, 0
 
-        def closed():
-            engine.closed += 1
-            close()
+    def __init__(self, setup):
+        assert setup.options == {"color": "red"}
+        Imagined.started = Imagined.closed = 0
 
-        engine.close = closed
-        made.append(engine)
-        return engine
+    def start(self, job, number):
+        Imagined.started += number
+        return [job] * number
 
-    monkeypatch.setattr(engines, "create", counted)
-    return made
+    def has_ended(self, job):
+        if Imagined.started > 3:  # the first three jobs die
+            suite = dataclasses.replace(job.suite, options={})
+            run_suite(suite, job.results, engine="inline", progress=False)
+        return True
+
+    def stop(self, job):
+        pass
+
+    def close(self):
+        Imagined.closed += 1
 
 
-def test_one_engine_runs_all_rounds(write_suite, store, engines_made):
-    outcome = run_suite(write_suite(overrides=[*FEW, "widen=3"]), store.root, engine="inline", progress=False)
-    assert outcome.ran > 2, "a second round, beyond the grid"
-    assert [engine.closed for engine in engines_made] == [1, 1], "the first was only tried"
+def test_a_launchers_jobs_run_the_suite_and_are_started_again(write_suite, store, monkeypatch):
+    suite = write_suite(overrides=["seeds=0", "device=cpu", "options.color=red", "engine=imagined"])
+    outcome = run_suite(suite, store.root, progress=False)
+    assert (outcome.ran, outcome.skipped, outcome.failed, outcome.is_stopped) == (4, 0, {}, False)
+    assert (Imagined.started, Imagined.closed) == (6, 1)
+    monkeypatch.setattr(Imagined, "has_ended", lambda self, job: True)
+    with pytest.raises(OSError, match="9 jobs have ended, and no cell"):
+        run_suite(suite, store.root / "other", progress=False)
+    assert Imagined.closed == 1
 
 
-@pytest.mark.parametrize("error", [OSError("no room"), KeyboardInterrupt()])
-def test_the_engine_is_closed_where_planning_ends_a_run(write_suite, store, engines_made, monkeypatch, error):
-    extend = type(store).extend_suite
-
-    def extend_once(self, *given):
-        monkeypatch.setattr(type(store), "extend_suite", ends)
-        return extend(self, *given)
-
-    def ends(*given):
-        assert [engine.closed for engine in engines_made] == [1, 0], "it may be needed again"
-        raise error
-
-    monkeypatch.setattr(type(store), "extend_suite", extend_once)
-    with pytest.raises(type(error)):
-        run_suite(write_suite(overrides=[*FEW, "widen=3"]), store.root, engine="inline", progress=False)
-    assert [engine.closed for engine in engines_made] == [1, 1]
+@pytest.fixture(autouse=True)
+def _launcher(monkeypatch):
+    monkeypatch.setattr(engines, "brought", lambda: {"imagined": SimpleNamespace(load=lambda: Imagined)})
+    monkeypatch.setattr(launchers, "brought", engines.brought)
+    monkeypatch.setattr(launchers, "POLL", 0.01)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,76 @@
+"""Jobs of Slurm, in an array that submitit submits. The results folder is on a file system that all nodes share.
+
+Options: `folder` for submitit's files (by default `slurm`), `at_once`, the most jobs that are submitted, and the keys
+of submitit's `AutoExecutor`: `timeout_min`, `mem_gb`, `gpus_per_node`, `slurm_partition`, ...; `cluster: local` runs
+jobs on this machine, for tests. A job runs cells until its time is up; then it writes a checkpoint and goes back to the
+queue (submitit's signal). One that is preempted with SIGTERM writes a checkpoint too, and another one is submitted.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")  # configuring logs closes the handlers of everyone else
+import submitit
+from submitit.helpers import DelayedSubmission
+
+from dpopt import fields
+from dpopt.errors import ConfigError
+from dpopt.fields import Count
+from dpopt.runs.launchers import Job
+from dpopt.runs.worker import Setup
+
+REQUEUES = 100
+"""How often a job may run out of time."""
+
+
+class Launcher:
+    """An array of jobs; see `launchers.Launcher`."""
+
+    def __init__(self, setup: Setup) -> None:
+        given = {"name": "dpopt", "cpus_per_task": 1, "slurm_array_parallelism": setup.workers, **setup.options}
+        folder, cluster = (str(given.pop(key, "slurm")) for key in ("folder", "cluster"))
+        self.room = fields.convert(given.pop("at_once", 1000), Count, "options.at_once", {})
+        try:
+            self._executor = submitit.AutoExecutor(folder, cluster=cluster, slurm_max_num_timeout=REQUEUES)
+            self._executor.update_parameters(**given)
+        except (RuntimeError, ValueError, NameError, AssertionError) as error:
+            raise ConfigError("engine slurm", dict(setup.options), str(error).splitlines()[0]) from error
+
+    def start(self, job: Job, number: int) -> Sequence[Any]:
+        """Submit jobs."""
+        with self._executor.batch():
+            return [self._executor.submit(Node(job)) for _ in range(number)]
+
+    def has_ended(self, started: submitit.Job[int]) -> bool:
+        """True if a job has ended."""
+        return started.done()
+
+    def stop(self, started: submitit.Job[int]) -> None:
+        """Cancel a job: SIGTERM, and after Slurm's own grace SIGKILL."""
+        started.cancel(check=False)
+
+    def close(self) -> None:
+        """Nothing: jobs go on by themselves."""
+
+
+class Node:
+    """A job on its node: it starts the supervisor and hands on the signals that Slurm sends."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def __call__(self) -> int:
+        """Run cells until nothing is left."""
+        self._process = self._job.start()
+        signal.signal(signal.SIGTERM, lambda number, frame: self._process.terminate())
+        return self._process.wait()
+
+    def checkpoint(self) -> DelayedSubmission:
+        """Time is up: end after a checkpoint, and begin again when the job is back from the queue."""
+        self._process.terminate()
+        self._process.wait()
+        return DelayedSubmission(Node(self._job))

@@ -1,0 +1,116 @@
+"""A worker that is a process group: all of its processes train each cell together, for cells too large for one GPU.
+
+The processes are one group of `torch.distributed` (see `privacy.distributed`). Their number changes what is released
+only by rounding, and by the random numbers that a random model draws. The first process is the worker: it takes cells
+and writes. Where anything but a result comes out of a cell, the group is out of step and ends, and a new one begins.
+"""
+
+from __future__ import annotations
+
+import signal
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from dpopt import registry
+from dpopt.cells import Cell
+from dpopt.errors import ConfigError
+from dpopt.runs.train import train
+from dpopt.runs.worker import News, Setup, ended_badly, work
+from dpopt.store.leases import Lease
+from dpopt.store.runs import Store
+from dpopt.suites.schema import Keys
+from dpopt.training import resolve_device
+
+FOREVER = timedelta(days=30)
+"""How long the processes wait for each other: the supervisor, which sees their ends, is faster than any timeout."""
+
+
+def check(cells: Iterable[Cell], processes: int) -> None:
+    """Raise `ConfigError` for cells that several processes cannot train together."""
+    for cell in cells:
+        if cell.diagnostics:
+            reason = "engine 'span' has none: each process sees only its part of a draw"
+            raise ConfigError("diagnostics", True, reason)
+        if processes > 1 and registry.from_spec("workload", cell.workload).shares_randomness:
+            name = cell.workload["name"]
+            allowed = f"{processes} processes, and records of {name} share random numbers: say workers=1"
+            raise ConfigError("engine", "span", allowed)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A process's place in its group.
+
+    Attributes:
+        rank: its number.
+        devices: one for each process.
+        meeting: where they find each other, a URL for `torch.distributed`.
+    """
+
+    rank: int
+    devices: tuple[str, ...]
+    meeting: str
+
+
+def work_together(
+    place: Place, suite: Keys, store: Store, cells: Iterable[Cell], setup: Setup, tell: Callable[[News], None]
+) -> None:
+    """Work as one process of a group; see `worker.work`."""
+    device = resolve_device(setup.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    # NCCL wants a GPU for each process, Gloo can share them.
+    is_apart = device.type == "cuda" and len(set(place.devices)) == len(place.devices)
+    backend = "cpu:gloo,cuda:nccl" if is_apart else "gloo"
+    size = len(place.devices)
+    dist.init_process_group(backend, place.meeting, FOREVER, rank=place.rank, world_size=size)
+    if place.rank == 0:
+        work(suite, store, cells, setup, tell, share=_broadcast)
+        return
+    # Stopped each for itself, the processes would stop at different draws: the first one does, which ends all.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        cell = _broadcast(None)
+        try:
+            train(cell, _Silent(store.root), _lease(), **_how(setup))
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            ended_badly(store, cell.run_id, setup, "failed", reason, traceback.format_exc())
+            raise SystemExit(1) from error
+
+
+def _how(setup: Setup) -> dict[str, Any]:
+    return {
+        "device": setup.device,
+        "physical_batch": setup.physical_batch,
+        "isolate": setup.isolate,
+        "stop": lambda: False,
+    }
+
+
+def _broadcast(cell: Cell | None) -> Cell:
+    """The first process's cell, in all of them."""
+    box = [cell.content() if cell else None]
+    dist.broadcast_object_list(box, 0)
+    return cell or Cell.from_content(cast(dict[str, Any], box[0]))
+
+
+def _lease() -> Lease:
+    """A lease for a process whose first process has it."""
+    return cast(Lease, SimpleNamespace(check=lambda: None))
+
+
+class _Silent(Store):
+    """The store of a process that is not the first: it reads a checkpoint, and writes nothing."""
+
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        pass
+
+    begin = finish = append_curve = restart_curve = save_checkpoint = _nothing

@@ -1,0 +1,255 @@
+"""A supervisor keeps the workers of one machine alive: it starts, watches, stops and replaces them.
+
+It has everything imported and forks its workers, so that the first cell begins at once; it computes nothing and touches
+no GPU itself. A worker that dies costs the cell that it was running one attempt; another takes its place, and its GPU.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from dpopt.cells import Cell
+from dpopt.errors import ConfigError
+from dpopt.runs import stopping
+from dpopt.runs.remote import ENDING, guarded_main
+from dpopt.runs.span import Place, work_together
+from dpopt.runs.worker import Blocked, News, Setup, too_long, work
+from dpopt.store.runs import Store
+from dpopt.suites.schema import Keys
+from dpopt.training import resolve_device
+from dpopt.workloads.features import cores
+
+STARTS = 3
+"""Workers in a row that end before they could do anything, after which a run is given up."""
+POLL = 1.0
+"""Seconds between two looks at the clock, and at who has asked to stop."""
+
+
+@dataclass
+class Slot:
+    """Room for one worker: a process, or several that train each cell together, of which the first one tells.
+
+    Attributes:
+        devices: one for each process.
+        processes: of the worker that is there.
+        news: from its first process.
+        is_ready, is_done: True once it has started, and once it has found nothing left.
+        run_id: the cell that it runs; "" between cells.
+        since: when it began the cell, by the steady clock.
+    """
+
+    devices: tuple[str, ...]
+    processes: list[BaseProcess] = field(default_factory=list)
+    news: Connection | None = None
+    is_ready: bool = False
+    is_done: bool = False
+    run_id: str = ""
+    since: float = 0.0
+
+    @property
+    def has_ended(self) -> bool:
+        """True if its first process has ended, or another one has failed."""
+        first, *others = (process.exitcode for process in self.processes)
+        return first is not None or any(others)
+
+
+class Supervisor:
+    """Worker processes on this machine.
+
+    Args:
+        suite, store, cells, setup: see `worker.work`.
+        devices: for each worker those of its processes.
+        tell: called with what the workers tell.
+    """
+
+    def __init__(
+        self,
+        suite: Keys,
+        store: Store,
+        cells: Sequence[Cell],
+        setup: Setup,
+        devices: Sequence[tuple[str, ...]],
+        tell: Callable[[News], None],
+    ) -> None:
+        self._job, self._store, self._setup, self._tell = (suite, store, cells), store, setup, tell
+        self.slots = [Slot(each) for each in devices]
+        # A process that has used a GPU cannot be forked, nor one of other systems: its workers are started anew.
+        is_forked = sys.platform == "linux" and not torch.cuda.is_initialized()
+        self._method = "fork" if is_forked else "spawn"
+        self._unstarted, self._groups = 0, 0
+
+    def run(self, stop: Callable[[], bool]) -> None:
+        """Keep the workers alive until all of them have found nothing left, or until `stop` says so.
+
+        Raises:
+            OSError: results cannot be written, or no worker can be started.
+        """
+        with TemporaryDirectory(prefix="dpopt-") as self._folder:
+            try:
+                for slot in self.slots:
+                    self._start(slot)
+                while self.slots and not stop():
+                    self._look()
+                self._stop()
+            finally:  # where even stopping is interrupted
+                for slot in self.slots:
+                    self._kill(slot)
+
+    def _look(self) -> None:
+        """Wait for news or ends, and do what follows."""
+        ends = [process.sentinel for slot in self.slots for process in slot.processes if process.exitcode is None]
+        wait([*(slot.news for slot in self.slots if slot.news), *ends], POLL)
+        for slot in list(self.slots):
+            has_ended = slot.has_ended  # asked first: what it told before is then there to be read
+            self._read(slot)
+            if has_ended:
+                self._replace(slot)
+            elif slot.run_id and time.monotonic() - slot.since > self._setup.timeout + self._setup.grace:
+                # Noted before the kill: a worker that takes the cell at once would count a death.
+                count = self._store.tries(slot.run_id).count
+                self._store.note_tries(slot.run_id, count, "timeout", too_long(self._setup))
+                self._kill(slot)
+
+    def _read(self, slot: Slot) -> None:
+        while slot.news:
+            try:
+                if not slot.news.poll():
+                    return
+                news: News = slot.news.recv()
+            except (EOFError, OSError):  # it has ended, and told everything
+                slot.news = None
+                return
+            slot.run_id, slot.since = (news.run_id if news.kind == "begin" else ""), time.monotonic()
+            slot.is_done |= news.kind == "bye"
+            if not slot.is_ready:
+                slot.is_ready, self._unstarted = True, 0
+            self._tell(news)
+            if news.kind == "blocked":
+                raise Blocked(news.reason)
+
+    def _replace(self, slot: Slot) -> None:
+        """A worker has ended: start another one, unless there was nothing left to do."""
+        code = next((process.exitcode for process in slot.processes if process.exitcode), 0)
+        self._kill(slot)
+        if slot.is_done:
+            self.slots.remove(slot)
+            return
+        if not slot.is_ready:
+            self._unstarted += 1
+            self._method = "spawn"  # whatever kept a fork of this process from working
+            if self._unstarted == STARTS:
+                raise OSError(f"a worker could not be started: its process died (exit code {code})")
+        self._start(slot)
+
+    def _start(self, slot: Slot) -> None:
+        context: Any = multiprocessing.get_context(self._method)
+        slot.news, theirs = context.Pipe(duplex=False)
+        slot.is_ready, slot.run_id, slot.processes = False, "", []
+        self._groups += 1
+        meeting = f"file://{Path(self._folder, str(self._groups))}"
+        with guarded_main() if self._method == "spawn" else nullcontext():
+            for rank in range(len(slot.devices)):
+                place = Place(rank, slot.devices, meeting)
+                arguments = (place, self._job, self._setup, None if rank else theirs, os.getpid())
+                process = context.Process(target=_serve, args=arguments, daemon=True)
+                process.start()
+                slot.processes.append(process)
+        theirs.close()
+
+    def _stop(self) -> None:
+        """Ask all workers to stop; each cell writes a checkpoint, and what has not ended after the grace is killed."""
+        for slot in self.slots:
+            slot.processes[0].terminate()
+        until = time.monotonic() + self._setup.grace
+        for slot in self.slots:
+            slot.processes[0].join(max(0.0, until - time.monotonic()))
+            self._read(slot)
+            if slot.run_id and slot.processes[0].exitcode is None:  # that it was stopped is not the cell's fault
+                self._store.note_tries(slot.run_id, max(0, self._store.tries(slot.run_id).count - 1))
+
+    def _kill(self, slot: Slot) -> None:
+        for process in slot.processes:
+            process.kill()  # a call into a driver does not hear SIGTERM
+        for process in slot.processes:
+            process.join(ENDING)
+
+
+def _serve(
+    place: Place, job: tuple[Keys, Store, Sequence[Cell]], setup: Setup, news: Connection | None, parent: int
+) -> None:
+    """The life of a worker process."""
+    suite, store, cells = job
+    running = [""]
+
+    def tell(said: News) -> None:
+        running[0] = said.run_id if said.kind == "begin" else ""
+        if news:
+            news.send(said)
+
+    def give_back() -> None:  # that the supervisor was killed is no cell's fault
+        if running[0]:
+            store.note_tries(running[0], max(0, store.tries(running[0]).count - 1))
+
+    stopping.forget()  # this process was forked from one that may have been asked
+    stopping.end_with(parent, give_back)
+    limit_memory(setup.memory)
+    setup = replace(setup, device=place.devices[place.rank])
+    resolve_device(setup.device)
+    with stopping.signals(at_once=False), suppress(Blocked, BrokenPipeError):
+        tell(News("ready"))
+        if len(place.devices) > 1:
+            work_together(place, suite, store, cells, setup, tell)
+        else:
+            work(suite, store, cells, setup, tell)
+
+
+def limit_memory(limit: int | None) -> None:
+    """Limit this process to `limit` bytes, so that an allocation fails before the system kills a process."""
+    if limit is None:
+        return
+    try:
+        import resource
+    except ImportError:  # Windows has none
+        logging.getLogger("dpopt").warning("memory: this system cannot limit a process, so the limit is not enforced")
+    else:
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
+def places(name: str, workers: int | None) -> list[str]:
+    """The device of each worker: by default one worker for each GPU, or for each core; more share the GPUs in turn.
+
+    Args:
+        name: see `training.resolve_device`.
+        workers: how many; None for the default.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+    # GPUs are counted without touching them: a process that has cannot be forked.
+    gpus = torch.cuda.device_count() if name == "auto" or name.startswith("cuda") else 0
+    if name.startswith("cuda:") and gpus and name[5:].isdigit():
+        if int(name[5:]) >= gpus:
+            raise ConfigError("device", name, f"not available: this machine has {gpus} GPUs")
+        devices, number = [name], 1
+    elif gpus and name in ("auto", "cuda"):
+        devices, number = [f"cuda:{index}" for index in range(gpus)], gpus
+    else:
+        device = resolve_device(name)
+        devices, number = [name], cores() if device.type == "cpu" else 1
+    return list(islice(cycle(devices), workers or number))

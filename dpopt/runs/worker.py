@@ -1,0 +1,286 @@
+"""A worker: it takes the cheapest cell that has no result and no lease, runs it, and takes the next.
+
+Any number of workers, on any number of machines, may do so on one results folder; nothing else schedules. A worker ends
+when no cell is new and none is leased.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from dpopt.cells import Cell
+from dpopt.errors import Held
+from dpopt.runs import stopping
+from dpopt.runs.train import Interrupted, train
+from dpopt.store.leases import Lease
+from dpopt.store.runs import Failure, Store
+from dpopt.suites.estimate import cheapest_first
+from dpopt.suites.plan import has_stages, manifest, plan
+from dpopt.suites.schema import Keys
+
+POLL = 1.0
+"""The least seconds between two looks at the cells that other workers have."""
+IDLE = 50
+"""A worker looks at those cells, and plans, for at most one part in so many of its time."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a worker runs cells; `conf/base/suite.yaml` documents the keys.
+
+    Attributes:
+        device, physical_batch, isolate: see `train.train`.
+        timeout: seconds that one attempt at a cell may take.
+        retries: further attempts at a cell whose failure is one of `retry_on`; each goes on from the last checkpoint.
+        retry_on: kinds of failure. An error of the cell is likely to occur again; the loss of a machine is not.
+        grace: seconds that a cell has to write a checkpoint when it is stopped.
+        workers: cells at a time; None leaves it to the engine.
+        memory: bytes that a worker may take; None for no limit.
+        options: keys that one engine alone understands.
+    """
+
+    device: str = "auto"
+    physical_batch: int | None = None
+    isolate: bool = False
+    timeout: float = math.inf
+    retries: int = 2
+    retry_on: tuple[Failure, ...] = ("died",)
+    grace: float = 30.0
+    workers: int | None = None
+    memory: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Blocked(OSError):
+    """Results cannot be written, which is no cell's fault."""
+
+    def __str__(self) -> str:
+        return f"results cannot be written: {self.args[0]}; the same command goes on when they can"
+
+
+class News(NamedTuple):
+    """What a worker tells its supervisor.
+
+    Attributes:
+        kind: "ready", once it has started; "begin" of a cell, or its end: "done", "held" (another process has taken it
+            over), "failed", "again" (a failure after which it is tried again), "interrupted", "blocked" (results cannot
+            be written, whatever the cell); "waiting" for other workers; "bye": nothing is left.
+        run_id: the cell.
+        reason: of a failure.
+        left: cells that have no result yet, as far as this worker has looked.
+    """
+
+    kind: str
+    run_id: str = ""
+    reason: str = ""
+    left: int = 0
+
+
+class Queue:
+    """The cells that had no result and no failure when this worker looked last, cheapest first.
+
+    Each cell is looked at once, and again only while another worker has it: 10,000 cells cost 10,000 looks, not more.
+
+    Args:
+        store: where results are.
+        cells: cheapest first.
+
+    Attributes:
+        looks: number of looks at the store so far.
+        settled: number of cells that were seen to have ended.
+    """
+
+    def __init__(self, store: Store, cells: Iterable[Cell]) -> None:
+        self._store, self._fresh, self._known = store, deque[Cell](), set[str]()
+        self._held: dict[str, tuple[Cell, Lease]] = {}
+        self._next_look, self.looks, self.settled = 0.0, 0, 0
+        self.add(cells)
+
+    def add(self, cells: Iterable[Cell]) -> bool:
+        """Add the cells that are new; True if there are any."""
+        new = {cell.run_id: cell for cell in cells if cell.run_id not in self._known}
+        self._known |= new.keys()
+        self._fresh.extend(new.values())
+        return bool(new)
+
+    def take(self) -> tuple[Cell, Lease] | None:
+        """The next cell, under its lease; None if there is none now: all have ended, or other workers have them."""
+        begin = time.monotonic()
+        if begin >= self._next_look:  # first, as they are cheaper than any that is fresh
+            for cell, lease in list(self._held.values()):
+                if self._is_taken(cell, lease):
+                    return cell, lease
+            now = time.monotonic()
+            self._next_look = now + max(POLL, IDLE * (now - begin))
+        while self._fresh:
+            cell = self._fresh.popleft()
+            lease = self._store.lease(cell.run_id)
+            if self._is_taken(cell, lease):
+                return cell, lease
+        return None
+
+    def put_back(self, cell: Cell, lease: Lease) -> None:
+        """A cell that was taken and has no result is to be looked at again."""
+        self._held[cell.run_id] = cell, lease
+
+    def look(self, number: int) -> None:
+        """See whether the next `number` cells have ended, in turn, without taking any."""
+        for cell in [self._fresh.popleft() for _ in range(min(number, len(self._fresh)))]:
+            self.looks += 1
+            if self._store.is_settled(cell.run_id):
+                self.settled += 1
+            else:
+                self._fresh.append(cell)
+
+    @property
+    def left(self) -> int:
+        """Cells that have not ended, as far as was looked."""
+        return len(self._fresh) + len(self._held)
+
+    @property
+    def wait(self) -> float:
+        """Seconds until the cells of other workers are to be looked at again."""
+        return max(0.0, self._next_look - time.monotonic())
+
+    def _is_taken(self, cell: Cell, lease: Lease) -> bool:
+        """True if the lease is this worker's now, and the cell is to be run."""
+        self.looks += 1
+        self._held[cell.run_id] = cell, lease
+        if not self._store.is_settled(cell.run_id):
+            try:
+                lease.take()
+            except Held:
+                return False
+            if not self._store.is_settled(cell.run_id):  # it may have ended between the two looks
+                del self._held[cell.run_id]
+                return True
+            lease.release()
+        del self._held[cell.run_id]
+        self.settled += 1
+        return False
+
+
+def work(
+    suite: Keys,
+    store: Store,
+    cells: Iterable[Cell],
+    setup: Setup,
+    tell: Callable[[News], None],
+    *,
+    stop: Callable[[], bool] = stopping.is_asked,
+    share: Callable[[Cell], None] | None = None,
+) -> None:
+    """Run cells until none is new and none is leased, or until this process is asked to stop.
+
+    Args:
+        suite: planned again where nothing can be taken: further cells may follow from the results of others.
+        store: where results go.
+        cells: the suite's, cheapest first.
+        setup: how cells are run.
+        tell: called with what happens.
+        stop: asked between cells; a cell that runs asks `stopping`.
+        share: told each cell before it runs, where other processes train it together with this one. They are out of
+            step after anything but a result, so this process ends then, without a "bye".
+
+    Raises:
+        Blocked: results cannot be written.
+    """
+    queue, planned_at, is_staged, pause = Queue(store, cells), -1, has_stages(suite), 0.0
+    while not stop():
+        if taken := queue.take():
+            cell, lease = taken
+            tell(News("begin", cell.run_id, left=queue.left + 1))
+            with lease:
+                kind, reason = attempt(cell, store, lease, setup, share)
+            if kind in ("held", "again", "interrupted"):
+                queue.put_back(cell, lease)
+            else:
+                queue.settled += 1
+            tell(News(kind, cell.run_id, reason, queue.left))
+            if kind == "blocked":
+                raise Blocked(reason)
+            if share and kind != "done":
+                return
+        elif is_staged and planned_at < queue.settled and (not queue.left or time.monotonic() > pause):
+            # A pure function of the store: whoever plans at the same time plans the same cells.
+            begin, planned_at = time.monotonic(), queue.settled
+            planned = plan(suite, store)
+            if queue.add(cheapest_first(planned)):
+                store.extend_suite(suite.name, manifest(suite, planned))
+            pause = time.monotonic() + IDLE * (time.monotonic() - begin)
+        elif not queue.left:
+            tell(News("bye"))
+            return
+        else:
+            tell(News("waiting", left=queue.left))
+            time.sleep(min(0.2, queue.wait))
+
+
+def attempt(
+    cell: Cell, store: Store, lease: Lease, setup: Setup, share: Callable[[Cell], None] | None = None
+) -> tuple[str, str]:
+    """Run a cell under its lease and note how that ended; gives the kind, as of `News`, and the reason.
+
+    An attempt is noted before it begins, as one whose worker died: whoever takes the cell after a death finds it
+    counted, once, whatever else the dead process left. An end that is no failure takes the note back.
+    """
+    run_id, tries = cell.run_id, store.tries(cell.run_id)
+    if tries.count and (tries.kind not in setup.retry_on or tries.count > setup.retries):
+        store.fail(run_id, tries.reason, kind=tries.kind)
+        return "failed", tries.reason
+    store.note_tries(run_id, tries.count + 1)
+    deadline = time.monotonic() + setup.timeout
+    try:
+        if share:
+            share(cell)
+        train(
+            cell,
+            store,
+            lease,
+            device=setup.device,
+            physical_batch=setup.physical_batch,
+            isolate=setup.isolate,
+            stop=lambda: stopping.is_asked() or time.monotonic() > deadline,
+        )
+    except Held as error:
+        return "held", str(error)
+    except Interrupted:
+        if time.monotonic() <= deadline:
+            store.note_tries(run_id, tries.count)
+            return "interrupted", ""
+        return ended_badly(store, run_id, setup, "timeout", too_long(setup))
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, OSError) and error.errno in FULL:
+            store.note_tries(run_id, tries.count)
+            return "blocked", reason
+        return ended_badly(store, run_id, setup, "failed", reason, traceback.format_exc())
+    return "done", ""
+
+
+def ended_badly(
+    store: Store, run_id: str, setup: Setup, kind: Failure, reason: str, trace: str = ""
+) -> tuple[str, str]:
+    """Note a failure of an attempt that is noted already: for the next attempt, or for good."""
+    count = store.tries(run_id).count
+    try:
+        if kind in setup.retry_on and count <= setup.retries:
+            store.note_tries(run_id, count, kind, reason)
+            return "again", reason
+        store.fail(run_id, reason, trace, kind)
+    except OSError:  # the reason is told at least
+        pass
+    return "failed", reason
+
+
+def too_long(setup: Setup) -> str:
+    """The reason of a failure by `timeout`."""
+    return f"it took longer than {setup.timeout:g} seconds"

@@ -1,0 +1,134 @@
+"""Workers in processes of their own: started, replaced, timed and stopped by their supervisor."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from dpopt.runs import stopping, supervisor
+from dpopt.runs.run_suite import run_suite
+from dpopt.runs.supervisor import Supervisor, places
+from dpopt.runs.worker import Setup
+from dpopt.store import Store
+from dpopt.suites.estimate import cheapest_first
+from dpopt.suites.plan import plan
+
+STABLE = ("test_accuracy", "test_loss", "validation_accuracy", "epsilon", "noise", "draws")
+
+
+def supervised(suite, store, acts=None, stop=stopping.is_asked, workers=1, **setup):
+    """Run a suite's cells; `acts` is called with each news and with the supervisor."""
+    news = []
+
+    def tell(each):
+        news.append(each)
+        if acts:
+            acts(each, boss)
+
+    cells = cheapest_first(plan(suite))
+    boss = Supervisor(suite, store, cells, Setup("cpu", **setup), [("cpu",)] * workers, tell)
+    boss.run(stop)
+    return news
+
+
+def test_workers_and_inline_give_the_same_numbers(write_suite, store, tmp_path):
+    suite = write_suite(overrides=["device=cpu", "workers=2", "physical_batch=77"])
+    one, other = Store(tmp_path / "one"), Store(tmp_path / "other")
+    outcome = run_suite(suite, one.root, progress=False)
+    assert (outcome.ran, outcome.skipped, outcome.failed, outcome.damaged) == (8, 0, {}, [])
+    run_suite(suite, other.root, engine="inline", progress=False)
+    for entry in plan(suite):
+        run_id = entry.cell.run_id
+        assert [one.record(run_id)[key] for key in STABLE] == [other.record(run_id)[key] for key in STABLE]
+        assert one.curve(run_id) == other.curve(run_id)
+    again = run_suite(suite, one.root, progress=False)
+    assert (again.ran, again.skipped) == (0, 8)
+
+
+def test_a_worker_that_is_killed_is_replaced_and_its_cell_goes_on(write_suite, store):
+    """Killed in its first cell, which waits for the kill."""
+    suite = write_suite(overrides=["optimizers=[adadp]", "device=cpu"])
+    killed = []
+
+    def kill(news, boss):
+        if news.kind == "begin" and not killed:
+            killed.append(news.run_id)
+            os.kill(boss.slots[0].processes[0].pid, signal.SIGKILL)
+
+    news = supervised(suite, store, kill, retries=1)
+    begun = [each.run_id for each in news if each.kind == "begin"]
+    assert [each.kind for each in news][-1] == "bye"
+    assert [each.kind for each in news].count("ready") == 2
+    assert begun.count(killed[0]) == 2 or store.state(killed[0]) == "done", "it may have ended before the kill"
+    assert {store.state(entry.cell.run_id) for entry in plan(suite)} == {"done"}
+    assert not list(store.root.rglob("tries.json"))
+
+
+def test_a_worker_that_stands_still_is_timed_out(write_suite, store):
+    suite = write_suite(overrides=["optimizers=[adadp]", "seeds=0", "device=cpu", "epochs=3000"])
+
+    def freeze(news, boss):
+        if news.kind == "begin":
+            os.kill(boss.slots[0].processes[0].pid, signal.SIGSTOP)
+            boss.slots[0].since -= 1e6  # the time is up
+
+    supervised(suite, store, freeze, timeout=1e5, grace=1.0)
+    (run_id,) = store.run_ids()
+    assert store.error(run_id) == {"kind": "timeout", "reason": "it took longer than 100000 seconds", "traceback": ""}
+
+
+def test_a_stop_has_cells_write_checkpoints_and_costs_no_attempt(write_suite, store, at_marks):
+    suite = write_suite(overrides=["optimizers=[adadp]", "seeds=0", "device=cpu", "epochs=3000"])
+    curves = lambda: list(store.root.glob("runs/*/*/curve.jsonl"))  # noqa: E731
+    news = supervised(suite, store, stop=lambda: any(file.stat().st_size for file in curves()), grace=600.0)
+    (run_id,) = store.run_ids()
+    assert [each.kind for each in news if each.run_id] == ["begin", "interrupted"]
+    assert store.checkpoint(run_id).exists()
+    assert (store.tries(run_id).count, store.state(run_id)) == (0, "interrupted")
+
+
+def test_workers_that_cannot_start_are_an_error_of_the_run(write_suite, store, monkeypatch):
+    monkeypatch.setattr(supervisor, "_serve", die)
+    with pytest.raises(OSError, match=r"a worker could not be started: its process died \(exit code 3\)"):
+        supervised(write_suite(overrides=["seeds=0"]), store)
+    assert store.run_ids() == []
+
+
+def die(*_):
+    os._exit(3)
+
+
+def test_a_worker_ends_with_its_supervisor(write_suite, store):
+    suite = write_suite(overrides=["optimizers=[adadp]", "seeds=0", "device=cpu", "epochs=3000"])
+    reader, writer = os.pipe()
+    if (pid := os.fork()) == 0:
+
+        def tell(news, boss):
+            if news.kind == "begin":
+                os.write(writer, str(boss.slots[0].processes[0].pid).encode())
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        supervised(suite, store, tell)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    worker, until = int(os.read(reader, 20)), time.monotonic() + 300
+    while os.path.exists(f"/proc/{worker}") and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not os.path.exists(f"/proc/{worker}")
+    assert store.tries(store.run_ids()[0]).count == 0, "no cell's fault"
+
+
+def test_workers_get_a_gpu_each_and_share_them_if_there_are_more(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    monkeypatch.setattr(supervisor, "resolve_device", torch.device)
+    assert places("auto", None) == ["cuda:0", "cuda:1", "cuda:2"]
+    assert places("cuda", 5) == ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1"]
+    assert places("cuda:1", None) == ["cuda:1"]
+    assert places("cuda:1", 2) == ["cuda:1", "cuda:1"]
+    with pytest.raises(ValueError, match=r"device: 'cuda:3' .*3 GPUs"):
+        places("cuda:3", None)
+    assert places("cpu", None) == ["cpu"] * len(os.sched_getaffinity(0))
+    assert places("cpu", 3) == ["cpu"] * 3
+    assert not torch.cuda.is_initialized()
