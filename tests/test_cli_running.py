@@ -1,7 +1,6 @@
 """What `dpopt run` says at its end, and what it does with --dry-run."""
 
 import re
-import time
 
 import pytest
 from fabricated import SMALL, noted
@@ -64,17 +63,17 @@ def nowhere(tmp_path, monkeypatch):
 
 def test_a_plan_needs_neither_data_nor_weights(tmp_path, nowhere, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    started = time.perf_counter()
-    assert main(["plan", HYFREEDP, "flops=h100", f"results={tmp_path}"]) == 0
-    assert time.perf_counter() - started < 60, "nothing waits for a network"
+    assert main(["plan", HYFREEDP, "workers=1", f"results={tmp_path}"]) == 0
     assert not nowhere
     *tables, cells, estimate, basis, apart, absent = capsys.readouterr().out.splitlines()
     text = "\n".join(tables)
     assert "images(data=cifar10, subset=full): d = 5,526,346, 7.5e+09 FLOPs a gradient" in text
     assert "images(data=cifar10, subset=bitfit): d = 25,738, 5.3e+09 FLOPs a gradient" in text
     assert cells.startswith("36 distinct cells")
-    assert re.fullmatch(r"8.6e\+06 gradient evaluations, 6.6e\+16 FLOPs to run, about 41 minutes on 1 h100", estimate)
-    assert basis.startswith("~ by FLOPs (2.7e+13 a second, assumed: 40% of its float32 peak) and 2 ms a gradient")
+    assert re.fullmatch(
+        r"8.6e\+06 gradient evaluations, 6.6e\+16 FLOPs to run, about \S+ \w+ with workers = 1", estimate
+    )
+    assert basis.startswith("~ by FLOPs (50% of a product of matrices here) and 2 ms a gradient")
     assert apart.startswith("not in it: starting workers and preparing cells")
     assert absent == f"loaded from the hub when first needed: data cifar10; weights {WEIGHTS}"
 
@@ -100,19 +99,6 @@ def test_a_run_needs_both(tmp_path, nowhere, capsys, monkeypatch):
     assert "go online once to load uoft-cs/cifar10" in capsys.readouterr().err
     assert not nowhere
     assert not [path for path in (tmp_path / "results").rglob("*") if path.is_file()]
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (["flops=h10"], "did you mean 'h100'"),
-        (["flops=-1"], "expected FLOPs a second, or a device: t4"),
-        (["flops=h100", "timed_draws=2"], "it times this machine and not h100"),
-    ],
-)
-def test_rates_that_cannot_be_used(tmp_path, given, message, capsys):
-    assert main(["plan", *SMALL, f"results={tmp_path}", *given]) == 2
-    assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_no_more_hours_than_allowed(tmp_path, capsys):
