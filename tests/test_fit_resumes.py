@@ -223,7 +223,7 @@ def test_what_a_callback_is_shown_is_in_the_checkpoint_even_if_it_raises(tmp_pat
 
 
 def test_a_folder_that_another_process_uses_or_that_cannot_be_written_is_refused(tmp_path):
-    with Lease(tmp_path / "lease.json"), pytest.raises(ConfigError, match=f"run by process {os.getpid()} of"):
+    with Lease(tmp_path / "lease"), pytest.raises(ConfigError, match=f"run by process {os.getpid()} of"):
         fit(checkpoint=tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):

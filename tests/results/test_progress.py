@@ -25,7 +25,7 @@ def cells(**took):
 
 
 TOOK = {"seconds_prepare": [1.0, math.nan, 5.0, math.nan], "seconds_train": [9.0, math.nan, 35.0, math.nan]}
-HOLDERS = {"d": Holder("here", 7, "", "", 0.25, 3.2)}
+HOLDERS = {"d": Holder("here", 7, is_gone=False, age=3.2, fraction=0.25)}
 
 
 def test_what_is_left_follows_from_runs_alike():
