@@ -4,9 +4,8 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
+from imitation import imitated_cuda
 from torch.utils import _pytree as pytree
-
-from dpopt.testing.device import imitated_cuda
 
 
 class Imitated:

@@ -244,8 +244,8 @@ class HiddenMemory(DPSGD):
 
 
 @dataclass(frozen=True)
-class OtherTheThirdTime(DPSGD):
-    """Takes smaller steps in the third run that this process makes; calibration is none."""
+class OtherTheSecondTime(DPSGD):
+    """Takes smaller steps in the second run that this process makes; calibration is none."""
 
     runs = [0]
 
@@ -254,7 +254,7 @@ class OtherTheThirdTime(DPSGD):
         return super().init(theta)
 
     def direction(self, state, gradient):
-        return gradient.value / max(1, self.runs[0] - 1), state
+        return gradient.value / max(1, self.runs[0]), state
 
 
 class Remembering(NamedTuple):
@@ -299,61 +299,6 @@ class FloatMomentum(DPSGD):
 
     def init(self, theta):
         return State(theta, torch.zeros(len(theta), device=theta.device))
-
-
-@dataclass(frozen=True)
-class Looks(DPSGD):
-    """Needs a value on the host, by the means that `how` names; not in calibration."""
-
-    how: str = "item"
-
-    def direction(self, state, gradient):
-        value = gradient.value
-        if not value.is_meta:
-            {
-                "scalar": lambda: value * torch.tensor(2.0),
-                "chosen_scalar": lambda: torch.where(value > 0, value, torch.tensor(0.0)),
-                "new_tensor": lambda: value.new_tensor([1.0, 2.0]),
-                "assigned": lambda: value.clone().index_put_((value > 0,), value[:1]),
-                "set": lambda: value.clone()[:2].copy_(torch.ones(2)),
-                "inverse": lambda: torch.linalg.inv(torch.eye(2, device=value.device)),
-                "synchronize": lambda: value.is_cuda and torch.cuda.synchronize(),
-                "item": lambda: value[0].item(),
-                "float": lambda: float(value[0]),
-                "if": lambda: bool(value[0] > 0),
-                "tolist": value.tolist,
-                "numpy": value.numpy,
-                "cpu": value.cpu,
-                "nonzero": value.nonzero,
-                "equal": lambda: torch.equal(value, value),
-                "mask": lambda: value[value > 0],
-                "unique": value.unique,
-            }[self.how]()
-        return value, state
-
-
-@dataclass(frozen=True)
-class OnTheCPU(DPSGD):
-    """Takes a tensor that was left on the CPU, by the operation that `how` names."""
-
-    how: str = "mul"
-
-    def direction(self, state, gradient):
-        value = gradient.value
-        if value.is_cuda:
-            {
-                "mul": lambda: value * torch.ones(1),
-                "matmul": lambda: value @ torch.ones(len(value)),
-                "stack": lambda: torch.stack([value[0], torch.tensor(1.0)]),
-                "add_": lambda: torch.ones(len(value)).add_(value),
-            }[self.how]()
-        return value, state
-
-
-@dataclass(frozen=True)
-class OtherOnGPUs(DPSGD):
-    def direction(self, state, gradient):
-        return gradient.value * (2.0 if gradient.value.is_cuda else 1.0), state
 
 
 @dataclass(frozen=True)
@@ -485,35 +430,7 @@ BROKEN = [
     Broken("agrees_in_float64", HalfPrecision(), "aten::_to_copy makes a vector torch.bfloat16 in torch.float64"),
     Broken("agrees_in_float64", FloatMomentum(), "aten::zeros makes a vector torch.float32 in torch.float64"),
     Broken("agrees_in_float64", Doubles(), "aten::_to_copy makes a vector torch.float64 in torch.float32"),
-    *(
-        Broken("never_waits_for_the_device", Looks(how=how), rf"the host waits for the device \({by}")
-        for how, by in {
-            "item": "aten::_local_scalar_dense",
-            "float": "aten::_local_scalar_dense",
-            "if": "aten::_local_scalar_dense",
-            "tolist": "aten::_to_copy to the CPU",
-            "cpu": "aten::_to_copy to the CPU",
-            "nonzero": "aten::nonzero",
-            "equal": "aten::equal",
-            "mask": "aten::index",
-            "assigned": "aten::index_put_",
-            "unique": "aten::_unique2",
-            "inverse": "aten::_linalg_check_errors",
-            "new_tensor": "aten::_to_copy from the CPU",
-            "set": "aten::copy_ from the CPU",
-            "synchronize": "torch.cuda.synchronize",
-        }.items()
-    ),
-    Broken("never_waits_for_the_device", Looks(how="numpy"), "Tensor.numpy is called on cuda"),
-    Broken("never_waits_for_the_device", Looks(how="scalar"), "aten::mul takes a tensor on the CPU beside"),
-    Broken("never_waits_for_the_device", Looks(how="chosen_scalar"), "aten::where takes a tensor on the CPU beside"),
-    *(
-        Broken("same_on_cuda", OnTheCPU(how=how), f"aten::{how} takes tensors on the GPU and on the CPU")
-        for how in ("mul", "stack", "add_")
-    ),
-    Broken("same_on_cuda", OnTheCPU(how="matmul"), "aten::dot takes tensors on the GPU and on the CPU"),
-    Broken("same_on_cuda", OtherOnGPUs(), "an imitated GPU and the CPU differ in leaf 0"),
-    Broken("same_on_cuda", OtherTheThirdTime(), "^GPU and CPU differ in leaf 0", "cpu_as_gpu"),
+    Broken("same_on_cuda", OtherTheSecondTime(), "^GPU and CPU differ in leaf 0", "cpu_as_gpu"),
 ]
 
 
@@ -665,7 +582,7 @@ def test_an_exception_needs_a_rule_that_has_some_and_a_reason(exceptions, messag
 
 def test_what_can_be_excepted_is_about_numbers_only():
     numeric = {rule.__name__ for rule in testing.RULES if rule.__module__ == numerics.__name__}
-    assert numeric > testing.EXCEPTABLE
+    assert numeric | {"never_waits_for_the_device"} > testing.EXCEPTABLE  # the latter in `tests/imitation`
 
 
 def test_a_view_shows_the_protocol_and_nothing_else():

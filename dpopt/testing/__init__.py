@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from dpopt.errors import ConfigError, unknown
-from dpopt.testing import configuration, numerics, privacy, twins, workloads
+from dpopt.testing import configuration, numerics, privacy, workloads
 from dpopt.testing.task import Task
 from dpopt.types import Optimizer
 from dpopt.workloads.base import Workload
 
-__all__ = ["DEVICE_RULES", "EXCEPTABLE", "RULES", "Check", "Task", "checks", "device_checks", "workload_checks"]
+__all__ = ["EXCEPTABLE", "RULES", "Check", "Task", "checks", "workload_checks"]
 
 RULES: tuple[Callable[[Optimizer], None], ...] = (
     configuration.is_frozen_configuration,
@@ -50,19 +50,15 @@ RULES: tuple[Callable[[Optimizer], None], ...] = (
     numerics.works_without_noise,
     configuration.equals_its_declared_limits,
     numerics.agrees_in_float64,
-    numerics.never_waits_for_the_device,
     numerics.same_on_cuda,
 )
 WITHOUT_A_STEP = RULES[: RULES.index(privacy.can_be_traced) + 1]
 """Rules that are checked whether or not the optimizer can be traced."""
-DEVICE_RULES: tuple[Callable[[Optimizer, str], None], ...] = (
-    twins.releases_as_on_the_cpu,
-    privacy.replays_bit_for_bit,
-    privacy.adds_the_stated_gradient_noise,
-    numerics.resumes_bit_for_bit,
-)
 EXCEPTABLE = frozenset({"works_without_noise", "agrees_in_float64", "never_waits_for_the_device", "same_on_cuda"})
-"""Rules that a class may be excepted from: no stated epsilon and no stored result rests on them."""
+"""Rules that a class may be excepted from: no stated epsilon and no stored result rests on them.
+
+`never_waits_for_the_device` needs an imitated GPU, which is in `tests/imitation` of the source tree.
+"""
 
 
 @dataclass(frozen=True)
@@ -90,18 +86,6 @@ def checks(optimizer: Optimizer) -> list[Check]:
     """
     exceptions = _exceptions(type(optimizer))
     return [Check(rule.__name__, partial(_check, rule, optimizer, exceptions.get(rule.__name__))) for rule in RULES]
-
-
-def device_checks(optimizer: Optimizer, device: str = "cuda") -> list[Check]:
-    """Those of the rules that a device can break: they look at releases that are computed there, with noise made there.
-
-    `checks` runs the optimizer itself there (`same_on_cuda`).
-
-    Args:
-        optimizer: what to check.
-        device: as torch names it; has to be there.
-    """
-    return [Check(rule.__name__, partial(rule, optimizer, device)) for rule in DEVICE_RULES]
 
 
 def workload_checks(workload: Workload) -> list[Check]:

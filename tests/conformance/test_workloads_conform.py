@@ -56,6 +56,23 @@ CASES = {
     "texts": ENCODER,
 }
 """The registered workloads, made small where their size is a field."""
+IN_FULL = (
+    "augmented_images",
+    "cifar100_vit_tiny",
+    "cifar10_adadp",
+    "digits_mlp",
+    "e2e_gpt2_random",
+    "gmm",
+    "mnist_cnn",
+    "mnist_mlp",
+    "mnist_scatter",
+    "newsgroups_minilm",
+    "newsgroups_minilm_lora",
+    "synthetic_logreg",
+    "table",
+)
+"""One preset of each class, and of each way in which its classes build a model: they keep all rules."""
+OF_ALL = ("is_frozen_configuration", "can_be_planned", "outline_is_that_of_model_and_records")
 TEXTS = ("20_newsgroups", "sst2", "e2e_nlg")
 IMAGES = {"mnist": 28, "fashion_mnist": 28, "cifar10": 32, "cifar100": 32, "cifar100_subset": 32}
 
@@ -94,9 +111,13 @@ def folder(tmp_path_factory):
         yield root
 
 
-@pytest.mark.parametrize("rule", RULES)
+def test_one_preset_of_each_class_is_checked_in_full():
+    kinds = {name: registry.entry("workload", name).load() for name in CASES}
+    assert {kinds[name] for name in IN_FULL} == set(kinds.values())
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "cifar10_wrn_16_4" else name for name in CASES]
+    ("name", "rule"), [(name, rule) for name in CASES for rule in (RULES if name in IN_FULL else OF_ALL)]
 )
 def test_registered_workload(folder, name, rule):
     check(registry.create_workload(name, validation=8, **CASES[name]), rule)

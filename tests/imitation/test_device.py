@@ -10,7 +10,7 @@ from devices import Card, Imitated
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from dpopt.testing.device import ignore, imitated_cuda, refuse, values
+from imitation import ignore, imitated_cuda, refuse, values
 
 ON_CPU = {"host": torch.arange(5.0), "number": torch.tensor(2.0), "index": torch.tensor([0, 2])}
 """What the operations below find on the CPU; `x` and `mask`, of shape [5], are on the device."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 
-from dpopt.testing.waiting import Call, notices
+from imitation.waiting import Call, notices
 
 Notice = Callable[[str], None]
 """Called with a sentence that names the operation."""
