@@ -20,13 +20,12 @@ from scipy.stats import beta, binom
 from dpopt.errors import ConfigError
 
 Scores: TypeAlias = NDArray[np.float64]
-Guesses: TypeAlias = int | Sequence[int] | Literal["public", "hull"]
-"""How many of the highest scores are guessed to be in: numbers chosen beforehand, or how they are found.
+Guesses: TypeAlias = int | Sequence[int] | Literal["public"]
+"""How many of the highest scores are guessed to be in, chosen without looking at them.
 
-"public" tries 1/2, 1/4, ... 1/128 of the canaries, a choice that looks at nothing, and shares the significance among
-them. "hull" is what published software does: it tries every vertex of the convex hull of the ROC curve and divides the
-significance by their number. The vertices are found with knowledge of who was in, so all thresholds were tried and
-fewer paid for: its confidence is not guaranteed, though the loss is small where scores are many.
+Several numbers share the significance. "public" tries 1/2, 1/4, ... 1/128 of the canaries. (Published software tries
+every vertex of the convex hull of the ROC curve and divides the significance by their number. The vertices are chosen
+with knowledge of who was in, so its confidence is not guaranteed.)
 """
 
 _Test = Callable[[float, int, int, int, float], float]
@@ -217,8 +216,7 @@ def _refutes_gaussian(mu: float, guesses: int, correct: int, canaries: int, sign
 
 def _best(inside: Scores, outside: Scores, guesses: Guesses, significance: float, test: _Test) -> float:
     """The largest parameter that any of the tried numbers of guesses refutes, the significance shared among them."""
-    tries = _hull(inside, outside) if isinstance(guesses, str) and guesses == "hull" else None
-    tries = _highest(inside, outside, guesses) if tries is None else tries
+    tries = _highest(inside, outside, guesses)
     canaries, best = len(inside) + len(outside), 0.0
     for tried, correct in sorted(tries, key=lambda pair: -pair[1] / max(pair[0], 1)):
 
@@ -237,28 +235,11 @@ def _highest(inside: Scores, outside: Scores, guesses: Guesses) -> list[tuple[in
     if numbers == "public":
         numbers = sorted({max(1, canaries >> k) for k in range(1, 8)})
     if isinstance(numbers, str) or not all(1 <= number <= canaries for number in numbers) or not len(numbers):
-        raise ConfigError("guesses", guesses, f"expected numbers from 1 to {canaries}, 'public' or 'hull'")
+        raise ConfigError("guesses", guesses, f"expected numbers from 1 to {canaries}, or 'public'")
     ranked = np.append(np.sort(np.concatenate([inside, outside]))[::-1], -np.inf)
     # Of equal scores at the border none is guessed: fewer guesses than stated only lower the bound, whereas an order
     # among equals might know who is in.
     return [(number, int((inside > ranked[number]).sum())) for number in numbers]
-
-
-def _hull(inside: Scores, outside: Scores) -> list[tuple[int, int]]:
-    """(guesses, correct ones) at each vertex of the convex hull of the ROC curve."""
-    thresholds = np.append(np.union1d(inside, outside), np.inf)
-    missed, rejected = (np.searchsorted(np.sort(scores), thresholds) for scores in (inside, outside))
-    hull: list[tuple[int, int]] = []
-    for x, y in zip(missed.tolist(), rejected.tolist(), strict=True):
-        while len(hull) > 1 and _is_convex(hull[-2], hull[-1], (x, y)):
-            hull.pop()
-        hull.append((x, y))
-    return [(len(inside) + len(outside) - x - y, len(inside) - x) for x, y in hull]
-
-
-def _is_convex(a: tuple[int, int], b: tuple[int, int], c: tuple[int, int]) -> bool:
-    """Whether b lies on or below the line from a to c."""
-    return (b[1] - a[1]) * (c[0] - b[0]) <= (c[1] - b[1]) * (b[0] - a[0])
 
 
 def _largest(excess: Callable[[float], float], low: float) -> float:

@@ -16,6 +16,21 @@ def quantiles(mean, n):
     return stats.norm.ppf((np.arange(n) + 0.5) / n) + mean
 
 
+def hull(inside, outside):
+    """Numbers of guesses at the vertices of the convex hull of the ROC curve, which published software tries."""
+    thresholds = np.append(np.union1d(inside, outside), np.inf)
+    missed, rejected = (np.searchsorted(np.sort(scores), thresholds) for scores in (inside, outside))
+    kept = []
+    for x, y in zip(missed.tolist(), rejected.tolist(), strict=True):
+        while len(kept) > 1 and (kept[-1][1] - kept[-2][1]) * (x - kept[-2][0]) <= (y - kept[-2][1]) * (
+            kept[-1][0] - kept[-2][0]
+        ):
+            kept.pop()
+        kept.append((x, y))
+    numbers = [len(inside) + len(outside) - x - y for x, y in kept]
+    return [number or max(numbers) for number in numbers]  # no guess at all is a vertex too, and has its share
+
+
 @pytest.mark.parametrize(
     ("estimator", "mean", "published"),
     [
@@ -31,16 +46,17 @@ def quantiles(mean, n):
 )
 def test_published_bounds(estimator, mean, published):
     """Values that google-deepmind/jax_privacy's tests state for 10,000 Gaussian quantiles on either side."""
-    bound = estimator(quantiles(mean, 10_000), quantiles(0, 10_000), delta=1e-6, guesses="hull")
+    scores = quantiles(mean, 10_000), quantiles(0, 10_000)
+    bound = estimator(*scores, delta=1e-6, guesses=hull(*scores))
     assert bound == pytest.approx(published, rel=1e-5)
 
 
 @pytest.mark.parametrize("estimator", [one_run, one_run_fdp])
-@pytest.mark.parametrize("mean", [1, 2, 4])
+@pytest.mark.parametrize("mean", [1, 4])
 def test_few_public_numbers_of_guesses_prove_more_than_all_thresholds(estimator, mean):
     scores = quantiles(mean, 10_000), quantiles(0, 10_000)
-    hull, public = (estimator(*scores, delta=1e-6, guesses=guesses) for guesses in ("hull", "public"))
-    assert hull < public < gaussian_epsilon(mean, 1e-6)
+    vertices, public = (estimator(*scores, delta=1e-6, guesses=guesses) for guesses in (hull(*scores), "public"))
+    assert vertices < public < gaussian_epsilon(mean, 1e-6)
 
 
 @pytest.mark.parametrize(("mu", "delta"), [(0.3, 1e-5), (1.0, 0.1), (1.0, 1e-8), (3.0, 1e-5)])
