@@ -64,15 +64,16 @@ class WithCanaries(ClippingEngine):
         scale: Vector | None = None,
     ) -> Clipped:
         real = x < len(self._x)
-        found = self._engine.clipped(points, self._x[x[real]], self._y[x[real]], mask[real], clip, scale)
+        real_part = self._engine.clipped(points, self._x[x[real]], self._y[x[real]], mask[real], clip, scale)
         drawn = x[~real & mask] - len(self._x)
-        total = found.total.index_add_(
+        total = real_part.total.index_add_(
             0,
             self._coordinates[drawn],
-            self._members[drawn] * torch.as_tensor(clip.sensitivity, dtype=found.total.dtype),
+            self._members[drawn] * torch.as_tensor(clip.sensitivity, dtype=real_part.total.dtype),
         )
-        norms = torch.where(x % 2 == 0, 0.0, torch.inf).to(found.norms).masked_scatter(real, found.norms)
-        return Clipped(total, _spread(found.losses, real), norms)
+        # Half above and half below any bound, in or out: counts do not tell canaries apart.
+        norms = torch.where(x % 2 == 0, 0.0, torch.inf).to(real_part.norms).masked_scatter(real, real_part.norms)
+        return Clipped(total, _spread(real_part.losses, real), norms)
 
     def losses(self, points: Sequence[Vector], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         real = x < len(self._x)

@@ -33,7 +33,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class AuditKeys:
-    """What to audit; `conf/base/audit.yaml` says what each key means."""
+    """The keys of an audit; `conf/base/audit.yaml` says what each key means."""
 
     suite: Suite
     trials: fields.Many
@@ -46,7 +46,7 @@ class AuditKeys:
 
 @dataclass(frozen=True)
 class AuditRow:
-    """One row: what is known of it beforehand, and what finds out the rest, in another process."""
+    """One row: the columns that need no computation, and a function that computes the rest in another process."""
 
     head: dict[str, Any]
     find: Callable[[], dict[str, Any]]
@@ -58,16 +58,16 @@ def settings(overrides: Sequence[str] = ()) -> AuditKeys:
     Raises:
         ConfigError: an unknown name, or a value that cannot be used.
     """
-    own, of_suites = configurations.keys("audit"), configurations.keys("suite")
+    keys, of_suites = configurations.keys("audit"), configurations.keys("suite")
     for key in map(first_key, overrides):
-        if key not in own + of_suites:
-            raise unknown("override", key, own + of_suites)
-    given = configurations.command("audit", [override for override in overrides if first_key(override) in own])
-    names = given.pop("optimizers")
+        if key not in keys + of_suites:
+            raise unknown("override", key, keys + of_suites)
+    values = configurations.command("audit", [override for override in overrides if first_key(override) in keys])
+    names = values.pop("optimizers")
     names = registry.optimizers() if names == "all" else fields.several(names, fields.Name, "optimizers")
-    rest = [override for override in overrides if first_key(override) not in own]
-    suite = load_suite(given["suite"], [*rest, f"optimizers=[{','.join(names)}]", "seeds=0"])
-    return fields.build(AuditKeys, given | {"suite": suite}, "audit")
+    rest = [override for override in overrides if first_key(override) not in keys]
+    suite = load_suite(values["suite"], [*rest, f"optimizers=[{','.join(names)}]", "seeds=0"])
+    return fields.build(AuditKeys, values | {"suite": suite}, "audit")
 
 
 def run(chosen: AuditKeys, console: Console | None = None) -> dict[str, Any]:
@@ -121,6 +121,7 @@ def _rows(tasks: list[AuditRow], workers: int, console: Console | None) -> list[
     alive: list[Remote] = []
     pool = ThreadPoolExecutor(min(workers, len(tasks)))
     try:
+        # A thread only waits: each row is computed in a process, which may run out of memory alone.
         futures = {pool.submit(_find, task, alive): task for task in tasks}
         with _progress(len(tasks), console) as advance:
             for future in as_completed(futures):
@@ -133,22 +134,23 @@ def _rows(tasks: list[AuditRow], workers: int, console: Console | None) -> list[
 
 
 def _find(task: AuditRow, alive: list[Remote]) -> dict[str, Any]:
-    """What was found, or why it was not: one row may fail in any way, have no process or lose it; the others go on."""
+    """The bounds of a row, or the reason why there are none: one that fails does not end the others."""
     try:
         remote = Remote(task)
     except Exception as error:  # there may be no memory for a process, and what another package finds may not be sent
         return {"epsilon": None, "failure": f"no process could be started: {type(error).__name__}: {error}"[:200]}
     alive.append(remote)
-    found, failure = remote.ask("find")
+    answer, failure = remote.ask("find")
     remote.close()
-    return {"epsilon": None, "failure": failure} if failure else found | {"failure": ""}
+    return {"epsilon": None, "failure": failure} if failure else answer | {"failure": ""}
 
 
 def _optimizer(label: str, cell: Cell, chosen: AuditKeys) -> dict[str, Any]:
-    """What the audit of one optimizer at one epsilon finds."""
+    """The bounds for one optimizer at one epsilon."""
     torch.set_num_threads(1)
     workload = registry.from_spec("workload", cell.workload)
     train = workload.splits(cell.seed).train
+    # The parameters of the suite's own runs, so that the audit is of what is trained.
     torch.manual_seed(derive("init", cell.workload, cell.seed) >> 65)
     x = workload.transform(train.x)
     engine = clipping.engine(workload.model(), workload.loss, sample=(x[:3], train.y[:3]))
@@ -172,7 +174,7 @@ def _optimizer(label: str, cell: Cell, chosen: AuditKeys) -> dict[str, Any]:
 
 
 def _control(number: int, seed: int) -> dict[str, Any]:
-    """What the audit of one mechanism that is broken on purpose finds."""
+    """The bound for one mechanism that is broken on purpose."""
     torch.set_num_threads(1)
     started, control = time.perf_counter(), audit.controls()[number]
     bound = control.bound(control.scores(seed=seed))

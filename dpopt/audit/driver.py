@@ -48,7 +48,7 @@ class Result:
 
     @property
     def is_refuted(self) -> bool:
-        """Whether a bound exceeds the claim; the Gaussian one assumes more than the claim says, and does not count."""
+        """True if a bound exceeds the claim; the Gaussian one assumes more than the claim says, and does not count."""
         return max(self.worst_case, self.one_run or 0.0) > self.epsilon
 
 
@@ -96,6 +96,7 @@ def audit(
     threshold = likely_threshold(*simulated(game.ledger, size=SIMULATED), trials=trials, **level)
     worst = clopper_pearson(*worst_case(optimizer, game, trials=trials, seed=seed), threshold=threshold, **level)
     single = single_fdp = None
+    # The training run keeps the plan's noise: what is audited is what a user runs.
     if engine is not None and x is not None and y is not None:
         trained = replace(plan, dimension=engine.dimension)
         scores = one_run_scores(optimizer, engine, x, y, plan=trained, canaries=canaries, seed=seed)

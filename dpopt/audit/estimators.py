@@ -21,7 +21,7 @@ from dpopt.errors import ConfigError
 
 Scores: TypeAlias = NDArray[np.float64]
 Guesses: TypeAlias = int | Sequence[int] | Literal["public"]
-"""How many of the highest scores are guessed to be in, chosen without looking at them.
+"""The number of highest scores that are guessed to be in, chosen without looking at them.
 
 Several numbers share the significance. "public" tries 1/2, 1/4, ... 1/128 of the canaries. (Published software tries
 every vertex of the convex hull of the ROC curve and divides the significance by their number. The vertices are chosen
@@ -170,7 +170,7 @@ def _at_thresholds(inside: Scores, outside: Scores, thresholds: Scores, delta: f
 
 
 def _errors(inside: Scores, outside: Scores, thresholds: Scores) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """How many runs with the canary are below each threshold, and how many without are not, shapes [t]."""
+    """Runs with the canary below each threshold, and runs without that are not, shapes [t]."""
     missed, rejected = (np.searchsorted(np.sort(scores), thresholds) for scores in (inside, outside))
     return missed, len(outside) - rejected
 
@@ -180,6 +180,7 @@ def _from_errors(
 ) -> Scores:
     fnr = _upper_limit(missed, trials[0], significance / 2)
     fpr = _upper_limit(false_alarms, trials[1], significance / 2)
+    # Either error can prove epsilon; a test that is sure of the one is tried for the other at no cost.
     ratios = np.maximum((1 - fnr - delta) / fpr, (1 - fpr - delta) / fnr)
     return np.log(np.maximum(ratios, 1.0))
 
@@ -218,6 +219,7 @@ def _best(inside: Scores, outside: Scores, guesses: Guesses, significance: float
     """The largest parameter that any of the tried numbers of guesses refutes, the significance shared among them."""
     tries = _highest(inside, outside, guesses)
     canaries, best = len(inside) + len(outside), 0.0
+    # The most promising first: the others need a look only where they could do better.
     for tried, correct in sorted(tries, key=lambda pair: -pair[1] / max(pair[0], 1)):
 
         def excess(parameter: float, tried: int = tried, correct: int = correct) -> float:
@@ -243,7 +245,7 @@ def _highest(inside: Scores, outside: Scores, guesses: Guesses) -> list[tuple[in
 
 
 def _largest(excess: Callable[[float], float], low: float) -> float:
-    """Where the decreasing `excess` crosses zero above `low`; `low` if it is not positive there."""
+    """The number above `low` at which the decreasing `excess` crosses zero; `low` if it is not positive there."""
     if excess(low) <= 0:
         return low
     high = max(1.0, 2 * low)

@@ -1,4 +1,4 @@
-"""What games between a mechanism and an adversary share, and the worst-case game.
+"""The worst-case game, and the parts that games between a mechanism and an adversary share.
 
 The mechanism claims epsilon; the adversary sees all that it releases and tells from that whether a record was in the
 data. In `worst_case` it is the worst record there is, and the game is played many times. Sampling, clipping, noise and
@@ -36,7 +36,7 @@ PUBLIC_EXAMPLES = 1000
 
 
 class Scores(NamedTuple):
-    """What the adversary made of the runs, or canaries, that were in and of those that were not; higher means "in"."""
+    """The adversary's scores of the runs, or canaries, that were in and of those that were not; higher means "in"."""
 
     inside: NDArray[np.float64]
     outside: NDArray[np.float64]
@@ -160,6 +160,7 @@ def simulated(ledger: Ledger, *, size: int, seed: int = 0) -> Scores:
         for draw in ledger:
             u = 1 / draw.effective_noise
             z = random.standard_normal(size) + u * (is_in & (random.random(size) < draw.rate))
+            # Of several releases in one draw the likelihood ratio is that of one with the effective noise.
             total += log_ratio(u * z - u * u / 2, draw.rate)
         return total
 
@@ -183,6 +184,7 @@ def play_both(run: Callable[[bool, int, int], float], trials: int | tuple[int, i
     Raises:
         ConfigError: no trial.
     """
+    # Different seeds inside and outside: the estimators take all scores to be independent.
     inside, outside = (trials, trials) if isinstance(trials, int) else trials
     if min(inside, outside) < 1:
         raise ConfigError("trials", trials, "expected at least 1")

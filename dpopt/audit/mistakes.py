@@ -1,7 +1,7 @@
 """Negative controls: mechanisms that leak more than they claim, each by a mistake that people make, and their repairs.
 
 An audit that does not flag them tests nothing. Each has an adversary who knows the mistake; that the repaired version
-passes under the same adversary shows that it is the mistake which is found. Whatever touches data unnoised is here, and
+passes under the same adversary shows that the audit sees the mistake. Whatever touches data unnoised is here, and
 only here.
 """
 
@@ -37,11 +37,11 @@ from dpopt.privacy.queries import LOSSES
 from dpopt.types import ClipRule, Number, Oracle, Release, Vector
 
 Score = Callable[[Transcript, Vector], float]
-"""What the adversary makes of one run: (its releases, the last parameters, shape [d]) -> a number, high for "in"."""
+"""The adversary's score of one run: (its releases, the last parameters, shape [d]) -> a number, high for "in"."""
 
 
 class Mechanism(NamedTuple):
-    """What is run with and without the last of the records.
+    """A mechanism, which runs with and without the last of the records.
 
     Attributes:
         optimizer, plan: what runs, and what it claims.
@@ -304,7 +304,7 @@ def _one_draw(optimizer: Any, dimension: int, epsilon: float) -> Plan:
 
 
 def _stayed(transcript: Transcript, theta: Vector) -> float:
-    """How little the parameters moved."""
+    """High where the parameters moved little."""
     return -float(theta.norm())
 
 

@@ -52,19 +52,19 @@ def require(module: str) -> None:
 
 
 def _sites() -> list[Path]:
-    """Where pip installs to."""
+    """The folders that pip installs to."""
     user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     return [Path(os.path.realpath(folder)) for folder in (*site.getsitepackages(), *user)]
 
 
 def _editable(top: str) -> Iterator[Path]:
     """Folders of the editable installations that have a top-level module of this name."""
-    for found in distributions(path=list(map(str, _sites()))):
-        origin = json.loads(found.read_text("direct_url.json") or "{}")
-        if origin.get("dir_info", {}).get("editable") and top in _names(found):
+    for distribution in distributions(path=list(map(str, _sites()))):
+        origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+        if origin.get("dir_info", {}).get("editable") and top in _names(distribution):
             yield Path(os.path.realpath(unquote(urlsplit(origin["url"]).path)))
 
 
-def _names(found: Distribution) -> list[str]:
+def _names(distribution: Distribution) -> list[str]:
     """A distribution's top-level modules; by its own name where it does not list them."""
-    return (found.read_text("top_level.txt") or found.name.replace("-", "_")).split()
+    return (distribution.read_text("top_level.txt") or distribution.name.replace("-", "_")).split()

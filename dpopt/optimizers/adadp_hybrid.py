@@ -22,12 +22,12 @@ class State(NamedTuple):
     Attributes:
         theta: shape [d].
         eta: effective learning rate: while ADADP runs, that of its next step; after the switch, that of the last step.
-        found: ADADP's learning rate; eta_50 after the switch.
+        adaptive_eta: ADADP's learning rate; eta_50 after the switch.
     """
 
     theta: Vector
     eta: Tensor
-    found: Tensor
+    adaptive_eta: Tensor
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ class ADADPHybrid(adadp.ADADP):
         return State(theta, eta, eta)
 
     def step(self, state: State, oracle: Oracle) -> State:  # type: ignore[override]
-        theta, _, found = state
+        theta, _, adaptive_eta = state
         since_switch = oracle.draws_total - oracle.draws_left - self._switch(oracle)
         if since_switch < 0:
-            theta, found = super().step(adadp.State(theta, found), oracle)
-            return State(theta, found, found)
-        eta = found / (1 + self.decay * expected_epoch(since_switch, oracle.rate))
-        return State(descend(theta, self._gradient(oracle, theta), eta), eta, found)
+            theta, adaptive_eta = super().step(adadp.State(theta, adaptive_eta), oracle)
+            return State(theta, adaptive_eta, adaptive_eta)
+        eta = adaptive_eta / (1 + self.decay * expected_epoch(since_switch, oracle.rate))
+        return State(descend(theta, self._gradient(oracle, theta), eta), eta, adaptive_eta)
 
     def _switch(self, oracle: Oracle) -> int:
         """Draws that ADADP takes: an even number."""

@@ -1,4 +1,4 @@
-"""What the optimizers share: directions, and the step of constant size that scales one.
+"""The parts that optimizers share: directions, and the step of constant size that scales one.
 
 A *direction* turns one private gradient into an update direction; a *step-size rule* scales it. `Direction.step` is the
 constant step size; `HyFreeDP` finds the size itself and takes any direction as its base.
@@ -80,22 +80,22 @@ class Direction(Configured):
 
 
 DIRECTED = "two values: the direction, a tensor [d] as theta is, and the state, a NamedTuple that begins with theta"
-"""What `Direction.direction` gives."""
+"""The result of `Direction.direction`."""
 
 
 def directed(base: Direction, state: Any, gradient: Release) -> tuple[Vector, Any]:
-    """What `base.direction` gives, once it is known to be that.
+    """The result of `base.direction`, which is checked.
 
     Raises:
         ConfigError: it is something else.
     """
-    given: Any = base.direction(state, gradient)
-    is_pair = isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Tensor)
-    if not is_pair or given[0].shape != state.theta.shape or getattr(given[1], "_fields", ())[:1] != ("theta",):
-        parts = given if type(given) is tuple else [given]
+    result: Any = base.direction(state, gradient)
+    is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Tensor)
+    if not is_pair or result[0].shape != state.theta.shape or getattr(result[1], "_fields", ())[:1] != ("theta",):
+        parts = result if type(result) is tuple else [result]
         shown = ", ".join(f"Tensor {list(p.shape)}" if isinstance(p, Tensor) else type(p).__name__ for p in parts)
         raise ConfigError(f"{type(base).__name__}.direction", shown, f"expected {DIRECTED}")
-    return given
+    return result
 
 
 def _undefined(optimizer: Direction, method: str, what: str) -> ConfigError:

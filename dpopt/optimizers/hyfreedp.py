@@ -119,7 +119,7 @@ class HyFreeDP(Configured):
         return state._replace(theta=theta, base=base._replace(theta=theta))
 
     def _is_probing(self, oracle: Oracle) -> bool:
-        """Whether this step is a multiple of K; a fresh probe draw makes a round of K steps K + 1 draws long."""
+        """True if this step is a multiple of K; a fresh probe draw makes a round of K steps K + 1 draws long."""
         draws_taken = oracle.draws_total - oracle.draws_left
         draws_per_round = self.probe_every + (self.probe_batch == "fresh")
         return draws_taken % draws_per_round == 0

@@ -77,7 +77,7 @@ class NoiseAwareHyFreeDP(HyFreeDP):
 
     @property
     def reach(self) -> float:
-        """How many times eta the probes are away."""
+        """Distance of the probes, as a multiple of eta."""
         return 2 * math.sqrt(3) / self.phi
 
     def init(self, theta: Vector) -> State:
@@ -93,11 +93,11 @@ class NoiseAwareHyFreeDP(HyFreeDP):
         newton = self.phi * self.reach * eta * first.clamp(min=0) / (2 * second)
         followed = torch.clamp(newton, eta / 2, self.growth * eta)
         unseen = torch.where(first < -math.sqrt(2) * s, eta, self.growth * eta)
-        found = torch.where(second > math.sqrt(6) * s, followed, unseen)
+        moved = torch.where(second > math.sqrt(6) * s, followed, unseen)
 
         is_saturated = zero >= SATURATED * state.bound
         kept = torch.where(state.is_usable > 0, eta / 2, eta)
-        following = torch.where(is_saturated, kept, found)
+        following = torch.where(is_saturated, kept, moved)
         following = torch.where(following.isfinite() & (following > 0), following, eta)
         usable = torch.where(is_saturated, state.is_usable, torch.ones_like(state.is_usable))
         return state._replace(eta=following, bound=self._next_bound(losses.value), is_usable=usable)

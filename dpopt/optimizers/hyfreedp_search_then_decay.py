@@ -23,7 +23,7 @@ FAR, NEAR = 16.0, 0.5
 LARGEST = 4.0
 """The most that eta changes by in a round after curvature is seen; before, it is FAR."""
 SHARE = 0.7
-"""What training takes of the eta that the trial has found."""
+"""The share that training takes of the trial's eta."""
 DECAY = Scheduled(schedule="linear")
 
 

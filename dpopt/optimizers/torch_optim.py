@@ -151,7 +151,7 @@ class TorchOptim(Configured):
 
 
 class _Kept(NamedTuple):
-    """What an optimizer keeps between steps."""
+    """The part of an optimizer that lasts from step to step."""
 
     numbers: list[float]
     tensors: tuple[Tensor, ...]
@@ -215,9 +215,9 @@ def _layout(configuration: TorchOptim) -> _Layout:
         raise
     except Exception as error:
         raise ConfigError("TorchOptim.optimizer", path, f"no step from a gradient alone: {error}") from error
-    known = [key for key, value in first.param_groups[0].items() if key != "params" and _is_scalar(value)]
-    if configuration.step_size not in known:
-        raise unknown("TorchOptim.step_size", configuration.step_size, known)
+    sizes = [key for key, value in first.param_groups[0].items() if key != "params" and _is_scalar(value)]
+    if configuration.step_size not in sizes:
+        raise unknown("TorchOptim.step_size", configuration.step_size, sizes)
     return layout
 
 
@@ -257,7 +257,7 @@ def _advanced(optimizer: Any, gradient: Vector) -> Optimizer:
 
 
 def _points(optimizer: Any) -> tuple[Vector, Vector]:
-    """Where `optimizer` trains and where it is evaluated; it is left in the latter mode."""
+    """The points at which `optimizer` trains and is evaluated; it is left in the latter mode."""
     training = _parameter(optimizer).detach()
     if not hasattr(optimizer, "eval"):
         return training, training
@@ -274,7 +274,7 @@ def _step_size(optimizer: Optimizer, key: str) -> float | Tensor:
 
 
 def _is_scalar(value: Any) -> bool:
-    """Whether `value` is one number: in Python, as a tensor, or as the only entry of a list."""
+    """True if `value` is one number: in Python, as a tensor, or as the only entry of a list."""
     if isinstance(value, list):
         return len(value) == 1 and _is_scalar(value[0])
     return _is_number(value) or (isinstance(value, Tensor) and value.numel() == 1)
@@ -285,7 +285,7 @@ def _is_number(leaf: Any) -> bool:
 
 
 def _is_like(leaf: Any, example: Any) -> bool:
-    """Whether both are tensors, both numbers, or one and the same constant."""
+    """True if both are tensors, both numbers, or one and the same constant."""
     kinds = [(isinstance(value, Tensor), _is_number(value)) for value in (leaf, example)]
     return kinds[0] == kinds[1] and (any(kinds[0]) or leaf == example)
 

@@ -31,6 +31,7 @@ def survives_yaml(optimizer: Optimizer) -> None:
     """Written as YAML and read again it is the same: a stored result says exactly what was run."""
     names = [entry.name for entry in entries_of(optimizer)]
     for name in names or [""]:
+        # Through text, as a stored result is: YAML has no word for some of Python's values.
         content = registry.spec("optimizer", name, optimizer)
         try:
             content = yaml.safe_load(yaml.safe_dump(content))
@@ -51,8 +52,8 @@ def has_a_complete_entry(optimizer: Optimizer) -> None:
         families = ", ".join(registry.FAMILIES)
         assert entry.family in registry.FAMILIES, f"{entry.name}: family {entry.family!r} is none of {families}"
         for key, values in entry.grid.items():
-            made = [getattr(registry.create(entry.name, **{key: value}), key) for value in values]
-            assert len(set(made)) == len(values) > 0, f"{entry.name}: the grid of {key} is empty or repeats a value"
+            built = [getattr(registry.create(entry.name, **{key: value}), key) for value in values]
+            assert len(set(built)) == len(values) > 0, f"{entry.name}: the grid of {key} is empty or repeats a value"
 
 
 def equals_its_declared_limits(optimizer: Optimizer) -> None:

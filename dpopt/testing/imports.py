@@ -1,4 +1,4 @@
-"""What the module of an optimizer may import: nothing that leads to data, files or other processes."""
+"""The imports that the module of an optimizer may have: nothing that leads to data, files or other processes."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ def imports(source: str, package: str = "", *, is_typed: bool = False) -> Iterat
 
 
 def forbidden_imports(module: str) -> list[str]:
-    """What the optimizer's module `module` uses and may not, as "module: name".
+    """Imports and built-in functions that the optimizer's module `module` may not use, as "module: name".
 
     Other modules of a plug-in's own top-level package are held to the same rule.
     """
-    found, pending, seen = [], [module], set()
+    forbidden, pending, seen = [], [module], set()
     while pending:
         name = pending.pop()
         if name in seen:
             continue
         seen.add(name)
         source = inspect.getsource(import_module(name))
-        found += [f"{name}: {builtin}" for builtin in _names(source) & BUILTINS]
+        forbidden += [f"{name}: {builtin}" for builtin in _names(source) & BUILTINS]
         for imported in imports(source, sys.modules[name].__package__ or ""):
-            own = _own_module(imported, name)
-            if own:
-                pending.append(own)
+            sibling = _sibling(imported, name)
+            if sibling:  # a helper of the same package: what it imports counts too
+                pending.append(sibling)
             elif not _is_allowed(imported, name):
-                found.append(f"{name}: {imported}")
-    return sorted(found)
+                forbidden.append(f"{name}: {imported}")
+    return sorted(forbidden)
 
 
 def _is_allowed(name: str, module: str) -> bool:
@@ -60,7 +60,7 @@ def _is_allowed(name: str, module: str) -> bool:
     return root in MAY_USE | MAY_USE_MORE.get(module, set())
 
 
-def _own_module(imported: str, module: str) -> str | None:
+def _sibling(imported: str, module: str) -> str | None:
     """The module behind the name `imported`, if it is of the same top-level package as `module` and not of dpopt."""
     root = module.partition(".")[0]
     if root == "dpopt" or imported.partition(".")[0] != root:

@@ -27,22 +27,22 @@ GOAL, TARGET_DRAWS = 0.1, 120
 FACTORS = (1.0, 10.0, 3.0, 30.0, 0.3, 0.1, 100.0, 0.03, 0.01)
 """The learning rates that are tried on a target, as multiples of the optimizer's own."""
 PRECISION, STATE_PRECISION = 1e-5, 1e-2
-"""How far theta, and the rest of a state, may be from the same in float64 or on another device, as a share of the way.
-What depends on the distance that theta has gone, such as DoG's step size, inherits theta's rounding many times over."""
+"""The allowed distance of theta, and of the rest of a state, from the same in float64 or on another device, as a share
+of the way. Values that follow from theta's distance, such as DoG's step size, inherit its rounding many times over."""
 DEVICE = "cuda"
 
 
 def is_pure(optimizer: Optimizer) -> None:
     """`init` and `step` change nothing in place, keep dtype, shape and device, and use no global random numbers."""
     recording = Task().record(optimizer)
-    oracle, given = recording.oracle(), [recording.start, *recording.tensors]
-    before, generators = [tensor.clone() for tensor in given], _generators()
+    oracle, inputs = recording.oracle(), [recording.start, *recording.tensors]
+    before, generators = [tensor.clone() for tensor in inputs], _generators()
     state = optimizer.init(recording.start)
     assert state._fields[0] == "theta", "the state's first field is not `theta`"
     assert torch.equal(state.theta, recording.start), "the state does not start at theta"
     while oracle.draws_left:
         state = _pure_step(optimizer, state, oracle)
-    assert all(map(torch.equal, before, given)), "theta, as given to `init`, or a release is changed in place"
+    assert all(map(torch.equal, before, inputs)), "theta, as given to `init`, or a release is changed in place"
     assert generators == _generators(), "a global random generator is used"
 
 
@@ -51,7 +51,9 @@ def resumes_bit_for_bit(optimizer: Optimizer, device: str = "cpu") -> None:
     task = Task(device=device)
     recording = task.record(optimizer)
     first = task.oracle(recording.plan)
+    # Half of the draws: for a method of two draws a step, a number that a step can end at.
     half = task.run(optimizer, first, until=DRAWS // 2)
+    # A new object: a counter that is kept outside of the state is lost here, as it is in another process.
     copy: Any = dataclasses.replace(optimizer)  # type: ignore[type-var]
     resumed = task.run(copy, task.oracle(recording.plan, ledger=first.ledger), _saved_and_loaded(half))
     require_same(resumed, recording.final, "a run that was stopped ends elsewhere")
@@ -73,6 +75,7 @@ def works_without_noise(optimizer: Optimizer) -> None:
 def agrees_in_float64(optimizer: Optimizer) -> None:
     """The same releases in float32 and in float64 lead to nearly the same end, and vectors keep the type of theta."""
     recording = Task().record(optimizer)
+    # Vectors of a second type would hide a loss of digits, which the ends might not show.
     with OneType(torch.float64, recording.plan.dimension):
         double = recording.replay(optimizer, Tensor.double)
     with OneType(torch.float32, recording.plan.dimension):
@@ -96,6 +99,7 @@ def on_device(value: Tensor) -> Tensor:
 def require_near_states(state: Any, expected: Any, recording: Recording, who: str) -> None:
     """Raise `AssertionError` unless the finite leaves of two states that a run has ended in agree but for rounding."""
     for number, (leaf, other) in enumerate(pairs(state, expected)):
+        # Between whole numbers, or infinities, there is no distance that rounding explains.
         if not (other.is_floating_point() and other.isfinite().all()):
             continue
         start, tolerance = (torch.zeros_like(other), STATE_PRECISION) if number else (recording.start, PRECISION)
@@ -114,6 +118,7 @@ def _pure_step(optimizer: Optimizer, state: Any, oracle: Any) -> Any:
 
 
 def _generators() -> list[Any]:
+    # Not the GPU's: asking for them would start a driver.
     return [torch.get_rng_state().tolist(), random.getstate(), pickle.dumps(np.random.get_state())]
 
 

@@ -45,6 +45,7 @@ def spends_at_most_the_target(optimizer: Optimizer) -> None:
     plan = Task().plan(optimizer)
     spent = accountants.epsilon(plan.ledger, DELTA, "rdp")
     assert 0.99 * EPSILON <= spent <= EPSILON, f"{spent} spent, {EPSILON} allowed"
+    # RDP, which solved the noise, is never below the truth; PLD nearly is the truth.
     second = accountants.epsilon(plan.ledger, DELTA, "pld")
     assert second <= EPSILON, f"PLD says that {second} is spent, {EPSILON} allowed"
 
@@ -83,10 +84,10 @@ def ends_the_same_when_isolated(optimizer: Optimizer) -> None:
 
 def imports_no_data(optimizer: Optimizer) -> None:
     """The modules of its classes, and of optimizers inside it, import only what cannot lead to data."""
-    found = sorted({name for module in _modules(optimizer) for name in forbidden_imports(module)})
+    forbidden = sorted({name for module in _modules(optimizer) for name in forbidden_imports(module)})
     of_dpopt = ", ".join(f"dpopt.{name}" for name in MAY_USE_OF_DPOPT)
     allowed = f"it may import {', '.join(sorted(MAY_USE))} and {of_dpopt}"
-    assert not found, f"an optimizer may not use {', '.join(found)}; {allowed}"
+    assert not forbidden, f"an optimizer may not use {', '.join(forbidden)}; {allowed}"
 
 
 def stops_when_the_budget_is_spent(optimizer: Optimizer) -> None:
@@ -107,6 +108,7 @@ def adds_the_stated_gradient_noise(optimizer: Optimizer, device: str = "cpu") ->
     plan = task.plan(optimizer)
     oracle = Neighbours(task.oracle(plan))
     task.run(optimizer, oracle)
+    # With a loss that is zero everywhere, a release of gradients is its noise and nothing else.
     for asked, release in oracle.queries:
         stated = float(release.std)
         expected = plan.noise[asked.kind] * float(asked.sensitivity) / oracle.expected_batch
@@ -123,12 +125,14 @@ def bounds_one_record(optimizer: Optimizer) -> None:
     """One more record, unlike all others, moves no query by more than its declared sensitivity, wherever it lies."""
     task = Task(scale=1e4)
     plan = task.plan(optimizer, epsilon=math.inf, rate=1.0)
+    # First and last: an engine that cuts a batch into parts could treat a border differently.
     for order in (1, -1):
         more_x, more_y = (torch.cat(parts[::order]) for parts in ((task.x, -30 * task.x[:1]), (task.y, task.y[:1])))
         oracle = Neighbours(task.oracle(plan), task.oracle(plan, x=more_x, y=more_y))
         task.run(optimizer, oracle)
         assert set(oracle.largest) == set(plan.noise), "not every kind of release was compared"
         least = min(oracle.largest.values())
+        # A record that moves nothing would pass whatever the bound is.
         assert least > 0.5, f"the record moved too little to tell: {oracle.largest} of what it may"
 
 
@@ -146,7 +150,7 @@ def survives_bad_records_and_empty_draws(optimizer: Optimizer) -> None:
 
 
 def plans_the_same_for_any_dimension(optimizer: Optimizer) -> None:
-    """What is released depends on public numbers only, not on the model's size."""
+    """The structure of the ledger depends on public numbers only, not on the model's size."""
     small, large = (trace(optimizer, rate=0.1, draws=DRAWS, dimension=d) for d in (3, 1000))
     assert small == large, "the structure of the ledger depends on the dimension"
 
@@ -154,6 +158,6 @@ def plans_the_same_for_any_dimension(optimizer: Optimizer) -> None:
 def _modules(optimizer: Optimizer) -> set[str]:
     """The modules of its classes, and of the optimizers among its fields; not of `dpopt.optimizers.base` and torch."""
     inner = [getattr(optimizer, field.name) for field in dataclasses.fields(optimizer)]  # type: ignore[arg-type]
-    own = {kind.__module__ for kind in type(optimizer).__mro__} - {"builtins", "abc", "dpopt.optimizers.base"}
-    own = {module for module in own if module.partition(".")[0] not in MAY_USE}
-    return own.union(*(_modules(value) for value in inner if isinstance(value, Optimizer)))
+    modules = {kind.__module__ for kind in type(optimizer).__mro__} - {"builtins", "abc", "dpopt.optimizers.base"}
+    modules = {module for module in modules if module.partition(".")[0] not in MAY_USE}
+    return modules.union(*(_modules(value) for value in inner if isinstance(value, Optimizer)))

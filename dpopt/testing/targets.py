@@ -62,6 +62,7 @@ class Exact(BaseOracle):
             return sums(asked, losses, self._norm, counts)
         gradient = torch.stack([weight * self._slope(theta) for weight, theta in query.points]).sum(dim=0)
         gradient = gradient if query.scale is None else gradient * query.scale
+        # A query of counts refers to the last gradient.
         self._norm = gradient.norm().view(1)
         return (clip_factors(query.clip, self._norm, counts) * gradient).nan_to_num()
 

@@ -59,6 +59,7 @@ class Task:
         generator = torch.Generator().manual_seed(0)
         self.x = torch.randn(EXAMPLES, 5, generator=generator).to(device, dtype)
         self.y = torch.randint(0, 3, (EXAMPLES,), generator=generator).to(device)
+        # The caller's random numbers stay as they are: checks are called in any order.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             self.model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).to(device, dtype)

@@ -26,7 +26,7 @@ from dpopt.workloads.data import checksums, source, tables
 RECORDS = 6
 """Training records that the rules about the model are tried on."""
 ROUNDING = 1e-4
-"""How far two ways to compute a loss or a sum in float32 may be apart, as a share of it."""
+"""Distance that is allowed between two ways to compute a loss or a sum in float32, as a share of it."""
 ENGINES = ("bookkeeping", "vmap")
 
 
@@ -99,6 +99,7 @@ def splits_are_disjoint(workload: Workload) -> None:
 
 def splits_depend_on_the_seed_alone(workload: Workload) -> None:
     """One seed, one split, whatever the random generators hold; other seeds validate on others; one test split."""
+    # Two states of the global generator: a split that reads it differs.
     torch.manual_seed(0)
     first = workload.splits(0)
     torch.manual_seed(1)
@@ -181,16 +182,16 @@ def batch_normalisation_is_refused(workload: Workload) -> None:
 
 def engines_agree(workload: Workload) -> None:
     """Every engine that takes the model finds the same clipped sum, and the same parameters after a private step."""
-    found = {name: result for name in ENGINES if (result := _private_step(workload, name)) is not None}
-    assert found, f"none of the engines {', '.join(ENGINES)} takes the model"
-    for name, (total, theta) in found.items():
-        expected_total, expected = next(iter(found.values()))
+    results = {name: result for name in ENGINES if (result := _private_step(workload, name)) is not None}
+    assert results, f"none of the engines {', '.join(ENGINES)} takes the model"
+    for name, (total, theta) in results.items():
+        expected_total, expected = next(iter(results.values()))
         assert _near(total, expected_total, 10 * ROUNDING), f"{name} finds another clipped sum"
         assert _near(theta, expected, 10 * ROUNDING), f"{name} ends elsewhere after a private step"
 
 
 def report_is_plain_data(workload: Workload) -> None:
-    """What `report` says of the untrained model can be written as JSON."""
+    """The report of the untrained model can be written as JSON."""
     model, *_ = _prepared(workload)
     model.eval()
     test = Split(*(part[:RECORDS] for part in workload.splits(0).test))
@@ -247,6 +248,7 @@ def _private_step(workload: Workload, name: str) -> tuple[Tensor, Tensor] | None
     except ConfigError:
         return None
     mask = torch.ones(len(x), dtype=torch.bool)
+    # A bound in the middle of the norms: some records are clipped and some are not.
     optimizer = registry.create("dp_sgd", lr=0.1, clip=_median_norm(engine, x, y, mask))
     plan = calibrate(
         optimizer, rate=0.9, draws=1, dimension=engine.dimension, epsilon=8.0, delta=1e-3, accountant="rdp"
@@ -279,7 +281,7 @@ def _checksums(entry: data.Entry, split: str) -> tuple[str, str]:
 
 
 def _rows(split: Split) -> Counter[bytes]:
-    """How often each record occurs."""
+    """Number of times that each record occurs."""
     return Counter(
         hashlib.sha256(x.numpy().tobytes() + y.numpy().tobytes()).digest() for x, y in zip(*split, strict=True)
     )
