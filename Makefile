@@ -41,6 +41,7 @@ test: install
 
 slow: install
 	$(BIN)/python -m pytest -m 'slow and not gpu'
+	HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest tests/privacy -k "properties or noise"
 
 mutants: install
 	$(BIN)/python tests/mutation list=kernel

@@ -7,8 +7,10 @@ import torch
 from hypothesis import settings
 
 os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")  # it would close the handlers that catch what tests print
-settings.register_profile("repeatable", derandomize=True)
-settings.load_profile("repeatable")  # the same examples each time: a failure belongs to the change that made it
+# The same few examples each time, so that a failure belongs to the change that made it; or ten times as many, new ones.
+settings.register_profile("few", derandomize=True, deadline=None, max_examples=20)
+settings.register_profile("full", deadline=None, max_examples=200)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,10 +3,9 @@ import math
 from pathlib import Path
 
 import pytest
-from scipy import optimize, stats
 
 from dpopt.errors import ConfigError
-from dpopt.privacy import ACCOUNTANTS, Draw, Ledger, epsilon
+from dpopt.privacy import Draw, Ledger, epsilon
 
 LINES = Path(__file__).with_name("known_answers.csv").read_text().splitlines()[1:]
 ROWS = [pytest.param(row, id=f"{row['rate']}-{row['noises']}-{row['draws']}") for row in csv.DictReader(LINES)]
@@ -18,17 +17,6 @@ def ledger(rate, noises, draws):
     return made
 
 
-def gaussian_epsilon(noise, delta):
-    """Exact epsilon of one Gaussian release (Balle and Wang 2018, Theorem 8)."""
-    mu = 1 / noise
-
-    def excess(eps):
-        phi = stats.norm.cdf
-        return phi(mu / 2 - eps / mu) - math.exp(eps) * phi(-mu / 2 - eps / mu) - delta
-
-    return optimize.brentq(excess, 0, 500)
-
-
 @pytest.mark.parametrize("row", ROWS)
 def test_known_answers(row):
     made = ledger(float(row["rate"]), map(float, row["noises"].split(";")), int(row["draws"]))
@@ -36,20 +24,6 @@ def test_known_answers(row):
     assert epsilon(made, delta, "pld") == pytest.approx(float(row["pld"]), abs=2e-3)
     if row["rdp"]:
         assert epsilon(made, delta, "rdp") == pytest.approx(float(row["rdp"]), rel=1e-3)
-
-
-@pytest.mark.parametrize("accountant", ACCOUNTANTS)
-@pytest.mark.parametrize("noise", [1.0, 3.0])
-def test_rate_one_is_never_below_the_closed_form(accountant, noise):
-    exact = gaussian_epsilon(noise, 1e-5)
-    assert exact <= epsilon(ledger(1.0, [noise], 1), 1e-5, accountant) <= 1.4 * exact
-
-
-@pytest.mark.parametrize("accountant", ACCOUNTANTS)
-def test_accountants_agree(accountant):
-    made = ledger(0.01, [1.1], 500) + ledger(0.01, [1.2, 4.0, 4.0], 100)
-    reference = epsilon(made, 1e-5, "pld")
-    assert reference - 1e-2 <= epsilon(made, 1e-5, accountant) <= 1.5 * reference
 
 
 def test_releases_of_one_draw_compose_before_amplification():

@@ -6,9 +6,8 @@ from torch import nn
 
 import dpopt
 import dpopt.testing
-from dpopt.clipping import Abadi, Automatic, Normalized, engine
+from dpopt.clipping import Abadi, engine
 from dpopt.errors import ConfigError
-from dpopt.optimizers.dp_sgd import DPSGD
 from dpopt.privacy import (
     BudgetSpent,
     DataOracle,
@@ -24,7 +23,6 @@ from dpopt.privacy.opaque import ValueRead
 from dpopt.types import Release
 
 N, D = 40, 4
-RULES = [Abadi(0.5), Abadi(10.0), Automatic(), Automatic(2.0, 0.1), Normalized(0.5)]
 
 
 def regression():
@@ -100,35 +98,6 @@ def test_a_draw_that_fails_is_charged_for_what_it_released():
         batch.gradient(torch.zeros(D), Abadi(1.0))
         raise ZeroDivisionError
     assert asked.ledger == Ledger([Draw(0.5, (1.0,))])
-
-
-@pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.parametrize("points", [[(1.0, 0.0)], [(2.5, 1.0), (-1.5, 0.0)]], ids=["one", "two"])
-def test_a_record_moves_the_gradient_by_at_most_the_sensitivity(rule, points):
-    x, y = data()
-    more_x, more_y = torch.cat([x, 1e6 * torch.ones(1, D)]), torch.cat([y, torch.tensor([-1e6])])
-    at = [(weight, torch.full((D,), value)) for weight, value in points]
-    sums = []
-    for inputs, targets in ((x, y), (more_x, more_y)):
-        asked = oracle(quiet(1.0), inputs, targets)
-        with asked.draw() as batch:
-            sums.append(batch.gradient(at, rule).value * asked.expected_batch)
-    moved = float((sums[1] - sums[0]).norm())
-    assert 0.99 * rule.sensitivity <= moved <= 1.00001 * rule.sensitivity
-
-
-@pytest.mark.parametrize("value", [1e6, 0.0], ids=["huge", "zero"])
-def test_a_record_moves_a_loss_by_at_most_half_the_bound(value):
-    x, y = data()
-    more = torch.cat([x, torch.zeros(1, D)]), torch.cat([y, torch.tensor([value])])
-    sums = []
-    for inputs, targets in ((x, y), more):
-        asked = oracle(quiet(1.0, losses=1), inputs, targets)
-        with asked.draw() as batch:
-            batch.gradient(torch.zeros(D), Abadi(1.0))
-            centred = batch.losses([torch.zeros(D)], 3.0).value.double() - 1.5
-            sums.append(centred * asked.expected_batch)
-    assert float((sums[1] - sums[0]).abs()) == pytest.approx(1.5, rel=1e-6)
 
 
 def test_losses_are_clipped_means():
@@ -241,12 +210,11 @@ def test_losses_of_one_draw_are_not_those_of_the_next():
         assert counting.losses_only == computed
 
 
-@pytest.mark.parametrize("name", ["hyfreedp", "fiber"])
-def test_a_probing_step_costs_two_more_forward_passes(name):
+def test_a_probing_step_costs_two_more_forward_passes():
     """1 + 2/(3K) of the base's step: the middle probe is the gradient's own point, whatever the base looks at."""
     task = dpopt.testing.Task()
     counting = task.engine = Counting(task.engine)
-    optimizer = dpopt.create("hyfreedp", probe_every=3, **({"base": "fiber"} if name == "fiber" else {}))
+    optimizer = dpopt.create("hyfreedp", probe_every=3, base="fiber")
     oracle = task.oracle(task.plan(optimizer))
     task.run(optimizer, oracle)
     assert counting.losses_only == 2 * oracle.draws_total / 3
@@ -352,16 +320,8 @@ def test_all_points_share_dropout():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(D, 32), nn.Dropout(0.5), nn.Linear(32, 1, bias=False))
     noisy = engine(model, lambda output, target: (output.squeeze(-1) - target).square())
-    the_plan = Plan(
-        {"gradient": 0.0, "losses": 0.0},
-        Ledger([Draw(1.0, (0.0, 0.0, 0.0))]),
-        1.0,
-        1.0,
-        1,
-        noisy.dimension,
-        1e-5,
-        "pld",
-    )
+    still = {"gradient": 0.0, "losses": 0.0}
+    the_plan = Plan(still, Ledger([Draw(1.0, (0.0, 0.0, 0.0))]), 1.0, 1.0, 1, noisy.dimension, 1e-5, "pld")
     x, y = data()
     asked = DataOracle(noisy, x, y, the_plan, draw_seed=1, noise_seed=2, physical_batch=7)
     before = torch.get_rng_state()
@@ -420,17 +380,6 @@ def test_fresh_probes_without_a_draw_left_are_skipped():
     assert traced.kinds == [("gradient",), ("losses",) * 3, ("gradient",), ("gradient",)]
 
 
-def test_dp_sgd_over_the_oracle_descends():
-    asked = oracle(quiet(1.0, draws=50))
-    optimizer = DPSGD(lr=0.3, clip=Abadi(math.inf))
-    x, y = data()
-    state = optimizer.init(torch.zeros(D))
-    while asked.draws_left:
-        state = optimizer.step(state, asked)
-    best = torch.linalg.lstsq(x, y[:, None]).solution[:, 0]
-    torch.testing.assert_close(state.theta, best, atol=1e-3, rtol=0)
-
-
 def counted(rate, draws=1, count_noise=0.0, gradient_noise=0.0):
     noise = {"gradient": gradient_noise, "counts": count_noise}
     return plan(*[Draw(rate, (gradient_noise, count_noise))] * draws, noise=noise)
@@ -455,19 +404,6 @@ def test_below_counts_the_gradients_of_the_last_query(points, size):
     assert 0 < plain.value < 1
     assert plain.value != scaled.value
     assert plain.value.dtype == torch.float64
-
-
-@pytest.mark.parametrize("value", [1e6, 0.0, math.nan], ids=str)
-def test_a_record_moves_a_count_by_half(value):
-    x, y = data()
-    more = torch.cat([x, torch.ones(1, D)]), torch.cat([y, torch.tensor([value])])
-    sums = []
-    for inputs, targets in ((x, y), more):
-        asked = oracle(counted(1.0), inputs, targets)
-        with asked.draw() as batch:
-            batch.gradient(torch.zeros(D), Abadi(1.0))
-            sums.append((batch.below(1.0).value - 0.5) * asked.expected_batch)
-    assert float((sums[1] - sums[0]).abs()) == pytest.approx(0.5, rel=1e-6)
 
 
 def test_counts_are_noised_as_stated_and_charged():
@@ -543,16 +479,8 @@ def test_what_is_random_in_a_physical_batch_is_a_function_of_its_place():
         return x
 
     x, y = data()
-    asked = DataOracle(
-        engine,
-        x,
-        y,
-        plan(*[Draw(0.5, (1.0, 2.0))] * 2),
-        draw_seed=4,
-        noise_seed=2,
-        physical_batch=14,
-        transform=transform,
-    )
+    options = {"draw_seed": 4, "noise_seed": 2, "physical_batch": 14, "transform": transform}
+    asked = DataOracle(engine, x, y, plan(*[Draw(0.5, (1.0, 2.0))] * 2), **options)
     for number in range(2):
         with asked.draw() as batch:
             batch.gradient(torch.zeros(D), Abadi(1.0))

@@ -39,27 +39,11 @@ def test_a_rule_that_looks_at_other_examples_is_refused(rule):
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_refused_or_fail_a_check(name):
-    failed = []
-    for check in dpopt.testing.checks(MISTAKES[name]):
-        try:
-            check()
-        except (AssertionError, ConfigError) as error:
-            failed.append((check.name, str(error)))
-        except Exception:  # skipped
-            continue
-    is_refused = any("expected" in reason for _, reason in failed)
-    if name == "count":  # it waits for a run that is longer than the checks'
-        with pytest.raises(ConfigError, match="one number"):
-            run_longer(MISTAKES[name])
-    else:
-        assert is_refused, failed
-
-
-def run_longer(optimizer):
+def test_mistakes_are_refused(name):
     task = Task()
     settings = {"rate": 0.3, "draws": 14, "dimension": task.engine.dimension, "epsilon": 5.0, "delta": 1e-5}
-    return task.run(optimizer, task.oracle(calibrate(optimizer, accountant="rdp", **settings)))
+    with pytest.raises(ConfigError, match="expected"):
+        task.run(MISTAKES[name], task.oracle(calibrate(MISTAKES[name], accountant="rdp", **settings)))
 
 
 @dataclass(frozen=True)
@@ -82,18 +66,14 @@ def test_a_rule_of_ones_own_is_possible_and_capped():
     torch.testing.assert_close(value, (gradients / (norms + norms.sqrt())[:, None]).sum(0))
 
 
-@pytest.mark.parametrize("shape", [(1000, 1), (N,), (1, 1), (0,)], ids=str)
-def test_a_count_has_one_bound(shape):
+@pytest.mark.parametrize("shape", [(N,), (2,), (1, 1), (0,)], ids=str)
+def test_losses_and_counts_have_one_bound(shape):
     with oracle().draw() as batch:
         batch.gradient(THETA, Abadi(1.0))
         with pytest.raises(ConfigError, match="one number"):
             batch.below(torch.full(shape, 1.0))
-
-
-@pytest.mark.parametrize("shape", [(N,), (2,), (D,), (2, 1)], ids=str)
-def test_losses_have_one_bound(shape):
-    with oracle().draw() as batch, pytest.raises(ConfigError, match="one number"):
-        batch.losses([THETA, THETA], torch.full(shape, 1.0))
+        with pytest.raises(ConfigError, match="one number"):
+            batch.losses([THETA, THETA], torch.full(shape, 1.0))
 
 
 def test_a_release_keeps_no_graph():

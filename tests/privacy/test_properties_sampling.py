@@ -1,11 +1,12 @@
 """Each sentence that `dpopt.privacy.sampling` promises, against the distributions themselves."""
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
@@ -13,7 +14,7 @@ from torch import nn
 from dpopt.clipping import Abadi, engine
 from dpopt.privacy import DataOracle, Draw, Ledger, Plan, sampling
 
-SAMPLES = 2 * 10**7
+SAMPLES = 5 * 10**6
 UNLIKELY = 1e-6
 """Smallest p-value that chance is believed to give."""
 
@@ -44,7 +45,6 @@ def correlations(a, b):
 # Who is in a draw.
 
 
-@settings(max_examples=200)
 @given(seed=SEEDS, draw=st.integers(0, 2**40), examples=st.integers(1, 3000), rate=st.floats(1e-6, 1))
 def test_rows_are_in_range_ascending_and_the_same_each_time(seed, draw, examples, rate):
     rows = sampling.poisson_rows(seed, draw, examples, rate)
@@ -54,7 +54,6 @@ def test_rows_are_in_range_ascending_and_the_same_each_time(seed, draw, examples
     np.testing.assert_array_equal(sampling.poisson_rows(seed, draw, examples, rate), rows)
 
 
-@settings(max_examples=100)
 @given(seed=SEEDS, draw=st.integers(0, 2**40), examples=st.integers(1, 500), more=st.integers(1, 500))
 def test_a_records_membership_does_not_depend_on_the_records_after_it(seed, draw, examples, more):
     """What add/remove adjacency asks of the sampler: everyone else joins as if the record were not there."""
@@ -62,7 +61,6 @@ def test_a_records_membership_does_not_depend_on_the_records_after_it(seed, draw
     np.testing.assert_array_equal(sampling.poisson_rows(seed, draw, examples, 0.3), rows[rows < examples])
 
 
-@settings(max_examples=100)
 @given(seed=SEEDS, draw=st.integers(0, 2**40), low=st.floats(0.01, 1), high=st.floats(0.01, 1))
 def test_a_higher_rate_only_adds_records(seed, draw, low, high):
     low, high = sorted((low, high))
@@ -97,7 +95,6 @@ def test_seeds_that_differ_in_any_bit_draw_independently(other):
     assert stats.kstest(correlations(a, b), "norm").pvalue > UNLIKELY
 
 
-@settings(max_examples=25, deadline=None)
 @given(split=st.integers(0, 6), seeds=st.tuples(SEEDS, SEEDS))
 def test_a_run_goes_on_anywhere_with_the_same_draws_and_noise(split, seeds):
     model = engine(nn.Linear(3, 1, bias=False), lambda output, y: (output.squeeze(1) - y).square(), "vmap")
@@ -123,29 +120,40 @@ def test_a_run_goes_on_anywhere_with_the_same_draws_and_noise(split, seeds):
 
 
 def test_moments_are_those_of_a_normal(normals):
-    """Up to the kurtosis, of 2 10^7 numbers, each within five of its standard errors."""
+    """Up to the kurtosis, each within five of its standard errors."""
     values = power = normals.astype(np.float64)
     for order, expected, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
         assert abs(power.mean() - expected) < 5 * math.sqrt(variance / SAMPLES), order
         power = power * values
 
 
-@pytest.mark.parametrize("bound", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("sign", [1, -1])
-def test_both_tails_are_as_heavy_as_a_normals(normals, bound, sign):
-    beyond, expected = int((sign * normals > bound).sum()), SAMPLES * stats.norm.sf(bound)
-    assert stats.poisson.cdf(beyond, expected) > UNLIKELY
-    assert stats.poisson.sf(beyond - 1, expected) > UNLIKELY
+def test_both_tails_are_as_heavy_as_a_normals(normals):
+    for bound, sign in product((1, 2, 3, 4), (1, -1)):
+        beyond, expected = int((sign * normals > bound).sum()), SAMPLES * stats.norm.sf(bound)
+        assert stats.poisson.cdf(beyond, expected) > UNLIKELY
+        assert stats.poisson.sf(beyond - 1, expected) > UNLIKELY
+
+
+@pytest.mark.slow
+def test_the_tails_are_all_there():
+    """Float32 uniforms of 24 bits would end at 5.8 standard deviations and be coarse long before."""
+    beyond, block = np.zeros(2, dtype=np.int64), 2 * 10**7
+    for draw in range(10):
+        size = sampling.gaussian(11, draw, 0, block, torch.float32).abs_()
+        beyond += [int((size > bound).sum()) for bound in (4, 5)]
+    for count, bound in zip(beyond, (4, 5), strict=True):
+        expected = 10 * block * 2 * stats.norm.sf(bound)
+        assert UNLIKELY < stats.poisson.cdf(count, expected) < 1 - UNLIKELY
 
 
 def test_the_whole_distribution_is_a_normals(normals):
-    assert stats.kstest(normals.ravel()[: 5 * 10**6], "norm").pvalue > UNLIKELY
+    assert stats.kstest(normals.ravel(), "norm").pvalue > UNLIKELY
 
 
 def test_the_distribution_of_pairs_is_round(normals):
     """Both numbers of a word: the angle is uniform, the squared radius exponential, and neither tells of the other."""
-    block = normals[:, : 30 * sampling.CPU_BLOCK].reshape(-1, 2, sampling.CPU_BLOCK // 2).astype(np.float64)
-    cos, sin = block[:, 0].ravel()[: 3 * 10**6], block[:, 1].ravel()[: 3 * 10**6]
+    block = normals[:, : 7 * sampling.CPU_BLOCK].reshape(-1, 2, sampling.CPU_BLOCK // 2).astype(np.float64)
+    cos, sin = block[:, 0].ravel(), block[:, 1].ravel()
     angle, square = np.arctan2(sin, cos), (cos**2 + sin**2) / 2
     assert stats.kstest(angle, "uniform", (-math.pi, 2 * math.pi)).pvalue > UNLIKELY
     assert stats.kstest(square, "expon").pvalue > UNLIKELY
@@ -159,7 +167,7 @@ def test_releases_draws_and_blocks_do_not_depend_on_each_other(normals):
     for values in (normals, normals**2 - 1):
         between = np.corrcoef(values)[np.triu_indices(len(values), 1)] * root
         assert stats.kstest(between, "norm").pvalue > UNLIKELY
-        flat = values.ravel()[: 4 * 10**6].astype(np.float64)
+        flat = values.ravel().astype(np.float64)
         lags = [1, 2, 3, 64, *(sampling.CPU_BLOCK // 2 + i for i in (-1, 0, 1)), sampling.CPU_BLOCK]
         lagged = [np.corrcoef(flat[lag:], flat[:-lag])[0, 1] * math.sqrt(len(flat) - lag) for lag in lags]
         assert np.abs(lagged).max() < 5.5
@@ -260,7 +268,6 @@ def test_the_lower_bits_are_the_angle():
     assert distinct / 2**22 == pytest.approx(0.92, abs=0.01)
 
 
-@settings(max_examples=50, deadline=None)
 @given(seed=SEEDS, draw=st.integers(0, 2**40), release=st.integers(0, 2**20), size=st.integers(1, 70_000))
 def test_a_shorter_release_is_no_other_one(seed, draw, release, size):
     """All is a function of (seed, draw, release): no state, and any two of them give different noise."""
@@ -268,15 +275,16 @@ def test_a_shorter_release_is_no_other_one(seed, draw, release, size):
     assert noise.shape == (size,)
     assert noise.isfinite().all()
     assert torch.equal(sampling.gaussian(seed, draw, release, size, torch.float32), noise)
-    for other in ((seed ^ 1, draw, release), (seed, draw + 1, release), (seed, draw, release + 1)):
+    seeds = [seed ^ bit for bit in (1, 2**32, 2**64, 2**127)]  # torch's CPU generator keeps 32 bits of a seed
+    for other in (*((each, draw, release) for each in seeds), (seed, draw + 1, release), (seed, draw, release + 1)):
         assert not torch.equal(sampling.gaussian(*other, max(size, 2), torch.float32)[:size], noise) or size == 1
 
 
 def test_float64_noise_has_long_tails_and_a_fine_grid():
-    values = sampling.gaussian(1, 0, 0, 3 * 10**6, torch.float64).numpy()
+    values = sampling.gaussian(1, 0, 0, 10**6, torch.float64).numpy()
     assert stats.kstest(values, "norm").pvalue > UNLIKELY
     assert len(np.unique(values)) == len(values)
-    for bound in (3, 4, 5):
+    for bound in (2, 3, 4):
         beyond, expected = int((np.abs(values) > bound).sum()), len(values) * 2 * stats.norm.sf(bound)
         assert UNLIKELY < stats.poisson.cdf(beyond, expected) < 1 - UNLIKELY
 
