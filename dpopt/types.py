@@ -33,7 +33,7 @@ class Release:
 
 @runtime_checkable
 class ClipRule(Protocol):
-    """How one example's gradient is bounded."""
+    """A bound on one example's gradient."""
 
     @property
     def sensitivity(self) -> Number:
@@ -50,7 +50,7 @@ class ClipRule(Protocol):
 
 
 class Record(NamedTuple):
-    """What a query may know of one record.
+    """One record, as a query sees it.
 
     Attributes:
         losses: at the points that the query probes, float64, shape [k].
@@ -100,7 +100,7 @@ class Query(ABC):
 
     @abstractmethod
     def contribution(self, record: Record) -> Tensor:
-        """What one record contributes to each sum, shape [m]; nothing, where that is not finite.
+        """The contribution of one record to each sum, shape [m]; nothing, where that is not finite.
 
         It is evaluated under `torch.func.vmap`, so it is given one record and cannot tell which.
         """

@@ -48,7 +48,7 @@ def epsilon(ledger: Ledger, delta: float, accountant: str = "pld") -> float:
 
 
 def events(ledger: Ledger) -> tuple[Event, ...]:
-    """What accountants see of `ledger`: its distinct draws that release anything, in a fixed order."""
+    """The distinct draws of `ledger` that release anything, in a fixed order, as accountants see them."""
     counts: dict[tuple[float, float], int] = {}
     for draw, count in ledger.counts().items():
         key = (draw.rate, draw.effective_noise)
@@ -70,7 +70,7 @@ def _epsilon(events: tuple[Event, ...], delta: float, accountant: str) -> float:
         with quiet():
             return max(float(ACCOUNTANTS[accountant](events, delta)), 0.0)
     except ConfigError:
-        raise
+        raise  # it is a ValueError too
     except (ArithmeticError, MemoryError, RuntimeError, ValueError) as error:
         raise ConfigError("accountant", accountant, f"fails on these draws ({error}); ask another one") from error
 
@@ -102,11 +102,9 @@ def _pld(events: tuple[Event, ...], delta: float) -> float:
 
 
 def _is_ordinary(events: tuple[Event, ...], delta: float) -> bool:
-    """Whether dp-accounting's accountant is right for the run: its interval is fixed, its transform is not tilted.
-
-    It is where the interval is fine enough, its rounding errors, about 2^-52 of each draw, are below 2^-14 of delta,
-    and its grids have less than some million points.
-    """
+    """True if dp-accounting's accountant, whose interval is fixed and whose transform is not tilted, is right."""
+    # Its interval has to be fine enough, its rounding errors, about 2^-52 of each draw, below 2^-14 of delta, and its
+    # grids smaller than some million points.
     draws = sum(count for *_, count in events)
     is_fine = privacy_loss.interval(events) == privacy_loss.COARSEST
     is_short = privacy_loss.spread(events) <= 5 and min(noise for _, noise, _ in events) >= 0.3

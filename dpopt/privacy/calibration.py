@@ -102,7 +102,7 @@ def require_bounded(optimizer: Optimizer, epsilon: float) -> None:
 
 
 class Cost(NamedTuple):
-    """What an optimizer asks for, on average.
+    """The queries of an optimizer, on average.
 
     Attributes:
         draws_per_step: Poisson draws.
@@ -174,11 +174,7 @@ def _require_state(state: Any, optimizer: Optimizer, method: str, dimension: int
 
 
 def _division(optimizer: Optimizer, kinds: Sequence[str]) -> tuple[float | None, dict[str, float]]:
-    """How the budget is divided: the inflation of the gradients' noise, and the shares of the other kinds.
-
-    Raises:
-        ConfigError: there is no inflation where it is needed, or a share that cannot be used.
-    """
+    """The inflation of the gradients' noise, and the shares of the other kinds; ConfigError for what cannot be used."""
     inflation: float | None = getattr(optimizer, "noise_inflation", None)
     shares = dict(getattr(optimizer, "shares", {}))
     for kind, share in shares.items():
@@ -199,7 +195,7 @@ def _solve_kinds(
     shares: Mapping[str, float],
     solve: Callable[[Callable[[float], Ledger]], float],
 ) -> dict[str, float]:
-    """The noise multiplier of each kind: first the gradients', then one number that those of the others follow from."""
+    # First the gradients' noise is solved, then one number that the noise of the other kinds follows from.
     is_released = any(GRADIENT in kinds for kinds, _ in structure)
     gradient = {}
     if is_released:

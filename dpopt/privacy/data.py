@@ -32,15 +32,14 @@ _GENERATORS = threading.RLock()
 
 
 class _Inputs(NamedTuple):
-    """One physical batch, ready for the engine: inputs and targets [n, ...], and which rows count, bool [n]."""
-
+    # Inputs and targets [n, ...], and the rows that count, bool [n].
     x: Tensor
     y: Tensor
     mask: Tensor
 
 
 class Seen(NamedTuple):
-    """What the engine saw of one physical batch of n examples while it summed a gradient. Not private.
+    """One physical batch of n examples, as the engine saw it while it summed a gradient. Not private.
 
     Attributes:
         draw: the draw's number.

@@ -1,4 +1,4 @@
-"""What a run released: the draws, in order, and the noise of every release. What it costs is for the accountants."""
+"""The ledger of a run: its draws, in order, and the noise of every release. Accountants tell what it costs."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ class Ledger:
         self._runs.append((draw, count))
 
     def counts(self) -> Counter[Draw]:
-        """How often each distinct draw occurs; all that an accountant needs, since composition ignores the order."""
+        """The number of times that each distinct draw occurs: accountants need no more, as the order does not count."""
         total: Counter[Draw] = Counter()
         for draw, count in self._runs:
             total[draw] += count
         return total
 
     def starts_with(self, other: Ledger) -> bool:
-        """Whether `other` is how this ledger begins."""
+        """True if this ledger begins with the draws of `other`."""
         return len(other) <= len(self) and all(a == b for a, b in zip(self, other, strict=False))
 
     def __add__(self, other: Ledger) -> Ledger:

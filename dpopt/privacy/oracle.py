@@ -1,4 +1,4 @@
-"""What all oracles share, and the two that hold no data: one traces what would be released, one replays a transcript.
+"""Oracles: their common part, and two that hold no data. One traces which releases there would be, one replays them.
 
 A release is charged to the draw it comes from before it is computed. What charges it also numbers it: (draw, number) is
 its place in the ledger and names its noise, so that no two releases share theirs. A release that the plan does not hold
@@ -230,10 +230,10 @@ class BaseOracle(Single):
         """Add the noise of a release to `total`, in place."""
 
     def _open(self, draw: int) -> Any:
-        """What the queries of a draw are answered from; called before it is charged."""
+        """The records that the queries of a draw are answered from; called before it is charged."""
 
     def _close(self, batch: OpenDraw) -> None:
-        """Called when a draw has ended."""
+        """Called when a draw ends."""
 
 
 class TraceOracle(BaseOracle):
@@ -243,7 +243,7 @@ class TraceOracle(BaseOracle):
     value fails here: its ledger would depend on the data, and no noise could be calibrated for it.
 
     Args:
-        dimension: length of the vectors; each step computes with them, opaque or not.
+        dimension: length of the vectors.
         rate, draws: as the run has them.
         noise: noise multiplier of each kind; by default 1 for any kind.
         device: where the zeros lie; `meta` for those that cannot be read.
@@ -274,19 +274,18 @@ class TraceOracle(BaseOracle):
     @property
     def theta(self) -> Vector:
         """A start vector for `Optimizer.init`, shape [dimension]."""
-        return self.zeros(self.dimension)
+        return self._zeros(self.dimension)
 
-    def zeros(self, length: int, dtype: torch.dtype | None = None) -> Tensor:
-        """What is released: zeros [length]."""
+    def _zeros(self, length: int, dtype: torch.dtype | None = None) -> Tensor:
         if self.device.type == "meta":
             return opaque(torch.zeros(length, dtype=dtype))
         return torch.zeros(length, dtype=dtype, device=self.device)
 
     def _sum(self, asked: Asked, records: Any) -> Tensor:
         if not isinstance(asked.query, Gradient):
-            return self.zeros(asked.releases, torch.float64)
+            return self._zeros(asked.releases, torch.float64)
         self.points.append(len(asked.query.points))
-        return self.zeros(self.dimension)
+        return self._zeros(self.dimension)
 
     def _close(self, batch: OpenDraw) -> None:
         self.kinds.append(batch._kinds)

@@ -1,4 +1,4 @@
-"""What a run may release: the link between calibration, which makes a plan, and oracles, which hold a run to it."""
+"""Plans: calibration makes one, and an oracle holds a run to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dpopt.privacy.ledger import Ledger
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run may release, and with how much noise.
+    """The releases that a run may make, and their noise.
 
     Attributes:
         noise: noise multiplier (noise std / L2 sensitivity) for each kind of release: "gradient", "losses", "counts".

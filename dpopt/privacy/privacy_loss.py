@@ -49,7 +49,7 @@ def epsilon(events: Sequence[Event], delta: float) -> float:
 
 
 def reaches(events: Sequence[Event]) -> bool:
-    """Whether `epsilon` can tell what `events` spend."""
+    """True if `epsilon` can be computed for `events`."""
     return sum(count for *_, count in merged(events)) <= MOST_DRAWS and spread(events) <= MOST_SPREAD
 
 
@@ -185,13 +185,13 @@ class _Sum:
         """Upper bound on the least epsilon >= 0 whose divergence is at most `delta`."""
         best = int(np.argmin(self._chernoff(self.tilts, self.cumulants, self.delta)))
         high = float(np.min(self._chernoff(self.tilts, self.cumulants, LEFT_OUT * self.delta)))
-        found = []
+        values = []
         for index in range(best, 0, -1):
             value, is_tight = self._epsilon(index, high)
-            found.append(value)
+            values.append(value)
             if is_tight:  # else the tilt is past epsilon, where losses of many times that decide
                 break
-        return min(found)
+        return min(values)
 
     def _cumulants(self, tilts: np.ndarray) -> np.ndarray:
         each = [[loss.count * loss.cumulant(tilt * self.step) for tilt in tilts] for loss in self.losses]
@@ -213,29 +213,29 @@ class _Sum:
         log_allowed = math.log(self.delta * (1 - 2 * LEFT_OUT) - infinite) - self.cumulants[index]
 
         def tails(point: int) -> tuple[float, float, float]:
-            """How likely a larger loss than at `point` is under either distribution, and what is allowed for it.
+            """The probability of a larger loss than at `point` under either distribution, and the one that is allowed.
 
             All three are multiplied by e^{tilt loss} at `point` and divided by what scales the tilted losses.
             """
             weights = composed[point - first :]
             further = self.step * np.arange(len(weights))
-            own, other = (float(np.sum(weights * np.exp(-power * further))) for power in (tilt, tilt + 1))
-            return own, other, math.exp(min(log_allowed + tilt * self.step * point, 700)) - rounding
+            mine, other = (float(np.sum(weights * np.exp(-power * further))) for power in (tilt, tilt + 1))
+            return mine, other, math.exp(min(log_allowed + tilt * self.step * point, 700)) - rounding
 
         def is_enough(point: int) -> bool:
-            own, other, allowed = tails(point)
-            return own - other <= allowed
+            mine, other, allowed = tails(point)
+            return mine - other <= allowed
 
         start = max(first, 0)
         point = start + bisect_left(range(start, last + 1), True, key=is_enough)
-        own, other, allowed = tails(point)
+        mine, other, allowed = tails(point)
         # Between this point and the one before it, e^epsilon is where the divergence is just `allowed`.
-        excess = own - allowed
+        excess = mine - allowed
         within = max(math.log(excess / other), -self.step) if 0 < excess <= other and point > start else 0.0
         return point * self.step + within, allowed > PRECISE * rounding and last - first < MOST_POINTS
 
     def _low(self, index: int, high: float) -> float:
-        """Where the window that ends at `high` begins: almost nothing of the tilted losses may wrap around into it.
+        """The start of the window that ends at `high`: almost nothing of the tilted losses may wrap around into it.
 
         What lies below is wrapped to the upper end. What lies above is wrapped from the lower end on, harmless below 0.
         """

@@ -123,7 +123,7 @@ KINDS: dict[str, type[Query]] = {kind.kind: kind for kind in (Gradient, Losses, 
 
 @dataclass(frozen=True)
 class Space:
-    """What vectors and numbers are read as.
+    """The type and the place in which vectors and numbers are read.
 
     Attributes:
         dimension: length d of a vector.
@@ -212,7 +212,7 @@ def read(query: Query, space: Space) -> Asked:
 
 
 def contributions(asked: Asked, losses: Tensor, norms: Tensor) -> Tensor:
-    """What each of n records contributes to the m sums of a query, by itself, shape [m, n].
+    """The contributions of n records to the m sums of a query, each by itself, shape [m, n].
 
     Args:
         asked: the query.

@@ -1,4 +1,4 @@
-"""How many runs a search makes, and what it costs to release the best of them.
+"""Searches: the number of their runs, and the cost of releasing the best of them.
 
 Papernot and Steinke, "Hyperparameter tuning with Renyi differential privacy", ICLR 2022, after Liu and Talwar, "Private
 selection from private candidates", STOC 2019. Releasing the best of a fixed number of runs costs as much as releasing
@@ -30,7 +30,7 @@ from dpopt.privacy.accountants import Event
 from dpopt.privacy.ledger import Ledger
 
 Number = Literal["logarithmic", "geometric", "poisson"]
-"""How the number of runs is distributed."""
+"""The distribution of the number of runs."""
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
 """Shape of the truncated negative binomial distribution; Poisson is its limit."""
 MOST_RUNS = 10_000
@@ -41,7 +41,7 @@ class Selection(Protocol):
     """A rule for the runs of one search."""
 
     def epsilon(self, ledger: Ledger, delta: float, accountant: str = "pld") -> float:
-        """What the whole procedure spends on the records that are trained on, where a run leaves `ledger`."""
+        """The epsilon of the whole procedure on the records that are trained on, where a run leaves `ledger`."""
         ...
 
     def scores(self, epsilon: float) -> tuple[Selection, float] | None:

@@ -15,7 +15,7 @@ from dpopt.privacy.ledger import Ledger
 Charge = Callable[[Ledger, float, str], float]
 """(ledger of one run, delta, accountant) -> epsilon of all that is charged for it"""
 TOLERANCE = 2e-5
-"""How far below its target a calibrated epsilon may stay, relative to the target."""
+"""The most that a calibrated epsilon may stay below its target, relative to it."""
 FAR = 50.0
 """An epsilon by RDP that is above every target worth a privacy loss distribution."""
 NOISE_RANGE = (0.05, 1e6)
@@ -80,7 +80,7 @@ def _bracket(function: Callable[[float], float], guess: float, low: float, high:
 
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where the decreasing `function` crosses zero in [low, high]; the end nearest to it if it does not."""
+    """The root of the decreasing `function` in [low, high], or the end nearest to it."""
     if function(low) <= 0:
         return low
     if function(high) > 0:
