@@ -38,37 +38,6 @@ def test_physical_batches_are_of_nearly_equal_length_or_of_one_shape():
     assert [len(part) for part, _ in sampling.physical_batches(rows[:250], 304, 8)] == [256]
 
 
-class Words:
-    """A source that gives the same 64-bit word for ever, and 2^63 for the tail."""
-
-    def __init__(self, word):
-        self.word = word
-
-    @property
-    def further(self):
-        return Words(2**63)
-
-    def take(self, count):
-        return np.full(count, self.word, dtype=np.uint64)
-
-
-@pytest.mark.parametrize(
-    ("word", "radius", "angle"),
-    [
-        (0, (82 * math.log(2)) ** 0.5, 0.0),  # k = 0: the tail, u = 2^-40 (2^39 + 1/2) 2^-40
-        (2**64 - 1, 0.0, 2 * math.pi),
-        (2**63, (2 * math.log(2)) ** 0.5, 0.0),  # k = 2^39: u = 1/2
-        (2**63 + 2**22, (2 * math.log(2)) ** 0.5, math.pi / 2),
-        (2**24, (2 * math.log(2**40 / 1.5)) ** 0.5, 0.0),  # k = 1: the lowest bit counts
-    ],
-)
-def test_each_word_becomes_the_two_normals_that_are_promised(word, radius, angle):
-    expected = [radius * math.cos(angle)] * 2 + [radius * math.sin(angle)]
-    np.testing.assert_allclose(
-        sampling._box_muller(Words(word), 3, 1.0), [expected[0], expected[0], expected[2]], atol=5e-6
-    )
-
-
 def test_bits_of_the_noise_do_not_depend_on_threads_or_memory():
     reference = sampling.gaussian(5, 1, 2, 300_001, torch.float32)
     assert len(reference) == 300_001
