@@ -224,9 +224,9 @@ def contributions(asked: Asked, losses: Tensor, norms: Tensor) -> Tensor:
     """
 
     def of_one(losses: Tensor, norm: Tensor) -> Tensor:
-        if type(asked.query) not in KINDS.values():
-            losses, norm = losses.as_subclass(Veiled), norm.as_subclass(Veiled)
-        return asked.query.contribution(Record(losses, norm)).as_subclass(Tensor)
+        if type(asked.query) in KINDS.values():
+            return asked.query.contribution(Record(losses, norm))
+        return asked.query.contribution(Record(losses.as_subclass(Veiled), norm.as_subclass(Veiled)))
 
     try:
         each = vmap(of_one, in_dims=(1, 0), out_dims=-1)(losses, norms)
