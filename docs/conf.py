@@ -15,7 +15,7 @@ import yaml
 from sphinx.application import Sphinx
 
 from dpopt import __version__, fields, registry
-from dpopt.cli import known
+from dpopt.cli import listing
 from dpopt.clipping.rules import RULES
 from dpopt.errors import ConfigError
 from dpopt.markup import MARKDOWN
@@ -67,7 +67,7 @@ def generate(app: Sphinx) -> None:
     GENERATED.mkdir()
     pages = {"models": table, "optimizers": optimizers}
     for what, title in LISTED.items():
-        rows = [{key: MARKDOWN.escape(value) for key, value in row.items()} for row in known.LISTED[what]()]
+        rows = [{key: MARKDOWN.escape(value) for key, value in row.items()} for row in listing.LISTED[what]()]
         write(what, title, pages.get(what, cards)(rows))
     for figure in RESULTS.glob("published/**/*.svg"):
         copy = GENERATED / "figures" / figure.relative_to(RESULTS / "published")

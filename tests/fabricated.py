@@ -156,7 +156,7 @@ def noted(arguments):
     Args:
         arguments: of the command line.
     """
-    from dpopt.cli.console import suite_name
+    from dpopt.cli.keys import suite_name
     from dpopt.runs.run_suite import open_store
     from dpopt.suites.plan import manifest, plan
     from dpopt.suites.suite import load_suite

@@ -381,7 +381,6 @@ COMMANDS = [
         "audit epsilon=inf controls=false",
         "suite optimizers trials game_draws canaries significance seed device workers",
     ),
-    Command.of("completion", ""),
     Command.of("new optimizer", ""),
     Command.of("new", ""),
 ]

@@ -81,7 +81,7 @@ SAID = ["optimizer=dp_sgd", *QUICK, "epochs=4", "to=folder"]
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["from=people.csv", *SAID[:-1]], "fit.to: None"),
+        (["from=people.csv", *SAID[:-1]], "the key `to` is missing"),
         (["from=people.csv", *SAID[:-1], "to=people.csv"], "to: 'people.csv' cannot be used; it exists"),
         (SAID, "expected one of workload=NAME, data=NAME and from=PATH"),
         (["from=people.csv", "workload=table", *SAID], "expected one of"),

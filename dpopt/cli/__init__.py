@@ -1,4 +1,4 @@
-"""The `dpopt` command: each subcommand takes Hydra overrides such as `suite=quickstart seeds=[0,1]`."""
+"""The `dpopt` command: each subcommand takes keys and their values, such as `suite=quickstart seeds=[0,1]`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,29 @@ from collections.abc import Sequence
 
 from dpopt import __version__
 from dpopt.cli.command import Command
-from dpopt.cli.completion import answer, completion
+from dpopt.cli.completion import answer
 from dpopt.cli.console import ERR, complain
-from dpopt.cli.fitting import fit
-from dpopt.cli.known import list_
+from dpopt.cli.fitting import FitKeys, fit
+from dpopt.cli.keys import Stored, read
+from dpopt.cli.listing import ListKeys, list_
 from dpopt.cli.measuring import audit, bench
-from dpopt.cli.new import new
-from dpopt.cli.privacy import calibrate, epsilon
-from dpopt.cli.results import leaderboard, plot, rank, report, status, table
-from dpopt.cli.running import cancel, plan, retry, run
-from dpopt.cli.trust import collect, publish, seal, verify
+from dpopt.cli.new import KINDS, DataKeys, new
+from dpopt.cli.privacy import CalibrateKeys, EpsilonKeys, calibrate, epsilon
+from dpopt.cli.results import (
+    LeaderboardKeys,
+    PlotKeys,
+    RankKeys,
+    ReportKeys,
+    TableKeys,
+    leaderboard,
+    plot,
+    rank,
+    report,
+    status,
+    table,
+)
+from dpopt.cli.running import PlanKeys, SuiteKeys, cancel, plan, retry, run
+from dpopt.cli.trust import PublishKeys, SealKeys, VerifyKeys, collect, publish, seal, verify
 from dpopt.errors import ConfigError
 
 
@@ -28,12 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "_ARGCOMPLETE" in os.environ:
         answer(parser, COMMANDS)
     chosen = parser.parse_args(arguments)
-    command = COMMANDS["plan" if getattr(chosen, "dry_run", False) else chosen.command]
+    name = "plan" if getattr(chosen, "dry_run", False) else chosen.command
+    command = COMMANDS[name]
     if command.function not in (run, retry, fit, bench, audit):  # these train, and their garbage may hold large tensors
         gc.set_threshold(100_000)  # importing torch and reading thousands of records makes much that lives, no garbage
     try:
         _refuse_repeated(chosen.overrides)
-        return command.function(chosen.overrides) or 0
+        is_read = command.keys and not command.files and not command.words
+        return command.function(read(command.keys, chosen.overrides, name) if is_read else chosen.overrides) or 0
     except (ConfigError, OSError) as error:
         complain("error", str(error))
         return 2
@@ -65,41 +80,42 @@ def _parser() -> argparse.ArgumentParser:
             name,
             help=command.text,
             description=command.description,
-            epilog=command.defaults,
+            epilog=command.help,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        added.add_argument(
-            "overrides", nargs="*", metavar=command.arguments, help="keys and their values, as Hydra reads them"
-        )
+        added.add_argument("overrides", nargs="*", metavar=command.usage, help="keys and their values")
         if name in ("run", "retry"):
             added.add_argument("--dry-run", action="store_true", help="train nothing: show what `dpopt plan` shows")
     return parser
 
 
-SUITE, STORED = ("suite",), ("stored",)
 OF_SUITE = "suite=NAME KEY=VALUE"
-
 COMMANDS: dict[str, Command] = {
-    "list": Command(list_, "optimizers, workloads, data sets and suites"),
-    "fit": Command(fit, "a private model of a data file, a data set or a workload", ("fit",)),
-    "plan": Command(plan, "a suite's cells by state, and what they cost", SUITE, OF_SUITE),
-    "run": Command(run, "train what is not done of a suite", SUITE, OF_SUITE),
-    "status": Command(status, "how far a suite is, and what failed", STORED),
-    "cancel": Command(cancel, "ask the processes that run a suite to stop", STORED),
-    "retry": Command(retry, "run failed cells again", SUITE, OF_SUITE),
-    "collect": Command(collect, "a suite's records as Parquet, with checksums", STORED),
-    "publish": Command(publish, "a suite's published folder, or whether those there are right"),
-    "seal": Command(seal, "checksums of what is published"),
-    "verify": Command(verify, "compute every stored epsilon again, and check all files"),
-    "table": Command(table, "the comparison table", STORED),
-    "rank": Command(rank, "who is best with the same budget, and how sure that is", STORED),
-    "leaderboard": Command(leaderboard, "ranks over the workloads of several suites", STORED, "suite=[A,B] KEY=VALUE"),
-    "plot": Command(plot, "the figures, from stored results", STORED),
-    "report": Command(report, "tables and figures as one HTML page", STORED),
-    "bench": Command(bench, "what a private step costs", ("bench",)),
-    "audit": Command(audit, "empirical lower bounds on epsilon", ("audit", "suite")),
-    "epsilon": Command(epsilon, "what a run spends", ("epsilon",)),
-    "calibrate": Command(calibrate, "the noise for a target epsilon", ("calibrate",)),
-    "new": Command(new, "the files of a new optimizer, suite or data set", arguments="optimizer|suite|data NAME"),
-    "completion": Command(completion, "completion for bash, zsh or fish", arguments="bash|zsh|fish"),
+    "list": Command(list_, "optimizers, workloads, data sets and suites", ListKeys),
+    "new": Command(
+        new,
+        "the files of a new optimizer, suite or data set",
+        DataKeys,
+        words=tuple(KINDS),
+        usage="KIND NAME KEY=VALUE",
+    ),
+    "fit": Command(fit, "a private model of a data file, a data set or a workload", FitKeys),
+    "plan": Command(plan, "a suite's cells by state, and their cost", PlanKeys, ("suite",), usage=OF_SUITE),
+    "run": Command(run, "train what is not done of a suite", SuiteKeys, ("suite",), usage=OF_SUITE),
+    "status": Command(status, "how far a suite is, and what failed", Stored),
+    "cancel": Command(cancel, "ask the processes that run a suite to stop", Stored),
+    "retry": Command(retry, "run failed cells again", SuiteKeys, ("suite",), usage=OF_SUITE),
+    "table": Command(table, "the comparison table", TableKeys),
+    "rank": Command(rank, "who is best with the same budget, and how sure that is", RankKeys),
+    "leaderboard": Command(leaderboard, "ranks over the workloads of several suites", LeaderboardKeys),
+    "plot": Command(plot, "the figures, from stored results", PlotKeys),
+    "report": Command(report, "tables and figures as one HTML page", ReportKeys),
+    "collect": Command(collect, "a suite's records as Parquet, with checksums", Stored),
+    "publish": Command(publish, "a suite's published folder, or whether those there are right", PublishKeys),
+    "seal": Command(seal, "checksums of what is published", SealKeys),
+    "verify": Command(verify, "compute every stored epsilon again, and check all files", VerifyKeys),
+    "audit": Command(audit, "empirical lower bounds on epsilon", files=("audit", "suite")),
+    "epsilon": Command(epsilon, "the epsilon of a run", EpsilonKeys),
+    "calibrate": Command(calibrate, "the noise for a target epsilon", CalibrateKeys),
+    "bench": Command(bench, "the cost of a private step", files=("bench",)),
 }

@@ -1,61 +1,53 @@
-"""What a command is: a function of its arguments, and where its help text and what a shell offers come from."""
+"""A command: a function, and the keys that its arguments are read by."""
 
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Callable, Sequence
-from importlib import resources
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
 
-BASE = resources.files("dpopt") / "conf" / "base"
-IN_TEXT = re.compile(r"\b([a-z_]+)=(?:([a-z_]+)\b)?")
-"""A key in a text, and a value that it may have: "by=draws"; no value in "budgets=[1,3]"."""
-IN_FILE = re.compile(r"([a-z_]+): *([^#]*?) *(?:#(.*))?")
-"""A line of a YAML file: key, default, comment."""
-CHOICE = re.compile(r"[\w:]+(?: \| [\w:]+)+")
-"""The values that a comment allows: "local | inline"."""
+from dpopt.cli.keys import BASE, choices, described, of_document, spelled
+from dpopt.fields import hints
 
 
-class Command(NamedTuple):
+@dataclass(frozen=True)
+class Command:
     """A command of the command line.
 
     Attributes:
-        function: of the arguments; returns the exit code, None for 0. Its docstring is the help text and names the keys
-            that no file of `bases` does.
+        function: of its keys; of the arguments where there are `files` or `words`. Returns the exit code, None for 0.
+            Its docstring begins the help text.
         text: a line for the list of commands.
-        bases: files of `conf/base` that hold keys of the command, with their defaults.
-        arguments: what they look like; words in small letters are meant literally.
+        keys: a dataclass, see `keys.read`; None where all keys lie in `files`.
+        files: of `conf/base`, that hold keys with their defaults.
+        words: that the first argument may be.
+        usage: of the arguments.
     """
 
-    function: Callable[[Sequence[str]], int | None]
+    function: Callable[[Any], int | None]
     text: str
-    bases: tuple[str, ...] = ()
-    arguments: str = "KEY=VALUE"
+    keys: type | None = None
+    files: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    usage: str = "KEY=VALUE"
 
     @property
     def description(self) -> str:
-        """What the command does, in full."""
+        """The command in full."""
         return inspect.getdoc(self.function) or self.text
 
     @property
-    def defaults(self) -> str:
-        """The files of `bases`, comments included."""
-        return "\n".join((BASE / f"{name}.yaml").read_text("utf-8") for name in self.bases)
+    def help(self) -> str:
+        """The keys with their defaults."""
+        lines = [described(self.keys)] if self.keys else []
+        return "\n\n".join([*lines, *((BASE / f"{name}.yaml").read_text("utf-8") for name in self.files)])
 
-    @property
-    def words(self) -> list[str]:
-        """What the first argument may be, where it is one of some words."""
-        return [word for word in re.split(r"[ |]", self.arguments) if word.isalpha() and word.islower()]
-
-    def keys(self) -> dict[str, list[str]]:
-        """The keys that the command takes, each with the values that its help text names."""
-        known: dict[str, list[str]] = {}
-        for key, value in IN_TEXT.findall(f"{self.arguments} {self.description}"):
-            known.setdefault(key, []).extend([value] * bool(value))
-        for line in filter(None, map(IN_FILE.fullmatch, self.defaults.splitlines())):
-            key, default, comment = line.groups("")
-            choice = CHOICE.search(comment)
-            switch = ["true", "false"] if default in ("true", "false") else []
-            known.setdefault(key, []).extend(choice[0].split(" | ") if choice else switch)
-        return known
+    def values(self) -> dict[str, list[str]]:
+        """The keys that the command takes, each with the values that it names."""
+        named: dict[str, list[str]] = {}
+        for name in self.files:
+            named |= of_document(name)
+        for field in fields(self.keys) if self.keys else ():
+            named[spelled(field.name)] = choices(hints(self.keys)[field.name])
+        return named

@@ -1,4 +1,8 @@
-"""`dpopt completion`: what a shell offers on Tab. Nothing here imports torch, so that it comes at once."""
+"""Names and keys that a shell offers on Tab, through argcomplete. Nothing here imports torch, so that it comes at once.
+
+The shell is told once, in the file that it starts with: `eval "$(register-python-argcomplete dpopt)"`, for zsh after
+compinit, for fish `register-python-argcomplete --shell fish dpopt | source`.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +14,7 @@ from pathlib import Path
 from dpopt import documents, registry
 from dpopt._paths import at_hand
 from dpopt.cli.command import Command
-from dpopt.cli.console import OUT
-from dpopt.cli.known import LISTED
-from dpopt.errors import ConfigError, unknown
-
-SHELLS = ("bash", "zsh", "fish")
-
-
-def completion(arguments: Sequence[str]) -> None:
-    """Print what makes a shell complete commands, keys and many values on Tab. In the file that it starts with:
-
-    bash: eval "$(dpopt completion bash)", zsh: the same with zsh, after compinit, fish: dpopt completion fish | source
-    """
-    from argcomplete.shell_integration import shellcode
-
-    if len(arguments) != 1 or arguments[0] not in SHELLS:
-        raise unknown("completion", " ".join(arguments), SHELLS)
-    OUT.print(shellcode(["dpopt"], shell=arguments[0]), end="")
+from dpopt.errors import ConfigError
 
 
 def answer(parser: argparse.ArgumentParser, commands: Mapping[str, Command]) -> None:
@@ -49,22 +37,22 @@ def answer(parser: argparse.ArgumentParser, commands: Mapping[str, Command]) -> 
 
 
 def offers(prefix: str, before: Sequence[str], command: Command) -> list[str]:
-    """What `prefix` may become: a key, or a value, or another element of a list of values.
+    """The continuations of `prefix`: a key, or a value, or another element of a list of values.
 
     Args:
         prefix: the begun argument.
         before: the arguments before it.
         command: whose arguments they are.
     """
-    known, (key, equals, value) = command.keys(), prefix.partition("=")
+    values, (key, equals, value) = command.values(), prefix.partition("=")
     if not equals:
         taken = {argument.partition("=")[0] for argument in before}
-        return [*(() if before else command.words), *(f"{name}=" for name in known if name not in taken)]
-    names = VALUES[key](before) if key in VALUES else known.get(key, [])
+        return [*(() if before else command.words), *(f"{name}=" for name in values if name not in taken)]
+    names = VALUES[key](before) if key in VALUES else values.get(key, [])
     if not value.startswith("["):
         return [f"{key}={name}" for name in names]
     begun = value[: max(value.rfind("["), value.rfind(",")) + 1]
-    taken = begun.strip("[,").split(",")
+    taken = set(begun.strip("[,").split(","))
     # Each name can go on in two ways, so that no shell takes it for the end of the argument and adds a space.
     return [f"{key}={begun}{name}{end}" for name in names if name not in taken for end in (",", "]")]
 
@@ -99,6 +87,5 @@ VALUES: dict[str, Callable[[Sequence[str]], Iterable[str]]] = {
     "workloads": lambda before: registry.entries("workload"),
     "workload": lambda before: registry.entries("workload"),
     "figure": _figures,
-    "what": lambda before: LISTED,
 }
-"""Key -> its values, given the arguments before it; where a help text cannot name them."""
+"""Key -> its values, given the arguments before it; where no annotation names them."""

@@ -1,28 +1,19 @@
-"""What the commands have in common: where they print, and how they read their overrides."""
+"""Printing, and the suite that a command reads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dpopt import fields
-from dpopt.cli.command import BASE
-from dpopt.errors import ConfigError, unknown
-from dpopt.fields import Bound, Name
+from dpopt.cli.keys import Stored
 from dpopt.markup import line, lines
 
 if TYPE_CHECKING:
     from dpopt.results.results import Results
-
-OF_NAMES = ("optimizers", "workloads")
-OF_NUMBERS: dict[str, Any] = {"epsilon": Bound, "seeds": fields.Natural}
-"""What a reader may choose rows by."""
 
 
 class Plain(Console):
@@ -40,62 +31,16 @@ OUT, ERR = Plain(soft_wrap=True), Plain(soft_wrap=True, stderr=True)
 
 
 def complain(what: str, text: str) -> None:
-    """Say on stderr what went wrong, in red, and how."""
+    """Print an error on stderr, its kind in red."""
     ERR.print(Text.assemble((f"{what}: ", "red"), lines(text)))
 
 
-def suite_name(overrides: Sequence[str]) -> tuple[str, list[str]]:
-    """The value of `suite=`, and the other overrides."""
-    given = [override.partition("=")[2] for override in overrides if override.startswith("suite=")]
-    if len(given) != 1:
-        raise ConfigError("suite", given or None, "expected suite=NAME once; `dpopt list` shows the suites")
-    return given[0], [override for override in overrides if not override.startswith("suite=")]
-
-
-def stored(overrides: Sequence[str], *more: str) -> tuple[Results, dict[str, Any]]:
-    """What is stored of a suite, and what was given, for commands that only read; imports no torch.
-
-    Args:
-        overrides: of the command line.
-        more: keys that the command takes beside those that all take.
-    """
+def stored(asked: Stored, suite: str | None = None) -> Results:
+    """The results of the suite that is asked for, or of another one; imports no torch."""
     from dpopt.results.results import load_results
 
-    name, rest = suite_name(overrides)
-    known: dict[str, Any] = yaml.safe_load((BASE / "stored.yaml").read_text("utf-8")) | dict.fromkeys(more)
-    known = given(rest, known)
-    part: dict[str, Any] = {key: names(known[key], key) for key in OF_NAMES if known[key] is not None}
-    for key, kind in OF_NUMBERS.items():
-        if known[key] is not None:
-            part[key] = [fields.convert(text, kind, key, {}) for text in names(known[key], key)]
-    return load_results(known["results"], Path(name.removesuffix(".yaml")).name, **part), known
-
-
-def given(overrides: Sequence[str], known: Mapping[str, Any]) -> dict[str, Any]:
-    """What `overrides` say of the keys of `known`, which holds the defaults; each value as text.
-
-    Raises:
-        ConfigError: an unknown key, or a value that names nothing.
-    """
-    found = dict(known)
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        if key not in known or not equals:
-            raise unknown("override", key if equals else override, known)
-        found[key] = fields.convert(value, Name, key, {})
-    return found
-
-
-def names(text: str | None, where: str) -> list[str]:
-    """The names in "a" or "[a, b]"; none where nothing was given.
-
-    Raises:
-        ConfigError: something was given that holds no name.
-    """
-    found = [name.strip() for name in (text or "").strip("[]").split(",") if name.strip()]
-    if text is not None and not found:
-        raise ConfigError(where, text, "expected names")
-    return found
+    name = Path((suite or asked.suite).removesuffix(".yaml")).name
+    return load_results(asked.results, name, **asked.part)
 
 
 def print_table(table: Any, is_styled: bool = False) -> None:
@@ -124,6 +69,6 @@ def print_wide(shown: Table, width: int) -> None:
 
 
 def report_problems(problems: list[str]) -> None:
-    """Say what was found wrong, a line each."""
+    """Print on stderr what is wrong, a line each."""
     for problem in problems:
         ERR.print(problem)

@@ -2,77 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from dpopt import fields, registry
+from dpopt import registry
 from dpopt.cli.console import OUT
-from dpopt.cli.new import check_name, data, given_data, small_workload
-from dpopt.errors import ConfigError, unknown
+from dpopt.cli.keys import key
+from dpopt.cli.new import DataKeys, add_data, check_name, small_workload
+from dpopt.errors import ConfigError
 from dpopt.fields import Bound, Decay, Factor, Name, Positive, Probability
 
 if TYPE_CHECKING:
     from dpopt.workloads.base import Workload
 
-OF_FILE, OF_COLUMNS = ("from", "target", "inputs", "test", "size", "public"), ("ranges", "values")
-"""Keys that `dpopt new data` understands, and those that it takes for each column."""
+
+@dataclass(frozen=True, kw_only=True)
+class FitKeys(DataKeys):
+    """Keys of `dpopt fit`."""
+
+    workload: Name | None = key("records, model and loss, as `dpopt list what=workloads` shows; or ...", None)
+    data: Name | None = key("... a data set, as `dpopt list what=data` shows, with a small model; or from=", None)
+    options: dict[str, Any] = key("options.FIELD=VALUE: of the workload; of a table `hidden`, 0 for no layer", {})
+    to: Path = key("folder for weights, record, ledger, statement and model card; it must not exist")
+    optimizer: str = key("its name, as `dpopt list what=optimizers` shows")
+    fields: dict[str, Any] = key("fields.lr=0.1: hyperparameters of the optimizer", {})
+    epsilon: Bound = key("the target; inf trains without noise")
+    delta: Probability | None = key("N^-1.1 by default", None)
+    epochs: Positive | None = key("the workload's by default", None)
+    batch_size: Factor | None = key("the workload's by default, at most N", None)
+    accountant: str = key("of the statement: pld, rdp, prv or autodp", "pld")
+    average: Decay = key("0.99: an average of the parameters on the way; it costs no privacy", 0.0)
+    device: str = key("auto, cpu, cuda or cuda:0", "auto")
+    checkpoint: Path | None = key("folder from which a run that was stopped goes on", None)
 
 
-@dataclass(frozen=True)
-class FitKeys:
-    """The other keys of `dpopt fit`; `conf/base/fit.yaml` documents them."""
+def fit(asked: FitKeys) -> None:
+    """Train a model privately, print its privacy statement, and write all of it to the folder to=FOLDER.
 
-    workload: Name | None
-    data: Name | None
-    options: dict[str, Any]
-    to: Path
-    optimizer: str
-    fields: dict[str, Any]
-    epsilon: Bound
-    delta: Probability | None
-    epochs: Positive | None
-    batch_size: Factor | None
-    accountant: str
-    average: Decay
-    device: str
-    checkpoint: Path | None
-
-
-def fit(overrides: Sequence[str]) -> None:
-    """Train a model privately, print what may be said of its privacy, and write all of it to the folder to=FOLDER.
-
-    Beside workload=NAME and data=NAME, from=PATH takes a CSV file, a folder of images or a saved `Dataset`. It becomes
-    a data set of the file's name, as by `dpopt new data`, whose keys target=COLUMN, inputs=COLUMN, test=0.2, size=64,
-    ranges.COLUMN=[0,100], values.COLUMN=[a,b] and public=true mean the same here; afterwards it is data=NAME, or from=
-    the same file again.
-    `dpopt.load` reads what is written.
+    A file from=PATH becomes a data set of the file's name, as by `dpopt new data`, whose keys mean the same here;
+    afterwards it is data=NAME, or from= the same file again. `dpopt.load` reads the folder.
     """
     import torch
 
-    from dpopt import configurations, training
-    from dpopt.configurations import first_key
+    from dpopt import training
     from dpopt.privacy import accountants
     from dpopt.sizes import default_delta
     from dpopt.training.saved import check_new
     from dpopt.workloads.base import Workload
 
-    known = [*configurations.keys("fit"), *OF_FILE]
-    for key in map(first_key, overrides):
-        if key not in (*known, *OF_COLUMNS):
-            raise unknown("override", key, known)
-    of_file = [override for override in overrides if first_key(override) in (*OF_FILE, *OF_COLUMNS)]
-    given = configurations.command("fit", [override for override in overrides if override not in of_file])
-    none: dict[str, Any] = {key: {} for key in ("fields", "options") if given[key] is None}
-    asked = fields.build(FitKeys, given | none, "fit")
     check_new(asked.to, "to")
     optimizer = registry.make("optimizer", asked.optimizer, asked.fields)
     accountants.check(asked.delta or 0.5, asked.accountant)
     training.resolve_device(asked.device)
-    workload = _workload(asked, of_file)
+    workload = _workload(asked)
     train, test = workload.load()
     is_augmented = type(workload).augment is not Workload.augment
     torch.manual_seed(0)  # a run that goes on from its checkpoint begins with the same model
@@ -99,37 +84,37 @@ def fit(overrides: Sequence[str]) -> None:
     OUT.print(f"written to {result.save(asked.to)}/")
 
 
-def _workload(asked: FitKeys, of_file: list[str]) -> Workload:
-    """What is trained on what.
+def _workload(asked: FitKeys) -> Workload:
+    """The workload that is trained.
 
     Raises:
-        ConfigError: it is not said, or said twice; or see `dpopt new data`.
+        ConfigError: none is named, or several; or see `dpopt new data`.
     """
     from dpopt.workloads.data import entry
 
-    places = [key for key, value in (("workload", asked.workload), ("data", asked.data), ("from", of_file)) if value]
+    of_file = asked.from_ or asked.of_file
+    places = [name for name, value in (("workload", asked.workload), ("data", asked.data), ("from", of_file)) if value]
     if len(places) != 1:
         raise ConfigError("fit", places, "expected one of workload=NAME, data=NAME and from=PATH")
     if asked.workload:
         return registry.make("workload", asked.workload, asked.options)
-    content = yaml.safe_load(small_workload(entry(asked.data or _added(of_file))))
+    content = yaml.safe_load(small_workload(entry(asked.data or _added(asked))))
     return registry.make("workload", content.pop("name"), content | asked.options)
 
 
-def _added(of_file: list[str]) -> str:
+def _added(asked: FitKeys) -> str:
     """The name of the data set that a file has become, now or before."""
-    path = next((fields.path(word[5:], "from") for word in of_file if word.startswith("from=")), None)
-    if path is None:
-        raise ConfigError("from", None, "expected from=PATH: a CSV file, a folder of images, or a saved `Dataset`")
     from dpopt.workloads.data import own
 
-    name = path.stem
+    if asked.from_ is None:
+        raise ConfigError("from", None, "expected from=PATH: a CSV file, a folder of images, or a saved `Dataset`")
+    name = asked.from_.stem
     check_name(name)
     file = own.FOLDER / f"{name}.yaml"
     if not file.exists():
-        data(name, *of_file)
-    elif differs := own.differences(name, path, {k: v for k, v in given_data(of_file).items() if k != "from"}):
+        add_data(name, asked)
+    elif differs := own.differences(name, asked.from_, asked.of_file):
         what = f"it or a key has changed since {file} was made ({', '.join(differs)})"
         how = f"say data={name} for what it was, or move {file} and {file.with_suffix('')}/ away to read it again"
-        raise ConfigError("from", str(path), f"{what}: {how}")
+        raise ConfigError("from", str(asked.from_), f"{what}: {how}")
     return name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -12,26 +13,48 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from dpopt import __version__, fields, registry
+from dpopt import __version__, registry
 from dpopt.cli.console import OUT
+from dpopt.cli.keys import key, read
 from dpopt.errors import ConfigError, unknown
+from dpopt.fields import Count, Finite, Name, Probability
 
 if TYPE_CHECKING:
     from dpopt.workloads.data import Entry
 
 TEMPLATES = resources.files("dpopt.cli") / "templates"
-NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+NAMES = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 MEANT_OTHERWISE = ("all", "none")
-"""What `optimizers=` takes beside names."""
+"""Words that `optimizers=` takes beside names."""
 ACRONYMS = ("dp", "sgd")
 """Parts of a name that a class writes in capitals."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class DataKeys:
+    """Keys of `dpopt new data NAME`."""
+
+    from_: Path | None = key("folder of images (CLASS/IMAGE or SPLIT/CLASS/IMAGE), CSV file, or saved `Dataset`", None)
+    target: Name | None = key("the column of the classes; label by default", None)
+    inputs: Name | None = key("the column of texts or images, where there are other columns", None)
+    test: Probability | None = key("the share of the records that becomes the test split; 0.2 by default", None)
+    size: Count | None = key("height and width that images are resized to", None)
+    public: bool | None = key("true: ranges and values that the records show are public knowledge", None)
+    ranges: dict[str, tuple[Finite, Finite]] = key("ranges.COLUMN=[0,100]: the numbers that a column may hold", {})
+    values: dict[str, tuple[str, ...]] = key("values.COLUMN=[a,b]: the categories that a column may hold", {})
+
+    @property
+    def of_file(self) -> dict[str, Any]:
+        """The keys that are set beside from=, as `workloads.data.own` takes them."""
+        values = {field.name: getattr(self, field.name) for field in fields(DataKeys)}
+        return {name: value for name, value in values.items() if name != "from_" and value not in (None, {})}
+
+
 class Files(NamedTuple):
-    """What is to be written.
+    """The files to be written.
 
     Attributes:
-        contents: path -> text, of what is not yet there.
+        contents: path -> text, of files that are not there yet.
         next_steps: commands that show that it works.
     """
 
@@ -46,14 +69,10 @@ def new(arguments: Sequence[str]) -> None:
     elsewhere a package of its own that registers the optimizer, with its conformance test. `new suite NAME` writes
     benchmarks/NAME.yaml. Both work as they are.
 
-    `new data NAME from=PATH` writes data/NAME.yaml and data/NAME/ from a folder of images (CLASS/IMAGE, or
-    train/CLASS/IMAGE and test/CLASS/IMAGE), a CSV file, or a folder that the `datasets` library saved. target=COLUMN
-    has the classes (label by default), inputs=COLUMN the texts or images where there are other columns. Where there is
-    no test split, test=0.2 of the records become one, always the same by their row numbers. size=64 resizes images.
-
-    Classes, counts and checksums of the records become public. What a table's columns may hold is not taken from the
-    records: ranges.COLUMN=[0,100] and values.COLUMN=[a,b] state it, or the entry's `???` are to be filled in;
-    public=true says that what the records show of both is public knowledge.
+    `new data NAME from=PATH` writes data/NAME.yaml and data/NAME/. Where there is no test split, a part of the records
+    becomes one, always the same by their row numbers. Classes, counts and checksums of the records become public. The
+    ranges and values of a table's columns are not taken from the records: they are stated, or the entry's `???` are to
+    be filled in.
     """
     from dpopt.files import check_writable  # here, as it loads numpy
 
@@ -79,7 +98,7 @@ def new(arguments: Sequence[str]) -> None:
 
 def check_name(name: str) -> None:
     """Names are Python modules, and strings in YAML."""
-    if not NAME.fullmatch(name) or keyword.iskeyword(name) or yaml.safe_load(name) != name or name in MEANT_OTHERWISE:
+    if not NAMES.fullmatch(name) or keyword.iskeyword(name) or yaml.safe_load(name) != name or name in MEANT_OTHERWISE:
         raise ConfigError("name", name, "expected words of small letters and digits such as dp_sign")
 
 
@@ -146,14 +165,18 @@ def _suite(name: str) -> Files:
 
 def data(name: str, *options: str) -> Files:
     """A data set of one's own; writes all by itself, as files of records are larger than texts."""
+    return add_data(name, read(DataKeys, options, "new data"))
+
+
+def add_data(name: str, asked: DataKeys) -> Files:
+    """As `data`, from keys that are read."""
     from dpopt.files import check_writable
     from dpopt.workloads.data import own
 
-    given = given_data(options)
-    if "from" not in given:
+    if asked.from_ is None:
         raise ConfigError("from", None, "expected from=PATH: a folder of images, a CSV file, or a saved `Dataset`")
     check_writable(Path(), "new")
-    entry = own.add(name, fields.path(given.pop("from"), "from"), given)
+    entry = own.add(name, asked.from_, asked.of_file)
     counts = ", ".join(f"{part.records:,} {split}" for split, part in entry.splits.items())
     OUT.print(f"data/{name}.yaml, data/{name}/: {entry.kind} in {entry.classes} classes, {counts}")
     unstated = [column for column, stated in entry.columns.items() if not stated.is_stated]
@@ -173,22 +196,6 @@ def small_workload(entry: Entry) -> str:
     return f"{{name: images, data: {entry.name}, architecture: two_conv{size}}}"
 
 
-def given_data(options: Sequence[str]) -> dict[str, Any]:
-    """KEY=VALUE and KEY.NAME=VALUE as plain data; only `public` is read as YAML reads it, all else are texts."""
-    given: dict[str, Any] = {}
-    for option in options:
-        key, equals, text = option.partition("=")
-        group, dot, column = key.partition(".")
-        if not equals or bool(dot) != (group in ("ranges", "values")):
-            raise ConfigError("new data", option, "expected KEY=VALUE, ranges.COLUMN=[0,100] or values.COLUMN=[a,b]")
-        try:
-            value = yaml.load(text, yaml.SafeLoader if key == "public" else yaml.BaseLoader)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"new data {key}", text, "expected a value such as 3, label or [0, 100]") from error
-        (given.setdefault(group, {}) if dot else given)[column or key] = value
-    return given
-
-
 def _filled(template: str, values: dict[str, str]) -> str:
     families = " | ".join(registry.FAMILIES)
     return Template(_template(template)).substitute(values, families=families)
@@ -199,4 +206,4 @@ def _template(name: str) -> str:
 
 
 KINDS: dict[str, Callable[..., Files]] = {"optimizer": _optimizer, "suite": _suite, "data": data}
-"""What `new` can make."""
+"""Kind -> the files that `new` writes of it."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dpopt import fields
 from dpopt.cli.console import OUT
+from dpopt.cli.keys import key
 from dpopt.errors import ConfigError
 from dpopt.fields import Bound, Count, Few, Fraction, Many, Positive, Probability, Several
 
@@ -16,48 +16,48 @@ if TYPE_CHECKING:
     from dpopt.privacy import Ledger, Plan
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EpsilonKeys:
-    """The keys of `dpopt epsilon`; `conf/base/epsilon.yaml` documents them."""
+    """Keys of `dpopt epsilon`."""
 
-    rate: Fraction
-    noise: tuple[Positive, ...]
-    draws: Count
-    delta: Probability
-    probe_noise: Positive | None
-    probe_every: Count
-    probes: Few
-    runs: Count
-    accountant: Several[str]
+    rate: Fraction = key("Poisson sampling probability q = B/N")
+    noise: Positive | tuple[Positive, ...] = key("noise multiplier of the gradient; a list: all releases of one draw")
+    draws: Count = key("number T of draws")
+    delta: Probability = key("of (epsilon, delta)")
+    probe_noise: Positive | None = key("noise multiplier of each probed loss (HyFreeDP)", None)
+    probe_every: Count = key("probes every K draws, in the gradient's draw", 5)
+    probes: Few = key("losses per round of probes", 3)
+    runs: Count = key("naive composition of this many runs", 1)
+    accountant: Several[str] = key("pld, rdp, prv or autodp, or a list", ("pld",))
 
     def ledger(self) -> Ledger:
-        """What the runs leave, one after the other."""
+        """The ledger of the runs, one after the other."""
         from dpopt.privacy import Draw, Ledger
 
-        ledger, rounds = Ledger(), 0
+        ledger, rounds, noise = Ledger(), 0, tuple(fields.listed(self.noise))
         if self.probe_noise is not None:
             rounds = -(-self.draws // self.probe_every)
-            ledger.append(Draw(self.rate, self.noise + (self.probe_noise,) * self.probes), rounds * self.runs)
+            ledger.append(Draw(self.rate, noise + (self.probe_noise,) * self.probes), rounds * self.runs)
         if self.draws > rounds:
-            ledger.append(Draw(self.rate, self.noise), (self.draws - rounds) * self.runs)
+            ledger.append(Draw(self.rate, noise), (self.draws - rounds) * self.runs)
         return ledger
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CalibrateKeys:
-    """The keys of `dpopt calibrate`; `conf/base/calibrate.yaml` documents them."""
+    """Keys of `dpopt calibrate`."""
 
-    optimizer: str
-    fields: dict[str, Any]
-    epsilon: Bound
-    delta: Probability | None
-    examples: Count | None
-    batch_size: Count | None
-    rate: Fraction | None
-    epochs: Positive | None
-    draws: Many | None
-    dimension: Count
-    accountant: str
+    optimizer: str = key("its name, as `dpopt list what=optimizers` shows", "dp_sgd")
+    fields: dict[str, Any] = key("fields.lr=0.1: hyperparameters of the optimizer", {})
+    epsilon: Bound = key("the target")
+    delta: Probability | None = key("N^-1.1 by default", None)
+    examples: Count | None = key("N and B give the rate B/N ...", None)
+    batch_size: Count | None = key("B", None)
+    rate: Fraction | None = key("... or the rate itself", None)
+    epochs: Positive | None = key("epochs N/B draws ...", None)
+    draws: Many | None = key("... or the number of draws itself", None)
+    dimension: Count = key("trained parameters; noise multipliers do not depend on it", 1000)
+    accountant: str = key("pld, rdp, prv or autodp", "pld")
 
     def plan(self) -> Plan:
         """The least noise that reaches the target."""
@@ -83,13 +83,10 @@ class CalibrateKeys:
         )
 
 
-def epsilon(overrides: Sequence[str]) -> None:
-    """Print what a run spends: rate, noise and draws of the gradient, and HyFreeDP's probes if there are any."""
-    from dpopt import configurations
+def epsilon(asked: EpsilonKeys) -> None:
+    """Print the epsilon of a run: rate, noise and draws of the gradient, and HyFreeDP's probes if there are any."""
     from dpopt.privacy import accountants
 
-    given = configurations.command("epsilon", overrides)
-    asked = fields.build(EpsilonKeys, given | {"noise": fields.listed(given["noise"])}, "epsilon")
     for name in asked.accountant:
         accountants.check(asked.delta, name)
     for name in asked.accountant:
@@ -97,18 +94,12 @@ def epsilon(overrides: Sequence[str]) -> None:
         OUT.print(f"epsilon = {_up(spent)}  ({name}, delta = {asked.delta})")
 
 
-def calibrate(overrides: Sequence[str]) -> None:
+def calibrate(asked: CalibrateKeys) -> None:
     """Print the least noise with which an optimizer reaches a target epsilon."""
-    from dpopt import configurations
-
-    given = configurations.command("calibrate", overrides)
-    none = {} if given["fields"] is not None else {"fields": {}}
-    plan = fields.build(CalibrateKeys, given | none, "calibrate").plan()
+    plan = asked.plan()
     for kind, noise in plan.noise.items():
         OUT.print(f"noise multiplier ({kind}) = {_up(noise)}")
-    OUT.print(
-        f"epsilon = {_up(plan.epsilon)}  ({plan.accountant}, delta = {plan.delta}, {plan.draws} draws)",
-    )
+    OUT.print(f"epsilon = {_up(plan.epsilon)}  ({plan.accountant}, delta = {plan.delta}, {plan.draws} draws)")
 
 
 def _up(value: float) -> str:

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from dpopt import fields
-from dpopt.cli.console import ERR, OUT, names, print_table, report_problems, stored, suite_name
+from dpopt.cli.console import ERR, OUT, print_table, report_problems, stored
+from dpopt.cli.keys import Stored, key
 from dpopt.errors import ConfigError, unknown
+from dpopt.fields import Name, Positive, Several
 from dpopt.markup import MARKED, TERMINAL, duration
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from dpopt.results.figures import Plot
     from dpopt.results.results import Results
     from dpopt.results.writing import Table
 
+By = Literal["epsilon", "draws", "gradients", "seconds"]
+"""Kinds of budget; of epsilon, the whole search spends it."""
 
-def status(overrides: Sequence[str]) -> None:
-    """Show how far a suite is, who runs what, and what failed and why."""
+
+def status(asked: Stored) -> None:
+    """Show how far a suite is, which processes run it, and what failed and why."""
     from dpopt.results import progress
 
-    results, _ = stored(overrides)
+    results = stored(asked)
     cells = results.cells.drop_duplicates("run_id")
     held = {run_id: results.store.holder(run_id) for run_id in cells["run_id"][cells["state"] == "running"]}
     expected = progress.expected_seconds(cells)
@@ -39,29 +41,30 @@ def status(overrides: Sequence[str]) -> None:
         OUT.print(problem)
 
 
-def table(overrides: Sequence[str]) -> None:
-    """Print a suite's comparison table and write it as Markdown, CSV, LaTeX and HTML.
+@dataclass(frozen=True, kw_only=True)
+class TableKeys(Stored):
+    """Keys of `dpopt table`."""
 
-    scores=[macro_accuracy,nll] shows further scores, compare=published the paper's numbers beside the suite's.
-    """
+    scores: Several[Name] | None = key("[macro_accuracy,nll]: show further scores", None)
+    compare: Literal["published"] | None = key("the paper's numbers beside the suite's", None)
+
+
+def table(asked: TableKeys) -> None:
+    """Print a suite's comparison table and write it as Markdown, CSV, LaTeX and HTML."""
     from dpopt.results import papers, tables
-    from dpopt.results.report.sheet import sheet
     from dpopt.store.runs import RESULTS
 
-    results, given = stored(overrides, "scores", "compare")
-    comparison = results.table()
-    scores, remarks = names(given["scores"], "scores"), list[str]()
+    results = stored(asked)
+    comparison, scores, remarks = results.table(), asked.scores or (), list[str]()
     for score in scores:
-        if score not in (known := tables.further_scores(comparison)):
-            raise unknown("scores", score, known)
-    if given["compare"] not in (None, "published"):
-        raise unknown("compare", given["compare"], ["published"])
-    if given["compare"] and not comparison.empty:
+        if score not in (further := tables.further_scores(comparison)):
+            raise unknown("scores", score, further)
+    if asked.compare and not comparison.empty:
         comparison, remarks = papers.beside(comparison, results.store.manifest(results.suite), scores)
     shown = tables.as_table(comparison, results.suite, scores, remarks)
     _show(shown)
     if not comparison.empty:  # what is there may hold more
-        _write(results, "table", shown.files() | {"html": sheet(shown.title, [shown])})
+        _write_table(results, "table", shown)
     missing = results.cells[~results.cells["state"].isin(RESULTS)]
     if len(missing):
         ERR.print(f"{len(missing)} cells have no result; rows that need them are left out")
@@ -75,8 +78,14 @@ def _show(*tables: Table) -> None:
         OUT.print(shown.note, style="dim", soft_wrap=False)
 
 
+def _write_table(results: Results, name: str, table: Table) -> None:
+    from dpopt.results.report.sheet import sheet
+
+    _write(results, name, table.files() | {"html": sheet(table.title, [table])})
+
+
 def _write(results: Results, name: str, files: Mapping[str, str]) -> None:
-    """Write a table in several formats, and say where; what is published is not changed by looking at it.
+    """Write a table in several formats; what is published is not changed by looking at it.
 
     A reader who may not write has the table all the same: it was printed.
     """
@@ -91,40 +100,45 @@ def _write(results: Results, name: str, files: Mapping[str, str]) -> None:
     OUT.print(f"written to {results.folder}/{name}.{{{','.join(files)}}}")
 
 
-def rank(overrides: Sequence[str]) -> None:
-    """Rank the rows of a suite with the same budget, tuning included, and say how sure that is.
+@dataclass(frozen=True, kw_only=True)
+class RankKeys(Stored):
+    """Keys of `dpopt rank`."""
 
-    by=epsilon (what the whole search spends; the default), by=draws, by=gradients or by=seconds; budgets=[1,3] instead
-    of the suite's epsilons, or of the largest amount that all rows can use. against=ROW shows how far every other row
-    is from that one.
-    """
+    by: By = key("the budget that all rows have", "epsilon")
+    budgets: Several[Positive] | None = key("[1,3]: by default the suite's epsilons, or what all rows can use", None)
+    against: Name | None = key("ROW: how far every other row is from that one", None)
+
+
+def rank(asked: RankKeys) -> None:
+    """Rank the rows of a suite with the same budget, tuning included, and say how sure that is."""
     from dpopt.results import ranking
-    from dpopt.results.report.sheet import sheet
 
-    results, given = stored(overrides, "by", "budgets", "against")
-    by, baseline = given["by"] or "epsilon", given["against"]
-    budgets = [fields.convert(text, fields.Positive, "budgets", {}) for text in names(given["budgets"], "budgets")]
-    if baseline:
-        table = ranking.against_table(results.against(baseline, by, budgets), baseline, by)
+    results, budgets = stored(asked), asked.budgets or ()
+    if asked.against:
+        distances = results.against(asked.against, asked.by, budgets)
+        table = ranking.against_table(distances, asked.against, asked.by)
         _show(table)
-        name = f"against_{re.sub(r'[^A-Za-z0-9._-]', '_', baseline)}_{by}"
-        _write(results, name, table.files() | {"html": sheet(table.title, [table])})
-        report_problems(results.problems)
-        return
-    frame = results.ranking(by, budgets)
-    _show(*ranking.as_tables(frame))
-    if not frame.empty:
-        _write(results, f"ranking_{by}", ranking.files(frame))
+        _write_table(results, f"against_{re.sub(r'[^A-Za-z0-9._-]', '_', asked.against)}_{asked.by}", table)
+    else:
+        frame = results.ranking(asked.by, budgets)
+        _show(*ranking.as_tables(frame))
+        if not frame.empty:
+            _write(results, f"ranking_{asked.by}", ranking.files(frame))
     report_problems(results.problems)
 
 
-def leaderboard(overrides: Sequence[str]) -> None:
-    """Rank methods over all workloads of suites at equal total epsilon, and say how sure that is.
+@dataclass(frozen=True, kw_only=True)
+class LeaderboardKeys(Stored):
+    """Keys of `dpopt leaderboard`."""
 
-    suite=[A,B] takes several suites, of which the first counts where two have a method on one workload. against=ROW
-    shows how far every other method is from that one, at equal total epsilon or by=draws, by=gradients or by=seconds.
-    to=FOLDER also writes a page there, as Markdown and HTML, with its figure and CSV.
-    """
+    suite: Several[Name] = key("[A,B]: of suites that have a method on one workload, the first counts")
+    by: By = key("the budget of against=", "epsilon")
+    against: Name | None = key("ROW: how far every other method is from that one", None)
+    to: Path | None = key("folder for a page as Markdown and HTML, with its figure and CSV", None)
+
+
+def leaderboard(asked: LeaderboardKeys) -> None:
+    """Rank methods over all workloads of suites at equal total epsilon, and say how sure that is."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -132,70 +146,69 @@ def leaderboard(overrides: Sequence[str]) -> None:
     from dpopt.results.leaderboard import Leaderboard
     from dpopt.results.report.leaderboard import leaderboard as page
 
-    suites, rest = suite_name(overrides)
-    read = [stored([*rest, f"suite={name}"], "to", "against", "by") for name in names(suites, "suite")]
-    known, given = zip(*read, strict=True)
-    to = fields.path(given[0]["to"], "to") if given[0]["to"] else None
-    if to:
-        check_writable(to, "to")
-    board = Leaderboard(known)
-    compared = given[0]["against"] or "", given[0]["by"] or "epsilon"
+    suites = [stored(asked, name) for name in asked.suite]
+    if asked.to:
+        check_writable(asked.to, "to")
+    board, compared = Leaderboard(suites), (asked.against or "", asked.by)
     _show(*board.tables(*compared))
-    if to:
-        for name, content in page(board, fields.path(given[0]["plots"], "plots"), *compared).items():
-            board.store.write(path := to / name, content)
+    if asked.to:
+        for name, content in page(board, asked.plots, *compared).items():
+            board.store.write(path := asked.to / name, content)
             OUT.print(str(path))
-    for results in known:
+    for results in suites:
         report_problems(results.problems)
 
 
-def plot(overrides: Sequence[str]) -> None:
-    """Draw a suite's figures from stored results, into `plots/out/SUITE/`; figure=NAME draws one file of `plots/`."""
+@dataclass(frozen=True, kw_only=True)
+class PlotKeys(Stored):
+    """Keys of `dpopt plot`."""
+
+    figure: Name | None = key("one file of `plots/`; all of them by default", None)
+
+
+def plot(asked: PlotKeys) -> None:
+    """Draw a suite's figures from stored results, into `plots/out/SUITE/`."""
     import matplotlib
 
     matplotlib.use("Agg")
     from dpopt.files import check_writable
     from dpopt.results import figures
 
-    texts = {key: value for key, _, value in (override.partition("=") for override in overrides)}
-    folder = fields.path(texts.get("plots", "plots"), "plots")
-    chosen = figures.plots(folder, texts.get("figure"))
-    results, _ = stored(overrides, "figure")
+    chosen = figures.plots(asked.plots, asked.figure)
+    results = stored(asked)
     if results.every.empty:
         raise ConfigError("suite", results.suite, f"no finished rows in {results.store.root}")
-    into = folder / "out" / results.suite / ("part" if results.part else "")
+    into = asked.plots / "out" / results.suite / ("part" if results.part else "")
     check_writable(into, "plots", "plots=FOLDER draws the figures' files of another folder, into its out/")
-    if "figure" in texts:
-        _save(chosen[0], results.plot(chosen[0].name, folder), into)
-    else:
-        for figure in chosen:
-            if figure.needs in figures.OF_SUITES and (drawn := results.draw(figure)):
-                _save(figure, drawn, into)
+    for figure in chosen:
+        if asked.figure:
+            drawn = results.plot(figure.name, asked.plots)
+        else:
+            drawn = results.draw(figure) if figure.needs in figures.OF_SUITES else None
+        if drawn:
+            OUT.print(" ".join(map(str, figures.save(drawn, into, figure.name))))
     report_problems(results.problems)
 
 
-def _save(plot: Plot, drawn: Figure, folder: Path) -> None:
-    from dpopt.results import figures
+@dataclass(frozen=True, kw_only=True)
+class ReportKeys(Stored):
+    """Keys of `dpopt report`."""
 
-    OUT.print(" ".join(map(str, figures.save(drawn, folder, plot.name))))
+    to: Path | None = key("file of the page; by default in the suite's folder", None)
 
 
-def report(overrides: Sequence[str]) -> None:
-    """Write one HTML page of a suite, with its tables and figures, that opens without a network.
-
-    to=FILE writes it there; by default it is in the suite's folder.
-    """
+def report(asked: ReportKeys) -> None:
+    """Write one HTML page of a suite, with its tables and figures, that opens without a network."""
     import matplotlib
 
     matplotlib.use("Agg")
     from dpopt.files import check_writable
 
-    results, given = stored(overrides, "to")
-    if not given["to"] and not results.is_written:
+    results = stored(asked)
+    if not asked.to and not results.is_written:
         raise ConfigError("to", None, "what is published is only read: say into which file the page is to be written")
-    path = fields.path(given["to"] or results.folder / "report.html", "to")
+    path = asked.to or results.folder / "report.html"
     check_writable(path.parent, "to", "to=FILE says another place")
-    shown = [override for override in overrides if not override.startswith("to=")]
-    results.store.write(path, results.report(given["plots"], shown))
+    results.store.write(path, results.report(asked.plots, asked.overrides))
     OUT.print(str(path))
     report_problems(results.problems)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpopt import fields
-from dpopt.cli.console import ERR, OUT, complain, print_table, stored, suite_name
+from dpopt.cli.console import ERR, OUT, complain, print_table, stored
+from dpopt.cli.keys import Stored, key, read, suite_name
 from dpopt.errors import Missing
+from dpopt.fields import Count, Name
 
 if TYPE_CHECKING:
     from dpopt.store import Store
@@ -20,20 +22,31 @@ SHOWN = 5
 """The most cells that are listed for one reason why they failed."""
 
 
-def plan(overrides: Sequence[str]) -> None:
-    """Show a suite's cells by state, what they cost, and where it leaves the protocol; writes nothing, needs no data.
+@dataclass(frozen=True, kw_only=True)
+class SuiteKeys:
+    """The key that names a suite; the others are keys of its file."""
 
-    timed_draws=20 times 20 draws of each row. A row that was never timed is estimated by its FLOPs.
-    """
+    suite: Name = key("the suite: its name, or its file")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanKeys(SuiteKeys):
+    """Keys of `dpopt plan`."""
+
+    timed_draws: Count | None = key("20: time 20 draws of each row; others are estimated by their FLOPs", None)
+
+
+def plan(overrides: Sequence[str]) -> None:
+    """Show a suite's cells by state, their cost, and where it leaves the protocol; writes nothing, needs no data."""
     from dpopt.runs import probe
     from dpopt.runs.run_suite import open_store
     from dpopt.runs.supervisor import places
     from dpopt.suites import estimate, protocol
     from dpopt.suites import plan as planning
 
-    timed = [override.removeprefix("timed_draws=") for override in overrides if override.startswith("timed_draws=")]
-    limit = fields.convert(timed[-1], fields.Count, "timed_draws", {}) if timed else 0
-    suite = _suite([override for override in overrides if not override.startswith("timed_draws=")])
+    of_plan = [word for word in overrides if word.startswith(("suite=", "timed_draws="))]
+    limit = read(PlanKeys, of_plan, "plan").timed_draws or 0
+    suite = _suite([word for word in overrides if not word.startswith("timed_draws=")])
     store = open_store(suite)
     planned = planning.plan(suite, store)
     rows = estimate.rows(planned, store)
@@ -177,9 +190,9 @@ def _explain(store: Store, suite: str, planned: list[Planned], failed: Mapping[s
     ERR.print(f"to run them again: dpopt retry suite={suite}")
 
 
-def cancel(overrides: Sequence[str]) -> None:
+def cancel(asked: Stored) -> None:
     """Ask the processes that run a suite, on any machine, to stop; running cells write a checkpoint first."""
-    results, _ = stored(overrides)
+    results = stored(asked)
     results.store.check_writable()
     results.store.cancel(results.suite)
     OUT.print(f"asked; `dpopt run suite={results.suite}` goes on")

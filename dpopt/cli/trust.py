@@ -1,15 +1,18 @@
-"""Commands that say what stored results are worth: collected with checksums, verified and compared."""
+"""Commands that publish stored results and verify them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.progress import track
 
-from dpopt import fields
-from dpopt.cli.console import ERR, OUT, given, names, report_problems, stored
+from dpopt.cli.console import ERR, OUT, report_problems, stored
+from dpopt.cli.keys import Stored, key
 from dpopt.errors import ConfigError
+from dpopt.fields import Name, Several
 
 if TYPE_CHECKING:
     from dpopt.store import Store
@@ -18,11 +21,11 @@ SHOWN = 200
 """The most findings that are printed."""
 
 
-def collect(overrides: Sequence[str]) -> None:
+def collect(asked: Stored) -> None:
     """Write a suite's cells and the curves of its selected runs as Parquet, with checksums.json beside them."""
     from dpopt.results import collecting
 
-    results, _ = stored(overrides)
+    results = stored(asked)
     results.store.check_writable()
     written, problems = collecting.collect(results)
     for path, rows in written.items():
@@ -30,66 +33,67 @@ def collect(overrides: Sequence[str]) -> None:
     report_problems(problems)
 
 
-def publish(overrides: Sequence[str]) -> int:
-    """Write a suite's folder of results/published: cells, curves, ledgers, records, tables, ranking and figures.
+@dataclass(frozen=True, kw_only=True)
+class PublishKeys:
+    """Keys of `dpopt publish`."""
 
-    figures=[NAME] draws these figures, to=FOLDER writes elsewhere. Runs are read from results=FOLDER, the files of
-    figures from plots=FOLDER. check=true writes nothing: it makes every published table and figure again from the
-    published cells, of suite=NAME or of all suites, and ends with 1 where a file is different. remake=true writes all
-    of them again from the published cells.
-    """
+    suite: Name | None = key("the suite; with check or remake all published suites by default", None)
+    results: Path = key("folder that runs are read from", Path("results"))
+    to: Path = key("folder of published suites", Path("results/published"))
+    plots: Path = key("folder of the figures' files", Path("plots"))
+    figures: Several[Name] | None = key("[NAME]: draw these figures", None)
+    check: bool = key("true: make all tables and figures again, write nothing, end with 1 where one differs", False)
+    remake: bool = key("true: write all tables and figures again from the published cells", False)
+
+
+def publish(asked: PublishKeys) -> int:
+    """Write a suite's folder of results/published: cells, curves, ledgers, records, tables, ranking and figures."""
     import matplotlib
 
     matplotlib.use("Agg")
     from dpopt.results import publishing
+    from dpopt.results.results import load_results
     from dpopt.store.published import PublishedStore
 
-    asked = given(overrides, {**_PUBLISH, "suite": None})
-    to, plots = fields.path(asked["to"], "to"), fields.path(asked["plots"], "plots")
-    is_check, is_remade = (_is_true(asked[key], key) for key in ("check", "remake"))
-    if not (is_check or is_remade):
-        of_suite = [f"suite={asked['suite']}"] if asked["suite"] else []
-        results, _ = stored([*of_suite, f"results={asked['results']}"])
-        chosen = names(asked["figures"], "figures") or None
-        for path in publishing.publish(results, to, plots, chosen):
+    if not (asked.check or asked.remake):
+        if asked.suite is None:
+            raise ConfigError("suite", None, "expected suite=NAME once; `dpopt list` shows the suites")
+        results = load_results(asked.results, asked.suite)
+        for path in publishing.publish(results, asked.to, asked.plots, asked.figures):
             OUT.print(str(path))
         return 0
-    suites = [asked["suite"]] if asked["suite"] else PublishedStore(to).suites()
-    if is_remade:
+    suites = [asked.suite] if asked.suite else PublishedStore(asked.to).suites()
+    if asked.remake:
         for suite in suites:
-            OUT.print(f"{suite}: {len(publishing.remake(to, suite, plots))} files")
+            OUT.print(f"{suite}: {len(publishing.remake(asked.to, suite, asked.plots))} files")
         return 0
-    found = [each for suite in _track(suites, "suites") for each in publishing.check(to, suite, plots)]
-    _print_lines(map(str, found[:SHOWN]), len(found))
-    errors = sum(each.is_error for each in found)
-    OUT.print(f"{len(suites)} published suites made again: {errors} differences, {len(found) - errors} remarks")
+    mismatches = [each for suite in _track(suites, "suites") for each in publishing.check(asked.to, suite, asked.plots)]
+    _print_lines(map(str, mismatches[:SHOWN]), len(mismatches))
+    errors, of = sum(each.is_error for each in mismatches), f"{len(suites)} published suites made again"
+    OUT.print(f"{of}: {errors} differences, {len(mismatches) - errors} remarks")
     return 1 if errors else 0
 
 
-def _is_true(text: str, key: str) -> bool:
-    if text not in ("true", "false"):
-        raise ConfigError(key, text, "expected true or false")
-    return text == "true"
+@dataclass(frozen=True, kw_only=True)
+class VerifyKeys:
+    """Keys of `dpopt verify`."""
+
+    suite: Name | None = key("one suite only, here and in `published`", None)
+    results: Path = key("the results folder", Path("results"))
 
 
-_PUBLISH = {
-    "results": "results",
-    "to": "results/published",
-    "plots": "plots",
-    "figures": None,
-    "check": "false",
-    "remake": "false",
-}
+@dataclass(frozen=True, kw_only=True)
+class SealKeys:
+    """Keys of `dpopt seal`."""
+
+    results: Path = key("the results folder", Path("results"))
 
 
-def seal(overrides: Sequence[str]) -> None:
-    """Note what lies in results/published, with checksums, for `dpopt verify` to hold it to.
-
-    results=FOLDER has it elsewhere.
-    """
+def seal(asked: SealKeys) -> None:
+    """Note the files of results/published with checksums, for `dpopt verify` to hold them to."""
     from dpopt.store import checksums
 
-    store = _results(given(overrides, {"results": "results"})["results"])
+    store = _results(asked.results)
     root = store.root / "published"
     if not root.is_dir():
         raise ConfigError("results", str(store.root), "has no folder `published`")
@@ -98,16 +102,14 @@ def seal(overrides: Sequence[str]) -> None:
     OUT.print(f"{path}: {len(files)} files")
 
 
-def verify(overrides: Sequence[str]) -> int:
+def verify(asked: VerifyKeys) -> int:
     """Compute every stored epsilon again with two accountants, and check names, checksums and published files.
 
-    suite=NAME looks at one suite only, here and in `published`; results=FOLDER has them elsewhere. Ends with 1 where a
-    claim does not hold, or where there is nothing to verify.
+    Ends with 1 where a claim does not hold, or where there is nothing to verify.
     """
     from dpopt.results.verify import verify as check
 
-    asked = given(overrides, {"results": "results", "suite": None})
-    verified = check(_results(asked["results"]), asked["suite"], _track)
+    verified = check(_results(asked.results), asked.suite, _track)
     _print_lines(map(str, verified.findings[:SHOWN]), len(verified.findings))
     report_problems(verified.remarks)
     counts = ", ".join(f"{count} {kind}" for kind, count in verified.checked.items())
@@ -123,15 +125,16 @@ def _print_lines(lines: Iterable[str], total: int) -> None:
         OUT.print(f"... and {total - SHOWN} more")
 
 
-def _results(folder: str) -> Store:
+def _results(root: Path) -> Store:
     """The store in a folder that must exist."""
     from dpopt.store import Store, checksums
 
-    root = fields.path(folder, "results")
     if not root.is_dir():
-        raise ConfigError("results", folder, "no such folder")
+        raise ConfigError("results", str(root), "no such folder")
     if (root / checksums.NAME).is_file():
-        raise ConfigError("results", folder, "holds collected or published files: expected the results folder above it")
+        raise ConfigError(
+            "results", str(root), "holds collected or published files: expected the results folder above it"
+        )
     return Store(root)
 
 

@@ -1,36 +1,39 @@
-"""`dpopt list`: what is known by name."""
+"""`dpopt list`: the registered names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
 from rich.table import Table
 from tabulate import tabulate
 
 from dpopt import registry
 from dpopt.cli.console import OUT, print_wide
-from dpopt.errors import ConfigError, unknown
+from dpopt.cli.keys import key
+from dpopt.errors import ConfigError
 from dpopt.markup import MARKDOWN
 
 
-def list_(overrides: Sequence[str]) -> None:
-    """Print what is known by name, a table for each kind; what=models (or optimizers, ...) prints one table alone.
+@dataclass(frozen=True, kw_only=True)
+class ListKeys:
+    """Keys of `dpopt list`."""
 
-    format=markdown prints it as Markdown, by default that of the optimizers; what=data has all that is known.
-    """
-    given = {key: value for key, _, value in (override.partition("=") for override in overrides)}
-    for key, value in given.items():
-        allowed = {"format": ["markdown"], "what": list(LISTED)}
-        if value not in allowed.get(key, []):
-            raise unknown("override", f"{key}={value}", [f"{k}={v}" for k, values in allowed.items() for v in values])
-    if "format" in given:
-        rows = LISTED[given.get("what", "optimizers")]()
-        shown = [{key: MARKDOWN.escape(value) for key, value in row.items()} for row in rows]
+    what: Literal["optimizers", "workloads", "data", "suites", "models"] | None = key("print one table alone", None)
+    format: Literal["markdown"] | None = key("print it as Markdown, by default that of the optimizers", None)
+
+
+def list_(asked: ListKeys) -> None:
+    """Print the registered names, a table for each kind."""
+    if asked.format:
+        rows = LISTED[asked.what or "optimizers"]()
+        shown = [{name: MARKDOWN.escape(value) for name, value in row.items()} for row in rows]
         OUT.print(tabulate(shown, headers="keys", tablefmt="pipe"))
         return
-    for what in [given["what"]] if given else [name for name in LISTED if name != "models"]:  # counting takes seconds
+    for what in [asked.what] if asked.what else [name for name in LISTED if name != "models"]:  # counting takes seconds
         _print_rows(LISTED[what]())
-    if not given:
+    if not asked.what:
         _print_notes()
 
 
@@ -46,7 +49,7 @@ def _optimizers() -> list[dict[str, str]]:
     """One row for each registered optimizer; what it costs is counted by running it without data."""
     rows = []
     for name, entry in registry.entries("optimizer").items():
-        grid = ", ".join(f"{key}: {len(values)} values" for key, values in entry.grid.items())
+        grid = ", ".join(f"{name}: {len(values)} values" for name, values in entry.grid.items())
         rows.append(
             {
                 "optimizer": name,
@@ -61,7 +64,7 @@ def _optimizers() -> list[dict[str, str]]:
 
 
 def _cost(name: str) -> dict[str, str]:
-    """What a step of an optimizer costs; unknown where its package is an extra that is not installed."""
+    """The cost of a step of an optimizer; unknown where its package is an extra that is not installed."""
     from dpopt.privacy.calibration import cost
 
     try:
@@ -107,7 +110,7 @@ def _models() -> list[dict[str, str]]:
     def shown(value: int | str | None) -> str:
         return "none" if value is None else f"{value:,}" if isinstance(value, int) else value
 
-    return [{key: shown(value) for key, value in row.items()} for row in parameter_counts()]
+    return [{name: shown(value) for name, value in row.items()} for row in parameter_counts()]
 
 
 LISTED: dict[str, Callable[[], list[dict[str, str]]]] = {
