@@ -47,13 +47,13 @@ def cut(text: str, most: int = 400) -> str:
     return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
 
 
-def unknown(field: str, name: object, known: Iterable[object], problem: str = "") -> ConfigError:
-    """The error for a name that is not among `known`: says the problem, and suggests the nearest name."""
-    names = sorted(map(str, known))
+def unknown(field: str, name: object, choices: Iterable[object], problem: str = "") -> ConfigError:
+    """The error for a name that is not among `choices`: says the problem, and suggests the nearest name."""
+    names = sorted(map(str, choices))
     near = get_close_matches(name if isinstance(name, str) else shown(name), names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    said = f"{problem}; " if problem else ""
-    return ConfigError(field, name, f"{said}{hint}known: {', '.join(names) or 'none'}")
+    before = f"{problem}; " if problem else ""
+    return ConfigError(field, name, f"{before}{hint}known: {', '.join(names) or 'none'}")
 
 
 class Held(Exception):

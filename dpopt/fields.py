@@ -81,7 +81,7 @@ Few = Annotated[int, Range(1, FEW, "[]")]
 FewOrNone = Annotated[int, Range(0, FEW, "[]")]
 Seed = Annotated[int, Range(0, 2**128 - 1, "[]")]
 Name = Annotated[str, Line()]
-"""What names something: a folder, a label, a word of the command line."""
+"""A name: a label, a word of the command line."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Shown:
-    """What errors call an object of a class that has more to say than its name: `Annotated[Class, Shown("...")]`."""
+    """The words of errors for an object of a class whose name says too little: `Annotated[Class, Shown("...")]`."""
 
     text: str
 
@@ -185,15 +185,15 @@ def build(cls: type[T], values: Mapping[str, Any], where: str, converters: Conve
         ConfigError: an unknown field (with the nearest name), none where one is needed, or a value that its annotation
             does not allow.
     """
-    known = hints(cls)
+    kinds = hints(cls)
     for name in values:
-        if name not in known:
-            raise unknown(f"{where}.{name}", name, known)
+        if name not in kinds:
+            raise unknown(f"{where}.{name}", name, kinds)
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         has_default = field.default is not MISSING or field.default_factory is not MISSING
         if field.init and not has_default and field.name not in values:
             raise ConfigError(where, list(values), f"the key `{field.name}` is missing")
-    return cls(**{name: convert(v, known[name], f"{where}.{name}", converters) for name, v in values.items()})
+    return cls(**{name: convert(v, kinds[name], f"{where}.{name}", converters) for name, v in values.items()})
 
 
 def checked(function: Callable[P, T]) -> Callable[P, T]:
@@ -210,13 +210,13 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         for name in kwargs:
             if name not in signature.parameters:
-                made = "fields of an object are given where it is made, as in dpopt.create('dp_adam', lr=0.1)"
-                raise unknown(name, name, signature.parameters, f"{function.__name__} takes no such argument; {made}")
-        given, known = signature.bind(*args, **kwargs), _annotations(function)
-        for name, value in given.arguments.items():
-            converted = convert(value, known[name], name, {})
-            given.arguments[name] = value if type(value) is int else converted
-        return function(*given.args, **given.kwargs)
+                how = "set fields of an object where it is created, as in dpopt.create('dp_adam', lr=0.1)"
+                raise unknown(name, name, signature.parameters, f"{function.__name__} takes no such argument; {how}")
+        bound, kinds = signature.bind(*args, **kwargs), _annotations(function)
+        for name, value in bound.arguments.items():
+            converted = convert(value, kinds[name], name, {})
+            bound.arguments[name] = value if type(value) is int else converted
+        return function(*bound.args, **bound.kwargs)
 
     return call
 
@@ -388,7 +388,7 @@ def _number(value: Any, hint: type[int] | type[float], where: str) -> int | floa
 
 
 def overflows(text: str) -> bool:
-    """Whether `text` spells a number that only rounding makes infinite, such as 1e400."""
+    """True if `text` spells a number that only rounding makes infinite, such as 1e400."""
     try:
         return math.isinf(float(text)) and any(sign.isdigit() for sign in text)
     except ValueError:

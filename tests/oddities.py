@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import cycle, product
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
@@ -51,38 +50,37 @@ def fit(model: Any = None, loss_: Any = loss, train: Any = None, **changes: Any)
 
 
 NOTHINGS = {"none": None, "list": [1], "text": "many", "nan": math.nan, "complex": 1j, "object": object()}
-NUMBERS = {"zero": 0, "negative": -1, "infinite": math.inf, "huge": 10**400, "endless": 1e30, "true": True}
-OF_FIELD: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("epsilon", "delta", "epochs", "batch_size"), NOTHINGS | NUMBERS),
-    "seed": {key: NOTHINGS[key] for key in ("list", "text", "nan", "complex")} | NUMBERS | {"half": 0.5},
-    "physical_batch": NOTHINGS | NUMBERS,
-    "accountant": NOTHINGS | {"empty": "", "nested": [["rdp"]], "unknown": "pdl"},
-    "engine": NOTHINGS | {"empty": "", "unknown": "ghost", "nested": [["vmap"]]},
-    "precision": NOTHINGS | {"half": "float16", "type": torch.float32},
-    "device": NOTHINGS | {"empty": "", "meta": "meta", "number": 3, "absent": "cuda:77"},
-    "optimizer": NOTHINGS | {"class": type(dpopt.create("dp_sgd")), "torch": torch.optim.SGD, "empty": ""},
-    "transform": {key: NOTHINGS[key] for key in ("list", "text", "object")},
-    "augment": {key: NOTHINGS[key] for key in ("list", "text", "object")},
-    "multiplicity": NOTHINGS | NUMBERS,
-    "average": NOTHINGS | NUMBERS,
-    "distributed": NOTHINGS | {"true": True},
-    "target": NOTHINGS | {"empty": ""},
-    "callback": {key: NOTHINGS[key] for key in ("list", "text", "object")},
-    "checkpoint": {key: NOTHINGS[key] for key in ("list", "nan", "complex", "object")} | {"file": "/dev/null/folder"},
-    "progress": {key: NOTHINGS[key] for key in ("list", "text", "object")},
+OF_FIELD: dict[str, list[Any]] = {
+    "epsilon": [None, -1],
+    "delta": [1j, 10**400],
+    "epochs": [math.inf, 1e30],
+    "batch_size": [[1], 0],
+    "seed": [math.nan, 0.5],
+    "physical_batch": ["many", True],
+    "accountant": [[["rdp"]]],
+    "engine": ["ghost"],
+    "precision": [torch.float32],
+    "device": ["", 3],
+    "optimizer": [type(dpopt.create("dp_sgd")), torch.optim.SGD],
+    "transform": [[1]],
+    "augment": ["many"],
+    "multiplicity": [object()],
+    "average": [1],
+    "distributed": [True],
+    "target": [""],
+    "callback": [object()],
+    "checkpoint": ["/dev/null/folder", 1j],
+    "progress": ["many"],
 }
-
-
-def _cast(x: Tensor, to: Any) -> Tensor:
-    return x.to(to)
+"""Arguments of `fit`; what each kind of field takes is tested with `fields`."""
 
 
 def _data() -> dict[str, Callable[[], Any]]:
     """Training data that do not fit the model, the loss, or themselves."""
     x, y = records()
-    types = ["float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool", "complex64"]
+    types = ["float16", "int32", "bool", "complex64"]
     made: dict[str, Callable[[], Any]] = {f"x_{t}": lambda t=t: (x.to(getattr(torch, t)), y) for t in types}
-    made |= {f"y_{t}": lambda t=t: (x, y.to(getattr(torch, t))) for t in [*types, "float32", "int16"]}
+    made |= {f"y_{t}": lambda t=t: (x, y.to(getattr(torch, t))) for t in [*types, "float32"]}
     shapes = {"scalar": (), "wide": (RECORDS, 5), "narrow": (RECORDS, 3), "flat": (RECORDS,), "empty": (0, 4)}
     made |= {f"x_{name}": lambda s=shape: (torch.zeros(s), y) for name, shape in shapes.items()}
     made |= {"y_scalar": lambda: (x, torch.tensor(1)), "y_column": lambda: (x, y[:, None]), "y_few": lambda: (x, y[:9])}
@@ -93,46 +91,26 @@ def _data() -> dict[str, Callable[[], Any]]:
         "y_meta": lambda: (x, y.to("meta")),
         "x_quantized": lambda: (torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), y),
         "x_nested": lambda: (torch.nested.nested_tensor([x[:3], x[:2]]), y[:2]),
-        "x_graph": lambda: (x.clone().requires_grad_(), y),
-        "x_numpy": lambda: (x.numpy(), y.numpy()),
         "triple": lambda: (x, y, y),
-        "single": lambda: (x,),
         "tensor": lambda: x,
         "number": lambda: 3,
         "text": lambda: "digits",
-        "path": lambda: "/data/digits",
-        "mapping": lambda: {"x": x, "y": y},
         "nones": lambda: [None] * 9,
         "words": lambda: [("a", "b")] * 9,
-        "words_of_two": lambda: ["ab"] * 9,
-        "alone": lambda: [x[0]] * 9,
-        "threes": lambda: [(x[0], 1, 2)] * 9,
         "ragged": lambda: [(torch.zeros(k), 1) for k in (4, 5)],
         "iterator": lambda: iter([(x[0], 1)]),
         "raises": lambda: _Raises(),
         "nothing": lambda: [],
-        "numbers": lambda: [(1.0, 0)] * 9,
-        "arrays": lambda: [(row.numpy(), int(label)) for row, label in zip(x, y, strict=True)],
-        "doubles": lambda: [(row.double().numpy(), int(label)) for row, label in zip(x, y, strict=True)],
-        "dataset": lambda: TensorDataset(x, y),
         "dataset_of_three": lambda: TensorDataset(x, y, y),
-        "loader": lambda: DataLoader(TensorDataset(x, y)),
         "loader_of_lists": lambda: DataLoader([(row.tolist(), int(label)) for row, label in zip(x, y, strict=True)]),
         "frame": lambda: pd.DataFrame(x.numpy()),
-        "frame_of_numbered_columns": lambda: pd.DataFrame(x.numpy()).assign(label=y.numpy()),
         "frame_of_twice_a_column": lambda: pd.DataFrame(x.numpy(), columns=["a", "a", "b", "b"]).assign(y=y.numpy()),
         "frame_of_text": lambda: pd.DataFrame({"x": ["a"] * RECORDS, "y": y.numpy()}),
         "frame_of_dates": lambda: pd.DataFrame({"x": pd.date_range("2020", periods=RECORDS), "y": y.numpy()}),
-        "frame_of_nothing": lambda: pd.DataFrame({"x": [], "y": []}),
         "frame_of_gaps": lambda: pd.DataFrame({"x": pd.array([1, None] * 30, dtype="Int64"), "y": y.numpy()}),
-        "series": lambda: pd.Series(y.numpy()),
-        "mapping_of_lists": lambda: {"x": x.tolist(), "y": y.tolist()},
         "mapping_of_numbers": lambda: {"x": 1, "y": 2},
         "mapping_of_one": lambda: {"y": y},
         "mapping_empty": lambda: {},
-        "pair_of_lists": lambda: (x.tolist(), y.tolist()),
-        "pair_of_mapping": lambda: ({"x": x}, y),
-        "records_of_mappings": lambda: [{"x": row, "y": label} for row, label in zip(x, y, strict=True)],
         "records_that_change": lambda: [{"x": x[0], "y": 1}, {"z": x[0], "y": 1}],
         "records_of_empty_mappings": lambda: [{}] * 9,
     }
@@ -175,10 +153,6 @@ def _frozen() -> nn.Module:
     return nn.Linear(4, 2).requires_grad_(False)
 
 
-def _mixed() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2).double())
-
-
 def _models() -> dict[str, Callable[[], Any]]:
     """Models that cannot be trained as they are, or not at all."""
 
@@ -186,7 +160,7 @@ def _models() -> dict[str, Callable[[], Any]]:
         return nn.Linear(4, 2, **kind)
 
     made: dict[str, Callable[[], Any]] = {
-        f"model_{t}": lambda t=t: linear(dtype=getattr(torch, t)) for t in ("float64", "float16", "bfloat16", "cfloat")
+        f"model_{t}": lambda t=t: linear(dtype=getattr(torch, t)) for t in ("float16", "cfloat")
     }
     forms: dict[str, Callable[[Tensor], Any]] = {
         "none": lambda z: None,
@@ -203,25 +177,12 @@ def _models() -> dict[str, Callable[[], Any]]:
     made |= {f"model_gives_{name}": lambda f=form: _Answers(f) for name, form in forms.items()}
     made |= {
         "model_class": lambda: nn.Linear,
-        "model_function": lambda: F.relu,
-        "model_number": lambda: 3,
         "model_without_parameters": lambda: nn.ReLU(),
         "model_frozen": _frozen,
-        "model_lazy": lambda: nn.LazyLinear(2),
-        "model_meta": lambda: linear(device="meta"),
         "model_jit": lambda: torch.jit.script(linear()),
-        "model_trace": lambda: torch.jit.trace(linear(), torch.zeros(1, 4)),
-        "model_compiled": lambda: torch.compile(linear(), backend="eager"),
-        "model_mixed": _mixed,
-        "model_wide": lambda: nn.Linear(5, 2),
-        "model_gru": lambda: _Recurrent(nn.GRU),
-        "model_rnn": lambda: _Recurrent(nn.RNN),
         "model_lstm": lambda: _Recurrent(nn.LSTM),
         "model_batchnorm": lambda: nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)),
-        "model_parallel": lambda: nn.DataParallel(linear()),
-        "model_list": lambda: nn.ModuleList([linear()]),
         "model_quantized": lambda: torch.ao.quantization.quantize_dynamic(linear(), {nn.Linear}),
-        "model_parametrized": lambda: torch.nn.utils.parametrizations.weight_norm(linear()),
         "model_sparse_embedding": lambda: nn.Sequential(nn.Embedding(9, 2, sparse=True), nn.Flatten()),
         "model_of_dropout": lambda: nn.Sequential(linear(), nn.Dropout(1.0)),
     }
@@ -243,17 +204,9 @@ def blind_losses() -> dict[str, Callable[[Tensor, Tensor], Any]]:
 def _losses() -> dict[str, Any]:
     """What is given as a loss and is none."""
     return {
-        "loss_none": None,
-        "loss_list": [loss],
-        "loss_text": "cross_entropy",
         "loss_class": nn.CrossEntropyLoss,
-        "loss_module": nn.CrossEntropyLoss(),
-        "loss_mean": F.cross_entropy,
-        "loss_sum": lambda output, target: loss(output, target).sum(),
-        "loss_column": lambda output, target: loss(output, target)[:, None],
         "loss_list_of_floats": lambda output, target: loss(output, target).tolist(),
         "loss_number": lambda output, target: 1.0,
-        "loss_none_given": lambda output, target: None,
         "loss_numpy": lambda output, target: loss(output, target).detach().numpy(),
         "loss_complex": lambda output, target: loss(output, target).to(torch.complex64),
         "loss_bool": lambda output, target: loss(output, target) > 1,
@@ -261,7 +214,6 @@ def _losses() -> dict[str, Any]:
         "loss_raises": _raise,
         "loss_binary": lambda output, target: F.binary_cross_entropy_with_logits(output, target, reduction="none"),
         "loss_of_three": lambda output, target: loss(output, target)[:3],
-        "loss_double": lambda output, target: loss(output.double(), target),
         "loss_half": lambda output, target: loss(output, target).half(),
     }
 
@@ -269,19 +221,16 @@ def _losses() -> dict[str, Any]:
 def of_fit() -> Iterator[Case]:
     """Calls of `fit`: one field wrong at a time."""
     for name, values in OF_FIELD.items():
-        for what, value in values.items():
-            yield Case(f"{name}-{what}", lambda n=name, v=value: fit(**{n: v}))
+        for value in values:
+            yield Case(f"{name}-{value!r}", lambda n=name, v=value: fit(**{n: v}))
     for name, make in _data().items():
         yield Case(f"train-{name}", lambda m=make: fit(train=m()))
-    for name in ("x_float64", "x_wide", "label_2", "y_float32", "nothing", "number", "label_-1", "y_int32"):
+    for name in ("x_wide", "label_2", "nothing"):
         yield Case(f"test-{name}", lambda n=name: fit(test=_data()[n]()))
     for name, make in _models().items():
         yield Case(name, lambda m=make: fit(model=m()))
     for name, given in _losses().items():
         yield Case(name, lambda g=given: fit(loss_=g))
-    for name, given in blind_losses().items():
-        for engine in ("auto", "vmap"):
-            yield Case(f"blind-{name}-{engine}", lambda g=given, e=engine: fit(loss_=g, engine=e))
     transforms: dict[str, Callable[[Tensor], Any]] = {
         "none": lambda x: None,
         "half": lambda x: x.half(),
@@ -297,21 +246,15 @@ def of_fit() -> Iterator[Case]:
 
 
 def of_create() -> Iterator[Case]:
-    """Calls of `create`: names, and each kind of field with each kind of value."""
-    for what, value in (NOTHINGS | {"class": nn.Linear, "empty": "", "near": "dp_adm"}).items():
+    """Calls of `create`: names, and fields of each kind."""
+    for what, value in (NOTHINGS | {"class": nn.Linear, "near": "dp_adm"}).items():
         yield Case(f"create-{what}", lambda v=value: dpopt.create(v))
-    fields = [
-        ("dp_sgd", "lr"),
-        ("dp_sgd", "clip"),
-        ("dp_adam", "betas"),
-        ("hyfreedp", "base"),
-        ("hyfreedp", "probe_every"),
-    ]
-    fields += [("doppler", "base"), ("torch_optim", "optimizer"), ("torch_optim", "arguments"), ("dp_sgd", "momentum")]
-    values = {**NOTHINGS, **NUMBERS, "empty": [], "mapping": {}, "tensor": torch.tensor(0.5), "numpy": np.float32(0.5)}
     yield Case("create-text-in-a-class", lambda: type(dpopt.create("dp_sgd"))(lr="0.1"))
-    for (name, field), (what, value) in product(fields, values.items()):
-        yield Case(f"create-{name}-{field}-{what}", lambda n=name, f=field, v=value: dpopt.create(n, **{f: v}))
+    fields = [("dp_sgd", "lr"), ("dp_sgd", "clip"), ("dp_adam", "betas"), ("hyfreedp", "probe_every")]
+    fields += [("doppler", "base"), ("torch_optim", "optimizer"), ("torch_optim", "arguments"), ("dp_sgd", "momentum")]
+    for name, field in fields:
+        for value in (object(), torch.tensor(0.5)):
+            yield Case(f"create-{name}-{field}", lambda n=name, f=field, v=value: dpopt.create(n, **{f: v}))
 
 
 def _words(text: str) -> list[str]:

@@ -5,7 +5,6 @@ import math
 import re
 import signal
 import warnings
-from itertools import islice
 from pathlib import Path
 
 import datasets
@@ -161,16 +160,10 @@ def test_no_fields_are_none_given(folder, capfd):
 
 
 def test_some_command_lines(folder, capfd):
-    for words in islice(oddities.of_cli(), 0, None, 397):
-        answer(words, capfd)
-
-
-@pytest.mark.slow  # two minutes
-def test_many_command_lines(folder, capfd):
-    given = list(islice(oddities.of_cli(), 0, None, 9))
-    assert len(given) > 500
-    refused = sum(bool(answer(words, capfd)) for words in given)
-    assert len(given) / 2 < refused < len(given), "most are refused, and some are right"
+    """Every one is answered; most are refused, and some are right."""
+    lines = list(oddities.of_cli())
+    refused = [bool(answer(words, capfd)) for words in lines[:: len(lines) // 60]]
+    assert len(refused) / 2 < sum(refused) < len(refused)
 
 
 def shipped():
@@ -198,16 +191,9 @@ def test_a_file_that_is_no_suite_is_named(name, folder, capfd):
 
 
 def test_some_changed_suites(folder, capfd):
-    for name, content in islice(oddities.of_yaml(shipped(), 70), len(oddities.FILES), None, 25):
-        plan_file(name, content, folder, capfd)
-
-
-@pytest.mark.slow  # a minute
-def test_many_changed_suites(folder, capfd):
-    given = list(oddities.of_yaml(shipped(), 70))
-    assert len(given) > 100
-    errors = [plan_file(name, content, folder, capfd) for name, content in given]
-    assert len(given) / 8 < sum(error == "" for error in errors) < len(given) / 2, "some changes do not matter"
+    """Some changes do not matter."""
+    errors = [plan_file(name, content, folder, capfd) for name, content in oddities.of_yaml(shipped(), 24)]
+    assert 1 < sum(error == "" for error in errors) < len(errors) / 2
 
 
 def outcome(case):
@@ -223,16 +209,8 @@ def outcome(case):
 
 
 def test_some_calls():
-    for case in islice([*oddities.of_fit(), *oddities.of_create()], 0, None, 15):
-        outcome(case)
-
-
-@pytest.mark.slow  # half a minute
-def test_many_calls():
-    cases = [*oddities.of_fit(), *oddities.of_create()]
-    assert len(cases) > 400
-    results = [outcome(case) for case in cases]
-    assert len(cases) / 2 < results.count(None) < len(cases)
+    results = [outcome(case) for case in [*oddities.of_fit(), *oddities.of_create()]]
+    assert len(results) / 2 < results.count(None) < len(results)
 
 
 Y = oddities.records()[1].numpy()

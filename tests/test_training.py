@@ -2,16 +2,13 @@ import json
 import math
 from typing import NamedTuple
 
-import datasets
 import pytest
 import torch
 import torch.nn.functional as F
 from devices import ON_CUDA
 from torch import nn
-from torch.utils.data import TensorDataset
 
 import dpopt
-from dpopt.errors import ConfigError
 from dpopt.privacy import DataOracle, epsilon, sampling
 from dpopt.privacy.sampling import derive
 from dpopt.training import fitting
@@ -49,13 +46,13 @@ def fit(model=None, train=None, **changes):
 def test_any_registered_optimizer_trains_a_model_of_ones_own(name):
     model = nn.Linear(4, 2)
     before = model.weight.detach().clone()
-    result = fit(model, optimizer=name)
+    result = fit(model, optimizer=name, epochs=3)
     assert result.model is model
     assert not torch.equal(model.weight, before)
     assert epsilon(result.ledger, 1e-4, "rdp") == result.record["epsilon"] <= 4.0
     assert result.record["status"] == "done"
-    assert len(result.ledger) == result.record["draws"] == 40
-    assert [entry["draw"] for entry in result.curve][-1] == 40
+    assert len(result.ledger) == result.record["draws"] == 12
+    assert [entry["draw"] for entry in result.curve][-1] == 12
     accuracy = (model(data()[0]).argmax(1) == data()[1]).double().mean()
     assert result.record["test_accuracy"] == pytest.approx(float(accuracy))
 
@@ -75,15 +72,6 @@ def test_bfloat16_trains_almost_the_same_model_in_float32():
 def test_infinite_epsilon_says_so():
     record = fit(epsilon=math.inf).record
     assert (record["private"], record["epsilon"], record["noise"]) == (False, math.inf, {"gradient": 0.0})
-
-
-def test_every_kind_of_data_gives_the_same_run():
-    x, y = data()
-    pairs = TensorDataset(x, y)
-    hugging = datasets.Dataset.from_dict({"features": x.tolist(), "label": y.tolist()})
-    weights = [fit(train=train, test=None).model.weight for train in ((x, y), pairs, hugging)]
-    assert torch.equal(weights[0], weights[1])
-    torch.testing.assert_close(weights[0], weights[2])
 
 
 def test_stored_bytes_are_transformed_batch_by_batch():
@@ -218,39 +206,6 @@ def test_a_vector_target_has_a_loss_but_no_accuracy():
     assert result.record["test_loss"] < result.curve[0]["test_loss"]
 
 
-ROWS = {"image": [[0.0, 1.0]] * 4, "label": [0, 1, 0, 1]}
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"optimizer": "dp_adm"}, "did you mean 'dp_adam"),
-        ({"epsilon": 0.0}, "epsilon"),
-        ({"epsilon": -1.0}, "epsilon"),
-        ({"delta": 1.0}, "delta"),
-        ({"epochs": 0}, "epochs"),
-        ({"batch_size": 401}, "expected 1 to 400"),
-        ({"batch_size": 0}, "batch_size"),
-        ({"accountant": "pdl"}, "did you mean 'pld'"),
-        ({"engine": "ghost"}, "engine"),
-        ({"precision": "bf16"}, "did you mean .bfloat16"),
-        ({"device": "warp"}, "device"),
-        ({"physical_batch": 0}, "physical_batch"),
-        ({"seed": "new"}, "seed.*whole number"),
-        ({"seed": 0.5}, "seed.*whole number"),
-        ({"train": 3}, "train.*expected a pair of arrays"),
-        ({"train": (torch.zeros(3, 4), torch.zeros(2))}, "3 inputs, 2 targets"),
-        ({"train": (torch.zeros(0, 4), torch.zeros(0))}, "at least 1"),
-        ({"train": [(torch.zeros(4), 1), (torch.zeros(5), 1)]}, "of one shape"),
-        ({"train": datasets.Dataset.from_dict({**ROWS, "id": [1, 2, 3, 4]})}, "inputs: .*forward .input., one number"),
-        ({"train": datasets.Dataset.from_dict({"a": [1.0], "b": [1]})}, "target's name as .target."),
-    ],
-)
-def test_bad_input(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        fit(**changes)
-
-
 class Overflow(nn.Linear):
     """Has no finite output for records whose first number is large, or gives one class nothing there."""
 
@@ -277,11 +232,6 @@ def test_a_record_without_finite_outputs_counts_as_wrong_and_is_said(bad, engine
     assert all(parameter.isfinite().all() for parameter in result.model.parameters())
 
 
-def test_batchnorm_is_refused():
-    with pytest.raises(ConfigError, match="GroupNorm"):
-        fit(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
-
-
 def test_runs_on_the_same_data_never_share_noise():
     """Had they, two releases at different epsilons could be solved for the data."""
     one = {"epochs": 0.25, "optimizer": dpopt.create("dp_sgd", lr=1.0), "epsilon": 1.0}
@@ -295,20 +245,6 @@ def test_runs_that_differ_in_their_transform_never_share_noise():
     one = {"epochs": 0.25, "optimizer": dpopt.create("dp_sgd", lr=1.0), "epsilon": 0.1, "test": None}
     plain, scaled = (fit(**one, transform=t).model.weight.detach() for t in (None, lambda x: 1.0001 * x))
     assert float((plain - scaled).norm()) > 0.1 * float(plain.norm())
-
-
-def test_a_mean_loss_is_refused():
-    with pytest.raises(ConfigError, match="one loss per example"):
-        dpopt.fit(
-            nn.Linear(4, 2),
-            F.cross_entropy,
-            data(),
-            optimizer="dp_sgd",
-            epsilon=1.0,
-            delta=1e-4,
-            epochs=1,
-            batch_size=9,
-        )
 
 
 def test_a_ledger_that_is_not_the_planned_one_is_no_result():

@@ -51,7 +51,7 @@ class Elapsed(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
         state: of its optimizer.
@@ -81,12 +81,12 @@ def dump(reached: Reached, **more: Any) -> bytes:
 
 
 def parse(content: bytes, device: torch.device) -> dict[str, Any]:
-    """What was dumped, its tensors on `device`; nothing but tensors and plain data is read."""
+    """The content of a checkpoint, its tensors on `device`; nothing but tensors and plain data is read."""
     return torch.load(io.BytesIO(content), weights_only=True, map_location=device)
 
 
 def reached(saved: dict[str, Any], initial: Any, plan: Plan) -> Reached:
-    """How far the run is that left `saved`.
+    """The progress of the run that left `saved`.
 
     Args:
         saved: what `parse` gives.
@@ -104,7 +104,7 @@ def reached(saved: dict[str, Any], initial: Any, plan: Plan) -> Reached:
 
 
 class Seeds(NamedTuple):
-    """What draws and noise are made from."""
+    """The seeds of draws and noise."""
 
     draws: int
     noise: int
@@ -158,7 +158,7 @@ class Checkpoint:
         raise ConfigError("checkpoint", str(self.path), f"it is another run's, which {problem}: {how}")
 
     def reached(self, initial: Any, plan: Plan) -> Reached:
-        """How far the run is; `initial` is the state before its first step.
+        """The progress of the run; `initial` is the state before its first step.
 
         Raises:
             ConfigError: its draws are not the plan's.
@@ -192,7 +192,7 @@ class Checkpoint:
 
 
 def fingerprint(value: Any) -> Any:
-    """What an argument that is code is recognised by, as plain data: a run goes on with the same model and functions.
+    """Plain data by which an argument that is code is recognised: a run goes on with the same model and functions.
 
     A model is its layers, by name and printed settings. A function is its name, its bytecode, its constants, and the
     printed form of what it has from around it; of an object that can be called, the printed form alone is compared.

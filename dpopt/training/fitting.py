@@ -48,7 +48,7 @@ Stepper = Annotated[
 ]
 """An optimizer object, as errors say it."""
 GUARANTEE = {"adjacency": "add or remove one record", "unit": "record", "sampling": "Poisson"}
-"""What epsilon and delta are about, in words of the record."""
+"""The guarantee that epsilon and delta are of, in words of the record."""
 CHECKPOINT_SECONDS = 60.0
 """At least so much time lies between two checkpoints."""
 COMPARED = 64

@@ -29,7 +29,7 @@ class Field(NamedTuple):
     Attributes:
         name: of an argument of the model's `forward`.
         shape: of one record's.
-        dtype: as it was given.
+        dtype: of the records, before they are packed.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Field(NamedTuple):
 
     @property
     def is_real(self) -> bool:
-        """Whether the model gets it in its own type; bytes are pixels."""
+        """True if it is converted to the model's type; bytes are pixels."""
         return self.dtype.is_floating_point or self.dtype == torch.uint8
 
     @property
@@ -48,7 +48,7 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """How the inputs of a record lie in one tensor.
+    """The order of a record's inputs in one tensor.
 
     Attributes:
         dtype: of the model's trained parameters.
@@ -73,14 +73,14 @@ class Layout:
         if isinstance(inputs, Tensor):
             return cls(dtype)
         arguments = inspect.signature(model.forward).parameters.values()
-        known = [a.name for a in arguments if a.kind in (a.POSITIONAL_OR_KEYWORD, a.KEYWORD_ONLY)]
+        accepted = [a.name for a in arguments if a.kind in (a.POSITIONAL_OR_KEYWORD, a.KEYWORD_ONLY)]
         names, is_open = tuple(inputs), any(a.kind == a.VAR_KEYWORD for a in arguments)
-        if not set(names) & set(known) and all(part.ndim == 1 for part in inputs.values()):
+        if not set(names) & set(accepted) and all(part.ndim == 1 for part in inputs.values()):
             return cls(dtype, names, is_table=True)
-        if len(names) == 1 and (names[0] not in known or names[0] == known[0]):
+        if len(names) == 1 and (names[0] not in accepted or names[0] == accepted[0]):
             return cls(dtype, names)
-        if strange := [name for name in names if name not in known and not is_open]:
-            allowed = f"expected inputs of the model's forward ({', '.join(known)}), one number each, or a single input"
+        if strange := [name for name in names if name not in accepted and not is_open]:
+            allowed = f"expected inputs of the model's forward ({', '.join(accepted)}), one number each, or one input"
             raise ConfigError(f"{where}, inputs", strange, f"{allowed}; leave others out")
         return cls(dtype, names, tuple(Field(name, tuple(p.shape[1:]), p.dtype) for name, p in inputs.items()))
 
@@ -88,7 +88,7 @@ class Layout:
         """Records as this layout has them.
 
         Raises:
-            ConfigError: they have other names, shapes or kinds of numbers than those that it was made of.
+            ConfigError: they have other names, shapes or kinds of numbers than the training records.
         """
         y = records.targets
         if y.is_floating_point():
@@ -123,8 +123,8 @@ class Layout:
         return x
 
     def _check(self, field: Field, values: Tensor, where: str) -> None:
-        found = Field(field.name, tuple(values.shape[1:]), values.dtype)
-        if found.shape != field.shape or found.is_real != field.is_real or values.is_complex():
+        other = Field(field.name, tuple(values.shape[1:]), values.dtype)
+        if other.shape != field.shape or other.is_real != field.is_real or values.is_complex():
             shown = f"{values.dtype} {list(values.shape)}".removeprefix("torch.")
             allowed = f"expected {'real' if field.is_real else 'whole'} numbers of shape {[len(values), *field.shape]}"
             raise ConfigError(f"{where}.{field.name}", shown, allowed)

@@ -141,7 +141,7 @@ def evaluate(
 def predictor(
     engine: ClippingEngine, model: nn.Module, theta: Vector, transform: Transform, batch: int = EVALUATION_BATCH
 ) -> Predict:
-    """What a workload's `report` asks for the outputs of `model` at `theta`, in evaluation mode.
+    """The function by which a workload's `report` gets outputs of `model` at `theta`, in evaluation mode.
 
     Batches of `batch` records go to the device of `theta` one after the other; outputs come back to where the inputs
     are.
@@ -209,6 +209,6 @@ class Phases:
         self._progress.refresh()
 
     def at(self, done: int) -> None:
-        """How far the part is."""
+        """Show that `done` of the phase's steps are done."""
         total = self._progress.tasks[0].total
         self._progress.update(self._task, completed=done, done=f"{done} of {total:.0f} draws" if total else "")

@@ -24,7 +24,7 @@ GROUPS = 32
 
 
 class Privatized(NamedTuple):
-    """What `privatize` returns.
+    """The result of `privatize`.
 
     Attributes:
         model: the copy; the object that was passed in where there was nothing to change.
@@ -82,13 +82,13 @@ def privatize(model: nn.Module, *, batchnorm: Literal["group", "freeze"] = "grou
     check_model(model)
     with refused("model", type(model).__name__, "copying it"):
         copied = copy.deepcopy(model)
-    changes, made = [], {}
+    changes, replaced = [], {}
     for name, module in list(copied.named_modules(remove_duplicate=False)):
-        if id(module) not in made:
+        if id(module) not in replaced:
             where = f"model.{name}" if name else "model"
             with refused(where, type(module).__name__, "replacing it"):
-                made[id(module)] = _replacement(module, where, batchnorm)
-        new, change = made[id(module)]
+                replaced[id(module)] = _replacement(module, where, batchnorm)
+        new, change = replaced[id(module)]
         if new is not module:
             copied = _put(copied, name, new)
         changes += [f"{name or 'the model'}: {change}"] if change else []
@@ -100,13 +100,13 @@ def _put(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
     """`model` with `new` under `name`, "" for the model itself."""
     if not name:
         return new
-    parent, _, own = name.rpartition(".")
-    model.get_submodule(parent)._modules[own] = new
+    parent, _, leaf = name.rpartition(".")
+    model.get_submodule(parent)._modules[leaf] = new
     return model
 
 
 def _replacement(module: nn.Module, where: str, batchnorm: str) -> tuple[nn.Module, str]:
-    """What stands in place of `module`, and what was done; "" for nothing."""
+    """The module in place of `module`, and what was done in words; "" for nothing."""
     if isinstance(module, _BatchNorm):
         new = _grouped(module) if batchnorm == "group" else _frozen(module, where)
         new = _with_activation(module, new, where)
@@ -151,13 +151,13 @@ def _recurrent(module: nn.Module) -> nn.Module:
     """Opacus' layer in place of torch's, with the same parameters."""
     kind = resolve_name(RECURRENT[type(module)])
     new = kind(**{name: getattr(module, name) for name in inspect.signature(kind).parameters})
-    own = dict(module.named_parameters())
+    tensors = dict(module.named_parameters())
     if isinstance(module, nn.RNNCellBase):
-        own = {".".join(reversed(name.split("_"))): p for name, p in own.items()}  # weight_ih is ih.weight
-    new.to(next(iter(own.values())))
-    new.load_state_dict(own)
+        tensors = {".".join(reversed(name.split("_"))): p for name, p in tensors.items()}  # weight_ih is ih.weight
+    new.to(next(iter(tensors.values())))
+    new.load_state_dict(tensors)
     for name, parameter in new.named_parameters():
-        parameter.requires_grad_(own[name].requires_grad)
+        parameter.requires_grad_(tensors[name].requires_grad)
     return new
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
@@ -33,9 +33,9 @@ TARGET, INPUT = "(target)", "(input)"
 CHUNK = 1000
 """Records of a Hugging Face data set that are read at once."""
 FINITE = 2**22
-"""Numbers that are looked at once whether they are finite; a mapped file need not fit into memory."""
+"""Numbers that are looked at once for NaN and infinity; a mapped file need not fit into memory."""
 REPEATED = 16
-"""Records that are read again, to find out whether they are the same."""
+"""Records that are read again, to see that they are the same."""
 PLAIN_SAMPLERS = (SequentialSampler, RandomSampler, DistributedSampler)
 """Samplers that order or share out the records of a data set, and leave none out for good."""
 KINDS = (
@@ -58,7 +58,7 @@ class Read(NamedTuple):
 
 
 def read(data: Any, where: str, target: str | None = None) -> Read:
-    """The records of `data`; arrays share their memory with what is given, mapped files stay on disk.
+    """The records of `data`; arrays share their memory with what is passed in, mapped files stay on disk.
 
     Args:
         data: see `fit`.
@@ -66,46 +66,34 @@ def read(data: Any, where: str, target: str | None = None) -> Read:
         target: the name of the target where inputs and target have names; by default the one that is in `TARGETS`.
 
     Raises:
-        ConfigError: `data` is of no kind that is known, has no records, does not stack, changes from one reading to the
-            next, has numbers that are not finite, its target cannot be told, or pandas objects have different indices.
+        ConfigError: `data` is of none of the `KINDS`, has no records, does not stack, changes from one reading to the
+            next, has numbers that are not finite or masked, its target cannot be named, or pandas objects have
+            different indices.
     """
     if isinstance(data, DataLoader):
         data = _dataset(data, where)
-    return _whole(_read(data, where, target), where)
-
-
-def _read(data: Any, where: str, target: str | None) -> Read:
     if _is_frame(data) or isinstance(data, Mapping):
-        return _columns(data, where, target)
-    if type(data) is TensorDataset and len(data.tensors) == 2:
-        return _pair(*data.tensors, where, target)
-    if isinstance(data, tuple) and len(data) == 2:
-        data = tuple(map(_listed, data))
-    if isinstance(data, tuple | list) and len(data) == 2 and _is_array(data[1]):
-        _require_one_index([*(data[0].values() if isinstance(data[0], Mapping) else data[:1]), data[1]], where)
-        if isinstance(data[0], Mapping) or _is_frame(data[0]):
-            return _pair(_tensors(data[0], where), _tensor(data[1], where), where, target)
-        if _is_array(data[0]):
-            return _pair(_tensor(data[0], where), _tensor(data[1], where), where, target)
-    if isinstance(data, IterableDataset) or (hasattr(data, "__iter__") and not hasattr(data, "__len__")):
-        raise ConfigError(where, type(data).__name__, "draws need records that have numbers: give a map-style data set")
-    if isinstance(data, str | Tensor) or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
-        raise ConfigError(where, type(data).__name__, KINDS)
-    if len(data) == 0:
-        raise ConfigError(where, type(data).__name__, "it has no records, expected at least 1")
-    if hasattr(data, "with_format") and getattr(data, "format", {}).get("type") != "custom":
-        return _hugging(data, where, target)
-    return _records(data, where, target)  # a transform of its own is applied to each record
-
-
-def _listed(part: Any) -> Any:
-    """A list of numbers as an array, and a table of one column as this column; anything else as it is."""
-    if _is_frame(part) and len(part.columns) == 1:
-        return part.iloc[:, 0]
-    if isinstance(part, list):
-        with suppress(TypeError, ValueError, RuntimeError):
-            return torch.tensor(part)
-    return part
+        records = _columns(data, where, target)
+    elif (pair := _arrays(data)) is not None:
+        if target is not None:
+            raise _nameless(target, where)
+        inputs, targets = pair
+        by_name = inputs if isinstance(inputs, Mapping) else {"": inputs}
+        _require_one_index([*by_name.values(), targets], where)
+        named = isinstance(inputs, Mapping) or _is_frame(inputs)
+        records = Read(_tensors(inputs, where) if named else _tensor(inputs, where), _tensor(targets, where))
+    else:
+        if isinstance(data, IterableDataset) or (hasattr(data, "__iter__") and not hasattr(data, "__len__")):
+            how = "draws need records that have numbers: give a map-style data set"
+            raise ConfigError(where, type(data).__name__, how)
+        if isinstance(data, str | Tensor) or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+            raise ConfigError(where, type(data).__name__, KINDS)
+        if len(data) == 0:
+            raise ConfigError(where, type(data).__name__, "it has no records, expected at least 1")
+        # A transform of a Hugging Face data set's own is applied to each record.
+        is_hugging = hasattr(data, "with_format") and getattr(data, "format", {}).get("type") != "custom"
+        records = (_hugging if is_hugging else _records)(data, where, target)
+    return _whole(records, where)
 
 
 def repeats(data: Any) -> tuple[int, int]:
@@ -138,32 +126,48 @@ def _origin(data: Any, row: int) -> tuple[int, int]:
 
 
 def _dataset(loader: DataLoader[Any], where: str) -> Any:
-    """The data set of a loader, which is read as it is: draws are Poisson, and made anew.
+    """The data set of a loader, which is read as it is: draws are Poisson, and of its own.
 
     Raises:
         ConfigError: the loader changes what its data set holds, or leaves records out.
     """
-    collate, sampler = loader.collate_fn, loader.sampler
+    collate, sampler, batches = loader.collate_fn, loader.sampler, loader.batch_sampler
     if isinstance(loader.dataset, IterableDataset):
         return loader.dataset  # which is refused
     if collate not in (default_collate, default_convert):
         how = "pad or change records in the data set itself, and give that"
         raise ConfigError(f"{where}.collate_fn", getattr(collate, "__name__", type(collate).__name__), how)
-    own = loader.batch_sampler
-    if type(own) is BatchSampler:
-        sampler = own.sampler  # of a loader that is given one, `sampler` says nothing
+    is_plain = batches is None or type(batches) is BatchSampler
+    if batches is not None and is_plain:
+        sampler = batches.sampler  # a loader that takes a sampler of batches has a `sampler` that says nothing
     source: Any = getattr(sampler, "data_source", getattr(sampler, "dataset", loader.dataset))
     is_whole = isinstance(sampler, PLAIN_SAMPLERS) and len(source) == len(cast(Sized, loader.dataset))
-    if not is_whole or (own is not None and type(own) is not BatchSampler):
+    if not (is_whole and is_plain):
         how = "draws are Poisson, and of all records: give the data set, or a `torch.utils.data.Subset` of it"
-        raise ConfigError(f"{where}.sampler", type(sampler if type(own) is BatchSampler else own).__name__, how)
+        raise ConfigError(f"{where}.sampler", type(sampler if is_plain else batches).__name__, how)
     return loader.dataset
 
 
-def _pair(inputs: Tensor | dict[str, Tensor], targets: Tensor, where: str, target: str | None) -> Read:
-    if target is not None:
-        raise ConfigError("target", target, f"the target of {where} has no name: it is the second of a pair")
-    return Read(inputs, targets)
+def _arrays(data: Any) -> tuple[Any, Any] | None:
+    """Inputs and targets where `data` is a pair of them; a list of numbers counts as an array, as does one column."""
+    if type(data) is TensorDataset and len(data.tensors) == 2:
+        return data.tensors[0], data.tensors[1]
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        return None
+    parts = list(data)
+    for at, part in enumerate(parts if isinstance(data, tuple) else ()):
+        if _is_frame(part) and len(part.columns) == 1:
+            parts[at] = part.iloc[:, 0]
+        elif isinstance(part, list):
+            with suppress(TypeError, ValueError, RuntimeError):
+                parts[at] = torch.tensor(part)
+    inputs, targets = parts
+    is_pair = _is_array(targets) and (_is_array(inputs) or _is_frame(inputs) or isinstance(inputs, Mapping))
+    return (inputs, targets) if is_pair else None
+
+
+def _nameless(target: str, where: str) -> ConfigError:
+    return ConfigError("target", target, f"the target of {where} has no name: it is the second of a pair")
 
 
 def _columns(data: Any, where: str, target: str | None) -> Read:
@@ -176,63 +180,67 @@ def _columns(data: Any, where: str, target: str | None) -> Read:
 
 
 def _target(names: list[Any], where: str, target: str | None) -> Any:
-    """Which of `names` is the target's."""
+    """The one of `names` that is the target's."""
     if target is not None:
         if target not in names:
             raise unknown("target", target, names)
         return target
-    found = [name for name in names if name in TARGETS]
-    if len(found) != 1 or len(names) < 2:
+    candidates = [name for name in names if name in TARGETS]
+    if len(candidates) != 1 or len(names) < 2:
         allowed = f"expected inputs and one of {', '.join(TARGETS)}; give the target's name as `target`"
         raise ConfigError(where, names, allowed)
-    return found[0]
+    return candidates[0]
 
 
 def _hugging(data: Any, where: str, target: str | None) -> Read:
-    names = [str(name) for name in data.format["columns"]]  # those that its format shows
+    """The columns of a Hugging Face `Dataset` that its format shows, a thousand records at a time."""
+    names = [str(name) for name in data.format["columns"]]
     name = _target(names, where, target)
-    columns = _gathered(_chunks(data.with_format("torch", columns=names), where), len(data), where)
+
+    def chunks() -> Iterator[dict[str, Tensor]]:
+        for chunk in data.with_format("torch", columns=names).iter(CHUNK):
+            for column, values in chunk.items():
+                if not isinstance(values, Tensor):
+                    allowed = "expected numbers of one shape: pad or resize them, or `remove_columns`"
+                    raise ConfigError(f"{where}.{column}", type(values).__name__, allowed)
+            yield dict(chunk)
+
+    columns = _gathered(chunks(), len(data), where)
     return Read(columns, columns.pop(name))
 
 
-def _chunks(data: Any, where: str) -> Iterator[dict[str, Tensor]]:
-    for chunk in data.iter(CHUNK):
-        for name, values in chunk.items():
-            if not isinstance(values, Tensor):
-                allowed = "expected numbers of one shape: pad or resize them, or `remove_columns`"
-                raise ConfigError(f"{where}.{name}", type(values).__name__, allowed)
-        yield dict(chunk)
-
-
 def _records(data: Any, where: str, target: str | None) -> Read:
-    """What a map-style data set gives, record by record."""
+    """The records of a map-style data set, one by one."""
     try:
         first = data[0]
         name = _target(list(first), where, target) if isinstance(first, Mapping) else None
 
-        def flat(number: int) -> dict[str, Tensor]:
-            parts = _parts(data[number], name)
-            return {key: torch.as_tensor(_unmasked(part, where)) for key, part in parts.items()}
+        def parts(number: int) -> dict[str, Tensor]:
+            record = data[number]
+            if isinstance(record, Mapping):
+                by_name = {TARGET if key == name else str(key): value for key, value in record.items()}
+            else:
+                inputs, goal = record
+                by_name = {**(inputs if isinstance(inputs, Mapping) else {INPUT: inputs}), TARGET: goal}
+            return {key: torch.as_tensor(_unmasked(value, where)) for key, value in by_name.items()}
 
-        rows = ({key: part[None] for key, part in flat(number).items()} for number in range(len(data)))
+        rows = ({key: part[None] for key, part in parts(number).items()} for number in range(len(data)))
         columns = _gathered(rows, len(data), where)
-        _must_repeat(columns, flat, where)
+        # A data set that changes its records at random would be frozen: it is read once.
+        for number in {int(row) for row in torch.linspace(0, len(data) - 1, min(len(data), REPEATED))}:
+            for key, part in parts(number).items():
+                kept = columns[key][number]
+                if part.shape != kept.shape or not bool(((part == kept) | ((part != part) & (kept != kept))).all()):
+                    how = "it is not the same when it is read again, and a random change would be frozen"
+                    raise ConfigError(where, f"record {number}", f"{how}: give the data set without it")
     except ConfigError:
         raise
     except Exception as error:  # a data set can fail in any way
-        reason = cut(f"{type(error).__name__}: {error}")
-        raise ConfigError(where, type(data).__name__, f"{FORM} ({reason})") from error
+        raise ConfigError(where, type(data).__name__, f"{FORM} ({cut(f'{type(error).__name__}: {error}')})") from error
+    if name is None and target is not None:
+        raise _nameless(target, where)
     targets = columns.pop(TARGET)
-    inputs = columns.pop(INPUT) if INPUT in columns else columns
-    return Read(inputs, targets) if name is not None else _pair(inputs, targets, where, target)
-
-
-def _parts(record: Any, target: Any) -> dict[str, Any]:
-    """A record's inputs and its target, by name."""
-    if isinstance(record, Mapping):
-        return {TARGET if key == target else str(key): value for key, value in record.items()}
-    given, goal = record
-    return {**(given if isinstance(given, Mapping) else {INPUT: given}), TARGET: goal}
+    return Read(columns.pop(INPUT) if INPUT in columns else columns, targets)
 
 
 def _gathered(chunks: Iterable[dict[str, Tensor]], count: int, where: str) -> dict[str, Tensor]:
@@ -256,23 +264,13 @@ def _gathered(chunks: Iterable[dict[str, Tensor]], count: int, where: str) -> di
     return columns
 
 
-def _must_repeat(columns: Mapping[str, Tensor], again: Callable[[int], dict[str, Tensor]], where: str) -> None:
-    """Raise `ConfigError` for a data set that changes its records at random: what is read once would be frozen."""
-    count = len(columns[TARGET])
-    for number in {int(row) for row in torch.linspace(0, count - 1, min(count, REPEATED))}:
-        for name, part in again(number).items():
-            kept = columns[name][number]
-            if part.shape != kept.shape or not bool(((part == kept) | ((part != part) & (kept != kept))).all()):
-                how = (
-                    "it is not the same when it is read again, and records are read once: a random change would be"
-                    " frozen. Give the data set without it"
-                )
-                raise ConfigError(where, f"record {number}", how)
-
-
 def _is_frame(data: Any) -> bool:
-    """Whether it is a table of pandas, or one like it."""
+    """True if it is a table of pandas, or one like it."""
     return hasattr(data, "columns") and hasattr(data, "to_numpy")
+
+
+def _is_array(part: Any) -> bool:
+    return isinstance(part, Tensor) or (hasattr(part, "__array__") and not _is_frame(part))
 
 
 def _require_one_index(parts: Iterable[Any], where: str) -> None:
@@ -280,13 +278,9 @@ def _require_one_index(parts: Iterable[Any], where: str) -> None:
     indices = [part.index for part in parts if hasattr(getattr(part, "index", None), "equals")]
     for other in indices[1:]:
         if not indices[0].equals(other):
-            given = f"indices {list(indices[0][:3])}, ... and {list(other[:3])}, ..."
+            pair = f"indices {list(indices[0][:3])}, ... and {list(other[:3])}, ..."
             how = "the labels in one order, as by `y.loc[X.index]`; or, where positions are right, reset_index on both"
-            raise ConfigError(where, given, f"inputs and targets are paired by position: expected {how}")
-
-
-def _is_array(part: Any) -> bool:
-    return isinstance(part, Tensor) or (hasattr(part, "__array__") and not _is_frame(part))
+            raise ConfigError(where, pair, f"inputs and targets are paired by position: expected {how}")
 
 
 def _tensors(columns: Any, where: str) -> dict[str, Tensor]:
@@ -294,16 +288,25 @@ def _tensors(columns: Any, where: str) -> dict[str, Tensor]:
 
 
 def _tensor(part: Any, where: str) -> Tensor:
+    """An array as a tensor that shares its memory where torch knows its type and its order."""
+    import numpy as np
+
     part = _unmasked(part, where)
     try:
         with warnings.catch_warnings():  # nothing is written into an array that may not be written
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            return torch.as_tensor(part if isinstance(part, Tensor) or not _is_array(part) else _array(part))
+            if not _is_array(part) or isinstance(part, Tensor):
+                return torch.as_tensor(part)
+            array = np.asarray(part)
+            if array.dtype in (np.uint16, np.uint32):  # torch has no arithmetic for them
+                array = array.astype(np.int64)
+            elif not array.dtype.isnative:
+                array = array.astype(array.dtype.newbyteorder("="))
+            return torch.as_tensor(array.copy() if any(stride < 0 for stride in array.strides) else array)
     except (TypeError, ValueError, RuntimeError) as error:
-        kind = getattr(part, "dtype", type(part).__name__)
-        raise ConfigError(
-            where, f"an array of {kind}", f"expected numbers: encode or leave out what is none ({cut(str(error), 150)})"
-        ) from error
+        kind = f"an array of {getattr(part, 'dtype', type(part).__name__)}"
+        how = f"expected numbers: encode or leave out what is none ({cut(str(error), 150)})"
+        raise ConfigError(where, kind, how) from error
 
 
 def _unmasked(part: Any, where: str) -> Any:
@@ -321,41 +324,26 @@ def _unmasked(part: Any, where: str) -> Any:
     return part
 
 
-def _array(part: Any) -> Any:
-    import numpy as np
-
-    array = np.asarray(part)
-    if array.dtype in (np.uint16, np.uint32):  # torch has no arithmetic for them
-        return array.astype(np.int64)
-    if not array.dtype.isnative:
-        return array.astype(array.dtype.newbyteorder("="))
-    return array.copy() if any(stride < 0 for stride in array.strides) else array
-
-
-def _whole(found: Read, where: str) -> Read:
-    """`found`, if it holds dense tensors of finite numbers with as many rows each."""
-    inputs = found.inputs if isinstance(found.inputs, dict) else {"inputs": found.inputs}
-    for name, part in {**inputs, "targets": found.targets}.items():
+def _whole(records: Read, where: str) -> Read:
+    """The records, if they are dense tensors of finite numbers with as many rows each."""
+    targets = records.targets
+    inputs = records.inputs if isinstance(records.inputs, dict) else {"inputs": records.inputs}
+    for name, part in {**inputs, "targets": targets}.items():
         if part.layout != torch.strided or part.is_quantized or part.is_nested or part.is_meta or not part.ndim:
             shape = "" if part.is_nested else f" {list(part.shape)}"
             shown = f"{part.dtype}{shape}, {part.layout} on {part.device}".replace("torch.", "")
             raise ConfigError(f"{where}, {name}", shown, "expected a dense tensor, one row a record")
     for name, part in inputs.items():
-        if len(part) != len(found.targets) or len(part) == 0:
-            counts = f"{len(part)} {name}, {len(found.targets)} targets"
+        if len(part) != len(targets) or len(part) == 0:
+            counts = f"{len(part)} {name}, {len(targets)} targets"
             raise ConfigError(where, counts, "expected as many inputs as targets, at least 1")
-    for name, part in {**inputs, "targets": found.targets}.items():
-        if bad := _unfinite(part):
-            allowed = "expected finite numbers: such a record would teach nothing, so fill or leave out what is missing"
-            raise ConfigError(f"{where}, {name}", f"NaN or infinity in {bad} of {len(part)} records", allowed)
-    if isinstance(found.inputs, dict):
-        return Read({name: part.detach() for name, part in inputs.items()}, found.targets.detach())
-    return Read(found.inputs.detach(), found.targets.detach())
-
-
-def _unfinite(part: Tensor) -> int:
-    """How many rows of `part` [n, ...] hold a number that is not finite."""
-    if not (part.is_floating_point() or part.is_complex()) or not part.numel():
-        return 0
-    rows = max(1, FINITE * len(part) // part.numel())
-    return sum(int((~chunk.isfinite()).reshape(len(chunk), -1).any(1).sum()) for chunk in part.split(rows))
+    for name, part in {**inputs, "targets": targets}.items():
+        if (part.is_floating_point() or part.is_complex()) and part.numel():
+            rows = max(1, FINITE * len(part) // part.numel())
+            bad = sum(int((~chunk.isfinite()).reshape(len(chunk), -1).any(1).sum()) for chunk in part.split(rows))
+            if bad:
+                how = "expected finite numbers: such a record would teach nothing, so fill or leave out what is missing"
+                raise ConfigError(f"{where}, {name}", f"NaN or infinity in {bad} of {len(part)} records", how)
+    if isinstance(records.inputs, dict):
+        return Read({name: part.detach() for name, part in inputs.items()}, targets.detach())
+    return Read(records.inputs.detach(), targets.detach())

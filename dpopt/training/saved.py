@@ -28,9 +28,9 @@ STATEMENT, STATEMENT_DATA, CARD = "statement.txt", "statement.json", "README.md"
 CHECKED = (WEIGHTS, RECORD, LEDGER, CURVE, STATEMENT, STATEMENT_DATA)
 """Files whose checksums are noted; the card is to be edited."""
 NOT_FINITE = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
-"""How numbers are written that JSON does not know."""
+"""The texts that stand for numbers which JSON does not know."""
 SAME = 0.01
-"""How far epsilon of a ledger may be from the record's: other versions of an accountant may round otherwise."""
+"""Tolerance of a ledger's epsilon, relative to the record's: other versions of an accountant may round otherwise."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class FitResult:
         return f"FitResult({', '.join(f'{name}={self.record[name]!r}' for name in names)})"
 
     def statement(self, *, tuned: Sequence[str] | None = None) -> Statement:
-        """What may be said of the run's privacy; `str` gives the text. See `Statement.of`."""
+        """The privacy statement of the run; `str` gives the text. See `Statement.of`."""
         return Statement.of(self.record, self.ledger, tuned)
 
     def save(self, folder: str | os.PathLike[str], *, tuned: Sequence[str] | None = None) -> Path:
@@ -109,7 +109,7 @@ def check_new(folder: Path, key: str) -> None:
 
 
 def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> FitResult:
-    """What `save` wrote. The files are those that were written, and epsilon is computed from the ledger anew.
+    """The result that `save` wrote. The files must be as they were written, and epsilon is computed from the ledger.
 
     Args:
         folder: the folder.
@@ -209,13 +209,13 @@ def _check(folder: Path) -> None:
 
 def _fill(model: nn.Module, path: Path) -> None:
     """Load `path` into `model`, whose tensors must have the same names, shapes and types and be shared alike."""
-    stored, own = _tensors(path), _Plain(model).state_dict()
-    for name in sorted(own.keys() | stored.keys()):
-        expected, found = _form(stored.get(name)), _form(own.get(name))
-        if expected != found:
-            raise ConfigError(f"model.{name}", found, f"the saved model has {expected}")
+    stored, current = _tensors(path), _Plain(model).state_dict()
+    for name in sorted(current.keys() | stored.keys()):
+        expected, here = _form(stored.get(name)), _form(current.get(name))
+        if expected != here:
+            raise ConfigError(f"model.{name}", here, f"the saved model has {expected}")
     places: dict[Any, str] = {}
-    for name, value in own.items():
+    for name, value in current.items():
         first = places.setdefault((value.device, value.data_ptr(), value.shape), name)
         if not torch.equal(stored[first], stored[name]):
             raise ConfigError(f"model.{name}", f"shared with {first}", "the saved model has two tensors here")
@@ -264,7 +264,7 @@ def _encoded(value: Any) -> Any:
 
 
 def _decoded(value: Any) -> Any:
-    """What was `_encoded`."""
+    """The inverse of `_encoded`."""
     if isinstance(value, dict):
         return {key: _decoded(each) for key, each in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What may be said of a run's privacy, in plain English and as data.
+"""The privacy statement of a run, in plain English and as data.
 
 It answers what NIST SP 800-226 (2025), Ponomareva et al. 2023 ("How to DP-fy ML", Section 5.3.3) and TensorFlow
 Privacy's `compute_dp_sgd_privacy_statement` ask of a claim: the setting, the unit of privacy, which data sets are
@@ -23,7 +23,7 @@ METHODS = {
     "prv": "privacy random variables (Opacus; Gopi et al. 2021)",
     "autodp": "Rényi differential privacy (autodp; Wang et al. 2019)",
 }
-"""What each accountant is."""
+"""Accountant -> its method and source."""
 UNKNOWN = (
     "Nothing is known of other runs on these data: choices made by looking at them cost more than is stated here.",
 )

@@ -1,4 +1,4 @@
-"""What is trained on what: a model, its loss and its data, in the one form that the kernel works with."""
+"""A model, its loss and its data, in the one form that the kernel works with."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """What errors call the model."""
+        """The model's name in errors."""
         return type(self.model.model if isinstance(self.model, Adapter) else self.model).__name__
 
     @property
@@ -77,7 +77,7 @@ class Subject:
         }
 
     def augmented(self, augment: Transform, multiplicity: int) -> Subject:
-        """What an engine trains for gradients that are means over random views of a record; not to evaluate."""
+        """The subject whose gradients are means over random views of a record; not to evaluate."""
         dims = self.first.x.ndim
         made = multiplied(
             self.model, self.loss, transform=self.transform, augment=augment, multiplicity=multiplicity, dims=dims

@@ -102,12 +102,12 @@ def attempt(subject: Subject, split: Split, where: str, training: bool) -> tuple
         if not isinstance(inputs, Tensor) or inputs.ndim == 0 or len(inputs) != len(x):
             given = described(inputs) if isinstance(inputs, Tensor) else type(inputs).__name__
             raise ConfigError("transform", given, f"expected a tensor with a row for each of {len(x)} records")
-        said = f"{where}: inputs {described(inputs)}{_names(subject)}"
-        with refused("model", subject.name, f"a pass over records of {said}{_hint(model, inputs)}"):
+        about = f"{where}: inputs {described(inputs)}{_names(subject)}"
+        with refused("model", subject.name, f"a pass over records of {about}{_hint(model, inputs)}"):
             output = model(inputs)
         shown = scores(output)
-        said += f", outputs {described(shown)}" if isinstance(shown, Tensor) else ""
-        with refused("loss", named(loss), f"the loss of records of {said}, targets {described(y)}"):
+        about += f", outputs {described(shown)}" if isinstance(shown, Tensor) else ""
+        with refused("loss", named(loss), f"the loss of records of {about}, targets {described(y)}"):
             losses = loss(shown, y)
     if not isinstance(losses, Tensor) or tuple(losses.shape) != (len(x),) or losses.is_complex():
         given = described(losses) if isinstance(losses, Tensor) else type(losses).__name__
@@ -117,7 +117,7 @@ def attempt(subject: Subject, split: Split, where: str, training: bool) -> tuple
 
 
 def augmented(subject: Subject, augment: Transform, multiplicity: int) -> Subject:
-    """What an engine trains on random views of the records of `subject`, after `augment` was tried on a few of them.
+    """`subject` on random views of its records, after `augment` was tried on a few of them.
 
     Raises:
         ConfigError: it fails, makes inputs of another kind, mixes records, or draws random numbers that they share; or
@@ -142,8 +142,10 @@ def clipping_engine(subject: Subject, name: str, batch: float, precision: str) -
     with refused("model", subject.name, "making its clipping engine"):
         try:
             sample = subject.first
-            made = clipping.engine(subject.model, subject.loss, name, sample=sample, batch=batch, precision=precision)
-            return made, blindness(subject)
+            clipper = clipping.engine(
+                subject.model, subject.loss, name, sample=sample, batch=batch, precision=precision
+            )
+            return clipper, blindness(subject)
         except Unsupported:  # where nothing can be learnt, there is nothing to compare an engine by
             problem = blindness(subject)
             if not problem:
@@ -197,7 +199,7 @@ def _names(subject: Subject) -> str:
 
 
 def _hint(model: nn.Module, inputs: Tensor) -> str:
-    """What is likely to be wrong where the model cannot take the inputs' type."""
+    """The likely mistake where the model cannot take the inputs' type."""
     own = next((p.dtype for p in model.parameters() if p.requires_grad), inputs.dtype)
     if inputs.dtype not in WHOLE or isinstance(model, Adapter):
         return ""
@@ -205,7 +207,7 @@ def _hint(model: nn.Module, inputs: Tensor) -> str:
 
 
 def _remedy(losses: object, count: int) -> str:
-    """What is likely to be wrong where a loss gives no tensor [count]."""
+    """The likely mistake where a loss gives no tensor [count]."""
     if isinstance(losses, Tensor) and losses.ndim == 0:
         return ": use reduction='none'"
     if isinstance(losses, Tensor) and losses.ndim > 1 and len(losses) == count:

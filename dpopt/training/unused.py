@@ -21,7 +21,7 @@ from dpopt.workloads.base import Split
 RECORDS = 8
 """Records whose graphs are looked at."""
 LOOKS = 8
-"""How often a random model is run before a parameter counts as unused: a block may be left out by chance."""
+"""Times that a random model is run before a parameter counts as unused: a block may be left out by chance."""
 
 
 class Unused(NamedTuple):
@@ -39,7 +39,7 @@ class Unused(NamedTuple):
 
     @property
     def record(self) -> dict[str, Any]:
-        """What a record says of them."""
+        """Their entries in a record."""
         return {"unused": list(self.names), "unused_are_held": bool(self.spans)} if self.names else {}
 
     @property
@@ -52,7 +52,7 @@ class Unused(NamedTuple):
 
 
 def unused(seen: Subject | Multiplied, train: Split, device: torch.device, owner: nn.Module) -> Unused:
-    """What the loss of the records `train` never uses of the trained parameters of `owner`.
+    """The trained parameters of `owner` that the loss of the records `train` never uses.
 
     The graphs of made-up records decide, which say nothing of the data. A few records are looked at beside them: where
     their graphs differ, as those of experts do to whom records are sent, nothing is held.
@@ -91,7 +91,7 @@ class _Place(NamedTuple):
 
 
 def _unreached(model: nn.Module, losses: Tensor) -> set[_Place]:
-    """What the graph of `losses` gives no gradient; nothing where there is no graph, and so nothing to learn."""
+    """The parameters without a gradient in the graph of `losses`; none without a graph, where nothing can be learnt."""
     if not losses.requires_grad:
         return set()
     trained = [(name.replace("_orig_mod.", ""), p) for name, p in model.named_parameters() if p.requires_grad]
