@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpopt.audit.games import Scores, kinds_of, log_ratio, play, require_noise, with_kinds
-from dpopt.clipping.flat import Clipped, ClippingEngine
+from dpopt.clipping.flat import Clipped, ClippingEngine, Request
 from dpopt.errors import ConfigError
 from dpopt.privacy import sampling
 from dpopt.privacy.data import DataOracle
 from dpopt.privacy.oracle import Transcript
 from dpopt.privacy.plan import Plan
 from dpopt.privacy.queries import GRADIENT
-from dpopt.types import ClipRule, Number, Optimizer, Vector
+from dpopt.types import Optimizer, Vector
 
 
 class WithCanaries(ClippingEngine):
@@ -54,23 +54,13 @@ class WithCanaries(ClippingEngine):
     def physical_batch(self, expected: float) -> int:
         return self._engine.physical_batch(expected)
 
-    def clipped(
-        self,
-        points: Sequence[tuple[Number, Vector]],
-        x: Tensor,
-        y: Tensor,
-        mask: Tensor,
-        clip: ClipRule,
-        scale: Vector | None = None,
-    ) -> Clipped:
+    def answer(self, request: Request) -> Clipped:
+        points, x, _, mask, clip, scale = request
         real = x < len(self._x)
         real_part = self._engine.clipped(points, self._x[x[real]], self._y[x[real]], mask[real], clip, scale)
         drawn = x[~real & mask] - len(self._x)
-        total = real_part.total.index_add_(
-            0,
-            self._coordinates[drawn],
-            self._members[drawn] * torch.as_tensor(clip.sensitivity, dtype=real_part.total.dtype),
-        )
+        sensitivity = torch.as_tensor(clip.sensitivity, dtype=real_part.total.dtype)
+        total = real_part.total.index_add_(0, self._coordinates[drawn], self._members[drawn] * sensitivity)
         # Half above and half below any bound, in or out: counts do not tell canaries apart.
         norms = torch.where(x % 2 == 0, 0.0, torch.inf).to(real_part.norms).masked_scatter(real, real_part.norms)
         return Clipped(total, _spread(real_part.losses, real), norms)

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpopt.clipping.flat import Clipped, ClippingEngine, clip_factors
+from dpopt.clipping.flat import Clipped, ClippingEngine, Request, clip_factors
 from dpopt.errors import ConfigError
 from dpopt.privacy import sampling
 from dpopt.privacy.calibration import trace
@@ -25,7 +25,7 @@ from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.oracle import Transcript
 from dpopt.privacy.plan import Plan
 from dpopt.privacy.queries import COUNTS, GRADIENT
-from dpopt.types import ClipRule, Number, Optimizer, Release, Vector
+from dpopt.types import Optimizer, Release, Vector
 
 HUGE_GRADIENT, HUGE_LOSS = 1e100, 1e300
 """A loss or gradient of the worst record, in float64: beyond any bound, but finite, as other values count as zero."""
@@ -67,15 +67,8 @@ class Prescribed(ClippingEngine):
     def physical_batch(self, expected: float) -> int:
         return PUBLIC_EXAMPLES
 
-    def clipped(
-        self,
-        points: Sequence[tuple[Number, Vector]],
-        x: Tensor,
-        y: Tensor,
-        mask: Tensor,
-        clip: ClipRule,
-        scale: Vector | None = None,
-    ) -> Clipped:
+    def answer(self, request: Request) -> Clipped:
+        points, x, y, mask, clip, scale = request
         gradients = x if scale is None else x * scale
         norms = torch.linalg.vector_norm(gradients, dim=1)
         total = (clip_factors(clip, norms, mask) @ gradients).to(points[0][1].dtype)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dpopt.clipping.bookkeeping import BookkeepingEngine
 from dpopt.clipping.each import LoopEngine
-from dpopt.clipping.flat import Clipped, ClippingEngine, FlatModel, as_written
+from dpopt.clipping.flat import Clipped, ClippingEngine, FlatModel, Request, as_written
 from dpopt.clipping.layers import refuse_unsafe, replacements
 from dpopt.clipping.losses import Loss, check_loss
 from dpopt.clipping.recording import Unsupported
@@ -17,7 +17,7 @@ from dpopt.clipping.rules import RULES, Abadi, Automatic, Normalized, clip_rule,
 from dpopt.clipping.verification import verify
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError, unknown
-from dpopt.types import ClipRule, Number, Vector
+from dpopt.types import Vector
 
 __all__ = [
     "RULES",
@@ -141,16 +141,8 @@ class _Choice(ClippingEngine):
     def is_to_be_examined(self, examples: int) -> bool:
         return not self.is_decided or self._engine.is_to_be_examined(examples)
 
-    def clipped(
-        self,
-        points: Sequence[tuple[Number, Vector]],
-        x: Tensor,
-        y: Tensor,
-        mask: Tensor,
-        clip: ClipRule,
-        scale: Vector | None = None,
-    ) -> Clipped:
-        return self.decided(x, y).clipped(points, x, y, mask, clip, scale)
+    def answer(self, request: Request) -> Clipped:
+        return self.decided(request.x, request.y).answer(request)
 
     def losses(self, points: Sequence[Vector], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         return self.decided(x, y).losses(points, x, y, mask)

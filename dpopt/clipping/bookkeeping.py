@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dpopt.clipping import layers
 from dpopt.clipping.factors import Factor, merged, scaled_squared_norm, squared_norm
-from dpopt.clipping.flat import FlatModel, PerExample, free_memory, must_be_sanitized, same_randomness
+from dpopt.clipping.flat import FlatModel, PerExample, WeightedPoints, free_memory, must_be_sanitized, same_randomness
 from dpopt.clipping.heap import keep_freed_memory
 from dpopt.clipping.losses import Loss
 from dpopt.clipping.precision import full_precision
@@ -68,9 +68,7 @@ class BookkeepingEngine(FlatModel):
     def _losses(self, theta: Vector, x: Tensor, y: Tensor) -> Tensor:
         return self.loss(self._outputs(theta, x), y)
 
-    def _per_example(
-        self, points: Sequence[tuple[Number, Vector]], x: Tensor, y: Tensor, scale: Vector | None
-    ) -> PerExample:
+    def _per_example(self, points: WeightedPoints, x: Tensor, y: Tensor, scale: Vector | None) -> PerExample:
         losses, factors = self._gradients(points, x, y)
         norms = _norm(factors, losses[0], None if scale is None else self.split(scale))
 
@@ -94,9 +92,7 @@ class BookkeepingEngine(FlatModel):
                     out.zero_()
         return total
 
-    def _gradients(
-        self, points: Sequence[tuple[Number, Vector]], x: Tensor, y: Tensor
-    ) -> tuple[Tensor, list[list[Factor]]]:
+    def _gradients(self, points: WeightedPoints, x: Tensor, y: Tensor) -> tuple[Tensor, list[list[Factor]]]:
         """The losses [k, n], and for each trained parameter the factors whose sum are its weighted gradients."""
         losses, factors = [], [[] for _ in self._parameters]
         for (weight, theta), _ in zip(points, same_randomness(x.device), strict=False):

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,31 @@ COMPARED = 3
 """Records of a batch whose gradients are compared with autograd's."""
 GROSS = 0.05
 """The largest relative error there, also in bfloat16; `verify` compares to more digits."""
+
+
+WeightedPoints: TypeAlias = Sequence[tuple[Number, Vector]]
+
+
+class Request(NamedTuple):
+    """sum_i mask_i clip(s * sum_k w_k grad f_i(theta_k)), which an engine is asked for.
+
+    The points are combined and scaled per example before clipping, so the sensitivity is `clip`'s whatever the weights.
+    An example whose combined gradient is not finite contributes zero. All points see the same dropout.
+
+    Attributes:
+        points: pairs (w_k, theta_k), theta_k of shape [d].
+        x, y: one physical batch, shapes [n, ...].
+        mask: which rows count, bool [n].
+        clip: the clip rule.
+        scale: the factor s >= 0 of each coordinate, shape [d]; by default 1.
+    """
+
+    points: WeightedPoints
+    x: Tensor
+    y: Tensor
+    mask: Tensor
+    clip: ClipRule
+    scale: Vector | None = None
 
 
 class Clipped(NamedTuple):
@@ -78,38 +103,19 @@ class ClippingEngine(Protocol):
         return False
 
     def clipped_sum(
-        self,
-        points: Sequence[tuple[Number, Vector]],
-        x: Tensor,
-        y: Tensor,
-        mask: Tensor,
-        clip: ClipRule,
-        scale: Vector | None = None,
+        self, points: WeightedPoints, x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule, scale: Vector | None = None
     ) -> Tensor:
-        """The clipped sum alone, shape [d]; see `clipped`."""
+        """The clipped sum alone, shape [d]; see `Request`."""
         return self.clipped(points, x, y, mask, clip, scale).total
 
     def clipped(
-        self,
-        points: Sequence[tuple[Number, Vector]],
-        x: Tensor,
-        y: Tensor,
-        mask: Tensor,
-        clip: ClipRule,
-        scale: Vector | None = None,
+        self, points: WeightedPoints, x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule, scale: Vector | None = None
     ) -> Clipped:
-        """sum_i mask_i clip(s * sum_k w_k grad f_i(theta_k)), with the losses and norms of the same passes.
+        """The clipped sum, with the losses and norms of the same passes; see `Request`."""
+        return self.answer(Request(points, x, y, mask, clip, scale))
 
-        The points are combined and scaled per example before clipping, so the sensitivity is `clip`'s whatever the
-        weights. An example whose combined gradient is not finite contributes zero. All points see the same dropout.
-
-        Args:
-            points: pairs (w_k, theta_k), theta_k of shape [d].
-            x, y: one physical batch, shapes [n, ...].
-            mask: which rows count, bool [n].
-            clip: the clip rule.
-            scale: the factor s >= 0 of each coordinate, shape [d]; by default 1.
-        """
+    def answer(self, request: Request) -> Clipped:
+        """What `clipped` gives; the one method that an engine has for it."""
         ...
 
     def losses(self, points: Sequence[Vector], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
@@ -202,23 +208,16 @@ class FlatModel(ClippingEngine):
             return torch.stack([self._losses(theta.detach(), x, y) for theta, _ in pairs])
 
     @torch.no_grad()
-    def clipped(
-        self,
-        points: Sequence[tuple[Number, Vector]],
-        x: Tensor,
-        y: Tensor,
-        mask: Tensor,
-        clip: ClipRule,
-        scale: Vector | None = None,
-    ) -> Clipped:
-        points = [(float(weight), theta.detach()) for weight, theta in points]
-        x, y, scale = x.detach(), y.detach(), None if scale is None else scale.detach()
+    def answer(self, request: Request) -> Clipped:
+        points = [(float(weight), theta.detach()) for weight, theta in request.points]
+        x, y, scale = (None if part is None else part.detach() for part in (request.x, request.y, request.scale))
         if not len(x):
             theta = points[0][1]
             return Clipped(torch.zeros_like(theta), theta.new_zeros(len(points), 0), theta.new_zeros(0))
         self.examine(x, y)
         found = self.per_example(points, x, y, scale)
-        return Clipped(found.weighted_sum(clip_factors(clip, found.norms, mask)), found.losses, found.norms)
+        weights = clip_factors(request.clip, found.norms, request.mask)
+        return Clipped(found.weighted_sum(weights), found.losses, found.norms)
 
     @torch.no_grad()
     def examine(self, x: Tensor, y: Tensor) -> None:
@@ -280,10 +279,8 @@ class FlatModel(ClippingEngine):
                 self._takes_extremes = mixing.takes_extremes(self.model, self.loss, x, y)
         return self._takes_extremes
 
-    def per_example(
-        self, points: Sequence[tuple[Number, Vector]], x: Tensor, y: Tensor, scale: Vector | None = None
-    ) -> PerExample:
-        """What `clipped` sums, for at least one example; arguments as there."""
+    def per_example(self, points: WeightedPoints, x: Tensor, y: Tensor, scale: Vector | None = None) -> PerExample:
+        """What `clipped` sums, for at least one example; arguments as in `Request`."""
         with self.running():
             return self._per_example(points, x, y, scale)
 
@@ -341,9 +338,7 @@ class FlatModel(ClippingEngine):
         """Losses [n] at one point."""
         raise NotImplementedError
 
-    def _per_example(
-        self, points: Sequence[tuple[Number, Vector]], x: Tensor, y: Tensor, scale: Vector | None
-    ) -> PerExample:
+    def _per_example(self, points: WeightedPoints, x: Tensor, y: Tensor, scale: Vector | None) -> PerExample:
         raise NotImplementedError
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vjp, vmap
 
-from dpopt.clipping.flat import FlatModel, PerExample, free_memory, must_be_sanitized, same_randomness
+from dpopt.clipping.flat import FlatModel, PerExample, WeightedPoints, free_memory, must_be_sanitized, same_randomness
 from dpopt.clipping.losses import Loss
 from dpopt.clipping.precision import full_precision
-from dpopt.types import Number, Vector
+from dpopt.types import Vector
 
 CHUNK_BYTES = 64 * 2**20
 """Per-example gradients held at once on a CPU; beyond its caches, larger chunks are slower."""
@@ -75,9 +75,7 @@ class VmapEngine(FlatModel):
         next(again)
         return self._pulled(parts, x, back), losses.detach()
 
-    def _per_example(
-        self, points: Sequence[tuple[Number, Vector]], x: Tensor, y: Tensor, scale: Vector | None
-    ) -> PerExample:
+    def _per_example(self, points: WeightedPoints, x: Tensor, y: Tensor, scale: Vector | None) -> PerExample:
         losses: list[Tensor] = []
         combined: list[Tensor] = []
         for (weight, theta), _ in zip(points, same_randomness(x.device), strict=False):
