@@ -188,6 +188,7 @@ class FlatModel(ClippingEngine):
         with torch.no_grad():
             for parameter, value in zip(self.trained.values(), self.split(theta), strict=True):
                 parameter.copy_(value)
+        torch.clear_autocast_cache()  # an autocast around all of it keeps what it made of the old values
 
     def physical_batch(self, expected: float) -> int:
         needed = math.ceil(expected + 3 * math.sqrt(expected))
