@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 import dpopt
-from dpopt.privacy.selection import best_of
+from dpopt.privacy.selection import BestOf
 from dpopt.results.frames import GROUP
 from dpopt.results.scores import shown
 from dpopt.results.tables import upper
@@ -75,8 +75,8 @@ def selection(store, cells):
                     "target ε": f"{place['epsilon_target']:g}",
                     "runs (mean)": f"{runs:g}",
                     "test score": shown(group["score"].iloc[0]).text(*outcome(group, runs)),
-                    "ε single": upper(best_of(ledger, delta, runs=1)),
-                    "ε selected": upper(best_of(ledger, delta, runs=runs)),
+                    "ε single": upper(BestOf("geometric", 1).epsilon(ledger, delta)),
+                    "ε selected": upper(BestOf("geometric", runs).epsilon(ledger, delta)),
                 }
             )
     return Table(pd.DataFrame(rows), note=NOTE)

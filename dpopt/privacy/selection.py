@@ -86,7 +86,11 @@ class BestOf(Checked):
             raise ConfigError("selection.runs", self.runs, f"expected a mean number of runs from 1 to {MOST_RUNS:,}")
 
     def epsilon(self, ledger: Ledger, delta: float, accountant: str = "pld") -> float:
-        return best_of(ledger, delta, runs=self.runs, number=self.number)
+        accountants.check(delta, "rdp")
+        spent = accountants.events(ledger)
+        if any(noise == 0 for _, noise, _ in spent):
+            return math.inf
+        return _renyi(spent, delta, self.runs, SHAPES[self.number]) if spent else 0.0
 
     def scores(self, epsilon: float) -> tuple[Selection, float]:
         return self, epsilon
@@ -189,32 +193,6 @@ def repeated(ledger: Ledger, runs: int) -> Ledger:
     for draw, count in ledger.counts().items():
         total.append(draw, count * runs)
     return total
-
-
-def best_of(ledger: Ledger, delta: float, *, runs: float, number: Number = "geometric") -> float:
-    """Upper bound on the epsilon of releasing the best of a random number of runs, by Renyi divergences.
-
-    Covers the records that the runs were trained on. What scores the runs must not look at them, or must be part of
-    each run's ledger; the records it does look at are not covered.
-
-    Args:
-        ledger: what each single run spends.
-        delta: see `accountants.epsilon`.
-        runs: expected number of runs, at least 1. A Poisson number may be 0: then nothing is released.
-        number: distribution of the number of runs.
-
-    Returns:
-        Epsilon of the whole procedure under add/remove adjacency; infinity where a release had no noise.
-
-    Raises:
-        ConfigError: unknown distribution, fewer than one run, or delta outside (0, 1).
-    """
-    BestOf(number, runs)
-    accountants.check(delta, "rdp")
-    spent = accountants.events(ledger)
-    if any(noise == 0 for _, noise, _ in spent):
-        return math.inf
-    return _renyi(spent, delta, runs, SHAPES[number]) if spent else 0.0
 
 
 @lru_cache(maxsize=4096)

@@ -22,7 +22,6 @@ from dpopt.privacy.selection import (
     Composed,
     Part,
     Simulated,
-    best_of,
     repeated,
     selection_rule,
     selection_spec,
@@ -62,7 +61,7 @@ def run(noise: float, draws: int = 500) -> Ledger:
 def test_known_answers(row):
     ledger, runs = run(solve_noise(run, float(row["single"]), DELTA, "rdp")), int(row["mean_runs"])
     for number in ("logarithmic", "geometric", "poisson"):
-        assert best_of(ledger, DELTA, runs=runs, number=number) == pytest.approx(float(row[number]), rel=0.005)
+        assert BestOf(number, runs).epsilon(ledger, DELTA) == pytest.approx(float(row[number]), rel=0.005)
     naive = Ledger()
     for _ in range(runs):
         naive = naive + ledger
@@ -72,33 +71,28 @@ def test_known_answers(row):
 def test_one_run_costs_what_a_run_costs():
     alone = epsilon(run(2.0), DELTA, "rdp")
     for number in ("logarithmic", "geometric"):  # the bound is over fewer orders, never below the truth
-        assert alone <= best_of(run(2.0), DELTA, runs=1, number=number) < 1.01 * alone
+        assert alone <= BestOf(number, 1).epsilon(run(2.0), DELTA) < 1.01 * alone
 
 
 def test_more_runs_cost_more():
-    costs = [best_of(run(2.0), DELTA, runs=runs) for runs in (1, 2, 4, 16, 64, 256)]
+    costs = [BestOf("geometric", runs).epsilon(run(2.0), DELTA) for runs in (1, 2, 4, 16, 64, 256)]
     assert costs == sorted(costs)
     assert costs[0] < costs[1]
 
 
 def test_runs_without_noise_or_without_releases():
-    assert best_of(run(0.0), DELTA, runs=4) == math.inf
-    assert best_of(Ledger(), DELTA, runs=4) == 0
+    assert BestOf("geometric", 4).epsilon(run(0.0), DELTA) == math.inf
+    assert BestOf("geometric", 4).epsilon(Ledger(), DELTA) == 0
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ({"runs": 0.5}, "selection.runs"),
-        ({"runs": math.inf}, "selection.runs"),
-        ({"runs": math.nan}, "selection.runs"),
-        ({"runs": 3, "number": "poison"}, "poisson"),
-        ({"runs": 3, "delta": 0}, "delta"),
-    ],
-)
-def test_what_cannot_be_used_is_refused(arguments, named):
+    ("number", "runs", "delta", "named"),
+    [("poisson", 0.5, DELTA, "runs"), ("poisson", math.nan, DELTA, "runs"), ("poison", 3, DELTA, "poisson"),
+     ("geometric", 3, 0, "delta")],
+)  # fmt: skip
+def test_what_cannot_be_used_is_refused(number, runs, delta, named):
     with pytest.raises(ConfigError, match=named):
-        best_of(run(2.0), **{"delta": DELTA, **arguments})
+        BestOf(number, runs).epsilon(run(2.0), delta)
 
 
 @pytest.mark.parametrize(("row", "name"), zip(ROWS, ("logarithmic", "geometric", "poisson"), strict=True))
@@ -172,8 +166,6 @@ def test_what_rules_charge():
     assert Simulated(0.8).epsilon(ledger, DELTA, "rdp") == pytest.approx(alone / 0.8)
     assert Part(6, 3.0).epsilon(ledger, DELTA, "rdp") == alone
     assert After(SPENT).epsilon(ledger, DELTA, "rdp") == epsilon(SPENT + ledger, DELTA, "rdp") > alone
-    for number in ("logarithmic", "geometric", "poisson"):
-        assert BestOf(number, 7).epsilon(ledger, DELTA) == best_of(ledger, DELTA, runs=7, number=number)
 
 
 @pytest.mark.parametrize("target", [3.0])

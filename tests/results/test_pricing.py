@@ -7,7 +7,7 @@ import pytest
 
 from dpopt.cli import main
 from dpopt.privacy import Draw, Ledger, caching, epsilon
-from dpopt.privacy.selection import After, BestOf, Composed, Simulated, best_of
+from dpopt.privacy.selection import After, BestOf, Composed, Simulated
 from dpopt.results import choosing, frames, pricing, tables
 from dpopt.results.verify import parquet
 
@@ -113,7 +113,7 @@ def test_the_price_of_a_search_is_its_rules_only_where_the_number_of_runs_is_ran
     assert price["composed"] == rows["composed"]["epsilon_total"] == composed
     assert price["simulated"] == composed > 1.5 * rows["simulated"]["epsilon_total"]
     ledger = store.ledger(rows["private"]["run_id"])
-    assert price["private"] == best_of(ledger, 1e-5, runs=2, number="geometric") < composed
+    assert price["private"] == BestOf("geometric", 2).epsilon(ledger, 1e-5) < composed
 
 
 RULES = [None, BestOf("geometric", 4.0), Composed(3), Simulated(0.5), After(ledger((0.1, (4.0,), 7)))]
@@ -136,8 +136,8 @@ def test_what_is_kept_has_the_bits_of_what_is_computed(accountant, rule, kept, m
     mixed = ledger((0.1, (3.0, 5.0), 20), (0.2, (1.7,), 9))
     found = pricing.spent(mixed, 1e-5, accountant, rule)
     assert found == (rule.epsilon if rule else epsilon)(mixed, 1e-5, accountant)
-    for name in ("epsilon", "best_of"):
-        monkeypatch.setattr(f"dpopt.privacy.{'accountants' if name == 'epsilon' else 'selection'}.{name}", fails)
+    for place in ("accountants.epsilon", "selection.BestOf.epsilon"):
+        monkeypatch.setattr(f"dpopt.privacy.{place}", fails)
     monkeypatch.setattr(pricing, "epsilon", fails)
     assert pricing.spent(mixed, 1e-5, accountant, rule) == found
     assert len(list(kept.iterdir())) == 1
