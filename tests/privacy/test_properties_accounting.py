@@ -86,7 +86,7 @@ def test_one_draw_costs_what_its_divergence_says(draw, delta):
     check_exact(Ledger([draw]), exact(one_draw(draw), delta), delta, ["pld", "rdp"])
 
 
-@thoroughly
+@costly
 @given(noises=st.lists(RELEASES, min_size=1, max_size=5), delta=DELTAS)
 def test_all_releases_at_rate_one_are_one_gaussian(noises, delta):
     """In whatever draws they are made."""
@@ -264,7 +264,7 @@ def test_damaged_text_is_a_config_error_or_still_a_ledger(text):
     assert all(0 < draw.rate <= 1 and min(draw.noises, default=0) >= 0 for draw in ledger.counts())
 
 
-@thoroughly
+@costly
 @given(ledger=LEDGERS, delta=DELTAS)
 def test_any_ledger_has_an_epsilon(ledger, delta):
     assert 0 <= epsilon(ledger, delta, "rdp") <= math.inf
