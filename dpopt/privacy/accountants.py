@@ -42,6 +42,7 @@ def epsilon(ledger: Ledger, delta: float, accountant: str = "pld") -> float:
     """
     check(delta, accountant)
     spent = events(ledger)
+    # Neither case is for a library: they divide by the noise, and have no word for a run that releases nothing.
     if any(noise == 0 for _, noise, _ in spent):
         return math.inf
     return _epsilon(spent, delta, accountant) if spent else 0.0
@@ -133,6 +134,7 @@ def dp_event(events: tuple[Event, ...]) -> Any:
 
 
 def _prv(events: tuple[Event, ...], delta: float) -> float:
+    # Opacus makes its grid before it says how large it is: the same formulas tell it beforehand.
     draws, error = sum(count for *_, count in events), 0.01
     step = error / math.sqrt(draws * math.log(12_000 / delta) / 2)
     points = 2 * (_rdp(events, delta / 4000) + 3) / step

@@ -35,6 +35,7 @@ def read(path: Path) -> dict[str, float] | None:
 def write(path: Path, numbers: Mapping[str, float]) -> None:
     """Keep `numbers` where that is possible."""
     with suppress(OSError):  # a file that cannot be written costs time, nothing else
+        # By one rename, so that nobody reads half of it.
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
             json.dump({"numbers": numbers, "sha256": _checksum(numbers)}, file)

@@ -71,6 +71,7 @@ def calibrate(
     if epsilon == math.inf:
         noise = dict.fromkeys(kinds, 0.0)
         return NonPrivate(noise, _ledger(structure, rate, noise), math.inf, **common)
+    # From here on there is noise to be solved, for this structure alone: what the optimizer computes plays no part.
     inflation, shares = _division(optimizer, kinds)
     charge = selection.epsilon if selection else accountants.epsilon
     searched = selection_spec(selection) if selection else None
@@ -136,6 +137,7 @@ def trace(optimizer: Optimizer, *, rate: float, draws: int, dimension: int = TRA
     """
     oracle = TraceOracle(dimension, rate, draws)
     _traced(optimizer, oracle)
+    # Run-length encoded, as a ledger is: it is compared, hashed and cached.
     return tuple((kinds, len(list(run))) for kinds, run in groupby(oracle.kinds))
 
 
@@ -195,7 +197,8 @@ def _solve_kinds(
     shares: Mapping[str, float],
     solve: Callable[[Callable[[float], Ledger]], float],
 ) -> dict[str, float]:
-    # First the gradients' noise is solved, then one number that the noise of the other kinds follows from.
+    # First the gradients' noise is solved, as if they were alone (HyFreeDP, Eq. 10), then one number that the noise of
+    # all other kinds follows from: 1/noise^2 of a kind is in proportion to its share.
     is_released = any(GRADIENT in kinds for kinds, _ in structure)
     gradient = {}
     if is_released:

@@ -99,6 +99,7 @@ class _Drawn:
 
 def sums(asked: Asked, losses: Tensor, norms: Tensor, mask: Tensor) -> Tensor:
     """The sums [m] of a query over the n records that `mask` [n] lets count; float64. See `queries.contributions`."""
+    # Whatever a query of one's own says, no record contributes more than the sensitivity that the noise is made for.
     each = contributions(asked, losses, norms)
     bound: Any = asked.sensitivity  # torch's annotations know either two numbers or two tensors
     each = torch.where(mask & each.isfinite(), each.double(), 0.0)

@@ -68,6 +68,7 @@ class Ledger:
         if not 1 <= count <= MOST_DRAWS - self._draws:
             raise ConfigError("draws", count, f"expected 1 to {MOST_DRAWS:,} in all")
         self._draws += count
+        # Equal draws one after the other are one entry, so that ten million of them cost no more than one.
         if self._runs and self._runs[-1][0] == draw:
             count += self._runs.pop()[1]
         self._runs.append((draw, count))
@@ -122,6 +123,7 @@ class Ledger:
             draws = [Draw(entry["rate"], tuple(entry["noises"])) for entry in content["draws"]]
             ledger = cls()
             for index, count in content["runs"]:
+                # Python would count a negative index from the end, and take 2.0 for a number of draws.
                 if not isinstance(count, int) or count < 1 or index < 0:
                     raise ValueError(f"[{index!r}, {count!r}] is no draw's number and a number of draws")
                 ledger.append(draws[index], count)

@@ -69,7 +69,7 @@ class AnyKind(defaultdict[str, float]):
 class Single:
     """An object of which there is one, as it counts what is released: it cannot be copied or pickled."""
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: Any) -> Any:  # `copy`, `deepcopy` and `pickle` all come here
         raise TypeError(f"{type(self).__name__} cannot be copied: the copy would release the same noise, uncharged")
 
 

@@ -79,6 +79,7 @@ def merged(events: Sequence[Event]) -> list[Event]:
 
 
 def _one_way(events: list[Event], delta: float, is_removed: bool) -> float:
+    # The tails that are cut off each draw are counted as infinite losses: together they take `LEFT_OUT` of delta.
     left = LEFT_OUT * delta / sum(count for *_, count in events)
     ends = [_ends(rate, noise, left, is_removed) for rate, noise, _ in events]
     widest = max(high - low for low, high in ends)
@@ -156,6 +157,8 @@ def _rounded(event: Event, ends: tuple[float, float], step: float, is_removed: b
     rate, noise, count = event
     first, last = math.floor(ends[0] / step), math.ceil(ends[1] / step)
     divergence = _divergence(rate, noise, np.arange(first, last + 1) * step, is_removed)
+    # Connecting the dots: between two points of the grid the divergence is taken to be linear in e^loss, which is above
+    # the convex truth. The probabilities are those of a loss with such a divergence.
     fall = np.diff(divergence)
     probabilities = np.append(1 - divergence[0], fall / math.expm1(-step)) + np.append(fall / math.expm1(step), 0)
     return _Loss(np.maximum(probabilities, 0), first, max(float(divergence[-1]), 0.0), count)
@@ -175,6 +178,7 @@ class _Sum:
     """
 
     def __init__(self, losses: list[_Loss], step: float, spread: float, delta: float) -> None:
+        # A coarse search for the best tilt, and a fine one around it: the tilt decides how precise a tail can be.
         self.losses, self.step, self.delta = losses, step, delta
         tilts = np.append(0, np.geomspace(1e-4, 1e3, 30) / spread)
         best = int(np.argmin(self._chernoff(tilts, self._cumulants(tilts), delta)))

@@ -157,6 +157,7 @@ class Space:
         """`tensor` without its autograd graph, its class, and all else but its numbers."""
         if type(tensor) in (Tensor, nn.Parameter):
             return tensor.detach().to(self.device, dtype, copy=is_copied)
+        # A subclass could look at whatever it is computed with, so its numbers are copied without asking it.
         with torch._C.DisableTorchFunctionSubclass():
             return torch.empty(tensor.shape, dtype=dtype, device=self.device).copy_(tensor.detach())
 
@@ -193,6 +194,7 @@ def read(query: Query, space: Space) -> Asked:
     if not isinstance(query, Query):
         raise ConfigError("query", query, "expected a `Query`, such as `Gradient`, `Losses` or `Below`")
     kind = str(query.kind)
+    # Everything is read before anything is charged, and once: what is computed with later is the kernel's own.
     plain = {name: _read(getattr(query, name), hint, f"{kind}.{name}", space) for name, hint in hints(type(query))}
     query = dataclasses.replace(query, **plain)
     releases, centre = query.releases, query.centre

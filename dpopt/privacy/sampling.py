@@ -97,6 +97,7 @@ def physical_batches(
     Returns:
         Pairs (row numbers, mask), all of one length; padding repeats row 0 and is masked out. An empty draw gives none.
     """
+    # Equal parts: a full batch and a tiny rest would cost two calls for one call's work.
     count = math.ceil(len(rows) / size)
     if not count:
         return []
@@ -118,6 +119,7 @@ def gaussian(
 
 def add_gaussian(total: Tensor, std: float | Tensor, seed: int, draw: int, release: int) -> None:
     """Add `std * gaussian(...)` to `total`, contiguous of shape [n], in place; takes the memory of one block."""
+    # Losses and counts are float64, and few; a gradient is float32, made by the block on the CPU, or on its own device.
     if total.dtype == torch.float64:
         noise = _stream(seed, _NOISE, draw, release).standard_normal(len(total))
         total += std * send(torch.from_numpy(noise), total.device)

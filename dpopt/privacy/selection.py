@@ -199,6 +199,7 @@ def repeated(ledger: Ledger, runs: int) -> Ledger:
 def _renyi(spent: tuple[Event, ...], delta: float, runs: float, shape: float) -> float:
     from dp_accounting import dp_event, rdp
 
+    # dp-accounting has both theorems of Papernot and Steinke as one event, with the shape of the distribution.
     with accountants.quiet():  # at some orders a Poisson number of runs has no bound
         event = dp_event.RepeatAndSelectDpEvent(accountants.dp_event(spent), runs, shape)
         return float(rdp.RdpAccountant().compose(event).get_epsilon(delta))

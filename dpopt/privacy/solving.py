@@ -65,6 +65,7 @@ def solve_noise(
         root = _root(function, *_bracket(function, guess, low, high))
         if spent(root, accountant) >= (1 - 2 * TOLERANCE) * epsilon:
             break
+    # The safe side: a root is where the sign changes, to rounding, and may spend a little more than the target.
     while spent(root, accountant) > epsilon:
         root += TOLERANCE / 4
     return math.exp(root)
