@@ -9,7 +9,6 @@ others of those that the batch holds at the same place. Targets stay: a loss see
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +39,7 @@ def trial(model: nn.Module, dtype: torch.dtype | None = None, device: torch.devi
     `dtype`, all on `device`. What it keeps elsewhere (in a list of tensors, in a module of Python) is not looked at.
     """
     attributes = [(module, dict(vars(module))) for module in model.modules()]
-    containers = [(v, copy.copy(v)) for _, each in attributes for v in each.values() if isinstance(v, dict | list)]
+    containers = [(v, v.copy()) for _, each in attributes for v in each.values() if isinstance(v, dict | list)]
     tensors = {id(t): (t, t.data, t.grad) for t in _tensors(model)}
     cuda = {data.device for _, data, _ in tensors.values() if data.is_cuda}
     with torch.random.fork_rng(list(cuda)):

@@ -17,6 +17,8 @@ from dpopt.clipping.recording import Unsupported
 from dpopt.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
+SOME = 3
+"""Examples that are compared one at a time in float64; two more are compared as training computes them."""
 DISTINCT = 64
 """Different examples in a batch of the physical size; the others repeat them."""
 EXACT, COARSE = 1e-9, 5e-3
@@ -101,11 +103,11 @@ def _verify(
 
     with mixing.trial(engine.model, dtype), torch.no_grad():
         engine.load(mixing.beside(engine.split(engine.theta)))
-        some = mixing.anything_like(x, 5)
-        if not (extremes and _losses(engine, some, _cycled(y, 5))[0].isfinite().all()):
-            some = mixing.like(x, 5)
+        some = mixing.anything_like(x, SOME)
+        if not (extremes and _losses(engine, some, _cycled(y, SOME))[0].isfinite().all()):
+            some = mixing.like(x, SOME)
         quiet()
-        tolerance, has_gradients = _compare(engine, some, _cycled(y, 5))
+        tolerance, has_gradients = _compare(engine, some, _cycled(y, SOME))
         if engine.must_show_gradients and not has_gradients:
             if x.is_floating_point():
                 raise Unsupported("its gradients are zero for random inputs, so there is nothing to compare")

@@ -71,7 +71,7 @@ def unused(seen: Subject | Multiplied, train: Split, device: torch.device, owner
         with unchanged(seen.model, device, training=True), suppress(Exception), torch.enable_grad():
             x, y = (send(part, device) for part in some)
             for look in range(LOOKS):
-                torch.manual_seed(look)
+                torch.default_generator.manual_seed(look)
                 each = _unreached(owner, seen.loss(seen.model(seen.transform(x)), y))
                 places = each & places if look else each
                 if not places:  # usually at once

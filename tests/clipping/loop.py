@@ -45,10 +45,10 @@ def gradient(model, loss, theta, x, y):
     """Loss and flat gradient at `theta` of the one example in `x` and `y`."""
     parameters = trained(model)
     for parameter, value in zip(parameters, theta.split([p.numel() for p in parameters]), strict=True):
-        parameter.data = value.view_as(parameter).clone()
+        parameter.data, parameter.grad = value.view_as(parameter).clone(), None
     value = loss(model(x), y).sum()
-    gradients = torch.autograd.grad(value, parameters, allow_unused=True)
-    flat = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
+    value.backward()
+    flat = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
     return value.detach(), torch.cat([g.flatten() for g in flat])
 
 

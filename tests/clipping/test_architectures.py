@@ -46,7 +46,6 @@ REFUSED = {
     "spectral_norm_training",
     "embedding_max_norm",
     "embedding_sparse",
-    "experts",
     "changed_after_use",
 }
 """Those that no engine can follow, those that have a replacement, and those that cannot be trained privately."""
@@ -96,8 +95,18 @@ def check(make, name, tolerance):
 
 
 SAMPLE = [*sorted(REFUSED), "conv2d_groups", "batch_norm2d", "batch_norm_frozen", "spectral_norm", "opacus_gru"]
-SAMPLE += ["by_value", "checkpoint_reentrant"]
-SAMPLE += ["shared_module", "embedding_padding", "attention_causal", "tied", "lora", "checkpoint", "film"]
+SAMPLE += [
+    "by_value",
+    "checkpoint_reentrant",
+    "experts",
+    "shared_module",
+    "embedding_padding",
+    "attention_causal",
+    "tied",
+    "lora",
+    "checkpoint",
+    "film",
+]
 
 
 @pytest.mark.parametrize("name", SAMPLE)

@@ -463,7 +463,7 @@ def spectral(is_eval):
 def mixture(m, x):
     """Each row goes to one of two experts, by its index."""
     chosen = m.gate(x).argmax(-1)
-    out = torch.zeros(len(x), 3)
+    out = x.new_zeros(len(x), 3)
     for number, expert in enumerate((m.first, m.second)):
         out[chosen == number] = expert(x[chosen == number])
     return out

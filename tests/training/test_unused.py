@@ -1,0 +1,230 @@
+"""Parameters that the loss never uses stay where they are, at no cost, and are named."""
+
+import copy
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import dpopt
+from dpopt.clipping.views import Multiplied
+from dpopt.optimizers.held import Held
+from dpopt.testing import Task
+from dpopt.training import fitting
+from dpopt.training.unused import unused
+from dpopt.workloads.base import Split
+
+pytestmark = pytest.mark.filterwarnings("ignore:seed")
+CPU = torch.device("cpu")
+
+
+def loss(output, target):
+    return F.cross_entropy(output, target, reduction="none")
+
+
+class Net(nn.Module):
+    """Layers by name, and what `run(net, x)` makes of them."""
+
+    def __init__(self, run, **layers):
+        super().__init__()
+        self.run = run
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+
+    def forward(self, x):
+        return self.run(self, x)
+
+
+def pooled(run=lambda m, x: m.head(torch.tanh(m.body(x)))):
+    return Net(run, body=nn.Linear(4, 5), pooler=nn.Linear(5, 5), head=nn.Linear(5, 3))
+
+
+def looked_up(run=lambda m, x: m.head(m.table(x).mean(1)), kind=nn.Embedding, row=0):
+    return Net(run, table=kind(7, 3, padding_idx=row), head=nn.Linear(3, 7, bias=False))
+
+
+def tied():
+    model = looked_up()
+    model.head.weight = model.table.weight
+    return model
+
+
+def by_value(m, x):
+    return m.head(m.pooler(m.body(x)) if x.max() > 2 else m.body(x))
+
+
+def by_chance(m, x):
+    return m.head(m.pooler(m.body(x)) if m.training and torch.rand(()) < 0.5 else m.body(x))
+
+
+def hidden(m, x):
+    return m.head(checkpoint(m.pooler, m.body(x), use_reentrant=True))
+
+
+POOLER = {"pooler.weight", "pooler.bias"}
+CASES = {
+    "none": (lambda: nn.Linear(4, 3), set()),
+    "pooler": (pooled, POOLER),
+    "compiled": (lambda: torch.compile(pooled(), backend="eager"), POOLER),
+    "detached": (lambda: pooled(lambda m, x: m.head(m.body(x) + m.pooler(m.body(x)).detach())), POOLER),
+    "bias_alone": (lambda: Net(lambda m, x: x @ m.a.weight.T, a=nn.Linear(4, 3)), {"a.bias"}),
+    "padding": (looked_up, {"table.weight[0]"}),
+    "other_row": (lambda: looked_up(row=5), {"table.weight[5]"}),
+    "bags": (lambda: looked_up(lambda m, x: m.head(m.table(x)), nn.EmbeddingBag), {"table.weight[0]"}),
+    "no_padding": (lambda: looked_up(row=None), set()),
+    "tied": (tied, set()),
+    "padding_of_one_use": (
+        lambda: looked_up(lambda m, x: m.head(m.table(x).mean(1) + F.embedding(x, m.table.weight).mean(1))),
+        set(),
+    ),
+    "by_chance": (lambda: pooled(by_chance), set()),
+    "in_a_checkpoint": (lambda: pooled(hidden), set()),
+}
+
+
+def records(model, n=200):
+    """Records that the model takes, of which the first are like none of the made-up ones."""
+    generator = torch.Generator().manual_seed(0)
+    if any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in model.modules()):
+        return torch.randint(0, 7, (n, 3), generator=generator), torch.randint(3, (n,), generator=generator)
+    x = torch.randn(n, 4, generator=generator)
+    return x, (x[:, 0] > 0).long()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_what_autograd_never_gives_a_gradient(case):
+    """The names, and their places: no record has a gradient there, one at a time, and some have elsewhere."""
+    torch.manual_seed(0)
+    make, names = CASES[case]
+    model = make()
+    x, y = records(model)
+    seen = unused(Multiplied(model, loss, lambda x: x), Split(x, y), CPU, model)
+    assert set(seen.names) == names
+    assert bool(seen.spans) == bool(names)
+    touched = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.bool)
+    for _ in range(3):
+        for row in range(30):
+            model.zero_grad()
+            loss(model(x[row : row + 1]), y[row : row + 1]).sum().backward()
+            touched |= (
+                torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in model.parameters()])
+                != 0
+            )
+    for start, stop in seen.spans:
+        assert not touched[start:stop].any()
+    if case not in ("none", "no_padding", "by_chance"):
+        assert sum(stop - start for start, stop in seen.spans) == int((~touched).sum())
+
+
+def fit(model, **changes):
+    torch.manual_seed(1)
+    options = {
+        "optimizer": "dp_adam",
+        "epsilon": 4.0,
+        "delta": 1e-4,
+        "epochs": 3,
+        "batch_size": 50,
+        "accountant": "rdp",
+    }
+    return dpopt.fit(model, loss, records(model), **{**options, "progress": False, "seed": 0, **changes})
+
+
+ADAMW = dpopt.create("torch_optim", optimizer="torch.optim.AdamW", lr=0.01)
+
+
+@pytest.mark.filterwarnings("ignore:model. the loss never uses")
+@pytest.mark.parametrize("changes", [{}, {"average": 0.9}, {"isolate": True}, {"optimizer": ADAMW}, {"engine": "vmap"}])
+def test_it_stays_and_all_else_ends_as_it_would(changes, monkeypatch):
+    """Draws, noise and ledger are those of a run in which nothing is held, as these optimizers work by coordinate."""
+    torch.manual_seed(0)
+    model = pooled()
+    start = copy.deepcopy(model.state_dict())
+    result = fit(model, **changes)
+    end = copy.deepcopy(model.state_dict())
+    model.load_state_dict(start)
+    monkeypatch.setattr(fitting, "held", lambda optimizer, spans: optimizer)
+    other = fit(model, **changes)
+    assert other.ledger == result.ledger
+    for name, value in other.model.state_dict().items():
+        assert torch.equal(end[name], start[name] if name in POOLER else value)
+        assert not torch.equal(value, start[name])
+
+
+@pytest.mark.parametrize(("make", "names"), [(pooled, sorted(POOLER)), (looked_up, ["table.weight[0]"])])
+def test_it_is_named_and_a_row_of_padding_stays(make, names, recwarn):
+    """Of a row of padding, which any table of texts has, there is no warning."""
+    torch.manual_seed(0)
+    model = make()
+    start = copy.deepcopy(model.state_dict())
+    result = fit(model)
+    assert (sorted(result.record["unused"]), result.record["unused_are_held"]) == (names, True)
+    assert all(name in str(result.statement()) for name in names)
+    assert sorted(json.loads(json.dumps(result.statement().to_dict()))["unused"]) == names
+    warned = [str(warning.message) for warning in recwarn if "never uses" in str(warning.message)]
+    assert len(warned) == (make is pooled)
+    if make is looked_up:
+        changed = (model.table.weight != start["table.weight"]).any(1)
+        assert changed.tolist() == [False] + [True] * 6
+
+
+def test_it_stays_in_a_run_that_goes_on(tmp_path):
+    class Stop(Exception):
+        pass
+
+    def stop(entry):
+        if entry["draw"] == 5:
+            raise Stop
+
+    torch.manual_seed(0)
+    start = pooled().state_dict()
+    ends = []
+    for callback in (stop, None):
+        torch.manual_seed(0)
+        model = pooled()
+        try:
+            with pytest.warns(UserWarning, match="pooler"):
+                fit(model, checkpoint=str(tmp_path), callback=callback)
+        except Stop:
+            continue
+        ends.append(model.state_dict())
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match="pooler"):
+        ends.append(fit(pooled()).model.state_dict())
+    assert all(torch.equal(*values) for values in zip(ends[0].values(), ends[1].values(), strict=True))
+    assert torch.equal(ends[0]["pooler.weight"], start["pooler.weight"])
+
+
+@pytest.mark.parametrize("beyond", [True, False])
+def test_where_records_differ_from_made_up_ones_nothing_is_held(beyond):
+    """Made-up numbers lie between 0 and 1: the branch that they never take is the records' alone, or the other way."""
+    torch.manual_seed(0)
+    model = pooled(by_value if beyond else lambda m, x: m.head(m.body(x) if x.max() > 2 else m.pooler(m.body(x))))
+    start = model.pooler.weight.detach().clone()
+    with pytest.warns(UserWarning, match=r"some records does not use pooler\.weight, pooler\.bias"):
+        result = fit(model)
+    assert result.record["unused"] == ["pooler.weight", "pooler.bias"]
+    assert not result.record["unused_are_held"]
+    assert "may hold noise alone: pooler.weight" in str(result.statement())
+    assert not torch.equal(model.pooler.weight, start)
+
+
+@pytest.mark.parametrize("name", ["dp_sgd", "dp_adam", "fiber", "disk", "adadp", "torch_optim"])
+def test_an_optimizer_keeps_its_state_and_its_ledger(name):
+    task, spans = Task(), ((1, 3), (4, 5))
+    optimizer = dpopt.create(name)
+    start, ends = task.engine.theta, []
+    for stepper in (optimizer, Held(optimizer, spans)):
+        oracle = task.oracle(task.plan(optimizer))
+        state = stepper.init(start)
+        while oracle.draws_left:
+            state = stepper.step(state, oracle)
+        ends.append((state, oracle.ledger))
+    (free, ledger), (kept, same) = ends
+    assert same == ledger
+    assert type(kept) is type(free)
+    for begin, stop in spans:
+        assert torch.equal(kept.theta[begin:stop], start[begin:stop])
+        assert not torch.equal(free.theta[begin:stop], start[begin:stop])
