@@ -1,5 +1,6 @@
 """The page of a suite: what it says, that it says it without a network, and that nothing stored can break it."""
 
+import csv
 import html
 import json
 import math
@@ -10,11 +11,15 @@ import subprocess
 import sys
 from functools import reduce
 from html.parser import HTMLParser
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from markdown_it import MarkdownIt
 
+from dpopt import markup
+from dpopt.cli import main
 from dpopt.errors import ConfigError
 from dpopt.privacy import epsilon as spent
 from dpopt.results import choosing, frames, report, tables
@@ -434,3 +439,29 @@ def test_in_chromium(maker, folder, tmp_path):
         assert before != up != sorted(up)
         assert up[:4] == sorted(up[:4], key=float) == down[3::-1]
         assert up[4:] == down[4:] == ["not charged"]
+
+
+NASTY = ["[/nope]", "=cmd|x", r"\input{x}", "<script>", "a|b", "\x1b[31m$", "@x & _y_ #"]
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")
+def test_a_suite_of_labels_that_mean_harm(maker, capsys):
+    """From the status to the report: nothing fails, and every file shows the labels and nothing else."""
+    for seed, label in product(range(2), NASTY):
+        maker.add(label, seed, 0.5, 0.5 + 0.01 * seed)
+    store = maker.done()
+    for command in ("status", "table", "rank", "report"):
+        assert main([command, "suite=made", f"results={store.root}"]) == 0, command
+        out, err = capsys.readouterr()
+        assert "\x1b" not in out + err
+        assert command != "table" or all(markup.line(label) in out for label in NASTY)
+    files = {path.name: path.read_text("utf-8") for path in store.suite_folder("made").glob("*.*")}
+    written = {name: text for name, text in files.items() if not name.endswith(".json")}
+    assert not any("\x1b" in text for text in written.values())
+    assert "<script>" not in written["report.html"].partition("<body>")[2].partition("<script>")[0]
+    assert r"\input{x}" not in written["table.tex"]
+    labels = {row["label"] for row in csv.DictReader(written["table.csv"].splitlines())}
+    assert {label.removeprefix("'") for label in labels} == {markup.line(label) for label in NASTY}
+    assert not any(re.match(r"[=+\-@]", label) for label in labels)
+    read = MarkdownIt("commonmark").enable("table").render(written["table.md"])
+    assert all(html.escape(markup.line(label)) in read for label in NASTY)
