@@ -27,7 +27,7 @@ _FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]")
 
 
 class TextFormat(NamedTuple):
-    """How a format takes text.
+    """The texts of a format.
 
     Attributes:
         escape: a text -> what shows it, on one line.

@@ -54,7 +54,7 @@ def _panel(axis: Axes, rows: pd.DataFrame, styles: Styles) -> None:
 
 
 def _tuning(row: dict) -> str:
-    """What there is to say of a number that was not reached within the target epsilon alone."""
+    """A remark on a number that took more than the target epsilon."""
     if row["tuning"] == "fixed":
         return " (set by hand)"
     spent = upper(row["epsilon_with_tuning"])

@@ -1,4 +1,4 @@
-"""What clipping leaves of each class, w_y(C), at the end of training: classes from the easiest to the hardest.
+"""The share w_y(C) of each class that clipping leaves at the end of training: classes from the easiest to the hardest.
 
 Not private: a diagnostic. After Figure 4 of "On optimal hyperparameters for differentially private deep transfer
 learning" (arXiv 2510.20616).

@@ -11,7 +11,7 @@ from dpopt.results.drawing import GREY, Styles, by_epsilon, legend, remarks, wor
 
 NEEDS = "diagnostics"
 BELOW = 1000
-"""How far below the least median or bound the axis may reach: bands end at rounding errors, far below both."""
+"""The axis may reach this far below the least median or bound: bands end at rounding errors, far below both."""
 
 
 def draw(frame: pd.DataFrame, styles: Styles) -> Figure:

@@ -1,4 +1,4 @@
-"""What the learning rate that validates best at one ε loses at another, for each method that searches one.
+"""The loss at another ε of the learning rate that validates best at one, for each method that searches one.
 
 After the theory of "Adaptive methods are preferable in high privacy settings" (arXiv 2603.03226): the best rate of
 sign-like steps does not depend on ε, that of SGD does.

@@ -16,8 +16,8 @@ from dpopt.results.writing import Table
 
 PARTS = [
     r"\input{/etc/passwd}", r"\write18{id} \\[1em]", "$x_1$", "[/nope]", "[red]x", r"\[bold]", "<script>", "a|b||",
-    r"\|", "[text](javascript:x)", "![x](y)", "**a** _b_ `c` ~~d~~", "&lt;", "<i>", "=HYPERLINK(1)", "+1", "-1", "@SUM(1)",
-    " =1", "＝1", ":smile:", "ε ± δ", "dp_sgd", "a & b # c % d $ e ~ f ^ g", "{}", "\\",
+    r"\|", "[text](javascript:x)", "![x](y)", "**a** _b_ `c` ~~d~~", "&lt;", "<i>", "=HYPERLINK(1)", "+1", "-1",
+    "@SUM(1)", " =1", "＝1", ":smile:", "ε ± δ", "dp_sgd", "a & b # c % d $ e ~ f ^ g", "{}", "\\",
 ]  # fmt: skip
 HIDDEN = ["\x1b[31m", "\r", "\n", "\t", "\x07", "\x00", "\x9b31m", "\u202e", "\u2028", "\ud800"]
 SIGNS = {r"\textbackslash": "\\", r"\textasciitilde": "~", r"\textasciicircum": "^", r"\textless": "<"}

@@ -104,7 +104,7 @@ def _suites() -> list[dict[str, str]]:
 
 
 def _models() -> list[dict[str, str]]:
-    """How many parameters each trainable subset of well-known models holds."""
+    """Parameters of each trainable subset of well-known models."""
     from dpopt.workloads.models import parameter_counts
 
     def shown(value: int | str | None) -> str:

@@ -69,7 +69,7 @@ def plan(overrides: Sequence[str]) -> None:
 
 
 def _costs(rows: list[CostRow], timings: dict[int, Timing]) -> dict[str, dict[str, list[str]]]:
-    """What `dpopt plan` prints: workload -> column -> cells, without the columns that say nothing in any table."""
+    """The tables of `dpopt plan`: workload -> column -> cells, without the columns that say nothing in any table."""
     from dpopt.results.naming import workload_names
 
     names = workload_names([row.cells[0].workload for row in rows])
@@ -124,7 +124,7 @@ def _basis(timings: Mapping[int, Timing]) -> list[str]:
 
 
 def _absent(missing: Sequence[Missing]) -> list[str]:
-    """Which data and weights are not on this machine, and whether `dpopt run` begins without them."""
+    """Data and weights that are not on this machine; without some of them `dpopt run` does not begin."""
     loaded = [entry for entry in missing if entry.hub]
     refused = [entry for entry in missing if not entry.hub]
     lines = [f"loaded from the hub when first needed: {_listed(loaded)}"] if loaded else []

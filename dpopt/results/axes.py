@@ -104,12 +104,12 @@ def cut(axes: Sequence[Any], low: Iterable[float], high: Iterable[float], along:
         along: the axis with the scores, "x" or "y".
     """
     spans = _finite(low, high)
-    found = gap(*zip(*spans, strict=True)) if spans else None
-    if found is None:
+    hole = gap(*zip(*spans, strict=True)) if spans else None
+    if hole is None:
         return
     bottom, top = spans[0][0], max(end for _, end in spans)
-    kept = max(top - bottom - (found[1] - found[0]), (found[1] - found[0]) / 10)
-    first, last, far = found[0] + 0.06 * kept, found[1] - 0.06 * kept, 100 * (top - bottom)
+    kept = max(top - bottom - (hole[1] - hole[0]), (hole[1] - hole[0]) / 10)
+    first, last, far = hole[0] + 0.06 * kept, hole[1] - 0.06 * kept, 100 * (top - bottom)
     scores = (first - far, first, last, last + far)
     places = (first - far, first, first + 0.08 * kept, first + 0.08 * kept + far)
     functions = (lambda score: np.interp(score, scores, places), lambda place: np.interp(place, places, scores))
@@ -144,5 +144,5 @@ def _ticks(start: float, end: float, kept: float) -> list[float]:
     from matplotlib.ticker import MaxNLocator
 
     count, middle = round(6 * (end - start) / kept), (start + end) / 2
-    found = [float(tick) for tick in MaxNLocator(max(1, count)).tick_values(start, end) if start <= tick <= end]
-    return found if count > 1 and found else [min(found or [middle], key=lambda tick: abs(tick - middle))]
+    ticks = [float(tick) for tick in MaxNLocator(max(1, count)).tick_values(start, end) if start <= tick <= end]
+    return ticks if count > 1 and ticks else [min(ticks or [middle], key=lambda tick: abs(tick - middle))]

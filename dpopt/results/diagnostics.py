@@ -1,4 +1,4 @@
-"""What runs have noted of their gradients, as frames. Not private: see `dpopt.study.diagnostics`."""
+"""Diagnostics of the gradients of runs, as frames. Not private: see `dpopt.study.diagnostics`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the files in `plots/` draw with: a suite's styles, panels, one legend, and the rows that a line shows.
+"""Helpers of the files in `plots/`: a suite's styles, panels, one legend, and the rows of a sweep.
 
 Pure black and white stand for ink and paper, which are others on a dark page (`report.svg`).
 """
@@ -26,7 +26,7 @@ MOST = 12
 NUMBERED = re.compile(r"(.+)_(\d[\d.]*(?:e[+-]?\d+)?)")
 """A label that ends in a number, as in `RULE_1e-8`."""
 LETTERS = 13
-"""How many letters of a title fit into an inch."""
+"""Letters of a title that fit into an inch."""
 GREY = "0.5"
 """The colour of what belongs to no method: references, remarks."""
 DARK, LIGHT = "#0A0A0A", "#FAFAFA"
@@ -34,7 +34,7 @@ DARK, LIGHT = "#0A0A0A", "#FAFAFA"
 
 
 class Style(NamedTuple):
-    """How a label looks in all figures of its suite. A marker may be hollow; what that says is the figure's.
+    """The look of a label in all figures of its suite. A marker may be hollow, for a reason of the figure's own.
 
     Attributes:
         colour: of all that stands for it.
@@ -79,28 +79,32 @@ def styles_of(labels: Iterable[str]) -> dict[str, Style]:
 
 def _shared(names: Sequence[str]) -> dict[str, Style]:
     """The styles of methods that differ in a number; of one method, or of too many, none."""
-    known = _families(names)
-    methods, numbers = (list(dict.fromkeys(pair[k] for pair in known.values())) for k in (0, 1))
-    rows = len(methods) + math.ceil((len(names) - len(known)) / len(COLOURS))
+    families = _families(names)
+    methods, numbers = (list(dict.fromkeys(pair[k] for pair in families.values())) for k in (0, 1))
+    rows = len(methods) + math.ceil((len(names) - len(families)) / len(COLOURS))
     if len(methods) < 2 or len(numbers) > len(COLOURS) or rows > len(DASHES):
         return {}
     rows_of = {method: (MARKERS[row], DASHES[row]) for row, method in enumerate(methods)}
-    return {name: Style(COLOURS[numbers.index(number)], *rows_of[method]) for name, (method, number) in known.items()}
+    return {
+        name: Style(COLOURS[numbers.index(number)], *rows_of[method]) for name, (method, number) in families.items()
+    }
 
 
 def _families(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Method and number of the labels whose method has several; without a number, it is the method's default."""
-    found = {name: match.groups() for name in names if (match := NUMBERED.fullmatch(name))}
-    found |= {method: (method, "") for method, _ in list(found.values()) if method in names and method not in found}
-    methods = [method for method, _ in found.values()]
-    return {name: found[name] for name in names if name in found and methods.count(found[name][0]) > 1}
+    families = {name: match.groups() for name in names if (match := NUMBERED.fullmatch(name))}
+    families |= {
+        method: (method, "") for method, _ in list(families.values()) if method in names and method not in families
+    }
+    methods = [method for method, _ in families.values()]
+    return {name: families[name] for name in names if name in families and methods.count(families[name][0]) > 1}
 
 
-def by_label(frame: pd.DataFrame, known: Styles) -> Iterator[tuple[str, Style, pd.DataFrame]]:
+def by_label(frame: pd.DataFrame, styles: Styles) -> Iterator[tuple[str, Style, pd.DataFrame]]:
     """Each label of `frame` with its style and rows, in the suite's order."""
-    order, groups = list(known), dict(list(frame.groupby("label", sort=False)))
+    order, groups = list(styles), dict(list(frame.groupby("label", sort=False)))
     for label in sorted(map(str, groups), key=order.index):
-        yield label, known[label], groups[label]
+        yield label, styles[label], groups[label]
 
 
 def by_epsilon(frame: pd.DataFrame) -> Iterator[tuple[float, Any, pd.DataFrame]]:
@@ -113,7 +117,7 @@ def by_epsilon(frame: pd.DataFrame) -> Iterator[tuple[float, Any, pd.DataFrame]]
 
 
 def shades(count: int) -> np.ndarray:
-    """Where to read a colour map so that `count` colours can be seen on white and on black."""
+    """Places of a colour map whose `count` colours can be seen on white and on black."""
     return np.linspace(0.3, 0.8, max(2, count))[:count]
 
 
@@ -136,17 +140,17 @@ def panels(
     size = (width * len(targets) + ROOM, height * len(workloads) + 0.3)
     layout = {"figsize": size, "squeeze": False, "layout": "constrained"}
     figure, axes = plt.subplots(len(workloads), len(targets), **layout, **options)
-    found, there = {}, set(zip(frame["workload"], frame["epsilon_target"], strict=True))
+    drawn, there = {}, set(zip(frame["workload"], frame["epsilon_target"], strict=True))
     for workload, line in zip(workloads, axes, strict=True):
         for target, axis in zip(targets, line, strict=True):
             gap = "\n" if len(workload) > LETTERS * width - 8 else " "
             axis.set_title(f"{workload},{gap}{named_epsilon(target)}", fontsize=10)
             axis.grid(alpha=0.3)
             if (workload, target) in there:
-                found[workload, target] = axis
+                drawn[workload, target] = axis
             else:
                 axis.set_axis_off()
-    return figure, found
+    return figure, drawn
 
 
 def workload_panels(
@@ -182,16 +186,16 @@ def _named(column: str, value: Any) -> str:
 
 
 def named_epsilon(target: float) -> str:
-    """What titles call a target epsilon."""
+    """A target epsilon in a title."""
     return f"ε = {target:g}".replace("inf", "∞")
 
 
-def legend(figure: Any, known: Styles | None = None) -> None:
+def legend(figure: Any, styles: Styles | None = None) -> None:
     """One legend at the right of a figure on a constrained layout: all labels of all panels, as the suite has them.
 
     It is no higher than the figure, which grows by what is too wide for its `ROOM`: panels keep their size.
     """
-    handles, order = labelled(figure), list(known or ())
+    handles, order = labelled(figure), list(styles or ())
     names = sorted(handles, key=lambda name: _place(name, order))
     width, height = figure.get_size_inches()
     place = {"loc": "outside right upper", "frameon": False, "ncols": math.ceil(len(names) * ENTRY / height)}
@@ -207,7 +211,7 @@ def remarks(axis: Any, line: str, band: str) -> None:
 
 
 def _place(name: str, order: Sequence[str]) -> int:
-    """Where in `order` the longest label is that `name` begins with; after all of them where there is none."""
+    """The place in `order` of the longest label that `name` begins with; after all of them if there is none."""
     return max((len(label), place) for place, label in enumerate([*order, ""]) if name.startswith(label))[1]
 
 

@@ -18,11 +18,11 @@ from dpopt.errors import ConfigError, unknown
 from dpopt.results.drawing import Styles
 
 OF_SUITES = ("comparison", "curves", "ranking", "sweep", "rates", "diagnostics", "classes", "transfers")
-"""What a figure of a suite may need: the frames of `results.Results`."""
+"""Frames of `results.Results`, which a figure of a suite may need."""
 DEFAULT = Path("plots")
-"""Where figures are looked for beside those that come with dpopt."""
+"""The folder of figures beside those that come with dpopt."""
 OF_COMMANDS = {"speed": "dpopt bench", "audit": "dpopt audit"}
-"""What a figure of no suite may need -> the command that draws it."""
+"""Frames of no suite -> the command that draws their figures."""
 FRAMES = (*OF_SUITES, *OF_COMMANDS)
 """Every frame that a figure may need."""
 
@@ -43,7 +43,7 @@ class Plot:
     draw: Callable[[pd.DataFrame, Styles], Any]
 
     def figure(self, frame: pd.DataFrame, styles: Styles | None = None) -> Any:
-        """What `draw` makes of `frame`, whose texts are no mathematics.
+        """The figure that `draw` makes of `frame`, whose texts are no mathematics.
 
         Args:
             frame: with the columns that the figure needs.

@@ -29,15 +29,15 @@ def workload_names(specs: list[dict[str, Any]]) -> dict[str, str]:
 def _named(spec: dict[str, Any], all_specs: Iterable[dict[str, Any]], without: Collection[str] = ()) -> str:
     others = [other for other in all_specs if other["name"] == spec["name"]]
     entry = registry.entries("workload").get(spec["name"])  # results may be of a workload that is not installed here
-    told = entry.fields.get("data") if entry else None
+    usual = entry.fields.get("data") if entry else None
     shown = [
         key
         for key, value in spec.items()
-        if (key == "data" and value != told)
+        if (key == "data" and value != usual)
         or (key not in without and any(other.get(key) != value for other in others))
     ]
-    given = ", ".join(f"{key}={spec[key]}" for key in shown if spec[key] is not None)  # None: as the model has it
-    return f"{spec['name']}({given})" if given else spec["name"]
+    differing = ", ".join(f"{key}={spec[key]}" for key in shown if spec[key] is not None)  # None: as the model has it
+    return f"{spec['name']}({differing})" if differing else spec["name"]
 
 
 def row_names(entries: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -45,13 +45,15 @@ def row_names(entries: Sequence[Mapping[str, Any]]) -> list[str]:
 
     A suite has one of each, but runs with other ones add their cells to the same manifest.
     """
-    told = [{key: entry["cell"].get(key, 0.0) for key in ("accountant", "average")} for entry in entries]
-    values = {(entry["label"], *item) for entry, known in zip(entries, told, strict=True) for item in known.items()}
+    fields = [{key: entry["cell"].get(key, 0.0) for key in ("accountant", "average")} for entry in entries]
+    values = {
+        (entry["label"], *item) for entry, of_entry in zip(entries, fields, strict=True) for item in of_entry.items()
+    }
     count = Counter((label, key) for label, key, _ in values)
     names = []
-    for label, known in zip((entry["label"] for entry in entries), told, strict=True):
-        given = [f"{key}={value}" for key, value in known.items() if count[label, key] > 1]
-        names.append(f"{label} ({', '.join(given)})" if given else label)
+    for label, of_entry in zip((entry["label"] for entry in entries), fields, strict=True):
+        differing = [f"{key}={value}" for key, value in of_entry.items() if count[label, key] > 1]
+        names.append(f"{label} ({', '.join(differing)})" if differing else label)
     return names
 
 
@@ -83,7 +85,7 @@ SPELLED = {
     "vit_tiny": "ViT-Ti",
     "wrn_16_4": "WRN-16-4",
 }
-"""How the field writes what we write in small letters; other words are shown as they are."""
+"""The field's spelling of words that we write in small letters; other words are shown as they are."""
 MODEL = ("architecture", "encoder")
 
 

@@ -17,13 +17,13 @@ from dpopt.errors import ConfigError, unknown
 from dpopt.results.naming import workload_names
 
 KEY = ["dataset", "model", "subset"]
-"""What a number was measured on, in the paper's words."""
+"""Columns that name the task of a number, in the paper's words."""
 TEXT = ["paper", "table", *KEY, "method", "metric", "unit", "note"]
 
 
 @dataclass(frozen=True)
 class Paper:
-    """What one file holds.
+    """The numbers of one file.
 
     Attributes:
         reference: the paper.
@@ -41,8 +41,8 @@ class Paper:
         """The row of one number, by preference one with a deviation; a number without an epsilon fits any."""
         rows = self.numbers
         same = (rows[KEY] == list(measured)).all(axis=1) & (rows["method"] == method) & (rows["metric"] == metric)
-        found = rows[same & ((rows["epsilon"] == epsilon) | rows["epsilon"].isna())]
-        return min(found.to_dict("records"), key=lambda row: pd.isna(row["std"]), default=None)
+        fitting = rows[same & ((rows["epsilon"] == epsilon) | rows["epsilon"].isna())]
+        return min(fitting.to_dict("records"), key=lambda row: pd.isna(row["std"]), default=None)
 
 
 def papers() -> dict[str, Path]:
@@ -56,10 +56,10 @@ def read(name: str) -> Paper:
     Raises:
         ConfigError: no such file.
     """
-    known = papers()
-    if name not in known:
-        raise unknown("published.paper", name, known)
-    lines = known[name].read_text().splitlines()
+    files = papers()
+    if name not in files:
+        raise unknown("published.paper", name, files)
+    lines = files[name].read_text().splitlines()
     reference, *caveats = [line.removeprefix("# ") for line in lines if line.startswith("# ")]
     table = "\n".join(line for line in lines if not line.startswith("# "))
     numbers = pd.read_csv(io.StringIO(table), dtype=dict.fromkeys(TEXT, str)).fillna(dict.fromkeys(TEXT, ""))
@@ -87,39 +87,39 @@ def beside(
     Raises:
         ConfigError: the suite names no paper, or something that the paper does not hold.
     """
-    given = manifest.get("published")
-    if not given:
+    published = manifest.get("published")
+    if not published:
         raise ConfigError("compare", "published", f"the suite {manifest['suite']} has no key `published`")
-    paper, names = read(given["paper"]), measured(manifest)
-    check(given, paper)
-    targets = {float(ours): float(theirs) for ours, theirs in given.get("epsilon", {}).items()}
+    paper, names = read(published["paper"]), measured(manifest)
+    check(published, paper)
+    targets = {float(ours): float(theirs) for ours, theirs in published.get("epsilon", {}).items()}
     columns: dict[str, list[Any]] = {}
-    found = []
+    numbers = []
     for row in table.to_dict("records"):
-        at, method = names.get(row["workload"], ()), given["methods"].get(row["label"], "")
+        at, method = names.get(row["workload"], ()), published["methods"].get(row["label"], "")
         target = row["epsilon_target"]
         for name, metric in {"published": row["score"], **{f"published_{score}": score for score in scores}}.items():
             number = paper.number(at, method, targets.get(target, target), metric) if at else None
-            found += [number] if number else []
+            numbers += [number] if number else []
             for key, value in _cells(name, number, target).items():
                 columns.setdefault(key, []).append(value)
-    return table.assign(**columns), _remarks(paper, found)
+    return table.assign(**columns), _remarks(paper, numbers)
 
 
-def check(given: Mapping[str, Any], paper: Paper) -> None:
+def check(published: Mapping[str, Any], paper: Paper) -> None:
     """Raise `ConfigError` for what a suite's key `published` names and the paper has no number for."""
-    names = [("methods", "method", list(given["methods"].values()))]
-    for entry in given["workloads"]:
+    names = [("methods", "method", list(published["methods"].values()))]
+    for entry in published["workloads"]:
         names += [(f"workloads.is.{key}", key, _choices(item)) for key, item in zip(KEY, entry["is"], strict=True)]
-    known = {f"{epsilon:g}" for epsilon in paper.numbers["epsilon"]}
-    for theirs in given.get("epsilon", {}).values():
-        if (stated := f"{float(theirs):g}") not in known:
-            raise unknown("published.epsilon", stated, known)
+    of_paper = {f"{epsilon:g}" for epsilon in paper.numbers["epsilon"]}
+    for theirs in published.get("epsilon", {}).values():
+        if (stated := f"{float(theirs):g}") not in of_paper:
+            raise unknown("published.epsilon", stated, of_paper)
     for where, column, used in names:
-        known = set(paper.numbers[column])
+        of_paper = set(paper.numbers[column])
         for name in used:
-            if name not in known:
-                raise unknown(f"published.{where}", name, known)
+            if name not in of_paper:
+                raise unknown(f"published.{where}", name, of_paper)
 
 
 def _choices(item: Any) -> list[str]:
@@ -128,15 +128,15 @@ def _choices(item: Any) -> list[str]:
 
 
 def measured(manifest: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """What the paper calls a workload, by the workload's name in tables."""
+    """The paper's words for each workload, by the workload's name in tables."""
     specs = [cell["cell"]["workload"] for cell in manifest["cells"]]
-    names, found = workload_names(specs), {}
+    names, words = workload_names(specs), {}
     for spec in specs:
         for entry in manifest["published"]["workloads"]:
             called = tuple(_called(item, spec) for item in entry["is"])
             if all(spec.get(key) == value for key, value in entry.items() if key != "is") and all(called):
-                found[names[json.dumps(spec, sort_keys=True)]] = called
-    return found
+                words[names[json.dumps(spec, sort_keys=True)]] = called
+    return words
 
 
 def _called(item: Any, spec: Mapping[str, Any]) -> str:
@@ -157,7 +157,7 @@ def _cells(name: str, number: Mapping[str, Any] | None, target: float) -> dict[s
     return {name: number["value"], f"{name}_std": number["std"], f"{name}_in": where}
 
 
-def _remarks(paper: Paper, found: Iterable[Mapping[str, Any]]) -> list[str]:
+def _remarks(paper: Paper, numbers: Iterable[Mapping[str, Any]]) -> list[str]:
     """The paper and its caveats, and the notes to the numbers that are shown."""
-    notes = dict.fromkeys(f"{number['method']}: {number['note']}." for number in found if number["note"])
+    notes = dict.fromkeys(f"{number['method']}: {number['note']}." for number in numbers if number["note"])
     return [f"Published: {paper.reference}.", *paper.caveats, *notes]

@@ -1,4 +1,4 @@
-"""How far a suite is, and how long the rest of it takes, by what its finished runs took."""
+"""Progress of a suite, and the time that is left, by the times of its finished runs."""
 
 from __future__ import annotations
 

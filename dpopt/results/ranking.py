@@ -27,7 +27,7 @@ from dpopt.results.writing import Column, Table, marks, texts, unless_nan
 from dpopt.store.runs import RESULTS, Store
 
 BUDGETS = {"epsilon": "total ε", "draws": "draws", "gradients": "gradient evaluations", "seconds": "seconds"}
-"""What budgets are counted in -> its name in tables."""
+"""Kind of budget -> its name in tables."""
 SEARCH = ["workload", "label", "epsilon_target"]
 """Runs that agree in these are one search, for each seed."""
 BLOCK = ["workload", "epsilon", "budget"]
@@ -188,7 +188,9 @@ def _by_cost(store: Store, searches: Sequence[Row], budgets: Sequence[float]) ->
     if all(row["failed"] for row in searches):
         return
     for (_, target), rows in sorted(grouped(searches, ["workload", "epsilon_target"]).items()):
-        totals = [[row["total"] for row in own if _has(row, "total")] for own in grouped(rows, ["label"]).values()]
+        totals = [
+            [row["total"] for row in of_label if _has(row, "total")] for of_label in grouped(rows, ["label"]).values()
+        ]
         cheapest = min(map(max, filter(None, totals)), default=None)
         for budget in budgets or ([] if cheapest is None else [cheapest]):
             yield from (row | {"epsilon": target, "budget": budget} | _end(store, row, budget) for row in rows)
@@ -282,16 +284,21 @@ def _block(entries: pd.DataFrame) -> Iterator[Row]:
     block = {"score": ranked["score"].dropna().iloc[0], "visible": standing.visible}
     numbers: dict[str, Row] = {}
     for label, p, may_be_best in zip(there, standing.p, standing.may_be_best, strict=True):
-        own = numbers[label] = {"mean": there[label].mean(), "std": there[label].std(), "difference": 0.0}
-        own |= {"p": p, "is_best": may_be_best and means[label] > -math.inf}
+        of_label = numbers[label] = {"mean": there[label].mean(), "std": there[label].std(), "difference": 0.0}
+        of_label |= {"p": p, "is_best": may_be_best and means[label] > -math.inf}
         if label != best.name:
             pairs = statistics.difference((there[label] - best).to_numpy())
-            own |= {"difference": pairs.mean, "low": pairs.low, "high": pairs.high}
+            of_label |= {"difference": pairs.mean, "low": pairs.low, "high": pairs.high}
     for label, rank in ranks.items():
         place = _of_method(ranked[ranked["label"] == label]) | block | {"rank": rank, "is_first": rank == ranks.iloc[0]}
         yield place | EMPTY | numbers.get(label, {})
-    for _, own in entries[is_unranked].groupby("label", sort=False):
-        yield _of_method(own) | block | {"unscored": without_score(own), "rank": math.nan, "is_first": False} | EMPTY
+    for _, of_label in entries[is_unranked].groupby("label", sort=False):
+        yield (
+            _of_method(of_label)
+            | block
+            | {"unscored": without_score(of_label), "rank": math.nan, "is_first": False}
+            | EMPTY
+        )
 
 
 def _of_method(entries: pd.DataFrame) -> Row:

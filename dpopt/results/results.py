@@ -1,4 +1,4 @@
-"""What is stored of a suite: its cells, and the frames, tables, figures and pages that are made of them."""
+"""The stored cells of a suite, and the frames, tables, figures and pages that follow from them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def load_results(
     seeds: Sequence[int] | int | None = None,
     workloads: Sequence[str] | None = None,
 ) -> Results:
-    """What a results folder holds of a suite, finished or not; a published folder is read alike.
+    """The stored cells of a suite, finished or not; a published folder is read alike.
 
     Args:
         results: the folder, such as "results" or "results/published".
@@ -58,7 +58,7 @@ def _several(value: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Results:
-    """What is stored of a suite, or the part of it that was asked for; a frame that has nothing to show is empty.
+    """The stored cells of a suite, or a part of them; a frame that has nothing to show is empty.
 
     Args:
         store: that holds it.
@@ -88,17 +88,17 @@ class Results:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with the records, a line each."""
+        """Problems with the records, a line each."""
         return self.stored.problems
 
     @property
     def is_written(self) -> bool:
-        """Whether tables are kept beside the results; what is published is only read."""
+        """True if tables are kept beside the results; a published folder is only read."""
         return not self.store.is_read_only
 
     @property
     def folder(self) -> Path:
-        """Where tables and pages are written: the suite's folder, or one inside of it for a part of the suite."""
+        """The folder of tables and pages: the suite's, or one inside of it for a part of the suite."""
         folder = self.store.suite_folder(self.suite)
         return folder / "part" if self.part else folder
 
@@ -206,17 +206,17 @@ class Results:
 
     @cached_property
     def transfers(self) -> pd.DataFrame:
-        """What the point of each search that validates best at one epsilon loses at another."""
+        """The loss at one epsilon of the point that validates best at another, for each search."""
         return transfer.transfers(self.cells)
 
     @cached_property
     def styles(self) -> dict[str, Style]:
-        """How each label looks in figures: that of the whole suite, whatever part is asked for."""
+        """The look of each label in figures: that of the whole suite, whatever part is asked for."""
         return styles_of(row_names(self.store.manifest(self.suite)["cells"]))
 
     @cached_property
     def _titles(self) -> dict[str, str]:
-        """What figures call workloads, by their names in tables."""
+        """Titles of workloads in figures, by their names in tables."""
         specs = [entry["cell"]["workload"] for entry in self.store.manifest(self.suite)["cells"]]
         return dict(zip(workload_names(specs).values(), readable_names(specs).values(), strict=True))
 

@@ -1,4 +1,4 @@
-"""How scores are shown in tables and figures: accuracies in percent, any other score as it is."""
+"""Scores as tables and figures show them: accuracies in percent, any other score as it is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = {
 
 
 class Shown(NamedTuple):
-    """How one score is shown.
+    """The look of one score.
 
     Attributes:
         label: for axes and columns, with the unit.
@@ -65,11 +65,11 @@ def without_score(runs: pd.DataFrame) -> str:
 
 
 def is_share(score: str) -> bool:
-    """Whether a workload's score of this name is the mean of a zero or a one for each record."""
+    """True if a workload's score of this name is the mean of a zero or a one for each record."""
     return score == "accuracy"
 
 
 def shown(score: str) -> Shown:
-    """How the score of this name is shown; names that end in "accuracy" are shares."""
+    """The look of the score of this name; names that end in "accuracy" are shares."""
     name = NAMES.get(score, score.replace("_", " "))
     return Shown(f"{name} (%)", 100.0, 1) if score.endswith("accuracy") else Shown(name, 1.0, 3)

@@ -119,7 +119,7 @@ def difference(values: Array, comparisons: int = 1) -> Difference:
 
 
 class Standing(NamedTuple):
-    """Which methods of a block may be its best.
+    """The methods of a block that may be its best.
 
     Attributes:
         p: of each method, that no other is better, shape [methods]; NaN without another that shares two seeds.
@@ -172,12 +172,12 @@ def standing(scores: Array) -> Standing:
 
 def _visible(spread: Array, count: NDArray[np.int_], rivals: NDArray[np.int_]) -> float:
     """The median over pairs of the least difference that `standing` would show."""
-    known = np.triu(count > 1)
-    if not known.any():
+    compared = np.triu(count > 1)
+    if not compared.any():
         return math.nan
-    row, _ = known.nonzero()
-    quantile = scipy.stats.t.isf((1 - CONFIDENCE) / rivals[row], count[known] - 1)
-    return float(np.median(quantile * spread[known] / np.sqrt(count[known])))
+    row, _ = compared.nonzero()
+    quantile = scipy.stats.t.isf((1 - CONFIDENCE) / rivals[row], count[compared] - 1)
+    return float(np.median(quantile * spread[compared] / np.sqrt(count[compared])))
 
 
 def rank_samples(workloads: Sequence[Sequence[Array]]) -> Array:
@@ -239,7 +239,7 @@ def friedman(ranks: Array) -> Friedman:
 
 
 def critical_difference(methods: int, blocks: int) -> float:
-    """How far apart two average ranks must be to differ, all pairs considered (Nemenyi's test).
+    """The distance from which two average ranks differ, all pairs considered (Nemenyi's test).
 
     Source: Demšar, "Statistical comparisons of classifiers over multiple data sets", JMLR 2006, section 3.2.2.
     """
@@ -254,12 +254,12 @@ def cliques(averages: Array, critical: float) -> list[tuple[int, int]]:
         averages: shape [methods], ascending.
         critical: see `critical_difference`.
     """
-    found: list[tuple[int, int]] = []
+    groups: list[tuple[int, int]] = []
     for first, rank in enumerate(averages):
         last = int(np.searchsorted(averages, rank + critical)) - 1
-        if last > first and (not found or last > found[-1][1]):
-            found.append((first, last))
-    return found
+        if last > first and (not groups or last > groups[-1][1]):
+            groups.append((first, last))
+    return groups
 
 
 def profile(gaps: Array) -> tuple[Array, Array]:

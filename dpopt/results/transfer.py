@@ -1,4 +1,4 @@
-"""What a learning rate that was selected at one epsilon loses at another."""
+"""The loss of a learning rate at another epsilon than the one at which it was selected."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ def transfers(cells: pd.DataFrame) -> pd.DataFrame:
     searched = cells[(cells["tuning"] == "grid") & (cells["stage"] == "") & ~cells["is_widened"]]
     rows = []
     for place, search in searched.groupby(PLACE, sort=False, dropna=False):
-        known = select(search)
-        if search["tuned"].nunique() < 2 or known.empty:
+        selected = select(search)
+        if search["tuned"].nunique() < 2 or selected.empty:
             continue
-        search = search.merge(known[["epsilon_target", "seed"]])  # without the searches that are not finished
+        search = search.merge(selected[["epsilon_target", "seed"]])  # without the searches that are not finished
         scores = map(score_or_worst, search["selection_score"], search["state"])
         search = search.assign(selected_by=list(scores))
         once = search.sort_values("selected_by", ascending=False, kind="stable").drop_duplicates(POINT)
         tests = once.pivot(index=["epsilon_target", "seed"], columns="tuned", values="test_score")
         tests = tests.apply(lambda scores: scores.fillna(scores.min()), axis="columns")
-        chosen = known.set_index(["epsilon_target", "seed"])["tuned"]
+        chosen = selected.set_index(["epsilon_target", "seed"])["tuned"]
         shared = _shared(once)
-        for source, target in permutations(sorted(known["epsilon_target"].unique()), 2):
+        for source, target in permutations(sorted(selected["epsilon_target"].unique()), 2):
             losses = _losses(tests.loc[target], chosen.loc[source], chosen.loc[target])
             if len(losses):
                 where = dict(zip(PLACE, place, strict=True)) | {"epsilon_from": source, "epsilon_target": target}
                 one = tests.loc[target][shared[target]] - tests.loc[target][shared[source]]
                 numbers = _numbers(losses) | {f"shared_{name}": value for name, value in _numbers(one.dropna()).items()}
-                rows.append(where | {"score": known["score"].iloc[0]} | numbers)
+                rows.append(where | {"score": selected["score"].iloc[0]} | numbers)
     return pd.DataFrame(rows)
 
 
@@ -68,13 +68,19 @@ def _shared(once: pd.DataFrame) -> dict[float, str]:
     return scores.mean().unstack("tuned", sort=False, fill_value=-math.inf).idxmax(axis="columns").to_dict()
 
 
-def _losses(tests: pd.DataFrame, taken: pd.Series, own: pd.Series) -> pd.Series:
+def _losses(tests: pd.DataFrame, taken: pd.Series, best: pd.Series) -> pd.Series:
     """By seed: the test score of the `own` point less that of the `taken` one."""
-    seeds = own.index.intersection(taken.index)
-    pairs = {seed: tests.at[seed, own[seed]] - tests.at[seed, taken[seed]] for seed in seeds}
+    seeds = best.index.intersection(taken.index)
+    pairs = {seed: tests.at[seed, best[seed]] - tests.at[seed, taken[seed]] for seed in seeds}
     return pd.Series(pairs, dtype=float).dropna()
 
 
 def _numbers(losses: pd.Series) -> dict[str, float]:
-    found = statistics.difference(losses.to_numpy())
-    return {"loss": found.mean, "low": found.low, "high": found.high, "p": found.p, "seeds": len(losses)}
+    difference = statistics.difference(losses.to_numpy())
+    return {
+        "loss": difference.mean,
+        "low": difference.low,
+        "high": difference.high,
+        "p": difference.p,
+        "seeds": len(losses),
+    }

@@ -1,4 +1,4 @@
-"""How much noise a run adds up, over batch sizes, and the batch size that follows.
+"""Cumulative noise of a run over batch sizes, and the batch size that follows.
 
 Rehn et al., "On optimal hyperparameters for differentially private deep transfer learning", ICLR 2026, arXiv
 2510.20616. For a fixed number E of epochs a run takes T = E N / B steps, and its noise adds up to sigma sqrt(T), with
@@ -22,7 +22,7 @@ from dpopt.privacy.calibration import calibrate
 from dpopt.sizes import number_of_draws, sampling_rate
 
 TOLERANCE = 0.05
-"""How far above the least the cumulative noise of the plateau may be. Our choice."""
+"""The cumulative noise of the plateau may be this share above the least. Our choice."""
 MIN_STEPS = 20
 """The fewest steps; the paper's number for CIFAR-100 and ViT-Tiny. It differs between data sets."""
 
@@ -47,7 +47,7 @@ class Noise(NamedTuple):
 
     @property
     def per_step(self) -> float:
-        """What earlier rules ask to be small, sigma / B. It never saturates, so they end at the full batch."""
+        """The noise sigma / B of a step: small by earlier rules, which end at the full batch, as it never saturates."""
         return self.noise_multiplier / self.batch_size
 
 

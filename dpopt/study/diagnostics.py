@@ -1,4 +1,4 @@
-"""What clipping does to a run while it trains: gradient norms, what is left of each class, and the best bound.
+"""Clipping during a run: gradient norms, the share that is left of each class, and the best bound.
 
 Norms come from the passes that the engine makes anyway; only the best bound needs the gradients themselves.
 
@@ -26,7 +26,7 @@ LAST = 0.25
 GRADIENTS = 128
 """Examples of a draw from which its best bound is estimated."""
 ESTIMATES = 8
-"""How often in a run that is done."""
+"""Times in a run that it is estimated."""
 
 
 class Diagnostics:
@@ -59,7 +59,7 @@ class Diagnostics:
             self._seen = seen
 
     def state(self) -> dict[str, Any]:
-        """What a run that is stopped has to keep, for `restore`."""
+        """The numbers that a stopped run keeps, for `restore`."""
         return {"norms": self._norms, "last": self._last, "estimates": self._estimates}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -67,7 +67,7 @@ class Diagnostics:
         self._norms, self._last, self._estimates = state["norms"], state["last"], state["estimates"]
 
     def entry(self) -> dict[str, Any]:
-        """What belongs into the curve now: about all draws since it was asked last."""
+        """The entry of the curve: about all draws since the last one."""
         norms = torch.cat(self._norms) if self._norms else torch.zeros(0)
         self._norms = []
         content: dict[str, Any] = {"private": False, "norms": norm_quantiles(norms)}
@@ -80,7 +80,7 @@ class Diagnostics:
         return content
 
     def summary(self) -> dict[str, Any]:
-        """What belongs into the record: each class's weight w_y(C) in the last quarter of the run, {C: [classes]}."""
+        """The entry of the record: each class's weight w_y(C) in the last quarter of the run, {C: [classes]}."""
         content: dict[str, Any] = {"private": False}
         if self._last:
             norms, labels = (torch.cat(parts) for parts in zip(*self._last, strict=True))

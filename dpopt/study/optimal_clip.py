@@ -93,7 +93,7 @@ def optimal_clip(gradients: Tensor, noise_multiplier: float) -> OptimalClip:
 
 
 def _minima(gradients: Tensor, norms: Tensor, variance: float) -> Iterator[tuple[Tensor, Tensor]]:
-    """Where MSE(C) is least between two neighbouring norms and how large it is there, from the longest down."""
+    """The C of the least MSE between two neighbouring norms, and that MSE, from the longest norms down."""
     upper, order = norms.sort(descending=True)
     lower = torch.cat([upper[1:], upper.new_zeros(1)])
     G = N = upper.new_zeros(gradients.shape[1])

@@ -1,4 +1,4 @@
-"""How much of each class, and of each example, clipping leaves; and how long gradients are.
+"""The share of each class, and of each example, that clipping leaves; and norms of gradients.
 
 Rehn et al., "On optimal hyperparameters for differentially private deep transfer learning", ICLR 2026, arXiv
 2510.20616, Section 5 and Figures 3 and 4.

@@ -1,4 +1,4 @@
-"""What a suite's page says, before it is set: the best methods, what was planned, what failed, where it was run."""
+"""The content of a suite's page: the best methods, the plan, failures, and provenance."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from dpopt.store.runs import RESULTS, SETTLED, Store
 
 STATES = (*SETTLED, "running", "interrupted", "pending")
 AXES = {"batch_size": "B", "epochs": "epochs", "clip": "C"}
-"""What tells rows of one label, workload and target apart."""
+"""Columns that tell rows of one label, workload and target apart."""
 ORIGIN = {"code": "commit", "python": "Python", "device": "device"}
 TRACEBACK_LINES = 6
-"""How much of a traceback is shown: its end says where and why."""
+"""Lines of a traceback that are shown: its end names the place and the reason."""
 
 
 class Failure(NamedTuple):
@@ -96,10 +96,10 @@ def _named(row: dict[str, Any], table: pd.DataFrame) -> str:
 
 
 def states(cells: pd.DataFrame) -> str:
-    """How many cells there are, and how many in each state."""
+    """The number of cells, and of those in each state."""
     counts = cells.drop_duplicates("run_id")["state"].value_counts()
-    known = [f"{counts[state]} {state}" for state in STATES if state in counts]
-    return f"{counts.sum()} {'cell' if counts.sum() == 1 else 'cells'}: {', '.join(known)}."
+    listed = [f"{counts[state]} {state}" for state in STATES if state in counts]
+    return f"{counts.sum()} {'cell' if counts.sum() == 1 else 'cells'}: {', '.join(listed)}."
 
 
 def failures(store: Store, cells: pd.DataFrame) -> list[Failure]:
@@ -115,13 +115,13 @@ def explained(store: Store, places: Mapping[str, str]) -> list[Failure]:
     Args:
         places: run id -> what is said of its place in the suite.
     """
-    found: dict[str, Failure] = {}
-    for run_id, said in places.items():
+    failures: dict[str, Failure] = {}
+    for run_id, place in places.items():
         error = store.error(run_id)
         end = "\n".join(error["traceback"].strip().splitlines()[-TRACEBACK_LINES:])
-        failure = found.setdefault(error["reason"], Failure(error["reason"], end, []))
-        failure.cells.append(f"{run_id}: {said}")
-    return list(found.values())
+        failure = failures.setdefault(error["reason"], Failure(error["reason"], end, []))
+        failure.cells.append(f"{run_id}: {place}")
+    return list(failures.values())
 
 
 def place(label: str, workload: str, epsilon: float, seed: int) -> str:
@@ -130,7 +130,7 @@ def place(label: str, workload: str, epsilon: float, seed: int) -> str:
 
 
 def damages(results: Stored) -> list[str]:
-    """What `results` says of damaged and foreign files: all problems but those of failed cells."""
+    """Problems with damaged and foreign files: all but those of failed cells."""
     failed = set(results.cells.loc[results.cells["state"] == "failed", "run_id"])
     return [problem for problem in results.problems if problem.split(" ")[0] not in failed]
 
@@ -163,6 +163,6 @@ def _code(cells: pd.DataFrame) -> pd.Series:
     """Commits, and whether tracked files differed from them."""
     if "commit" not in cells:
         return pd.Series(dtype=str)
-    known = cells[cells["commit"].notna()]
-    states = zip(known["commit"], known["dirty"], strict=True)
+    runs = cells[cells["commit"].notna()]
+    states = zip(runs["commit"], runs["dirty"], strict=True)
     return pd.Series([f"{commit} with changed files" if dirty else commit for commit, dirty in states], dtype=str)

@@ -104,7 +104,7 @@ def grid(table: Table) -> Grid:
 
 
 def _is_numeric(cells: Iterable[TableCell]) -> bool:
-    """Whether at least half of the cells that are not empty hold numbers."""
+    """True if at least half of the cells that are not empty hold numbers."""
     filled = [cell.number != "" for cell in cells if cell.text]
     return any(filled) and sum(filled) >= len(filled) / 2
 
@@ -125,10 +125,10 @@ def text(value: Any) -> str:
 
 def number(text: str) -> str:
     """The number that `text` begins with, as JavaScript reads it; empty where there is none."""
-    found = NUMBER.match(text)
-    if not found:
+    match = NUMBER.match(text)
+    if not match:
         return ""
-    sign, digits = found.groups()
+    sign, digits = match.groups()
     return sign.replace("−", "-").replace("+", "") + digits.replace(",", "").replace("∞", "Infinity")
 
 
