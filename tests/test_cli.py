@@ -1,4 +1,5 @@
 import csv
+import math
 import re
 from pathlib import Path
 
@@ -6,6 +7,10 @@ import pytest
 from fabricated import noted
 
 from dpopt.cli import main
+from dpopt.cli.keys import read
+from dpopt.cli.privacy import CalibrateKeys
+from dpopt.cli.results import RankKeys
+from dpopt.errors import ConfigError
 
 KNOWN = Path(__file__).parent / "privacy" / "known_answers.csv"
 ROWS = list(csv.DictReader(KNOWN.read_text().splitlines()[1:]))
@@ -62,6 +67,39 @@ def test_list(capsys):
     printed = capsys.readouterr().out
     for name in ("hyfreedp", "fiber", "adadp", "digits_mlp", "quickstart"):
         assert name in printed
+
+
+def test_keys_are_read_by_their_annotations():
+    words = ["suite=a", "seeds=[0,1]", "epsilon=3", "against=a [b]: c", "budgets=[1e3, 2]", "results=~", "by=draws"]
+    asked = read(RankKeys, words, "rank")
+    assert (asked.seeds, asked.epsilon, asked.against, asked.budgets) == ((0, 1), (3.0,), "a [b]: c", (1000.0, 2.0))
+    assert (asked.results, asked.by, asked.optimizers) == (Path.home(), "draws", None)
+    assert asked.overrides == ["suite=a", "epsilon=[3]", "seeds=[0,1]", f"results={Path.home()}"]
+    fields = ["fields.lr=1e-3", "fields.base={name: fiber}", "fields.base.kappa=0.5", "delta=null"]
+    asked = read(CalibrateKeys, ["epsilon=inf", *fields], "calibrate")
+    assert (asked.epsilon, asked.delta) == (math.inf, None)
+    assert asked.fields == {"lr": "1e-3", "base": {"name": "fiber", "kappa": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("budget=3", "did you mean 'budgets'"),
+        ("budgets", "did you mean"),
+        ("budgets.x=3", "budgets.x"),
+        ("by=draw", "did you mean 'draws'"),
+        ("budgets=[&a [*a]]", "budgets: .* cannot be used"),
+        ("budgets=" + "[" * 60, "budgets"),
+        ("seeds=", "seeds: '' cannot be used"),
+        ("optimizers=[]", "optimizers"),
+        ("results=", "results"),
+    ],
+)
+def test_a_key_that_cannot_be_read_is_named(word, message):
+    with pytest.raises(ConfigError, match=message):
+        read(RankKeys, ["suite=a", word], "rank")
+    with pytest.raises(ConfigError, match="the key `suite` is missing"):
+        read(RankKeys, [], "rank")
 
 
 SMALL = [

@@ -352,18 +352,6 @@ def test_ranks_are_tested_with_enough_workloads_only():
     assert "Friedman" in ranking.verdict(scattered(9))
 
 
-def test_files_say_what_was_compared_and_how_little_few_seeds_show(searched):
-    store = searched.done()
-    cells = frames.load(store, "made").cells
-    for by, name in ranking.BUDGETS.items():
-        files = ranking.files(ranking.ranking(store, cells.assign(seconds_train=1.0), by, PLENTY))
-        assert name in files["md"]
-        assert "With 3 seeds" in files["md"]
-        assert "Average ranks are not tested" in files["md"]
-        assert files["csv"].count("\n") == 3
-    assert "no finished blocks" in ranking.files(ranking.ranking(store, cells[:0]))["md"]
-
-
 def test_methods_that_share_no_block_have_no_average(maker):
     for workload, labels in (("digits_mlp", ("adadp", "dog")), ("gmm", ("prodigy", "hyfreedp"))):
         for label in labels:

@@ -3,13 +3,11 @@
 import csv
 import html
 import json
-import math
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from functools import reduce
 from html.parser import HTMLParser
 from itertools import product
 from pathlib import Path
@@ -23,7 +21,7 @@ from dpopt.cli import main
 from dpopt.errors import ConfigError
 from dpopt.privacy import epsilon as spent
 from dpopt.results import choosing, frames, report, tables
-from dpopt.results.report.content import headline, provenance, setting
+from dpopt.results.report.content import headline, provenance
 from dpopt.results.report.sheet import number
 from dpopt.results.results import Results
 from dpopt.results.writing import Table
@@ -233,19 +231,6 @@ def test_commands_repeat_what_was_given(matrix, folder):
     assert "dpopt plot suite=made figure=second" in Page(page_of(matrix, folder)).text
 
 
-def test_further_tables_and_figures_of_other_frames(matrix, folder):
-    of_curves = (('"comparison"', '"curves"'), ('"mean"', '"test_accuracy"'), ('"epsilon_single"', '"draw"'))
-    (folder / "second.py").write_text(reduce(lambda text, pair: text.replace(*pair), of_curves, FIGURE))
-    (folder / "third.py").write_text(FIGURE.replace('"comparison"', '"sweep"'))
-    part = Table(pd.DataFrame({"runs": [2, 4], "chance": [0.25, None]}), "Chances", "Few.", bold={(0, "runs")})
-    page = Page(page_of(matrix, folder, further=[part]))
-    assert page.tables[2] == [["runs", "chance"], ["2", "0.25"], ["4", ""]]
-    assert len(page.all("svg")) == 2
-    assert "third" in page.text
-    assert "nothing that it needs is stored" in page.text
-    assert [cell.get("class") for cell in page.all("td")].count("number strong") == 1
-
-
 def test_what_failed_is_told_once_with_its_end(maker, bare):
     cells = [maker.add("dp_adam", seed, 0.5, 0.5, status="failed") for seed in range(3)]
     store = maker.done()
@@ -338,16 +323,6 @@ def test_published_numbers_where_the_suite_names_a_paper(matrix, bare):
     page = Page(page_of(matrix, bare))
     assert "Published numbers are left out: published.paper: 'nowhere'" in page.text
     assert "compare=published" not in page.text
-
-
-def test_bounds_are_listed_though_some_rows_have_none(maker):
-    for bound in (math.nan, 1.0, math.nan, 0.1):
-        maker.add("dp_adam", 0, 0.5, 0.5)
-        maker.clip(bound)
-    assert setting(frames.load(maker.done(), "made").cells)["C"] == "0.1, 1, –"
-    maker.cells = [entry for entry in maker.cells if entry["cell"]["optimizer"]["clip"]["rule"] == "automatic"]
-    shutil.rmtree(maker.store.suite_folder("made"))
-    assert setting(frames.load(maker.done(), "made").cells)["C"] == "–"
 
 
 def test_provenance_counts_cells(matrix):

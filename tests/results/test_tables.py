@@ -11,8 +11,7 @@ import scipy.stats
 from dpopt import registry
 from dpopt.cli import main
 from dpopt.markup import MARKDOWN
-from dpopt.privacy.selection import BestOf
-from dpopt.results import choosing, frames, pricing, tables
+from dpopt.results import choosing, frames, tables
 from dpopt.results.report.sheet import sheet
 from dpopt.results.results import Results
 
@@ -66,13 +65,6 @@ def test_two_scores_stand_in_columns_of_their_own(table):
     alone = tables.as_table(table, "made").styled(MARKDOWN)
     assert alone["accuracy (%)"].tolist() == shown.loc[~own, "accuracy (%)"].tolist()
     assert "Test accuracy and log-likelihood (nats): mean" in tables.footer(both)
-
-
-def test_a_value_set_by_hand_is_not_called_charged(maker):
-    maker.add("dp_adam", 0, 0.5, 0.5, tuned={"lr": 0.1}, tuning="fixed")
-    store = maker.done()
-    table = tables.comparison(store, choosing.select(frames.load(store, "made").cells))
-    assert "not charged" in tables.as_table(table, "made").markdown.split("\n\n")[0]
 
 
 def test_nothing_finished_is_an_empty_table(maker):
@@ -152,41 +144,6 @@ def test_what_the_registry_says_of_an_optimizer_is_below_the_table(maker):
     assert "dp_adam: " not in files["md"]
 
 
-def test_the_columns_of_epsilon(maker):
-    """Every way to search at one target: by one run, by the search, and by all runs one after the other."""
-    for seed in (0, 1):
-        for lr in (0.1, 1.0):
-            maker.add("free", seed, 0.5, 0.5, tuned={"lr": lr}, tuning="grid")
-        number = 4 + seed
-        maker.add_search(
-            "private", seed, [(0.5, 0.5, 0.4)] * number, {"rule": "logarithmic", "runs": 2}, tuning="private"
-        )
-        maker.add_search("simulated", seed, [(None, 0.5, 0.3)] * 2, {"rule": "simulated", "share": 0.85})
-        maker.add("hyfreedp", seed, 0.5, 0.2)
-    store = maker.done()
-    table = tables.comparison(store, choosing.select(frames.load(store, "made").cells)).set_index("label")
-    once, *several = (
-        pricing.epsilon_of_runs(store, {maker.cells[0]["run_id"]: runs}, 1e-5, "rdp") for runs in (1, 2, 5)
-    )
-    assert (table["epsilon_single"] == once).all()
-    assert table["epsilon_with_tuning"].drop("private").to_dict() == {
-        "free": several[0], "simulated": several[0], "hyfreedp": once
-    }  # fmt: skip
-    assert table["epsilon_composed"].to_dict() == {
-        "free": several[0], "simulated": several[0], "hyfreedp": once, "private": several[1]
-    }  # fmt: skip
-    rule = BestOf("logarithmic", 2).epsilon(store.ledger(maker.cells[2]["run_id"]), 1e-5)
-    assert once < table["epsilon_with_tuning"]["private"] == rule < several[1]
-    assert table["runs"]["private"] == 4.5
-    shown = tables.as_table(table.reset_index(), "made").frame.set_index("optimizer")
-    assert shown["ε composed"]["private"] == tables.upper(several[1]) != shown["ε with tuning"]["private"]
-    assert shown["runs"]["private"] == "4.5"
-
-
-def test_a_column_that_says_nothing_new_is_left_out(table):
-    assert "ε composed" not in tables.as_table(table, "made").frame
-
-
 def test_what_was_selected_by_is_in_the_table(maker):
     maker.add_search("dp_adam", 0, [(0.75, 0.5, 0.5)], {"rule": "composed", "runs": 1})
     store = maker.done()
@@ -259,33 +216,6 @@ def test_the_runs_of_a_search_are_composed_once(maker, monkeypatch):
     monkeypatch.setattr(type(maker.store), "ledger", lambda self, run_id: read.append(run_id) or ledger(self, run_id))
     tables.comparison(maker.store, selected)
     assert sorted(read) == sorted(entry["run_id"] for entry in maker.cells)
-
-
-def test_intervals_hold_the_test_split_where_its_size_is_known(maker):
-    for seed in range(3):
-        maker.add("adadp", seed, 0.5, 0.8 + 0.01 * seed, tested=100)
-        maker.add("dog", seed, 0.5, 0.8 + 0.01 * seed)
-    table = made(maker).set_index("label")
-    assert table["tested"]["adadp"] == 100
-    assert table["high"]["adadp"] - table["low"]["adadp"] > 0.14 > table["high"]["dog"] - table["low"]["dog"]
-    shown = tables.as_table(table.reset_index(), "made")
-    assert "[78.5, 83.5]" in set(shown.frame[tables.INTERVAL])
-    assert "test split of 100 records (Wilson), and where" in shown.note
-
-
-def test_ends_of_the_grid_are_marked(maker):
-    for seed, best in enumerate((0.1, 10.0, 10.0)):
-        for lr in (0.1, 1.0, 10.0):
-            score = 0.9 if lr == best else 0.5
-            maker.add("dp_adam", seed, score, score, tuned={"lr": lr, "warm": True}, tuning="grid")
-            maker.add("dp_sgd", seed, 0.9 if lr == 1.0 else 0.5, 0.5, tuned={"lr": lr}, tuning="grid")
-        maker.add("adadp", seed, 0.5, 0.5, tuned={"lr": 1.0}, tuning="fixed")
-    table = made(maker)
-    assert table.set_index("label")["edges"].to_dict() == {"dp_adam": "lr ↑ 2/3, lr ↓ 1/3", "dp_sgd": "", "adadp": ""}
-    assert "a wider grid may do better" in tables.as_table(table, "made").note
-    inside = table[table["label"] != "dp_adam"]
-    assert tables.EDGES not in tables.as_table(inside, "made").frame
-    assert "wider grid" not in tables.as_table(inside, "made").note
 
 
 @pytest.mark.parametrize(("is_seen", "bold", "italic"), [("", "**{}**", "*{}*"), ("1", "\x1b[1m{}", "\x1b[3m{}")])
