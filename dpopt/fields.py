@@ -161,6 +161,7 @@ def check(instance: Any) -> None:
     """
     for name, hint in hints(type(instance)).items():
         value, where = getattr(instance, name), f"{type(instance).__name__}.{name}"
+        # Plain data may hold a number as text; an object that is made in Python must not.
         if type(convert(value, hint, where, {})) is not str and type(value) is str:
             raise ConfigError(where, value, "expected a number, and not its text")
 
@@ -215,6 +216,7 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
         bound, kinds = signature.bind(*args, **kwargs), _annotations(function)
         for name, value in bound.arguments.items():
             converted = convert(value, kinds[name], name, {})
+            # What is derived from arguments, such as noise, tells 5 from 5.0.
             bound.arguments[name] = value if type(value) is int else converted
         return function(*bound.args, **bound.kwargs)
 
@@ -372,6 +374,7 @@ SHOWN = {str: "a text", bool: "true or false"}
 def _number(value: Any, hint: type[int] | type[float], where: str) -> int | float:
     """A number, or a text that reads as one, as YAML takes 1e-3 for a text."""
     kind = "a whole number" if hint is int else "a number"
+    # True is a number to Python, and never meant as one.
     if isinstance(value, bool) or not isinstance(value, Real | str):
         raise ConfigError(where, value, f"expected {kind}")
     try:
@@ -380,6 +383,7 @@ def _number(value: Any, hint: type[int] | type[float], where: str) -> int | floa
         number = float(value)
     except (ValueError, OverflowError):
         raise ConfigError(where, value, f"expected {kind}") from None
+    # 1e400 reads as infinity, which at a clipping bound or an epsilon means something else.
     if math.isinf(number) and overflows(str(value)):
         raise ConfigError(where, value, f"expected {kind}, and this one is too large; infinity is `inf`")
     if hint is int and not number.is_integer():

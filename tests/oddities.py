@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 import dpopt
 
@@ -84,29 +84,21 @@ def _data() -> dict[str, Callable[[], Any]]:
     shapes = {"scalar": (), "wide": (RECORDS, 5), "narrow": (RECORDS, 3), "flat": (RECORDS,), "empty": (0, 4)}
     made |= {f"x_{name}": lambda s=shape: (torch.zeros(s), y) for name, shape in shapes.items()}
     made |= {"y_scalar": lambda: (x, torch.tensor(1)), "y_column": lambda: (x, y[:, None]), "y_few": lambda: (x, y[:9])}
-    made |= {f"label_{k}": lambda k=k: (x, y.index_fill(0, torch.tensor([37]), k)) for k in (2, 1000, -1, 2**62)}
     made |= {
-        "x_sparse": lambda: (x.to_sparse(), y),
         "x_meta": lambda: (x.to("meta"), y),
-        "y_meta": lambda: (x, y.to("meta")),
         "x_quantized": lambda: (torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), y),
         "x_nested": lambda: (torch.nested.nested_tensor([x[:3], x[:2]]), y[:2]),
         "triple": lambda: (x, y, y),
-        "tensor": lambda: x,
         "number": lambda: 3,
-        "text": lambda: "digits",
         "nones": lambda: [None] * 9,
-        "words": lambda: [("a", "b")] * 9,
         "ragged": lambda: [(torch.zeros(k), 1) for k in (4, 5)],
         "iterator": lambda: iter([(x[0], 1)]),
         "raises": lambda: _Raises(),
         "nothing": lambda: [],
         "dataset_of_three": lambda: TensorDataset(x, y, y),
-        "loader_of_lists": lambda: DataLoader([(row.tolist(), int(label)) for row, label in zip(x, y, strict=True)]),
         "frame": lambda: pd.DataFrame(x.numpy()),
         "frame_of_twice_a_column": lambda: pd.DataFrame(x.numpy(), columns=["a", "a", "b", "b"]).assign(y=y.numpy()),
         "frame_of_text": lambda: pd.DataFrame({"x": ["a"] * RECORDS, "y": y.numpy()}),
-        "frame_of_dates": lambda: pd.DataFrame({"x": pd.date_range("2020", periods=RECORDS), "y": y.numpy()}),
         "frame_of_gaps": lambda: pd.DataFrame({"x": pd.array([1, None] * 30, dtype="Int64"), "y": y.numpy()}),
         "mapping_of_numbers": lambda: {"x": 1, "y": 2},
         "mapping_of_one": lambda: {"y": y},
@@ -164,15 +156,11 @@ def _models() -> dict[str, Callable[[], Any]]:
     }
     forms: dict[str, Callable[[Tensor], Any]] = {
         "none": lambda z: None,
-        "tuple": lambda z: (z, z),
         "mapping": lambda z: {"logits": z},
-        "mean": lambda z: z.mean(0),
         "complex": lambda z: z.to(torch.complex64),
         "item": lambda z: z * (1 if z.sum().item() < 1e9 else 2),
-        "numpy": lambda z: torch.from_numpy(z.detach().numpy()),
         "raises": _raise,
         "centred": lambda z: z - z.mean(0),
-        "row": lambda z: z[0],
     }
     made |= {f"model_gives_{name}": lambda f=form: _Answers(f) for name, form in forms.items()}
     made |= {
@@ -204,17 +192,13 @@ def blind_losses() -> dict[str, Callable[[Tensor, Tensor], Any]]:
 def _losses() -> dict[str, Any]:
     """What is given as a loss and is none."""
     return {
-        "loss_class": nn.CrossEntropyLoss,
         "loss_list_of_floats": lambda output, target: loss(output, target).tolist(),
-        "loss_number": lambda output, target: 1.0,
         "loss_numpy": lambda output, target: loss(output, target).detach().numpy(),
         "loss_complex": lambda output, target: loss(output, target).to(torch.complex64),
-        "loss_bool": lambda output, target: loss(output, target) > 1,
         "loss_one_argument": lambda output: output.sum(1),
         "loss_raises": _raise,
         "loss_binary": lambda output, target: F.binary_cross_entropy_with_logits(output, target, reduction="none"),
         "loss_of_three": lambda output, target: loss(output, target)[:3],
-        "loss_half": lambda output, target: loss(output, target).half(),
     }
 
 
@@ -225,7 +209,7 @@ def of_fit() -> Iterator[Case]:
             yield Case(f"{name}-{value!r}", lambda n=name, v=value: fit(**{n: v}))
     for name, make in _data().items():
         yield Case(f"train-{name}", lambda m=make: fit(train=m()))
-    for name in ("x_wide", "label_2", "nothing"):
+    for name in ("x_wide", "nothing"):
         yield Case(f"test-{name}", lambda n=name: fit(test=_data()[n]()))
     for name, make in _models().items():
         yield Case(name, lambda m=make: fit(model=m()))
@@ -351,46 +335,27 @@ engine: inline
 """The suite that the command lines name."""
 FILES: dict[str, bytes] = {
     "empty": b"",
-    "blank": b"\n\n",
-    "comment": b"# nothing",
-    "number": b"3",
-    "text": b"digits",
     "list": b"- a\n- b",
-    "null": b"null",
     "loop": b"defaults: [suite, _self_]\noptimizers: &a [*a]\n",
     "loop_of_mappings": b"defaults: [suite, _self_]\nsettings: &a {dp_sgd: *a}\n",
-    "deep": b"optimizers: " + b"[" * 900 + b"]" * 900,
     "deeper": b"optimizers: " + b"[" * 10**4,
-    "deep_mappings": b"".join(b" " * k + b"a:\n" for k in range(400)),
     "many": b"a: &a [1,1,1,1,1,1,1,1,1,1]\n"
     + b"".join(b"%c: &%c [%s]\n" % (k, k, b",".join([b"*%c" % (k - 1)] * 10)) for k in range(98, 108)),
     "latin": "description: Präzision".encode("latin-1"),
-    "utf16": SUITE.encode("utf-16"),
-    "bytes": bytes(range(256)),
     "nul": b"description: a\x00b",
     "tab": b"defaults:\n\t- suite",
-    "unclosed": b"optimizers: [dp_sgd",
-    "quote": b"description: 'a",
-    "colon": b"optimizers: a: b",
     "twice": SUITE.encode() + b"epochs: 2\n",
-    "documents": SUITE.encode() + b"---\nepochs: 2\n",
     "tag": SUITE.encode() + b"description: !!python/object/apply:os.system [true]\n",
     "binary": SUITE.encode() + b"description: !!binary aGk=\n",
-    "set": SUITE.encode() + b"options: !!set {a, b}\n",
     "date": SUITE.encode() + b"description: 2020-01-01\n",
     "overflow": SUITE.replace("epsilon: 4", "epsilon: 1e400").encode(),
     "digits": SUITE.replace("epsilon: 4", "epsilon: " + "9" * 5000).encode(),
     "surrogate": SUITE.encode() + b'description: "\\ud800"\n',
     "escape": SUITE.encode() + b'description: "\\e[31m"\n',
-    "key": SUITE.encode() + b"3: 4\n",
-    "key_list": SUITE.encode() + b"? [a]\n: 4\n",
-    "merge": SUITE.encode() + b"<<: 3\n",
     "no_defaults": SUITE.replace("defaults: [suite, _self_]\n", "").encode(),
-    "other_defaults": SUITE.replace("[suite, _self_]", "[nothing, _self_]").encode(),
     "defaults_itself": SUITE.replace("[suite, _self_]", "[suite, defaults_itself, _self_]").encode(),
     "interpolation": SUITE.replace("epochs: 1", "epochs: ${epochs}").encode(),
     "large": SUITE.encode() + b"#" * 2 * 10**6,
-    "wide": SUITE.encode() + b"options: {a: [" + b"1," * 20_000 + b"1]}\n",
 }
 """YAML files that are no suites, or odd ones."""
 

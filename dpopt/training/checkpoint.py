@@ -133,6 +133,7 @@ class Checkpoint:
     def __init__(self, folder: Path | None, run: Mapping[str, Any], device: torch.device, is_writer: bool) -> None:
         self.path = Path(folder, FILE) if folder is not None else None
         self._is_writer = is_writer
+        # Hashes, as the folder may be copied to where the data must not be.
         self._run = {name: f"{derive(part):032x}" for name, part in run.items()}
         self.saved: dict[str, Any] | None = None
         self.seeds: Seeds | None = None
@@ -148,6 +149,7 @@ class Checkpoint:
         except Exception as error:  # whatever is wrong with the file
             how = "move it away to begin anew; what the run had spent is spent"
             raise ConfigError("checkpoint", str(self.path), f"damaged ({cut(str(error))}): {how}") from error
+        # Compared one by one, so that the error names the argument that differs.
         if differs := [name for name, value in self._run.items() if self.saved["run"].get(name) != value]:
             self._refuse(f"differs in {', '.join(differs)}")
         self.seeds = Seeds(*(int(seed, 16) for seed in self.saved["seeds"] or ("0", "0")))
@@ -170,6 +172,7 @@ class Checkpoint:
         except (ValueError, RuntimeError) as error:
             self._refuse(f"cannot go on ({cut(str(error))})")
         self.saved["leaves"] = []  # their memory is free when the first step is made
+        # Only a run that has ended leaves no seeds; an unfinished one could not go on with its own noise.
         if not self.saved["seeds"] and there.ledger != plan.ledger:
             self._refuse("has no seeds")
         return there
@@ -205,6 +208,7 @@ def fingerprint(value: Any) -> Any:
     text = "" if isinstance(value, CodeType) else ADDRESS.sub("", repr(value))
     if not isinstance(code, CodeType):
         return text
+    # Two functions of one line of code may differ in what they close over.
     around = [*(getattr(value, "__defaults__", None) or ())]
     around += [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
     constants = [fingerprint(each) for each in code.co_consts]
@@ -246,6 +250,7 @@ def put_off(path: Path | None) -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         noted.set()
 
+    # Python runs signal handlers in the main thread alone.
     is_main = threading.current_thread() is threading.main_thread()
     if not (path and is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler):
         yield noted

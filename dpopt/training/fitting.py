@@ -128,6 +128,7 @@ def fit(
     if distributed and processes is ALONE:
         raise ConfigError("distributed", True, "call torch.distributed.init_process_group before, in each process")
     chosen = Isolated(optimizer) if isolate else registry.create(optimizer) if isinstance(optimizer, str) else optimizer
+    # Calibration remembers what it has traced by the optimizer, so it has to be a value that cannot change.
     try:
         hash(chosen)
     except TypeError as error:
@@ -162,6 +163,7 @@ def fit(
             warnings.warn(without.warning, stacklevel=3)
         if problem:
             warnings.warn(f"{problem}: training spends its epsilon and learns nothing", stacklevel=3)
+        # All records are hashed for it, so only where there is a file that may be another run's.
         run: dict[str, Any] = {}
         if checkpoint is not None:
             names = ("optimizer", "epsilon", "delta", "epochs", "batch_size", "accountant")
@@ -173,6 +175,7 @@ def fit(
         if file.start not in (None, digest(start)):
             warnings.warn("model: its run began with other parameters, and goes on from its checkpoint's", stacklevel=3)
         settle()  # from here on each process answers the others
+        # Processes that differ would add up releases of different models.
         if processes.size > 1:
             state = digest(*subject.model.state_dict().values())
             processes.agree(place, model=state, checkpoint=file.seeds)
@@ -182,6 +185,7 @@ def fit(
             file.seeds = _seeds(source, apart, subject, seen, clipper, processes, [engine, size])
             file.start = digest(start)
 
+        # Around the optimizer, so that neither changes what it asks for, and so what it costs.
         stepper = averaged(held(chosen, without.spans), average)
         with processes.together() as settle:
             begin = file.reached(stepper.init(start), plan)
@@ -205,8 +209,10 @@ def fit(
             spent["status"] = "no_signal"
         if end.curve[-1].get("test_unscored"):
             spent["status"] = "diverged"
+        # The seeds leave the file first: where that fails, the model is as it was and the run can go on.
         file.save(end, has_ended=True)
         clipper.load(end.state.theta)
+    # The model is loaded; what follows is said of it, and costs nothing.
     record = {
         "optimizer": optimizer if isinstance(optimizer, str) else repr(optimizer),
         "seed": seed,

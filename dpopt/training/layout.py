@@ -75,6 +75,7 @@ class Layout:
         arguments = inspect.signature(model.forward).parameters.values()
         accepted = [a.name for a in arguments if a.kind in (a.POSITIONAL_OR_KEYWORD, a.KEYWORD_ONLY)]
         names, is_open = tuple(inputs), any(a.kind == a.VAR_KEYWORD for a in arguments)
+        # Columns of a table have names that no model asks for: they are one row of numbers.
         if not set(names) & set(accepted) and all(part.ndim == 1 for part in inputs.values()):
             return cls(dtype, names, is_table=True)
         if len(names) == 1 and (names[0] not in accepted or names[0] == accepted[0]):
@@ -104,6 +105,7 @@ class Layout:
         if set(by_name) != set(self.names):
             expected = ", ".join(self.names) or "one tensor"
             raise ConfigError(f"{where}, inputs", sorted(by_name), f"expected those of train: {expected}")
+        # In the order of training, whatever the order of this mapping is.
         if self.is_table:
             return torch.stack([self._number(by_name[name], f"{where}.{name}") for name in self.names], dim=1)
         return self._packed(by_name, where)
@@ -128,6 +130,7 @@ class Layout:
             shown = f"{values.dtype} {list(values.shape)}".removeprefix("torch.")
             allowed = f"expected {'real' if field.is_real else 'whole'} numbers of shape {[len(values), *field.shape]}"
             raise ConfigError(f"{where}.{field.name}", shown, allowed)
+        # float64 holds whole numbers exactly up to 2^53 only.
         is_beside_real = self._packed_type == torch.float64 and not field.is_real and values.numel() > 0
         if is_beside_real and max(int(values.max()), -int(values.min())) > EXACT:
             raise ConfigError(f"{where}.{field.name}", described(values), f"beside real numbers at most {EXACT}")
@@ -153,6 +156,7 @@ class Layout:
 
     def converted(self, x: Any) -> Any:
         """Inputs as the model takes them: real numbers and bytes in its own type."""
+        # Whole numbers other than bytes may be tokens or categories, which a model looks up.
         is_plain = isinstance(x, Tensor) and not self.fields
         return x.to(self.dtype) if is_plain and (x.is_floating_point() or x.dtype == torch.uint8) else x
 

@@ -37,6 +37,7 @@ def resolve_device(name: str | int | torch.device) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:  # which names all that torch was ever built for
         raise ConfigError("device", name, "expected auto, cpu, cuda or cuda:N") from error
+    # A name that torch knows says nothing of this machine.
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -132,6 +133,7 @@ def evaluate(
         for name, each in values.items():
             sums[name] += float(each.where(is_scored, without if name == score else math.nan).sum())
         sums["unscored"] += int((~is_scored).sum())
+    # Sums and not means, as the processes have unequal shares.
     gathered = processes.gather(sums)
     totals = {key: sum(each[key] for each in gathered) for key in sums}
     unscored = int(totals.pop("unscored"))
@@ -164,6 +166,7 @@ def summary(plan: Plan, oracle: DataOracle, state: Any, target: float, examples:
     Raises:
         RuntimeError: the ledger is not the planned one, so the stated epsilon would not be the spent one.
     """
+    # Epsilon is stated for the plan; it holds for the run if the run left the plan's ledger.
     if oracle.ledger != plan.ledger:
         raise RuntimeError(f"the run left {oracle.ledger}, the plan holds {plan.ledger}")
     spent = accountants.epsilon(oracle.ledger, plan.delta, plan.accountant)

@@ -83,6 +83,7 @@ def privatize(model: nn.Module, *, batchnorm: Literal["group", "freeze"] = "grou
     with refused("model", type(model).__name__, "copying it"):
         copied = copy.deepcopy(model)
     changes, replaced = [], {}
+    # A module that is shared is replaced once, and stays shared.
     for name, module in list(copied.named_modules(remove_duplicate=False)):
         if id(module) not in replaced:
             where = f"model.{name}" if name else "model"

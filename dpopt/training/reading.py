@@ -134,6 +134,7 @@ def _dataset(loader: DataLoader[Any], where: str) -> Any:
     collate, sampler, batches = loader.collate_fn, loader.sampler, loader.batch_sampler
     if isinstance(loader.dataset, IterableDataset):
         return loader.dataset  # which is refused
+    # What a loader does to batches is lost, as draws are batches of their own.
     if collate not in (default_collate, default_convert):
         how = "pad or change records in the data set itself, and give that"
         raise ConfigError(f"{where}.collate_fn", getattr(collate, "__name__", type(collate).__name__), how)
@@ -258,6 +259,7 @@ def _gathered(chunks: Iterable[dict[str, Tensor]], count: int, where: str) -> di
                 what = "" if name in (INPUT, TARGET) else f".{name}"
                 allowed = f"expected records of one shape: pad or resize them (from {at} on; before {shapes[1]})"
                 raise ConfigError(f"{where}{what}", shapes[0], allowed)
+            # A column that begins with whole numbers may go on with real ones.
             columns[name] = columns[name].to(torch.promote_types(columns[name].dtype, part.dtype))
             columns[name][at : at + len(part)] = part
         at += len(next(iter(chunk.values())))

@@ -85,6 +85,7 @@ def save(result: FitResult, folder: str | os.PathLike[str], tuned: Sequence[str]
     record = {**result.record, "seed": None}
     if tuned is not None:
         record["tuned"] = [tuned] if isinstance(tuned, str) else list(tuned)
+    # Written beside and renamed, so that a folder of this name is always whole.
     partial = _beside(folder)
     try:
         name = folder.name.encode("utf-8", "replace").decode()
@@ -127,6 +128,7 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> FitR
     record = _decoded(read(folder / RECORD))
     ledger = Ledger.from_json((folder / LEDGER).read_text())
     curve = [_decoded(json.loads(line)) for line in (folder / CURVE).read_text().splitlines()]
+    # The record could state less than its ledger spends; the ledger is believed.
     spent = Statement.of(record, ledger).epsilon
     if not math.isclose(spent, record["epsilon"], rel_tol=SAME):
         raise Damaged(f"{folder / LEDGER}: it spends epsilon {spent}, the record says {record['epsilon']}")
@@ -210,10 +212,12 @@ def _check(folder: Path) -> None:
 def _fill(model: nn.Module, path: Path) -> None:
     """Load `path` into `model`, whose tensors must have the same names, shapes and types and be shared alike."""
     stored, current = _tensors(path), _Plain(model).state_dict()
+    # All are compared before any is loaded: a refused model is as it was.
     for name in sorted(current.keys() | stored.keys()):
         expected, here = _form(stored.get(name)), _form(current.get(name))
         if expected != here:
             raise ConfigError(f"model.{name}", here, f"the saved model has {expected}")
+    # Tied parameters share memory here; in the file they must have been one tensor too.
     places: dict[Any, str] = {}
     for name, value in current.items():
         first = places.setdefault((value.device, value.data_ptr(), value.shape), name)

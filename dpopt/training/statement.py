@@ -89,6 +89,7 @@ class Statement:
                 the record says, if it was saved with that; else it is not known.
         """
         tuned = record.get("tuned") if tuned is None else tuned
+        # Not the record's number: a statement is about what the run left.
         epsilon = accountants.epsilon(ledger, record["delta"], record["accountant"])
         unscored = record.get("test_unscored")
         scored = f", {unscored} of {record['tested']} test records without a finite score" if unscored else ""
@@ -180,6 +181,7 @@ def _not_covered(record: Mapping[str, Any]) -> Iterator[str]:
         "The trial before training, which looks at a few records without noise: that there was an error, a warning or "
         "the status no_signal."
     )
+    # A test split is other people's data, whose scores are released without noise.
     if any(key.startswith("test_") for key in record):
         yield "Scores on test data, in the record and in the curve: they are computed without noise."
     if not record["isolated"]:
@@ -195,4 +197,5 @@ def _not_covered(record: Mapping[str, Any]) -> Iterator[str]:
 
 def _up(epsilon: float) -> str:
     """`epsilon` in a few digits, never below it."""
+    # Rounded to nearest, a printed epsilon could be below the spent one.
     return f"{Context(prec=DIGITS, rounding=ROUND_CEILING).create_decimal(Decimal(epsilon)):f}"

@@ -57,6 +57,7 @@ class Subject:
     def first(self) -> Split:
         """The first records as the model sees them; the same ones each time."""
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            # A random transform must not make two looks differ.
             torch.manual_seed(0)
             return sample(self.train, self.transform, self.device)
 
@@ -108,6 +109,7 @@ def unchanged(model: nn.Module, device: torch.device, training: bool) -> Iterato
             for module in frozen:
                 module.training = False
             yield
+    # Statistics of batch norm and counters would move by a mere look.
     finally:
         for module, name, buffer, values in buffers:
             with torch.no_grad():

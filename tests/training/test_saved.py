@@ -151,12 +151,6 @@ def test_a_failure_leaves_nothing(trained, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_cannot_be_written_is_refused(trained, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be written"):
-        trained.save(tmp_path / "file" / "it")
-
-
 @pytest.mark.parametrize("name", saved.CHECKED)
 def test_a_changed_or_lost_file_is_found(name, folder):
     path = folder / name

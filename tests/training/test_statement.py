@@ -90,15 +90,12 @@ COPIED = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["rdp", *(pytest.param(each, marks=pytest.mark.slow) for each in ("pld", "prv", "autodp"))]
-)
-def test_numbers_are_the_records_and_those_of_a_direct_computation(name):
-    result = fit(accountant=name)
+def test_numbers_are_the_records_and_those_of_a_direct_computation():
+    result = fit(accountant="rdp")
     made = result.statement()
     assert {key: getattr(made, key) for key in COPIED} == {key: result.record[key] for key in COPIED}
     assert (made.batch_size, made.epochs, made.draws) == (40, 2, 20)
-    assert DIRECT[name](0.1, made.noise["gradient"], 20, 1e-4) == pytest.approx(made.epsilon, rel=2e-3)
+    assert by_rdp(0.1, made.noise["gradient"], 20, 1e-4) == pytest.approx(made.epsilon, rel=2e-3)
 
 
 @pytest.mark.parametrize("name", DIRECT)
@@ -180,12 +177,6 @@ def test_a_release_without_noise_leaves_no_guarantee(ledger):
     assert made.epsilon == math.inf
     assert str(made).startswith("There is NO privacy guarantee")
     assert "Guarantee:" not in str(made)
-
-
-def test_fit_without_noise_says_so():
-    text = str(fit(epsilon=math.inf).statement())
-    assert "NO privacy guarantee" in text
-    assert "Guarantee:" not in text
 
 
 @pytest.mark.parametrize("epsilon", [3.9999999, 4.00001, 0.00012345678, 8.0, 123456.7, 1e-9])
