@@ -57,13 +57,17 @@ class RecordLoss:
     def __call__(self, output: Any, target: Tensor) -> Tensor:
         """The losses [n] of outputs [n, ...], a tensor or a structure of tensors, and targets [n, ...].
 
+        In a structure, a tensor without a row for each record is shown whole: a scale, say, that the model has learnt.
+
         Raises:
-            ConfigError: the loss of one record is not one number.
+            ConfigError: outputs that are one tensor have no row for each record, or one loss is not one number.
         """
         if self.is_trusted:
             return self.function(output, target)
         parts, count = _tensors(output), len(target)
         have_rows = [_has_rows(part, count) for part in parts]
+        if isinstance(output, Tensor) and not have_rows[0]:
+            raise ConfigError("model", f"outputs {list(output.shape)}", f"expected a row for each of {count} records")
 
         def one(parts: Sequence[Tensor], target: Tensor) -> Tensor:
             singles = iter(parts)
@@ -71,7 +75,7 @@ class RecordLoss:
 
         if not self._needs_loop:
             try:
-                losses = _by_vmap(one if output is not parts[0] else self._of_tensor, parts, have_rows, target)
+                losses = _by_vmap(one, parts, have_rows, target)
                 if losses.numel() == count:
                     self._needs_loop = False
                     return losses.view(count)
@@ -89,9 +93,6 @@ class RecordLoss:
             _LOG.warning(text, named(self.function), each, reason)
             self._needs_loop = True
         return losses
-
-    def _of_tensor(self, parts: Sequence[Tensor], target: Tensor) -> Tensor:
-        return self.function(parts[0], target)
 
     def alone(self, output: Any, target: Tensor) -> Tensor:
         """The loss [1] of one record's output and target, each with one row."""
@@ -229,10 +230,11 @@ def check_loss(model: nn.Module, loss: RecordLoss, x: Tensor, y: Tensor, batch: 
 def _must_be_alike(loss: RecordLoss, output: Any, target: Tensor, size: int, is_beside: bool) -> None:
     """Compare the losses of a batch of `size` of the records with those of each alone, and alone in another order."""
     # Some records come several times: where there is one of each class, a count of its records changes nothing.
-    generator, name = torch.Generator().manual_seed(0), named(loss.function)
-    which = torch.cat([torch.arange(len(target)), torch.randint(len(target), (size,), generator=generator)])
-    which = which[torch.randperm(len(which), generator=generator)[:size]].to(target.device)
-    output, target = rows(output, which, len(target)), target[which]
+    generator, name, count = torch.Generator().manual_seed(0), named(loss.function), len(target)
+    more = torch.randint(count, (max(0, size - count),), generator=generator)
+    which = torch.cat([torch.arange(min(count, size)), more])[torch.randperm(size, generator=generator)]
+    which = which.to(target.device)
+    output, target = rows(output, which, count), target[which]
     few = min(size, SHOWN)
 
     def values(output: Any, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:

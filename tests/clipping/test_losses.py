@@ -337,6 +337,12 @@ def test_outputs_of_any_structure_are_taken_row_by_row(made, scores):
         torch.testing.assert_close(way(made(output), target), cross_entropy(output, target))
 
 
+def test_outputs_without_a_row_for_each_record_are_refused():
+    """A loss would see those of all records."""
+    with pytest.raises(ConfigError, match=r"^model: 'outputs \[3, 6\]' .* a row for each of 6 records"):
+        by_record(lambda o, y: cross_entropy(o.T, y))(torch.randn(3, 6), torch.arange(6) % 3)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("base", [cross_entropy, gaussian])
 def test_a_mean_over_views_takes_each_view_alone(base, kind):
