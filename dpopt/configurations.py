@@ -1,8 +1,8 @@
-"""Suites, and the keys of commands: YAML files that Hydra reads, with the defaults that they begin with and overrides.
+"""Suites, and the keys of commands: YAML files with the defaults that they begin with, and Hydra's overrides.
 
 A suite's file holds all that defines the suite: values from the environment would go into manifests and be published.
-Hydra can read environment variables, the clock and other folders. Suites may refer to their own keys (`${epsilon}`) and
-begin with files that lie beside them or come with dpopt; all else is refused.
+So files are put on top of each other here, and of Hydra only the grammar of overrides is used. Suites may refer to
+their other keys (`${epsilon}`) and begin with files that lie beside them or come with dpopt; all else is refused.
 """
 
 from __future__ import annotations
@@ -11,15 +11,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
-from hydra import compose, initialize
-from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
-from hydra.initialize import get_gh_backup, restore_gh_from_backup
-from hydra.version import VersionBase
-from omegaconf import MISSING, OmegaConf
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 
 from dpopt import documents, fields
 from dpopt._paths import shipped
@@ -31,18 +27,9 @@ OPEN_KEYS = ("settings", "fields", "published", "options")
 """Keys below which an override may add what the file does not name."""
 NUMBER = re.compile(r"[\w.+-]+")
 """What may be a number in an override."""
-HOME = re.compile(r"~[^'\\]*")
-"""A path below the home folder, which Hydra's grammar does not know without quotes."""
 PLAIN = re.compile(r"[\w-]+")
 RESOLVER = re.compile(r"\$\{.*:", re.DOTALL)
 """What every `${resolver:...}` has, nested ones too; `${key}` does not."""
-GROUP = "_dpopt_is_reading_"
-"""Hydra's group of the files that are being read; a name that no application has."""
-ONE = Lock()
-"""Hydra is one for all threads."""
-
-Layers = dict[str, Any]
-"""What a file and those that it begins with hold, by their names."""
 
 
 def command(name: str, overrides: Sequence[str]) -> dict[str, Any]:
@@ -58,7 +45,7 @@ def keys(name: str) -> list[str]:
 def composed(
     file: Path, overrides: Sequence[str], known: Sequence[str], content: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """A YAML file with Hydra overrides applied, as plain data.
+    """A YAML file with Hydra's overrides applied, as plain data.
 
     Args:
         file: the file; errors call it by its name.
@@ -69,25 +56,35 @@ def composed(
     Raises:
         ConfigError: the file or an override cannot be used; names the key and the nearest known one.
     """
-    prepared = [_prepare(override, known) for override in overrides]
+    lines = [_checked(override, known) for override in overrides]
     try:
-        found = _compose(file.stem, dict(_layers(file, content)), prepared)
+        config = _layered(file, content)
+        OmegaConf.set_struct(config, True)  # an override names a key that there is
+        for override in OverridesParser.create().parse_overrides(lines):
+            _apply(override, config)
+        written = OmegaConf.to_container(config)
+        check_values(written, f"{file.stem}.yaml")
+        # OmegaConf's `missing_keys` fails where another key refers to one that is missing.
+        if absent := ", ".join(at for at, leaf in _leaves(written, file.stem) if leaf == MISSING):
+            raise ConfigError(absent, None, "no default: a value has to be given")
+        values = OmegaConf.to_container(config, resolve=True)
     except ConfigError:
         raise
     except Exception as error:  # whatever the parsers stumble over, the file or an override is at fault
         reason = " ".join(f"{error} {error.__cause__ or ''}".split())
         raise ConfigError(str(file), list(overrides), cut(reason)) from error
-    for key in found:
+    assert isinstance(values, dict)
+    for key in values:
         if key not in known:
             raise unknown(file.name, key, known)
-    return {str(key): value for key, value in found.items()}
+    return {str(key): value for key, value in values.items()}
 
 
-def _layers(file: Path, content: Mapping[str, Any] | None, below: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """What a file holds, and what those hold that it begins with; `below` are the files that begin with it.
+def _layered(file: Path, content: Mapping[str, Any] | None, below: tuple[str, ...] = ()) -> DictConfig:
+    """A file on top of those that it begins with; `below` are the files that begin with it.
 
     Raises:
-        ConfigError: a file cannot be read, leads Hydra elsewhere, or leads back to itself.
+        ConfigError: a file cannot be read, would set Hydra, or leads back to itself.
     """
     if file.stem in below:
         raise ConfigError(str(file), " -> ".join((*below, file.stem)), "its `defaults` lead back to itself")
@@ -95,47 +92,46 @@ def _layers(file: Path, content: Mapping[str, Any] | None, below: tuple[str, ...
     if "hydra" in said:
         raise ConfigError(str(file), "hydra", "Hydra itself is not set by a suite")
     # OmegaConf reads 1e-3 as a number, where YAML has a text.
-    yield file.stem, OmegaConf.load(file) if content is None else OmegaConf.create(dict(content))
+    layer = OmegaConf.load(file) if content is None else OmegaConf.create(dict(content))
+    assert isinstance(layer, DictConfig)
     begins = said.get("defaults")
-    for entry in begins if isinstance(begins, list) else []:
+    layers, names = [], begins if isinstance(begins, list) else []
+    for entry in names if "_self_" in names else [*names, "_self_"]:
         if not isinstance(entry, str) or not PLAIN.fullmatch(entry):
             raise ConfigError(f"{file}: defaults", entry, "expected names of files in the same folder, and `_self_`")
-        if entry != "_self_":
-            yield from _layers(_beside(file, entry), None, (*below, file.stem))
+        if entry == "_self_":
+            layers.append(OmegaConf.masked_copy(layer, [key for key in layer if key != "defaults"]))
+        else:
+            layers.append(_layered(_beside(file, entry), None, (*below, file.stem)))
+    merged = OmegaConf.merge(*layers)
+    assert isinstance(merged, DictConfig)
+    return merged
 
 
 def _beside(file: Path, name: str) -> Path:
     """The file `name` that another one begins with."""
     folders = (file.parent, Path(str(shipped("benchmarks"))), BASE)
     for folder in folders:
-        if (found := folder / f"{name}.yaml").is_file():
-            return found
-    known = sorted({other.stem for folder in folders for other in folder.glob("*.yaml")})
-    raise unknown(f"{file}: defaults", name, known)
+        if (path := folder / f"{name}.yaml").is_file():
+            return path
+    names = sorted({other.stem for folder in folders for other in folder.glob("*.yaml")})
+    raise unknown(f"{file}: defaults", name, names)
 
 
-def _compose(name: str, layers: Layers, overrides: Sequence[str]) -> dict[Any, Any]:
-    """What Hydra makes of the layers. It reads memory and looks into no folder; a caller's own Hydra stays."""
-    with ONE:
-        store, before, version = ConfigStore.instance(), get_gh_backup(), VersionBase.instance().getbase()
-        for layer, content in layers.items():
-            store.store(layer, content, GROUP, "_global_")
-        GlobalHydra.instance().clear()
-        try:
-            with initialize(None, version_base="1.3"):
-                config = compose(f"{GROUP}/{name}", list(overrides))
-        finally:
-            store.repo.pop(GROUP)
-            restore_gh_from_backup(before)
-            VersionBase.instance().version_base = version
-    content = OmegaConf.to_container(config)
-    check_values(content, f"{name}.yaml")
-    if absent := ", ".join(_absent(content, name)):
-        raise ConfigError(absent, None, "no default: a value has to be given")
-    found = OmegaConf.to_container(config, resolve=True)
-    if not isinstance(found, dict):
-        raise ConfigError(f"{name}.yaml", found, "expected a mapping")
-    return found
+def _apply(override: Override, config: DictConfig) -> None:
+    """Change a configuration by an override; raises `ValueError` for one that does not suit it."""
+    key, value = override.key_or_group, override.value()
+    if override.package is not None or override.is_sweep_override() or override.is_add():
+        raise ValueError(f"{override.input_line}: expected key=value, with one value; + is for keys below {OPEN_KEYS}")
+    if override.is_delete():
+        above, _, last = key.rpartition(".")
+        present = OmegaConf.select(config, key, throw_on_missing=False)
+        if present is None or (value is not None and value != present):
+            raise ValueError(f"{override.input_line}: there is no such value to delete")
+        with open_dict(config):
+            del (OmegaConf.select(config, above) if above else config)[last]
+    else:
+        OmegaConf.update(config, key, value, merge=True, force_add=override.is_force_add())
 
 
 def check_values(content: Any, where: str) -> None:
@@ -144,27 +140,18 @@ def check_values(content: Any, where: str) -> None:
     Raises:
         ConfigError: names the text, and not what it stands for.
     """
-    for text in _texts(content):
-        if RESOLVER.search(text):
+    for _, leaf in _leaves(content, where):
+        if isinstance(leaf, str) and RESOLVER.search(leaf):
             allowed = "a suite takes nothing from its surroundings; expected a value, or ${key} for another key's"
-            raise ConfigError(where, text, allowed)
+            raise ConfigError(where, leaf, allowed)
 
 
-def _texts(content: Any) -> Iterator[str]:
-    if isinstance(content, str):
-        yield content
-    elif isinstance(content, list | dict):
-        for item in content.values() if isinstance(content, dict) else content:
-            yield from _texts(item)
-
-
-def _absent(content: Any, where: str) -> Iterator[str]:
-    """The keys that are still `???`; OmegaConf's `missing_keys` fails where another key refers to one."""
-    if content == MISSING:
-        yield where
-    elif isinstance(content, list | dict):
+def _leaves(content: Any, where: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(content, list | dict):
         for key, item in content.items() if isinstance(content, dict) else enumerate(content):
-            yield from _absent(item, f"{where}.{key}")
+            yield from _leaves(item, f"{where}.{key}")
+    else:
+        yield where, content
 
 
 def plain(value: Any, where: str) -> Any:
@@ -189,11 +176,10 @@ def first_key(override: str) -> str:
     return override.partition("=")[0].lstrip("+~").split(".")[0]
 
 
-def _prepare(override: str, known: Sequence[str]) -> str:
-    key, equals, value = override.partition("=")
+def _checked(override: str, known: Sequence[str]) -> str:
+    """An override as Hydra reads it; raises `ConfigError` for an unknown key or a number that is too large."""
+    key, equals, _ = override.partition("=")
     first = first_key(override)
-    if HOME.fullmatch(value):
-        override = f"{key}='{value}'"
     if not equals and not key.startswith("~"):
         raise ConfigError("override", override, "expected key=value")
     if first not in known:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -13,99 +12,49 @@ from dpopt.errors import ConfigError, cut
 from dpopt.fields import overflows
 
 LARGEST, MOST, DEEPEST = 10**6, 20_000, 50
-"""Bytes of a file; values in it and levels of lists and mappings, both with aliases written out."""
-
-
-class _Extent(NamedTuple):
-    """How many values a part of a file stands for, and on how many levels."""
-
-    values: int = 1
-    levels: int = 0
-
-
-class _Reader:
-    """Goes through the events of a file and stops at the first that shows something wrong: the rest may be endless."""
-
-    def __init__(self, file: Path | Traversable) -> None:
-        self._file, self._line = file, 1
-        self._known: dict[str, _Extent] = {}
-        self._open: list[tuple[str | None, _Extent]] = [(None, _Extent())]
-
-    def read(self, events: Iterator[yaml.Event]) -> None:
-        for event in events:
-            self._line = event.start_mark.line + 1 if event.start_mark else self._line
-            is_root = len(self._open) == 1 and isinstance(event, yaml.NodeEvent)
-            if is_root and (self._open[0][1].levels or not isinstance(event, yaml.MappingStartEvent)):
-                raise self._refusal(getattr(event, "value", "a list"), "expected a mapping, key: value, and no more")
-            if isinstance(event, yaml.CollectionStartEvent):
-                self._open.append((event.anchor, _Extent(1, 1)))
-                self._check()
-            elif isinstance(event, yaml.CollectionEndEvent):
-                self._add(*self._open.pop())
-            elif isinstance(event, yaml.AliasEvent):
-                self._alias(event.anchor)
-            elif isinstance(event, yaml.ScalarEvent):
-                self._scalar(event)
-
-    def _alias(self, name: str) -> None:
-        if name not in self._known:
-            raise self._refusal(f"*{name}", "expected the name of what has ended before")
-        self._add(None, self._known[name])
-
-    def _scalar(self, event: yaml.ScalarEvent) -> None:
-        if event.style is None and overflows(event.value):
-            raise self._refusal(event.value, "too large; infinity is `inf`")
-        self._add(event.anchor, _Extent())
-
-    def _add(self, name: str | None, extent: _Extent) -> None:
-        """Add the extent of a part, called `name`, to the part that contains it."""
-        if name:
-            self._known[name] = extent
-        outer, (values, levels) = self._open[-1]
-        self._open[-1] = outer, _Extent(values + extent.values, max(levels, extent.levels + 1))
-        self._check()
-
-    def _check(self) -> None:
-        values = sum(extent.values for _, extent in self._open)
-        if values > MOST or len(self._open) + self._open[-1][1].levels > DEEPEST:
-            raise self._refusal("values", f"expected at most {MOST:,}, on {DEEPEST} levels, with aliases written out")
-
-    def _refusal(self, value: object, allowed: str) -> ConfigError:
-        return ConfigError(f"{self._file}, line {self._line}", value, allowed)
+"""Bytes of a file; values in it and levels of lists and mappings."""
 
 
 def mapping(file: Path | Traversable) -> dict[str, Any]:
-    """What a YAML file holds; nothing where it is empty.
+    """The content of a YAML file that holds one mapping; nothing where it is empty.
 
     Raises:
-        ConfigError: as `check`, or a tag asks for something other than plain data.
-    """
-    text = check(file)
-    try:
-        return yaml.safe_load(text) or {}
-    except (yaml.YAMLError, ValueError, TypeError) as error:
-        raise _unreadable(file, error) from error
-
-
-def check(file: Path | Traversable) -> str:
-    """The text of a YAML file that is empty or holds one mapping.
-
-    Raises:
-        ConfigError: the file is larger, longer or deeper than `LARGEST`, `MOST` and `DEEPEST`, not UTF-8, not YAML, no
-            mapping, refers to itself, or has a number that is too large.
+        ConfigError: the file is larger, longer or deeper than `LARGEST`, `MOST` and `DEEPEST`, not UTF-8, not YAML of
+            plain data, no mapping, repeats parts by aliases (a few lines of which stand for billions of values), or has
+            a number that is too large.
     """
     content = file.read_bytes()
     if len(content) > LARGEST:
         raise ConfigError(str(file), f"{len(content)} bytes", f"expected at most {LARGEST:,}")
     try:
         text = content.decode("utf-8")
-        _Reader(file).read(yaml.parse(text, yaml.SafeLoader))
+        _check(file, text)
+        return yaml.safe_load(text) or {}
     except UnicodeDecodeError as error:
         raise ConfigError(str(file), f"byte {error.start}", "the text is not UTF-8") from error
-    except yaml.YAMLError as error:
-        raise _unreadable(file, error) from error
-    return text
+    except ConfigError:
+        raise
+    except (yaml.YAMLError, ValueError, TypeError) as error:
+        reason = cut(" ".join(str(error).split()))
+        raise ConfigError(str(file), "content", f"it is no YAML of plain data: {reason}") from error
 
 
-def _unreadable(file: Path | Traversable, error: Exception) -> ConfigError:
-    return ConfigError(str(file), "content", f"it is no YAML of plain data: {cut(' '.join(str(error).split()))}")
+def _check(file: Path | Traversable, text: str) -> None:
+    """Go through the events of a file up to the first that shows something wrong, before anything is made of them."""
+    values, levels, roots = 0, 0, 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        where = f"{file}, line {event.start_mark.line + 1 if event.start_mark else 1}"
+        if isinstance(event, yaml.NodeEvent):
+            values += 1
+            roots += not levels
+            if not levels and (roots > 1 or not isinstance(event, yaml.MappingStartEvent)):
+                allowed = "expected a mapping, key: value, and no more"
+                raise ConfigError(where, getattr(event, "value", "a list"), allowed)
+            if event.anchor:
+                sign = "*" if isinstance(event, yaml.AliasEvent) else "&"
+                raise ConfigError(where, f"{sign}{event.anchor}", "write the value out: aliases are not read")
+        if isinstance(event, yaml.ScalarEvent) and event.style is None and overflows(event.value):
+            raise ConfigError(where, event.value, "too large; infinity is `inf`")
+        levels += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if values > MOST or levels > DEEPEST:
+            raise ConfigError(where, "values", f"expected at most {MOST:,}, on {DEEPEST} levels")

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -103,7 +104,7 @@ def test_bad_files(write_suite, text, message):
 def test_a_suite_may_lie_beside_its_results(write_suite, tmp_path):
     (tmp_path / "results").mkdir()
     (tmp_path / "plots").mkdir()
-    assert write_suite(overrides=["results=elsewhere", "plots=here"]).results == "elsewhere"
+    assert write_suite(overrides=["results=elsewhere", "plots=here"]).results == Path("elsewhere")
 
 
 def test_a_suite_may_start_from_another(write_suite, tmp_path):
