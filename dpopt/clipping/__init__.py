@@ -54,7 +54,7 @@ def engine(
         loss: (outputs, targets) -> one loss per example.
         name: "bookkeeping" (fast), "vmap" (any model that `torch.func.vmap` can follow, slow), "loop" (plain autograd,
             one record after the other, slowest), or "auto": the first of them that can follow the model; the log says
-            why. What `torch.compile` has made of a model or a part of it is left out: it runs as it is written.
+            why. Compiled models and parts run as they are written.
         sample: a few records (x, y), to find out now whether an engine can follow the model; without them the first
             batch tells.
         batch: expected batch size: examples that mix are then looked for among as many as the engine works on at once.
@@ -75,8 +75,8 @@ def engine(
     engines: list[FlatModel] = [BookkeepingEngine(model, loss, precision)] if name in ("auto", "bookkeeping") else []
     engines += [kind(model, loss) for kind in (VmapEngine, LoopEngine) if name in ("auto", kind.name)]
     choice = _Choice(engines, batch)
-    made = choice.decided(*sample) if sample else choice
-    return made if choice.is_decided else choice
+    chosen = choice.decided(*sample) if sample else choice
+    return chosen if choice.is_decided else choice  # until a batch shows gradients it is open
 
 
 class _Choice(ClippingEngine):

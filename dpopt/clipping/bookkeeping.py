@@ -7,19 +7,19 @@ of all layers are known, the clipped sum.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from dpopt.clipping import layers
-from dpopt.clipping.factors import Factor, merged, scaled_squared_norm, squared_norm
+from dpopt.clipping.factors import Dense, Factor, merged, scaled_squared_norm, squared_norm
 from dpopt.clipping.flat import FlatModel, PerExample, WeightedPoints, free_memory, must_be_sanitized, same_randomness
 from dpopt.clipping.heap import keep_freed_memory
 from dpopt.clipping.losses import Loss
 from dpopt.clipping.precision import full_precision
-from dpopt.clipping.recording import Layer, Recorder, Use, factors_of
+from dpopt.clipping.recording import Recorder, Unsupported, Use, layers_of, version
 from dpopt.types import Number, Vector
 
 REENTRANT = (
@@ -57,7 +57,7 @@ class BookkeepingEngine(FlatModel):
         self._is_bfloat16 = precision == "bfloat16"
         self._parameters = list(self.trained.values())
         self._index = {id(p): i for i, p in enumerate(self._parameters)}
-        self._layers = Layer.all_of(model)
+        self._layers = layers_of(model)
         if self._parameters[0].device.type == "cpu":
             keep_freed_memory()
 
@@ -69,36 +69,37 @@ class BookkeepingEngine(FlatModel):
         return self.loss(self._outputs(theta, x), y)
 
     def _per_example(self, points: WeightedPoints, x: Tensor, y: Tensor, scale: Vector | None) -> PerExample:
-        losses, factors = self._gradients(points, x, y)
-        norms = _norm(factors, losses[0], None if scale is None else self.split(scale))
-
-        def weighted_sum(weights: Tensor) -> Vector:
-            keep = norms.isfinite() if must_be_sanitized(norms) else None
-            total = self._weighted_sum(factors, weights, keep)
-            return total if scale is None else total.mul_(scale)
-
-        return PerExample(losses, norms, weighted_sum)
-
-    def _weighted_sum(self, factors: list[list[Factor]], weights: Tensor, keep: Tensor | None = None) -> Tensor:
-        """sum_i weights_i gradient_i, shape [d]; where `keep`, bool [n], is given, the other examples are zeros."""
-        total = torch.empty(self.dimension, dtype=weights.dtype, device=weights.device)
-        with full_precision(total.device):
-            for group, out in zip(factors, self.split(total), strict=True):
-                for position, factor in enumerate(group):
-                    # One at a time: copies of all factors together would double the memory of a step.
-                    kept = factor if keep is None else factor.sanitized(keep)
-                    kept.weighted_sum(weights, out, is_first=position == 0)
-                if not group:
-                    out.zero_()
-        return total
-
-    def _gradients(self, points: WeightedPoints, x: Tensor, y: Tensor) -> tuple[Tensor, list[list[Factor]]]:
-        """The losses [k, n], and for each trained parameter the factors whose sum are its weighted gradients."""
-        losses, factors = [], [[] for _ in self._parameters]
+        # One forward and one backward pass a point. The factors of a parameter add up to its weighted gradients.
+        losses: list[Tensor] = []
+        factors: list[list[Factor]] = [[] for _ in self._parameters]
         for (weight, theta), _ in zip(points, same_randomness(x.device), strict=False):
             with self.at(theta):
                 losses.append(self._backward(weight, x, y, factors))
-        return torch.stack(losses), [merged(group) for group in factors]
+        factors = [merged(group) for group in factors]
+
+        # The squared norm over all parameters is the sum of theirs; a parameter that nothing uses has none.
+        with full_precision(x.device):
+            if scale is None:
+                squares = [squared_norm(group) for group in factors if group]
+            else:
+                pairs = zip(factors, self.split(scale), strict=True)
+                squares = [scaled_squared_norm(group, part) for group, part in pairs if group]
+        norms = torch.stack(squares).sum(0).sqrt() if squares else torch.zeros_like(losses[0])
+
+        def weighted_sum(weights: Tensor) -> Vector:
+            keep = norms.isfinite() if must_be_sanitized(norms) else None
+            total = torch.empty(self.dimension, dtype=weights.dtype, device=weights.device)
+            with full_precision(total.device):
+                for group, out in zip(factors, self.split(total), strict=True):
+                    for position, factor in enumerate(group):
+                        # One at a time: copies of all factors together would double the memory of a step.
+                        clean = factor if keep is None else factor.sanitized(keep)
+                        clean.weighted_sum(weights, out, is_first=position == 0)
+                    if not group:
+                        out.zero_()
+            return total if scale is None else total.mul_(scale)
+
+        return PerExample(torch.stack(losses), norms, weighted_sum)
 
     def _backward(self, weight: Number, x: Tensor, y: Tensor, factors: list[list[Factor]]) -> Tensor:
         """Forward and backward at the present point; adds to `factors`, returns the losses [n]."""
@@ -108,7 +109,9 @@ class BookkeepingEngine(FlatModel):
             if layers.handler(use.module):
                 self._add(factors, use, gradient, weight, len(x))
             else:
-                waiting.append((use, gradient))  # it needs a backward pass of its own
+                waiting.append(
+                    (use, gradient)
+                )  # it needs a backward pass of its own, which cannot begin within this one
 
         with Recorder(self._layers, len(x), receive) as recorder, torch.enable_grad():
             losses = self.loss(self._output(x), y)
@@ -117,6 +120,7 @@ class BookkeepingEngine(FlatModel):
                 self.hint = f"; {recorder.hidden} ran without gradients: {REENTRANT}"
             if recorder.ends and losses.requires_grad:
                 uses, edges = zip(*recorder.ends, strict=True)
+                # The gradients of all other uses come to `receive` on the way to these.
                 gradients = torch.autograd.grad(losses.sum(), edges, allow_unused=True)
                 waiting += [(use, g) for use, g in zip(uses, gradients, strict=True) if use and g is not None]
         for use, gradient in waiting:
@@ -125,18 +129,38 @@ class BookkeepingEngine(FlatModel):
 
     @torch.no_grad()
     def _add(self, factors: list[list[Factor]], use: Use, gradient: Tensor, weight: Number, examples: int) -> None:
-        """Add the gradients of one use, given its output's, to the factors of its parameters."""
+        """Add the per-example gradients of one use to the factors of its parameters; `gradient` is its output's."""
+        module, names, kind = use.module, use.names, type(use.module).__name__
+        if tuple(version(x) for x in use.inputs) != use.versions:
+            raise Unsupported(f"an input of {kind} was changed in place after its use")
+
+        # Norms and sums are in the parameters' type, also where autocast ran the layer in another one.
         gradient = gradient.to(self._parameters[0].dtype).reshape(use.shape)
         if weight != 1:
             gradient = gradient * weight
+        inputs = tuple(x.to(gradient) if isinstance(x, Tensor) and x.is_floating_point() else x for x in use.inputs)
+        handler = layers.handler(module)
         with full_precision(gradient.device):
-            found = factors_of(use, gradient, examples)
-        for name, factor in found.items():
-            factors[self._index[id(use.module._parameters[name])]].append(factor)
-        use.inputs = use.versions = ()  # the graph knows the use until it is gone itself
+            if handler:
+                each = handler(module, names, inputs[0] if inputs else gradient, gradient, examples)
+            elif (
+                not inputs
+            ):  # a bare parameter that was expanded over the batch: its gradient has a row for each example
+                each = {names[0]: Dense(gradient)}
+            elif any(isinstance(x, Tensor) and len(x) != examples for x in (*inputs, gradient)):
+                raise Unsupported(f"{kind} is of unknown kind and called on rows that are no examples")
+            else:
+                try:
+                    each = layers.by_vmap(module, names, inputs, use.keywords, gradient)
+                except Exception as error:  # a module can fail in any way
+                    reason = f"{kind} holds {', '.join(names)} and cannot be repeated for one example: {error}"
+                    raise Unsupported(reason) from error
+        for name, factor in each.items():
+            factors[self._index[id(module._parameters[name])]].append(factor)
+        use.inputs = use.versions = ()  # the graph refers to the use until it is gone itself
 
     def _most_examples(self) -> int:
-        # What an example needs is known once the engine was verified.
+        # Verification measures what an example needs.
         return free_memory(self._parameters[0].device) // max(1, self.example_bytes)
 
     @contextmanager
@@ -151,14 +175,3 @@ class BookkeepingEngine(FlatModel):
         with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self._is_bfloat16):
             output = self.model(x)
         return output.float() if self._is_bfloat16 else output
-
-
-def _norm(factors: list[list[Factor]], like: Tensor, scales: Sequence[Tensor] | None = None) -> Tensor:
-    """Norm over all parameters of each example's gradient, each coordinate multiplied by its scale; shape [n]."""
-    with full_precision(like.device):
-        if scales is None:
-            squares = [squared_norm(group) for group in factors if group]
-        else:
-            pairs = zip(factors, scales, strict=True)
-            squares = [scaled_squared_norm(group, scale) for group, scale in pairs if group]
-    return torch.stack(squares).sum(0).sqrt() if squares else torch.zeros_like(like)

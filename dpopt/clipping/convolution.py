@@ -18,7 +18,7 @@ Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 @dataclass(frozen=True)
 class Geometry:
-    """Where the kernel of a convolution goes over its padded input."""
+    """The places of a convolution's kernel over its padded input."""
 
     shape: torch.Size
     stride: tuple[int, ...]
@@ -105,7 +105,7 @@ class Convolved(OuterProducts):
         return (left @ right.mT).flatten(1)
 
     def all_dense(self) -> Tensor:
-        """Every example's gradient, made in blocks that stay in cache; shape [n, groups, p, q]."""
+        """Every example's gradient, in blocks that stay in cache; shape [n, groups, p, q]."""
         (groups, length), (channels, *kernel) = self.gram_size, self.geometry.shape
         q = math.prod(kernel)
         result = self.gradient.new_empty(self.examples, groups, channels // groups, q)
@@ -135,7 +135,7 @@ def _put(value: Tensor, out: Tensor, is_first: bool) -> None:
 
 def pad(module: Convolution, x: Tensor) -> Tensor:
     """The input as the kernel sees it."""
-    padding: list[int] = module._reversed_padding_repeated_twice  # also where it is given as "same"
+    padding: list[int] = module._reversed_padding_repeated_twice  # also for "same"
     if not any(padding):
         return x
     return F.pad(x, padding) if module.padding_mode == "zeros" else F.pad(x, padding, mode=module.padding_mode)
@@ -148,9 +148,9 @@ def convolved(module: Convolution, x: Tensor, gradient: Tensor, examples: int) -
 
 
 def _is_dense(factor: Convolved) -> bool:
-    """Whether to keep the gradients themselves: where they are small, or Gram matrices would be much more work.
+    """True if the gradients themselves are to be kept: they are small, or Gram matrices would be much more work.
 
-    A gradient is made with T p q products. Gram matrices take T^2 (p + q), and the weighted sum T p q after them.
+    A gradient takes T p q products. Gram matrices take T^2 (p + q), and the weighted sum T p q after them.
     """
     groups, length = factor.gram_size
     p, q = factor.geometry.shape[0] // groups, factor.geometry.shape[1:].numel()

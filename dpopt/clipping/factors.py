@@ -5,7 +5,7 @@ inputs on the right. The squared norm of such a sum needs two T x T Gram matrice
 Eq. 4), and the weighted sum over examples is one matrix product (book-keeping, Bu et al. 2023, section 3). Where
 p q <= 2 T^2 the p x q gradient itself is cheaper (layer by layer, section 4 there) and is what is kept.
 
-A norm that is a sum of large terms of both signs loses digits, and a record could be made such that its norm comes out
+A norm that is a sum of large terms of both signs loses digits, and a record could be such that its norm comes out
 far too small, and its clipped gradient far too large. So where terms cancel, a norm is taken at the upper end of its
 rounding error (`MARGIN`, `NEGLIGIBLE`). For the same reason `lost` is added, the most that is lost where a square is
 too small for its type: an output gradient of 1e-23 squares to zero, and beside inputs of 1e18 its gradient would seem
@@ -87,7 +87,7 @@ class OuterProducts:
 
     @property
     def device(self) -> torch.device:
-        """Where left and right are."""
+        """The device of left and right."""
         raise NotImplementedError
 
     @property
@@ -252,7 +252,7 @@ def outer(left: Tensor, right: Tensor, is_transposed: bool = False) -> Factor:
 
 
 def is_cheaper_dense(length: int, p: int, q: int) -> bool:
-    """Whether p x q values are cheaper than two Gram matrices of T x T."""
+    """True if p x q values are cheaper than two Gram matrices of T x T."""
     return p * q <= 2 * length**2
 
 
@@ -276,7 +276,7 @@ class Rows:
 
     def squared_norm(self) -> tuple[Tensor, Tensor | None]:
         is_same = (self.ids.unsqueeze(2) == self.ids.unsqueeze(1)).to(self.values)
-        totals = is_same @ self.values  # of the row that t looks up, found once for each of its look-ups
+        totals = is_same @ self.values  # of the row that t looks up, once for each of its look-ups
         square = (totals.square().sum(2) / is_same.sum(2)).sum(1)
         error = 2 * torch.finfo(square.dtype).eps * torch.linalg.vector_norm(self.values, dim=(1, 2))
         return square, (2 * square.sqrt() + error) * error
@@ -296,7 +296,7 @@ class Rows:
 
 
 def rounding(scale: Tensor) -> Tensor:
-    """A bound on the rounding error of a squared norm, given the sum of its positive terms."""
+    """A bound on the rounding error of a squared norm, from the sum of its positive terms."""
     return MARGIN * torch.finfo(scale.dtype).eps * scale
 
 

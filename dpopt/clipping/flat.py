@@ -261,16 +261,16 @@ class FlatModel(ClippingEngine):
         next(again)
         if is_random and not self.sees_batches:
             return
-        found = self.per_example([(1.0, self.theta)], x, y)
+        ours = self.per_example([(1.0, self.theta)], x, y)
         norms = alone.norm(dim=1)
         is_finite = norms.isfinite()  # the others contribute nothing
         weights = is_finite.to(norms)
-        off = found.weighted_sum(weights) - weights @ torch.where(is_finite[:, None], alone, 0.0)
+        off = ours.weighted_sum(weights) - weights @ torch.where(is_finite[:, None], alone, 0.0)
         # Norms that are sums of large terms are rounded up, and say how far such sums may be off.
         slack = 16 * torch.finfo(norms.dtype).eps
-        if not bool((norms - found.norms <= GROSS * norms + slack)[is_finite].all()):
+        if not bool((norms - ours.norms <= GROSS * norms + slack)[is_finite].all()):
             raise Unsupported("in training the gradient norms of a batch are not those that autograd finds" + self.hint)
-        if not bool(off.norm() <= GROSS * found.norms[is_finite].sum() + slack):
+        if not bool(off.norm() <= GROSS * ours.norms[is_finite].sum() + slack):
             raise Unsupported("in training the gradients of a batch are not those that autograd finds" + self.hint)
 
     def takes_extremes(self, x: Tensor, y: Tensor) -> bool:

@@ -1,7 +1,7 @@
-"""How each kind of layer leaves its parameters' per-example gradients: from its inputs and its output gradients.
+"""Per-example gradients of each kind of layer's parameters, from the layer's inputs and its output gradients.
 
-A layer is known by the class that defines its `forward`, so a subclass with a `forward` of its own is not mistaken for
-its parent. Layers that are not known go through `torch.func` (`by_vmap`).
+The class that defines a layer's `forward` decides its kind, so a subclass with another `forward` is not mistaken for
+its parent. Layers of other kinds go through `torch.func` (`by_vmap`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HANDLERS: dict[str, Handler] = {}
 
 
 def handler(module: nn.Module) -> Handler | None:
-    """What knows the layer, or None."""
+    """The function for the layer's kind, or None."""
     return _handler_of(type(module))
 
 
@@ -189,12 +189,12 @@ def refuse_unsafe(model: nn.Module) -> None:
 
 
 def frozen_statistics(model: nn.Module) -> list[nn.Module]:
-    """Layers of `model` that are in evaluation mode, where they normalise by statistics of their own."""
+    """Layers of `model` in evaluation mode, where they normalise by the statistics that they keep."""
     return [module for module in model.modules() if isinstance(module, _STATISTICS) and not module.training]
 
 
 def replacements(model: nn.Module) -> str:
-    """What to use in place of trained layers of `model` that no fast engine can follow; "" where there are none."""
+    """A sentence on what replaces trained layers of `model` that no fast engine can follow; "" for none."""
     kinds = {type(module) for module in model.modules() if trained(module)}
     pairs = [f"{new} in place of nn.{old.__name__}" for old, new in RECURRENT.items() if old in kinds]
     return f"use {', '.join(pairs)} (`dpopt.privatize` does it)" if pairs else ""

@@ -1,4 +1,4 @@
-"""What a forward pass of a model shows of the layers that hold trained parameters."""
+"""The layers that hold trained parameters, and their inputs and outputs in a forward pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from dpopt.clipping import layers
-from dpopt.clipping.factors import Dense, Factor
 from dpopt.errors import ConfigError, cut
 
 
@@ -45,16 +44,19 @@ class Layer:
     names: list[str]
     expanded: list[str]
 
-    @classmethod
-    def all_of(cls, model: nn.Module) -> list[Layer]:
-        """Every such module of `model`."""
-        made = []
-        for module in model.modules():
-            names = layers.trained(module)
-            is_known = layers.handler(module) is not None
-            expanded = [] if is_known else [name for name in names if _is_expandable(module._parameters[name])]
-            made.append(cls(module, [name for name in names if name not in expanded], expanded))
-        return [layer for layer in made if layer.names or layer.expanded]
+
+def layers_of(model: nn.Module) -> list[Layer]:
+    """Every module of `model` that holds trained parameters itself."""
+    result = []
+    for module in model.modules():
+        names = layers.trained(module)
+        # A module of unknown kind may use a bare parameter, such as a class token, outside of any layer's call.
+        is_handled = layers.handler(module) is not None
+        shapes = {name: cast(nn.Parameter, module._parameters[name]).shape for name in names}
+        expanded = [n for n, shape in shapes.items() if not is_handled and len(shape) > 1 and shape[0] == 1]
+        if names:
+            result.append(Layer(module, [name for name in names if name not in expanded], expanded))
+    return result
 
 
 @dataclass
@@ -140,7 +142,7 @@ class Recorder:
             raise Unsupported(f"{type(module).__name__} gives {output.shape[0]} rows for {self._examples} examples")
         if self.is_recording:
             kept = () if names == ["bias"] else tuple(x.detach() if isinstance(x, Tensor) else x for x in inputs)
-            use = Use(module, names, kept, keywords, tuple(_version(x) for x in kept), output.shape)
+            use = Use(module, names, kept, keywords, tuple(version(x) for x in kept), output.shape)
             whole = _whole(output)
             needy = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
             if needy:
@@ -152,12 +154,9 @@ class Recorder:
         return output
 
 
-def _version(x: Any) -> int | None:
+def version(x: Any) -> int | None:
+    """How often a tensor was changed in place; None for anything else."""
     return x._version if isinstance(x, Tensor) else None
-
-
-def _is_expandable(parameter: nn.Parameter | None) -> bool:
-    return parameter is not None and parameter.dim() > 1 and parameter.shape[0] == 1
 
 
 def _whole(output: Tensor) -> Tensor:
@@ -166,24 +165,3 @@ def _whole(output: Tensor) -> Tensor:
     if base is not None and base.numel() == output.numel() and base.is_contiguous() and output.is_contiguous():
         return base
     return output
-
-
-def factors_of(use: Use, gradient: Tensor, examples: int) -> dict[str, Factor]:
-    """The per-example gradients of the parameters of one use."""
-    if tuple(_version(x) for x in use.inputs) != use.versions:
-        raise Unsupported(f"an input of {type(use.module).__name__} was changed in place after its use")
-    inputs = tuple(x.to(gradient) if isinstance(x, Tensor) and x.is_floating_point() else x for x in use.inputs)
-    handler = layers.handler(use.module)
-    if handler:
-        return handler(use.module, use.names, inputs[0] if inputs else gradient, gradient, examples)
-    if not inputs:
-        return {use.names[0]: Dense(gradient)}
-    if any(isinstance(x, Tensor) and len(x) != examples for x in (*inputs, gradient)):
-        raise Unsupported(f"{type(use.module).__name__} is of unknown kind and called on rows that are no examples")
-    try:
-        return layers.by_vmap(use.module, use.names, inputs, use.keywords, gradient)
-    except Exception as error:  # a module can fail in any way
-        kind = type(use.module).__name__
-        raise Unsupported(
-            f"{kind} holds {', '.join(use.names)} and cannot be repeated for one example: {error}"
-        ) from error
