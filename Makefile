@@ -18,7 +18,7 @@ GPU_KEYS := minutes=% device=% steps=% retry=% results=% plots=%
 
 comma := ,
 # The suites of the leaderboard's page: those that are published.
-TASKS := $(patsubst results/published/%/cells.parquet,%,$(sort $(wildcard results/published/leaderboard*/cells.parquet)))
+TASKS := $(patsubst results/published/%/runs.jsonl.xz,%,$(sort $(wildcard results/published/leaderboard*/runs.jsonl.xz)))
 
 .PHONY: install quickstart test slow mutants docs leaderboard lint gpu wheels clean
 

@@ -15,7 +15,7 @@ import pandas as pd
 
 from dpopt.results import frames, statistics
 from dpopt.results.scores import shown
-from dpopt.store import open_results
+from dpopt.store import Store
 from dpopt.store.runs import RESULTS
 
 ROW = ["suite", *frames.GROUP]
@@ -31,7 +31,7 @@ SHOWN = 200
 
 def load(folder, suite=None):
     """The finished cells of a results folder, numbered where they agree in all of `PLACE`."""
-    store = open_results(Path(folder))
+    store = Store(Path(folder))
     parts = [frames.load(store, name).cells.assign(suite=name) for name in ([suite] if suite else store.suites())]
     cells = pd.concat(parts, ignore_index=True)
     cells = cells[cells["state"].isin(RESULTS)].drop_duplicates(["suite", "label", "run_id"])

@@ -20,6 +20,7 @@ from dpopt.clipping.rules import RULES
 from dpopt.errors import ConfigError
 from dpopt.markup import MARKDOWN
 from dpopt.optimizers.base import Direction
+from dpopt.store import Store
 from dpopt.types import ClipRule
 
 project, author, copyright = "dpopt", "the dpopt authors", "the dpopt authors"
@@ -187,15 +188,17 @@ def inherited(name: str, meaning: str, known_before: Mapping[str, str]) -> str:
 
 def compute() -> str:
     """A row for each published suite: its runs, how many were made with changed files, and the hours that they took."""
-    files = {file.parent.name: file for file in sorted(RESULTS.glob("published/*/cells.parquet"))}
-    columns = ["run_id", "dirty", "seconds_prepare", "seconds_train"]
-    suites = {name: pd.read_parquet(file, columns=columns).drop_duplicates("run_id") for name, file in files.items()}
-    shown = {f"[{name}]({page(Path(name))}.md)": runs for name, runs in suites.items()}
-    shown["in all"] = pd.concat(suites.values()).drop_duplicates("run_id")
-    rows = [
-        (name, len(runs), int(runs["dirty"].sum()), runs[columns[2:]].sum().sum() / 3600)
-        for name, runs in shown.items()
-    ]
+    root = RESULTS / "published"
+    records: dict[str, dict[str, Any]] = {}
+    for name in Store(root).suites():  # a store for each suite, as one keeps all curves that it has read
+        records[name] = {run_id: run.record for run_id, run in Store(root).archive(name).runs.items()}
+    shown = {f"[{name}]({page(Path(name))}.md)": of_suite for name, of_suite in records.items()}
+    shown["in all"] = {run_id: record for of_suite in records.values() for run_id, record in of_suite.items()}
+    rows = []
+    for name, of_suite in shown.items():
+        seconds = sum(record[key] for record in of_suite.values() for key in ("seconds_prepare", "seconds_train"))
+        dirty = sum(bool(record["provenance"]["dirty"]) for record in of_suite.values())
+        rows.append((name, len(of_suite), dirty, seconds / 3600))
     return pd.DataFrame(rows, columns=["suite", "runs", "dirty", "hours"]).to_markdown(index=False, floatfmt=".2f")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from dpopt import files
 from dpopt.errors import ConfigError, cut
 from dpopt.fields import overflows
 
@@ -23,9 +24,10 @@ def mapping(file: Path | Traversable) -> dict[str, Any]:
             plain data, no mapping, repeats parts by aliases (a few lines of which stand for billions of values), or has
             a number that is too large.
     """
-    content = file.read_bytes()
-    if len(content) > LARGEST:
-        raise ConfigError(str(file), f"{len(content)} bytes", f"expected at most {LARGEST:,}")
+    try:
+        content = files.content(file, LARGEST) if isinstance(file, Path) else file.read_bytes()
+    except files.Damaged as error:
+        raise ConfigError(str(file), "content", str(error)) from error
     try:
         text = content.decode("utf-8")
         _check(file, text)

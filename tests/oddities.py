@@ -293,12 +293,11 @@ COMMANDS = [
         "average device checkpoint from target test size public ranges.x values.x",
     ),
     Command.of("plan suite=odd", OF_SUITE),
-    *(Command.of(f"{name} suite=odd", OF_STORED) for name in ("status", "report", "collect", "cancel")),
+    *(Command.of(f"{name} suite=odd", OF_STORED) for name in ("status", "report", "cancel")),
     Command.of("table suite=odd", f"{OF_STORED} scores compare"),
     Command.of("rank suite=odd", f"{OF_STORED} by budgets against"),
     Command.of("plot suite=odd", f"{OF_STORED} figure"),
     Command.of("verify suite=odd", "suite results"),
-    Command.of("seal", "results"),
     Command.of("list", "what format"),
     Command.of(
         "bench cases=mlp engines=none optimizers=none",

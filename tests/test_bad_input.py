@@ -99,7 +99,7 @@ REFUSED = [
     ("plan suite=odd results=", "results"),
     ("plan suite=odd optimizers=[dp_sgd,dp_sgd]", "repeated"),
     ("plan suite=odd settings.dp_sgd.grid.lr=[1,1]", "repeated"),
-    ("collect suite=odd optimizers=", "optimizers"),
+    ("table suite=odd optimizers=", "optimizers"),
     ("verify results=", "results"),
     ("bench engines=none optimizers=none batch_size=1e30", "batch_size"),
 ]

@@ -129,7 +129,6 @@ def test_a_suite_from_plan_to_figures(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "hyfreedp" in printed
     assert "ε with tuning" in printed
-    assert main(["collect", "suite=quickstart", here]) == 0
     figures = tmp_path / "plots"
     figures.mkdir()
     for file in (Path(__file__).parents[1] / "plots").glob("*.py"):
@@ -154,7 +153,6 @@ def test_a_suite_from_plan_to_figures(tmp_path, monkeypatch, capsys):
     assert "<svg" in page
     assert "hyfreedp" in page
     kinds = {f"table.{kind}" for kind in ("md", "csv", "tex", "html")} | {"suite.json", "parts", "report.html"}
-    kinds |= {"cells.parquet", "curves.parquet", "checksums.json"}
     kinds |= {f"ranking_{by}.{kind}" for by in ("epsilon", "draws") for kind in ("md", "csv")}
     assert {path.name for path in folder.iterdir()} == kinds
     assert main(["table", "suite=quickstart", here, "optimizers=[adadp]"]) == 0

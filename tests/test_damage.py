@@ -3,7 +3,9 @@
 import contextlib
 import io
 import json
+import random
 import shutil
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,8 +13,13 @@ from hypothesis import strategies as st
 
 from dpopt import configurations
 from dpopt.cli import main
+from dpopt.errors import ConfigError
 from dpopt.files import Damaged
+from dpopt.results.publishing import publish
+from dpopt.results.results import Results
+from dpopt.results.verify import verify
 from dpopt.store import Store
+from dpopt.store.identity import identity
 from dpopt.suites.suite import load_suite
 
 SUITE = """
@@ -43,7 +50,7 @@ def sound(tmp_path_factory):
     first = store.manifest("small")["cells"][0]["run_id"]
     (store.folder(first) / "run.json").unlink()
     store.fail(first, "out of luck", "Traceback: [none]")
-    assert main(["collect", *of_suite]) == 0
+    assert main(["table", *of_suite]) == 0
     return folder
 
 
@@ -104,7 +111,7 @@ def survives(sound, tmp_path_factory, harms):
         with contextlib.suppress(OSError):
             before[path] = path.read_bytes()
     of_suite = [f"suite={sound / 'small.yaml'}", f"results={store.root}"]
-    for command in ("status", "table", "collect", "run", "retry", "status"):
+    for command in ("status", "table", "verify", "run", "retry", "status"):
         code, output = said(command, *of_suite)
         assert code in (0, 1, 2), output
         assert "Traceback (most recent call last)" not in output
@@ -185,9 +192,68 @@ lines = st.dictionaries(
 @given(lines)
 @settings(max_examples=40, **EXPENSIVE)
 def test_a_fuzzed_suite_loads_or_is_refused(tmp_path_factory, content):
-    from dpopt.errors import ConfigError
-
     path = tmp_path_factory.mktemp("fuzzed") / "odd.yaml"
     path.write_text(SUITE + "".join(f"{json.dumps(key)}: {json.dumps(value)}\n" for key, value in content.items()))
     with contextlib.suppress(ConfigError):
         load_suite(str(path))
+
+
+@pytest.fixture(scope="module")
+def whole(sound, tmp_path_factory):
+    """All kinds of files that are read: runs interrupted, failed and done, a suite, measurements, published ones."""
+    folder = tmp_path_factory.mktemp("whole")
+    shutil.copytree(sound / "results", folder / "results")
+    store = Store(folder / "results")
+    known = Results(store, "small")
+    publish(known, store.root / "published", figures(folder))
+    cell = {**store.manifest("small")["cells"][-1]["cell"], "seed": 7}
+    store.begin(identity(cell), cell)
+    store.append_curve(identity(cell), {"draw": 1, "test_accuracy": 0.5})
+    store.save_checkpoint(identity(cell), b"half" * 9)
+    entry = {**store.manifest("small")["cells"][-1], "cell": cell, "run_id": identity(cell)}
+    store.extend_suite("small", {**store.manifest("small"), "cells": [entry]})
+    store.add("bench", {"schema": 1, "rows": [0.1]})
+    published = Path(__file__).parents[1] / "results" / "published"
+    shutil.copytree(published / "audit" / "noise_aware", store.root / "published" / "audit")
+    return store.root
+
+
+def figures(folder):
+    (folder / "plots").mkdir()
+    return folder / "plots"
+
+
+def printed(root):
+    """The numbers that a reader is shown of all that a folder holds."""
+    shown = []
+    for store in (Store(root), Store(root / "published")):
+        known = Results(store, "small")
+        shown += [known.table().to_csv(), known.ranking().to_csv(), known.cells["state"].tolist()]
+    texts = sorted((root / "published").rglob("*.*"))
+    return shown, [path.read_bytes() for path in texts if path.suffix in (".md", ".csv", ".tex")]
+
+
+def notices_flips(whole, folder, number):
+    shutil.copytree(whole, folder / "results")
+    root, chance = folder / "results", random.Random(number)
+    paths, before = sorted(path for path in root.rglob("*") if path.is_file()), printed(root)
+    assert verify(Store(root)).findings == []
+    for path in [*paths, *chance.choices(paths, k=max(0, number - len(paths)))][:number]:
+        content = path.read_bytes()
+        place = chance.randrange(len(content))
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << chance.randrange(8)]) + content[place + 1 :])
+        try:
+            is_noticed = bool(verify(Store(root)).findings) or printed(root) == before
+        except ConfigError as error:
+            is_noticed = "cannot be used" in str(error)
+        assert is_noticed, (path, place)
+        path.write_bytes(content)
+
+
+def test_a_flipped_bit_of_any_file_is_noticed_or_changes_no_number(whole, tmp_path):
+    notices_flips(whole, tmp_path, 20)
+
+
+@pytest.mark.slow
+def test_four_hundred_flipped_bits_are_noticed(whole, tmp_path):
+    notices_flips(whole, tmp_path, 400)

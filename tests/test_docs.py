@@ -19,8 +19,8 @@ from dpopt import configurations
 from dpopt.cli import COMMANDS, listing, main
 from dpopt.errors import ConfigError
 from dpopt.results.leaderboard import Leaderboard
-from dpopt.results.publishing import load_published
 from dpopt.results.report.leaderboard import leaderboard
+from dpopt.results.results import load_results
 from dpopt.suites.suite import load_suite
 
 TREE = Path(__file__).parents[1]
@@ -258,8 +258,8 @@ def test_the_site_builds_without_a_warning(tmp_path):
 @pytest.mark.slow
 def test_the_leaderboards_page_is_made_of_the_published_records():
     published = TREE / "results" / "published"
-    suites = sorted(path.parent.name for path in published.glob("leaderboard*/cells.parquet"))
-    board = Leaderboard([load_published(published, suite) for suite in suites])
+    suites = sorted(path.parent.name for path in published.glob("leaderboard*/runs.jsonl.xz"))
+    board = Leaderboard([load_results(published, suite) for suite in suites])
     made = leaderboard(board, TREE / "plots", "dp_adam")
     folder = TREE / "docs" / "leaderboard"
     assert {name for name, content in made.items() if _bytes(content) != (folder / name).read_bytes()} == set()

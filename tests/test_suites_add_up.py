@@ -171,7 +171,7 @@ def test_a_published_suite_is_read_and_made_again(here, capsys):
     assert main(["publish", "suite=grown", *of]) == 0
     there = here / "published" / "grown"
     names = {path.name for path in there.iterdir()}
-    assert {"cells.parquet", "curves.parquet", "suite.json", "table.md", "ranking_epsilon.md", "scores.svg"} <= names
+    assert {"runs.jsonl.xz", "suite.json", "table.md", "ranking_epsilon.md", "scores.svg"} <= names
     assert main(["publish", "check=true", *of]) == 0
 
     before = files(there)

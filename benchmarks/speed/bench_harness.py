@@ -67,7 +67,7 @@ def _dpopt(root, command, *overrides):
     return usage.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)  # bytes there, KiB here
 
 
-@pytest.mark.parametrize("command", ["plan", "run", "status", "collect", "table"])
+@pytest.mark.parametrize("command", ["plan", "run", "status", "table"])
 def test_command(benchmark, results, command):
     """`run` finds every cell done."""
     root, seeds = results

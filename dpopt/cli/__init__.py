@@ -31,7 +31,7 @@ from dpopt.cli.results import (
     table,
 )
 from dpopt.cli.running import PlanKeys, SuiteKeys, cancel, plan, retry, run
-from dpopt.cli.trust import PublishKeys, SealKeys, VerifyKeys, collect, publish, seal, verify
+from dpopt.cli.trust import PublishKeys, VerifyKeys, publish, verify
 from dpopt.errors import ConfigError
 
 
@@ -110,9 +110,7 @@ COMMANDS: dict[str, Command] = {
     "leaderboard": Command(leaderboard, "ranks over the workloads of several suites", LeaderboardKeys),
     "plot": Command(plot, "the figures, from stored results", PlotKeys),
     "report": Command(report, "tables and figures as one HTML page", ReportKeys),
-    "collect": Command(collect, "a suite's records as Parquet, with checksums", Stored),
     "publish": Command(publish, "a suite's published folder, or whether those there are right", PublishKeys),
-    "seal": Command(seal, "checksums of what is published", SealKeys),
     "verify": Command(verify, "compute every stored epsilon again, and check all files", VerifyKeys),
     "audit": Command(audit, "empirical lower bounds on epsilon", files=("audit", "suite")),
     "epsilon": Command(epsilon, "the epsilon of a run", EpsilonKeys),

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from dpopt import files
 from dpopt._paths import cache_root
 
 
@@ -24,8 +25,8 @@ def place(kind: str, key: Any) -> Path:
 
 def read(path: Path) -> dict[str, float] | None:
     """The numbers that were written, bit for bit; None where there are none or the file is damaged."""
-    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        content = json.loads(path.read_text())
+    with suppress(files.Damaged, OSError, ValueError, TypeError, KeyError, AttributeError):
+        content = files.read(path)
         numbers = {str(name): float(value) for name, value in content["numbers"].items()}
         if content["sha256"] == _checksum(numbers):
             return numbers

@@ -16,8 +16,6 @@ from dpopt.results.frames import GROUP, SWEPT
 from dpopt.store.runs import RESULTS, score_or_worst
 
 Row = dict[str, Any]
-OLDER = {"widen": 0, "is_widened": False, "search_id": ""}
-"""Columns that frames published by older versions lack."""
 
 
 def grouped(rows: Iterable[Row], keys: Sequence[str]) -> dict[tuple[Any, ...], list[Row]]:
@@ -47,9 +45,6 @@ def select(cells: pd.DataFrame) -> pd.DataFrame:
         compared: a rule prices one search, and of several all runs are charged), and `edges`: which of the selected
         numbers are the largest ("lr ↑") or smallest that the label's search tries.
     """
-    cells = cells.assign(**{key: cells.get(key, default) for key, default in OLDER.items()})
-    if "search" not in cells:  # the oldest published frames have it in their cells alone
-        cells = cells.assign(search=[json.loads(cell).get("search", 0) for cell in cells["cell"]])
     rows = cells.to_dict("records")
     in_grids = grouped((row for row in rows if not row["is_widened"]), ["workload", "label"])
     ends = {place: _ends(row["tuned"] for row in of_label) for place, of_label in in_grids.items()}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import platform
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from importlib.metadata import version
 from itertools import groupby, zip_longest
@@ -25,6 +27,9 @@ ROUNDING = 1 + 1e-6
 """A budget may be overdrawn by this factor: sums of seconds and solved epsilons are not exact."""
 
 
+_anew: ContextVar[dict[str, float] | None] = ContextVar("anew", default=None)
+
+
 class Price(NamedTuple):
     """The epsilon of a search for the records that are trained on.
 
@@ -41,15 +46,30 @@ class Price(NamedTuple):
 def spent(ledger: Ledger, delta: float, accountant: str, rule: Selection | None = None) -> float:
     """Epsilon of a run that leaves `ledger`, or by a rule of its search, for readers: computed once on a machine.
 
-    The value is kept by all that decides its bits. `dpopt verify` takes none that was kept.
+    The value is kept by all that decides its bits. `dpopt verify` takes none that was kept, see `computed_anew`.
     """
     key = [events(ledger), delta, accountant, rule and selection_spec(rule), _arithmetic()]
+    anew = _anew.get()
+    if anew is not None:
+        if (text := json.dumps(key)) not in anew:
+            anew[text] = (rule.epsilon if rule else epsilon)(ledger, delta, accountant)
+        return anew[text]
     path = caching.place("epsilon", key)
     kept = caching.read(path)
     if kept is None:
         kept = {"epsilon": (rule.epsilon if rule else epsilon)(ledger, delta, accountant)}
         caching.write(path, kept)
     return kept["epsilon"]
+
+
+@contextmanager
+def computed_anew() -> Iterator[None]:
+    """Inside, `spent` takes no value that was kept on this machine, and computes each once: runs have equal ledgers."""
+    token = _anew.set({})
+    try:
+        yield
+    finally:
+        _anew.reset(token)
 
 
 @cache

@@ -1,46 +1,33 @@
-"""A published suite: cells and curves, and the tables and figures that are made of them."""
+"""A published suite: its runs, and the tables and figures that are made of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
+from dpopt import files
 from dpopt.errors import ConfigError
-from dpopt.results import collecting, figures, papers, ranking, tables
+from dpopt.files import Damaged
+from dpopt.results import figures, papers, ranking, tables
 from dpopt.results.results import Results
-from dpopt.store import Damaged, Store, checksums
-from dpopt.store.published import ABOUT, CELLS, PublishedStore
+from dpopt.store import Store
+from dpopt.store.archives import RUNS
+from dpopt.store.manifests import note
+from dpopt.store.runs import RESULTS, Archive, Run
 
 TEXTS = ("table.md", "table.csv", "table.tex", "ranking_epsilon.md", "ranking_epsilon.csv")
 """The tables of a published folder."""
 
 
-class Mismatch(NamedTuple):
-    """A published file that is not what its folder's cells give.
-
-    Attributes:
-        path: of the file.
-        reason: what is different.
-        is_error: false where the file could not be compared.
-    """
-
-    path: Path
-    reason: str
-    is_error: bool = True
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
-
-
-def publish(results: Results, to: Path, plots: Path, chosen: Sequence[str] | None = None) -> list[Path]:
+def publish(results: Results, to: Path, plots: Path, chosen: Sequence[str] = ()) -> list[Path]:
     """Write all of a suite into the folder `to`/SUITE, tables and figures from what was written there.
 
     Args:
         results: of the whole suite.
         to: folder of published suites.
         plots: folder of the figures' files.
-        chosen: names of the figures; by default those that the folder has, and all in a new one.
+        chosen: names of figures to draw. Without them a new folder gets all that the suite has something to show for,
+            and in one that is there the figures that lie in it are drawn again.
 
     Returns:
         The files.
@@ -52,69 +39,82 @@ def publish(results: Results, to: Path, plots: Path, chosen: Sequence[str] | Non
         raise ConfigError("publish", dict(results.part), "expected the whole suite")
     if results.every.empty:
         raise ConfigError("suite", results.suite, "no finished rows to publish")
-    _write_frames(results, to / results.suite)
-    return _write(load_published(to, results.suite), to / results.suite, plots, chosen)
+    folder, manifest = to / results.suite, results.store.manifest(results.suite)
+    listed = Store(to).manifest(results.suite).get("figures", []) if (folder / RUNS).exists() else []
+    files.write(folder / RUNS, Archive(manifest["cells"], _kept(results)).packed())
+    note(folder, {**{key: value for key, value in manifest.items() if key != "cells"}, "figures": listed})
+    return remake(to, results.suite, plots, chosen, is_new=not listed)
 
 
-def remake(to: Path, suite: str, plots: Path) -> list[Path]:
-    """Make a published suite's frames, tables and figures again, of its cells, ledgers and records; gives the files."""
-    known = load_published(to, suite)
-    _write_frames(known, to / suite)
-    return _write(load_published(to, suite), to / suite, plots, None)
+def _kept(results: Results) -> dict[str, Run]:
+    """The finished runs: of those that no seed selects without the curve, but for the best settings' without norms.
+
+    Curves and diagnostics are most of a run, and figures show those of selected runs.
+    """
+    store, kept = results.store, dict[str, Run]()
+    drawn, shown = ({*frame.get("run_id", ())} for frame in (results.every, results.selected))
+    for run_id in results.cells["run_id"][results.cells["state"].isin(RESULTS)]:
+        run = store.run(run_id)
+        record = {key: value for key, value in run.record.items() if key != "diagnostics" or run_id in shown}
+        kept[run_id] = Run(record, run.ledger, run.curve if run_id in drawn else None)
+    return kept
 
 
-def load_published(to: Path, suite: str) -> Results:
-    """What a folder of published suites holds of one."""
-    return Results(PublishedStore(to), suite)
+def remake(to: Path, suite: str, plots: Path, chosen: Sequence[str] = (), is_new: bool = False) -> list[Path]:
+    """Make tables and figures of a published suite again, of its runs; gives the files. See `publish`."""
+    known, folder = Results(Store(to), suite), to / suite
+    about = {key: value for key, value in known.store.manifest(suite).items() if key != "cells"}
+    there = [*about.get("figures", ()), *(path.stem for path in folder.glob("*.svg"))]
+    every = [plot.name for plot in figures.plots(plots) if plot.needs in figures.OF_SUITES]
+    wanted = chosen or (every if is_new else [path.stem for path in folder.glob("*.svg")])
+    for name, text in _texts(known).items():
+        files.write(folder / name, text)
+    for name in wanted:
+        try:
+            files.write(folder / f"{name}.svg", _drawn(known, name, plots))
+        except ConfigError:
+            if chosen or not is_new:
+                raise  # of all figures, some show what this suite has not
+        else:
+            there.append(name)
+    note(folder, {**about, "figures": sorted({*there})})
+    return sorted(path for path in folder.iterdir() if path.is_file())
 
 
-def check(to: Path, suite: str, plots: Path) -> Iterator[Mismatch]:
-    """The published files that differ from what the cells give: every table and figure is made again and compared."""
-    known, folder = load_published(to, suite), to / suite
-    for problem in known.problems:
-        yield Mismatch(folder / CELLS, problem)
+def differences(known: Results, plots: Path | None = None) -> Iterator[tuple[Path, str]]:
+    """The files of a published suite that its runs do not give, each with the reason.
+
+    Args:
+        known: what is published of it.
+        plots: folder of the figures' files, to draw every figure that the suite names; None draws none.
+    """
+    folder = known.folder
+    yield from ((folder / RUNS, problem) for problem in known.problems)
     texts = _texts(known)
     for name in TEXTS:
-        path = folder / name
-        if path.exists() and (name not in texts or path.read_text("utf-8") != texts[name]):
-            yield Mismatch(path, "the cells give another table")
-    for path in sorted(folder.glob("*.svg")):
-        yield from _check_figure(known, path, plots)
-
-
-def _check_figure(known: Results, path: Path, plots: Path) -> Iterator[Mismatch]:
-    try:
-        drawn = figures.render(known.plot(path.stem, plots), ["svg"])["svg"]
-    except ConfigError as error:
-        yield Mismatch(path, f"cannot be drawn from what is published ({error})", is_error=False)
-        return
-    if drawn != path.read_bytes():
-        yield Mismatch(path, "the cells give another figure")
-
-
-def _write_frames(results: Results, folder: Path) -> None:
-    store, frames = Store(folder.parent), collecting.parquet(results)
-    for name, frame in frames.items():
-        store.write(folder / name, collecting.as_bytes(frame))
-    store.write(folder / ABOUT, collecting.about(results))
-
-
-def _write(known: Results, folder: Path, plots: Path, chosen: Sequence[str] | None) -> list[Path]:
-    store, there = Store(folder.parent), [path.stem for path in folder.glob("*.svg")]
-    for name, content in _texts(known).items():
-        store.write(folder / name, content)
-    for name in chosen or there or [plot.name for plot in figures.plots(plots) if plot.needs in figures.OF_SUITES]:
         try:
-            store.write(folder / f"{name}.svg", figures.render(known.plot(name, plots), ["svg"])["svg"])
-        except ConfigError:
-            if chosen:
-                raise  # of all figures, some show what this suite has not
-    files = [path for path in checksums.contents(folder.parent) if path.is_relative_to(folder)]
-    try:
-        checksums.seal(store, folder.parent, files, replaces=folder)
-    except Damaged as error:
-        raise ConfigError("to", str(folder.parent), f"{error}; `dpopt seal` writes it anew") from error
-    return files
+            is_same = files.content(folder / name).decode() == texts.get(name)
+        except FileNotFoundError:
+            is_same = name not in texts
+        except (Damaged, UnicodeDecodeError):
+            is_same = False
+        if not is_same:
+            yield folder / name, "the runs give another table"
+    listed = known.store.manifest(known.suite).get("figures", [])
+    yield from (
+        (path, "a figure that the suite does not name") for path in folder.glob("*.svg") if path.stem not in listed
+    )
+    for path in [] if plots is None else [folder / f"{name}.svg" for name in listed]:
+        try:
+            drawn = _drawn(known, path.stem, plots or Path())
+            if path.exists() and files.content(path) != drawn:
+                yield path, "the runs give another figure"
+        except (ConfigError, Damaged) as error:
+            yield path, f"cannot be drawn from what is published ({error})"
+
+
+def _drawn(known: Results, name: str, plots: Path) -> bytes:
+    return figures.render(known.plot(name, plots), ["svg"])["svg"]
 
 
 def _texts(known: Results) -> dict[str, str]:
@@ -123,8 +123,8 @@ def _texts(known: Results) -> dict[str, str]:
     manifest = known.store.manifest(known.suite)
     if manifest.get("published"):
         comparison, remarks = papers.beside(comparison, manifest)
-    made = tables.as_table(comparison, known.suite, (), remarks)
-    found = {"table.md": f"{made.markdown}\n", "table.csv": made.csv, "table.tex": made.latex}
+    table = tables.as_table(comparison, known.suite, (), remarks)
+    texts = {"table.md": f"{table.markdown}\n", "table.csv": table.csv, "table.tex": table.latex}
     if not ranks.empty:
-        found |= {f"ranking_epsilon.{kind}": text for kind, text in ranking.files(ranks).items()}
-    return found
+        texts |= {f"ranking_epsilon.{kind}": text for kind, text in ranking.files(ranks).items()}
+    return texts

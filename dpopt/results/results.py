@@ -18,8 +18,7 @@ from dpopt.results import choosing, diagnostics, frames, ranking, tables, transf
 from dpopt.results.drawing import Style, styles_of
 from dpopt.results.frames import GROUP
 from dpopt.results.naming import readable_names, row_names, workload_names
-from dpopt.store import open_results
-from dpopt.store.runs import Store
+from dpopt.store import Store
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,7 +47,7 @@ def load_results(
         ConfigError: there is no such suite, or it has no such row.
     """
     chosen = {"optimizers": optimizers, "epsilon": epsilon, "seeds": seeds, "workloads": workloads}
-    store = open_results(fields.path(results, "results"))
+    store = Store(fields.path(results, "results"))
     return Results(store, suite, {key: _several(value) for key, value in chosen.items() if value is not None})
 
 

@@ -19,7 +19,7 @@ from dpopt.markup import lines
 from dpopt.runs import launchers, probe, span, stopping
 from dpopt.runs.supervisor import Supervisor, places
 from dpopt.runs.worker import News, Queue, Setup, work
-from dpopt.store import Store, open_results
+from dpopt.store import Store
 from dpopt.store.runs import RESULTS
 from dpopt.suites import engines, estimate
 from dpopt.suites import plan as planning
@@ -131,7 +131,7 @@ def open_store(suite: Suite, results: str | Path | None = None) -> Store:
     """The store of a suite, which also logs where the suite asks for it."""
     root = suite.results if results is None else fields.path(results, "results")
     if not suite.log:
-        return open_results(root)
+        return Store(root)
     from dpopt.store.logs import LoggedStore
 
     return LoggedStore(root, suite.log)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +24,28 @@ MOST = 5_000
 Entries = dict[tuple[str, str], dict[str, Any]]
 
 
-def is_planned(folder: Path) -> bool:
-    """True if a folder is that of a suite."""
-    return (folder / ABOUT).exists() or any((folder / PARTS).glob("[!.]*.json"))
-
-
-def read(folder: Path) -> dict[str, Any]:
-    """What is noted of a suite, with its "cells".
+def about(folder: Path) -> dict[str, Any]:
+    """What is noted of a suite beside its cells.
 
     Raises:
-        ConfigError: a file is damaged, or one of an older version.
+        ConfigError: the file is damaged.
     """
     name = folder.name
     try:
-        about = files.unsealed(files.content(folder / ABOUT), folder / ABOUT)
+        return files.unsealed(files.content(folder / ABOUT), folder / ABOUT)
     except FileNotFoundError:  # copied without it: the cells are what counts
-        about = {"suite": name, "description": ""}
+        return {"suite": name, "description": ""}
     except Damaged as error:
         raise ConfigError("suite", name, f"{error}; move it away: `dpopt run suite={name}` makes it again") from error
-    return {**about, "cells": list(_entries(folder)[0].values())}
 
 
-def extend(folder: Path, manifest: Mapping[str, Any]) -> int:
+def extend(folder: Path, manifest: Mapping[str, Any], archived: Iterable[dict[str, Any]] = ()) -> int:
     """Add a part with the cells of `manifest` that the suite does not have, and replace what else is noted of it.
+
+    Args:
+        folder: of the suite.
+        manifest: its "cells", and what else is to be noted.
+        archived: entries that are the suite's already, from elsewhere.
 
     Returns:
         How many cells it did not have.
@@ -54,28 +53,37 @@ def extend(folder: Path, manifest: Mapping[str, Any]) -> int:
     Raises:
         ConfigError: what is there cannot be read.
     """
-    present, number = _entries(folder)
-    before = len(present)
+    parts = _parts(folder)
+    present = by_place(*archived, *(entry for _, cells in parts for entry in cells))
+    number, before = parts[-1][0] if parts else 0, len(present)
     new = [entry for entry in manifest["cells"] if present.get(_place(entry)) != entry]
     for first in range(0, len(new), MOST):
         number += 1
         part = files.dumps({"cells": new[first : first + MOST], "number": number}).encode()
         files.write(folder / PARTS / f"{hashlib.sha256(part).hexdigest()}.json", part)
     rest = {key: value for key, value in manifest.items() if key != "cells"}
-    about = files.sealed({"suite": folder.name, **rest})
+    note(folder, {"suite": folder.name, **rest})
+    return len(present | by_place(*new)) - before
+
+
+def note(folder: Path, about: Mapping[str, Any]) -> None:
+    """Replace what is noted of a suite beside its cells, unless it is that already."""
+    line = files.sealed(about)
     try:
-        is_same = files.content(folder / ABOUT) == about
+        is_same = files.content(folder / ABOUT) == line
     except (FileNotFoundError, Damaged):
         is_same = False
     if not is_same:
-        files.write(folder / ABOUT, about)
-    return len(present | {_place(entry): entry for entry in new}) - before
+        files.write(folder / ABOUT, line)
 
 
-def _entries(folder: Path) -> tuple[Entries, int]:
-    """The entries of all parts, and the number of the last one."""
-    if (folder / "manifest.json").exists():
-        raise older(folder.parents[1])
+def entries(folder: Path) -> Iterator[dict[str, Any]]:
+    """The entries of all parts, later parts last."""
+    yield from (entry for _, cells in _parts(folder) for entry in cells)
+
+
+def _parts(folder: Path) -> list[tuple[int, list[dict[str, Any]]]]:
+    """Number and entries of each part, in order."""
     parts = []
     for path in (folder / PARTS).glob("[!.]*.json"):
         try:
@@ -83,17 +91,17 @@ def _entries(folder: Path) -> tuple[Entries, int]:
             if hashlib.sha256(content).hexdigest() != path.stem:
                 raise Damaged(f"{path}: not what its name says")
             part = files.parse(content, path)
-            if not all(map(_is_entry, part["cells"])):
+            if not all(map(is_entry, part["cells"])):
                 raise Damaged(f"{path}: no part of a suite")
             parts.append((int(part["number"]), path.name, part["cells"]))
         except (Damaged, LookupError, TypeError, ValueError) as error:
             again = f"move it away: `dpopt run suite={folder.name}` adds its cells again"
             raise ConfigError("suite", folder.name, f"{error}; {again}") from error
     parts.sort(key=lambda part: part[:2])
-    return by_place(entry for *_, cells in parts for entry in cells), max((part[0] for part in parts), default=0)
+    return [(number, cells) for number, _, cells in parts]
 
 
-def by_place(entries: Iterable[dict[str, Any]]) -> Entries:
+def by_place(*entries: dict[str, Any]) -> Entries:
     """Each entry by what tells it from others: a run may stand for several labels. Of two for one place the last."""
     return {_place(entry): entry for entry in entries}
 
@@ -108,7 +116,7 @@ def older(root: Path) -> ConfigError:
     return ConfigError("results", str(root), f"it was written by an older version; {rest}")
 
 
-def _is_entry(entry: Any) -> bool:
+def is_entry(entry: Any) -> bool:
     """True if an entry has all that is read of it."""
     try:
         cell = entry["cell"]

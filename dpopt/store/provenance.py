@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,23 +30,6 @@ def provenance(device: torch.device) -> dict[str, Any]:
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {**source(), "device": f"{device.type} {name}", "cpu": cpu()}
-
-
-def is_same_arithmetic(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether runs of two origins make the same numbers to the last bit: on the same device and CPU, by the same torch.
-
-    What an origin does not say, as records of older versions do not name their CPU, is taken to be the same.
-    """
-    said = (
-        (origin.get("device"), origin.get("cpu"), origin.get("versions", {}).get("torch")) for origin in (one, other)
-    )
-    return all(a == b or not (isinstance(a, str) and isinstance(b, str)) for a, b in zip(*said, strict=True))
-
-
-def is_same_noise(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether runs of two origins have the same noise: each kind of device, `cpu` or `cuda`, has its own generator."""
-    kinds = {str(origin.get("device") or "cpu").split()[0] for origin in (one, other)}
-    return len(kinds) == 1
 
 
 def source() -> dict[str, Any]:

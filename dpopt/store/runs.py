@@ -16,15 +16,17 @@ import math
 import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from dpopt import files
 from dpopt.errors import ConfigError, Held, unknown
 from dpopt.files import Damaged
 from dpopt.privacy.ledger import Ledger
-from dpopt.store import leases, manifests
+from dpopt.store import archives, leases, manifests
 
 State = Literal["done", "diverged", "failed", "running", "interrupted", "pending", "damaged"]
 RESULTS: tuple[State, ...] = ("done", "diverged")
@@ -94,20 +96,75 @@ class Run(NamedTuple):
         return cls(record, ledger, curve)
 
 
+class Archive(NamedTuple):
+    """The part of a suite that lies in one file.
+
+    Attributes:
+        entries: as a manifest has them.
+        runs: by their ids.
+    """
+
+    entries: list[dict[str, Any]]
+    runs: dict[str, Run]
+
+    @classmethod
+    def of(cls, path: Path) -> Archive:
+        """The content of a file whose lines hold an entry each, and the run that it names where that has ended.
+
+        A run of several labels stands at the first of their entries. An entry whose cell has no result holds the cell.
+
+        Raises:
+            FileNotFoundError, Damaged, TypeError, LookupError: there is none, or it holds something else.
+        """
+        entries, runs = list[dict[str, Any]](), dict[str, Run]()
+        for number, line in enumerate(archives.unpack(path), 1):
+            where, entry = f"{path}, line {number}", line["entry"]
+            if "record" in line:
+                run = Run.of(line, where)
+                runs[run.record["run_id"]] = run
+                entry = {**entry, "run_id": run.record["run_id"]}
+            if entry["run_id"] in runs:
+                entry = {**entry, "cell": runs[entry["run_id"]].record["cell"]}
+            if not manifests.is_entry(entry):
+                raise Damaged(f"{where}: no entry of a suite")
+            entries.append(entry)
+        return cls(entries, runs)
+
+    def packed(self) -> bytes:
+        """The content of the file."""
+        lines, rest = [], dict(self.runs)
+        for entry in self.entries:
+            run_id = entry["run_id"]
+            place = {key: value for key, value in entry.items() if key not in ("cell", "run_id")}
+            if (run := rest.pop(run_id, None)) is not None:
+                lines.append(run.line(entry=place))
+            elif run_id in self.runs:
+                lines.append(files.sealed({"entry": {**place, "run_id": run_id}}))
+            else:
+                lines.append(files.sealed({"entry": entry}))
+        return archives.pack(lines)
+
+
 @dataclass(frozen=True)
 class Store:
-    """A results folder; it is made when something is written.
+    """A results folder, or a folder of published suites; it is made when something is written.
 
     Args:
         root: the folder, usually `results`.
     """
 
     root: Path
-    is_read_only: ClassVar[bool] = False
     _kept: dict[str, tuple[Any, Run]] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _archives: dict[str, Archive | ConfigError] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": {}}  # a worker that it is sent to reads for itself
+        return {**self.__dict__, "_kept": {}, "_archives": {}}  # a worker that it is sent to reads for itself
+
+    @cached_property
+    def is_read_only(self) -> bool:
+        """True if this is a folder of published suites: they are in `NAME/`, not in `suites/NAME/`, and only read."""
+        is_plain = (self.root / "runs").is_dir() or (self.root / "suites").is_dir()
+        return not is_plain and any(self.root.glob(f"*/{archives.RUNS}"))
 
     def folder(self, run_id: str, *inside: str) -> Path:
         """The directory of one run, or what lies inside of it."""
@@ -129,9 +186,10 @@ class Store:
         return "interrupted" if (folder / "cell.json").exists() else "pending"
 
     def is_settled(self, run_id: str) -> bool:
-        """True if a cell has ended: it has a result, sound or damaged, or a failure. Looks for files and reads none."""
+        """True if a cell has ended: it has a result, sound or damaged, or a failure. Reads no file but archives."""
         folder = str(self.folder(run_id))
-        return any(os.path.exists(f"{folder}/{name}") for name in (RUN, "error.json", "record.json"))
+        is_there = any(os.path.exists(f"{folder}/{name}") for name in (RUN, "error.json", "record.json"))
+        return is_there or self._archived(run_id) is not None
 
     def run(self, run_id: str) -> Run:
         """All of a finished run.
@@ -146,6 +204,8 @@ class Store:
         except (FileNotFoundError, NotADirectoryError):
             if self.folder(run_id, "record.json").exists():
                 raise Damaged(str(manifests.older(self.root))) from None
+            if (archived := self._archived(run_id)) is not None:
+                return archived
             raise FileNotFoundError(path) from None
         except OSError as error:
             raise Damaged(f"{path}: {error.strerror}") from error
@@ -201,7 +261,45 @@ class Store:
 
     def place(self, run_id: str) -> str:
         """Where a run is stored, as messages name it."""
-        return str(self.folder(run_id, RUN))
+        path = self.folder(run_id, RUN)
+        if self._archived_suites and not path.exists():
+            for suite, archive in self._archives.items():
+                if isinstance(archive, Archive) and run_id in archive.runs:
+                    return f"{self.suite_folder(suite) / archives.RUNS}, {run_id}"
+        return str(path)
+
+    def archive(self, suite: str) -> Archive:
+        """The entries and finished runs of a suite that lie in one file; it is read once.
+
+        Raises:
+            ConfigError: the file is damaged.
+        """
+        if suite not in self._archives:
+            path = self.suite_folder(suite) / archives.RUNS
+            try:
+                self._archives[suite] = Archive.of(path)
+            except FileNotFoundError:
+                self._archives[suite] = Archive([], {})
+            except (Damaged, TypeError, LookupError) as error:
+                self._archives[suite] = ConfigError("suite", suite, f"{error}; copy {path} again, or move it away")
+        if isinstance(archive := self._archives[suite], ConfigError):
+            raise archive
+        return archive
+
+    def _archived(self, run_id: str) -> Run | None:
+        """A run of an archive; of several that have it, the one with most of it. Reads on until one has it."""
+        for further in (None, *(suite for suite in self._archived_suites if suite not in self._archives)):
+            with suppress(ConfigError):  # of a suite that may be another one: who reads that one is told
+                if further is not None:
+                    self.archive(further)
+            read = [archive for archive in self._archives.values() if isinstance(archive, Archive)]
+            if holding := [archive.runs[run_id] for archive in read if run_id in archive.runs]:
+                return max(holding, key=lambda run: (run.curve is not None, len(run.record)))
+        return None
+
+    @cached_property
+    def _archived_suites(self) -> list[str]:
+        return sorted(path.parent.name for path in self.suite_folder("*").parent.glob(f"*/{archives.RUNS}"))
 
     def error(self, run_id: str) -> dict[str, Any]:
         """Why a cell failed: keys "kind" (see `Failure`), "reason", "traceback"; or what is wrong with that file."""
@@ -299,7 +397,7 @@ class Store:
 
     def suite_folder(self, suite: str) -> Path:
         """Where a suite's parts and tables are."""
-        return self.root / "suites" / suite
+        return self.root / suite if self.is_read_only else self.root / "suites" / suite
 
     def extend_suite(self, suite: str, manifest: Mapping[str, Any]) -> int:
         """Add the cells of `manifest` to those that a suite has, and replace all else that is noted of it.
@@ -310,7 +408,7 @@ class Store:
         Raises:
             ConfigError: what is there cannot be read.
         """
-        return manifests.extend(self.suite_folder(suite), manifest)
+        return manifests.extend(self.suite_folder(suite), manifest, self.archive(suite).entries)
 
     def manifest(self, suite: str) -> dict[str, Any]:
         """The cells of a suite, of all its runs here, whatever their overrides, with what else is noted of it.
@@ -320,18 +418,21 @@ class Store:
         """
         if suite not in self.suites():
             raise unknown("suite", suite, self.suites(), f"{self.root} holds nothing of it, `dpopt run` trains it")
-        return manifests.read(self.suite_folder(suite))
+        folder = self.suite_folder(suite)
+        cells = manifests.by_place(*self.archive(suite).entries, *manifests.entries(folder))
+        return {**manifests.about(folder), "cells": list(cells.values())}
 
     def suites(self) -> list[str]:
-        """The suites that were run here.
+        """The suites that were run or are published here.
 
         Raises:
             ConfigError: an older version has written one.
         """
-        folders = sorted((self.root / "suites").glob("*"))
-        if any((folder / "manifest.json").exists() for folder in folders):
+        folders = sorted(self.suite_folder("*").parent.glob("*"))
+        if any((folder / "manifest.json").exists() for folder in folders) or any(self.root.glob("*/cells.parquet")):
             raise manifests.older(self.root)
-        return [folder.name for folder in folders if manifests.is_planned(folder)]
+        kinds = (manifests.ABOUT, manifests.PARTS, archives.RUNS)
+        return [folder.name for folder in folders if any((folder / kind).exists() for kind in kinds)]
 
     def cancel(self, suite: str) -> None:
         """Ask the processes that run a suite to stop."""
@@ -348,8 +449,10 @@ class Store:
         """Find out before any work whether results can be written.
 
         Raises:
-            ConfigError: they cannot, or an older version has written the folder.
+            ConfigError: they cannot, an older version has written the folder, or it is one of published suites.
         """
+        if self.is_read_only:
+            raise ConfigError("results", str(self.root), "published results are only read; give another folder")
         self.suites()
         folder = self.root / "runs"
         if self.root.is_dir() and not folder.exists():  # the commands that only measure need no folder for runs
@@ -357,7 +460,13 @@ class Store:
         files.check_writable(folder, "results")
 
     def write(self, path: Path, content: Mapping[str, Any] | str | bytes) -> None:
-        """Write a table, a page or a figure, or a mapping as JSON, in one step."""
+        """Write a table, a page or a figure, or a mapping as JSON, in one step.
+
+        Raises:
+            ConfigError: it would lie in a folder of published suites.
+        """
+        if self.is_read_only and path.resolve().is_relative_to(self.root.resolve()):
+            self.check_writable()
         files.write(path, content)
 
     def measurements(self) -> list[Path]:
@@ -381,7 +490,7 @@ class Store:
         return [f"{entry}: not a run directory" for entry in entries if not _is_run(entry)]
 
     def run_ids(self) -> list[str]:
-        """The names of all run directories, finished or not."""
+        """The names of all run directories, finished or not; not those of runs in archives."""
         return sorted(run.name for run in (self.root / "runs").glob("*/*") if _is_run(run))
 
 

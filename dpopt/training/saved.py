@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -15,16 +16,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from dpopt import fields
+from dpopt import fields, files
 from dpopt.errors import ConfigError
-from dpopt.files import Damaged, read
+from dpopt.files import Damaged
 from dpopt.privacy.ledger import Ledger
-from dpopt.store import Store, checksums
 from dpopt.training.statement import Statement
 from dpopt.training.trial import refused
 
 WEIGHTS, RECORD, LEDGER, CURVE = "model.safetensors", "record.json", "ledger.json", "curve.jsonl"
-STATEMENT, STATEMENT_DATA, CARD = "statement.txt", "statement.json", "README.md"
+STATEMENT, STATEMENT_DATA, CARD, SUMS = "statement.txt", "statement.json", "README.md", "checksums.json"
 CHECKED = (WEIGHTS, RECORD, LEDGER, CURVE, STATEMENT, STATEMENT_DATA)
 """Files whose checksums are noted; the card is to be edited."""
 NOT_FINITE = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
@@ -125,7 +125,7 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> FitR
         raise ConfigError("model", model, "expected a torch.nn.Module of the architecture that was saved")
     folder = fields.path(folder, "folder")
     _check(folder)
-    record = _decoded(read(folder / RECORD))
+    record = _decoded(files.read(folder / RECORD))
     ledger = Ledger.from_json((folder / LEDGER).read_text())
     curve = [_decoded(json.loads(line)) for line in (folder / CURVE).read_text().splitlines()]
     # The record could state less than its ledger spends; the ledger is believed.
@@ -160,7 +160,7 @@ def _exists(folder: Path, key: str = "folder") -> ConfigError:
 def _write(result: FitResult, folder: Path, name: str) -> None:
     from safetensors.torch import save_model
 
-    store, statement = Store(folder), result.statement()
+    statement = result.statement()
     with refused("model", type(result.model).__name__, "saving its tensors"):
         try:
             save_model(cast(nn.Module, _Plain(result.model)), str(folder / WEIGHTS))
@@ -168,13 +168,19 @@ def _write(result: FitResult, folder: Path, name: str) -> None:
             if "os error" in str(error):  # safetensors writes the file itself, and has a kind of error of its own
                 raise _unwritable(folder.with_name(name), "folder", error) from error
             raise
-    store.write(folder / RECORD, _encoded(result.record))
-    store.write(folder / LEDGER, result.ledger.to_json())
-    store.write(folder / CURVE, "".join(json.dumps(_encoded(entry)) + "\n" for entry in result.curve))
-    store.write(folder / STATEMENT, f"{statement}\n")
-    store.write(folder / STATEMENT_DATA, _encoded(statement.to_dict()))
-    store.write(folder / CARD, _card(result, statement, name))
-    checksums.seal(store, folder, [folder / each for each in CHECKED])
+    files.write(folder / RECORD, _encoded(result.record))
+    files.write(folder / LEDGER, result.ledger.to_json())
+    files.write(folder / CURVE, "".join(json.dumps(_encoded(entry)) + "\n" for entry in result.curve))
+    files.write(folder / STATEMENT, f"{statement}\n")
+    files.write(folder / STATEMENT_DATA, _encoded(statement.to_dict()))
+    files.write(folder / CARD, _card(result, statement, name))
+    seal(folder)
+
+
+def seal(folder: Path) -> None:
+    """Note the checksums of the files of a saved run."""
+    sums = {each: {"sha256": hashlib.sha256(files.content(folder / each, math.inf)).hexdigest()} for each in CHECKED}
+    files.write(folder / SUMS, {"schema": 1, "files": sums})
 
 
 def _card(result: FitResult, statement: Statement, name: str) -> str:
@@ -198,15 +204,21 @@ def _card(result: FitResult, statement: Statement, name: str) -> str:
 
 
 def _check(folder: Path) -> None:
-    """See `load`."""
+    """Raise an error as `load` says where a file is not the one that was saved."""
     try:
-        absent = set(CHECKED) - checksums.noted(folder)["files"].keys()
+        noted = files.read(folder / SUMS).get("files", {})
     except FileNotFoundError:
-        absent = {checksums.NAME}
-    if absent:
+        raise ConfigError("folder", str(folder), f"holds no saved run: no {SUMS}") from None
+    if absent := [name for name in CHECKED if not isinstance(noted, dict) or name not in noted]:
         raise ConfigError("folder", str(folder), f"holds no saved run: no {', '.join(sorted(absent))}")
-    for change in checksums.changes(folder, is_complete=False):
-        raise Damaged(f"{change.path}: {'changed' if change.found else 'gone'} since it was saved")
+    for name in CHECKED:
+        try:
+            if hashlib.sha256(files.content(folder / name, math.inf)).hexdigest() != noted[name]["sha256"]:
+                raise Damaged(f"{folder / name}: changed since it was saved")
+        except FileNotFoundError:
+            raise Damaged(f"{folder / name}: gone since it was saved") from None
+        except (TypeError, KeyError) as error:
+            raise Damaged(f"{folder / SUMS}: not as it was written") from error
 
 
 def _fill(model: nn.Module, path: Path) -> None:

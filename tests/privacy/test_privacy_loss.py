@@ -6,7 +6,6 @@ from pathlib import Path
 
 import mpmath
 import numpy as np
-import pandas as pd
 import pytest
 from reference.privacy_loss import epsilon as reference
 from scipy import optimize, special
@@ -14,6 +13,7 @@ from scipy import optimize, special
 from dpopt.errors import ConfigError
 from dpopt.optimizers.dp_sgd import DPSGD
 from dpopt.privacy import ACCOUNTANTS, Draw, Ledger, accountants, calibrate, epsilon, privacy_loss
+from dpopt.store import Store
 
 PUBLISHED = Path(__file__).parents[2] / "results" / "published"
 LEAST = 0.005
@@ -220,11 +220,12 @@ def test_a_ledger_has_a_largest_length():
 
 def test_what_is_published_stays_with_the_accountant_that_it_was_made_by():
     """Every stored epsilon is bit for bit what dp-accounting's accountant says, as it was before there was another."""
+    published = Store(PUBLISHED)
     stored = {
-        (row.ledger, json.loads(row.cell)["delta"], row.epsilon)
-        for path in sorted(PUBLISHED.rglob("cells.parquet"))
-        for row in pd.read_parquet(path).itertuples()
-        if math.isfinite(row.epsilon) and json.loads(row.cell)["accountant"] == "pld"
+        (json.dumps(run.ledger), run.record["delta"], run.record["epsilon"])
+        for suite in published.suites()
+        for run in published.archive(suite).runs.values()
+        if math.isfinite(float(run.record["epsilon"])) and run.record["cell"]["accountant"] == "pld"
     }
     runs = [(accountants.events(Ledger.from_json(text)), delta, spent) for text, delta, spent in stored]
     assert len(runs) > 100

@@ -1,12 +1,9 @@
 from collections import Counter
-from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from dpopt.privacy import Ledger
 from dpopt.results import choosing, frames, pricing
-from dpopt.store.published import PublishedStore
 
 
 def test_selection_looks_at_validation_only_and_at_each_seed_alone(matrix):
@@ -29,17 +26,6 @@ def test_an_incomplete_search_is_not_a_result(maker, status):
     selected = choosing.select(results.cells)
     assert list(selected["seed"]) == [1]
     assert any(lost in problem and "no luck" in problem for problem in results.problems) == (status == "failed")
-
-
-def test_cells_of_the_oldest_published_files_are_selected_as_the_store_has_them():
-    """They say which run of its search a cell is in the cell alone."""
-    file = Path(__file__).parents[2] / "results" / "published" / "price_of_tuning" / "cells.parquet"
-    cells = pd.read_parquet(file).drop(columns="search")
-    store = PublishedStore(file.parents[1])
-    whole = choosing.select(frames.load(store, "price_of_tuning").cells)
-    key = ["run_id", "label", "selection"]
-    assert choosing.select(cells)[key].to_dict("records") == whole[key].to_dict("records")
-    assert whole["selection"].str.contains("geometric|poisson|logarithmic").any()
 
 
 BEST_OF = {"rule": "geometric", "runs": 2.0}

@@ -1,7 +1,6 @@
 """Which setting of a method a suite shows, that all that were tried are charged, and that reading needs no writing."""
 
 import errno
-import json
 import math
 import os
 import re
@@ -10,9 +9,10 @@ from collections import Counter
 import pytest
 
 from dpopt.cli import main
-from dpopt.results import choosing, collecting, pricing, tables
+from dpopt.results import choosing, pricing, tables
+from dpopt.results.publishing import publish
 from dpopt.results.results import Results
-from dpopt.store.published import CELLS, PublishedStore, unsealed
+from dpopt.store import Store
 
 BEST_OF = {"rule": "geometric", "runs": 2.0}
 
@@ -149,14 +149,9 @@ def test_a_private_search_that_was_made_again_at_other_numbers_is_charged_for_al
     every, rule = pricing.epsilon_of_runs(maker.store, Counter(ids), 1e-5, "rdp"), row["epsilon_total"]
     assert pricing.epsilon_with_tuning(maker.store, row) == (every if search_id else rule)
     assert every > rule
-    frame = collecting.parquet(Results(maker.store, "made"))[CELLS]
-    maker.store.write(tmp_path / "published" / "made" / CELLS, collecting.as_bytes(frame))
-    published = Results(PublishedStore(tmp_path / "published"), "made")
+    publish(Results(maker.store, "made"), tmp_path / "published", tmp_path)
+    published = Results(Store(tmp_path / "published"), "made")
     assert published.table()["epsilon_with_tuning"].tolist() == [every if search_id else rule]
-    old = frame.drop(columns="search_id")
-    maker.store.write(tmp_path / "old" / "made" / CELLS, collecting.as_bytes(old))
-    assert Results(PublishedStore(tmp_path / "old"), "made").table()["epsilon_with_tuning"].tolist() == [rule]
-    assert list(choosing.select(old)["selection"] != "") == [True]
 
 
 def test_runs_that_a_plan_of_before_and_one_of_now_have_named_are_two_searches(maker):
@@ -232,17 +227,17 @@ def test_a_suite_without_settings_is_shown_as_it_is(matrix):
     assert shown.sweep.empty
 
 
-def test_only_selected_runs_are_collected_with_their_diagnostics(maker):
+def test_only_selected_runs_are_published_with_curves_and_diagnostics(maker, tmp_path):
     for rate, score in ((0.1, 0.7), (1.0, 0.8)):
         rest = {"tuned": {"lr": rate}, "tuning": "grid", "diagnostics": {"class_norms": [rate]}}
         maker.add("grid", 0, score, score, **rest)
-    results = Results(maker.done(), "made")
-    kept = {row["lr"]: json.loads(row["record"]) for row in collecting.parquet(results)[CELLS].to_dict("records")}
-    assert "diagnostics" not in kept[0.1]
-    assert kept[1.0]["diagnostics"] == {"class_norms": [1.0]}
-    own = unsealed(kept[0.1], "the row")  # sealed as it was kept
-    own.pop("checksums")
-    assert {**own, "diagnostics": {"class_norms": [0.1]}} == results.store.record(own["run_id"])
+    store = maker.done()
+    publish(Results(store, "made"), tmp_path / "published", tmp_path)
+    left, right = (run for run in Store(tmp_path / "published").archive("made").runs.values())
+    assert (left.curve, "diagnostics" in left.record) == (None, False)
+    assert {**left.record, "diagnostics": {"class_norms": [0.1]}} == store.record(left.record["run_id"])
+    assert right == store.run(right.record["run_id"])
+    assert left.ledger == store.run(left.record["run_id"]).ledger
 
 
 @pytest.mark.parametrize("name", ["selected", "comparison", "curves", "ranking", "sweep", "diagnostics", "classes"])

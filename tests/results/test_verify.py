@@ -113,11 +113,11 @@ REPLACED = [
     (("accountant",), "rdp", "accountant"),
     (("private",), False, "private"),
     (("cell", "seed"), 1, "run id of its cell"),
-    (("run_id",), "ab" * 8, "files"),
-    (("schema",), 2, "files"),
-    (("status",), "great", "files"),
+    (("run_id",), "ab" * 8, "claimed whole"),
+    (("schema",), 2, "claimed whole"),
+    (("status",), "great", "claimed whole"),
     (("noise",), "much", "that it can be checked"),
-    (("cell",), 3, "files"),
+    (("cell",), 3, "claimed whole"),
     (("provenance",), {}, "provenance"),
 ]
 
@@ -165,7 +165,7 @@ def test_a_ledger_that_is_not_the_runs_is_a_finding(store, kind):
 def test_a_run_under_another_name_is_found(store):
     run_id = run_of(store, "hyfreedp")
     shutil.copytree(store.folder(run_id), store.folder("ab" * 8))
-    assert any(line.startswith(f"{'ab' * 8}: files") for line in found(store))
+    assert any(line.startswith(f"{'ab' * 8}: file: claimed whole") for line in found(store))
     named = store.run(run_id)._replace(record={**store.record(run_id), "run_id": "ab" * 8})
     store.write(store.folder("ab" * 8, "run.json"), named.line())
     assert any(line.startswith(f"{'ab' * 8}: run id of its cell") for line in found(store))

@@ -5,10 +5,11 @@ from collections import Counter
 
 import pytest
 
-from dpopt.results import choosing, collecting, frames, pricing, ranking, tables, transfer
+from dpopt.results import choosing, frames, pricing, ranking, tables, transfer
 from dpopt.results.choosing import best_setting
+from dpopt.results.publishing import publish
 from dpopt.results.results import Results
-from dpopt.store.published import CELLS, PublishedStore
+from dpopt.store import Store
 
 GRID = {0.1: 0.5, 1.0: 0.7}
 """lr -> validation score."""
@@ -121,13 +122,12 @@ def test_a_run_that_diverged_is_selected_last(maker, status, chosen):
     assert json.loads(row["tuned"]) == {"lr": chosen}
 
 
-def test_published_frames_hold_what_may_follow(maker, tmp_path):
+def test_a_published_suite_holds_what_may_follow(maker, tmp_path):
     add(maker, 0, GRID | {10.0: 0.8}, 3)
     store = maker.done()
-    frame = collecting.parquet(Results(store, "made"))[CELLS]
-    store.write(tmp_path / "published" / "made" / CELLS, collecting.as_bytes(frame))
+    publish(Results(store, "made"), tmp_path / "published", tmp_path)
     (row,) = selected(store).values()
-    (published,) = selected(PublishedStore(tmp_path / "published")).values()
+    (published,) = selected(Store(tmp_path / "published")).values()
     assert published["charges"] == row["charges"]
     assert row["charges"].total() == 5
 

@@ -111,7 +111,7 @@ def test_a_run_of_an_older_layout_names_the_script_that_rewrites_it(store):
             look()
 
 
-@pytest.mark.parametrize("leftover", ["checkpoint.pt", "curve.jsonl", "cell.json", "error.json", "lease.json"])
+@pytest.mark.parametrize("leftover", ["checkpoint.pt", "curve.jsonl", "cell.json", "error.json", "lease"])
 def test_a_copy_that_skips_what_exists_is_a_merge(tmp_path, leftover):
     """Each of two folders has finished what the other has begun; both are copied into the other."""
     one, other = Store(tmp_path / "one"), Store(tmp_path / "other")

@@ -1,242 +1,194 @@
-"""`dpopt verify`: makes every claim in a results folder again, from what lies beneath it.
+"""`dpopt verify`: makes every claim of stored and published results again, from what lies beneath it.
 
 A run's epsilon is computed anew from its ledger, by the accountant that states it and by one that shares no code with
-it; its name from its cell; what it says of the plan from cell and ledger; Parquet and tables from what they were
-collected from. What is not verified: that the code released what the ledger says (tests of the oracles and audits look
-at that), and scores, which only training again would show. Nor is it verified that no run was removed as a whole, with
-record, ledger and Parquet: it would be made again, with the same result.
+it; its name from its cell; what it says of the plan from cell and ledger; published tables and figures from the runs
+that are published. What is not verified: that the code released what the ledger says (tests of the oracles and audits
+look at that), and scores, which only training again would show. Nor is it verified that no run was removed with its
+entry in the suite, at the end of a search's numbers: it would be made again, with the same result.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
+from dpopt import files
 from dpopt.errors import ConfigError
-from dpopt.files import Damaged, read
-from dpopt.results.verify import opinions, parquet, runs
-from dpopt.results.verify.claims import Claims
-from dpopt.results.verify.finding import Finding, Verified
-from dpopt.store import checksums
+from dpopt.files import Damaged
+from dpopt.privacy.ledger import Ledger
+from dpopt.results import audits, pricing, publishing, speed
+from dpopt.results.results import Results
+from dpopt.results.verify import opinions
+from dpopt.results.verify.claims import Claims, Finding, check
+from dpopt.store import Store
 from dpopt.store.identity import identity
 from dpopt.store.provenance import unknown_commits
-from dpopt.store.published import CELLS
-from dpopt.store.runs import RESULTS, UNREADABLE, Store, Track, address
+from dpopt.store.runs import RESULTS, UNREADABLE, Run, Track, address
 
 WIDENED = 10**6
 """Numbers from here on are those of runs beyond the end of a grid: (1 + step) * WIDENED + number of its first run."""
+COMMIT = "are of a commit that is not in this history: "
+MEASURED = {"audit": audits.markdown, "speed": speed.markdown}
+"""Folder of published measurements -> what makes the table of a record."""
 
 __all__ = ["Finding", "Verified", "verify"]
 
 
-def verify(store: Store, suite: str | None = None, track: Track = lambda sequence, title: sequence) -> Verified:
-    """Verify all that `store` holds, or one suite.
+@dataclass
+class Verified:
+    """What became of a verification.
+
+    Attributes:
+        checked: how many of each kind of thing were looked at.
+        findings: the claims that do not hold.
+        remarks: what is no mismatch and yet limits what was verified, or what it is worth: a line each.
+    """
+
+    checked: Counter[str] = field(default_factory=Counter)
+    findings: list[Finding] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    def note(self, kind: str, findings: Iterable[Finding]) -> None:
+        """Count one thing that was looked at, with what is wrong with it."""
+        self.checked[kind] += 1
+        self.findings += findings
+
+
+def verify(
+    store: Store,
+    suite: str | None = None,
+    track: Track = lambda sequence, title: sequence,
+    plots: Path | None = None,
+) -> Verified:
+    """Verify all that `store` holds, and what its folder `published` does, or one suite of both.
 
     Args:
         store: read only.
-        suite: look at its runs, its Parquet and what is published of it alone.
+        suite: look at it alone.
         track: see `Track`.
+        plots: folder of the figures' files: every published figure is drawn again. None draws none.
 
     Raises:
         ConfigError: the suite was never planned here, and nothing of it is published here.
     """
-    verified = Verified()
-    if suite is None:
-        _planned(store, store.run_ids(), store.suites(), track, verified)
-        verified.findings += _unplanned(store)
-        verified.findings += [Finding(path, "a run directory", "", "something else") for path in store.foreign()]
-        for path in store.measurements():
-            _note(verified, "measurements", _measurement(path))
-    elif suite in store.suites() or not (store.root / "published" / suite / CELLS).exists():
-        run_ids = dict.fromkeys(entry["run_id"] for entry in store.manifest(suite)["cells"])
-        _planned(store, list(run_ids), [suite], track, verified)
-    _published(store, store.root / "published", suite, track, verified)
+    verified, published = Verified(), Store(store.root / "published")
+    stores = [each for each in (store, published) if each is store or each.is_read_only]
+    holding = stores if suite is None else [each for each in stores if suite in each.suites()]
+    with pricing.computed_anew():
+        for each in holding:
+            _verify(each, [suite] if suite else each.suites(), suite is None, track, plots, verified)
+    if not holding:
+        store.manifest(str(suite))  # which says that there is no such suite, and what there is
     return verified
 
 
-def _planned(store: Store, run_ids: Sequence[str], suites: Sequence[str], track: Track, verified: Verified) -> None:
-    _runs(store, run_ids, track, verified)
+def _verify(
+    store: Store, suites: list[str], is_whole: bool, track: Track, plots: Path | None, verified: Verified
+) -> None:
+    """Verify suites of a store, their runs and, where it `is_whole`, what else lies in it."""
+    planned, elsewhere, tally, is_readable = set[str](), set[str](), Counter[str](), True
     for name in track(suites, "suites"):
-        _note(verified, "suites", _suite(store, name, verified))
-
-
-def _note(verified: Verified, kind: str, findings: Iterable[Finding]) -> None:
-    verified.checked[kind] += 1
-    verified.findings += findings
-
-
-def _runs(store: Store, run_ids: Sequence[str], track: Track, verified: Verified) -> None:
-    origins: Counter[tuple[str | None, bool]] = Counter()
-    alone: Counter[bool] = Counter()
-    for run_id in track(run_ids, "runs"):
+        known = Store(store.root)  # which is forgotten with all that it has read
         try:
-            loaded = runs.load(store, run_id)
-        except FileNotFoundError:
-            verified.checked["unfinished"] += 1
-        except Damaged as error:
-            _note(verified, "runs", [Finding(run_id, "files", "whole", error)])
-        else:
-            _note(verified, "runs", runs.check(store, loaded))
-            origin = loaded.numbers["provenance"]
-            origins[origin.get("commit"), bool(origin.get("dirty"))] += 1
-            alone[_has_no_second_opinion(loaded)] += 1
-    verified.remarks += _remarks(origins)
-    if alone[True]:
-        verified.remarks.append(f"{alone[True]} runs have an epsilon that no second accountant can find")
-
-
-def _has_no_second_opinion(of: Claims) -> bool:
-    is_private = any(draw.effective_noise > 0 for draw in of.ledger.counts())
-    try:
-        return is_private and opinions.tight(of.ledger, of.cell["delta"], of.cell["accountant"]) is None
-    except UNREADABLE:  # which is a finding of `claims.check`
-        return False
-
-
-def _remarks(origins: Counter[tuple[str | None, bool]]) -> Iterator[str]:
-    """What the records' origins leave open, a line each."""
-    commits = Counter[str | None]()
-    for (commit, _), count in origins.items():
-        commits[commit] += count
-    if dirty := sum(count for (_, is_dirty), count in origins.items() if is_dirty):
-        yield f"{dirty} runs were made with files that differ from their commit"
-    if commits[None]:
-        yield f"{commits[None]} runs do not know their commit"
-    for commit in unknown_commits(filter(None, commits)):
-        yield f"{commits[commit]} runs are of commit {commit}, which is not in this history"
-
-
-def _suite(store: Store, suite: str, verified: Verified) -> Iterator[Finding]:
-    try:
-        entries = store.manifest(suite)["cells"]
-    except ConfigError as error:
-        yield Finding(suite, "manifest", "readable", error)
+            entries, archived = known.manifest(name)["cells"], known.archive(name).runs
+        except ConfigError as error:
+            verified.note("suites", [Finding(name, "cells", "readable", error)])
+            is_readable = False
+            continue
+        planned |= {entry["run_id"] for entry in entries}
+        elsewhere |= archived.keys()
+        verified.note("suites", _entries(known, name, entries))
+        for run_id, run in archived.items():
+            _run(f"{name}, {run_id}", lambda run=run: run, tally, verified)
+        if store.is_read_only:
+            differences = publishing.differences(Results(known, name), plots)
+            verified.findings += [Finding(str(path), "file", "as its runs give it", why) for path, why in differences]
+    directories = store.run_ids()
+    for run_id in track(directories if is_whole else sorted(planned - (elsewhere - {*directories})), "runs"):
+        _run(run_id, lambda run_id=run_id: store.run(run_id), tally, verified)
+    commits = {text.removeprefix(COMMIT): text for text in tally if text.startswith(COMMIT)}
+    unknown = {commits[name] for name in unknown_commits(commits)}
+    verified.remarks += [
+        f"{n} runs {text}" for text, n in tally.items() if n and (text in unknown or not text.startswith(COMMIT))
+    ]
+    if not is_whole:
         return
-    for entry in entries:
-        if (anew := identity(entry["cell"])) != entry["run_id"]:
-            yield Finding(f"suite {suite}", "run id of a planned cell", entry["run_id"], anew)
-    yield from _gaps(store, suite, entries)
-    folder = store.suite_folder(suite)
-    if (folder / CELLS).exists():
-        yield from _sealed(folder, folder, is_complete=False)
-        yield from _frames(store, folder, verified, {entry["run_id"] for entry in entries})
+    # A part that is gone lowers what its searches are charged. All runs of a suite that cannot be read would be named.
+    gone = sorted({*directories} - planned) if is_readable else []
+    verified.findings += [
+        Finding(run_id, "suite that it is a run of", "one in suites/", "none holds it") for run_id in gone
+    ]
+    verified.findings += [Finding(path, "a run directory", "", "something else") for path in store.foreign()]
+    for path in store.measurements():
+        verified.note("measurements", _measurement(path))
+    for kind in MEASURED if store.is_read_only else ():
+        for path in sorted((store.root / kind).rglob("record.json")):
+            verified.note("measurements", _measurement(path, kind))
 
 
-def _gaps(store: Store, suite: str, entries: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
-    """The numbers of a row's runs count from 0, and so do those of each widened search: a gap is a cell that is gone.
+def _run(where: str, load: Callable[[], Run], tally: Counter[str], verified: Verified) -> None:
+    """Verify a run, called `where`; what is no mismatch and yet limits what it is worth goes to `tally`."""
+    try:
+        run = load()
+        claims = Claims(where, Ledger.from_json(json.dumps(run.ledger)), run.record, run.curve)
+        origin = dict(run.record["provenance"])
+    except FileNotFoundError:
+        verified.checked["unfinished"] += 1
+        return
+    except (Damaged, *UNREADABLE) as error:
+        verified.note("runs", [Finding(where, "file", "whole", error)])
+        return
+    verified.note("runs", check(claims))
+    tally[f"{COMMIT}{origin['commit']}" if origin.get("commit") else "do not know their commit"] += 1
+    tally["were made with files that differ from their commit"] += bool(origin.get("dirty"))
+    with suppress(*UNREADABLE):  # which is a finding of `check`
+        has_second = opinions.tight(claims.ledger, claims.cell["delta"], claims.cell["accountant"]) is not None
+        is_private = any(draw.effective_noise > 0 for draw in claims.ledger.counts())
+        tally["have an epsilon that no second accountant can find"] += is_private and not has_second
 
-    A search in two parts keeps a number for its last run, which is planned when the first ones are done.
+
+def _entries(store: Store, suite: str, entries: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Cells have their ids as names, and the runs of a row numbers from 0 on, as those of a widened search have.
+
+    A gap is a cell that is gone. A search in two parts keeps a number for its last run, which is planned when the first
+    ones are done.
     """
     numbers: dict[tuple[Any, ...], set[int]] = {}
     waiting = {entry["label"] for entry in entries if "stage" in entry and store.state(entry["run_id"]) not in RESULTS}
-    for entry in (entry for entry in entries if entry["label"] not in waiting):
+    for entry in entries:
         cell = entry["cell"]
+        if (anew := identity(cell)) != entry["run_id"]:
+            yield Finding(f"suite {suite}", "run id of a planned cell", entry["run_id"], anew)
         step, first = divmod(cell.get("search", 0), WIDENED)
-        target, average = entry.get("target", cell["epsilon"]), cell.get("average", 0.0)
-        row = entry["label"], json.dumps(cell["workload"], sort_keys=True), str(target), cell["accountant"], average
-        numbers.setdefault((*row, cell["seed"], first if step else None), set()).add(step - 1 if step else first)
-    for (label, _, target, *_, seed, _), present in numbers.items():
-        if missing := sorted(set(range(max(present))) - present):
+        target, average = str(entry.get("target", cell["epsilon"])), cell.get("average", 0.0)
+        row = (
+            entry["label"],
+            target,
+            cell["seed"],
+            json.dumps(cell["workload"], sort_keys=True),
+            cell["accountant"],
+            average,
+        )
+        numbers.setdefault((*row, first if step else None), set()).add(step - 1 if step else first)
+    for (label, target, seed, *_), present in numbers.items():
+        missing = sorted(set(range(max(present))) - present)
+        if missing and label not in waiting:
             where = f"suite {suite}, {label}, epsilon {target}, seed {seed}"
             yield Finding(where, "numbers of its runs", f"0 to {max(present)}", f"none has {missing[0]}")
 
 
-def _unplanned(store: Store) -> Iterator[Finding]:
-    """The runs that no part of a suite holds: a part that is gone lowers what its searches are charged."""
+def _measurement(path: Path, kind: str = "") -> Iterator[Finding]:
+    """A measurement is named by what its record holds; a published one, of a `kind`, has the table of its record."""
     try:
-        planned = {entry["run_id"] for suite in store.suites() for entry in store.manifest(suite)["cells"]}
-    except ConfigError:
-        return  # which is a finding of its suite, and would make one of every run
-    for run_id in sorted(set(store.run_ids()) - planned):
-        yield Finding(run_id, "suite that it is a run of", "one in suites/", "none holds it")
-
-
-def _sealed(folder: Path, part: Path, *, is_complete: bool) -> Iterator[Finding]:
-    """What was changed in `part` of a sealed folder."""
-    try:
-        changes = checksums.changes(folder, is_complete=is_complete)
-        for path, claimed, found in (change for change in changes if change.path.is_relative_to(part)):
-            yield Finding(str(path), "SHA-256", claimed or "not noted", found or "no such file")
-    except FileNotFoundError:
-        yield Finding(str(folder / checksums.NAME), "checksums", "all there", "no such file")
-    except Damaged as error:
-        yield Finding(str(folder / checksums.NAME), "checksums", "readable", error)
-
-
-def _frames(store: Store, folder: Path, verified: Verified, planned: set[str] | None = None) -> Iterator[Finding]:
-    """What is wrong with the Parquet of a folder and, where it is published, with the table beside it.
-
-    Args:
-        planned: run ids of the suite; None for a published folder.
-    """
-    try:
-        cells, entries = (pd.read_parquet(folder / f"{kind}.parquet") for kind in ("cells", "curves"))
-        verified.checked["rows of Parquet"] += len(parquet.finished(cells))
-        moved = Counter[float]()
-        yield from _rows(store, folder, cells, entries, planned, moved)
-        verified.remarks += _moved(f"{folder}/cells.parquet", moved)
-    except Exception as error:  # whatever a damaged file makes of the readers of Parquet
-        yield Finding(str(folder), "Parquet", "readable", f"{type(error).__name__}: {error}")
-        return
-    if not parquet.is_complete(cells):
-        verified.remarks.append(
-            f"{folder}/cells.parquet: {len(cells)} rows of an older version, without ledgers to find their epsilon from"
-        )
-
-
-def _rows(
-    store: Store,
-    folder: Path,
-    cells: pd.DataFrame,
-    entries: pd.DataFrame,
-    planned: set[str] | None,
-    moved: Counter[float],
-) -> Iterator[Finding]:
-    where = f"{folder}/cells.parquet"
-    for run_id in [] if planned is None else sorted(set(cells["run_id"]) - planned):
-        yield Finding(where, "run", run_id, "no cell of the suite")
-    if "suite" in cells and set(cells["suite"]) - {folder.name}:
-        yield Finding(where, "suite", ", ".join(sorted(set(cells["suite"]))), folder.name)
-    if planned is not None:
-        yield from parquet.lost(store, where, cells)
-    yield from parquet.rows(store, where, cells, moved)
-    yield from parquet.curves(f"{folder}/curves.parquet", cells, entries)
-    if planned is None and parquet.is_complete(cells) and (folder / "table.md").exists():
-        yield from parquet.table(folder / "table.md", cells)  # a suite's may be newer than its Parquet
-
-
-def _moved(where: str, moved: Counter[float]) -> Iterator[str]:
-    """What the runs that were made again elsewhere are held to."""
-    exact = "epsilon, noise and draws to the last bit"
-    if near := moved[parquet.TOLERANCE]:
-        held = f"its scores are held to {parquet.TOLERANCE:g}, absolute or relative, and {exact}"
-        yield f"{where}: {near} rows have their run here from another device, CPU or torch: {held}"
-    if other := moved[math.inf]:
-        kind = "another kind of device, whose noise is another"
-        yield f"{where}: {other} rows have their run here from {kind}: only {exact}"
-
-
-def _measurement(path: Path) -> Iterator[Finding]:
-    try:
-        found = address(read(path))
-    except Damaged as error:
-        yield Finding(str(path), "record", "readable", error)
-        return
-    if found != path.parent.name:
-        yield Finding(str(path), "name of its content", path.parent.name, found)
-
-
-def _published(store: Store, root: Path, suite: str | None, track: Track, verified: Verified) -> None:
-    folder = root / suite if suite else root
-    if not folder.is_dir():
-        return
-    verified.checked["published files"] = len(checksums.contents(folder))
-    verified.findings += _sealed(root, folder, is_complete=True)
-    for path in track(sorted(folder.rglob(CELLS)), "published"):
-        verified.findings += _frames(store, path.parent, verified)
+        record = files.read(path)
+        if not kind and (anew := address(record)) != path.parent.name:
+            yield Finding(str(path), "name of its content", path.parent.name, anew)
+        if kind and files.content(path.with_name("table.md")).decode() != MEASURED[kind](record):
+            yield Finding(str(path.with_name("table.md")), "file", "as its record gives it", "another table")
+    except (Damaged, FileNotFoundError, *UNREADABLE) as error:
+        yield Finding(str(path), "record", "readable", f"{type(error).__name__} {error}")

@@ -1,48 +1,57 @@
-"""What is claimed of one run, and whether its cell and its ledger bear that out.
-
-A record claims it, and so does a row of published Parquet: both hold the cell, the ledger and numbers, and both are
-held to the same checks.
-"""
+"""The claims of one run, held to what its cell and its ledger say."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpopt.privacy.accountants import epsilon
+from dpopt.errors import cut
 from dpopt.privacy.ledger import Draw, Ledger
 from dpopt.privacy.selection import BestOf, Selection, selection_rule
+from dpopt.results import pricing
 from dpopt.results.verify import opinions
-from dpopt.results.verify.finding import Finding, expect, expect_close
 from dpopt.store.identity import identity
 from dpopt.store.runs import UNREADABLE
 
 SAME = 1e-6
 """How far, relatively, an epsilon may lie from what the same accountant finds: its versions differ in last places."""
 LAST_PLACES = 1e-12
+PROVENANCE = {"commit", "dirty", "versions", "python", "device"}
 
 
-@dataclass(frozen=True)
-class Claims:
-    """One run, as someone states it.
+class Finding(NamedTuple):
+    """A claim that does not hold: where (run id or file), of what, and what was found in its place."""
 
-    Attributes:
-        where: how findings name it.
-        run_id: its name.
-        cell: the content of its cell.
-        ledger: what it released.
-        numbers: what is stated, by the keys of a record; what a row of Parquet does not hold is not there.
+    where: str
+    what: str
+    claimed: Any
+    found: Any
+
+    def __str__(self) -> str:
+        # An error ends with its reason, so more of it is shown.
+        shown = (cut(f"{each}", 400 if isinstance(each, Exception) else 120) for each in (self.claimed, self.found))
+        return f"{self.where}: {self.what}: claimed {next(shown)}, found {next(shown)}"
+
+
+class Claims(NamedTuple):
+    """One run, as its record states it.
+
+    `where` is its name in findings. `numbers` is the record; the rest of it is held to its "cell" and to the ledger,
+    and older ones lack keys that follow from these. `curve` is None where it was not published.
     """
 
     where: str
-    run_id: str
-    cell: Mapping[str, Any]
     ledger: Ledger
     numbers: Mapping[str, Any]
+    curve: list[dict[str, Any]] | None
+
+    @property
+    def cell(self) -> Mapping[str, Any]:
+        """The content of its cell."""
+        return self.numbers["cell"]
 
     @property
     def target(self) -> float:
@@ -51,18 +60,23 @@ class Claims:
 
     @property
     def rule(self) -> Selection | None:
-        """How the search that the run is part of is charged."""
+        """The rule by which the search is charged that the run is part of."""
         return selection_rule(self.cell["selection"]) if self.cell.get("selection") else None
 
     @property
     def is_trained(self) -> bool:
-        """Whether the run has any draws: a search may come out with no runs."""
+        """True if the run has any draws: a search may come out with no runs."""
         return not self.cell.get("untrained", False)
 
     def spent(self, rule: Selection | None = None) -> float:
-        """What the ledger spends, alone or by a rule for searches, according to the accountant of record."""
-        of = rule.epsilon if rule else epsilon
-        return of(self.ledger, self.cell["delta"], self.cell["accountant"])
+        """Epsilon of the ledger, alone or by a rule for searches, by the accountant of record."""
+        return pricing.spent(self.ledger, self.cell["delta"], self.cell["accountant"], rule)
+
+    def expect(self, what: str, claimed: Any, found: Any, relative: float | None = None) -> Iterator[Finding]:
+        """A finding where the two differ, as numbers by more than `relative` of their size. NaN equals itself."""
+        is_near = relative is not None and math.isclose(claimed, found, rel_tol=relative)
+        if not is_near and claimed != found and not (claimed != claimed and found != found):
+            yield Finding(self.where, what, claimed, found)
 
 
 def check(claims: Claims) -> Iterator[Finding]:
@@ -75,19 +89,17 @@ def check(claims: Claims) -> Iterator[Finding]:
             yield Finding(claims.where, what, "that it can be checked", f"{type(error).__name__}: {error}")
 
 
-def _run_id(claims: Claims) -> Iterator[Finding]:
-    """The name is the hash of the cell."""
-    yield from expect(claims.where, "run id of its cell", claims.run_id, identity(claims.cell))
-
-
 def _stated(claims: Claims) -> Iterator[Finding]:
-    """What is said of the cell beside it is what the cell says."""
+    """The name is the hash of the cell, and what is said of the cell beside it is what the cell says."""
+    yield from claims.expect("run id of its cell", claims.numbers["run_id"], identity(claims.cell))
+    if missing := sorted(PROVENANCE - claims.numbers["provenance"].keys()):
+        yield Finding(claims.where, "provenance", "all there", f"no {', '.join(missing)}")
     for key in {"delta", "accountant"} & claims.numbers.keys():  # older records lack the accountant, their cells do not
-        yield from expect(claims.where, key, claims.numbers[key], claims.cell[key])
+        yield from claims.expect(key, claims.numbers[key], claims.cell[key])
     if "private" in claims.numbers:
-        yield from expect(claims.where, "private", claims.numbers["private"], claims.target < math.inf)
+        yield from claims.expect("private", claims.numbers["private"], claims.target < math.inf)
     if "epsilon_target" in claims.numbers:
-        yield from expect(claims.where, "epsilon_target", float(claims.numbers["epsilon_target"]), claims.target)
+        yield from claims.expect("epsilon_target", float(claims.numbers["epsilon_target"]), claims.target)
 
 
 def _draws(claims: Claims) -> Iterator[Finding]:
@@ -95,26 +107,18 @@ def _draws(claims: Claims) -> Iterator[Finding]:
 
     A run that is scaled down takes as many draws, from batches that are smaller by that factor.
     """
-    where, cell, numbers = claims.where, claims.cell, claims.numbers
-    yield from expect(where, "draws", numbers["draws"], len(claims.ledger))
+    cell, numbers = claims.cell, claims.numbers
+    yield from claims.expect("draws", numbers["draws"], len(claims.ledger))
     rates = {draw.rate for draw in claims.ledger.counts()}
     if "rate" in numbers and rates:
-        yield from expect(where, "rate of its ledger", {numbers["rate"]}, rates)
+        yield from claims.expect("rate of its ledger", {numbers["rate"]}, rates)
     if claims.is_trained and "examples" in numbers:
         batch, examples = cell["batch_size"], numbers["examples"]
         planned = max(1, round(cell["epochs"] * examples / batch))  # by the formula, not by the code that planned it
-        yield from expect(where, "draws of its epochs", numbers["draws"], planned)
+        yield from claims.expect("draws of its epochs", numbers["draws"], planned)
         for rate in rates:
             found = batch / examples / cell.get("dry_run", 1.0)
-            yield from expect_close(where, "rate of B and N", rate, found, LAST_PLACES)
-
-
-def _tested(claims: Claims) -> Iterator[Finding]:
-    """An accuracy is a whole number of the test records, divided by how many these are."""
-    tested, accuracy = (float(claims.numbers.get(key, math.nan)) for key in ("tested", "test_accuracy"))
-    if math.isfinite(tested * accuracy):
-        right = tested * accuracy
-        yield from expect_close(claims.where, "test records that are right", right, round(right), 1e-9)
+            yield from claims.expect("rate of B and N", rate, found, LAST_PLACES)
 
 
 def _noise(claims: Claims) -> Iterator[Finding]:
@@ -124,13 +128,13 @@ def _noise(claims: Claims) -> Iterator[Finding]:
     """
     released = {noise for draw in claims.ledger.counts() for noise in draw.noises}
     if "noise" in claims.numbers:
-        yield from expect(claims.where, "noise of its ledger", set(claims.numbers["noise"].values()), released)
+        yield from claims.expect("noise of its ledger", set(claims.numbers["noise"].values()), released)
 
 
 def _epsilon(claims: Claims) -> Iterator[Finding]:
     """What the ledger spends, by the accountant of record and by a second one."""
     where, stated = claims.where, float(claims.numbers["epsilon"])
-    yield from expect_close(where, "epsilon", stated, claims.spent(), SAME)
+    yield from claims.expect("epsilon", stated, claims.spent(), SAME)
     delta, accountant = claims.cell["delta"], claims.cell["accountant"]
     second = opinions.tight(claims.ledger, delta, accountant)
     if opinions.disagrees(stated, second, accountant):
@@ -146,7 +150,7 @@ def _search(claims: Claims) -> Iterator[Finding]:
     total = float(claims.numbers["epsilon" if rule is None else "epsilon_total"])
     if rule is not None:
         found = claims.spent(rule) if claims.is_trained else claims.target
-        yield from expect_close(where, "epsilon of the search", total, found, SAME)
+        yield from claims.expect("epsilon of the search", total, found, SAME)
         second = opinions.of_search(rule, claims.ledger, delta, accountant)
         is_bound = isinstance(rule, BestOf) or not claims.is_trained
         if opinions.disagrees(total, second, accountant, is_bound, opinions.share_of(rule)):
@@ -157,35 +161,47 @@ def _search(claims: Claims) -> Iterator[Finding]:
 
 def _released_score(claims: Claims) -> Iterator[Finding]:
     """A score that a search releases has the noise that it is charged for, and is what that noise makes of it."""
-    released, rule = claims.numbers.get("released_score"), claims.rule
-    if released is None:
+    released, rule = claims.numbers.get("released_score", {}), claims.rule
+    if "noise" not in released:  # as in records that were published before it was kept
         return
     charged = rule.scores(claims.target) if rule else None
     if charged is None:
         yield Finding(claims.where, "released score", "one that is charged", "no rule by which it would be")
         return
     score_rule, budget = charged
-    release = Ledger([Draw(1.0, (released["noise"],))])
-    spent = score_rule.epsilon(release, claims.cell["delta"], claims.cell["accountant"])
-    if spent > budget * (1 + LAST_PLACES):
+    release = claims._replace(ledger=Ledger([Draw(1.0, (released["noise"],))]))
+    if (spent := release.spent(score_rule)) > budget * (1 + LAST_PLACES):
         yield Finding(claims.where, "epsilon of the released scores", budget, spent)
     examples = released["noise"] / released["std"]
-    yield from expect_close(claims.where, "noise of a share of records", examples, round(examples), 1e-9)
+    yield from claims.expect("noise of a share of records", examples, round(examples), 1e-9)
     held_out = claims.cell["workload"].get("validation")
     if isinstance(held_out, int) and held_out > 1:
-        yield from expect(claims.where, "records that are held out", round(examples), held_out)
-    yield from expect_close(claims.where, "released score", released["value"], _noised(claims, released), 1e-9)
-
-
-def _noised(claims: Claims, released: Mapping[str, float]) -> float:
+        yield from claims.expect("records that are held out", round(examples), held_out)
     from dpopt.privacy.sampling import derive  # where torch is; nothing else here needs it
 
-    score = claims.numbers.get("score", "accuracy")
-    normal = np.random.default_rng(derive("score", claims.run_id)).standard_normal()
-    return claims.numbers[f"validation_{score}"] + released["std"] * normal
+    score = claims.numbers[f"validation_{claims.numbers.get('score', 'accuracy')}"]
+    normal = np.random.default_rng(derive("score", claims.numbers["run_id"])).standard_normal()
+    yield from claims.expect("released score", released["value"], score + released["std"] * normal, 1e-9)
+
+
+def _ends(claims: Claims) -> Iterator[Finding]:
+    """The draws of the curve ascend to the last, whose entry is what the record says of the end.
+
+    An accuracy is a whole number of the test records, divided by how many these are.
+    """
+    right = float(claims.numbers.get("tested", math.nan)) * float(claims.numbers.get("test_accuracy", math.nan))
+    if math.isfinite(right):
+        yield from claims.expect("test records that are right", right, round(right), 1e-9)
+    if not claims.numbers["draws"] or claims.curve is None:
+        return
+    draws = [entry["draw"] for entry in claims.curve]
+    yield from claims.expect("last draw of its curve", claims.numbers["draws"], draws[-1] if draws else None)
+    yield from claims.expect("order of its curve", draws, sorted(set(draws)))
+    for entry in claims.curve[-1:]:
+        for key in entry.keys() & claims.numbers.keys() - {"diagnostics"}:
+            yield from claims.expect(f"{key} at the end of its curve", claims.numbers[key], entry[key])
 
 
 CHECKS: tuple[Callable[[Claims], Iterator[Finding]], ...] = (
-    *(_run_id, _stated, _draws, _tested),
-    *(_noise, _epsilon, _search, _released_score),
+    *(_stated, _draws, _noise, _epsilon, _search, _released_score, _ends),
 )

@@ -1,0 +1,194 @@
+"""A published suite is the store's own: read like a results folder, copied into one, and added to."""
+
+import json
+import lzma
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpopt import files, load_suite, run_suite
+from dpopt.cli import main
+from dpopt.errors import ConfigError
+from dpopt.results.publishing import publish
+from dpopt.results.results import Results, load_results
+from dpopt.results.verify import verify
+from dpopt.store import Store, archives
+
+SUITE = """
+defaults: [suite, _self_]
+workloads: [{name: synthetic_logreg, dim: 3}]
+optimizers: [hyfreedp, twice, dp_sgd]
+settings:
+  dp_sgd: {grid: {lr: [0.1, 1.0]}}
+  twice: {name: hyfreedp}
+epsilon: [4]
+accountant: rdp
+batch_size: 8000
+epochs: 2
+seeds: [0]
+engine: inline
+"""
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """A results folder, the same published, and the suite's file; a run stands for two labels, one cell has failed."""
+    folder = tmp_path_factory.mktemp("mixed")
+    (folder / "mixed.yaml").write_text(SUITE)
+    (folder / "plots").mkdir()
+    suite, store = load_suite(folder / "mixed.yaml"), Store(folder / "results")
+    run_suite(suite, store.root, progress=False)
+    lost = store.manifest("mixed")["cells"][-1]["run_id"]
+    shutil.rmtree(store.folder(lost))
+    publish(Results(store, "mixed"), folder / "published", folder / "plots")
+    return folder
+
+
+def test_the_same_is_read_of_both(mixed, tmp_path):
+    store, published = Store(mixed / "results"), Store(mixed / "published")
+    assert {path.name for path in (mixed / "published" / "mixed").iterdir()} >= {
+        "suite.json",
+        archives.RUNS,
+        "table.md",
+    }
+    assert published.suites() == ["mixed"]
+    assert published.manifest("mixed")["cells"] == store.manifest("mixed")["cells"]
+    for entry in store.manifest("mixed")["cells"]:
+        assert published.state(entry["run_id"]) == store.state(entry["run_id"])
+    selected = set(Results(store, "mixed").every["run_id"])
+    for run_id in store.run_ids():
+        run = store.run(run_id)
+        assert published.run(run_id) == (run if run_id in selected else run._replace(curve=None))
+    assert verify(published).findings == []
+    publish(Results(store, "mixed"), tmp_path / "again", mixed / "plots")
+    for path in (mixed / "published" / "mixed").iterdir():
+        assert (tmp_path / "again" / "mixed" / path.name).read_bytes() == path.read_bytes(), "the same bytes each time"
+
+
+def test_nothing_is_written_among_published_suites(mixed):
+    published = Store(mixed / "published")
+    for write in (published.check_writable, lambda: published.write(published.root / "mixed" / "page.html", "")):
+        with pytest.raises(ConfigError, match="only read"):
+            write()
+    assert main(["run", f"suite={mixed / 'mixed.yaml'}", f"results={published.root}"]) == 2
+
+
+def test_a_published_suite_that_is_copied_and_extended_trains_what_is_new(mixed, tmp_path):
+    shutil.copytree(mixed / "published" / "mixed", tmp_path / "suites" / "mixed")
+    before = (tmp_path / "suites" / "mixed" / archives.RUNS).read_bytes()
+    suite = load_suite(mixed / "mixed.yaml", optimizers=["hyfreedp", "twice", "adadp"])
+    outcome = run_suite(suite, tmp_path, progress=False)
+    store = Store(tmp_path)
+    assert outcome.ran == len(store.run_ids()) == 1
+    assert store.record(store.run_ids()[0])["cell"]["optimizer"]["name"] == "adadp"
+    whole = load_results(tmp_path, "mixed")
+    assert set(whole.table()["label"]) == {"hyfreedp", "twice", "adadp"}, "a search that lacks a run has no row"
+    assert len(whole.cells) == 5
+    assert (tmp_path / "suites" / "mixed" / archives.RUNS).read_bytes() == before
+    assert verify(store).findings == []
+    again = run_suite(load_suite(mixed / "mixed.yaml"), tmp_path, progress=False)
+    assert (again.ran, len(store.run_ids())) == (1, 2), "the one that was not published"
+
+
+def repacked(path, change):
+    """Write the lines of an archive again, each as `change` returns it."""
+    lines = [change(number, line) for number, line in enumerate(archives.unpack(path))]
+    path.write_bytes(archives.pack(files.sealed(line) for line in lines if line is not None))
+
+
+def cheaper(number, line):
+    if "record" in line:
+        line["record"]["epsilon"] *= 0.9
+    return line
+
+
+CHANGES = {
+    "a lower epsilon": (cheaper, "epsilon"),
+    "another ledger": (lambda number, line: {**line, "ledger": {**line.get("ledger", {}), "runs": [[0, 1]]}}, "draws"),
+    "a label": (lambda number, line: {**line, "entry": {**line["entry"], "label": f"{number}"}}, "another table"),
+    "a run is gone": (lambda number, line: line if number else None, "mixed"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_does_not_follow_is_a_finding_though_it_was_sealed_again(mixed, tmp_path, name):
+    change, word = CHANGES[name]
+    shutil.copytree(mixed / "published", tmp_path / "published")
+    path = tmp_path / "published" / "mixed" / archives.RUNS
+    repacked(path, change)
+    lines = [str(finding) for finding in verify(Store(tmp_path)).findings]
+    assert any(word in line for line in lines), lines
+
+
+BROKEN = {
+    "cut": lambda content: content[:-20],
+    "empty": lambda content: b"",
+    "text": lambda content: b"what is this?",
+    "longer": lambda content: content + content,
+    "half a line": lambda content: lzma.compress(lzma.decompress(content)[:-3]),
+    "a bomb": lambda content: lzma.compress(bytes(2**27)),
+    "no entries": lambda content: archives.pack([files.sealed({"entry": 3}), files.sealed({"run": 3})]),
+    "deep": lambda content: archives.pack([files.sealed({"entry": json.loads("[" * 900 + "]" * 900)})]),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_archive_is_one_error_that_names_it(mixed, tmp_path, kind):
+    shutil.copytree(mixed / "published", tmp_path / "published")
+    path = tmp_path / "published" / "mixed" / archives.RUNS
+    path.write_bytes(BROKEN[kind](path.read_bytes()))
+    store = Store(tmp_path / "published")
+    with pytest.raises(ConfigError, match=r"runs\.jsonl\.xz"):
+        store.manifest("mixed")
+    assert store.state("ab" + "0" * 14) == "pending"
+    assert len(verify(Store(tmp_path)).findings) == 1
+
+
+def test_a_figure_that_a_suite_names_is_drawn_and_compared(mixed, tmp_path):
+    plots = tmp_path / "plots"
+    plots.mkdir()
+    (plots / "bars.py").write_text(
+        'NEEDS = "comparison"\n\n\ndef draw(frame, styles):\n    import matplotlib.pyplot as plt\n\n'
+        '    figure, axes = plt.subplots()\n    axes.bar(frame["label"], frame["mean"])\n    return figure\n'
+    )
+    to, folder = tmp_path / "published", tmp_path / "published" / "mixed"
+    results = Results(Store(mixed / "results"), "mixed")
+    publish(results, to, plots)
+    assert Store(to).manifest("mixed")["figures"] == ["bars"]
+    assert verify(Store(to), plots=plots).findings == []
+    (folder / "bars.svg").unlink()
+    assert verify(Store(to), plots=plots).findings == [], "drawn, as the suite names it, and not compared"
+    publish(results, to, plots)
+    assert not (folder / "bars.svg").exists(), "published again without what no page links"
+    (folder / "other.svg").write_text("<svg/>")
+    (plots / "bars.py").write_text('NEEDS = "comparison"\n\n\ndef draw(frame, styles):\n    return None\n')
+    lines = [str(finding) for finding in verify(Store(to), plots=plots).findings]
+    assert any("bars.svg" in line and "cannot be drawn" in line for line in lines)
+    assert any("other.svg" in line and "does not name" in line for line in lines)
+
+
+def test_the_old_layout_is_rewritten(mixed, tmp_path, monkeypatch):
+    """Runs and manifests as they were before a run was one file."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    import migrate
+
+    store, old = Store(mixed / "results"), tmp_path / "old"
+    for run_id in store.run_ids():
+        run, folder = store.run(run_id), old / "runs" / run_id[:2] / run_id
+        folder.mkdir(parents=True)
+        (folder / "cell.json").write_text(json.dumps(run.record["cell"]))
+        (folder / "ledger.json").write_text(json.dumps(run.ledger))
+        (folder / "curve.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in run.curve))
+        (folder / "record.json").write_text(json.dumps(run.record))
+    (old / "suites" / "mixed").mkdir(parents=True)
+    (old / "suites" / "mixed" / "manifest.json").write_text(json.dumps(store.manifest("mixed")))
+    with pytest.raises(ConfigError, match=r"benchmarks/migrate\.py"):
+        load_results(old, "mixed")
+    migrate.main(str(old))
+    again = Store(old)
+    assert again.manifest("mixed") == store.manifest("mixed")
+    assert [again.run(run_id) for run_id in again.run_ids()] == [store.run(run_id) for run_id in store.run_ids()]
+    assert {path.name for path in again.folder(again.run_ids()[0]).iterdir()} == {"run.json"}
+    sys.modules.pop("migrate")
