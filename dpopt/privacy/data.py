@@ -59,25 +59,6 @@ class Seen(NamedTuple):
     scale: Vector | None = None
 
 
-class _Evaluated(NamedTuple):
-    """Losses at one point, kept from the pass that computed its gradient.
-
-    Attributes:
-        theta: the point; it stays alive with this.
-        version: how often it had been changed in place before that pass.
-        losses: [n] for each physical batch.
-    """
-
-    theta: Tensor
-    version: int
-    losses: Sequence[Tensor]
-
-    def is_at(self, theta: Tensor) -> bool:
-        """True if that is the point: the same memory, not changed since."""
-        mine = (self.theta.data_ptr(), self.theta.shape, self.theta.stride(), self.version)
-        return mine == (theta.data_ptr(), theta.shape, theta.stride(), theta._version)
-
-
 @dataclass
 class _Drawn:
     """All that is kept of one draw while it is open.
@@ -87,14 +68,20 @@ class _Drawn:
         inputs: its physical batches; each is made when it is called.
         released: the draw's part of the transcript.
         norms: of the records' gradients in the last query for one, [n] for each physical batch; none before.
-        evaluated: losses at the points of its gradients.
+        evaluated: place of a point whose gradient was computed -> the point, which so keeps its memory, and the losses
+            there, [n] for each physical batch.
     """
 
     number: int
     inputs: list[Callable[[], _Inputs]]
     released: list[Release] = field(default_factory=list)
     norms: list[Tensor] = field(default_factory=list)
-    evaluated: list[_Evaluated] = field(default_factory=list)
+    evaluated: dict[tuple[object, ...], tuple[Vector, list[Tensor]]] = field(default_factory=dict)
+
+
+def _place(theta: Vector) -> tuple[object, ...]:
+    """Equal for the same memory that was not changed in place since."""
+    return theta.data_ptr(), theta.shape, theta.stride(), theta._version
 
 
 def sums(asked: Asked, losses: Tensor, norms: Tensor, mask: Tensor) -> Tensor:
@@ -243,7 +230,7 @@ class DataOracle(BaseOracle):
 
     def _clipped(self, query: Gradient, sensitivity: Number, drawn: _Drawn) -> Vector:
         """The sum over this process's part of a draw, [d]: the engine's own tensor, so that none is copied."""
-        clip, versions = Bounded(query.clip, sensitivity), [theta._version for _, theta in query.points]
+        clip, places = Bounded(query.clip, sensitivity), [_place(theta) for _, theta in query.points]
         # Copies, since what a layer sees, of which norms and sum are made, may be a view of the point (a latent array).
         points = [(weight, theta.clone()) for weight, theta in query.points]
         total, losses, drawn.norms = None, [], []
@@ -257,13 +244,14 @@ class DataOracle(BaseOracle):
                 self._watch(Seen(drawn.number, points, x, y, mask, clipped.norms, query.scale))
             total = clipped.total if total is None else total.add_(clipped.total)
         if len(self.noise) > 1:  # another kind of query may ask for them
-            for k, ((_, theta), version) in enumerate(zip(query.points, versions, strict=True)):
-                drawn.evaluated.append(_Evaluated(theta, version, [values[k] for values in losses]))
+            for k, (place, (_, theta)) in enumerate(zip(places, query.points, strict=True)):
+                drawn.evaluated[place] = theta, [values[k] for values in losses]
         return torch.zeros(self.dimension, dtype=self.space.dtype, device=self._device) if total is None else total
 
     def _losses(self, drawn: _Drawn, part: int, inputs: _Inputs, at: Sequence[Vector]) -> Tensor:
         """Losses [k, n] of one physical batch, float64; computed only at points that no gradient was asked at."""
-        losses = [next((each.losses[part] for each in drawn.evaluated if each.is_at(theta)), None) for theta in at]
+        evaluated = [drawn.evaluated.get(_place(theta)) for theta in at]
+        losses = [each[1][part] if each else None for each in evaluated]
         missing = [theta for theta, values in zip(at, losses, strict=True) if values is None]
         if missing:
             with self._randomness("dropout", drawn.number, part):

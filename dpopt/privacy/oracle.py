@@ -24,7 +24,7 @@ from dpopt.errors import ConfigError
 from dpopt.privacy.ledger import Draw, Ledger
 from dpopt.privacy.opaque import opaque
 from dpopt.privacy.plan import Plan
-from dpopt.privacy.queries import Asked, Below, Gradient, Losses, Space, Unseen, read
+from dpopt.privacy.queries import Asked, Below, Gradient, Losses, Space, read
 from dpopt.types import ClipRule, Number, Points, Query, Release, Vector
 
 Transcript = list[list[Release]]
@@ -264,8 +264,7 @@ class TraceOracle(BaseOracle):
         device: torch.device | str = "meta",
     ) -> None:
         self.device = torch.device(device)
-        kind = Unseen if self.device.type == "meta" else Space
-        space = kind(dimension, torch.get_default_dtype(), self.device)
+        space = Space(dimension, torch.get_default_dtype(), self.device, has_values=self.device.type != "meta")
         noise = AnyKind(1.0) if noise is None else noise
         super().__init__(space=space, rate=rate, expected_batch=expected_batch, draws=draws, noise=noise)
         self.kinds: list[tuple[str, ...]] = []

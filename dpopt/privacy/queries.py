@@ -128,11 +128,13 @@ class Space:
     Attributes:
         dimension: length d of a vector.
         dtype, device: of vectors; numbers are float64, on the same device.
+        has_values: false for tensors whose values cannot be read (`privacy.opaque`), which stay as they are.
     """
 
     dimension: int
     dtype: torch.dtype
     device: torch.device
+    has_values: bool = True
 
     def vector(self, value: Any, where: str, *, is_copied: bool = False) -> Vector:
         """`value` as a plain tensor [d], in new memory where it `is_copied`; else a ConfigError."""
@@ -155,18 +157,13 @@ class Space:
 
     def _plain(self, tensor: Tensor, dtype: torch.dtype, is_copied: bool) -> Tensor:
         """`tensor` without its autograd graph, its class, and all else but its numbers."""
+        if not self.has_values:
+            return tensor.detach()
         if type(tensor) in (Tensor, nn.Parameter):
             return tensor.detach().to(self.device, dtype, copy=is_copied)
         # A subclass could look at whatever it is computed with, so its numbers are copied without asking it.
         with torch._C.DisableTorchFunctionSubclass():
             return torch.empty(tensor.shape, dtype=dtype, device=self.device).copy_(tensor.detach())
-
-
-class Unseen(Space):
-    """For tensors whose values cannot be read (`privacy.opaque`): they are the kernel's own, and stay as they are."""
-
-    def _plain(self, tensor: Tensor, dtype: torch.dtype, is_copied: bool) -> Tensor:
-        return tensor.detach()
 
 
 class Asked(NamedTuple):
