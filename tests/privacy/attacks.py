@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -109,6 +110,9 @@ ATTACKS: dict[str, Callable[[Aims], Any]] = {
     "the trainer's environment": lambda aims: SECRET in Path(f"/proc/{aims['pid']}/environ").read_text(),
     "the trainer's open files": lambda aims: os.listdir(f"/proc/{aims['pid']}/fd"),
     "the trainer's command line": lambda aims: Path(f"/proc/{aims['pid']}/cmdline").read_bytes(),
+    "the environment of another process of the user": lambda aims: (
+        SECRET in Path(f"/proc/{aims['other']}/environ").read_text()
+    ),
     "a variable of its own environment": lambda aims: SECRET in os.environ,
     "cut off memory that both share": _shared,
     "send the trainer a signal": lambda aims: os.kill(aims["pid"], signal.SIGURG) is None,
@@ -121,12 +125,13 @@ ATTACKS: dict[str, Callable[[Aims], Any]] = {
     "write to a setting of the kernel": lambda aims: _written("/proc/sys/kernel/core_pattern"),
     "start a program": _program,
     "give a file to another user": _right_of_root,
-    "open the terminal": lambda aims: os.open("/dev/tty", os.O_RDWR),
+    "use the trainer's terminal": lambda aims: os.getsid(0) == aims["session"] or os.open("/dev/tty", os.O_RDWR),
     "print on the trainer's terminal": lambda aims: os.fstat(1).st_ino == aims["output"],
     "connect by TCP": lambda aims: _connected(socket.SOCK_STREAM, socket.AF_INET, ("127.0.0.1", aims["tcp"])),
     "send a packet by UDP": lambda aims: _connected(socket.SOCK_DGRAM, socket.AF_INET, ("127.0.0.1", aims["udp"])),
     "connect to a socket in a folder": lambda aims: _connected(socket.SOCK_STREAM, socket.AF_UNIX, aims["unix"]),
     "connect to an abstract socket": lambda aims: _connected(socket.SOCK_STREAM, socket.AF_UNIX, aims["abstract"]),
+    "measure the time that a query takes": lambda aims: aims["seconds"] > 0,
 }
 
 
@@ -140,6 +145,10 @@ class Attacker(DPSGD):
         aims, succeeded = json.loads(self.aims), []
         if not aims or state.theta.is_meta:
             return super().step(state, oracle)
+        with oracle.draw() as batch:
+            started = time.perf_counter()
+            batch.gradient(state.theta, self.clip)
+            aims["seconds"] = time.perf_counter() - started
         for name, attack in ATTACKS.items():
             try:
                 succeeded += [name] if attack(aims) else []
@@ -162,13 +171,16 @@ def aimed_at() -> Iterator[Aims]:
         unix, abstract = (socket.socket(socket.AF_UNIX) for _ in range(2))
         unix.bind(str(folder / "socket"))
         abstract.bind(f"\0{folder}")
-        with tcp, udp, unix, abstract:
+        sleep = subprocess.Popen(["sleep", "1000"], env={SECRET: "secret", "PATH": os.defpath})
+        with tcp, udp, unix, abstract, sleep as other:
             unix.listen()
             abstract.listen()
             files = {key: str(folder / key) for key in ("data", "checkpoint", "removable", "new")}
-            yield {
+            aims = {
                 "pid": os.getpid(),
                 "address": record.data_ptr(),
+                "other": other.pid,
+                "session": os.getsid(0),
                 "output": os.fstat(1).st_ino,
                 "tcp": tcp.getsockname()[1],
                 "udp": udp.getsockname()[1],
@@ -176,6 +188,10 @@ def aimed_at() -> Iterator[Aims]:
                 "abstract": f"\0{folder}",
                 **files,
             }
+            try:
+                yield aims
+            finally:
+                other.kill()
     del os.environ[SECRET]
 
 
