@@ -10,11 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpopt.audit.games import Scores, kinds_of, log_ratio, play, require_noise, with_kinds
+from dpopt.audit.games import Scores, kinds_of, log_ratio, played, require_noise, with_kinds
 from dpopt.clipping.flat import Clipped, ClippingEngine, Request
 from dpopt.errors import ConfigError
 from dpopt.privacy import sampling
-from dpopt.privacy.data import DataOracle
 from dpopt.privacy.oracle import Transcript
 from dpopt.privacy.plan import Plan
 from dpopt.privacy.queries import GRADIENT
@@ -105,11 +104,9 @@ def one_run_scores(
     coordinates = torch.from_numpy(random.permutation(engine.dimension)[:canaries]).to(x.device)
     members = torch.from_numpy(random.random(canaries) < 0.5).to(x.device)
     rows = torch.arange(len(x) + canaries, device=x.device)
-    draw_seed, noise_seed = (sampling.derive("one run", seed, name) for name in ("draws", "noise"))
-    transcript: Transcript = []
+    draws, noise = (sampling.derive("one run", seed, name) for name in ("draws", "noise"))
     wrapped = WithCanaries(engine, x, y, coordinates, members)
-    oracle = DataOracle(wrapped, rows, rows, plan, draw_seed=draw_seed, noise_seed=noise_seed, transcript=transcript)
-    play(optimizer, oracle, engine.theta)
+    transcript, _ = played(optimizer, wrapped, (rows, rows), plan, (draws, noise))
     scores = _canary_scores(transcript, kinds_of(optimizer, plan), coordinates, plan)
     is_in = members.cpu().numpy()
     return Scores(scores[is_in], scores[~is_in])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -88,12 +88,34 @@ def canary(dimension: int) -> tuple[Tensor, Tensor]:
     return x, torch.full((1,), HUGE_LOSS, dtype=torch.float64)
 
 
-def play(optimizer: Optimizer, oracle: DataOracle, theta: Vector) -> Vector:
-    """Run `optimizer` from `theta` until the plan is used up; the last parameters, shape [d]."""
-    state = optimizer.init(theta)
-    while oracle.draws_left:
-        state = optimizer.step(state, oracle)
-    return state[0]
+def played(
+    optimizer: Optimizer,
+    engine: ClippingEngine,
+    records: tuple[Tensor, Tensor],
+    plan: Plan,
+    seeds: tuple[int, int],
+    *,
+    oracle: type[DataOracle] = DataOracle,
+    examples: int | None = None,
+) -> tuple[Transcript, Vector]:
+    """Run `optimizer` from the engine's parameters until the plan is used up.
+
+    Args:
+        records: inputs and targets.
+        seeds: of the draws and of the noise.
+        oracle: the class that answers.
+        examples: the public number of examples; None: of the records.
+
+    Returns:
+        All releases, and the last parameters, shape [d].
+    """
+    transcript: Transcript = []
+    options = {"draw_seed": seeds[0], "noise_seed": seeds[1], "transcript": transcript, "examples": examples}
+    answering: Any = oracle(engine, *records, plan, **options)
+    state = optimizer.init(engine.theta)
+    while answering.draws_left:
+        state = optimizer.step(state, answering)
+    return transcript, state[0]
 
 
 def worst_case(
@@ -119,21 +141,10 @@ def worst_case(
     engine, (x, y) = Prescribed(plan.dimension), canary(plan.dimension)
     kinds = kinds_of(optimizer, plan)
 
-    def run(is_in: bool, draw_seed: int, noise_seed: int) -> float:
-        transcript: Transcript = []
-        rows = int(is_in)
-        oracle = DataOracle(
-            engine,
-            x[:rows],
-            y[:rows],
-            plan,
-            draw_seed=draw_seed,
-            noise_seed=noise_seed,
-            transcript=transcript,
-            examples=examples,
-        )
-        play(optimizer, oracle, engine.theta)
-        return log_likelihood_ratio(transcript, kinds, plan, oracle.expected_batch)
+    def run(is_in: bool, seeds: tuple[int, int]) -> float:
+        records = (x, y) if is_in else (x[:0], y[:0])
+        transcript, _ = played(optimizer, engine, records, plan, seeds, examples=examples)
+        return log_likelihood_ratio(transcript, kinds, plan, plan.rate * examples)
 
     return play_both(run, trials, seed)
 
@@ -166,11 +177,11 @@ def log_ratio(exponents: NDArray[np.float64], rate: float) -> NDArray[np.float64
         return np.logaddexp(np.log1p(-rate), np.log(rate) + exponents)
 
 
-def play_both(run: Callable[[bool, int, int], float], trials: int | tuple[int, int], seed: int) -> Scores:
+def play_both(run: Callable[[bool, tuple[int, int]], float], trials: int | tuple[int, int], seed: int) -> Scores:
     """Scores of runs with the canary and of runs without.
 
     Args:
-        run: (whether the canary is in, draw seed, noise seed) -> the adversary's score.
+        run: (True if the canary is in, seeds as for `played`) -> the adversary's score.
         trials: runs of each kind, or (runs with, runs without); at least 1.
         seed: of all runs.
 
@@ -183,8 +194,8 @@ def play_both(run: Callable[[bool, int, int], float], trials: int | tuple[int, i
         raise ConfigError("trials", trials, "expected at least 1")
 
     def score(is_in: bool, trial: int) -> float:
-        draw_seed, noise_seed = (sampling.derive("audit", seed, is_in, trial, name) for name in ("draws", "noise"))
-        return run(is_in, draw_seed, noise_seed)
+        draws, noise = (sampling.derive("audit", seed, is_in, trial, name) for name in ("draws", "noise"))
+        return run(is_in, (draws, noise))
 
     return Scores(
         np.array([score(True, trial) for trial in range(inside)]),

@@ -23,8 +23,8 @@ from dpopt.audit.games import (
     canary,
     kinds_of,
     log_likelihood_ratio,
-    play,
     play_both,
+    played,
 )
 from dpopt.audit.published import PublishedNoise, hyfreedp_noise
 from dpopt.clipping.rules import Abadi
@@ -60,21 +60,11 @@ class Mechanism(NamedTuple):
     y: Tensor
     examples: int = PUBLIC_EXAMPLES
 
-    def run(self, is_in: bool, draw_seed: int, noise_seed: int) -> float:
+    def run(self, is_in: bool, seeds: tuple[int, int]) -> float:
         """The score of one run."""
-        transcript: Transcript = []
-        x, y = (self.x, self.y) if is_in else (self.x[:-1], self.y[:-1])
-        oracle = self.oracle(
-            self.engine,
-            x,
-            y,
-            self.plan,
-            draw_seed=draw_seed,
-            noise_seed=noise_seed,
-            transcript=transcript,
-            examples=self.examples,
-        )
-        return self.score(transcript, play(self.optimizer, oracle, self.engine.theta))
+        records = (self.x, self.y) if is_in else (self.x[:-1], self.y[:-1])
+        options: dict[str, Any] = {"oracle": self.oracle, "examples": self.examples}
+        return self.score(*played(self.optimizer, self.engine, records, self.plan, seeds, **options))
 
 
 @dataclass(frozen=True)
