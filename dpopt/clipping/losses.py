@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pkgutil import resolve_name
 from types import MethodType
@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._functorch import vmap as functorch
+from torch._C import _functorch
+from torch._functorch.vmap import lazy_load_decompositions
 
 from dpopt.clipping import mixing
 from dpopt.errors import ConfigError
@@ -64,18 +65,12 @@ class RecordLoss:
         """
         if self.is_trusted:
             return self.function(output, target)
-        parts, count = _tensors(output), len(target)
-        have_rows = [_has_rows(part, count) for part in parts]
-        if isinstance(output, Tensor) and not have_rows[0]:
+        count = len(target)
+        if isinstance(output, Tensor) and not _has_rows(output, count):
             raise ConfigError("model", f"outputs {list(output.shape)}", f"expected a row for each of {count} records")
-
-        def one(parts: Sequence[Tensor], target: Tensor) -> Tensor:
-            singles = iter(parts)
-            return self.function(mapped(lambda _: next(singles), output), target)
-
         if not self._needs_loop:
             try:
-                losses = _by_vmap(one, parts, have_rows, target)
+                losses = self._by_vmap(output, target)
                 if losses.numel() == count:
                     self._needs_loop = False
                     return losses.view(count)
@@ -85,8 +80,12 @@ class RecordLoss:
             except Exception as error:  # an `if` on a value, a mask of rows, an operation without a batching rule
                 reason = " ".join(str(error).split())[:120]
         start = time.perf_counter()
-        pieces = [part.split(1) if has else (part,) * count for part, has in zip(parts, have_rows, strict=True)]
-        losses = torch.cat([self._number(one(single, y)) for *single, y in zip(*pieces, target.split(1), strict=True)])
+        pieces = [part.split(1) if _has_rows(part, count) else (part,) * count for part in _tensors(output)]
+
+        def one(singles: Iterator[Tensor], target: Tensor) -> Tensor:
+            return self.alone(mapped(lambda _: next(singles), output), target)
+
+        losses = torch.cat([one(iter(singles), y) for *singles, y in zip(*pieces, target.split(1), strict=True)])
         if not self._needs_loop:
             each = (time.perf_counter() - start) / count * 1e3
             text = "loss %s: one record after the other, %.2f ms for each in a pass, as torch.func.vmap raises: %s"
@@ -94,31 +93,28 @@ class RecordLoss:
             self._needs_loop = True
         return losses
 
+    def _by_vmap(self, output: Any, target: Tensor) -> Tensor:
+        """`torch.func.vmap` over rows, each shown as a batch of one; its care for structures would double the time."""
+        if self._needs_loop is None:
+            lazy_load_decompositions()
+        count = len(target)
+        level = _functorch._vmap_increment_nesting(count, "different")
+
+        def shown(part: Tensor) -> Tensor:
+            return _functorch._add_batch_dim(part.unsqueeze(1), 0, level) if _has_rows(part, count) else part
+
+        try:
+            return _functorch._remove_batch_dim(self.function(mapped(shown, output), shown(target)), level, count, 0)
+        finally:
+            _functorch._vmap_decrement_nesting()
+
     def alone(self, output: Any, target: Tensor) -> Tensor:
         """The loss [1] of one record's output and target, each with one row."""
-        return self._number(self.function(output, target))
-
-    def _number(self, loss: Tensor) -> Tensor:
+        loss = self.function(output, target)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             shown = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ConfigError("loss", named(self.function), f"expected one number for one record, not {shown}")
         return loss.reshape(1)
-
-
-def _by_vmap(
-    function: Callable[[Sequence[Tensor], Tensor], Tensor], parts: list[Tensor], have_rows: list[bool], target: Tensor
-) -> Tensor:
-    """`torch.func.vmap` over rows, each shown as a batch of one, [n, 1]; its care for structures would take as long."""
-    count = len(target)
-    functorch.lazy_load_decompositions()
-    level = functorch._vmap_increment_nesting(count, "different")
-    try:
-        rows = [part.unsqueeze(1) if has_rows else part for part, has_rows in zip(parts, have_rows, strict=True)]
-        singles = [functorch._add_batch_dim(r, 0, level) if h else r for r, h in zip(rows, have_rows, strict=True)]
-        losses = function(singles, functorch._add_batch_dim(target.unsqueeze(1), 0, level))
-        return functorch._remove_batch_dim(losses, level, count, 0)
-    finally:
-        functorch._vmap_decrement_nesting()
 
 
 @dataclass(frozen=True)
