@@ -1,16 +1,25 @@
 """A store of made-up records: quick, and every number in a table is known beforehand."""
 
 import math
+import shutil
+from functools import cache
 
 import pytest
 from stored import rewrite
 
 from dpopt.privacy import Draw, Ledger
+from dpopt.privacy import epsilon as epsilon_of
 from dpopt.privacy.selection import selection_rule
 from dpopt.store import Store
 
 SUITE = "made"
 DELTA = 1e-5
+
+
+@cache
+def spent(ledger):
+    """What runs of a target spend: all of them leave one ledger."""
+    return epsilon_of(Ledger.from_json(ledger), DELTA, "rdp")
 
 
 class Maker:
@@ -64,9 +73,7 @@ class Maker:
             return run_id
         ledger = Ledger()
         ledger.append(Draw(0.1, (0.0 if epsilon == float("inf") else 5.0 / epsilon**0.85,)), 100)
-        from dpopt.privacy import epsilon as spent
-
-        single = spent(ledger, DELTA, "rdp")
+        single = spent(ledger.to_json())
         record = {
             "schema": 1,
             "run_id": run_id,
@@ -124,10 +131,10 @@ class Maker:
                 entry |= {"search_id": search_id}
             if stage:
                 entry |= {"stage": stage, "target": target}
-            spent = selection_rule(entry["cell"]["selection"]).epsilon(self.store.ledger(ids[-1]), DELTA, "rdp")
+            total = selection_rule(entry["cell"]["selection"]).epsilon(self.store.ledger(ids[-1]), DELTA, "rdp")
             score = {"value": released, "std": 0.05, "noise": 9.0}
             more = {} if released is None else {"released_score": score}
-            rewrite(self.store, ids[-1], cell=entry["cell"], epsilon_total=spent, **more)
+            rewrite(self.store, ids[-1], cell=entry["cell"], epsilon_total=total, **more)
         return ids
 
     def done(self):
@@ -140,9 +147,9 @@ def maker(tmp_path):
     return Maker(tmp_path / "results")
 
 
-@pytest.fixture
-def matrix(maker):
+def of_matrix(root):
     """Two searched points and one untuned method at two targets, three seeds, and a ceiling."""
+    maker = Maker(root)
     for seed in range(3):
         for epsilon in (1.0, 3.0):
             for lr, validation, test in ((0.1, 0.6, 0.9), (1.0, 0.7 + 0.01 * seed, 0.5 + 0.1 * seed)):
@@ -150,3 +157,21 @@ def matrix(maker):
             maker.add("hyfreedp", seed, 0.5, 0.4 + 0.3 * (epsilon > 1), epsilon=epsilon, eta=1e-3)
         maker.add("ceiling", seed, 0.99, 0.98, epsilon=float("inf"), tuned={"lr": 0.1}, tuning="fixed")
     return maker.done()
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory):
+    """The suite of `of_matrix`, not to be changed."""
+    return of_matrix(tmp_path_factory.mktemp("recorded") / "results")
+
+
+@pytest.fixture
+def matrix(recorded, tmp_path):
+    """A copy of `recorded`."""
+    return Store(shutil.copytree(recorded.root, tmp_path / "results"))
+
+
+@pytest.fixture(scope="session")
+def maker_of():
+    """Folder -> maker of a suite there, for suites that tests of a module share."""
+    return Maker

@@ -276,7 +276,8 @@ def test_a_key_published_that_cannot_be_used(tmp_path, wrong):
 
 
 def test_every_suites_names_are_known_to_its_paper(matrix):
-    for name in suite_files():
+    named = {name for name, file in suite_files().items() if "\npublished:" in file.read_text("utf-8")}
+    for name in sorted(named):
         suite = load_suite(name)
         content = json.loads(json.dumps(manifest(suite, [])))
         if given := content.get("published"):

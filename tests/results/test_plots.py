@@ -29,14 +29,15 @@ CAPS = ("_", "|")
 """At the ends of bars, beside a marker."""
 
 
-@pytest.fixture
-def known(matrix):
-    return Results(matrix, "made")
+@pytest.fixture(scope="module")
+def known(recorded):
+    return Results(recorded, "made")
 
 
-@pytest.fixture
-def two(maker):
+@pytest.fixture(scope="module")
+def two(maker_of, tmp_path_factory):
     """Two workloads on which the methods rank in opposite orders; each lacks one of them, one method varies C and B."""
+    maker = maker_of(tmp_path_factory.mktemp("two") / "results")
     for workload, sign, missing in (("digits_mlp", 1, "late"), ("mnist_mlp", -1, "early")):
         for epsilon in (1.0, 3.0):
             for place, label in enumerate(("early", "dp_adam", "hyfreedp", "late")):
