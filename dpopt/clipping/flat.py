@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -357,19 +358,33 @@ def _places(model: nn.Module, trained: Mapping[str, nn.Parameter]) -> dict[str, 
     }
 
 
+_PASSES: list[ExitStack] = []
+_PASSES_LOCK = threading.Lock()
+
+
 @contextmanager
 def as_written() -> Iterator[None]:
-    """Modules run as they are written, whatever torch has compiled or fused."""
-    attention = torch.backends.mha
-    was_fused = attention.get_fastpath_enabled()
-    attention.set_fastpath_enabled(False)
-    # Without dynamo nothing is compiled, and importing it takes seconds.
-    is_compiling = "torch._dynamo" in sys.modules
+    """Modules run as they are written, whatever torch has compiled or fused, in every thread until the last one leaves.
+
+    Both settings are the process's: restored by the first of two threads they would be wrong for the other.
+    """
+    with _PASSES_LOCK:
+        if not _PASSES:
+            setting, fused = ExitStack(), torch.backends.mha.get_fastpath_enabled()
+            torch.backends.mha.set_fastpath_enabled(False)
+            setting.callback(torch.backends.mha.set_fastpath_enabled, fused)
+            if "torch._dynamo" in sys.modules:  # without it nothing is compiled, and importing it takes seconds
+                setting.enter_context(torch.compiler.set_stance("force_eager"))
+            _PASSES.append(setting)
+        else:
+            _PASSES.append(_PASSES[0])
     try:
-        with torch.compiler.set_stance("force_eager") if is_compiling else nullcontext():
-            yield
+        yield
     finally:
-        attention.set_fastpath_enabled(was_fused)
+        with _PASSES_LOCK:
+            setting = _PASSES.pop()
+            if not _PASSES:
+                setting.close()
 
 
 def gradients(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:

@@ -3,6 +3,7 @@
 import copy
 import math
 from functools import partial
+from itertools import cycle
 
 import pytest
 import timm.layers
@@ -280,9 +281,8 @@ HUGE = {
 
 
 @pytest.mark.parametrize("name", HUGE)
-@pytest.mark.parametrize("clip", [Abadi(0.1), Automatic(1.0, 0.01), Normalized(0.1)], ids=str)
 @pytest.mark.parametrize("weights", [ONE, (10.0, -9.0)], ids=["one", "two"])
-def test_no_example_contributes_more_than_the_sensitivity(name, clip, weights):
+def test_no_example_contributes_more_than_the_sensitivity(name, weights):
     """Also where the terms of its norm cancel to less than their rounding errors."""
     torch.manual_seed(0)
     model, inputs = HUGE[name]()
@@ -290,7 +290,7 @@ def test_no_example_contributes_more_than_the_sensitivity(name, clip, weights):
     made = engine(model, squared, "bookkeeping", sample=(torch.randn_like(x) if x.is_floating_point() else x, y))
     model.size = 1e4
     points = around(made.theta, weights, 1e-4)
-    for i in range(16):
+    for i, clip in zip(range(16), cycle((Abadi(0.1), Automatic(1.0, 0.01), Normalized(0.1))), strict=False):
         alone = made.clipped_sum(points, x, y, torch.arange(16) == i, clip)
         assert alone.isfinite().all()
         assert alone.norm() <= clip.sensitivity * (1 + 1e-4)
@@ -308,17 +308,16 @@ def state(model):
     return modules, {name: (p.requires_grad, p.grad, p.data_ptr()) for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("name", ["bookkeeping", "auto"])
-@pytest.mark.parametrize("model_name", ["cnn", "frozen_middle", "tied", "lora", "checkpoint"])
-def test_the_model_is_left_as_it_was(name, model_name):
+@pytest.mark.parametrize("name", ["cnn", "frozen_middle", "tied", "lora"])
+def test_the_model_is_left_as_it_was(name):
     """No hooks, no new attributes, the same parameters with the same values and gradients; also after an error."""
     torch.manual_seed(0)
-    model, inputs = MODELS[model_name]()
+    model, inputs = MODELS[name]()
     model.eval()
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     before, values = state(model), [p.detach().clone() for p in model.parameters()]
-    made = engine(model, squared, name)
+    made = engine(model, squared)
     points, mask = around(made.theta, TWO), torch.ones(3).bool()
     made.clipped(points, inputs(3), torch.randn(3), mask, Abadi())
     made.losses([p for _, p in points], inputs(3), torch.randn(3), mask)
@@ -443,34 +442,6 @@ def test_gradients_under_dropout_are_those_of_one_forward_pass(name):
         assert name == "tokens"  # book-keeping cannot repeat the forward pass of a module that draws random numbers
     else:
         torch.testing.assert_close(actual, clip.factor(flat.norm(dim=1)) @ flat, rtol=1e-4, atol=1e-6)
-
-
-def test_points_are_combined_before_clipping():
-    torch.manual_seed(0)
-    model, x, y = mlp(), torch.randn(5, 6), torch.randn(5)
-    made = engine(model, squared, "bookkeeping")
-    points, mask = around(made.theta, (3.0, -2.0), 0.5), torch.ones(5).bool()
-    together = made.clipped_sum(points, x, y, mask, Abadi(0.1))
-    apart = sum(w * made.clipped_sum([(1.0, p)], x, y, mask, Abadi(0.1)) for w, p in points)
-    assert together.norm() <= 0.5001
-    assert not torch.allclose(together, apart, atol=1e-3)
-
-
-@pytest.mark.parametrize("name", ["mlp", "cnn", "tied"])
-def test_chunks_of_any_size_sum_to_the_same(name):
-    torch.manual_seed(0)
-    model, inputs = MODELS[name]()
-    made = engine(model, squared, "bookkeeping")
-    x, y, everyone = inputs(256), torch.randn(256), torch.ones(256).bool()
-    sums = [
-        sum(
-            made.clipped_sum([(1.0, made.theta)], *part, Abadi(0.3))
-            for part in zip(*(v.split(size) for v in (x, y, everyone)), strict=True)
-        )
-        for size in (256, 64, 7)
-    ]
-    for other in sums[1:]:
-        assert_near(other, sums[0].double())
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "tokens", "tied"])

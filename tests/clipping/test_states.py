@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from zoo import Of
 
 import dpopt
 from dpopt.clipping import Abadi, engine
+from dpopt.clipping.flat import as_written
 from dpopt.errors import ConfigError
 from dpopt.privacy import DataOracle
 from dpopt.privacy.ledger import Draw, Ledger
@@ -106,6 +108,21 @@ def test_compiled_models_are_right(way, backend):
             model(x)
         made = assert_right(model, cross_entropy, x, y, name, plain)
         assert made.name == ("bookkeeping" if name == "auto" else name)
+
+
+def test_two_threads_leave_compiled_code_alone_until_both_have_left():
+    model, runs = torch.compile(nn.Linear(2, 2), backend=lambda graph, inputs: runs.append(1) or graph.forward), []
+    with ThreadPoolExecutor(1) as other:
+        mine, others = as_written(), as_written()
+        other.submit(others.__enter__).result()
+        mine.__enter__()
+        other.submit(others.__exit__, None, None, None).result()
+        model(torch.ones(1, 2))
+        assert not runs
+        mine.__exit__(None, None, None)
+    model(torch.ones(1, 2))
+    assert runs
+    assert torch.backends.mha.get_fastpath_enabled()
 
 
 def test_what_is_saved_of_a_compiled_model_loads_into_the_plain_one_and_back(tmp_path):
