@@ -3,8 +3,6 @@
 import hashlib
 import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from io import BytesIO
 
@@ -476,14 +474,6 @@ def test_list_shows_the_data_sets(capsys):
 # The real data
 
 REAL = ("mnist", "fashion_mnist", "gtsrb_32", "cifar10", "cifar100_subset", "20_newsgroups", "sst2", "e2e_nlg")
-SECOND_LOAD = """
-import time, torch
-from dpopt.workloads import data
-start = time.perf_counter()
-for split in ("train", "test"):
-    int(data.images("{name}", split).x[-1].sum())
-print(time.perf_counter() - start)
-"""
 
 
 @pytest.fixture
@@ -509,18 +499,6 @@ def test_real_sets_are_the_known_ones(real, name):
             assert loaded[0].shape == (part.records, *([3] if found.channels == 3 else []), found.size, found.size)
         if found.classes:
             assert loaded[1].unique().tolist() == list(range(found.classes))
-
-
-@pytest.mark.slow
-@needs_data
-@pytest.mark.parametrize("name", ["mnist", "cifar10"])
-def test_a_second_process_loads_in_well_under_a_second(real, name):
-    for split in ("train", "test"):
-        data.images(name, split)
-    done = subprocess.run(
-        [sys.executable, "-c", SECOND_LOAD.format(name=name)], capture_output=True, text=True, check=True
-    )
-    assert float(done.stdout) < 0.5
 
 
 @pytest.mark.slow
