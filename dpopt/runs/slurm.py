@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")  # configuring logs closes the handlers of everyone else
@@ -72,5 +73,6 @@ class Node:
     def checkpoint(self) -> DelayedSubmission:
         """Time is up: end after a checkpoint, and begin again when the job is back from the queue."""
         self._process.terminate()
-        self._process.wait()
+        with suppress(ChildProcessError):  # `wait` would wait for the one that this signal has interrupted
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         return DelayedSubmission(Node(self._job))
