@@ -15,7 +15,8 @@ class Sleeper(Job):
     """A job whose process waits to be ended."""
 
     def start(self):
-        code = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print(1, flush=True); signal.pause()"
+        code = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))"
+        code += "; print(1, flush=True); signal.pause()"
         process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
         process.stdout.readline()
         return process
