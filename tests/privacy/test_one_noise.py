@@ -17,7 +17,7 @@ from torch import nn
 
 from dpopt.audit.games import Prescribed
 from dpopt.clipping import Abadi, engine
-from dpopt.clipping.rules import AtBound
+from dpopt.clipping.rules import AtBound, Bounded
 from dpopt.errors import ConfigError
 from dpopt.privacy import BudgetSpent, DataOracle, Draw, Ledger, Plan, Query, TraceOracle, UnplannedRelease, sampling
 from dpopt.privacy.oracle import OpenDraw
@@ -322,9 +322,10 @@ class Odd:
 
 @pytest.mark.parametrize("convert", [torch.Tensor.double, torch.Tensor.half, lambda factor: factor > 2], ids=range(3))
 def test_a_factor_of_another_real_type_is_converted(convert):
-    play = Play()
-    with play.oracle.draw() as batch:
-        assert batch.gradient(torch.zeros(D), Odd(convert)).value.dtype == torch.float32
+    made = engine(nn.Linear(D, 1), lambda output, target: (output.squeeze(1) - target).square(), "vmap")
+    everyone = torch.ones(N, dtype=torch.bool)
+    total = made.clipped_sum([(1.0, made.theta)], torch.ones(N, D), torch.ones(N), everyone, Bounded(Odd(convert), 1.0))
+    assert (total.dtype, bool(total.isfinite().all())) == (torch.float32, True)
 
 
 class Told:
