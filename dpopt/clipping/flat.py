@@ -1,4 +1,4 @@
-"""What the engines share: their interface, the trained parameters as one flat vector, and clipping by norms."""
+"""The engines' interface, the trained parameters as one flat vector, and clipping by norms."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Request(NamedTuple):
 
 
 class Clipped(NamedTuple):
-    """What an engine finds out of one physical batch of n examples.
+    """An engine's answer for one physical batch of n examples.
 
     Attributes:
         total: the clipped sum, shape [d]; a new tensor, the caller's to change.
@@ -67,7 +67,7 @@ class Clipped(NamedTuple):
 
 
 class ClippingEngine(Protocol):
-    """What the data oracle and the harness need of an engine.
+    """An engine as the data oracle and runs use it.
 
     Attributes:
         dimension: number d of trained parameters, which are one flat vector in the order of `named_parameters`.
@@ -116,7 +116,7 @@ class ClippingEngine(Protocol):
         return self.answer(Request(points, x, y, mask, clip, scale))
 
     def answer(self, request: Request) -> Clipped:
-        """What `clipped` gives; the one method that an engine has for it."""
+        """The clipped sum, losses and norms: the one method that each engine has for them."""
         ...
 
     def losses(self, points: Sequence[Vector], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class ClippingEngine(Protocol):
 
 @dataclass(frozen=True)
 class PerExample:
-    """What an engine knows of each of the n examples of one physical batch.
+    """Losses and gradients of each of the n examples of one physical batch.
 
     Attributes:
         losses: at each of the k points, shape [k, n].
@@ -217,9 +217,9 @@ class FlatModel(ClippingEngine):
             theta = points[0][1]
             return Clipped(torch.zeros_like(theta), theta.new_zeros(len(points), 0), theta.new_zeros(0))
         self.examine(x, y)
-        found = self.per_example(points, x, y, scale)
-        weights = clip_factors(request.clip, found.norms, request.mask)
-        return Clipped(found.weighted_sum(weights), found.losses, found.norms)
+        each = self.per_example(points, x, y, scale)
+        weights = clip_factors(request.clip, each.norms, request.mask)
+        return Clipped(each.weighted_sum(weights), each.losses, each.norms)
 
     @torch.no_grad()
     def examine(self, x: Tensor, y: Tensor) -> None:
@@ -282,7 +282,7 @@ class FlatModel(ClippingEngine):
         return self._takes_extremes
 
     def per_example(self, points: WeightedPoints, x: Tensor, y: Tensor, scale: Vector | None = None) -> PerExample:
-        """What `clipped` sums, for at least one example; arguments as in `Request`."""
+        """Losses and gradients of at least one example; arguments as in `Request`."""
         with self.running():
             return self._per_example(points, x, y, scale)
 
@@ -306,13 +306,13 @@ class FlatModel(ClippingEngine):
     @contextmanager
     def at(self, theta: Vector) -> Iterator[None]:
         """The model's trained parameters are views into `theta` for a while."""
-        own = [p.data for p in self.trained.values()]
+        kept = [p.data for p in self.trained.values()]
         try:
             for parameter, part in zip(self.trained.values(), self.split(theta.detach()), strict=True):
                 parameter.data = part
             yield
         finally:
-            for parameter, data in zip(self.trained.values(), own, strict=True):
+            for parameter, data in zip(self.trained.values(), kept, strict=True):
                 parameter.data = data
 
     def call(self, parts: Sequence[Tensor], x: Tensor) -> Any:
@@ -326,7 +326,7 @@ class FlatModel(ClippingEngine):
         return [part.view(p.shape) for part, p in zip(parts, self.trained.values(), strict=True)]
 
     def _most_examples(self) -> int:
-        """How many examples a call has memory for."""
+        """The number of examples that a call has memory for."""
         raise NotImplementedError
 
     def _output(self, x: Tensor) -> Tensor:
@@ -411,7 +411,7 @@ def gradient(loss: Tensor, parameters: Sequence[Tensor]) -> Vector:
 
 
 def clip_factors(clip: ClipRule, norm: Tensor, mask: Tensor) -> Tensor:
-    """What each example's gradient is multiplied by, shape [n]; zero where it is masked out or not finite."""
+    """The factor of each example's gradient, shape [n]; zero where it is masked out or not finite."""
     # Whatever the rule says, no example contributes more than the sensitivity that the noise is scaled to; an infinite
     # norm makes that 0, one that is not a number makes it none. Squares of a norm below `least` may have been too small
     # for the type, so it may be longer than it seems; a factor below `tiny` has few digits, and may be too large.
@@ -422,7 +422,7 @@ def clip_factors(clip: ClipRule, norm: Tensor, mask: Tensor) -> Tensor:
 
 
 def must_be_sanitized(norm: Tensor) -> bool:
-    """Whether rows that are not finite may have to hold zeros before they are summed, as 0 * nan is nan."""
+    """True if rows that are not finite may have to hold zeros before they are summed, as 0 * nan is nan."""
     return norm.is_cuda or not math.isfinite(norm.sum())  # a GPU is not waited for
 
 

@@ -1,4 +1,4 @@
-"""Whether one record changes what a model makes of the others, found out by trying.
+"""The look for models in which one record changes what becomes of the others.
 
 Clipping bounds what each row of a batch contributes. That bounds what a record contributes only if no other row depends
 on it, and whether that is so cannot be read off a model. So rows are replaced: one by huge numbers, then others by
@@ -70,13 +70,13 @@ def _tensors(model: nn.Module) -> Iterator[Tensor]:
 @contextmanager
 def constant_buffers(model: nn.Module) -> Iterator[None]:
     """Raise `ConfigError` for a buffer of `model` that changed meanwhile, and put all back that did."""
-    before = [(path, owner, own, b, b.clone()) for path, owner, own, b in _buffers(model)]
+    before = [(path, owner, name, b, b.clone()) for path, owner, name, b in _buffers(model)]
     try:
         yield
     finally:
         changed = [each for each in before if not same(cast(Tensor, each[1]._buffers[each[2]]), each[4])]
-        for _, owner, own, buffer, value in changed:
-            owner._buffers[own] = buffer.copy_(value)
+        for _, owner, name, buffer, value in changed:
+            owner._buffers[name] = buffer.copy_(value)
         for path, *_ in changed[:1]:
             hint = "it changes while the model runs, by what nothing bounds; put its layer in evaluation mode"
             raise ConfigError(f"model.{path}", "buffer", hint)
@@ -85,9 +85,9 @@ def constant_buffers(model: nn.Module) -> Iterator[None]:
 def _buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
     """Each buffer's path, the module that holds it, its name there, and itself."""
     for path, owner in model.named_modules():
-        for own, buffer in owner._buffers.items():
+        for name, buffer in owner._buffers.items():
             if buffer is not None:
-                yield f"{path}.{own}" if path else own, owner, own, buffer
+                yield f"{path}.{name}" if path else name, owner, name, buffer
 
 
 def must_not_mix(find: Find, x: Tensor, extremes: bool, source: Tensor | None = None) -> int:
@@ -192,16 +192,16 @@ def beside(parts: Sequence[Tensor]) -> Vector:
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Whether the two are equal, and not numbers at the same places."""
+    """True if the two are equal, and not-a-number at the same places."""
     return torch.equal(a, b) or (a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all()))
 
 
-def _agree(seen: tuple[Tensor, ...], found: tuple[Tensor, ...], rows: Tensor) -> bool:
-    """Whether the same was found of `rows`: bit for bit of their losses, to rounding of what follows them.
+def _agree(seen: tuple[Tensor, ...], expected: tuple[Tensor, ...], rows: Tensor) -> bool:
+    """True if both hold the same of `rows`: losses bit for bit, and to rounding what follows them.
 
     Backward passes on a GPU are not repeatable: attention and convolutions add up in the order in which threads end.
     """
-    pairs = [(a[..., rows], b[..., rows]) for a, b in zip(seen, found, strict=True)]
+    pairs = [(a[..., rows], b[..., rows]) for a, b in zip(seen, expected, strict=True)]
     return same(*pairs[0]) and all(_close(a, b) for a, b in pairs[1:])
 
 

@@ -12,7 +12,7 @@ EXACT = ("none", "ieee")
 """Values of `fp32_precision` under which float32 is multiplied as float32."""
 
 _HAS_PRECISIONS = hasattr(torch.backends.cuda.matmul, "fp32_precision")
-"""Whether this torch (2.9 and later) has one setting for each backend and operation."""
+"""True if this torch (2.9 and later) has one setting for each backend and operation."""
 
 
 @contextmanager

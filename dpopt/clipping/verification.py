@@ -60,30 +60,17 @@ def verify(engine: FlatModel, x: Tensor, y: Tensor, batch: float | None = None) 
         raise
     except Exception as error:  # a model can fail in any way
         raise Unsupported.because(error) from error
-    with engine.exact():
-        return _most_exactly(
-            lambda dtype: _verify(engine, _cast(x, dtype), _cast(y, dtype), batch, dtype, extremes, is_on)
-        )
-
-
-def _most_exactly(attempt: Callable[[torch.dtype | None], bool]) -> bool:
-    """What `attempt` gives for float64 or, where that fails, for None: the model's own type.
-
-    Raises:
-        Unsupported: it fails for either.
-    """
-    try:
-        return attempt(torch.float64)
-    except ConfigError:
-        raise
-    except Exception as error:
-        _LOG.info("the model is verified in its own type, as it cannot be run in float64: %s", error)
-    try:
-        return attempt(None)
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise Unsupported.because(error) from error
+    for dtype in (torch.float64, None):
+        try:
+            with engine.exact():
+                return _verify(engine, _cast(x, dtype), _cast(y, dtype), batch, dtype, extremes, is_on)
+        except ConfigError:
+            raise
+        except Exception as error:
+            if dtype is None:
+                raise Unsupported.because(error) from error
+            _LOG.info("the model is verified in its own type, as it cannot be run in float64: %s", error)
+    raise AssertionError
 
 
 def _verify(
@@ -135,7 +122,7 @@ def _cycled(y: Tensor, examples: int) -> Tensor:
 
 
 def _saved_bytes(engine: FlatModel, x: Tensor, y: Tensor) -> int:
-    """What a forward pass keeps of an example for the backward pass.
+    """Bytes that a forward pass keeps of an example for the backward pass.
 
     Raises:
         ConfigError: the loss is not one value per example.
@@ -150,8 +137,8 @@ def _saved_bytes(engine: FlatModel, x: Tensor, y: Tensor) -> int:
 
 def _gradients(engine: FlatModel, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Losses and gradient norms [n] at the model's parameters."""
-    found = engine.per_example([(1.0, engine.theta)], x, y)
-    return found.losses[0], found.norms
+    each = engine.per_example([(1.0, engine.theta)], x, y)
+    return each.losses[0], each.norms
 
 
 def _losses(engine: FlatModel, x: Tensor, y: Tensor) -> tuple[Tensor]:

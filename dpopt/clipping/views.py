@@ -7,7 +7,7 @@ and a record is still one row, so the sensitivity is the clip rule's, as before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
@@ -76,7 +76,7 @@ class Viewed:
 
 
 class Multiplied(NamedTuple):
-    """What a clipping engine is made of, and the transform whose results it is given."""
+    """The model and the loss of a clipping engine, and the transform of its inputs."""
 
     model: nn.Module
     loss: Loss
@@ -140,22 +140,21 @@ def refuse_sharing(change: Change, x: Tensor, name: str) -> None:
 
 
 def shares_randomness(change: Change, x: Tensor) -> bool:
-    """Whether `change` is random and the same for equal records of a batch; see `refuse_sharing`."""
+    """True if `change` is random and the same for equal records of a batch; see `refuse_sharing`."""
     if len(x) < 2:
         return False
     rows = torch.linspace(0, len(x) - 1, min(len(x), SHARED_RECORDS)).long()
-    equal, made = x[rows.to(x.device)].repeat_interleave(SHARED_COPIES, dim=0), []
+    equal, changed = x[rows.to(x.device)].repeat_interleave(SHARED_COPIES, dim=0), []
     with _forked(x):
         for seed in range(SHARED_TRIES):
             torch.manual_seed(seed)
-            made.append(change(equal.clone()).split(SHARED_COPIES))
-    return any(map(_is_shared, zip(*made, strict=True)))
-
-
-def _is_shared(made: Sequence[Tensor]) -> bool:
-    """Whether a change has made the same of the copies of a record each time, and not each time the same."""
-    is_alike = all(same(copies, copies[:1].expand_as(copies)) for copies in made)
-    return is_alike and any(copies.shape != made[0].shape or not same(copies, made[0]) for copies in made)
+            changed.append(change(equal.clone()).split(SHARED_COPIES))
+    # The copies of a record are changed alike each time, and not each time in the same way.
+    return any(
+        all(same(copies, copies[:1].expand_as(copies)) for copies in each)
+        and any(copies.shape != each[0].shape or not same(copies, each[0]) for copies in each)
+        for each in zip(*changed, strict=True)
+    )
 
 
 def _tried(x: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
@@ -175,7 +174,7 @@ def _tried(x: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
 
 
 def _takes_extremes(change: Change, x: Tensor) -> bool:
-    """Whether it takes numbers that no data hold, of which one in a mean or a maximum is easily seen."""
+    """True if it takes numbers that no data hold, of which one in a mean or a maximum is easily seen."""
     with _forked(x), suppress(Exception):  # a change can fail in any way
         change(replaced(x, {0: 0, len(x) - 1: 1, len(x) // 2: 2}, extremes=True))
         return True
