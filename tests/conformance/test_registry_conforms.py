@@ -12,8 +12,7 @@ MOMENTUM = {"name": "dp_sgd", "momentum": 0.9}
 SHORT_FILTER = {"a": [1, -0.9], "b": [0.1]}
 """The default filter of `doppler` rings for longer than a check runs, and only small learning rates get round that."""
 VARIANTS = {
-    "hyfreedp-fresh": ("hyfreedp", {"probe_batch": "fresh"}),
-    "hyfreedp-five-probes": ("hyfreedp", {"probes": 5, "probe_every": 2}),
+    "hyfreedp-five-fresh-probes": ("hyfreedp", {"probe_batch": "fresh", "probes": 5, "probe_every": 2}),
     "hyfreedp-literal-smoothed": ("hyfreedp", {"bound": "literal", "smoothing": 0.9}),
     "hyfreedp-over-fiber": ("hyfreedp", {"base": "fiber"}),
     "hyfreedp-over-disk-over-dp_adambc": ("hyfreedp", {"base": {"name": "disk", "base": "dp_adambc"}}),
@@ -31,9 +30,10 @@ VARIANTS = {
     "scheduled-warm-linear": ("scheduled", {"schedule": "linear", "warmup": 0.25, "final": 0.1}),
     "scheduled-over-doppler": ("scheduled", {"base": {"name": "doppler", **SHORT_FILTER}}),
     "search-over-momentum": ("hyfreedp_search_then_decay", {"base": MOMENTUM}),
-    "search-over-scaled": ("hyfreedp_search_then_decay", {"base": "scale_then_privatize", "rounds": 2}),
-    "search-over-doppler": ("hyfreedp_search_then_decay", {"base": "doppler"}),
-    "search-in-most-draws": ("hyfreedp_search_then_decay", {"lr": 1e-6, "probe_every": 1, "rounds": 8}),
+    "search-in-most-draws": (
+        "hyfreedp_search_then_decay",
+        {"base": "scale_then_privatize", "lr": 1e-6, "probe_every": 1, "rounds": 8},
+    ),
     "adaptive_clip-over-fiber": ("adaptive_clip", {"base": {"name": "fiber", "correction": "exact"}}),
     "adaptive_clip-over-scale_then_privatize": ("adaptive_clip", {"base": "scale_then_privatize"}),
     "adadp_hybrid-third": ("adadp_hybrid", {"adaptive_epochs": 1.0, "factor": "sqrt", "keep": "half"}),
