@@ -212,7 +212,8 @@ class FlatModel(ClippingEngine):
     @torch.no_grad()
     def answer(self, request: Request) -> Clipped:
         points = [(float(weight), theta.detach()) for weight, theta in request.points]
-        x, y, scale = (None if part is None else part.detach() for part in (request.x, request.y, request.scale))
+        x, y, scale = request.x.detach(), request.y.detach(), request.scale
+        scale = None if scale is None else scale.detach()
         if not len(x):
             theta = points[0][1]
             return Clipped(torch.zeros_like(theta), theta.new_zeros(len(points), 0), theta.new_zeros(0))

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _functorch
-from torch._functorch.vmap import lazy_load_decompositions
+from torch._functorch import vmap as functorch
 
 from dpopt.clipping import mixing
 from dpopt.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
+_steps: Any = torch._C._functorch  # type: ignore[attr-defined]
 Loss = Callable[[Any, Tensor], Tensor]
 """(outputs [n, ...], targets [n, ...]) -> one loss per example [n]"""
 
@@ -42,18 +42,20 @@ class RecordLoss:
 
     Attributes:
         function: what the losses are computed by.
-        is_trusted: the function is one of `SEPARABLE`, or the mean over views of a `RecordLoss`.
+        views: the function, where it is the mean over views by a `RecordLoss`.
+        is_trusted: the function is one of `SEPARABLE`, or `views`.
     """
 
     def __init__(self, function: Loss) -> None:
         self.function = function
-        self.is_trusted = _is_separable(function) or type(function) is MeanLoss
+        self.views = function if isinstance(function, MeanLoss) and type(function) is MeanLoss else None
+        self.is_trusted = _is_separable(function) or self.views is not None
         self._needs_loop: bool | None = False if self.is_trusted else None
 
     @property
     def needs_loop(self) -> bool | None:
         """True if `vmap` raises for the function; None before the first call."""
-        return self.function.record_loss.needs_loop if type(self.function) is MeanLoss else self._needs_loop
+        return self.views.record_loss.needs_loop if self.views else self._needs_loop
 
     def __call__(self, output: Any, target: Tensor) -> Tensor:
         """The losses [n] of outputs [n, ...], a tensor or a structure of tensors, and targets [n, ...].
@@ -68,6 +70,7 @@ class RecordLoss:
         count = len(target)
         if isinstance(output, Tensor) and not _has_rows(output, count):
             raise ConfigError("model", f"outputs {list(output.shape)}", f"expected a row for each of {count} records")
+        reason = ""
         if not self._needs_loop:
             try:
                 losses = self._by_vmap(output, target)
@@ -96,17 +99,17 @@ class RecordLoss:
     def _by_vmap(self, output: Any, target: Tensor) -> Tensor:
         """`torch.func.vmap` over rows, each shown as a batch of one; its care for structures would double the time."""
         if self._needs_loop is None:
-            lazy_load_decompositions()
+            functorch.lazy_load_decompositions()  # type: ignore[attr-defined]
         count = len(target)
-        level = _functorch._vmap_increment_nesting(count, "different")
+        level = _steps._vmap_increment_nesting(count, "different")
 
         def shown(part: Tensor) -> Tensor:
-            return _functorch._add_batch_dim(part.unsqueeze(1), 0, level) if _has_rows(part, count) else part
+            return _steps._add_batch_dim(part.unsqueeze(1), 0, level) if _has_rows(part, count) else part
 
         try:
-            return _functorch._remove_batch_dim(self.function(mapped(shown, output), shown(target)), level, count, 0)
+            return _steps._remove_batch_dim(self.function(mapped(shown, output), shown(target)), level, count, 0)
         finally:
-            _functorch._vmap_decrement_nesting()
+            _steps._vmap_decrement_nesting()
 
     def alone(self, output: Any, target: Tensor) -> Tensor:
         """The loss [1] of one record's output and target, each with one row."""
@@ -141,11 +144,11 @@ class MeanLoss:
 
 def by_record(loss: Loss) -> RecordLoss:
     """`loss` as one that sees a record at a time."""
-    return loss if type(loss) is RecordLoss else RecordLoss(loss)
+    return loss if isinstance(loss, RecordLoss) else RecordLoss(loss)
 
 
 def _is_separable(loss: Loss) -> bool:
-    function = loss.__func__ if type(loss) is MethodType else loss
+    function = loss.__func__ if isinstance(loss, MethodType) else loss
     name = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
     return name in SEPARABLE and resolve_name(name) is function  # the name alone could be anybody's
 
@@ -200,7 +203,7 @@ def check_loss(model: nn.Module, loss: RecordLoss, x: Tensor, y: Tensor, batch: 
     Raises:
         ConfigError: see above; or the loss keeps state, fails for one record, or is not finite for some records alone.
     """
-    views = loss.function if type(loss.function) is MeanLoss else None
+    views = loss.views
     loss = views.record_loss if views else loss
     is_finite = torch.stack([part.isfinite().reshape(len(x), -1).all(1) for part in (x, y)]).all(0)  # not bad records
     x, y = x[is_finite], y[is_finite]
