@@ -108,7 +108,6 @@ def test_a_path_may_begin_at_home(monkeypatch, tmp_path):
         (lambda a, b, *, c: 0, False),
         (object(), False),
     ],
-    ids=str,
 )
 def test_a_function_must_take_as_many_arguments_as_it_is_given(value, is_taken):
     hint = Callable[[int, int], int]
