@@ -52,7 +52,7 @@ def comparison(store: Store, selected: pd.DataFrame, charge: Charge = pricing.sp
     Args:
         store: that holds the runs.
         selected: of `choosing.select`.
-        charge: see `pricing.composed`.
+        charge: see `pricing.epsilon_of_runs`.
 
     Returns:
         Beside the group's keys: `score` (what was measured), its `mean` and `std` on the test split (sample standard

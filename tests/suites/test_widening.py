@@ -418,8 +418,8 @@ def test_tables_charge_what_might_have_been_made(trained):
     for row in selected.to_dict("records"):
         own = [entry for entry in planned if (entry.label, entry.cell.seed) == (row["label"], row["seed"])]
         most = 2 if row["label"] == "narrow" else 5
-        assert (row["runs"], len(row["run_ids"])) == (len(own), most)
-        assert set(row["run_ids"]) == set(ids(own))
+        assert (row["runs"], row["charges"].total()) == (len(own), most)
+        assert set(row["charges"]) == set(ids(own))
         charged, truth = pricing.epsilon_with_tuning(store, row), independent(store.record(row["run_id"]), most)
         assert 0.85 * charged < truth <= charged
         assert charged > 4 if row["label"] == "free" else charged == pytest.approx(2, rel=1e-4)
