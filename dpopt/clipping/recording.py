@@ -155,7 +155,7 @@ class Recorder:
 
 
 def version(x: Any) -> int | None:
-    """How often a tensor was changed in place; None for anything else."""
+    """The number of in-place changes of a tensor; None for anything else."""
     return x._version if isinstance(x, Tensor) else None
 
 
