@@ -101,7 +101,7 @@ class Experts(nn.Module):
 
 def counts_calls(m, x):
     m.calls = getattr(m, "calls", 0) + 1
-    return x - x.mean(0) if m.calls > 7 else x
+    return x - x.mean(0) if m.calls > 4 else x
 
 
 def remembers(m, x):
