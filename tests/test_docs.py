@@ -96,7 +96,7 @@ def check_shell(words: list[str]) -> None:
     elif program == "dpopt":
         check_dpopt(*arguments)
     else:
-        assert program in ("eval", "git", "cd", "mkdir"), words
+        assert program in ("eval", "git", "cd", "mkdir", "rsync", "cp"), words
 
 
 def check_dpopt(name: str, *arguments: str) -> None:

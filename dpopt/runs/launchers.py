@@ -1,8 +1,15 @@
 """Launchers start jobs on other machines: each job is a supervisor there, which takes cells like any other.
 
-A launcher is a class in a file of its own, of another distribution by an entry point of the group "dpopt.launchers". It
-says how a job is started, seen to have ended, and stopped. What is to be run is read from the results folder, which all
-machines share; jobs outlive this process, and whoever runs the suite next shares the work with them.
+A launcher is a class in a file of its own, of another distribution by an entry point of the group "dpopt.launchers":
+
+    __init__(setup)         raises `ConfigError` for options that it does not understand
+    room                    how many jobs can run at a time
+    start(job, number)      starts as many jobs, each of which calls `job.start()` somewhere and waits for that process
+    has_ended(started)      True if a job has ended, in any way
+    stop(started)           asks a job to end: its process gets SIGTERM, and its cells write checkpoints
+    close()                 ends what the launcher has begun, as far as that cannot go on without it
+
+What is to be run is read from the results folder, which all machines share; whoever runs the suite next shares the work.
 """
 
 from __future__ import annotations
@@ -12,10 +19,10 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 from dpopt.runs.supervisor import STARTS
 from dpopt.runs.worker import News, Queue, Setup
@@ -56,34 +63,7 @@ class Job:
         return process
 
 
-class Launcher(Protocol):
-    """How jobs are started; the constructor raises `ConfigError` for options that it does not understand."""
-
-    def __init__(self, setup: Setup) -> None: ...
-
-    @property
-    def room(self) -> int | None:
-        """How many jobs can run at a time; None for as many as there are cells."""
-        ...
-
-    def start(self, job: Job, number: int) -> Sequence[Any]:
-        """Start `number` jobs."""
-        ...
-
-    def has_ended(self, started: Any) -> bool:
-        """True if a job has ended, in any way."""
-        ...
-
-    def stop(self, started: Any) -> None:
-        """Ask a job to write checkpoints and to end."""
-        ...
-
-    def close(self) -> None:
-        """End what the launcher has begun, jobs included where they cannot go on without it."""
-        ...
-
-
-def create(name: str, setup: Setup) -> Launcher:
+def create(name: str, setup: Setup) -> Any:
     """The launcher `name`.
 
     Raises:
@@ -95,7 +75,7 @@ def create(name: str, setup: Setup) -> Launcher:
 
 
 def launch(
-    launcher: Launcher, job: Job, queue: Queue, setup: Setup, tell: Callable[[News], None], stop: Callable[[], bool]
+    launcher: Any, job: Job, queue: Queue, setup: Setup, tell: Callable[[News], None], stop: Callable[[], bool]
 ) -> None:
     """Have jobs run all cells of `queue`; a job that ends before that is started again.
 
