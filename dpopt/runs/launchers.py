@@ -6,7 +6,7 @@ A launcher is a class in a file of its own, of another distribution by an entry 
     room                    how many jobs can run at a time
     start(job, number)      starts as many jobs, each of which calls `job.start()` somewhere and waits for that process
     has_ended(started)      True if a job has ended, in any way
-    stop(started)           asks a job to end: its process gets SIGTERM, and its cells write checkpoints
+    stop(started)           asks a job to end: SIGTERM for its process, whose cells write checkpoints
     close()                 ends what the launcher has begun, as far as that cannot go on without it
 
 What is to be run is read from the results folder, which all machines share; whoever runs the suite next shares the work.
