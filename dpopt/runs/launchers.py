@@ -9,7 +9,7 @@ A launcher is a class in a file of its own, of another distribution by an entry 
     stop(started)           asks a job to end: SIGTERM for its process, whose cells write checkpoints
     close()                 ends what the launcher has begun, as far as that cannot go on without it
 
-What is to be run is read from the results folder, which all machines share; whoever runs the suite next shares the work.
+What is to be run is read from the results folder, which all machines share.
 """
 
 from __future__ import annotations
