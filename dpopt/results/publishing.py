@@ -16,7 +16,7 @@ from dpopt.store.manifests import note
 from dpopt.store.runs import RESULTS, Archive, Run
 
 TEXTS = ("table.md", "table.csv", "table.tex", "ranking_epsilon.md", "ranking_epsilon.csv")
-"""The tables of a published folder."""
+"""The tables of a published folder, all of which are compared, also those that are not there."""
 
 
 def publish(results: Results, to: Path, plots: Path, chosen: Sequence[str] = ()) -> list[Path]:
@@ -41,16 +41,14 @@ def publish(results: Results, to: Path, plots: Path, chosen: Sequence[str] = ())
         raise ConfigError("suite", results.suite, "no finished rows to publish")
     folder, manifest = to / results.suite, results.store.manifest(results.suite)
     listed = Store(to).manifest(results.suite).get("figures", []) if (folder / RUNS).exists() else []
+    # First the runs: tables that are older than these show when they are verified.
     files.write(folder / RUNS, Archive(manifest["cells"], _kept(results)).packed())
     note(folder, {**{key: value for key, value in manifest.items() if key != "cells"}, "figures": listed})
     return remake(to, results.suite, plots, chosen, is_new=not listed)
 
 
 def _kept(results: Results) -> dict[str, Run]:
-    """The finished runs: of those that no seed selects without the curve, but for the best settings' without norms.
-
-    Curves and diagnostics are most of a run, and figures show those of selected runs.
-    """
+    # Curves and diagnostics are most of a run, and figures show those of selected runs alone.
     store, kept = results.store, dict[str, Run]()
     drawn, shown = ({*frame.get("run_id", ())} for frame in (results.every, results.selected))
     for run_id in results.cells["run_id"][results.cells["state"].isin(RESULTS)]:
@@ -61,17 +59,17 @@ def _kept(results: Results) -> dict[str, Run]:
 
 
 def remake(to: Path, suite: str, plots: Path, chosen: Sequence[str] = (), is_new: bool = False) -> list[Path]:
-    """Make tables and figures of a published suite again, of its runs; gives the files. See `publish`."""
-    known, folder = Results(Store(to), suite), to / suite
-    about = {key: value for key, value in known.store.manifest(suite).items() if key != "cells"}
+    """Make tables and figures of a published suite again, of its runs; see `publish`."""
+    results, folder = Results(Store(to), suite), to / suite
+    about = {key: value for key, value in results.store.manifest(suite).items() if key != "cells"}
     there = [*about.get("figures", ()), *(path.stem for path in folder.glob("*.svg"))]
     every = [plot.name for plot in figures.plots(plots) if plot.needs in figures.OF_SUITES]
     wanted = chosen or (every if is_new else [path.stem for path in folder.glob("*.svg")])
-    for name, text in _texts(known).items():
+    for name, text in _texts(results).items():
         files.write(folder / name, text)
     for name in wanted:
         try:
-            files.write(folder / f"{name}.svg", _drawn(known, name, plots))
+            files.write(folder / f"{name}.svg", _drawn(results, name, plots))
         except ConfigError:
             if chosen or not is_new:
                 raise  # of all figures, some show what this suite has not
@@ -81,16 +79,16 @@ def remake(to: Path, suite: str, plots: Path, chosen: Sequence[str] = (), is_new
     return sorted(path for path in folder.iterdir() if path.is_file())
 
 
-def differences(known: Results, plots: Path | None = None) -> Iterator[tuple[Path, str]]:
+def differences(results: Results, plots: Path | None = None) -> Iterator[tuple[Path, str]]:
     """The files of a published suite that its runs do not give, each with the reason.
 
     Args:
-        known: what is published of it.
+        results: of the published folder.
         plots: folder of the figures' files, to draw every figure that the suite names; None draws none.
     """
-    folder = known.folder
-    yield from ((folder / RUNS, problem) for problem in known.problems)
-    texts = _texts(known)
+    folder = results.folder
+    yield from ((folder / RUNS, problem) for problem in results.problems)
+    texts = _texts(results)
     for name in TEXTS:
         try:
             is_same = files.content(folder / name).decode() == texts.get(name)
@@ -100,30 +98,30 @@ def differences(known: Results, plots: Path | None = None) -> Iterator[tuple[Pat
             is_same = False
         if not is_same:
             yield folder / name, "the runs give another table"
-    listed = known.store.manifest(known.suite).get("figures", [])
+    listed = results.store.manifest(results.suite).get("figures", [])
     yield from (
         (path, "a figure that the suite does not name") for path in folder.glob("*.svg") if path.stem not in listed
     )
     for path in [] if plots is None else [folder / f"{name}.svg" for name in listed]:
         try:
-            drawn = _drawn(known, path.stem, plots or Path())
+            drawn = _drawn(results, path.stem, plots or Path())
             if path.exists() and files.content(path) != drawn:
                 yield path, "the runs give another figure"
         except (ConfigError, Damaged) as error:
             yield path, f"cannot be drawn from what is published ({error})"
 
 
-def _drawn(known: Results, name: str, plots: Path) -> bytes:
-    return figures.render(known.plot(name, plots), ["svg"])["svg"]
+def _drawn(results: Results, name: str, plots: Path) -> bytes:
+    return figures.render(results.plot(name, plots), ["svg"])["svg"]
 
 
-def _texts(known: Results) -> dict[str, str]:
+def _texts(results: Results) -> dict[str, str]:
     """The tables by their files' names, with a paper's numbers where the suite names one."""
-    comparison, ranks, remarks = known.table(), known.ranking(), list[str]()
-    manifest = known.store.manifest(known.suite)
+    comparison, ranks, remarks = results.table(), results.ranking(), list[str]()
+    manifest = results.store.manifest(results.suite)
     if manifest.get("published"):
         comparison, remarks = papers.beside(comparison, manifest)
-    table = tables.as_table(comparison, known.suite, (), remarks)
+    table = tables.as_table(comparison, results.suite, (), remarks)
     texts = {"table.md": f"{table.markdown}\n", "table.csv": table.csv, "table.tex": table.latex}
     if not ranks.empty:
         texts |= {f"ranking_epsilon.{kind}": text for kind, text in ranking.files(ranks).items()}

@@ -1,4 +1,4 @@
-"""What follows from a cell's content: its run id and its clipping bound; needs no torch."""
+"""A cell's run id and clipping bound, from its content alone; needs no torch."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ def identity(cell: Mapping[str, Any]) -> str:
     Raises:
         ValueError: the content holds a number that JSON does not know.
     """
+    # Every published run id is a hash of these bytes: another separator or order would orphan all of them.
     text = json.dumps(cell, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -26,6 +27,7 @@ WITH_BOUND = ("abadi", "normalized")
 def clipping_bound(cell: Mapping[str, Any]) -> float:
     """The clipping bound C that a cell is trained with; NaN where its clip rule has none, or finds its own."""
     optimizer, rule = cell["optimizer"], None
+    # A filter has no clip rule; that of the optimizer inside it is the one that counts.
     while rule is None and isinstance(optimizer, Mapping):
         optimizer, rule = optimizer.get("base"), optimizer.get("clip")
     if not isinstance(rule, Mapping) or rule.get("rule") not in WITH_BOUND:

@@ -65,14 +65,11 @@ class Lease:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = _lock(path)
+        # Owner, time of its last sign of life, and when this process first saw the two, by a clock that nobody sets.
         self._seen: tuple[object, float] = (None, 0.0)
 
     def take(self) -> Self:
-        """Take the lease.
-
-        Raises:
-            Held: another process has it.
-        """
+        """Take the lease; raises `Held` where another process has it."""
         from filelock import Timeout
 
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,11 +82,7 @@ class Lease:
         return self
 
     def check(self) -> None:
-        """Ask before anything is written that others read.
-
-        Raises:
-            Held: another process has taken over.
-        """
+        """Ask before anything is written that others read; raises `Held` where another process has taken over."""
         owner = self._lock.owner
         if owner is None or owner.token != self._lock.token:
             raise Held("another process has taken over")
@@ -105,11 +98,9 @@ class Lease:
         self.release()
 
     def _is_kept(self) -> bool:
-        """True if the lease is one that `filelock` would misjudge, and was not silent for `PATIENCE`.
-
-        `filelock` tells machines apart by their names: the holder on another one of this name it would look for among
-        this machine's processes. A file that holds no text it would keep for ever.
-        """
+        """True if the lease is one that `filelock` would misjudge, and was not silent for `PATIENCE`."""
+        # It tells machines apart by their names alone: the holder on another one that has this one's name it would
+        # look for among the processes here. And a file that holds no text it would keep for ever.
         owner, here = self._lock.owner, _here()
         if owner is not None and (owner.hostname != here.hostname or _boot(owner) == _boot(here)):
             return False
@@ -121,13 +112,13 @@ class Lease:
             self._seen = (owner, touched), time.monotonic()
         if time.monotonic() - self._seen[1] < PATIENCE:
             return True
-        if owner is None:
+        if owner is None:  # nobody's, so that `filelock` would never take it over
             self._path.unlink(missing_ok=True)
         return False
 
 
 def read(path: Path) -> Holder | None:
-    """Who holds the lease `path`; None where nobody does, or where the file cannot be understood."""
+    """The holder of the lease `path`; None where nobody holds it, or where the file cannot be understood."""
     owner, here = _lock(path).owner, _here()
     if owner is None:
         return None
@@ -152,12 +143,13 @@ def _lock(path: Path) -> SoftFileLease:
 
 
 def _boot(owner: object) -> int:
-    """The part of a process's start that tells this start of the system from any other."""
+    # The upper half of a process's start is that of the system: equal on one machine until it starts again.
     return (getattr(owner, "start", None) or 0) >> 64
 
 
 @cache
 def _here() -> object:
-    """The name of this machine in its leases: one is made to see."""
+    """The owner of a lease that this process takes."""
+    # `filelock` has no function that tells how it names this machine.
     with TemporaryDirectory() as folder, (lock := _lock(Path(folder, LEASE))):
         return lock.owner

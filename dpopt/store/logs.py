@@ -20,17 +20,19 @@ from dpopt import files
 from dpopt.errors import ConfigError
 from dpopt.store.runs import Failure, Store
 
+ENDED = "run {}: {} logs no more of it: {}: {}"
 Content = Mapping[str, Any]
 Write = Callable[[int, Content, Content], None]
 """Writes the numbers of one draw. At the end of a run, and then alone, there are texts: its status, or its failure."""
 
 
 def tensorboard(root: Path, run_id: str, cell: Content, stored: int) -> Write:
-    """An event file of its own for a run, written anew from the curve whenever the run goes on."""
+    """An event file for one run alone, written anew from the curve whenever the run goes on."""
     from torch.utils.tensorboard import SummaryWriter
     from torch.utils.tensorboard.summary import hparams
 
     folder = root / "tensorboard" / cell["workload"]["name"] / cell["optimizer"]["name"] / run_id
+    # TensorBoard shows the events of all files in a folder, so draws that are made again would appear twice.
     shutil.rmtree(folder, ignore_errors=True)
     writer = SummaryWriter(str(folder))
 
@@ -50,15 +52,13 @@ def tensorboard(root: Path, run_id: str, cell: Content, stored: int) -> Write:
 
 
 def wandb(root: Path, run_id: str, cell: Content, stored: int) -> Write:
-    """A run of W&B with the cell's run id. Its environment variables hold: WANDB_MODE=offline needs no network.
-
-    A log there cannot be written anew: where the folder has one, a run goes on after `stored`, the last draw that its
-    curve had when it was stopped.
-    """
+    """A run of W&B with the cell's run id. Its environment variables hold: WANDB_MODE=offline needs no network."""
     import wandb
 
+    # A log there cannot be written anew: where the folder has one, it goes on after the last draw that was stored.
     is_new = not any(root.glob(f"wandb/*run-*-{run_id}"))
     name, group, project = cell["optimizer"]["name"], cell["workload"]["name"], os.environ.get("WANDB_PROJECT", "dpopt")
+    # Not quiet, W&B would write over the lines that show how far a suite is.
     settings, resume = wandb.Settings(console="off", silent=True), None if is_new else "allow"
     rest: dict[str, Any] = {"name": f"{name} {run_id}", "group": group, "config": dict(cell), "dir": root}
     run = wandb.init(project=project, id=run_id, resume=resume, settings=settings, **rest)
@@ -81,12 +81,8 @@ LOGS: dict[str, Callable[[Path, str, Content, int], Write]] = {"tensorboard": te
 class LoggedStore(Store):
     """A store that also logs what it is told of runs. An error of a log ends this log and not the run.
 
-    Args:
-        root: see `Store`.
-        logs: names of `LOGS`, none for a plain store.
-
     Raises:
-        ConfigError: a package is missing, or W&B does not know who logs.
+        ConfigError: the package of one of `logs`, names of `LOGS`, is missing, or W&B does not know who logs.
     """
 
     logs: tuple[str, ...] = ()
@@ -100,6 +96,7 @@ class LoggedStore(Store):
         if "wandb" in self.logs:
             import wandb
 
+            # A prompt would stop a suite that nobody watches.
             if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False, verify=False):
                 raise ConfigError("log", "wandb", "there is no API key: `wandb login`, or set WANDB_MODE=offline")
 
@@ -114,7 +111,7 @@ class LoggedStore(Store):
             try:
                 self._open[run_id][name] = LOGS[name](self.root, run_id, cell, last)
             except Exception as error:
-                _tell(run_id, name, error)
+                print(ENDED.format(run_id, name, type(error).__name__, error))
         for entry in passed:
             self._write(run_id, entry["draw"], entry)
 
@@ -138,15 +135,11 @@ class LoggedStore(Store):
         for name, write in list(logs.items()):
             try:
                 write(draw, numbers, texts)
-            except Exception as error:
+            except Exception as error:  # of foreign code, which may raise anything
                 logs.pop(name)
-                _tell(run_id, name, error)
+                print(ENDED.format(run_id, name, type(error).__name__, error))
         if texts:
             self._open.pop(run_id, None)
-
-
-def _tell(run_id: str, name: str, error: Exception) -> None:
-    print(f"run {run_id}: {name} logs no more of it: {type(error).__name__}: {error}")
 
 
 def _leaves(content: Content, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -25,11 +25,7 @@ Entries = dict[tuple[str, str], dict[str, Any]]
 
 
 def about(folder: Path) -> dict[str, Any]:
-    """What is noted of a suite beside its cells.
-
-    Raises:
-        ConfigError: the file is damaged.
-    """
+    """All that is noted of a suite beside its cells; `ConfigError` where the file is damaged."""
     name = folder.name
     try:
         return files.unsealed(files.content(folder / ABOUT), folder / ABOUT)
@@ -48,10 +44,10 @@ def extend(folder: Path, manifest: Mapping[str, Any], archived: Iterable[dict[st
         archived: entries that are the suite's already, from elsewhere.
 
     Returns:
-        How many cells it did not have.
+        Number of cells that it did not have.
 
     Raises:
-        ConfigError: what is there cannot be read.
+        ConfigError: a part cannot be read.
     """
     parts = _parts(folder)
     present = by_place(*archived, *(entry for _, cells in parts for entry in cells))
@@ -61,14 +57,14 @@ def extend(folder: Path, manifest: Mapping[str, Any], archived: Iterable[dict[st
         number += 1
         part = files.dumps({"cells": new[first : first + MOST], "number": number}).encode()
         files.write(folder / PARTS / f"{hashlib.sha256(part).hexdigest()}.json", part)
-    rest = {key: value for key, value in manifest.items() if key != "cells"}
-    note(folder, {"suite": folder.name, **rest})
+    # Last: a suite that is noted without its cells would look as if it had none.
+    note(folder, {"suite": folder.name, **{key: value for key, value in manifest.items() if key != "cells"}})
     return len(present | by_place(*new)) - before
 
 
 def note(folder: Path, about: Mapping[str, Any]) -> None:
-    """Replace what is noted of a suite beside its cells, unless it is that already."""
-    line = files.sealed(about)
+    """Replace what is noted of a suite beside its cells."""
+    line = files.sealed(about)  # written only where it differs: a published folder that is made again stays as it is
     try:
         is_same = files.content(folder / ABOUT) == line
     except (FileNotFoundError, Damaged):
@@ -85,7 +81,7 @@ def entries(folder: Path) -> Iterator[dict[str, Any]]:
 def _parts(folder: Path) -> list[tuple[int, list[dict[str, Any]]]]:
     """Number and entries of each part, in order."""
     parts = []
-    for path in (folder / PARTS).glob("[!.]*.json"):
+    for path in (folder / PARTS).glob("[!.]*.json"):  # not those that are being written
         try:
             content = files.content(path)
             if hashlib.sha256(content).hexdigest() != path.stem:
@@ -97,7 +93,7 @@ def _parts(folder: Path) -> list[tuple[int, list[dict[str, Any]]]]:
         except (Damaged, LookupError, TypeError, ValueError) as error:
             again = f"move it away: `dpopt run suite={folder.name}` adds its cells again"
             raise ConfigError("suite", folder.name, f"{error}; {again}") from error
-    parts.sort(key=lambda part: part[:2])
+    parts.sort(key=lambda part: part[:2])  # two processes may take one number, and all readers need one order
     return [(number, cells) for number, _, cells in parts]
 
 
@@ -112,8 +108,8 @@ def _place(entry: Mapping[str, Any]) -> tuple[str, str]:
 
 def older(root: Path) -> ConfigError:
     """The error for a folder with files of a layout that this version does not read."""
-    rest = f"`python benchmarks/migrate.py {root}` of dpopt's source tree rewrites it"
-    return ConfigError("results", str(root), f"it was written by an older version; {rest}")
+    how = f"`python benchmarks/migrate.py {root}` of dpopt's source tree rewrites it"
+    return ConfigError("results", str(root), f"it was written by an older version; {how}")
 
 
 def is_entry(entry: Any) -> bool:

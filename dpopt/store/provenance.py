@@ -1,4 +1,4 @@
-"""Where a number came from: code, versions, device. Not part of a cell's identity."""
+"""The origin of a number: code, versions, device. Not part of a cell's identity."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PACKAGES = (
 
 @cache
 def provenance(device: torch.device) -> dict[str, Any]:
-    """Where a number came from that was computed on `device`."""
+    """The origin of a number that is computed on `device`."""
     import torch
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
@@ -43,20 +43,19 @@ def source() -> dict[str, Any]:
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
-    """What `device` is, as plain data.
-
-    Of a GPU name, bytes of memory, compute capability, driver, and the versions of CUDA and cuDNN.
-    """
+    """A device as plain data: of a GPU also bytes of memory, compute capability, and versions of what drives it."""
     import torch
 
     if device.type != "cuda":
         return {"name": cpu()}
-    found = torch.cuda.get_device_properties(device)
+    gpu = torch.cuda.get_device_properties(device)
+    # torch does not know the version of NVIDIA's driver.
+    drivers = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return {
-        "name": found.name,
-        "memory": found.total_memory,
-        "capability": f"{found.major}.{found.minor}",
-        "driver": _driver(),
+        "name": gpu.name,
+        "memory": gpu.total_memory,
+        "capability": f"{gpu.major}.{gpu.minor}",
+        "driver": drivers.splitlines()[0] if drivers else None,
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
     }
@@ -65,6 +64,7 @@ def hardware(device: torch.device) -> dict[str, Any]:
 def code() -> str:
     """The first 16 hex digits of a SHA-256 over the package's files: which code it is, without a history."""
     package, content = Path(__file__).parents[1], hashlib.sha256()
+    # Relative names: the same code has one hash wherever it is installed.
     for file in sorted(path for kind in ("py", "yaml") for path in package.rglob(f"*.{kind}")):
         content.update(f"{file.relative_to(package).as_posix()}\n".encode() + file.read_bytes())
     return content.hexdigest()[:16]
@@ -91,15 +91,8 @@ def cpu() -> str:
     return next(models, platform.processor() or platform.machine())
 
 
-def _driver() -> str | None:
-    """The version of NVIDIA's driver."""
-    versions = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    return versions.splitlines()[0] if versions else None
-
-
 def _output(*command: str) -> str | None:
-    """What a command prints; None where it fails."""
-    try:
+    try:  # a limit, as git may wait for a lock or for a file system that is gone
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None

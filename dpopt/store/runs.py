@@ -34,17 +34,18 @@ RESULTS: tuple[State, ...] = ("done", "diverged")
 SETTLED: tuple[State, ...] = (*RESULTS, "failed", "damaged")
 """The states of a cell that `dpopt run` leaves alone."""
 Failure = Literal["failed", "died", "timeout"]
-"""How a cell failed: an error of its own, a worker process that died, or too much time."""
+"""The ways in which a cell fails: by an error in it, with its worker process, or by taking too long."""
 Track = Callable[[Sequence[Any], str], Iterable[Any]]
 """Gives the elements of a sequence, and shows under a title how far it is."""
 RUN = "run.json"
+# A process that dies while it removes these leaves `cell.json`, which shows whose the folder was.
 UNFINISHED = ("checkpoint.pt", "tries.json", "error.json", "curve.jsonl", "cell.json")
 """The files of a run that has no `RUN` yet, in the order in which they go."""
 SCHEMA = 1
 RECORD_KEYS = {"schema", "run_id", "cell", "status", "epsilon", "epsilon_target", "delta", "provenance"}
-"""What a record holds that can be read at all."""
+"""Keys without which a record is not read."""
 UNREADABLE = (TypeError, ValueError, KeyError, AttributeError, ArithmeticError)
-"""What looking at stored content raises that lacks something, or holds something else."""
+"""Raised where stored content lacks something, or holds something else than what is read of it."""
 MEASUREMENTS = ("bench", "audit")
 """The folders of what `dpopt bench` and `dpopt audit` measured."""
 KEPT = 64
@@ -73,17 +74,14 @@ class Run(NamedTuple):
     curve: list[dict[str, Any]] | None
 
     def line(self, **beside: Any) -> bytes:
-        """The run as a sealed line of JSON, with what else is to stand in it."""
+        """The run as a sealed line of JSON, with the keys of `beside`."""
+        # No key at all, rather than null: a line that is packed again has to have the same bytes.
         curve = {} if self.curve is None else {"curve": self.curve}
         return files.sealed({"record": self.record, "ledger": self.ledger, **curve, **beside})
 
     @classmethod
     def of(cls, content: Mapping[str, Any], where: object) -> Run:
-        """The run of a line that was unsealed.
-
-        Raises:
-            Damaged: it holds no run that this version reads.
-        """
+        """The run of an unsealed line; raises `Damaged` where this version reads no run there."""
         record, ledger, curve = content.get("record"), content.get("ledger"), content.get("curve")
         if not isinstance(record, dict) or not isinstance(ledger, dict) or not isinstance(curve, list | None):
             raise Damaged(f"{where}: no run")
@@ -91,6 +89,7 @@ class Run(NamedTuple):
             raise Damaged(f"{where}: lacks {', '.join(sorted(missing))}")
         if record["schema"] != SCHEMA:
             raise Damaged(f"{where}: of another version (schema {record['schema']}, this one reads {SCHEMA})")
+        # A seal shows that nothing was changed since, not that dpopt wrote it.
         if record["status"] not in RESULTS or not isinstance(record["cell"], dict):
             raise Damaged(f"{where}: not the record of a run")
         return cls(record, ledger, curve)
@@ -111,8 +110,6 @@ class Archive(NamedTuple):
     def of(cls, path: Path) -> Archive:
         """The content of a file whose lines hold an entry each, and the run that it names where that has ended.
 
-        A run of several labels stands at the first of their entries. An entry whose cell has no result holds the cell.
-
         Raises:
             FileNotFoundError, Damaged, TypeError, LookupError: there is none, or it holds something else.
         """
@@ -123,6 +120,7 @@ class Archive(NamedTuple):
                 run = Run.of(line, where)
                 runs[run.record["run_id"]] = run
                 entry = {**entry, "run_id": run.record["run_id"]}
+            # A run of several labels stands at the first of their entries, its cell in its record.
             if entry["run_id"] in runs:
                 entry = {**entry, "cell": runs[entry["run_id"]].record["cell"]}
             if not manifests.is_entry(entry):
@@ -138,7 +136,7 @@ class Archive(NamedTuple):
             place = {key: value for key, value in entry.items() if key not in ("cell", "run_id")}
             if (run := rest.pop(run_id, None)) is not None:
                 lines.append(run.line(entry=place))
-            elif run_id in self.runs:
+            elif run_id in self.runs:  # which an entry before this one holds
                 lines.append(files.sealed({"entry": {**place, "run_id": run_id}}))
             else:
                 lines.append(files.sealed({"entry": entry}))
@@ -162,7 +160,7 @@ class Store:
 
     @cached_property
     def is_read_only(self) -> bool:
-        """True if this is a folder of published suites: they are in `NAME/`, not in `suites/NAME/`, and only read."""
+        """True if this is a folder of published suites, which are in `NAME/` and not in `suites/NAME/`."""
         is_plain = (self.root / "runs").is_dir() or (self.root / "suites").is_dir()
         return not is_plain and any(self.root.glob(f"*/{archives.RUNS}"))
 
@@ -179,6 +177,7 @@ class Store:
         except Damaged:
             return "damaged"
         folder = self.folder(run_id)
+        # The failure first: the process that noted it may hold its lease for a moment longer.
         if (folder / "error.json").exists():
             return "failed"
         if (folder / leases.LEASE).exists() and not ((holder := self.holder(run_id)) and holder.is_gone):
@@ -187,7 +186,7 @@ class Store:
 
     def is_settled(self, run_id: str) -> bool:
         """True if a cell has ended: it has a result, sound or damaged, or a failure. Reads no file but archives."""
-        folder = str(self.folder(run_id))
+        folder = str(self.folder(run_id))  # texts: a suite of thousands of cells asks this again and again
         is_there = any(os.path.exists(f"{folder}/{name}") for name in (RUN, "error.json", "record.json"))
         return is_there or self._archived(run_id) is not None
 
@@ -209,34 +208,27 @@ class Store:
             raise FileNotFoundError(path) from None
         except OSError as error:
             raise Damaged(f"{path}: {error.strerror}") from error
+        # A copy from elsewhere may replace the file while this process reads on.
         version = status.st_mtime_ns, status.st_size, status.st_ino
         if (kept := self._kept.get(run_id)) and kept[0] == version:
             return kept[1]
         run = Run.of(files.unsealed(files.content(path), path), path)
         if run.record["run_id"] != run_id:
             raise Damaged(f"{path}: it is that of {run.record['run_id']}")
-        while len(self._kept) >= KEPT:
+        while len(self._kept) >= KEPT:  # threads share a store, so the key may be gone already
             self._kept.pop(next(iter(self._kept)), None)
         self._kept[run_id] = version, run
         return run
 
     def record(self, run_id: str) -> dict[str, Any]:
-        """A finished cell's record.
-
-        Raises:
-            FileNotFoundError, Damaged: as `run`.
-        """
+        """A finished cell's record; raises as `run`."""
         return self.run(run_id).record
 
     def ledger(self, run_id: str) -> Ledger:
-        """The ledger that a finished cell left.
-
-        Raises:
-            FileNotFoundError, Damaged: as `run`, or there is no ledger in it.
-        """
-        ledger = self.run(run_id).ledger
+        """The ledger that a finished cell left; raises as `run`, and `Damaged` where it is none."""
+        content = json.dumps(self.run(run_id).ledger)
         try:
-            return Ledger.from_json(json.dumps(ledger))
+            return Ledger.from_json(content)
         except ConfigError as error:
             raise Damaged(f"{self.place(run_id)}: {error}") from error
 
@@ -251,7 +243,7 @@ class Store:
         entries = []
         try:
             for line in files.content(self.folder(run_id, "curve.jsonl")).splitlines():
-                entry = files.parse(line, "")
+                entry = files.parse(line, "")  # the last line is cut off where a process died in it
                 if not isinstance(entry, dict) or not isinstance(entry.get("draw"), int):
                     break
                 entries.append(entry)
@@ -260,7 +252,7 @@ class Store:
         return entries
 
     def place(self, run_id: str) -> str:
-        """Where a run is stored, as messages name it."""
+        """The place of a run's content, as messages name it."""
         path = self.folder(run_id, RUN)
         if self._archived_suites and not path.exists():
             for suite, archive in self._archives.items():
@@ -269,25 +261,22 @@ class Store:
         return str(path)
 
     def archive(self, suite: str) -> Archive:
-        """The entries and finished runs of a suite that lie in one file; it is read once.
-
-        Raises:
-            ConfigError: the file is damaged.
-        """
+        """The entries and finished runs of a suite that lie in one file; `ConfigError` where that is damaged."""
         if suite not in self._archives:
             path = self.suite_folder(suite) / archives.RUNS
             try:
                 self._archives[suite] = Archive.of(path)
             except FileNotFoundError:
                 self._archives[suite] = Archive([], {})
-            except (Damaged, TypeError, LookupError) as error:
+            except (Damaged, TypeError, LookupError) as error:  # kept: unpacking it again takes seconds
                 self._archives[suite] = ConfigError("suite", suite, f"{error}; copy {path} again, or move it away")
         if isinstance(archive := self._archives[suite], ConfigError):
             raise archive
         return archive
 
     def _archived(self, run_id: str) -> Run | None:
-        """A run of an archive; of several that have it, the one with most of it. Reads on until one has it."""
+        """A run of an archive; of several that have it, the one with most of it."""
+        # Archives are large: a further one is read only while those that were read do not have the run.
         for further in (None, *(suite for suite in self._archived_suites if suite not in self._archives)):
             with suppress(ConfigError):  # of a suite that may be another one: who reads that one is told
                 if further is not None:
@@ -298,12 +287,12 @@ class Store:
         return None
 
     @cached_property
-    def _archived_suites(self) -> list[str]:
+    def _archived_suites(self) -> list[str]:  # looked for once: `is_settled` asks for every cell
         return sorted(path.parent.name for path in self.suite_folder("*").parent.glob(f"*/{archives.RUNS}"))
 
     def error(self, run_id: str) -> dict[str, Any]:
         """Why a cell failed: keys "kind" (see `Failure`), "reason", "traceback"; or what is wrong with that file."""
-        content = {"kind": "failed", "reason": "unknown", "traceback": ""}
+        content = {"kind": "failed", "reason": "unknown", "traceback": ""}  # an older file may lack a key
         try:
             content |= files.read(self.folder(run_id, "error.json"))
         except (Damaged, FileNotFoundError) as error:
@@ -311,11 +300,11 @@ class Store:
         return {key: str(content[key]) for key in ("kind", "reason", "traceback")}
 
     def begin(self, run_id: str, cell: Mapping[str, Any]) -> None:
-        """Make the run directory and note what runs in it; called under the cell's lease, as all that changes a run."""
+        """Make the run directory and note its cell; called under the cell's lease, as all that changes a run."""
         files.write(self.folder(run_id, "cell.json"), cell)
 
     def finish(self, run_id: str, record: Mapping[str, Any], ledger: str) -> None:
-        """Write the run: its record, its ledger and the curve that it has left; what it needed before has served.
+        """Write the run: its record, its ledger and the curve that it has left. The `UNFINISHED` files go.
 
         Raises:
             Held: the run is there already, copied from elsewhere or damaged; it is never overwritten.
@@ -331,13 +320,12 @@ class Store:
 
     def fail(self, run_id: str, reason: str, traceback: str = "", kind: Failure = "failed") -> None:
         """Note that a cell ended without a result."""
-        content = {"kind": kind, "reason": reason, "traceback": traceback}
-        files.write(self.folder(run_id, "error.json"), content)
+        files.write(self.folder(run_id, "error.json"), {"kind": kind, "reason": reason, "traceback": traceback})
         self.note_tries(run_id, 0)
 
     def forget_failure(self, run_id: str) -> None:
         """Let a failed cell run again."""
-        self.note_tries(run_id, 0)
+        self.note_tries(run_id, 0)  # first, or a process that looks between the two would give up at once
         self.folder(run_id, "error.json").unlink(missing_ok=True)
 
     def tries(self, run_id: str) -> Tries:
@@ -349,7 +337,7 @@ class Store:
             return Tries()
 
     def note_tries(self, run_id: str, count: int, kind: Failure = "died", reason: str = "its worker died") -> None:
-        """Note the number of attempts at a cell, and the end of the last one, or the end that it has if nobody says."""
+        """Note the number of attempts at a cell and the end of the last one, by default that of a sudden death."""
         path = self.folder(run_id, "tries.json")
         if count:
             files.write(path, {"count": count, "kind": kind, "reason": reason})
@@ -366,7 +354,7 @@ class Store:
         files.write(self.folder(run_id, "curve.jsonl"), "".join(files.dumps(entry) + "\n" for entry in entries))
 
     def checkpoint(self, run_id: str) -> Path:
-        """Where a run keeps its checkpoint."""
+        """The file of a run's checkpoint."""
         return self.folder(run_id, "checkpoint.pt")
 
     def save_checkpoint(self, run_id: str, content: bytes) -> None:
@@ -374,12 +362,7 @@ class Store:
         files.write_checked(self.checkpoint(run_id), content)
 
     def load_checkpoint(self, run_id: str) -> bytes:
-        """The content of a run's checkpoint.
-
-        Raises:
-            FileNotFoundError: there is none.
-            Damaged: the file is not as it was written.
-        """
+        """The content of a run's checkpoint; raises `FileNotFoundError` without one, `Damaged` where it was changed."""
         return files.read_checked(self.checkpoint(run_id))
 
     def lease(self, run_id: str) -> leases.Lease:
@@ -390,28 +373,24 @@ class Store:
         """The process that runs a cell, if any, and the part of the cell that is done."""
         holder, curve = leases.read(self.folder(run_id, leases.LEASE)), self.curve(run_id)
         try:
-            epochs = files.read(self.folder(run_id, "cell.json"))["epochs"] if holder and curve else 0.0
-            return replace(holder, fraction=min(1.0, curve[-1]["epoch"] / epochs)) if holder and epochs else holder
+            if holder is None or not curve:
+                return holder
+            epochs = files.read(self.folder(run_id, "cell.json"))["epochs"]
+            # Draws are a whole number, so the last one may lie beyond the epochs that were asked for.
+            return replace(holder, fraction=min(1.0, curve[-1]["epoch"] / epochs))
         except (FileNotFoundError, Damaged, *UNREADABLE):
             return holder
 
     def suite_folder(self, suite: str) -> Path:
-        """Where a suite's parts and tables are."""
+        """The folder of a suite's parts and tables."""
         return self.root / suite if self.is_read_only else self.root / "suites" / suite
 
     def extend_suite(self, suite: str, manifest: Mapping[str, Any]) -> int:
-        """Add the cells of `manifest` to those that a suite has, and replace all else that is noted of it.
-
-        Returns:
-            How many cells it did not have.
-
-        Raises:
-            ConfigError: what is there cannot be read.
-        """
+        """Add cells to a suite and replace what else is noted of it; see `manifests.extend`."""
         return manifests.extend(self.suite_folder(suite), manifest, self.archive(suite).entries)
 
     def manifest(self, suite: str) -> dict[str, Any]:
-        """The cells of a suite, of all its runs here, whatever their overrides, with what else is noted of it.
+        """The cells of all runs of a suite, whatever their overrides, with what else is noted of it.
 
         Raises:
             ConfigError: the suite was never run here, or a file is damaged.
@@ -423,11 +402,7 @@ class Store:
         return {**manifests.about(folder), "cells": list(cells.values())}
 
     def suites(self) -> list[str]:
-        """The suites that were run or are published here.
-
-        Raises:
-            ConfigError: an older version has written one.
-        """
+        """The suites that were run or are published here; `ConfigError` where an older version has written one."""
         folders = sorted(self.suite_folder("*").parent.glob("*"))
         if any((folder / "manifest.json").exists() for folder in folders) or any(self.root.glob("*/cells.parquet")):
             raise manifests.older(self.root)
@@ -439,18 +414,15 @@ class Store:
         self.write(self.suite_folder(suite) / "cancel", secrets.token_hex(8))
 
     def cancelled(self, suite: str) -> str:
-        """A token that changes when someone asks to stop: no clock is compared, nothing has to be removed."""
+        """A token that changes when someone asks to stop."""
+        # Not a time, as the clocks of machines differ, and not a mere file, which someone would have to remove.
         try:
             return files.content(self.suite_folder(suite) / "cancel", 1000).decode(errors="replace")
         except (FileNotFoundError, Damaged):
             return ""
 
     def check_writable(self) -> None:
-        """Find out before any work whether results can be written.
-
-        Raises:
-            ConfigError: they cannot, an older version has written the folder, or it is one of published suites.
-        """
+        """Raise `ConfigError` before any work where results cannot be written, or the layout is an older one."""
         if self.is_read_only:
             raise ConfigError("results", str(self.root), "published results are only read; give another folder")
         self.suites()
@@ -460,11 +432,7 @@ class Store:
         files.check_writable(folder, "results")
 
     def write(self, path: Path, content: Mapping[str, Any] | str | bytes) -> None:
-        """Write a table, a page or a figure, or a mapping as JSON, in one step.
-
-        Raises:
-            ConfigError: it would lie in a folder of published suites.
-        """
+        """Write a table, a page, a figure or a mapping in one step; `ConfigError` in a folder of published suites."""
         if self.is_read_only and path.resolve().is_relative_to(self.root.resolve()):
             self.check_writable()
         files.write(path, content)
@@ -474,17 +442,13 @@ class Store:
         return [path for kind in MEASUREMENTS for path in sorted((self.root / kind).glob("*/record.json"))]
 
     def add(self, kind: Literal["bench", "audit"], record: Mapping[str, Any]) -> Path:
-        """Write what `dpopt bench` or `dpopt audit` measured.
-
-        Returns:
-            The record's folder, named by the first 16 hex digits of the SHA-256 over its JSON.
-        """
+        """Write a measurement; gives its folder, which is named by the `address` of its record."""
         folder = self.root / kind / address(record)
         self.write(folder / "record.json", record)
         return folder
 
     def foreign(self) -> list[str]:
-        """What lies among the run directories and is not a run's, one line each."""
+        """A line for each thing among the run directories that is none."""
         groups = sorted((self.root / "runs").glob("*"))
         entries = [entry for group in groups for entry in (sorted(group.iterdir()) if group.is_dir() else [group])]
         return [f"{entry}: not a run directory" for entry in entries if not _is_run(entry)]
@@ -507,7 +471,7 @@ def score_or_worst(score: float, status: str) -> float:
 
 
 def address(record: Mapping[str, Any]) -> str:
-    """The name of a measurement's folder: see `Store.add`."""
+    """The first 16 hex digits of the SHA-256 over a record's JSON: the name of a measurement's folder."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -4,6 +4,7 @@ import math
 import multiprocessing
 import os
 import pickle
+import signal
 import time
 from functools import partial
 from pathlib import Path
@@ -357,9 +358,8 @@ class Sleeper:
 def test_what_takes_too_long_is_ended_and_is_a_result():
     remote = Remote(Sleeper())
     assert remote.ask("wake") == ("awake", "")
-    started = time.monotonic()
     assert remote.ask("sleep", 0.5) == (None, "it takes more than 0.5 seconds")
-    assert time.monotonic() - started < 20
+    assert remote.process.exitcode == -signal.SIGKILL  # and has not slept to its end
     assert remote.ask("wake")[0] is None
     assert not multiprocessing.active_children()
 

@@ -41,10 +41,10 @@ __all__ = ["Finding", "Verified", "verify"]
 
 @dataclass
 class Verified:
-    """What became of a verification.
+    """The outcome of a verification.
 
     Attributes:
-        checked: how many of each kind of thing were looked at.
+        checked: kind of thing -> number of those that were looked at.
         findings: the claims that do not hold.
         remarks: what is no mismatch and yet limits what was verified, or what it is worth: a line each.
     """
@@ -54,7 +54,6 @@ class Verified:
     remarks: list[str] = field(default_factory=list)
 
     def note(self, kind: str, findings: Iterable[Finding]) -> None:
-        """Count one thing that was looked at, with what is wrong with it."""
         self.checked[kind] += 1
         self.findings += findings
 
@@ -90,23 +89,23 @@ def verify(
 def _verify(
     store: Store, suites: list[str], is_whole: bool, track: Track, plots: Path | None, verified: Verified
 ) -> None:
-    """Verify suites of a store, their runs and, where it `is_whole`, what else lies in it."""
     planned, elsewhere, tally, is_readable = set[str](), set[str](), Counter[str](), True
     for name in track(suites, "suites"):
-        known = Store(store.root)  # which is forgotten with all that it has read
+        # Of its own for each suite: archives are large, and a store keeps all that it has read.
+        single = Store(store.root)
         try:
-            entries, archived = known.manifest(name)["cells"], known.archive(name).runs
+            entries, archived = single.manifest(name)["cells"], single.archive(name).runs
         except ConfigError as error:
             verified.note("suites", [Finding(name, "cells", "readable", error)])
             is_readable = False
             continue
         planned |= {entry["run_id"] for entry in entries}
         elsewhere |= archived.keys()
-        verified.note("suites", _entries(known, name, entries))
+        verified.note("suites", _entries(single, name, entries))
         for run_id, run in archived.items():
             _run(f"{name}, {run_id}", lambda run=run: run, tally, verified)
         if store.is_read_only:
-            differences = publishing.differences(Results(known, name), plots)
+            differences = publishing.differences(Results(single, name), plots)
             verified.findings += [Finding(str(path), "file", "as its runs give it", why) for path, why in differences]
     directories = store.run_ids()
     for run_id in track(directories if is_whole else sorted(planned - (elsewhere - {*directories})), "runs"):
@@ -118,7 +117,7 @@ def _verify(
     ]
     if not is_whole:
         return
-    # A part that is gone lowers what its searches are charged. All runs of a suite that cannot be read would be named.
+    # A part that is gone lowers what its searches are charged. Of a suite that cannot be read all runs would be named.
     gone = sorted({*directories} - planned) if is_readable else []
     verified.findings += [
         Finding(run_id, "suite that it is a run of", "one in suites/", "none holds it") for run_id in gone
@@ -153,31 +152,21 @@ def _run(where: str, load: Callable[[], Run], tally: Counter[str], verified: Ver
 
 
 def _entries(store: Store, suite: str, entries: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Cells have their ids as names, and the runs of a row numbers from 0 on, as those of a widened search have.
-
-    A gap is a cell that is gone. A search in two parts keeps a number for its last run, which is planned when the first
-    ones are done.
-    """
+    """Cells have their ids as names, and the runs of a row numbers from 0 on, as those of a widened search have."""
     numbers: dict[tuple[Any, ...], set[int]] = {}
+    # A search in two parts keeps a number for its last run, which is planned when the first ones are done.
     waiting = {entry["label"] for entry in entries if "stage" in entry and store.state(entry["run_id"]) not in RESULTS}
     for entry in entries:
         cell = entry["cell"]
         if (anew := identity(cell)) != entry["run_id"]:
             yield Finding(f"suite {suite}", "run id of a planned cell", entry["run_id"], anew)
         step, first = divmod(cell.get("search", 0), WIDENED)
-        target, average = str(entry.get("target", cell["epsilon"])), cell.get("average", 0.0)
-        row = (
-            entry["label"],
-            target,
-            cell["seed"],
-            json.dumps(cell["workload"], sort_keys=True),
-            cell["accountant"],
-            average,
-        )
+        target, data = str(entry.get("target", cell["epsilon"])), json.dumps(cell["workload"], sort_keys=True)
+        row = (entry["label"], target, cell["seed"], data, cell["accountant"], cell.get("average", 0.0))
         numbers.setdefault((*row, first if step else None), set()).add(step - 1 if step else first)
     for (label, target, seed, *_), present in numbers.items():
         missing = sorted(set(range(max(present))) - present)
-        if missing and label not in waiting:
+        if missing and label not in waiting:  # a cell that is gone lowers what its search is charged
             where = f"suite {suite}, {label}, epsilon {target}, seed {seed}"
             yield Finding(where, "numbers of its runs", f"0 to {max(present)}", f"none has {missing[0]}")
 

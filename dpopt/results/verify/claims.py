@@ -17,30 +17,32 @@ from dpopt.store.identity import identity
 from dpopt.store.runs import UNREADABLE
 
 SAME = 1e-6
-"""How far, relatively, an epsilon may lie from what the same accountant finds: its versions differ in last places."""
+"""Relative difference allowed between two epsilons of one accountant: its versions differ in last places."""
 LAST_PLACES = 1e-12
 PROVENANCE = {"commit", "dirty", "versions", "python", "device"}
 
 
 class Finding(NamedTuple):
-    """A claim that does not hold: where (run id or file), of what, and what was found in its place."""
+    """A claim that does not hold: where (run id or file), of what, and the value that comes out in its place."""
 
     where: str
     what: str
     claimed: Any
-    found: Any
+    result: Any
 
     def __str__(self) -> str:
         # An error ends with its reason, so more of it is shown.
-        shown = (cut(f"{each}", 400 if isinstance(each, Exception) else 120) for each in (self.claimed, self.found))
+        shown = (cut(f"{each}", 400 if isinstance(each, Exception) else 120) for each in (self.claimed, self.result))
         return f"{self.where}: {self.what}: claimed {next(shown)}, found {next(shown)}"
 
 
 class Claims(NamedTuple):
     """One run, as its record states it.
 
-    `where` is its name in findings. `numbers` is the record; the rest of it is held to its "cell" and to the ledger,
-    and older ones lack keys that follow from these. `curve` is None where it was not published.
+    Attributes:
+        where: its name in findings.
+        numbers: the record; its other keys are held to its "cell" and to the ledger, and older ones lack some.
+        curve: None where it was not published.
     """
 
     where: str
@@ -50,7 +52,6 @@ class Claims(NamedTuple):
 
     @property
     def cell(self) -> Mapping[str, Any]:
-        """The content of its cell."""
         return self.numbers["cell"]
 
     @property
@@ -72,16 +73,16 @@ class Claims(NamedTuple):
         """Epsilon of the ledger, alone or by a rule for searches, by the accountant of record."""
         return pricing.spent(self.ledger, self.cell["delta"], self.cell["accountant"], rule)
 
-    def expect(self, what: str, claimed: Any, found: Any, relative: float | None = None) -> Iterator[Finding]:
+    def expect(self, what: str, claimed: Any, result: Any, relative: float | None = None) -> Iterator[Finding]:
         """A finding where the two differ, as numbers by more than `relative` of their size. NaN equals itself."""
-        is_near = relative is not None and math.isclose(claimed, found, rel_tol=relative)
-        if not is_near and claimed != found and not (claimed != claimed and found != found):
-            yield Finding(self.where, what, claimed, found)
+        is_near = relative is not None and math.isclose(claimed, result, rel_tol=relative)
+        if not is_near and claimed != result and not (claimed != claimed and result != result):
+            yield Finding(self.where, what, claimed, result)
 
 
 def check(claims: Claims) -> Iterator[Finding]:
     """Every claim that does not hold; what cannot even be looked at is a finding too."""
-    for single in CHECKS:
+    for single in CHECKS:  # one that fails leaves the others to be made: a record may be wrong in several places
         try:
             yield from single(claims)
         except UNREADABLE as error:
@@ -105,10 +106,7 @@ def _stated(claims: Claims) -> Iterator[Finding]:
 
 
 def _draws(claims: Claims) -> Iterator[Finding]:
-    """The ledger has as many draws as the cell's epochs are, all at the rate B/N; N is public and only stated.
-
-    A run that is scaled down takes as many draws, from batches that are smaller by that factor.
-    """
+    """The ledger has as many draws as the cell's epochs are, all at the rate B/N; N is public and only stated."""
     cell, numbers = claims.cell, claims.numbers
     yield from claims.expect("draws", numbers["draws"], len(claims.ledger))
     rates = {draw.rate for draw in claims.ledger.counts()}
@@ -119,22 +117,20 @@ def _draws(claims: Claims) -> Iterator[Finding]:
         planned = max(1, round(cell["epochs"] * examples / batch))  # by the formula, not by the code that planned it
         yield from claims.expect("draws of its epochs", numbers["draws"], planned)
         for rate in rates:
-            found = batch / examples / cell.get("dry_run", 1.0)
-            yield from claims.expect("rate of B and N", rate, found, LAST_PLACES)
+            drawn = batch / examples / cell.get("dry_run", 1.0)  # as many draws as the whole run, of smaller batches
+            yield from claims.expect("rate of B and N", rate, drawn, LAST_PLACES)
 
 
 def _noise(claims: Claims) -> Iterator[Finding]:
-    """Every release of the ledger has the noise of one of the kinds that the plan had, and each kind occurs.
-
-    Which kind is released in which draw follows from the optimizer's code, and is not looked at here.
-    """
+    """Every release of the ledger has the noise of one of the kinds that the plan had, and each kind occurs."""
+    # Which kind is released in which draw follows from the optimizer's code, which need not be installed here.
     released = {noise for draw in claims.ledger.counts() for noise in draw.noises}
     if "noise" in claims.numbers:
         yield from claims.expect("noise of its ledger", set(claims.numbers["noise"].values()), released)
 
 
 def _epsilon(claims: Claims) -> Iterator[Finding]:
-    """What the ledger spends, by the accountant of record and by a second one."""
+    """The epsilon of the ledger, by the accountant of record and by a second one."""
     where, stated = claims.where, float(claims.numbers["epsilon"])
     yield from claims.expect("epsilon", stated, claims.spent(), SAME)
     delta, accountant = claims.cell["delta"], claims.cell["accountant"]
@@ -144,19 +140,18 @@ def _epsilon(claims: Claims) -> Iterator[Finding]:
 
 
 def _search(claims: Claims) -> Iterator[Finding]:
-    """What the whole search spends, by its rule and by a second opinion on it; it must not be above what was asked for.
-
-    The same holds for a run that is charged alone, unless it is scaled down: then it is meant to spend more.
-    """
+    """The epsilon of the whole search, or of a run that is charged alone, which must not be above its target."""
     where, rule, delta, accountant = claims.where, claims.rule, claims.cell["delta"], claims.cell["accountant"]
     total = float(claims.numbers["epsilon" if rule is None else "epsilon_total"])
     if rule is not None:
-        found = claims.spent(rule) if claims.is_trained else claims.target
-        yield from claims.expect("epsilon of the search", total, found, SAME)
+        # A search that comes out with no runs has nothing to compute from, and is charged its target all the same.
+        spent = claims.spent(rule) if claims.is_trained else claims.target
+        yield from claims.expect("epsilon of the search", total, spent, SAME)
         second = opinions.of_search(rule, claims.ledger, delta, accountant)
         is_bound = isinstance(rule, BestOf) or not claims.is_trained
         if opinions.disagrees(total, second, accountant, is_bound, opinions.share_of(rule)):
             yield Finding(where, "epsilon of the search by a second accountant", total, second)
+    # A run that is scaled down has the whole run's noise on smaller batches: it is meant to spend more.
     if claims.cell.get("dry_run", 1.0) == 1 and total > claims.target * (1 + LAST_PLACES):
         yield Finding(where, "epsilon at most its target", claims.target, total)
 
@@ -187,10 +182,8 @@ def _released_score(claims: Claims) -> Iterator[Finding]:
 
 
 def _ends(claims: Claims) -> Iterator[Finding]:
-    """The draws of the curve ascend to the last, whose entry is what the record says of the end.
-
-    An accuracy is a whole number of the test records, divided by how many these are.
-    """
+    """The draws of the curve ascend to the last, whose entry is what the record says of the end."""
+    # An accuracy is a whole number of test records, divided by how many these are.
     right = float(claims.numbers.get("tested", math.nan)) * float(claims.numbers.get("test_accuracy", math.nan))
     if math.isfinite(right):
         yield from claims.expect("test records that are right", right, round(right), 1e-9)
@@ -199,7 +192,7 @@ def _ends(claims: Claims) -> Iterator[Finding]:
     draws = [entry["draw"] for entry in claims.curve]
     yield from claims.expect("last draw of its curve", claims.numbers["draws"], draws[-1] if draws else None)
     yield from claims.expect("order of its curve", draws, sorted(set(draws)))
-    for entry in claims.curve[-1:]:
+    for entry in claims.curve[-1:]:  # its diagnostics are of a few draws, those of the record of the whole run
         for key in entry.keys() & claims.numbers.keys() - {"diagnostics"}:
             yield from claims.expect(f"{key} at the end of its curve", claims.numbers[key], entry[key])
 

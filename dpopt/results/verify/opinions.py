@@ -20,19 +20,19 @@ from dpopt.privacy.selection import After, Composed, Selection, Simulated, repea
 TIGHT = ("pld", "prv")
 """Accountants whose bounds are the truth but for discretisation."""
 ABSOLUTE, RELATIVE = 0.02, 0.002
-"""How far two tight accountants may lie apart. `prv` adds its discretisation error of 0.01 to what it finds, which may
+"""Difference allowed between two tight accountants. `prv` adds its discretisation error of 0.01 to an epsilon that may
 itself be wrong by as much; the rest is for the grid of `pld`, which is felt in runs of over 10^4 draws."""
 
 
 def tight(ledger: Ledger, delta: float, accountant: str) -> float | None:
-    """What a tight accountant that is not `accountant` says; None where it cannot tell, or there is nothing to say."""
+    """Epsilon by a tight accountant that is not `accountant`; None where it gives none, or nothing is spent."""
     return _tight(accountants.events(ledger), delta, "pld" if accountant == "prv" else "prv")
 
 
 def disagrees(
     claimed: float, second: float | None, accountant: str, is_bound: bool = False, share: float = 1.0
 ) -> bool:
-    """Whether a claim lies further from a second opinion than the errors of both explain.
+    """True if a claim lies further from a second opinion than the errors of both explain.
 
     Args:
         claimed: by `accountant`.
@@ -43,32 +43,30 @@ def disagrees(
     """
     if second is None:
         return False
+    # A bound that is not tight may lie far above the truth, but no bound may lie below it.
     slack = ABSOLUTE / share + RELATIVE * second
     return claimed < second - slack or (accountant in TIGHT and not is_bound and claimed > second + slack)
 
 
 def of_search(rule: Selection, ledger: Ledger, delta: float, accountant: str) -> float | None:
-    """The same for a search whose runs leave `ledger`: what its runs spend together.
-
-    The best of a random number of runs has no other accountant than Renyi divergences. It costs at least what a single
-    run does, and that is what is given: a lower bound.
-    """
+    """`tight` for a search whose runs leave `ledger`: what they spend together, or a lower bound on that."""
     match rule:
         case Composed(runs):
             return tight(repeated(ledger, runs), delta, accountant)
         case After(spent):
             return tight(spent + ledger, delta, accountant)
         case _:
+            # The best of a random number of runs has no accountant but Renyi divergences. It costs at least one run.
             single = tight(ledger, delta, accountant)
             return None if single is None else single / share_of(rule)
 
 
 def share_of(rule: Selection) -> float:
-    """What part of its search's epsilon a rule takes a single run to spend; 1 where the runs are what is charged."""
+    """The part of its search's epsilon that a rule takes a single run to spend; 1 where the runs are charged."""
     return rule.share if isinstance(rule, Simulated) else 1.0
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # the seeds of a row leave one ledger, and a tight bound takes seconds
 def _tight(spent: tuple[Event, ...], delta: float, accountant: str) -> float | None:
     ledger = Ledger()
     for rate, noise, count in spent:
