@@ -34,18 +34,18 @@ def images(monkeypatch, root, name, side=32):
 
     The labels go through all classes in turn.
     """
-    found = catalogue.entry(name)
-    generator, shape = np.random.default_rng(0), (side, side) if found.channels == 1 else (side, side, 3)
+    dataset = catalogue.entry(name)
+    generator, shape = np.random.default_rng(0), (side, side) if dataset.channels == 1 else (side, side, 3)
     splits = {}
     for split, count in COUNTS.items():
         pictures = generator.integers(0, 256, (count, *shape), dtype=np.uint8)
-        labels = np.arange(count) % found.classes
-        write(root, found, split, [encoded(picture) for picture in pictures], labels)
+        labels = np.arange(count) % dataset.classes
+        write(root, dataset, split, [encoded(picture) for picture in pictures], labels)
         sums = checksums.of_arrays([pictures]), checksums.of_arrays([labels])
-        splits[split] = SplitEntry(found.part(split).source, count, *sums)
-    made = replace(found, splits=splits, size=side if found.size else None)
-    monkeypatch.setitem(catalogue.entries(), name, made)
-    return made
+        splits[split] = SplitEntry(dataset.part(split).source, count, *sums)
+    small = replace(dataset, splits=splits, size=side if dataset.size else None)
+    monkeypatch.setitem(catalogue.entries(), name, small)
+    return small
 
 
 def table(monkeypatch, root, name):
@@ -56,7 +56,7 @@ def table(monkeypatch, root, name):
     columns = {"age": Column(range=(0, 100)), "job": Column(values=("nurse", "cook"))}
     splits = {split: SplitEntry(split, count) for split, count in COUNTS.items()}
     facts = {"licence": "none", "reference": "these tests", "classes": 2}
-    made = Entry(name=name, kind="table", columns=columns, targets="label", splits=splits, **facts)
+    small = Entry(name=name, kind="table", columns=columns, targets="label", splits=splits, **facts)
     generator = np.random.default_rng(0)
     for split, count in COUNTS.items():
         ages = generator.uniform(-10, 110, count)
@@ -65,28 +65,28 @@ def table(monkeypatch, root, name):
             "job": [[None, "nurse", "cook", "smith"][number] for number in generator.integers(0, 4, count)],
         }
         labels = (ages + generator.normal(0, 20, count) > 50).astype(np.int64)
-        put(root, made, split, rows | {"label": labels})
-        records = open_source(replace(made, folder=root / name), split)
-        splits[split] = SplitEntry(split, count, tables.digest(made, records), checksums.of_arrays([labels]))
-    monkeypatch.setitem(catalogue.entries(), name, made)
-    return made
+        put(root, small, split, rows | {"label": labels})
+        records = open_source(replace(small, folder=root / name), split)
+        splits[split] = SplitEntry(split, count, tables.digest(small, records), checksums.of_arrays([labels]))
+    monkeypatch.setitem(catalogue.entries(), name, small)
+    return small
 
 
 def texts(monkeypatch, root, name):
     """Random words in the layout of the data set of texts or of pairs `name`."""
-    found = catalogue.entry(name)
+    dataset = catalogue.entry(name)
     generator, splits = np.random.default_rng(0), {}
-    for split, count in {split: COUNTS.get(split, 8) for split in found.splits}.items():
+    for split, count in {split: COUNTS.get(split, 8) for split in dataset.splits}.items():
         inputs = [" ".join(generator.choice(WORDS, 6)) for _ in range(count)]
         of_pairs = [" ".join(generator.choice(WORDS, 9)) for _ in range(count)]
-        labels = np.arange(count) % max(found.classes, 2)
-        is_pairs = found.kind == "pairs"
-        write(root, found, split, inputs, of_pairs if is_pairs else labels)
+        labels = np.arange(count) % max(dataset.classes, 2)
+        is_pairs = dataset.kind == "pairs"
+        write(root, dataset, split, inputs, of_pairs if is_pairs else labels)
         of_targets = checksums.of_texts(of_pairs) if is_pairs else checksums.of_arrays([labels])
-        splits[split] = SplitEntry(found.part(split).source, count, checksums.of_texts(inputs), of_targets)
-    made = replace(found, splits=splits)
-    monkeypatch.setitem(catalogue.entries(), name, made)
-    return made
+        splits[split] = SplitEntry(dataset.part(split).source, count, checksums.of_texts(inputs), of_targets)
+    small = replace(dataset, splits=splits)
+    monkeypatch.setitem(catalogue.entries(), name, small)
+    return small
 
 
 def encoded(pixels):
@@ -97,17 +97,17 @@ def encoded(pixels):
     return {"bytes": content.getvalue(), "path": None}
 
 
-def write(root, found, split, inputs, targets):
+def write(root, dataset, split, inputs, targets):
     """One split as a Parquet file with the columns of the entry `found`."""
-    put(root, found, split, {found.inputs: inputs, found.targets: targets})
+    put(root, dataset, split, {dataset.inputs: inputs, dataset.targets: targets})
 
 
-def put(root, found, split, columns):
+def put(root, dataset, split, columns):
     import pyarrow as pa
     from pyarrow.parquet import write_table
 
-    (root / found.name).mkdir(parents=True, exist_ok=True)
-    write_table(pa.table(columns), root / found.name / f"{found.part(split).source}-00000-of-00001.parquet")
+    (root / dataset.name).mkdir(parents=True, exist_ok=True)
+    write_table(pa.table(columns), root / dataset.name / f"{dataset.part(split).source}-00000-of-00001.parquet")
 
 
 def vit_checkpoint(root, architecture, **options):
@@ -141,12 +141,12 @@ def adadp_checkpoint(root):
 
 
 def clipped_sums(workload, x, y, bound):
-    """What each engine makes of the records [n, ...] at the workload's initial weights."""
+    """The clipped sum by each engine of the records [n, ...] at the workload's initial weights."""
     sums = []
     for name in ("bookkeeping", "vmap"):
         torch.manual_seed(0)
-        made = clipping.engine(workload.model(), workload.loss, name, sample=(x[:3], y[:3]))
-        sums.append(made.clipped_sum([(1.0, made.theta)], x, y, torch.ones(len(x)).bool(), clipping.Abadi(bound)))
+        small = clipping.engine(workload.model(), workload.loss, name, sample=(x[:3], y[:3]))
+        sums.append(small.clipped_sum([(1.0, small.theta)], x, y, torch.ones(len(x)).bool(), clipping.Abadi(bound)))
     return sums
 
 

@@ -61,13 +61,14 @@ class ADADPCNN(Workload):
         return data.entry("cifar10").part("train").records
 
     def missing(self) -> list[Missing]:
+        images = data.missing("cifar10")
         if self.convolutions == "pretrained":
-            return data.missing("cifar10") + data.missing(self.pretraining)
+            return images + data.missing(self.pretraining)
         try:
             _official_file()
         except Missing as error:
-            return [*data.missing("cifar10"), error]
-        return data.missing("cifar10")
+            return [*images, error]
+        return images
 
     def outline(self) -> Outline:
         return outlined(self.model, (FEATURES,), data.entry("cifar10").part("test").records)
@@ -109,10 +110,7 @@ def official() -> dict[str, Tensor]:
 
 
 def pretrained(name: str) -> dict[str, Tensor]:
-    """The weights of our own convolutions, trained on the data set `name`; trained now where they are not yet kept.
-
-    On all cores, or on CUDA where there is one: another number of cores, or another device, rounds otherwise.
-    """
+    """The weights of our own convolutions, trained on the data set `name`; trained now where they are not yet kept."""
     key = {"kind": "adadp_convolutions", "recipe": RECIPE, "data": data.fingerprint(name)}
     return {layer: torch.from_numpy(array) for layer, array in cache.arrays(key, partial(_pretrain, name)).items()}
 
@@ -145,6 +143,7 @@ def _frozen(weights: Mapping[str, Tensor]) -> nn.Module:
 
 def _pretrain(name: str) -> dict[str, NDArray[np.float32]]:
     x, y = data.images(name, "train")
+    # Another number of cores, or another device, rounds otherwise: who needs the same weights copies the cache.
     device = features.device()
     with features.threads(features.cores()), torch.random.fork_rng():
         torch.manual_seed(RECIPE["seed"])

@@ -68,8 +68,8 @@ class Workload(Checked):
         marks: entries of a run's curve.
         evaluation_batch: records that are evaluated at once; fewer where one takes much memory.
         multiplicity: augmented views of a record in a draw; its gradient is the mean over them, see `clipping.views`.
-        shares_randomness: whether records share random numbers that `augment` draws. Then a draw is one physical batch
-            of one process: in a part of it, who else is in the draw would decide which numbers a record gets.
+        shares_randomness: True if records share random numbers that `augment` draws; a draw is then one physical batch
+            of one process.
         score: what `metric` measures, in lower case with underscores; names that end in "accuracy" are shares and shown
             as percentages.
         revision: part of every result's identity; raise it when the same fields may give other data or another model.
@@ -84,6 +84,7 @@ class Workload(Checked):
     marks: ClassVar[int] = 40
     evaluation_batch: ClassVar[int] = EVALUATION_BATCH
     multiplicity: ClassVar[int] = 1
+    # In a part of a draw, who else is in the draw would decide which numbers a record gets.
     shares_randomness: ClassVar[bool] = False
     score: ClassVar[str] = "accuracy"
     revision: ClassVar[int] = 1
@@ -161,6 +162,7 @@ class Workload(Checked):
         if not self.validation:  # a copy would take the memory of the whole pool, which may be mapped from a file
             return Splits(pool, Split(pool.x[:0], pool.y[:0]), test)
         order = np.random.default_rng(derive("split", type(self).__name__, seed)).permutation(self.pool)
+        # Sorted, as memory that is mapped from a file is read fastest in its order.
         rows = torch.from_numpy(np.sort(order[self.validation :]))
         held_out = torch.from_numpy(np.sort(order[: self.validation]))
         return Splits(Split(pool.x[rows], pool.y[rows]), Split(pool.x[held_out], pool.y[held_out]), test)

@@ -55,7 +55,13 @@ def arrays(key: Mapping[str, Any], build: Callable[[], Mapping[str, NDArray[Any]
     except (FileNotFoundError, _Damaged):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _lock(folder.with_suffix(".lock")):
-            _ensure(folder, text, build)
+            try:
+                return _mapped(folder)  # another process may have made it while this one waited
+            except FileNotFoundError:
+                _make(folder, text, build)
+            except _Damaged as error:
+                print(f"cache {folder}: {error}; making it again", flush=True)
+                _make(folder, text, build)
             return _mapped(folder)
 
 
@@ -72,12 +78,6 @@ def _checksum(file: Path, *state: int) -> str:
 
 
 def _mapped(folder: Path) -> Arrays:
-    """The arrays in `folder`, each compared with its checksum.
-
-    Raises:
-        FileNotFoundError: there is no such folder.
-        _Damaged: it does not hold what was made.
-    """
     if not folder.exists():
         raise FileNotFoundError(folder)
     try:
@@ -89,22 +89,8 @@ def _mapped(folder: Path) -> Arrays:
         raise _Damaged(error) from error
 
 
-def _ensure(folder: Path, key: str, build: Callable[[], Mapping[str, NDArray[Any]]]) -> None:
-    """Make the arrays unless another process has done so meanwhile; the lock is held."""
-    try:
-        _mapped(folder)
-    except FileNotFoundError:
-        _make(folder, key, build)
-    except _Damaged as error:
-        print(f"cache {folder}: {error}; making it again", flush=True)
-        _make(folder, key, build)
-
-
 def _make(folder: Path, key: str, build: Callable[[], Mapping[str, NDArray[Any]]]) -> None:
-    """Fill a folder beside `folder` and rename it, so that `folder` is whole or not there; the lock is held.
-
-    What is there already is taken away last: other processes may use its files, and `build` may fail.
-    """
+    # The folder is filled beside its place and then renamed, so that it is whole or not there.
     for abandoned in folder.parent.glob(f"{folder.name}.*/"):  # by a process that was killed
         shutil.rmtree(abandoned, ignore_errors=True)
     partial = Path(mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
@@ -115,7 +101,7 @@ def _make(folder: Path, key: str, build: Callable[[], Mapping[str, NDArray[Any]]
         sums = {file.name: checksum(file) for file in partial.glob("*.npy")}
         (partial / CHECKSUMS).write_text(json.dumps(sums, sort_keys=True))
         (partial / "key.json").write_text(key)
-        if folder.exists():
+        if folder.exists():  # taken away last: other processes may use its files, and `build` may fail
             os.replace(folder, damaged)
         os.replace(partial, folder)
     finally:
@@ -125,8 +111,7 @@ def _make(folder: Path, key: str, build: Callable[[], Mapping[str, NDArray[Any]]
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold `path` against other processes; the system frees it where a process dies."""
-    with path.open("w") as file:
+    with path.open("w") as file:  # the system frees the lock where a process dies
         with suppress(ImportError):  # on Windows two processes may make the same files, of which one's stay
             import fcntl
 

@@ -68,15 +68,13 @@ def computed(
 
     batches, workers = x.split(batch), 1 if place.type == "cuda" else cores()
     pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
+    # TensorFloat-32 would round the kept features to ten bits, and to others than a card without it.
     with threads(1), torch.backends.cudnn.flags(enabled=True, allow_tf32=False), pool:
         return _joined(watched(pool.map(features, batches), len(batches), "features"), len(x))
 
 
 def _joined(parts: Iterable[NDArray[np.float32]], rows: int) -> NDArray[np.float32]:
-    """The `parts` one below the other, `rows` rows in all.
-
-    Each part is let go once it is copied: it may be a view, as a vision transformer's first token is one of all tokens.
-    """
+    # Each part is let go once it is copied: it may be a view, as the first of a vision transformer's tokens is.
     whole, done = np.empty((0, 0), np.float32), 0
     for part in parts:
         whole = whole if done else np.empty((rows, *part.shape[1:]), np.float32)

@@ -113,7 +113,11 @@ class E2E(Workload):
 
     def load(self) -> tuple[Split, Split]:
         test = self.tokens("test")
-        rows = torch.tensor(list(_first_rows("test").values()))
+        # One record for each meaning, or those with most references would count most.
+        first: dict[str, int] = {}
+        for row, source in enumerate(read("test").sources):
+            first.setdefault(source, row)
+        rows = torch.tensor(list(first.values()))
         return self.tokens("train"), Split(test.x[rows], test.y[rows])
 
     def model(self) -> nn.Module:
@@ -134,21 +138,21 @@ class E2E(Workload):
 
     def report(self, predict: Predict, split: Split) -> dict[str, Any]:
         """Mean loss over all references of the test split, the five generation metrics, and the first sentences."""
-        return {"nll": self._all_references(predict)} | (self._generated(predict) if self.generations else {})
-
-    def _all_references(self, predict: Predict) -> float:
         x, y = self.tokens("test")
         losses = [self.loss(predict(a), b) for a, b in zip(x.split(BATCH), y.split(BATCH), strict=True)]
-        return float(torch.cat(losses).double().mean())
-
-    def _generated(self, predict: Predict) -> dict[str, Any]:
-        meanings = list(_first_rows("test"))[: self.generations]
+        nll = {"nll": float(torch.cat(losses).double().mean())}
+        if not self.generations:
+            return nll
+        references: dict[str, list[str]] = {}
+        for source, reference in zip(*read("test"), strict=True):
+            references.setdefault(source, []).append(reference)
+        meanings = list(references)[: self.generations]
         tokenizer, end = self.tokenizer()
         prompts = [[*self._prompt(text.ids), end] for text in tokenizer.encode_batch(meanings)]
         written = tokenizer.decode_batch(generate(predict, prompts, end, self.length, self.beams))
         texts = [text.strip() for text in written]
-        references = references_by_meaning("test")
-        return {**generation_metrics.scores(texts, [references[m] for m in meanings]), "samples": texts[:SAMPLES]}
+        scores = generation_metrics.scores(texts, [references[meaning] for meaning in meanings])
+        return {**nll, **scores, "samples": texts[:SAMPLES]}
 
     def tokens(self, split: str) -> Split:
         """Sequences, int32 [n, length], and targets, int64 [n, length], of one split; memory-mapped."""
@@ -173,8 +177,7 @@ class E2E(Workload):
         return {"data": data.fingerprint(DATA), "tokenizer": gpt2 or ["pairs of validation", self.vocabulary]}
 
     def _prompt(self, meaning: Sequence[int]) -> Sequence[int]:
-        """A meaning representation's tokens, cut so that an end token and one of the sentence have room."""
-        return meaning[: self.length - 2]
+        return meaning[: self.length - 2]  # an end token and one of the sentence have room
 
     def _sequences(self, texts: ReferenceTexts) -> dict[str, NDArray[Any]]:
         tokenizer, end = self.tokenizer()
@@ -205,22 +208,6 @@ def log_likelihood(logits: Tensor, targets: Tensor) -> Tensor:
 def read(split: str) -> ReferenceTexts:
     """The texts of one split of the E2E data."""
     return ReferenceTexts(*data.texts(DATA, split).texts)
-
-
-def references_by_meaning(split: str) -> dict[str, list[str]]:
-    """The references of people for each distinct meaning representation, in the order of the data."""
-    references: dict[str, list[str]] = {}
-    for source, reference in zip(*read(split), strict=True):
-        references.setdefault(source, []).append(reference)
-    return references
-
-
-def _first_rows(split: str) -> dict[str, int]:
-    """The first row of each distinct meaning representation."""
-    rows: dict[str, int] = {}
-    for row, source in enumerate(read(split).sources):
-        rows.setdefault(source, row)
-    return rows
 
 
 def byte_pairs(texts: ReferenceTexts, size: int) -> NDArray[np.uint8]:
@@ -266,42 +253,24 @@ def _search(predict: Predict, prompts: Sequence[Sequence[int]], end: int, length
         row[:, : len(prompt)] = torch.tensor(prompt, dtype=torch.int32)
     totals = torch.full((len(prompts), beams), -torch.inf)
     totals[:, 0] = 0  # the beams of a prompt begin alike, so only one counts
-    is_open = totals == 0
+    is_open, every = totals == 0, torch.arange(len(prompts)).unsqueeze(1)
     for step in range(length - int(starts.min())):
         is_open &= (starts + step < length).unsqueeze(1)
         if not is_open.any():
             break
-        ids, totals, is_open = _step(predict, ids, totals, is_open, starts + step, end)
+        at = starts + step
+        rows, columns = is_open.nonzero(as_tuple=True)
+        logits = predict(ids[rows, columns, : int(at[rows].max())])
+        following = logits[torch.arange(len(rows)), at[rows] - 1].log_softmax(-1)
+        candidates = torch.full((*totals.shape, following.shape[-1]), -torch.inf)
+        candidates[:, :, end] = totals  # a closed beam stays as it is
+        candidates[rows, columns] = totals[rows, columns].unsqueeze(1) + following
+        totals, chosen = candidates.flatten(1).topk(beams)
+        parents, tokens = chosen // following.shape[-1], chosen % following.shape[-1]
+        ids, was_open = ids[every, parents], is_open[every, parents]
+        is_open = was_open & (tokens != end) & totals.isfinite()
+        row, column = is_open.nonzero(as_tuple=True)
+        ids[row, column, at[row]] = tokens[is_open].int()
     best = ids[torch.arange(len(prompts)), totals.argmax(1)].tolist()
-    return [_before(row[start:], end) for row, start in zip(best, starts.tolist(), strict=True)]
-
-
-def _step(
-    predict: Predict, ids: Tensor, totals: Tensor, is_open: Tensor, at: Tensor, end: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Put one token at the position `at` [n] of each open beam, and keep the likeliest beams of each prompt.
-
-    Args:
-        ids: [n, beams, length].
-        totals: log-probability of each beam, [n, beams].
-        is_open: beams that have no end token yet, [n, beams].
-    """
-    prompts, beams, _ = ids.shape
-    rows, columns = is_open.nonzero(as_tuple=True)
-    logits = predict(ids[rows, columns, : int(at[rows].max())])
-    following = logits[torch.arange(len(rows)), at[rows] - 1].log_softmax(-1)
-    candidates = torch.full((prompts, beams, following.shape[-1]), -torch.inf)
-    candidates[:, :, end] = totals  # a closed beam stays as it is
-    candidates[rows, columns] = totals[rows, columns].unsqueeze(1) + following
-    totals, chosen = candidates.flatten(1).topk(beams)
-    parents, tokens = chosen // following.shape[-1], chosen % following.shape[-1]
-    every = torch.arange(prompts).unsqueeze(1)
-    ids, was_open = ids[every, parents], is_open[every, parents]
-    moved = was_open & (tokens != end) & totals.isfinite()
-    row, column = moved.nonzero(as_tuple=True)
-    ids[row, column, at[row]] = tokens[moved].int()
-    return ids, totals, moved
-
-
-def _before(row: list[int], end: int) -> list[int]:
-    return row[: row.index(end)] if end in row else row
+    texts = [row[start:] for row, start in zip(best, starts.tolist(), strict=True)]
+    return [text[: text.index(end)] if end in text else text for text in texts]

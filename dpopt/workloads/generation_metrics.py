@@ -15,6 +15,8 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -76,36 +78,23 @@ def nist(outputs: Sequence[Tokens], references: Sequence[Sequence[Tokens]], orde
         for text in texts:
             counts[0][()] += len(text)
             for n in range(1, order + 1):
-                counts[n].update(ngrams(text, n))
+                counts[n].update(_ngrams(text, n))
     total = 0.0
     for n in range(1, order + 1):
+        # An n-gram counts at most as often as in the reference that has it most often: repeating it gains nothing.
         gained = sum(
             hits * math.log2(counts[n - 1][ngram[:-1]] / counts[n][ngram])
             for text, texts in zip(outputs, references, strict=True)
-            for ngram, hits in _shared(text, texts, n).items()
+            for ngram, hits in (_ngrams(text, n) & reduce(or_, (_ngrams(each, n) for each in texts))).items()
         )
         total += gained / max(1, sum(max(0, len(text) - n + 1) for text in outputs))
-    return total * _brevity(sum(map(len, outputs)) / sum(sum(map(len, texts)) / len(texts) for texts in references))
+    ratio = sum(map(len, outputs)) / sum(sum(map(len, texts)) / len(texts) for texts in references)
+    # The brevity penalty is 1/2 where the texts have two thirds of their references' mean length.
+    return total * math.exp(math.log(0.5) * (math.log(min(1.0, ratio)) / math.log(1.5)) ** 2) if ratio > 0 else 0.0
 
 
-def ngrams(text: Tokens, n: int) -> Iterator[tuple[str, ...]]:
-    """The runs of n tokens of a text."""
-    return zip(*(text[i:] for i in range(n)), strict=False)
-
-
-def _shared(text: Tokens, references: Sequence[Tokens], n: int) -> Counter[tuple[str, ...]]:
-    """The n-grams of a text, each at most as often as in the reference that has it most often."""
-    allowed = Counter[tuple[str, ...]]()
-    for reference in references:
-        allowed |= Counter(ngrams(reference, n))
-    return Counter(ngrams(text, n)) & allowed
-
-
-def _brevity(ratio: float) -> float:
-    """1/2 where the texts have two thirds of their references' mean length, 1 where they are as long."""
-    if ratio <= 0:
-        return 0.0
-    return math.exp(math.log(0.5) * (math.log(min(1.0, ratio)) / math.log(1.5)) ** 2)
+def _ngrams(text: Tokens, n: int) -> Counter[tuple[str, ...]]:
+    return Counter(zip(*(text[i:] for i in range(n)), strict=False))
 
 
 def coco(outputs: Sequence[str], references: References) -> dict[str, float]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
 from typing import ClassVar
 
 import numpy as np
@@ -59,7 +58,12 @@ class GaussianMixture(Workload):
     score: ClassVar[str] = "log_likelihood"
 
     def load(self) -> tuple[Split, Split]:
-        return _load()
+        # Always the same points, whatever the seed: the data are what the paper drew once.
+        generator = np.random.default_rng(0)
+        component = generator.integers(len(CENTRES), size=RECORDS + TEST)
+        points = np.array(CENTRES)[component] + generator.standard_normal((RECORDS + TEST, 2))
+        x, y = torch.from_numpy(points).float(), torch.from_numpy(component)
+        return Split(x[:RECORDS], y[:RECORDS]), Split(x[RECORDS:], y[RECORDS:])
 
     def augment(self, x: Tensor) -> Tensor:
         noise = torch.randn(self.samples * _latent(len(CENTRES)), device=x.device, dtype=x.dtype)
@@ -100,7 +104,9 @@ class MixturePosterior(nn.Module):
         self.components, self.records = components, records
         self.loc = nn.Parameter(torch.zeros(1, size))
         self.log_scale = nn.Parameter(torch.full((1, size), START))
+        # Means that start alike would stay alike: their gradients are the same.
         nn.init.normal_(self._parts(self.loc.data)[1])
+        # Fixed samples: two evaluations of one posterior are then the same number.
         draws = torch.randn(EVALUATION_SAMPLES * size, generator=torch.Generator().manual_seed(0))
         self.register_buffer("draws", draws, persistent=False)
 
@@ -141,7 +147,7 @@ class MixturePosterior(nn.Module):
         return sticks, means.unflatten(-1, (k, 2)), log_variance
 
     def _rest(self, like: Tensor) -> Tensor:
-        """Numbers of components that are left once the k-th has its share: K - 1, ..., 1."""
+        # Components that are left once the k-th has its share: K - 1, ..., 1.
         return torch.arange(self.components - 1, 0, -1, device=like.device, dtype=like.dtype)
 
     def _log_weights(self, sticks: Tensor) -> Tensor:
@@ -154,12 +160,3 @@ class MixturePosterior(nn.Module):
 def _latent(components: int) -> int:
     """Coordinates of theta: K - 1 sticks, K means in the plane, K variances."""
     return 4 * components - 1
-
-
-@cache
-def _load() -> tuple[Split, Split]:
-    generator = np.random.default_rng(0)
-    component = generator.integers(len(CENTRES), size=RECORDS + TEST)
-    points = np.array(CENTRES)[component] + generator.standard_normal((RECORDS + TEST, 2))
-    x, y = torch.from_numpy(points).float(), torch.from_numpy(component)
-    return Split(x[:RECORDS], y[:RECORDS]), Split(x[RECORDS:], y[RECORDS:])

@@ -67,11 +67,11 @@ def architecture(model: str) -> Any:
     """
     transformers = optional("transformers")
     if config_file := _kept(hub := HUB.get(model, model), CONFIG):
-        return without_dropout(transformers.AutoConfig.from_pretrained(config_file.parent))
+        return _without_dropout(transformers.AutoConfig.from_pretrained(config_file.parent))
     if model not in ARCHITECTURES:
         raise _missing(hub, CONFIG)
     kind, sizes = ARCHITECTURES[model]
-    return without_dropout(transformers.AutoConfig.for_model(kind, **sizes))
+    return _without_dropout(transformers.AutoConfig.for_model(kind, **sizes))
 
 
 def missing(model: str) -> list[Missing]:
@@ -115,20 +115,16 @@ def file(model: str, name: str) -> Path:
 
 
 def _kept(hub: str, name: str) -> Path | None:
-    """A file that needs no hub."""
+    # A user who sets DPOPT_DATA wants to know which files are read: what a hub's cache may hold does not count.
     return _local(hub, name) or (None if os.environ.get("DPOPT_DATA") else kept_file(hub, name))
 
 
 def _local(hub: str, name: str) -> Path | None:
-    return next((folder / name for folder in _folders(hub) if (folder / name).is_file()), None)
-
-
-def _folders(hub: str) -> Iterator[Path]:
-    spec = find_spec(PACKAGES[hub]) if hub in PACKAGES else None
-    for place in spec.submodule_search_locations or () if spec else ():
-        yield Path(place) / "model"
+    spec = find_spec(PACKAGES[hub]) if hub in PACKAGES else None  # its place alone, importing would run it
+    folders = [Path(place) / "model" for place in (spec.submodule_search_locations or () if spec else ())]
     if root := os.environ.get("DPOPT_DATA"):
-        yield Path(root) / "checkpoints" / hub.rpartition("/")[2]
+        folders.append(Path(root) / "checkpoints" / hub.rpartition("/")[2])
+    return next((folder / name for folder in folders if (folder / name).is_file()), None)
 
 
 @cache
@@ -159,31 +155,25 @@ def load(model: str, kind: str, length: int) -> Any:
     folder = file(model, WEIGHTS).parent
     with _quiet():
         config = transformers.AutoConfig.from_pretrained(folder)
-        return getattr(transformers, kind).from_pretrained(folder, config=without_dropout(config))
+        return getattr(transformers, kind).from_pretrained(folder, config=_without_dropout(config))
 
 
-def without_dropout(config: Any) -> Any:
-    """A transformers configuration with every dropout rate set to zero, in place; returns it."""
+def _without_dropout(config: Any) -> Any:
+    # Its masks would be one more random part of a gradient, and would differ between the ways of computing it.
     for name, value in config.to_dict().items():
         if "drop" in name and isinstance(value, float):
             setattr(config, name, 0.0)
     return config
 
 
-def vocabulary(model: str, length: int) -> Any:
-    """The tokenizer of a pretrained model; cuts and pads texts to `length` tokens."""
+def tokens(texts: Sequence[str], model: str, length: int) -> NDArray[np.int32]:
+    """Token ids [n, length] by a pretrained model's tokenizer; texts are cut or padded to `length` tokens."""
     tokenizers = optional("tokenizers")
     tokenizer = tokenizers.Tokenizer.from_file(str(file(model, TOKENIZER)))
     padding = int(configuration(model)["pad_token_id"])
     tokenizer.enable_truncation(length)
     tokenizer.enable_padding(length=length, pad_id=padding, pad_token=tokenizer.id_to_token(padding))
-    return tokenizer
-
-
-def tokens(texts: Sequence[str], model: str, length: int) -> NDArray[np.int32]:
-    """Token ids [n, length] by a pretrained model's tokenizer."""
-    encoded = vocabulary(model, length).encode_batch(list(texts))
-    return np.array([text.ids for text in encoded], np.int32)
+    return np.array([text.ids for text in tokenizer.encode_batch(list(texts))], np.int32)
 
 
 def tokens_of_bytes(texts: Sequence[str], length: int) -> NDArray[np.int32]:
@@ -252,20 +242,19 @@ def random_configuration(encoder: str, options: Mapping[str, Any], length: int) 
         if not hasattr(kind(), name):
             raise ConfigError(f"workload.options.{name}", value, f"{kind.__name__} has no such field")
     sizes = {"vocab_size": BYTES["size"], "max_position_embeddings": length, "pad_token_id": BYTES["pad"]}
-    return without_dropout(kind(**sizes, **options))
+    return _without_dropout(kind(**sizes, **options))
 
 
 def random_transformer(encoder: str, options: Mapping[str, Any], length: int) -> nn.Module:
     """A transformer with random weights, always the same ones; see `random_configuration`."""
     transformers = optional("transformers")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.manual_seed(0)  # whatever the cell's seed: features of the encoder are kept for all of them
         return transformers.AutoModel.from_config(random_configuration(encoder, options, length))
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the library's progress bars and its remarks on weights that are not used."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

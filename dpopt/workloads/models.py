@@ -68,11 +68,6 @@ def tanh_conv(classes: int = 10, channels: int = 1, size: int = 28) -> nn.Sequen
 def _strided(
     classes: int, channels: int, size: int, padding: int, activation: Callable[[], nn.Module]
 ) -> nn.Sequential:
-    """Two convolutions of stride 2 (16 filters of 8x8, 32 of 4x4), each with 2x2 max pooling of stride 1; two layers.
-
-    Raises:
-        ConfigError: images that are too small.
-    """
     side = size
     for kernel, edge in ((8, padding), (4, 0)):
         side = (side + 2 * edge - kernel) // 2
@@ -116,8 +111,6 @@ def scatter_features(channels: int = 3, size: int = 32) -> nn.Sequential:
 
 
 class _WideBlock(nn.Module):
-    """A pre-activation block of two weight-standardised 3x3 convolutions."""
-
     def __init__(self, inputs: int, outputs: int, stride: int, groups: int) -> None:
         from timm.layers.std_conv import StdConv2d
 
@@ -181,6 +174,7 @@ def timm_model(name: str, classes: int = 10, checkpoint: Path | None = None, **o
     import timm
 
     timm_configuration(name)
+    # Through timm, so that it converts what older checkpoints name or shape otherwise.
     weights = {"pretrained": True, "pretrained_cfg_overlay": {"file": str(checkpoint)}} if checkpoint else {}
     try:
         return timm.create_model(name, num_classes=classes, **weights, **options)
@@ -281,14 +275,14 @@ def trainable(model: nn.Module, subset: str) -> nn.Module:
     chosen = list(SUBSETS[subset](model))
     if not chosen:
         raise ConfigError("subset", subset, f"{type(model).__name__} has no such parameters")
-    model.requires_grad_(False)
+    model.requires_grad_(False)  # after the choice, as adapters come into being by it
     for parameter in chosen:
         parameter.requires_grad_(True)
     return model
 
 
 def _head(model: nn.Module) -> Iterator[nn.Parameter]:
-    """The classifier, which is the last linear layer where the model does not say; nothing where it is tied."""
+    # The classifier is the last linear layer where the model does not say, and nothing where it is tied.
     classifier = getattr(model, "get_classifier", None)
     layers = [classifier()] if classifier else [module for module in model.modules() if isinstance(module, nn.Linear)]
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
@@ -312,7 +306,7 @@ def _adapters_and_head(model: nn.Module) -> Iterator[nn.Parameter]:
 
     targets = [module for name, module in model.named_modules() if re.fullmatch(LORA_TARGETS, name)]
     if targets:
-        head = list(_head(model))
+        head = list(_head(model))  # before there are adapters, whose linear layers might be taken for it
         is_transposed = isinstance(targets[0], conv1d)
         peft.inject_adapter_in_model(
             peft.LoraConfig(r=8, target_modules=LORA_TARGETS, fan_in_fan_out=is_transposed), model
@@ -340,39 +334,21 @@ def parameter_counts() -> list[dict[str, int | str | None]]:
         One row for each of `NETWORKS`: "model", "all", and a column for each of `SUBSETS`, None where the model has no
         such parameters. Adapters ("lora") come on top of "all".
     """
-    return [
-        {"model": name, "all": _count(make())} | {subset: _trained(make(), subset) for subset in SUBSETS}
-        for name, make in NETWORKS.items()
-    ]
-
-
-def _on_meta(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    def without_values() -> nn.Module:  # quick, and the same counts
-        with torch.device("meta"):
-            return make()
-
-    return without_values
-
-
-def _trained(model: nn.Module, subset: str) -> int | None:
-    try:
-        with torch.device("meta"):
-            trainable(model, subset)
-    except ConfigError:
-        return None
-    return _count(model, trained=True)
-
-
-def _count(model: nn.Module, trained: bool = False) -> int:
-    return sum(p.numel() for p in model.parameters() if p.requires_grad or not trained)
-
-
-def _vit(size: str) -> nn.Module:
-    return timm_model(f"vit_{size}_patch16_224.augreg_in21k")
+    rows: list[dict[str, int | str | None]] = []
+    for name, make in NETWORKS.items():
+        with torch.device("meta"):  # quick, and the same counts
+            row: dict[str, int | str | None] = {"model": name, "all": sum(p.numel() for p in make().parameters())}
+            for subset in SUBSETS:  # each of a fresh model, since adapters stay
+                try:
+                    parameters = trainable(make(), subset).parameters()
+                    row[subset] = sum(p.numel() for p in parameters if p.requires_grad)
+                except ConfigError:
+                    row[subset] = None
+        rows.append(row)
+    return rows
 
 
 def _encoder(name: str) -> nn.Module:
-    """One of `language.ARCHITECTURES` with a linear classifier."""
     transformers = optional("transformers")
     from dpopt.workloads.language import ARCHITECTURES, Encoder
 
@@ -383,17 +359,14 @@ def _encoder(name: str) -> nn.Module:
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    name: _on_meta(make)
-    for name, make in {
-        "ViT-Ti/16": partial(_vit, "tiny"),
-        "ViT-S/16": partial(_vit, "small"),
-        "ViT-B/16": partial(_vit, "base"),
-        "WRN-16-4": wide_resnet,
-        "ADADP, MNIST": partial(mlp, 784, 256, 256, 256, 10, bias=False),
-        "ADADP, CIFAR-10, above the convolutions": partial(mlp, 1600, 500, 500, 10, bias=False),
-        "GPT-2 small": partial(GPT2, layers=12, width=768, heads=12, vocabulary=50_257, context=1024),
-        "DistilBERT": partial(_encoder, "distilbert"),
-        "MiniLM-L6": partial(_encoder, "minilm"),
-    }.items()
+    "ViT-Ti/16": partial(timm_model, "vit_tiny_patch16_224.augreg_in21k"),
+    "ViT-S/16": partial(timm_model, "vit_small_patch16_224.augreg_in21k"),
+    "ViT-B/16": partial(timm_model, "vit_base_patch16_224.augreg_in21k"),
+    "WRN-16-4": wide_resnet,
+    "ADADP, MNIST": partial(mlp, 784, 256, 256, 256, 10, bias=False),
+    "ADADP, CIFAR-10, above the convolutions": partial(mlp, 1600, 500, 500, 10, bias=False),
+    "GPT-2 small": partial(GPT2, layers=12, width=768, heads=12, vocabulary=50_257, context=1024),
+    "DistilBERT": partial(_encoder, "distilbert"),
+    "MiniLM-L6": partial(_encoder, "minilm"),
 }
 """Name -> function that makes the model; `parameter_counts` counts these."""

@@ -43,10 +43,11 @@ class Scattering(nn.Module):
         side = size + 2 * self.border
         for scale in range(scales):
             wavelets = torch.fft.fft2(_morlets(side, scale, angles)).real
+            # One filter for each size that a coarser wavelet may meet: waves of a finer scale come with fewer pixels.
             for halved in range(max(1, scale)):
-                low = _low(wavelets, halved, -2)
-                self.register_buffer(_psi(scale, halved), _low(low, halved, -1).float(), persistent=False)
-            self.register_buffer(_phi(scale), _means(side, scale, scales).float(), persistent=False)
+                low = _low(_low(wavelets, halved, -2), halved, -1)
+                self.register_buffer(f"psi_{scale}_{halved}", low.float(), persistent=False)
+            self.register_buffer(f"phi_{scale}", _means(side, scale, scales).float(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         images = F.pad(x, [self.border] * 4, mode="reflect")
@@ -67,23 +68,14 @@ class Scattering(nn.Module):
             spectrum: of x, [..., 1, m', m'], which was halved in size so many times.
         """
         step = 2 ** (scale - halved)
-        product = spectrum * (self.get_buffer(_psi(scale, halved)) / step**2)
+        product = spectrum * (self.get_buffer(f"psi_{scale}_{halved}") / step**2)
         for dim in (-2, -1):  # to leave out pixels is to fold the spectrum; `sum` takes four times as long
             product = reduce(torch.add, product.unflatten(dim, (step, -1)).unbind(dim - 1))
         return torch.fft.ifft2(product).abs()
 
     def _mean(self, x: Tensor, halved: int) -> Tensor:
-        """The mean x * phi at every 2^J-th pixel of the images, without the border."""
-        rows = self.get_buffer(_phi(halved))
+        rows = self.get_buffer(f"phi_{halved}")  # phi is a product of one for each dimension, so two matrices do
         return rows @ x @ rows.T
-
-
-def _psi(scale: int, halved: int) -> str:
-    return f"psi_{scale}_{halved}"
-
-
-def _phi(halved: int) -> str:
-    return f"phi_{halved}"
 
 
 def _coordinates(side: int) -> Tensor:
@@ -92,7 +84,6 @@ def _coordinates(side: int) -> Tensor:
 
 
 def _periodic(x: Tensor, side: int, dim: int) -> Tensor:
-    """The sum of the periods in one dimension."""
     return x.unflatten(dim, (-1, side)).sum(dim - 1)
 
 
@@ -109,6 +100,7 @@ def _morlets(side: int, scale: int, angles: int) -> Tensor:
     bell = torch.exp(-(along**2 + (slant * across) ** 2) / (2 * width**2)) * slant / (2 * math.pi * width**2)
     wave = torch.polar(bell, frequency * along)
     bell, wave = (_periodic(_periodic(part, side, -1), side, -2) for part in (bell, wave))
+    # Less the bell that makes the mean zero: a constant image must have no coefficient but its mean.
     return wave - bell * (wave.sum((-2, -1), keepdim=True) / bell.sum((-2, -1), keepdim=True))
 
 

@@ -70,14 +70,14 @@ class TextClassification(Workload):
 
     @property
     def marks(self) -> int:  # type: ignore[override]
-        """An evaluation of the whole model costs as much as some draws: there are few, fewest of a large test split."""
+        # An evaluation of the whole model costs as much as some draws: there are few, fewest of a large test split.
         if self.subset == "head":
             return 40
         return 4 if data.entry(self.data).part("test").records < 2000 else 2
 
     @property
     def evaluation_batch(self) -> int:  # type: ignore[override]
-        """As many tokens as elsewhere records, where the whole model runs: activations stay in a processor's cache."""
+        # As many tokens as elsewhere records, where the whole model runs: activations stay in a processor's cache.
         return EVALUATION_BATCH if self.subset == "head" else max(1, EVALUATION_BATCH // self.length)
 
     @property
@@ -127,7 +127,7 @@ class TextClassification(Workload):
     def head(self, inputs: int) -> nn.Linear:
         """The classifier with its initial weights."""
         layer = nn.Linear(inputs, self.classes)
-        if self.pretrained and self.subset != "bitfit":
+        if self.pretrained and self.subset != "bitfit":  # frozen weights of zero let no gradient through to the encoder
             models.zero_head(layer)
         return layer
 
@@ -140,8 +140,13 @@ class TextClassification(Workload):
 
     def tokens(self, split: str) -> Split:
         """Token ids, int32 [n, length], and labels of one split; memory-mapped."""
-        key = {"kind": "tokens", "split": split, **self._reading()}
-        stored = cache.arrays(key, lambda: self._tokenised(split))
+
+        def tokenised() -> dict[str, NDArray[Any]]:
+            texts, labels = data.texts(self.data, split)
+            read = partial(language.tokens, model=self.encoder) if self.pretrained else language.tokens_of_bytes
+            return {"ids": read(texts, length=self.length), "labels": labels.numpy()}
+
+        stored = cache.arrays({"kind": "tokens", "split": split, **self._reading()}, tokenised)
         return Split(torch.from_numpy(stored["ids"]), torch.from_numpy(stored["labels"]))
 
     def _reading(self) -> dict[str, Any]:
@@ -149,28 +154,14 @@ class TextClassification(Workload):
         tokenizer = cache.checksum(language.file(self.encoder, language.TOKENIZER)) if self.pretrained else "bytes"
         return {"data": data.fingerprint(self.data), "tokenizer": tokenizer, "length": self.length}
 
-    def _tokenised(self, split: str) -> dict[str, NDArray[Any]]:
-        texts, labels = data.texts(self.data, split)
-        read = partial(language.tokens, model=self.encoder) if self.pretrained else language.tokens_of_bytes
-        return {"ids": read(texts, length=self.length), "labels": labels.numpy()}
-
     def _features(self, split: str) -> Split:
-        """The frozen encoder's features, float32 [n, f], and labels of one split."""
         ids, labels = self.tokens(split)
-        key = {"split": split, "encoder": self._weights(), "pooling": POOLING.get(self.encoder, "mean")}
-        order = (ids != self._padding).sum(1).argsort(stable=True)  # texts of one length in one batch need no padding
-        vectors = features.cached({**key, **self._reading()}, self._frozen, ids[order])
-        return Split(vectors[order.argsort()], labels)
-
-    def _frozen(self) -> nn.Module:
-        return language.Trimmed(self.encoder_module())
-
-    def _weights(self) -> Any:
-        """The key of the encoder."""
+        weights: Any = {"kind": self.encoder, **self.options}
+        padding = language.BYTES["pad"]
         if self.pretrained:
-            return cache.checksum(language.file(self.encoder, language.WEIGHTS))
-        return {"kind": self.encoder, **self.options}
-
-    @property
-    def _padding(self) -> int:
-        return int(language.configuration(self.encoder)["pad_token_id"]) if self.pretrained else language.BYTES["pad"]
+            weights = cache.checksum(language.file(self.encoder, language.WEIGHTS))
+            padding = int(language.configuration(self.encoder)["pad_token_id"])
+        key = {"split": split, "encoder": weights, "pooling": POOLING.get(self.encoder, "mean"), **self._reading()}
+        order = (ids != padding).sum(1).argsort(stable=True)  # texts of one length in one batch need no padding
+        vectors = features.cached(key, lambda: language.Trimmed(self.encoder_module()), ids[order])
+        return Split(vectors[order.argsort()], labels)

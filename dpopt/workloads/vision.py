@@ -21,7 +21,6 @@ from dpopt.workloads import data, features, hub, models
 from dpopt.workloads.base import EVALUATION_BATCH, Outline, Predict, Split, Workload, mlp, outlined
 from dpopt.workloads.metrics import classification_report
 
-SPLITS = ("train", "test")
 WEIGHTS = "model.safetensors"
 """The hub's file of a checkpoint."""
 
@@ -87,13 +86,13 @@ class ImageClassification(Workload):
 
     @property
     def evaluation_batch(self) -> int:  # type: ignore[override]
-        """As many pixels as usual."""
+        # As many pixels as usual: a batch takes about the same memory whatever the size.
         side = 32 if self.uses_features else self.preparation.size
         return max(1, EVALUATION_BATCH * 32**2 // max(side, 32) ** 2)
 
     @property
     def marks(self) -> int:  # type: ignore[override]
-        """Few where an evaluation costs as much as some draws: whole models of timm's, thousands of features."""
+        # Few where an evaluation costs as much as some draws: whole models of timm's, thousands of features.
         if self.architecture in FROZEN:
             return 10
         return 40 if self.uses_features or self.architecture in ARCHITECTURES else 10
@@ -122,11 +121,17 @@ class ImageClassification(Workload):
             side, channels, *_ = self.preparation
             return outlined(lambda: self._network(None), (channels, side, side), tested)
         with torch.device("meta"):
-            width = self._width()
+            if self.architecture in FROZEN:
+                side, channels, *_ = self.preparation
+                width = self._backbone()(torch.empty(1, channels, side, side)).shape[1]
+            else:  # timm states it: nothing has to run
+                width = int(self._backbone().head_hidden_size)
         return outlined(lambda: self._head(width), (width,), tested)
 
     def load(self) -> tuple[Split, Split]:
-        train, test = (data.images(self.data, split, self._stored_size) for split in SPLITS)
+        # Images that differ in size are decoded to the model's.
+        size = None if data.entry(self.data).size else self.preparation.size
+        train, test = (data.images(self.data, split, size) for split in ("train", "test"))
         if not self.uses_features:
             return train, test
         return Split(self._features(train.x, "train"), train.y), Split(self._features(test.x, "test"), test.y)
@@ -159,13 +164,7 @@ class ImageClassification(Workload):
             raise ConfigError("workload.size", None, f"the images of {self.data} differ in size: give one")
         return int(side)
 
-    @property
-    def _stored_size(self) -> int | None:
-        """Images that differ in size are decoded to the model's."""
-        return None if data.entry(self.data).size else self.preparation.size
-
     def _network(self, checkpoint: Path | None) -> nn.Module:
-        """The model, with random weights where there is no checkpoint."""
         prepared = self.preparation
         if self.architecture in ARCHITECTURES:
             network = ARCHITECTURES[self.architecture](self.classes, prepared.channels, prepared.size)
@@ -179,26 +178,17 @@ class ImageClassification(Workload):
         return models.trainable(network, self.subset)
 
     def _head(self, width: int) -> nn.Module:
-        """The model that is trained above features."""
         head = models.trainable(nn.Linear(width, self.classes), self.subset)
         return models.zero_head(head) if self.pretrained else head
 
-    def _width(self) -> int:
-        """The number of features of an image."""
-        if self.architecture not in FROZEN:
-            return int(self._backbone().head_hidden_size)
-        side, channels, *_ = self.preparation
-        return self._backbone()(torch.empty(1, channels, side, side)).shape[1]
-
     def _backbone(self, checkpoint: Path | None = None) -> Any:
-        """The frozen part: prepared images to features."""
         if self.architecture in FROZEN:
             return FROZEN[self.architecture](self.preparation.channels, self.preparation.size)
         return models.timm_model(self.architecture, 0, checkpoint, **self._options)
 
     @property
     def _options(self) -> dict[str, Any]:
-        """Options of `timm.create_model`; models of one input size are made for ours."""
+        # Models of one input size are made for ours.
         configuration, side = models.timm_configuration(self.architecture), self.preparation.size
         is_other = configuration.fixed_input_size and side != configuration.input_size[-1]
         return ({"img_size": side} if is_other else {}) | dict(self.options)
@@ -219,20 +209,12 @@ class ImageClassification(Workload):
         return features.cached(key, lambda: self._backbone(file), x, self.preparation)
 
 
-def _wide_resnet(classes: int, channels: int, size: int) -> nn.Module:
-    return models.wide_resnet(16, 4, classes)
-
-
-def _adadp_mlp(classes: int, channels: int, size: int) -> nn.Module:
-    return mlp(channels * size**2, 256, 256, 256, classes, bias=False)
-
-
 ARCHITECTURES: dict[str, Callable[[int, int, int], nn.Module]] = {
     "two_conv": models.two_conv,
     "opacus_conv": models.opacus_conv,
     "tanh_conv": models.tanh_conv,
-    "wrn_16_4": _wide_resnet,
-    "adadp_mlp": _adadp_mlp,
+    "wrn_16_4": lambda classes, channels, size: models.wide_resnet(16, 4, classes),
+    "adadp_mlp": lambda classes, channels, size: mlp(channels * size**2, 256, 256, 256, classes, bias=False),
 }
 """Models of our own: name -> function of (classes, channels, input side)."""
 FROZEN: dict[str, Callable[[int, int], nn.Module]] = {"scatter": models.scatter_features}
@@ -247,20 +229,14 @@ CIFAR-10's they normalise by the constants of ImageNet, which changes little (`b
 
 @cache
 def _constants(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Both as [channels, 1, 1], kept on the device so that no batch waits for them."""
+    # Kept on the device, so that no batch waits for them.
     return torch.tensor(mean, device=device).view(-1, 1, 1), torch.tensor(std, device=device).view(-1, 1, 1)
 
 
 def _checkpoint(name: str) -> Path:
-    """The file of the checkpoint: local where DPOPT_DATA is set, else the hub's (or what was loaded from it).
-
-    Raises:
-        ConfigError: it cannot be found.
-    """
     from huggingface_hub import hf_hub_download
 
-    local = _local_checkpoint(name)
-    if local:
+    if local := _local_checkpoint(name):
         return local
     source = models.timm_configuration(name).hf_hub_id
     try:
@@ -271,7 +247,7 @@ def _checkpoint(name: str) -> Path:
 
 
 def _absent_checkpoint(name: str) -> list[Missing]:
-    """Files that `_checkpoint` would not find on this machine."""
+    # What `_checkpoint` would have to ask the hub for.
     try:
         local = _local_checkpoint(name)
     except Missing as error:
@@ -288,10 +264,5 @@ def _how_to_get(name: str) -> str:
 
 
 def _local_checkpoint(name: str) -> Path | None:
-    """The file in `$DPOPT_DATA`, or None where that is not set; a name without a tag means timm's default one.
-
-    Raises:
-        Missing: the variable is set and it is not there.
-    """
-    configuration = models.timm_configuration(name)
+    configuration = models.timm_configuration(name)  # of a name without a tag that of timm's default one
     return data.checkpoint(f"{configuration.architecture}.{configuration.tag}.")

@@ -116,11 +116,11 @@ def test_contenders_take_turns_each_in_a_process_of_its_own(tmp_path):
 @pytest.mark.parametrize(("short", "calls"), [(math.inf, 2), (0.0, 1)])
 def test_a_short_call_is_made_twice(monkeypatch, short, calls):
     monkeypatch.setattr(bench_measure, "SHORT", short)
-    made = []
-    contender = TimedContender(lambda calls: lambda: made.append(None), 1, CPU)
+    calls_so_far = []
+    contender = TimedContender(lambda calls: lambda: calls_so_far.append(None), 1, CPU)
     contender.warm_up()
     assert contender.seconds() >= 0
-    assert len(made) == WARM_UP + calls
+    assert len(calls_so_far) == WARM_UP + calls
 
 
 @pytest.fixture(scope="module")
@@ -280,10 +280,10 @@ def test_counts_are_those_of_the_model_that_is_made():
     for case in (case.rehearsal() for case in CASES.values()):
         for subset in ("full", "bitfit"):
             model, _, _ = case.make(subset, CPU)
-            made = list(model.parameters())
+            parameters = list(model.parameters())
             assert case.counts(subset) == (
-                sum(p.numel() for p in made),
-                sum(p.numel() for p in made if p.requires_grad),
+                sum(p.numel() for p in parameters),
+                sum(p.numel() for p in parameters if p.requires_grad),
             )
 
 
@@ -392,8 +392,8 @@ def test_tiny_shapes_and_precision_are_keys():
 def test_subsets_that_a_model_lacks_are_left_out():
     chosen = run.settings(["cases=[tiny,gpt2]", "subsets=[head,bitfit,lora]", "engines=[vmap]", "optimizers=[adadp]"])
     groups, skipped = run.grouped(chosen)
-    found = [(group.kind, group.case.name, group.subset) for group in groups]
-    assert found == [
+    names = [(group.kind, group.case.name, group.subset) for group in groups]
+    assert names == [
         ("engine", "tiny", "head"),
         ("engine", "tiny", "bitfit"),
         ("optimizer", "tiny", "head"),

@@ -30,9 +30,9 @@ def test_every_contender_is_told_the_device_and_the_cells():
     on_gpu = cells_per_hour.contenders("quickstart", ONE, "cuda")
     assert list(on_gpu) == ["Opacus, one model at a time", "dpopt run"]
     for name, command in on_gpu.items():
-        given = command("somewhere")
-        assert set(ONE) < set(given)
-        assert ("device=cuda" in given) or given[-3:] == ["--plain", "cuda", "1"], name
+        arguments = command("somewhere")
+        assert set(ONE) < set(arguments)
+        assert ("device=cuda" in arguments) or arguments[-3:] == ["--plain", "cuda", "1"], name
     assert "Opacus, one process a core" in cells_per_hour.contenders("quickstart", ONE, "cpu")
 
 

@@ -31,14 +31,14 @@ def test_the_cpu_conforms_to_itself(name):
 
 def test_engines_and_noise_of_the_cpu_conform():
     rows = [*conformance.engines([CASES["mlp"].rehearsal(), CASES["gpt2"].rehearsal()], CPU), *conformance.noise(CPU)]
-    found = statuses(rows)
-    skipped = {key for key, status in found.items() if status == "skipped"}
+    row_statuses = statuses(rows)
+    skipped = {key for key, status in row_statuses.items() if status == "skipped"}
     assert skipped == {
         ("bookkeeping, gpt2", "leaves bad records out"),
         ("vmap, gpt2", "leaves bad records out"),
     }
-    assert {status for key, status in found.items() if key not in skipped} == {"passed"}, rows
-    assert {"bookkeeping, mlp", "vmap, mlp", "float32"} < {name for name, _ in found}
+    assert {status for key, status in row_statuses.items() if key not in skipped} == {"passed"}, rows
+    assert {"bookkeeping, mlp", "vmap, mlp", "float32"} < {name for name, _ in row_statuses}
 
 
 @pytest.fixture
@@ -49,9 +49,9 @@ def other_device(monkeypatch):
         original = Task.oracle
 
         def oracle(self, plan, transcript=None, **changes):
-            made = original(self, plan, transcript, **changes)
-            broken.made = getattr(broken, "made", 0) + 1
-            return original(self, plan, transcript, **{**changes, **options}) if broken.made == 2 else made
+            task_oracle = original(self, plan, transcript, **changes)
+            broken.calls = getattr(broken, "calls", 0) + 1
+            return original(self, plan, transcript, **{**changes, **options}) if broken.calls == 2 else task_oracle
 
         monkeypatch.setattr(Task, "oracle", oracle)
 
@@ -87,8 +87,8 @@ def test_a_release_left_on_the_cpu_is_caught():
 def test_too_little_noise_is_caught(monkeypatch):
     original = sampling.add_gaussian
     monkeypatch.setattr(sampling, "add_gaussian", lambda total, std, *where: original(total, 0.9 * std, *where))
-    found = statuses(conformance.optimizers(["dp_sgd"], CPU))
-    assert found["dp_sgd", "adds_the_stated_gradient_noise"] == "failed"
+    row_statuses = statuses(conformance.optimizers(["dp_sgd"], CPU))
+    assert row_statuses["dp_sgd", "adds_the_stated_gradient_noise"] == "failed"
 
 
 def engine_rows(case="mlp"):
@@ -98,17 +98,17 @@ def engine_rows(case="mlp"):
 def test_an_engine_that_lets_examples_exceed_their_bound_is_caught(monkeypatch):
     original = shared.clip_factors
     monkeypatch.setattr(shared, "clip_factors", lambda *arguments: 1.001 * original(*arguments))
-    found = engine_rows()
-    assert found["bookkeeping, mlp", "bounds every example"] == "failed"
-    assert found["vmap, mlp", "bounds every example"] == "failed"
-    assert found["bookkeeping, mlp", "bfloat16"] == "failed"
+    row_statuses = engine_rows()
+    assert row_statuses["bookkeeping, mlp", "bounds every example"] == "failed"
+    assert row_statuses["vmap, mlp", "bounds every example"] == "failed"
+    assert row_statuses["bookkeeping, mlp", "bfloat16"] == "failed"
 
 
 def test_an_engine_that_is_poisoned_by_a_bad_record_is_caught(monkeypatch):
     monkeypatch.setattr(bookkeeping, "must_be_sanitized", lambda norm: False)
-    found = engine_rows()
-    assert found["bookkeeping, mlp", "leaves bad records out"] == "failed"
-    assert found["vmap, mlp", "leaves bad records out"] == "passed"
+    row_statuses = engine_rows()
+    assert row_statuses["bookkeeping, mlp", "leaves bad records out"] == "failed"
+    assert row_statuses["vmap, mlp", "leaves bad records out"] == "passed"
 
 
 def test_an_engine_that_does_not_repeat_itself_is_caught(monkeypatch):
@@ -119,9 +119,9 @@ def test_an_engine_that_does_not_repeat_itself_is_caught(monkeypatch):
         return factors * (1 - 1e-6 * torch.rand_like(factors))
 
     monkeypatch.setattr(shared, "clip_factors", random)
-    found = engine_rows()
-    assert found["bookkeeping, mlp", "repeats bit for bit"] == "failed"
-    assert found["bookkeeping, mlp", "as on the CPU"] == "passed"
+    row_statuses = engine_rows()
+    assert row_statuses["bookkeeping, mlp", "repeats bit for bit"] == "failed"
+    assert row_statuses["bookkeeping, mlp", "as on the CPU"] == "passed"
 
 
 def test_a_device_that_computes_something_else_is_caught(monkeypatch):
@@ -129,13 +129,13 @@ def test_a_device_that_computes_something_else_is_caught(monkeypatch):
 
     def clipped(self, *arguments):
         calls.append(arguments)
-        found = original(self, *arguments)
-        return found._replace(total=1.01 * found.total) if len(calls) == 2 else found
+        row_statuses = original(self, *arguments)
+        return row_statuses._replace(total=1.01 * row_statuses.total) if len(calls) == 2 else row_statuses
 
     monkeypatch.setattr(conformance._Pair, "clipped", clipped)
-    found = engine_rows()
-    assert found["bookkeeping, mlp", "as on the CPU"] == "failed"
-    assert found["vmap, mlp", "as on the CPU"] == "passed"
+    row_statuses = engine_rows()
+    assert row_statuses["bookkeeping, mlp", "as on the CPU"] == "failed"
+    assert row_statuses["vmap, mlp", "as on the CPU"] == "passed"
 
 
 @pytest.mark.parametrize(

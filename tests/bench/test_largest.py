@@ -43,9 +43,9 @@ class Device:
 @pytest.mark.parametrize("room", [0, 1, 2, 3, 63, 64, 65, 100, 1000, 12_345, 999_999])
 def test_the_largest_batch_is_found_to_one_part_in_eight(room):
     device = Device(room)
-    found = device.search()
-    assert found["batch"] <= room < found["batch"] + max(1, found["batch"] // PRECISION) + 1
-    assert found["end"] == "memory"
+    result = device.search()
+    assert result["batch"] <= room < result["batch"] + max(1, result["batch"] // PRECISION) + 1
+    assert result["end"] == "memory"
     assert len(device.tried) == len(set(device.tried)) < 25
 
 
@@ -66,8 +66,8 @@ def test_libraries_that_say_it_otherwise_are_understood(message):
 
 @pytest.mark.usefixtures("_no_garbage")
 def test_another_error_ends_the_search_with_what_was_found():
-    found = Device(100, RuntimeError("indices are too large")).search()
-    assert (found["batch"], found["end"]) == (64, "RuntimeError: indices are too large")
+    result = Device(100, RuntimeError("indices are too large")).search()
+    assert (result["batch"], result["end"]) == (64, "RuntimeError: indices are too large")
     with pytest.raises(RuntimeError, match="too large"):
         Device(10, RuntimeError("indices are too large")).search()
 

@@ -15,14 +15,14 @@ def own_texts(tmp_path, monkeypatch):
     monkeypatch.setenv("DPOPT_CACHE", str(tmp_path / "cache"))
 
     def put(name, **splits):
-        found, parts = catalogue.entry(name), {}
+        dataset, parts = catalogue.entry(name), {}
         for split, (inputs, targets) in splits.items():
-            source = found.part(split).source
+            source = dataset.part(split).source
             file = tmp_path / "data" / name / f"{source}-0.parquet"
             file.parent.mkdir(parents=True, exist_ok=True)
-            pyarrow.parquet.write_table(pyarrow.table({found.inputs: inputs, found.targets: targets}), file)
+            pyarrow.parquet.write_table(pyarrow.table({dataset.inputs: inputs, dataset.targets: targets}), file)
             parts[split] = SplitEntry(source, len(inputs), checksums.of_texts(inputs), _checksum(targets))
-        monkeypatch.setitem(catalogue.entries(), name, replace(found, splits=parts))
+        monkeypatch.setitem(catalogue.entries(), name, replace(dataset, splits=parts))
         return tmp_path
 
     return put

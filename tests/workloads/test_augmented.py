@@ -28,9 +28,9 @@ def workload(**fields):
 
 
 def cell(**fields):
-    made = workload(**fields)
+    augmented = workload(**fields)
     return Cell(
-        workload=registry.spec("workload", "augmented_images", made),
+        workload=registry.spec("workload", "augmented_images", augmented),
         optimizer=registry.spec("optimizer", "dp_sgd", registry.create("dp_sgd")),
         epsilon=4.0,
         delta=1e-3,
@@ -46,11 +46,11 @@ def one_by_one(x, padding):
     """Mirrored and cropped, one image after the other, with the numbers that the generator gives."""
     mirrored = torch.rand(len(x), 1, 1, 1).flatten() < 0.5
     down, right = torch.randint(2 * padding + 1, (2, len(x), 1)).flatten(1)
-    made = []
+    images = []
     for image, flip, top, left in zip(x, mirrored, down.tolist(), right.tolist(), strict=True):
         wider = F.pad(image.flip(-1) if flip else image, (padding,) * 4, mode="reflect")
-        made.append(wider[:, top : top + x.shape[2], left : left + x.shape[3]])
-    return torch.stack(made)
+        images.append(wider[:, top : top + x.shape[2], left : left + x.shape[3]])
+    return torch.stack(images)
 
 
 @pytest.mark.parametrize("padding", [0, 3])
@@ -59,10 +59,10 @@ def test_each_image_is_mirrored_and_shifted_on_its_own(padding):
     torch.manual_seed(3)
     expected = one_by_one(x, padding)
     torch.manual_seed(3)
-    found = workload(padding=padding).augment(x)
-    assert torch.equal(found, expected)
-    assert not torch.equal(found, x)
-    assert len({int(row) for row in (found - x).flatten(1).abs().sum(1) * 1e3}) > 1
+    augmented = workload(padding=padding).augment(x)
+    assert torch.equal(augmented, expected)
+    assert not torch.equal(augmented, x)
+    assert len({int(row) for row in (augmented - x).flatten(1).abs().sum(1) * 1e3}) > 1
 
 
 def test_a_cell_trains_on_views_and_evaluates_plain_images(root):

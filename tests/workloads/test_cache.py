@@ -18,17 +18,17 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_arrays_are_made_once_and_read_again():
-    made = []
+    calls = []
 
     def build():
-        made.append(1)
+        calls.append(1)
         return {"x": np.arange(6).reshape(2, 3), "y": np.ones(2)}
 
     for _ in range(2):
-        found = cache.arrays({"kind": "test", "n": 1}, build)
-        assert np.array_equal(found["x"], [[0, 1, 2], [3, 4, 5]])
-        assert np.array_equal(found["y"], [1, 1])
-    assert len(made) == 1
+        arrays = cache.arrays({"kind": "test", "n": 1}, build)
+        assert np.array_equal(arrays["x"], [[0, 1, 2], [3, 4, 5]])
+        assert np.array_equal(arrays["y"], [1, 1])
+    assert len(calls) == 1
 
 
 def test_another_key_makes_others():
@@ -57,10 +57,10 @@ def test_a_build_that_fails_leaves_nothing_behind(folder):
 def test_what_a_killed_process_left_is_removed(folder):
     key = {"kind": "test"}
     cache.arrays(key, lambda: {"x": np.zeros(1)})
-    (made,) = [path for path in (folder / "test").iterdir() if path.is_dir()]
-    left = made.rename(made.with_name(f"{made.name}.abcd"))
+    (place,) = [path for path in (folder / "test").iterdir() if path.is_dir()]
+    left = place.rename(place.with_name(f"{place.name}.abcd"))
     assert cache.arrays(key, lambda: {"x": np.ones(1)})["x"][0] == 1
-    assert made.is_dir()
+    assert place.is_dir()
     assert not left.exists()
 
 
@@ -96,14 +96,14 @@ def new_process():
 def kept(folder):
     """The folder of arrays that are kept, and how to look what it gives: the arrays, and how often they were made."""
     cache.arrays(KEY, lambda: MADE)
-    (made,) = (path for path in (folder / "test").iterdir() if path.is_dir())
+    (place,) = (path for path in (folder / "test").iterdir() if path.is_dir())
 
     def look():
         times = []
         new_process()
         return cache.arrays(KEY, lambda: times.append(1) or MADE), len(times)
 
-    return made, look
+    return place, look
 
 
 def is_made(arrays):
@@ -117,8 +117,8 @@ def flipped(content, bit):
 
 
 def test_no_flipped_bit_is_used(kept, capsys):
-    made, look = kept
-    files = [path for path in sorted(made.iterdir()) if path.name != "key.json"]  # nothing reads that one
+    place, look = kept
+    files = [path for path in sorted(place.iterdir()) if path.name != "key.json"]  # nothing reads that one
     assert {path.name for path in files} == {"checksums.json", "x.npy", "y.npy"}
     contents = [path.read_bytes() for path in files]
     chance, total = random.Random(0), 8 * sum(map(len, contents))
@@ -137,13 +137,13 @@ def test_no_flipped_bit_is_used(kept, capsys):
 
 def test_most_flipped_bits_would_be_used_without_checksums(kept):
     """So that the test above shows something."""
-    made, _ = kept
-    content = (made / "x.npy").read_bytes()
+    place, _ = kept
+    content = (place / "x.npy").read_bytes()
     used = 0
     for bit in random.Random(0).sample(range(8 * len(content)), 100):
-        (made / "x.npy").write_bytes(flipped(content, bit))
+        (place / "x.npy").write_bytes(flipped(content, bit))
         try:
-            used += not np.array_equal(np.load(made / "x.npy", mmap_mode="c"), MADE["x"])
+            used += not np.array_equal(np.load(place / "x.npy", mmap_mode="c"), MADE["x"])
         except (ValueError, SyntaxError):
             continue
     assert used > 50
@@ -152,8 +152,8 @@ def test_most_flipped_bits_would_be_used_without_checksums(kept):
 @pytest.mark.parametrize("name", ["x.npy", "y.npy", "checksums.json"])
 @pytest.mark.parametrize("harm", ["gone", "empty", "half", "longer", "text", "folder"])
 def test_no_other_harm_is_used(kept, folder, name, harm, capsys):
-    made, look = kept
-    path = made / name
+    place, look = kept
+    path = place / name
     content = path.read_bytes()
     path.unlink()
     if harm == "folder":
@@ -164,21 +164,21 @@ def test_no_other_harm_is_used(kept, folder, name, harm, capsys):
     arrays, times = look()
     assert is_made(arrays)
     assert times == 1
-    assert f"cache {made}: " in capsys.readouterr().out
-    assert sorted(path.name for path in (folder / "test").iterdir()) == [made.name, f"{made.name}.lock"]
+    assert f"cache {place}: " in capsys.readouterr().out
+    assert sorted(path.name for path in (folder / "test").iterdir()) == [place.name, f"{place.name}.lock"]
 
 
 @pytest.mark.parametrize("how", ["file", "gone", "no checksums", "one more"])
 def test_a_folder_that_is_none_is_made(kept, how):
-    made, look = kept
+    place, look = kept
     if how == "one more":
-        np.save(made / "z.npy", np.ones(1))
+        np.save(place / "z.npy", np.ones(1))
     elif how == "no checksums":  # as older versions left it
-        (made / "checksums.json").unlink()
+        (place / "checksums.json").unlink()
     else:
-        shutil.rmtree(made)
+        shutil.rmtree(place)
         if how == "file":
-            made.write_text("what is this?")
+            place.write_text("what is this?")
     arrays, times = look()
     assert is_made(arrays)
     assert times == 1
@@ -186,33 +186,33 @@ def test_a_folder_that_is_none_is_made(kept, how):
 
 
 def test_a_file_is_read_once_in_a_process_and_again_when_it_has_changed(kept, monkeypatch):
-    made, look = kept
+    place, look = kept
     look()
     with monkeypatch.context() as patch:
         patch.setattr(cache.hashlib, "file_digest", lambda *_: pytest.fail("read again"))
         assert is_made(cache.arrays(KEY, dict))
-    path = made / "x.npy"
+    path = place / "x.npy"
     path.write_bytes(flipped(path.read_bytes(), 1500))
     os.utime(path, ns=(0, 1))  # a later time than that of the last look, however coarse the clock of the file system
     assert is_made(cache.arrays(KEY, lambda: MADE))
 
 
 def test_arrays_in_use_stay_when_their_folder_is_made_again(kept):
-    made, look = kept
+    place, look = kept
     new_process()
     used = cache.arrays(KEY, dict)
-    (made / "y.npy").unlink()
+    (place / "y.npy").unlink()
     assert look()[1] == 1
     assert is_made(used)
 
 
 def test_a_build_that_fails_leaves_the_damaged_folder(kept):
-    made, look = kept
-    (made / "y.npy").unlink()
-    before = sorted(path.name for path in made.iterdir())
+    place, look = kept
+    (place / "y.npy").unlink()
+    before = sorted(path.name for path in place.iterdir())
     with pytest.raises(ZeroDivisionError):
         cache.arrays(KEY, lambda: 1 / 0)
-    assert sorted(path.name for path in made.iterdir()) == before
+    assert sorted(path.name for path in place.iterdir()) == before
     assert look()[1] == 1
 
 

@@ -28,18 +28,18 @@ def records(n=50):
 
 def test_features_are_the_outputs_in_evaluation_mode():
     x = records()
-    found = features.cached({"name": "a"}, backbone, x, lambda x: x.float() / 255, batch=7)
+    computed = features.cached({"name": "a"}, backbone, x, lambda x: x.float() / 255, batch=7)
     expected = backbone().eval()(x.float() / 255).detach()
-    assert found.dtype == torch.float32
-    assert not found.requires_grad
-    torch.testing.assert_close(found, expected)
+    assert computed.dtype == torch.float32
+    assert not computed.requires_grad
+    torch.testing.assert_close(computed, expected)
 
 
 def test_they_are_computed_once_for_each_key():
-    made = []
+    calls = []
 
     def counted():
-        made.append(1)
+        calls.append(1)
         return nn.Flatten()
 
     first = features.cached({"name": "a"}, counted, records(), torch.Tensor.float)
@@ -47,7 +47,7 @@ def test_they_are_computed_once_for_each_key():
     other = features.cached({"name": "b"}, counted, records(9), torch.Tensor.float)
     assert torch.equal(first, again)
     assert len(other) == 9
-    assert len(made) == 2
+    assert len(calls) == 2
 
 
 def test_the_number_of_cores_changes_no_bit(monkeypatch):
@@ -57,11 +57,11 @@ def test_the_number_of_cores_changes_no_bit(monkeypatch):
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64))
 
-    found = []
+    results = []
     for count in (1, 4):
         monkeypatch.setattr(os, "sched_getaffinity", lambda process, count=count: set(range(count)))
-        found.append(features.computed(layers, x, lambda x: x, batch=64))
-    assert np.array_equal(*found)
+        results.append(features.computed(layers, x, lambda x: x, batch=64))
+    assert np.array_equal(*results)
 
 
 def test_features_of_no_records():
@@ -70,18 +70,18 @@ def test_features_of_no_records():
 
 def test_parts_are_let_go_one_by_one():
     """Each may hold all that it was taken from."""
-    made = []
+    parts_so_far = []
 
     def parts():
         for start in range(0, 20, 2):
-            assert sum(array() is not None for array in made) <= 1, "more than the part before is still there"
+            assert sum(array() is not None for array in parts_so_far) <= 1, "more than the part before is still there"
             tokens = np.repeat(np.arange(start, start + 2.0, dtype=np.float32)[:, None, None], 5, axis=1)
-            made.append(weakref.ref(tokens))
+            parts_so_far.append(weakref.ref(tokens))
             yield tokens[:, 0]
             del tokens
 
     assert features._joined(parts(), 20).ravel().tolist() == list(range(20))
-    assert len(made) == 10
+    assert len(parts_so_far) == 10
 
 
 def test_random_numbers_and_threads_are_as_before():
@@ -100,7 +100,7 @@ def test_an_error_in_the_backbone_is_raised_and_nothing_is_kept():
 
 def test_checksums_of_weights():
     weights = {"a": torch.ones(2), "b": torch.zeros(3)}
-    known = features.checksum_of(weights)
-    assert features.checksum_of(dict(reversed(weights.items()))) == known
+    expected = features.checksum_of(weights)
+    assert features.checksum_of(dict(reversed(weights.items()))) == expected
     for changed in ({"a": torch.ones(2), "c": torch.zeros(3)}, {**weights, "b": torch.tensor([0.0, 0.0, 1e-30])}):
-        assert features.checksum_of(changed) != known
+        assert features.checksum_of(changed) != expected

@@ -91,17 +91,16 @@ def test_the_curve_is_about_the_first_reference_of_each_meaning():
     assert torch.equal(test.y, y[::2])
 
 
-@pytest.mark.parametrize("subset", ["full", "lora", "bitfit"])
+@pytest.mark.parametrize("subset", ["full", "lora"])
 def test_engines_agree(subset):
     workload = tiny(subset=subset)
     sums = fabricated.clipped_sums(workload, *workload.tokens("train"), 0.1)
     torch.testing.assert_close(*sums, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("subset", ["full", "lora"])
-def test_conformance(subset, monkeypatch, no_java):
+def test_conformance(monkeypatch, no_java):
     monkeypatch.setattr(E2E, "batch_size", 4)
-    for check in dpopt.testing.workload_checks(tiny(subset=subset)):
+    for check in dpopt.testing.workload_checks(tiny()):
         check()
 
 
@@ -149,12 +148,12 @@ def likelihood(predict, prompt, text):
     return sum(float(logits[len(prompt) - 1 + i, token]) for i, token in enumerate(text))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_wide_beams_find_the_likeliest_text(seed):
     """End token 0, texts of at most three tokens, the end among them."""
     predict, prompts = chain(seed), [[1], [2, 3], [3, 1]]
-    found = generate(predict, prompts, end=0, length=5, beams=64)
-    for prompt, text in zip(prompts, found, strict=True):
+    texts = generate(predict, prompts, end=0, length=5, beams=64)
+    for prompt, text in zip(prompts, texts, strict=True):
         room = 5 - len(prompt)
         whole = [list(t) for t in itertools.product(range(1, 4), repeat=room)]
         ended = [[*t, 0] for n in range(room) for t in itertools.product(range(1, 4), repeat=n)]
@@ -162,7 +161,7 @@ def test_wide_beams_find_the_likeliest_text(seed):
         assert text == [token for token in best if token]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_one_beam_takes_the_likeliest_token(seed):
     predict, prompts = chain(seed), [[1], [2, 3, 1], [3]]
     for prompt, text in zip(prompts, generate(predict, prompts, end=0, length=8), strict=True):
@@ -173,13 +172,6 @@ def test_one_beam_takes_the_likeliest_token(seed):
                 break
             expected.append(token)
         assert text == expected[len(prompt) :]
-
-
-def test_more_beams_are_never_less_likely_here():
-    predict = chain(7)
-    texts = [generate(predict, [[1]], end=0, length=6, beams=beams)[0] for beams in (1, 256)]
-    greedy, best = (likelihood(predict, [1], text + [0] * (len(text) < 5)) for text in texts)
-    assert greedy <= best + 1e-6
 
 
 @pytest.mark.parametrize(
@@ -206,8 +198,8 @@ def test_the_hubs_gpt2(restaurants, monkeypatch):
     folder = restaurants / "data" / "checkpoints" / "gpt2"
     config = {"n_layer": 1, "n_embd": 8, "n_head": 2, "n_positions": 32, "vocab_size": 300}
     transformers.GPT2LMHeadModel(transformers.GPT2Config(**config)).save_pretrained(folder)
-    made = Tokenizer.from_str(tiny().tokenizer()[0].to_str())
-    made.save(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer.from_str(tiny().tokenizer()[0].to_str())
+    tokenizer.save(str(folder / "tokenizer.json"))
     workload = tiny(pretrained=True, length=32)
     workload.check()
     x, y = workload.tokens("train")

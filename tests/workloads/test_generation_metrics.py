@@ -22,8 +22,8 @@ def test_a_text_that_is_one_of_its_references_has_bleu_one():
 
 def test_bleu_by_hand():
     """Precisions 5/6, 3/5, 2/4, 1/3 over both references, and a reference as long as the text."""
-    found = mteval(["the cat sat on a mat"], [["the cat sat on the mat", "there is a cat"]])
-    assert found["bleu"] == pytest.approx((6 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
+    values = mteval(["the cat sat on a mat"], [["the cat sat on the mat", "there is a cat"]])
+    assert values["bleu"] == pytest.approx((6 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
 
 
 def test_bleu_takes_the_closest_reference_length():
@@ -69,9 +69,9 @@ def test_nist_halves_a_text_of_two_thirds_the_length():
 
 @pytest.mark.parametrize("texts", [["", ""], ["", "a pub"]])
 def test_empty_texts_score_low_and_not_an_error(texts):
-    found = mteval(texts, REFERENCES)
-    assert 0 <= found["bleu"] < 0.1
-    assert 0 <= found["nist"] < 0.1
+    values = mteval(texts, REFERENCES)
+    assert 0 <= values["bleu"] < 0.1
+    assert 0 <= values["nist"] < 0.1
 
 
 def test_rouge_and_cider_by_hand(monkeypatch):
@@ -84,19 +84,19 @@ def test_rouge_and_cider_by_hand(monkeypatch):
 
     monkeypatch.setattr(meteor, "Meteor", Silent)
     monkeypatch.setattr(generation_metrics, "treebank", iter)
-    found = coco(["a b c d", "x"], [["a c d e", "z"], ["y"]])
-    assert found["rouge_l"] == pytest.approx(0.75 / 2)
-    assert found["meteor"] == 0.25
-    assert 0 < found["cider"] < 5
+    values = coco(["a b c d", "x"], [["a c d e", "z"], ["y"]])
+    assert values["rouge_l"] == pytest.approx(0.75 / 2)
+    assert values["meteor"] == 0.25
+    assert 0 < values["cider"] < 5
     assert coco(["a b c d", "x y z w"], [["a b c d"], ["x y z w"]])["cider"] == pytest.approx(10)
 
 
 def test_without_java_three_scores_are_missing_with_the_reason(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    found = scores(TEXTS, REFERENCES)
-    assert found.keys() == {"bleu", "nist", "missing"}
-    assert found["missing"].keys() == {"meteor", "rouge_l", "cider"}
-    assert "`java` is not there" in found["missing"]["cider"]
+    values = scores(TEXTS, REFERENCES)
+    assert values.keys() == {"bleu", "nist", "missing"}
+    assert values["missing"].keys() == {"meteor", "rouge_l", "cider"}
+    assert "`java` is not there" in values["missing"]["cider"]
 
 
 @pytest.mark.parametrize(("texts", "references"), [([], []), (["a"], []), (["a"], [[]]), (["a"], [["b"], ["c"]])])

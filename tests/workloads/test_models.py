@@ -102,9 +102,11 @@ def test_opacus_network():
     assert (other(x) - model(x)).abs().max() > 0.01
 
 
-def test_images_that_are_too_small_for_two_strides():
+def test_shapes_that_no_network_has():
     with pytest.raises(ConfigError, match=r"workload\.size"):
         models.opacus_conv(size=8)
+    with pytest.raises(ConfigError, match="depth"):
+        models.wide_resnet(depth=18)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -125,11 +127,6 @@ def test_convolutions_of_a_wide_resnet_are_standardised():
             if isinstance(module, nn.Conv2d):
                 module.weight.mul_(3).add_(0.5)
     torch.testing.assert_close(model(x), before, rtol=1e-3, atol=1e-4)
-
-
-def test_a_depth_that_is_no_wide_resnet():
-    with pytest.raises(ConfigError, match="depth"):
-        models.wide_resnet(depth=18)
 
 
 SUBSETS = {

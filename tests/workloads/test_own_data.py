@@ -83,11 +83,11 @@ def test_a_folder_of_classes(here):
     pixels = list(photos(here / "photos").values())
     (here / "photos" / "rose" / "README.md").write_text("no image")
     assert new("flowers", "from=photos", "test=0.3") == 0
-    found, rows = data.entry("flowers"), for_tests(20, 0.3)
-    assert (found.kind, found.classes, found.class_names, found.size) == ("image", 2, ("rose", "tulip"), 8)
-    assert (found.mean, found.std, found.licence) == ((0.5,) * 3, (0.5,) * 3, "none stated")
-    assert "no record has a part in" in found.note
-    assert "SHA-256 begins below 0.3" in found.note
+    dataset, rows = data.entry("flowers"), for_tests(20, 0.3)
+    assert (dataset.kind, dataset.classes, dataset.class_names, dataset.size) == ("image", 2, ("rose", "tulip"), 8)
+    assert (dataset.mean, dataset.std, dataset.licence) == ((0.5,) * 3, (0.5,) * 3, "none stated")
+    assert "no record has a part in" in dataset.note
+    assert "SHA-256 begins below 0.3" in dataset.note
     expected = {"test": rows, "train": [row for row in range(20) if row not in rows]}
     for split, chosen in expected.items():
         x, y = data.images("flowers", split)
@@ -99,9 +99,9 @@ def test_folders_of_splits(here):
     for split, each in (("train", 3), ("test", 2)):
         photos(here / "photos" / split, each, shape=(6, 6))
     assert new("flowers", "from=photos") == 0
-    found = data.entry("flowers")
-    assert {split: part.records for split, part in found.splits.items()} == {"train": 6, "test": 4}
-    assert (found.channels, "SHA-256" in found.note) == (1, False)
+    dataset = data.entry("flowers")
+    assert {split: part.records for split, part in dataset.splits.items()} == {"train": 6, "test": 4}
+    assert (dataset.channels, "SHA-256" in dataset.note) == (1, False)
     assert data.images("flowers", "test").x.shape == (4, 6, 6)
 
 
@@ -121,11 +121,6 @@ def test_an_image_that_cannot_be_read_is_named(here, capsys):
     path = next(iter(photos(here / "photos")))
     path.write_bytes(path.read_bytes()[:60])
     assert re.search(r"from: .*photos/rose/test_00\.png.*expected an image", refused(capsys, "flowers", "from=photos"))
-
-
-def test_one_class_is_none(here, capsys):
-    picture(here / "photos" / "rose" / "one.png", 0)
-    assert "['rose'] cannot be used; expected at least two classes" in refused(capsys, "flowers", "from=photos")
 
 
 def test_images_of_another_folder_of_the_same_name(here, monkeypatch):
@@ -207,8 +202,8 @@ def test_a_saved_dataset_keeps_its_splits_and_class_names(here):
     split = datasets.Dataset.from_dict(rows, features)
     datasets.DatasetDict(train=split, validation=split.select([0]), test=split.select([2, 1])).save_to_disk("saved")
     assert new("reviews", "from=saved", "inputs=text") == 0
-    found = data.entry("reviews")
-    assert (found.kind, found.class_names, list(found.splits)) == (
+    dataset = data.entry("reviews")
+    assert (dataset.kind, dataset.class_names, list(dataset.splits)) == (
         "text",
         ("no", "yes"),
         ["train", "validation", "test"],
@@ -258,10 +253,8 @@ def test_rows_that_are_added_leave_the_others_in_their_split(here):
         (["from=nowhere"], r"from: 'nowhere' .*there is nothing"),
         (["from=empty"], r"from: 'empty' .*expected CLASS/IMAGE"),
         (["from=people.csv"], r"target: 'label' .*known: age, income, is member, job"),
-        (["from=people.csv", "target=incom"], r"did you mean 'income'"),
         (["from=people.csv", "target=age"], r"expected a class for each record"),
         (["from=people.csv", "target=income", "ranges.agge=[0,1]"], r"ranges: 'agge' .*did you mean 'age'"),
-        (["from=people.csv", "target=income", "values.jobs=[a,b]"], r"values: 'jobs' .*did you mean 'job'"),
         (["from=people.csv", "target=income", "ranges.job=[0,1]"], r"ranges\.job.*expected `values`"),
         (["from=people.csv", "target=income", "ranges.age=[9,1]"], r"range: \(9\.0, 1\.0\).*smallest"),
         (["from=people.csv", "target=income", "values.income=[high]"], r"at least two classes"),
@@ -270,16 +263,9 @@ def test_rows_that_are_added_leave_the_others_in_their_split(here):
             r"train\[\d+\]\.income: 'low' .*one of the classes",
         ),
         (["from=people.csv", "target=income", "test=0.00001"], r"of 60 records 0 would be for tests"),
-        (["from=people.csv", "target=income", "test=2"], r"test: 2\.0 .*a number in \(0, 1\)"),
         (["from=people.csv", "target=income", "inputs=age"], r"inputs: 'age' .*images or of texts"),
         (["from=people.csv", "target=income", "size=8"], r"size: 8 .*of images.*table"),
-        (["from=people.csv", "target=income", "epsilon=1"], r"epsilon.*known: inputs, public"),
-        (["from=people.csv", "target=income", "range.age=[0,1]"], r"expected KEY=VALUE, ranges\.COLUMN"),
-        (
-            ["from=people.csv", "target=income", "ranges=[0,1]", "ranges.age=[0,1]"],
-            r"expected KEY=VALUE, ranges\.COLUMN",
-        ),
-        (["from=people.csv", "target=income", "public=maybe"], r"public: 'maybe' .*true or false"),
+        (["from=people.csv", "target=income", "range.age=[0,1]"], r"range\.age.*did you mean 'ranges'"),
     ],
 )
 def test_what_cannot_be_used_writes_nothing(arguments, message, here, capsys):
@@ -344,8 +330,8 @@ def test_files_of_an_entry_lie_beside_it_or_in_the_data_folder(here, monkeypatch
     first = data.table("people", "test")
     Path("elsewhere").mkdir()
     Path("data/people").rename("elsewhere/people")
-    (found,) = data.missing("people")
-    assert re.search(r"put SPLIT-\*\.parquet into .*data/people, or set DPOPT_DATA", str(found))
+    (absent,) = data.missing("people")
+    assert re.search(r"put SPLIT-\*\.parquet into .*data/people, or set DPOPT_DATA", str(absent))
     monkeypatch.setenv("DPOPT_DATA", "elsewhere")
     assert data.missing("people") == []
     monkeypatch.setenv("DPOPT_CACHE", str(here / "another"))
@@ -382,13 +368,3 @@ def test_a_changed_file_is_refused(here):
     changed.to_parquet(file, index=False)
     with pytest.raises(ConfigError, match=r"people\.train\.columns: .*differ from the known"):
         data.table("people", "train")
-
-
-@pytest.mark.parametrize(
-    ("name", "how"), [("fashion_mnist", "zalando-datasets"), ("gtsrb_32", "gtsrb_32/SPLIT-*.parquet")]
-)
-def test_shipped_sets_that_are_not_at_hand(name, how, monkeypatch, tmp_path):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
-    (found,) = data.missing(name)
-    assert "set DPOPT_DATA" in str(found)
-    assert how in str(found)

@@ -71,33 +71,33 @@ def twin(x, scales, angles):
     of = {(scale, angle): wavelet(scale, angle) for scale in range(scales) for angle in range(angles)}
     first = {key: modulus(x, kernel) for key, kernel in of.items()}
     second = [modulus(wave, of[b]) for a, wave in first.items() for b in of if b[0] > a[0]]
-    return torch.stack([mean(found) for found in (x, *first.values(), *second)])
+    return torch.stack([mean(part) for part in (x, *first.values(), *second)])
 
 
 @pytest.mark.parametrize(("scales", "angles", "channels"), [(2, 8, 81), (1, 6, 7)])
 def test_coefficients_are_those_of_the_definition(scales, angles, channels):
     x = torch.zeros(64, 64)
     x[24:40, 24:40] = torch.rand(16, 16, generator=torch.Generator().manual_seed(0))
-    found, expected = Scattering(64, scales, angles)(x[None, None])[0], twin(x, scales, angles)
-    assert found.shape == (channels, 64 // 2**scales, 64 // 2**scales)
+    coefficients, expected = Scattering(64, scales, angles)(x[None, None])[0], twin(x, scales, angles)
+    assert coefficients.shape == (channels, 64 // 2**scales, 64 // 2**scales)
     # What is left out in between is of frequencies that the wavelets hardly let through.
-    assert (found - expected).norm() < 5e-3 * expected.norm()
-    assert (found - twin(x.T, scales, angles)).norm() > 0.1 * expected.norm()
+    assert (coefficients - expected).norm() < 5e-3 * expected.norm()
+    assert (coefficients - twin(x.T, scales, angles)).norm() > 0.1 * expected.norm()
 
 
 def test_a_constant_image_has_a_mean_and_no_waves():
-    found = Scattering(12)(torch.full((1, 1, 12, 12), 0.7))[0]
-    torch.testing.assert_close(found[0], torch.full((3, 3), 0.7), rtol=1e-4, atol=0)
-    assert found[1:].abs().max() < 1e-4
+    coefficients = Scattering(12)(torch.full((1, 1, 12, 12), 0.7))[0]
+    torch.testing.assert_close(coefficients[0], torch.full((3, 3), 0.7), rtol=1e-4, atol=0)
+    assert coefficients[1:].abs().max() < 1e-4
 
 
 def test_to_move_an_image_by_four_pixels_moves_its_coefficients_by_one():
     x = torch.zeros(1, 1, 48, 48)
     x[..., 20:28, 20:28] = torch.rand(8, 8, generator=torch.Generator().manual_seed(0))
     transform = Scattering(48)
-    found = transform(x)
-    torch.testing.assert_close(transform(x.roll(4, -1)), found.roll(1, -1), rtol=0, atol=1e-5)
-    assert (transform(x.roll(2, -1)) - found.roll(1, -1)).abs().max() > 1e-3
+    coefficients = transform(x)
+    torch.testing.assert_close(transform(x.roll(4, -1)), coefficients.roll(1, -1), rtol=0, atol=1e-5)
+    assert (transform(x.roll(2, -1)) - coefficients.roll(1, -1)).abs().max() > 1e-3
 
 
 def test_channels_of_an_image_are_transformed_one_by_one():
@@ -116,13 +116,13 @@ def test_sizes_that_cannot_be_halved_twice(size):
 def test_features_are_normalised_in_groups_of_one_image(channels, size, width):
     x = torch.rand(3, channels, size, size)
     layers = models.scatter_features(channels, size)
-    found = layers(x)
-    assert found.shape == (3, width)
+    coefficients = layers(x)
+    assert coefficients.shape == (3, width)
     assert not list(layers.parameters())
-    groups = found.view(3, 27, -1)
+    groups = coefficients.view(3, 27, -1)
     torch.testing.assert_close(groups.mean(-1), torch.zeros(3, 27), rtol=0, atol=1e-5)
     spread = Scattering(size)(x).view(3, 27, -1).var(-1, unbiased=False)
     torch.testing.assert_close(groups.var(-1, unbiased=False), spread / (spread + 1e-5))
     assert isinstance(layers[1], nn.GroupNorm)
     # Nothing of the other images is in an image's features.
-    torch.testing.assert_close(layers(torch.cat([x[:1], 100 * x[1:]]))[0], found[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(layers(torch.cat([x[:1], 100 * x[1:]]))[0], coefficients[0], rtol=1e-4, atol=1e-5)

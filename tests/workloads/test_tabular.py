@@ -26,9 +26,9 @@ def people(tmp_path, monkeypatch):
 
 
 def encoded(column, values):
-    """What the values of one column become."""
-    found = replace(catalogue.entry("people"), columns={"c": column})
-    return tables.encode(found, Source("t", ("c",), len(values), lambda name: iter([values[:2], values[2:]])))
+    """The numbers that the values of one column become."""
+    dataset = replace(catalogue.entry("people"), columns={"c": column})
+    return tables.encode(dataset, Source("t", ("c",), len(values), lambda name: iter([values[:2], values[2:]])))
 
 
 def test_numbers_are_scaled_by_the_stated_range(people):
@@ -62,26 +62,26 @@ def test_other_ranges_make_other_inputs_of_the_same_records(people, monkeypatch)
 
 @pytest.mark.parametrize(("hidden", "sizes"), [(0, [5, 2]), (8, [5, 8, 2]), ((8, 4), [5, 8, 4, 2])])
 def test_the_model(people, hidden, sizes):
-    made = registry.create_workload("table", data="people", hidden=hidden)
-    layers = [layer for layer in made.model() if isinstance(layer, nn.Linear)]
+    workload = registry.create_workload("table", data="people", hidden=hidden)
+    layers = [layer for layer in workload.model() if isinstance(layer, nn.Linear)]
     assert [layers[0].in_features, *(layer.out_features for layer in layers)] == sizes
 
 
 def test_it_is_planned_without_files(people, monkeypatch, tmp_path):
     monkeypatch.setenv("DPOPT_DATA", str(tmp_path / "nowhere"))
-    made = registry.create_workload("table", data="people", validation=8)
-    made.check()
-    assert (made.examples, made.outline().tested) == (40, 20)
-    assert [found.name for found in made.missing()] == ["people"]
+    workload = registry.create_workload("table", data="people", validation=8)
+    workload.check()
+    assert (workload.examples, workload.outline().tested) == (40, 20)
+    assert [absent.name for absent in workload.missing()] == ["people"]
 
 
 def test_two_classes_have_an_area_under_the_curve(people, monkeypatch):
-    made = registry.create_workload("table", data="people")
+    workload = registry.create_workload("table", data="people")
     split = Split(torch.zeros(4, 5), torch.tensor([0, 1, 1, 0]))
     perfect = torch.tensor([[1.0, 0], [0, 1], [0, 2], [3, 0]])
-    assert made.report(lambda x: perfect, split)["auc"] == 1
+    assert workload.report(lambda x: perfect, split)["auc"] == 1
     monkeypatch.setitem(catalogue.entries(), "people", replace(people, classes=3))
-    assert "auc" not in made.report(lambda x: torch.randn(4, 3), split)
+    assert "auc" not in workload.report(lambda x: torch.randn(4, 3), split)
 
 
 @pytest.mark.parametrize(

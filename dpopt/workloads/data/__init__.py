@@ -80,9 +80,21 @@ def images(name: str, split: str, size: int | None = None) -> Split:
             or are not the known ones.
     """
     dataset, part = _part(name, split, "image")
-    side = _size(dataset, size)
+    side = dataset.size if size is None else size
+    if side is None or side < 1:
+        raise ConfigError(f"{dataset.name}.size", size, "the images vary in size: expected the one to resize them to")
+    if dataset.size not in (None, side):
+        raise ConfigError(f"{dataset.name}.size", size, f"all images are {dataset.size} x {dataset.size}")
     key = {"kind": "images", "size": side, "revision": decoding.REVISION, **_records(dataset, split, part)}
-    arrays = cache.arrays(key, lambda: _decoded(dataset, split, side))
+
+    def decoded() -> dict[str, NDArray[Any]]:
+        source = open_source(dataset, split)
+        labels = _labels(source, dataset)  # before the pixels, which take minutes
+        pixels, digest = decoding.decode(dataset, source, side)
+        checksums.confirm(dataset, split, digest, checksums.of_arrays([labels]))
+        return {"x": pixels, "y": labels}
+
+    arrays = cache.arrays(key, decoded)
     return Split(torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"]))
 
 
@@ -98,7 +110,14 @@ def table(name: str, split: str) -> Split:
     dataset, part = _part(name, split, "table")
     columns = {column: [stated.range, stated.values] for column, stated in dataset.columns.items()}
     key = {"kind": "tables", "columns": columns, "revision": tables.REVISION, **_records(dataset, split, part)}
-    arrays = cache.arrays(key, lambda: _encoded(dataset, split))
+
+    def encoded() -> dict[str, NDArray[Any]]:
+        source = open_source(dataset, split)
+        labels, inputs = _labels(source, dataset), tables.encode(dataset, source)
+        checksums.confirm(dataset, split, tables.digest(dataset, source), checksums.of_arrays([labels]))
+        return {"x": inputs, "y": labels}
+
+    arrays = cache.arrays(key, encoded)
     return Split(torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"]))
 
 
@@ -160,33 +179,7 @@ def _records(dataset: Entry, split: str, part: SplitEntry) -> dict[str, Any]:
     return {"name": dataset.name, "split": split, "data": origin}
 
 
-def _size(dataset: Entry, size: int | None) -> int:
-    """Height and width that the images of a data set are to have."""
-    side = dataset.size if size is None else size
-    if side is None or side < 1:
-        raise ConfigError(f"{dataset.name}.size", size, "the images vary in size: expected the one to resize them to")
-    if dataset.size not in (None, side):
-        raise ConfigError(f"{dataset.name}.size", size, f"all images are {dataset.size} x {dataset.size}")
-    return side
-
-
-def _decoded(dataset: Entry, split: str, size: int) -> dict[str, NDArray[Any]]:
-    source = open_source(dataset, split)
-    labels = _labels(source, dataset)
-    pixels, digest = decoding.decode(dataset, source, size)
-    checksums.confirm(dataset, split, digest, checksums.of_arrays([labels]))
-    return {"x": pixels, "y": labels}
-
-
-def _encoded(dataset: Entry, split: str) -> dict[str, NDArray[Any]]:
-    source = open_source(dataset, split)
-    labels, inputs = _labels(source, dataset), tables.encode(dataset, source)
-    checksums.confirm(dataset, split, tables.digest(dataset, source), checksums.of_arrays([labels]))
-    return {"x": inputs, "y": labels}
-
-
 def _labels(source: Source, dataset: Entry) -> NDArray[np.int64]:
-    """The labels [n], from 0 to the number of classes."""
     labels = np.asarray(read_column(source, dataset.targets))
     if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= dataset.classes:
         allowed = f"expected whole numbers from 0 to {dataset.classes - 1}"

@@ -160,6 +160,7 @@ class Entry:
     @property
     def version(self) -> str:
         """Eight hexadecimal digits that follow from what the entry says of its records."""
+        # Licence, reference and note may be corrected without making another data set of it.
         decides = {key: value for key, value in asdict(self).items() if key in DECIDES}
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:8]
 
@@ -217,17 +218,18 @@ def entries() -> dict[str, Entry]:
     Raises:
         ConfigError: a file that is no entry, or has the name of one of dpopt's.
     """
+    # Looked for at each call: the current folder may be another one by now.
     files = sorted(Path("data").resolve().glob("*.yaml"))
     return _with_own(tuple((file, file.stat().st_mtime_ns) for file in files)) if files else _installed()
 
 
 @cache
 def _with_own(files: tuple[tuple[Path, int], ...]) -> dict[str, Entry]:
-    """The entries of installed packages and of those of `files` that hold one; other times, other files."""
+    # The times are a part of the arguments so that a file which has changed is read again.
     every = dict(_installed())
     for file in (file for file, _ in files if b"\nsplits:" in b"\n" + file.read_bytes()):
         origin = f"{file.parent.name}/{file.name}"
-        _refuse_known(file.stem, origin)
+        _refuse_known(file.stem, origin)  # or a shipped suite would mean other records here
         every[file.stem] = parse(file.stem, documents.mapping(file), origin, file.with_suffix(""))
     return dict(sorted(every.items()))
 

@@ -1,4 +1,4 @@
-"""SHA-256 over records, and the one place that compares it with what is known."""
+"""SHA-256 over records, and the one place that compares it with the expected one."""
 
 from __future__ import annotations
 

@@ -107,7 +107,6 @@ def differences(name: str, place: Path, keys: Mapping[str, Any]) -> list[str]:
 
 
 def _import(name: str, place: Path, options: NewDataKeys, scratch: str) -> Entry:
-    """The entry with its checksums; its files are written to the folder `name` of `scratch`."""
     classes, splits = _labelled(_read(place, scratch), options.target, options.values.get(options.target))
     splits, note = _with_test(splits, options.test)
     kind, chosen = _input(splits["train"].features, options)
@@ -153,7 +152,6 @@ def _import(name: str, place: Path, options: NewDataKeys, scratch: str) -> Entry
 
 
 def _read(place: Path, scratch: str) -> Splits:
-    """The splits that there are, `train` among them; `scratch` takes what `datasets` writes for itself."""
     import datasets
     import pandas as pd
 
@@ -181,7 +179,6 @@ def _read(place: Path, scratch: str) -> Splits:
 
 
 def _labelled(splits: Splits, target: str, stated: tuple[str, ...] | None) -> tuple[tuple[str, ...], Splits]:
-    """The classes in order, those of the records where none are stated, and the splits with class numbers."""
     import datasets
 
     first = splits["train"]
@@ -196,9 +193,8 @@ def _labelled(splits: Splits, target: str, stated: tuple[str, ...] | None) -> tu
             if None in seen or any(isinstance(value, float) and not value.is_integer() for value in seen):
                 raise ConfigError(f"target {target}", list(seen)[:5], "expected a class for each record")
             if len(seen) > MOST_VALUES:
-                raise ConfigError(
-                    f"target {target}", f"{len(seen)} values", f"expected at most {MOST_VALUES:,} classes"
-                )
+                allowed = f"expected at most {MOST_VALUES:,} classes"
+                raise ConfigError(f"target {target}", f"{len(seen)} values", allowed)
         classes = stated or tuple(str(value) for value in sorted(seen))
         numbers = {value: classes.index(str(value)) for value in seen if str(value) in classes}
     if len(classes) < 2:
@@ -215,7 +211,6 @@ def _labelled(splits: Splits, target: str, stated: tuple[str, ...] | None) -> tu
 
 
 def _with_test(splits: Splits, share: float | None) -> tuple[Splits, str]:
-    """The splits with one for tests, and a note on how it was made."""
     if "test" in splits:
         if share is not None:
             raise ConfigError("test", share, "there is a test split already")
@@ -231,7 +226,6 @@ def _with_test(splits: Splits, share: float | None) -> tuple[Splits, str]:
 
 
 def _input(features: Mapping[str, Any], options: NewDataKeys) -> tuple[Any, str]:
-    """The kind of the data set, and its one input column, "" for a table."""
     import datasets
 
     others = [column for column in features if column != options.target]
@@ -262,7 +256,6 @@ def _file(folder: Path, split: str) -> Path:
 
 
 def _write_images(splits: Splits, column: str, options: NewDataKeys, folder: Path) -> dict[str, Any]:
-    """Write the files, and return the fields of the entry that are about images."""
     import datasets
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
@@ -281,11 +274,9 @@ def _write_images(splits: Splits, column: str, options: NewDataKeys, folder: Pat
                     content, image = _open(record)
                     is_grey = image.mode in ("1", "L")
                     if options.size is not None:
-                        image, coded = (
-                            decoding.square(image.convert("L" if is_grey else "RGB"), options.size),
-                            BytesIO(),
-                        )
-                        image.save(coded, "PNG")
+                        image = decoding.square(image.convert("L" if is_grey else "RGB"), options.size)
+                        coded = BytesIO()
+                        image.save(coded, "PNG")  # without loss, unlike what most cameras write
                         content = coded.getvalue()
                     sides |= {*image.size}
                     channels = channels if is_grey else 3
@@ -307,7 +298,6 @@ def _open(record: Mapping[str, Any]) -> tuple[bytes, Image.Image]:
 
 
 def _columns(splits: Splits, options: NewDataKeys) -> dict[str, Column]:
-    """The columns of a table, with what is stated of each."""
     names = [name for name in splits["train"].column_names if name != options.target]
     for key in ("ranges", "values"):
         for name in getattr(options, key).keys() - {options.target}:
@@ -326,29 +316,23 @@ def _columns(splits: Splits, options: NewDataKeys) -> dict[str, Column]:
         elif name in options.ranges:
             columns[name] = Column(range=options.ranges[name])
         elif options.public:
-            columns[name] = _seen(
-                {value for records in splits.values() for value in records.unique(name)}, name, is_number
-            )
+            # The user says that whatever the records show is public.
+            seen = {value for records in splits.values() for value in records.unique(name)} - {None}
+            if is_number:
+                finite = [float(value) for value in seen if np.isfinite(value)] or [0.0]
+                low, high = min(finite), max(finite)  # one number where all rows have the same
+                columns[name] = Column(range=(low, high) if low < high else (low - 1, low + 1))
+            elif len(seen) > MOST_VALUES:
+                allowed = f"expected at most {MOST_VALUES} categories: leave it out"
+                raise ConfigError(name, f"{len(seen)} values", allowed)
+            else:
+                columns[name] = Column(values=tuple(sorted(map(str, seen))) or ("",))
         else:
             columns[name] = Column(range=UNSTATED) if is_number else Column(values=UNSTATED)
     return columns
 
 
-def _seen(values: set[Any], name: str, is_number: bool) -> Column:
-    """The range or the values that the records show, which the user says are public."""
-    values = values - {None}
-    if is_number:
-        finite = [float(value) for value in values if np.isfinite(value)] or [0.0]
-        low, high = min(finite), max(finite)
-        return Column(range=(low, high) if low < high else (low - 1, low + 1))  # of one number that all rows have
-    if len(values) > MOST_VALUES:
-        raise ConfigError(name, f"{len(values)} values", f"expected at most {MOST_VALUES} categories: leave it out")
-    return Column(values=tuple(sorted(map(str, values))) or ("",))
-
-
 def _text(entry: Entry) -> str:
-    """The entry as YAML, without what it does not say."""
-
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: plain(each) for key, each in value.items() if each not in (None, "", (), {}, 0)}

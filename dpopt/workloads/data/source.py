@@ -97,25 +97,17 @@ def absent(dataset: Entry) -> list[Missing]:
 
 def how_to_get(dataset: Entry) -> str:
     """A sentence on what a user can do to have the data."""
-    folder = f"set DPOPT_DATA to a folder that holds {dataset.name}/SPLIT-*.parquet"
-    folder = f"put SPLIT-*.parquet into {dataset.folder}, or {folder}" if dataset.folder else folder
-    return (
-        folder
-        if dataset.hub is None
-        else f"{folder}, or unset it and go online once to load {dataset.hub} from the hub"
-    )
+    how = f"set DPOPT_DATA to a folder that holds {dataset.name}/SPLIT-*.parquet"
+    how = f"put SPLIT-*.parquet into {dataset.folder}, or {how}" if dataset.folder else how
+    return f"{how}, or unset it and go online once to load {dataset.hub} from the hub" if dataset.hub else how
 
 
 def identity(dataset: Entry, split: str) -> list[Any]:
-    """Plain JSON data that tell one copy of a split from another where no checksum is known.
-
-    Of local files their names and sizes, of those beside an entry also their times, as others may have the same names;
-    of the hub's what `datasets` derives from the revision that it loaded.
-    """
+    """Plain JSON data that tell one copy of a split from another where no checksum is known."""
     local = files(dataset, split)
-    if local is None:
+    if local is None:  # `datasets` derives it from the revision that it loaded
         return [dataset.hub, dataset.config, _load(dataset, split)._fingerprint]
-    if local[0].parent == dataset.folder:
+    if local[0].parent == dataset.folder:  # with the times, as another folder's files may have the same names and sizes
         return [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in local]
     return [[file.name, file.stat().st_size] for file in local]
 
@@ -158,7 +150,6 @@ def _load(dataset: Entry, split: str) -> Any:
 
 @contextmanager
 def _readable(dataset: Entry, where: str) -> Iterator[None]:
-    """Say in one error that the data cannot be read and how to get them."""
     try:
         yield
     except Exception as error:  # the libraries raise many kinds, none of them for a user to read

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpopt.errors import ConfigError
-from dpopt.workloads.data.catalogue import Column, Entry
+from dpopt.workloads.data.catalogue import Entry
 from dpopt.workloads.data.source import Source
 
 REVISION = 1
@@ -29,7 +29,22 @@ def encode(dataset: Entry, source: Source) -> NDArray[np.float32]:
     """
     inputs, at = np.zeros((source.records, dataset.width), np.float32), 0
     for name, column in dataset.columns.items():
-        encoded = _encoded([value for batch in source.read(name) for value in batch], column, f"{source.name}.{name}")
+        values = [value for batch in source.read(name) for value in batch]
+        if isinstance(column.values, tuple):
+            # A value that nobody stated counts with the missing ones: the width must not depend on the records.
+            place = {value: number for number, value in enumerate(column.values)}
+            numbers = [len(place) if value is None else place.get(str(value), len(place)) for value in values]
+            encoded: NDArray[Any] = np.eye(len(place) + 1, dtype=np.float32)[numbers]
+        else:
+            assert isinstance(column.range, tuple)  # `dataset.width` asks for it
+            low, high = column.range
+            if wrong := next((value for value in values if not isinstance(value, int | float | None)), None):
+                allowed = "expected numbers, as a range is stated; categories have `values`"
+                raise ConfigError(f"{source.name}.{name}", wrong, allowed)
+            raw = np.array([np.nan if value is None else value for value in values], np.float64)
+            is_missing = np.isnan(raw)
+            scaled = 2 * (np.clip(raw, low, high) - low) / (high - low) - 1
+            encoded = np.stack([np.where(is_missing, 0, scaled), is_missing], axis=1)
         inputs[:, at : at + encoded.shape[1]] = encoded
         at += encoded.shape[1]
     return inputs
@@ -43,18 +58,3 @@ def digest(dataset: Entry, source: Source) -> str:
             values = [value for batch in source.read(name) for value in batch]
             content.update(json.dumps([name, values], default=str).encode())
     return content.hexdigest()
-
-
-def _encoded(values: list[Any], column: Column, where: str) -> NDArray[np.floating[Any]]:
-    if isinstance(column.values, tuple):
-        place = {value: number for number, value in enumerate(column.values)}
-        numbers = [len(place) if value is None else place.get(str(value), len(place)) for value in values]
-        return np.eye(len(place) + 1, dtype=np.float32)[numbers]
-    assert isinstance(column.range, tuple)  # `dataset.width` asks for it
-    low, high = column.range
-    if wrong := next((value for value in values if not isinstance(value, int | float | None)), None):
-        raise ConfigError(where, wrong, "expected numbers, as a range is stated; categories have `values`")
-    numbers = np.array([np.nan if value is None else value for value in values], np.float64)
-    is_missing = np.isnan(numbers)
-    scaled = 2 * (np.clip(numbers, low, high) - low) / (high - low) - 1
-    return np.stack([np.where(is_missing, 0, scaled), is_missing], axis=1)
