@@ -16,7 +16,7 @@ EXTRAS = {
 
 
 def hint(module: str) -> str:
-    """How to install what holds `module`."""
+    """The command that installs `module`."""
     top = module.partition(".")[0]
     return f"pip install 'dpopt[{EXTRAS[top]}]'" if top in EXTRAS else f"pip install {top}"
 
@@ -30,6 +30,7 @@ def optional(module: str) -> Any:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
+        # A package that is there, and lacks one of those that it needs, is another fault.
         if (error.name or "").partition(".")[0] != module.partition(".")[0]:
             raise
         raise ConfigError("package", module.partition(".")[0], f"is not installed: {hint(module)}") from error

@@ -1,4 +1,4 @@
-"""Where things are that are not modules: what comes with dpopt, and what can be made again."""
+"""Places of files that are not modules: those that come with dpopt, and those that can be made again."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def at_hand(folder: str, pattern: str) -> dict[str, Path]:
 
     Another distribution brings files by an entry point `NAME = package` of the group "dpopt.FOLDER".
     """
+    # The later wins: a folder of the user's own replaces what is shipped, and no other distribution can.
     brought = [Path(str(resources.files(point.value))) for point in entry_points(group=f"dpopt.{folder}")]
     files = (file for place in (*brought, shipped(folder), Path(folder)) for file in place.glob(pattern))
     return dict(sorted({file.stem: file for file in files}.items()))

@@ -1,4 +1,4 @@
-"""What identifies a run. Equal cells give equal results; where and when one runs is no part of it."""
+"""The identity of a run. Equal cells give equal results; the place and the time of a run are no part of it."""
 
 from __future__ import annotations
 

@@ -26,10 +26,10 @@ BASE = Path(str(resources.files("dpopt") / "conf" / "base"))
 OPEN_KEYS = ("settings", "fields", "published", "options")
 """Keys below which an override may add what the file does not name."""
 NUMBER = re.compile(r"[\w.+-]+")
-"""What may be a number in an override."""
+"""Matches all that may be a number in an override."""
 PLAIN = re.compile(r"[\w-]+")
 RESOLVER = re.compile(r"\$\{.*:", re.DOTALL)
-"""What every `${resolver:...}` has, nested ones too; `${key}` does not."""
+"""Matches every `${resolver:...}`, nested ones too, and no `${key}`."""
 
 
 def command(name: str, overrides: Sequence[str]) -> dict[str, Any]:
@@ -43,20 +43,20 @@ def keys(name: str) -> list[str]:
 
 
 def composed(
-    file: Path, overrides: Sequence[str], known: Sequence[str], content: Mapping[str, Any] | None = None
+    file: Path, overrides: Sequence[str], permitted: Sequence[str], content: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """A YAML file with Hydra's overrides applied, as plain data.
 
     Args:
         file: the file; errors call it by its name.
         overrides: such as "seeds=[0]".
-        known: the keys that it may hold.
+        permitted: the keys that it may hold.
         content: in the place of what the file holds.
 
     Raises:
-        ConfigError: the file or an override cannot be used; names the key and the nearest known one.
+        ConfigError: the file or an override cannot be used; names the key and the nearest one that there is.
     """
-    lines = [_checked(override, known) for override in overrides]
+    lines = [_checked(override, permitted) for override in overrides]
     try:
         config = _layered(file, content)
         OmegaConf.set_struct(config, True)  # an override names a key that there is
@@ -75,26 +75,22 @@ def composed(
         raise ConfigError(str(file), list(overrides), cut(reason)) from error
     assert isinstance(values, dict)
     for key in values:
-        if key not in known:
-            raise unknown(file.name, key, known)
+        if key not in permitted:
+            raise unknown(file.name, key, permitted)
     return {str(key): value for key, value in values.items()}
 
 
 def _layered(file: Path, content: Mapping[str, Any] | None, below: tuple[str, ...] = ()) -> DictConfig:
-    """A file on top of those that it begins with; `below` are the files that begin with it.
-
-    Raises:
-        ConfigError: a file cannot be read, would set Hydra, or leads back to itself.
-    """
+    """A file on top of those that it begins with; `below` are the files that begin with it."""
     if file.stem in below:
         raise ConfigError(str(file), " -> ".join((*below, file.stem)), "its `defaults` lead back to itself")
-    said = documents.mapping(file) if content is None else content
-    if "hydra" in said:
+    layered = documents.mapping(file) if content is None else content
+    if "hydra" in layered:
         raise ConfigError(str(file), "hydra", "Hydra itself is not set by a suite")
     # OmegaConf reads 1e-3 as a number, where YAML has a text.
     layer = OmegaConf.load(file) if content is None else OmegaConf.create(dict(content))
     assert isinstance(layer, DictConfig)
-    begins = said.get("defaults")
+    begins = layered.get("defaults")
     layers, names = [], begins if isinstance(begins, list) else []
     for entry in names if "_self_" in names else [*names, "_self_"]:
         if not isinstance(entry, str) or not PLAIN.fullmatch(entry):
@@ -109,7 +105,7 @@ def _layered(file: Path, content: Mapping[str, Any] | None, below: tuple[str, ..
 
 
 def _beside(file: Path, name: str) -> Path:
-    """The file `name` that another one begins with."""
+    # A suite's neighbours come first: with its folder goes all that it means.
     folders = (file.parent, Path(str(shipped("benchmarks"))), BASE)
     for folder in folders:
         if (path := folder / f"{name}.yaml").is_file():
@@ -119,7 +115,6 @@ def _beside(file: Path, name: str) -> Path:
 
 
 def _apply(override: Override, config: DictConfig) -> None:
-    """Change a configuration by an override; raises `ValueError` for one that does not suit it."""
     key, value = override.key_or_group, override.value()
     if override.package is not None or override.is_sweep_override() or override.is_add():
         raise ValueError(f"{override.input_line}: expected key=value, with one value; + is for keys below {OPEN_KEYS}")
@@ -128,18 +123,15 @@ def _apply(override: Override, config: DictConfig) -> None:
         present = OmegaConf.select(config, key, throw_on_missing=False)
         if present is None or (value is not None and value != present):
             raise ValueError(f"{override.input_line}: there is no such value to delete")
-        with open_dict(config):
+        with open_dict(config):  # OmegaConf deletes nothing from what takes no further keys
             del (OmegaConf.select(config, above) if above else config)[last]
     else:
         OmegaConf.update(config, key, value, merge=True, force_add=override.is_force_add())
 
 
 def check_values(content: Any, where: str) -> None:
-    """Refuse plain data with a text that asks one of OmegaConf's resolvers for something, such as `${oc.env:HOME}`.
-
-    Raises:
-        ConfigError: names the text, and not what it stands for.
-    """
+    """Raise `ConfigError` for a text that asks one of OmegaConf's resolvers for something, such as `${oc.env:HOME}`."""
+    # The error names the text and not its value, which may be a secret.
     for _, leaf in _leaves(content, where):
         if isinstance(leaf, str) and RESOLVER.search(leaf):
             allowed = "a suite takes nothing from its surroundings; expected a value, or ${key} for another key's"
@@ -155,11 +147,7 @@ def _leaves(content: Any, where: str) -> Iterator[tuple[str, Any]]:
 
 
 def plain(value: Any, where: str) -> Any:
-    """A value of Python's as a file could hold it.
-
-    Raises:
-        ConfigError: it could not.
-    """
+    """A value of Python's as a file could hold it; `ConfigError` where none could."""
     if isinstance(value, Mapping):
         return {str(key): plain(part, where) for key, part in value.items()}
     if isinstance(value, list | tuple | range):
@@ -176,14 +164,14 @@ def first_key(override: str) -> str:
     return override.partition("=")[0].lstrip("+~").split(".")[0]
 
 
-def _checked(override: str, known: Sequence[str]) -> str:
-    """An override as Hydra reads it; raises `ConfigError` for an unknown key or a number that is too large."""
+def _checked(override: str, permitted: Sequence[str]) -> str:
     key, equals, _ = override.partition("=")
     first = first_key(override)
     if not equals and not key.startswith("~"):
         raise ConfigError("override", override, "expected key=value")
-    if first not in known:
-        raise unknown("override", first, known)
+    if first not in permitted:
+        raise unknown("override", first, permitted)
+    # Here, as Hydra's grammar makes infinity of 1e400, which at an epsilon means no noise.
     for number in filter(fields.overflows, NUMBER.findall(override)):
         raise ConfigError(first, number, "too large; infinity is `inf`")
     return f"++{override.lstrip('+')}" if first in OPEN_KEYS and not key.startswith("~") else override

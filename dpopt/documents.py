@@ -34,7 +34,7 @@ def mapping(file: Path | Traversable) -> dict[str, Any]:
         return yaml.safe_load(text) or {}
     except UnicodeDecodeError as error:
         raise ConfigError(str(file), f"byte {error.start}", "the text is not UTF-8") from error
-    except ConfigError:
+    except ConfigError:  # which is a ValueError, as those of the parser below
         raise
     except (yaml.YAMLError, ValueError, TypeError) as error:
         reason = cut(" ".join(str(error).split()))
@@ -42,7 +42,7 @@ def mapping(file: Path | Traversable) -> dict[str, Any]:
 
 
 def _check(file: Path | Traversable, text: str) -> None:
-    """Go through the events of a file up to the first that shows something wrong, before anything is made of them."""
+    # Event by event, before anything is made of them: a few lines can stand for more values than memory holds.
     values, levels, roots = 0, 0, 0
     for event in yaml.parse(text, yaml.SafeLoader):
         where = f"{file}, line {event.start_mark.line + 1 if event.start_mark else 1}"

@@ -50,6 +50,7 @@ def cut(text: str, most: int = 400) -> str:
 def unknown(field: str, name: object, choices: Iterable[object], problem: str = "") -> ConfigError:
     """The error for a name that is not among `choices`: says the problem, and suggests the nearest name."""
     names = sorted(map(str, choices))
+    # 0.5: lower ones suggest names that share but a few letters.
     near = get_close_matches(name if isinstance(name, str) else shown(name), names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     before = f"{problem}; " if problem else ""

@@ -229,7 +229,7 @@ def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def listed(value: Any) -> list[Any]:
-    """The elements of a list, or the one value that is none."""
+    """The elements of a list; a value that is no list is the only one."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
@@ -251,6 +251,7 @@ def several(value: Any, hint: Any, where: str) -> tuple[Any, ...]:
 
 def convert(value: Any, hint: Any, where: str, converters: Converters) -> Any:
     """`value` as the annotation `hint` wants it, or a `ConfigError` that names `where`."""
+    # Converters first: they may take over annotations that follow here.
     if hint in converters:
         return converters[hint](value, where)
     if hint is Arguments:
@@ -272,12 +273,14 @@ def convert(value: Any, hint: Any, where: str, converters: Converters) -> Any:
     if origin in (Union, types.UnionType):
         return _either(value, args, where, converters)
     if origin is Literal:
+        # True equals 1 to Python, and no reader means the one by the other.
         if not any(type(value) is type(arg) and value == arg for arg in args):
             raise unknown(where, value, args)
         return value
     if origin is dict:
         if not isinstance(value, dict):
             raise ConfigError(where, value, "expected a mapping")
+        # 1 and "1" may become one key, which then had two values.
         keys = {key: convert(key, args[0], where, {}) for key in value}
         if len(set(keys.values())) < len(keys):
             raise ConfigError(where, list(value), "a key is repeated")
@@ -309,7 +312,7 @@ def path(value: Any, where: str) -> Path:
 
 
 def _require_callable(value: Any, args: tuple[Any, ...], where: str) -> None:
-    """Raise `ConfigError` for what cannot be called with so many arguments: it would fail after a part of the work."""
+    # Tried before any work, as it would else fail after a part of it.
     needed = args[0] if args and isinstance(args[0], list) else []
     if callable(value) and not inspect.iscoroutinefunction(value):
         try:
@@ -324,7 +327,6 @@ def _require_callable(value: Any, args: tuple[Any, ...], where: str) -> None:
 
 
 def _either(value: Any, hints: tuple[Any, ...], where: str, converters: Converters) -> Any:
-    """`value` as the first of `hints` that allows it."""
     if value is None and NoneType in hints:
         return None
     refusals = list[ConfigError]()
@@ -336,7 +338,7 @@ def _either(value: Any, hints: tuple[Any, ...], where: str, converters: Converte
                 return convert(value, hint, where, converters)
         except ConfigError as error:
             refusals.append(error)
-    if len(refusals) == 1:
+    if len(refusals) == 1:  # its reason names the very part that is wrong
         raise refusals[0]
     raise ConfigError(where, value, " or ".join(error.allowed for error in refusals))
 

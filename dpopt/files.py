@@ -63,17 +63,16 @@ def content(path: Path, largest: float = LARGEST) -> bytes:
 def parse(text: bytes | str, where: object) -> Any:
     """The JSON value in `text`; `where` is what errors call it.
 
-    NaN and Infinity, which Python writes, are read: scores of a run that diverged are such. A number that is too large
-    to be one is not.
-
     Raises:
         Damaged: the text is no JSON, deeper than `DEEPEST`, or holds a number that overflows.
     """
+    # NaN and Infinity, which Python writes, are read: scores of a run that diverged are such.
     try:
         value = json.loads(text, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise Damaged(f"{where}: {error}") from error
     level = [value]
+    # By levels and not by recursion, which content from outside could drive beyond Python's limit.
     for _ in range(DEEPEST):
         inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
         level = [item for items in inner for item in items if isinstance(item, dict | list)]
@@ -83,11 +82,7 @@ def parse(text: bytes | str, where: object) -> Any:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
-
-    Raises:
-        FileNotFoundError, Damaged: as `content` and `parse`, or it holds something else.
-    """
+    """The JSON object in a file; raises as `content` and `parse`, and `Damaged` where it holds something else."""
     value = parse(content(path), path)
     if not isinstance(value, dict):
         raise Damaged(f"{path}: expected a JSON object")
@@ -106,12 +101,9 @@ def sealed(value: Mapping[str, Any]) -> bytes:
 
 
 def unsealed(line: bytes, where: object) -> dict[str, Any]:
-    """What was `sealed`, without the seal.
-
-    Raises:
-        Damaged: a byte of it was changed, or it has no seal.
-    """
+    """The mapping that was `sealed`; raises `Damaged` where a byte of it was changed, or it has no seal."""
     body, end = line[:-SEAL], line[-SEAL:]
+    # Before it is parsed: bytes that were changed are not worth the parser's time.
     if end != b',"seal":"%s"}\n' % hashlib.sha256(body).hexdigest().encode():
         raise Damaged(f"{where}: not as it was written, or not to its end")
     value = parse(line, where)
@@ -124,7 +116,7 @@ def write(path: Path, value: Mapping[str, Any] | str | bytes, replace: bool = Tr
 
     Args:
         path, value: what is written where; a mapping as JSON that people can read.
-        replace: whether there may be such a file already.
+        replace: True if there may be such a file already.
         mode: who may read and write it, before the process's mask.
 
     Raises:
@@ -136,7 +128,7 @@ def write(path: Path, value: Mapping[str, Any] | str | bytes, replace: bool = Tr
     try:
         with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(text.encode() if isinstance(text, str) else text)
-            file.flush()
+            file.flush()  # and onto the disk before the name is changed, or a power cut leaves an empty file
             os.fsync(file.fileno())
         os.replace(partial, path) if replace else _name(partial, path)
     finally:
@@ -149,12 +141,7 @@ def write_checked(path: Path, value: bytes, is_secret: bool = False) -> None:
 
 
 def read_checked(path: Path) -> bytes:
-    """What `write_checked` wrote.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        Damaged: it is not as it was written.
-    """
+    """The value of `write_checked`; raises `FileNotFoundError` without a file, `Damaged` where it was changed."""
     file = content(path, largest=math.inf)
     value, digest = file[:-DIGEST], file[-DIGEST:]
     if hashlib.sha256(value).digest() != digest:
@@ -189,7 +176,7 @@ def _finite(text: str) -> float:
 
 
 def _name(partial: Path, path: Path) -> None:
-    """Give a whole file its name, unless there is one of that name."""
+    # A link fails where the name is taken; a test before a rename would leave a moment between the two.
     try:
         os.link(partial, path)
     except FileExistsError:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module, resources
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from importlib.resources.abc import Traversable
 from typing import Any
 
@@ -26,7 +27,7 @@ clipped, step-size rules over a direction, and packages that estimate their own 
 
 @dataclass(frozen=True)
 class Registered:
-    """What a YAML file says of a registered name.
+    """The content of a registered name's YAML file.
 
     Attributes:
         name: the registered name.
@@ -67,14 +68,19 @@ def entries(group: str) -> dict[str, Registered]:
     Raises:
         ConfigError: a YAML file that is not an entry.
     """
-    found = {}
+    names = {}
     for file in resources.files("dpopt").joinpath("conf", group).iterdir():
         if file.name.endswith(".yaml"):
             name = file.name.removesuffix(".yaml")
-            found[name] = _entry(name, file)
+            names[name] = _entry(name, file)
     for point in entry_points(group=f"dpopt.{group}s"):
-        found[point.name] = _plugin(point)
-    return dict(sorted(found.items()))
+        package = point.module.rpartition(".")[0] or point.module
+        plugin = Registered(point.name, point.value)
+        with suppress(ImportError, TypeError):  # a plug-in that cannot be imported must not stop the others
+            beside = resources.files(package).joinpath(f"{point.name}.yaml")
+            plugin = _entry(point.name, beside, point.value) if beside.is_file() else plugin
+        names[point.name] = plugin
+    return dict(sorted(names.items()))
 
 
 def _entry(name: str, file: Traversable, target: str | None = None) -> Registered:
@@ -86,25 +92,12 @@ def _entry(name: str, file: Traversable, target: str | None = None) -> Registere
     return fields.build(Registered, {**content, "name": name}, where)
 
 
-def _plugin(point: EntryPoint) -> Registered:
-    package = point.module.rpartition(".")[0] or point.module
-    try:
-        file = resources.files(package).joinpath(f"{point.name}.yaml")
-        return _entry(point.name, file, point.value) if file.is_file() else Registered(point.name, point.value)
-    except (ImportError, TypeError):
-        return Registered(point.name, point.value)
-
-
 def entry(group: str, name: str) -> Registered:
-    """The entry of `name`.
-
-    Raises:
-        ConfigError: unknown name; suggests the nearest.
-    """
-    known = entries(group)
-    if not isinstance(name, str) or name not in known:
-        raise unknown(group, name, known)
-    return known[name]
+    """The entry of `name`; raises `ConfigError` for an unknown name and suggests the nearest."""
+    registered = entries(group)
+    if not isinstance(name, str) or name not in registered:
+        raise unknown(group, name, registered)
+    return registered[name]
 
 
 def optimizers() -> tuple[str, ...]:
@@ -131,7 +124,7 @@ def create_workload(name: str, **values: Any) -> Any:
 
 
 def make(group: str, name: str, values: Mapping[str, Any], without: tuple[str, ...] = ()) -> Any:
-    """What `name` is in `group` ("optimizer" or "workload"), with `values` in place of its presets.
+    """The object `name` of `group` ("optimizer" or "workload"), with `values` in place of its presets.
 
     Args:
         group, name, values: see `create`.
@@ -140,9 +133,9 @@ def make(group: str, name: str, values: Mapping[str, Any], without: tuple[str, .
     Raises:
         ConfigError: as `create`.
     """
-    found = entry(group, name)
-    presets = {key: value for key, value in found.fields.items() if key not in without}
-    return fields.build(found.load(), {**presets, **values}, name, converters())
+    registered = entry(group, name)
+    presets = {key: value for key, value in registered.fields.items() if key not in without}
+    return fields.build(registered.load(), {**presets, **values}, name, converters())
 
 
 def _base(value: Any, where: str) -> Any:
@@ -164,7 +157,8 @@ def _base(value: Any, where: str) -> Any:
 
 @cache
 def converters() -> dict[Any, Any]:
-    """What `fields.build` needs to make an optimizer from plain data: clip rules and directions inside others."""
+    """The `converters` of `fields.build` for an optimizer: clip rules, and directions inside others."""
+    # Here, because these modules import torch, and a list of names must not wait for it.
     from dpopt.clipping.rules import clip_rule
     from dpopt.optimizers.base import Direction
     from dpopt.types import ClipRule
@@ -184,6 +178,7 @@ def from_spec(group: str, content: Mapping[str, Any]) -> Any:
         ConfigError: as `create`; also where the revision is not today's.
     """
     values = {key: value for key, value in content.items() if key not in ("name", "revision")}
+    # All fields are in it, so a preset that was changed since does not change what is made again.
     instance = make(group, content["name"], values)
     if type(instance).revision != content["revision"]:
         allowed = f"the installed revision is {type(instance).revision}"
@@ -204,8 +199,9 @@ def _value(value: Any) -> Any:
         target = f"{type(value).__module__}:{type(value).__qualname__}"
         name = next((n for n, e in entries("optimizer").items() if e.target == target), target)
         skipped = ("lr", "clip")  # the outer optimizer's
-        own = getattr(type(value), "revision", 1)
-        revision = {"revision": own} if own != 1 else {}
+        revised = getattr(type(value), "revision", 1)
+        # Left out where it is the first: run ids are hashes of this, and older ones were made without it.
+        revision = {"revision": revised} if revised != 1 else {}
         return {"name": name} | revision | {key: v for key, v in _plain(value).items() if key not in skipped}
     if isinstance(value, fields.Arguments):
         return {key: _value(v) for key, v in value.items()}

@@ -74,6 +74,7 @@ def noise_table(
     """
     if not epsilon < math.inf:
         raise ConfigError("epsilon", epsilon, "expected a finite target: without noise no batch size is better")
+    # Calibration asks for a dimension, and DP-SGD's noise multiplier is the same for all of them.
     target: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "accountant": accountant}
     for size in batch_sizes:
         rate, steps = sampling_rate(size, examples), number_of_draws(epochs, size, examples)

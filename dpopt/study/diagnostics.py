@@ -55,7 +55,7 @@ class Diagnostics:
         self._norms.append(norms)
         if self._classes and seen.draw >= (1 - LAST) * self._draws:
             self._last.append((norms, seen.y[seen.mask]))
-        if len(norms):
+        if len(norms):  # an empty draw has no best bound, and the one before it stands in
             self._seen = seen
 
     def state(self) -> dict[str, Any]:
@@ -86,7 +86,9 @@ class Diagnostics:
             norms, labels = (torch.cat(parts) for parts in zip(*self._last, strict=True))
             clips = {*CLIPS, self._bound} if self._bound else {*CLIPS}
             weights = {f"{c:g}": class_weights(norms, labels, c, self._classes).tolist() for c in clips}
-            content |= {"class_weights": weights, "class_norms": _medians(norms, labels, self._classes)}
+            parts = [norms[labels == label] for label in range(self._classes)]
+            medians = [float(part.median()) if len(part) else math.nan for part in parts]  # torch has none of nothing
+            content |= {"class_weights": weights, "class_norms": medians}
         return content
 
     def _best_bound(self, seen: Seen) -> dict[str, Any]:
@@ -97,24 +99,18 @@ class Diagnostics:
         gradients = torch.stack(parts).sum(dim=0)
         if seen.scale is not None:
             gradients *= seen.scale
+        # An engine leaves these out of its sum, so the bound is not chosen by them.
         gradients = gradients[gradients.isfinite().all(dim=1)]
         if not len(gradients):
             return {}
         # The mean over n examples stands for that over B: as much bias, and noise sigma C / B.
         noise = self._noise * len(gradients) / self._batch
         best = optimal_clip(gradients, noise)
-        found = {"C": best.clip, **_mean(best.mse, len(gradients))}
-        if self._bound is None:
-            return {"best": found}
-        own = _mean(mse(gradients, self._bound, noise), len(gradients))
-        return {"best": found, "own": {"C": self._bound, **own}}
-
-
-def _mean(error: Any, examples: int) -> dict[str, float]:
-    """The error of the mean gradient, from that of the sum."""
-    return {"bias": error.bias / examples**2, "noise": error.noise / examples**2}
-
-
-def _medians(norms: Tensor, labels: Tensor, classes: int) -> list[float]:
-    """Median norm of each class, shape [classes]; NaN for a class without examples."""
-    return [float(norms[labels == y].median()) if bool((labels == y).any()) else math.nan for y in range(classes)]
+        errors = {"best": (best.clip, best.mse)}
+        if self._bound is not None:
+            errors["own"] = self._bound, mse(gradients, self._bound, noise)
+        squared = len(gradients) ** 2  # errors are those of the sum, and curves show those of the mean
+        return {
+            name: {"C": c, "bias": error.bias / squared, "noise": error.noise / squared}
+            for name, (c, error) in errors.items()
+        }

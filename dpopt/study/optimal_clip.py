@@ -85,9 +85,10 @@ def optimal_clip(gradients: Tensor, noise_multiplier: float) -> OptimalClip:
     """
     norms = _norms(gradients, noise_multiplier)
     variance = noise_multiplier**2 * gradients.shape[1]
-    if not variance:
+    if not variance:  # the formula below would divide 0 by 0 where directions cancel
         return OptimalClip(float(norms.max()), MSE(0.0, 0.0))
     clips, errors = map(torch.cat, zip(*_minima(gradients, norms, variance), strict=True))
+    # Computed anew at C*, as the running sums have collected rounding errors.
     clip = float(clips[errors.argmin()])
     return OptimalClip(clip, mse(gradients, clip, noise_multiplier))
 

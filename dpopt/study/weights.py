@@ -55,6 +55,7 @@ def relative_weights(norms: Tensor, labels: Tensor, clip: float, classes: int, r
     Raises:
         ConfigError: as `class_weights`.
     """
+    # A class without examples has no weight and must not be the one that all are divided by.
     favoured = class_weights(norms, labels, reference, classes).nan_to_num(nan=-1.0).argmax()
     weights = class_weights(norms, labels, clip, classes)
     return weights / weights[favoured]
