@@ -1,6 +1,6 @@
-"""Leases: which one of the processes that could run a cell may do so, on one machine or on several.
+"""Leases: the right of one process among several, on one machine or on many, to run a cell.
 
-While a process runs a cell, the file `lease` in the run's folder is its own; `filelock.SoftFileLease` keeps that true
+While a process runs a cell, it holds the file `lease` in the run's folder; `filelock.SoftFileLease` keeps that true
 without locks of the file system and without comparing the clocks of two machines. The file is created exclusively. Its
 holder touches it every `BEAT` seconds. It is taken over where its holder was a process of this machine that no longer
 exists, or where it was not touched for `PATIENCE` seconds of the observer's steady clock.
@@ -57,9 +57,6 @@ class Lease:
     """The right to run a cell, once it is taken: by `take`, or by a `with` block, which gives it back at its end.
 
     The same object is asked again where another process has it: how long that one has been silent is counted here.
-
-    Args:
-        path: the lease's file; its folder is made.
     """
 
     def __init__(self, path: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,7 @@ def extend(folder: Path, manifest: Mapping[str, Any], archived: Iterable[dict[st
     """Add a part with the cells of `manifest` that the suite does not have, and replace what else is noted of it.
 
     Args:
-        folder: of the suite.
-        manifest: its "cells", and what else is to be noted.
+        folder, manifest: of the suite.
         archived: entries that are the suite's already, from elsewhere.
 
     Returns:
@@ -64,13 +64,11 @@ def extend(folder: Path, manifest: Mapping[str, Any], archived: Iterable[dict[st
 
 def note(folder: Path, about: Mapping[str, Any]) -> None:
     """Replace what is noted of a suite beside its cells."""
-    line = files.sealed(about)  # written only where it differs: a published folder that is made again stays as it is
-    try:
-        is_same = files.content(folder / ABOUT) == line
-    except (FileNotFoundError, Damaged):
-        is_same = False
-    if not is_same:
-        files.write(folder / ABOUT, line)
+    line = files.sealed(about)
+    with suppress(FileNotFoundError, Damaged):
+        if files.content(folder / ABOUT) == line:
+            return  # a published folder that is made again stays as it is
+    files.write(folder / ABOUT, line)
 
 
 def entries(folder: Path) -> Iterator[dict[str, Any]]:

@@ -76,7 +76,7 @@ def unknown_commits(commits: Iterable[str]) -> list[str]:
 
 
 def _git(*arguments: str) -> str | None:
-    tree = source_tree()  # an installed package may lie in the folder of another project
+    tree = source_tree()  # None for an installed package, which may lie in the folder of another project
     return _output("git", "-C", str(tree), *arguments) if tree else None
 
 

@@ -61,13 +61,7 @@ class Tries(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A finished run, whole.
-
-    Attributes:
-        record: what it came to, with its cell.
-        ledger: as plain data.
-        curve: its entries; None where they were left out when it was published.
-    """
+    """A finished run, whole: its record, its ledger as plain data, and its curve unless that was not published."""
 
     record: dict[str, Any]
     ledger: dict[str, Any]
@@ -96,12 +90,7 @@ class Run(NamedTuple):
 
 
 class Archive(NamedTuple):
-    """The part of a suite that lies in one file.
-
-    Attributes:
-        entries: as a manifest has them.
-        runs: by their ids.
-    """
+    """The part of a suite that lies in one file: entries as a manifest has them, and runs by their ids."""
 
     entries: list[dict[str, Any]]
     runs: dict[str, Run]
@@ -145,11 +134,7 @@ class Archive(NamedTuple):
 
 @dataclass(frozen=True)
 class Store:
-    """A results folder, or a folder of published suites; it is made when something is written.
-
-    Args:
-        root: the folder, usually `results`.
-    """
+    """A results folder `root`, or a folder of published suites; it is made when something is written."""
 
     root: Path
     _kept: dict[str, tuple[Any, Run]] = field(default_factory=dict, init=False, compare=False, repr=False)
@@ -241,14 +226,12 @@ class Store:
         except FileNotFoundError:
             pass
         entries = []
-        try:
+        with suppress(FileNotFoundError, Damaged):  # the last line is cut off where a process died in it
             for line in files.content(self.folder(run_id, "curve.jsonl")).splitlines():
-                entry = files.parse(line, "")  # the last line is cut off where a process died in it
+                entry = files.parse(line, "")
                 if not isinstance(entry, dict) or not isinstance(entry.get("draw"), int):
                     break
                 entries.append(entry)
-        except (FileNotFoundError, Damaged):
-            pass
         return entries
 
     def place(self, run_id: str) -> str:
@@ -304,15 +287,11 @@ class Store:
         files.write(self.folder(run_id, "cell.json"), cell)
 
     def finish(self, run_id: str, record: Mapping[str, Any], ledger: str) -> None:
-        """Write the run: its record, its ledger and the curve that it has left. The `UNFINISHED` files go.
-
-        Raises:
-            Held: the run is there already, copied from elsewhere or damaged; it is never overwritten.
-        """
+        """Write the run with its curve, and remove its `UNFINISHED` files; raises `Held` where one is there."""
         run = Run(dict(record), json.loads(ledger), self.curve(run_id))
         try:
             files.write(self.folder(run_id, RUN), run.line(), replace=False)
-        except FileExistsError as error:
+        except FileExistsError as error:  # copied from elsewhere or damaged: it is never overwritten
             raise Held(f"{self.folder(run_id, RUN)} exists") from error
         folder = self.folder(run_id)
         for served in (*(folder / name for name in UNFINISHED), *folder.glob(".writing-*")):
@@ -390,11 +369,7 @@ class Store:
         return manifests.extend(self.suite_folder(suite), manifest, self.archive(suite).entries)
 
     def manifest(self, suite: str) -> dict[str, Any]:
-        """The cells of all runs of a suite, whatever their overrides, with what else is noted of it.
-
-        Raises:
-            ConfigError: the suite was never run here, or a file is damaged.
-        """
+        """All that is noted of a suite, "cells" too; `ConfigError` if it was never run here, or a file is damaged."""
         if suite not in self.suites():
             raise unknown("suite", suite, self.suites(), f"{self.root} holds nothing of it, `dpopt run` trains it")
         folder = self.suite_folder(suite)
@@ -416,20 +391,18 @@ class Store:
     def cancelled(self, suite: str) -> str:
         """A token that changes when someone asks to stop."""
         # Not a time, as the clocks of machines differ, and not a mere file, which someone would have to remove.
-        try:
+        with suppress(FileNotFoundError, Damaged):
             return files.content(self.suite_folder(suite) / "cancel", 1000).decode(errors="replace")
-        except (FileNotFoundError, Damaged):
-            return ""
+        return ""
 
     def check_writable(self) -> None:
         """Raise `ConfigError` before any work where results cannot be written, or the layout is an older one."""
         if self.is_read_only:
             raise ConfigError("results", str(self.root), "published results are only read; give another folder")
         self.suites()
-        folder = self.root / "runs"
-        if self.root.is_dir() and not folder.exists():  # the commands that only measure need no folder for runs
-            folder = self.root
-        files.check_writable(folder, "results")
+        # The commands that only measure need no folder for runs, so none is made beside what is there.
+        is_other = self.root.is_dir() and not (self.root / "runs").exists()
+        files.check_writable(self.root if is_other else self.root / "runs", "results")
 
     def write(self, path: Path, content: Mapping[str, Any] | str | bytes) -> None:
         """Write a table, a page, a figure or a mapping in one step; `ConfigError` in a folder of published suites."""
