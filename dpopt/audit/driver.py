@@ -17,7 +17,7 @@ from dpopt.errors import ConfigError
 from dpopt.privacy.calibration import calibrate
 from dpopt.types import Optimizer
 
-SIMULATED = 10_000
+_SIMULATED = 10_000
 """Simulated runs of each kind that the worst-case game's threshold is chosen on."""
 
 
@@ -93,7 +93,7 @@ def audit(
     start = time.perf_counter()
     level: dict[str, Any] = {"delta": delta, "significance": significance}
     # Chosen on a simulation of the ledger, the threshold costs none of the runs.
-    threshold = likely_threshold(*simulated(game.ledger, size=SIMULATED), trials=trials, **level)
+    threshold = likely_threshold(*simulated(game.ledger, size=_SIMULATED), trials=trials, **level)
     worst = clopper_pearson(*worst_case(optimizer, game, trials=trials, seed=seed), threshold=threshold, **level)
     single = single_fdp = None
     # The training run keeps the plan's noise: what is audited is what a user runs.

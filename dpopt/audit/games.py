@@ -27,7 +27,7 @@ from dpopt.privacy.plan import Plan
 from dpopt.privacy.queries import COUNTS, GRADIENT
 from dpopt.types import Optimizer, Release, Vector
 
-HUGE_GRADIENT, HUGE_LOSS = 1e100, 1e300
+_HUGE_GRADIENT, _HUGE_LOSS = 1e100, 1e300
 """A loss or gradient of the worst record, in float64: beyond any bound, but finite, as other values count as zero."""
 WORST_CASE_DIMENSION = 4
 """Parameters of the worst-case game: more would only add coordinates of pure noise."""
@@ -84,8 +84,8 @@ def canary(dimension: int) -> tuple[Tensor, Tensor]:
     Its gradient lies along the first coordinate, which a scale per coordinate does not turn.
     """
     x = torch.zeros(1, dimension, dtype=torch.float64)
-    x[0, 0] = HUGE_GRADIENT
-    return x, torch.full((1,), HUGE_LOSS, dtype=torch.float64)
+    x[0, 0] = _HUGE_GRADIENT
+    return x, torch.full((1,), _HUGE_LOSS, dtype=torch.float64)
 
 
 def played(

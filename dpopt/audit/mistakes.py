@@ -276,7 +276,7 @@ def _shared_noise(is_repaired: bool) -> Mechanism:
     return _with_canary(_TwoQueries(), score, DataOracle if is_repaired else _SharedNoise)
 
 
-WIDTH = 4
+_WIDTH = 4
 """Parameters of the controls' models, but for those that need more."""
 
 
@@ -284,7 +284,7 @@ def _with_canary(
     optimizer: Any, score: Score, oracle: type[DataOracle], engine: type[Prescribed] = Prescribed
 ) -> Mechanism:
     claimed = _Plain() if oracle is _Peeking else optimizer  # what it peeks at, it does not account for
-    return Mechanism(optimizer, _one_draw(claimed, WIDTH, 2.0), score, oracle, engine(WIDTH), *canary(WIDTH))
+    return Mechanism(optimizer, _one_draw(claimed, _WIDTH, 2.0), score, oracle, engine(_WIDTH), *canary(_WIDTH))
 
 
 @cache
@@ -302,7 +302,7 @@ def _separate_subsamples(is_repaired: bool) -> Mechanism:
     """One draw, one gradient and three losses, and noise by HyFreeDP's own rule; scored by the likelihood ratio."""
     optimizer = _Plain(probes=3, noise_inflation=1.3)
     common: dict[str, Any] = {"rate": 0.2, "draws": 1, "epsilon": 8.0, "delta": 0.02, "accountant": "prv"}
-    plan = calibrate(optimizer, dimension=WIDTH, **common)
+    plan = calibrate(optimizer, dimension=_WIDTH, **common)
     if not is_repaired:
         gradient, losses, _ = _published(**common)
         ledger = Ledger([Draw(plan.rate, (gradient, losses, losses, losses))])
@@ -312,7 +312,7 @@ def _separate_subsamples(is_repaired: bool) -> Mechanism:
     def score(transcript: Transcript, theta: Vector) -> float:
         return log_likelihood_ratio(transcript, kinds, plan, plan.rate * examples)
 
-    return Mechanism(optimizer, plan, score, DataOracle, Prescribed(WIDTH), *canary(WIDTH), examples)
+    return Mechanism(optimizer, plan, score, DataOracle, Prescribed(_WIDTH), *canary(_WIDTH), examples)
 
 
 @cache

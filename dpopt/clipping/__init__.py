@@ -34,7 +34,7 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 ENGINES = ("auto", "bookkeeping", "vmap", "loop")
-PRECISIONS = ("float32", "bfloat16")
+_PRECISIONS = ("float32", "bfloat16")
 
 
 def engine(
@@ -67,8 +67,8 @@ def engine(
     """
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
-    if precision not in PRECISIONS:
-        raise unknown("precision", precision, PRECISIONS)
+    if precision not in _PRECISIONS:
+        raise unknown("precision", precision, _PRECISIONS)
     if name in ("vmap", "loop") and precision != "float32":
         raise ConfigError("precision", precision, f"the engine {name!r} knows only float32")
     refuse_unsafe(model)

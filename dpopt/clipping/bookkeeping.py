@@ -22,7 +22,7 @@ from dpopt.clipping.precision import full_precision
 from dpopt.clipping.recording import Recorder, Unsupported, Use, layers_of, version
 from dpopt.types import Number, Vector
 
-REENTRANT = (
+_REENTRANT = (
     "if torch.utils.checkpoint did that, use use_reentrant=False, in Hugging Face's models by "
     "gradient_checkpointing_enable(gradient_checkpointing_kwargs={'use_reentrant': False})"
 )
@@ -117,7 +117,7 @@ class BookkeepingEngine(FlatModel):
             losses = self.loss(self._output(x), y)
             recorder.is_recording = False
             if recorder.hidden:
-                self.hint = f"; {recorder.hidden} ran without gradients: {REENTRANT}"
+                self.hint = f"; {recorder.hidden} ran without gradients: {_REENTRANT}"
             if recorder.ends and losses.requires_grad:
                 uses, edges = zip(*recorder.ends, strict=True)
                 # The gradients of all other uses come to `receive` on the way to these.

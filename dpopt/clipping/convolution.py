@@ -17,7 +17,7 @@ Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 @dataclass(frozen=True)
-class Geometry:
+class _Geometry:
     """The places of a convolution's kernel over its padded input."""
 
     shape: torch.Size
@@ -26,7 +26,7 @@ class Geometry:
     groups: int
 
     @classmethod
-    def of(cls, module: Convolution) -> Geometry:
+    def of(cls, module: Convolution) -> _Geometry:
         return cls(module.weight.shape, tuple(module.stride), tuple(module.dilation), module.groups)
 
     def patches(self, x: Tensor, output: torch.Size) -> Tensor:
@@ -49,7 +49,7 @@ class Geometry:
 
 
 @dataclass(frozen=True)
-class Convolved(OuterProducts):
+class _Convolved(OuterProducts):
     """The gradients of a convolution's weight.
 
     Attributes:
@@ -61,7 +61,7 @@ class Convolved(OuterProducts):
 
     x: Tensor
     gradient: Tensor
-    geometry: Geometry
+    geometry: _Geometry
     count: int
 
     @property
@@ -96,7 +96,7 @@ class Convolved(OuterProducts):
         backward = torch.ops.aten.convolution_backward
         return backward(scaled, self.x, kernel, None, *arguments, (False, True, False))[1]
 
-    def sanitized(self, keep: Tensor) -> Convolved:
+    def sanitized(self, keep: Tensor) -> _Convolved:
         keep = keep.repeat_interleave(self._images)
         return replace(self, x=zeroed(self.x, keep), gradient=zeroed(self.gradient, keep))
 
@@ -143,11 +143,11 @@ def pad(module: Convolution, x: Tensor) -> Tensor:
 
 def convolved(module: Convolution, x: Tensor, gradient: Tensor, examples: int) -> Factor:
     """The gradients of the weight of `module`, in the cheaper form."""
-    factor = Convolved(pad(module, x), gradient, Geometry.of(module), examples)
+    factor = _Convolved(pad(module, x), gradient, _Geometry.of(module), examples)
     return Dense(factor.all_dense()) if _is_dense(factor) else factor
 
 
-def _is_dense(factor: Convolved) -> bool:
+def _is_dense(factor: _Convolved) -> bool:
     """True if the gradients themselves are to be kept: they are small, or Gram matrices would be much more work.
 
     A gradient takes T p q products. Gram matrices take T^2 (p + q), and the weighted sum T p q after them.
@@ -171,7 +171,7 @@ class Standardized:
         projection: (G' . kernel)/sqrt(q) of each example and output channel, shape [n, O].
     """
 
-    scaled: Convolved
+    scaled: _Convolved
     kernel: Tensor
     projection: Tensor
 
@@ -190,16 +190,16 @@ class Standardized:
         return square - removed, rounding(removed) + (rounding(square) if error is None else error)
 
     def weighted_sum(self, weights: Tensor, out: Tensor, is_first: bool) -> None:
-        _put(projected(self.scaled.summed(weights).flatten(1), self.kernel).view_as(out), out, is_first)
+        _put(_projected(self.scaled.summed(weights).flatten(1), self.kernel).view_as(out), out, is_first)
 
     def sanitized(self, keep: Tensor) -> Standardized:
         return replace(self, scaled=self.scaled.sanitized(keep), projection=zeroed(self.projection, keep))
 
     def dense(self, rows: slice = slice(None)) -> Tensor:
-        return projected(self.scaled.dense(rows).unflatten(1, (-1, self._fan_in)), self.kernel).flatten(1)
+        return _projected(self.scaled.dense(rows).unflatten(1, (-1, self._fan_in)), self.kernel).flatten(1)
 
 
-class _Centred(Convolved):
+class _Centred(_Convolved):
     """The same with patches of mean zero."""
 
     def _sides(self, rows: slice) -> tuple[Tensor, Tensor]:
@@ -209,7 +209,7 @@ class _Centred(Convolved):
 
 def standardized(module: Any, x: Tensor, gradient: Tensor, examples: int) -> dict[str, Factor]:
     """The gradients of the weight, and of the gain where there is one, of timm's `StdConv2d` and `ScaledStdConv2d`."""
-    geometry, x, weight = Geometry.of(module), pad(module, x), module.weight.detach().flatten(1)
+    geometry, x, weight = _Geometry.of(module), pad(module, x), module.weight.detach().flatten(1)
     centred = weight - weight.mean(1, keepdim=True)  # in two passes: torch's `var_mean` is many times slower
     deviation = (centred.square().mean(1, keepdim=True) + module.eps).sqrt()
     kernel = centred.div_(deviation).view_as(module.weight)
@@ -217,11 +217,11 @@ def standardized(module: Any, x: Tensor, gradient: Tensor, examples: int) -> dic
     scale = gain.detach().view(-1) * module.scale if gain is not None else 1.0
 
     factor = scale / deviation.view(-1)
-    plain = Convolved(x, gradient, geometry, examples)
+    plain = _Convolved(x, gradient, geometry, examples)
     if _is_dense(plain):
         dense = plain.all_dense().flatten(1, 2)  # [n, O, q]
         along = torch.linalg.vecdot(dense, kernel.flatten(1))
-        result: Factor = Dense(projected(dense.mul_(factor[:, None]), kernel).view(examples, *kernel.shape))
+        result: Factor = Dense(_projected(dense.mul_(factor[:, None]), kernel).view(examples, *kernel.shape))
     else:
         output = F.conv2d(x, kernel, None, geometry.stride, 0, geometry.dilation, geometry.groups)
         along = (gradient * output).flatten(2).sum(2).view(examples, -1, geometry.shape[0]).sum(1)
@@ -233,7 +233,7 @@ def standardized(module: Any, x: Tensor, gradient: Tensor, examples: int) -> dic
     return factors
 
 
-def projected(gradient: Tensor, kernel: Tensor) -> Tensor:
+def _projected(gradient: Tensor, kernel: Tensor) -> Tensor:
     """P G' of `Standardized`, for gradients [..., O, q] of the kernel, which are changed."""
     kernel = kernel.flatten(1)
     gradient.sub_(gradient.mean(-1, keepdim=True))

@@ -7,7 +7,7 @@ p q <= 2 T^2 the p x q gradient itself is cheaper (layer by layer, section 4 the
 
 A norm that is a sum of large terms of both signs loses digits, and a record could be such that its norm comes out
 far too small, and its clipped gradient far too large. So where terms cancel, a norm is taken at the upper end of its
-rounding error (`MARGIN`, `NEGLIGIBLE`). For the same reason `lost` is added, the most that is lost where a square is
+rounding error (`_MARGIN`, `_NEGLIGIBLE`). For the same reason `lost` is added, the most that is lost where a square is
 too small for its type: an output gradient of 1e-23 squares to zero, and beside inputs of 1e18 its gradient would seem
 to be zero.
 
@@ -31,9 +31,9 @@ BLOCK, DEVICE_BLOCK = 2**19, 2**25
 accelerator has little to do in a block of that size, and every block costs it several launches."""
 
 
-MARGIN = 16
+_MARGIN = 16
 """Rounding error of a sum of T^2 products, in units of machine epsilon times the sum of its T diagonal ones."""
-NEGLIGIBLE = 1e-4
+_NEGLIGIBLE = 1e-4
 """Rounding errors up to this share of a squared norm (half as much of the norm) are tolerated."""
 
 
@@ -130,7 +130,7 @@ def squared_norm(factors: Sequence[Factor]) -> Tensor:
         total = total + 2 * inner(first, second)
     bounds = [rounding(square) if bound is None else bound for square, bound in zip(squares, errors, strict=True)]
     error = len(factors) * reduce(torch.add, bounds)
-    return torch.where(error < NEGLIGIBLE * total, total, total.clamp(min=0) + error)
+    return torch.where(error < _NEGLIGIBLE * total, total, total.clamp(min=0) + error)
 
 
 def scaled_squared_norm(factors: Sequence[Factor], scale: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ def inner(first: Factor, second: Factor) -> Tensor:
         and isinstance(second, OuterProducts)
         and first.is_transposed == second.is_transposed
     ):
-        return gram_product(first, second)
+        return _gram_product(first, second)
     for lookup, head in ((first, second), (second, first)):
         if isinstance(lookup, Rows) and isinstance(head, Outer) and not head.is_transposed:
             return _tied(lookup, head)
@@ -297,7 +297,7 @@ class Rows:
 
 def rounding(scale: Tensor) -> Tensor:
     """A bound on the rounding error of a squared norm, from the sum of its positive terms."""
-    return MARGIN * torch.finfo(scale.dtype).eps * scale
+    return _MARGIN * torch.finfo(scale.dtype).eps * scale
 
 
 def zeroed(values: Tensor, keep: Tensor) -> Tensor:
@@ -332,7 +332,7 @@ def _trace(gram: Tensor) -> Tensor:
     return gram.diagonal(dim1=2, dim2=3).sum((1, 2))
 
 
-def gram_product(first: OuterProducts, second: OuterProducts) -> Tensor:
+def _gram_product(first: OuterProducts, second: OuterProducts) -> Tensor:
     """sum_{s,t} (left_s . left'_t)(right_s . right'_t), shape [n]: T T' (p + q) operations where T p q are avoided."""
     (groups, length), (_, other_length) = first.gram_size, second.gram_size
     products = []

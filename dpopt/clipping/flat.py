@@ -21,9 +21,9 @@ from dpopt.clipping.recording import Unsupported
 from dpopt.clipping.rules import factors
 from dpopt.types import ClipRule, Number, Vector
 
-COMPARED = 3
+_COMPARED = 3
 """Records of a batch whose gradients are compared with autograd's."""
-GROSS = 0.05
+_GROSS = 0.05
 """The largest relative error there, also in bfloat16; `verify` compares to more digits."""
 
 
@@ -238,7 +238,7 @@ class FlatModel(ClippingEngine):
         try:
             with mixing.trial(self.model), mixing.constant_buffers(self.model):
                 self.load(mixing.beside(self.split(self.theta)))
-                self.compare_in_training(x[:COMPARED], y[:COMPARED])
+                self.compare_in_training(x[:_COMPARED], y[:_COMPARED])
                 mixing.must_not_mix(find, x, self.takes_extremes(x, y))
         except Unsupported as error:
             raise Unsupported(error.reason, self.name) from error
@@ -270,9 +270,9 @@ class FlatModel(ClippingEngine):
         off = ours.weighted_sum(weights) - weights @ torch.where(is_finite[:, None], alone, 0.0)
         # Norms that are sums of large terms are rounded up, and say how far such sums may be off.
         slack = 16 * torch.finfo(norms.dtype).eps
-        if not bool((norms - ours.norms <= GROSS * norms + slack)[is_finite].all()):
+        if not bool((norms - ours.norms <= _GROSS * norms + slack)[is_finite].all()):
             raise Unsupported("in training the gradient norms of a batch are not those that autograd finds" + self.hint)
-        if not bool(off.norm() <= GROSS * ours.norms[is_finite].sum() + slack):
+        if not bool(off.norm() <= _GROSS * ours.norms[is_finite].sum() + slack):
             raise Unsupported("in training the gradients of a batch are not those that autograd finds" + self.hint)
 
     def takes_extremes(self, x: Tensor, y: Tensor) -> bool:

@@ -19,23 +19,23 @@ from dpopt.clipping.convolution import convolved, standardized
 from dpopt.clipping.factors import Dense, Factor, Rows, outer
 from dpopt.errors import ConfigError
 
-Handler = Callable[[Any, list[str], Tensor, Tensor, int], dict[str, Factor]]
+_Handler = Callable[[Any, list[str], Tensor, Tensor, int], dict[str, Factor]]
 """(module, trained parameters' names, input, output gradient, number n of examples) -> the parameters' gradients.
 
 Input and gradient have the examples in their first dimension, or n r rows of which r belong to one example. Where only
 the bias is trained, the input is not read.
 """
 
-_HANDLERS: dict[str, Handler] = {}
+_HANDLERS: dict[str, _Handler] = {}
 
 
-def handler(module: nn.Module) -> Handler | None:
+def handler(module: nn.Module) -> _Handler | None:
     """The function for the layer's kind, or None."""
     return _handler_of(type(module))
 
 
 @cache
-def _handler_of(kind: type[nn.Module]) -> Handler | None:
+def _handler_of(kind: type[nn.Module]) -> _Handler | None:
     owner = next(parent for parent in kind.__mro__ if "forward" in vars(parent))
     return _HANDLERS.get(f"{owner.__module__}.{owner.__qualname__}")
 
@@ -45,8 +45,8 @@ def trained(module: nn.Module) -> list[str]:
     return [name for name, p in module._parameters.items() if p is not None and p.requires_grad]
 
 
-def _handles(*names: str) -> Callable[[Handler], Handler]:
-    def register(function: Handler) -> Handler:
+def _handles(*names: str) -> Callable[[_Handler], _Handler]:
+    def register(function: _Handler) -> _Handler:
         _HANDLERS.update(dict.fromkeys(names, function))
         return function
 

@@ -29,7 +29,7 @@ SEPARABLE = (
     "dpopt.workloads.gmm:GaussianMixture.loss",
 )
 """The losses of the package's own workloads, which give the same bits for a batch as for its records."""
-TRIED, SHOWN = 2**22, 64
+_TRIED, SHOWN = 2**22, 64
 """The most numbers of outputs, and the most records of a batch, that a loss is tried on."""
 DIGITS = {torch.float64: 1e-9, torch.float32: 1e-5}
 """How far two losses may be apart, as a share of the largest; 0.05 for types with fewer digits."""
@@ -86,7 +86,7 @@ class RecordLoss:
         pieces = [part.split(1) if _has_rows(part, count) else (part,) * count for part in _tensors(output)]
 
         def one(singles: Iterator[Tensor], target: Tensor) -> Tensor:
-            return self.alone(mapped(lambda _: next(singles), output), target)
+            return self.alone(_mapped(lambda _: next(singles), output), target)
 
         losses = torch.cat([one(iter(singles), y) for *singles, y in zip(*pieces, target.split(1), strict=True)])
         if not self._needs_loop:
@@ -107,7 +107,7 @@ class RecordLoss:
             return _steps._add_batch_dim(part.unsqueeze(1), 0, level) if _has_rows(part, count) else part
 
         try:
-            return _steps._remove_batch_dim(self.function(mapped(shown, output), shown(target)), level, count, 0)
+            return _steps._remove_batch_dim(self.function(_mapped(shown, output), shown(target)), level, count, 0)
         finally:
             _steps._vmap_decrement_nesting()
 
@@ -160,27 +160,27 @@ def named(function: Callable[..., Any]) -> str:
 
 def rows(output: Any, which: Any, count: int) -> Any:
     """Some rows of outputs of `count` records; a tensor without a row for each record is left as it is."""
-    return mapped(lambda part: part[which] if _has_rows(part, count) else part, output)
+    return _mapped(lambda part: part[which] if _has_rows(part, count) else part, output)
 
 
-def mapped(change: Callable[[Tensor], Any], value: Any) -> Any:
+def _mapped(change: Callable[[Tensor], Any], value: Any) -> Any:
     """`value`, a tensor or a structure of tensors, with `change` made to each tensor of it."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, list | tuple):
-        items = [mapped(change, item) for item in value]
+        items = [_mapped(change, item) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, dict) or hasattr(value, "__dict__"):
         new = copy.copy(value)
         for key, item in value.items() if isinstance(value, dict) else vars(value).items():
-            (new.__setitem__ if isinstance(value, dict) else new.__setattr__)(key, mapped(change, item))
+            (new.__setitem__ if isinstance(value, dict) else new.__setattr__)(key, _mapped(change, item))
         return new
     return value
 
 
 def _tensors(value: Any) -> list[Tensor]:
     parts: list[Tensor] = []
-    mapped(parts.append, value)
+    _mapped(parts.append, value)
     return parts
 
 
@@ -215,7 +215,7 @@ def check_loss(model: nn.Module, loss: RecordLoss, x: Tensor, y: Tensor, batch: 
                 if is_beside and p.requires_grad:
                     p.copy_(mixing.beside([p]).view_as(p))
             try:
-                room = TRIED // max(1, sum(part.numel() for part in _tensors(model(x[:1]))))
+                room = _TRIED // max(1, sum(part.numel() for part in _tensors(model(x[:1]))))
                 output, target = model(x[: max(2, room)]), y[: max(2, room)]
             except Exception:  # an engine says what the model fails with
                 return
@@ -237,7 +237,7 @@ def _must_be_alike(loss: RecordLoss, output: Any, target: Tensor, size: int, is_
     few = min(size, SHOWN)
 
     def values(output: Any, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        together = loss.function(mapped(Tensor.clone, output), target.clone())
+        together = loss.function(_mapped(Tensor.clone, output), target.clone())
         if tuple(together.shape) != (size,):
             raise ConfigError("loss", f"shape {tuple(together.shape)}", f"expected one loss per example, ({size},)")
         alone = loss(rows(output, slice(few), size), target[:few])
@@ -246,7 +246,7 @@ def _must_be_alike(loss: RecordLoss, output: Any, target: Tensor, size: int, is_
         return together[:few], alone, torch.cat([*backwards, alone[len(parts) :]])
 
     try:
-        exact = mapped(_doubled, output), _doubled(target)
+        exact = _mapped(_doubled, output), _doubled(target)
         try:
             together, alone, backwards = values(*exact)
         except Exception:  # it may hold weights of the model's type
@@ -284,7 +284,7 @@ def _is_rounded(loss: RecordLoss, output: Any, target: Tensor) -> bool:
         steps = torch.arange(part.numel(), device=part.device).view(part.shape).sin()
         return part + 1e-12 * steps * part.abs().clamp(min=1) if part.is_floating_point() else part
 
-    changed = loss.function(mapped(nearby, output), target.clone()) != loss.function(output, target.clone())
+    changed = loss.function(_mapped(nearby, output), target.clone()) != loss.function(output, target.clone())
     return int(changed.sum()) < 2
 
 

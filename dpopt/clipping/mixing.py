@@ -23,10 +23,10 @@ from dpopt.errors import ConfigError
 from dpopt.types import Vector
 
 _LOG = logging.getLogger(__name__)
-Find = Callable[[Tensor], tuple[Tensor, ...]]
+_Find = Callable[[Tensor], tuple[Tensor, ...]]
 """Records x [n, ...] -> what is computed of each: losses [..., n], then whatever else, [n]."""
 
-EXTREMES = (1e4, math.inf, math.nan)
+_EXTREMES = (1e4, math.inf, math.nan)
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-2}
 """How far numbers of a type may differ that are computed in another order; 0.05 for types with fewer digits."""
 
@@ -90,7 +90,7 @@ def _buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
                 yield f"{path}.{name}" if path else name, owner, name, buffer
 
 
-def must_not_mix(find: Find, x: Tensor, extremes: bool, source: Tensor | None = None) -> int:
+def must_not_mix(find: _Find, x: Tensor, extremes: bool, source: Tensor | None = None) -> int:
     """Raise `Unsupported` if `find` computes something else of a record where another one is replaced.
 
     Args:
@@ -113,7 +113,7 @@ def must_not_mix(find: Find, x: Tensor, extremes: bool, source: Tensor | None = 
     return must_not_mix(find, x[:half], extremes, source)
 
 
-def _must_not_mix(find: Find, x: Tensor, extremes: bool, source: Tensor | None) -> None:
+def _must_not_mix(find: _Find, x: Tensor, extremes: bool, source: Tensor | None) -> None:
     expected, last, middle = find(x), len(x) - 1, len(x) // 2
     for places in ({0: 0}, {last: 1, middle: 2}):  # apart, as what is guarded against nan may show only without it
         others = torch.tensor([row not in places for row in range(len(x))], device=x.device)
@@ -134,7 +134,7 @@ def takes_extremes(model: nn.Module, loss: Callable[[Any, Tensor], Tensor], x: T
     range, this process could not use a GPU again.
     """
     cpu = torch.device("cpu")
-    x, y = (part[:1].to(cpu).repeat(len(EXTREMES), *[1] * (part.dim() - 1)) for part in (x, y))
+    x, y = (part[:1].to(cpu).repeat(len(_EXTREMES), *[1] * (part.dim() - 1)) for part in (x, y))
     strange = replaced(x, {0: 0, 1: 1, 2: 2}, True)
     with torch.no_grad(), trial(model, device=cpu):
         for each in (strange, x):
@@ -147,12 +147,12 @@ def takes_extremes(model: nn.Module, loss: Callable[[Any, Tensor], Tensor], x: T
 def replaced(values: Tensor, places: dict[int, int], extremes: bool, source: Tensor | None = None) -> Tensor:
     """`values` [n, ...] with other rows: `places` says which of three, for each row that is replaced.
 
-    They are `EXTREMES` or made of the rows of `source`, by default `values`.
+    They are `_EXTREMES` or made of the rows of `source`, by default `values`.
     """
     values, source = values.clone(), values if source is None else source
     is_number = extremes and (values.is_floating_point() or values.is_complex())
     if values.numel():
-        strange = EXTREMES if is_number else (source.amin(0), source.amax(0), like(source, 1)[0])
+        strange = _EXTREMES if is_number else (source.amin(0), source.amax(0), like(source, 1)[0])
         for row, which in places.items():
             values[row] = strange[which]
     return values

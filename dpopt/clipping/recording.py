@@ -32,7 +32,7 @@ class Unsupported(ConfigError):
 
 
 @dataclass(frozen=True)
-class Layer:
+class _Layer:
     """A module that holds trained parameters itself.
 
     Attributes:
@@ -45,7 +45,7 @@ class Layer:
     expanded: list[str]
 
 
-def layers_of(model: nn.Module) -> list[Layer]:
+def layers_of(model: nn.Module) -> list[_Layer]:
     """Every module of `model` that holds trained parameters itself."""
     result = []
     for module in model.modules():
@@ -55,7 +55,7 @@ def layers_of(model: nn.Module) -> list[Layer]:
         shapes = {name: cast(nn.Parameter, module._parameters[name]).shape for name in names}
         expanded = [n for n, shape in shapes.items() if not is_handled and len(shape) > 1 and shape[0] == 1]
         if names:
-            result.append(Layer(module, [name for name in names if name not in expanded], expanded))
+            result.append(_Layer(module, [name for name in names if name not in expanded], expanded))
     return result
 
 
@@ -93,7 +93,7 @@ class Recorder:
         is_recording: false in the backward pass, where checkpoints call layers again.
     """
 
-    def __init__(self, layers: Sequence[Layer], examples: int, receive: Callable[[Use, Tensor], None]) -> None:
+    def __init__(self, layers: Sequence[_Layer], examples: int, receive: Callable[[Use, Tensor], None]) -> None:
         self._layers, self._examples, self._receive = layers, examples, receive
         self._handles: list[Any] = []
         self._bare: list[tuple[nn.Module, str, nn.Parameter]] = []

@@ -17,11 +17,11 @@ from dpopt.clipping.recording import Unsupported
 from dpopt.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
-SOME = 3
+_SOME = 3
 """Examples that are compared one at a time in float64; two more are compared as training computes them."""
-DISTINCT = 64
+_DISTINCT = 64
 """Different examples in a batch of the physical size; the others repeat them."""
-EXACT, COARSE = 1e-9, 5e-3
+EXACT, _COARSE = 1e-9, 5e-3
 """The largest relative errors: in float64, and in types with fewer digits, of which most may be lost."""
 
 
@@ -90,11 +90,11 @@ def _verify(
 
     with mixing.trial(engine.model, dtype), torch.no_grad():
         engine.load(mixing.beside(engine.split(engine.theta)))
-        some = mixing.anything_like(x, SOME)
-        if not (extremes and _losses(engine, some, _cycled(y, SOME))[0].isfinite().all()):
-            some = mixing.like(x, SOME)
+        some = mixing.anything_like(x, _SOME)
+        if not (extremes and _losses(engine, some, _cycled(y, _SOME))[0].isfinite().all()):
+            some = mixing.like(x, _SOME)
         quiet()
-        tolerance, has_gradients = _compare(engine, some, _cycled(y, SOME))
+        tolerance, has_gradients = _compare(engine, some, _cycled(y, _SOME))
         if engine.must_show_gradients and not has_gradients:
             if x.is_floating_point():
                 raise Unsupported("its gradients are zero for random inputs, so there is nothing to compare")
@@ -102,7 +102,7 @@ def _verify(
         engine.model.train()
         _must_not_mix(engine, some, y, extremes, _gradients)
         size = engine.physical_batch(max(len(x), batch or 0))
-        size = _must_not_mix(engine, _cycled(mixing.like(x, DISTINCT), size), y, extremes, _losses)
+        size = _must_not_mix(engine, _cycled(mixing.like(x, _DISTINCT), size), y, extremes, _losses)
         quiet()
         few = mixing.like(x, 1), y[:1]
         alike = _cycled(few[0], size), _cycled(few[1], size)  # where room is shared out, most find none
@@ -244,7 +244,7 @@ def _quieten(model: nn.Module, forward: Callable[[], object], device: torch.devi
 
 def _tolerated(types: set[Any]) -> float:
     """The largest relative error for a model that computes in these types."""
-    return EXACT if types == {torch.float64} else COARSE
+    return EXACT if types == {torch.float64} else _COARSE
 
 
 def _must_agree(what: str, together: Tensor, alone: Tensor, tolerance: float, slack: float = 0.0) -> None:

@@ -21,17 +21,17 @@ from dpopt.clipping.recording import Unsupported
 from dpopt.errors import ConfigError
 from dpopt.fields import Range
 
-Change = Callable[[Tensor], Tensor]
+_Change = Callable[[Tensor], Tensor]
 """Inputs [n, ...] -> as many."""
 Multiplicity = Annotated[int, Range(1, 1024, "[]")]
 """Number of views of a record; all are held at once."""
-TRIES = 4
+_TRIES = 4
 """How often a random change is tried for mixing."""
-SHARED_RECORDS, SHARED_COPIES, SHARED_TRIES = 8, 4, 16
+_SHARED_RECORDS, _SHARED_COPIES, _SHARED_TRIES = 8, 4, 16
 """How many records are tried for random numbers that they share (a flip does nothing to one that is symmetric), in how
 many copies, and how often. A flip of each of four is the same for all in all tries once in 2^48."""
-MIXES = "what it makes of a record depends on the others, so nothing bounds what one of them contributes"
-SHARES = (
+_MIXES = "what it makes of a record depends on the others, so nothing bounds what one of them contributes"
+_SHARES = (
     "it draws random numbers for a whole batch: who is in a draw decides which records are in one batch, so one record "
     "would change the numbers of others; draw them for each record"
 )
@@ -66,8 +66,8 @@ class Viewed:
         multiplicity: K, at least 1.
     """
 
-    transform: Change
-    augment: Change
+    transform: _Change
+    augment: _Change
     multiplicity: int
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -80,11 +80,11 @@ class Multiplied(NamedTuple):
 
     model: nn.Module
     loss: Loss
-    transform: Change
+    transform: _Change
 
 
 def multiplied(
-    model: nn.Module, loss: Loss, *, transform: Change, augment: Change, multiplicity: int, dims: int
+    model: nn.Module, loss: Loss, *, transform: _Change, augment: _Change, multiplicity: int, dims: int
 ) -> Multiplied:
     """`model`, `loss` and `transform` for gradients that are means over views of a record.
 
@@ -97,13 +97,13 @@ def multiplied(
     return Multiplied(Views(model, dims), MeanLoss(loss), Viewed(transform, augment, multiplicity))
 
 
-def refuse_mixing(change: Change, x: Tensor, name: str) -> None:
+def refuse_mixing(change: _Change, x: Tensor, name: str) -> None:
     """Raise `ConfigError` for a change of inputs that makes something of one record that depends on another.
 
     What such a record contributes to a sum would not be bounded. So mixup and cutmix are no augmentations here.
 
     Args:
-        change: what is tried, `TRIES` times with torch's generators in another state; they are as before afterwards.
+        change: what is tried, `_TRIES` times with torch's generators in another state; they are as before afterwards.
         x: some records, [n, ...]. With fewer than two there is nothing to find out.
         name: how errors name it.
     """
@@ -112,7 +112,7 @@ def refuse_mixing(change: Change, x: Tensor, name: str) -> None:
         try:
             _try_mixing(change, base, source, seed, extremes)
         except Unsupported as error:
-            reason = MIXES
+            reason = _MIXES
             if "twice" in error.reason:
                 reason = "from one state of torch's generators it makes this once and that another time"
             raise ConfigError(name, named(change), reason) from error
@@ -121,7 +121,7 @@ def refuse_mixing(change: Change, x: Tensor, name: str) -> None:
                 raise
 
 
-def refuse_sharing(change: Change, x: Tensor, name: str) -> None:
+def refuse_sharing(change: _Change, x: Tensor, name: str) -> None:
     """Raise `ConfigError` for a change of inputs whose random numbers are the same for all records of a batch.
 
     Found out by trying: it changes equal records alike each time, and not each time in the same way. What is not found
@@ -131,24 +131,24 @@ def refuse_sharing(change: Change, x: Tensor, name: str) -> None:
 
     Args:
         change: what is tried, with torch's generators in other states; they are as before afterwards.
-        x: some records, [n, ...], of which up to `SHARED_RECORDS` are tried, `SHARED_COPIES` of each in one batch.
+        x: some records, [n, ...], of which up to `_SHARED_RECORDS` are tried, `_SHARED_COPIES` of each in one batch.
             With fewer than two there is nothing to find out.
         name: how errors name it.
     """
     if shares_randomness(change, x):
-        raise ConfigError(name, named(change), SHARES)
+        raise ConfigError(name, named(change), _SHARES)
 
 
-def shares_randomness(change: Change, x: Tensor) -> bool:
+def shares_randomness(change: _Change, x: Tensor) -> bool:
     """True if `change` is random and the same for equal records of a batch; see `refuse_sharing`."""
     if len(x) < 2:
         return False
-    rows = torch.linspace(0, len(x) - 1, min(len(x), SHARED_RECORDS)).long()
-    equal, changed = x[rows.to(x.device)].repeat_interleave(SHARED_COPIES, dim=0), []
+    rows = torch.linspace(0, len(x) - 1, min(len(x), _SHARED_RECORDS)).long()
+    equal, changed = x[rows.to(x.device)].repeat_interleave(_SHARED_COPIES, dim=0), []
     with _forked(x):
-        for seed in range(SHARED_TRIES):
+        for seed in range(_SHARED_TRIES):
             torch.manual_seed(seed)
-            changed.append(change(equal.clone()).split(SHARED_COPIES))
+            changed.append(change(equal.clone()).split(_SHARED_COPIES))
     # The copies of a record are changed alike each time, and not each time in the same way.
     return any(
         all(same(copies, copies[:1].expand_as(copies)) for copies in each)
@@ -163,7 +163,7 @@ def _tried(x: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
     For whole numbers also records of one value everywhere: beside them, a record of another value changes any maximum
     or mean.
     """
-    for seed in range(TRIES):
+    for seed in range(_TRIES):
         yield x, x, seed
     if x.is_floating_point():
         return
@@ -173,7 +173,7 @@ def _tried(x: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
             yield base, torch.full_like(x, value), 0
 
 
-def _takes_extremes(change: Change, x: Tensor) -> bool:
+def _takes_extremes(change: _Change, x: Tensor) -> bool:
     """True if it takes numbers that no data hold, of which one in a mean or a maximum is easily seen."""
     with _forked(x), suppress(Exception):  # a change can fail in any way
         change(replaced(x, {0: 0, len(x) - 1: 1, len(x) // 2: 2}, extremes=True))
@@ -181,7 +181,7 @@ def _takes_extremes(change: Change, x: Tensor) -> bool:
     return False
 
 
-def _try_mixing(change: Change, x: Tensor, source: Tensor, seed: int, extremes: bool) -> None:
+def _try_mixing(change: _Change, x: Tensor, source: Tensor, seed: int, extremes: bool) -> None:
     def find(x: Tensor) -> tuple[Tensor]:
         torch.manual_seed(seed)
         return (change(x.clone()).reshape(len(x), -1).T,)

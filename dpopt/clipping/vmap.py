@@ -16,7 +16,7 @@ from dpopt.clipping.losses import Loss
 from dpopt.clipping.precision import full_precision
 from dpopt.types import Vector
 
-CHUNK_BYTES = 64 * 2**20
+_CHUNK_BYTES = 64 * 2**20
 """Per-example gradients held at once on a CPU; beyond its caches, larger chunks are slower."""
 COPIES = 4
 """How many times the per-example gradients a chunk takes on a GPU: they, their multiples, and what the passes keep."""
@@ -43,7 +43,7 @@ class VmapEngine(FlatModel):
 
     def _most_examples(self) -> int:
         device = next(iter(self.trained.values())).device
-        held = CHUNK_BYTES if device.type == "cpu" else free_memory(device) // COPIES
+        held = _CHUNK_BYTES if device.type == "cpu" else free_memory(device) // COPIES
         return held // (4 * self.dimension)
 
     def _outputs(self, theta: Vector, x: Tensor) -> Tensor:

@@ -19,9 +19,9 @@ from dpopt.privacy import privacy_loss
 from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.privacy_loss import Event
 
-LEAST_DELTA = 1e-250
+_LEAST_DELTA = 1e-250
 """Shares of a smaller delta are no longer numbers."""
-PRV_POINTS = 2**23
+_PRV_POINTS = 2**23
 """The largest grid that `prv` may make, some seconds of work: it grows with epsilon and the root of the draws."""
 
 
@@ -38,7 +38,7 @@ def epsilon(ledger: Ledger, delta: float, accountant: str = "pld") -> float:
         Epsilon under add/remove adjacency; infinity when any release was un-noised, 0 for an empty ledger.
 
     Raises:
-        ConfigError: unknown accountant, delta outside [`LEAST_DELTA`, 1), or a run that the accountant cannot compute.
+        ConfigError: unknown accountant, delta outside [`_LEAST_DELTA`, 1), or a run that the accountant cannot compute.
     """
     check(delta, accountant)
     spent = events(ledger)
@@ -61,8 +61,8 @@ def check(delta: float, accountant: str) -> None:
     """Raise `ConfigError` for a delta or an accountant that cannot be used."""
     if accountant not in ACCOUNTANTS:
         raise unknown("accountant", accountant, ACCOUNTANTS)
-    if not LEAST_DELTA <= delta < 1:
-        raise ConfigError("delta", delta, f"expected a probability in (0, 1), at least {LEAST_DELTA:g}")
+    if not _LEAST_DELTA <= delta < 1:
+        raise ConfigError("delta", delta, f"expected a probability in (0, 1), at least {_LEAST_DELTA:g}")
 
 
 @lru_cache(maxsize=4096)
@@ -138,8 +138,8 @@ def _prv(events: tuple[Event, ...], delta: float) -> float:
     draws, error = sum(count for *_, count in events), 0.01
     step = error / math.sqrt(draws * math.log(12_000 / delta) / 2)
     points = 2 * (_rdp(events, delta / 4000) + 3) / step
-    if points > PRV_POINTS:
-        reason = f"these draws need {points:.1g} points of it, expected <= {PRV_POINTS:,}"
+    if points > _PRV_POINTS:
+        reason = f"these draws need {points:.1g} points of it, expected <= {_PRV_POINTS:,}"
         raise ConfigError("accountant", "prv", reason)
     from opacus.accountants import PRVAccountant
 

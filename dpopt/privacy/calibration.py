@@ -24,7 +24,7 @@ from dpopt.types import Optimizer
 
 Structure = tuple[tuple[tuple[str, ...], int], ...]
 """Run-length encoded kinds of release of every draw: ((kinds, count), ...)."""
-TRACED = 8
+_TRACED = 8
 """Entries of the vectors that an optimizer is traced with: what it releases may not depend on how many there are."""
 
 
@@ -102,7 +102,7 @@ def require_bounded(optimizer: Optimizer, epsilon: float) -> None:
         raise ConfigError("clip", "inf", f"a finite bound is needed at epsilon {epsilon:g}")
 
 
-class Cost(NamedTuple):
+class _Cost(NamedTuple):
     """The queries of an optimizer, on average.
 
     Attributes:
@@ -116,19 +116,19 @@ class Cost(NamedTuple):
     releases_per_draw: float
 
 
-def cost(optimizer: Optimizer, draws: int = 60) -> Cost:
-    """The `Cost` over a run of `draws` draws, counted without data.
+def cost(optimizer: Optimizer, draws: int = 60) -> _Cost:
+    """The `_Cost` over a run of `draws` draws, counted without data.
 
     Raises:
         ConfigError: as `trace`.
     """
-    oracle = TraceOracle(TRACED, rate=0.1, draws=draws)
+    oracle = TraceOracle(_TRACED, rate=0.1, draws=draws)
     steps = _traced(optimizer, oracle)
-    return Cost(draws / steps, sum(oracle.points) / draws, sum(map(len, oracle.kinds)) / draws)
+    return _Cost(draws / steps, sum(oracle.points) / draws, sum(map(len, oracle.kinds)) / draws)
 
 
 @lru_cache(maxsize=1024)
-def trace(optimizer: Optimizer, *, rate: float, draws: int, dimension: int = TRACED) -> Structure:
+def trace(optimizer: Optimizer, *, rate: float, draws: int, dimension: int = _TRACED) -> Structure:
     """Which releases each of `draws` draws of `optimizer` makes, without data.
 
     Raises:

@@ -24,7 +24,7 @@ from dpopt.privacy.plan import Plan
 from dpopt.privacy.queries import Asked, Gradient, Space, contributions
 from dpopt.types import Number, Release, Vector
 
-CPU_MULTIPLE = 8
+_CPU_MULTIPLE = 8
 """On the CPU, physical batches are padded to a multiple of this, so that a run has few different shapes; it costs
 almost nothing."""
 _GENERATORS = threading.RLock()
@@ -160,7 +160,7 @@ class DataOracle(BaseOracle):
         self._transform = transform
         self._size = physical_batch or engine.physical_batch(self.expected_batch / processes.size)
         # A GPU is at its best with calls of one shape; a CPU does not mind, so there is next to nothing to pad.
-        self._multiple = self._size if self._device.type == "cuda" else CPU_MULTIPLE
+        self._multiple = self._size if self._device.type == "cuda" else _CPU_MULTIPLE
         self._transcript, self._watch = transcript, watch
         self._first = len(self.ledger)
         self.processes = processes

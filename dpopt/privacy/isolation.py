@@ -33,9 +33,9 @@ from dpopt.privacy.oracle import BaseOracle, BudgetSpent, OpenDraw, UnplannedRel
 from dpopt.privacy.wire import TENSORS, Answer, Channel, Gone, NotImportable
 from dpopt.types import Vector
 
-LARGEST_STATE = 64
+_LARGEST_STATE = 64
 """The most bytes of an optimizer's state, for each byte of its vectors."""
-REFUSALS = (BudgetSpent, UnplannedRelease, ConfigError)
+_REFUSALS = (BudgetSpent, UnplannedRelease, ConfigError)
 """The errors that are for an isolated optimizer to handle: it has asked for what it cannot have."""
 _ENVIRONMENT = re.compile(
     r"PATH|LANG|LC_\w+|TZ|LD_LIBRARY_PATH|DYLD_LIBRARY_PATH|PYTHONHOME|PYTHONHASHSEED|"
@@ -161,7 +161,7 @@ class Isolated:
                     else:
                         release = batch.ask(message.query)
                         answer = {"value": release.value, "std": release.std}
-                except REFUSALS as error:
+                except _REFUSALS as error:
                     answer = {"refused": type(error).__name__, "reason": str(error)}
                 self._channel.send(**answer, draws_left=oracle.draws_left)
         return self._state(message)
@@ -176,7 +176,7 @@ class Isolated:
         if number != self._number:
             raise RuntimeError("only the latest state of an isolated optimizer can be fetched")
         self._channel.send(do="fetch")
-        leaves = self._answer(2**16, 8 * LARGEST_STATE * len(self._theta) + 2**20).leaves
+        leaves = self._answer(2**16, 8 * _LARGEST_STATE * len(self._theta) + 2**20).leaves
         is_whole = len(leaves) > max(self.places.values())
         if not is_whole or (leaves[0].shape, leaves[0].dtype) != (self._theta.shape, self._theta.dtype):
             raise Gone("the process of the isolated optimizer sends a state without theta, or without its fields")

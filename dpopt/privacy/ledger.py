@@ -11,7 +11,7 @@ from itertools import repeat
 
 from dpopt.errors import ConfigError
 
-MOST_DRAWS = 2**53
+_MOST_DRAWS = 2**53
 """The longest ledger: up to here, numbers of draws are numbers in double precision."""
 
 
@@ -63,10 +63,10 @@ class Ledger:
         """Add `count` equal draws at the end.
 
         Raises:
-            ConfigError: fewer than one, or more than `MOST_DRAWS` with those that are there.
+            ConfigError: fewer than one, or more than `_MOST_DRAWS` with those that are there.
         """
-        if not 1 <= count <= MOST_DRAWS - self._draws:
-            raise ConfigError("draws", count, f"expected 1 to {MOST_DRAWS:,} in all")
+        if not 1 <= count <= _MOST_DRAWS - self._draws:
+            raise ConfigError("draws", count, f"expected 1 to {_MOST_DRAWS:,} in all")
         self._draws += count
         # Equal draws one after the other are one entry, so that ten million of them cost no more than one.
         if self._runs and self._runs[-1][0] == draw:

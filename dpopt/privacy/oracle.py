@@ -66,7 +66,7 @@ class AnyKind(defaultdict[str, float]):
         return True
 
 
-class Single:
+class _Single:
     """An object of which there is one, as it counts what is released: it cannot be copied or pickled."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # `copy`, `deepcopy` and `pickle` all come here
@@ -90,7 +90,7 @@ class Charged(NamedTuple):
     records: Any
 
 
-class OpenDraw(Asking, Single):
+class OpenDraw(Asking, _Single):
     """One open draw: it notes what its queries cost, and its oracle answers them.
 
     Attributes:
@@ -145,7 +145,7 @@ class OpenDraw(Asking, Single):
             return Charged(asked, noise, self.number, number, self._records)
 
 
-class BaseOracle(Single):
+class BaseOracle(_Single):
     """Counters, ledger, refusal, and the way from a sum to a release; a subclass says what is summed.
 
     Attributes:

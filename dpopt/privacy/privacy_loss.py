@@ -24,17 +24,17 @@ Event = tuple[float, float, int]
 """(rate, effective noise multiplier, number of draws)"""
 
 COARSEST = 1e-4
-"""The largest distance between points of a grid, unless they would be more than `MOST_POINTS`."""
-MOST_POINTS = 2**20
-MOST_DRAWS = 2**30
+"""The largest distance between points of a grid, unless they would be more than `_MOST_POINTS`."""
+_MOST_POINTS = 2**20
+_MOST_DRAWS = 2**30
 """Rounding errors of more draws are not small against any share of delta."""
-MOST_SPREAD = 1e3
+_MOST_SPREAD = 1e3
 """The largest standard deviation of a run's loss; its epsilon is some hundred thousand."""
-MOST_NOISE = 1e8
+_MOST_NOISE = 1e8
 """More noise is counted as this much: the divergences would be too close to zero for double precision."""
-LEFT_OUT = 1e-6
+_LEFT_OUT = 1e-6
 """Share of delta that the tails of single draws cover, and as much again the tail of their sum."""
-PRECISE = 1e4
+_PRECISE = 1e4
 """Rounding errors are to be this many times smaller than the part of the tilted losses that decides delta."""
 
 
@@ -50,7 +50,7 @@ def epsilon(events: Sequence[Event], delta: float) -> float:
 
 def reaches(events: Sequence[Event]) -> bool:
     """True if `epsilon` can be computed for `events`."""
-    return sum(count for *_, count in merged(events)) <= MOST_DRAWS and spread(events) <= MOST_SPREAD
+    return sum(count for *_, count in merged(events)) <= _MOST_DRAWS and spread(events) <= _MOST_SPREAD
 
 
 def interval(events: Sequence[Event]) -> float:
@@ -75,15 +75,15 @@ def merged(events: Sequence[Event]) -> list[Event]:
     """`events` with all draws at rate one as one: together they are one Gaussian release."""
     precision = math.fsum(count / noise**2 for rate, noise, count in events if rate == 1)
     at_rate_one = [(1.0, precision**-0.5, 1)] if precision else []
-    return [(q, min(s, MOST_NOISE), n) for q, s, n in [event for event in events if event[0] < 1] + at_rate_one]
+    return [(q, min(s, _MOST_NOISE), n) for q, s, n in [event for event in events if event[0] < 1] + at_rate_one]
 
 
 def _one_way(events: list[Event], delta: float, is_removed: bool) -> float:
-    # The tails that are cut off each draw are counted as infinite losses: together they take `LEFT_OUT` of delta.
-    left = LEFT_OUT * delta / sum(count for *_, count in events)
+    # The tails that are cut off each draw are counted as infinite losses: together they take `_LEFT_OUT` of delta.
+    left = _LEFT_OUT * delta / sum(count for *_, count in events)
     ends = [_ends(rate, noise, left, is_removed) for rate, noise, _ in events]
     widest = max(high - low for low, high in ends)
-    step = max(interval(events), max(4 * widest, 32 * spread(events)) / MOST_POINTS)
+    step = max(interval(events), max(4 * widest, 32 * spread(events)) / _MOST_POINTS)
     losses = [_rounded(event, end, step, is_removed) for event, end in zip(events, ends, strict=True)]
     return _Sum(losses, step, spread(events), delta).epsilon()
 
@@ -188,7 +188,7 @@ class _Sum:
     def epsilon(self) -> float:
         """Upper bound on the least epsilon >= 0 whose divergence is at most `delta`."""
         best = int(np.argmin(self._chernoff(self.tilts, self.cumulants, self.delta)))
-        high = float(np.min(self._chernoff(self.tilts, self.cumulants, LEFT_OUT * self.delta)))
+        high = float(np.min(self._chernoff(self.tilts, self.cumulants, _LEFT_OUT * self.delta)))
         values = []
         for index in range(best, 0, -1):
             value, is_tight = self._epsilon(index, high)
@@ -210,11 +210,11 @@ class _Sum:
         """Epsilon by losses tilted as in `tilts[index]`, and whether it is tight: whether rounding errors are small."""
         tilt = self.tilts[index]
         last = math.ceil(high / self.step)
-        first = math.floor(max(self._low(index, high) / self.step, last - MOST_POINTS))
+        first = math.floor(max(self._low(index, high) / self.step, last - _MOST_POINTS))
         composed = self._composed(tilt, first, last)
         rounding = (sum(loss.count for loss in self.losses) + 16) * 2**-51
         infinite = -math.expm1(sum(loss.count * math.log1p(-loss.infinite) for loss in self.losses))
-        log_allowed = math.log(self.delta * (1 - 2 * LEFT_OUT) - infinite) - self.cumulants[index]
+        log_allowed = math.log(self.delta * (1 - 2 * _LEFT_OUT) - infinite) - self.cumulants[index]
 
         def tails(point: int) -> tuple[float, float, float]:
             """The probability of a larger loss than at `point` under either distribution, and the one that is allowed.
@@ -236,7 +236,7 @@ class _Sum:
         # Between this point and the one before it, e^epsilon is where the divergence is just `allowed`.
         excess = mine - allowed
         within = max(math.log(excess / other), -self.step) if 0 < excess <= other and point > start else 0.0
-        return point * self.step + within, allowed > PRECISE * rounding and last - first < MOST_POINTS
+        return point * self.step + within, allowed > _PRECISE * rounding and last - first < _MOST_POINTS
 
     def _low(self, index: int, high: float) -> float:
         """The start of the window that ends at `high`: almost nothing of the tilted losses may wrap around into it.

@@ -22,7 +22,7 @@ from dpopt.clipping.rules import ELEMENTWISE, Bounded, Veiled, check_alone
 from dpopt.errors import ConfigError
 from dpopt.types import ClipRule, Number, Points, Query, Record, Vector
 
-LEAST, LARGEST = 1e-30, 1e30
+_LEAST, LARGEST = 1e-30, 1e30
 """The range of a sensitivity: float32 rounds the noise of a smaller one to nothing, of a larger one to infinity."""
 
 
@@ -199,9 +199,9 @@ def read(query: Query, space: Space) -> Asked:
         raise ConfigError(f"{kind}.releases", releases, "expected at least 1")
     sensitivity = space.number(query.sensitivity, f"{kind}.sensitivity")
     if isinstance(sensitivity, Tensor):  # its value is not looked at: it is moved to where float32 noise is noise
-        sensitivity = sensitivity.nan_to_num(nan=LARGEST).clamp(LEAST, LARGEST)
-    elif not (LEAST <= sensitivity <= LARGEST or sensitivity == math.inf):
-        allowed = f"expected {LEAST:g} to {LARGEST:g}, or infinity where nothing is noised"
+        sensitivity = sensitivity.nan_to_num(nan=LARGEST).clamp(_LEAST, LARGEST)
+    elif not (_LEAST <= sensitivity <= LARGEST or sensitivity == math.inf):
+        allowed = f"expected {_LEAST:g} to {LARGEST:g}, or infinity where nothing is noised"
         raise ConfigError(f"{kind}.sensitivity", sensitivity, allowed)
     centre = None if centre is None else space.number(centre, f"{kind}.centre")
     asked = Asked(query, kind, query.follows, releases, sensitivity, centre)

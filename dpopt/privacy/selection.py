@@ -33,7 +33,7 @@ Number = Literal["logarithmic", "geometric", "poisson"]
 """The distribution of the number of runs."""
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
 """Shape of the truncated negative binomial distribution; Poisson is its limit."""
-MOST_RUNS = 10_000
+_MOST_RUNS = 10_000
 """The largest mean number of runs."""
 
 
@@ -82,8 +82,8 @@ class BestOf(Checked):
     def __post_init__(self) -> None:
         if self.number not in SHAPES:
             raise unknown("selection.number", self.number, get_args(Number))
-        if not 1 <= self.runs <= MOST_RUNS:
-            raise ConfigError("selection.runs", self.runs, f"expected a mean number of runs from 1 to {MOST_RUNS:,}")
+        if not 1 <= self.runs <= _MOST_RUNS:
+            raise ConfigError("selection.runs", self.runs, f"expected a mean number of runs from 1 to {_MOST_RUNS:,}")
 
     def epsilon(self, ledger: Ledger, delta: float, accountant: str = "pld") -> float:
         accountants.check(delta, "rdp")

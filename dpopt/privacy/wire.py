@@ -28,14 +28,14 @@ from dpopt.fields import Many, Natural
 from dpopt.privacy.queries import KINDS
 from dpopt.types import Query
 
-DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "int64", "bool", "uint8")}
-CLASSES: dict[str, type[Any]] = {**KINDS, **RULES, "at_bound": AtBound}
+_DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "int64", "bool", "uint8")}
+_CLASSES: dict[str, type[Any]] = {**KINDS, **RULES, "at_bound": AtBound}
 """The classes that a message may name: the kernel's queries and clip rules."""
 TENSORS = 16
 """The most tensors of a query. Each stands at one place, so it has no more points either."""
-LONGEST = 2**24
+_LONGEST = 2**24
 """Bytes of a message without its tensors: a trace of 10^5 draws that all differ fits."""
-ENDED = "the process of the isolated optimizer has ended"
+_ENDED = "the process of the isolated optimizer has ended"
 _LENGTH = struct.Struct("<Q")
 
 
@@ -104,7 +104,7 @@ class Channel:
                 self._file.write(_bytes(tensor))
             self._file.flush()
         except OSError as error:
-            raise Gone(ENDED) from error
+            raise Gone(_ENDED) from error
 
     def receive(self, tensors: int, size: int, kind: type[Any] = dict) -> Any:
         """The next message: a mapping, or an object of the dataclass `kind`.
@@ -118,18 +118,18 @@ class Channel:
         """
         try:
             (length,) = _LENGTH.unpack(self._exactly(bytearray(_LENGTH.size)))
-            if length > LONGEST:
+            if length > _LONGEST:
                 raise ValueError(f"a text of {length} bytes")
             body, head = json.loads(self._exactly(bytearray(length)))
             if len(head) > tensors:
                 raise ValueError(f"{len(head)} tensors")
             values = dict[int, Tensor]()
             for number, (dtype, shape) in enumerate(head):
-                size -= DTYPES[dtype].itemsize * math.prod(shape)
+                size -= _DTYPES[dtype].itemsize * math.prod(shape)
                 if size < 0 or min(shape, default=0) < 0:
                     raise ValueError(f"a {dtype} of shape {shape}")
                 # Memory of its own for each: with torch's alignment, what is computed has the same bits.
-                values[number] = torch.empty(shape, dtype=DTYPES[dtype])
+                values[number] = torch.empty(shape, dtype=_DTYPES[dtype])
                 self._exactly(_bytes(values[number]))
             message = {name: _built(value, values, self.imports) for name, value in body.items()}
             return message if kind is dict else fields.build(kind, message, "isolated")
@@ -150,7 +150,7 @@ class Channel:
         except OSError:  # it has ended in the middle of a message
             count = 0
         if count < len(buffer):
-            raise Gone(ENDED)
+            raise Gone(_ENDED)
         return buffer
 
 
@@ -159,17 +159,17 @@ def _plain(value: Any, tensors: list[Tensor], imports: bool) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor):
-        if value.dtype not in DTYPES.values():
-            raise ConfigError("isolate", value.dtype, f"tensors are sent as {', '.join(DTYPES)}")
+        if value.dtype not in _DTYPES.values():
+            raise ConfigError("isolate", value.dtype, f"tensors are sent as {', '.join(_DTYPES)}")
         tensors.append(value)
         return {"$tensor": len(tensors) - 1}
     if isinstance(value, list | tuple):
         return [_plain(each, tensors, imports) for each in value]
     if isinstance(value, dict):
         return {name: _plain(each, tensors, imports) for name, each in value.items()}
-    name = next((name for name, kind in CLASSES.items() if kind is type(value)), None)
+    name = next((name for name, kind in _CLASSES.items() if kind is type(value)), None)
     if name is None and not imports:
-        allowed = f"an isolated optimizer uses the kernel's queries and clip rules: {', '.join(CLASSES)}"
+        allowed = f"an isolated optimizer uses the kernel's queries and clip rules: {', '.join(_CLASSES)}"
         raise ConfigError("query" if isinstance(value, Query) else "clip", value, allowed)
     name = name or _import_name(value)
     # A field that is not compared, such as a cache, is no part of what a rule or a query is.
@@ -189,7 +189,7 @@ def _built(value: Any, tensors: dict[int, Tensor], imports: bool, sequence: Call
         return tensors.pop(value["$tensor"])
     if "$class" in value:
         name = value["$class"]
-        kind = _imported(name) if imports and name not in CLASSES else CLASSES[name]
+        kind = _imported(name) if imports and name not in _CLASSES else _CLASSES[name]
         # The kernel tells weighted points from plain ones by tuples.
         return kind(**{key: _built(each, tensors, imports, tuple) for key, each in value["fields"].items()})
     return {key: _built(each, tensors, imports, sequence) for key, each in value.items()}

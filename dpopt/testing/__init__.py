@@ -52,7 +52,7 @@ RULES: tuple[Callable[[Optimizer], None], ...] = (
     numerics.agrees_in_float64,
     numerics.same_on_cuda,
 )
-WITHOUT_A_STEP = RULES[: RULES.index(privacy.can_be_traced) + 1]
+_WITHOUT_A_STEP = RULES[: RULES.index(privacy.can_be_traced) + 1]
 """Rules that are checked whether or not the optimizer can be traced."""
 EXCEPTABLE = frozenset({"works_without_noise", "agrees_in_float64", "never_waits_for_the_device", "same_on_cuda"})
 """Rules that a class may be excepted from: no stated epsilon and no stored result rests on them.
@@ -110,7 +110,7 @@ def _exceptions(kind: type) -> Mapping[str, str]:
 def _check(rule: Callable[[Optimizer], None], optimizer: Optimizer, exception: str | None) -> None:
     if exception:
         raise unittest.SkipTest(exception)
-    if rule not in WITHOUT_A_STEP:
+    if rule not in _WITHOUT_A_STEP:
         try:
             privacy.can_be_traced(optimizer)
         except Exception as error:

@@ -13,7 +13,7 @@ from dpopt import fields, registry
 from dpopt.testing.task import Task, require_near
 from dpopt.types import Optimizer
 
-LIMIT_TOLERANCE = 1e-6
+_LIMIT_TOLERANCE = 1e-6
 """How far a special case may be from what it should equal, as a share of the way; both are computed in float64."""
 
 
@@ -65,7 +65,7 @@ def equals_its_declared_limits(optimizer: Optimizer) -> None:
             one, two = task.record(special), task.record(other)
             complaint = f"{entry.name} with {limit['fields']} is not {limit['equals']}"
             assert one.plan.ledger == two.plan.ledger, f"{complaint}: it releases something else"
-            require_near(one.final.theta, two.final.theta, one.start, LIMIT_TOLERANCE, complaint)
+            require_near(one.final.theta, two.final.theta, one.start, _LIMIT_TOLERANCE, complaint)
 
 
 def entries_of(optimizer: Optimizer) -> list[registry.Registered]:

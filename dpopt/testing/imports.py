@@ -10,10 +10,10 @@ from importlib import import_module, util
 
 MAY_USE = frozenset({"__future__", "collections", "dataclasses", "math", "torch", "typing"})
 """Distributions and modules that an optimizer may import."""
-MAY_USE_MORE = {"dpopt.optimizers.torch_optim": {"contextlib", "functools", "importlib"}}
+_MAY_USE_MORE = {"dpopt.optimizers.torch_optim": {"contextlib", "functools", "importlib"}}
 """It wraps a class that is given by its import path."""
 MAY_USE_OF_DPOPT = ("clipping.rules", "errors", "fields", "optimizers", "privacy.queries", "types")
-BUILTINS = frozenset({"__import__", "compile", "eval", "exec", "open"})
+_BUILTINS = frozenset({"__import__", "compile", "eval", "exec", "open"})
 """Built-in functions that would go round the rule."""
 
 
@@ -43,7 +43,7 @@ def forbidden_imports(module: str) -> list[str]:
             continue
         seen.add(name)
         source = inspect.getsource(import_module(name))
-        forbidden += [f"{name}: {builtin}" for builtin in _names(source) & BUILTINS]
+        forbidden += [f"{name}: {builtin}" for builtin in _names(source) & _BUILTINS]
         for imported in imports(source, sys.modules[name].__package__ or ""):
             sibling = _sibling(imported, name)
             if sibling:  # a helper of the same package: what it imports counts too
@@ -57,7 +57,7 @@ def _is_allowed(name: str, module: str) -> bool:
     root, _, inner = name.partition(".")
     if root == "dpopt":
         return any(f"{inner}.".startswith(f"{allowed}.") for allowed in MAY_USE_OF_DPOPT)
-    return root in MAY_USE | MAY_USE_MORE.get(module, set())
+    return root in MAY_USE | _MAY_USE_MORE.get(module, set())
 
 
 def _sibling(imported: str, module: str) -> str | None:

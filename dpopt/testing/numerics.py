@@ -22,11 +22,11 @@ from dpopt.testing.targets import TARGETS, Exact, Target
 from dpopt.testing.task import DRAWS, Recording, Task, pairs, require_near, require_same, tensors
 from dpopt.types import Optimizer
 
-GOAL, TARGET_DRAWS = 0.1, 120
+_GOAL, _TARGET_DRAWS = 0.1, 120
 """A target counts as minimised at this share of its first value, reached within so many draws."""
-FACTORS = (1.0, 10.0, 3.0, 30.0, 0.3, 0.1, 100.0, 0.03, 0.01)
+_FACTORS = (1.0, 10.0, 3.0, 30.0, 0.3, 0.1, 100.0, 0.03, 0.01)
 """The learning rates that are tried on a target, as multiples of the optimizer's own."""
-PRECISION, STATE_PRECISION = 1e-5, 1e-2
+_PRECISION, _STATE_PRECISION = 1e-5, 1e-2
 """The allowed distance of theta, and of the rest of a state, from the same in float64 or on another device, as a share
 of the way. Values that follow from theta's distance, such as DoG's step size, inherit its rounding many times over."""
 DEVICE = "cuda"
@@ -68,8 +68,8 @@ def works_without_noise(optimizer: Optimizer) -> None:
     for target in TARGETS:
         least = math.inf
         for candidate in candidates:
-            least = min(least, _least_share(candidate, target)) if least > GOAL else least
-        assert least <= GOAL, f"{target.name} falls to {least:.3g} of its first value in {TARGET_DRAWS} draws at best"
+            least = min(least, _least_share(candidate, target)) if least > _GOAL else least
+        assert least <= _GOAL, f"{target.name} falls to {least:.3g} of its first value in {_TARGET_DRAWS} draws at best"
 
 
 def agrees_in_float64(optimizer: Optimizer) -> None:
@@ -102,7 +102,7 @@ def require_near_states(state: Any, expected: Any, recording: Recording, who: st
         # Between whole numbers, or infinities, there is no distance that rounding explains.
         if not (other.is_floating_point() and other.isfinite().all()):
             continue
-        start, tolerance = (torch.zeros_like(other), STATE_PRECISION) if number else (recording.start, PRECISION)
+        start, tolerance = (torch.zeros_like(other), _STATE_PRECISION) if number else (recording.start, _PRECISION)
         require_near(leaf, other, start, tolerance, f"{who} differ in leaf {number} of the state")
 
 
@@ -137,14 +137,14 @@ def _candidates(optimizer: Any) -> list[Any]:
     )
     if is_free or not hasattr(optimizer, "lr"):
         return [optimizer]
-    return [dataclasses.replace(optimizer, lr=factor * optimizer.lr) for factor in FACTORS]
+    return [dataclasses.replace(optimizer, lr=factor * optimizer.lr) for factor in _FACTORS]
 
 
 def _least_share(optimizer: Optimizer, target: Target) -> float:
     """The least value on the way, as a share of the first; the way ends at the goal."""
-    oracle, state = Exact(target, TARGET_DRAWS), optimizer.init(target.start)
+    oracle, state = Exact(target, _TARGET_DRAWS), optimizer.init(target.start)
     first = least = float(target.objective(target.start))
-    while oracle.draws_left and least > GOAL * first:
+    while oracle.draws_left and least > _GOAL * first:
         state = optimizer.step(state, oracle)
         least = min(least, float(target.objective(state.theta)))
     return least / first

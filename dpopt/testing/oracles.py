@@ -48,7 +48,7 @@ class _View:
         raise AssertionError(f"`{object.__getattribute__(self, '_what')}.{name}` is set from outside")
 
 
-class Noted(NamedTuple):
+class _Noted(NamedTuple):
     """A query as it was read, and its release."""
 
     asked: Asked
@@ -65,7 +65,7 @@ class Neighbours:
 
     def __init__(self, oracle: DataOracle, neighbour: DataOracle | None = None) -> None:
         self._oracle, self._neighbour = oracle, neighbour
-        self.queries: list[Noted] = []
+        self.queries: list[_Noted] = []
         self.largest: dict[str, float] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -80,7 +80,7 @@ class Neighbours:
 
     def note(self, asked: Asked, release: Release, other: Release | None) -> Release:
         """Keep a query, and compare its release with what the neighbour has released for it."""
-        self.queries.append(Noted(asked, release))
+        self.queries.append(_Noted(asked, release))
         if other is not None:
             self._compare(asked, release, other)
         return release

@@ -17,7 +17,7 @@ from dpopt.privacy.oracle import ReplayOracle, Transcript
 from dpopt.privacy.plan import Plan
 from dpopt.types import Optimizer, Release, Vector
 
-EXAMPLES, BATCH, DRAWS, EPSILON, DELTA = 60, 20, 12, 5.0, 1e-5
+_EXAMPLES, _BATCH, DRAWS, EPSILON, DELTA = 60, 20, 12, 5.0, 1e-5
 
 
 class Recording(NamedTuple):
@@ -57,8 +57,8 @@ class Task:
         self, scale: float = 1.0, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> None:
         generator = torch.Generator().manual_seed(0)
-        self.x = torch.randn(EXAMPLES, 5, generator=generator).to(device, dtype)
-        self.y = torch.randint(0, 3, (EXAMPLES,), generator=generator).to(device)
+        self.x = torch.randn(_EXAMPLES, 5, generator=generator).to(device, dtype)
+        self.y = torch.randint(0, 3, (_EXAMPLES,), generator=generator).to(device)
         # The caller's random numbers stay as they are: checks are called in any order.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -68,7 +68,7 @@ class Task:
         self.loss = lambda o, t: scale * F.cross_entropy(o, t, reduction="none")
         self.engine = clipping.engine(self.model, self.loss, name)
 
-    def plan(self, optimizer: Optimizer, epsilon: float = EPSILON, rate: float = BATCH / EXAMPLES) -> Plan:
+    def plan(self, optimizer: Optimizer, epsilon: float = EPSILON, rate: float = _BATCH / _EXAMPLES) -> Plan:
         """A plan of 12 draws, by RDP, which is quick; its noise is solved once for all that release alike."""
         return calibrate(
             optimizer,

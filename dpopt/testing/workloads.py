@@ -23,7 +23,7 @@ from dpopt.workloads import data
 from dpopt.workloads.base import Split, Workload
 from dpopt.workloads.data import checksums, source, tables
 
-RECORDS = 6
+_RECORDS = 6
 """Training records that the rules about the model are tried on."""
 ROUNDING = 1e-4
 """Distance that is allowed between two ways to compute a loss or a sum in float32, as a share of it."""
@@ -116,7 +116,7 @@ def transform_is_a_function_of_each_record(workload: Workload) -> None:
 
     `augment` gives as many as it takes, changes each on its own, and says if they share random numbers.
     """
-    x = workload.splits(0).train.x[:RECORDS]
+    x = workload.splits(0).train.x[:_RECORDS]
     before = x.clone()
     together = workload.transform(x)
     assert torch.equal(x, before), "`transform` changes the stored records"
@@ -153,7 +153,7 @@ def losses_and_scores_are_one_for_each_record(workload: Workload) -> None:
     assert all(g.isfinite().all() for g in gradients), "the gradient is not finite"
     assert any(g.any() for g in gradients), "the gradient is zero"
     model.eval()
-    scores = workload.metric(model(workload.transform(workload.splits(0).train.x[:RECORDS])), y)
+    scores = workload.metric(model(workload.transform(workload.splits(0).train.x[:_RECORDS])), y)
     assert scores.shape == (len(x),), f"the score has shape {list(scores.shape)}"
     assert scores.isfinite().all(), "the score is not finite"
 
@@ -194,7 +194,7 @@ def report_is_plain_data(workload: Workload) -> None:
     """The report of the untrained model can be written as JSON."""
     model, *_ = _prepared(workload)
     model.eval()
-    test = Split(*(part[:RECORDS] for part in workload.splits(0).test))
+    test = Split(*(part[:_RECORDS] for part in workload.splits(0).test))
     with torch.no_grad():
         report = workload.report(lambda x: model(workload.transform(x)), test)
     assert json.loads(json.dumps(report, allow_nan=False)) == report, "JSON makes something else of the report"
@@ -228,7 +228,7 @@ class _Prepared(NamedTuple):
 
 
 def _prepared(workload: Workload) -> _Prepared:
-    stored, y = (part[:RECORDS] for part in workload.splits(0).train)
+    stored, y = (part[:_RECORDS] for part in workload.splits(0).train)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = workload.model().train()

@@ -28,8 +28,8 @@ from dpopt.privacy.plan import Plan
 from dpopt.privacy.sampling import derive
 from dpopt.store.leases import LEASE, Lease
 
-FILE = "checkpoint.pt"
-ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_FILE = "checkpoint.pt"
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """The part of a printed object that is another one in each process."""
 
 
@@ -131,7 +131,7 @@ class Checkpoint:
     """
 
     def __init__(self, folder: Path | None, run: Mapping[str, Any], device: torch.device, is_writer: bool) -> None:
-        self.path = Path(folder, FILE) if folder is not None else None
+        self.path = Path(folder, _FILE) if folder is not None else None
         self._is_writer = is_writer
         # Hashes, as the folder may be copied to where the data must not be.
         self._run = {name: f"{derive(part):032x}" for name, part in run.items()}
@@ -203,16 +203,16 @@ def fingerprint(value: Any) -> Any:
     if isinstance(value, nn.Module):  # compiled or not
         paths = ((name.split("."), each) for name, each in value.named_modules())
         layers = {".".join(part for part in path if part != "_orig_mod"): each for path, each in paths}
-        return {name: f"{type(each).__name__}({ADDRESS.sub('', each.extra_repr())})" for name, each in layers.items()}
+        return {name: f"{type(each).__name__}({_ADDRESS.sub('', each.extra_repr())})" for name, each in layers.items()}
     code = value if isinstance(value, CodeType) else getattr(value, "__code__", None)
-    text = "" if isinstance(value, CodeType) else ADDRESS.sub("", repr(value))
+    text = "" if isinstance(value, CodeType) else _ADDRESS.sub("", repr(value))
     if not isinstance(code, CodeType):
         return text
     # Two functions of one line of code may differ in what they close over.
     around = [*(getattr(value, "__defaults__", None) or ())]
     around += [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
     constants = [fingerprint(each) for each in code.co_consts]
-    return [text, code.co_code.hex(), list(code.co_names), constants, [ADDRESS.sub("", repr(each)) for each in around]]
+    return [text, code.co_code.hex(), list(code.co_names), constants, [_ADDRESS.sub("", repr(each)) for each in around]]
 
 
 @contextmanager

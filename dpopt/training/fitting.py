@@ -39,7 +39,7 @@ from dpopt.training.unused import unused
 from dpopt.types import Optimizer
 
 Callback = Callable[[dict[str, Any]], None]
-Stepper = Annotated[
+_Stepper = Annotated[
     Optimizer,
     Shown(
         "an optimizer of dpopt such as dpopt.create('dp_adam', lr=0.01); one of torch.optim is taken by"
@@ -47,11 +47,11 @@ Stepper = Annotated[
     ),
 ]
 """An optimizer object, as errors say it."""
-GUARANTEE = {"adjacency": "add or remove one record", "unit": "record", "sampling": "Poisson"}
+_GUARANTEE = {"adjacency": "add or remove one record", "unit": "record", "sampling": "Poisson"}
 """The guarantee that epsilon and delta are of, in words of the record."""
 CHECKPOINT_SECONDS = 60.0
 """At least so much time lies between two checkpoints."""
-COMPARED = 64
+_COMPARED = 64
 """Records whose views and losses tell two runs of one seed apart."""
 
 
@@ -61,7 +61,7 @@ def fit(
     loss: Loss,
     train: Any,
     *,
-    optimizer: str | Stepper,
+    optimizer: str | _Stepper,
     epsilon: Bound,
     delta: Probability,
     epochs: Positive,
@@ -221,7 +221,7 @@ def fit(
         "epochs": epochs,
         "average": average,
         "multiplicity": multiplicity,
-        **GUARANTEE,
+        **_GUARANTEE,
         **spent,
         **without.record,
         **({"tested": len(subject.held_out["test"].x)} if subject.held_out else {}),
@@ -323,7 +323,7 @@ def _seeds(
         how: what decides, beside all this, which random numbers a layer draws: the engine's name, the physical batch.
     """
     looks: list[object] = []
-    x, y = (send(part[:COMPARED], subject.device) for part in subject.train)
+    x, y = (send(part[:_COMPARED], subject.device) for part in subject.train)
     for is_training in (False, True):
         with unchanged(seen.model, subject.device, is_training):
             torch.manual_seed(0)

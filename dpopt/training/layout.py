@@ -23,7 +23,7 @@ EXACT = 2**53
 """Whole numbers up to it are themselves in float64."""
 
 
-class Field(NamedTuple):
+class _Field(NamedTuple):
     """One input of a record, which the model takes by its name.
 
     Attributes:
@@ -59,7 +59,7 @@ class Layout:
 
     dtype: torch.dtype
     names: tuple[str, ...] = ()
-    fields: tuple[Field, ...] = ()
+    fields: tuple[_Field, ...] = ()
     is_table: bool = False
 
     @classmethod
@@ -83,7 +83,7 @@ class Layout:
         if strange := [name for name in names if name not in accepted and not is_open]:
             allowed = f"expected inputs of the model's forward ({', '.join(accepted)}), one number each, or one input"
             raise ConfigError(f"{where}, inputs", strange, f"{allowed}; leave others out")
-        return cls(dtype, names, tuple(Field(name, tuple(p.shape[1:]), p.dtype) for name, p in inputs.items()))
+        return cls(dtype, names, tuple(_Field(name, tuple(p.shape[1:]), p.dtype) for name, p in inputs.items()))
 
     def split(self, records: Read, where: str) -> Split:
         """Records as this layout has them.
@@ -124,8 +124,8 @@ class Layout:
             part.copy_(values.reshape(rows, -1))
         return x
 
-    def _check(self, field: Field, values: Tensor, where: str) -> None:
-        other = Field(field.name, tuple(values.shape[1:]), values.dtype)
+    def _check(self, field: _Field, values: Tensor, where: str) -> None:
+        other = _Field(field.name, tuple(values.shape[1:]), values.dtype)
         if other.shape != field.shape or other.is_real != field.is_real or values.is_complex():
             shown = f"{values.dtype} {list(values.shape)}".removeprefix("torch.")
             allowed = f"expected {'real' if field.is_real else 'whole'} numbers of shape {[len(values), *field.shape]}"

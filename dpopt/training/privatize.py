@@ -19,7 +19,7 @@ from dpopt.clipping.layers import RECURRENT, refuse_unsafe
 from dpopt.errors import ConfigError
 from dpopt.training.trial import check_model, refused
 
-GROUPS = 32
+_GROUPS = 32
 """Groups of a `GroupNorm`, where the channels can be divided so (Wu and He 2018)."""
 
 
@@ -121,7 +121,7 @@ def _replacement(module: nn.Module, where: str, batchnorm: str) -> tuple[nn.Modu
 
 def _grouped(module: _BatchNorm) -> nn.Module:
     channels = module.num_features
-    groups = 1 if isinstance(module, nn.BatchNorm1d) else math.gcd(GROUPS, channels)
+    groups = 1 if isinstance(module, nn.BatchNorm1d) else math.gcd(_GROUPS, channels)
     new = nn.GroupNorm(groups, channels, eps=module.eps, affine=module.affine)
     new.weight, new.bias = module.weight, module.bias
     return new

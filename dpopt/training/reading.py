@@ -28,21 +28,21 @@ from dpopt.errors import ConfigError, cut, unknown
 
 TARGETS = ("label", "labels", "target", "y")
 """Names that a target goes by."""
-TARGET, INPUT = "(target)", "(input)"
+_TARGET, _INPUT = "(target)", "(input)"
 """What stands for a target, and for an input without a name, beside inputs with names."""
 CHUNK = 1000
 """Records of a Hugging Face data set that are read at once."""
 FINITE = 2**22
 """Numbers that are looked at once for NaN and infinity; a mapped file need not fit into memory."""
-REPEATED = 16
+_REPEATED = 16
 """Records that are read again, to see that they are the same."""
-PLAIN_SAMPLERS = (SequentialSampler, RandomSampler, DistributedSampler)
+_PLAIN_SAMPLERS = (SequentialSampler, RandomSampler, DistributedSampler)
 """Samplers that order or share out the records of a data set, and leave none out for good."""
 KINDS = (
     "expected a pair of arrays (inputs, targets), a mapping or a DataFrame of columns, a Dataset, a DataLoader, "
     "or a Hugging Face Dataset"
 )
-FORM = "expected records (input, target), or mappings with names, of numbers and of one shape"
+_FORM = "expected records (input, target), or mappings with names, of numbers and of one shape"
 
 
 class Read(NamedTuple):
@@ -142,7 +142,7 @@ def _dataset(loader: DataLoader[Any], where: str) -> Any:
     if batches is not None and is_plain:
         sampler = batches.sampler  # a loader that takes a sampler of batches has a `sampler` that says nothing
     source: Any = getattr(sampler, "data_source", getattr(sampler, "dataset", loader.dataset))
-    is_whole = isinstance(sampler, PLAIN_SAMPLERS) and len(source) == len(cast(Sized, loader.dataset))
+    is_whole = isinstance(sampler, _PLAIN_SAMPLERS) and len(source) == len(cast(Sized, loader.dataset))
     if not (is_whole and is_plain):
         how = "draws are Poisson, and of all records: give the data set, or a `torch.utils.data.Subset` of it"
         raise ConfigError(f"{where}.sampler", type(sampler if is_plain else batches).__name__, how)
@@ -219,16 +219,16 @@ def _records(data: Any, where: str, target: str | None) -> Read:
         def parts(number: int) -> dict[str, Tensor]:
             record = data[number]
             if isinstance(record, Mapping):
-                by_name = {TARGET if key == name else str(key): value for key, value in record.items()}
+                by_name = {_TARGET if key == name else str(key): value for key, value in record.items()}
             else:
                 inputs, goal = record
-                by_name = {**(inputs if isinstance(inputs, Mapping) else {INPUT: inputs}), TARGET: goal}
+                by_name = {**(inputs if isinstance(inputs, Mapping) else {_INPUT: inputs}), _TARGET: goal}
             return {key: torch.as_tensor(_unmasked(value, where)) for key, value in by_name.items()}
 
         rows = ({key: part[None] for key, part in parts(number).items()} for number in range(len(data)))
         columns = _gathered(rows, len(data), where)
         # A data set that changes its records at random would be frozen: it is read once.
-        for number in {int(row) for row in torch.linspace(0, len(data) - 1, min(len(data), REPEATED))}:
+        for number in {int(row) for row in torch.linspace(0, len(data) - 1, min(len(data), _REPEATED))}:
             for key, part in parts(number).items():
                 kept = columns[key][number]
                 if part.shape != kept.shape or not bool(((part == kept) | ((part != part) & (kept != kept))).all()):
@@ -237,11 +237,11 @@ def _records(data: Any, where: str, target: str | None) -> Read:
     except ConfigError:
         raise
     except Exception as error:  # a data set can fail in any way
-        raise ConfigError(where, type(data).__name__, f"{FORM} ({cut(f'{type(error).__name__}: {error}')})") from error
+        raise ConfigError(where, type(data).__name__, f"{_FORM} ({cut(f'{type(error).__name__}: {error}')})") from error
     if name is None and target is not None:
         raise _nameless(target, where)
-    targets = columns.pop(TARGET)
-    return Read(columns.pop(INPUT) if INPUT in columns else columns, targets)
+    targets = columns.pop(_TARGET)
+    return Read(columns.pop(_INPUT) if _INPUT in columns else columns, targets)
 
 
 def _gathered(chunks: Iterable[dict[str, Tensor]], count: int, where: str) -> dict[str, Tensor]:
@@ -256,7 +256,7 @@ def _gathered(chunks: Iterable[dict[str, Tensor]], count: int, where: str) -> di
         for name, part in chunk.items():
             shapes = list(part.shape[1:]), list(columns[name].shape[1:])
             if shapes[0] != shapes[1]:
-                what = "" if name in (INPUT, TARGET) else f".{name}"
+                what = "" if name in (_INPUT, _TARGET) else f".{name}"
                 allowed = f"expected records of one shape: pad or resize them (from {at} on; before {shapes[1]})"
                 raise ConfigError(f"{where}{what}", shapes[0], allowed)
             # A column that begins with whole numbers may go on with real ones.

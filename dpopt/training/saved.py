@@ -23,13 +23,13 @@ from dpopt.privacy.ledger import Ledger
 from dpopt.training.statement import Statement
 from dpopt.training.trial import refused
 
-WEIGHTS, RECORD, LEDGER, CURVE = "model.safetensors", "record.json", "ledger.json", "curve.jsonl"
-STATEMENT, STATEMENT_DATA, CARD, SUMS = "statement.txt", "statement.json", "README.md", "checksums.json"
-CHECKED = (WEIGHTS, RECORD, LEDGER, CURVE, STATEMENT, STATEMENT_DATA)
+WEIGHTS, _RECORD, _LEDGER, _CURVE = "model.safetensors", "record.json", "ledger.json", "curve.jsonl"
+_STATEMENT, _STATEMENT_DATA, CARD, _SUMS = "statement.txt", "statement.json", "README.md", "checksums.json"
+CHECKED = (WEIGHTS, _RECORD, _LEDGER, _CURVE, _STATEMENT, _STATEMENT_DATA)
 """Files whose checksums are noted; the card is to be edited."""
-NOT_FINITE = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
+_NOT_FINITE = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
 """The texts that stand for numbers which JSON does not know."""
-SAME = 0.01
+_SAME = 0.01
 """Tolerance of a ledger's epsilon, relative to the record's: other versions of an accountant may round otherwise."""
 
 
@@ -125,13 +125,13 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> FitR
         raise ConfigError("model", model, "expected a torch.nn.Module of the architecture that was saved")
     folder = fields.path(folder, "folder")
     _check(folder)
-    record = _decoded(files.read(folder / RECORD))
-    ledger = Ledger.from_json((folder / LEDGER).read_text())
-    curve = [_decoded(json.loads(line)) for line in (folder / CURVE).read_text().splitlines()]
+    record = _decoded(files.read(folder / _RECORD))
+    ledger = Ledger.from_json((folder / _LEDGER).read_text())
+    curve = [_decoded(json.loads(line)) for line in (folder / _CURVE).read_text().splitlines()]
     # The record could state less than its ledger spends; the ledger is believed.
     spent = Statement.of(record, ledger).epsilon
-    if not math.isclose(spent, record["epsilon"], rel_tol=SAME):
-        raise Damaged(f"{folder / LEDGER}: it spends epsilon {spent}, the record says {record['epsilon']}")
+    if not math.isclose(spent, record["epsilon"], rel_tol=_SAME):
+        raise Damaged(f"{folder / _LEDGER}: it spends epsilon {spent}, the record says {record['epsilon']}")
     if model is not None:
         _fill(model, folder / WEIGHTS)
     return FitResult(cast(nn.Module, model), record, ledger, curve)
@@ -168,11 +168,11 @@ def _write(result: FitResult, folder: Path, name: str) -> None:
             if "os error" in str(error):  # safetensors writes the file itself, and has a kind of error of its own
                 raise _unwritable(folder.with_name(name), "folder", error) from error
             raise
-    files.write(folder / RECORD, _encoded(result.record))
-    files.write(folder / LEDGER, result.ledger.to_json())
-    files.write(folder / CURVE, "".join(json.dumps(_encoded(entry)) + "\n" for entry in result.curve))
-    files.write(folder / STATEMENT, f"{statement}\n")
-    files.write(folder / STATEMENT_DATA, _encoded(statement.to_dict()))
+    files.write(folder / _RECORD, _encoded(result.record))
+    files.write(folder / _LEDGER, result.ledger.to_json())
+    files.write(folder / _CURVE, "".join(json.dumps(_encoded(entry)) + "\n" for entry in result.curve))
+    files.write(folder / _STATEMENT, f"{statement}\n")
+    files.write(folder / _STATEMENT_DATA, _encoded(statement.to_dict()))
     files.write(folder / CARD, _card(result, statement, name))
     seal(folder)
 
@@ -180,7 +180,7 @@ def _write(result: FitResult, folder: Path, name: str) -> None:
 def seal(folder: Path) -> None:
     """Note the checksums of the files of a saved run."""
     sums = {each: {"sha256": hashlib.sha256(files.content(folder / each, math.inf)).hexdigest()} for each in CHECKED}
-    files.write(folder / SUMS, {"schema": 1, "files": sums})
+    files.write(folder / _SUMS, {"schema": 1, "files": sums})
 
 
 def _card(result: FitResult, statement: Statement, name: str) -> str:
@@ -206,9 +206,9 @@ def _card(result: FitResult, statement: Statement, name: str) -> str:
 def _check(folder: Path) -> None:
     """Raise an error as `load` says where a file is not the one that was saved."""
     try:
-        noted = files.read(folder / SUMS).get("files", {})
+        noted = files.read(folder / _SUMS).get("files", {})
     except FileNotFoundError:
-        raise ConfigError("folder", str(folder), f"holds no saved run: no {SUMS}") from None
+        raise ConfigError("folder", str(folder), f"holds no saved run: no {_SUMS}") from None
     if absent := [name for name in CHECKED if not isinstance(noted, dict) or name not in noted]:
         raise ConfigError("folder", str(folder), f"holds no saved run: no {', '.join(sorted(absent))}")
     for name in CHECKED:
@@ -218,7 +218,7 @@ def _check(folder: Path) -> None:
         except FileNotFoundError:
             raise Damaged(f"{folder / name}: gone since it was saved") from None
         except (TypeError, KeyError) as error:
-            raise Damaged(f"{folder / SUMS}: not as it was written") from error
+            raise Damaged(f"{folder / _SUMS}: not as it was written") from error
 
 
 def _fill(model: nn.Module, path: Path) -> None:
@@ -285,4 +285,4 @@ def _decoded(value: Any) -> Any:
         return {key: _decoded(each) for key, each in value.items()}
     if isinstance(value, list):
         return [_decoded(each) for each in value]
-    return NOT_FINITE.get(value, value) if isinstance(value, str) else value
+    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value

@@ -24,10 +24,10 @@ METHODS = {
     "autodp": "Rényi differential privacy (autodp; Wang et al. 2019)",
 }
 """Accountant -> its method and source."""
-UNKNOWN = (
+_UNKNOWN = (
     "Nothing is known of other runs on these data: choices made by looking at them cost more than is stated here.",
 )
-NONE = (
+_NONE = (
     "Whoever made this statement says that there was no other run on these data, and no choice by looking at them.",
 )
 DIGITS = 4
@@ -110,7 +110,7 @@ class Statement:
             noise=dict(record["noise"]),
             optimizer=record["optimizer"],
             status=record["status"] + scored,
-            tuned=UNKNOWN if tuned is None else (tuned,) if isinstance(tuned, str) else tuple(tuned) or NONE,
+            tuned=_UNKNOWN if tuned is None else (tuned,) if isinstance(tuned, str) else tuple(tuned) or _NONE,
             not_covered=tuple(_not_covered(record)),
             versions=dict(record["versions"]),
             unused=tuple(record.get("unused", ())),

@@ -20,7 +20,7 @@ from dpopt.training.layout import Adapter, Layout, Transform, sample
 from dpopt.training.loop import Metric
 from dpopt.workloads.base import Split
 
-DIGESTED = 10_000
+_DIGESTED = 10_000
 """Records that are converted at once, to tell data sets apart."""
 
 
@@ -64,7 +64,7 @@ class Subject:
     @cached_property
     def records(self) -> list[str]:
         """All training records as digests, the same whatever type they are stored in."""
-        parts = zip(*(part.split(DIGESTED) for part in self.train), strict=True)
+        parts = zip(*(part.split(_DIGESTED) for part in self.train), strict=True)
         return [digest(self.layout.converted(x), y.double()) for x, y in parts]
 
     def identity(self) -> dict[str, Any]:

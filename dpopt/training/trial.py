@@ -29,9 +29,9 @@ from dpopt.training.layout import WHOLE, Adapter, Transform, described, sample, 
 from dpopt.training.subject import Subject, unchanged
 from dpopt.workloads.base import Split, accuracy
 
-EXAMINED = 256
+_EXAMINED = 256
 """The most records that are looked at for a gradient."""
-TRAINED = (torch.float32, torch.float64)
+_TRAINED = (torch.float32, torch.float64)
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def check_model(model: nn.Module) -> None:
             raise ConfigError(f"model.{name}", "device meta", "it has no values: initialise it first")
     types = {p.dtype: name for name, p in model.named_parameters() if p.requires_grad}
     for dtype, name in types.items():
-        if dtype not in TRAINED or len(types) > 1:
+        if dtype not in _TRAINED or len(types) > 1:
             allowed = "expected trained parameters of one type, float32 or float64 (see `precision` for bfloat16)"
             raise ConfigError(f"model.{name}", str(dtype), allowed)
 
@@ -145,16 +145,16 @@ def clipping_engine(subject: Subject, name: str, batch: float, precision: str) -
             clipper = clipping.engine(
                 subject.model, subject.loss, name, sample=sample, batch=batch, precision=precision
             )
-            return clipper, blindness(subject)
+            return clipper, _blindness(subject)
         except Unsupported:  # where nothing can be learnt, there is nothing to compare an engine by
-            problem = blindness(subject)
+            problem = _blindness(subject)
             if not problem:
                 raise
             return VmapEngine(subject.model, subject.loss), problem
 
 
-def blindness(subject: Subject) -> str | None:
-    """Why there is nothing to learn from: no record among `EXAMINED` has a finite loss and a finite gradient but zero.
+def _blindness(subject: Subject) -> str | None:
+    """Why there is nothing to learn from: no record among `_EXAMINED` has a finite loss and a finite gradient but zero.
 
     Asks plain autograd, one record at a time, at the parameters as they are and then beside them, where no initial zero
     hides anything, and stops at the first such record, usually the first of all.
@@ -166,7 +166,7 @@ def blindness(subject: Subject) -> str | None:
         ConfigError: model, loss or autograd fail.
     """
     split, device, model, is_finite = subject.train, subject.device, subject.model, False
-    rows = torch.linspace(0, len(split.x) - 1, min(EXAMINED, len(split.x))).long()
+    rows = torch.linspace(0, len(split.x) - 1, min(_EXAMINED, len(split.x))).long()
     parameters = [p for p in model.parameters() if p.requires_grad]
     with unchanged(model, device, training=True), trial(model):
         for is_beside in (False, True):

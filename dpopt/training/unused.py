@@ -18,9 +18,9 @@ from dpopt.privacy.sampling import send
 from dpopt.training.subject import Subject, made_up, unchanged
 from dpopt.workloads.base import Split
 
-RECORDS = 8
+_RECORDS = 8
 """Records whose graphs are looked at."""
-LOOKS = 8
+_LOOKS = 8
 """Times that a random model is run before a parameter counts as unused: a block may be left out by chance."""
 
 
@@ -63,14 +63,14 @@ def unused(seen: Subject | Multiplied, train: Split, device: torch.device, owner
         device: where the model is.
         owner: the model whose names are shown, with the same parameters in the same order.
     """
-    rows = torch.linspace(0, len(train.x) - 1, min(RECORDS, len(train.x))).long()
+    rows = torch.linspace(0, len(train.x) - 1, min(_RECORDS, len(train.x))).long()
     tried = Split(*(part[rows.to(part.device)] for part in train))
     looks: list[set[_Place]] = []
     for some in (Split(*map(made_up, tried)), tried):
         places: set[_Place] = set()
         with unchanged(seen.model, device, training=True), suppress(Exception), torch.enable_grad():
             x, y = (send(part, device) for part in some)
-            for look in range(LOOKS):
+            for look in range(_LOOKS):
                 torch.default_generator.manual_seed(look)
                 each = _unreached(owner, seen.loss(seen.model(seen.transform(x)), y))
                 places = each & places if look else each
