@@ -53,10 +53,8 @@ def engine(
             evaluation mode when the engine is made, and stay so while the engine runs the model.
         loss: (outputs, targets) -> one loss per example.
         name: "bookkeeping" (fast), "vmap" (any model that `torch.func.vmap` can follow, slow), "loop" (plain autograd,
-            one record after the other, slowest), or "auto": the first of them that can follow the model; the log says
-            why. Compiled models and parts run as they are written.
-        sample: a few records (x, y), to find out now whether an engine can follow the model; without them the first
-            batch tells.
+            one record after the other, slowest), or "auto": the first of them that can follow the model.
+        sample: a few records (x, y), to find out now whether an engine can follow the model; else at the first batch.
         batch: expected batch size: examples that mix are then looked for among as many as the engine works on at once.
         precision: "float32" is the model's own type; "bfloat16" runs the model under autocast, while norms and sums are
             computed in float32 ("bookkeeping" only).
@@ -71,6 +69,7 @@ def engine(
         raise unknown("precision", precision, _PRECISIONS)
     if name in ("vmap", "loop") and precision != "float32":
         raise ConfigError("precision", precision, f"the engine {name!r} knows only float32")
+    # Such layers break the bound whichever engine runs them, so no choice is made first.
     refuse_unsafe(model)
     engines: list[FlatModel] = [BookkeepingEngine(model, loss, precision)] if name in ("auto", "bookkeeping") else []
     engines += [kind(model, loss) for kind in (VmapEngine, LoopEngine) if name in ("auto", kind.name)]
@@ -89,11 +88,8 @@ class _Choice(ClippingEngine):
         self.dimension = self._engine.dimension
 
     def decided(self, x: Tensor, y: Tensor) -> ClippingEngine:
-        """The engine to use for data such as the records x, y.
-
-        Raises:
-            ConfigError: none can follow the model.
-        """
+        """The engine for data such as the records x, y; ConfigError if none can follow the model."""
+        # An empty draw shows nothing, so the choice waits for a batch that does.
         if not self.is_decided and len(x):
             self._engine, self.is_decided = self._choose(x, y)
         return self._engine

@@ -31,22 +31,15 @@ _REENTRANT = (
 class BookkeepingEngine(FlatModel):
     """Clipped sums of per-example gradients of `loss(model(x), y)`; methods are documented by `ClippingEngine`.
 
-    While the model runs, its trained parameters are views into the flat vector theta, and hooks note what each layer
-    that holds some of them sees; afterwards the model is as it was.
-
-    What a layer must be: called as a module, with the examples in the first dimension of its positional arguments (or
-    several rows for each example, or one row for all), returning one tensor. Layers of unknown kind are repeated under
-    `torch.func.vmap`. A bare parameter of shape [1, ...] of an unknown module is expanded over the batch. Weights may
-    be shared, and layers called several times. `verify` finds out whether a model keeps to this.
+    A layer is called as a module, with the examples in the first dimension of its positional arguments (or several rows
+    for each example, or one row for all), and returns one tensor. Layers of unknown kind are repeated under
+    `torch.func.vmap`; a bare parameter of shape [1, ...] of an unknown module is expanded over the batch.
 
     Args:
         model: any module whose outputs for one example do not depend on the others.
         loss: see `Loss`.
         precision: "float32" computes in the model's own type; "bfloat16" runs the model under autocast. Norms and sums
             are in the parameters' type either way.
-
-    Attributes:
-        dimension: number d of trained parameters.
     """
 
     name = "bookkeeping"
@@ -58,6 +51,7 @@ class BookkeepingEngine(FlatModel):
         self._parameters = list(self.trained.values())
         self._index = {id(p): i for i, p in enumerate(self._parameters)}
         self._layers = layers_of(model)
+        # Each backward pass frees much memory, and asking the system for it again costs page faults.
         if self._parameters[0].device.type == "cpu":
             keep_freed_memory()
 
@@ -102,7 +96,6 @@ class BookkeepingEngine(FlatModel):
         return PerExample(torch.stack(losses), norms, weighted_sum)
 
     def _backward(self, weight: Number, x: Tensor, y: Tensor, factors: list[list[Factor]]) -> Tensor:
-        """Forward and backward at the present point; adds to `factors`, returns the losses [n]."""
         waiting: list[tuple[Use, Tensor]] = []
 
         def receive(use: Use, gradient: Tensor) -> None:
@@ -129,7 +122,6 @@ class BookkeepingEngine(FlatModel):
 
     @torch.no_grad()
     def _add(self, factors: list[list[Factor]], use: Use, gradient: Tensor, weight: Number, examples: int) -> None:
-        """Add the per-example gradients of one use to the factors of its parameters; `gradient` is its output's."""
         module, names, kind = use.module, use.names, type(use.module).__name__
         if tuple(version(x) for x in use.inputs) != use.versions:
             raise Unsupported(f"an input of {kind} was changed in place after its use")

@@ -30,15 +30,7 @@ class _Geometry:
         return cls(module.weight.shape, tuple(module.stride), tuple(module.dilation), module.groups)
 
     def patches(self, x: Tensor, output: torch.Size) -> Tensor:
-        """The padded input under the kernel at each output position.
-
-        Args:
-            x: shape [m, C, ...].
-            output: the output's spatial shape; T positions.
-
-        Returns:
-            Shape [m, groups, q, T] with q = C/groups times the size of the kernel.
-        """
+        """The padded input x [m, C, ...] under the kernel at each place: [m, groups, C/groups * kernel size, T]."""
         batch, channel, *space = x.stride()
         steps = [stride * step for stride, step in zip(space, self.stride, strict=True)]
         taps = [stride * step for stride, step in zip(space, self.dilation, strict=True)]
@@ -55,8 +47,6 @@ class _Convolved(OuterProducts):
     Attributes:
         x: padded inputs, shape [n r, C, ...]: r images belong to one example.
         gradient: output gradients, shape [n r, O, ...].
-        geometry: the convolution.
-        count: n.
     """
 
     x: Tensor
@@ -88,7 +78,6 @@ class _Convolved(OuterProducts):
         _put(self.summed(weights), out, is_first)
 
     def summed(self, weights: Tensor) -> Tensor:
-        """sum_i weights_i gradient_i, of the weight's shape."""
         scaled = self.gradient * weights.repeat_interleave(self._images).view(-1, *[1] * (self.gradient.dim() - 1))
         g, dims = self.geometry, self.gradient.dim() - 2
         arguments: tuple[Any, ...] = (g.stride, (0,) * dims, g.dilation, False, (0,) * dims, g.groups)
@@ -109,6 +98,7 @@ class _Convolved(OuterProducts):
         (groups, length), (channels, *kernel) = self.gram_size, self.geometry.shape
         q = math.prod(kernel)
         result = self.gradient.new_empty(self.examples, groups, channels // groups, q)
+        # Unfolded patches of all examples at once would leave a CPU's caches.
         for part in blocks(self.examples, groups * length * q, self.device):
             left, right = self._sides(part)
             torch.matmul(left, right.mT, out=result[part])
@@ -148,11 +138,8 @@ def convolved(module: Convolution, x: Tensor, gradient: Tensor, examples: int) -
 
 
 def _is_dense(factor: _Convolved) -> bool:
-    """True if the gradients themselves are to be kept: they are small, or Gram matrices would be much more work.
-
-    A gradient takes T p q products. Gram matrices take T^2 (p + q), and the weighted sum T p q after them.
-    """
     groups, length = factor.gram_size
+    # A gradient takes T p q products; Gram matrices take T^2 (p + q), and the weighted sum T p q after them.
     p, q = factor.geometry.shape[0] // groups, factor.geometry.shape[1:].numel()
     return is_cheaper_dense(length, p, q) or 2 * p * q <= length * (p + q)
 
@@ -163,7 +150,6 @@ class Standardized:
 
     With kernel = (W - mean)/s, s = sqrt(var + eps), a gradient G' of the kernel, already multiplied by gain/s, becomes
     P G', P = I - 1 1^T/q - kernel kernel^T/q (the backward pass of batch normalisation over a channel's q weights).
-    Centred patches take care of the first projection; the second is subtracted from the squared norm.
 
     Attributes:
         scaled: the gradients G'.
@@ -184,6 +170,7 @@ class Standardized:
         return self.kernel.shape[1:].numel()
 
     def squared_norm(self) -> tuple[Tensor, Tensor | None]:
+        # Centred patches are the first projection of P; the second is subtracted from the squared norm.
         square, error = gram_norm(_Centred(**vars(self.scaled)))
         share = 2 - self.kernel.flatten(1).square().mean(1)
         removed = (share * self.projection.square()).sum(1)
@@ -200,8 +187,6 @@ class Standardized:
 
 
 class _Centred(_Convolved):
-    """The same with patches of mean zero."""
-
     def _sides(self, rows: slice) -> tuple[Tensor, Tensor]:
         left, right = super()._sides(rows)
         return left, right - right.mean(2, keepdim=True)

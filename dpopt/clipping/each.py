@@ -13,10 +13,9 @@ from dpopt.types import Vector
 
 
 class LoopEngine(VmapEngine):
-    """Clipped sums of per-example gradients of `loss(model(x), y)`; methods are documented by `ClippingEngine`.
+    """Clipped sums of per-example gradients of `loss(model(x), y)`; a step of n records costs n passes.
 
-    For models that neither book-keeping nor `torch.func.vmap` can follow: operations without a batching rule, an `if`
-    on a value, a layer that is called on what is no batch. A step of n records costs n passes.
+    For operations without a batching rule, an `if` on a value, a layer that is called on what is no batch.
     """
 
     name = "loop"

@@ -46,20 +46,11 @@ class Factor(Protocol):
         ...
 
     def squared_norm(self) -> tuple[Tensor, Tensor | None]:
-        """Squared L2 norm of each example's gradient, and a bound on its rounding error, both of shape [n].
-
-        None stands for an error of a few machine epsilon of the norm, which is what a sum of squares has.
-        """
+        """Squared L2 norms [n] and a bound on their rounding errors [n]; None stands for a few machine epsilon."""
         ...
 
     def weighted_sum(self, weights: Tensor, out: Tensor, is_first: bool) -> None:
-        """Add sum_i weights_i gradient_i to `out`, or write it there if it is the first.
-
-        Args:
-            weights: shape [n].
-            out: the parameter's shape.
-            is_first: what `out` holds has no meaning.
-        """
+        """Add sum_i weights_i gradient_i to `out`, of the parameter's shape; write it there if it `is_first`."""
         ...
 
     def sanitized(self, keep: Tensor) -> Factor:
@@ -72,11 +63,7 @@ class Factor(Protocol):
 
 
 class OuterProducts:
-    """Factors of the form sum_t left_t right_t^T for each example and group.
-
-    Attributes:
-        is_transposed: the parameter is stored as [q, p].
-    """
+    """Factors sum_t left_t right_t^T for each example and group; `is_transposed`: the parameter is stored as [q, p]."""
 
     is_transposed: bool = False
 
@@ -118,14 +105,12 @@ def merged(factors: Sequence[Factor]) -> list[Factor]:
 
 
 def squared_norm(factors: Sequence[Factor]) -> Tensor:
-    """|sum_a F_a|^2 for each example, shape [n], of one parameter's factors F_a; rounded up where terms cancel.
-
-    There are several where a layer is called, a weight is used, or a model is evaluated more than once.
-    """
+    """|sum_a F_a|^2 for each example, shape [n], of one parameter's factors F_a; rounded up where terms cancel."""
     squares, errors = zip(*(factor.squared_norm() for factor in factors), strict=True)
     if len(factors) == 1 and errors[0] is None:
         return squares[0]
     total = reduce(torch.add, squares)
+    # A layer that is called twice has gradients that add up before the norm is taken.
     for first, second in combinations(factors, 2):
         total = total + 2 * inner(first, second)
     bounds = [rounding(square) if bound is None else bound for square, bound in zip(squares, errors, strict=True)]
@@ -134,17 +119,15 @@ def squared_norm(factors: Sequence[Factor]) -> Tensor:
 
 
 def scaled_squared_norm(factors: Sequence[Factor], scale: Tensor) -> Tensor:
-    """|s * sum_a F_a|^2 for each example, shape [n], with s of the parameter's shape.
-
-    A product by elements is not one of the Gram matrices', so gradients are materialised, a block at a time, but for a
-    single outer product: there it is left^2 s^2 right^2.
-    """
+    """|s * sum_a F_a|^2 for each example, shape [n], with s of the parameter's shape."""
     first = factors[0]
+    # One outer product needs no gradient: its scaled square is left^2 s^2 right^2.
     if len(factors) == 1 and isinstance(first, Outer) and first.gram_size == (1, 1):
         least = lost(scale)
         left, right = (side.flatten(1).square().add_(least) for side in first.pair())
         square = scale.square().add_(least)
         return ((left @ (square.T if first.is_transposed else square)).add_(left.shape[1] * least) * right).sum(1)
+    # A product by elements is none of the Gram matrices', so gradients are made, a block at a time.
     parts = blocks(first.examples, scale.numel(), scale.device)
     materialised = (reduce(torch.add, [factor.dense(part) for factor in factors]) for part in parts)
     return torch.cat([_vecnorm(gradients * scale.flatten()).square() for gradients in materialised])
@@ -167,10 +150,7 @@ def inner(first: Factor, second: Factor) -> Tensor:
 
 
 def blocks(examples: int, width: int, device: torch.device) -> Iterator[slice]:
-    """Slices over `examples`, each of at most `BLOCK` values where an example has `width`; at least one.
-
-    On an accelerator `DEVICE_BLOCK` values.
-    """
+    """Slices over `examples` of at most `BLOCK` or `DEVICE_BLOCK` values, `width` for an example; at least one."""
     size = max(1, (BLOCK if device.type == "cpu" else DEVICE_BLOCK) // max(1, width))
     for start in range(0, max(1, examples), size):
         yield slice(start, start + size)
@@ -202,11 +182,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class Outer(OuterProducts):
-    """sum_t left_t right_t^T; left [n, 1, T, p], right [n, 1, T, q].
-
-    Attributes:
-        is_transposed: the parameter is stored as [q, p].
-    """
+    """sum_t left_t right_t^T; left [n, 1, T, p], right [n, 1, T, q]."""
 
     left: Tensor
     right: Tensor
@@ -228,6 +204,7 @@ class Outer(OuterProducts):
         return self.left[rows], self.right[rows]
 
     def weighted_sum(self, weights: Tensor, out: Tensor, is_first: bool) -> None:
+        # The weights go to the narrower side, where multiplying costs less.
         is_left_narrow = self.left.shape[3] <= self.right.shape[3]
         scale = weights[:, None, None, None]
         left = (self.left * scale if is_left_narrow else self.left).flatten(0, 2)
@@ -258,13 +235,7 @@ def is_cheaper_dense(length: int, p: int, q: int) -> bool:
 
 @dataclass(frozen=True)
 class Rows:
-    """sum_t onehot(ids_t) values_t^T: the rows of a table that were looked up.
-
-    Attributes:
-        ids: shape [n, T].
-        values: shape [n, T, q].
-        shape: the table's, [rows, q].
-    """
+    """sum_t onehot(ids_t) values_t^T: the rows of a table [rows, q] looked up by ids [n, T]; values [n, T, q]."""
 
     ids: Tensor
     values: Tensor
@@ -276,6 +247,7 @@ class Rows:
 
     def squared_norm(self) -> tuple[Tensor, Tensor | None]:
         is_same = (self.ids.unsqueeze(2) == self.ids.unsqueeze(1)).to(self.values)
+        # A token that occurs twice adds to one row, so look-ups of the same row meet before they are squared.
         totals = is_same @ self.values  # of the row that t looks up, once for each of its look-ups
         square = (totals.square().sum(2) / is_same.sum(2)).sum(1)
         error = 2 * torch.finfo(square.dtype).eps * torch.linalg.vector_norm(self.values, dim=(1, 2))
@@ -283,6 +255,7 @@ class Rows:
 
     def weighted_sum(self, weights: Tensor, out: Tensor, is_first: bool) -> None:
         if is_first:
+            # Rows that nobody looked up must not keep what the memory held before.
             out.zero_()
         out.index_add_(0, self.ids.flatten(), (self.values * weights[:, None, None]).flatten(0, 1))
 
@@ -320,6 +293,7 @@ def gram_norm(factor: OuterProducts) -> tuple[Tensor, Tensor | None]:
     for part in blocks(factor.examples, groups * length**2, factor.device):
         left, right = factor.pair(part)
         gram, other = left @ left.mT, right @ right.mT
+        # What underflows in one Gram matrix could be large times the other one.
         error = length * lost(gram) * (left.shape[3] * _trace(other) + right.shape[3] * _trace(gram))
         gram.mul_(other)
         squares.append(gram.sum((1, 2, 3)))
@@ -328,12 +302,11 @@ def gram_norm(factor: OuterProducts) -> tuple[Tensor, Tensor | None]:
 
 
 def _trace(gram: Tensor) -> Tensor:
-    """Sum of the diagonals of all groups [n, groups, T, T], shape [n]."""
     return gram.diagonal(dim1=2, dim2=3).sum((1, 2))
 
 
 def _gram_product(first: OuterProducts, second: OuterProducts) -> Tensor:
-    """sum_{s,t} (left_s . left'_t)(right_s . right'_t), shape [n]: T T' (p + q) operations where T p q are avoided."""
+    """sum_{s,t} (left_s . left'_t)(right_s . right'_t), shape [n]."""
     (groups, length), (_, other_length) = first.gram_size, second.gram_size
     products = []
     for part in blocks(first.examples, groups * length * other_length, first.device):
@@ -351,7 +324,7 @@ def _vecnorm(values: Tensor) -> Tensor:
 
 
 def _tied(lookup: Rows, head: Outer) -> Tensor:
-    """A table that is looked up and is also the output layer's weight: sum_{s,t} left_t[ids_s] (right_t . values_s)."""
+    """sum_{s,t} left_t[ids_s] (right_t . values_s), shape [n], for a table that is also the output layer's weight."""
     _, length = head.gram_size
     left = head.left[:, 0].gather(2, lookup.ids.unsqueeze(1).expand(-1, length, -1))
     return (left * (head.right[:, 0] @ lookup.values.mT)).sum((1, 2))

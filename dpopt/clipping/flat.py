@@ -93,11 +93,7 @@ class ClippingEngine(Protocol):
         ...
 
     def examine(self, x: Tensor, y: Tensor) -> None:
-        """Look at a batch of training before it is charged; see `FlatModel`.
-
-        Raises:
-            ConfigError: the model or the loss cannot be trained privately.
-        """
+        """Look at a batch before it is charged; raises ConfigError for what cannot be trained privately."""
 
     def is_to_be_examined(self, examples: int) -> bool:
         """True if `examine` would look at a batch of so many examples."""
@@ -120,10 +116,7 @@ class ClippingEngine(Protocol):
         ...
 
     def losses(self, points: Sequence[Vector], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        """The loss of every example at every point, shape [k, n]; all points see the same dropout.
-
-        Rows that `mask` leaves out hold a value without meaning.
-        """
+        """The losses [k, n] of all examples at all points, with one dropout; no meaning where `mask` is false."""
         ...
 
 
@@ -145,20 +138,14 @@ class PerExample:
 class FlatModel(ClippingEngine):
     """A model whose trained parameters (those with `requires_grad`) are read and written as one vector.
 
-    A layer that normalises by statistics of its own, and is in evaluation mode when the engine is made, stays so.
-
     The first batch of two examples or more is examined as training runs it, and so is each that is at least twice as
     large as those examined before: its first gradients are compared with autograd's, and no record may change what the
     model makes of others (see `mixing`).
 
     Attributes:
-        name: what users call the engine.
         must_show_gradients: where all gradients are zero, nothing shows that the engine follows the model.
         sees_batches: runs the model on a whole batch, and draws the random numbers that a plain pass over it draws.
         hint: what is likely to be wrong where autograd has other gradients.
-        dimension: number d of trained parameters.
-        model: what the engine was made of.
-        loss: sees one record at a time.
         trained: the trained parameters by name.
         example_bytes: what a pass keeps of an example, found out by verification; 0 before.
     """
@@ -192,6 +179,7 @@ class FlatModel(ClippingEngine):
         torch.clear_autocast_cache()  # an autocast around all of it keeps what it made of the old values
 
     def physical_batch(self, expected: float) -> int:
+        # Three standard deviations of a Poisson draw, so that nearly every draw is one call.
         needed = math.ceil(expected + 3 * math.sqrt(expected))
         return max(1, min(needed, self._most_examples()))
 
@@ -237,6 +225,7 @@ class FlatModel(ClippingEngine):
 
         try:
             with mixing.trial(self.model), mixing.constant_buffers(self.model):
+                # Beside the present parameters no initial zero hides a dependence.
                 self.load(mixing.beside(self.split(self.theta)))
                 self.compare_in_training(x[:_COMPARED], y[:_COMPARED])
                 mixing.must_not_mix(find, x, self.takes_extremes(x, y))
@@ -248,11 +237,7 @@ class FlatModel(ClippingEngine):
         return examples >= 2 * self._examined
 
     def compare_in_training(self, x: Tensor, y: Tensor) -> None:
-        """Raise `Unsupported` if autograd has other gradients of x, y in the model's types, modes and autocast.
-
-        What was verified in another state says nothing of a branch that training takes. Both passes begin with the same
-        random state; where they draw other numbers from it, there is nothing to compare.
-        """
+        """Raise `Unsupported` if autograd has other gradients of x, y in the model's types, modes and autocast."""
         again, before = same_randomness(x.device), random_states(x.device)
         next(again)
         parts = [(x, y)] if self.sees_batches else zip(x.split(1), y.split(1), strict=True)
@@ -261,6 +246,7 @@ class FlatModel(ClippingEngine):
             is_random = not all(map(torch.equal, before, random_states(x.device)))
             alone = torch.stack([gradient(loss, list(self.trained.values())) for loss in losses])
         next(again)
+        # Other random numbers than a plain pass draws: there is nothing to compare.
         if is_random and not self.sees_batches:
             return
         ours = self.per_example([(1.0, self.theta)], x, y)
@@ -294,11 +280,8 @@ class FlatModel(ClippingEngine):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """To be entered around every pass: layers that are to stay in evaluation mode are, and nothing is compiled.
-
-        Dynamo compiles the hooks of the first pass into a model and does not look for others; and torch's fused
-        attention of evaluation mode makes nested tensors, which `torch.func.vmap` cannot follow.
-        """
+        """To be entered around every pass: layers that are to stay in evaluation mode are, and nothing is compiled."""
+        # `model.train()` of a caller must not let them take statistics of a batch.
         for module in self._frozen:
             module.training = False
         with as_written():
@@ -331,7 +314,6 @@ class FlatModel(ClippingEngine):
         raise NotImplementedError
 
     def _output(self, x: Tensor) -> Tensor:
-        """The model's outputs for a batch at its parameters."""
         return self.model(x)
 
     def _outputs(self, theta: Vector, x: Tensor) -> Tensor:
@@ -346,10 +328,8 @@ class FlatModel(ClippingEngine):
 
 
 def _places(model: nn.Module, trained: Mapping[str, nn.Parameter]) -> dict[str, int]:
-    """Every place that holds one of the parameters `trained`, by its name, and the number of that parameter.
-
-    A module that is there twice is one place: `functional_call` does not put back what it finds in the second.
-    """
+    """Every place that holds one of the parameters `trained`, by its name, and the number of that parameter."""
+    # A module that is there twice is one place: `functional_call` does not restore the second.
     numbers = {id(p): number for number, p in enumerate(trained.values())}
     return {
         f"{prefix}.{name}" if prefix else name: numbers[id(p)]
@@ -365,15 +345,15 @@ _PASSES_LOCK = threading.Lock()
 
 @contextmanager
 def as_written() -> Iterator[None]:
-    """Modules run as they are written, whatever torch has compiled or fused, in every thread until the last one leaves.
-
-    Both settings are the process's: restored by the first of two threads they would be wrong for the other.
-    """
+    """Modules run as they are written, whatever torch has compiled or fused, until the last thread leaves."""
     with _PASSES_LOCK:
         if not _PASSES:
+            # Both settings are the process's: the first of two threads must not restore them for the other.
             setting, fused = ExitStack(), torch.backends.mha.get_fastpath_enabled()
+            # Fused attention makes nested tensors, which `vmap` cannot follow.
             torch.backends.mha.set_fastpath_enabled(False)
             setting.callback(torch.backends.mha.set_fastpath_enabled, fused)
+            # A compiled model keeps the hooks of its first pass, and would not show the layers of later ones.
             if "torch._dynamo" in sys.modules:  # without it nothing is compiled, and importing it takes seconds
                 setting.enter_context(torch.compiler.set_stance("force_eager"))
             _PASSES.append(setting)
@@ -389,15 +369,13 @@ def as_written() -> Iterator[None]:
 
 
 def gradients(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
-    """The gradients of `loss` by plain autograd; None for a parameter that it does not use. The graph is kept.
-
-    By `backward`, as parameters inside a reentrant checkpoint are hidden from `torch.autograd.grad`.
-    """
+    """The gradients of `loss` by plain autograd; None for a parameter that it does not use. The graph is kept."""
     kept = [p.grad for p in parameters]
     try:
         for p in parameters:
             p.grad = None
         if loss.requires_grad:
+            # By `backward`: `torch.autograd.grad` does not see parameters inside a reentrant checkpoint.
             loss.backward(retain_graph=True)
         return [p.grad for p in parameters]
     finally:

@@ -12,12 +12,7 @@ _LARGEST_MMAP_THRESHOLD = 32 * 2**20
 
 @cache
 def keep_freed_memory() -> bool:
-    """Let glibc's allocator keep what is freed, as torch's does on a GPU; gives whether that could be set.
-
-    By default it returns the top of the heap to the system whenever much is freed, which book-keeping does at the end
-    of every backward pass; getting it back takes tens of thousands of page faults a step for a small vision
-    transformer, a quarter of its time. The setting is the process's; its memory then stays at its peak.
-    """
+    """Let glibc's allocator keep what is freed, as torch's does on a GPU; gives whether that could be set."""
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

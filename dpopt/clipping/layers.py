@@ -20,11 +20,7 @@ from dpopt.clipping.factors import Dense, Factor, Rows, outer
 from dpopt.errors import ConfigError
 
 _Handler = Callable[[Any, list[str], Tensor, Tensor, int], dict[str, Factor]]
-"""(module, trained parameters' names, input, output gradient, number n of examples) -> the parameters' gradients.
-
-Input and gradient have the examples in their first dimension, or n r rows of which r belong to one example. Where only
-the bias is trained, the input is not read.
-"""
+"""(module, trained names, input, output gradient, n) -> gradients; both have n r rows, r of one example."""
 
 _HANDLERS: dict[str, _Handler] = {}
 
@@ -36,6 +32,7 @@ def handler(module: nn.Module) -> _Handler | None:
 
 @cache
 def _handler_of(kind: type[nn.Module]) -> _Handler | None:
+    # A subclass with a `forward` of its own is another kind of layer.
     owner = next(parent for parent in kind.__mro__ if "forward" in vars(parent))
     return _HANDLERS.get(f"{owner.__module__}.{owner.__qualname__}")
 
@@ -115,6 +112,7 @@ def _frozen_norm(module: Any, names: list[str], x: Tensor, gradient: Tensor, exa
 
 @_handles("torch.nn.modules.sparse.Embedding")
 def _embedding(module: Any, names: list[str], ids: Tensor, gradient: Tensor, examples: int) -> dict[str, Factor]:
+    # torch leaves the padding row out of its gradient, so the norm must leave it out too.
     if module.padding_idx is not None:
         gradient = torch.where((ids == module.padding_idx).unsqueeze(-1), 0.0, gradient)
     values = gradient.reshape(examples, -1, gradient.shape[-1])
@@ -124,7 +122,6 @@ def _embedding(module: Any, names: list[str], ids: Tensor, gradient: Tensor, exa
 def _affine(
     names: list[str], normalized: Callable[[], Tensor], gradient: Tensor, shape: tuple[int, ...]
 ) -> dict[str, Factor]:
-    """Scale and bias over the last dimensions; `shape` is [n, T, ...]."""
     parts = {name: gradient * normalized() if name == "weight" else gradient for name in names}
     return {name: Dense(_sum(part.reshape(shape))) for name, part in parts.items()}
 
@@ -132,7 +129,6 @@ def _affine(
 def _affine_channels(
     names: list[str], normalized: Callable[[], Tensor], gradient: Tensor, examples: int
 ) -> dict[str, Factor]:
-    """Scale and bias over dimension 1."""
     parts = {name: gradient * normalized() if name == "weight" else gradient for name in names}
     return {name: Dense(_sum_channels(part, examples)) for name, part in parts.items()}
 
@@ -142,12 +138,10 @@ def _channel_bias(names: list[str], gradient: Tensor, examples: int) -> dict[str
 
 
 def _sum(values: Tensor) -> Tensor:
-    """[n, T, ...] -> [n, ...]."""
     return values.squeeze(1) if values.shape[1] == 1 else values.sum(1)
 
 
 def _sum_channels(values: Tensor, examples: int) -> Tensor:
-    """[n r, C, ...] -> [n, C]."""
     rows, channels = values.shape[:2]
     return _sum(values.reshape(rows, channels, -1).sum(2).reshape(examples, -1, channels))
 
@@ -157,8 +151,7 @@ def by_vmap(
 ) -> dict[str, Factor]:
     """The gradients of the parameters `names` of any module, from its forward pass once more for each example.
 
-    Raises:
-        RuntimeError: the module draws random numbers, so its forward pass cannot be repeated.
+    Raises RuntimeError if the module draws random numbers, as its forward pass cannot be repeated then.
     """
     parameters = {name: module._parameters[name].detach() for name in names}  # type: ignore[union-attr]
 
@@ -170,16 +163,13 @@ def by_vmap(
         return vjp(forward, parameters)[1](gradient)[0]
 
     dims = (0, *(0 if isinstance(x, Tensor) else None for x in inputs))
+    # Random numbers would be others than in the pass that gave the output gradients.
     gradients = vmap(pull, in_dims=dims, randomness="error")(gradient, *inputs)
     return {name: Dense(g.detach()) for name, g in gradients.items()}
 
 
 def refuse_unsafe(model: nn.Module) -> None:
-    """Raise `ConfigError` for a model that no engine can train privately.
-
-    Raises:
-        ConfigError: a layer mixes the examples of a batch or keeps what it sees, or nothing is trainable.
-    """
+    """Raise `ConfigError` for a model with nothing to train, or a layer that mixes examples or keeps what it sees."""
     for name, module in model.named_modules():
         for kinds, (is_unsafe, hint) in _UNSAFE.items():
             if isinstance(module, kinds) and is_unsafe(module):

@@ -32,18 +32,15 @@ SEPARABLE = (
 _TRIED, SHOWN = 2**22, 64
 """The most numbers of outputs, and the most records of a batch, that a loss is tried on."""
 DIGITS = {torch.float64: 1e-9, torch.float32: 1e-5}
-"""How far two losses may be apart, as a share of the largest; 0.05 for types with fewer digits."""
+"""The most that two losses may be apart, as a share of the largest; 0.05 for types with fewer digits."""
 
 
 class RecordLoss:
     """`function` on each record alone: under `torch.func.vmap`, or one record after the other where that raises.
 
-    A function of `SEPARABLE` is called on the batch as it is, which saves a tenth of a millisecond a call.
-
     Attributes:
-        function: what the losses are computed by.
         views: the function, where it is the mean over views by a `RecordLoss`.
-        is_trusted: the function is one of `SEPARABLE`, or `views`.
+        is_trusted: the function is one of `SEPARABLE`, or `views`, and is called on the batch as it is.
     """
 
     def __init__(self, function: Loss) -> None:
@@ -60,11 +57,9 @@ class RecordLoss:
     def __call__(self, output: Any, target: Tensor) -> Tensor:
         """The losses [n] of outputs [n, ...], a tensor or a structure of tensors, and targets [n, ...].
 
-        In a structure, a tensor without a row for each record is shown whole: a scale, say, that the model has learnt.
-
-        Raises:
-            ConfigError: outputs that are one tensor have no row for each record, or one loss is not one number.
+        Raises ConfigError if outputs that are one tensor have no row for each record, or one loss is not one number.
         """
+        # Without `vmap`, as the package's losses give the same bits for a batch as for its records.
         if self.is_trusted:
             return self.function(output, target)
         count = len(target)
@@ -78,6 +73,7 @@ class RecordLoss:
                     self._needs_loop = False
                     return losses.view(count)
                 reason = f"it gives {losses.numel()} numbers for {count} records"
+            # It says nothing of the loss, and a loop would only hide it.
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # an `if` on a value, a mask of rows, an operation without a batching rule
@@ -97,10 +93,10 @@ class RecordLoss:
         return losses
 
     def _by_vmap(self, output: Any, target: Tensor) -> Tensor:
-        """`torch.func.vmap` over rows, each shown as a batch of one; its care for structures would double the time."""
         if self._needs_loop is None:
             functorch.lazy_load_decompositions()  # type: ignore[attr-defined]
         count = len(target)
+        # The steps of `vmap` by hand: its care for structures would double the time of a call.
         level = _steps._vmap_increment_nesting(count, "different")
 
         def shown(part: Tensor) -> Tensor:
@@ -122,11 +118,7 @@ class RecordLoss:
 
 @dataclass(frozen=True)
 class MeanLoss:
-    """The mean over views of a record: outputs [n, K, ...] and targets [n, ...] -> [n].
-
-    Args:
-        loss: (outputs [m, ...], targets [m, ...]) -> [m].
-    """
+    """The mean over views of a record: outputs [n, K, ...] and targets [n, ...] -> [n]."""
 
     loss: Loss
     record_loss: RecordLoss = field(init=False, repr=False, compare=False)
@@ -149,6 +141,7 @@ def by_record(loss: Loss) -> RecordLoss:
 
 def _is_separable(loss: Loss) -> bool:
     function = loss.__func__ if isinstance(loss, MethodType) else loss
+    # By name first, since looking a function up would import modules that nobody uses.
     name = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
     return name in SEPARABLE and resolve_name(name) is function  # the name alone could be anybody's
 
@@ -164,7 +157,6 @@ def rows(output: Any, which: Any, count: int) -> Any:
 
 
 def _mapped(change: Callable[[Tensor], Any], value: Any) -> Any:
-    """`value`, a tensor or a structure of tensors, with `change` made to each tensor of it."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, list | tuple):
@@ -191,14 +183,11 @@ def _has_rows(part: Tensor, count: int) -> bool:
 def check_loss(model: nn.Module, loss: RecordLoss, x: Tensor, y: Tensor, batch: float | None = None) -> None:
     """Refuse a loss whose values for the records of a batch are not those for each of them alone.
 
-    It could do no harm, as engines show it one record at a time, but would not be what it was written for: statistics
-    of a batch, negatives from a batch, or outputs [n, 1] less targets [n].
-
     Args:
         model: stays as it is. The loss is tried on its outputs.
         loss: nothing is tried where it is trusted.
         x, y: some records, at best with targets of each kind.
-        batch: expected batch size, where it is known.
+        batch: expected batch size, if there is one.
 
     Raises:
         ConfigError: see above; or the loss keeps state, fails for one record, or is not finite for some records alone.
@@ -207,6 +196,7 @@ def check_loss(model: nn.Module, loss: RecordLoss, x: Tensor, y: Tensor, batch: 
     loss = views.record_loss if views else loss
     is_finite = torch.stack([part.isfinite().reshape(len(x), -1).all(1) for part in (x, y)]).all(0)  # not bad records
     x, y = x[is_finite], y[is_finite]
+    # A batch loss does no harm, as engines show it single records, but is not what its author wrote.
     if loss.is_trusted or not len(x):
         return
     with mixing.trial(model), torch.no_grad():
@@ -227,7 +217,6 @@ def check_loss(model: nn.Module, loss: RecordLoss, x: Tensor, y: Tensor, batch: 
 
 
 def _must_be_alike(loss: RecordLoss, output: Any, target: Tensor, size: int, is_beside: bool) -> None:
-    """Compare the losses of a batch of `size` of the records with those of each alone, and alone in another order."""
     # Some records come several times: where there is one of each class, a count of its records changes nothing.
     generator, name, count = torch.Generator().manual_seed(0), named(loss.function), len(target)
     more = torch.randint(count, (max(0, size - count),), generator=generator)
@@ -284,12 +273,12 @@ def _is_rounded(loss: RecordLoss, output: Any, target: Tensor) -> bool:
         steps = torch.arange(part.numel(), device=part.device).view(part.shape).sin()
         return part + 1e-12 * steps * part.abs().clamp(min=1) if part.is_floating_point() else part
 
+    # A loss that casts to float32 would be refused for its rounding otherwise.
     changed = loss.function(_mapped(nearby, output), target.clone()) != loss.function(output, target.clone())
     return int(changed.sum()) < 2
 
 
 def _apart(a: Tensor, b: Tensor, digits: float) -> int | None:
-    """The first place where the two differ by more than rounding; infinity and not-a-number equal themselves."""
     largest = torch.cat([a, b]).abs().nan_to_num(0.0, 0.0).max()
     differ = ~((a == b) | (a.isnan() & b.isnan()) | ((a - b).abs() <= digits * largest))
     return int(differ.nonzero()[0]) if differ.any() else None

@@ -28,7 +28,7 @@ _Find = Callable[[Tensor], tuple[Tensor, ...]]
 
 _EXTREMES = (1e4, math.inf, math.nan)
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-2}
-"""How far numbers of a type may differ that are computed in another order; 0.05 for types with fewer digits."""
+"""The most that numbers of a type may differ that are computed in another order; 0.05 for types with fewer digits."""
 
 
 @contextmanager
@@ -83,7 +83,6 @@ def constant_buffers(model: nn.Module) -> Iterator[None]:
 
 
 def _buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
-    """Each buffer's path, the module that holds it, its name there, and itself."""
     for path, owner in model.named_modules():
         for name, buffer in owner._buffers.items():
             if buffer is not None:
@@ -94,13 +93,12 @@ def must_not_mix(find: _Find, x: Tensor, extremes: bool, source: Tensor | None =
     """Raise `Unsupported` if `find` computes something else of a record where another one is replaced.
 
     Args:
-        find: gives the same for the same records, bit for bit, but for what it computes beside losses.
-        x: records.
-        extremes: whether real numbers may be replaced by those that no data hold.
+        find: gives the same for the same records x, bit for bit, but for what it computes beside losses.
+        extremes: true if real numbers may be replaced by those that no data hold.
         source: records that those which replace some of x are made of, see `replaced`.
 
     Returns:
-        How many records it was tried with: half of them, or a quarter, where there is no memory for more.
+        The number of records it was tried with: half of them, or a quarter, where there is no memory for more.
     """
     try:
         _must_not_mix(find, x, extremes, source)
@@ -128,11 +126,8 @@ def _must_not_mix(find: _Find, x: Tensor, extremes: bool, source: Tensor | None)
 
 
 def takes_extremes(model: nn.Module, loss: Callable[[Any, Tensor], Tensor], x: Tensor, y: Tensor) -> bool:
-    """True if the model can be run on any real numbers in place of those of the records x, y.
-
-    It cannot where some numbers are indices into a table. This is tried on the CPU: after an index that is out of
-    range, this process could not use a GPU again.
-    """
+    """True if the model can be run on any real numbers in place of those of the records x, y."""
+    # An index out of range would end this process's use of a GPU, so this is tried on the CPU.
     cpu = torch.device("cpu")
     x, y = (part[:1].to(cpu).repeat(len(_EXTREMES), *[1] * (part.dim() - 1)) for part in (x, y))
     strange = replaced(x, {0: 0, 1: 1, 2: 2}, True)
@@ -145,10 +140,7 @@ def takes_extremes(model: nn.Module, loss: Callable[[Any, Tensor], Tensor], x: T
 
 
 def replaced(values: Tensor, places: dict[int, int], extremes: bool, source: Tensor | None = None) -> Tensor:
-    """`values` [n, ...] with other rows: `places` says which of three, for each row that is replaced.
-
-    They are `_EXTREMES` or made of the rows of `source`, by default `values`.
-    """
+    """`values` [n, ...] with other rows: `places` says which of three, of `_EXTREMES` or of the rows of `source`."""
     values, source = values.clone(), values if source is None else source
     is_number = extremes and (values.is_floating_point() or values.is_complex())
     if values.numel():
@@ -167,14 +159,10 @@ def anything_like(values: Tensor, examples: int) -> Tensor:
 
 
 def like(values: Tensor, examples: int) -> Tensor:
-    """That many random rows that could be rows of `values`.
-
-    Real numbers are between those of the rows, and whole numbers are those of some row, at the same place: one column
-    may be an index into a table that is smaller than another column's. Where no row is finite they are those of
-    `anything_like`.
-    """
+    """That many random rows that could be rows of `values`; those of `anything_like` where no row is finite."""
     generator, shape = torch.Generator().manual_seed(0), (examples, *values.shape[1:])
     if not values.is_floating_point():
+        # From the same column: its table of indices may be smaller than another column's.
         return values.gather(0, torch.randint(len(values), shape, generator=generator).to(values.device))
     rows = values[values.flatten(1).isfinite().all(1)] if values.dim() > 1 else values[values.isfinite()]
     if not len(rows):
@@ -187,6 +175,7 @@ def beside(parts: Sequence[Tensor]) -> Vector:
     """A point near the parameters `parts`, with a random step for each in proportion to its spread."""
     generator = torch.Generator().manual_seed(0)
     steps = [torch.randn(part.numel(), generator=generator).to(part) for part in parts]
+    # Not too far, or a trained model's losses overflow; not by nothing where all are equal.
     scales = [0.01 + 0.1 * part.std(correction=0) for part in parts]
     return torch.cat([p.flatten() + s * step for p, s, step in zip(parts, scales, steps, strict=True)])
 
@@ -197,11 +186,8 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 
 def _agree(seen: tuple[Tensor, ...], expected: tuple[Tensor, ...], rows: Tensor) -> bool:
-    """True if both hold the same of `rows`: losses bit for bit, and to rounding what follows them.
-
-    Backward passes on a GPU are not repeatable: attention and convolutions add up in the order in which threads end.
-    """
     pairs = [(a[..., rows], b[..., rows]) for a, b in zip(seen, expected, strict=True)]
+    # Losses bit for bit; a GPU's backward passes add up in no fixed order, so the rest to rounding.
     return same(*pairs[0]) and all(_close(a, b) for a, b in pairs[1:])
 
 

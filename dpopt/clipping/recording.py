@@ -33,12 +33,7 @@ class Unsupported(ConfigError):
 
 @dataclass(frozen=True)
 class _Layer:
-    """A module that holds trained parameters itself.
-
-    Attributes:
-        names: the parameters that its calls show.
-        expanded: bare parameters of shape [1, ...] of a module of unknown kind, which are expanded over the batch.
-    """
+    """A module that holds trained parameters: `names` in its calls, `expanded` bare ones of shape [1, ...]."""
 
     module: nn.Module
     names: list[str]
@@ -65,7 +60,6 @@ class Use:
 
     Attributes:
         names: trained parameters that the use is of.
-        inputs: what the layer was called with, in order.
         keywords: further arguments, none of them tensors.
         versions: the versions of the inputs then, which show an in-place change since.
         shape: the output's.
@@ -127,7 +121,6 @@ class Recorder:
     def _note(
         self, names: list[str], module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any
     ) -> Tensor | None:
-        """The hook; gives another output where one row stood for all examples."""
         if not torch.is_grad_enabled():
             self.hidden = type(module).__name__
             return None

@@ -28,20 +28,18 @@ EXACT, _COARSE = 1e-9, 5e-3
 def verify(engine: FlatModel, x: Tensor, y: Tensor, batch: float | None = None) -> bool:
     """Compare what `engine` finds of some examples with plain autograd on one example at a time, and look for mixing.
 
-    It looks at the code and not at the records. Inputs are random numbers of the shape and type of `x`, once of any
-    size and sign, else between those of the records; parameters lie beside their present values, so that no initial
-    zero hides anything; and all is computed in float64 if the model can be. Norms, sums and losses are compared where
-    the model draws no random numbers, in training mode or what comes nearest to it. In training mode, no record may
-    change what is found of another: of few, and of as many as a physical batch holds. Two numbers of examples are
-    compared, as one may equal another dimension by chance. Afterwards the model is as it was, bit for bit.
+    It looks at the code and not at the records: inputs are random numbers like `x`, parameters lie beside their present
+    values, and all is computed in float64 if the model can be. Norms, sums and losses are compared where the model draws
+    no random numbers. In training mode, no record may change what is found of another: of few, and of as many as a
+    physical batch holds. Afterwards the model is as it was, bit for bit.
 
     Args:
         engine: what is to compute clipped sums.
         x, y: some records, at least one.
-        batch: expected batch size, where it is known.
+        batch: expected batch size, if there is one.
 
     Returns:
-        Whether there was anything to compare: integers may all be padding, and then other records have to tell.
+        True if there was anything to compare: integers may all be padding, and then other records have to tell.
 
     Raises:
         Unsupported: they differ, a record changes what is found of another, or the model cannot be run so.
@@ -60,6 +58,7 @@ def verify(engine: FlatModel, x: Tensor, y: Tensor, batch: float | None = None) 
         raise
     except Exception as error:  # a model can fail in any way
         raise Unsupported.because(error) from error
+    # Rounding hides small errors in the model's own type, so float64 comes first.
     for dtype in (torch.float64, None):
         try:
             with engine.exact():
@@ -82,8 +81,6 @@ def _verify(
     extremes: bool,
     is_on: Callable[[nn.Module], bool],
 ) -> bool:
-    """`verify` in one type; `is_on` says which modules are in training mode where nothing may be random."""
-
     def quiet() -> None:
         for module in engine.model.modules():
             module.training = is_on(module)
@@ -98,13 +95,16 @@ def _verify(
         if engine.must_show_gradients and not has_gradients:
             if x.is_floating_point():
                 raise Unsupported("its gradients are zero for random inputs, so there is nothing to compare")
+            # Whole numbers may all be padding: records of the next batch decide.
             return False
         engine.model.train()
         _must_not_mix(engine, some, y, extremes, _gradients)
+        # Mixing may show only in a large batch, as a layer that shares out room by rank does.
         size = engine.physical_batch(max(len(x), batch or 0))
         size = _must_not_mix(engine, _cycled(mixing.like(x, _DISTINCT), size), y, extremes, _losses)
         quiet()
         few = mixing.like(x, 1), y[:1]
+        # Equal records must have equal losses: rooms of a mixture of experts may be full for the later ones.
         alike = _cycled(few[0], size), _cycled(few[1], size)  # where room is shared out, most find none
         (together,), (alone,) = _losses(engine, *alike), _losses(engine, *few)
         _must_agree("losses", together, alone.expand(size), tolerance)
@@ -112,21 +112,15 @@ def _verify(
 
 
 def _cast(values: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """`values` in the type `dtype`, if there is one and they are real numbers."""
     return values.to(dtype) if dtype and values.is_floating_point() else values
 
 
 def _cycled(y: Tensor, examples: int) -> Tensor:
-    """That many of the records `y`, over and over."""
     return y[torch.arange(examples, device=y.device) % len(y)]
 
 
 def _saved_bytes(engine: FlatModel, x: Tensor, y: Tensor) -> int:
-    """Bytes that a forward pass keeps of an example for the backward pass.
-
-    Raises:
-        ConfigError: the loss is not one value per example.
-    """
+    """Bytes that a forward pass keeps of an example; ConfigError if the loss is not one value per example."""
     saved = _Saved({p.untyped_storage().data_ptr() for p in engine.model.parameters()})
     with saved.hooks, torch.enable_grad():
         shape = tuple(engine.loss(engine.model(x), y).shape)
@@ -136,20 +130,17 @@ def _saved_bytes(engine: FlatModel, x: Tensor, y: Tensor) -> int:
 
 
 def _gradients(engine: FlatModel, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Losses and gradient norms [n] at the model's parameters."""
     each = engine.per_example([(1.0, engine.theta)], x, y)
     return each.losses[0], each.norms
 
 
 def _losses(engine: FlatModel, x: Tensor, y: Tensor) -> tuple[Tensor]:
-    """Losses [n] at the model's parameters."""
     return (engine.losses([engine.theta], x, y, torch.ones(len(x), dtype=torch.bool, device=x.device))[0],)
 
 
 def _must_not_mix(
     engine: FlatModel, x: Tensor, y: Tensor, extremes: bool, find: Callable[[FlatModel, Tensor, Tensor], Any]
 ) -> int:
-    """See `mixing.must_not_mix`; in training mode, each time with the same random numbers."""
     again = same_randomness(x.device)
 
     def run(x: Tensor) -> tuple[Tensor, ...]:
@@ -161,16 +152,14 @@ def _must_not_mix(
 
 
 def _compare(engine: FlatModel, x: Tensor, y: Tensor) -> tuple[float, bool]:
-    """Raise `Unsupported` if the engine finds something else than autograd.
-
-    Returns the error that was tolerated, and whether any gradient is not zero.
-    """
+    """Raise `Unsupported` if autograd differs; gives the error tolerated, and whether a gradient is not zero."""
     saved = _Saved(set())
     with mixing.constant_buffers(engine.model):
         together, (losses,) = engine.per_example([(1.0, engine.theta)], x, y), _losses(engine, x, y)
         with saved.hooks:
             pairs = [_alone(engine, *each) for each in zip(x.split(1), y.split(1), strict=True)]
     alone, gradients = (torch.cat(each) for each in zip(*pairs, strict=True))
+    # Unequal weights, so that two exchanged gradients show in the sum.
     weights = torch.arange(1, len(x) + 1).to(gradients)
     expected = weights @ torch.where(gradients.isfinite().all(1, keepdim=True), gradients, 0.0)  # as an engine does
     tolerance = _tolerated(saved.types)
@@ -184,16 +173,13 @@ def _compare(engine: FlatModel, x: Tensor, y: Tensor) -> tuple[float, bool]:
 
 
 def _alone(engine: FlatModel, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Loss [1] and gradient [1, d] of one example at the model's parameters, by plain autograd."""
     with engine.running(), torch.enable_grad():
         loss = engine.loss(engine.model(x), y)
         return loss.detach(), gradient(loss.sum(), list(engine.trained.values())).unsqueeze(0)
 
 
 class _Saved:
-    """Notes what forward passes keep for their backward passes: how many bytes, but for the storages `ignored`, and of
-    which types of real numbers.
-    """
+    """Notes what forward passes keep: bytes, but for the storages `ignored`, and types of real numbers."""
 
     def __init__(self, ignored: set[int]) -> None:
         self._storages: dict[int, int] = {}
@@ -203,6 +189,7 @@ class _Saved:
 
     def _pack(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
+        # Parameters are in memory anyway, however many examples there are.
         if storage.data_ptr() not in self._ignored:
             self._storages[storage.data_ptr()] = storage.nbytes()
         if tensor.is_floating_point():
@@ -243,12 +230,10 @@ def _quieten(model: nn.Module, forward: Callable[[], object], device: torch.devi
 
 
 def _tolerated(types: set[Any]) -> float:
-    """The largest relative error for a model that computes in these types."""
     return EXACT if types == {torch.float64} else _COARSE
 
 
 def _must_agree(what: str, together: Tensor, alone: Tensor, tolerance: float, slack: float = 0.0) -> None:
-    """Raise `Unsupported` where the two differ by more than rounding."""
     is_number = together.isfinite() | alone.isfinite()  # where neither is, they agree
     together, alone = together[is_number], alone[is_number]
     if not (together - alone).norm() <= tolerance * alone.norm() + slack:

@@ -26,10 +26,9 @@ _Change = Callable[[Tensor], Tensor]
 Multiplicity = Annotated[int, Range(1, 1024, "[]")]
 """Number of views of a record; all are held at once."""
 _TRIES = 4
-"""How often a random change is tried for mixing."""
+"""Number of times that a random change is tried for mixing."""
 _SHARED_RECORDS, _SHARED_COPIES, _SHARED_TRIES = 8, 4, 16
-"""How many records are tried for random numbers that they share (a flip does nothing to one that is symmetric), in how
-many copies, and how often. A flip of each of four is the same for all in all tries once in 2^48."""
+"""Records, copies of each, and tries; a flip of each of four is the same for all in all tries once in 2^48."""
 _MIXES = "what it makes of a record depends on the others, so nothing bounds what one of them contributes"
 _SHARES = (
     "it draws random numbers for a whole batch: who is in a draw decides which records are in one batch, so one record "
@@ -72,6 +71,7 @@ class Viewed:
 
     def __call__(self, x: Tensor) -> Tensor:
         inputs = self.transform(x)
+        # A copy each time, as a change in place would add up over the views.
         return torch.stack([self.augment(inputs.clone()) for _ in range(self.multiplicity)], dim=1)
 
 
@@ -86,27 +86,21 @@ class Multiplied(NamedTuple):
 def multiplied(
     model: nn.Module, loss: Loss, *, transform: _Change, augment: _Change, multiplicity: int, dims: int
 ) -> Multiplied:
-    """`model`, `loss` and `transform` for gradients that are means over views of a record.
+    """`model`, `loss` and `transform` for gradients that are means over views of a record, see `Viewed`.
 
     Args:
         model: its parameters are used, not copied.
-        loss: see `Loss`.
-        transform, augment, multiplicity: see `Viewed`.
         dims: number of dimensions of the model's inputs [n, ...].
     """
     return Multiplied(Views(model, dims), MeanLoss(loss), Viewed(transform, augment, multiplicity))
 
 
 def refuse_mixing(change: _Change, x: Tensor, name: str) -> None:
-    """Raise `ConfigError` for a change of inputs that makes something of one record that depends on another.
+    """Raise `ConfigError`, which names `name`, if `change` of inputs x [n, ...] makes one record depend on another.
 
-    What such a record contributes to a sum would not be bounded. So mixup and cutmix are no augmentations here.
-
-    Args:
-        change: what is tried, `_TRIES` times with torch's generators in another state; they are as before afterwards.
-        x: some records, [n, ...]. With fewer than two there is nothing to find out.
-        name: how errors name it.
+    It is tried on x with torch's generators in other states, which are as before afterwards.
     """
+    # An augmentation that mixes, such as mixup, would leave the sensitivity unbounded.
     extremes = _takes_extremes(change, x)
     for base, source, seed in _tried(x) if len(x) > 1 else ():
         try:
@@ -122,18 +116,10 @@ def refuse_mixing(change: _Change, x: Tensor, name: str) -> None:
 
 
 def refuse_sharing(change: _Change, x: Tensor, name: str) -> None:
-    """Raise `ConfigError` for a change of inputs whose random numbers are the same for all records of a batch.
+    """Raise `ConfigError`, which names `name`, if `change` draws the same random numbers for all records of a batch.
 
-    Found out by trying: it changes equal records alike each time, and not each time in the same way. What is not found
-    out is a change that hardly ever does anything, or nothing to the records that are tried, as a flip of symmetric
-    ones; and one that draws some numbers for each record beside those that it shares, as a flip of all and noise on
-    each.
-
-    Args:
-        change: what is tried, with torch's generators in other states; they are as before afterwards.
-        x: some records, [n, ...], of which up to `_SHARED_RECORDS` are tried, `_SHARED_COPIES` of each in one batch.
-            With fewer than two there is nothing to find out.
-        name: how errors name it.
+    It is tried on some of x [n, ...]: it changes equal records alike each time, and not each time in the same way. A
+    change that hardly ever does anything, or that draws numbers for each record beside shared ones, is not noticed.
     """
     if shares_randomness(change, x):
         raise ConfigError(name, named(change), _SHARES)
@@ -158,23 +144,18 @@ def shares_randomness(change: _Change, x: Tensor) -> bool:
 
 
 def _tried(x: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Records, what replaces some of them, and a seed.
-
-    For whole numbers also records of one value everywhere: beside them, a record of another value changes any maximum
-    or mean.
-    """
     for seed in range(_TRIES):
         yield x, x, seed
     if x.is_floating_point():
         return
     ends = {int(x.min()), int(x.max())}
+    # Whole numbers have no infinity: beside records of one value, another value shows in a mean or maximum.
     for value in ends | ({0, 255} if x.dtype == torch.uint8 else set()):
         for base in (x, *(torch.full_like(x, end) for end in ends)):
             yield base, torch.full_like(x, value), 0
 
 
 def _takes_extremes(change: _Change, x: Tensor) -> bool:
-    """True if it takes numbers that no data hold, of which one in a mean or a maximum is easily seen."""
     with _forked(x), suppress(Exception):  # a change can fail in any way
         change(replaced(x, {0: 0, len(x) - 1: 1, len(x) // 2: 2}, extremes=True))
         return True

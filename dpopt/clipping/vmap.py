@@ -19,7 +19,7 @@ from dpopt.types import Vector
 _CHUNK_BYTES = 64 * 2**20
 """Per-example gradients held at once on a CPU; beyond its caches, larger chunks are slower."""
 COPIES = 4
-"""How many times the per-example gradients a chunk takes on a GPU: they, their multiples, and what the passes keep."""
+"""Times the per-example gradients a chunk takes on a GPU: they, their multiples, and what the passes keep."""
 
 
 class VmapEngine(FlatModel):
@@ -43,6 +43,7 @@ class VmapEngine(FlatModel):
 
     def _most_examples(self) -> int:
         device = next(iter(self.trained.values())).device
+        # Every example's whole gradient is held, so memory decides how many fit.
         held = _CHUNK_BYTES if device.type == "cpu" else free_memory(device) // COPIES
         return held // (4 * self.dimension)
 
@@ -55,13 +56,13 @@ class VmapEngine(FlatModel):
         return self._example_losses(self.split(theta), x, y)
 
     def _loss_needs_loop(self, theta: Vector, x: Tensor, y: Tensor) -> bool:
+        # Tried on one record with the generators forked, so that the pass itself draws the same numbers.
         if self.loss.needs_loop is None:  # its first call tells
             with torch.random.fork_rng([x.device] if x.is_cuda else []):
                 self.loss(self._outputs(theta, x[:1]), y[:1])
         return bool(self.loss.needs_loop)
 
     def _gradients(self, theta: Vector, x: Tensor, y: Tensor) -> tuple[Sequence[Tensor], Tensor]:
-        """Each parameter's gradients [n, ...], and the losses [n]."""
         parts = self.split(theta)
         if not self._loss_needs_loop(theta, x, y):
             return self._graded(parts, x, y)
@@ -106,7 +107,6 @@ class VmapEngine(FlatModel):
 
 
 def _weighted_sum(gradients: list[Tensor], norms: Tensor, weights: Tensor) -> Vector:
-    """sum_i weights_i gradient_i, shape [d], for each parameter's gradients [n, ...] and their norms [n]."""
     if must_be_sanitized(norms):
         gradients[:] = [torch.where(norms.isfinite()[:, None], g, 0.0) for g in gradients]
     with full_precision(norms.device):
