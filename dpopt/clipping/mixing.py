@@ -175,7 +175,7 @@ def beside(parts: Sequence[Tensor]) -> Vector:
     """A point near the parameters `parts`, with a random step for each in proportion to its spread."""
     generator = torch.Generator().manual_seed(0)
     steps = [torch.randn(part.numel(), generator=generator).to(part) for part in parts]
-    # Not too far, or a trained model's losses overflow; not by nothing where all are equal.
+    # In proportion, so that no layer is swamped; 0.01 as a parameter may be the same everywhere.
     scales = [0.01 + 0.1 * part.std(correction=0) for part in parts]
     return torch.cat([p.flatten() + s * step for p, s, step in zip(parts, scales, steps, strict=True)])
 

@@ -29,8 +29,8 @@ def verify(engine: FlatModel, x: Tensor, y: Tensor, batch: float | None = None) 
     """Compare what `engine` finds of some examples with plain autograd on one example at a time, and look for mixing.
 
     It looks at the code and not at the records: inputs are random numbers like `x`, parameters lie beside their present
-    values, and all is computed in float64 if the model can be. Norms, sums and losses are compared where the model draws
-    no random numbers. In training mode, no record may change what is found of another: of few, and of as many as a
+    values, and all is computed in float64 if the model can be. They are compared where the model draws no random
+    numbers. In training mode, no record may change what is found of another: of few, and of as many as a
     physical batch holds. Afterwards the model is as it was, bit for bit.
 
     Args:

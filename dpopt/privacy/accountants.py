@@ -91,7 +91,7 @@ def quiet() -> Iterator[None]:
 
 
 def _pld(events: tuple[Event, ...], delta: float) -> float:
-    """The accountant of record: by a privacy loss distribution, and by Renyi divergences where that is less or all."""
+    """By a privacy loss distribution, and by Renyi divergences where that is less or all."""
     if math.fsum(rate * count for rate, _, count in events) <= delta:
         return 0.0  # the record is in any draw at all with no more than this probability
     if _is_ordinary(events, delta):
@@ -103,7 +103,6 @@ def _pld(events: tuple[Event, ...], delta: float) -> float:
 
 
 def _is_ordinary(events: tuple[Event, ...], delta: float) -> bool:
-    """True if dp-accounting's accountant, whose interval is fixed and whose transform is not tilted, is right."""
     # Its interval has to be fine enough, its rounding errors, about 2^-52 of each draw, below 2^-14 of delta, and its
     # grids smaller than some million points.
     draws = sum(count for *_, count in events)

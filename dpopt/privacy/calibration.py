@@ -63,6 +63,7 @@ def calibrate(
     _validate(rate, draws, dimension, epsilon, delta, accountant)
     require_bounded(optimizer, epsilon)
     # An optimizer in a process of its own is traced there.
+    # Its process holds no data, and reading it here would run its code beside them.
     traced = optimizer.trace if isinstance(optimizer, Isolated) else partial(trace, optimizer)
     structure = traced(rate=rate, draws=draws)
     common: dict[str, Any] = {"rate": rate, "draws": draws, "dimension": dimension}
@@ -103,13 +104,7 @@ def require_bounded(optimizer: Optimizer, epsilon: float) -> None:
 
 
 class _Cost(NamedTuple):
-    """The queries of an optimizer, on average.
-
-    Attributes:
-        draws_per_step: Poisson draws.
-        gradients_per_draw: points at which gradients are computed.
-        releases_per_draw: noised values that are charged, gradients among them.
-    """
+    """The queries of an optimizer, on average: draws a step, gradients a draw, and charged values a draw."""
 
     draws_per_step: float
     gradients_per_draw: float
@@ -117,11 +112,7 @@ class _Cost(NamedTuple):
 
 
 def cost(optimizer: Optimizer, draws: int = 60) -> _Cost:
-    """The `_Cost` over a run of `draws` draws, counted without data.
-
-    Raises:
-        ConfigError: as `trace`.
-    """
+    """The `_Cost` over a run of `draws` draws, counted without data; raises as `trace`."""
     oracle = TraceOracle(_TRACED, rate=0.1, draws=draws)
     steps = _traced(optimizer, oracle)
     return _Cost(draws / steps, sum(oracle.points) / draws, sum(map(len, oracle.kinds)) / draws)
@@ -132,8 +123,7 @@ def trace(optimizer: Optimizer, *, rate: float, draws: int, dimension: int = _TR
     """Which releases each of `draws` draws of `optimizer` makes, without data.
 
     Raises:
-        ConfigError: the optimizer's state is none, it takes no draw in a step, takes one when none is left, or its
-            control flow depends on released values.
+        ConfigError: the state is no such tuple, a step takes no draw or one too many, or reads a released value.
     """
     oracle = TraceOracle(dimension, rate, draws)
     _traced(optimizer, oracle)
@@ -142,7 +132,6 @@ def trace(optimizer: Optimizer, *, rate: float, draws: int, dimension: int = _TR
 
 
 def _traced(optimizer: Optimizer, oracle: TraceOracle) -> int:
-    """The number of steps in which `optimizer` spends all draws."""
     steps = 0
     try:
         state = optimizer.init(oracle.theta)
@@ -176,7 +165,6 @@ def _require_state(state: Any, optimizer: Optimizer, method: str, dimension: int
 
 
 def _division(optimizer: Optimizer, kinds: Sequence[str]) -> tuple[float | None, dict[str, float]]:
-    """The inflation of the gradients' noise, and the shares of the other kinds; ConfigError for what cannot be used."""
     inflation: float | None = getattr(optimizer, "noise_inflation", None)
     shares = dict(getattr(optimizer, "shares", {}))
     for kind, share in shares.items():
@@ -186,6 +174,7 @@ def _division(optimizer: Optimizer, kinds: Sequence[str]) -> tuple[float | None,
     if len(kinds) > 1 and GRADIENT in kinds and (inflation is None or inflation <= 1):
         reason = "releases of several kinds, gradients among them, need a field `noise_inflation` > 1"
         raise ConfigError("optimizer", f"releases {', '.join(kinds)}", reason)
+    # The gradients' share follows from the inflation, so only the other kinds divide what is left.
     others = [kind for kind in kinds if kind != GRADIENT]
     return inflation, {kind: float(shares.get(kind, 1.0)) for kind in others}
 
@@ -212,7 +201,6 @@ def _solve_kinds(
 
 
 def _ledger(structure: Structure, rate: float, noise: Mapping[str, float]) -> Ledger:
-    """The ledger of `structure`, counting only the kinds of release that `noise` names."""
     ledger = Ledger()
     for kinds, count in structure:
         ledger.append(Draw(rate, tuple(noise[kind] for kind in kinds if kind in noise)), count)
@@ -223,11 +211,6 @@ def score_noise(selection: Selection, epsilon: float, delta: float, accountant: 
     """Noise multiplier of the scores of a search, by which they cost at most `epsilon` on the records they look at.
 
     A score is one Gaussian release of a sum over records that are not trained on; 0 where none is released.
-
-    Args:
-        selection: the rule of the search.
-        epsilon: target of the search; infinity needs no noise.
-        delta, accountant: see `calibrate`.
     """
     charged = selection.scores(epsilon)
     if charged is None or charged[1] == math.inf:

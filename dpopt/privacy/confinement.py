@@ -20,10 +20,10 @@ _READ_FILE, _READ_DIR, _WRITE_FILE = 1 << 2, 1 << 3, 1 << 1
 def hide_memory() -> None:
     """Close this process's memory, environment and descriptors to others of its user, until it ends.
 
-    As root only those without `CAP_SYS_PTRACE` are kept out. It is never undone: a process that an isolated optimizer
-    has left behind would wait for that. Debuggers and core dumps are kept out as well.
+    As root only those without `CAP_SYS_PTRACE` are kept out. Debuggers and core dumps are kept out as well.
     """
     if _LIBC:
+        # Never undone: a process that an isolated optimizer has left behind would wait for that.
         _LIBC.prctl(_SET_DUMPABLE, 0, 0, 0, 0)
 
 
@@ -47,6 +47,7 @@ def confine(readable: Iterable[str | Path], listed: Iterable[str | Path]) -> Non
         os.dup2(null, stream)
     if _LIBC is None:
         return
+    # It must not outlive the run, nor a killed one.
     _LIBC.prctl(_DEATH_SIGNAL, 9, 0, 0, 0)
     for capability in range(64):  # has no effect but for root
         _LIBC.prctl(_DROP_CAPABILITY, capability, 0, 0, 0)
@@ -57,7 +58,6 @@ def confine(readable: Iterable[str | Path], listed: Iterable[str | Path]) -> Non
 
 
 def _landlock(version: int, readable: Iterable[str | Path], listed: Iterable[str | Path]) -> None:
-    """Allow to read some files, and nothing else that this version of Landlock can forbid."""
     assert _LIBC
     files = (1 << (13, 14, 15, 15, 16)[min(version, 5) - 1]) - 1  # every right over files that the version knows
     network = 3 if version >= 4 else 0  # to bind and to connect TCP
@@ -85,9 +85,6 @@ def _call(result: int) -> int:
 def of_python(path: Iterable[str], modules: Iterable[str]) -> tuple[list[str | Path], list[Path]]:
     """The files that imports need, and the folders that they list: `confine`'s arguments.
 
-    Installed libraries are readable as they are. Of any other folder on the path, such as the one of a script, only
-    modules, packages and metadata of distributions are, since data may lie beside them.
-
     Args:
         path: of Python.
         modules: names at the top level that may lie elsewhere, as editable installations do.
@@ -102,6 +99,7 @@ def of_python(path: Iterable[str], modules: Iterable[str]) -> tuple[list[str | P
         listed.append(folder)
         with suppress(PermissionError):
             for each in folder.iterdir():
+                # Data may lie beside a script, so only what imports need is readable there.
                 is_code = each.suffix in (".py", ".so", ".dist-info", ".egg-info") or (each / "__init__.py").exists()
                 readable += [each] if is_code else []
     for name in modules:

@@ -64,12 +64,10 @@ class _Drawn:
     """All that is kept of one draw while it is open.
 
     Attributes:
-        number: of the draw.
         inputs: its physical batches; each is made when it is called.
         released: the draw's part of the transcript.
         norms: of the records' gradients in the last query for one, [n] for each physical batch; none before.
-        evaluated: place of a point whose gradient was computed -> the point, which so keeps its memory, and the losses
-            there, [n] for each physical batch.
+        evaluated: place of a point with a gradient -> the point, which so keeps its memory, and the losses there.
     """
 
     number: int
@@ -80,7 +78,6 @@ class _Drawn:
 
 
 def _place(theta: Vector) -> tuple[object, ...]:
-    """Equal for the same memory that was not changed in place since."""
     return theta.data_ptr(), theta.shape, theta.stride(), theta._version
 
 
@@ -96,25 +93,21 @@ def sums(asked: Asked, losses: Tensor, norms: Tensor, mask: Tensor) -> Tensor:
 class DataOracle(BaseOracle):
     """Answers from data: sums of clipped per-example values, plus noise, divided by the expected batch size.
 
-    Where the plan holds losses, those at a point whose gradient the same draw has evaluated are not computed again.
-
     Args:
         engine: computes the clipped sums and the losses.
         x, y: all training records; row i of both is record i.
         plan: what may be released, and with how much noise.
         draw_seed: decides who is in each draw (and dropout), see `sampling`.
         noise_seed: decides the noise. Secret, if the model is to be published.
-        physical_batch: the most examples per call of the engine; by default the engine decides from its memory. The
-            releases are the same for any, to rounding, unless the model or `transform` is random: what is random in a
-            physical batch is a function of (seed, draw, its number).
+        physical_batch: the most examples per call of the engine, which decides by default. Releases are the same for
+            any, to rounding, unless the model or `transform` is random.
         transform: inputs as they are stored, [n, ...] on `device`, -> the model's inputs; may draw random numbers.
         device: where the engine computes; by default where `x` is.
         ledger: draws that an interrupted run has already taken; the oracle goes on after them.
         transcript: where given, every release is kept in it (for `ReplayOracle`).
         watch: where given, called with what the engine sees, for diagnostics; no optimizer can reach it.
         examples: the public number N of records; by default, and but for an audit, that of the rows.
-        processes: those that answer together. Each has such an oracle, over all records, is asked the same queries and
-            gets the same releases. Making the oracle waits for the others.
+        processes: those that answer together, each over all records. Making the oracle waits for the others.
 
     Raises:
         ConfigError: the model is not the plan's; the processes differ in records, parameters, plan, seeds or ledger; or
@@ -229,7 +222,6 @@ class DataOracle(BaseOracle):
         return total
 
     def _clipped(self, query: Gradient, sensitivity: Number, drawn: _Drawn) -> Vector:
-        """The sum over this process's part of a draw, [d]: the engine's own tensor, so that none is copied."""
         clip, places = Bounded(query.clip, sensitivity), [_place(theta) for _, theta in query.points]
         # Copies, since what a layer sees, of which norms and sum are made, may be a view of the point (a latent array).
         points = [(weight, theta.clone()) for weight, theta in query.points]
@@ -249,7 +241,7 @@ class DataOracle(BaseOracle):
         return torch.zeros(self.dimension, dtype=self.space.dtype, device=self._device) if total is None else total
 
     def _losses(self, drawn: _Drawn, part: int, inputs: _Inputs, at: Sequence[Vector]) -> Tensor:
-        """Losses [k, n] of one physical batch, float64; computed only at points that no gradient was asked at."""
+        # A gradient's pass has computed these losses already; a second one would cost as much again.
         evaluated = [drawn.evaluated.get(_place(theta)) for theta in at]
         losses = [each[1][part] if each else None for each in evaluated]
         missing = [theta for theta, values in zip(at, losses, strict=True) if values is None]
@@ -262,19 +254,20 @@ class DataOracle(BaseOracle):
         return torch.stack(losses).double()
 
     def _add_noise(self, total: Tensor, std: Number, charged: Charged) -> None:
+        # Noise from every process would add up, and cost accuracy for no privacy.
         if (isinstance(std, Tensor) or std) and self.processes.is_first:
             sampling.add_gaussian(total, std, self._noise_seed, charged.draw, charged.number)
         self.processes.add_up(total)
 
     @contextmanager
     def _randomness(self, purpose: str, draw: int, part: int) -> Iterator[None]:
-        """Random numbers as a function of (seed, purpose, draw, physical batch), whatever the generators hold."""
         generators = [torch.default_generator]
         if self._device.type == "cuda":
             index = torch.cuda.current_device() if self._device.index is None else self._device.index
             generators.append(torch.cuda.default_generators[index])
         number = part * self.processes.size + self.processes.rank  # no two batches of a draw share their numbers
         seed = sampling.derive(self._draw_seed, purpose, draw, number) >> 65
+        # torch's generators are the process's: another oracle in another thread waits.
         with _GENERATORS:
             before = [generator.get_state() for generator in generators]
             try:

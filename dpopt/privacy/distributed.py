@@ -33,10 +33,7 @@ from dpopt.privacy.sampling import derive
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes of one run, of which this one has the number `rank`, from 0; by default it is alone.
-
-    The methods with several are collective: all have to call.
-    """
+    """The processes of one run, this one is number `rank` of them; all have to call its methods, with several."""
 
     rank: int = 0
     size: int = 1
@@ -72,13 +69,10 @@ class Processes:
 
     @contextmanager
     def together(self) -> Iterator[Callable[[], None]]:
-        """A block that all processes pass or none does, as one that is refused would leave the others in a collective.
+        """A block that all processes pass or none does; ConfigError where another process was refused.
 
         Yields:
             To be called where the block has done what may be refused: waits for the others.
-
-        Raises:
-            ConfigError: another process was refused, with its reason.
         """
         is_settled = False
 

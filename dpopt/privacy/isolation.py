@@ -104,6 +104,7 @@ class Isolated:
 
     def __init__(self, optimizer: Any, *, imports: bool = False) -> None:
         content = _pickled(optimizer)
+        # Before the first process exists that could look at it.
         hide_memory()
         self._channel = Channel(_connect(), imports=imports)
         self.close = weakref.finalize(self, self._channel.close)
@@ -126,16 +127,13 @@ class Isolated:
     def trace(self, *, rate: float, draws: int) -> tuple[tuple[tuple[str, ...], int], ...]:
         """The kinds of release of every draw, run-length encoded; see `calibration.trace`."""
         structure = self._ask(do="trace", rate=rate, draws=draws).structure
+        # Its word is checked, since the noise is solved for this structure.
         if (count := sum(count for _, count in structure)) != draws:
             raise ConfigError("optimizer", f"{count} draws", f"expected {draws}, as many as the plan holds")
         return tuple((tuple(kinds), count) for kinds, count in structure)
 
     def init(self, theta: Vector) -> IsolatedState:
-        """The state before the first step.
-
-        Raises:
-            ConfigError: `theta` is not on the CPU.
-        """
+        """The state before the first step; ConfigError if `theta` is not on the CPU."""
         if theta.device.type != "cpu":
             raise ConfigError("isolate", str(theta.device), "isolated optimizers run on the CPU")
         self._theta = theta
@@ -161,6 +159,7 @@ class Isolated:
                     else:
                         release = batch.ask(message.query)
                         answer = {"value": release.value, "std": release.std}
+                # Only what the optimizer may handle goes back: any other message could tell of the data.
                 except _REFUSALS as error:
                     answer = {"refused": type(error).__name__, "reason": str(error)}
                 self._channel.send(**answer, draws_left=oracle.draws_left)
@@ -169,9 +168,7 @@ class Isolated:
     def fetch(self, number: int) -> list[Tensor]:
         """The tensors of the latest state.
 
-        Raises:
-            RuntimeError: another step has been made since.
-            Gone: they are no state: the first is not like theta, or a field has no tensor.
+        Raises RuntimeError if another step has been made since, `Gone` if they are no state.
         """
         if number != self._number:
             raise RuntimeError("only the latest state of an isolated optimizer can be fetched")
@@ -202,6 +199,7 @@ class Isolated:
 
 def _pickled(optimizer: Any) -> bytes:
     try:
+        # Importing the main module there would run the whole script once more.
         if type(optimizer).__module__ == "__main__":
             raise AttributeError("define it in a module: its own process cannot import the main one")
         return pickle.dumps(optimizer)
@@ -217,7 +215,6 @@ _nursery: tuple[int, socket.socket, subprocess.Popen[bytes]] | None = None
 
 
 def _connect() -> socket.socket:
-    """A connection to a new process, forked from the nursery, which is started where there is none."""
     global _nursery
     ours, theirs = socket.socketpair()
     with _LOCK, theirs:

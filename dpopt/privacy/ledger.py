@@ -38,20 +38,18 @@ class Draw:
     def effective_noise(self) -> float:
         """Noise multiplier of the one Gaussian release that this draw amounts to: 1/s^2 = sum of 1/s_j^2.
 
-        Releases of one draw see the same subsample, so they compose *before* amplification by subsampling. Zero where
-        any release is un-noised (or nearly: below 1e-150, 1/s^2 is no number), infinity where nothing was released.
+        Zero where any release is un-noised, infinity where nothing was released.
         """
+        # Below it 1/s^2 is no number, and too little noise must never count as some.
         if any(noise < 1e-150 for noise in self.noises):
             return 0.0
+        # Releases of one draw see one subsample, so they compose before amplification by subsampling.
         precision = math.fsum(noise**-2 for noise in self.noises)
         return precision**-0.5 if precision else math.inf
 
 
 class Ledger:
-    """An ordered, append-only list of draws, stored run-length encoded.
-
-    Two ledgers are equal when they hold the same draws in the same order.
-    """
+    """An ordered, append-only list of draws, stored run-length encoded; equal if all draws are, in order."""
 
     def __init__(self, draws: Iterable[Draw] = ()) -> None:
         self._runs: list[tuple[Draw, int]] = []
@@ -60,11 +58,7 @@ class Ledger:
             self.append(draw)
 
     def append(self, draw: Draw, count: int = 1) -> None:
-        """Add `count` equal draws at the end.
-
-        Raises:
-            ConfigError: fewer than one, or more than `_MOST_DRAWS` with those that are there.
-        """
+        """Add `count` equal draws at the end; ConfigError for fewer than one, or too many in all."""
         if not 1 <= count <= _MOST_DRAWS - self._draws:
             raise ConfigError("draws", count, f"expected 1 to {_MOST_DRAWS:,} in all")
         self._draws += count
@@ -113,11 +107,7 @@ class Ledger:
 
     @classmethod
     def from_json(cls, text: str) -> Ledger:
-        """The ledger that `to_json` wrote.
-
-        Raises:
-            ConfigError: the text is not such a ledger.
-        """
+        """The ledger that `to_json` wrote; ConfigError if the text is no such ledger."""
         try:
             content = json.loads(text)
             draws = [Draw(entry["rate"], tuple(entry["noises"])) for entry in content["draws"]]

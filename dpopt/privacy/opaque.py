@@ -83,7 +83,6 @@ def opaque(tensor: Tensor) -> Opaque:
 
 
 def _computable(value: Any) -> Any:
-    """An argument as it is computed with: on the CPU, and with zeros where it is one of PyTorch's own on `meta`."""
     if isinstance(value, torch.device):
         return torch.device("cpu")
     is_empty = isinstance(value, Tensor) and not isinstance(value, Opaque) and value.is_meta

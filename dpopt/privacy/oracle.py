@@ -77,7 +77,6 @@ class Charged(NamedTuple):
     """A query that was charged, and the place of its releases in the ledger, which names their noise.
 
     Attributes:
-        asked: the query as it was read.
         noise: noise multiplier of each of its releases.
         draw, number: number of the draw, and of the first of its releases in that draw; both from 0.
         records: what the draw's queries are answered from.
@@ -91,11 +90,7 @@ class Charged(NamedTuple):
 
 
 class OpenDraw(Asking, _Single):
-    """One open draw: it notes what its queries cost, and its oracle answers them.
-
-    Attributes:
-        number: of the draw, from 0.
-    """
+    """One open draw, of a `number` from 0: it notes what its queries cost, and its oracle answers them."""
 
     def __init__(self, oracle: BaseOracle, number: int, planned: Draw | None, records: Any) -> None:
         self._oracle, self._planned = oracle, planned
@@ -117,12 +112,9 @@ class OpenDraw(Asking, _Single):
             oracle._answering.release()
 
     def _charge(self, asked: Asked) -> Charged:
-        """The only place where a release is counted: it enters the draw's noises and gets its number in one step.
-
-        Raises:
-            UnplannedRelease: the draw is closed, or the plan does not hold the releases.
-        """
+        """The only place where a release is counted; UnplannedRelease if the plan does not hold it."""
         kind, oracle = asked.kind, self._oracle
+        # A fork would take the same draws with the same noise, and no ledger would hold both.
         if os.getpid() != oracle._process:
             raise UnplannedRelease("the oracle belongs to another process, which this one was forked from")
         with oracle._counting:  # the draw may be closing in another thread
@@ -207,6 +199,7 @@ class BaseOracle(_Single):
             finally:
                 with self._counting:
                     batch._is_open = False
+                    # Also after an error: what was released stays released.
                     self.ledger.append(Draw(self.rate, batch._noises))
                     self._close(batch)
                     self._batch = batch._records = None
@@ -217,6 +210,7 @@ class BaseOracle(_Single):
         """The release for a charged query: (sum + noise) / expected batch, and the public centre."""
         asked = charged.asked
         total = self._sum(asked, charged.records)
+        # An infinite sensitivity without noise would be 0 * inf, which is not a number.
         std = charged.noise * asked.sensitivity if charged.noise else 0.0
         self._add_noise(total, std, charged)
         mean = total.div_(self.expected_batch)

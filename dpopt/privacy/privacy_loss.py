@@ -39,12 +39,7 @@ _PRECISE = 1e4
 
 
 def epsilon(events: Sequence[Event], delta: float) -> float:
-    """Upper bound on the epsilon of `events` at `delta`, under add/remove adjacency.
-
-    Args:
-        events: within what it `reaches`, each with noise.
-        delta: in (0, 1).
-    """
+    """Upper bound on the epsilon of `events`, within what it `reaches`, at `delta`, under add/remove adjacency."""
     return max(_one_way(merged(events), delta, is_removed) for is_removed in (True, False))
 
 
@@ -54,19 +49,14 @@ def reaches(events: Sequence[Event]) -> bool:
 
 
 def interval(events: Sequence[Event]) -> float:
-    """Distance between the points: a quarter of the standard deviation of a draw's loss, at most `COARSEST`.
-
-    Connecting the dots adds about a sixth of the squared distance to the variance of a draw, here a hundredth of it.
-    """
+    """Distance between the points: a quarter of the standard deviation of a draw's loss, at most `COARSEST`."""
+    # The dots add a sixth of the squared distance to a draw's variance, here a hundredth of it.
     return min(COARSEST, spread(events) / math.sqrt(sum(count for *_, count in merged(events))) / 4)
 
 
 def spread(events: Sequence[Event]) -> float:
-    """Standard deviation of the loss of all draws together, from above.
-
-    That of a draw is at most 1/s, that of its Gaussian without sampling, and to leading order in the rate
-    q (e^{1/s^2} - 1)^{1/2}, the root of the chi-squared divergence of Q from P.
-    """
+    """Standard deviation of the loss of all draws together, from above."""
+    # At most 1/s, the Gaussian's; to leading order the root of the chi-squared divergence of Q from P.
     each = (min(q * math.sqrt(math.expm1(min(s**-2, 700))), 1 / s) * math.sqrt(n) for q, s, n in merged(events))
     return math.hypot(*each)
 
@@ -89,7 +79,6 @@ def _one_way(events: list[Event], delta: float, is_removed: bool) -> float:
 
 
 def _loss(rate: float, noise: float, x: float) -> float:
-    """The loss log Q/P at `x`."""
     exponent = (x - 0.5) / noise**2
     if rate == 1 or exponent > 700:
         return exponent + math.log(rate)
@@ -110,14 +99,12 @@ def _gaussian(noise: float, epsilon: np.ndarray) -> np.ndarray:
 
 
 def _divergence(rate: float, noise: float, epsilon: np.ndarray, is_removed: bool) -> np.ndarray:
-    """Hockey-stick divergence of Q from P, or else of P from Q, at every `epsilon`.
-
-    Each is a multiple of the Gaussian's at another epsilon (Balle, Barthe and Gaboardi 2018, Theorem 2).
-    """
+    """Hockey-stick divergence of Q from P, or else of P from Q, at every `epsilon`."""
     if rate == 1:
         return _gaussian(noise, epsilon)
     loss = epsilon if is_removed else -epsilon
     is_there = loss > math.log1p(-rate)  # no outcome has a smaller loss
+    # A multiple of the Gaussian's at another epsilon (Balle, Barthe and Gaboardi 2018, Theorem 2).
     exponent = np.log1p(np.expm1(np.where(is_there, np.minimum(loss, 30), 0)) / rate)  # the loss without sampling
     is_large = loss > 30
     exponent[is_large] = loss[is_large] + np.log1p((rate - 1) * np.exp(-loss[is_large])) - math.log(rate)
@@ -165,12 +152,7 @@ def _rounded(event: Event, ends: tuple[float, float], step: float, is_removed: b
 
 
 class _Sum:
-    """The losses of all draws together.
-
-    Args:
-        losses: on a grid of width `step`.
-        spread: their standard deviation, roughly.
-        delta: what is asked.
+    """The losses of all draws together, at `delta`.
 
     Attributes:
         tilts: zero and more than are ever needed, many of them near the best of Chernoff's bounds.
@@ -202,7 +184,6 @@ class _Sum:
         return np.sum(each, axis=0)
 
     def _chernoff(self, tilts: np.ndarray, cumulants: np.ndarray, share: float) -> np.ndarray:
-        """For each tilt, what the finite losses exceed with a probability of at most `share`."""
         with np.errstate(divide="ignore"):
             return (cumulants - math.log(share)) / tilts
 
@@ -239,10 +220,7 @@ class _Sum:
         return point * self.step + within, allowed > _PRECISE * rounding and last - first < _MOST_POINTS
 
     def _low(self, index: int, high: float) -> float:
-        """The start of the window that ends at `high`: almost nothing of the tilted losses may wrap around into it.
-
-        What lies below is wrapped to the upper end. What lies above is wrapped from the lower end on, harmless below 0.
-        """
+        # Losses below the window wrap to its upper end, so almost none may lie there; above it they do no harm.
         tilt, cumulant = self.tilts[index], self.cumulants[index]
         with np.errstate(invalid="ignore"):
             lowest = np.max((cumulant - self.cumulants[:index] - 40) / (tilt - self.tilts[:index]))
@@ -252,7 +230,6 @@ class _Sum:
         return float(min(lowest, high - highest, 0.0))
 
     def _composed(self, tilt: float, first: int, last: int) -> np.ndarray:
-        """The probabilities of the sum of all tilted losses, from `first` to `last`."""
         size = scipy.fft.next_fast_len(last - first + 1, real=True)
         spectrum = np.ones(size // 2 + 1, complex)
         for loss in self.losses:

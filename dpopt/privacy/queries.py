@@ -54,10 +54,7 @@ class Gradient(Query):
 
 @dataclass(frozen=True)
 class Losses(Query):
-    """Mean losses at k points, clipped to [0, bound]; see `Batch.losses`.
-
-    Centred at bound/2, a record moves a sum by at most bound/2 under add/remove: half of the plain bound.
-    """
+    """Mean losses at k points, clipped to [0, bound] and centred at bound/2; see `Batch.losses`."""
 
     kind: ClassVar[str] = "losses"
     at: Sequence[Vector]
@@ -84,16 +81,14 @@ class Losses(Query):
         return self.bound / 2
 
     def contribution(self, record: Record) -> Tensor:
+        # Centred, a record moves the sum by half the bound under add/remove.
         centred = record.losses.clamp(min=0).clamp(max=self.bound) - self.bound / 2
         return torch.where(record.losses.isfinite(), centred, math.nan)
 
 
 @dataclass(frozen=True)
 class Below(Query):
-    """The share of records whose gradient was not longer than `bound`; see `Batch.below`.
-
-    Centred at 1/2, a record moves the sum by 1/2; a norm that is not a number is not below anything.
-    """
+    """The share of records whose gradient was not longer than `bound`, centred at 1/2; see `Batch.below`."""
 
     kind: ClassVar[str] = "counts"
     follows: ClassVar[str | None] = Gradient.kind
@@ -113,6 +108,7 @@ class Below(Query):
 
     def contribution(self, record: Record) -> Tensor:
         bound = self.bound.to(record.norm.dtype) if isinstance(self.bound, Tensor) else self.bound
+        # Centred, a record moves the sum by 1/2; a norm that is not a number is below nothing.
         return (record.norm <= bound).double().unsqueeze(0) - 0.5
 
 
@@ -156,7 +152,6 @@ class Space:
             raise ConfigError(where, value, "expected a number of double precision") from error
 
     def _plain(self, tensor: Tensor, dtype: torch.dtype, is_copied: bool) -> Tensor:
-        """`tensor` without its autograd graph, its class, and all else but its numbers."""
         if not self.has_values:
             return tensor.detach()
         if type(tensor) in (Tensor, nn.Parameter):
@@ -167,12 +162,7 @@ class Space:
 
 
 class Asked(NamedTuple):
-    """A query as the kernel has read it: each value was read once and cannot change afterwards.
-
-    Attributes:
-        query: with plain vectors and numbers in its fields.
-        kind, follows, releases, sensitivity, centre: see `Query`.
-    """
+    """A query as the kernel has read it, see `Query`: each value was read once and cannot change afterwards."""
 
     query: Query
     kind: str
@@ -214,7 +204,6 @@ def contributions(asked: Asked, losses: Tensor, norms: Tensor) -> Tensor:
     """The contributions of n records to the m sums of a query, each by itself, shape [m, n].
 
     Args:
-        asked: the query.
         losses: of each record at the points that the query probes, [k, n].
         norms: of each record's gradient, [n].
 
@@ -228,6 +217,7 @@ def contributions(asked: Asked, losses: Tensor, norms: Tensor) -> Tensor:
         return asked.query.contribution(Record(losses.as_subclass(Veiled), norm.as_subclass(Veiled)))
 
     try:
+        # Shown one record at a time, a contribution cannot depend on the others.
         each = vmap(of_one, in_dims=(1, 0), out_dims=-1)(losses, norms)
     except Exception as error:  # a query of one's own can fail in any way
         reason = f"expected torch's operations on one record ({type(error).__name__}: {error})"
@@ -246,7 +236,6 @@ def hints(kind: type[Query]) -> tuple[tuple[str, Any], ...]:
 
 
 def _read(value: Any, hint: Any, where: str, space: Space) -> Any:
-    """One field of a query, as plain vectors and numbers."""
     if hint == Number:
         return space.number(value, where)
     if hint is ClipRule:

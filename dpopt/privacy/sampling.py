@@ -76,11 +76,7 @@ def _stream(seed: int, purpose: int, draw: int, release: int = 0) -> np.random.G
 
 
 def poisson_rows(seed: int, draw: int, examples: int, rate: float) -> NDArray[np.int64]:
-    """Rows of the records in draw number `draw`: each of `examples` joins on its own with probability `rate`.
-
-    Returns:
-        Ascending row numbers, shape [n] with n ~ Binomial(examples, rate); may be empty.
-    """
+    """Ascending rows [n] of the records in a draw: each of `examples` joins on its own with probability `rate`."""
     return np.flatnonzero(_stream(seed, _ROWS, draw).random(examples) < rate)
 
 
@@ -135,10 +131,11 @@ def add_gaussian(total: Tensor, std: float | Tensor, seed: int, draw: int, relea
 
 
 def _long_tailed(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Normals as many, and of the type and device, as `like`, out to sqrt(2) times as far as torch's."""
+    """Normals such as `like`, out to sqrt(2) times as far as torch's."""
     first, second = (
         torch.randn(len(like), dtype=like.dtype, device=like.device, generator=generator) for _ in range(2)
     )
+    # A tail that ends breaks a claim whose delta is as small as the mass beyond.
     return first.add_(second).mul_(math.sqrt(0.5))
 
 
@@ -150,7 +147,6 @@ class _Words:
         self._stream = self._counting(bytes(7))
 
     def _counting(self, start: bytes) -> CipherContext:
-        """A stream whose counter, the last seven bytes of 16, begins at `start`."""
         return Cipher(self._cipher, CTR(self._place + start)).encryptor()
 
     def take(self, count: int) -> NDArray[np.uint64]:
@@ -161,6 +157,7 @@ class _Words:
     def further(self) -> _Words:
         """Words that `take` never gives, for the tail: those from block 2^55 on."""
         words = copy(self)
+        # A stream far away, so that a rare tail does not shift the words of all later numbers.
         words._stream = self._counting(b"\x80" + bytes(6))
         return words
 
@@ -190,7 +187,7 @@ def _box_muller(source: _Words, size: int, std: float | Tensor) -> NDArray[np.fl
 
 
 def _tail_radius(source: _Words) -> float:
-    """sqrt(-2 log u) of a u in (0, 2^-40), from as many words of `source` as are 0 in their upper 40 bits, and one."""
+    """sqrt(-2 log u) of a u in (0, 2^-40)."""
     level, upper = 1, 0
     while not upper:
         level, upper = level + 1, int(source.take(1)[0]) >> 24
@@ -199,6 +196,7 @@ def _tail_radius(source: _Words) -> float:
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
     """`tensor` on `device`; a GPU is not waited for."""
+    # Only pinned memory is copied without waiting for the device.
     if device.type == "cuda" and not tensor.is_cuda:
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)

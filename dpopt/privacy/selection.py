@@ -88,6 +88,7 @@ class BestOf(Checked):
     def epsilon(self, ledger: Ledger, delta: float, accountant: str = "pld") -> float:
         accountants.check(delta, "rdp")
         spent = accountants.events(ledger)
+        # Renyi divergences of a release without noise are infinite, and dp-accounting refuses them.
         if any(noise == 0 for _, noise, _ in spent):
             return math.inf
         return _renyi(spent, delta, self.runs, SHAPES[self.number]) if spent else 0.0
@@ -97,6 +98,7 @@ class BestOf(Checked):
 
     def draw(self, seed: int) -> int:
         """A number of runs, a function of `seed`."""
+        # One uniform number, so that a search gives the same number of runs when it is made again.
         uniform, least = np.random.default_rng(seed).random(), 0 if self.number == "poisson" else 1
         return least + int(np.searchsorted(distribution(self.number, self.runs), uniform, side="right"))
 
@@ -138,11 +140,7 @@ class Part(Checked):
 
 @dataclass(frozen=True)
 class After:
-    """The last run of a search whose other runs have spent `spent`: both together are charged.
-
-    Args:
-        spent: the ledgers of the runs before, one after the other.
-    """
+    """The last run of a search whose other runs left the ledgers `spent`, one after the other: all are charged."""
 
     spent: Ledger
 
@@ -158,11 +156,7 @@ RULES: dict[str, type[Any]] = {"composed": Composed, "simulated": Simulated, "pa
 
 
 def selection_rule(value: Any, where: str = "selection") -> Selection:
-    """A rule from plain data: {rule: name, ...} with the fields of the rule.
-
-    Raises:
-        ConfigError: an unknown rule or field, one that is missing, or a value out of range.
-    """
+    """A rule from plain data, {rule: name, ...} with its fields; ConfigError names what cannot be used."""
     if not isinstance(value, Mapping) or "rule" not in value:
         raise ConfigError(where, value, f"expected {{rule: one of {', '.join([*SHAPES, *RULES])}, ...}}")
     arguments = dict(value)
@@ -207,10 +201,7 @@ def _renyi(spent: tuple[Event, ...], delta: float, runs: float, shape: float) ->
 
 @lru_cache(maxsize=64)
 def distribution(number: Number, runs: float) -> np.ndarray:
-    """Cumulative probabilities of the numbers of runs with mean `runs`: of 0, 1, ... where Poisson, else of 1, 2, ...
-
-    Cut off where less than 1e-15 is left.
-    """
+    """Cumulative probabilities of 0, 1, ... runs where Poisson, else of 1, 2, ..., up to 1 - 1e-15; mean `runs`."""
     if number == "poisson":
         k = np.arange(int(runs + 40 * math.sqrt(runs) + 40))
         return np.cumsum(np.exp(scipy.special.xlogy(k, runs) - runs - scipy.special.gammaln(k + 1)))

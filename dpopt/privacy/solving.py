@@ -72,7 +72,6 @@ def solve_noise(
 
 
 def _bracket(function: Callable[[float], float], guess: float, low: float, high: float) -> tuple[float, float]:
-    """An interval around or beside `guess` at whose ends the decreasing `function` has different signs."""
     step = 0.03 if function(guess) > 0 else -0.03
     end = guess
     while low < end < high and (function(end) > 0) == (step > 0):
@@ -81,7 +80,6 @@ def _bracket(function: Callable[[float], float], guess: float, low: float, high:
 
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    """The root of the decreasing `function` in [low, high], or the end nearest to it."""
     if function(low) <= 0:
         return low
     if function(high) > 0:

@@ -56,7 +56,6 @@ class Answer:
         failed, refused: the error that ended the task, as a traceback; or the `ConfigError`, as a sentence.
         importable: false for a `NotImportable`.
         structure: see `calibration.Structure`; the four before it and `places` are attributes of `Isolated`.
-        leaves: the tensors of the state.
     """
 
     do: Literal["done", "draw", "close", "ask"] = "done"
@@ -74,12 +73,7 @@ class Answer:
 
 
 class Channel:
-    """Messages over a socket.
-
-    Args:
-        connection: a connected stream socket, which belongs to this object from now on.
-        imports: whether classes of one's own may be named too, as "module:Class"; the reader imports them.
-    """
+    """Messages over a connected stream socket; with `imports`, classes of one's own may be named and imported."""
 
     def __init__(self, connection: socket.socket, *, imports: bool = False) -> None:
         self._file, self.imports = connection.makefile("rwb"), imports
@@ -88,9 +82,7 @@ class Channel:
     def send(self, **message: Any) -> None:
         """Send values by name: those of JSON, tensors, queries and clip rules.
 
-        Raises:
-            Gone: nobody listens.
-            ConfigError: a query, a rule or a tensor that cannot be sent.
+        Raises `Gone` if nobody listens, ConfigError for a query, a rule or a tensor that cannot be sent.
         """
         tensors = list[Tensor]()
         body = _plain(message, tensors, self.imports)
@@ -107,17 +99,13 @@ class Channel:
             raise Gone(_ENDED) from error
 
     def receive(self, tensors: int, size: int, kind: type[Any] = dict) -> Any:
-        """The next message: a mapping, or an object of the dataclass `kind`.
+        """The next message: a mapping, or an object of the dataclass `kind`, held to its annotations.
 
-        Args:
-            tensors, size: the most tensors that it may hold, and the most bytes in all of them.
-            kind: its annotations say what the message may hold.
-
-        Raises:
-            Gone: there is none, or it is no such message.
+        It may hold `tensors` tensors of `size` bytes in all. Raises `Gone` if there is none, or it is no such message.
         """
         try:
             (length,) = _LENGTH.unpack(self._exactly(bytearray(_LENGTH.size)))
+            # Before memory is taken: the sender decides what is written here.
             if length > _LONGEST:
                 raise ValueError(f"a text of {length} bytes")
             body, head = json.loads(self._exactly(bytearray(length)))
@@ -140,7 +128,6 @@ class Channel:
             raise Gone(f"the process of the isolated optimizer sends what cannot be read ({reason})") from error
 
     def close(self) -> None:
-        """Hang up."""
         with suppress(OSError):  # the other process may have hung up already
             self._file.close()
 
@@ -155,7 +142,6 @@ class Channel:
 
 
 def _plain(value: Any, tensors: list[Tensor], imports: bool) -> Any:
-    """`value` as JSON; its tensors are appended to `tensors`, and their places are named."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor):
@@ -178,14 +164,15 @@ def _plain(value: Any, tensors: list[Tensor], imports: bool) -> Any:
 
 
 def _built(value: Any, tensors: dict[int, Tensor], imports: bool, sequence: Callable[..., Any] = list) -> Any:
-    """The value that `_plain` wrote; a tensor that is named twice is an error."""
     if isinstance(value, list):
         return sequence(_built(each, tensors, imports, sequence) for each in value)
+    # A huge number would overflow later, in the middle of a query.
     if type(value) is int and abs(value) >= 2**63:
         raise ValueError("a number that no tensor holds")
     if not isinstance(value, dict):
         return value
     if "$tensor" in value:
+        # Taken out, as a tensor at two places could be changed at one of them.
         return tensors.pop(value["$tensor"])
     if "$class" in value:
         name = value["$class"]
