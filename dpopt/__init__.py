@@ -36,6 +36,7 @@ __all__ = [
     "testing",
 ]
 
+# On first use: a list of names or a table must not wait for torch.
 __getattr__ = attach(
     __name__,
     dict.fromkeys(["FitResult", "fit"], "dpopt.training")

@@ -38,6 +38,7 @@ def optional(module: str) -> Any:
 
 def absent(*modules: str) -> list[Missing]:
     """Those of `modules` that are not installed, and how to install them."""
+    # Looked for and not imported, which takes seconds for some of them.
     return [
         Missing("package", module, f"is not installed: {hint(module)}", "package", module)
         for module in modules

@@ -16,6 +16,7 @@ def cache_root() -> Path:
 def source_tree() -> Path | None:
     """The folder that holds the package where it is not installed from a wheel."""
     package = Path(__file__).parent
+    # A wheel carries along in `shipped` the folders that lie beside the package in the source tree.
     return None if (package / "shipped").is_dir() else package.parent
 
 

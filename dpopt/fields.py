@@ -115,6 +115,7 @@ class Arguments(Mapping[str, Any]):
     def __init__(self, values: Mapping[str, Any] = MappingProxyType({}), where: str = "arguments") -> None:
         if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
             raise ConfigError(where, values, "expected a mapping from names to values")
+        # Sorted, as mappings that are equal must have equal hashes.
         self._values = {name: _plain(values[name], f"{where}.{name}") for name in sorted(values)}
 
     def __getitem__(self, name: str) -> Any:
@@ -190,6 +191,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str, converters: Conve
     for name in values:
         if name not in kinds:
             raise unknown(f"{where}.{name}", name, kinds)
+    # Python would raise a TypeError, which names a method and not the user's key.
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         has_default = field.default is not MISSING or field.default_factory is not MISSING
         if field.init and not has_default and field.name not in values:

@@ -20,6 +20,7 @@ _LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasc
 _LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
 _LATEX |= {"±": r"$\pm$", "∞": r"$\infty$", "δ": r"$\delta$", "ε": r"$\varepsilon$", "σ": r"$\sigma$"}
 _LATEX |= {"Δ": r"$\Delta$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "†": r"\dag{}", "–": "--"}
+# LaTeX's fonts have no pictures of control characters.
 _LATEX |= dict.fromkeys(map(chr, _LINE.values()), "?")
 _MARKDOWN = re.compile(r"[\\`*<>|$~]|(?<![^\W_])_|_(?![^\W_])|&(?=[#\w])|!(?=\[)|\](?=[\[(:])")
 """An underscore within a word and a bracket that makes no link stay as they are."""

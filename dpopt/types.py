@@ -31,6 +31,7 @@ class Release:
     std: Number | Vector
 
 
+# Checkable, as `fields` asks of a value whether it is one.
 @runtime_checkable
 class ClipRule(Protocol):
     """A bound on one example's gradient."""

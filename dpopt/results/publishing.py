@@ -20,17 +20,13 @@ TEXTS = ("table.md", "table.csv", "table.tex", "ranking_epsilon.md", "ranking_ep
 
 
 def publish(results: Results, to: Path, plots: Path, chosen: Sequence[str] = ()) -> list[Path]:
-    """Write all of a suite into the folder `to`/SUITE, tables and figures from what was written there.
+    """Write all of a suite into the folder `to`/SUITE, tables and figures from what was written there; gives the files.
 
     Args:
         results: of the whole suite.
-        to: folder of published suites.
-        plots: folder of the figures' files.
+        to, plots: folders of published suites, and of the figures' files.
         chosen: names of figures to draw. Without them a new folder gets all that the suite has something to show for,
             and in one that is there the figures that lie in it are drawn again.
-
-    Returns:
-        The files.
 
     Raises:
         ConfigError: `results` is a part of a suite, or has nothing finished.
@@ -41,21 +37,17 @@ def publish(results: Results, to: Path, plots: Path, chosen: Sequence[str] = ())
         raise ConfigError("suite", results.suite, "no finished rows to publish")
     folder, manifest = to / results.suite, results.store.manifest(results.suite)
     listed = Store(to).manifest(results.suite).get("figures", []) if (folder / RUNS).exists() else []
-    # First the runs: tables that are older than these show when they are verified.
-    files.write(folder / RUNS, Archive(manifest["cells"], _kept(results)).packed())
-    note(folder, {**{key: value for key, value in manifest.items() if key != "cells"}, "figures": listed})
-    return remake(to, results.suite, plots, chosen, is_new=not listed)
-
-
-def _kept(results: Results) -> dict[str, Run]:
     # Curves and diagnostics are most of a run, and figures show those of selected runs alone.
-    store, kept = results.store, dict[str, Run]()
+    kept = dict[str, Run]()
     drawn, shown = ({*frame.get("run_id", ())} for frame in (results.every, results.selected))
     for run_id in results.cells["run_id"][results.cells["state"].isin(RESULTS)]:
-        run = store.run(run_id)
+        run = results.store.run(run_id)
         record = {key: value for key, value in run.record.items() if key != "diagnostics" or run_id in shown}
         kept[run_id] = Run(record, run.ledger, run.curve if run_id in drawn else None)
-    return kept
+    # First the runs: tables that are older than these show when they are verified.
+    files.write(folder / RUNS, Archive(manifest["cells"], kept).packed())
+    note(folder, {**{key: value for key, value in manifest.items() if key != "cells"}, "figures": listed})
+    return remake(to, results.suite, plots, chosen, is_new=not listed)
 
 
 def remake(to: Path, suite: str, plots: Path, chosen: Sequence[str] = (), is_new: bool = False) -> list[Path]:

@@ -119,17 +119,17 @@ def read(path: Path) -> Holder | None:
     owner, here = _lock(path).owner, _here()
     if owner is None:
         return None
+    is_gone = False
     try:
         age = max(0.0, time.time() - path.stat().st_mtime)
         if owner.hostname == here.hostname and _boot(owner) == _boot(here):
             os.kill(owner.pid, 0)  # signal 0 only asks whether there is such a process
-        is_gone = False
     except FileNotFoundError:
         return None
     except ProcessLookupError:
         is_gone = True
-    except PermissionError:  # of another user
-        is_gone = False
+    except PermissionError:  # it exists, and is another user's
+        pass
     return Holder(owner.hostname.partition("?")[0], owner.pid, is_gone, age)
 
 

@@ -1,4 +1,4 @@
-"""Logs of runs for TensorBoard and W&B, beside what the store keeps. They are off by default, and nothing reads them.
+"""Logs of runs for TensorBoard and W&B, beside the store. They are off by default, and nothing reads them.
 
 TensorBoard's are in `results/tensorboard/WORKLOAD/OPTIMIZER/RUN_ID/`, W&B's in `results/wandb/`. Each entry of the
 curve is logged when it is stored, at its draw; at the end follow the numbers of the record, or why the run failed.

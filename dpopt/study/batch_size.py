@@ -104,6 +104,7 @@ def best_batch(table: Sequence[Noise], tolerance: float = TOLERANCE, min_steps: 
         ConfigError: as `plateau`, or no batch size of `table` leaves `min_steps` steps.
     """
     fields.convert(min_steps, Count, "min_steps", {})
+    # An empty table is left to `plateau`, whose error says so.
     allowed = [row for row in table if row.steps >= min_steps]
     if table and not allowed:
         most = max(row.steps for row in table)

@@ -69,6 +69,7 @@ class Diagnostics:
     def entry(self) -> dict[str, Any]:
         """The entry of the curve: about all draws since the last one."""
         norms = torch.cat(self._norms) if self._norms else torch.zeros(0)
+        # An entry is of the draws since the one before, and norms of a long run need not stay in memory.
         self._norms = []
         content: dict[str, Any] = {"private": False, "norms": norm_quantiles(norms)}
         if self._bound is not None and len(norms):

@@ -95,6 +95,7 @@ def optimal_clip(gradients: Tensor, noise_multiplier: float) -> OptimalClip:
 
 def _minima(gradients: Tensor, norms: Tensor, variance: float) -> Iterator[tuple[Tensor, Tensor]]:
     """The C of the least MSE between two neighbouring norms, and that MSE, from the longest norms down."""
+    # In chunks, so that the running sums of all n gradients are never held at once.
     upper, order = norms.sort(descending=True)
     lower = torch.cat([upper[1:], upper.new_zeros(1)])
     G = N = upper.new_zeros(gradients.shape[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -131,12 +131,11 @@ def _noise(claims: Claims) -> Iterator[Finding]:
 
 def _epsilon(claims: Claims) -> Iterator[Finding]:
     """The epsilon of the ledger, by the accountant of record and by a second one."""
-    where, stated = claims.where, float(claims.numbers["epsilon"])
+    stated, accountant = float(claims.numbers["epsilon"]), claims.cell["accountant"]
     yield from claims.expect("epsilon", stated, claims.spent(), SAME)
-    delta, accountant = claims.cell["delta"], claims.cell["accountant"]
-    second = opinions.tight(claims.ledger, delta, accountant)
+    second = opinions.tight(claims.ledger, claims.cell["delta"], accountant)
     if opinions.disagrees(stated, second, accountant):
-        yield Finding(where, "epsilon by a second accountant", stated, second)
+        yield Finding(claims.where, "epsilon by a second accountant", stated, second)
 
 
 def _search(claims: Claims) -> Iterator[Finding]:
@@ -197,6 +196,4 @@ def _ends(claims: Claims) -> Iterator[Finding]:
             yield from claims.expect(f"{key} at the end of its curve", claims.numbers[key], entry[key])
 
 
-CHECKS: tuple[Callable[[Claims], Iterator[Finding]], ...] = (
-    *(_stated, _draws, _noise, _epsilon, _search, _released_score, _ends),
-)
+CHECKS = (_stated, _draws, _noise, _epsilon, _search, _released_score, _ends)
