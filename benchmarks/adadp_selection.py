@@ -1,4 +1,4 @@
-"""What private selection would release from the candidates that a grid has trained, and what it would cost.
+"""The outcome of private selection among the candidates that a grid has trained, and its cost.
 
     python benchmarks/adadp_selection.py results/published/adadp_cifar10
 

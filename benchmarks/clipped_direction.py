@@ -1,4 +1,4 @@
-"""How far the mean of automatically clipped gradients points downhill, while the noise-aware HyFreeDP trains.
+"""The direction of the mean of automatically clipped gradients against the loss's, along runs of noise-aware HyFreeDP.
 
     python benchmarks/clipped_direction.py results/published/clipped_direction
 
@@ -39,9 +39,9 @@ def directions(ready, train, theta):
     """The mean loss's gradient, and the mean of clipped gradients, over the records `train`; each of shape [d]."""
     gradient, clipped = torch.zeros_like(theta), torch.zeros_like(theta)
     for x, y in zip(train.x.split(RECORDS), train.y.split(RECORDS), strict=True):
-        found = ready.engine.per_example([(1.0, theta)], ready.workload.transform(x), y)
-        gradient += found.weighted_sum(torch.ones_like(found.norms))
-        clipped += found.weighted_sum(ready.optimizer.clip.factor(found.norms))
+        examples = ready.engine.per_example([(1.0, theta)], ready.workload.transform(x), y)
+        gradient += examples.weighted_sum(torch.ones_like(examples.norms))
+        clipped += examples.weighted_sum(ready.optimizer.clip.factor(examples.norms))
     return gradient / len(train.x), clipped / len(train.x)
 
 
@@ -70,8 +70,8 @@ def draw(frame):
     styles = styles_of(frame["task"])
     figure, axes = plt.subplots(1, len(EPSILONS), figsize=(11, 3.4), sharey=True, layout="constrained")
     for axis, (epsilon, rows) in zip(axes, frame.groupby("epsilon"), strict=True):
-        for name, own in rows.groupby("task", sort=False):
-            axis.plot(own["fraction"], own["cosine"], label=name, **styles[name].line)
+        for name, lines in rows.groupby("task", sort=False):
+            axis.plot(lines["fraction"], lines["cosine"], label=name, **styles[name].line)
         axis.axhline(0, color=GREY, linewidth=1)
         axis.set(xlabel="fraction of the draws", title=f"ε = {epsilon:g}", ylim=(-1, 1))
         axis.grid(alpha=0.3)

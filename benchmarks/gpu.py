@@ -84,7 +84,7 @@ class Keys:
 
 
 def rows(name: str, device: str, results: str, retry: bool) -> Iterator[dict[str, Any]]:
-    """What a step measures, as plain data."""
+    """The rows that a step measures, as plain data."""
     place, tiny = torch.device(device), device == "cpu"
     kind, subject, *subset = name.split("-")
     opacus = ["opacus_hooks", "opacus_ghost"] if find_spec("opacus") else []
@@ -219,8 +219,8 @@ def report(folder: Path, origin: Mapping[str, Any], steps: Sequence[str], plots:
     records, lines = _records(folder, steps), []
     for step in steps:
         record = records.get(step, {"status": f"left out: no {missing(step)}" if missing(step) else "not yet"})
-        seconds, told = (f"{record['seconds']:.0f}", finding(record)) if "seconds" in record else ("", "")
-        lines.append({"step": step, "status": record["status"], "s": seconds, "result": told})
+        seconds, result = (f"{record['seconds']:.0f}", finding(record)) if "seconds" in record else ("", "")
+        lines.append({"step": step, "status": record["status"], "s": seconds, "result": result})
     summary = tabulate(lines, headers="keys", tablefmt="pipe", disable_numparse=True)
     versions = f"torch {origin['torch']}, Python {origin['python']}, commit {origin['commit']}, code {origin['code']}"
     parts = [f"# {origin['device']}", versions, summary]

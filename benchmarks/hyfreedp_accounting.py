@@ -1,4 +1,4 @@
-"""What HyFreeDP's two published noise rules claim to spend, and what runs with that noise do spend, as a figure.
+"""The budget that HyFreeDP's two published noise rules claim to spend, and that of runs with that noise, as a figure.
 
     python benchmarks/hyfreedp_accounting.py results/published/hyfreedp_accounting
 
@@ -32,7 +32,7 @@ ACCOUNTANT = "rdp"
 
 
 def ledger(gradient, losses, probe_every, batch):
-    """What a run leaves that has these noise multipliers; `batch` of `BATCHES`."""
+    """The ledger of a run that has these noise multipliers; `batch` of `BATCHES`."""
     rate, rounds, probes = BATCH_SIZE / EXAMPLES, math.ceil(DRAWS / probe_every), (losses,) * 3
     of_run = Ledger()
     of_run.append(Draw(rate, (gradient, *probes) if batch == "same" else probes), rounds)

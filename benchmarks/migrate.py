@@ -70,8 +70,8 @@ def stored(folder: Path) -> Run:
 
 def runs(root: Path) -> int:
     """Rewrite the run directories and manifests of a results folder; how many runs."""
-    found = sorted(root.glob(f"runs/*/*/{RECORD}"))
-    for path in found:
+    records = sorted(root.glob(f"runs/*/*/{RECORD}"))
+    for path in records:
         folder = path.parent
         files.write(folder / "run.json", stored(folder).line(), replace=False)
         for name in (RECORD, "ledger.json", "curve.jsonl", "cell.json", "error.json", "checkpoint.pt"):
@@ -82,7 +82,7 @@ def runs(root: Path) -> int:
         manifests.extend(path.parent, manifest)
         for name in ("cells.parquet", "curves.parquet", "checksums.json"):
             (path.parent / name).unlink(missing_ok=True)
-    return len(found)
+    return len(records)
 
 
 def entry(row: dict[str, Any]) -> dict[str, Any]:
@@ -105,14 +105,14 @@ def entry(row: dict[str, Any]) -> dict[str, Any]:
 
 def curves(path: Path) -> dict[str, list[dict[str, Any]]]:
     """The entries of each published curve, by run id."""
-    found = {}
+    by_run = {}
     for run_id, rows in pd.read_parquet(path).drop_duplicates(["run_id", "draw"]).groupby("run_id", sort=False):
         kept = rows.drop(columns=[*PLACE & set(rows.columns)]).dropna(axis="columns", how="all").to_dict("records")
         for line in kept:
             if "diagnostics" in line:
                 line["diagnostics"] = json.loads(line["diagnostics"])
-        found[str(run_id)] = kept
-    return found
+        by_run[str(run_id)] = kept
+    return by_run
 
 
 def whole(folder: Path) -> dict[str, Run]:
@@ -128,8 +128,8 @@ def agreed(published: Run, kept: Run, folder: Path) -> Run:
     """The whole run, which must be the one that was published of it."""
     added = {key: value for key, value in published.record.items() if key == "tested"}  # which older records lack
     record = {**added, **kept.record}
-    made = ("scores", "score", "released_score")  # made of columns when these records were published
-    differ = [key for key, value in published.record.items() if key not in made and record[key] != value]
+    computed = ("scores", "score", "released_score")  # made of columns when these records were published
+    differ = [key for key, value in published.record.items() if key not in computed and record[key] != value]
     if differ or released_score(published.record) != released_score(record) or published.ledger != kept.ledger:
         raise files.Damaged(f"{folder}, {record['run_id']}: records.tar.xz has another run, in {differ}")
     return kept._replace(record=record)
@@ -138,17 +138,17 @@ def agreed(published: Run, kept: Run, folder: Path) -> Run:
 def suite(folder: Path, linked: set[str]) -> None:
     """Rewrite the folder of a published suite."""
     cells = pd.read_parquet(folder / "cells.parquet").drop_duplicates(["label", "run_id"])
-    by_id, found, complete = curves(folder / "curves.parquet"), dict[str, Run](), whole(folder)
+    by_id, stored_runs, complete = curves(folder / "curves.parquet"), dict[str, Run](), whole(folder)
     for row in cells[cells["state"].isin(RESULTS)].to_dict("records"):
         run_id, record = row["run_id"], unsealed(json.loads(row["record"]), f"{folder}, {row['run_id']}")
         curve = by_id.get(run_id)
         if curve is not None and "eta" not in record:  # the table of curves had the constant rate of every run
             curve = [{key: value for key, value in line.items() if key != "eta"} for line in curve]
         run = Run(record, json.loads(row["ledger"]), curve)
-        found[run_id] = run if run_id not in complete else agreed(run, complete[run_id], folder)
+        stored_runs[run_id] = run if run_id not in complete else agreed(run, complete[run_id], folder)
     about = json.loads((folder / "suite.json").read_text())
     drawn = sorted(path.stem for path in folder.glob("*.svg"))
-    packed = Archive([entry(row) for row in cells.to_dict("records")], found).packed()
+    packed = Archive([entry(row) for row in cells.to_dict("records")], stored_runs).packed()
     files.write(folder / archives.RUNS, packed)
     manifests.note(folder, {**about, "figures": drawn})
     for name in ("cells.parquet", "curves.parquet", "records.tar.xz"):

@@ -1,4 +1,4 @@
-"""What HyFreeDP's first probes see of the loss, against the noise that they are released with, by what is trained.
+"""HyFreeDP's first probes of the loss, against the noise that they are released with, by what is trained.
 
     python benchmarks/probe_signal.py results/published/probe_signal
 
@@ -31,8 +31,8 @@ THRESHOLD = 3.3
 
 def vit(subset, **fields):
     """A ViT-Ti/16 on CIFAR-10, B = 1,000, five epochs."""
-    own = {"name": "images", "data": "cifar10", "architecture": "vit_tiny_patch16_224.augreg_in21k_ft_in1k"}
-    return {"workloads": [{**own, "pretrained": True, "subset": subset, "validation": 5000, **fields}], **LARGE}
+    fixed = {"name": "images", "data": "cifar10", "architecture": "vit_tiny_patch16_224.augreg_in21k_ft_in1k"}
+    return {"workloads": [{**fixed, "pretrained": True, "subset": subset, "validation": 5000, **fields}], **LARGE}
 
 
 LARGE = {"batch_size": 1000, "epochs": 5}
@@ -83,9 +83,9 @@ def draw(frame):
     styles = styles_of(frame["trained"])
     figure, axes = plt.subplots(1, len(EPSILONS), figsize=(11, 3.6), sharey=True, layout="constrained")
     for axis, (epsilon, rows) in zip(axes, frame.groupby("epsilon"), strict=True):
-        for name, own in rows.groupby("trained", sort=False):
-            shown = own[own["ratio"] > 0]
-            label = f"{name} ({own['dimension'].iloc[0]:,})"
+        for name, lines in rows.groupby("trained", sort=False):
+            shown = lines[lines["ratio"] > 0]
+            label = f"{name} ({lines['dimension'].iloc[0]:,})"
             axis.plot(shown["eta"], shown["ratio"], label=label, **styles[name].line)
         axis.axhline(THRESHOLD, color=GREY, linestyle="--", linewidth=1)
         axis.axvline(1e-4, color=GREY, linestyle=":", linewidth=1)

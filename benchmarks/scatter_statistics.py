@@ -1,4 +1,4 @@
-"""What images and their scattering coefficients are normalised by, and what it is worth on CIFAR-10.
+"""Ways to normalise images and their scattering coefficients, and their worth on CIFAR-10.
 
     python benchmarks/scatter_statistics.py results/published/scatter_statistics
 
@@ -88,23 +88,23 @@ def accuracy(cell, train, test):
     model = nn.Linear(train[0].shape[1], 10)
     loss = registry.from_spec("workload", cell.workload).loss
     optimizer = registry.from_spec("optimizer", cell.optimizer)
-    found = dpopt.fit(model, loss, train, optimizer=optimizer, **{name: getattr(cell, name) for name in SETTINGS})
+    result = dpopt.fit(model, loss, train, optimizer=optimizer, **{name: getattr(cell, name) for name in SETTINGS})
     with torch.no_grad():
         right = (model(test[0]).argmax(1) == test[1]).double().mean().item()
-    return {"noise": found.record["noise"]["gradient"], "test_accuracy": right}
+    return {"noise": result.record["noise"]["gradient"], "test_accuracy": right}
 
 
 def main(folder):
     """A row for each kind of images, seed and way."""
-    known = {split: data.images("cifar10", split) for split in ("train", "test")}
+    splits = {split: data.images("cifar10", split) for split in ("train", "test")}
     cells = dpopt.load_suite("scatternet_cifar10").cells()[:SEEDS]
     rows = []
     for kind, constants in IMAGES.items():
-        raw = [coefficients(split.x, *constants) for split in known.values()]
+        raw = [coefficients(split.x, *constants) for split in splits.values()]
         for cell, way in product(cells, [way for way in WAYS if (kind, way) != SUITE]):
             train, test = (features.flatten(1) for features in WAYS[way](*raw, cell.seed))
-            found = accuracy(cell, (train, known["train"].y), (test, known["test"].y))
-            rows.append({"images": kind, "statistics": way, "seed": cell.seed, **found})
+            result = accuracy(cell, (train, splits["train"].y), (test, splits["test"].y))
+            rows.append({"images": kind, "statistics": way, "seed": cell.seed, **result})
     folder.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(rows).to_csv(folder / "scatter_statistics.csv", index=False, float_format="%.6g")
 

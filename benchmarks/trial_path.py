@@ -64,8 +64,8 @@ def draw(frame):
     styles = styles_of(frame["task"])
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
     for axis, trial in zip(axes, TRIALS, strict=True):
-        for name, own in frame[frame["trial"] == trial].groupby("task", sort=False):
-            eta = own.groupby("start")["eta"]
+        for name, lines in frame[frame["trial"] == trial].groupby("task", sort=False):
+            eta = lines.groupby("start")["eta"]
             middle = eta.median()
             axis.plot(middle.index, middle, label=name, **styles[name].line)
             axis.fill_between(middle.index, eta.min(), eta.max(), color=styles[name].colour, alpha=0.15, lw=0)

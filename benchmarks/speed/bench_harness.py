@@ -1,4 +1,4 @@
-"""What the harness itself costs with 10,000 cells, each command as a user starts it, under pytest-benchmark:
+"""The cost of the harness itself with 10,000 cells, each command as a user starts it, under pytest-benchmark:
 
     pytest benchmarks/speed/bench_harness.py --benchmark-columns=median
 

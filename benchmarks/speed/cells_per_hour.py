@@ -138,13 +138,13 @@ def main(words: Sequence[str]) -> None:
         at = words.index(_PLAIN)
         _train(cells(words[0], words[1:at]), words[at + 1], int(words[at + 2]))
         return
-    given = {"rounds": "3", "device": "cpu"} | dict(
+    options = {"rounds": "3", "device": "cpu"} | dict(
         word.split("=") for word in words if word.startswith(("rounds=", "device="))
     )
     overrides = [word for word in words[1:] if not word.startswith(("rounds=", "device="))]
     if unknown := {cell.optimizer["name"] for cell in cells(words[0], overrides)} - _TORCH.keys():
         sys.exit(f"Opacus has no {', '.join(sorted(unknown))}: choose among {', '.join(_TORCH)}")
-    for row in rows(words[0], overrides, given["device"], int(given["rounds"])):
+    for row in rows(words[0], overrides, options["device"], int(options["rounds"])):
         print(json.dumps(row))
 
 

@@ -1,4 +1,4 @@
-"""Whether a device computes what the CPU does: every registered optimizer, every engine, and the noise.
+"""Checks that a device computes what the CPU does: every registered optimizer, every engine, and the noise.
 
 Each check is a row, as plain data: what it is about (`kind`, `name`), `check`, `status` (passed, failed or skipped),
 `detail` (the error, or how far two results are apart) and `seconds`.
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 EXAMPLES, BOUND = 8, 0.1
 """Examples of a batch, and a clipping bound that all of them exceed."""
 SAME, BFLOAT16, BOUNDED, REPEATED = 1e-3, 0.1, 1e-4, 0.0
-"""How far results may be apart, as a share: on two devices in float32, in bfloat16, over the bound, on one device."""
+"""Largest distance of results, as a share: on two devices in float32, in bfloat16, over the bound, on one device."""
 NORMALS = 2**20
 """Normal numbers whose distribution is tested."""
 OPTIMIZER_RULES = (
@@ -85,10 +85,10 @@ class _Pair:
         return clipping.engine(model, self._case.loss, name, sample=(x[:3], y[:3]), precision=precision), x, y
 
     def clipped(self, name: str, device: torch.device, precision: str = "float32") -> clipping.Clipped:
-        """What the engine makes of all examples."""
-        made, x, y = self.engine(name, device, precision)
-        return made.clipped(
-            [(1.0, made.theta)], x, y, torch.ones(len(x), dtype=torch.bool, device=device), Abadi(BOUND)
+        """The clipped sum of all examples, with their norms and losses."""
+        engine, x, y = self.engine(name, device, precision)
+        return engine.clipped(
+            [(1.0, engine.theta)], x, y, torch.ones(len(x), dtype=torch.bool, device=device), Abadi(BOUND)
         )
 
 
@@ -102,36 +102,36 @@ def _agrees(pair: _Pair, name: str) -> Found:
 def _is_bounded(pair: _Pair, name: str) -> Found:
     """No example adds more than the bound, whatever the settings of the device say about products."""
     worst = 0.0
-    made, x, y = pair.engine(name, pair.device)
+    engine, x, y = pair.engine(name, pair.device)
     for setting in ("highest", "high"):
         with _matmul_precision(setting):
-            worst = max(worst, *(_length(made, x, y, row) for row in range(len(x) // 2)))
+            worst = max(worst, *(_length(engine, x, y, row) for row in range(len(x) // 2)))
     assert worst <= BOUND * (1 + BOUNDED), f"an example adds {worst:.6g} where the bound is {BOUND}"
     return worst / BOUND - 1
 
 
-def _length(made: ClippingEngine, x: Tensor, y: Tensor, row: int) -> float:
+def _length(engine: ClippingEngine, x: Tensor, y: Tensor, row: int) -> float:
     mask = torch.arange(len(x), device=x.device) == row
-    return float(made.clipped_sum([(1.0, made.theta)], x, y, mask, Abadi(BOUND)).double().norm())
+    return float(engine.clipped_sum([(1.0, engine.theta)], x, y, mask, Abadi(BOUND)).double().norm())
 
 
 def _leaves_out_bad_ones(pair: _Pair, name: str) -> Found:
     """A record that holds NaN adds nothing, and the others add what they do without it."""
-    made, x, y = pair.engine(name, pair.device)
+    engine, x, y = pair.engine(name, pair.device)
     if not x.is_floating_point():
         raise unittest.SkipTest("tokens cannot hold NaN")
     bad, mask = x.clone(), torch.ones(len(x), dtype=torch.bool, device=x.device)
     bad[0] = math.nan
-    found = made.clipped_sum([(1.0, made.theta)], bad, y, mask, Abadi(BOUND))
+    value = engine.clipped_sum([(1.0, engine.theta)], bad, y, mask, Abadi(BOUND))
     mask[0] = False
-    return _share(found, made.clipped_sum([(1.0, made.theta)], x, y, mask, Abadi(BOUND)), SAME)
+    return _share(value, engine.clipped_sum([(1.0, engine.theta)], x, y, mask, Abadi(BOUND)), SAME)
 
 
 def _repeats(pair: _Pair, name: str) -> Found:
     """The same query has the same answer, bit for bit, so that a run that was stopped ends as it would have."""
-    made, x, y = pair.engine(name, pair.device)
+    engine, x, y = pair.engine(name, pair.device)
     mask = torch.ones(len(x), dtype=torch.bool, device=x.device)
-    first, again = (made.clipped_sum([(1.0, made.theta)], x, y, mask, Abadi(BOUND)) for _ in range(2))
+    first, again = (engine.clipped_sum([(1.0, engine.theta)], x, y, mask, Abadi(BOUND)) for _ in range(2))
     return _share(again, first, REPEATED)
 
 
@@ -145,10 +145,10 @@ ENGINE_CHECKS: dict[str, Callable[[_Pair, str], Found]] = {
 
 def _in_bfloat16(pair: _Pair) -> Found:
     """Under autocast losses and norms are near those of float32, and every example keeps its bound."""
-    exact, found = (pair.clipped("bookkeeping", pair.device, precision) for precision in ("float32", "bfloat16"))
-    apart = max(_share(found.losses, exact.losses, BFLOAT16), _share(found.norms, exact.norms, BFLOAT16))
-    made, x, y = pair.engine("bookkeeping", pair.device, "bfloat16")
-    longest = _length(made, x, y, 0)
+    exact, value = (pair.clipped("bookkeeping", pair.device, precision) for precision in ("float32", "bfloat16"))
+    apart = max(_share(value.losses, exact.losses, BFLOAT16), _share(value.norms, exact.norms, BFLOAT16))
+    engine, x, y = pair.engine("bookkeeping", pair.device, "bfloat16")
+    longest = _length(engine, x, y, 0)
     assert longest <= BOUND * (1 + BOUNDED), f"an example adds {longest:.6g} where the bound is {BOUND}"
     return apart
 
@@ -179,9 +179,9 @@ def _is_normal(device: torch.device) -> Found:
     from scipy import stats
 
     values = sampling.gaussian(1, 0, 0, NORMALS, torch.float32, device).double().cpu().numpy()
-    found = stats.kstest(values, "norm")
-    assert found.pvalue > 1e-6, f"p = {found.pvalue:.3g}"
-    return float(found.statistic)
+    value = stats.kstest(values, "norm")
+    assert value.pvalue > 1e-6, f"p = {value.pvalue:.3g}"
+    return float(value.statistic)
 
 
 def _has_blocks_of_its_own(device: torch.device) -> Found:
@@ -201,10 +201,10 @@ NOISE_CHECKS: dict[str, Callable[[torch.device], Found]] = {
 }
 
 
-def _share(found: Tensor, expected: Tensor, tolerance: float) -> float:
-    """How far `found` is from `expected`, as a share of it."""
-    found, expected = found.double().cpu(), expected.double().cpu()
-    apart = float((found - expected).norm() / expected.norm())
+def _share(value: Tensor, expected: Tensor, tolerance: float) -> float:
+    """The distance of `value` from `expected`, as a share of it."""
+    value, expected = value.double().cpu(), expected.double().cpu()
+    apart = float((value - expected).norm() / expected.norm())
     assert apart <= tolerance, f"{apart:.3g} apart, as a share; {tolerance:g} is allowed"
     return apart
 
@@ -229,8 +229,8 @@ def _matmul_precision(setting: str) -> Iterator[None]:
 def _row(kind: str, name: str, check: str, run: Callable[[], Found]) -> dict[str, Any]:
     started, status, detail = time.perf_counter(), "passed", ""
     try:
-        found = run()
-        detail = f"{found:.2g}" if isinstance(found, float) else found or ""
+        value = run()
+        detail = f"{value:.2g}" if isinstance(value, float) else value or ""
     except unittest.SkipTest as error:
         status, detail = "skipped", str(error)
     except Exception as error:  # a device can fail in any way, and the other checks are still to be made

@@ -101,7 +101,7 @@ class Search:
 
 
 def _is_memory(error: RuntimeError) -> bool:
-    """Whether an error says that the device has no more memory, in any of the ways that libraries have."""
+    """True if an error says that the device has no more memory, in any of the ways that libraries have."""
     is_told = any(word in str(error) for word in ("out of memory", "ALLOC_FAILED"))
     return isinstance(error, torch.OutOfMemoryError) or is_told
 
@@ -129,9 +129,9 @@ def largest(
     for name, build in builders.items():
         search = Search(partial(_built, build, subset, device), case, most, device, seconds)
         with closing(Remote(search)) as remote:
-            found, failure = remote.ask("largest", 2 * seconds)
+            result, failure = remote.ask("largest", 2 * seconds)
         row = {"case": case.name, "subset": subset, "contender": name, "failure": failure}
-        yield row | (found or {"batch": None, "seconds": None, "end": ""})
+        yield row | (result or {"batch": None, "seconds": None, "end": ""})
 
 
 def _built(build: Callable[..., Step], subset: str, device: torch.device, case: Case, calls: int) -> Step:

@@ -15,7 +15,7 @@ from dpopt.testing.task import Task
 from dpopt.types import Optimizer, Query, Release
 
 TOLERANCE = 1e-4
-"""How far a release may be from that of the other device, as a share of its length."""
+"""Largest distance of a release from that of the other device, as a share of its length."""
 
 
 def releases_as_on_the_cpu(optimizer: Optimizer, device: str) -> None:
@@ -49,8 +49,8 @@ class Twins:
     def compare(self, kind: str, release: Release, other: Release) -> Release:
         """`release`, which `other` must equal but for rounding."""
         assert other.value.device.type == self.device.type, f"{kind}: the release is on {other.value.device}"
-        expected, found = release.value.double(), other.value.double().cpu()
-        off, length = float((found - expected).norm()), float(expected.norm())
+        expected, value = release.value.double(), other.value.double().cpu()
+        off, length = float((value - expected).norm()), float(expected.norm())
         where = f"draw {self._oracle.draws_taken}, {kind}"
         assert off <= TOLERANCE * length + 1e-9, f"{where}: {off:.3g} apart from a release of length {length:.3g}"
         stds = float(release.std), float(other.std)

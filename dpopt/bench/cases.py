@@ -50,7 +50,7 @@ class Case:
         Raises:
             ConfigError: the model has no such subset.
         """
-        with torch.device("meta"):
+        with torch.device("meta"):  # the large models would take seconds and gigabytes
             parameters = list(models.trainable(self.model(), subset).parameters())
         return sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad)
 
@@ -61,7 +61,7 @@ class Case:
             ConfigError: the model has no such subset.
         """
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+            torch.manual_seed(0)  # on the CPU, so that all devices and contenders get the same numbers
             model = models.trainable(self.model(), subset)
             x, y = self.data(self.batch_size)
         return model.to(device), x.to(device), y.to(device)
@@ -88,6 +88,7 @@ def tokens(n: int, length: int, vocabulary: int) -> tuple[Tensor, Tensor]:
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
 
+# Partials of functions of modules, as a case is sent to another process.
 _COLOUR = partial(images, shape=(3, 32, 32))
 _PHOTO = partial(images, shape=(3, 224, 224))
 _TEXT = partial(tokens, length=64, vocabulary=4096)

@@ -87,6 +87,7 @@ def private(
     clipper = clipping.engine(model, case.loss, engine, sample=(x[:3], y[:3]), precision=precision)
     # Twice what is needed: a method that changes half-way is measured as it begins.
     plan = fixed_plan(optimizer, clipper.dimension, 2 * calls * draws_of(optimizer, steps), rate)
+    # At rate 1 a run's rounding up of a draw would only add empty rows, which plain SGD does not have.
     size = records if is_whole else min(records, clipper.physical_batch(records)) if rate == 1 else None
     oracle = DataOracle(clipper, x, y, plan, draw_seed=0, noise_seed=1, physical_batch=size)
     stepped = Isolated(optimizer) if isolate else optimizer
@@ -202,6 +203,7 @@ def optimizer_group(
         base = getattr(optimizer, "base", None)
         baseline = f"base of {name}" if base else "dp_adam"
         if base:
+            # With the owner's clipping rule, so that the ratio is of the step size's rule alone.
             group[baseline] = (dataclasses.replace(base, clip=getattr(optimizer, "clip", base.clip)), baseline, 1)
         if hasattr(optimizer, "probe_every"):
             for k in probe_every:
@@ -221,7 +223,7 @@ def optimizer_group(
 
 def draws_of(optimizer: Optimizer, steps: int) -> int:
     """The number of draws that the first `steps` steps of `optimizer` take."""
-    oracle = TraceOracle(1, 1.0, 8 * steps)
+    oracle = TraceOracle(1, 1.0, 8 * steps)  # no optimizer takes eight draws for a step
     state = optimizer.init(oracle.theta)
     for _ in range(steps):
         state = optimizer.step(state, oracle)
@@ -234,9 +236,11 @@ def fixed_plan(optimizer: Optimizer, dimension: int, draws: int, rate: float = 1
     ledger = Ledger()
     for kinds, count in structure:
         ledger.append(Draw(rate, (NOISE,) * len(kinds)), count)
+    # Any noise costs the same time, so none is calibrated.
     noise = {kind: NOISE for kinds, _ in structure for kind in kinds}
     return Plan(noise, ledger, float("inf"), rate, draws, dimension, delta=1.0, accountant="none")
 
 
 def _sgd(model: nn.Module) -> torch.optim.SGD:
+    # What is not trained has no gradient that the optimizers of Opacus could clip.
     return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=LR)

@@ -76,7 +76,7 @@ class TimedContender:
 
     def seconds(self) -> float:
         """The time of one call."""
-        gc.collect()
+        gc.collect()  # now, or it comes within a step that is timed
         if self._device.type == "cuda":
             return self._seconds_on_gpu()
         first = self._timed()
@@ -95,7 +95,7 @@ class TimedContender:
         return time.perf_counter() - started
 
     def _seconds_on_gpu(self) -> float:
-        """By the device's own clock. What the caching allocator holds is given back for the next contender."""
+        # By the device's own clock: a call returns before the device has done its work.
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._step()  # gets the memory again
         begin.record()
@@ -103,7 +103,7 @@ class TimedContender:
             self._step()
         end.record()
         torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # the next contender needs what this process's allocator holds
         return begin.elapsed_time(end) / 1e3 / REPEATS
 
 
@@ -133,7 +133,13 @@ def measure(
             advance(name)
         for number in range(rounds):
             for contender in group:
-                _turn(number, contender, remotes[contender.name], results, limit)
+                result, baseline = results[contender.name], results[contender.baseline].seconds
+                # A slow one's ratio is certain after few rounds, and all others would wait for it.
+                has_enough = number >= SLOW_ROUNDS and baseline and result.seconds[-1:] > [SLOW * baseline[-1]]
+                if not result.failure and not has_enough:
+                    seconds, result.failure = remotes[contender.name].ask("seconds", limit)
+                    if not result.failure:
+                        result.seconds.append(seconds / contender.draws)
                 advance(contender.name)
         for name, result in results.items():
             if not result.failure:
@@ -159,20 +165,14 @@ def peak_tensor_memory(build: Callable[[int], Step], device: torch.device) -> in
     NumPy allocates (the blocks in which CPU noise is made, less than a megabyte) is not torch's and not in it.
     """
     gc.collect()
-    return _peak_cuda(build, device) if device.type == "cuda" else _peak_cpu(build)
-
-
-def _peak_cuda(build: Callable[[int], Step], device: torch.device) -> int:
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated(device)
-    step = build(2)
-    step()
-    torch.cuda.reset_peak_memory_stats(device)
-    step()
-    return torch.cuda.max_memory_allocated(device) - before
-
-
-def _peak_cpu(build: Callable[[int], Step]) -> int:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated(device)  # what others in this process hold is not the contender's
+        step = build(2)
+        step()
+        torch.cuda.reset_peak_memory_stats(device)
+        step()
+        return torch.cuda.max_memory_allocated(device) - before
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's library writes to stderr when it starts
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step = build(2)
@@ -184,18 +184,6 @@ def _peak_cpu(build: Callable[[int], Step]) -> int:
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
     live = np.cumsum([0] + [change for _, change in changes])  # entry i: before event i
     return int(live[np.searchsorted([at for at, _ in changes], start) :].max())
-
-
-def _turn(
-    number: int, contender: Contender, remote: Remote, results: dict[str, Measurement], limit: float | None
-) -> None:
-    """One timed call, unless the contender has failed, or is slow and has made enough rounds."""
-    result, baseline = results[contender.name], results[contender.baseline].seconds
-    if result.failure or (number >= SLOW_ROUNDS and baseline and result.seconds[-1] > SLOW * baseline[-1]):
-        return
-    seconds, result.failure = remote.ask("seconds", limit)
-    if not result.failure:
-        result.seconds.append(seconds / contender.draws)
 
 
 def _row(contender: Contender, result: Measurement, baseline: Measurement) -> dict[str, Any]:
@@ -216,6 +204,7 @@ def _row(contender: Contender, result: Measurement, baseline: Measurement) -> di
         row["seconds"] = float(np.median(result.seconds))
     if row["seconds"] and baseline.seconds and not baseline.failure:
         row["time_ratio"] = row["seconds"] / float(np.median(baseline.seconds))
+        # Quartiles of the rounds' ratios: two neighbours in time saw the same machine.
         each = [mine / other for mine, other in zip(result.seconds, baseline.seconds, strict=False)]
         row["time_ratio_low"], row["time_ratio_high"] = map(float, np.quantile(each, [0.25, 0.75]))
     if result.memory and baseline.memory and not result.failure:

@@ -128,22 +128,17 @@ def grouped(chosen: BenchKeys) -> tuple[list[Group], list[str]]:
                 subsets.append(subset)
             except ConfigError as error:
                 skipped.append(f"{case.name}: {error}")
-        groups += _groups(chosen, case, subsets)
+        for subset in subsets if chosen.engines else ():
+            contenders = engine_group(tuple(chosen.engines), case, subset, chosen.device, chosen.precision)
+            groups.append(Group("engine", case, subset, contenders))
+        # An optimizer's own cost is that of its vectors, so one subset tells it.
+        for subset in subsets[:1] if chosen.optimizers else ():
+            where = (case, subset, chosen.device, chosen.precision)
+            contenders = optimizer_group(tuple(chosen.optimizers), chosen.probe_every, *where)
+            groups.append(Group("optimizer", case, subset, contenders))
     if not groups:
         raise ConfigError("bench", skipped or "no engines and no optimizers", "there is nothing to measure")
     return groups, skipped
-
-
-def _groups(chosen: BenchKeys, case: Case, subsets: Sequence[str]) -> Iterator[Group]:
-    if chosen.engines:
-        for subset in subsets:
-            contenders = engine_group(tuple(chosen.engines), case, subset, chosen.device, chosen.precision)
-            yield Group("engine", case, subset, contenders)
-    if chosen.optimizers:
-        for subset in subsets[:1]:
-            where = (case, subset, chosen.device, chosen.precision)
-            contenders = optimizer_group(tuple(chosen.optimizers), chosen.probe_every, *where)
-            yield Group("optimizer", case, subset, contenders)
 
 
 def _rows(group: Group, chosen: BenchKeys, advance: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -165,7 +160,6 @@ def _rows(group: Group, chosen: BenchKeys, advance: Callable[[str], None]) -> li
 
 
 def _names(values: dict[str, Any], key: str, allowed: Iterable[str]) -> list[str]:
-    """The names of `key`: a list, one name, "all" or "none"."""
     allowed, value = list(allowed), values[key]
     if value in ("all", "none"):
         return allowed if value == "all" else []
@@ -173,12 +167,11 @@ def _names(values: dict[str, Any], key: str, allowed: Iterable[str]) -> list[str
     for name in names:
         if name not in allowed:
             raise unknown(key, name, [*allowed, "all"])
-    return list(dict.fromkeys(names))
+    return list(dict.fromkeys(names))  # the same name again would be two contenders of one name
 
 
 @contextmanager
 def _threads(count: int | None) -> Iterator[int]:
-    """Compute with `count` CPU threads; gives the number in force."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:
@@ -189,8 +182,8 @@ def _threads(count: int | None) -> Iterator[int]:
 
 @contextmanager
 def _progress(groups: Sequence[Group], rounds: int, console: Console | None) -> Iterator[Callable[[str], None]]:
-    """Show a bar; gives a function to call with what has just been done."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=console is None, transient=True) as progress:
+        # Each contender is heard of when it is warm, in every round, and when its memory is measured.
         task = progress.add_task("", total=sum(len(group.contenders) for group in groups) * (2 + rounds))
         yield lambda done: progress.update(task, advance=1, description=done)

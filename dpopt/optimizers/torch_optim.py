@@ -233,14 +233,14 @@ def _class(path: str) -> Callable[..., Optimizer]:
     module, _, name = path.rpartition(".")
     try:
         require(module)
-        found = getattr(import_module(module), name)
+        imported = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         allowed = f"cannot be imported ({error}); expected a path such as torch.optim.Adam, of an installed package"
         how = "" if isinstance(error, NotInstalled) else f" ({hint(path)})"
         raise ConfigError("TorchOptim.optimizer", path, f"{allowed}{how}") from error
-    if not (isinstance(found, type) and issubclass(found, Optimizer)):
+    if not (isinstance(imported, type) and issubclass(imported, Optimizer)):
         raise ConfigError("TorchOptim.optimizer", path, "expected a subclass of torch.optim.Optimizer")
-    return found
+    return imported
 
 
 def _parameter(optimizer: Optimizer) -> nn.Parameter:

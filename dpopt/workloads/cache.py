@@ -3,9 +3,8 @@
 Kept as memory-mapped arrays under `$DPOPT_CACHE` (by default `~/.cache/dpopt`), in a folder named by the content of the
 key that they were made from: another key makes others, nothing is ever changed, and deleting the folder is safe.
 
-Before a process uses a file, it compares the file's SHA-256 with that of its making, and again when the file has
-changed since. What is damaged, or has no checksum as in older versions, is made again. Damage that a disk does to a
-file while a process already uses it is found by the next process.
+Before a process uses a file, and again when the file has changed, it compares the file's SHA-256 with that of its
+making. What is damaged is made again.
 """
 
 from __future__ import annotations

@@ -53,11 +53,7 @@ def cached(
 def computed(
     backbone: Callable[[], nn.Module], x: Tensor, transform: Callable[[Tensor], Tensor], batch: int = BATCH
 ) -> NDArray[np.float32]:
-    """Features [n, f] of the records `x`, in evaluation mode: on CUDA where there is one, else on all cores.
-
-    On the CPU each core works on batches of its own. Threads that share one operation would wait for each other, which
-    takes long where other processes run, and its rounding would depend on their number.
-    """
+    """Features [n, f] of the records `x`, in evaluation mode: on CUDA where there is one, else on all cores."""
     place = device()
     with torch.random.fork_rng():  # weights that are made only to be overwritten draw random numbers
         frozen = backbone().to(place).eval()
@@ -66,6 +62,8 @@ def computed(
     def features(rows: Tensor) -> NDArray[np.float32]:
         return frozen(transform(rows.to(place))).float().cpu().numpy()
 
+    # Each core works on batches of its own: threads that share one operation wait for each other, and its rounding
+    # would depend on their number.
     batches, workers = x.split(batch), 1 if place.type == "cuda" else cores()
     pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
     # TensorFloat-32 would round the kept features to ten bits, and to others than a card without it.

@@ -239,11 +239,8 @@ def generate(
         length: tokens of a prompt and its continuation at most.
         beams: partial texts that are kept for each prompt, by total log-probability; 1 is greedy search.
     """
-    return [
-        text
-        for i in range(0, len(prompts), BATCH)
-        for text in _search(predict, prompts[i : i + BATCH], end, length, beams)
-    ]
+    parts = (prompts[i : i + BATCH] for i in range(0, len(prompts), BATCH))
+    return [text for part in parts for text in _search(predict, part, end, length, beams)]
 
 
 def _search(predict: Predict, prompts: Sequence[Sequence[int]], end: int, length: int, beams: int) -> list[list[int]]:

@@ -46,13 +46,10 @@ BYTES = {"pad": 0, "first": 1, "last": 2, "offset": 3, "size": 259}
 """Token ids of texts read as bytes: padding, the text's first and last token, and what is added to a byte."""
 
 
-def check_length(model: str, length: int) -> None:
+def check_length(model: str, length: int, config: Path | None = None) -> None:
     """Raise `ConfigError` now if the pretrained `model` is on this machine and takes texts of fewer tokens only."""
-    if config_file := _kept(HUB.get(model, model), CONFIG):
-        _require_length(model, length, config_file)
-
-
-def _require_length(model: str, length: int, config: Path) -> None:
+    if not (config := config or _kept(HUB.get(model, model), CONFIG)):
+        return
     stored = json.loads(config.read_text())
     positions = stored.get("max_position_embeddings", stored.get("n_positions", length))
     if length > positions:
@@ -151,7 +148,7 @@ def load(model: str, kind: str, length: int) -> Any:
         ConfigError: it is not there, or takes shorter texts only.
     """
     transformers = optional("transformers")
-    _require_length(model, length, file(model, CONFIG))
+    check_length(model, length, file(model, CONFIG))
     folder = file(model, WEIGHTS).parent
     with _quiet():
         config = transformers.AutoConfig.from_pretrained(folder)

@@ -46,21 +46,14 @@ def two_conv(classes: int = 10, channels: int = 3, size: int = 32) -> nn.Sequent
 
 
 def opacus_conv(classes: int = 10, channels: int = 1, size: int = 28) -> nn.Sequential:
-    """The network of Opacus' example on MNIST (`SampleConvNet`); 26,010 parameters at 28 pixels.
-
-    Args:
-        classes, channels, size: see `two_conv`.
-    """
+    """The network of Opacus' example on MNIST, `SampleConvNet`; 26,010 parameters at 28 pixels. Args as `two_conv`."""
     return _strided(classes, channels, size, 3, nn.ReLU)
 
 
 def tanh_conv(classes: int = 10, channels: int = 1, size: int = 28) -> nn.Sequential:
-    """The network for MNIST of Papernot et al. 2020 and of Tramèr and Boneh 2021; 26,010 parameters at 28 pixels.
+    """The network for MNIST of Papernot et al. 2020 and of Tramèr and Boneh 2021. Args as `two_conv`.
 
     That of `opacus_conv` with tanh, and one pixel of padding less.
-
-    Args:
-        classes, channels, size: see `two_conv`.
     """
     return _strided(classes, channels, size, 2, nn.Tanh)
 
@@ -328,11 +321,9 @@ SUBSETS: dict[str, Callable[[nn.Module], Iterator[nn.Parameter]]] = {
 def parameter_counts() -> list[dict[str, int | str | None]]:
     """Numbers of parameters that the models have, and that each trainable subset trains.
 
-    Image models with 10 classes, encoders of texts with 2. Nothing is downloaded and no weight takes memory.
-
     Returns:
         One row for each of `NETWORKS`: "model", "all", and a column for each of `SUBSETS`, None where the model has no
-        such parameters. Adapters ("lora") come on top of "all".
+        such parameters. Adapters ("lora") come on top of "all". Image models have 10 classes, encoders of texts 2.
     """
     rows: list[dict[str, int | str | None]] = []
     for name, make in NETWORKS.items():

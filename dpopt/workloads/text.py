@@ -56,9 +56,8 @@ class TextClassification(Workload):
         object.__setattr__(self, "data", data.pinned(self.data, "text"))
         super().__post_init__()
         if self.length < 3:
-            raise ConfigError(
-                "workload.length", self.length, "expected at least 3: texts have a first and a last token"
-            )
+            allowed = "expected at least 3: texts have a first and a last token"
+            raise ConfigError("workload.length", self.length, allowed)
         if self.pretrained and self.options:
             raise ConfigError("workload.options", self.options, "a pretrained encoder has its sizes; expected none")
         if not self.pretrained and self.encoder not in ("minilm", "distilbert"):

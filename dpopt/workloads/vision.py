@@ -248,15 +248,13 @@ def _checkpoint(name: str) -> Path:
 
 def _absent_checkpoint(name: str) -> list[Missing]:
     # What `_checkpoint` would have to ask the hub for.
+    source = models.timm_configuration(name).hf_hub_id
     try:
-        local = _local_checkpoint(name)
+        if _local_checkpoint(name) or hub.kept_file(source, WEIGHTS):
+            return []
     except Missing as error:
         return [error]
-    source = models.timm_configuration(name).hf_hub_id
-    if local or hub.kept_file(source, WEIGHTS):
-        return []
-    source = source if hub.is_online() else ""
-    return [Missing("workload.architecture", name, _how_to_get(name), "weights", name, source)]
+    return [Missing("workload.architecture", name, _how_to_get(name), "weights", name, source * hub.is_online())]
 
 
 def _how_to_get(name: str) -> str:

@@ -57,6 +57,7 @@ def test_the_search_ends_at_the_most_and_when_its_time_is_up():
     assert (device.search(seconds=0)["end"], device.tried) == ("time", [64])
 
 
+@pytest.mark.usefixtures("_no_garbage")
 @pytest.mark.parametrize(
     "message", ["CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"]
 )

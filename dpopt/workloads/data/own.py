@@ -271,7 +271,14 @@ def _write_images(splits: Splits, column: str, options: NewDataKeys, folder: Pat
             for batch in encoded.iter(ROWS):
                 stored = []
                 for record in batch[column]:
-                    content, image = _open(record)
+                    where = record["path"] or "an image"
+                    try:
+                        content = Path(where).read_bytes() if record["bytes"] is None else record["bytes"]
+                        image = Image.open(BytesIO(content))
+                        image.load()
+                    except Exception as error:  # whatever is in the file
+                        allowed = f"expected an image ({type(error).__name__}: {error})"
+                        raise ConfigError("from", where, allowed) from error
                     is_grey = image.mode in ("1", "L")
                     if options.size is not None:
                         image = decoding.square(image.convert("L" if is_grey else "RGB"), options.size)
@@ -280,21 +287,10 @@ def _write_images(splits: Splits, column: str, options: NewDataKeys, folder: Pat
                         content = coded.getvalue()
                     sides |= {*image.size}
                     channels = channels if is_grey else 3
-                    stored.append({"bytes": content, "path": Path(record["path"] or "an image").name})
+                    stored.append({"bytes": content, "path": Path(where).name})
                 writer.write_table(pa.table({column: stored, options.target: batch[options.target]}, schema))
     constants = (0.5,) * channels
     return {"size": sides.pop() if len(sides) == 1 else None, "mean": constants, "std": constants}
-
-
-def _open(record: Mapping[str, Any]) -> tuple[bytes, Image.Image]:
-    where = record["path"] or "an image"
-    try:
-        content = Path(where).read_bytes() if record["bytes"] is None else record["bytes"]
-        image = Image.open(BytesIO(content))
-        image.load()
-    except Exception as error:  # whatever is in the file
-        raise ConfigError("from", where, f"expected an image ({type(error).__name__}: {error})") from error
-    return content, image
 
 
 def _columns(splits: Splits, options: NewDataKeys) -> dict[str, Column]:

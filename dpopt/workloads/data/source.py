@@ -69,17 +69,14 @@ def files(dataset: Entry, split: str) -> list[Path] | None:
         Missing: there are none, though DPOPT_DATA is set or the data set is on no hub.
     """
     root, pattern = os.environ.get("DPOPT_DATA"), f"{dataset.part(split).source}-*.parquet"
-    places = [dataset.folder] if dataset.folder else []
-    places += [Path(root) / dataset.name] if root else []
-    held = (sorted(place.glob(pattern)) for place in places)
-    if chosen := next(filter(None, held), None):
-        return chosen
-    if root:
-        raise Missing(
-            "DPOPT_DATA", root, f"expected {dataset.name}/{pattern} in it; {how_to_get(dataset)}", "data", dataset.name
-        )
+    for place in filter(None, (dataset.folder, Path(root) / dataset.name if root else None)):
+        if held := sorted(place.glob(pattern)):
+            return held
+    how = how_to_get(dataset)
+    if root:  # whoever sets it wants no other source: the hub is not asked in its place
+        raise Missing("DPOPT_DATA", root, f"expected {dataset.name}/{pattern} in it; {how}", "data", dataset.name)
     if dataset.hub is None:
-        raise Missing("DPOPT_DATA", None, how_to_get(dataset), "data", dataset.name)
+        raise Missing("DPOPT_DATA", None, how, "data", dataset.name)
     return None
 
 
