@@ -26,7 +26,7 @@ def number_of_draws(epochs: float, batch_size: float, examples: int) -> int:
     """
     fields.convert(epochs, Positive, "epochs", {})
     draws = epochs * examples / batch_size
-    # Before it is rounded: a product that overflows rounds to nothing.
+    # Before `round`, which fails with an error of its own on a product that overflows.
     if draws > MANY:
         raise ConfigError("epochs", epochs, f"makes {draws:.3g} draws, expected at most {MANY:.0e}")
     if round(draws) < 1:
