@@ -46,7 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command.function not in (run, retry, fit, bench, audit):  # these train, and their garbage may hold large tensors
         gc.set_threshold(100_000)  # importing torch and reading thousands of records makes much that lives, no garbage
     try:
-        _refuse_repeated(chosen.overrides)
+        keys = [override.partition("=")[0].lstrip("+") for override in chosen.overrides if "=" in override]
+        if repeated := next((key for key in keys if keys.count(key) > 1), None):
+            # one of the two values would not count
+            raise ConfigError(repeated, list(chosen.overrides), "the key is given twice")
         is_read = command.keys and not command.files and not command.words
         return command.function(read(command.keys, chosen.overrides, name) if is_read else chosen.overrides) or 0
     except (ConfigError, OSError) as error:
@@ -62,13 +65,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         complain("error", f"{error}; move the folder of this run away to run the cell again")
         return 2
-
-
-def _refuse_repeated(overrides: Sequence[str]) -> None:
-    """Raise `ConfigError` for a key that is given twice: one of the two values would not count."""
-    keys = [override.partition("=")[0].lstrip("+") for override in overrides if "=" in override]
-    if repeated := next((key for key in keys if keys.count(key) > 1), None):
-        raise ConfigError(repeated, list(overrides), "the key is given twice")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-OF_SUITE = "suite=NAME KEY=VALUE"
+_OF_SUITE = "suite=NAME KEY=VALUE"
 COMMANDS: dict[str, Command] = {
     "list": Command(list_, "optimizers, workloads, data sets and suites", ListKeys),
     "new": Command(
@@ -100,11 +96,11 @@ COMMANDS: dict[str, Command] = {
         usage="KIND NAME KEY=VALUE",
     ),
     "fit": Command(fit, "a private model of a data file, a data set or a workload", FitKeys),
-    "plan": Command(plan, "a suite's cells by state, and their cost", PlanKeys, ("suite",), usage=OF_SUITE),
-    "run": Command(run, "train what is not done of a suite", SuiteKeys, ("suite",), usage=OF_SUITE),
+    "plan": Command(plan, "a suite's cells by state, and their cost", PlanKeys, ("suite",), usage=_OF_SUITE),
+    "run": Command(run, "train what is not done of a suite", SuiteKeys, ("suite",), usage=_OF_SUITE),
     "status": Command(status, "how far a suite is, and what failed", Stored),
     "cancel": Command(cancel, "ask the processes that run a suite to stop", Stored),
-    "retry": Command(retry, "run failed cells again", SuiteKeys, ("suite",), usage=OF_SUITE),
+    "retry": Command(retry, "run failed cells again", SuiteKeys, ("suite",), usage=_OF_SUITE),
     "table": Command(table, "the comparison table", TableKeys),
     "rank": Command(rank, "who is best with the same budget, and how sure that is", RankKeys),
     "leaderboard": Command(leaderboard, "ranks over the workloads of several suites", LeaderboardKeys),

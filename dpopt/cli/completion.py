@@ -48,7 +48,7 @@ def offers(prefix: str, before: Sequence[str], command: Command) -> list[str]:
     if not equals:
         taken = {argument.partition("=")[0] for argument in before}
         return [*(() if before else command.words), *(f"{name}=" for name in values if name not in taken)]
-    names = VALUES[key](before) if key in VALUES else values.get(key, [])
+    names = _VALUES[key](before) if key in _VALUES else values.get(key, [])
     if not value.startswith("["):
         return [f"{key}={name}" for name in names]
     begun = value[: max(value.rfind("["), value.rfind(",")) + 1]
@@ -64,13 +64,12 @@ def _suites(before: Sequence[str]) -> Iterable[str]:
 
 
 def _rows(before: Sequence[str]) -> Iterable[str]:
-    """Labels that the settings of the suite named before make, and names of optimizers."""
     from dpopt.suites.suite import suite_files
 
     suite = next((argument.partition("=")[2] for argument in before if argument.startswith("suite=")), "")
     file = suite_files().get(suite)
     settings: Iterable[str] = ()
-    with suppress(ConfigError):
+    with suppress(ConfigError):  # a suite whose file is wrong still completes the names of optimizers
         settings = documents.mapping(file).get("settings") or () if file else ()
     return dict.fromkeys([*settings, *registry.optimizers()])
 
@@ -80,7 +79,8 @@ def _figures(before: Sequence[str]) -> Iterable[str]:
     return at_hand("plots", "[!_]*.py") if folder == "plots" else sorted(f.stem for f in Path(folder).glob("[!_]*.py"))
 
 
-VALUES: dict[str, Callable[[Sequence[str]], Iterable[str]]] = {
+# No annotation names these values; a function takes the arguments before the key.
+_VALUES: dict[str, Callable[[Sequence[str]], Iterable[str]]] = {
     "suite": _suites,
     "optimizers": _rows,
     "optimizer": lambda before: registry.optimizers(),
@@ -88,4 +88,3 @@ VALUES: dict[str, Callable[[Sequence[str]], Iterable[str]]] = {
     "workload": lambda before: registry.entries("workload"),
     "figure": _figures,
 }
-"""Key -> its values, given the arguments before it; where no annotation names them."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dpopt.results.results import Results
 
 
-class Plain(Console):
+class _Plain(Console):
     """Prints text as it is, without markup and control characters."""
 
     def __init__(self, **options: Any) -> None:
@@ -27,7 +27,7 @@ class Plain(Console):
         super().print(*(lines(each) if isinstance(each, str) else each for each in objects), **options)
 
 
-OUT, ERR = Plain(soft_wrap=True), Plain(soft_wrap=True, stderr=True)
+OUT, ERR = _Plain(soft_wrap=True), _Plain(soft_wrap=True, stderr=True)
 
 
 def complain(what: str, text: str) -> None:
@@ -48,24 +48,24 @@ def print_table(table: Any, is_styled: bool = False) -> None:
 
     Args:
         table: name -> texts.
-        is_styled: whether names and texts are in the style `TERMINAL`, and not plain.
+        is_styled: True if names and texts are in the style `TERMINAL`.
     """
+
+    def text(cell: str) -> Text:
+        return Text.from_ansi(cell) if is_styled else Text(line(cell))
+
     columns, shown = dict(table.items()), Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in columns:
-        shown.add_column(_text(name, is_styled), no_wrap=True)
+        shown.add_column(text(name), no_wrap=True)
     for row in zip(*columns.values(), strict=True):
-        shown.add_row(*(_text(cell, is_styled) for cell in row))
+        shown.add_row(*map(text, row))
     needed = OUT.measure(shown, options=OUT.options.update(max_width=1000)).maximum
     print_wide(shown, needed)  # a narrow terminal breaks lines better than cells
 
 
-def _text(cell: str, is_styled: bool) -> Text:
-    return Text.from_ansi(cell) if is_styled else Text(line(cell))
-
-
 def print_wide(shown: Table, width: int) -> None:
     """Print a table at least so wide, whatever the terminal is."""
-    Plain(width=max(OUT.width, width)).print(shown)
+    _Plain(width=max(OUT.width, width)).print(shown)
 
 
 def report_problems(problems: list[str]) -> None:

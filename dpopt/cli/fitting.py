@@ -85,12 +85,8 @@ def fit(asked: FitKeys) -> None:
 
 
 def _workload(asked: FitKeys) -> Workload:
-    """The workload that is trained.
-
-    Raises:
-        ConfigError: none is named, or several; or see `dpopt new data`.
-    """
     from dpopt.workloads.data import entry
+    from dpopt.workloads.data.own import FOLDER, differences
 
     of_file = asked.from_ or asked.of_file
     places = [name for name, value in (("workload", asked.workload), ("data", asked.data), ("from", of_file)) if value]
@@ -98,23 +94,19 @@ def _workload(asked: FitKeys) -> Workload:
         raise ConfigError("fit", places, "expected one of workload=NAME, data=NAME and from=PATH")
     if asked.workload:
         return registry.make("workload", asked.workload, asked.options)
-    content = yaml.safe_load(small_workload(entry(asked.data or _added(asked))))
+    name = asked.data
+    if not name:
+        if asked.from_ is None:  # keys of a file, but no file
+            raise ConfigError("from", None, "expected from=PATH: a CSV file, a folder of images, or a saved `Dataset`")
+        name = asked.from_.stem
+        check_name(name)
+        file = FOLDER / f"{name}.yaml"
+        if not file.exists():
+            add_data(name, asked)
+        elif differs := differences(name, asked.from_, asked.of_file):
+            # Training on the old copy would be silent, and reading the file again would change published checksums.
+            what = f"it or a key has changed since {file} was made ({', '.join(differs)})"
+            how = f"say data={name} for what it was, or move {file} and {file.with_suffix('')}/ away to read it again"
+            raise ConfigError("from", str(asked.from_), f"{what}: {how}")
+    content = yaml.safe_load(small_workload(entry(name)))
     return registry.make("workload", content.pop("name"), content | asked.options)
-
-
-def _added(asked: FitKeys) -> str:
-    """The name of the data set that a file has become, now or before."""
-    from dpopt.workloads.data import own
-
-    if asked.from_ is None:
-        raise ConfigError("from", None, "expected from=PATH: a CSV file, a folder of images, or a saved `Dataset`")
-    name = asked.from_.stem
-    check_name(name)
-    file = own.FOLDER / f"{name}.yaml"
-    if not file.exists():
-        add_data(name, asked)
-    elif differs := own.differences(name, asked.from_, asked.of_file):
-        what = f"it or a key has changed since {file} was made ({', '.join(differs)})"
-        how = f"say data={name} for what it was, or move {file} and {file.with_suffix('')}/ away to read it again"
-        raise ConfigError("from", str(asked.from_), f"{what}: {how}")
-    return name

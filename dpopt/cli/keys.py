@@ -22,7 +22,7 @@ from dpopt.fields import Bound, Name, Natural, Several
 
 T = TypeVar("T")
 BASE = resources.files("dpopt") / "conf" / "base"
-DEEPEST = 50
+_DEEPEST = 50
 """Levels of lists and mappings in a value."""
 
 
@@ -78,7 +78,7 @@ def _value(text: str, hint: Any, where: str) -> Any:
     if bool in kinds and text in ("true", "false"):
         return text == "true"
     try:
-        is_deep = text.count("[") + text.count("{") > DEEPEST
+        is_deep = text.count("[") + text.count("{") > _DEEPEST
         if is_deep or not text.strip() or any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
             raise yaml.YAMLError("nothing, aliases, or too many levels")
         return yaml.load(text, yaml.SafeLoader if Any in kinds else yaml.BaseLoader)

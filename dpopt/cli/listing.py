@@ -32,46 +32,44 @@ def list_(asked: ListKeys) -> None:
         OUT.print(tabulate(shown, headers="keys", tablefmt="pipe"))
         return
     for what in [asked.what] if asked.what else [name for name in LISTED if name != "models"]:  # counting takes seconds
-        _print_rows(LISTED[what]())
+        rows = LISTED[what]()
+        # A note is longer than a cell can be: notes stand below the tables.
+        table, columns = Table(box=None, pad_edge=False), [name for name in rows[0] if name != "note"]
+        for name in columns:
+            table.add_column(name, no_wrap=name not in ("what it does", "reference"))
+        for row in rows:
+            table.add_row(*(row[name] for name in columns))
+        print_wide(table, 180)
+        OUT.print()
     if not asked.what:
-        _print_notes()
+        from dpopt.workloads.data import catalogue
 
-
-def _print_notes() -> None:
-    from dpopt.workloads.data import catalogue
-
-    for name, entry in [*registry.entries("optimizer").items(), *catalogue.entries().items()]:
-        if entry.note:
-            OUT.print(f"{name}: {entry.note}", style="dim")
+        for name, entry in [*registry.entries("optimizer").items(), *catalogue.entries().items()]:
+            if entry.note:
+                OUT.print(f"{name}: {entry.note}", style="dim")
 
 
 def _optimizers() -> list[dict[str, str]]:
-    """One row for each registered optimizer; what it costs is counted by running it without data."""
+    from dpopt.privacy.calibration import cost
+
     rows = []
     for name, entry in registry.entries("optimizer").items():
         grid = ", ".join(f"{name}: {len(values)} values" for name, values in entry.grid.items())
+        try:
+            counted = [f"{value:.3g}" for value in cost(registry.create(name))]
+        except ConfigError:  # its package is an extra that is not installed
+            counted = ["?"] * 3
         rows.append(
             {
                 "optimizer": name,
                 "family": entry.family,
                 "tuning": grid or "none",
-                **_cost(name),
+                **dict(zip(("draws/step", "gradients/draw", "releases/draw"), counted, strict=True)),
                 "what it does": entry.summary,
                 "reference": entry.reference,
             }
         )
     return rows
-
-
-def _cost(name: str) -> dict[str, str]:
-    """The cost of a step of an optimizer; unknown where its package is an extra that is not installed."""
-    from dpopt.privacy.calibration import cost
-
-    try:
-        counted = [f"{value:.3g}" for value in cost(registry.create(name))]
-    except ConfigError:
-        counted = ["?"] * 3
-    return dict(zip(("draws/step", "gradients/draw", "releases/draw"), counted, strict=True))
 
 
 def _workloads() -> list[dict[str, str]]:
@@ -104,7 +102,6 @@ def _suites() -> list[dict[str, str]]:
 
 
 def _models() -> list[dict[str, str]]:
-    """Parameters of each trainable subset of well-known models."""
     from dpopt.workloads.models import parameter_counts
 
     def shown(value: int | str | None) -> str:
@@ -120,14 +117,3 @@ LISTED: dict[str, Callable[[], list[dict[str, str]]]] = {
     "suites": _suites,
     "models": _models,
 }
-"""The tables of `dpopt list`."""
-
-
-def _print_rows(rows: list[dict[str, str]]) -> None:
-    table, columns = Table(box=None, pad_edge=False), [name for name in rows[0] if name != "note"]  # see `_print_notes`
-    for name in columns:
-        table.add_column(name, no_wrap=name not in ("what it does", "reference"))
-    for row in rows:
-        table.add_row(*(row[name] for name in columns))
-    print_wide(table, 180)
-    OUT.print()

@@ -19,7 +19,7 @@ def bench(overrides: Sequence[str]) -> None:
     """Time engines and optimizers side by side; prints the tables and stores them with the record and a bar chart."""
     import matplotlib
 
-    matplotlib.use("Agg")
+    matplotlib.use("Agg")  # a benchmark machine often has no display
     from dpopt.bench import run as benchmark
     from dpopt.results import figures, speed
     from dpopt.store import Store
@@ -27,7 +27,7 @@ def bench(overrides: Sequence[str]) -> None:
     chosen = benchmark.settings(overrides)
     plots = [plot for plot in figures.plots(chosen.plots) if plot.needs == "speed"]
     store = Store(chosen.results)
-    store.check_writable()
+    store.check_writable()  # before minutes of timing whose record nobody could keep
     record = benchmark.bench(chosen, ERR)
     _keep(store, store.add("bench", record), speed.markdown(record), plots, speed.frame(record))
 
@@ -55,7 +55,6 @@ def audit(overrides: Sequence[str]) -> int:
 
 
 def _keep(store: Store, folder: Path, text: str, plots: list[Plot], frame: DataFrame) -> None:
-    """Print a record's tables and write them beside it, with its figures."""
     from dpopt.results import figures
 
     store.write(folder / "table.md", text)

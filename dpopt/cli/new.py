@@ -22,12 +22,7 @@ from dpopt.fields import Count, Finite, Name, Probability
 if TYPE_CHECKING:
     from dpopt.workloads.data import Entry
 
-TEMPLATES = resources.files("dpopt.cli") / "templates"
-NAMES = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-MEANT_OTHERWISE = ("all", "none")
-"""Words that `optimizers=` takes beside names."""
-ACRONYMS = ("dp", "sgd")
-"""Parts of a name that a class writes in capitals."""
+_NAMES = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +45,7 @@ class DataKeys:
         return {name: value for name, value in values.items() if name != "from_" and value not in (None, {})}
 
 
-class Files(NamedTuple):
+class _Files(NamedTuple):
     """The files to be written.
 
     Attributes:
@@ -97,47 +92,29 @@ def new(arguments: Sequence[str]) -> None:
 
 
 def check_name(name: str) -> None:
-    """Names are Python modules, and strings in YAML."""
-    if not NAMES.fullmatch(name) or keyword.iskeyword(name) or yaml.safe_load(name) != name or name in MEANT_OTHERWISE:
+    """Raise `ConfigError` unless a name can be a Python module, and a string in YAML."""
+    is_word = name in ("all", "none")  # which `optimizers=` takes beside names
+    if not _NAMES.fullmatch(name) or keyword.iskeyword(name) or yaml.safe_load(name) != name or is_word:
         raise ConfigError("name", name, "expected words of small letters and digits such as dp_sign")
 
 
-def _optimizer(name: str) -> Files:
+def _optimizer(name: str) -> _Files:
     if name in registry.optimizers():
         raise ConfigError("name", name, "an optimizer of that name is registered: `dpopt list what=optimizers`")
-    class_name = _class_name(name)
+    parts = [part.upper() if part in ("dp", "sgd") else part.capitalize() for part in name.split("_")]
+    class_name = "".join(parts)
     if re.search(rf"\b{class_name}\b", _template("optimizer.py")):
         raise ConfigError("name", name, f"a class {class_name} would hide what its module imports")
-    tree = _source_tree()
-    return _built_in(name, class_name, tree) if tree else _plug_in(name, class_name)
-
-
-def _class_name(name: str) -> str:
-    """`dp_sign` is the class `DPSign`."""
-    return "".join(part.upper() if part in ACRONYMS else part.capitalize() for part in name.split("_"))
-
-
-def _source_tree() -> Path | None:
-    """The source tree of dpopt that the current folder lies in."""
-    here = Path.cwd()
-    found = (at for at in (here, *here.parents) if (at / "pyproject.toml").exists())
-    return next((at for at in found if (at / "dpopt" / "conf" / "optimizer").is_dir()), None)
-
-
-def _built_in(name: str, class_name: str, tree: Path) -> Files:
-    """The two files of an optimizer of dpopt; the tests of the registry hold it to the rules."""
-    values = {"name": name, "class": class_name, "module": f"dpopt.optimizers.{name}"}
-    contents = {
-        tree / "dpopt" / "optimizers" / f"{name}.py": _filled("optimizer.py", values),
-        tree / "dpopt" / "conf" / "optimizer" / f"{name}.yaml": _filled("optimizer.yaml", values),
-    }
-    return Files(
-        contents, [f"python -m pytest tests/conformance -k {name}", "dpopt list format=markdown  # for the README"]
-    )
-
-
-def _plug_in(name: str, class_name: str) -> Files:
-    """A distribution that registers an optimizer through the entry-point group "dpopt.optimizers"."""
+    if tree := _source_tree():
+        # Two files are all: the tests of the registry hold every entry to the rules.
+        values = {"name": name, "class": class_name, "module": f"dpopt.optimizers.{name}"}
+        contents = {
+            tree / "dpopt" / "optimizers" / f"{name}.py": _filled("optimizer.py", values),
+            tree / "dpopt" / "conf" / "optimizer" / f"{name}.yaml": _filled("optimizer.yaml", values),
+        }
+        steps = [f"python -m pytest tests/conformance -k {name}", "dpopt list format=markdown  # for the README"]
+        return _Files(contents, steps)
+    # Elsewhere a distribution of its own registers the class, by the entry-point group "dpopt.optimizers".
     package, hyphenated = f"dpopt_{name}", name.replace("_", "-")
     values = {"name": name, "class": class_name, "module": f"{package}.{name}"}
     values |= {"package": package, "hyphenated": hyphenated, "version": __version__}
@@ -149,41 +126,45 @@ def _plug_in(name: str, class_name: str) -> Files:
         root / package / f"{name}.yaml": _filled("optimizer.yaml", values),
         root / "tests" / f"test_{name}.py": _filled("test_optimizer.py", values),
     }
-    return Files(contents, [f"pip install --editable '{root}[dev]'", f"python -m pytest {root}", "dpopt list"])
+    return _Files(contents, [f"pip install --editable '{root}[dev]'", f"python -m pytest {root}", "dpopt list"])
 
 
-def _suite(name: str) -> Files:
+def _source_tree() -> Path | None:
+    places = [at for at in (Path.cwd(), *Path.cwd().parents) if (at / "pyproject.toml").exists()]
+    # The current folder may be a project of its own inside of dpopt's tree.
+    return next((at for at in places if (at / "dpopt" / "conf" / "optimizer").is_dir()), None)
+
+
+def _suite(name: str) -> _Files:
     from dpopt.suites.suite import suite_files
 
     if name in suite_files():
         raise ConfigError("name", name, f"{suite_files()[name]} is a suite of that name")
     path = (_source_tree() or Path()) / "benchmarks" / f"{name}.yaml"
-    return Files(
-        {path: _filled("suite.yaml", {})}, [f"dpopt plan suite={name} timed_draws=20", f"dpopt run suite={name}"]
-    )
+    steps = [f"dpopt plan suite={name} timed_draws=20", f"dpopt run suite={name}"]
+    return _Files({path: _filled("suite.yaml", {})}, steps)
 
 
-def data(name: str, *options: str) -> Files:
-    """A data set of one's own; writes all by itself, as files of records are larger than texts."""
-    return add_data(name, read(DataKeys, options, "new data"))
+def add_data(name: str, asked: DataKeys) -> _Files:
+    """Write a data set of one's own; the files of its records are too large to be returned as texts.
 
-
-def add_data(name: str, asked: DataKeys) -> Files:
-    """As `data`, from keys that are read."""
+    Raises:
+        ConfigError: no file is named, or it cannot be read.
+    """
     from dpopt.files import check_writable
-    from dpopt.workloads.data import own
+    from dpopt.workloads.data.own import HOW_TO_STATE, add
 
     if asked.from_ is None:
         raise ConfigError("from", None, "expected from=PATH: a folder of images, a CSV file, or a saved `Dataset`")
     check_writable(Path(), "new")
-    entry = own.add(name, asked.from_, asked.of_file)
+    entry = add(name, asked.from_, asked.of_file)
     counts = ", ".join(f"{part.records:,} {split}" for split, part in entry.splits.items())
     OUT.print(f"data/{name}.yaml, data/{name}/: {entry.kind} in {entry.classes} classes, {counts}")
     unstated = [column for column, stated in entry.columns.items() if not stated.is_stated]
-    to_state = (
-        [f"state in data/{name}.yaml what is public of {', '.join(unstated)}: {own.HOW_TO_STATE}"] if unstated else []
+    to_state = f"state in data/{name}.yaml what is public of {', '.join(unstated)}: {HOW_TO_STATE}"
+    return _Files(
+        {}, [*([to_state] if unstated else []), "dpopt new suite NAME, with", f"  workloads: [{small_workload(entry)}]"]
     )
-    return Files({}, [*to_state, "dpopt new suite NAME, with", f"  workloads: [{small_workload(entry)}]"])
 
 
 def small_workload(entry: Entry) -> str:
@@ -202,8 +183,12 @@ def _filled(template: str, values: dict[str, str]) -> str:
 
 
 def _template(name: str) -> str:
-    return (TEMPLATES / f"{name}.txt").read_text("utf-8")
+    return (resources.files("dpopt.cli") / "templates" / f"{name}.txt").read_text("utf-8")
 
 
-KINDS: dict[str, Callable[..., Files]] = {"optimizer": _optimizer, "suite": _suite, "data": data}
+KINDS: dict[str, Callable[..., _Files]] = {
+    "optimizer": _optimizer,
+    "suite": _suite,
+    "data": lambda name, *options: add_data(name, read(DataKeys, options, "new data")),
+}
 """Kind -> the files that `new` writes of it."""

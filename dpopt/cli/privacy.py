@@ -35,7 +35,7 @@ class EpsilonKeys:
         from dpopt.privacy import Draw, Ledger
 
         ledger, rounds, noise = Ledger(), 0, tuple(fields.listed(self.noise))
-        if self.probe_noise is not None:
+        if self.probe_noise is not None:  # probes are released in the gradient's draw, and share its sampling
             rounds = -(-self.draws // self.probe_every)
             ledger.append(Draw(self.rate, noise + (self.probe_noise,) * self.probes), rounds * self.runs)
         if self.draws > rounds:
@@ -103,7 +103,7 @@ def calibrate(asked: CalibrateKeys) -> None:
 
 
 def _up(value: float) -> str:
-    """Five decimals, rounded up: printed noise is enough, and a printed epsilon is not below the spent one."""
+    # Rounded up, so that printed noise is enough, and a printed epsilon is not below the spent one.
     return f"{math.ceil(value * 1e5 - 1e-9) / 1e5:.5f}" if math.isfinite(value) else "inf"
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dpopt.results.results import Results
     from dpopt.results.writing import Table
 
-By = Literal["epsilon", "draws", "gradients", "seconds"]
+_By = Literal["epsilon", "draws", "gradients", "seconds"]
 """Kinds of budget; of epsilon, the whole search spends it."""
 
 
@@ -31,6 +31,7 @@ def status(asked: Stored) -> None:
     cells = results.cells.drop_duplicates("run_id")
     held = {run_id: results.store.holder(run_id) for run_id in cells["run_id"][cells["state"] == "running"]}
     expected = progress.expected_seconds(cells)
+    # Finished runs of one kind tell how long the next one takes, so that a suite just begun shows no time.
     at_work = progress.running(cells, {run_id: holder for run_id, holder in held.items() if holder}, expected)
     counts, left = cells["state"].value_counts(), progress.seconds_left(cells, at_work, expected)
     time = "" if math.isnan(left) else f"; about {duration(left)} left, {len(at_work)} at a time"
@@ -85,16 +86,12 @@ def _write_table(results: Results, name: str, table: Table) -> None:
 
 
 def _write(results: Results, name: str, files: Mapping[str, str]) -> None:
-    """Write a table in several formats; what is published is not changed by looking at it.
-
-    A reader who may not write has the table all the same: it was printed.
-    """
-    if not results.is_written:
+    if not results.is_written:  # what is published is not changed by looking at it
         return
     try:
         for kind, content in files.items():
             results.store.write(results.folder / f"{name}.{kind}", content)
-    except OSError as error:
+    except OSError as error:  # a reader who may not write has the table all the same: it was printed
         ERR.print(f"not written to {results.folder}: {error.strerror}")
         return
     OUT.print(f"written to {results.folder}/{name}.{{{','.join(files)}}}")
@@ -104,7 +101,7 @@ def _write(results: Results, name: str, files: Mapping[str, str]) -> None:
 class RankKeys(Stored):
     """Keys of `dpopt rank`."""
 
-    by: By = key("the budget that all rows have", "epsilon")
+    by: _By = key("the budget that all rows have", "epsilon")
     budgets: Several[Positive] | None = key("[1,3]: by default the suite's epsilons, or what all rows can use", None)
     against: Name | None = key("ROW: how far every other row is from that one", None)
 
@@ -132,7 +129,7 @@ class LeaderboardKeys(Stored):
     """Keys of `dpopt leaderboard`."""
 
     suite: Several[Name] = key("[A,B]: of suites that have a method on one workload, the first counts")
-    by: By = key("the budget of against=", "epsilon")
+    by: _By = key("the budget of against=", "epsilon")
     against: Name | None = key("ROW: how far every other method is from that one", None)
     to: Path | None = key("folder for a page as Markdown and HTML, with its figure and CSV", None)
 

@@ -14,11 +14,11 @@ from dpopt.fields import Count, Name
 
 if TYPE_CHECKING:
     from dpopt.store import Store
-    from dpopt.suites.estimate import CostRow, Timing, Work
+    from dpopt.suites.estimate import CostRow, Timing
     from dpopt.suites.searches import Planned
     from dpopt.suites.suite import Suite
 
-SHOWN = 5
+_SHOWN = 5
 """The most cells that are listed for one reason why they failed."""
 
 
@@ -51,6 +51,7 @@ def plan(overrides: Sequence[str]) -> None:
     planned = planning.plan(suite, store)
     rows = estimate.rows(planned, store)
     at_once = 1 if suite.engine in ("inline", "span") else len(places(suite.device, suite.workers))
+    # Workers share the machine: a draw is timed with as many beside it as will train.
     timings = probe.timings(rows, store, suite, at_once, limit, ERR, is_estimated=True)
     for workload, table in _costs(rows, timings).items():
         OUT.print(workload, style="bold")
@@ -69,31 +70,26 @@ def plan(overrides: Sequence[str]) -> None:
 
 
 def _costs(rows: list[CostRow], timings: dict[int, Timing]) -> dict[str, dict[str, list[str]]]:
-    """The tables of `dpopt plan`: workload -> column -> cells, without the columns that say nothing in any table."""
     from dpopt.results.naming import workload_names
 
     names = workload_names([row.cells[0].workload for row in rows])
-    timed = [timings.get(number) for number in range(len(rows))]
-    lines = [
-        _line(row, timing if timing and not timing.failure else None) for row, timing in zip(rows, timed, strict=True)
-    ]
-    is_told = {name: any(line[name] for line in lines) for name in lines[0]}
-    is_told["B"] = len({line["B"] for line in lines}) > 1
+    lines = [_line(row, timings.get(number)) for number, row in enumerate(rows)]
+    # A column that says nothing in any table only makes the others narrow.
+    is_shown = {name: any(line[name] for line in lines) for name in lines[0]}
+    is_shown["B"] = len({line["B"] for line in lines}) > 1
     tables: dict[str, dict[str, list[str]]] = {}
     for row, line in zip(rows, lines, strict=True):
         name = names[json.dumps(row.cells[0].workload, sort_keys=True)]
-        table = tables.setdefault(name + (f": {_size(row.work)}" if row.work else ""), {})
+        size = f": d = {row.work.dimension:,}, {row.work.gradient:.2g} FLOPs a gradient" if row.work else ""
+        table = tables.setdefault(name + size, {})
         for name, text in line.items():
-            if is_told[name]:
+            if is_shown[name]:
                 table.setdefault(name, []).append(text)
     return tables
 
 
-def _size(work: Work) -> str:
-    return f"d = {work.dimension:,}, {work.gradient:.2g} FLOPs a gradient"
-
-
 def _line(row: CostRow, timing: Timing | None) -> dict[str, str]:
+    timing = None if timing and timing.failure else timing
     about = "~" if timing and timing.is_estimate else ""
     return {
         "optimizer": row.label,
@@ -114,7 +110,6 @@ def _line(row: CostRow, timing: Timing | None) -> dict[str, str]:
 
 
 def _basis(timings: Mapping[int, Timing]) -> list[str]:
-    """The assumptions behind the times of rows that nothing was timed for."""
     from dpopt.suites.estimate import CALL, SHARE
 
     if not any(timing.is_estimate for timing in timings.values()):
@@ -124,18 +119,17 @@ def _basis(timings: Mapping[int, Timing]) -> list[str]:
 
 
 def _absent(missing: Sequence[Missing]) -> list[str]:
-    """Data and weights that are not on this machine; without some of them `dpopt run` does not begin."""
+    def listed(missing: Sequence[Missing]) -> str:
+        kinds: dict[str, list[str]] = {}
+        for entry in missing:
+            kinds.setdefault(entry.kind, []).append(entry.name)
+        return "; ".join(f"{kind} {', '.join(sorted(names))}" for kind, names in sorted(kinds.items()))
+
     loaded = [entry for entry in missing if entry.hub]
     refused = [entry for entry in missing if not entry.hub]
-    lines = [f"loaded from the hub when first needed: {_listed(loaded)}"] if loaded else []
-    return lines + ([f"missing: {_listed(refused)}", f"`dpopt run` refuses: {refused[0]}"] if refused else [])
-
-
-def _listed(missing: Sequence[Missing]) -> str:
-    kinds: dict[str, list[str]] = {}
-    for entry in missing:
-        kinds.setdefault(entry.kind, []).append(entry.name)
-    return "; ".join(f"{kind} {', '.join(sorted(names))}" for kind, names in sorted(kinds.items()))
+    lines = [f"loaded from the hub when first needed: {listed(loaded)}"] if loaded else []
+    # Without these `dpopt run` does not begin, and it stops at the first.
+    return lines + ([f"missing: {listed(refused)}", f"`dpopt run` refuses: {refused[0]}"] if refused else [])
 
 
 def run(overrides: Sequence[str]) -> int:
@@ -172,9 +166,9 @@ def _run(overrides: Sequence[str], is_again: bool) -> int:
 
 
 def _explain(store: Store, suite: str, planned: list[Planned], failed: Mapping[str, str]) -> None:
-    """Say why cells failed and where, once for each reason."""
     from dpopt.results.report.content import Failure, explained, place
 
+    # One bad value fails every cell of a grid: each reason is printed once.
     noted = {run_id for run_id in failed if store.state(run_id) == "failed"}
     cells = {entry.cell.run_id: entry for entry in planned if entry.cell.run_id in noted}
     places = {
@@ -183,8 +177,8 @@ def _explain(store: Store, suite: str, planned: list[Planned], failed: Mapping[s
     }
     others = [Failure(reason, "", [run_id]) for run_id, reason in failed.items() if run_id not in places]
     for reason, traceback, runs in [*explained(store, places), *others]:
-        lines = [*traceback.splitlines(), *runs[:SHOWN]]
-        lines += [f"and {len(runs) - SHOWN} more"] if len(runs) > SHOWN else []
+        lines = [*traceback.splitlines(), *runs[:_SHOWN]]
+        lines += [f"and {len(runs) - _SHOWN} more"] if len(runs) > _SHOWN else []
         complain("failed", reason)
         ERR.print("\n".join(f"  {line}" for line in lines))
     ERR.print(f"to run them again: dpopt retry suite={suite}")

@@ -17,7 +17,7 @@ from dpopt.fields import Name, Several
 if TYPE_CHECKING:
     from dpopt.store import Store
 
-SHOWN = 200
+_SHOWN = 200
 """The most findings that are printed."""
 
 
@@ -74,31 +74,29 @@ def verify(asked: VerifyKeys) -> int:
 
 
 def _verified(store: Store, suite: str | None, plots: Path | None) -> int:
-    """Verify a store, or one suite of it, and print what was found; 0 where there is something and all of it holds."""
     from dpopt.results.verify import verify as check
 
     verified = check(store, suite, _track, plots)
-    for finding in verified.findings[:SHOWN]:
+    for finding in verified.findings[:_SHOWN]:
         OUT.print(str(finding))
-    if (more := len(verified.findings) - SHOWN) > 0:
+    if (more := len(verified.findings) - _SHOWN) > 0:
         OUT.print(f"... and {more} more")
     report_problems(verified.remarks)
     counts = ", ".join(f"{count} {kind}" for kind, count in verified.checked.items())
     OUT.print(f"{counts or 'nothing'} verified: {len(verified.findings)} mismatches")
-    return 1 if verified.findings or not counts else 0
+    return 1 if verified.findings or not counts else 0  # nothing verified is no success: a path may be wrong
 
 
 def _results(root: Path, where: str) -> Store:
-    """The store in a folder that must exist."""
     from dpopt.store import Store
 
-    if not root.is_dir():
+    if not root.is_dir():  # a store would make it, and find nothing wrong in it
         raise ConfigError(where, str(root), "no such folder")
     return Store(root)
 
 
 def _track(sequence: Sequence[Any], title: str) -> Iterable[Any]:
-    """A bar on a terminal, elsewhere a line before each kind."""
+    # A log keeps every state of a bar: where there is no terminal it is a line.
     if not ERR.is_terminal and len(sequence) > 1:
         ERR.print(f"{len(sequence)} {title}")
     return track(sequence, title, console=ERR, disable=not ERR.is_terminal, transient=True)
