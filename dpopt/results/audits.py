@@ -23,12 +23,10 @@ NOTE = (
 
 
 def frame(record: Mapping[str, Any]) -> pd.DataFrame:
-    """One row an audit, as in the record, with `is_flagged`: a lower bound is above the claimed epsilon.
-
-    The f-DP bound does not count: it assumes a Gaussian trade-off curve, which is more than what is claimed.
-    """
+    """One row an audit, as in the record, with `is_flagged`: a lower bound is above the claimed epsilon."""
     rows = pd.DataFrame(record["rows"]).reindex(columns=[*COLUMNS, *BOUNDS])
     rows = rows.astype(dict.fromkeys(["epsilon", *BOUNDS], float))  # null where an audit failed
+    # The f-DP bound does not count: it assumes a Gaussian trade-off curve, which is more than what is claimed.
     return rows.assign(is_flagged=rows[["worst_case", "one_run"]].max(axis=1) > rows["epsilon"])
 
 
@@ -55,6 +53,9 @@ def markdown(record: Mapping[str, Any]) -> str:
 
 
 def _columns(kind: str) -> list[Column]:
+    def listed(numbers: Any) -> str:  # NaN where an audit plays no such runs
+        return ", ".join(f"{number:,}" for number in numbers) if isinstance(numbers, list | tuple) else ""
+
     return [
         Column(kind, "name"),
         Column("what is wrong", "what", unless_nan(str)),
@@ -62,12 +63,8 @@ def _columns(kind: str) -> list[Column]:
         Column("worst case", "worst_case", unless_nan("{:.3g}".format)),
         Column("one run", "one_run", unless_nan("{:.3g}".format)),
         Column("one run, f-DP", "one_run_fdp", unless_nan("{:.3g}".format)),
-        Column("runs with, without", "trials", _listed),
+        Column("runs with, without", "trials", listed),
         Column("canaries", "canaries", unless_nan("{:.0f}".format)),
         Column("flagged", "is_flagged", {True: "yes", False: "no"}.__getitem__),
         Column("failure", "failure"),
     ]
-
-
-def _listed(numbers: Any) -> str:
-    return ", ".join(f"{number:,}" for number in numbers) if isinstance(numbers, list | tuple) else ""

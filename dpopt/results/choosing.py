@@ -41,9 +41,9 @@ def select(cells: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         One row for each group and seed, with `selected_by` (its score, -inf where that is the worst), `runs` (trained
-        runs of that group and seed), `charges` (see `_charges`), `selection` ("" where runs of several searches are
-        compared: a rule prices one search, and of several all runs are charged), and `edges`: which of the selected
-        numbers are the largest ("lr ↑") or smallest that the label's search tries.
+        runs of that group and seed), `charges` (run id -> runs with its ledger that are paid for), `selection` (""
+        where runs of several searches are compared: a rule prices one search, and of several all runs are charged), and
+        `edges`: which of the selected numbers are the largest ("lr ↑") or smallest that the label's search tries.
     """
     rows = cells.to_dict("records")
     in_grids = grouped((row for row in rows if not row["is_widened"]), ["workload", "label"])
@@ -70,21 +70,16 @@ def _score(row: Row) -> float:
 
 
 def _search(row: Row) -> tuple[str, str]:
-    """Tells the searches of a group and seed apart: the rule, and the plan's name for the search."""
     return row["selection"], row["search_id"]
 
 
 def _charges(runs: Sequence[Row]) -> Counter[str]:
-    """Run id -> number of runs with this ledger that a group and seed pay for.
-
-    A widening grid pays for its maximum, made or not, since how many runs it makes follows from scores: the first run
-    of each search stands for those that were not made. A run without a result has released nothing.
-    """
-    charges = Counter(row["run_id"] for row in runs if row["state"] in RESULTS)
+    charges = Counter(row["run_id"] for row in runs if row["state"] in RESULTS)  # others have released nothing
     searches: dict[tuple[str, str], list[Row]] = {}
     for row in runs:
         searches.setdefault(_search(row), []).append(row)
     for search in searches.values():
+        # How many runs a widening grid makes follows from scores: it pays for its maximum, by its first run's ledger.
         unmade = max(row["widen"] for row in search) - sum(row["is_widened"] for row in search)
         charges[search[0]["run_id"]] += max(0, unmade)
     return charges
@@ -143,7 +138,6 @@ def _numbers(tuned: str) -> Row:
 
 
 def _ends(points: Iterable[str]) -> dict[str, tuple[float, float]]:
-    """Smallest and largest value of each number that a label is searched over."""
     ends: dict[str, tuple[float, float]] = {}
     for tuned in dict.fromkeys(points):
         for name, value in _numbers(tuned).items():
@@ -153,7 +147,6 @@ def _ends(points: Iterable[str]) -> dict[str, tuple[float, float]]:
 
 
 def _edges(row: Mapping[str, Any], ends: Mapping[str, tuple[float, float]], runs: Sequence[Row]) -> str:
-    """The numbers of a point that are at an end of what its label's grids and the `runs` of its search try; which."""
     marks, tried = [], [_numbers(run["tuned"]) for run in runs]
     for name, value in _numbers(row["tuned"]).items():
         values = [*ends.get(name, ()), *(point[name] for point in tried if name in point)]

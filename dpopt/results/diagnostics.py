@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import pandas as pd
 
 from dpopt.results.frames import GROUP
 from dpopt.store.runs import Store
 
-PLACE = [*GROUP, "seed", "score"]
+_PLACE = [*GROUP, "seed", "score"]
 
 
 def curves(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
@@ -23,19 +20,17 @@ def curves(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for run in selected.to_dict("records"):
-        place = {key: run[key] for key in PLACE}
+        place = {key: run[key] for key in _PLACE}
         for entry in store.curve(run["run_id"]):
             if isinstance(noted := entry.get("diagnostics"), dict):
-                rows.append(place | {"draw": entry["draw"], "epoch": entry.get("epoch")} | _flat(noted))
+                parts = {name: noted.get(name, {}) for name in ("best", "own")}
+                errors = {f"{name}_{key}": value for name, part in parts.items() for key, value in part.items()}
+                errors.pop("own_C", None)  # the frame of runs has it, as `clip`
+                if "best_C" in errors:
+                    errors["best_clip"] = errors.pop("best_C")
+                numbers = noted.get("norms", {}) | errors | {"clipped": noted.get("clipped")}
+                rows.append(place | {"draw": entry["draw"], "epoch": entry.get("epoch")} | numbers)
     return pd.DataFrame(rows)
-
-
-def _flat(noted: Mapping[str, Any]) -> dict[str, Any]:
-    errors = {f"{name}_{key}": value for name in ("best", "own") for key, value in noted.get(name, {}).items()}
-    if "best_C" in errors:
-        errors["best_clip"] = errors.pop("best_C")
-    errors.pop("own_C", None)
-    return {**noted.get("norms", {}), **errors, "clipped": noted.get("clipped")}
 
 
 def classes(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
@@ -48,7 +43,7 @@ def classes(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for run in selected.to_dict("records"):
         noted = store.record(run["run_id"]).get("diagnostics", {})
-        place = {key: run[key] for key in PLACE}
+        place = {key: run[key] for key in _PLACE}
         for bound, weights in noted.get("class_weights", {}).items():
             for y, (weight, norm) in enumerate(zip(weights, noted["class_norms"], strict=True)):
                 rows.append(place | {"label_of_class": y, "norm": norm, "bound": float(bound), "weight": weight})

@@ -15,18 +15,16 @@ import pandas as pd
 
 COLOURS = ("#0173B2", "#DE8F05", "#029E73", "#D55E00", "#CC78BC", "#CA9161", "#56B4E9")
 """Those of seaborn's palette for the colour-blind that can be told from white, from black and from grey."""
-MARKERS = "osD^vP*X"
-DASHES = ("-", "--", "-.", ":", (0, (6, 1.5, 1, 1.5, 1, 1.5)), (0, (1, 3)))
+_MARKERS = "osD^vP*X"
+_DASHES = ("-", "--", "-.", ":", (0, (6, 1.5, 1, 1.5, 1, 1.5)), (0, (1, 3)))
 ROOM = 1.5
 """The inches beside its panels that a figure has for a legend; `legend` adds what else it takes."""
-ENTRY = 0.22
+_ENTRY = 0.22
 """The inches that an entry of a legend is high."""
 MOST = 12
 """Of more labels, lines are thin, and bands, which would cover each other, are left out."""
-NUMBERED = re.compile(r"(.+)_(\d[\d.]*(?:e[+-]?\d+)?)")
-"""A label that ends in a number, as in `RULE_1e-8`."""
-LETTERS = 13
-"""Letters of a title that fit into an inch."""
+# A label that ends in a number, as in `RULE_1e-8`.
+_NUMBERED = re.compile(r"(.+)_(\d[\d.]*(?:e[+-]?\d+)?)")
 GREY = "0.5"
 """The colour of what belongs to no method: references, remarks."""
 DARK, LIGHT = "#0A0A0A", "#FAFAFA"
@@ -67,37 +65,27 @@ def styles_of(labels: Iterable[str]) -> dict[str, Style]:
     a number one colour.
     """
     names = list(dict.fromkeys(labels))
-    styles = _shared(names)
-    taken = len({style.dash for style in styles.values()})
-    markers = MARKERS[taken:]
-    for k, name in enumerate(name for name in names if name not in styles):
-        row, column = divmod(k, len(COLOURS))
-        dash = DASHES[(taken + row) % len(DASHES)]
-        styles[name] = Style(COLOURS[column], markers[(column - row) % len(markers)], dash)
-    return {name: styles[name] for name in names}
-
-
-def _shared(names: Sequence[str]) -> dict[str, Style]:
-    """The styles of methods that differ in a number; of one method, or of too many, none."""
-    families = _families(names)
-    methods, numbers = (list(dict.fromkeys(pair[k] for pair in families.values())) for k in (0, 1))
-    rows = len(methods) + math.ceil((len(names) - len(families)) / len(COLOURS))
-    if len(methods) < 2 or len(numbers) > len(COLOURS) or rows > len(DASHES):
-        return {}
-    rows_of = {method: (MARKERS[row], DASHES[row]) for row, method in enumerate(methods)}
-    return {
-        name: Style(COLOURS[numbers.index(number)], *rows_of[method]) for name, (method, number) in families.items()
-    }
-
-
-def _families(names: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Method and number of the labels whose method has several; without a number, it is the method's default."""
-    families = {name: match.groups() for name in names if (match := NUMBERED.fullmatch(name))}
+    families = {name: match.groups() for name in names if (match := _NUMBERED.fullmatch(name))}
+    # A label without a number is the default of a method that others have with one.
     families |= {
         method: (method, "") for method, _ in list(families.values()) if method in names and method not in families
     }
-    methods = [method for method, _ in families.values()]
-    return {name: families[name] for name in names if name in families and methods.count(families[name][0]) > 1}
+    of_numbers = [method for method, _ in families.values()]
+    families = {name: families[name] for name in names if name in families and of_numbers.count(families[name][0]) > 1}
+    methods, numbers = (list(dict.fromkeys(pair[k] for pair in families.values())) for k in (0, 1))
+    rows = len(methods) + math.ceil((len(names) - len(families)) / len(COLOURS))
+    styles: dict[str, Style] = {}
+    if len(methods) >= 2 and len(numbers) <= len(COLOURS) and rows <= len(_DASHES):
+        for name, (method, number) in families.items():
+            row = methods.index(method)
+            styles[name] = Style(COLOURS[numbers.index(number)], _MARKERS[row], _DASHES[row])
+    taken = len({style.dash for style in styles.values()})
+    markers = _MARKERS[taken:]
+    for k, name in enumerate(name for name in names if name not in styles):
+        row, column = divmod(k, len(COLOURS))
+        dash = _DASHES[(taken + row) % len(_DASHES)]
+        styles[name] = Style(COLOURS[column], markers[(column - row) % len(markers)], dash)
+    return {name: styles[name] for name in names}
 
 
 def by_label(frame: pd.DataFrame, styles: Styles) -> Iterator[tuple[str, Style, pd.DataFrame]]:
@@ -143,7 +131,7 @@ def panels(
     drawn, there = {}, set(zip(frame["workload"], frame["epsilon_target"], strict=True))
     for workload, line in zip(workloads, axes, strict=True):
         for target, axis in zip(targets, line, strict=True):
-            gap = "\n" if len(workload) > LETTERS * width - 8 else " "
+            gap = "\n" if len(workload) > 13 * width - 8 else " "  # 13 letters fit into an inch
             axis.set_title(f"{workload},{gap}{named_epsilon(target)}", fontsize=10)
             axis.grid(alpha=0.3)
             if (workload, target) in there:
@@ -176,13 +164,10 @@ def workload_panels(
     for axis in axes.flat[len(groups) :]:
         axis.set_axis_off()
     for axis, (keys, _) in zip(axes.flat, groups, strict=False):
-        axis.set_title("\n".join(map(_named, by, keys)), fontsize=9)
+        pairs = zip(by, keys, strict=True)
+        axis.set_title("\n".join(f"{key:g} epochs" if of == "epochs" else str(key) for of, key in pairs), fontsize=9)
         axis.grid(alpha=0.3)
     return figure, [(axis, rows) for axis, (_, rows) in zip(axes.flat, groups, strict=False)]
-
-
-def _named(column: str, value: Any) -> str:
-    return f"{value:g} epochs" if column == "epochs" else str(value)
 
 
 def named_epsilon(target: float) -> str:
@@ -191,15 +176,17 @@ def named_epsilon(target: float) -> str:
 
 
 def legend(figure: Any, styles: Styles | None = None) -> None:
-    """One legend at the right of a figure on a constrained layout: all labels of all panels, as the suite has them.
-
-    It is no higher than the figure, which grows by what is too wide for its `ROOM`: panels keep their size.
-    """
+    """One legend at the right of a figure on a constrained layout: all labels of all panels, as the suite has them."""
     handles, order = labelled(figure), list(styles or ())
-    names = sorted(handles, key=lambda name: _place(name, order))
+
+    def place_of(name: str) -> int:  # the longest label counts, as "dp_adam" begins with "dp_ad" too; others are last
+        return max((len(label), place) for place, label in enumerate([*order, ""]) if name.startswith(label))[1]
+
+    names = sorted(handles, key=place_of)
     width, height = figure.get_size_inches()
-    place = {"loc": "outside right upper", "frameon": False, "ncols": math.ceil(len(names) * ENTRY / height)}
+    place = {"loc": "outside right upper", "frameon": False, "ncols": math.ceil(len(names) * _ENTRY / height)}
     drawn = figure.legend([handles[name] for name in names], names, **place)
+    # The figure grows by what does not fit into its `ROOM`, so that panels keep their size.
     taken = drawn.get_window_extent().width / figure.dpi
     figure.set_size_inches(width + max(0, math.ceil(10 * (taken - ROOM)) / 10), height)
 
@@ -208,11 +195,6 @@ def remarks(axis: Any, line: str, band: str) -> None:
     """Two entries of a legend, in grey: what lines and bands show."""
     axis.plot([], [], color=GREY, label=line)
     axis.fill_between([], [], [], color=GREY, alpha=0.3, lw=0, label=band)
-
-
-def _place(name: str, order: Sequence[str]) -> int:
-    """The place in `order` of the longest label that `name` begins with; after all of them if there is none."""
-    return max((len(label), place) for place, label in enumerate([*order, ""]) if name.startswith(label))[1]
 
 
 def labelled(figure: Any) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import pandas as pd
 
 from dpopt.errors import ConfigError, unknown
 from dpopt.files import Damaged
-from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.selection import selection_rule
 from dpopt.results import pricing
 from dpopt.results.naming import row_names, workload_names
@@ -21,18 +20,14 @@ from dpopt.store.identity import clipping_bound
 from dpopt.store.runs import RESULTS, Store, released_score
 
 GROUP = ["workload", "label", "epsilon_target", "batch_size", "epochs", "clip"]
-"""What one table row stands for; its seeds are replicates, and its other cells are the tuning runs of each seed.
-
-`clip` is NaN where there is no bound: group with `dropna=False`."""
-RATES = ("lr", "scheduled_lr")
-"""Names of a wrapped optimizer's step size that follow from the `lr` that it is given, see `TorchOptim`."""
+"""A table row; its seeds are replicates. `clip` is NaN where there is no bound: group with `dropna=False`."""
 SWEPT = ["batch_size", "epochs", "clip"]
-"""What a suite may vary beside methods, workloads and epsilon."""
+"""The keys that a suite may vary beside methods, workloads and epsilon."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """What is stored of a suite.
+    """The records of a suite.
 
     Attributes:
         cells: one row for each planned cell, finished or not: its place in the suite, its state, its metrics. `score`
@@ -54,7 +49,7 @@ OF_ENTRY: dict[str, Callable[[Mapping[str, Any], str], set[Any]]] = {
 
 
 def in_part(entries: Sequence[Mapping[str, Any]], part: Mapping[str, Sequence[Any]]) -> list[bool]:
-    """Whether each entry of a manifest has one of the values of every key of `part`.
+    """True for each entry of a manifest that has one of the values of every key of `part`.
 
     Raises:
         ConfigError: no entry has one of the values, or none has one of every key.
@@ -73,7 +68,6 @@ def in_part(entries: Sequence[Mapping[str, Any]], part: Mapping[str, Sequence[An
 
 
 def _workloads(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The name of each entry's workload in tables."""
     specs = [entry["cell"]["workload"] for entry in entries]
     names = workload_names(specs)
     return [names[json.dumps(spec, sort_keys=True)] for spec in specs]
@@ -89,13 +83,13 @@ def load(store: Store, suite: str, part: Mapping[str, Sequence[Any]] | None = No
         ConfigError: the suite was never planned in this store, or has no such row.
     """
     rows, problems, entries = [], store.foreign(), store.manifest(suite)["cells"]
-    known, columns = set[tuple[str, str]](), (row_names(entries), _workloads(entries), in_part(entries, part or {}))
+    seen, columns = set[tuple[str, str]](), (row_names(entries), _workloads(entries), in_part(entries, part or {}))
     for entry, label, workload, is_kept in zip(entries, *columns, strict=True):
         place = label, entry["run_id"]
-        if place in known or not is_kept:
+        if place in seen or not is_kept:
             continue  # a suite may name a cell more than once; it is one run
-        known.add(place)
-        cell, run_id = entry["cell"], entry["run_id"]
+        seen.add(place)
+        cell, run_id, rate = entry["cell"], entry["run_id"], entry["cell"]["optimizer"]
         row: dict[str, Any] = {
             "run_id": run_id,
             "label": label,
@@ -103,7 +97,8 @@ def load(store: Store, suite: str, part: Mapping[str, Sequence[Any]] | None = No
             "tuned": json.dumps(entry["tuned"], sort_keys=True),
             "workload": workload,
             "optimizer": cell["optimizer"]["name"],
-            "lr": _rate(cell["optimizer"]),
+            # Of another step size `lr` is only a factor, as in Prodigy, which finds its own.
+            "lr": rate.get("lr") if rate.get("step_size", "lr") in ("lr", "scheduled_lr") else None,
             "epsilon_target": float(entry.get("target", cell["epsilon"])),
             "selection": json.dumps(cell["selection"], sort_keys=True) if "selection" in cell else "",
             "stage": entry.get("stage", ""),
@@ -138,24 +133,21 @@ def load(store: Store, suite: str, part: Mapping[str, Sequence[Any]] | None = No
 
 
 def _mixed(rows: list[dict[str, Any]]) -> list[str]:
-    """Mark runs as damaged whose score is not that of their workload's first run: a table has one score."""
+    # A table has one score for a workload: that of its first run.
     scores: dict[str, str] = {}
     problems = []
     for row in rows:
         score = row.get("score")
         if score and score != scores.setdefault(row["workload"], score):
             row["state"] = "damaged"
-            problems.append(
-                f"{row['run_id']}: its score is {score}, that of {row['workload']} {scores[row['workload']]}"
-            )
+            of_workload = f"that of {row['workload']} {scores[row['workload']]}"
+            problems.append(f"{row['run_id']}: its score is {score}, {of_workload}")
     return problems
 
 
 def _mark_conflicting_searches(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Two machines have extended the same grid differently: keep the first run, and mark the other as damaged.
-
-    Both runs have the same number and so the same draws: together they cost more than runs with draws of their own.
-    """
+    # Where two machines have extended one grid differently, both runs have the same number and so the same draws:
+    # together they cost more than runs with draws of their own. The first is kept.
     seen = set[tuple[Any, ...]]()
     for row in filter(itemgetter("is_widened"), rows):
         search = row["seed"], row["selection"], row["search_id"], row["search"]
@@ -167,70 +159,40 @@ def _mark_conflicting_searches(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:
-    """The numbers of a finished cell's record; its epsilon is recomputed from its ledger and must be the stated one."""
+    # A record is a file that anyone can write: its epsilons count only if its ledger spends them.
     record, place = store.record(run_id), store.place(run_id)
     ledger = store.ledger(run_id)
     if record["cell"] != cell:
         raise Damaged(f"{place}: its cell is not the planned one")
-    kept = (
-        "epsilon",
-        "epsilon_total",
-        "draws",
-        "examples",
-        "dimension",
-        "eta",
-        "seconds_train",
-        "seconds_cpu",
-        "seconds_prepare",
-        "tested",
-    )
+    kept = {"epsilon", "epsilon_total", "draws", "examples", "dimension", "eta", "tested"}
+    kept |= {"seconds_train", "seconds_cpu", "seconds_prepare"}
     names = [key for key in record if key.startswith(("test_", "validation_")) or key in kept]
     score = record.get("score", "accuracy")
     try:
         spent = pricing.spent(ledger, cell["delta"], cell["accountant"])
-        _check_total(place, ledger, cell, record)
+        if "selection" in cell:
+            total, rule = float(record.get("epsilon_total", math.nan)), selection_rule(cell["selection"])
+            # A run that is not trained spends nothing by itself, but its search was charged the cell's epsilon.
+            is_trained, charged = not cell.get("untrained", False), (ledger, cell["delta"], cell["accountant"], rule)
+            total_spent = pricing.spent(*charged) if is_trained else float(cell["epsilon"])
+            if not math.isclose(total, total_spent, rel_tol=1e-6):
+                raise Damaged(f"{place}: states epsilon {total} for its search, which spends {total_spent}")
         numbers = {key: float(record[key]) for key in names}
         numbers |= {f"noise_{kind}": float(value) for kind, value in record.get("noise", {}).items()}
         numbers["test_score"] = numbers[f"test_{score}"]
         numbers["validation_score"] = numbers.get(f"validation_{score}", math.nan)
         numbers["selection_score"] = released_score(record)
-        further = _further(record.get("scores", {}))
-        origin = _origin(record["provenance"])
+        scores = {name: math.nan if value is None else value for name, value in record.get("scores", {}).items()}
+        # null is a score that could not be computed; a text is none that a table could average
+        further = {f"score_{name}": float(value) for name, value in scores.items() if isinstance(value, int | float)}
+        origin = {key: record["provenance"].get(key) for key in ("commit", "dirty", "device", "cpu", "python")}
+        versions = record["provenance"].get("versions", {})
+        origin |= {f"version_{name}": value for name, value in versions.items()}
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise Damaged(f"{place}: {type(error).__name__} {error}") from error
     if not math.isclose(numbers["epsilon"], spent, rel_tol=1e-6):
         raise Damaged(f"{place}: states epsilon {numbers['epsilon']}, its ledger spends {spent}")
     return {"state": record["status"], "score": score} | numbers | further | origin
-
-
-def _check_total(place: str, ledger: Ledger, cell: dict[str, Any], record: dict[str, Any]) -> None:
-    """Raise `Damaged` where a record does not state what its search spends, recomputed from its ledger."""
-    if "selection" not in cell:
-        return
-    stated = float(record.get("epsilon_total", math.nan))
-    rule = selection_rule(cell["selection"])
-    is_trained = not cell.get("untrained", False)
-    charged = (ledger, cell["delta"], cell["accountant"], rule)
-    spent = pricing.spent(*charged) if is_trained else float(cell["epsilon"])
-    if not math.isclose(stated, spent, rel_tol=1e-6):
-        raise Damaged(f"{place}: states epsilon {stated} for its search, which spends {spent}")
-
-
-def _further(scores: dict[str, Any]) -> dict[str, float]:
-    """The numbers among a record's further scores; null is one that could not be computed."""
-    numbers = {name: math.nan if value is None else value for name, value in scores.items()}
-    return {f"score_{name}": float(value) for name, value in numbers.items() if isinstance(value, int | float)}
-
-
-def _rate(optimizer: dict[str, Any]) -> float | None:
-    """The learning rate that a cell sets; none where `lr` is a factor of a step size that is found, as in Prodigy."""
-    return optimizer.get("lr") if optimizer.get("step_size", "lr") in RATES else None
-
-
-def _origin(provenance: dict[str, Any]) -> dict[str, Any]:
-    """What a published frame says of where a number came from."""
-    versions = {f"version_{name}": value for name, value in provenance.get("versions", {}).items()}
-    return {key: provenance.get(key) for key in ("commit", "dirty", "device", "cpu", "python")} | versions
 
 
 def curves(store: Store, selected: pd.DataFrame, with_diagnostics: bool = False) -> pd.DataFrame:

@@ -22,7 +22,7 @@ from dpopt.store.runs import Store
 
 SELF, CHARGED, FREE = "self-tuned", "searched, charged", "not charged"
 """The tracks; methods of the last are for reference and have no rank."""
-NOTE = (
+_NOTE = (
     "Rank: the average over workloads of a method's ranks at equal total ε, all runs of its search included, with a 95 "
     "% bootstrap interval over workloads and seeds, which is too narrow with few workloads. First: the share of these "
     "samples in which its average rank is the best. Per draw, per gradient: the average rank with as many draws or "
@@ -30,7 +30,7 @@ NOTE = (
     "CPU hours: of all its runs here. Ranked are methods that are in all blocks (a workload and a target ε). In "
     "italics, for reference: searches that spend more than the target, and values set by hand, which are not charged."
 )
-SCORES_NOTE = (
+_SCORES_NOTE = (
     "Test scores: mean ± standard deviation over seeds. Bold: methods that may be the best of the task, at 95 % "
     "confidence, on this test split (paired t tests over seeds, corrected for their number); italics: for reference."
 )
@@ -157,7 +157,7 @@ class Leaderboard:
             entries = self.entries if by == "epsilon" else reached(self.store, self.ranked, by)
             distances = [ranking.against_table(ranking.against(entries, baseline), baseline, by)]
         targets = sorted(self.scores["epsilon_target"].unique())
-        scores = [self._scores(target, SCORES_NOTE if target == targets[-1] else "") for target in targets]
+        scores = [self._scores(target, _SCORES_NOTE if target == targets[-1] else "") for target in targets]
         return [self._ranks(), *distances, *scores]
 
     def _ranks(self) -> Table:
@@ -176,7 +176,7 @@ class Leaderboard:
         verdict = "Nothing is ranked." if self.blocks.empty else ranking.verdict(self.blocks)
         bold = {(at, name) for at, row in enumerate(rows) if row["is_best"] is True for name in ("method", "rank")}
         italic = {(at, "method") for at, row in enumerate(rows) if row["track"] == FREE}
-        note = f"{NOTE} {verdict}{' Bold: ranks that are not shown to differ from the best.' if bold else ''}"
+        note = f"{_NOTE} {verdict}{' Bold: ranks that are not shown to differ from the best.' if bold else ''}"
         title = "Average ranks at equal total ε"
         return Table(texts(self.ranks, columns), title, note, bold=bold, italic=italic, numbers=self.ranks)
 

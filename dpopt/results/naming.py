@@ -14,9 +14,9 @@ from dpopt import registry
 def workload_names(specs: list[dict[str, Any]]) -> dict[str, str]:
     """A name for each distinct workload, by its JSON: with its data where the name leaves them open, and what differs.
 
-    What differs is told between workloads of one registered name. How many records are held out is part of the name
-    only where nothing else tells two workloads apart.
+    What differs is named between workloads of one registered name.
     """
+    # How many records are held out is part of a name only where nothing else tells two workloads apart.
     distinct = {json.dumps(spec, sort_keys=True): spec for spec in specs}
     short = {key: _named(spec, distinct.values(), {"validation"}) for key, spec in distinct.items()}
     shared = Counter(short.values())
@@ -41,10 +41,8 @@ def _named(spec: dict[str, Any], all_specs: Iterable[dict[str, Any]], without: C
 
 
 def row_names(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The label of each entry of a manifest, with its accountant and its average where these differ within the label.
-
-    A suite has one of each, but runs with other ones add their cells to the same manifest.
-    """
+    """The label of each entry of a manifest, with its accountant and its average where these differ within a label."""
+    # A suite has one of each, but runs with other ones add their cells to the same manifest.
     fields = [{key: entry["cell"].get(key, 0.0) for key in ("accountant", "average")} for entry in entries]
     values = {
         (entry["label"], *item) for entry, of_entry in zip(entries, fields, strict=True) for item in of_entry.items()
@@ -57,7 +55,8 @@ def row_names(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     return names
 
 
-SPELLED = {
+# The field's spelling of words that keys have in small letters.
+_SPELLED = {
     "20_newsgroups": "20 newsgroups",
     "adadp": "ADADP",
     "bitfit": "BitFit",
@@ -85,31 +84,27 @@ SPELLED = {
     "vit_tiny": "ViT-Ti",
     "wrn_16_4": "WRN-16-4",
 }
-"""The field's spelling of words that we write in small letters; other words are shown as they are."""
-MODEL = ("architecture", "encoder")
 
 
 def readable_names(specs: list[dict[str, Any]]) -> dict[str, str]:
     """A name for figures for each distinct workload, by its JSON: its model and data, and what else tells it apart."""
     distinct = {json.dumps(spec, sort_keys=True): spec for spec in specs}
-    short = {key: _readable(spec) for key, spec in distinct.items()}
-    alike = {name: [distinct[key] for key in short if short[key] == name] for name in short.values()}
-    return {key: ", ".join([name, *_further(distinct[key], alike[name])]) for key, name in short.items()}
 
+    def spelled(name: str) -> str:
+        return _SPELLED.get(name) or " ".join(_SPELLED.get(word, word) for word in name.split("_"))
 
-def _readable(spec: dict[str, Any]) -> str:
-    if "data" not in spec:
-        return _spelled(spec["name"])
-    model = next((spec[key] for key in MODEL if key in spec), spec["name"])
-    subset = "" if spec.get("pretrained") is False else spec.get("subset", "")  # from scratch all of it is trained
-    return f"{_spelled(re.split(r'_patch|[.]', model)[0])} {_spelled(subset)}".strip() + f", {_spelled(spec['data'])}"
-
-
-def _further(spec: dict[str, Any], others: list[dict[str, Any]]) -> list[str]:
-    """The fields of `spec` that some of `others` has another value of."""
-    differing = [key for key, value in spec.items() if any(other.get(key) != value for other in others)]
-    return [f"{key} {spec[key]}" for key in differing if spec[key] is not None]
-
-
-def _spelled(name: str) -> str:
-    return SPELLED.get(name) or " ".join(SPELLED.get(word, word) for word in name.split("_"))
+    short: dict[str, str] = {}
+    for key, spec in distinct.items():
+        short[key] = spelled(spec["name"])
+        if "data" in spec:
+            model = spec.get("architecture", spec.get("encoder", spec["name"]))
+            subset = "" if spec.get("pretrained") is False else spec.get("subset", "")  # from scratch all is trained
+            # Patch size and checkpoint of a pretrained model make a title too long for its panel.
+            model = f"{spelled(re.split(r'_patch|[.]', model)[0])} {spelled(subset)}".strip()
+            short[key] = f"{model}, {spelled(spec['data'])}"
+    names = {}
+    for key, name in short.items():
+        spec, alike = distinct[key], [distinct[other] for other in short if short[other] == name]
+        differing = [field for field, value in spec.items() if any(other.get(field) != value for other in alike)]
+        names[key] = ", ".join([name, *(f"{field} {spec[field]}" for field in differing if spec[field] is not None)])
+    return names

@@ -16,13 +16,13 @@ from dpopt._paths import at_hand
 from dpopt.errors import ConfigError, unknown
 from dpopt.results.naming import workload_names
 
-KEY = ["dataset", "model", "subset"]
+_KEY = ["dataset", "model", "subset"]
 """Columns that name the task of a number, in the paper's words."""
-TEXT = ["paper", "table", *KEY, "method", "metric", "unit", "note"]
+_TEXT = ["paper", "table", *_KEY, "method", "metric", "unit", "note"]
 
 
 @dataclass(frozen=True)
-class Paper:
+class _Paper:
     """The numbers of one file.
 
     Attributes:
@@ -40,7 +40,7 @@ class Paper:
     def number(self, measured: Sequence[str], method: str, epsilon: float, metric: str) -> dict[str, Any] | None:
         """The row of one number, by preference one with a deviation; a number without an epsilon fits any."""
         rows = self.numbers
-        same = (rows[KEY] == list(measured)).all(axis=1) & (rows["method"] == method) & (rows["metric"] == metric)
+        same = (rows[_KEY] == list(measured)).all(axis=1) & (rows["method"] == method) & (rows["metric"] == metric)
         fitting = rows[same & ((rows["epsilon"] == epsilon) | rows["epsilon"].isna())]
         return min(fitting.to_dict("records"), key=lambda row: pd.isna(row["std"]), default=None)
 
@@ -50,7 +50,7 @@ def papers() -> dict[str, Path]:
     return at_hand("benchmarks/published", "*.csv")
 
 
-def read(name: str) -> Paper:
+def read(name: str) -> _Paper:
     """The numbers of one paper; its file begins with lines "# ...": the reference, then a caveat a line.
 
     Raises:
@@ -62,9 +62,9 @@ def read(name: str) -> Paper:
     lines = files[name].read_text().splitlines()
     reference, *caveats = [line.removeprefix("# ") for line in lines if line.startswith("# ")]
     table = "\n".join(line for line in lines if not line.startswith("# "))
-    numbers = pd.read_csv(io.StringIO(table), dtype=dict.fromkeys(TEXT, str)).fillna(dict.fromkeys(TEXT, ""))
+    numbers = pd.read_csv(io.StringIO(table), dtype=dict.fromkeys(_TEXT, str)).fillna(dict.fromkeys(_TEXT, ""))
     scale = numbers.pop("unit").map({"%": 0.01}).fillna(1.0)
-    return Paper(reference, tuple(caveats), numbers.assign(value=scale * numbers["value"], std=scale * numbers["std"]))
+    return _Paper(reference, tuple(caveats), numbers.assign(value=scale * numbers["value"], std=scale * numbers["std"]))
 
 
 def beside(
@@ -101,30 +101,38 @@ def beside(
         for name, metric in {"published": row["score"], **{f"published_{score}": score for score in scores}}.items():
             number = paper.number(at, method, targets.get(target, target), metric) if at else None
             numbers += [number] if number else []
-            for key, value in _cells(name, number, target).items():
+            cells = {name: math.nan, f"{name}_std": math.nan, f"{name}_in": ""}
+            if number:
+                stated = number["epsilon"]
+                # A number at another epsilon than the target's stands in the table only with that epsilon beside it.
+                remark = "ε not stated" if math.isnan(stated) else f"states ε = {stated:g}" if stated != target else ""
+                where = ", ".join(filter(None, [f"table {number['table']}", remark]))
+                cells = {name: number["value"], f"{name}_std": number["std"], f"{name}_in": where}
+            for key, value in cells.items():
                 columns.setdefault(key, []).append(value)
-    return table.assign(**columns), _remarks(paper, numbers)
+    notes = dict.fromkeys(f"{number['method']}: {number['note']}." for number in numbers if number["note"])
+    return table.assign(**columns), [f"Published: {paper.reference}.", *paper.caveats, *notes]
 
 
-def check(published: Mapping[str, Any], paper: Paper) -> None:
+def check(published: Mapping[str, Any], paper: _Paper) -> None:
     """Raise `ConfigError` for what a suite's key `published` names and the paper has no number for."""
+
+    def choices(item: Any) -> list[str]:  # a name, or several by the value of a field
+        return [item] if isinstance(item, str) else [name for names in item.values() for name in names.values()]
+
     names = [("methods", "method", list(published["methods"].values()))]
     for entry in published["workloads"]:
-        names += [(f"workloads.is.{key}", key, _choices(item)) for key, item in zip(KEY, entry["is"], strict=True)]
+        names += [(f"workloads.is.{key}", key, choices(item)) for key, item in zip(_KEY, entry["is"], strict=True)]
     of_paper = {f"{epsilon:g}" for epsilon in paper.numbers["epsilon"]}
     for theirs in published.get("epsilon", {}).values():
         if (stated := f"{float(theirs):g}") not in of_paper:
             raise unknown("published.epsilon", stated, of_paper)
+    # A name that the file does not have would leave its column empty without a word.
     for where, column, used in names:
         of_paper = set(paper.numbers[column])
         for name in used:
             if name not in of_paper:
                 raise unknown(f"published.{where}", name, of_paper)
-
-
-def _choices(item: Any) -> list[str]:
-    """All names that `_called` may give."""
-    return [item] if isinstance(item, str) else [name for names in item.values() for name in names.values()]
 
 
 def measured(manifest: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
@@ -140,24 +148,7 @@ def measured(manifest: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 
 
 def _called(item: Any, spec: Mapping[str, Any]) -> str:
-    """The paper's name for one thing about a workload; empty where it has none."""
     if isinstance(item, str):
         return item
     (field, names), *_ = item.items()
     return {str(value): name for value, name in names.items()}.get(str(spec.get(field)), "")
-
-
-def _cells(name: str, number: Mapping[str, Any] | None, target: float) -> dict[str, Any]:
-    """The columns that one number fills."""
-    if number is None:
-        return {name: math.nan, f"{name}_std": math.nan, f"{name}_in": ""}
-    stated = number["epsilon"]
-    remark = "ε not stated" if math.isnan(stated) else f"states ε = {stated:g}" if stated != target else ""
-    where = ", ".join(filter(None, [f"table {number['table']}", remark]))
-    return {name: number["value"], f"{name}_std": number["std"], f"{name}_in": where}
-
-
-def _remarks(paper: Paper, numbers: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The paper and its caveats, and the notes to the numbers that are shown."""
-    notes = dict.fromkeys(f"{number['method']}: {number['note']}." for number in numbers if number["note"])
-    return [f"Published: {paper.reference}.", *paper.caveats, *notes]

@@ -21,8 +21,6 @@ from dpopt.privacy.solving import Charge
 from dpopt.store.provenance import code, cpu
 from dpopt.store.runs import Store
 
-LIBRARIES = ("dp-accounting", "opacus", "autodp", "numpy", "scipy")
-"""Accountants compute with these."""
 ROUNDING = 1 + 1e-6
 """A budget may be overdrawn by this factor: sums of seconds and solved epsilons are not exact."""
 
@@ -44,10 +42,8 @@ class Price(NamedTuple):
 
 
 def spent(ledger: Ledger, delta: float, accountant: str, rule: Selection | None = None) -> float:
-    """Epsilon of a run that leaves `ledger`, or by a rule of its search, for readers: computed once on a machine.
-
-    The value is kept by all that decides its bits. `dpopt verify` takes none that was kept, see `computed_anew`.
-    """
+    """Epsilon of a run that leaves `ledger`, or by a rule of its search, for readers: computed once on a machine."""
+    # The key has all that decides the bits of the value; `dpopt verify` takes none that was kept.
     key = [events(ledger), delta, accountant, rule and selection_spec(rule), _arithmetic()]
     anew = _anew.get()
     if anew is not None:
@@ -74,8 +70,8 @@ def computed_anew() -> Iterator[None]:
 
 @cache
 def _arithmetic() -> list[Any]:
-    """All that decides the bits of an epsilon beside its ledger: code, libraries, Python, system and CPU."""
-    return [code(), *map(version, LIBRARIES), platform.python_version(), platform.platform(), cpu()]
+    libraries = ("dp-accounting", "opacus", "autodp", "numpy", "scipy")  # which accountants compute with
+    return [code(), *map(version, libraries), platform.python_version(), platform.platform(), cpu()]
 
 
 def epsilon_with_tuning(store: Store, selected: Mapping[str, Any]) -> float:
@@ -98,8 +94,7 @@ def epsilon_of_runs(
     Runs with the same seed and number within a search (`search` of a cell) share their sampling, as where a suite was
     run again with other values of a grid. They cost more than runs with draws of their own, and are composed draw by
     draw: the k-th draws of all of them are one, which releases what each of them does, at the largest of their rates.
-    Sampling at rate q1 < q2 is sampling at q2 followed by a coin that no data decide, and such a coin only weakens a
-    release. The rest of the longest run is charged alone.
+    The rest of the longest run is charged alone.
 
     Args:
         store: that holds the runs.
@@ -122,7 +117,7 @@ def epsilon_of_runs(
 
 
 def _merged(ledgers: Sequence[Ledger]) -> Counter[Draw]:
-    """Draw -> its number where the k-th draws of all ledgers are one."""
+    # Sampling at q1 < q2 is sampling at q2 followed by a coin that no data decide, which only weakens a release.
     merged = Counter[Draw]()
     for draws, same in groupby(zip_longest(*ledgers)):
         there = [draw for draw in draws if draw is not None]

@@ -28,16 +28,15 @@ from dpopt.store.runs import RESULTS, Store
 
 BUDGETS = {"epsilon": "total ε", "draws": "draws", "gradients": "gradient evaluations", "seconds": "seconds"}
 """Kind of budget -> its name in tables."""
-SEARCH = ["workload", "label", "epsilon_target"]
-"""Runs that agree in these are one search, for each seed."""
+# Runs that agree in these are one search, for each seed.
+_SEARCH = ["workload", "label", "epsilon_target"]
 BLOCK = ["workload", "epsilon", "budget"]
-UNSCORED = ["test_unscored", "tested"]
-"""Columns of `scores.without_score`."""
-ENTRY = [*BLOCK, "label", "seed", "tuning", "runs", "score", "test", "failed", *UNSCORED, "spent"]
-EMPTY = dict.fromkeys(("mean", "std", "difference", "low", "high", "p"), math.nan) | {"is_best": False}
-"""The numbers of a method that a budget lets reach nothing."""
+_UNSCORED = ["test_unscored", "tested"]
+_ENTRY = [*BLOCK, "label", "seed", "tuning", "runs", "score", "test", "failed", *_UNSCORED, "spent"]
+# A method that a budget lets reach nothing has these.
+_EMPTY = dict.fromkeys(("mean", "std", "difference", "low", "high", "p"), math.nan) | {"is_best": False}
 
-RULES = {
+_RULES = {
     "epsilon": (
         "Methods have the same total ε, which pays for the whole search on the training records (on validation records "
         "only where its scores are noised; it does not pay for how a value that is set by hand was found). Each makes "
@@ -48,12 +47,12 @@ RULES = {
     "seconds": "Methods have the same seconds of computing (on the clock where a run of the workload has no others)",
 }
 STOPPED = "run that is stopped there has the noise of the whole run, and has spent less than ε."
-ADVANCE = (
+_ADVANCE = (
     ", unless told otherwise as many as the cheapest of the block takes in all. The runs of a search are all charged "
     "and advance together; the score is that of the last curve entry within the budget, of the run that whole runs "
     f"selected. A {STOPPED}"
 )
-NOTE = (
+_NOTE = (
     "Test scores: mean ± standard deviation over seeds. Δ: mean of the paired differences to the first of the block, "
     "on this test split, with Student's 95 % interval over seeds, which does not allow for the first having been found "
     "by the same seeds. p: that no "
@@ -61,7 +60,7 @@ NOTE = (
     "may be the best, at 95 % confidence. †: so many replicates have diverged or failed and count as the worst score "
     "of the block. -: nothing fits the budget; ranked last."
 )
-AGAINST = (
+_AGAINST = (
     "Scores minus those of {baseline}, paired by seed and averaged over the budgets of a workload, with Student's "
     "interval over seeds, on these test splits. Intervals and p are corrected for the number of workloads of a row "
     "(Bonferroni), so that a row as a whole is right at 95 %. Bold: told apart. Better, worse: on how many workloads. "
@@ -77,11 +76,11 @@ def reached(store: Store, cells: pd.DataFrame, by: str = "epsilon", budgets: Seq
     tell which of them it releases.
 
     By "epsilon", a block is a workload and a total epsilon, and a method's entry the search with the largest total
-    that fits. That is a public choice: taking the best of several targets would be a search that nobody paid for.
+    that fits.
 
     By the others, a block is a workload, a target epsilon and a budget. The runs of a search advance together, so that
     r runs have taken r draws for each that a curve shows, and the score is that of the last curve entry within the
-    budget. Which run is released was decided by whole runs; a search stopped there might have released another one.
+    budget, of the run that whole runs selected.
 
     Args:
         store: that holds the runs.
@@ -113,29 +112,34 @@ def reached(store: Store, cells: pd.DataFrame, by: str = "epsilon", budgets: Seq
                 raise ConfigError(column, sorted(values.dropna().unique().tolist()), allowed)
     searches = list(_searches(store, private, by))
     entries = _by_epsilon(searches, budgets) if by == "epsilon" else _by_cost(store, searches, budgets)
-    return pd.DataFrame(entries, columns=ENTRY)
+    return pd.DataFrame(entries, columns=_ENTRY)
 
 
 def _searches(store: Store, cells: pd.DataFrame, by: str) -> Iterator[Row]:
-    """Each search and seed whose runs have all ended: its release, and the `total` of the budget that its runs take."""
+    # Each search and seed whose runs have all ended: its release, and the `total` of the budget that its runs take.
     rows, selected = cells.to_dict("records"), choosing.select(cells).to_dict("records")
-    released, whole = grouped(selected, [*SEARCH, "seed"]), grouped(selected, SEARCH)
+    released, whole = grouped(selected, [*_SEARCH, "seed"]), grouped(selected, _SEARCH)
     totals = {search: _epsilon(store, runs) for search, runs in whole.items()} if by == "epsilon" else {}
     # Seconds of computing, but where a run of the workload has none the clock's: no workload is measured by both.
     clocked = {row["workload"] for row in rows if _has(row, "seconds_train") and not _has(row, "seconds_cpu")}
-    for place, runs in grouped(rows, [*SEARCH, "seed"]).items():
+    for place, runs in grouped(rows, [*_SEARCH, "seed"]).items():
         search, chosen, settings = place[:-1], released.get(place, []), len(grouped(runs, GROUP))
         states = {run["state"] for run in runs}
         has_failed = "failed" in states and states <= {*RESULTS, "failed"}
         is_complete = len(chosen) == settings
-        if not (has_failed or is_complete) or _is_blind(whole.get(search, [])):
+        whole_runs = whole.get(search, [])
+        has_no_score = all(run["selected_by"] == -math.inf for run in whole_runs)
+        # Nothing but the test split would choose among settings without a score; if all have diverged, it has failed.
+        is_blind = has_no_score and len(grouped(whole_runs, GROUP)) > 1
+        is_blind = is_blind and any(run["state"] != "diverged" for run in whole_runs)
+        if not (has_failed or is_complete) or is_blind:
             continue
-        entry: Row = dict(zip([*SEARCH, "seed"], place, strict=True)) | dict.fromkeys(["test", *UNSCORED], math.nan)
+        entry: Row = dict(zip([*_SEARCH, "seed"], place, strict=True)) | dict.fromkeys(["test", *_UNSCORED], math.nan)
         entry |= {"tuning": runs[0]["tuning"], "runs": len(runs), "score": None, "failed": True}
         entry["total"] = totals.get(search, search[-1]) if by == "epsilon" else math.nan
         if is_complete:
             best = max(chosen, key=lambda run: run["selected_by"])
-            entry |= {key: best.get(key, math.nan) for key in UNSCORED} | {"runs": sum(run["runs"] for run in chosen)}
+            entry |= {key: best.get(key, math.nan) for key in _UNSCORED} | {"runs": sum(run["runs"] for run in chosen)}
             is_chosen = len(chosen) == 1 or best["selected_by"] > -math.inf
             is_scored = math.isfinite(best["test_score"]) and not entry["test_unscored"] > 0
             if is_chosen and is_scored and best["state"] != "diverged":
@@ -155,14 +159,7 @@ def _has(row: Row, key: str) -> bool:
     return not math.isnan(row.get(key, math.nan))
 
 
-def _is_blind(selected: Sequence[Row]) -> bool:
-    """True if a search has several settings and no score to choose one by; if all have diverged, it has failed."""
-    has_no_score = all(run["selected_by"] == -math.inf for run in selected)
-    return has_no_score and len(grouped(selected, GROUP)) > 1 and any(run["state"] != "diverged" for run in selected)
-
-
 def _epsilon(store: Store, selected: Sequence[Row]) -> float:
-    """Epsilon of a search, the largest over its seeds."""
     if len(grouped(selected, GROUP)) == 1:
         return max(pricing.epsilon_with_tuning(store, run) for run in selected)
     delta, accountant = selected[0]["delta"], selected[0]["accountant"]
@@ -176,6 +173,7 @@ def _by_epsilon(searches: Sequence[Row], budgets: Sequence[float]) -> Iterator[R
             for of_label in grouped(rows, ["label"]).values():
                 block = {"epsilon": budget, "budget": budget}
                 if fitting := [row for row in of_label if row["total"] <= budget * ROUNDING]:
+                    # A public choice: taking the best of several targets would be a search that nobody paid for.
                     largest = max(fitting, key=lambda row: row["total"])["epsilon_target"]
                     chosen = [row for row in fitting if row["epsilon_target"] == largest]
                     yield from (row | block | {"spent": row["total"]} for row in chosen)
@@ -197,13 +195,12 @@ def _by_cost(store: Store, searches: Sequence[Row], budgets: Sequence[float]) ->
 
 
 def _end(store: Store, search: Row, budget: float) -> Row:
-    """Score of a search when `budget` is used up: of its release, or of the curve's last entry before that."""
     nothing = {"test": math.nan, "spent": math.nan, "failed": False}
     if search["failed"]:
         return nothing | {"failed": True}
     if search["total"] <= budget * ROUNDING:
         return {"test": search["test"], "spent": search["total"], "failed": False}
-    unit = search["total"] / search["run_draws"]
+    unit = search["total"] / search["run_draws"]  # of the budget, for a draw of each run of the search
     passed = [entry for entry in store.curve(search["run_id"]) if entry["draw"] * unit <= budget * ROUNDING]
     if not passed:
         return nothing
@@ -217,7 +214,7 @@ def lacking(block: pd.DataFrame) -> list[str]:
     return list(block["label"][block["spent"].isna() & ~block["failed"]].unique())
 
 
-def unranked(block: pd.DataFrame) -> list[str]:
+def _unranked(block: pd.DataFrame) -> list[str]:
     """The methods of a block of `reached` that have, in some seed, test records without a finite score."""
     return list(block["label"][block["test_unscored"] > 0].unique())
 
@@ -261,8 +258,8 @@ def imputed(block: pd.DataFrame) -> pd.DataFrame:
 
 
 def _tests(block: pd.DataFrame) -> pd.DataFrame:
-    """The test scores that a block's methods reach, for the seeds that all of them have: [seeds, labels]."""
-    block = block[~block["label"].isin(unranked(block))]
+    # Seeds are paired, as they have the split and the draws in common: only those that all methods have count.
+    block = block[~block["label"].isin(_unranked(block))]
     block = block[block["seed"].isin(set.intersection(set(block["seed"]), *block.groupby("label")["seed"].agg(set)))]
     tests = block.pivot(index="seed", columns="label", values="test")
     tests[lacking(block)] = math.nan
@@ -273,7 +270,7 @@ def _block(entries: pd.DataFrame) -> Iterator[Row]:
     tests, scores = _tests(entries), imputed(entries)
     if entries["label"].nunique() < 2 or tests.isna().all(axis=None):
         return
-    is_unranked = entries["label"].isin(unranked(entries))
+    is_unranked = entries["label"].isin(_unranked(entries))
     ranked = entries[entries["seed"].isin(scores.index) & ~is_unranked]
     means = scores.mean().round(statistics.DIGITS)  # equal sums in another order are equal
     ranks = means.rank(ascending=False).sort_values(kind="stable")
@@ -291,18 +288,13 @@ def _block(entries: pd.DataFrame) -> Iterator[Row]:
             of_label |= {"difference": pairs.mean, "low": pairs.low, "high": pairs.high}
     for label, rank in ranks.items():
         place = _of_method(ranked[ranked["label"] == label]) | block | {"rank": rank, "is_first": rank == ranks.iloc[0]}
-        yield place | EMPTY | numbers.get(label, {})
+        yield place | _EMPTY | numbers.get(label, {})
     for _, of_label in entries[is_unranked].groupby("label", sort=False):
-        yield (
-            _of_method(of_label)
-            | block
-            | {"unscored": without_score(of_label), "rank": math.nan, "is_first": False}
-            | EMPTY
-        )
+        unscored = {"unscored": without_score(of_label), "rank": math.nan, "is_first": False}
+        yield _of_method(of_label) | block | unscored | _EMPTY
 
 
 def _of_method(entries: pd.DataFrame) -> Row:
-    """The numbers of a method in a block beside its scores."""
     place = {key: entries[key].iloc[0] for key in (*BLOCK, "label", "tuning")}
     counts = {"runs": entries["runs"].mean(), "seeds": len(entries), "failures": int(entries["failed"].sum())}
     return place | counts | {"spent": entries["spent"].max()}
@@ -311,8 +303,6 @@ def _of_method(entries: pd.DataFrame) -> Row:
 def average_ranks(frame: pd.DataFrame) -> pd.DataFrame:
     """The average ranks of the methods that are in every block of `ranking`'s frame, best first.
 
-    Blocks of one workload have records and seeds in common, so ranks are averaged within workloads first.
-
     Returns:
         `label`, `tuning`, `rank`; over all blocks, `first` (how often), `failures` (of replicates) and `lacking` (in
         how many blocks nothing fits the budget).
@@ -320,6 +310,7 @@ def average_ranks(frame: pd.DataFrame) -> pd.DataFrame:
     rows = everywhere(frame)
     table = rows.assign(lacking=rows["mean"].isna()).groupby("label", sort=False)
     table = table.agg({"tuning": "first", "is_first": "sum", "failures": "sum", "lacking": "sum"})
+    # Blocks of one workload have records and seeds in common, so ranks are averaged within workloads first.
     table.insert(1, "rank", _by_workload(rows).mean())
     return table.rename(columns={"is_first": "first"}).sort_values("rank", kind="stable").reset_index()
 
@@ -356,10 +347,8 @@ class RankTest(NamedTuple):
 
 
 def rank_test(frame: pd.DataFrame) -> RankTest | None:
-    """The test of `average_ranks`; None with fewer than `statistics.ENOUGH` workloads, or than two methods.
-
-    It counts workloads and not blocks: the more budgets share records, the less each of them adds.
-    """
+    """The test of `average_ranks`; None with fewer than `statistics.ENOUGH` workloads, or than two methods."""
+    # Workloads count and not blocks: the more budgets share records, the less each of them adds.
     ranks = _by_workload(everywhere(frame)).to_numpy()
     workloads, methods = ranks.shape
     if workloads < statistics.ENOUGH or methods < 2:
@@ -407,7 +396,7 @@ def as_tables(frame: pd.DataFrame) -> list[Table]:
         *(Column(name, key) for name, key in (("first", "first"), ("†", "failures"), ("-", "lacking"))),
     ]
     title = f"Ranks at equal {BUDGETS[by]}"
-    note = f"{verdict(frame)} {RULES[by]}{'' if by == 'epsilon' else ADVANCE} {NOTE} {limit(frame)}"
+    note = f"{verdict(frame)} {_RULES[by]}{'' if by == 'epsilon' else _ADVANCE} {_NOTE} {limit(frame)}"
     bold = marks(frame["is_best"], ["method", *(shown(score).label for score in scores)])
     blocks = Table(texts(frame, columns), title, bold=bold, numbers=frame)
     return [blocks, Table(texts(average_ranks(frame), averages), f"{title}, on average", note)]
@@ -465,7 +454,7 @@ def against(entries: pd.DataFrame, baseline: str) -> pd.DataFrame:
         for _, block in of_workload.groupby(BLOCK, sort=False):
             tests = block["test"].mask(block["failed"], block["test"].min())
             scores = block.assign(test=tests).pivot(index="seed", columns="label", values="test")
-            blocks.append(scores.drop(columns={*lacking(block), *unranked(block)}))
+            blocks.append(scores.drop(columns={*lacking(block), *_unranked(block)}))
         means = sum(blocks[1:], blocks[0]) / len(blocks)  # not a number where a block lacks a seed or a method
         score = of_workload["score"].dropna().unique()[:1]  # none where all have failed
         for label in means.columns.drop(baseline) if baseline in means else ():
@@ -507,5 +496,5 @@ def against_table(frame: pd.DataFrame, baseline: str, by: str = "epsilon") -> Ta
     ]
     labels = list(order["label"])
     bold = {(labels.index(label), names[workload]) for (label, workload), row in of.items() if row["verdict"]}
-    title, note = f"Against {baseline}, at equal {BUDGETS[by]}", AGAINST.format(baseline=baseline)
+    title, note = f"Against {baseline}, at equal {BUDGETS[by]}", _AGAINST.format(baseline=baseline)
     return Table(texts(order, columns), title, note, bold=bold, numbers=frame)

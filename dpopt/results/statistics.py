@@ -17,7 +17,7 @@ Array = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 """The confidence of every interval; tests are at the level 1 - CONFIDENCE."""
-RESAMPLES = 9_999
+_RESAMPLES = 9_999
 """Permutations of a test."""
 SAMPLES = 4_000
 """Samples of a bootstrap."""
@@ -40,13 +40,10 @@ NOWHERE = Interval(math.nan, math.nan)
 def expected_score(scores: Array, tested: float = math.nan) -> Interval:
     """The interval of mu, the score to be expected of a new seed on a new test record.
 
-    Let c_si be what the model of seed s scores on record i of a test split of n records that all S seeds share:
-    c_si = mu + a_s + b_i + e_si. Then the mean over both has the variance V = A/S + B/n + E/(nS), where A, B and E are
-    the variances of a, b and e. The sample variance over seeds of the S test scores has the mean A + E/n, so divided by
-    S it estimates the first and the last term, and Student's interval allows for them. B/n does not shrink with seeds.
-    Where c is 0 or 1, A + B + E = mu (1 - mu), so that the binomial variance mu (1 - mu)/n is no less than B/n, and
-    Wilson's interval allows for it, with (A + E)/n to spare. The two are independent to first order, and their
-    distances from the mean add as squares.
+    All S seeds share the n test records: the score of seed s on record i is mu + a_s + b_i + e_si, and the mean over
+    both has the variance A/S + B/n + E/(nS). Student's interval over seeds allows for the first and the last term. B/n
+    does not shrink with seeds; where scores are 0 or 1 it is at most mu (1 - mu)/n, which Wilson's interval allows for.
+    The two are independent to first order, so their distances from the mean add as squares.
 
     Sources: Wilson, JASA 1927; Zou and Donner, "Construction of confidence limits about effect measures", Statistics in
     Medicine 2008, for the sum.
@@ -70,14 +67,12 @@ def expected_score(scores: Array, tested: float = math.nan) -> Interval:
 
 
 def _student(values: Array, comparisons: int = 1) -> Interval:
-    """Student's interval of the mean of at least two values, if `comparisons` such intervals are to hold together."""
     quantile = scipy.stats.t.isf((1 - CONFIDENCE) / 2 / comparisons, len(values) - 1)
     half = quantile * values.std(ddof=1) / math.sqrt(len(values))
     return Interval(float(values.mean() - half), float(values.mean() + half))
 
 
 def _wilson(share: float, count: float) -> Interval:
-    """Wilson's interval of a share of `count` records."""
     square = scipy.stats.norm.ppf((1 + CONFIDENCE) / 2) ** 2 / count
     half = math.sqrt(square * (share * (1 - share) + square / 4))
     return Interval((share + square / 2 - half) / (1 + square), (share + square / 2 + half) / (1 + square))
@@ -101,9 +96,6 @@ class Difference(NamedTuple):
 def difference(values: Array, comparisons: int = 1) -> Difference:
     """The mean of paired differences with Student's interval and test.
 
-    Differences that are all equal tell nothing of their variance: there is no interval then, and p is that of the sign
-    test, 2^(1-n).
-
     Args:
         values: shape [pairs], at least one.
         comparisons: of which this is one; interval and p are corrected for their number (Bonferroni).
@@ -111,7 +103,7 @@ def difference(values: Array, comparisons: int = 1) -> Difference:
     pairs, mean = len(values), float(values.mean())
     if pairs == 1:
         return Difference(mean, math.nan, math.nan, math.nan)
-    if np.ptp(values) <= EQUAL:
+    if np.ptp(values) <= EQUAL:  # equal differences tell nothing of their variance: the sign test needs none
         p = 2.0 ** (1 - pairs) if abs(mean) > EQUAL else 1.0
         return Difference(mean, math.nan, math.nan, min(1.0, comparisons * p))
     p = float(scipy.stats.ttest_1samp(values, 0).pvalue)
@@ -136,26 +128,19 @@ class Standing(NamedTuple):
 
 
 def standing(scores: Array) -> Standing:
-    """Compare every method with every other, over the seeds that both have.
+    """Compare every method with every other, over the seeds that both have, on this test split.
 
     A method is left out of the best where some other one is better by a one-sided paired t test at 5 %, divided by the
-    number of the others (Bonferroni). So the truly best method is left out with probability 5 % at most, whatever the
-    other scores are: the set that is left is a confidence set of the best (Gupta 1965; Hsu, "Simultaneous confidence
-    intervals for all distances from the best", Annals of Statistics 1981). All pairs are compared, so no correction is
-    needed for having found the highest mean with the same seeds. A method that varies much does not keep the others in
-    the set: one that varies little may still be better than they are.
-
-    Why a t test, for 3 to 20 seeds: sign flips have no p below 2^-n, which no correction leaves at 5 % before there are
-    9 seeds for 19 methods. A variance pooled over methods would help most with few seeds, but it assumes equal
-    variances. In published blocks they differ by a factor of 100 and more, and the best method would be left out too
-    often. A t test assumes that differences are about normal, which means over hundreds of test records are.
-    Differences that are all equal tell nothing of their variance; their p is that of the sign test, 2^-n.
-
-    What is compared is the score that is expected on this test split, whose records are the same in both.
+    number of the others (Bonferroni). So the truly best method is left out with probability 5 % at most: the set that
+    is left is a confidence set of the best (Gupta 1965; Hsu, "Simultaneous confidence intervals for all distances from
+    the best", Annals of Statistics 1981). All pairs are compared, so that choosing the highest mean by the same seeds
+    needs no correction.
 
     Args:
         scores: shape [seeds, methods]; NaN where a method has no such seed.
     """
+    # Sign flips have no p below 2^-n, which no correction leaves at 5 % before there are 9 seeds for 19 methods.
+    # No pooled variance: in published blocks variances differ by a factor of 100, and the best would be left out.
     pairs = scores[:, None, :] - scores[:, :, None]  # [seeds, method, rival]
     count = np.isfinite(pairs).sum(axis=0)
     np.fill_diagonal(count, 0)
@@ -163,21 +148,17 @@ def standing(scores: Array) -> Standing:
         mean = np.nansum(pairs, axis=0) / count
         spread = np.sqrt(np.nansum((pairs - mean) ** 2, axis=0) / (count - 1))
         p = scipy.stats.t.sf(mean / (spread / np.sqrt(count)), count - 1)
+    # Equal differences tell nothing of their variance: theirs is the sign test.
     p = np.where(spread > EQUAL, p, np.where(mean > EQUAL, 2.0**-count, 1.0))
     p = np.where(count > 1, p, np.inf)
     rivals = np.isfinite(p).sum(axis=1)
     least = np.minimum(rivals * p.min(axis=1, initial=1.0), 1.0)
-    return Standing(np.where(rivals > 0, least, math.nan), _visible(spread, count, rivals))
-
-
-def _visible(spread: Array, count: NDArray[np.int_], rivals: NDArray[np.int_]) -> float:
-    """The median over pairs of the least difference that `standing` would show."""
-    compared = np.triu(count > 1)
-    if not compared.any():
-        return math.nan
-    row, _ = compared.nonzero()
-    quantile = scipy.stats.t.isf((1 - CONFIDENCE) / rivals[row], count[compared] - 1)
-    return float(np.median(quantile * spread[compared] / np.sqrt(count[compared])))
+    compared, visible = np.triu(count > 1), math.nan
+    if compared.any():
+        row, _ = compared.nonzero()
+        quantile = scipy.stats.t.isf((1 - CONFIDENCE) / rivals[row], count[compared] - 1)
+        visible = float(np.median(quantile * spread[compared] / np.sqrt(count[compared])))
+    return Standing(np.where(rivals > 0, least, math.nan), visible)
 
 
 def rank_samples(workloads: Sequence[Sequence[Array]]) -> Array:
@@ -202,7 +183,7 @@ def rank_samples(workloads: Sequence[Sequence[Array]]) -> Array:
 
 
 def _ranks_of_seeds(blocks: Sequence[Array], samples: int, generator: np.random.Generator) -> Array:
-    """Ranks of methods, averaged over blocks, for samples of the seeds: shape [samples, methods]."""
+    # The seeds of all blocks are drawn together, as they share the split and the draws.
     places = generator.random((samples, max(map(len, blocks))))
     means = [block[(places[:, : len(block)] * len(block)).astype(int)].mean(axis=1) for block in blocks]
     return np.mean([scipy.stats.rankdata(-mean.round(DIGITS), axis=1) for mean in means], axis=0)
@@ -218,8 +199,6 @@ class Friedman(NamedTuple):
 def friedman(ranks: Array) -> Friedman:
     """Friedman's statistic, corrected for ties, and its p-value by permuting methods within blocks.
 
-    No approximation for many blocks is made, and rows may also be means of several rankings of the same methods.
-
     Args:
         ranks: shape [blocks, methods]; every row has the mean (methods + 1) / 2.
 
@@ -233,9 +212,10 @@ def friedman(ranks: Array) -> Friedman:
     def statistic(of: Array) -> Array:
         return (ranks.shape[1] - 1) * (of.sum(axis=-2) ** 2).sum(axis=-1) / spread
 
+    # Permuted, as the chi-squared approximation needs many blocks, and rows may be means of several rankings.
     generator, observed = np.random.default_rng(0), float(statistic(centred))
-    extreme = sum(statistic(generator.permuted(centred, axis=1)) >= observed * (1 - 1e-9) for _ in range(RESAMPLES))
-    return Friedman(observed, float(1 + extreme) / (1 + RESAMPLES))
+    extreme = sum(statistic(generator.permuted(centred, axis=1)) >= observed * (1 - 1e-9) for _ in range(_RESAMPLES))
+    return Friedman(observed, float(1 + extreme) / (1 + _RESAMPLES))
 
 
 def critical_difference(methods: int, blocks: int) -> float:

@@ -22,10 +22,9 @@ from dpopt.results.writing import Column, Table, marks, texts
 from dpopt.store.runs import Store
 
 BLOCK = ["workload", "epsilon_target"]
-"""Rows that agree in these are compared."""
 INTERVAL = "95 % interval"
-EDGES = "end of grid"
-NOTE = (
+_EDGES = "end of grid"
+_NOTE = (
     "Test {scores}: mean ± standard deviation over seeds. {interval} Bold: rows that may be the best of their block "
     "(workload and target ε), at 95 % confidence: no other is better in paired t tests over seeds, corrected for their "
     "number, on this test split. Compared are rows whose whole search keeps to the target ε; italics: for reference, "
@@ -36,11 +35,11 @@ NOTE = (
     "for the training records, recomputed from the ledgers that the runs left; the validation records that a search "
     "looks at are covered where its scores are noised, by the same ε; otherwise they are not covered."
 )
-EDGES_NOTE = (
+_EDGES_NOTE = (
     "End of grid: the selected value is the largest (↑) or smallest (↓) that was tried, in so many of the seeds; a "
     "wider grid may do better."
 )
-WIDEN_NOTE = (
+_WIDEN_NOTE = (
     "Up to {} further runs beyond the grid, one at a time while the best lies at its end; ε with tuning counts them "
     "all, made or not."
 )
@@ -100,7 +99,7 @@ def comparison(store: Store, selected: pd.DataFrame, charge: Charge = pricing.sp
 
 
 def _scores(group: pd.DataFrame) -> dict[str, Any]:
-    """`score` with its `mean` and `std`, and the same for every further score; NaN if one seed's value is NaN."""
+    # NaN if one seed's value is NaN: a mean over the others would flatter the method.
     columns = {"mean": group["test_score"]} | {name: group[name] for name in group if name.startswith("score_")}
     means = {name: values.mean(skipna=False) for name, values in columns.items()}
     spreads = {name: values.std(skipna=False) for name, values in columns.items()}
@@ -115,18 +114,16 @@ def _scores(group: pd.DataFrame) -> dict[str, Any]:
 
 
 def _edges(of_seeds: pd.Series) -> str:
-    """At which ends of their grid the selected numbers are, and in how many seeds."""
     counts = Counter(edge for edges in of_seeds if edges for edge in edges.split(", "))
     return ", ".join(f"{edge} {count}/{len(of_seeds)}" for edge, count in sorted(counts.items()))
 
 
 def _compared(table: pd.DataFrame, tests: Sequence[pd.Series]) -> pd.DataFrame:
-    """The table with `p`, `visible` and `is_best`; a score that is not finite counts as the worst of its block."""
     table = table.assign(p=math.nan, visible=math.nan, is_best=False)
     chosen = table[~table["is_reference"] & (table["epsilon_target"] < math.inf)]
     for _, block in chosen.groupby(BLOCK):
         finite = {row: tests[row].where(np.isfinite(tests[row])) for row in block.index}
-        worst = pd.concat(finite).min()
+        worst = pd.concat(finite).min()  # left out, a method that diverges in some seeds would gain by it
         scores = pd.DataFrame({row: values.fillna(worst) for row, values in finite.items()})
         standing = statistics.standing(scores.to_numpy(float))
         table.loc[block.index, "p"] = standing.p
@@ -160,7 +157,7 @@ def as_table(table: pd.DataFrame, title: str, scores: Sequence[str] = (), remark
         Column(INTERVAL, text=lambda row: shown(row["score"]).interval(row["low"], row["high"])),
         *(column for score in scores for column in _of_score(table, score, f"score_{score}", f"published_{score}")),
         Column("tuning", "tuning"),
-        Column(EDGES, "edges"),
+        Column(_EDGES, "edges"),
         Column("runs", "runs", "{:.3g}".format),
         Column("ε single", "epsilon_single", upper),
         Column("ε with tuning", text=charged),
@@ -170,7 +167,7 @@ def as_table(table: pd.DataFrame, title: str, scores: Sequence[str] = (), remark
         Column("diverged", "diverged"),
     ]
     frame = texts(table, columns)
-    dropped = [*_constant(table), *(name for name in (INTERVAL, EDGES) if not frame[name].any())]
+    dropped = [*_constant(table), *(name for name in (INTERVAL, _EDGES) if not frame[name].any())]
     dropped += ["ε composed"] if (table["epsilon_composed"] == table["epsilon_with_tuning"]).all() else []
     is_reference, marked = table["is_reference"], ["optimizer", *(shown(score).label for score in main)]
     return Table(
@@ -189,7 +186,6 @@ def charged(row: Row) -> str:
 
 
 def _of_score(table: pd.DataFrame, score: str, ours: str, theirs: str) -> Iterator[Column]:
-    """A column of a score, empty where a row has no such number, and one of the paper's numbers where there are any."""
     unit = shown(score)
 
     def text(row: Row, key: str) -> str:
@@ -210,7 +206,7 @@ def _note(optimizer: str, widen: int, unscored: str) -> str:
     entries = registry.entries("optimizer")  # results may be of an optimizer that is not installed here
     notes = [entries[optimizer].note] if optimizer in entries else []
     diverged = f"{unscored}, which counts as diverged: not ranked." if unscored else ""
-    return " ".join(filter(None, [*notes, WIDEN_NOTE.format(widen) if widen else "", diverged]))
+    return " ".join(filter(None, [*notes, _WIDEN_NOTE.format(widen) if widen else "", diverged]))
 
 
 def footer(table: pd.DataFrame, remarks: Sequence[str] = ()) -> str:
@@ -220,14 +216,13 @@ def footer(table: pd.DataFrame, remarks: Sequence[str] = ()) -> str:
     scores = " and ".join(shown(score).label.removesuffix(" (%)") for score in table["score"].unique())
     notes = table[table["note"] != ""].groupby("note", sort=False)["label"].unique()
     to_rows = [f"{', '.join(labels)}: {note}" for note, labels in notes.items()]
-    meaning = NOTE.format(scores=scores, interval=_interval_note(table), limit=limit(table))
-    edges = [EDGES_NOTE] if table["edges"].any() else []
+    meaning = _NOTE.format(scores=scores, interval=_interval_note(table), limit=limit(table))
+    edges = [_EDGES_NOTE] if table["edges"].any() else []
     setting = ", ".join(f"{name} = {value}" for name, value in _constant(table).items())
     return " ".join([f"{setting}. {meaning}", *edges, *to_rows, *remarks])
 
 
 def _interval_note(table: pd.DataFrame) -> str:
-    """The sources of error that the intervals allow for."""
     if table["low"].isna().all():
         return ""
     seeds = "the variation over seeds (Student's t)" if table["seeds"].max() > 1 else ""
@@ -253,7 +248,6 @@ def limit(table: pd.DataFrame) -> str:
 
 
 def _constant(table: pd.DataFrame) -> dict[str, str]:
-    """The columns that say the same in every row, with their text."""
     if table.empty:
         return {}
     is_shared = [column for column in SHARED if table[column.key].nunique(dropna=False) == 1]
@@ -272,9 +266,8 @@ def upper_delta(value: float) -> str:
 
 
 def _raised(value: float, digits: int) -> float:
-    """A positive number rounded up to significant digits."""
     unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
-    return math.ceil(value / unit - 1e-9) * unit
+    return math.ceil(value / unit - 1e-9) * unit  # a value of so many digits stays, whatever its last bit
 
 
 def number(value: float) -> str:

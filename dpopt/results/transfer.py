@@ -12,10 +12,9 @@ from dpopt.results.choosing import select
 from dpopt.results.frames import GROUP
 from dpopt.store.runs import score_or_worst
 
-PLACE = [key for key in GROUP if key != "epsilon_target"]
-POINT = ["epsilon_target", "seed", "tuned"]
-"""Runs that agree in these may have been trained with other keys of the suite; then the one that `select` would take
-counts."""
+_PLACE = [key for key in GROUP if key != "epsilon_target"]
+# Runs that agree in these may differ in other keys of the suite: then the one that `select` would take counts.
+_POINT = ["epsilon_target", "seed", "tuned"]
 
 
 def transfers(cells: pd.DataFrame) -> pd.DataFrame:
@@ -40,47 +39,33 @@ def transfers(cells: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame()
     searched = cells[(cells["tuning"] == "grid") & (cells["stage"] == "") & ~cells["is_widened"]]
     rows = []
-    for place, search in searched.groupby(PLACE, sort=False, dropna=False):
+    for place, search in searched.groupby(_PLACE, sort=False, dropna=False):
         selected = select(search)
         if search["tuned"].nunique() < 2 or selected.empty:
             continue
         search = search.merge(selected[["epsilon_target", "seed"]])  # without the searches that are not finished
         scores = map(score_or_worst, search["selection_score"], search["state"])
         search = search.assign(selected_by=list(scores))
-        once = search.sort_values("selected_by", ascending=False, kind="stable").drop_duplicates(POINT)
+        once = search.sort_values("selected_by", ascending=False, kind="stable").drop_duplicates(_POINT)
         tests = once.pivot(index=["epsilon_target", "seed"], columns="tuned", values="test_score")
         tests = tests.apply(lambda scores: scores.fillna(scores.min()), axis="columns")
         chosen = selected.set_index(["epsilon_target", "seed"])["tuned"]
-        shared = _shared(once)
+        # One that fails in any seed has the mean -inf, and is last.
+        means = once.sort_index().groupby(["epsilon_target", "tuned"], sort=False)["selected_by"].mean()
+        shared = means.unstack("tuned", sort=False, fill_value=-math.inf).idxmax(axis="columns").to_dict()
         for source, target in permutations(sorted(selected["epsilon_target"].unique()), 2):
-            losses = _losses(tests.loc[target], chosen.loc[source], chosen.loc[target])
+            of_target, best, taken = tests.loc[target], chosen.loc[target], chosen.loc[source]
+            seeds = best.index.intersection(taken.index)
+            pairs = {seed: of_target.at[seed, best[seed]] - of_target.at[seed, taken[seed]] for seed in seeds}
+            losses = pd.Series(pairs, dtype=float).dropna()
             if len(losses):
-                where = dict(zip(PLACE, place, strict=True)) | {"epsilon_from": source, "epsilon_target": target}
-                one = tests.loc[target][shared[target]] - tests.loc[target][shared[source]]
+                where = dict(zip(_PLACE, place, strict=True)) | {"epsilon_from": source, "epsilon_target": target}
+                one = of_target[shared[target]] - of_target[shared[source]]
                 numbers = _numbers(losses) | {f"shared_{name}": value for name, value in _numbers(one.dropna()).items()}
                 rows.append(where | {"score": selected["score"].iloc[0]} | numbers)
     return pd.DataFrame(rows)
 
 
-def _shared(once: pd.DataFrame) -> dict[float, str]:
-    """The point that validates best on average over the seeds, by epsilon; one that fails in any of them is last."""
-    scores = once.sort_index().groupby(["epsilon_target", "tuned"], sort=False)["selected_by"]
-    return scores.mean().unstack("tuned", sort=False, fill_value=-math.inf).idxmax(axis="columns").to_dict()
-
-
-def _losses(tests: pd.DataFrame, taken: pd.Series, best: pd.Series) -> pd.Series:
-    """By seed: the test score of the `own` point less that of the `taken` one."""
-    seeds = best.index.intersection(taken.index)
-    pairs = {seed: tests.at[seed, best[seed]] - tests.at[seed, taken[seed]] for seed in seeds}
-    return pd.Series(pairs, dtype=float).dropna()
-
-
 def _numbers(losses: pd.Series) -> dict[str, float]:
-    difference = statistics.difference(losses.to_numpy())
-    return {
-        "loss": difference.mean,
-        "low": difference.low,
-        "high": difference.high,
-        "p": difference.p,
-        "seeds": len(losses),
-    }
+    numbers = statistics.difference(losses.to_numpy())._asdict()
+    return {"loss": numbers.pop("mean"), **numbers, "seeds": len(losses)}
