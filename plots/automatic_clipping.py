@@ -20,8 +20,8 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
     best = validated_best(frame, ["workload", "epochs", "epsilon_target", "label"])
     if best.empty:
         return None
-    figure, found = workload_panels(best, 3.2, 2.6)
-    for panel, rows in found:
+    figure, panels = workload_panels(best, 3.2, 2.6)
+    for panel, rows in panels:
         unit = shown(rows["score"].iloc[0])
         for label, style, line in by_label(rows, styles):
             line = line.sort_values("epsilon_target")

@@ -28,9 +28,9 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
     targets = sorted(frame["epsilon_target"].unique())
     size = (2.6 * len(targets) + 1, 2.1 * len(rows) + 0.4)
     figure, axes = plt.subplots(len(rows), len(targets), figsize=size, squeeze=False, layout="constrained")
-    for ((workload, epochs, *method), own), line in zip(rows, axes, strict=True):
+    for ((workload, epochs, *method), of_row), line in zip(rows, axes, strict=True):
         for target, axis in zip(targets, line, strict=True):
-            _panel(axis, own[own["epsilon_target"] == target])
+            _panel(axis, of_row[of_row["epsilon_target"] == target])
             name = "\n".join([workload, *method])
             axis.set_title(f"{name}\n{epochs:g} epochs, ε = {target:g}", fontsize=8)
     for axis in axes[-1]:

@@ -25,8 +25,8 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
         rows, unit = frame[frame["score"] == score], shown(score)
         farthest = -1.1 * unit.factor * rows["difference"].min() or 1.0  # where all methods tie
         blocks = rows.groupby(ranking.BLOCK).ngroups
-        for _, style, own in by_label(rows, styles):
-            _line(axis, own, blocks, unit.factor, farthest, style)
+        for _, style, of_label in by_label(rows, styles):
+            _line(axis, of_label, blocks, unit.factor, farthest, style)
         axis.set_title(f"{blocks} block{'s' * (blocks > 1)}, equal {ranking.BUDGETS[frame['by'].iloc[0]]}", fontsize=10)
         axis.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
         axis.set(xlabel=f"distance from the best: {unit.label}", xlim=(0, farthest), ylim=(-0.03, 1.03))
@@ -50,8 +50,8 @@ def _line(axis: Axes, rows: pd.DataFrame, blocks: int, factor: float, farthest: 
 
 def _ticks(farthest: float) -> list[float]:
     """Round distances from 0 on, which on the square-root scale do not run into each other."""
-    known = [0.0]
+    ticks = [0.0]
     for value in (mantissa * 10.0**power for power in range(-6, 4) for mantissa in (1, 2, 5)):
-        if value <= farthest and (value / farthest) ** 0.5 - (known[-1] / farthest) ** 0.5 >= APART:
-            known.append(value)
-    return known
+        if value <= farthest and (value / farthest) ** 0.5 - (ticks[-1] / farthest) ** 0.5 >= APART:
+            ticks.append(value)
+    return ticks

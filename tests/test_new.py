@@ -55,7 +55,7 @@ def test_in_the_source_tree_it_is_two_files_that_the_tests_find(tmp_path):
     assert files(tmp_path) - before == {"dpopt/optimizers/dp_smooth.py", "dpopt/conf/optimizer/dp_smooth.yaml"}
     (step,) = [line.split()[1:] for line in printed.splitlines() if line.strip().startswith("python -m pytest")]
     tested = run(tmp_path, *step, "-v", "-p", "no:cacheprovider").splitlines()
-    for part in ("is_pure", "replays_bit_for_bit", "equals_its_declared_limits", "hyfreedp-over-dp_smooth-bounds"):
+    for part in ("is_pure", "replays_bit_for_bit", "equals_its_declared_limits", "bounds_one_record"):
         assert any(part in line and "dp_smooth" in line and "PASSED" in line for line in tested), part
 
 

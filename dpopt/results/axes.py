@@ -13,10 +13,8 @@ from dpopt.results.choosing import validated_best
 from dpopt.results.drawing import GREY, by_epsilon, by_method, sweeps, workload_panels
 from dpopt.results.scores import shown
 
-EMPTY = 1 / 4
-"""The least share of an axis that has to be empty for a cut."""
-FEWEST = 3
-"""As many values have to lie above that, and more than below."""
+# A cut hides a distance: it needs a quarter of the axis empty, three values above that, and more than below.
+_EMPTY, _FEWEST = 1 / 4, 3
 
 
 def run_axis(axis: Any, values: Iterable[float], label: str) -> None:
@@ -75,18 +73,18 @@ def gap(low: Iterable[float], high: Iterable[float]) -> tuple[float, float] | No
     """The widest part of an axis that none of the intervals [low, high] touches, where few lie far below the others.
 
     Returns:
-        Its two ends. None if it is at most `EMPTY` of the axis, if its share of the axis is smaller than the share of
+        Its two ends. None if it is at most a quarter of the axis, if its share of the axis is smaller than the share of
         the intervals below it, or if too few intervals lie above it.
     """
     spans = _finite(low, high)
-    if len(spans) <= FEWEST:
+    if len(spans) <= _FEWEST:
         return None
     reached = np.maximum.accumulate([b for _, b in spans])
     widths = np.array([a for a, _ in spans[1:]]) - reached[:-1]
     below = int(widths.argmax()) + 1
     above = len(spans) - below
-    is_wide = widths[below - 1] > max(EMPTY, below / len(spans)) * (reached[-1] - spans[0][0])
-    return (float(reached[below - 1]), spans[below][0]) if is_wide and above >= max(FEWEST, below + 1) else None
+    is_wide = widths[below - 1] > max(_EMPTY, below / len(spans)) * (reached[-1] - spans[0][0])
+    return (float(reached[below - 1]), spans[below][0]) if is_wide and above >= max(_FEWEST, below + 1) else None
 
 
 def _finite(low: Iterable[float], high: Iterable[float]) -> list[tuple[float, float]]:
@@ -120,7 +118,7 @@ def cut(axes: Sequence[Any], low: Iterable[float], high: Iterable[float], along:
 
 
 def _mark(axis: Any, first: float, last: float, along: str) -> None:
-    """Ticks beside the cut alone, a blank band that hides what crosses it, and what the band is."""
+    # Ticks stand beside the cut alone: inside it the scale has no meaning.
     start, end = getattr(axis, f"get_{along}lim")()
     kept = (end - last) + (first - start)
     ticks = _ticks(start, first, kept) + _ticks(last, end, kept)
@@ -140,7 +138,6 @@ def _mark(axis: Any, first: float, last: float, along: str) -> None:
 
 
 def _ticks(start: float, end: float, kept: float) -> list[float]:
-    """Round values of a part of an axis, as many as it has room for, and one at least."""
     from matplotlib.ticker import MaxNLocator
 
     count, middle = round(6 * (end - start) / kept), (start + end) / 2

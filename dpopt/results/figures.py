@@ -19,12 +19,10 @@ from dpopt.results.drawing import Styles
 
 OF_SUITES = ("comparison", "curves", "ranking", "sweep", "rates", "diagnostics", "classes", "transfers")
 """Frames of `results.Results`, which a figure of a suite may need."""
-DEFAULT = Path("plots")
+_DEFAULT = Path("plots")
 """The folder of figures beside those that come with dpopt."""
 OF_COMMANDS = {"speed": "dpopt bench", "audit": "dpopt audit"}
 """Frames of no suite -> the command that draws their figures."""
-FRAMES = (*OF_SUITES, *OF_COMMANDS)
-"""Every frame that a figure may need."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +61,9 @@ def plots(folder: Path, name: str | None = None) -> list[Plot]:
     Raises:
         ConfigError: no such folder, no such figure, or a file without `NEEDS` and `draw`.
     """
-    if folder != DEFAULT and not folder.is_dir():
+    if folder != _DEFAULT and not folder.is_dir():
         raise ConfigError("plots", str(folder), "expected a folder of figure files")
-    files = at_hand("plots", "[!_]*.py") if folder == DEFAULT else {f.stem: f for f in sorted(folder.glob("[!_]*.py"))}
+    files = at_hand("plots", "[!_]*.py") if folder == _DEFAULT else {f.stem: f for f in sorted(folder.glob("[!_]*.py"))}
     if name is not None and name not in files:
         raise unknown("figure", name, files)
     return [_load(file) for stem, file in files.items() if name in (None, stem)]
@@ -77,9 +75,10 @@ def _load(file: Path) -> Plot:
         raise ConfigError("plots", str(file), "cannot be imported")
     module: ModuleType = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
+    frames = (*OF_SUITES, *OF_COMMANDS)
     needs, draw = getattr(module, "NEEDS", None), getattr(module, "draw", None)
-    if needs not in FRAMES or not callable(draw):
-        raise ConfigError("plots", str(file), f"expected NEEDS, one of {', '.join(FRAMES)}, and draw(frame, styles)")
+    if needs not in frames or not callable(draw):
+        raise ConfigError("plots", str(file), f"expected NEEDS, one of {', '.join(frames)}, and draw(frame, styles)")
     return Plot(file.stem, needs, draw)
 
 
@@ -88,7 +87,9 @@ def render(figure: Any, kinds: Sequence[str] = ("svg", "png")) -> dict[str, byte
     import matplotlib as mpl
     import matplotlib.pyplot as plt
 
-    contents, nothing = {}, {"metadata": dict.fromkeys(("Creator", "Date"))}
+    contents = {}
+    # A date or a version would change the bytes of a figure that shows the same.
+    nothing = {"metadata": dict.fromkeys(("Creator", "Date"))}
     for kind in kinds:
         buffer = io.BytesIO()
         with mpl.rc_context({"svg.hashsalt": "dpopt"}):

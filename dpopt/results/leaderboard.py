@@ -161,11 +161,14 @@ class Leaderboard:
         return [self._ranks(), *distances, *scores]
 
     def _ranks(self) -> Table:
+        def interval(row: Row) -> str:
+            return "" if math.isnan(row["low"]) else f"[{row['low']:.2f}, {row['high']:.2f}]"
+
         columns = [
             Column("method", "label"),
             Column("track", "track"),
             Column("rank", "rank", unless_nan("{:.2f}".format)),
-            Column("95 % interval", text=_interval),
+            Column("95 % interval", text=interval),
             Column("first", "first", unless_nan(lambda share: f"{100 * share:.0f} %")),
             Column("per draw", "draws", unless_nan("{:.2f}".format)),
             Column("per gradient", "gradients", unless_nan("{:.2f}".format)),
@@ -186,12 +189,17 @@ class Leaderboard:
             blocks = self.blocks[(self.blocks["epsilon"] == target) & self.blocks["is_best"]]
             best = set(zip(blocks["label"], blocks["workload"], strict=True))
         of = {(row["label"], row["workload"]): row for row in rows.to_dict("records")}
+
+        def score_of(workload: str, label: str) -> str:
+            row = of.get((label, workload))
+            return shown(row["score"]).text(row["mean"], row["std"]) if row else ""
+
         methods = self.ranks[self.ranks["label"].isin(rows["label"])]
         columns, bold = [Column("method", "label")], set[tuple[int, str]]()
         italic = {(at, "method") for at, track in enumerate(methods["track"]) if track == FREE}
         for workload, score in rows.groupby("workload", sort=False)["score"].first().items():
             name = f"{workload}, {shown(score).label}"
-            columns.append(Column(name, "label", partial(_score, of, workload)))
+            columns.append(Column(name, "label", partial(score_of, workload)))
             for at, label in enumerate(methods["label"]):
                 bold |= {(at, name)} if (label, workload) in best else set()
                 italic |= {(at, name)} if of.get((label, workload), {}).get("is_reference") else set()
@@ -205,12 +213,3 @@ class Leaderboard:
         hours = runs.get("seconds_cpu", pd.Series(dtype=float)).sum() / 3600
         cost = f"{len(runs):,} runs" + (f", {hours:.2g} CPU hours of training." if hours else ".")
         return f"Suites: {', '.join(results.suite for results in self.suites)}. {cost}"
-
-
-def _interval(row: Row) -> str:
-    return "" if math.isnan(row["low"]) else f"[{row['low']:.2f}, {row['high']:.2f}]"
-
-
-def _score(of: dict[tuple[str, str], Row], workload: str, label: str) -> str:
-    row = of.get((label, workload))
-    return shown(row["score"]).text(row["mean"], row["std"]) if row else ""

@@ -11,9 +11,6 @@ from dpopt.markup import duration
 from dpopt.results.writing import Column, texts, unless_nan
 from dpopt.store.leases import Holder
 
-ALIKE = ("workload", "label", "epochs", "batch_size")
-"""Runs that agree in these take about as long as each other."""
-
 
 def expected_seconds(cells: pd.DataFrame) -> pd.Series:
     """Seconds that each run takes or took: the median over finished runs of its kind, or else over all finished runs.
@@ -27,7 +24,8 @@ def expected_seconds(cells: pd.DataFrame) -> pd.Series:
     if "seconds_train" not in cells:
         return pd.Series(math.nan, cells.index)
     took = cells["seconds_prepare"] + cells["seconds_train"]
-    alike = took.groupby([cells[column] for column in ALIKE], dropna=False).transform("median")
+    kind = [cells[column] for column in ("workload", "label", "epochs", "batch_size")]  # about as long as each other
+    alike = took.groupby(kind, dropna=False).transform("median")
     return took.fillna(alike).fillna(took.median())
 
 
@@ -65,15 +63,13 @@ def seconds_left(cells: pd.DataFrame, at_work: pd.DataFrame, expected: pd.Series
 
 def readable(at_work: pd.DataFrame) -> pd.DataFrame:
     """The frame of `running` as texts."""
-    return texts(at_work, COLUMNS)
-
-
-COLUMNS = [
-    *(Column(name, name) for name in ("run", "workload", "optimizer")),
-    Column("ε", "ε", "{:g}".format),
-    Column("seed", "seed"),
-    Column("done", "done", "{:.0%}".format),
-    Column("left", "seconds_left", unless_nan(duration, "?")),
-    Column("holder", "holder"),
-    Column("sign of life", "silent", "{:.0f} s".format),
-]
+    columns = [
+        *(Column(name, name) for name in ("run", "workload", "optimizer")),
+        Column("ε", "ε", "{:g}".format),
+        Column("seed", "seed"),
+        Column("done", "done", "{:.0%}".format),
+        Column("left", "seconds_left", unless_nan(duration, "?")),
+        Column("holder", "holder"),
+        Column("sign of life", "silent", "{:.0f} s".format),
+    ]
+    return texts(at_work, columns)

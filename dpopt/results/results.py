@@ -48,11 +48,12 @@ def load_results(
     """
     chosen = {"optimizers": optimizers, "epsilon": epsilon, "seeds": seeds, "workloads": workloads}
     store = Store(fields.path(results, "results"))
-    return Results(store, suite, {key: _several(value) for key, value in chosen.items() if value is not None})
-
-
-def _several(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, list | tuple | set | range) else (value,)
+    part = {
+        key: tuple(value) if isinstance(value, list | tuple | set | range) else (value,)
+        for key, value in chosen.items()
+        if value is not None
+    }
+    return Results(store, suite, part)
 
 
 @dataclass(frozen=True)
@@ -172,10 +173,7 @@ class Results:
 
     @cached_property
     def sweep(self) -> pd.DataFrame:
-        """One row a group, of suites that vary the clipping bound and the batch size of a method.
-
-        With `selected_by`, the mean of `choosing.select`'s over seeds: what `choosing.best_setting` goes by.
-        """
+        """One row a group, of suites that vary a method's clip and batch size, with its mean `selected_by`."""
         every = self.every
         if every.empty or (every.groupby("label")[["clip", "batch_size"]].nunique().max() < 2).any():
             return pd.DataFrame()
@@ -183,13 +181,11 @@ class Results:
 
     @cached_property
     def rates(self) -> pd.DataFrame:
-        """One row a replicate of `sweep` whose runs have several learning rates: the selected one is `lr`.
-
-        Without those of which no rate has a score: none of them is the best.
-        """
+        """One row a replicate of `sweep` whose runs have several learning rates: the selected one is `lr`."""
         if self.sweep.empty:
             return pd.DataFrame()
         rates = self.cells.groupby([*GROUP, "seed"], dropna=False)["lr"].transform("nunique")
+        # Without a score no rate is the best.
         scored = self.every[self.every["selected_by"] > -math.inf]
         return scored.merge(self.cells.loc[rates > 1, ["label", "run_id"]])
 
@@ -210,12 +206,12 @@ class Results:
 
     @cached_property
     def styles(self) -> dict[str, Style]:
-        """The look of each label in figures: that of the whole suite, whatever part is asked for."""
+        """The look of each label in figures."""
+        # That of the whole suite, so that a figure of a part can be laid beside it.
         return styles_of(row_names(self.store.manifest(self.suite)["cells"]))
 
     @cached_property
     def _titles(self) -> dict[str, str]:
-        """Titles of workloads in figures, by their names in tables."""
         specs = [entry["cell"]["workload"] for entry in self.store.manifest(self.suite)["cells"]]
         return dict(zip(workload_names(specs).values(), readable_names(specs).values(), strict=True))
 

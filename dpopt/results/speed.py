@@ -10,12 +10,11 @@ import pandas as pd
 from dpopt.markup import MARKDOWN
 from dpopt.results.writing import Column, Table, texts, unless_nan
 
-TITLES = {
+_TITLES = {
     "engine": "Engines: one step of private SGD against non-private SGD",
     "optimizer": "Optimizers: one draw against the baseline's",
 }
 BLOCK = ["kind", "case", "subset", "precision"]
-"""Contenders that agree in these are compared."""
 NUMBERS = ["seconds", "time_ratio", "time_ratio_low", "time_ratio_high", "memory", "memory_ratio"]
 NOTE = (
     "Time: ratio of medians, in parentheses the quartiles of the single rounds' ratios; in every round each row of a "
@@ -52,7 +51,7 @@ def markdown(record: Mapping[str, Any]) -> str:
 def blocks(record: Mapping[str, Any]) -> list[str]:
     """A title and a table for each kind of contender in a record."""
     rows, parts = frame(record), []
-    for kind, title in TITLES.items():
+    for kind, title in _TITLES.items():
         if len(part := rows[rows["kind"] == kind]):
             table = texts(part, _columns(kind))
             only_float32 = set(part["precision"]) == {"float32"}
@@ -75,6 +74,11 @@ def origin(record: Mapping[str, Any], *packages: str) -> str:
 
 
 def _columns(kind: str) -> list[Column]:
+    def time(row: Mapping[str, Any]) -> str:
+        if pd.isna(row["time_ratio"]):
+            return row["failure"][:60]  # a longer reason would make the table too wide to read
+        return f"{_ratio(row['time_ratio'])} ({_ratio(row['time_ratio_low'])}-{_ratio(row['time_ratio_high'])})"
+
     return [
         Column("case", "case"),
         Column("trained", text=lambda row: f"{row['subset']} ({row['trained']:,})"),
@@ -83,17 +87,11 @@ def _columns(kind: str) -> list[Column]:
         Column(kind, "contender"),
         *([] if kind == "engine" else [Column("baseline", "baseline")]),
         Column("ms", "seconds", unless_nan(lambda value: f"{1e3 * value:,.1f}", "fails")),
-        Column("time", text=_time),
+        Column("time", text=time),
         Column("MB", "memory", unless_nan(lambda value: f"{value / 1e6:.1f}")),
         Column("memory", "memory_ratio", unless_nan(_ratio)),
         *([Column("Opacus / this", "over_opacus", unless_nan(_ratio))] if kind == "engine" else []),
     ]
-
-
-def _time(row: Mapping[str, Any]) -> str:
-    if pd.isna(row["time_ratio"]):
-        return row["failure"][:60]
-    return f"{_ratio(row['time_ratio'])} ({_ratio(row['time_ratio_low'])}-{_ratio(row['time_ratio_high'])})"
 
 
 def _ratio(value: float) -> str:

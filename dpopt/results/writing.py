@@ -11,11 +11,11 @@ import pandas as pd
 from dpopt import markup
 from dpopt.markup import LATEX, MARKDOWN, TextFormat
 
-Marks = Set[tuple[int, str]]
+_Marks = Set[tuple[int, str]]
 """Cells of a table."""
 
 
-def marks(rows: Iterable[bool], columns: Iterable[str]) -> Marks:
+def marks(rows: Iterable[bool], columns: Iterable[str]) -> _Marks:
     """The cells of `columns` in the rows that are true."""
     return {(at, name) for at, is_marked in enumerate(rows) if is_marked for name in columns}
 
@@ -63,8 +63,8 @@ class Table:
     title: str = ""
     note: str = ""
     command: str = ""
-    bold: Marks = frozenset()
-    italic: Marks = frozenset()
+    bold: _Marks = frozenset()
+    italic: _Marks = frozenset()
     numbers: pd.DataFrame | None = None
 
     def styled(self, style: TextFormat) -> pd.DataFrame:
@@ -92,12 +92,12 @@ class Table:
     def csv(self) -> str:
         """The numbers at full precision, and texts that are no formulas."""
         frame = self.frame if self.numbers is None else self.numbers
-        return frame.map(_cell).rename(columns=_cell).to_csv(index=False)
+
+        def cell(value: Any) -> Any:  # a spreadsheet runs a text that begins like a formula
+            return markup.csv(value) if isinstance(value, str) else value
+
+        return frame.map(cell).rename(columns=cell).to_csv(index=False)
 
     def files(self) -> dict[str, str]:
         """The contents of files, by their kind."""
         return {"md": f"{self.markdown}\n", "csv": self.csv, "tex": self.latex}
-
-
-def _cell(value: Any) -> Any:
-    return markup.csv(value) if isinstance(value, str) else value

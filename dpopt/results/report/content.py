@@ -14,12 +14,9 @@ from dpopt.results.report.sheet import text
 from dpopt.results.scores import shown
 from dpopt.store.runs import RESULTS, SETTLED, Store
 
-STATES = (*SETTLED, "running", "interrupted", "pending")
-AXES = {"batch_size": "B", "epochs": "epochs", "clip": "C"}
-"""Columns that tell rows of one label, workload and target apart."""
-ORIGIN = {"code": "commit", "python": "Python", "device": "device"}
-TRACEBACK_LINES = 6
-"""Lines of a traceback that are shown: its end names the place and the reason."""
+_STATES = (*SETTLED, "running", "interrupted", "pending")
+_AXES = {"batch_size": "B", "epochs": "epochs", "clip": "C"}
+_ORIGIN = {"code": "commit", "python": "Python", "device": "device"}
 
 
 class Failure(NamedTuple):
@@ -59,7 +56,6 @@ def headline(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _best_of_block(block: pd.DataFrame, table: pd.DataFrame) -> dict[str, str]:
-    """The headline for the rows of one workload and target."""
     first = block.iloc[0]
     best, score = _best(block[~block["is_reference"]]), shown(first["score"])
     reference = _best(block[block["is_reference"]])
@@ -76,7 +72,6 @@ def _best_of_block(block: pd.DataFrame, table: pd.DataFrame) -> dict[str, str]:
 
 
 def _best(rows: pd.DataFrame) -> dict[str, Any] | None:
-    """The row with the highest mean, the first one of equals."""
     finite = rows[rows["mean"].notna()]
     return None if finite.empty else finite.loc[finite["mean"].idxmax()].to_dict()
 
@@ -89,16 +84,15 @@ def _with_score(row: dict[str, Any] | None, table: pd.DataFrame, is_charged: boo
 
 
 def _named(row: dict[str, Any], table: pd.DataFrame) -> str:
-    """A row's label, with its place on the axes that have more than one value in `table`."""
-    varied = [key for key in AXES if table[key].nunique() > 1 and not math.isnan(row[key])]
-    place = [f"{AXES[key]} = {row[key]:g}" for key in varied]
+    varied = [key for key in _AXES if table[key].nunique() > 1 and not math.isnan(row[key])]
+    place = [f"{_AXES[key]} = {row[key]:g}" for key in varied]
     return f"{row['label']} ({', '.join(place)})" if place else row["label"]
 
 
 def states(cells: pd.DataFrame) -> str:
     """The number of cells, and of those in each state."""
     counts = cells.drop_duplicates("run_id")["state"].value_counts()
-    listed = [f"{counts[state]} {state}" for state in STATES if state in counts]
+    listed = [f"{counts[state]} {state}" for state in _STATES if state in counts]
     return f"{counts.sum()} {'cell' if counts.sum() == 1 else 'cells'}: {', '.join(listed)}."
 
 
@@ -118,7 +112,7 @@ def explained(store: Store, places: Mapping[str, str]) -> list[Failure]:
     failures: dict[str, Failure] = {}
     for run_id, place in places.items():
         error = store.error(run_id)
-        end = "\n".join(error["traceback"].strip().splitlines()[-TRACEBACK_LINES:])
+        end = "\n".join(error["traceback"].strip().splitlines()[-6:])  # which name place and reason
         failure = failures.setdefault(error["reason"], Failure(error["reason"], end, []))
         failure.cells.append(f"{run_id}: {place}")
     return list(failures.values())
@@ -137,32 +131,25 @@ def damages(results: Stored) -> list[str]:
 
 def setting(cells: pd.DataFrame) -> dict[str, str]:
     """The values that were planned on each axis."""
-    keys = {"workload": "workloads", "label": "rows", "epsilon_target": "target ε", "delta": "δ", **AXES}
+    keys = {"workload": "workloads", "label": "rows", "epsilon_target": "target ε", "delta": "δ", **_AXES}
     keys |= {"seed": "seeds", "accountant": "accountant"}
-    return {name: ", ".join(_values(cells[key])) for key, name in keys.items()}
-
-
-def _values(column: pd.Series) -> list[str]:
-    """The distinct values of a column in their order, and a dash where some row has none."""
-    return [*map(text, sorted(column.dropna().unique())), *(["–"] if column.isna().any() else [])]
+    # A dash is a value too: a suite may have rows with a clipping bound and rows without.
+    values = {name: [*map(text, sorted(cells[key].dropna().unique()))] for key, name in keys.items()}
+    dashes = {name: ["–"] if cells[key].isna().any() else [] for key, name in keys.items()}
+    return {name: ", ".join(values[name] + dashes[name]) for name in values}
 
 
 def provenance(cells: pd.DataFrame) -> pd.DataFrame:
     """With which code, versions and devices cells were run, and how many cells with each: what, value, cells."""
     cells = cells[cells["state"].isin(RESULTS)].drop_duplicates("run_id")
-    names = ORIGIN | {key: key.removeprefix("version_") for key in cells if key.startswith("version_")}
+    if "commit" in cells:
+        # Files that are tracked and were changed make the commit say less than it seems to.
+        pairs = zip(cells["commit"], cells["dirty"], strict=True)
+        code = [f"{commit} with changed files" if dirty else commit for commit, dirty in pairs]
+        cells = cells.assign(code=pd.Series(code, cells.index, dtype=object).where(cells["commit"].notna()))
+    names = _ORIGIN | {key: key.removeprefix("version_") for key in cells if key.startswith("version_")}
     rows = []
     for key, name in names.items():
-        values = _code(cells) if key == "code" else cells.get(key, pd.Series(dtype=str))
-        counts = values.dropna().astype(str).value_counts().sort_index()
+        counts = cells.get(key, pd.Series(dtype=str)).dropna().astype(str).value_counts().sort_index()
         rows += [{"what": name, "value": value, "cells": str(count)} for value, count in counts.items()]
     return pd.DataFrame(rows, columns=["what", "value", "cells"])
-
-
-def _code(cells: pd.DataFrame) -> pd.Series:
-    """Commits, and whether tracked files differed from them."""
-    if "commit" not in cells:
-        return pd.Series(dtype=str)
-    runs = cells[cells["commit"].notna()]
-    states = zip(runs["commit"], runs["dirty"], strict=True)
-    return pd.Series([f"{commit} with changed files" if dirty else commit for commit, dirty in states], dtype=str)

@@ -13,14 +13,13 @@ from dpopt.results.report import svg
 from dpopt.results.report.sheet import Drawing, sheet
 from dpopt.results.writing import Table
 
-CAPTION = "Average ranks and their critical difference."
+_CAPTION = "Average ranks and their critical difference."
 
 
 def leaderboard(board: Leaderboard, plots: Path, baseline: str = "", by: str = "epsilon") -> dict[str, str | bytes]:
     """A page as Markdown and HTML, the figure, and the numbers as CSV (p too), by the names of their files.
 
     Args:
-        board: the leaderboard.
         plots: folder of the figures' files.
         baseline, by: see `Leaderboard.tables`.
     """
@@ -29,8 +28,8 @@ def leaderboard(board: Leaderboard, plots: Path, baseline: str = "", by: str = "
     (plot,), blocks = figures.plots(plots, "average_ranks"), board.blocks
     figure = None if blocks.empty else plot.figure(blocks, styles_of(blocks["label"]))
     if figure is not None:
-        parts.insert(1, f"![{CAPTION}](leaderboard.svg)")
-        pictures.append(Drawing("average_ranks", CAPTION, "", Markup(svg.render(figure, "figure-1", CAPTION)), ""))
+        parts.insert(1, f"![{_CAPTION}](leaderboard.svg)")
+        pictures.append(Drawing("average_ranks", _CAPTION, "", Markup(svg.render(figure, "figure-1", _CAPTION)), ""))
         figure = plot.figure(blocks, styles_of(blocks["label"]))  # anew, as drawing moves its parts
         files["leaderboard.svg"] = figures.render(figure, ["svg"])["svg"]
     if baseline:

@@ -80,7 +80,7 @@ def page(
         store.manifest(suite).get("description", ""),
         suite=suite,
         title=f"{suite}: dpopt report",
-        given=of_suite,
+        arguments=of_suite,
         states=content.states(cells),
         failures=content.failures(store, cells),
         damages=content.damages(stored),
@@ -91,10 +91,13 @@ def page(
 
 
 def _drawing(plot: Plot, draw: Callable[[Plot], Any], place: str) -> Drawing:
-    """One figure, its ids beginning with `place`; where it cannot be drawn the page has all but this figure."""
     import matplotlib.pyplot as plt
 
-    (caption, legend), before = _captions(plot), plt.get_fignums()
+    # The file's docstring has the caption in its first line, and how the figure is read in the rest.
+    documented = inspect.cleandoc(getattr(plot.draw, "__globals__", {}).get("__doc__") or plot.name)
+    caption, _, rest = documented.replace("`", "").partition("\n")
+    legend = " ".join(f"{rest} {inspect.getdoc(plot.draw) or ''}".replace("`", "").split())
+    before = plt.get_fignums()
     drawn, problem = "", "nothing that it needs is stored"
     try:
         if figure := draw(plot):
@@ -104,10 +107,3 @@ def _drawing(plot: Plot, draw: Callable[[Plot], Any], place: str) -> Drawing:
     for number in set(plt.get_fignums()) - set(before):
         plt.close(number)
     return Drawing(plot.name, caption, legend, Markup(drawn), problem)
-
-
-def _captions(plot: Plot) -> tuple[str, str]:
-    """Caption and legend of a figure: the first line of its file's docstring, and the rest with that of `draw`."""
-    documented = inspect.cleandoc(getattr(plot.draw, "__globals__", {}).get("__doc__") or plot.name)
-    caption, _, rest = documented.replace("`", "").partition("\n")
-    return caption, " ".join(f"{rest} {inspect.getdoc(plot.draw) or ''}".replace("`", "").split())

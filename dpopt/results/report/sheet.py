@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from dpopt.markup import lines
 from dpopt.results.writing import Table
 
 HERE = Path(__file__).parent
-NUMBER = re.compile(r"([-−+]?)(\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?|∞)(?=[\s%]|$)")
+_NUMBER = re.compile(r"([-−+]?)(\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?|∞)(?=[\s%]|$)")
 """A number that a text begins with: "91.2 ± 0.4", "1.0e-05", "∞"; not "3d_cnn"."""
 
 
@@ -39,33 +39,27 @@ class Drawing(NamedTuple):
     problem: str
 
 
-class TableColumn(NamedTuple):
+class _TableColumn(NamedTuple):
     """A column's name, and whether it holds numbers."""
 
     name: str
     is_numeric: bool
 
 
-class TableCell(NamedTuple):
-    """A cell of a table.
-
-    Attributes:
-        text: that it shows.
-        number: in the text, as JavaScript reads it; empty for none.
-        kind: how it is set: "strong", "reference" or nothing.
-    """
+class _TableCell(NamedTuple):
+    """A cell: its text, the `number` in it as JavaScript reads it, and its `kind`: "strong", "reference" or ""."""
 
     text: str
     number: str
     kind: str
 
 
-class Grid(NamedTuple):
+class _Grid(NamedTuple):
     """A `Table` as the template takes it."""
 
     title: str
-    columns: list[TableColumn]
-    rows: list[list[TableCell]]
+    columns: list[_TableColumn]
+    rows: list[list[_TableCell]]
     note: str
     command: str
 
@@ -75,6 +69,7 @@ def sheet(
 ) -> str:
     """A page; with `more`, see `page`, that of a suite. What is not made as markup stays text."""
     style, script = ((HERE / name).read_text("utf-8") for name in ("page.css", "page.js"))
+    # The page allows this one script by its digest, so that nothing in a table can run.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     templates = Environment(
         loader=FileSystemLoader(HERE),
@@ -91,27 +86,20 @@ def sheet(
     return template.render(**parts, style=Markup(style), script=Markup(script), digest=digest)
 
 
-def grid(table: Table) -> Grid:
+def grid(table: Table) -> _Grid:
     """A table as the template takes it."""
     kinds = dict.fromkeys(table.italic, "reference") | dict.fromkeys(table.bold, "strong")
     names = [str(name) for name in table.frame]
-    rows = [
-        [_cell(value, kinds.get((at, name), "")) for name, value in zip(names, row, strict=True)]
-        for at, row in enumerate(table.frame.itertuples(index=False, name=None))
-    ]
-    columns = [TableColumn(name, _is_numeric(row[at] for row in rows)) for at, name in enumerate(names)]
-    return Grid(table.title, columns, rows, table.note, table.command)
-
-
-def _is_numeric(cells: Iterable[TableCell]) -> bool:
-    """True if at least half of the cells that are not empty hold numbers."""
-    filled = [cell.number != "" for cell in cells if cell.text]
-    return any(filled) and sum(filled) >= len(filled) / 2
-
-
-def _cell(value: Any, kind: str) -> TableCell:
-    shown = text(value)
-    return TableCell(shown, number(shown), kind)
+    rows = []
+    for at, row in enumerate(table.frame.itertuples(index=False, name=None)):
+        shown = zip(names, map(text, row), strict=True)
+        rows.append([_TableCell(value, number(value), kinds.get((at, name), "")) for name, value in shown])
+    columns = []
+    for at, name in enumerate(names):
+        filled = [row[at].number != "" for row in rows if row[at].text]
+        # Half of them are enough: a column of numbers also has words, such as "not charged".
+        columns.append(_TableColumn(name, any(filled) and sum(filled) >= len(filled) / 2))
+    return _Grid(table.title, columns, rows, table.note, table.command)
 
 
 def text(value: Any) -> str:
@@ -125,7 +113,7 @@ def text(value: Any) -> str:
 
 def number(text: str) -> str:
     """The number that `text` begins with, as JavaScript reads it; empty where there is none."""
-    match = NUMBER.match(text)
+    match = _NUMBER.match(text)
     if not match:
         return ""
     sign, digits = match.groups()

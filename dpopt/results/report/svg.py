@@ -7,18 +7,12 @@ import re
 from typing import Any
 from xml.etree import ElementTree
 
-REFERENCE = re.compile(r"url\(#")
-INKS = {"#000000": "var(--ink)", "#ffffff": "var(--paper)"}
-"""The page's colours for what a figure draws in pure black and white, so that a dark page has no white boxes."""
-INK = re.compile("|".join(INKS))
-POINT = 4 / 3
-"""CSS pixels of a point."""
+# A dark page would have white boxes, were these not the page's colours.
+_INKS = {"#000000": "var(--ink)", "#ffffff": "var(--paper)"}
 
 
 def render(figure: Any, name: str, label: str) -> str:
     """A matplotlib figure as an `<svg>` element; the figure is left open.
-
-    Text stays text: it can be searched and copied, and takes fewer bytes than outlines do.
 
     Args:
         figure: what to draw.
@@ -29,6 +23,7 @@ def render(figure: Any, name: str, label: str) -> str:
 
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    # Text stays text: it can be searched and copied, and takes fewer bytes than outlines do.
     with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(buffer, format="svg", bbox_inches="tight", metadata=nothing)
     return inline(buffer.getvalue(), name, label)
@@ -43,8 +38,17 @@ def inline(document: str, name: str, label: str) -> str:
     for element in root.iter():
         element.tag = _local(element.tag)  # HTML knows the namespaces of <svg>
         attributes = {_local(key): value for key, value in element.attrib.items()}
-        element.attrib = {key: _own(key, value, name) for key, value in attributes.items()}
-    width = POINT * float(root.get("width", "576pt").removesuffix("pt"))
+        # Ids begin with the name of the figure, as those of two figures on one page would clash.
+        for key, value in attributes.items():
+            if key == "id":
+                attributes[key] = f"{name}-{value}"
+            elif key == "href" and value.startswith("#"):
+                attributes[key] = f"#{name}-{value[1:]}"
+            else:
+                shown = re.sub("|".join(_INKS), lambda colour: _INKS[colour[0]], value) if key == "style" else value
+                attributes[key] = shown.replace("url(#", f"url(#{name}-")
+        element.attrib = attributes
+    width = 4 / 3 * float(root.get("width", "576pt").removesuffix("pt"))
     for key in ("width", "height", "version"):
         root.attrib.pop(key, None)
     root.attrib |= {"role": "img", "aria-label": label, "style": f"--width: {width:.0f}px"}
@@ -53,14 +57,3 @@ def inline(document: str, name: str, label: str) -> str:
 
 def _local(name: str) -> str:
     return name.rpartition("}")[2]
-
-
-def _own(key: str, value: str, name: str) -> str:
-    """An attribute's value with its ids, and references to them, made the figure's own; colours as `INKS` has them."""
-    if key == "id":
-        return f"{name}-{value}"
-    if key == "href" and value.startswith("#"):
-        return f"#{name}-{value[1:]}"
-    if key == "style":
-        value = INK.sub(lambda colour: INKS[colour[0]], value)
-    return REFERENCE.sub(f"url(#{name}-", value)
