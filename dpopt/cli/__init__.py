@@ -37,6 +37,7 @@ from dpopt.errors import ConfigError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 1 where cells failed, 2 for input or files that cannot be used."""
+    os.environ["MPLBACKEND"] = "Agg"  # figures go to files, and the machine may have no display
     parser = _parser()
     if "_ARGCOMPLETE" in os.environ:
         answer(parser, COMMANDS)

@@ -22,8 +22,6 @@ from dpopt.fields import Bound, Name, Natural, Several
 
 T = TypeVar("T")
 BASE = resources.files("dpopt") / "conf" / "base"
-_DEEPEST = 50
-"""Levels of lists and mappings in a value."""
 
 
 def key(text: str, default: Any = MISSING) -> Any:
@@ -69,7 +67,7 @@ def read(cls: type[T], overrides: Sequence[str], where: str) -> T:
 
 
 def _value(text: str, hint: Any, where: str) -> Any:
-    """The plain data of a value: a text where the annotation wants one, else as YAML reads it."""
+    # A label may look like a number: where the annotation wants a text, YAML does not read it.
     kinds = set(_kinds(hint))
     if text == "null" and (types.NoneType in kinds or dict in kinds):
         return None if types.NoneType in kinds else {}
@@ -78,7 +76,7 @@ def _value(text: str, hint: Any, where: str) -> Any:
     if bool in kinds and text in ("true", "false"):
         return text == "true"
     try:
-        is_deep = text.count("[") + text.count("{") > _DEEPEST
+        is_deep = text.count("[") + text.count("{") > 50  # YAML recurses
         if is_deep or not text.strip() or any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
             raise yaml.YAMLError("nothing, aliases, or too many levels")
         return yaml.load(text, yaml.SafeLoader if Any in kinds else yaml.BaseLoader)
@@ -150,13 +148,13 @@ class Stored:
     @property
     def overrides(self) -> list[str]:
         """The arguments that choose the suite and its rows."""
-        rows = [f"{name}=[{','.join(map(_short, values))}]" for name, values in self.part.items()]
+        texts = {
+            name: ",".join(f"{value:g}" if isinstance(value, float) else f"{value}" for value in values)
+            for name, values in self.part.items()
+        }
+        rows = [f"{name}=[{values}]" for name, values in texts.items()]
         folders = {"results": f"{self.results}", "plots": f"{self.plots}"}
         return [f"suite={self.suite}", *rows, *(f"{name}={path}" for name, path in folders.items() if path != name)]
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else f"{value}"
 
 
 def suite_name(overrides: Sequence[str]) -> tuple[str, list[str]]:

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 def bench(overrides: Sequence[str]) -> None:
     """Time engines and optimizers side by side; prints the tables and stores them with the record and a bar chart."""
-    import matplotlib
-
-    matplotlib.use("Agg")  # a benchmark machine often has no display
     from dpopt.bench import run as benchmark
     from dpopt.results import figures, speed
     from dpopt.store import Store
@@ -34,9 +31,6 @@ def bench(overrides: Sequence[str]) -> None:
 
 def audit(overrides: Sequence[str]) -> int:
     """Bound the epsilon that optimizers really spend from below, and that of mechanisms broken on purpose."""
-    import matplotlib
-
-    matplotlib.use("Agg")
     from dpopt.audit import command as auditing
     from dpopt.results import audits, figures
     from dpopt.store import Store

@@ -46,12 +46,7 @@ class DataKeys:
 
 
 class _Files(NamedTuple):
-    """The files to be written.
-
-    Attributes:
-        contents: path -> text, of files that are not there yet.
-        next_steps: commands that show that it works.
-    """
+    """Path -> text of files that are not there yet, and commands that show that they work."""
 
     contents: dict[Path, str]
     next_steps: list[str]

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from dpopt.results.writing import Table
 
 _By = Literal["epsilon", "draws", "gradients", "seconds"]
-"""Kinds of budget; of epsilon, the whole search spends it."""
 
 
 def status(asked: Stored) -> None:
@@ -136,9 +135,6 @@ class LeaderboardKeys(Stored):
 
 def leaderboard(asked: LeaderboardKeys) -> None:
     """Rank methods over all workloads of suites at equal total epsilon, and say how sure that is."""
-    import matplotlib
-
-    matplotlib.use("Agg")
     from dpopt.files import check_writable
     from dpopt.results.leaderboard import Leaderboard
     from dpopt.results.report.leaderboard import leaderboard as page
@@ -165,9 +161,6 @@ class PlotKeys(Stored):
 
 def plot(asked: PlotKeys) -> None:
     """Draw a suite's figures from stored results, into `plots/out/SUITE/`."""
-    import matplotlib
-
-    matplotlib.use("Agg")
     from dpopt.files import check_writable
     from dpopt.results import figures
 
@@ -196,9 +189,6 @@ class ReportKeys(Stored):
 
 def report(asked: ReportKeys) -> None:
     """Write one HTML page of a suite, with its tables and figures, that opens without a network."""
-    import matplotlib
-
-    matplotlib.use("Agg")
     from dpopt.files import check_writable
 
     results = stored(asked)

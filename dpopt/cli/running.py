@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from dpopt.suites.searches import Planned
     from dpopt.suites.suite import Suite
 
-_SHOWN = 5
-"""The most cells that are listed for one reason why they failed."""
+_SHOWN = 5  # of cells that failed for one reason
 
 
 @dataclass(frozen=True, kw_only=True)

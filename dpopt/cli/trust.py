@@ -17,8 +17,7 @@ from dpopt.fields import Name, Several
 if TYPE_CHECKING:
     from dpopt.store import Store
 
-_SHOWN = 200
-"""The most findings that are printed."""
+_SHOWN = 200  # one damaged ledger makes a finding for each of its runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +35,6 @@ class PublishKeys:
 
 def publish(asked: PublishKeys) -> int:
     """Write a suite's folder of results/published: its runs, tables, ranking and figures."""
-    import matplotlib
-
-    matplotlib.use("Agg")
     from dpopt.results import publishing
     from dpopt.results.results import load_results
 

@@ -34,10 +34,8 @@ def select(cells: pd.DataFrame) -> pd.DataFrame:
     """The run that each replicate would release: its best on the validation split, never on the test split.
 
     A search that is charged goes by the scores that its runs have released, noise included; one in several parts
-    releases its last run. A run that has diverged, or whose score is not a number, is the worst.
-
-    Selection is made for each seed on its own, as someone with one private data set would. A group with a tuning run
-    that has no result is left out: the best of what happened to finish is not what the procedure releases.
+    releases its last run. A run that has diverged, or whose score is not a number, is the worst. Selection is made for
+    each seed on its own, as someone with one private data set would. A group with a run without a result is left out.
 
     Returns:
         One row for each group and seed, with `selected_by` (its score, -inf where that is the worst), `runs` (trained
@@ -52,6 +50,7 @@ def select(cells: pd.DataFrame) -> pd.DataFrame:
     for runs in grouped(rows, [*GROUP, "seed"]).values():
         last = "final" if any(row["stage"] for row in runs) else ""
         candidates = [row for row in runs if row["stage"] == last]
+        # The best of what happened to finish is not what the procedure releases.
         if not candidates or not all(row["state"] in RESULTS for row in runs):
             continue
         best = max(candidates, key=_score)
@@ -93,11 +92,9 @@ def together(searches: Iterable[Counter[str]]) -> Counter[str]:
 def best_setting(selected: pd.DataFrame) -> pd.DataFrame:
     """The rows of `select` whose group validates best among those that differ in `SWEPT` alone.
 
-    The mean over the seeds that a setting has decides, so that all seeds have one setting; of equal ones it is the
-    smallest. Where a method has several settings, be it in different seeds, the runs of all its groups and seeds are
-    one search, and charged as such in `charges`; `runs` are those of the groups and one seed. A method with several
-    settings of which none validates is left out: to choose one of them by the test split would be a search that nobody
-    sees.
+    The mean over the seeds that a setting has decides; of equal ones it is the smallest. Where a method has several
+    settings, the runs of all its groups and seeds are one search, and charged as such in `charges`; `runs` are those of
+    the groups and one seed. A method with several settings of which none validates is left out.
     """
     if selected.empty:
         return selected

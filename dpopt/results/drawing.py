@@ -19,8 +19,7 @@ _MARKERS = "osD^vP*X"
 _DASHES = ("-", "--", "-.", ":", (0, (6, 1.5, 1, 1.5, 1, 1.5)), (0, (1, 3)))
 ROOM = 1.5
 """The inches beside its panels that a figure has for a legend; `legend` adds what else it takes."""
-_ENTRY = 0.22
-"""The inches that an entry of a legend is high."""
+_ENTRY = 0.22  # inches that an entry of a legend is high
 MOST = 12
 """Of more labels, lines are thin, and bands, which would cover each other, are left out."""
 # A label that ends in a number, as in `RULE_1e-8`.

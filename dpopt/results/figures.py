@@ -20,7 +20,6 @@ from dpopt.results.drawing import Styles
 OF_SUITES = ("comparison", "curves", "ranking", "sweep", "rates", "diagnostics", "classes", "transfers")
 """Frames of `results.Results`, which a figure of a suite may need."""
 _DEFAULT = Path("plots")
-"""The folder of figures beside those that come with dpopt."""
 OF_COMMANDS = {"speed": "dpopt bench", "audit": "dpopt audit"}
 """Frames of no suite -> the command that draws their figures."""
 

@@ -72,8 +72,8 @@ def beside(
 ) -> tuple[pd.DataFrame, list[str]]:
     """`comparison`'s frame with a paper's numbers beside its own, and what to say of them below the table.
 
-    A number stands beside the row of the same data set, model, subset, method and target epsilon; the suite's key
-    `published` says what the paper calls them, and what it states in the place of a target.
+    A number stands beside the row of the same data set, model, subset, method and target epsilon, as the suite's key
+    `published` translates them.
 
     Args:
         table: at least one row.

@@ -115,11 +115,7 @@ class Results:
         return ranking.against(ranking.reached(self.store, self.cells, by, budgets), baseline)
 
     def plot(self, name: str, folder: str | Path = "plots") -> Figure:
-        """The figure `name` of `folder`.
-
-        Raises:
-            ConfigError: no such figure, or the suite has nothing that it could show.
-        """
+        """The figure `name` of `folder`; `ConfigError` for no such figure, or where the suite has nothing to show."""
         from dpopt.results import figures
 
         (chosen,) = figures.plots(fields.path(folder, "folder"), name)

@@ -17,10 +17,7 @@ Array = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 """The confidence of every interval; tests are at the level 1 - CONFIDENCE."""
-_RESAMPLES = 9_999
-"""Permutations of a test."""
-SAMPLES = 4_000
-"""Samples of a bootstrap."""
+_RESAMPLES, SAMPLES = 9_999, 4_000  # permutations of a test, samples of a bootstrap
 EQUAL, DIGITS = 1e-9, 12
 """Differences that vary by no more are equal but for rounding, and so are means that agree to so many digits."""
 ENOUGH = 6

@@ -69,7 +69,13 @@ def comparison(store: Store, selected: pd.DataFrame, charge: Charge = pricing.sp
     rows, tests, is_unscored = [], [], []
     for keys, group in selected.groupby(GROUP, sort=False, dropna=False):
         prices = [pricing.price(store, row, charge) for row in group.to_dict("records")]
-        unscored = without_score(group)
+        unscored, edges = without_score(group), Counter(edge for of in group["edges"] if of for edge in of.split(", "))
+        entries, optimizer, widen = registry.entries("optimizer"), group["optimizer"].iloc[0], group["widen"].max()
+        notes = [
+            entries[optimizer].note if optimizer in entries else "",  # results may be of one that is not installed here
+            _WIDEN_NOTE.format(widen) if widen else "",
+            f"{unscored}, which counts as diverged: not ranked." if unscored else "",
+        ]
         tests.append(group.set_index("seed")["test_score"])
         rows.append(
             {
@@ -81,13 +87,13 @@ def comparison(store: Store, selected: pd.DataFrame, charge: Charge = pricing.sp
                 "diverged": int(((group["state"] == "diverged") | (group.get("test_unscored", 0) > 0)).sum()),
                 "is_refined": False,  # published CSV has the column
                 "validation": group["selection_score"].mean(),
-                "edges": _edges(group["edges"]),
+                "edges": ", ".join(f"{edge} {count}/{len(group)}" for edge, count in sorted(edges.items())),
                 **{name: group[name].mean() for name in ("examples", "draws", "noise_gradient") if name in group},
                 "delta": group["delta"].max(),
                 "epsilon_single": group["epsilon"].max(),
                 "epsilon_with_tuning": max(spent.with_tuning for spent in prices),
                 "epsilon_composed": max(spent.composed for spent in prices),
-                "note": _note(group["optimizer"].iloc[0], group["widen"].max(), unscored),
+                "note": " ".join(filter(None, notes)),
             }
         )
         # Only the table looks at this: a search that did would make a release that nobody charges.
@@ -111,11 +117,6 @@ def _scores(group: pd.DataFrame) -> dict[str, Any]:
         | means
         | {f"{name}_std".removeprefix("mean_"): std for name, std in spreads.items()}
     )
-
-
-def _edges(of_seeds: pd.Series) -> str:
-    counts = Counter(edge for edges in of_seeds if edges for edge in edges.split(", "))
-    return ", ".join(f"{edge} {count}/{len(of_seeds)}" for edge, count in sorted(counts.items()))
 
 
 def _compared(table: pd.DataFrame, tests: Sequence[pd.Series]) -> pd.DataFrame:
@@ -200,13 +201,6 @@ def _of_score(table: pd.DataFrame, score: str, ours: str, theirs: str) -> Iterat
     yield Column(unit.label, text=partial(text, key=ours))
     if theirs in table and any(map(published, table.to_dict("records"))):
         yield Column(f"published {unit.label}", text=published)
-
-
-def _note(optimizer: str, widen: int, unscored: str) -> str:
-    entries = registry.entries("optimizer")  # results may be of an optimizer that is not installed here
-    notes = [entries[optimizer].note] if optimizer in entries else []
-    diverged = f"{unscored}, which counts as diverged: not ranked." if unscored else ""
-    return " ".join(filter(None, [*notes, _WIDEN_NOTE.format(widen) if widen else "", diverged]))
 
 
 def footer(table: pd.DataFrame, remarks: Sequence[str] = ()) -> str:

@@ -31,9 +31,7 @@ def tables_of(
     """The headline and the table of every finished row, with the numbers of a paper that the suite names.
 
     Args:
-        chosen: `tables.comparison` of one setting for each method.
-        comparison: `tables.comparison` of all settings.
-        manifest: the suite's.
+        chosen, comparison: `tables.comparison` of one setting for each method, and of all.
         of_suite: the arguments of a command that chooses the suite and its part.
     """
     if comparison.empty:
