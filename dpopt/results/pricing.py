@@ -28,7 +28,7 @@ ROUNDING = 1 + 1e-6
 _anew: ContextVar[dict[str, float] | None] = ContextVar("anew", default=None)
 
 
-class Price(NamedTuple):
+class _Price(NamedTuple):
     """The epsilon of a search for the records that are trained on.
 
     Attributes:
@@ -79,11 +79,11 @@ def epsilon_with_tuning(store: Store, selected: Mapping[str, Any]) -> float:
     return price(store, selected).with_tuning
 
 
-def price(store: Store, selected: Mapping[str, Any], charge: Charge = spent) -> Price:
+def price(store: Store, selected: Mapping[str, Any], charge: Charge = spent) -> _Price:
     """Both prices of the search behind a row of `choosing.select`; `charge` as in `epsilon_of_runs`."""
     rule = selection_rule(json.loads(selected["selection"])) if selected["selection"] else None
     total = epsilon_of_runs(store, selected["charges"], selected["delta"], selected["accountant"], charge)
-    return Price(float(selected["epsilon_total"]) if isinstance(rule, BestOf) else total, total)
+    return _Price(float(selected["epsilon_total"]) if isinstance(rule, BestOf) else total, total)
 
 
 def epsilon_of_runs(

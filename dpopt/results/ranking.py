@@ -332,7 +332,7 @@ def _by_workload(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.pivot_table(index="workload", columns="label", values="rank", aggfunc="mean")
 
 
-class RankTest(NamedTuple):
+class _RankTest(NamedTuple):
     """Friedman's test of average ranks.
 
     Attributes:
@@ -346,14 +346,14 @@ class RankTest(NamedTuple):
     critical: float
 
 
-def rank_test(frame: pd.DataFrame) -> RankTest | None:
+def rank_test(frame: pd.DataFrame) -> _RankTest | None:
     """The test of `average_ranks`; None with fewer than `statistics.ENOUGH` workloads, or than two methods."""
     # Workloads count and not blocks: the more budgets share records, the less each of them adds.
     ranks = _by_workload(everywhere(frame)).to_numpy()
     workloads, methods = ranks.shape
     if workloads < statistics.ENOUGH or methods < 2:
         return None
-    return RankTest(workloads, statistics.friedman(ranks).p, statistics.critical_difference(methods, workloads))
+    return _RankTest(workloads, statistics.friedman(ranks).p, statistics.critical_difference(methods, workloads))
 
 
 def verdict(frame: pd.DataFrame) -> str:

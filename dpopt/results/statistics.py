@@ -13,7 +13,7 @@ import numpy as np
 import scipy.stats
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+_Array = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 """The confidence of every interval; tests are at the level 1 - CONFIDENCE."""
@@ -24,17 +24,17 @@ ENOUGH = 6
 """Workloads from which ranks are tested: a method that wins on all of 5 still has p = 2 / 2^5 > 0.05 by signs."""
 
 
-class Interval(NamedTuple):
+class _Interval(NamedTuple):
     """Two ends; NaN where there is no interval."""
 
     low: float
     high: float
 
 
-NOWHERE = Interval(math.nan, math.nan)
+NOWHERE = _Interval(math.nan, math.nan)
 
 
-def expected_score(scores: Array, tested: float = math.nan) -> Interval:
+def expected_score(scores: _Array, tested: float = math.nan) -> _Interval:
     """The interval of mu, the score to be expected of a new seed on a new test record.
 
     All S seeds share the n test records: the score of seed s on record i is mu + a_s + b_i + e_si, and the mean over
@@ -55,27 +55,27 @@ def expected_score(scores: Array, tested: float = math.nan) -> Interval:
     mean, seeds = float(scores.mean()), len(scores)
     if not math.isfinite(mean) or (seeds == 1 and math.isnan(tested)):
         return NOWHERE
-    by_seeds = _student(scores) if seeds > 1 else Interval(mean, mean)
+    by_seeds = _student(scores) if seeds > 1 else _Interval(mean, mean)
     if math.isnan(tested):
         return by_seeds
     by_records = _wilson(mean, tested)
     low, high = (math.hypot(one - mean, other - mean) for one, other in zip(by_seeds, by_records, strict=True))
-    return Interval(max(0.0, mean - low), min(1.0, mean + high))
+    return _Interval(max(0.0, mean - low), min(1.0, mean + high))
 
 
-def _student(values: Array, comparisons: int = 1) -> Interval:
+def _student(values: _Array, comparisons: int = 1) -> _Interval:
     quantile = scipy.stats.t.isf((1 - CONFIDENCE) / 2 / comparisons, len(values) - 1)
     half = quantile * values.std(ddof=1) / math.sqrt(len(values))
-    return Interval(float(values.mean() - half), float(values.mean() + half))
+    return _Interval(float(values.mean() - half), float(values.mean() + half))
 
 
-def _wilson(share: float, count: float) -> Interval:
+def _wilson(share: float, count: float) -> _Interval:
     square = scipy.stats.norm.ppf((1 + CONFIDENCE) / 2) ** 2 / count
     half = math.sqrt(square * (share * (1 - share) + square / 4))
-    return Interval((share + square / 2 - half) / (1 + square), (share + square / 2 + half) / (1 + square))
+    return _Interval((share + square / 2 - half) / (1 + square), (share + square / 2 + half) / (1 + square))
 
 
-class Difference(NamedTuple):
+class _Difference(NamedTuple):
     """The difference of two methods, over pairs.
 
     Attributes:
@@ -90,7 +90,7 @@ class Difference(NamedTuple):
     p: float
 
 
-def difference(values: Array, comparisons: int = 1) -> Difference:
+def difference(values: _Array, comparisons: int = 1) -> _Difference:
     """The mean of paired differences with Student's interval and test.
 
     Args:
@@ -99,15 +99,15 @@ def difference(values: Array, comparisons: int = 1) -> Difference:
     """
     pairs, mean = len(values), float(values.mean())
     if pairs == 1:
-        return Difference(mean, math.nan, math.nan, math.nan)
+        return _Difference(mean, math.nan, math.nan, math.nan)
     if np.ptp(values) <= EQUAL:  # equal differences tell nothing of their variance: the sign test needs none
         p = 2.0 ** (1 - pairs) if abs(mean) > EQUAL else 1.0
-        return Difference(mean, math.nan, math.nan, min(1.0, comparisons * p))
+        return _Difference(mean, math.nan, math.nan, min(1.0, comparisons * p))
     p = float(scipy.stats.ttest_1samp(values, 0).pvalue)
-    return Difference(mean, *_student(values, comparisons), min(1.0, comparisons * p))
+    return _Difference(mean, *_student(values, comparisons), min(1.0, comparisons * p))
 
 
-class Standing(NamedTuple):
+class _Standing(NamedTuple):
     """The methods of a block that may be its best.
 
     Attributes:
@@ -115,7 +115,7 @@ class Standing(NamedTuple):
         visible: the difference below which two methods are not told apart: the median over pairs; NaN without any.
     """
 
-    p: Array
+    p: _Array
     visible: float
 
     @property
@@ -124,7 +124,7 @@ class Standing(NamedTuple):
         return self.p > 1 - CONFIDENCE
 
 
-def standing(scores: Array) -> Standing:
+def standing(scores: _Array) -> _Standing:
     """Compare every method with every other, over the seeds that both have, on this test split.
 
     A method is left out of the best where some other one is better by a one-sided paired t test at 5 %, divided by the
@@ -155,10 +155,10 @@ def standing(scores: Array) -> Standing:
         row, _ = compared.nonzero()
         quantile = scipy.stats.t.isf((1 - CONFIDENCE) / rivals[row], count[compared] - 1)
         visible = float(np.median(quantile * spread[compared] / np.sqrt(count[compared])))
-    return Standing(np.where(rivals > 0, least, math.nan), visible)
+    return _Standing(np.where(rivals > 0, least, math.nan), visible)
 
 
-def rank_samples(workloads: Sequence[Sequence[Array]]) -> Array:
+def rank_samples(workloads: Sequence[Sequence[_Array]]) -> _Array:
     """Bootstrap samples of average ranks: workloads are drawn with replacement, and in each of them seeds.
 
     A method's ranks are averaged over the blocks of a workload, whose seeds are drawn together, and then over
@@ -179,7 +179,7 @@ def rank_samples(workloads: Sequence[Sequence[Array]]) -> Array:
     return total / len(workloads)
 
 
-def _ranks_of_seeds(blocks: Sequence[Array], samples: int, generator: np.random.Generator) -> Array:
+def _ranks_of_seeds(blocks: Sequence[_Array], samples: int, generator: np.random.Generator) -> _Array:
     # The seeds of all blocks are drawn together, as they share the split and the draws.
     places = generator.random((samples, max(map(len, blocks))))
     means = [block[(places[:, : len(block)] * len(block)).astype(int)].mean(axis=1) for block in blocks]
@@ -193,7 +193,7 @@ class Friedman(NamedTuple):
     p: float
 
 
-def friedman(ranks: Array) -> Friedman:
+def friedman(ranks: _Array) -> Friedman:
     """Friedman's statistic, corrected for ties, and its p-value by permuting methods within blocks.
 
     Args:
@@ -206,7 +206,7 @@ def friedman(ranks: Array) -> Friedman:
     if spread == 0:
         return Friedman(0.0, 1.0)
 
-    def statistic(of: Array) -> Array:
+    def statistic(of: _Array) -> _Array:
         return (ranks.shape[1] - 1) * (of.sum(axis=-2) ** 2).sum(axis=-1) / spread
 
     # Permuted, as the chi-squared approximation needs many blocks, and rows may be means of several rankings.
@@ -224,7 +224,7 @@ def critical_difference(methods: int, blocks: int) -> float:
     return float(quantile * math.sqrt(methods * (methods + 1) / (6 * blocks)))
 
 
-def cliques(averages: Array, critical: float) -> list[tuple[int, int]]:
+def cliques(averages: _Array, critical: float) -> list[tuple[int, int]]:
     """First and last of each largest group of methods whose average ranks are closer than `critical`.
 
     Args:
@@ -239,7 +239,7 @@ def cliques(averages: Array, critical: float) -> list[tuple[int, int]]:
     return groups
 
 
-def profile(gaps: Array) -> tuple[Array, Array]:
+def profile(gaps: _Array) -> tuple[_Array, _Array]:
     """A performance profile: the share of blocks in which a method is within each distance of the best.
 
     Dolan and Moré ("Benchmarking optimization software with performance profiles", Mathematical Programming 2002)

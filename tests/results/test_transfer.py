@@ -22,6 +22,8 @@ def cells(tests=TESTS, seeds=(0, 1), **replaced):
             "is_widened": False,
             "selection": "",
             "search": number,
+            "search_id": "",
+            "widen": 0,
             "is_trained": True,
             "tuned": f'{{"lr": {rate}}}',
             "epsilon_target": epsilon,
