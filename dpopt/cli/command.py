@@ -17,7 +17,6 @@ class Command:
 
     Attributes:
         function: of its keys; of the arguments where there are `files` or `words`. Returns the exit code, None for 0.
-            Its docstring begins the help text.
         text: a line for the list of commands.
         keys: a dataclass, see `keys.read`; None where all keys lie in `files`.
         files: of `conf/base`, that hold keys with their defaults.
@@ -35,7 +34,7 @@ class Command:
     @property
     def description(self) -> str:
         """The command in full."""
-        return inspect.getdoc(self.function) or self.text
+        return inspect.getdoc(self.function) or self.text  # so that help and source cannot disagree
 
     @property
     def help(self) -> str:

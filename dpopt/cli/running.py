@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dpopt.suites.searches import Planned
     from dpopt.suites.suite import Suite
 
-_SHOWN = 5  # of cells that failed for one reason
+SHOWN = 5  # of cells that failed for one reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,12 @@ def plan(overrides: Sequence[str]) -> None:
     OUT.print(f"{cells} distinct cells of suite {suite.name}; results in {store.root}")
     if further := planning.to_follow(planned, store):
         OUT.print(f"up to {further} further cells follow, where the best of a grid lies at its end")
-    for line in (estimate.summary(rows, timings, at_once), *_basis(timings), *_absent(planning.missing(suite))):
+    OUT.print(estimate.summary(rows, timings, at_once))
+    if any(timing.is_estimate for timing in timings.values()):
+        share, call = f"{estimate.SHARE:.0%} of a product of matrices here", f"{1e3 * estimate.CALL:g} ms a gradient"
+        OUT.print(f"~ by FLOPs ({share}) and {call}")
+        OUT.print("not in it: starting workers and preparing cells; timed_draws=20 times preparing and real draws")
+    for line in _absent(planning.missing(suite)):
         OUT.print(line)
 
 
@@ -106,15 +111,6 @@ def _line(row: CostRow, timing: Timing | None) -> dict[str, str]:
         "MB": f"{timing.memory / 1e6:.0f}" if timing and timing.memory else "",
         "hours": f"{about}{row.seconds(timing) / 3600:.2g}" if timing and row.waiting else "",
     }
-
-
-def _basis(timings: Mapping[int, Timing]) -> list[str]:
-    from dpopt.suites.estimate import CALL, SHARE
-
-    if not any(timing.is_estimate for timing in timings.values()):
-        return []
-    apart = "not in it: starting workers and preparing cells; timed_draws=20 times preparing and real draws"
-    return [f"~ by FLOPs ({SHARE:.0%} of a product of matrices here) and {1e3 * CALL:g} ms a gradient", apart]
 
 
 def _absent(missing: Sequence[Missing]) -> list[str]:
@@ -176,8 +172,8 @@ def _explain(store: Store, suite: str, planned: list[Planned], failed: Mapping[s
     }
     others = [Failure(reason, "", [run_id]) for run_id, reason in failed.items() if run_id not in places]
     for reason, traceback, runs in [*explained(store, places), *others]:
-        lines = [*traceback.splitlines(), *runs[:_SHOWN]]
-        lines += [f"and {len(runs) - _SHOWN} more"] if len(runs) > _SHOWN else []
+        lines = [*traceback.splitlines(), *runs[:SHOWN]]
+        lines += [f"and {len(runs) - SHOWN} more"] if len(runs) > SHOWN else []
         complain("failed", reason)
         ERR.print("\n".join(f"  {line}" for line in lines))
     ERR.print(f"to run them again: dpopt retry suite={suite}")

@@ -27,7 +27,6 @@ _NUMBERED = re.compile(r"(.+)_(\d[\d.]*(?:e[+-]?\d+)?)")
 GREY = "0.5"
 """The colour of what belongs to no method: references, remarks."""
 DARK, LIGHT = "#0A0A0A", "#FAFAFA"
-"""On a ground that has a colour of its own, on every page."""
 
 
 class Style(NamedTuple):
