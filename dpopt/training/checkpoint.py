@@ -41,7 +41,6 @@ class Elapsed(NamedTuple):
 
     @classmethod
     def now(cls) -> Elapsed:
-        """The two clocks."""
         return cls(time.perf_counter(), time.process_time())
 
     def since(self, begin: Elapsed) -> Elapsed:
@@ -51,14 +50,7 @@ class Elapsed(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """The progress of a run.
-
-    Attributes:
-        state: of its optimizer.
-        ledger: the draws that it has taken.
-        elapsed: what training up to here has taken.
-        curve: the entries of its curve up to here.
-    """
+    """The progress of a run: its state, the ledger of its draws, what it has taken, and its curve up to here."""
 
     state: Any
     ledger: Ledger
@@ -86,12 +78,7 @@ def parse(content: bytes, device: torch.device) -> dict[str, Any]:
 
 
 def reached(saved: dict[str, Any], initial: Any, plan: Plan) -> Reached:
-    """The progress of the run that left `saved`.
-
-    Args:
-        saved: what `parse` gives.
-        initial: the state before the first step, whose structure is the checkpoint's.
-        plan: what the run may release.
+    """The progress of the run that left `saved`, as `parse` gives it; `initial` is the state before the first step.
 
     Raises:
         ValueError: `saved` is not the beginning of a run of this plan.
@@ -113,9 +100,6 @@ class Seeds(NamedTuple):
 class Checkpoint:
     """The file from which a run of `fit` goes on; it is replaced in one step, and its owner alone may read it.
 
-    When the run has ended, the file holds its end without the seeds: the same call then gives the same result, and
-    spends nothing.
-
     Args:
         folder: where the file is; None keeps none.
         run: the arguments that tell this run from others, as plain data; the file holds hashes of them.
@@ -123,7 +107,6 @@ class Checkpoint:
         is_writer: this process writes the file.
 
     Attributes:
-        saved: content of the file; None where there is none.
         seeds, start: of the run, and the digest of the parameters that it began with; None before it has begun.
 
     Raises:
@@ -160,11 +143,7 @@ class Checkpoint:
         raise ConfigError("checkpoint", str(self.path), f"it is another run's, which {problem}: {how}")
 
     def reached(self, initial: Any, plan: Plan) -> Reached:
-        """The progress of the run; `initial` is the state before its first step.
-
-        Raises:
-            ConfigError: its draws are not the plan's.
-        """
+        """The progress of the run; ConfigError if its draws are not the plan's."""
         if self.saved is None:
             return Reached(initial, Ledger(), Elapsed(), [])
         try:
@@ -178,13 +157,10 @@ class Checkpoint:
         return there
 
     def save(self, there: Reached, *, has_ended: bool = False) -> None:
-        """Replace the file; that of a run that has ended holds no seeds.
-
-        Raises:
-            ConfigError: it cannot be written; the file is as before.
-        """
+        """Replace the file, which stays as it is if it cannot be written (ConfigError)."""
         if self.path is None or not self._is_writer or self.seeds is None:
             return
+        # Whoever has the seeds can take the noise away, so they go as soon as nothing needs them.
         seeds = [] if has_ended else [f"{seed:032x}" for seed in self.seeds]
         content = dump(there, run=self._run, seeds=seeds, start=self.start)
         try:
@@ -197,8 +173,7 @@ class Checkpoint:
 def fingerprint(value: Any) -> Any:
     """Plain data by which an argument that is code is recognised: a run goes on with the same model and functions.
 
-    A model is its layers, by name and printed settings. A function is its name, its bytecode, its constants, and the
-    printed form of what it has from around it; of an object that can be called, the printed form alone is compared.
+    A model is its layers, a function its name, bytecode, constants and what it closes over, an object its `repr`.
     """
     if isinstance(value, nn.Module):  # compiled or not
         paths = ((name.split("."), each) for name, each in value.named_modules())
@@ -217,11 +192,8 @@ def fingerprint(value: Any) -> Any:
 
 @contextmanager
 def leased(folder: Path | None, is_writer: bool) -> Iterator[None]:
-    """The folder of a checkpoint belongs to this process for a while.
-
-    Raises:
-        ConfigError: it belongs to another, or cannot be written.
-    """
+    """The folder of a checkpoint belongs to this process for a while; ConfigError if it is another's."""
+    # Several processes of one run share the folder, of which only one writes.
     if folder is None or not is_writer:
         yield
         return
@@ -238,11 +210,7 @@ def leased(folder: Path | None, is_writer: bool) -> Iterator[None]:
 
 @contextmanager
 def put_off(path: Path | None) -> Iterator[threading.Event]:
-    """Note Ctrl-C for a while and raise `KeyboardInterrupt` at the end of it; the second one is not put off.
-
-    Not without a file to go on from, which the exception names; not outside the main thread, which alone is told; nor
-    where Ctrl-C means something else already.
-    """
+    """Note Ctrl-C and raise `KeyboardInterrupt` at the end; the second one, or one without a file, is not put off."""
     noted = threading.Event()
 
     def note(number: int, frame: Any) -> None:

@@ -124,6 +124,7 @@ def fit(
     checkpoint = None if checkpoint is None else fields.path(checkpoint, "checkpoint")
     if multiplicity > 1 and augment is None:
         raise ConfigError("multiplicity", multiplicity, "the views of a record would be the same: give `augment`")
+    # Arguments first, before any record is read: a mistake in them costs no time.
     processes, place = Processes.of_group() if distributed else ALONE, resolve_device(device)
     if distributed and processes is ALONE:
         raise ConfigError("distributed", True, "call torch.distributed.init_process_group before, in each process")
@@ -245,11 +246,7 @@ def _subject(
     transform: Transform | None,
     device: torch.device,
 ) -> Subject:
-    """Read the data for a model of which nothing is known, and bring both to the device.
-
-    Raises:
-        ConfigError: see `reading.read`, `Layout` and `trial.check_model`.
-    """
+    """Read the data for a model of which nothing is known, and bring both to the device."""
     trial.check_model(model)
     records = read(train, "train", target)
     layout = Layout.of(records.inputs, model, "train")
@@ -275,7 +272,6 @@ def _subject(
 def _doubts(
     examples: int, train: Any, *, batch_size: float, epsilon: float, delta: float, seed: int | None
 ) -> Iterator[str]:
-    """Warnings for arguments that are allowed but rarely meant."""
     size = train.batch_size if isinstance(train, DataLoader) else None
     if size not in (None, batch_size):
         yield f"train: the loader's batch size {size} is not used, draws have {batch_size:g} on average"
@@ -308,18 +304,11 @@ def _seeds(
     processes: Processes,
     how: Sequence[object],
 ) -> Seeds:
-    """The seeds of draws and noise, the same in all processes.
-
-    Two runs that share their noise would cancel it: it depends on all that tells them apart. Runs of one `source` share
-    their draws.
+    """The seeds of draws and noise, the same in all processes; runs of one `source` share their draws.
 
     Args:
-        source: the seed that was given, or a secret.
         apart: arguments that decide what is released.
-        subject: what is trained, at its first parameters.
         seen: the subject as the engine trains it, on views of the records where these are augmented.
-        engine: over `seen`.
-        processes: those that train together.
         how: what decides, beside all this, which random numbers a layer draws: the engine's name, the physical batch.
     """
     looks: list[object] = []
@@ -338,6 +327,7 @@ def _seeds(
     is_random, looks = processes.gather((is_random, looks))[0]
     cut = [processes.size, *how] if is_random else []
     records = [digest(engine.theta), *subject.records]
+    # Two runs that shared their noise would cancel it, so the noise depends on all that tells them apart.
     return Seeds(derive("draws", source), derive("noise", source, *apart, *looks, *cut, *records))
 
 
@@ -351,11 +341,7 @@ def _train(
     callback: Callback | None,
     phases: Phases,
 ) -> Reached:
-    """Take all draws that are left; the curve grows, and checkpoints are written.
-
-    Raises:
-        KeyboardInterrupt: after a checkpoint, which it names, where the run has a file.
-    """
+    """Take all draws that are left; the curve grows, and checkpoints are written."""
     clock, state, curve = Elapsed.now(), begin.state, list(begin.curve)
 
     def now() -> Reached:
@@ -377,6 +363,7 @@ def _train(
                 saved = time.perf_counter()
             if is_told and callback and oracle.processes.is_first:
                 callback(dict(curve[-1]))
+            # Only after its checkpoint, so that no draw is lost.
             if is_last:
                 raise KeyboardInterrupt
     return now()

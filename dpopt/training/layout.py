@@ -24,13 +24,7 @@ EXACT = 2**53
 
 
 class _Field(NamedTuple):
-    """One input of a record, which the model takes by its name.
-
-    Attributes:
-        name: of an argument of the model's `forward`.
-        shape: of one record's.
-        dtype: of the records, before they are packed.
-    """
+    """One input of a record, which the model takes by its name; shape of one record's, type before packing."""
 
     name: str
     shape: tuple[int, ...]
@@ -64,11 +58,7 @@ class Layout:
 
     @classmethod
     def of(cls, inputs: Tensor | Mapping[str, Tensor], model: nn.Module, where: str) -> Layout:
-        """The layout for a model: names that its `forward` has are passed by name, single numbers become a table.
-
-        Raises:
-            ConfigError: the model does not take inputs of these names, and they are no table.
-        """
+        """The layout for a model: inputs by the names in its `forward`, or else a table; else ConfigError."""
         dtype = next((p.dtype for p in model.parameters() if p.requires_grad), torch.float32)
         if isinstance(inputs, Tensor):
             return cls(dtype)
@@ -78,6 +68,7 @@ class Layout:
         # Columns of a table have names that no model asks for: they are one row of numbers.
         if not set(names) & set(accepted) and all(part.ndim == 1 for part in inputs.values()):
             return cls(dtype, names, is_table=True)
+        # A single input is what the model takes first, whatever the data call it.
         if len(names) == 1 and (names[0] not in accepted or names[0] == accepted[0]):
             return cls(dtype, names)
         if strange := [name for name in names if name not in accepted and not is_open]:
@@ -86,11 +77,7 @@ class Layout:
         return cls(dtype, names, tuple(_Field(name, tuple(p.shape[1:]), p.dtype) for name, p in inputs.items()))
 
     def split(self, records: Read, where: str) -> Split:
-        """Records as this layout has them.
-
-        Raises:
-            ConfigError: they have other names, shapes or kinds of numbers than the training records.
-        """
+        """Records as this layout has them; ConfigError if they are not like the training records."""
         y = records.targets
         if y.is_floating_point():
             y = y.to(self.dtype)
@@ -137,7 +124,6 @@ class Layout:
 
     @property
     def _packed_type(self) -> torch.dtype:
-        """A type that holds all fields exactly."""
         kinds = {field.is_real for field in self.fields}
         return torch.float64 if len(kinds) > 1 else self.dtype if True in kinds else torch.int64
 
@@ -162,16 +148,12 @@ class Layout:
 
 
 class Adapter(nn.Module):
-    """A model that takes inputs by name, or gives its scores as `logits`, as one that maps a tensor to a tensor.
-
-    Args:
-        model: its parameters and its mode are this one's.
-        layout: how its inputs are packed.
-    """
+    """A model that takes inputs by name, or gives `logits`, as one that maps a tensor to a tensor."""
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         super().__init__()
         self.model, self._layout = model, layout
+        # Of a module's own parameter, since engines replace the tensors meanwhile.
         owners = (
             (m, name) for m in model.modules() for name, p in m.named_parameters(recurse=False) if p.requires_grad
         )
@@ -207,8 +189,7 @@ def sample(split: Split, transform: Transform, device: torch.device, count: int 
 def telling(y: Tensor, count: int = 3, most: int = 16) -> Tensor:
     """Rows of the first `count` records, and of up to `most` others with targets [n, ...] unlike each other.
 
-    Of class numbers one of each class, the rare ones first; of real numbers the least and the largest; of targets with
-    several numbers, such as labels, the least and the largest of each column.
+    Of classes one each, the rare ones first; else the least and the largest, of each column.
     """
     first = list(range(min(count, len(y))))
     if not y.numel():

@@ -26,11 +26,7 @@ Metric = Callable[[Tensor, Tensor], Tensor]
 
 
 def resolve_device(name: str | int | torch.device) -> torch.device:
-    """The device `name`; "auto" is CUDA where there is one, else the CPU.
-
-    Raises:
-        ConfigError: torch does not know the device, it is not there, or it keeps no values.
-    """
+    """The device `name`; "auto" is CUDA where there is one, else the CPU; ConfigError if it is not there."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -82,6 +78,7 @@ def observe(
     """
     _require_same(oracle, state.theta)
     entry: dict[str, Any] = {"draw": oracle.draws_taken, "epoch": oracle.draws_taken * oracle.rate}
+    # Only some optimizers find a learning rate; for the others the curve has none.
     if hasattr(state, "eta"):
         entry["eta"] = float(state.eta)
     model.eval()
@@ -93,8 +90,8 @@ def observe(
 
 
 def _require_same(oracle: DataOracle, theta: Vector) -> None:
-    """Each process steps on its own, from the same releases: their parameters are the same, bit for bit."""
     if oracle.processes.size > 1 and len(set(oracle.processes.gather(digest(theta)))) > 1:
+        # Each steps on its own from the same releases, so a difference means that sums were of different models.
         raise RuntimeError(f"after {oracle.draws_taken} draws the processes have different parameters")
 
 
@@ -143,11 +140,7 @@ def evaluate(
 def predictor(
     engine: ClippingEngine, model: nn.Module, theta: Vector, transform: Transform, batch: int = EVALUATION_BATCH
 ) -> Predict:
-    """The function by which a workload's `report` gets outputs of `model` at `theta`, in evaluation mode.
-
-    Batches of `batch` records go to the device of `theta` one after the other; outputs come back to where the inputs
-    are.
-    """
+    """The function by which a workload's `report` gets outputs of `model` at `theta`, `batch` records at a time."""
 
     def predict(x: Tensor) -> Tensor:
         was_training = model.training
@@ -186,11 +179,7 @@ def summary(plan: Plan, oracle: DataOracle, state: Any, target: float, examples:
 
 
 class Phases:
-    """A context manager that shows which phase a run is in and, where the phase is counted, how far it is.
-
-    Args:
-        is_shown: whether anything is shown at all.
-    """
+    """A context manager that shows which phase a run is in and, where the phase is counted, how far it is."""
 
     def __init__(self, is_shown: bool) -> None:
         from rich.progress import BarColumn, Progress, SpinnerColumn, TimeElapsedColumn, TimeRemainingColumn

@@ -98,7 +98,6 @@ def privatize(model: nn.Module, *, batchnorm: Literal["group", "freeze"] = "grou
 
 
 def _put(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
-    """`model` with `new` under `name`, "" for the model itself."""
     if not name:
         return new
     parent, _, leaf = name.rpartition(".")
@@ -107,7 +106,6 @@ def _put(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
 
 
 def _replacement(module: nn.Module, where: str, batchnorm: str) -> tuple[nn.Module, str]:
-    """The module in place of `module`, and what was done in words; "" for nothing."""
     if isinstance(module, _BatchNorm):
         new = _grouped(module) if batchnorm == "group" else _frozen(module, where)
         new = _with_activation(module, new, where)
@@ -121,6 +119,7 @@ def _replacement(module: nn.Module, where: str, batchnorm: str) -> tuple[nn.Modu
 
 def _grouped(module: _BatchNorm) -> nn.Module:
     channels = module.num_features
+    # Its inputs may have one value a channel, which a group of one channel would turn into zero.
     groups = 1 if isinstance(module, nn.BatchNorm1d) else math.gcd(_GROUPS, channels)
     new = nn.GroupNorm(groups, channels, eps=module.eps, affine=module.affine)
     new.weight, new.bias = module.weight, module.bias
@@ -134,22 +133,18 @@ def _frozen(module: _BatchNorm, where: str) -> nn.Module:
 
 
 def _with_activation(module: _BatchNorm, new: nn.Module, where: str) -> nn.Module:
-    """`new`, and after it what timm's layers do after they have normalised.
-
-    Raises:
-        ConfigError: the layer has a `forward` of its own that is not known.
-    """
     owner = next(parent for parent in type(module).__mro__ if "forward" in vars(parent))
+    # A `forward` of one's own may do more than normalise, which a replacement would lose.
     if owner.__module__.startswith("torch.nn.modules."):
         return new
     if f"{owner.__module__}.{owner.__qualname__}" == "timm.layers.norm_act.BatchNormAct2d":
         rest: Any = module
+        # timm's layer drops and activates after it has normalised; the replacement must too.
         return nn.Sequential(new, rest.drop, rest.act)
     raise ConfigError(where, type(module).__name__, "its `forward` is not known: replace it yourself")
 
 
 def _recurrent(module: nn.Module) -> nn.Module:
-    """Opacus' layer in place of torch's, with the same parameters."""
     kind = resolve_name(RECURRENT[type(module)])
     new = kind(**{name: getattr(module, name) for name in inspect.signature(kind).parameters})
     tensors = dict(module.named_parameters())
@@ -163,7 +158,6 @@ def _recurrent(module: nn.Module) -> nn.Module:
 
 
 def _switched_off(module: nn.Module) -> Iterator[str]:
-    """Switch off what a layer does beside its task; says what."""
     if isinstance(module, _InstanceNorm) and module.track_running_stats:
         module.track_running_stats = False
         module.running_mean = module.running_var = module.num_batches_tracked = None

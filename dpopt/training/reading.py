@@ -29,7 +29,7 @@ from dpopt.errors import ConfigError, cut, unknown
 TARGETS = ("label", "labels", "target", "y")
 """Names that a target goes by."""
 _TARGET, _INPUT = "(target)", "(input)"
-"""What stands for a target, and for an input without a name, beside inputs with names."""
+"""Stand for a target, and for an input without a name, beside inputs with names."""
 CHUNK = 1000
 """Records of a Hugging Face data set that are read at once."""
 FINITE = 2**22
@@ -63,12 +63,11 @@ def read(data: Any, where: str, target: str | None = None) -> Read:
     Args:
         data: see `fit`.
         where: how errors name it.
-        target: the name of the target where inputs and target have names; by default the one that is in `TARGETS`.
+        target: its name where inputs and target have names; by default the one that is in `TARGETS`.
 
     Raises:
         ConfigError: `data` is of none of the `KINDS`, has no records, does not stack, changes from one reading to the
-            next, has numbers that are not finite or masked, its target cannot be named, or pandas objects have
-            different indices.
+            next, has numbers that are not finite or masked, its target cannot be named, or indices of pandas differ.
     """
     if isinstance(data, DataLoader):
         data = _dataset(data, where)
@@ -97,11 +96,8 @@ def read(data: Any, where: str, target: str | None = None) -> Read:
 
 
 def repeats(data: Any) -> tuple[int, int]:
-    """How many records of `data` are one of the records before again, and how often the most frequent one is there.
-
-    Records are the same where they are the same place of the same data set, not where their values are equal: two
-    people may have the same values.
-    """
+    """The number of records that are one of those before again, and how often the most frequent one is there."""
+    # By place and not by value: two people may have the same values.
     data = data.dataset if isinstance(data, DataLoader) else data
     if not (isinstance(data, list | Subset | ConcatDataset) or getattr(data, "_indices", None) is not None):
         return 0, 1
@@ -126,11 +122,6 @@ def _origin(data: Any, row: int) -> tuple[int, int]:
 
 
 def _dataset(loader: DataLoader[Any], where: str) -> Any:
-    """The data set of a loader, which is read as it is: draws are Poisson, and of its own.
-
-    Raises:
-        ConfigError: the loader changes what its data set holds, or leaves records out.
-    """
     collate, sampler, batches = loader.collate_fn, loader.sampler, loader.batch_sampler
     if isinstance(loader.dataset, IterableDataset):
         return loader.dataset  # which is refused
@@ -150,7 +141,6 @@ def _dataset(loader: DataLoader[Any], where: str) -> Any:
 
 
 def _arrays(data: Any) -> tuple[Any, Any] | None:
-    """Inputs and targets where `data` is a pair of them; a list of numbers counts as an array, as does one column."""
     if type(data) is TensorDataset and len(data.tensors) == 2:
         return data.tensors[0], data.tensors[1]
     if not isinstance(data, tuple | list) or len(data) != 2:
@@ -181,7 +171,6 @@ def _columns(data: Any, where: str, target: str | None) -> Read:
 
 
 def _target(names: list[Any], where: str, target: str | None) -> Any:
-    """The one of `names` that is the target's."""
     if target is not None:
         if target not in names:
             raise unknown("target", target, names)
@@ -194,7 +183,6 @@ def _target(names: list[Any], where: str, target: str | None) -> Any:
 
 
 def _hugging(data: Any, where: str, target: str | None) -> Read:
-    """The columns of a Hugging Face `Dataset` that its format shows, a thousand records at a time."""
     names = [str(name) for name in data.format["columns"]]
     name = _target(names, where, target)
 
@@ -211,7 +199,6 @@ def _hugging(data: Any, where: str, target: str | None) -> Read:
 
 
 def _records(data: Any, where: str, target: str | None) -> Read:
-    """The records of a map-style data set, one by one."""
     try:
         first = data[0]
         name = _target(list(first), where, target) if isinstance(first, Mapping) else None
@@ -267,7 +254,6 @@ def _gathered(chunks: Iterable[dict[str, Tensor]], count: int, where: str) -> di
 
 
 def _is_frame(data: Any) -> bool:
-    """True if it is a table of pandas, or one like it."""
     return hasattr(data, "columns") and hasattr(data, "to_numpy")
 
 
@@ -276,9 +262,9 @@ def _is_array(part: Any) -> bool:
 
 
 def _require_one_index(parts: Iterable[Any], where: str) -> None:
-    """Raise `ConfigError` for pandas objects of different indices: records are put together by position."""
     indices = [part.index for part in parts if hasattr(getattr(part, "index", None), "equals")]
     for other in indices[1:]:
+        # Records are put together by position, which pandas' own operations do not do.
         if not indices[0].equals(other):
             pair = f"indices {list(indices[0][:3])}, ... and {list(other[:3])}, ..."
             how = "the labels in one order, as by `y.loc[X.index]`; or, where positions are right, reset_index on both"
@@ -290,7 +276,6 @@ def _tensors(columns: Any, where: str) -> dict[str, Tensor]:
 
 
 def _tensor(part: Any, where: str) -> Tensor:
-    """An array as a tensor that shares its memory where torch knows its type and its order."""
     import numpy as np
 
     part = _unmasked(part, where)
@@ -312,9 +297,9 @@ def _tensor(part: Any, where: str) -> Tensor:
 
 
 def _unmasked(part: Any, where: str) -> Any:
-    """`part`, unless it is an array with masked values: as plain arrays they would count as what lies beneath."""
     import numpy as np
 
+    # As plain arrays, masked values would count as what lies beneath.
     if isinstance(part, torch.masked.MaskedTensor):
         part, mask = part.get_data(), ~part.get_mask()
     elif isinstance(part, np.ma.MaskedArray):
@@ -327,7 +312,6 @@ def _unmasked(part: Any, where: str) -> Any:
 
 
 def _whole(records: Read, where: str) -> Read:
-    """The records, if they are dense tensors of finite numbers with as many rows each."""
     targets = records.targets
     inputs = records.inputs if isinstance(records.inputs, dict) else {"inputs": records.inputs}
     for name, part in {**inputs, "targets": targets}.items():
@@ -341,6 +325,7 @@ def _whole(records: Read, where: str) -> Read:
             raise ConfigError(where, counts, "expected as many inputs as targets, at least 1")
     for name, part in {**inputs, "targets": targets}.items():
         if (part.is_floating_point() or part.is_complex()) and part.numel():
+            # A part at a time, as a mapped file need not fit into memory.
             rows = max(1, FINITE * len(part) // part.numel())
             bad = sum(int((~chunk.isfinite()).reshape(len(chunk), -1).any(1).sum()) for chunk in part.split(rows))
             if bad:

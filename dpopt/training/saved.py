@@ -81,6 +81,7 @@ def save(result: FitResult, folder: str | os.PathLike[str], tuned: Sequence[str]
     """
     folder = fields.path(folder, "folder")
     if not isinstance(result.model, nn.Module):
+        # A result that was loaded without a model is no run to save again.
         raise ConfigError("model", result.model, "there are no weights to save: load with a model")
     record = {**result.record, "seed": None}
     if tuned is not None:
@@ -101,11 +102,7 @@ def save(result: FitResult, folder: str | os.PathLike[str], tuned: Sequence[str]
 
 
 def check_new(folder: Path, key: str) -> None:
-    """Find out before training whether `save` can write to a folder; `key` is what errors call it.
-
-    Raises:
-        ConfigError: the folder exists or cannot be written.
-    """
+    """Find out before training whether `save` can write to a folder; ConfigError, which names `key`, if not."""
     _beside(folder, key).rmdir()
 
 
@@ -138,7 +135,6 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> FitR
 
 
 def _beside(folder: Path, key: str = "folder") -> Path:
-    """A new folder beside `folder`, which must not exist."""
     try:
         if folder.exists():
             raise _exists(folder, key)
@@ -184,7 +180,6 @@ def seal(folder: Path) -> None:
 
 
 def _card(result: FitResult, statement: Statement, name: str) -> str:
-    """A model card in the manner of the Hugging Face hub."""
     from huggingface_hub import ModelCardData
 
     header = ModelCardData(library_name="dpopt", tags=["differential-privacy"] if statement.private else [])
@@ -204,7 +199,6 @@ def _card(result: FitResult, statement: Statement, name: str) -> str:
 
 
 def _check(folder: Path) -> None:
-    """Raise an error as `load` says where a file is not the one that was saved."""
     try:
         noted = files.read(folder / _SUMS).get("files", {})
     except FileNotFoundError:
@@ -222,7 +216,6 @@ def _check(folder: Path) -> None:
 
 
 def _fill(model: nn.Module, path: Path) -> None:
-    """Load `path` into `model`, whose tensors must have the same names, shapes and types and be shared alike."""
     stored, current = _tensors(path), _Plain(model).state_dict()
     # All are compared before any is loaded: a refused model is as it was.
     for name in sorted(current.keys() | stored.keys()):
@@ -240,18 +233,18 @@ def _fill(model: nn.Module, path: Path) -> None:
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors that `save_model` wrote, under all their names."""
     from safetensors import safe_open
     from safetensors.torch import load_file
 
     stored = load_file(path)
     with safe_open(path, "pt") as file:
         shared: dict[str, str] = file.metadata() or {}
+    # Tied tensors are stored once, under one of their names.
     return stored | {name: stored[kept] for name, kept in shared.items()}
 
 
 def _plain(name: str) -> str:
-    """The name without what `torch.compile` puts around a module, so that both forms of a model fit each other."""
+    # Without what `torch.compile` puts around a module, so that both forms fit each other.
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
@@ -266,21 +259,19 @@ class _Plain:
 
 
 def _form(value: Any) -> str:
-    """Type and shape of a tensor."""
     return f"{value.dtype} {list(value.shape)}".removeprefix("torch.") if isinstance(value, Tensor) else "no tensor"
 
 
 def _encoded(value: Any) -> Any:
-    """Plain data as JSON knows it."""
     if isinstance(value, Mapping):
         return {key: _encoded(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_encoded(each) for each in value]
+    # JSON has no infinity and no NaN, and other readers refuse Python's.
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _decoded(value: Any) -> Any:
-    """The inverse of `_encoded`."""
     if isinstance(value, dict):
         return {key: _decoded(each) for key, each in value.items()}
     if isinstance(value, list):

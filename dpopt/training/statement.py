@@ -196,6 +196,5 @@ def _not_covered(record: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _up(epsilon: float) -> str:
-    """`epsilon` in a few digits, never below it."""
     # Rounded to nearest, a printed epsilon could be below the spent one.
     return f"{Context(prec=DIGITS, rounding=ROUND_CEILING).create_decimal(Decimal(epsilon)):f}"

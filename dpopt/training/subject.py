@@ -88,6 +88,7 @@ class Subject:
 
 def made_up(like: Tensor) -> Tensor:
     """Records of the type and shape of `like` that say nothing of it: bytes, numbers from 0 to 1, or zeros."""
+    # Whole numbers may be indices into a table, where only 0 is sure to exist.
     if like.dtype != torch.uint8 and not like.is_floating_point():
         return torch.zeros_like(like)
     values = torch.arange(like.numel()).sin().abs().view(like.shape)
@@ -96,10 +97,8 @@ def made_up(like: Tensor) -> Tensor:
 
 @contextmanager
 def unchanged(model: nn.Module, device: torch.device, training: bool) -> Iterator[None]:
-    """`model` in one mode and as it is written for a while; modes, buffers and generators are as before afterwards.
-
-    Layers that normalise by statistics of their own stay in evaluation mode, as a clipping engine leaves them.
-    """
+    """`model` in one mode and as it is written for a while; modes, buffers and generators are restored."""
+    # They stay in evaluation mode, as a clipping engine leaves them.
     frozen = frozen_statistics(model)
     named = [(module, name, b) for module in model.modules() for name, b in module._buffers.items() if b is not None]
     buffers = [(module, name, buffer, buffer.clone()) for module, name, buffer in named]

@@ -63,11 +63,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def tried(subject: Subject) -> Subject:
-    """`subject`, after model and loss were tried on a few records of each kind; what can be measured is known then.
-
-    Raises:
-        ConfigError: see `attempt`.
-    """
+    """`subject` after model and loss were tried on a few records, with its metric; raises as `attempt`."""
     output, _ = attempt(subject, subject.train, "train", training=True)
     model = subject.model if scores(output) is output else Adapter(subject.model, subject.layout)
     metric = None
@@ -85,10 +81,9 @@ def attempt(subject: Subject, split: Split, where: str, training: bool) -> tuple
     Args:
         subject: its model is on its device and stays as it is.
         split, where: the records, and how errors name them.
-        training: whether the model is in training mode meanwhile.
+        training: true if the model is in training mode meanwhile.
 
-    Returns:
-        The model's outputs, and the targets, [n].
+    Returns the model's outputs, and the targets, [n].
 
     Raises:
         ConfigError: one of them fails, or the loss is not one real number for each record.
@@ -117,12 +112,7 @@ def attempt(subject: Subject, split: Split, where: str, training: bool) -> tuple
 
 
 def augmented(subject: Subject, augment: Transform, multiplicity: int) -> Subject:
-    """`subject` on random views of its records, after `augment` was tried on a few of them.
-
-    Raises:
-        ConfigError: it fails, makes inputs of another kind, mixes records, or draws random numbers that they share; or
-            inputs have names.
-    """
+    """`subject` on random views of its records, after `augment` was tried; ConfigError if it cannot be used."""
     name, x = named(augment), sample(subject.train, subject.transform, subject.device, count=8).x
     if subject.layout.fields:
         raise ConfigError("augment", name, f"inputs have names{_names(subject)}: they are no single tensor to change")
@@ -154,23 +144,14 @@ def clipping_engine(subject: Subject, name: str, batch: float, precision: str) -
 
 
 def _blindness(subject: Subject) -> str | None:
-    """Why there is nothing to learn from: no record among `_EXAMINED` has a finite loss and a finite gradient but zero.
-
-    Asks plain autograd, one record at a time, at the parameters as they are and then beside them, where no initial zero
-    hides anything, and stops at the first such record, usually the first of all.
-
-    Returns:
-        The reason in words; None where there is such a record.
-
-    Raises:
-        ConfigError: model, loss or autograd fail.
-    """
+    """The reason, in words, why no record looked at has a finite loss and a finite gradient but zero; else None."""
     split, device, model, is_finite = subject.train, subject.device, subject.model, False
     rows = torch.linspace(0, len(split.x) - 1, min(_EXAMINED, len(split.x))).long()
     parameters = [p for p in model.parameters() if p.requires_grad]
     with unchanged(model, device, training=True), trial(model):
         for is_beside in (False, True):
             generator = torch.Generator().manual_seed(0)
+            # Beside the parameters no initial zero hides a gradient.
             for p in parameters if is_beside else ():
                 p.data += (0.01 + 0.1 * p.data.std(correction=0)) * torch.randn(p.shape, generator=generator).to(p)
             for row in rows.split(1):
@@ -186,9 +167,9 @@ def _blindness(subject: Subject) -> str | None:
 
 
 def _telling(y: Tensor, parts: Sequence[Tensor]) -> Tensor:
-    """Rows of records with targets of all kinds, and with the least and the largest whole number of `parts`: tokens."""
     rows = dict.fromkeys(telling(y).tolist())
     for part in parts:
+        # A token beyond the table is a mistake that the first records need not show.
         per_row = part.numel() // len(part)
         rows |= dict.fromkeys(int(at) // per_row for at in (part.flatten().argmin(), part.flatten().argmax()))
     return torch.tensor(list(rows))
@@ -199,7 +180,6 @@ def _names(subject: Subject) -> str:
 
 
 def _hint(model: nn.Module, inputs: Tensor) -> str:
-    """The likely mistake where the model cannot take the inputs' type."""
     own = next((p.dtype for p in model.parameters() if p.requires_grad), inputs.dtype)
     if inputs.dtype not in WHOLE or isinstance(model, Adapter):
         return ""
@@ -207,7 +187,6 @@ def _hint(model: nn.Module, inputs: Tensor) -> str:
 
 
 def _remedy(losses: object, count: int) -> str:
-    """The likely mistake where a loss gives no tensor [count]."""
     if isinstance(losses, Tensor) and losses.ndim == 0:
         return ": use reduction='none'"
     if isinstance(losses, Tensor) and losses.ndim > 1 and len(losses) == count:

@@ -39,12 +39,10 @@ class Unused(NamedTuple):
 
     @property
     def record(self) -> dict[str, Any]:
-        """Their entries in a record."""
         return {"unused": list(self.names), "unused_are_held": bool(self.spans)} if self.names else {}
 
     @property
     def warning(self) -> str | None:
-        """A sentence where parameters are among them."""
         names = ", ".join(self.names)
         if names and not self.spans:
             return f"model: the loss of some records does not use {names}: noise alone moves what none uses"
@@ -52,20 +50,17 @@ class Unused(NamedTuple):
 
 
 def unused(seen: Subject | Multiplied, train: Split, device: torch.device, owner: nn.Module) -> Unused:
-    """The trained parameters of `owner` that the loss of the records `train` never uses.
-
-    The graphs of made-up records decide, which say nothing of the data. A few records are looked at beside them: where
-    their graphs differ, as those of experts do to whom records are sent, nothing is held.
+    """The trained parameters of `owner` that the loss of the records `train`, as they are stored, never uses.
 
     Args:
         seen: model, loss and transform as the engine trains them.
-        train: the records as they are stored.
         device: where the model is.
         owner: the model whose names are shown, with the same parameters in the same order.
     """
     rows = torch.linspace(0, len(train.x) - 1, min(_RECORDS, len(train.x))).long()
     tried = Split(*(part[rows.to(part.device)] for part in train))
     looks: list[set[_Place]] = []
+    # Made-up records say nothing of the data; where real ones differ, as with experts, nothing is held.
     for some in (Split(*map(made_up, tried)), tried):
         places: set[_Place] = set()
         with unchanged(seen.model, device, training=True), suppress(Exception), torch.enable_grad():
@@ -91,7 +86,7 @@ class _Place(NamedTuple):
 
 
 def _unreached(model: nn.Module, losses: Tensor) -> set[_Place]:
-    """The parameters without a gradient in the graph of `losses`; none without a graph, where nothing can be learnt."""
+    # Without a graph there is nothing to learn, which is another warning.
     if not losses.requires_grad:
         return set()
     trained = [(name.replace("_orig_mod.", ""), p) for name, p in model.named_parameters() if p.requires_grad]
@@ -108,12 +103,12 @@ def _unreached(model: nn.Module, losses: Tensor) -> set[_Place]:
 
 
 def _uses(losses: Tensor) -> dict[int, list[Any]]:
-    """The nodes of the graph of `losses` that use each leaf, by its id; none where a node may hide some of them."""
     uses: dict[int, list[Any]] = {}
     waiting: list[Any] = [losses.grad_fn]
     nodes = set(waiting)
     while waiting:
         node = waiting.pop()
+        # A function of one's own may use a leaf without showing it.
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             return {}
         for following, _ in node.next_functions:
