@@ -127,7 +127,6 @@ def _canary_scores(
 
 
 def _spread(losses: Tensor, real: Tensor) -> Tensor:
-    """Losses [k, r] of the rows marked as `real` as losses of all rows, [k, n]; those of canaries are NaN."""
     spread = losses.new_full((len(losses), len(real)), math.nan)
     spread[:, real] = losses
     return spread

@@ -80,6 +80,7 @@ def run(chosen: AuditKeys, console: Console | None = None) -> dict[str, Any]:
     """
     started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
     tasks = list(_tasks(chosen))
+    # An empty record would look like an audit that was passed.
     if not tasks:
         raise ConfigError("audit", list(chosen.suite.epsilon), "no finite epsilon and no controls: nothing to audit")
     return {
@@ -111,13 +112,13 @@ def _cells(suite: Suite) -> Iterator[tuple[str, Cell]]:
     planning.require(suite)
     for entry in planning.plan(suite):
         key = (entry.label, entry.cell.epsilon, str(entry.cell.workload), entry.cell.batch_size, entry.cell.epochs)
+        # Seeds and grids of a row release alike, so that one cell stands for all of them.
         if entry.cell.epsilon < math.inf and key not in seen:
             seen.add(key)
             yield entry.label, entry.cell
 
 
 def _rows(tasks: list[AuditRow], workers: int, console: Console | None) -> list[dict[str, Any]]:
-    """The rows of `tasks`, in their order, each computed in a process of its own."""
     alive: list[Remote] = []
     pool = ThreadPoolExecutor(min(workers, len(tasks)))
     try:
@@ -139,6 +140,7 @@ def _find(task: AuditRow, alive: list[Remote]) -> dict[str, Any]:
         remote = Remote(task)
     except Exception as error:  # there may be no memory for a process, and what another package finds may not be sent
         return {"epsilon": None, "failure": f"no process could be started: {type(error).__name__}: {error}"[:200]}
+    # Noted so that it can be ended where another row or Ctrl-C ends the command.
     alive.append(remote)
     answer, failure = remote.ask("find")
     remote.close()
@@ -146,12 +148,12 @@ def _find(task: AuditRow, alive: list[Remote]) -> dict[str, Any]:
 
 
 def _optimizer(label: str, cell: Cell, chosen: AuditKeys) -> dict[str, Any]:
-    """The bounds for one optimizer at one epsilon."""
     torch.set_num_threads(1)
     workload = registry.from_spec("workload", cell.workload)
     train = workload.splits(cell.seed).train
     # The parameters of the suite's own runs, so that the audit is of what is trained.
     torch.manual_seed(derive("init", cell.workload, cell.seed) >> 65)
+    # At once, as a canary's row is added to the records as the model takes them.
     x = workload.transform(train.x)
     engine = clipping.engine(workload.model(), workload.loss, sample=(x[:3], train.y[:3]))
     result = audit.audit(
@@ -174,7 +176,6 @@ def _optimizer(label: str, cell: Cell, chosen: AuditKeys) -> dict[str, Any]:
 
 
 def _control(number: int, seed: int) -> dict[str, Any]:
-    """The bound for one mechanism that is broken on purpose."""
     torch.set_num_threads(1)
     started, control = time.perf_counter(), audit.controls()[number]
     bound = control.bound(control.scores(seed=seed))
@@ -184,7 +185,6 @@ def _control(number: int, seed: int) -> dict[str, Any]:
 
 @contextmanager
 def _progress(total: int, console: Console | None) -> Iterator[Callable[[str], None]]:
-    """Show a bar, or a line each where there is no terminal; gives a function to call with what has just been done."""
     is_plain = console is not None and not console.is_terminal
     with Progress(console=console, disable=console is None or is_plain, transient=True) as progress:
         task = progress.add_task("audit", total=total)

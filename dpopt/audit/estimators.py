@@ -64,6 +64,7 @@ def clopper_pearson(
         return float(_at_thresholds(inside, outside, np.array([threshold]), delta, significance)[0])
     if min(len(inside), len(outside)) < 2:
         raise ConfigError("scores", min(len(inside), len(outside)), "expected at least two of each kind, to split them")
+    # One half chooses and the other proves: a threshold fitted to the scores it is used on proves nothing.
     candidates = np.union1d(inside[::2], outside[::2])
     chosen = _at_thresholds(inside[::2], outside[::2], candidates, delta, significance).argmax()
     return float(_at_thresholds(inside[1::2], outside[1::2], candidates[[chosen]], delta, significance)[0])
@@ -122,6 +123,7 @@ def one_run_fdp(
         ConfigError: a value out of range or a score that is not a number.
     """
     inside, outside = _checked(in_scores, out_scores, delta, significance)
+    # A Gaussian has no epsilon at all at delta 0.
     if not delta:
         raise ConfigError("delta", delta, "expected a probability in (0, 1): no Gaussian keeps epsilon at delta 0")
     return gaussian_epsilon(_best(inside, outside, guesses, significance, _refutes_gaussian), delta)
@@ -164,7 +166,6 @@ def likely_threshold(
 
 
 def _at_thresholds(inside: Scores, outside: Scores, thresholds: Scores, delta: float, significance: float) -> Scores:
-    """The Clopper-Pearson bound at each threshold, shape [t]."""
     counts = _errors(inside, outside, thresholds)
     return _from_errors(*counts, (len(inside), len(outside)), delta, significance)
 
@@ -178,6 +179,7 @@ def _errors(inside: Scores, outside: Scores, thresholds: Scores) -> tuple[NDArra
 def _from_errors(
     missed: ArrayLike, false_alarms: ArrayLike, trials: tuple[int, int], delta: float, significance: float
 ) -> Scores:
+    # Two limits share the significance, and with their complements carry both terms.
     fnr = _upper_limit(missed, trials[0], significance / 2)
     fpr = _upper_limit(false_alarms, trials[1], significance / 2)
     # Either error can prove epsilon; a test that is sure of the one is tried for the other at no cost.
@@ -188,12 +190,14 @@ def _from_errors(
 def _upper_limit(count: ArrayLike, trials: int, significance: float) -> Scores:
     """The largest rate at which `count` or fewer of `trials` have at least probability `significance`."""
     count = np.asarray(count, dtype=np.float64)
+    # Where every run is counted no rate is too large, and the beta distribution has no such parameter.
     return np.where(count < trials, beta.ppf(1 - significance, count + 1, np.maximum(trials - count, 1)), 1.0)
 
 
 def _p_value(epsilon: float, guesses: int, correct: int, canaries: int, delta: float) -> float:
     shifts = np.arange(correct + 1)
     tail = binom.sf(correct - shifts - 1, guesses, expit(epsilon))
+    # Delta may turn some wrong guesses right: the worst number of them counts.
     slope = ((tail[1:] - tail[0]) / shifts[1:]).max(initial=0.0)
     return tail[0] + 2 * canaries * delta * slope
 
@@ -225,13 +229,13 @@ def _best(inside: Scores, outside: Scores, guesses: Guesses, significance: float
         def excess(parameter: float, tried: int = tried, correct: int = correct) -> float:
             return test(parameter, tried, correct, canaries, significance / len(tries))
 
+        # Guesses no better than coins refute nothing.
         if 2 * correct > tried and excess(best) > 0:
             best = _largest(excess, best)
     return best
 
 
 def _highest(inside: Scores, outside: Scores, guesses: Guesses) -> list[tuple[int, int]]:
-    """(guesses, correct ones) for each number of guesses."""
     canaries = len(inside) + len(outside)
     numbers = [guesses] if isinstance(guesses, int) else guesses
     if numbers == "public":

@@ -69,6 +69,7 @@ class Prescribed(ClippingEngine):
 
     def answer(self, request: Request) -> Clipped:
         points, x, y, mask, clip, scale = request
+        # In float64, as the worst record's numbers are beyond float32.
         gradients = x if scale is None else x * scale
         norms = torch.linalg.vector_norm(gradients, dim=1)
         total = (clip_factors(clip, norms, mask) @ gradients).to(points[0][1].dtype)
@@ -84,6 +85,7 @@ def canary(dimension: int) -> tuple[Tensor, Tensor]:
     Its gradient lies along the first coordinate, which a scale per coordinate does not turn.
     """
     x = torch.zeros(1, dimension, dtype=torch.float64)
+    # Along one axis, so that a scale per coordinate cannot turn it.
     x[0, 0] = _HUGE_GRADIENT
     return x, torch.full((1,), _HUGE_LOSS, dtype=torch.float64)
 
@@ -142,6 +144,7 @@ def worst_case(
     kinds = kinds_of(optimizer, plan)
 
     def run(is_in: bool, seeds: tuple[int, int]) -> float:
+        # All other records contribute nothing, so they are left out of both runs.
         records = (x, y) if is_in else (x[:0], y[:0])
         transcript, _ = played(optimizer, engine, records, plan, seeds, examples=examples)
         return log_likelihood_ratio(transcript, kinds, plan, plan.rate * examples)
@@ -212,6 +215,7 @@ def kinds_of(optimizer: Optimizer, plan: Plan) -> list[tuple[str, ...]]:
 def require_noise(plan: Plan) -> None:
     """Raise `ConfigError` for a plan that releases something without noise: there is nothing to audit."""
     if not all(noise > 0 for noise in plan.noise.values()):
+        # A likelihood ratio of releases without noise is zero or infinite: the answer is there without a game.
         raise ConfigError("plan.noise", dict(plan.noise), "expected noise > 0 for every kind of release")
 
 
@@ -251,4 +255,5 @@ def with_kinds(releases: Sequence[Release], kinds: Sequence[str]) -> Iterator[tu
     position = 0
     for release in releases:
         yield kinds[position], release
+        # A gradient is one release, however long; sums of scalars are one each.
         position += 1 if kinds[position] == GRADIENT else len(release.value)

@@ -61,7 +61,6 @@ class Mechanism(NamedTuple):
     examples: int = PUBLIC_EXAMPLES
 
     def run(self, is_in: bool, seeds: tuple[int, int]) -> float:
-        """The score of one run."""
         records = (self.x, self.y) if is_in else (self.x[:-1], self.y[:-1])
         options: dict[str, Any] = {"oracle": self.oracle, "examples": self.examples}
         return self.score(*played(self.optimizer, self.engine, records, self.plan, seeds, **options))
@@ -151,8 +150,6 @@ class _BareLosses(DataOracle):
 
 
 class _State(NamedTuple):
-    """theta_t."""
-
     theta: Vector
 
 
@@ -294,7 +291,6 @@ def _one_draw(optimizer: Any, dimension: int, epsilon: float) -> Plan:
 
 
 def _stayed(transcript: Transcript, theta: Vector) -> float:
-    """High where the parameters moved little."""
     return -float(theta.norm())
 
 

@@ -14,7 +14,7 @@ from dpopt.testing.task import Task, require_near
 from dpopt.types import Optimizer
 
 _LIMIT_TOLERANCE = 1e-6
-"""How far a special case may be from what it should equal, as a share of the way; both are computed in float64."""
+"""The distance of a special case from what it should equal, as a share of the way; both are in float64."""
 
 
 def is_frozen_configuration(optimizer: Optimizer) -> None:
@@ -42,7 +42,7 @@ def survives_yaml(optimizer: Optimizer) -> None:
 
 
 def has_a_complete_entry(optimizer: Optimizer) -> None:
-    """Where the class is registered: a summary, a reference, a family, and a grid of values that its fields take."""
+    """Its entry in the registry has a summary, a reference, a family, and a grid of values that its fields take."""
     entries = entries_of(optimizer)
     if not entries:
         raise unittest.SkipTest("it is not registered")

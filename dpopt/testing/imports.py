@@ -61,7 +61,6 @@ def _is_allowed(name: str, module: str) -> bool:
 
 
 def _sibling(imported: str, module: str) -> str | None:
-    """The module behind the name `imported`, if it is of the same top-level package as `module` and not of dpopt."""
     root = module.partition(".")[0]
     if root == "dpopt" or imported.partition(".")[0] != root:
         return None

@@ -60,10 +60,7 @@ def resumes_bit_for_bit(optimizer: Optimizer, device: str = "cpu") -> None:
 
 
 def works_without_noise(optimizer: Optimizer) -> None:
-    """Each of four functions falls to a tenth within 120 draws, at the own learning rate or a multiple of it.
-
-    A method that is registered as parameter-free has to do it as it is.
-    """
+    """Each of four functions falls to a tenth in 120 draws, at some learning rate unless it is parameter-free."""
     candidates = _candidates(optimizer)
     for target in TARGETS:
         least = math.inf
@@ -113,6 +110,7 @@ def _pure_step(optimizer: Optimizer, state: Any, oracle: Any) -> Any:
     for old, new in pairs(state, after):
         kinds = [(tensor.dtype, tensor.shape, tensor.device) for tensor in (old, new)]
         assert kinds[0] == kinds[1], f"`step` makes {kinds[1]} of {kinds[0]}"
+        # A graph would grow with every step and keep all earlier states in memory.
         assert not new.requires_grad, "the state keeps an autograd graph"
     return after
 
@@ -123,6 +121,7 @@ def _generators() -> list[Any]:
 
 
 def _saved_and_loaded(state: Any) -> Any:
+    # As a checkpoint is: through bytes, by a reader that takes nothing but tensors.
     leaves, structure = pytree.tree_flatten(state)
     file = io.BytesIO()
     torch.save(leaves, file)
@@ -131,7 +130,7 @@ def _saved_and_loaded(state: Any) -> Any:
 
 
 def _candidates(optimizer: Any) -> list[Any]:
-    """`optimizer` and, where it has a learning rate to tune, the same with others."""
+    # A method that claims to need no learning rate has to work as it is.
     is_free = any(
         entry.family == "parameter-free" and registry.create(entry.name) == optimizer for entry in entries_of(optimizer)
     )
@@ -144,6 +143,7 @@ def _least_share(optimizer: Optimizer, target: Target) -> float:
     """The least value on the way, as a share of the first; the way ends at the goal."""
     oracle, state = Exact(target, _TARGET_DRAWS), optimizer.init(target.start)
     first = least = float(target.objective(target.start))
+    # The way ends at the goal, as all that follows is time.
     while oracle.draws_left and least > _GOAL * first:
         state = optimizer.step(state, oracle)
         least = min(least, float(target.objective(state.theta)))

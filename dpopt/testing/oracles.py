@@ -30,8 +30,6 @@ def _declared(protocol: type, instance: Any) -> dict[str, Callable[[], Any]]:
 
 
 class _View:
-    """Shows some attributes and takes none."""
-
     __slots__ = ("_shown", "_what")
 
     def __init__(self, what: str, shown: Mapping[str, Callable[[], Any]]) -> None:

@@ -60,6 +60,7 @@ def sees_only_the_protocol(optimizer: Optimizer) -> None:
     """It reads what `Oracle` and `Batch` declare and nothing else, and does the same where there is nothing else."""
     task = Task()
     recording = task.record(optimizer)
+    # An optimizer that reads more could behave well here and otherwise beside data.
     final = task.run(optimizer, strict(task.oracle(recording.plan)))
     require_same(final, recording.final, "the result depends on which oracle it is")
 
@@ -96,6 +97,7 @@ def stops_when_the_budget_is_spent(optimizer: Optimizer) -> None:
     oracle = task.oracle(task.plan(optimizer))
     state = task.run(optimizer, oracle)
     try:
+        # The refusal is the oracle's: an optimizer that swallows it would go on without data.
         optimizer.step(state, oracle)
     except BudgetSpent:
         return
@@ -124,6 +126,7 @@ def adds_the_stated_gradient_noise(optimizer: Optimizer, device: str = "cpu") ->
 def bounds_one_record(optimizer: Optimizer) -> None:
     """One more record, unlike all others, moves no query by more than its declared sensitivity, wherever it lies."""
     task = Task(scale=1e4)
+    # Without noise, and with every record in every draw, only the one record tells the two runs apart.
     plan = task.plan(optimizer, epsilon=math.inf, rate=1.0)
     # First and last: an engine that cuts a batch into parts could treat a border differently.
     for order in (1, -1):
@@ -151,6 +154,7 @@ def survives_bad_records_and_empty_draws(optimizer: Optimizer) -> None:
 
 def plans_the_same_for_any_dimension(optimizer: Optimizer) -> None:
     """The structure of the ledger depends on public numbers only, not on the model's size."""
+    # A ledger that follows the model could not be calibrated before the model is there.
     small, large = (trace(optimizer, rate=0.1, draws=DRAWS, dimension=d) for d in (3, 1000))
     assert small == large, "the structure of the ledger depends on the dimension"
 

@@ -31,7 +31,6 @@ class Recording(NamedTuple):
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Every released tensor."""
         releases = [release for draw in self.releases for release in draw]
         return [part for release in releases for part in (release.value, release.std) if isinstance(part, Tensor)]
 

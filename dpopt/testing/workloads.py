@@ -236,7 +236,6 @@ def _prepared(workload: Workload) -> _Prepared:
 
 
 def _shapes(model: nn.Module) -> dict[str, tuple[torch.Size, bool]]:
-    """Shape of each parameter, and whether it is trained."""
     return {name: (parameter.shape, parameter.requires_grad) for name, parameter in model.named_parameters()}
 
 
@@ -261,7 +260,6 @@ def _private_step(workload: Workload, name: str) -> tuple[Tensor, Tensor] | None
 
 
 def _median_norm(engine: clipping.ClippingEngine, x: Tensor, y: Tensor, mask: Tensor) -> float:
-    """A bound that clips half of the records."""
     return float(engine.clipped([(1.0, engine.theta)], x, y, mask, clipping.Abadi(1.0)).norms.median())
 
 
@@ -281,7 +279,6 @@ def _checksums(entry: data.Entry, split: str) -> tuple[str, str]:
 
 
 def _rows(split: Split) -> Counter[bytes]:
-    """Number of times that each record occurs."""
     return Counter(
         hashlib.sha256(x.numpy().tobytes() + y.numpy().tobytes()).digest() for x, y in zip(*split, strict=True)
     )

@@ -80,10 +80,10 @@ class Subject:
     def augmented(self, augment: Transform, multiplicity: int) -> Subject:
         """The subject whose gradients are means over random views of a record; not to evaluate."""
         dims = self.first.x.ndim
-        made = multiplied(
+        changed = multiplied(
             self.model, self.loss, transform=self.transform, augment=augment, multiplicity=multiplicity, dims=dims
         )
-        return replace(self, **made._asdict())
+        return replace(self, **changed._asdict())
 
 
 def made_up(like: Tensor) -> Tensor:

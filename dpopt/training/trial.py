@@ -95,8 +95,8 @@ def attempt(subject: Subject, split: Split, where: str, training: bool) -> tuple
         with refused("transform", where, f"transforming {described(x)}"):
             inputs = subject.transform(x)
         if not isinstance(inputs, Tensor) or inputs.ndim == 0 or len(inputs) != len(x):
-            given = described(inputs) if isinstance(inputs, Tensor) else type(inputs).__name__
-            raise ConfigError("transform", given, f"expected a tensor with a row for each of {len(x)} records")
+            seen = described(inputs) if isinstance(inputs, Tensor) else type(inputs).__name__
+            raise ConfigError("transform", seen, f"expected a tensor with a row for each of {len(x)} records")
         about = f"{where}: inputs {described(inputs)}{_names(subject)}"
         with refused("model", subject.name, f"a pass over records of {about}{_hint(model, inputs)}"):
             output = model(inputs)
@@ -105,9 +105,9 @@ def attempt(subject: Subject, split: Split, where: str, training: bool) -> tuple
         with refused("loss", named(loss), f"the loss of records of {about}, targets {described(y)}"):
             losses = loss(shown, y)
     if not isinstance(losses, Tensor) or tuple(losses.shape) != (len(x),) or losses.is_complex():
-        given = described(losses) if isinstance(losses, Tensor) else type(losses).__name__
+        seen = described(losses) if isinstance(losses, Tensor) else type(losses).__name__
         allowed = f"expected one loss per example, a real tensor of shape ({len(x)},){_remedy(losses, len(x))}"
-        raise ConfigError("loss", given, allowed)
+        raise ConfigError("loss", seen, allowed)
     return output, y
 
 
@@ -120,8 +120,8 @@ def augmented(subject: Subject, augment: Transform, multiplicity: int) -> Subjec
         changed = augment(x.clone())
     is_like = isinstance(changed, Tensor) and (len(changed), changed.ndim, changed.dtype) == (len(x), x.ndim, x.dtype)
     if not is_like:
-        given = described(changed) if isinstance(changed, Tensor) else type(changed).__name__
-        raise ConfigError("augment", given, f"expected a tensor such as the inputs, {described(x)}")
+        seen = described(changed) if isinstance(changed, Tensor) else type(changed).__name__
+        raise ConfigError("augment", seen, f"expected a tensor such as the inputs, {described(x)}")
     refuse_mixing(augment, x, "augment")
     refuse_sharing(augment, x, "augment")
     return subject.augmented(augment, multiplicity)
@@ -180,10 +180,10 @@ def _names(subject: Subject) -> str:
 
 
 def _hint(model: nn.Module, inputs: Tensor) -> str:
-    own = next((p.dtype for p in model.parameters() if p.requires_grad), inputs.dtype)
+    dtype = next((p.dtype for p in model.parameters() if p.requires_grad), inputs.dtype)
     if inputs.dtype not in WHOLE or isinstance(model, Adapter):
         return ""
-    return f" (the model's parameters are {own}; whole numbers stay so, give floats)".replace("torch.", "")
+    return f" (the model's parameters are {dtype}; whole numbers stay so, give floats)".replace("torch.", "")
 
 
 def _remedy(losses: object, count: int) -> str:
