@@ -28,6 +28,7 @@ OPEN_KEYS = ("settings", "fields", "published", "options")
 NUMBER = re.compile(r"[\w.+-]+")
 """Matches all that may be a number in an override."""
 PLAIN = re.compile(r"[\w-]+")
+HOME = re.compile(r"~[^'\\]*")
 RESOLVER = re.compile(r"\$\{.*:", re.DOTALL)
 """Matches every `${resolver:...}`, nested ones too, and no `${key}`."""
 
@@ -165,8 +166,10 @@ def first_key(override: str) -> str:
 
 
 def _checked(override: str, permitted: Sequence[str]) -> str:
-    key, equals, _ = override.partition("=")
+    key, equals, value = override.partition("=")
     first = first_key(override)
+    if HOME.fullmatch(value):  # Hydra's grammar knows no path below the home folder without quotes
+        override = f"{key}='{value}'"
     if not equals and not key.startswith("~"):
         raise ConfigError("override", override, "expected key=value")
     if first not in permitted:

@@ -1,4 +1,4 @@
-"""What a cell that was stopped goes on from, see `training.checkpoint`: one file in its run directory.
+"""The file that a stopped cell goes on from, see `training.checkpoint`: one file in its run directory.
 
 The store keeps the file's checksum with it. Whatever is wrong with a checkpoint, its cell starts over: nothing else
 that an unfinished run has left behind is read.
@@ -24,7 +24,7 @@ def dump(run_id: str, reached: Reached, diagnostics: Diagnostics | None) -> byte
 
 
 def load(store: Store, run_id: str, initial: Any, plan: Plan, diagnostics: Diagnostics | None) -> Reached:
-    """Where a run goes on: at its last checkpoint, or at its beginning where there is none that can be used.
+    """The place where a run goes on: at its last checkpoint, or at its beginning where there is none that can be used.
 
     Args:
         initial: the state before the first step, whose structure and device are the checkpoint's.

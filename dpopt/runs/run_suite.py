@@ -35,7 +35,7 @@ PLAIN_LINES = 20
 
 @dataclass
 class SuiteOutcome:
-    """What became of a suite's cells.
+    """The outcome of a suite's cells.
 
     Attributes:
         ran: cells that were run now and have a result.
@@ -145,7 +145,7 @@ def _is_left(cell: Cell, store: Store, retry: bool = False) -> bool:
 def _engine(
     name: str, suite: Suite, store: Store, cells: Sequence[Cell], devices: Sequence[str], opened: ExitStack
 ) -> Callable[[Sequence[Cell], Tell, Callable[[], bool]], None]:
-    """What runs cells: the engine `name`, which is closed with `opened`.
+    """The runner of cells: the engine `name`, which is closed with `opened`.
 
     Raises:
         ConfigError: the engine cannot be had, or does not run one of the cells.

@@ -25,19 +25,19 @@ from dpopt.runs.launchers import Job
 from dpopt.runs.worker import Setup
 
 REQUEUES = 100
-"""How often a job may run out of time."""
+"""Times that a job may run out of time."""
 
 
 class Launcher:
     """An array of jobs; see `launchers.Launcher`."""
 
     def __init__(self, setup: Setup) -> None:
-        given = {"name": "dpopt", "cpus_per_task": 1, "slurm_array_parallelism": setup.workers, **setup.options}
-        folder, cluster = (str(given.pop(key, "slurm")) for key in ("folder", "cluster"))
-        self.room = fields.convert(given.pop("at_once", 1000), Count, "options.at_once", {})
+        options = {"name": "dpopt", "cpus_per_task": 1, "slurm_array_parallelism": setup.workers, **setup.options}
+        folder, cluster = (str(options.pop(key, "slurm")) for key in ("folder", "cluster"))
+        self.room = fields.convert(options.pop("at_once", 1000), Count, "options.at_once", {})
         try:
             self._executor = submitit.AutoExecutor(folder, cluster=cluster, slurm_max_num_timeout=REQUEUES)
-            self._executor.update_parameters(**given)
+            self._executor.update_parameters(**options)
         except (RuntimeError, ValueError, NameError, AssertionError) as error:
             raise ConfigError("engine slurm", dict(setup.options), str(error).splitlines()[0]) from error
 

@@ -29,7 +29,7 @@ from dpopt.suites.schema import Keys
 from dpopt.training import resolve_device
 
 FOREVER = timedelta(days=30)
-"""How long the processes wait for each other: the supervisor, which sees their ends, is faster than any timeout."""
+"""Limit of the processes' wait for each other: the supervisor, which sees their ends, is faster than any timeout."""
 
 
 def check(cells: Iterable[Cell], processes: int) -> None:

@@ -196,10 +196,10 @@ def _serve(
     suite, store, cells = job
     running = [""]
 
-    def tell(said: News) -> None:
-        running[0] = said.run_id if said.kind == "begin" else ""
+    def tell(message: News) -> None:
+        running[0] = message.run_id if message.kind == "begin" else ""
         if news:
-            news.send(said)
+            news.send(message)
 
     def give_back() -> None:  # that the supervisor was killed is no cell's fault
         if running[0]:

@@ -34,7 +34,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 @dataclass(frozen=True)
 class Setup:
-    """How a worker runs cells; `conf/base/suite.yaml` documents the keys.
+    """Settings by which a worker runs cells; `conf/base/suite.yaml` documents the keys.
 
     Attributes:
         device, physical_batch, isolate: see `train.train`.
@@ -67,7 +67,7 @@ class Blocked(OSError):
 
 
 class News(NamedTuple):
-    """What a worker tells its supervisor.
+    """A message of a worker to its supervisor.
 
     Attributes:
         kind: "ready", once it has started; "begin" of a cell, or its end: "done", "held" (another process has taken it
@@ -99,15 +99,15 @@ class Queue:
     """
 
     def __init__(self, store: Store, cells: Iterable[Cell]) -> None:
-        self._store, self._fresh, self._known = store, deque[Cell](), set[str]()
+        self._store, self._fresh, self._noted = store, deque[Cell](), set[str]()
         self._held: dict[str, tuple[Cell, Lease]] = {}
         self._next_look, self.looks, self.settled = 0.0, 0, 0
         self.add(cells)
 
     def add(self, cells: Iterable[Cell]) -> bool:
         """Add the cells that are new; True if there are any."""
-        new = {cell.run_id: cell for cell in cells if cell.run_id not in self._known}
-        self._known |= new.keys()
+        new = {cell.run_id: cell for cell in cells if cell.run_id not in self._noted}
+        self._noted |= new.keys()
         self._fresh.extend(new.values())
         return bool(new)
 

@@ -165,12 +165,12 @@ def rows(planned: Iterable[Planned], store: Store) -> list[CostRow]:
     groups: dict[tuple[str, str, int], list[Planned]] = {}
     for entry in planned:
         groups.setdefault((_key(entry.cell.workload), entry.label, entry.cell.batch_size), []).append(entry)
-    made = []
+    rows = []
     for group in groups.values():
         cells = tuple(entry.cell for entry in group)
         states = tuple(store.state(cell.run_id) for cell in cells)
-        made.append(CostRow(group[0].label, group[0].tuning, cells, states, group[0].gradients_per_draw))
-    return made
+        rows.append(CostRow(group[0].label, group[0].tuning, cells, states, group[0].gradients_per_draw))
+    return rows
 
 
 def draws(cell: Cell) -> int:
@@ -231,15 +231,15 @@ def work_of(workload: str) -> Work | None:
     Returns:
         None where it cannot be counted: there are no shapes without files, or the model looks at values.
     """
-    made: Workload = registry.from_spec("workload", json.loads(workload))
+    task: Workload = registry.from_spec("workload", json.loads(workload))
     try:
-        outline = made.outline()
-        forward, gradient = count(outline, made.loss)
+        outline = task.outline()
+        forward, gradient = count(outline, task.loss)
     except (ConfigError, RuntimeError, NotImplementedError):
         return None
     trained = sum(parameter.numel() for parameter in outline.model.parameters() if parameter.requires_grad)
-    evaluation = (made.validation + outline.tested) * forward
-    return Work(trained, gradient * made.multiplicity, evaluation, made.marks)
+    evaluation = (task.validation + outline.tested) * forward
+    return Work(trained, gradient * task.multiplicity, evaluation, task.marks)
 
 
 def count(outline: Outline, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> tuple[int, int]:

@@ -31,7 +31,7 @@ MOST_CELLS = 10**6
 
 
 class Place(NamedTuple):
-    """Where in a row a search is made: the suite's epsilon, epochs, B, C and seed."""
+    """The place of a search in a row: the suite's epsilon, epochs, B, C and seed."""
 
     epsilon: float
     epochs: float
@@ -83,26 +83,28 @@ class Row:
             # Both raise for sizes that the workload's records do not allow, before anything is planned from them.
             sampling_rate(place.batch_size, self._workload.examples)
             number_of_draws(place.epochs, place.batch_size, self._workload.examples)
-            made = [
+            entries = [
                 self._cell(run, place)
                 for run in runs(self._setting, self._rule, place.epsilon, (self._spec, place.seed))
             ]
-            search_id = f"{derive('search', *(entry.cell.run_id for entry in made)):032x}"
-            made = [dataclasses.replace(entry, search_id=search_id) for entry in made]
-            fresh = [entry for entry in made if entry.cell.run_id not in planned]
+            search_id = f"{derive('search', *(entry.cell.run_id for entry in entries)):032x}"
+            entries = [dataclasses.replace(entry, search_id=search_id) for entry in entries]
+            fresh = [entry for entry in entries if entry.cell.run_id not in planned]
             yield from fresh
-            planned.update(entry.cell.run_id for entry in made)  # a rule without a bound makes one cell of every C
+            planned.update(entry.cell.run_id for entry in entries)  # a rule without a bound makes one cell of every C
             if fresh:
-                searches.append((place, made, fresh[0].cell.search))
+                searches.append((place, entries, fresh[0].cell.search))
             if self._setting.tuning == "linear_scaling":
-                number = self._number(len(made), made[0].cell.optimizer, place)  # even where it is not planned yet
-                if fresh and results is not None and _all_done(made, results):
-                    last = self._cell(_last_run(made, results), place, number)
+                number = self._number(
+                    len(entries), entries[0].cell.optimizer, place
+                )  # even where it is not planned yet
+                if fresh and results is not None and _all_done(entries, results):
+                    last = self._cell(_last_run(entries, results), place, number)
                     yield dataclasses.replace(last, search_id=search_id)
         if self._setting.widen and results is not None:
-            for place, made, first in searches:
-                if _all_done(made, results):
-                    yield from self._widened(place, made, first, results)
+            for place, entries, first in searches:
+                if _all_done(entries, results):
+                    yield from self._widened(place, entries, first, results)
 
     def _places(self) -> Iterator[Place]:
         suite, setting, workload = self._suite, self._setting, self._workload

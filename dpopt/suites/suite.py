@@ -34,7 +34,7 @@ class Suite(Keys):
 
 
 AS_NULL: dict[str, Any] = {"physical_batch": "auto", "retry_on": []}
-"""What says the same as null: the default of the key's field."""
+"""Values that say the same as null: the default of the key's field."""
 
 
 def suite_files() -> dict[str, Path]:
@@ -42,7 +42,7 @@ def suite_files() -> dict[str, Path]:
     return at_hand("benchmarks", "*.yaml")
 
 
-def load_suite(suite: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), **given: Any) -> Suite:
+def load_suite(suite: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), **values: Any) -> Suite:
     """A suite, with some of its keys replaced.
 
         load_suite("quickstart", epsilon=[1, 3])
@@ -51,52 +51,52 @@ def load_suite(suite: str | Path | Mapping[str, Any], overrides: Sequence[str] =
     Args:
         suite: a name that `dpopt list` shows, a path to a YAML file, or the content of one, with its name.
         overrides: as on the command line, such as "seeds=[0]" or "settings.fiber.fields.lr=1e-3".
-        given: key -> value.
+        values: key -> value.
 
     Raises:
         ConfigError: no such suite, or something in it cannot be used.
     """
     if isinstance(suite, Mapping):
-        return _of_mapping(suite, overrides, given)
+        return _of_mapping(suite, overrides, values)
     files, name = suite_files(), fields.convert(str(suite), str, "suite", {})
     path = fields.path(name, "suite") if name.endswith(".yaml") else files.get(name)
     if path is None or not path.is_file():
         raise unknown("suite", name, files)
-    return _of_file(path, overrides, given)
+    return _of_file(path, overrides, values)
 
 
-def _of_mapping(content: Mapping[str, Any], overrides: Sequence[str], given: Mapping[str, Any]) -> Suite:
+def _of_mapping(content: Mapping[str, Any], overrides: Sequence[str], values: Mapping[str, Any]) -> Suite:
     name = fields.convert(content.get("name"), Name, "suite.name", {})
     if name == DEFAULTS:
         raise ConfigError("suite.name", name, "expected another name: the defaults of all suites have this one")
-    said = {str(key): configurations.plain(value, str(key)) for key, value in content.items() if key != "name"}
-    return _of_file(Path(f"{name}.yaml"), overrides, given, {"defaults": [DEFAULTS, "_self_"], **said})
+    stated = {str(key): configurations.plain(value, str(key)) for key, value in content.items() if key != "name"}
+    return _of_file(Path(f"{name}.yaml"), overrides, values, {"defaults": [DEFAULTS, "_self_"], **stated})
 
 
 def _of_file(
-    path: Path, overrides: Sequence[str], given: Mapping[str, Any], instead: Mapping[str, Any] | None = None
+    path: Path, overrides: Sequence[str], values: Mapping[str, Any], instead: Mapping[str, Any] | None = None
 ) -> Suite:
-    known = configurations.keys(DEFAULTS)
-    content = configurations.composed(path, overrides, known, instead)
-    if missing := sorted(set(known) - content.keys()):
+    names = configurations.keys(DEFAULTS)
+    content = configurations.composed(path, overrides, names, instead)
+    if missing := sorted(set(names) - content.keys()):
         raise ConfigError(str(path), missing, "keys are missing: begin the file with `defaults: [suite, _self_]`")
-    content |= _given(given, content, known)
+    content |= _filled(values, content, names)
     if any(isinstance(label, Mapping) for label in fields.listed(content["optimizers"])):
         allowed = "expected names; put what differs from the defaults into `settings`"
         raise ConfigError(f"{path.stem}.optimizers", content["optimizers"], allowed)
-    said = {key: value for key, value in content.items() if value is not None and value != AS_NULL.get(key)}
-    suite = fields.build(Suite, {"name": path.stem, **said}, path.stem)
+    stated = {key: value for key, value in content.items() if value is not None and value != AS_NULL.get(key)}
+    suite = fields.build(Suite, {"name": path.stem, **stated}, path.stem)
     engines.check(suite.engine, f"{path.stem}.engine")
     return suite
 
 
-def _given(given: Mapping[str, Any], content: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
-    """What the caller says of some keys, as the file would say it; `OPEN_KEYS` are added to."""
-    found = {}
-    for key, value in given.items():
-        if key not in known:
-            raise unknown("load_suite", key, known)
+def _filled(values: Mapping[str, Any], content: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The caller's values of some keys, as the file would state them; `OPEN_KEYS` are added to."""
+    filled = {}
+    for key, value in values.items():
+        if key not in names:
+            raise unknown("load_suite", key, names)
         value = configurations.plain(value, key)
         configurations.check_values(value, key)
-        found[key] = {**(content[key] or {}), **value} if key in OPEN_KEYS and isinstance(value, dict) else value
-    return found
+        filled[key] = {**(content[key] or {}), **value} if key in OPEN_KEYS and isinstance(value, dict) else value
+    return filled
