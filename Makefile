@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 WHEELS ?= wheels
 WHEELS_FOR ?= 3.12
 COMPILED ?= cffi cryptography pillow pyyaml scipy
-PURE := absl-py antlr4-python3-runtime==4.9.3 attrs autodp dadaptation dog-optimizer dp-accounting hydra-core markdown-it-py \
+PURE := absl-py antlr4-python3-runtime==4.9.3 attrs autodp filelock dadaptation dog-optimizer dp-accounting hydra-core markdown-it-py \
 	mdurl omegaconf opacus opt-einsum packaging prodigyopt pycparser pygments rich schedulefree tabulate tqdm
 PLATFORMS := $(foreach glibc,17 24 27 28,--platform manylinux_2_$(glibc)_x86_64) --platform manylinux2014_x86_64
 CARRIED := $(wildcard $(WHEELS)/*.whl)
@@ -20,7 +20,7 @@ comma := ,
 # The suites of the leaderboard's page: those that are published.
 TASKS := $(patsubst results/published/%/runs.jsonl.xz,%,$(sort $(wildcard results/published/leaderboard*/runs.jsonl.xz)))
 
-.PHONY: install quickstart test slow mutants docs leaderboard lint gpu wheels clean
+.PHONY: install quickstart test full mutants docs leaderboard lint gpu wheels clean
 
 install: $(INSTALLED)
 
@@ -39,7 +39,7 @@ test: install
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
-slow: install
+full: test
 	$(BIN)/python -m pytest -m 'slow and not gpu'
 	HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest tests/privacy -k "properties or noise"
 
