@@ -77,10 +77,15 @@ def killed(at, **changes):
 
 @pytest.fixture
 def often(monkeypatch):
-    """Checkpoints after every third draw, whatever the clock says."""
-    ticks = itertools.count()
-    monkeypatch.setattr(fitting.time, "perf_counter", lambda: next(ticks) / 3)
+    """Checkpoints after every third draw, whatever the clock says; called, it starts the clock anew."""
+
+    def start():
+        ticks = itertools.count()
+        monkeypatch.setattr(fitting.time, "perf_counter", lambda: next(ticks) / 3)
+
+    start()
     monkeypatch.setattr(fitting, "CHECKPOINT_SECONDS", 1.0)
+    return start
 
 
 @pytest.mark.parametrize("name", ["dp_adam", "hyfreedp", "fiber", "adadp"])
@@ -360,6 +365,7 @@ def test_ctrl_c_in_the_very_last_step_is_not_swallowed():
 def test_a_full_disk_is_one_clear_error_and_nothing_is_lost(at, tmp_path, often, monkeypatch):
     expected, written, write = outcome(fit(epochs=2)), [], checkpoint.write_checked
     monkeypatch.setattr(checkpoint, "write_checked", lambda *args, **rest: written.append(args) or write(*args, **rest))
+    often()
     fit(epochs=2, checkpoint=tmp_path / "calm")
     full = range(len(written))[at]
     written.clear()
@@ -372,6 +378,7 @@ def test_a_full_disk_is_one_clear_error_and_nothing_is_lost(at, tmp_path, often,
 
     monkeypatch.setattr(checkpoint, "write_checked", fills)
     started = model()
+    often()
     with pytest.raises(ConfigError, match=r"^checkpoint: '.*checkpoint\.pt' .* No space left on device; make room"):
         fit(started, epochs=2, checkpoint=tmp_path / "full")
     assert all(map(torch.equal, started.parameters(), model().parameters()))

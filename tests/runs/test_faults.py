@@ -53,9 +53,9 @@ def kill_at(patch, number):
     """From now on a process kills itself within draw `number`, after a release."""
     compute = DataOracle.answer
 
-    def answer(self, batch, *given):
-        release = compute(self, batch, *given)
-        if batch.number == number:
+    def answer(self, charged):
+        release = compute(self, charged)
+        if charged.draw == number:
             os.kill(os.getpid(), signal.SIGKILL)
         return release
 
