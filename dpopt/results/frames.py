@@ -74,7 +74,7 @@ def _workloads(entries: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def load(store: Store, suite: str, part: Mapping[str, Sequence[Any]] | None = None) -> Stored:
-    """Read what `store` holds of `suite`; nothing there can make this fail except a missing manifest.
+    """Read what `store` holds of `suite`; only a suite without a readable part makes this fail.
 
     Args:
         part: key of `OF_ENTRY` -> its values in the rows that are kept; by default all are.
@@ -83,6 +83,10 @@ def load(store: Store, suite: str, part: Mapping[str, Sequence[Any]] | None = No
         ConfigError: the suite was never planned in this store, or has no such row.
     """
     rows, problems, entries = [], store.foreign(), store.manifest(suite)["cells"]
+    if not entries:
+        raise ConfigError(
+            "suite", suite, "no part of it can be read: `dpopt verify` says why, `dpopt run` plans it anew"
+        )
     seen, columns = set[tuple[str, str]](), (row_names(entries), _workloads(entries), in_part(entries, part or {}))
     for entry, label, workload, is_kept in zip(entries, *columns, strict=True):
         place = label, entry["run_id"]
