@@ -61,6 +61,17 @@ def test_a_record_says_what_was_run_and_spent(write_suite, store):
     assert curve[-1]["test_accuracy"] == record["test_accuracy"]
 
 
+def kill_half_way(at_marks, cell, store, **options):
+    """Train a cell until its eleventh draw, with a checkpoint at each."""
+
+    def kill(draws):
+        if draws > 10:
+            raise Killed
+
+    with at_marks(kill), pytest.raises(Killed):
+        cells.run(cell, store, checkpoint_seconds=0, **options)
+
+
 @pytest.mark.parametrize(("label", "average"), [("dp_sgd", 0), ("hyfreedp", 0), ("adadp", 0), ("hyfreedp", 0.9)])
 def test_a_killed_cell_goes_on_where_it_was(write_suite, store, tmp_path, at_marks, label, average):
     from dpopt.store import Store
@@ -69,12 +80,7 @@ def test_a_killed_cell_goes_on_where_it_was(write_suite, store, tmp_path, at_mar
     quiet = Store(tmp_path / "quiet")
     whole = cells.run(cell, quiet)
 
-    def kill_half_way(draws):
-        if draws > 10:
-            raise Killed
-
-    with at_marks(kill_half_way), pytest.raises(Killed):
-        cells.run(cell, store, checkpoint_seconds=0)
+    kill_half_way(at_marks, cell, store)
     assert store.state(cell.run_id) == "interrupted"
     assert store.checkpoint(cell.run_id).exists()
     draws = []
@@ -96,18 +102,12 @@ def test_an_isolated_cell_is_the_same_cell(write_suite, store, tmp_path, at_mark
     quiet = Store(tmp_path / "quiet")
     whole = cells.run(cell, quiet)
 
-    def kill_half_way(draws):
-        if draws > 10:
-            raise Killed
-
-    with at_marks(kill_half_way), pytest.raises(Killed):
-        cells.run(cell, store, checkpoint_seconds=0)
+    kill_half_way(at_marks, cell, store)
     isolated = cells.run(cell, store, isolate=True)
     assert isolated.pop("isolated")
     assert stable(isolated) == stable(whole)
     assert store.curve(cell.run_id) == quiet.curve(cell.run_id)
-    with at_marks(kill_half_way), pytest.raises(Killed):
-        cells.run(cell, again := Store(tmp_path / "again"), isolate=True, checkpoint_seconds=0)
+    kill_half_way(at_marks, cell, again := Store(tmp_path / "again"), isolate=True)
     assert stable(cells.run(cell, again)) == stable(whole)
 
 
