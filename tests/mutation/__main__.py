@@ -5,7 +5,8 @@
 makes `count` one-line mutants of the modules of a list of `TARGETS` (kernel or house), spread evenly and always the
 same, each in a copy of the tree, and runs the tests that call what it changes, quick ones first, until one fails. The
 tests are run once to learn which these are. Both are kept in a file, so that a stopped run goes on; survivors are tried
-again. Mutants that change nothing that a test could see are listed, with the reason, in `equivalent.txt`.
+again, and so are mutants whose tests have changed. Mutants that change nothing that a test could see are listed, with
+the reason, in `equivalent.txt`.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ TARGETS = {
     "house": Target(
         (
             *("store/leases.py", "store/runs.py", "store/manifests.py", "files.py", "fields.py", "markup.py"),
-            *(f"suites/{name}.py" for name in ("plan", "rows", "searches", "widen")),
+            *(f"suites/{name}.py" for name in ("plan", "rows", "searches", "widening")),
             *(f"results/{name}.py" for name in ("choosing", "pricing", "statistics", "ranking", "tables")),
             *("results/verify/claims.py", "training/checkpoint.py", "training/saved.py", "runs/worker.py"),
         ),
@@ -95,8 +96,13 @@ class Tests:
             self._kept[name] = {"digest": digest, "tests": {test: list(seen) for test, seen in found.seen.items()}}
         return found.failed
 
-    def of(self, mutant: Mutant) -> dict[str, float]:
-        """Tests that call what is changed, and the seconds each takes, quick ones first.
+    def has(self, test: str) -> bool:
+        """True if there is a test of this name."""
+        file = test.split("::")[0]
+        return file in self._files and test in self._kept[file]["tests"]
+
+    def of(self, mutant: Mutant, first: str = "") -> dict[str, float]:
+        """Tests that call what is changed, and the seconds each takes: `first`, if it is there, then quick ones first.
 
         What is outside of functions, or is called once for all tests, concerns all that call anything in the module.
         """
@@ -105,7 +111,7 @@ class Tests:
         chosen = {t: seconds for t, (seconds, called) in known.items() if place in called}
         if not chosen or _is_cached(self._tree, mutant):
             chosen = {t: seconds for t, (seconds, called) in known.items() if mutant.module in " ".join(called)}
-        return dict(sorted(chosen.items(), key=lambda pair: pair[1]))
+        return dict(sorted(chosen.items(), key=lambda pair: (pair[0] != first, pair[1])))
 
 
 def _is_cached(tree: Path, mutant: Mutant) -> bool:
@@ -170,14 +176,23 @@ def main(arguments: list[str]) -> int:
         shutil.copytree(ROOT, tree, ignore=ignored)
         shutil.copytree(ROOT / "results" / "published", tree / "results" / "published")
         tests = Tests(kept["tests"], tree, target.folders)
-        for name in track(tests.unknown(), "what tests call", console=console):
+        changed = tests.unknown()
+        for name in track(changed, "what tests call", console=console):
             if failed := tests.learn(name):
                 console.print(f"[red]error:[/red] fails as it is: {failed}")
                 return 2
             file.write_text(json.dumps(kept, indent=1))
+        # a file of tests that has changed may notice less: its mutants are tried again
+        earlier = {
+            name: test
+            for name, test in kept["noticed"].items()
+            if not tests.has(test) or test.split("::")[0] in changed
+        }
+        kept["noticed"] = {name: test for name, test in kept["noticed"].items() if name not in earlier}
+        file.write_text(json.dumps(kept, indent=1))
         todo = [mutant for mutant in some if mutant.name not in kept["noticed"] and mutant.name not in excused]
         for mutant in track(todo, "mutants", console=console):
-            if test := noticed(mutant, tests.of(mutant), tree):
+            if test := noticed(mutant, tests.of(mutant, first=earlier.get(mutant.name, "")), tree):
                 kept["noticed"][mutant.name] = test
                 file.write_text(json.dumps(kept, indent=1))
             else:
