@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
@@ -19,6 +20,8 @@ def attach(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
         if name not in names:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = import_module(names[name])
-        return getattr(module, name, module)
+        value = getattr(module, name, module)
+        setattr(sys.modules[package], name, value)  # from here on it is found without this function
+        return value
 
     return load

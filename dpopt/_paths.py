@@ -1,16 +1,10 @@
-"""Places of files that are not modules: those that come with dpopt, and those that can be made again."""
+"""Places of files that come with dpopt and are not modules."""
 
 from __future__ import annotations
 
-import os
 from importlib import resources
 from importlib.metadata import entry_points
 from pathlib import Path
-
-
-def cache_root() -> Path:
-    """`$DPOPT_CACHE`, by default `~/.cache/dpopt`: solved noise, epsilons of stored runs, decoded data, features."""
-    return Path(os.environ.get("DPOPT_CACHE") or "~/.cache/dpopt").expanduser()
 
 
 def source_tree() -> Path | None:

@@ -313,6 +313,17 @@ def path(value: Any, where: str) -> Path:
     raise ConfigError(where, value, "expected a path: not empty, without control characters, `~` for a home folder")
 
 
+def cache_root() -> Path:
+    """`$DPOPT_CACHE`, by default `~/.cache/dpopt`: solved noise, epsilons of stored runs, decoded data, features."""
+    return path(os.environ.get("DPOPT_CACHE") or "~/.cache/dpopt", "DPOPT_CACHE")
+
+
+def data_root() -> Path | None:
+    """`$DPOPT_DATA`, the folder of data sets and checkpoints; None where it is not set, and hubs are asked."""
+    value = os.environ.get("DPOPT_DATA")
+    return path(value, "DPOPT_DATA") if value else None
+
+
 def _require_callable(value: Any, args: tuple[Any, ...], where: str) -> None:
     # Tried before any work, as it would else fail after a part of it.
     needed = args[0] if args and isinstance(args[0], list) else []

@@ -12,6 +12,7 @@ import numpy as np
 import oddities
 import pytest
 import torch
+from dpopt.training.layout import Layout
 from fabricated import noted
 from oddities import fit
 from torch.masked import masked_tensor
@@ -22,7 +23,6 @@ from dpopt.cli import main
 from dpopt.errors import ConfigError
 from dpopt.suites.suite import suite_files
 from dpopt.training import trial
-from dpopt.training.layout import Layout
 from dpopt.training.subject import Subject
 from dpopt.workloads.base import Split
 
@@ -364,7 +364,7 @@ def test_what_the_trial_looks_at_is_left_as_it_was():
     model, data = Counting().eval(), Split(*oddities.records())
     subject = Subject(model, oddities.loss, data, {}, lambda x: x, Layout(torch.float32), torch.device("cpu"))
     before = torch.get_rng_state()
-    trial.attempt(subject, data, "train", training=True)
+    trial.tried(subject)
     assert model.seen == 0
     assert not model.training
     assert torch.equal(torch.get_rng_state(), before)

@@ -93,6 +93,9 @@ def test_a_path_may_begin_at_home(monkeypatch, tmp_path):
     for value in ("~/a b/ü", Path("~/a b/ü"), f"{tmp_path}/a b/ü"):
         assert fields.path(value, "folder") == tmp_path / "a b" / "ü"
     assert fields.path("a~/~", "folder") == Path("a~/~")
+    for name, read in (("DPOPT_DATA", fields.data_root), ("DPOPT_CACHE", fields.cache_root)):
+        monkeypatch.setenv(name, "~/a b")
+        assert read() == tmp_path / "a b"
 
 
 @pytest.mark.parametrize(

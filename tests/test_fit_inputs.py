@@ -12,6 +12,7 @@ import pytest
 import rich
 import torch
 import torch.nn.functional as F
+from dpopt.training.layout import Layout
 from rich.console import Console
 from torch import nn
 from torch.utils.data import (
@@ -31,7 +32,6 @@ from transformers import BertConfig, BertForSequenceClassification, logging
 import dpopt
 from dpopt.errors import ConfigError
 from dpopt.training import reading
-from dpopt.training.layout import Layout
 from dpopt.training.reading import read
 
 pytestmark = pytest.mark.filterwarnings("ignore:seed")
@@ -122,8 +122,8 @@ SAME = {
 
 @pytest.mark.parametrize("name", SAME)
 def test_every_kind_of_data_is_read_as_the_same_records(name):
-    records = read(SAME[name](), "train")
-    x, y = Layout.of(records.inputs, linear(), "train").split(records, "train")
+    inputs, targets = read(SAME[name](), "train")
+    x, y = Layout.of(inputs, linear(), "train").split(inputs, targets, "train")
     assert torch.equal(x.float(), torch.from_numpy(X).float())
     assert torch.equal(y, torch.from_numpy(Y))
 
@@ -158,12 +158,12 @@ def test_bytes_and_real_numbers_become_the_type_of_the_model():
 def test_a_mapped_file_is_not_read_into_memory(tmp_path):
     np.save(tmp_path / "x.npy", X.astype("float32"))
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    assert read((mapped, Y), "train").inputs.data_ptr() == mapped.ctypes.data
+    assert read((mapped, Y), "train")[0].data_ptr() == mapped.ctypes.data
     assert torch.equal(weights(fit((mapped, Y))), weights(fit((X, Y))))
 
 
 def test_numbers_that_are_not_finite_are_counted_part_by_part(monkeypatch):
-    monkeypatch.setattr(reading, "FINITE", 9)
+    monkeypatch.setattr(reading, "_FINITE", 9)
     with pytest.raises(ConfigError, match="in 2 of 80 records"):
         read((HOLES, Y), "train")
 

@@ -67,8 +67,3 @@ class Averaged(Configured):
         base = self.base.step(state.base, oracle)
         weight = 1 + self.decay * state.weight
         return State(torch.lerp(state.theta, base.theta, 1 / weight), base, weight)
-
-
-def averaged(optimizer: Optimizer, decay: float) -> Optimizer:
-    """`optimizer` with an average of its parameters; itself where the decay is 0."""
-    return Averaged(optimizer, decay) if decay else optimizer

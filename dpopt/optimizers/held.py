@@ -36,8 +36,3 @@ class Held:
         for (start, stop), values in zip(self.spans, kept, strict=True):
             theta[start:stop] = values
         return pytree.tree_unflatten([theta, *rest], form)
-
-
-def held(optimizer: Optimizer, spans: tuple[tuple[int, int], ...]) -> Optimizer:
-    """`optimizer` with coordinates that stay; itself where there are none."""
-    return Held(optimizer, spans) if spans else optimizer

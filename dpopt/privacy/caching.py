@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dpopt import files
-from dpopt._paths import cache_root
+from dpopt.fields import cache_root
 
 
 def place(kind: str, key: Any) -> Path:

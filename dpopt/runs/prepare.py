@@ -15,8 +15,8 @@ from dpopt.clipping import ClippingEngine
 from dpopt.clipping.views import Multiplied, multiplied
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError
-from dpopt.optimizers.averaged import averaged
-from dpopt.optimizers.held import held
+from dpopt.optimizers.averaged import Averaged
+from dpopt.optimizers.held import Held
 from dpopt.privacy import sampling
 from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.data import DataOracle
@@ -31,8 +31,8 @@ from dpopt.runs.checkpoint import Elapsed, Reached
 from dpopt.store.identity import clipping_bound
 from dpopt.store.runs import Store
 from dpopt.study.diagnostics import Diagnostics
-from dpopt.training import layout
-from dpopt.training.unused import Unused, unused
+from dpopt.training import subject
+from dpopt.training.trial import Unused, unused
 from dpopt.types import Optimizer
 from dpopt.workloads.base import Split, Workload
 
@@ -106,7 +106,7 @@ def prepare(
     place = training.resolve_device(device)
     workload = registry.from_spec("workload", cell.workload)
     optimizer = Isolated(cell.optimizer) if isolate else registry.from_spec("optimizer", cell.optimizer)
-    train, *others = (layout.placed(split, place) for split in workload.splits(cell.seed))
+    train, *others = (subject.placed(split, place) for split in workload.splits(cell.seed))
     watched = dict(zip(("validation", "test"), others, strict=True))
 
     # Initial weights depend on workload and seed alone, so that optimizers start from the same ones.
@@ -120,7 +120,7 @@ def prepare(
 
     # The engine is made for the shapes of one sample; several views of a record make its loss their mean.
     batch = min(cell.batch_size, physical_batch or math.inf)
-    sample = layout.sample(train, workload.transform, place)
+    sample = subject.sample(train, workload.transform, place)
     if workload.multiplicity == 1:
         seen = Multiplied(model, workload.loss, lambda x: workload.augment(workload.transform(x)))
     else:
@@ -132,13 +132,14 @@ def prepare(
             multiplicity=workload.multiplicity,
             dims=sample.x.ndim,
         )
-        sample = layout.sample(train, seen.transform, place)
+        sample = subject.sample(train, seen.transform, place)
     engine = clipping.engine(seen.model, seen.loss, sample=sample, batch=batch)
     plan = _noise_plan(cell, optimizer, len(train.x), engine.dimension)
     diagnostics = _diagnostics(seen, cell, plan, train) if cell.diagnostics else None
 
     left = unused(seen, train, place, model)
-    stepper = averaged(held(optimizer, left.spans), cell.average)
+    stepper: Optimizer = Held(optimizer, left.spans) if left.spans else optimizer
+    stepper = Averaged(stepper, cell.average) if cell.average else stepper
     reached = Reached(stepper.init(engine.theta), Ledger(), Elapsed(), [])
     if store is not None:
         reached = checkpoint.load(store, cell.run_id, reached.state, plan, diagnostics)

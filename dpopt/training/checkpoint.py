@@ -90,13 +90,6 @@ def reached(saved: dict[str, Any], initial: Any, plan: Plan) -> Reached:
     return Reached(state, taken, Elapsed(*saved["elapsed"]), json.loads(saved["curve"]))
 
 
-class Seeds(NamedTuple):
-    """The seeds of draws and noise."""
-
-    draws: int
-    noise: int
-
-
 class Checkpoint:
     """The file from which a run of `fit` goes on; it is replaced in one step, and its owner alone may read it.
 
@@ -107,7 +100,8 @@ class Checkpoint:
         is_writer: this process writes the file.
 
     Attributes:
-        seeds, start: of the run, and the digest of the parameters that it began with; None before it has begun.
+        seeds: of draws and of noise.
+        start: the digest of the parameters that the run began with. Both are None before it has begun.
 
     Raises:
         ConfigError: the file is damaged or another run's. It stays as it is.
@@ -119,7 +113,7 @@ class Checkpoint:
         # Hashes, as the folder may be copied to where the data must not be.
         self._run = {name: f"{derive(part):032x}" for name, part in run.items()}
         self.saved: dict[str, Any] | None = None
-        self.seeds: Seeds | None = None
+        self.seeds: tuple[int, int] | None = None
         self.start: str | None = None
         if self.path is None:
             return
@@ -135,7 +129,8 @@ class Checkpoint:
         # Compared one by one, so that the error names the argument that differs.
         if differs := [name for name, value in self._run.items() if self.saved["run"].get(name) != value]:
             self._refuse(f"differs in {', '.join(differs)}")
-        self.seeds = Seeds(*(int(seed, 16) for seed in self.saved["seeds"] or ("0", "0")))
+        draws, noise = self.saved["seeds"] or ("0", "0")
+        self.seeds = int(draws, 16), int(noise, 16)
         self.start = self.saved["start"]
 
     def _refuse(self, problem: str) -> NoReturn:

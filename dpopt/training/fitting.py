@@ -20,8 +20,8 @@ from dpopt.clipping.losses import named
 from dpopt.clipping.views import Multiplicity, refuse_mixing, refuse_sharing
 from dpopt.errors import ConfigError
 from dpopt.fields import Bound, Count, Decay, Factor, Positive, Probability, Seed, Shown
-from dpopt.optimizers.averaged import averaged
-from dpopt.optimizers.held import held
+from dpopt.optimizers.averaged import Averaged
+from dpopt.optimizers.held import Held
 from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.data import DataOracle
 from dpopt.privacy.distributed import ALONE, Processes, digest
@@ -29,16 +29,13 @@ from dpopt.privacy.isolation import Isolated
 from dpopt.privacy.sampling import REVISION, derive, secret_seed, send
 from dpopt.sizes import number_of_draws, sampling_rate
 from dpopt.training import trial
-from dpopt.training.checkpoint import Checkpoint, Elapsed, Reached, Seeds, fingerprint, leased, put_off
-from dpopt.training.layout import Adapter, Layout, Transform, placed
+from dpopt.training.checkpoint import Checkpoint, Elapsed, Reached, fingerprint, leased, put_off
 from dpopt.training.loop import Phases, observe, resolve_device, steps, summary
 from dpopt.training.reading import read, repeats
 from dpopt.training.saved import FitResult
-from dpopt.training.subject import Subject, kept_modes, unchanged
-from dpopt.training.unused import unused
+from dpopt.training.subject import Adapter, Layout, Subject, Transform, kept_modes, placed, unchanged
 from dpopt.types import Optimizer
 
-Callback = Callable[[dict[str, Any]], None]
 _Stepper = Annotated[
     Optimizer,
     Shown(
@@ -79,7 +76,7 @@ def fit(
     average: Decay = 0.0,
     physical_batch: Count | Literal["auto"] = "auto",
     checkpoint: str | Path | None = None,
-    callback: Callback | None = None,
+    callback: Callable[[dict[str, Any]], None] | None = None,
     distributed: bool = False,
     isolate: bool = False,
     progress: bool = True,
@@ -155,7 +152,7 @@ def fit(
         seen = trial.augmented(subject, augment, multiplicity) if augment else subject
         size = None if physical_batch == "auto" else min(physical_batch, examples)
         clipper, problem = trial.clipping_engine(seen, engine, min(batch_size, size or batch_size), precision)
-        without = unused(seen, subject.train, place, model)
+        without = trial.unused(seen, subject.train, place, model)
 
         phases.begin("calibrating the noise")
         sizes = {"rate": rate, "draws": draws, "dimension": clipper.dimension}
@@ -187,7 +184,8 @@ def fit(
             file.start = digest(start)
 
         # Around the optimizer, so that neither changes what it asks for, and so what it costs.
-        stepper = averaged(held(chosen, without.spans), average)
+        stepper: Optimizer = Held(chosen, without.spans) if without.spans else chosen
+        stepper = Averaged(stepper, average) if average else stepper
         with processes.together() as settle:
             begin = file.reached(stepper.init(start), plan)
             settle()
@@ -195,8 +193,8 @@ def fit(
             clipper,
             *subject.train,
             plan,
-            draw_seed=file.seeds.draws,
-            noise_seed=file.seeds.noise,
+            draw_seed=file.seeds[0],
+            noise_seed=file.seeds[1],
             physical_batch=size,
             transform=seen.transform,
             device=place,
@@ -204,7 +202,31 @@ def fit(
             processes=processes,
         )
         phases.begin("training", plan.draws)
-        end = _train(subject, clipper, stepper, oracle, begin, file, callback, phases)
+        clock, state, curve = Elapsed.now(), begin.state, list(begin.curve)
+
+        def reached() -> Reached:
+            return Reached(state, oracle.ledger, begin.elapsed.since(clock), curve)
+
+        file.save(reached())
+        saved = clock.wall
+        with kept_modes(subject.model), put_off(file.path) as interrupted:
+            subject.model.train()
+            for state, is_mark in steps(stepper, oracle, begin.state):
+                phases.at(oracle.draws_taken)
+                if is_mark:
+                    watched = (subject.metric, subject.held_out, subject.transform)
+                    curve.append(observe(clipper, subject.model, state, oracle, subject.loss, *watched))
+                is_told, is_last = is_mark and callback is not None, interrupted.is_set()
+                # Draws that are taken again release the same but for rounding: nobody is to have seen what they gave.
+                if is_told or is_last or time.perf_counter() - saved >= CHECKPOINT_SECONDS:
+                    file.save(reached())
+                    saved = time.perf_counter()
+                if is_told and callback and is_first:
+                    callback(dict(curve[-1]))
+                # Only after its checkpoint, so that no draw is lost.
+                if is_last:
+                    raise KeyboardInterrupt
+        end = reached()
         spent = summary(plan, oracle, end.state, epsilon, examples)
         if spent["status"] == "done" and (problem or digest(end.state.theta) == file.start):
             spent["status"] = "no_signal"
@@ -248,15 +270,15 @@ def _subject(
 ) -> Subject:
     """Read the data for a model of which nothing is known, and bring both to the device."""
     trial.check_model(model)
-    records = read(train, "train", target)
-    layout = Layout.of(records.inputs, model, "train")
+    inputs, targets = read(train, "train", target)
+    layout = Layout.of(inputs, model, "train")
     if transform and layout.fields:
         names = ", ".join(layout.names)
         raise ConfigError("transform", named(transform), f"inputs have names ({names}): change them in the data")
-    splits = {"train": layout.split(records, "train")}
-    del records  # its memory is free while the rest is read
+    splits = {"train": layout.split(inputs, targets, "train")}
+    del inputs, targets  # their memory is free while the rest is read
     if test is not None:
-        splits["test"] = layout.split(read(test, "test", target), "test")
+        splits["test"] = layout.split(*read(test, "test", target), "test")
 
     def prepared(x: Tensor) -> Tensor:
         # What changes its argument in place must not change the records.
@@ -303,13 +325,11 @@ def _seeds(
     engine: ClippingEngine,
     processes: Processes,
     how: Sequence[object],
-) -> Seeds:
+) -> tuple[int, int]:
     """The seeds of draws and noise, the same in all processes; runs of one `source` share their draws.
 
-    Args:
-        apart: arguments that decide what is released.
-        seen: the subject as the engine trains it, on views of the records where these are augmented.
-        how: what decides, beside all this, which random numbers a layer draws: the engine's name, the physical batch.
+    `apart` are arguments that decide what is released, `seen` is the subject as the engine trains it, and `how` decides
+    beside all this which random numbers a layer draws.
     """
     looks: list[object] = []
     x, y = (send(part[:_COMPARED], subject.device) for part in subject.train)
@@ -328,42 +348,4 @@ def _seeds(
     cut = [processes.size, *how] if is_random else []
     records = [digest(engine.theta), *subject.records]
     # Two runs that shared their noise would cancel it, so the noise depends on all that tells them apart.
-    return Seeds(derive("draws", source), derive("noise", source, *apart, *looks, *cut, *records))
-
-
-def _train(
-    subject: Subject,
-    engine: ClippingEngine,
-    stepper: Optimizer,
-    oracle: DataOracle,
-    begin: Reached,
-    file: Checkpoint,
-    callback: Callback | None,
-    phases: Phases,
-) -> Reached:
-    """Take all draws that are left; the curve grows, and checkpoints are written."""
-    clock, state, curve = Elapsed.now(), begin.state, list(begin.curve)
-
-    def now() -> Reached:
-        return Reached(state, oracle.ledger, begin.elapsed.since(clock), curve)
-
-    file.save(now())
-    saved = clock.wall
-    with kept_modes(subject.model), put_off(file.path) as interrupted:
-        subject.model.train()
-        for state, is_mark in steps(stepper, oracle, begin.state):
-            phases.at(oracle.draws_taken)
-            if is_mark:
-                watched = (subject.metric, subject.held_out, subject.transform)
-                curve.append(observe(engine, subject.model, state, oracle, subject.loss, *watched))
-            is_told, is_last = is_mark and callback is not None, interrupted.is_set()
-            # Draws that are taken again release the same but for rounding: nobody is to have seen what they gave.
-            if is_told or is_last or time.perf_counter() - saved >= CHECKPOINT_SECONDS:
-                file.save(now())
-                saved = time.perf_counter()
-            if is_told and callback and oracle.processes.is_first:
-                callback(dict(curve[-1]))
-            # Only after its checkpoint, so that no draw is lost.
-            if is_last:
-                raise KeyboardInterrupt
-    return now()
+    return derive("draws", source), derive("noise", source, *apart, *looks, *cut, *records)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -18,11 +18,9 @@ from dpopt.privacy.data import DataOracle
 from dpopt.privacy.distributed import ALONE, Processes, digest
 from dpopt.privacy.plan import NonPrivate, Plan
 from dpopt.privacy.sampling import send
-from dpopt.training.layout import Transform
+from dpopt.training.subject import Metric, Transform
 from dpopt.types import Optimizer, Vector
 from dpopt.workloads.base import EVALUATION_BATCH, Predict, Split
-
-Metric = Callable[[Tensor, Tensor], Tensor]
 
 
 def resolve_device(name: str | int | torch.device) -> torch.device:
@@ -76,7 +74,9 @@ def observe(
     Raises:
         RuntimeError: the oracle's processes have come to different parameters, so they do not compute the same.
     """
-    _require_same(oracle, state.theta)
+    if oracle.processes.size > 1 and len(set(oracle.processes.gather(digest(state.theta)))) > 1:
+        # Each steps on its own from the same releases, so a difference means that sums were of different models.
+        raise RuntimeError(f"after {oracle.draws_taken} draws the processes have different parameters")
     entry: dict[str, Any] = {"draw": oracle.draws_taken, "epoch": oracle.draws_taken * oracle.rate}
     # Only some optimizers find a learning rate; for the others the curve has none.
     if hasattr(state, "eta"):
@@ -87,12 +87,6 @@ def observe(
         entry |= {f"{name}_{key}": value for key, value in scores.items()}
     model.train()
     return entry
-
-
-def _require_same(oracle: DataOracle, theta: Vector) -> None:
-    if oracle.processes.size > 1 and len(set(oracle.processes.gather(digest(theta)))) > 1:
-        # Each steps on its own from the same releases, so a difference means that sums were of different models.
-        raise RuntimeError(f"after {oracle.draws_taken} draws the processes have different parameters")
 
 
 def evaluate(

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
-from typing import Any, NamedTuple, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -26,73 +26,68 @@ from torch.utils.data._utils.collate import default_collate, default_convert
 
 from dpopt.errors import ConfigError, cut, unknown
 
-TARGETS = ("label", "labels", "target", "y")
+_TARGETS = ("label", "labels", "target", "y")
 """Names that a target goes by."""
 _TARGET, _INPUT = "(target)", "(input)"
 """Stand for a target, and for an input without a name, beside inputs with names."""
-CHUNK = 1000
+_CHUNK = 1000
 """Records of a Hugging Face data set that are read at once."""
-FINITE = 2**22
+_FINITE = 2**22
 """Numbers that are looked at once for NaN and infinity; a mapped file need not fit into memory."""
 _REPEATED = 16
 """Records that are read again, to see that they are the same."""
 _PLAIN_SAMPLERS = (SequentialSampler, RandomSampler, DistributedSampler)
 """Samplers that order or share out the records of a data set, and leave none out for good."""
-KINDS = (
+_KINDS = (
     "expected a pair of arrays (inputs, targets), a mapping or a DataFrame of columns, a Dataset, a DataLoader, "
     "or a Hugging Face Dataset"
 )
 _FORM = "expected records (input, target), or mappings with names, of numbers and of one shape"
 
 
-class Read(NamedTuple):
-    """All records.
-
-    Attributes:
-        inputs: one tensor [n, ...], or several by name, each [n, ...].
-        targets: [n, ...].
-    """
-
-    inputs: Tensor | dict[str, Tensor]
-    targets: Tensor
+Inputs: TypeAlias = Tensor | dict[str, Tensor]
+"""Inputs of all records: one tensor [n, ...], or several by name, each [n, ...]."""
 
 
-def read(data: Any, where: str, target: str | None = None) -> Read:
-    """The records of `data`; arrays share their memory with what is passed in, mapped files stay on disk.
+def read(data: Any, where: str, target: str | None = None) -> tuple[Inputs, Tensor]:
+    """Inputs and targets [n, ...] of all records; arrays share their memory with `data`, and mapped files stay on disk.
 
     Args:
         data: see `fit`.
         where: how errors name it.
-        target: its name where inputs and target have names; by default the one that is in `TARGETS`.
+        target: its name where inputs and target have names; by default label, labels, target or y.
 
     Raises:
-        ConfigError: `data` is of none of the `KINDS`, has no records, does not stack, changes from one reading to the
-            next, has numbers that are not finite or masked, its target cannot be named, or indices of pandas differ.
+        ConfigError: `data` cannot be read, has no records, does not stack, changes from one reading to the next, has
+            numbers that are not finite or masked, its target cannot be named, or indices of pandas differ.
     """
     if isinstance(data, DataLoader):
         data = _dataset(data, where)
     if _is_frame(data) or isinstance(data, Mapping):
-        records = _columns(data, where, target)
-    elif (pair := _arrays(data)) is not None:
+        if any(hasattr(data[name], "with_format") for name in data):
+            raise ConfigError(where, list(data), "these are several data sets: give one of them")
+        name = _target(list(data), where, target)
+        _require_one_index([data[each] for each in data], where)
+        columns = _tensors(data, where)
+        return _whole(columns, columns.pop(str(name)), where)
+    if (pair := _arrays(data)) is not None:
         if target is not None:
             raise _nameless(target, where)
         inputs, targets = pair
         by_name = inputs if isinstance(inputs, Mapping) else {"": inputs}
         _require_one_index([*by_name.values(), targets], where)
-        named = isinstance(inputs, Mapping) or _is_frame(inputs)
-        records = Read(_tensors(inputs, where) if named else _tensor(inputs, where), _tensor(targets, where))
-    else:
-        if isinstance(data, IterableDataset) or (hasattr(data, "__iter__") and not hasattr(data, "__len__")):
-            how = "draws need records that have numbers: give a map-style data set"
-            raise ConfigError(where, type(data).__name__, how)
-        if isinstance(data, str | Tensor) or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
-            raise ConfigError(where, type(data).__name__, KINDS)
-        if len(data) == 0:
-            raise ConfigError(where, type(data).__name__, "it has no records, expected at least 1")
-        # A transform of a Hugging Face data set's own is applied to each record.
-        is_hugging = hasattr(data, "with_format") and getattr(data, "format", {}).get("type") != "custom"
-        records = (_hugging if is_hugging else _records)(data, where, target)
-    return _whole(records, where)
+        has_names = isinstance(inputs, Mapping) or _is_frame(inputs)
+        return _whole(_tensors(inputs, where) if has_names else _tensor(inputs, where), _tensor(targets, where), where)
+    if isinstance(data, IterableDataset) or (hasattr(data, "__iter__") and not hasattr(data, "__len__")):
+        how = "draws need records that have numbers: give a map-style data set"
+        raise ConfigError(where, type(data).__name__, how)
+    if isinstance(data, str | Tensor) or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        raise ConfigError(where, type(data).__name__, _KINDS)
+    if len(data) == 0:
+        raise ConfigError(where, type(data).__name__, "it has no records, expected at least 1")
+    # A transform of a Hugging Face data set's own is applied to each record.
+    is_hugging = hasattr(data, "with_format") and getattr(data, "format", {}).get("type") != "custom"
+    return _whole(*(_hugging if is_hugging else _records)(data, where, target), where)
 
 
 def repeats(data: Any) -> tuple[int, int]:
@@ -161,33 +156,24 @@ def _nameless(target: str, where: str) -> ConfigError:
     return ConfigError("target", target, f"the target of {where} has no name: it is the second of a pair")
 
 
-def _columns(data: Any, where: str, target: str | None) -> Read:
-    if any(hasattr(data[name], "with_format") for name in data):
-        raise ConfigError(where, list(data), "these are several data sets: give one of them")
-    name = _target(list(data), where, target)
-    _require_one_index([data[name] for name in data], where)
-    columns = _tensors(data, where)
-    return Read(columns, columns.pop(str(name)))
-
-
 def _target(names: list[Any], where: str, target: str | None) -> Any:
     if target is not None:
         if target not in names:
             raise unknown("target", target, names)
         return target
-    candidates = [name for name in names if name in TARGETS]
+    candidates = [name for name in names if name in _TARGETS]
     if len(candidates) != 1 or len(names) < 2:
-        allowed = f"expected inputs and one of {', '.join(TARGETS)}; give the target's name as `target`"
+        allowed = f"expected inputs and one of {', '.join(_TARGETS)}; give the target's name as `target`"
         raise ConfigError(where, names, allowed)
     return candidates[0]
 
 
-def _hugging(data: Any, where: str, target: str | None) -> Read:
+def _hugging(data: Any, where: str, target: str | None) -> tuple[Inputs, Tensor]:
     names = [str(name) for name in data.format["columns"]]
     name = _target(names, where, target)
 
     def chunks() -> Iterator[dict[str, Tensor]]:
-        for chunk in data.with_format("torch", columns=names).iter(CHUNK):
+        for chunk in data.with_format("torch", columns=names).iter(_CHUNK):
             for column, values in chunk.items():
                 if not isinstance(values, Tensor):
                     allowed = "expected numbers of one shape: pad or resize them, or `remove_columns`"
@@ -195,10 +181,10 @@ def _hugging(data: Any, where: str, target: str | None) -> Read:
             yield dict(chunk)
 
     columns = _gathered(chunks(), len(data), where)
-    return Read(columns, columns.pop(name))
+    return columns, columns.pop(name)
 
 
-def _records(data: Any, where: str, target: str | None) -> Read:
+def _records(data: Any, where: str, target: str | None) -> tuple[Inputs, Tensor]:
     try:
         first = data[0]
         name = _target(list(first), where, target) if isinstance(first, Mapping) else None
@@ -228,7 +214,7 @@ def _records(data: Any, where: str, target: str | None) -> Read:
     if name is None and target is not None:
         raise _nameless(target, where)
     targets = columns.pop(_TARGET)
-    return Read(columns.pop(_INPUT) if _INPUT in columns else columns, targets)
+    return columns.pop(_INPUT) if _INPUT in columns else columns, targets
 
 
 def _gathered(chunks: Iterable[dict[str, Tensor]], count: int, where: str) -> dict[str, Tensor]:
@@ -311,26 +297,26 @@ def _unmasked(part: Any, where: str) -> Any:
     return part
 
 
-def _whole(records: Read, where: str) -> Read:
-    targets = records.targets
-    inputs = records.inputs if isinstance(records.inputs, dict) else {"inputs": records.inputs}
-    for name, part in {**inputs, "targets": targets}.items():
+def _whole(inputs: Inputs, targets: Tensor, where: str) -> tuple[Inputs, Tensor]:
+    """The records as they are, without a graph, after a look at their form and at each number."""
+    parts = inputs if isinstance(inputs, dict) else {"inputs": inputs}
+    for name, part in {**parts, "targets": targets}.items():
         if part.layout != torch.strided or part.is_quantized or part.is_nested or part.is_meta or not part.ndim:
             shape = "" if part.is_nested else f" {list(part.shape)}"
             shown = f"{part.dtype}{shape}, {part.layout} on {part.device}".replace("torch.", "")
             raise ConfigError(f"{where}, {name}", shown, "expected a dense tensor, one row a record")
-    for name, part in inputs.items():
+    for name, part in parts.items():
         if len(part) != len(targets) or len(part) == 0:
             counts = f"{len(part)} {name}, {len(targets)} targets"
             raise ConfigError(where, counts, "expected as many inputs as targets, at least 1")
-    for name, part in {**inputs, "targets": targets}.items():
+    for name, part in {**parts, "targets": targets}.items():
         if (part.is_floating_point() or part.is_complex()) and part.numel():
             # A part at a time, as a mapped file need not fit into memory.
-            rows = max(1, FINITE * len(part) // part.numel())
+            rows = max(1, _FINITE * len(part) // part.numel())
             bad = sum(int((~chunk.isfinite()).reshape(len(chunk), -1).any(1).sum()) for chunk in part.split(rows))
             if bad:
                 how = "expected finite numbers: such a record would teach nothing, so fill or leave out what is missing"
                 raise ConfigError(f"{where}, {name}", f"NaN or infinity in {bad} of {len(part)} records", how)
-    if isinstance(records.inputs, dict):
-        return Read({name: part.detach() for name, part in inputs.items()}, targets.detach())
-    return Read(records.inputs.detach(), targets.detach())
+    if isinstance(inputs, dict):
+        return {name: part.detach() for name, part in inputs.items()}, targets.detach()
+    return inputs.detach(), targets.detach()

@@ -9,8 +9,9 @@ import os
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -23,9 +24,9 @@ from dpopt.privacy.ledger import Ledger
 from dpopt.training.statement import Statement
 from dpopt.training.trial import refused
 
-WEIGHTS, _RECORD, _LEDGER, _CURVE = "model.safetensors", "record.json", "ledger.json", "curve.jsonl"
-_STATEMENT, _STATEMENT_DATA, CARD, _SUMS = "statement.txt", "statement.json", "README.md", "checksums.json"
-CHECKED = (WEIGHTS, _RECORD, _LEDGER, _CURVE, _STATEMENT, _STATEMENT_DATA)
+_WEIGHTS, _RECORD, _LEDGER, _CURVE = "model.safetensors", "record.json", "ledger.json", "curve.jsonl"
+_STATEMENT, _STATEMENT_DATA, _CARD, _SUMS = "statement.txt", "statement.json", "README.md", "checksums.json"
+_CHECKED = (_WEIGHTS, _RECORD, _LEDGER, _CURVE, _STATEMENT, _STATEMENT_DATA)
 """Files whose checksums are noted; the card is to be edited."""
 _NOT_FINITE = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
 """The texts that stand for numbers which JSON does not know."""
@@ -58,56 +59,47 @@ class FitResult:
         return Statement.of(self.record, self.ledger, tuned)
 
     def save(self, folder: str | os.PathLike[str], *, tuned: Sequence[str] | None = None) -> Path:
-        """Write all of it to a new folder, see `save`; `dpopt.load` reads it again."""
-        return save(self, folder, tuned)
+        """Write weights, record, ledger, curve, privacy statement and a model card to a new folder, for `dpopt.load`.
 
+        The folder is there as a whole or not at all. A seed that was given is left out: whoever has it can take the
+        noise away.
 
-def save(result: FitResult, folder: str | os.PathLike[str], tuned: Sequence[str] | None = None) -> Path:
-    """Write the weights, the record, the ledger, the curve, the privacy statement and a model card to a new folder.
+        Args:
+            folder: where to; it must not exist.
+            tuned: see `Statement.of`; it is kept in the record.
 
-    The folder is there as a whole or not at all. A seed that was given is left out: whoever has it can take the noise
-    away.
-
-    Args:
-        result: what `fit` returned.
-        folder: where to; it must not exist.
-        tuned: see `Statement.of`; it is kept in the record.
-
-    Returns:
-        The folder.
-
-    Raises:
-        ConfigError: the folder exists or cannot be written, or the model has more state than tensors.
-    """
-    folder = fields.path(folder, "folder")
-    if not isinstance(result.model, nn.Module):
-        # A result that was loaded without a model is no run to save again.
-        raise ConfigError("model", result.model, "there are no weights to save: load with a model")
-    record = {**result.record, "seed": None}
-    if tuned is not None:
-        record["tuned"] = [tuned] if isinstance(tuned, str) else list(tuned)
-    # Written beside and renamed, so that a folder of this name is always whole.
-    partial = _beside(folder)
-    try:
-        name = folder.name.encode("utf-8", "replace").decode()
-        _write(FitResult(result.model, record, result.ledger, result.curve), partial, name)
-        if folder.exists():  # since
-            raise _exists(folder)
-        partial.rename(folder)
-    except OSError as error:
-        raise _unwritable(folder, "folder", error) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return folder
+        Raises:
+            ConfigError: the folder exists or cannot be written, or the model has more state than tensors.
+        """
+        folder = fields.path(folder, "folder")
+        if not isinstance(self.model, nn.Module):
+            # A result that was loaded without a model is no run to save again.
+            raise ConfigError("model", self.model, "there are no weights to save: load with a model")
+        record = {**self.record, "seed": None}
+        if tuned is not None:
+            record["tuned"] = [tuned] if isinstance(tuned, str) else list(tuned)
+        # Written beside and renamed, so that a folder of this name is always whole.
+        partial = _beside(folder)
+        try:
+            name = folder.name.encode("utf-8", "replace").decode()
+            _write(replace(self, record=record), partial, name)
+            if folder.exists():  # since
+                raise _exists(folder)
+            partial.rename(folder)
+        except OSError as error:
+            raise _unwritable(folder, "folder", error) from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        return folder
 
 
 def check_new(folder: Path, key: str) -> None:
-    """Find out before training whether `save` can write to a folder; ConfigError, which names `key`, if not."""
+    """Raise `ConfigError`, which names `key`, where `FitResult.save` could not write to a folder, before training."""
     _beside(folder, key).rmdir()
 
 
 def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> FitResult:
-    """The result that `save` wrote. The files must be as they were written, and epsilon is computed from the ledger.
+    """The result that `FitResult.save` wrote. Its files must be unchanged, and epsilon is computed from the ledger.
 
     Args:
         folder: the folder.
@@ -130,7 +122,7 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> FitR
     if not math.isclose(spent, record["epsilon"], rel_tol=_SAME):
         raise Damaged(f"{folder / _LEDGER}: it spends epsilon {spent}, the record says {record['epsilon']}")
     if model is not None:
-        _fill(model, folder / WEIGHTS)
+        _fill(model, folder / _WEIGHTS)
     return FitResult(cast(nn.Module, model), record, ledger, curve)
 
 
@@ -159,7 +151,9 @@ def _write(result: FitResult, folder: Path, name: str) -> None:
     statement = result.statement()
     with refused("model", type(result.model).__name__, "saving its tensors"):
         try:
-            save_model(cast(nn.Module, _Plain(result.model)), str(folder / WEIGHTS))
+            # All that safetensors asks of a model is its state, which has plain names here.
+            plain: Any = SimpleNamespace(state_dict=lambda: _state(result.model))
+            save_model(plain, str(folder / _WEIGHTS))
         except Exception as error:
             if "os error" in str(error):  # safetensors writes the file itself, and has a kind of error of its own
                 raise _unwritable(folder.with_name(name), "folder", error) from error
@@ -169,13 +163,13 @@ def _write(result: FitResult, folder: Path, name: str) -> None:
     files.write(folder / _CURVE, "".join(json.dumps(_encoded(entry)) + "\n" for entry in result.curve))
     files.write(folder / _STATEMENT, f"{statement}\n")
     files.write(folder / _STATEMENT_DATA, _encoded(statement.to_dict()))
-    files.write(folder / CARD, _card(result, statement, name))
-    seal(folder)
+    files.write(folder / _CARD, _card(result, statement, name))
+    _seal(folder)
 
 
-def seal(folder: Path) -> None:
+def _seal(folder: Path) -> None:
     """Note the checksums of the files of a saved run."""
-    sums = {each: {"sha256": hashlib.sha256(files.content(folder / each, math.inf)).hexdigest()} for each in CHECKED}
+    sums = {each: {"sha256": hashlib.sha256(files.content(folder / each, math.inf)).hexdigest()} for each in _CHECKED}
     files.write(folder / _SUMS, {"schema": 1, "files": sums})
 
 
@@ -203,9 +197,9 @@ def _check(folder: Path) -> None:
         noted = files.read(folder / _SUMS).get("files", {})
     except FileNotFoundError:
         raise ConfigError("folder", str(folder), f"holds no saved run: no {_SUMS}") from None
-    if absent := [name for name in CHECKED if not isinstance(noted, dict) or name not in noted]:
+    if absent := [name for name in _CHECKED if not isinstance(noted, dict) or name not in noted]:
         raise ConfigError("folder", str(folder), f"holds no saved run: no {', '.join(sorted(absent))}")
-    for name in CHECKED:
+    for name in _CHECKED:
         try:
             if hashlib.sha256(files.content(folder / name, math.inf)).hexdigest() != noted[name]["sha256"]:
                 raise Damaged(f"{folder / name}: changed since it was saved")
@@ -216,7 +210,7 @@ def _check(folder: Path) -> None:
 
 
 def _fill(model: nn.Module, path: Path) -> None:
-    stored, current = _tensors(path), _Plain(model).state_dict()
+    stored, current = _tensors(path), _state(model)
     # All are compared before any is loaded: a refused model is as it was.
     for name in sorted(current.keys() | stored.keys()):
         expected, here = _form(stored.get(name)), _form(current.get(name))
@@ -248,14 +242,8 @@ def _plain(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
-@dataclass(frozen=True)
-class _Plain:
-    """A model as `save_model` takes it, with plain names."""
-
-    model: nn.Module
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {_plain(name): value for name, value in self.model.state_dict().items()}
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    return {_plain(name): value for name, value in model.state_dict().items()}
 
 
 def _form(value: Any) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from dpopt.privacy import accountants
 from dpopt.privacy.ledger import Ledger
 
-METHODS = {
+_METHODS = {
     "pld": "privacy loss distributions (dp-accounting; Doroshenko et al. 2022; where its grid is too coarse or its "
     "rounding too large, the smaller of dpopt's own distributions and Rényi differential privacy)",
     "rdp": "Rényi differential privacy (dp-accounting; Mironov et al. 2019)",
@@ -30,7 +30,12 @@ _UNKNOWN = (
 _NONE = (
     "Whoever made this statement says that there was no other run on these data, and no choice by looking at them.",
 )
-DIGITS = 4
+_COPIED = (
+    *("unit", "adjacency", "sampling", "delta", "epsilon_target", "accountant"),
+    *("rate", "examples", "batch_size", "epochs", "optimizer"),
+)
+"""What a statement takes from the record as it is."""
+_DIGITS = 4
 """Significant digits of epsilon in the text; it is rounded up."""
 
 
@@ -95,26 +100,16 @@ class Statement:
         scored = f", {unscored} of {record['tested']} test records without a finite score" if unscored else ""
         return cls(
             private=math.isfinite(epsilon),
-            unit=record["unit"],
-            adjacency=record["adjacency"],
-            sampling=record["sampling"],
             epsilon=epsilon,
-            delta=record["delta"],
-            epsilon_target=record["epsilon_target"],
-            accountant=record["accountant"],
             draws=len(ledger),
-            rate=record["rate"],
-            examples=record["examples"],
-            batch_size=record["batch_size"],
-            epochs=record["epochs"],
             noise=dict(record["noise"]),
-            optimizer=record["optimizer"],
             status=record["status"] + scored,
             tuned=_UNKNOWN if tuned is None else (tuned,) if isinstance(tuned, str) else tuple(tuned) or _NONE,
             not_covered=tuple(_not_covered(record)),
             versions=dict(record["versions"]),
             unused=tuple(record.get("unused", ())),
             unused_are_held=record.get("unused_are_held", False),
+            **{name: record[name] for name in _COPIED},
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -139,17 +134,17 @@ class Statement:
             "What is computed from these alone costs nothing more."
         )
         yield "Accesses to the data that are covered: the draws of this one run."
-        method = METHODS.get(self.accountant, self.accountant)
+        method = _METHODS.get(self.accountant, self.accountant)
         yield f"Accounting: {self.accountant}, {method}, from the ledger that the run left."
         yield f"Choices: {' '.join(self.tuned)}"
         yield "Not covered:"
         yield from (f"- {sentence}" for sentence in self.not_covered)
 
     def _run(self) -> Iterator[str]:
-        noise = ", ".join(f"{value:.{DIGITS}g} ({kind})" for kind, value in self.noise.items())
+        noise = ", ".join(f"{value:.{_DIGITS}g} ({kind})" for kind, value in self.noise.items())
         yield (
             f"Mechanism: {self.optimizer}; {self.draws} draws from {self.examples} records by "
-            f"{self.sampling} sampling at rate {self.rate:.{DIGITS}g}: an expected batch of "
+            f"{self.sampling} sampling at rate {self.rate:.{_DIGITS}g}: an expected batch of "
             f"{self.batch_size:g} and {self.epochs:g} epochs. Each release is a sum of what was bounded for each "
             f"record, with Gaussian noise; noise multiplier: {noise}."
         )
@@ -197,4 +192,4 @@ def _not_covered(record: Mapping[str, Any]) -> Iterator[str]:
 
 def _up(epsilon: float) -> str:
     # Rounded to nearest, a printed epsilon could be below the spent one.
-    return f"{Context(prec=DIGITS, rounding=ROUND_CEILING).create_decimal(Decimal(epsilon)):f}"
+    return f"{Context(prec=_DIGITS, rounding=ROUND_CEILING).create_decimal(Decimal(epsilon)):f}"

@@ -2,14 +2,18 @@
 
 The trial looks at some records without noise, which no epsilon covers. What follows from it is for whoever owns the
 records and calls `fit`: an error, or a warning and the status "no_signal".
+
+It also finds parameters that the loss never uses: their gradient is zero for every record, by the structure of the
+graph, so that noise alone would carry them away. Where they are is public, as it follows from the model and made-up
+records, and their coordinates are set back after each step (`optimizers.held`), which costs nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,21 +21,35 @@ from torch.nn.parameter import is_lazy
 
 from dpopt import clipping
 from dpopt.clipping import ClippingEngine
-from dpopt.clipping.flat import gradient
+from dpopt.clipping.flat import gradient, gradients
 from dpopt.clipping.losses import named
 from dpopt.clipping.mixing import trial
 from dpopt.clipping.recording import Unsupported
-from dpopt.clipping.views import refuse_mixing, refuse_sharing
+from dpopt.clipping.views import Multiplied, refuse_mixing, refuse_sharing
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError, cut
 from dpopt.privacy.sampling import send
-from dpopt.training.layout import WHOLE, Adapter, Transform, described, sample, scores, telling
-from dpopt.training.subject import Subject, unchanged
+from dpopt.training.subject import (
+    WHOLE,
+    Adapter,
+    Subject,
+    Transform,
+    described,
+    made_up,
+    sample,
+    scores,
+    telling,
+    unchanged,
+)
 from dpopt.workloads.base import Split, accuracy
 
 _EXAMINED = 256
 """The most records that are looked at for a gradient."""
 _TRAINED = (torch.float32, torch.float64)
+_RECORDS = 8
+"""Records whose graphs are looked at for parameters that the loss does not use."""
+_LOOKS = 8
+"""Times that a random model is run before a parameter counts as unused: a block may be left out by chance."""
 
 
 @contextmanager
@@ -63,34 +81,33 @@ def check_model(model: nn.Module) -> None:
 
 
 def tried(subject: Subject) -> Subject:
-    """`subject` after model and loss were tried on a few records, with its metric; raises as `attempt`."""
-    output, _ = attempt(subject, subject.train, "train", training=True)
+    """`subject` after model and loss were tried on a few records of each split, with its metric.
+
+    Raises:
+        ConfigError: one of them fails, or the loss is not one real number for each record.
+    """
+    output, _ = _attempt(subject, subject.train, "train", training=True)
     model = subject.model if scores(output) is output else Adapter(subject.model, subject.layout)
     metric = None
     for name, split in subject.held_out.items():
-        output, y = attempt(subject, split, name, training=False)
+        output, y = _attempt(subject, split, name, training=False)
         is_classes = not y.is_floating_point() and y.ndim == 1
         has_scores = isinstance(scores(output), Tensor) and scores(output).ndim == 2
         metric = accuracy if is_classes and has_scores else None
     return replace(subject, model=model, metric=metric)
 
 
-def attempt(subject: Subject, split: Split, where: str, training: bool) -> tuple[Any, Tensor]:
-    """Evaluate model and loss on a few records of `split`: the first ones, and those with extreme targets and numbers.
-
-    Args:
-        subject: its model is on its device and stays as it is.
-        split, where: the records, and how errors name them.
-        training: true if the model is in training mode meanwhile.
-
-    Returns the model's outputs, and the targets, [n].
-
-    Raises:
-        ConfigError: one of them fails, or the loss is not one real number for each record.
-    """
+def _attempt(subject: Subject, split: Split, where: str, training: bool) -> tuple[Any, Tensor]:
+    """Outputs and targets of a few records of `split`: the first, and those with extreme targets or whole numbers."""
     model, loss, device = subject.model, subject.loss, subject.device
-    rows = _telling(split.y, [part for part in subject.layout.whole(split.x) if part.numel()])
-    x, y = (send(part[rows.to(part.device)], device) for part in split)
+    rows = dict.fromkeys(telling(split.y).tolist())
+    for part in subject.layout.whole(split.x):
+        # A token beyond the table is a mistake that the first records need not show.
+        if part.numel():
+            ends = part.flatten().argmin(), part.flatten().argmax()
+            rows |= dict.fromkeys(int(at) // (part.numel() // len(part)) for at in ends)
+    chosen = torch.tensor(list(rows))
+    x, y = (send(part[chosen.to(part.device)], device) for part in split)
     with unchanged(model, device, training), torch.no_grad():
         with refused("transform", where, f"transforming {described(x)}"):
             inputs = subject.transform(x)
@@ -105,9 +122,12 @@ def attempt(subject: Subject, split: Split, where: str, training: bool) -> tuple
         with refused("loss", named(loss), f"the loss of records of {about}, targets {described(y)}"):
             losses = loss(shown, y)
     if not isinstance(losses, Tensor) or tuple(losses.shape) != (len(x),) or losses.is_complex():
-        seen = described(losses) if isinstance(losses, Tensor) else type(losses).__name__
-        allowed = f"expected one loss per example, a real tensor of shape ({len(x)},){_remedy(losses, len(x))}"
-        raise ConfigError("loss", seen, allowed)
+        seen, remedy = described(losses) if isinstance(losses, Tensor) else type(losses).__name__, ""
+        if isinstance(losses, Tensor) and losses.ndim == 0:
+            remedy = ": use reduction='none'"
+        elif isinstance(losses, Tensor) and losses.ndim > 1 and len(losses) == len(x):
+            remedy = ": squeeze or average it over all but the first axis"
+        raise ConfigError("loss", seen, f"expected one loss per example, a real tensor of shape ({len(x)},){remedy}")
     return output, y
 
 
@@ -166,15 +186,6 @@ def _blindness(subject: Subject) -> str | None:
     return f"none of {len(rows)} records that were looked at {what}"
 
 
-def _telling(y: Tensor, parts: Sequence[Tensor]) -> Tensor:
-    rows = dict.fromkeys(telling(y).tolist())
-    for part in parts:
-        # A token beyond the table is a mistake that the first records need not show.
-        per_row = part.numel() // len(part)
-        rows |= dict.fromkeys(int(at) // per_row for at in (part.flatten().argmin(), part.flatten().argmax()))
-    return torch.tensor(list(rows))
-
-
 def _names(subject: Subject) -> str:
     return f" ({', '.join(subject.layout.names)})" if subject.layout.names else ""
 
@@ -186,9 +197,94 @@ def _hint(model: nn.Module, inputs: Tensor) -> str:
     return f" (the model's parameters are {dtype}; whole numbers stay so, give floats)".replace("torch.", "")
 
 
-def _remedy(losses: object, count: int) -> str:
-    if isinstance(losses, Tensor) and losses.ndim == 0:
-        return ": use reduction='none'"
-    if isinstance(losses, Tensor) and losses.ndim > 1 and len(losses) == count:
-        return ": squeeze or average it over all but the first axis"
-    return ""
+class Unused(NamedTuple):
+    """Parameters that the loss uses for no record.
+
+    Attributes:
+        names: of parameters, and of a table's row of padding.
+        spans: their places in the flat vector, (start, stop); none where nothing may be held.
+        is_whole: a parameter is among them, not rows of padding alone.
+    """
+
+    names: tuple[str, ...] = ()
+    spans: tuple[tuple[int, int], ...] = ()
+    is_whole: bool = False
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return {"unused": list(self.names), "unused_are_held": bool(self.spans)} if self.names else {}
+
+    @property
+    def warning(self) -> str | None:
+        names = ", ".join(self.names)
+        if names and not self.spans:
+            return f"model: the loss of some records does not use {names}: noise alone moves what none uses"
+        return f"model: the loss never uses {names}: they stay as they are" if self.is_whole else None
+
+
+def unused(seen: Subject | Multiplied, train: Split, device: torch.device, owner: nn.Module) -> Unused:
+    """The trained parameters of `owner` that the loss of the records `train`, as they are stored, never uses.
+
+    Args:
+        seen: model, loss and transform as the engine trains them.
+        device: where the model is.
+        owner: the model whose names are shown, with the same parameters in the same order.
+    """
+    rows = torch.linspace(0, len(train.x) - 1, min(_RECORDS, len(train.x))).long()
+    tried = Split(*(part[rows.to(part.device)] for part in train))
+    looks: list[set[_Place]] = []
+    # Made-up records say nothing of the data; where real ones differ, as with experts, nothing is held.
+    for some in (Split(*map(made_up, tried)), tried):
+        places: set[_Place] = set()
+        with unchanged(seen.model, device, training=True), suppress(Exception), torch.enable_grad():
+            x, y = (send(part, device) for part in some)
+            for look in range(_LOOKS):
+                torch.default_generator.manual_seed(look)
+                each = _unreached(owner, seen.loss(seen.model(seen.transform(x)), y))
+                places = each & places if look else each
+                if not places:  # usually at once
+                    break
+        looks.append(places)
+    public, private = looks
+    places = public | private
+    spans = tuple((start, stop) for start, stop, *_ in sorted(places) if public == private)
+    return Unused(tuple(name for _, _, name, _ in sorted(places)), spans, any(is_whole for *_, is_whole in places))
+
+
+_Place = tuple[int, int, str, bool]
+"""Start and stop in the flat vector, the name, and if it is a whole parameter."""
+
+
+def _unreached(model: nn.Module, losses: Tensor) -> set[_Place]:
+    # Without a graph there is nothing to learn, which is another warning.
+    if not losses.requires_grad:
+        return set()
+    trained = [(name.replace("_orig_mod.", ""), p) for name, p in model.named_parameters() if p.requires_grad]
+    places, stop, uses = set(), 0, _uses(losses)
+    for (name, parameter), grad in zip(trained, gradients(losses.sum(), [p for _, p in trained]), strict=True):
+        start, stop = stop, stop + parameter.numel()
+        if grad is None:
+            places.add((start, stop, name, True))
+        rows = {getattr(node, "_saved_padding_idx", -1) for node in uses.get(id(parameter), ())}
+        if len(rows) == 1 and 0 <= (row := rows.pop()) < len(parameter):
+            width = parameter[0].numel()
+            places.add((start + row * width, start + (row + 1) * width, f"{name}[{row}]", False))
+    return places
+
+
+def _uses(losses: Tensor) -> dict[int, list[Any]]:
+    uses: dict[int, list[Any]] = {}
+    waiting: list[Any] = [losses.grad_fn]
+    nodes = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        # A function of one's own may use a leaf without showing it.
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return {}
+        for following, _ in node.next_functions:
+            if hasattr(following, "variable"):
+                uses.setdefault(id(following.variable), []).append(node)
+            elif following is not None and following not in nodes:
+                nodes.add(following)
+                waiting.append(following)
+    return uses

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpopt._paths import cache_root
+from dpopt.fields import cache_root
 
 Arrays = dict[str, NDArray[Any]]
 CHECKSUMS = "checksums.json"

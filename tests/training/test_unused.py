@@ -14,7 +14,7 @@ from dpopt.clipping.views import Multiplied
 from dpopt.optimizers.held import Held
 from dpopt.testing import Task
 from dpopt.training import fitting
-from dpopt.training.unused import unused
+from dpopt.training.trial import unused
 from dpopt.workloads.base import Split
 
 pytestmark = pytest.mark.filterwarnings("ignore:seed")
@@ -145,7 +145,7 @@ def test_it_stays_and_all_else_ends_as_it_would(changes, monkeypatch):
     result = fit(model, **changes)
     end = copy.deepcopy(model.state_dict())
     model.load_state_dict(start)
-    monkeypatch.setattr(fitting, "held", lambda optimizer, spans: optimizer)
+    monkeypatch.setattr(fitting, "Held", lambda optimizer, spans: optimizer)
     other = fit(model, **changes)
     assert other.ledger == result.ledger
     for name, value in other.model.state_dict().items():

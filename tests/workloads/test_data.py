@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from dpopt._paths import cache_root
 from dpopt.cli import main
 from dpopt.errors import ConfigError
+from dpopt.fields import cache_root
 from dpopt.workloads import data
 from dpopt.workloads.data import catalogue, checksums
 from dpopt.workloads.data.catalogue import SplitEntry

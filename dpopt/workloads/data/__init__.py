@@ -7,7 +7,6 @@ folder, from the Parquet files `$DPOPT_DATA/NAME/SPLIT-*.parquet` with the hub's
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpopt.errors import ConfigError, Missing
+from dpopt.fields import data_root
 from dpopt.workloads import cache
 from dpopt.workloads.base import Split
 from dpopt.workloads.data import checksums, decoding, tables
@@ -154,10 +154,10 @@ def checkpoint(file_stem: str) -> Path | None:
     Raises:
         Missing: there is no such file, or more than one.
     """
-    root = os.environ.get("DPOPT_DATA")
-    if not root:
+    root = data_root()
+    if root is None:
         return None
-    held = sorted(file for file in (Path(root) / "checkpoints").glob("*") if file.suffix != ".md")
+    held = sorted(file for file in (root / "checkpoints").glob("*") if file.suffix != ".md")
     matching = [file for file in held if file.name.startswith(file_stem)]
     if len(matching) != 1:
         listed = ", ".join(file.name for file in matching or held) or "no file"

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpopt._paths import cache_root
 from dpopt.errors import ConfigError
+from dpopt.fields import cache_root
 from dpopt.workloads import cache
 from dpopt.workloads.data.catalogue import Entry
 

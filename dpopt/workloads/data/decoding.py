@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from dpopt._paths import cache_root
 from dpopt.errors import ConfigError
+from dpopt.fields import cache_root
 from dpopt.workloads.data.catalogue import Entry
 from dpopt.workloads.data.source import Source
 from dpopt.workloads.features import watched

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpopt.errors import ConfigError, Missing
+from dpopt.fields import data_root
 from dpopt.workloads import hub
 from dpopt.workloads.data.catalogue import Entry
 
@@ -68,13 +68,13 @@ def files(dataset: Entry, split: str) -> list[Path] | None:
     Raises:
         Missing: there are none, though DPOPT_DATA is set or the data set is on no hub.
     """
-    root, pattern = os.environ.get("DPOPT_DATA"), f"{dataset.part(split).source}-*.parquet"
-    for place in filter(None, (dataset.folder, Path(root) / dataset.name if root else None)):
+    root, pattern = data_root(), f"{dataset.part(split).source}-*.parquet"
+    for place in filter(None, (dataset.folder, root / dataset.name if root else None)):
         if held := sorted(place.glob(pattern)):
             return held
     how = how_to_get(dataset)
     if root:  # whoever sets it wants no other source: the hub is not asked in its place
-        raise Missing("DPOPT_DATA", root, f"expected {dataset.name}/{pattern} in it; {how}", "data", dataset.name)
+        raise Missing("DPOPT_DATA", str(root), f"expected {dataset.name}/{pattern} in it; {how}", "data", dataset.name)
     if dataset.hub is None:
         raise Missing("DPOPT_DATA", None, how, "data", dataset.name)
     return None
