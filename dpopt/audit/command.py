@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -28,7 +27,7 @@ from dpopt.store.provenance import provenance
 from dpopt.suites import plan as planning
 from dpopt.suites.suite import Suite, load_suite
 
-SCHEMA = 1
+_SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class AuditKeys:
 
 
 @dataclass(frozen=True)
-class AuditRow:
+class _Row:
     """One row: the columns that need no computation, and a function that computes the rest in another process."""
 
     head: dict[str, Any]
@@ -84,7 +83,7 @@ def run(chosen: AuditKeys, console: Console | None = None) -> dict[str, Any]:
     if not tasks:
         raise ConfigError("audit", list(chosen.suite.epsilon), "no finite epsilon and no controls: nothing to audit")
     return {
-        "schema": SCHEMA,
+        "schema": _SCHEMA,
         "suite": chosen.suite.name,
         "started": started,
         "rows": _rows(tasks, len(places("cpu", chosen.suite.workers)), console),
@@ -96,14 +95,14 @@ def run(chosen: AuditKeys, console: Console | None = None) -> dict[str, Any]:
     }
 
 
-def _tasks(chosen: AuditKeys) -> Iterator[AuditRow]:
+def _tasks(chosen: AuditKeys) -> Iterator[_Row]:
     for number, control in enumerate(audit.controls() if chosen.controls else ()):  # one takes long: it goes first
         head = {"kind": "control", "name": control.name, "what": control.mistake}
         head |= {"epsilon_target": control.epsilon, "delta": control.delta}
-        yield AuditRow(head, partial(_control, number, chosen.seed))
+        yield _Row(head, partial(_control, number, chosen.seed))
     for label, cell in _cells(chosen.suite):
         head = {"kind": "optimizer", "name": label, "epsilon_target": cell.epsilon, "delta": cell.delta}
-        yield AuditRow(head, partial(_optimizer, label, cell, chosen))
+        yield _Row(head, partial(_optimizer, label, cell, chosen))
 
 
 def _cells(suite: Suite) -> Iterator[tuple[str, Cell]]:
@@ -118,15 +117,20 @@ def _cells(suite: Suite) -> Iterator[tuple[str, Cell]]:
             yield entry.label, entry.cell
 
 
-def _rows(tasks: list[AuditRow], workers: int, console: Console | None) -> list[dict[str, Any]]:
+def _rows(tasks: list[_Row], workers: int, console: Console | None) -> list[dict[str, Any]]:
     alive: list[Remote] = []
     pool = ThreadPoolExecutor(min(workers, len(tasks)))
     try:
         # A thread only waits: each row is computed in a process, which may run out of memory alone.
         futures = {pool.submit(_find, task, alive): task for task in tasks}
-        with _progress(len(tasks), console) as advance:
-            for future in as_completed(futures):
-                advance(futures[future].head["name"])
+        is_plain = console is not None and not console.is_terminal
+        with Progress(console=console, disable=console is None or is_plain, transient=True) as progress:
+            shown = progress.add_task("audit", total=len(tasks))
+            for number, future in enumerate(as_completed(futures), 1):
+                name = futures[future].head["name"]
+                progress.update(shown, advance=1, description=f"audit: {name}")
+                if console is not None and is_plain:
+                    console.print(f"{number}/{len(tasks)} audits: {name}")
         return [task.head | future.result() for future, task in futures.items()]
     finally:  # first no new process, then the end of those that are left
         pool.shutdown(wait=False, cancel_futures=True)
@@ -134,7 +138,7 @@ def _rows(tasks: list[AuditRow], workers: int, console: Console | None) -> list[
             remote.close()
 
 
-def _find(task: AuditRow, alive: list[Remote]) -> dict[str, Any]:
+def _find(task: _Row, alive: list[Remote]) -> dict[str, Any]:
     """The bounds of a row, or the reason why there are none: one that fails does not end the others."""
     try:
         remote = Remote(task)
@@ -181,17 +185,3 @@ def _control(number: int, seed: int) -> dict[str, Any]:
     bound = control.bound(control.scores(seed=seed))
     seconds = time.perf_counter() - started
     return {"epsilon": control.epsilon, "worst_case": bound, "trials": control.trials, "seconds": seconds}
-
-
-@contextmanager
-def _progress(total: int, console: Console | None) -> Iterator[Callable[[str], None]]:
-    is_plain = console is not None and not console.is_terminal
-    with Progress(console=console, disable=console is None or is_plain, transient=True) as progress:
-        task = progress.add_task("audit", total=total)
-
-        def tell(done: str) -> None:
-            progress.update(task, advance=1, description=f"audit: {done}")
-            if console is not None and is_plain:
-                console.print(f"{progress.tasks[task].completed:.0f}/{total} audits: {done}")
-
-        yield tell

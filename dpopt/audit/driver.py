@@ -9,9 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from dpopt.audit.canaries import one_run_scores
-from dpopt.audit.estimators import clopper_pearson, likely_threshold, one_run, one_run_fdp
-from dpopt.audit.games import WORST_CASE_DIMENSION, require_noise, simulated, worst_case
+from dpopt.audit.estimators import clopper_pearson, likely_threshold, one_run
+from dpopt.audit.games import WORST_CASE_DIMENSION, one_run_scores, require_noise, simulated, worst_case
 from dpopt.clipping.flat import ClippingEngine
 from dpopt.errors import ConfigError
 from dpopt.privacy.calibration import calibrate
@@ -29,7 +28,8 @@ class Result:
         epsilon, delta: the claim: what the accountant says that the training run, and a run of the game, spend at most.
         worst_case: from runs with and without the worst record, by Clopper and Pearson. No n runs prove more than about
             log n, whatever the truth.
-        one_run, one_run_fdp: from the canaries of one training run, see the estimators; None if there was none.
+        one_run, one_run_fdp: from the canaries of one training run, for any mechanism and for a Gaussian trade-off
+            curve, see `one_run`; None if there was none.
         trials: runs of each kind in the worst-case game.
         canaries: of the training run, in and out together.
         significance: probability with which each bound may exceed the truth.
@@ -100,7 +100,7 @@ def audit(
     if engine is not None and x is not None and y is not None:
         trained = replace(plan, dimension=engine.dimension)
         scores = one_run_scores(optimizer, engine, x, y, plan=trained, canaries=canaries, seed=seed)
-        single, single_fdp = one_run(*scores, **level), one_run_fdp(*scores, **level)
+        single, single_fdp = one_run(*scores, **level), one_run(*scores, **level, is_gaussian=True)
     return Result(
         epsilon=max(plan.epsilon, game.epsilon),
         delta=delta,

@@ -2,7 +2,7 @@
 
 Every function takes the scores of what was in the data and of what was not; higher means "in". Two kinds of experiment:
 many runs with one canary each (`clopper_pearson`: scores are independent), and one run with many canaries, each in or
-out by its own fair coin (`one_run`, `one_run_fdp`: scores may depend on each other).
+out by its own fair coin (`one_run`: scores may depend on each other).
 """
 
 from __future__ import annotations
@@ -19,17 +19,14 @@ from scipy.stats import beta, binom
 
 from dpopt.errors import ConfigError
 
-Scores: TypeAlias = NDArray[np.float64]
-Guesses: TypeAlias = int | Sequence[int] | Literal["public"]
+_Array: TypeAlias = NDArray[np.float64]
+_Guesses: TypeAlias = int | Sequence[int] | Literal["public"]
 """The number of highest scores that are guessed to be in, chosen without looking at them.
 
 Several numbers share the significance. "public" tries 1/2, 1/4, ... 1/128 of the canaries. (Published software tries
 every vertex of the convex hull of the ROC curve and divides the significance by their number. The vertices are chosen
 with knowledge of who was in, so its confidence is not guaranteed.)
 """
-
-_Test = Callable[[float, int, int, int, float], float]
-"""(parameter, guesses, correct, canaries, significance) -> a number that is positive where the parameter is refuted."""
 
 
 def clopper_pearson(
@@ -76,57 +73,47 @@ def one_run(
     *,
     delta: float,
     significance: float = 0.05,
-    guesses: Guesses = "public",
+    guesses: _Guesses = "public",
+    is_gaussian: bool = False,
 ) -> float:
-    """Lower bound on epsilon from one run (Steinke, Nasr and Jagielski, NeurIPS 2023, Theorem 5.2).
+    """Lower bound on epsilon from one run with many canaries.
 
-    Of r guesses about m canaries, v are right with probability at most f(v) + 2 m delta max_i (f(v - i) - f(v)) / i,
-    where f(v) = P[Binomial(r, e^epsilon / (1 + e^epsilon)) >= v]. The bound is the largest epsilon at which that is
-    below the significance.
+    For any mechanism, by Steinke, Nasr and Jagielski, NeurIPS 2023, Theorem 5.2: of r guesses about m canaries, v are
+    right with probability at most f(v) + 2 m delta max_i (f(v - i) - f(v)) / i, where f(v) = P[Binomial(r, e^epsilon /
+    (1 + e^epsilon)) >= v]. The bound is the largest epsilon at which that is below the significance.
+
+    For a Gaussian trade-off curve, by Mahloujifar, Melis and Chaudhuri 2024: the epsilon of the largest mu for which
+    the guesses refute mu-Gaussian differential privacy. It is tighter, because it tests the whole curve; but it refutes
+    no more than that the mechanism is mu-GDP. That of many subsampled Gaussians nearly is.
 
     Args:
         in_scores, out_scores: scores of the canaries that were in and of those that were not, shapes [n] and [k].
-        delta: of the claim, in [0, 1).
+        delta: of the claim, in [0, 1); for a Gaussian curve in (0, 1).
         significance: probability with which the bound may exceed the truth.
-        guesses: see `Guesses`.
+        guesses: one number, several, or "public", see `_Guesses`.
+        is_gaussian: take the trade-off curve to be Gaussian.
 
     Raises:
         ConfigError: a value out of range or a score that is not a number.
     """
     inside, outside = _checked(in_scores, out_scores, delta, significance)
-
-    def test(epsilon: float, tried: int, correct: int, canaries: int, level: float) -> float:
-        return level - _p_value(epsilon, tried, correct, canaries, delta)
-
-    return _best(inside, outside, guesses, significance, test)
-
-
-def one_run_fdp(
-    in_scores: ArrayLike,
-    out_scores: ArrayLike,
-    *,
-    delta: float,
-    significance: float = 0.05,
-    guesses: Guesses = "public",
-) -> float:
-    """Lower bound on epsilon from one run, for a Gaussian trade-off curve (Mahloujifar, Melis and Chaudhuri 2024).
-
-    Finds the largest mu for which the guesses refute mu-Gaussian differential privacy, and converts it. Tighter than
-    `one_run`, because it tests the whole curve; but it refutes no more than that the mechanism is mu-GDP, so it bounds
-    epsilon where the trade-off curve is Gaussian. That of many subsampled Gaussians nearly is.
-
-    Args:
-        in_scores, out_scores, significance, guesses: see `one_run`.
-        delta: of the claim, in (0, 1).
-
-    Raises:
-        ConfigError: a value out of range or a score that is not a number.
-    """
-    inside, outside = _checked(in_scores, out_scores, delta, significance)
-    # A Gaussian has no epsilon at all at delta 0.
-    if not delta:
+    if is_gaussian and not delta:
         raise ConfigError("delta", delta, "expected a probability in (0, 1): no Gaussian keeps epsilon at delta 0")
-    return gaussian_epsilon(_best(inside, outside, guesses, significance, _refutes_gaussian), delta)
+    tries, canaries, best = _highest(inside, outside, guesses), len(inside) + len(outside), 0.0
+    level = significance / len(tries)  # the tried numbers of guesses share it
+    # The most promising first: the others need a look only where they could do better.
+    for tried, correct in sorted(tries, key=lambda pair: -pair[1] / max(pair[0], 1)):
+
+        def excess(parameter: float, tried: int = tried, correct: int = correct) -> float:
+            """Positive where the parameter is refuted."""
+            if is_gaussian:
+                return _refutes_gaussian(parameter, tried, correct, canaries, level)
+            return level - _p_value(parameter, tried, correct, canaries, delta)
+
+        # Guesses no better than coins refute nothing.
+        if 2 * correct > tried and excess(best) > 0:
+            best = _largest(excess, best)
+    return gaussian_epsilon(best, delta) if is_gaussian else best
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
@@ -165,12 +152,12 @@ def likely_threshold(
     return float(candidates[bounds.argmax()])
 
 
-def _at_thresholds(inside: Scores, outside: Scores, thresholds: Scores, delta: float, significance: float) -> Scores:
+def _at_thresholds(inside: _Array, outside: _Array, thresholds: _Array, delta: float, significance: float) -> _Array:
     counts = _errors(inside, outside, thresholds)
     return _from_errors(*counts, (len(inside), len(outside)), delta, significance)
 
 
-def _errors(inside: Scores, outside: Scores, thresholds: Scores) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _errors(inside: _Array, outside: _Array, thresholds: _Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Runs with the canary below each threshold, and runs without that are not, shapes [t]."""
     missed, rejected = (np.searchsorted(np.sort(scores), thresholds) for scores in (inside, outside))
     return missed, len(outside) - rejected
@@ -178,7 +165,7 @@ def _errors(inside: Scores, outside: Scores, thresholds: Scores) -> tuple[NDArra
 
 def _from_errors(
     missed: ArrayLike, false_alarms: ArrayLike, trials: tuple[int, int], delta: float, significance: float
-) -> Scores:
+) -> _Array:
     # Two limits share the significance, and with their complements carry both terms.
     fnr = _upper_limit(missed, trials[0], significance / 2)
     fpr = _upper_limit(false_alarms, trials[1], significance / 2)
@@ -187,7 +174,7 @@ def _from_errors(
     return np.log(np.maximum(ratios, 1.0))
 
 
-def _upper_limit(count: ArrayLike, trials: int, significance: float) -> Scores:
+def _upper_limit(count: ArrayLike, trials: int, significance: float) -> _Array:
     """The largest rate at which `count` or fewer of `trials` have at least probability `significance`."""
     count = np.asarray(count, dtype=np.float64)
     # Where every run is counted no rate is too large, and the beta distribution has no such parameter.
@@ -219,23 +206,7 @@ def _refutes_gaussian(mu: float, guesses: int, correct: int, canaries: int, sign
     return right + wrong - guesses / canaries
 
 
-def _best(inside: Scores, outside: Scores, guesses: Guesses, significance: float, test: _Test) -> float:
-    """The largest parameter that any of the tried numbers of guesses refutes, the significance shared among them."""
-    tries = _highest(inside, outside, guesses)
-    canaries, best = len(inside) + len(outside), 0.0
-    # The most promising first: the others need a look only where they could do better.
-    for tried, correct in sorted(tries, key=lambda pair: -pair[1] / max(pair[0], 1)):
-
-        def excess(parameter: float, tried: int = tried, correct: int = correct) -> float:
-            return test(parameter, tried, correct, canaries, significance / len(tries))
-
-        # Guesses no better than coins refute nothing.
-        if 2 * correct > tried and excess(best) > 0:
-            best = _largest(excess, best)
-    return best
-
-
-def _highest(inside: Scores, outside: Scores, guesses: Guesses) -> list[tuple[int, int]]:
+def _highest(inside: _Array, outside: _Array, guesses: _Guesses) -> list[tuple[int, int]]:
     canaries = len(inside) + len(outside)
     numbers = [guesses] if isinstance(guesses, int) else guesses
     if numbers == "public":
@@ -258,7 +229,7 @@ def _largest(excess: Callable[[float], float], low: float) -> float:
     return scipy.optimize.root_scalar(excess, bracket=(low, high), method="brentq", xtol=1e-7).root
 
 
-def _checked(in_scores: ArrayLike, out_scores: ArrayLike, delta: float, significance: float) -> tuple[Scores, Scores]:
+def _checked(in_scores: ArrayLike, out_scores: ArrayLike, delta: float, significance: float) -> tuple[_Array, _Array]:
     if not 0 <= delta < 1:
         raise ConfigError("delta", delta, "expected a probability in [0, 1)")
     if not 0 < significance < 0.5:

@@ -1,12 +1,14 @@
-"""The worst-case game, and the parts that games between a mechanism and an adversary share.
+"""Games between a mechanism, which claims epsilon, and an adversary, who sees all that it releases.
 
-The mechanism claims epsilon; the adversary sees all that it releases and tells from that whether a record was in the
-data. In `worst_case` it is the worst record there is, and the game is played many times. Sampling, clipping, noise and
-division are left to the `DataOracle` under audit; the adversary looks at releases and public numbers alone.
+From that the adversary tells whether a record was in the data. In `worst_case` it is the worst record there is, and
+the game is played many times. In `one_run_scores` one real training run holds many canaries, each with probability
+1/2. Sampling, clipping, noise and division are left to the `DataOracle` under audit; the adversary looks at releases
+and public numbers alone.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any, NamedTuple
@@ -168,13 +170,13 @@ def simulated(ledger: Ledger, *, size: int, seed: int = 0) -> Scores:
             u = 1 / draw.effective_noise
             z = random.standard_normal(size) + u * (is_in & (random.random(size) < draw.rate))
             # Of several releases in one draw the likelihood ratio is that of one with the effective noise.
-            total += log_ratio(u * z - u * u / 2, draw.rate)
+            total += _log_ratio(u * z - u * u / 2, draw.rate)
         return total
 
     return Scores(scores(True), scores(False))
 
 
-def log_ratio(exponents: NDArray[np.float64], rate: float) -> NDArray[np.float64]:
+def _log_ratio(exponents: NDArray[np.float64], rate: float) -> NDArray[np.float64]:
     """log(1 - q + q exp(exponent)) for each draw."""
     with np.errstate(divide="ignore"):  # at rate 1 the record is never left out
         return np.logaddexp(np.log1p(-rate), np.log(rate) + exponents)
@@ -232,7 +234,7 @@ def log_likelihood_ratio(
         _exponent(releases, of_draw, plan.noise, expected_batch)
         for releases, of_draw in zip(transcript, kinds, strict=True)
     ]
-    return float(log_ratio(np.array(exponents), plan.rate).sum())
+    return float(_log_ratio(np.array(exponents), plan.rate).sum())
 
 
 def _exponent(
@@ -240,7 +242,7 @@ def _exponent(
 ) -> float:
     """sum_j (u_j z_j - u_j^2 / 2) over the releases of one draw."""
     total = 0.0
-    for kind, release in with_kinds(releases, kinds):
+    for kind, release in _with_kinds(releases, kinds):
         size, std = 1 / noise[kind], float(release.std)
         # The record's gradient is longer than any bound, so it lowers counts. Losses and counts are centred at their
         # sensitivity, which is std * expected_batch * size.
@@ -250,10 +252,122 @@ def _exponent(
     return total
 
 
-def with_kinds(releases: Sequence[Release], kinds: Sequence[str]) -> Iterator[tuple[str, Release]]:
+def _with_kinds(releases: Sequence[Release], kinds: Sequence[str]) -> Iterator[tuple[str, Release]]:
     """Each release of a draw with its kind; one of several sums counts as many times among `kinds`."""
     position = 0
     for release in releases:
         yield kinds[position], release
         # A gradient is one release, however long; sums of scalars are one each.
         position += 1 if kinds[position] == GRADIENT else len(release.value)
+
+
+class WithCanaries(ClippingEngine):
+    """A real engine and its records, with canaries added: the data oracle only knows their row numbers.
+
+    Rows 0..n-1 are the records; row n + j is canary j. A canary that is in contributes the clip rule's sensitivity
+    along its own coordinate, whatever is asked; one that is out contributes nothing. So that only gradients tell them
+    apart, no canary has a loss (the oracle counts it as nothing), and the norms of all are infinite and zero by turns,
+    which moves no share of short gradients away from 1/2.
+
+    Args:
+        engine: of the model.
+        x, y: the records.
+        coordinates: of the canaries, all different, shape [m].
+        members: which canaries are in, bool [m].
+    """
+
+    def __init__(self, engine: ClippingEngine, x: Tensor, y: Tensor, coordinates: Tensor, members: Tensor) -> None:
+        self._engine, self._x, self._y = engine, x, y
+        self._coordinates, self._members = coordinates, members
+        self.dimension = engine.dimension
+
+    @property
+    def theta(self) -> Vector:
+        return self._engine.theta
+
+    def load(self, theta: Vector) -> None:
+        self._engine.load(theta)
+
+    def outputs(self, theta: Vector, x: Tensor) -> Tensor:
+        return self._engine.outputs(theta, self._x[x])
+
+    def physical_batch(self, expected: float) -> int:
+        return self._engine.physical_batch(expected)
+
+    def answer(self, request: Request) -> Clipped:
+        points, x, _, mask, clip, scale = request
+        real = x < len(self._x)
+        real_part = self._engine.clipped(points, self._x[x[real]], self._y[x[real]], mask[real], clip, scale)
+        drawn = x[~real & mask] - len(self._x)
+        sensitivity = torch.as_tensor(clip.sensitivity, dtype=real_part.total.dtype)
+        total = real_part.total.index_add_(0, self._coordinates[drawn], self._members[drawn] * sensitivity)
+        # Half above and half below any bound, in or out: counts do not tell canaries apart.
+        norms = torch.where(x % 2 == 0, 0.0, torch.inf).to(real_part.norms).masked_scatter(real, real_part.norms)
+        return Clipped(total, _spread(real_part.losses, real), norms)
+
+    def losses(self, points: Sequence[Vector], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        real = x < len(self._x)
+        return _spread(self._engine.losses(points, self._x[x[real]], self._y[x[real]], mask[real]), real)
+
+
+def one_run_scores(
+    optimizer: Optimizer,
+    engine: ClippingEngine,
+    x: Tensor,
+    y: Tensor,
+    *,
+    plan: Plan,
+    canaries: int,
+    seed: int = 0,
+) -> Scores:
+    """Scores of the canaries of one training run (Steinke et al. 2023, with gradient canaries).
+
+    Canary j is in with probability 1/2 on its own, and is then drawn like every record. Its score is the log-likelihood
+    ratio of its coordinate of all released gradients, were there no other record:
+    sum_t log(1 - q + q exp(u z_t - u^2 / 2)), with z_t the release in standard deviations and u = 1 / noise. The
+    other records' gradients only make the attack weaker.
+
+    Args:
+        optimizer: trained to the end of the plan, from the engine's parameters.
+        engine: of the model; its parameters stay as they are.
+        x, y: the records; the public number of examples is theirs and all canaries'.
+        plan: made for the engine's dimension, with noise.
+        canaries: at most the engine's dimension.
+        seed: of the coins, the coordinates, sampling and noise.
+
+    Raises:
+        ConfigError: more canaries than parameters, or fewer than two; a plan without noise.
+    """
+    require_noise(plan)
+    if not 2 <= canaries <= engine.dimension:
+        raise ConfigError("canaries", canaries, f"expected 2 to {engine.dimension}, the number of parameters")
+    random = np.random.default_rng(sampling.derive("canaries", seed))
+    coordinates = torch.from_numpy(random.permutation(engine.dimension)[:canaries]).to(x.device)
+    members = torch.from_numpy(random.random(canaries) < 0.5).to(x.device)
+    rows = torch.arange(len(x) + canaries, device=x.device)
+    draws, noise = (sampling.derive("one run", seed, name) for name in ("draws", "noise"))
+    wrapped = WithCanaries(engine, x, y, coordinates, members)
+    transcript, _ = played(optimizer, wrapped, (rows, rows), plan, (draws, noise))
+    scores = _canary_scores(transcript, kinds_of(optimizer, plan), coordinates, plan)
+    is_in = members.cpu().numpy()
+    return Scores(scores[is_in], scores[~is_in])
+
+
+def _canary_scores(
+    transcript: Transcript, kinds: Sequence[tuple[str, ...]], coordinates: Tensor, plan: Plan
+) -> NDArray[np.float64]:
+    u, scores = 1 / plan.noise[GRADIENT], np.zeros(len(coordinates))
+    for releases, of_draw in zip(transcript, kinds, strict=True):
+        exponents = np.zeros_like(scores)
+        for kind, release in _with_kinds(releases, of_draw):
+            if kind == GRADIENT:
+                z = release.value[coordinates].double().cpu().numpy() / float(release.std)
+                exponents += u * z - u * u / 2
+        scores += _log_ratio(exponents, plan.rate)
+    return scores
+
+
+def _spread(losses: Tensor, real: Tensor) -> Tensor:
+    spread = losses.new_full((len(losses), len(real)), math.nan)
+    spread[:, real] = losses
+    return spread

@@ -36,11 +36,14 @@ from dpopt.privacy.plan import Plan
 from dpopt.privacy.queries import LOSSES
 from dpopt.types import ClipRule, Number, Oracle, Release, Vector
 
-Score = Callable[[Transcript, Vector], float]
+_WIDTH = 4
+"""Parameters of the controls' models, but for those that need more."""
+_CLIP = Abadi(1.0)
+_Score = Callable[[Transcript, Vector], float]
 """The adversary's score of one run: (its releases, the last parameters, shape [d]) -> a number, high for "in"."""
 
 
-class Mechanism(NamedTuple):
+class _Mechanism(NamedTuple):
     """A mechanism, which runs with and without the last of the records.
 
     Attributes:
@@ -53,7 +56,7 @@ class Mechanism(NamedTuple):
 
     optimizer: Any
     plan: Plan
-    score: Score
+    score: _Score
     oracle: type[DataOracle]
     engine: Prescribed
     x: Tensor
@@ -84,7 +87,7 @@ class Control:
     epsilon: float
     delta: float
     trials: tuple[int, int]
-    build: Callable[[bool], Mechanism]
+    build: Callable[[bool], _Mechanism]
     threshold: float | None = None
 
     def scores(
@@ -128,7 +131,7 @@ class _RealisedBatch(DataOracle):
         total *= self.expected_batch / max(1, drawn)
 
 
-def _realised_batch(is_repaired: bool) -> Mechanism:
+def _realised_batch(is_repaired: bool) -> _Mechanism:
     """Records without gradients: the length of the released noise gives away how many there are."""
     optimizer, dimension = _Plain(), 200
     x, y = torch.zeros(2, dimension, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
@@ -137,7 +140,7 @@ def _realised_batch(is_repaired: bool) -> Mechanism:
     def score(transcript: Transcript, theta: Vector) -> float:
         return -float(transcript[0][0].value.norm())
 
-    return Mechanism(
+    return _Mechanism(
         optimizer, _one_draw(optimizer, dimension, 1.0), score, oracle, Prescribed(dimension), x, y, examples=2
     )
 
@@ -155,18 +158,24 @@ class _State(NamedTuple):
 
 @dataclass(frozen=True)
 class _Plain:
-    """Plain steps of size one; with `probes`, that many losses are released too, the first before the step."""
+    """Plain steps of size one, or those of a `rule`, (oracle, theta) -> the next theta.
 
-    clip: ClipRule = Abadi(1.0)
+    With `probes`, that many losses are released too, the first before the step.
+    """
+
+    clip: ClipRule = _CLIP
     noise_inflation: float = 1.1
     probes: int = 0
     is_rejecting: bool = False
+    rule: Callable[[Any, Vector], Vector] | None = None
 
     def init(self, theta: Vector) -> _State:
         return _State(theta)
 
     def step(self, state: _State, oracle: Any) -> _State:
         theta = state.theta
+        if self.rule:
+            return _State(self.rule(oracle, theta))
         with oracle.draw() as batch:
             after = theta - batch.gradient(theta, self.clip).value
             if self.probes:
@@ -176,7 +185,7 @@ class _Plain:
         return _State(after)
 
 
-def _bare_losses(is_repaired: bool) -> Mechanism:
+def _bare_losses(is_repaired: bool) -> _Mechanism:
     """The canary's loss is huge, no other record has any."""
     optimizer = _Plain(probes=2)
     oracle = DataOracle if is_repaired else _BareLosses
@@ -209,37 +218,27 @@ class _Peeking(DataOracle):
         return max((float(norm.max()) for norm in self._batch._records.norms), default=0.0)
 
 
-@dataclass(frozen=True)
-class _RawRejection(_Plain):
-    """Takes a step only if the raw loss does not rise."""
-
-    def step(self, state: _State, oracle: Any) -> _State:
-        theta = state.theta
-        with oracle.draw() as batch:
-            after = theta - batch.gradient(theta, self.clip).value
-            return _State(torch.where(oracle.raw_loss(after) > oracle.raw_loss(theta), theta, after))
+def _unless_the_loss_rises(oracle: Any, theta: Vector) -> Vector:
+    with oracle.draw() as batch:
+        after = theta - batch.gradient(theta, _CLIP).value
+        return torch.where(oracle.raw_loss(after) > oracle.raw_loss(theta), theta, after)
 
 
-def _raw_rejection(is_repaired: bool) -> Mechanism:
+def _raw_rejection(is_repaired: bool) -> _Mechanism:
     """The canary wants to stay where it is. The repaired version looks at noised losses and pays for them."""
-    optimizer = _Plain(probes=2, is_rejecting=True) if is_repaired else _RawRejection()
+    optimizer = _Plain(probes=2, is_rejecting=True) if is_repaired else _Plain(rule=_unless_the_loss_rises)
     return _with_canary(optimizer, _stayed, DataOracle if is_repaired else _Peeking, _Barrier)
 
 
-@dataclass(frozen=True)
-class _RawStepSize(_Plain):
-    """Steps of size 1 / (1 + longest gradient)."""
-
-    def step(self, state: _State, oracle: Any) -> _State:
-        theta = state.theta
-        with oracle.draw() as batch:
-            gradient = batch.gradient(theta, self.clip).value
-            return _State(theta - gradient / (1 + oracle.raw_norm()))
+def _shorter_by_the_longest_gradient(oracle: Any, theta: Vector) -> Vector:
+    with oracle.draw() as batch:
+        gradient = batch.gradient(theta, _CLIP).value
+        return theta - gradient / (1 + oracle.raw_norm())
 
 
-def _raw_step_size(is_repaired: bool) -> Mechanism:
+def _raw_step_size(is_repaired: bool) -> _Mechanism:
     """The canary's gradient is huge, so the step is not. The repaired version has steps of size one."""
-    optimizer = _Plain() if is_repaired else _RawStepSize()
+    optimizer = _Plain() if is_repaired else _Plain(rule=_shorter_by_the_longest_gradient)
     return _with_canary(optimizer, _stayed, DataOracle if is_repaired else _Peeking)
 
 
@@ -250,38 +249,30 @@ class _SharedNoise(DataOracle):
         super()._add_noise(total, std, charged._replace(number=0))
 
 
-@dataclass(frozen=True)
-class _TwoQueries(_Plain):
-    """Two gradients a draw, the second without its first coordinate."""
-
-    def step(self, state: _State, oracle: Oracle) -> _State:
-        theta = state.theta
-        scale = torch.ones_like(theta)
-        scale[0] = 0
-        with oracle.draw() as batch:
-            first, second = batch.gradient(theta, self.clip), batch.gradient(theta, self.clip, scale)
-        return _State(theta - first.value - second.value)
+def _with_two_queries(oracle: Oracle, theta: Vector) -> Vector:
+    """The second gradient is without its first coordinate."""
+    scale = torch.ones_like(theta)
+    scale[0] = 0
+    with oracle.draw() as batch:
+        first, second = batch.gradient(theta, _CLIP), batch.gradient(theta, _CLIP, scale)
+    return theta - first.value - second.value
 
 
-def _shared_noise(is_repaired: bool) -> Mechanism:
+def _shared_noise(is_repaired: bool) -> _Mechanism:
     """The canary is in one of the two gradients only: their difference has no noise."""
 
     def score(transcript: Transcript, theta: Vector) -> float:
         first, second = (float(release.value[0]) for release in transcript[0])
         return first - second
 
-    return _with_canary(_TwoQueries(), score, DataOracle if is_repaired else _SharedNoise)
-
-
-_WIDTH = 4
-"""Parameters of the controls' models, but for those that need more."""
+    return _with_canary(_Plain(rule=_with_two_queries), score, DataOracle if is_repaired else _SharedNoise)
 
 
 def _with_canary(
-    optimizer: Any, score: Score, oracle: type[DataOracle], engine: type[Prescribed] = Prescribed
-) -> Mechanism:
+    optimizer: Any, score: _Score, oracle: type[DataOracle], engine: type[Prescribed] = Prescribed
+) -> _Mechanism:
     claimed = _Plain() if oracle is _Peeking else optimizer  # what it peeks at, it does not account for
-    return Mechanism(optimizer, _one_draw(claimed, _WIDTH, 2.0), score, oracle, engine(_WIDTH), *canary(_WIDTH))
+    return _Mechanism(optimizer, _one_draw(claimed, _WIDTH, 2.0), score, oracle, engine(_WIDTH), *canary(_WIDTH))
 
 
 @cache
@@ -294,7 +285,7 @@ def _stayed(transcript: Transcript, theta: Vector) -> float:
     return -float(theta.norm())
 
 
-def _separate_subsamples(is_repaired: bool) -> Mechanism:
+def _separate_subsamples(is_repaired: bool) -> _Mechanism:
     """One draw, one gradient and three losses, and noise by HyFreeDP's own rule; scored by the likelihood ratio."""
     optimizer = _Plain(probes=3, noise_inflation=1.3)
     common: dict[str, Any] = {"rate": 0.2, "draws": 1, "epsilon": 8.0, "delta": 0.02, "accountant": "prv"}
@@ -308,7 +299,7 @@ def _separate_subsamples(is_repaired: bool) -> Mechanism:
     def score(transcript: Transcript, theta: Vector) -> float:
         return log_likelihood_ratio(transcript, kinds, plan, plan.rate * examples)
 
-    return Mechanism(optimizer, plan, score, DataOracle, Prescribed(_WIDTH), *canary(_WIDTH), examples)
+    return _Mechanism(optimizer, plan, score, DataOracle, Prescribed(_WIDTH), *canary(_WIDTH), examples)
 
 
 @cache

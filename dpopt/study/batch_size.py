@@ -21,9 +21,9 @@ from dpopt.optimizers.dp_sgd import DPSGD
 from dpopt.privacy.calibration import calibrate
 from dpopt.sizes import number_of_draws, sampling_rate
 
-TOLERANCE = 0.05
+_TOLERANCE = 0.05
 """The cumulative noise of the plateau may be this share above the least. Our choice."""
-MIN_STEPS = 20
+_MIN_STEPS = 20
 """The fewest steps; the paper's number for CIFAR-100 and ViT-Tiny. It differs between data sets."""
 
 
@@ -82,7 +82,7 @@ def noise_table(
         yield Noise(size, steps, plan.noise["gradient"])
 
 
-def plateau(table: Sequence[Noise], tolerance: float = TOLERANCE) -> tuple[Noise, ...]:
+def plateau(table: Sequence[Noise], tolerance: float = _TOLERANCE) -> tuple[Noise, ...]:
     """The rows whose cumulative noise is at most 1 + `tolerance` times the least of `table`.
 
     Raises:
@@ -95,7 +95,7 @@ def plateau(table: Sequence[Noise], tolerance: float = TOLERANCE) -> tuple[Noise
     return tuple(row for row in table if row.cumulative <= (1 + tolerance) * least)
 
 
-def best_batch(table: Sequence[Noise], tolerance: float = TOLERANCE, min_steps: int = MIN_STEPS) -> Noise:
+def best_batch(table: Sequence[Noise], tolerance: float = _TOLERANCE, min_steps: int = _MIN_STEPS) -> Noise:
     """The paper's rule: of the batches that leave at least `min_steps` steps, the smallest in the plateau.
 
     The plateau is that of the batches which leave so many steps; the others do not count.

@@ -14,19 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpopt import fields
 from dpopt.clipping.vmap import VmapEngine
+from dpopt.errors import ConfigError
+from dpopt.fields import Bound
 from dpopt.privacy.data import Seen
 from dpopt.study.optimal_clip import mse, optimal_clip
-from dpopt.study.weights import class_weights, norm_quantiles
 
-CLIPS = (0.01, 0.1, 1.0, 10.0, 100.0)
+_CLIPS = (0.01, 0.1, 1.0, 10.0, 100.0)
 """Bounds C that class weights are computed for, beside the run's own."""
-LAST = 0.25
+_LAST = 0.25
 """Class weights are those of the last quarter of a run."""
-GRADIENTS = 128
+_GRADIENTS = 128
 """Examples of a draw from which its best bound is estimated."""
-ESTIMATES = 8
+_ESTIMATES = 8
 """Times in a run that it is estimated."""
+_QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+"""The quantiles that describe a distribution of norms: its ends, 90 % and 50 % of it, and its median."""
 
 
 class Diagnostics:
@@ -53,7 +57,7 @@ class Diagnostics:
     def __call__(self, seen: Seen) -> None:
         norms = seen.norms[seen.mask]
         self._norms.append(norms)
-        if self._classes and seen.draw >= (1 - LAST) * self._draws:
+        if self._classes and seen.draw >= (1 - _LAST) * self._draws:
             self._last.append((norms, seen.y[seen.mask]))
         if len(norms):  # an empty draw has no best bound, and the one before it stands in
             self._seen = seen
@@ -75,8 +79,8 @@ class Diagnostics:
         if self._bound is not None and len(norms):
             content["clipped"] = float((norms > self._bound).double().mean())
         seen = self._seen
-        if seen is not None and seen.draw * ESTIMATES >= self._estimates * self._draws:
-            self._estimates = seen.draw * ESTIMATES // self._draws + 1
+        if seen is not None and seen.draw * _ESTIMATES >= self._estimates * self._draws:
+            self._estimates = seen.draw * _ESTIMATES // self._draws + 1
             content |= self._best_bound(seen)
         return content
 
@@ -85,7 +89,7 @@ class Diagnostics:
         content: dict[str, Any] = {"private": False}
         if self._last:
             norms, labels = (torch.cat(parts) for parts in zip(*self._last, strict=True))
-            clips = {*CLIPS, self._bound} if self._bound else {*CLIPS}
+            clips = {*_CLIPS, self._bound} if self._bound else {*_CLIPS}
             weights = {f"{c:g}": class_weights(norms, labels, c, self._classes).tolist() for c in clips}
             parts = [norms[labels == label] for label in range(self._classes)]
             medians = [float(part.median()) if len(part) else math.nan for part in parts]  # torch has none of nothing
@@ -94,7 +98,7 @@ class Diagnostics:
 
     def _best_bound(self, seen: Seen) -> dict[str, Any]:
         """C* and MSE(C) of the draw's mean gradient, estimated from some of its examples as they are clipped."""
-        rows = seen.mask.nonzero()[:GRADIENTS, 0]
+        rows = seen.mask.nonzero()[:_GRADIENTS, 0]
         x, y = seen.x[rows], seen.y[rows]
         parts = [weight * self._engine.gradients(theta, x, y) for weight, theta in seen.points]
         gradients = torch.stack(parts).sum(dim=0)
@@ -106,8 +110,7 @@ class Diagnostics:
             return {}
         # The mean over n examples stands for that over B: as much bias, and noise sigma C / B.
         noise = self._noise * len(gradients) / self._batch
-        best = optimal_clip(gradients, noise)
-        errors = {"best": (best.clip, best.mse)}
+        errors = {"best": optimal_clip(gradients, noise)}
         if self._bound is not None:
             errors["own"] = self._bound, mse(gradients, self._bound, noise)
         squared = len(gradients) ** 2  # errors are those of the sum, and curves show those of the mean
@@ -115,3 +118,43 @@ class Diagnostics:
             name: {"C": c, "bias": error.bias / squared, "noise": error.noise / squared}
             for name, (c, error) in errors.items()
         }
+
+
+def class_weights(norms: Tensor, labels: Tensor, clip: float, classes: int) -> Tensor:
+    """w_y(C) = mean of min(1, C / ||g_i||) over the examples of class y (Section 5, Figures 3 and 4). Not private.
+
+    Args:
+        norms: L2 norms of the gradients before clipping, shape [n], as engines give them. A norm that is not finite
+            counts with weight 0: an engine leaves such an example out of its sum.
+        labels: classes 0 ... classes - 1, shape [n].
+        clip: bound C > 0.
+        classes: number of classes.
+
+    Returns:
+        float64, shape [classes]; NaN for a class without examples.
+
+    Raises:
+        ConfigError: a bound out of range, or labels that are no classes.
+    """
+    fields.convert(clip, Bound, "clip", {})
+    if norms.ndim != 1 or norms.shape != labels.shape:
+        shapes = tuple(norms.shape), tuple(labels.shape)
+        raise ConfigError("labels", shapes, "expected as many labels as norms, both of shape [n]")
+    strange = labels[(labels < 0) | (labels >= classes)]
+    if len(strange):
+        raise ConfigError("labels", int(strange[0]), f"expected classes from 0 to {classes - 1}")
+    weight = torch.where(norms.isfinite(), (clip / norms.double()).clamp(max=1), 0.0)
+    total = torch.zeros(classes, dtype=torch.float64, device=norms.device).index_add_(0, labels.long(), weight)
+    return total / torch.bincount(labels.long(), minlength=classes)
+
+
+def norm_quantiles(norms: Tensor) -> dict[str, float]:
+    """The `_QUANTILES` of finite gradient norms, by names such as "q5" and "q50". Not private.
+
+    Args:
+        norms: shape [n]; values that are not finite are left out, and where none is left all quantiles are NaN.
+    """
+    finite = norms[norms.isfinite()].double()
+    levels = torch.tensor(_QUANTILES, dtype=torch.float64, device=norms.device)
+    values = torch.quantile(finite, levels) if len(finite) else torch.full_like(levels, torch.nan)
+    return {f"q{100 * level:g}": value for level, value in zip(_QUANTILES, values.tolist(), strict=True)}

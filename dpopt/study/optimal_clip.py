@@ -24,9 +24,9 @@ from dpopt import fields
 from dpopt.errors import ConfigError
 from dpopt.fields import NonNegative, Range
 
-CHUNK = 2**17
+_CHUNK = 2**17
 """Gradient coordinates that are worked on at once, in float64: about what a CPU's cache holds."""
-Limit = Annotated[float, Range(0, math.inf, "[]")]
+_Limit = Annotated[float, Range(0, math.inf, "[]")]
 """A clipping bound or one of its limits: 0 leaves nothing of a gradient, infinity all."""
 
 
@@ -41,13 +41,6 @@ class MSE(NamedTuple):
         return self.bias + self.noise
 
 
-class OptimalClip(NamedTuple):
-    """The bound C* at which MSE(C) is least, and what it is there."""
-
-    clip: float
-    mse: MSE
-
-
 def mse(gradients: Tensor, clip: float, noise_multiplier: float) -> MSE:
     """MSE(C) of the sum of `gradients`. Not private.
 
@@ -59,7 +52,7 @@ def mse(gradients: Tensor, clip: float, noise_multiplier: float) -> MSE:
     Raises:
         ConfigError: a value out of range, or a gradient that is not finite.
     """
-    fields.convert(clip, Limit, "clip", {})
+    fields.convert(clip, _Limit, "clip", {})
     norms = _norms(gradients, noise_multiplier)
     cut = torch.where(norms > clip, 1 - clip / norms, 0.0)  # the share of each gradient that clipping takes away
     lost = norms.new_zeros(gradients.shape[1])
@@ -69,8 +62,10 @@ def mse(gradients: Tensor, clip: float, noise_multiplier: float) -> MSE:
     return MSE(float(lost @ lost), noise)
 
 
-def optimal_clip(gradients: Tensor, noise_multiplier: float) -> OptimalClip:
-    """The bound C* that minimises MSE(C), exactly: O(n log n + n d) time, O(n + CHUNK + d) memory. Not private.
+def optimal_clip(gradients: Tensor, noise_multiplier: float) -> tuple[float, MSE]:
+    """The bound C* that minimises MSE(C), exactly, and MSE(C*). Not private.
+
+    It takes O(n log n + n d) time, and O(n + d) memory beside a chunk of the gradients.
 
     Between two neighbouring norms I is constant and MSE(C) a parabola, least at G.N / (N.N + sigma^2 d) or, where that
     lies outside, at the nearer norm. The least of these n minima is the global one. Without noise C* is the largest
@@ -86,11 +81,11 @@ def optimal_clip(gradients: Tensor, noise_multiplier: float) -> OptimalClip:
     norms = _norms(gradients, noise_multiplier)
     variance = noise_multiplier**2 * gradients.shape[1]
     if not variance:  # the formula below would divide 0 by 0 where directions cancel
-        return OptimalClip(float(norms.max()), MSE(0.0, 0.0))
+        return float(norms.max()), MSE(0.0, 0.0)
     clips, errors = map(torch.cat, zip(*_minima(gradients, norms, variance), strict=True))
     # Computed anew at C*, as the running sums have collected rounding errors.
     clip = float(clips[errors.argmin()])
-    return OptimalClip(clip, mse(gradients, clip, noise_multiplier))
+    return clip, mse(gradients, clip, noise_multiplier)
 
 
 def _minima(gradients: Tensor, norms: Tensor, variance: float) -> Iterator[tuple[Tensor, Tensor]]:
@@ -122,5 +117,5 @@ def _norms(gradients: Tensor, noise_multiplier: float) -> Tensor:
 
 
 def _split(values: Tensor, gradients: Tensor) -> tuple[Tensor, ...]:
-    """`values`, one for each gradient, in chunks for which `CHUNK` coordinates are enough."""
-    return values.split(max(1, CHUNK // gradients.shape[1]))
+    """`values`, one for each gradient, in chunks for which `_CHUNK` coordinates are enough."""
+    return values.split(max(1, _CHUNK // gradients.shape[1]))

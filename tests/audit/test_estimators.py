@@ -1,14 +1,16 @@
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from dpopt.audit import clopper_pearson, gaussian_epsilon, likely_threshold, one_run, one_run_fdp
+from dpopt.audit import clopper_pearson, gaussian_epsilon, likely_threshold, one_run
 from dpopt.errors import ConfigError
 from dpopt.privacy import Draw, Ledger, epsilon
 
+one_run_fdp = partial(one_run, is_gaussian=True)
 ESTIMATORS = [clopper_pearson, one_run, one_run_fdp]
 
 

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from dpopt.audit import audit, clopper_pearson, one_run_scores, simulated, worst_case
-from dpopt.audit.canaries import WithCanaries
+from dpopt.audit.games import WithCanaries
 from dpopt.clipping import Abadi, Automatic
 from dpopt.errors import ConfigError
 from dpopt.optimizers.adadp import ADADP

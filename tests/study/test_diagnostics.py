@@ -10,11 +10,12 @@ from torch import nn
 from dpopt import create
 from dpopt.clipping import Abadi, Automatic, engine
 from dpopt.clipping.vmap import VmapEngine
+from dpopt.errors import ConfigError
 from dpopt.privacy import calibrate
 from dpopt.privacy.data import DataOracle, Seen
 from dpopt.runs import train as cells
 from dpopt.store import Store
-from dpopt.study.diagnostics import CLIPS, Diagnostics
+from dpopt.study.diagnostics import Diagnostics, class_weights, norm_quantiles
 from dpopt.study.optimal_clip import mse, optimal_clip
 from dpopt.suites.plan import plan
 from dpopt.suites.suite import load_suite
@@ -34,6 +35,30 @@ epochs: 3
 seeds: 0
 diagnostics: true
 """
+
+
+NORMS = torch.tensor([0.5, 2.0, 4.0, 8.0, 0.0])
+LABELS = torch.tensor([0, 0, 1, 1, 3])
+
+
+def test_class_weights_by_hand():
+    weights = class_weights(NORMS, LABELS, 2.0, 4)
+    assert weights[[0, 1, 3]].tolist() == pytest.approx([1.0, (0.5 + 0.25) / 2, 1.0])
+    assert math.isnan(weights[2])
+    left_out = torch.tensor([1.0, math.nan, math.inf])  # an engine sums neither of the last two
+    for clip in (1.0, math.inf):
+        assert class_weights(left_out, torch.zeros(3), clip, 1).tolist() == pytest.approx([1 / 3])
+    for wrong in ((NORMS, LABELS[:3], 1.0), (NORMS, LABELS, 0.0), (NORMS, LABELS + 1, 1.0), (NORMS, LABELS - 1, 1.0)):
+        with pytest.raises(ConfigError, match=r"^(labels|clip): "):
+            class_weights(*wrong, 4)
+
+
+def test_quantiles():
+    norms = torch.arange(101.0)
+    expected = {"q0": 0, "q5": 5, "q25": 25, "q50": 50, "q75": 75, "q95": 95, "q100": 100}
+    assert norm_quantiles(norms) == pytest.approx(expected)
+    assert norm_quantiles(torch.cat([norms, torch.tensor([math.inf, math.nan])])) == pytest.approx(expected)
+    assert all(map(math.isnan, norm_quantiles(torch.zeros(0)).values()))
 
 
 def loss(output, target):
@@ -91,9 +116,9 @@ def test_the_best_bound_is_that_of_the_mean_gradient():
     for draw, entry in enumerate(entries):
         gradients = batches[draw]
         n = len(gradients)
-        best = optimal_clip(gradients, noise * n / 18)
-        assert entry["best"]["C"] == pytest.approx(best.clip, rel=1e-6)
-        assert entry["best"]["bias"] == pytest.approx(best.mse.bias / n**2, rel=1e-6)
+        clip, error = optimal_clip(gradients, noise * n / 18)
+        assert entry["best"]["C"] == pytest.approx(clip, rel=1e-6)
+        assert entry["best"]["bias"] == pytest.approx(error.bias / n**2, rel=1e-6)
         own = mse(gradients, 1.0, noise * n / 18)
         assert entry["own"]["noise"] == pytest.approx((noise / 18) ** 2 * gradients.shape[1], rel=1e-6)
         assert own.total / n**2 >= entry["best"]["bias"] + entry["best"]["noise"] - 1e-12
@@ -104,7 +129,7 @@ def test_class_weights_are_of_the_last_quarter():
     summary = own.summary()
     last = [(norms, labels) for draw, norms, labels in seen if draw >= 6]
     norms, labels = (torch.cat(parts) for parts in zip(*last, strict=True))
-    assert set(summary["class_weights"]) == {f"{clip:g}" for clip in CLIPS}
+    assert set(summary["class_weights"]) == {"0.01", "0.1", "1", "10", "100"}
     for y in range(3):
         weight = (0.1 / norms[labels == y]).clamp(max=1).mean()
         assert summary["class_weights"]["0.1"][y] == pytest.approx(float(weight), rel=1e-4)
@@ -116,7 +141,7 @@ def test_rules_that_shorten_all_gradients_have_no_bound():
     assert "clipped" not in entries[0]
     assert "own" not in entries[0]
     assert entries[0]["best"]["C"] > 0
-    assert set(own.summary()["class_weights"]) == {f"{clip:g}" for clip in CLIPS}
+    assert set(own.summary()["class_weights"]) == {"0.01", "0.1", "1", "10", "100"}
 
 
 def test_the_best_bound_is_that_of_what_is_clipped():
@@ -130,7 +155,7 @@ def test_the_best_bound_is_that_of_what_is_clipped():
     clipped = scale * (w * engine.gradients(theta, x[:10], y[:10]) + v * engine.gradients(other, x[:10], y[:10]))
     own = Diagnostics(engine, 1.0, 2.0, 10, 4, 3)
     own(Seen(0, points, x, y, mask, torch.ones(12), scale))
-    assert own.entry()["best"]["C"] == pytest.approx(optimal_clip(clipped, 2.0).clip, rel=1e-5)
+    assert own.entry()["best"]["C"] == pytest.approx(optimal_clip(clipped, 2.0)[0], rel=1e-5)
 
 
 def test_empty_draws_are_no_news():

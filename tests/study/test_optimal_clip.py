@@ -1,10 +1,9 @@
 import math
-import time
 from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dpopt.clipping import Abadi
@@ -48,35 +47,30 @@ def random_set(seed):
     return g, float(torch.rand((), generator=generator)) * 10 ** (seed % 4 - 2)
 
 
-@pytest.mark.parametrize("seed", range(100))
-def test_interval_search_is_brute_force(seed):
-    gradients, noise = random_set(seed)
-    found = optimal_clip(gradients, noise)
-    (least, clip), *others = brute_force(gradients, noise)
-    assert found.mse.total == pytest.approx(least, rel=1e-9, abs=1e-300)
-    if all(error > least * (1 + 1e-6) for error, other in others if abs(other - clip) > 1e-9 * clip):
-        assert found.clip == pytest.approx(clip, rel=1e-9, abs=1e-300)
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_most_random_sets_have_one_minimum(seed):
-    """Otherwise the comparison of bounds would hold by saying nothing."""
-    (least, clip), *others = brute_force(*random_set(seed + 1))
-    assert all(error > least * (1 + 1e-6) for error, other in others if abs(other - clip) > 1e-9 * clip)
+def test_interval_search_is_brute_force():
+    compared = 0
+    for seed in range(60):
+        gradients, noise = random_set(seed)
+        clip, error = optimal_clip(gradients, noise)
+        (least, at), *others = brute_force(gradients, noise)
+        assert error.total == pytest.approx(least, rel=1e-9, abs=1e-300)
+        if all(other > least * (1 + 1e-6) for other, there in others if abs(there - at) > 1e-9 * at):
+            assert clip == pytest.approx(at, rel=1e-9, abs=1e-300)
+            compared += 1
+    assert compared > 40, "most sets have one minimum, so that bounds are compared"
 
 
 finite = st.floats(-50, 50).map(lambda value: round(value, 2))
 SETS = st.integers(1, 4).flatmap(lambda d: st.lists(st.lists(finite, min_size=d, max_size=d), min_size=1, max_size=9))
 
 
-@settings(deadline=None, max_examples=150)
 @given(SETS, st.floats(0, 5), st.floats(0, 100))
 def test_no_bound_is_better(rows, noise, clip):
     gradients = torch.tensor(rows, dtype=torch.float64)
-    best = optimal_clip(gradients, noise)
-    assert best.mse.total <= direct(gradients, clip, noise) * (1 + 1e-9) + 1e-20
-    assert 0 <= best.clip <= float(gradients.norm(dim=1).max()) * (1 + 1e-12)
-    assert best.mse == mse(gradients, best.clip, noise)
+    best, error = optimal_clip(gradients, noise)
+    assert error.total <= direct(gradients, clip, noise) * (1 + 1e-9) + 1e-20
+    assert 0 <= best <= float(gradients.norm(dim=1).max()) * (1 + 1e-12)
+    assert error == mse(gradients, best, noise)
 
 
 @pytest.mark.parametrize("clip", [0.3, 1.0, 2.5, 100.0])
@@ -102,40 +96,32 @@ def test_without_noise_nothing_is_clipped():
     assert optimal_clip(gradients, 0.0) == (float(gradients.norm(dim=1).max()), MSE(0.0, 0.0))
 
 
-def test_one_example():
-    """A single gradient g: G.N = ||g||, N.N = 1."""
-    found = optimal_clip(torch.tensor([[3.0, 4.0]]), 0.5)
-    assert found.clip == pytest.approx(5 / (1 + 0.25 * 2))
-    assert found.mse.total == pytest.approx(25 * 0.5 / 1.5)
-
-
-def test_gradients_of_zero():
+def test_by_hand():
+    """Of one gradient g, G.N = ||g|| and N.N = 1; of four equal ones, G.N = 16 ||g|| and N.N = 16."""
+    one = torch.tensor([[3.0, 4.0]])
+    clip, error = optimal_clip(one, 0.5)
+    assert (clip, error.total) == pytest.approx((5 / (1 + 0.25 * 2), 25 * 0.5 / 1.5))
+    assert optimal_clip(one.repeat(4, 1), 2.0)[0] == pytest.approx(16 * 5 / (16 + 4 * 2))
     assert optimal_clip(torch.zeros(4, 3), 1.0) == (0.0, MSE(0.0, 0.0))
-    with_zeros = torch.cat([torch.zeros(4, 2), torch.tensor([[3.0, 4.0]])])
-    assert optimal_clip(with_zeros, 0.5) == optimal_clip(torch.tensor([[3.0, 4.0]]), 0.5)
-
-
-def test_equal_norms():
-    """Four equal gradients: G.N = 16 ||g||, N.N = 16."""
-    assert optimal_clip(torch.tensor([[3.0, 4.0]] * 4), 2.0).clip == pytest.approx(16 * 5 / (16 + 4 * 2))
+    assert optimal_clip(torch.cat([torch.zeros(4, 2), one]), 0.5) == (clip, error)
 
 
 def test_gradients_that_cancel_are_clipped_to_nothing():
     assert optimal_clip(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), 1.0) == (0.0, MSE(0.0, 0.0))
     against = torch.tensor([[6.0, 0.0], *[[-1.0, 0.0]] * 5])  # clipping all to one length would turn the sum round
-    found = optimal_clip(against, 100.0)
-    assert found.clip == 0.0
-    assert found.mse.total == pytest.approx(1.0)
+    clip, error = optimal_clip(against, 100.0)
+    assert clip == 0.0
+    assert error.total == pytest.approx(1.0)
 
 
 def test_chunks_change_nothing(monkeypatch):
     gradients, noise = random_set(11)
-    whole = optimal_clip(gradients, noise)
+    clip, error = optimal_clip(gradients, noise)
     for chunk in (1, 2 * gradients.shape[1], 5 * gradients.shape[1]):
-        monkeypatch.setattr(module, "CHUNK", chunk)
-        parts = optimal_clip(gradients, noise)
-        assert parts.clip == pytest.approx(whole.clip, rel=1e-13)
-        assert parts.mse == pytest.approx(whole.mse, rel=1e-12)
+        monkeypatch.setattr(module, "_CHUNK", chunk)
+        by_parts, of_parts = optimal_clip(gradients, noise)
+        assert by_parts == pytest.approx(clip, rel=1e-13)
+        assert of_parts == pytest.approx(error, rel=1e-12)
 
 
 def test_single_precision_is_worked_on_in_double():
@@ -173,12 +159,10 @@ def test_fifty_thousand_gradients():
     generator = torch.Generator().manual_seed(0)
     gradients = torch.randn(50_000, 1_000, generator=generator) + 0.3
     gradients *= torch.randn(50_000, 1, generator=generator).exp()
-    started = time.perf_counter()
-    found = optimal_clip(gradients, 50.0)
-    print(f"{time.perf_counter() - started:.2f} s")
+    clip, error = optimal_clip(gradients, 50.0)
     norms = gradients.double().norm(dim=1)
-    longer = gradients[norms > found.clip].double()
+    longer = gradients[norms > clip].double()
     G, N = longer.sum(0), (longer / longer.norm(dim=1, keepdim=True)).sum(0)
-    assert found.clip == pytest.approx(float(G @ N) / (float(N @ N) + 50.0**2 * 1000), rel=1e-9)  # a fixed point
+    assert clip == pytest.approx(float(G @ N) / (float(N @ N) + 50.0**2 * 1000), rel=1e-9)  # a fixed point
     for level in torch.linspace(0, 1, 30).tolist():
-        assert mse(gradients, float(norms.quantile(level)), 50.0).total >= found.mse.total * (1 - 1e-12)
+        assert mse(gradients, float(norms.quantile(level)), 50.0).total >= error.total * (1 - 1e-12)
