@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from dpopt.privacy.data import DataOracle
 from dpopt.privacy.oracle import Asking, OpenDraw
@@ -46,24 +46,17 @@ class _View:
         raise AssertionError(f"`{object.__getattribute__(self, '_what')}.{name}` is set from outside")
 
 
-class _Noted(NamedTuple):
-    """A query as it was read, and its release."""
-
-    asked: Asked
-    release: Release
-
-
 class Neighbours:
     """An oracle whose queries are noted, and also put to a neighbouring data set, if there is one.
 
     Attributes:
-        queries: all queries so far.
+        queries: all queries so far as they were read, with their releases.
         largest: for each kind of release, how far the one record has moved a sum, as a share of what it may.
     """
 
     def __init__(self, oracle: DataOracle, neighbour: DataOracle | None = None) -> None:
         self._oracle, self._neighbour = oracle, neighbour
-        self.queries: list[_Noted] = []
+        self.queries: list[tuple[Asked, Release]] = []
         self.largest: dict[str, float] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -76,24 +69,21 @@ class Neighbours:
             other = stack.enter_context(self._neighbour.draw()) if self._neighbour else None
             yield _NeighbourBatch(self, batch, other)
 
-    def note(self, asked: Asked, release: Release, other: Release | None) -> Release:
-        """Keep a query, and compare its release with what the neighbour has released for it."""
-        self.queries.append(_Noted(asked, release))
-        if other is not None:
-            self._compare(asked, release, other)
+    def answer(self, query: Query, batch: OpenDraw, other: OpenDraw | None) -> Release:
+        """Ask both, keep the query, and compare the two releases."""
+        asked, release = read(query, self.space), batch.ask(query)
+        self.queries.append((asked, release))
+        if other is not None and self._neighbour is not None:
+            # Sums, not means: the two oracles divide by different (public) batch sizes, and some sums are centred.
+            offset = asked.centre or 0.0
+            mine = (release.value.double() - offset) * self._oracle.expected_batch
+            theirs = (other.ask(query).value.double() - offset) * self._neighbour.expected_batch
+            moved, allowed = float((mine - theirs).norm()), float(asked.sensitivity) * math.sqrt(asked.releases)
+            assert moved <= allowed * (1 + 1e-4) + 1e-4, (
+                f"one record moved a query ({asked.kind}) by {moved}, not {allowed}"
+            )
+            self.largest[asked.kind] = max(self.largest.get(asked.kind, 0.0), moved / allowed)
         return release
-
-    def _compare(self, asked: Asked, release: Release, other: Release) -> None:
-        assert self._neighbour is not None
-        # Sums, not means: the two oracles divide by different (public) batch sizes, and some sums are centred.
-        offset = asked.centre or 0.0
-        mine = (release.value.double() - offset) * self._oracle.expected_batch
-        theirs = (other.value.double() - offset) * self._neighbour.expected_batch
-        moved, allowed = float((mine - theirs).norm()), float(asked.sensitivity) * math.sqrt(asked.releases)
-        assert moved <= allowed * (1 + 1e-4) + 1e-4, (
-            f"one record moved a query ({asked.kind}) by {moved}, not {allowed}"
-        )
-        self.largest[asked.kind] = max(self.largest.get(asked.kind, 0.0), moved / allowed)
 
 
 class _NeighbourBatch(Asking):
@@ -101,6 +91,4 @@ class _NeighbourBatch(Asking):
         self._parent, self._batch, self._other = parent, batch, other
 
     def ask(self, query: Query) -> Release:
-        asked = read(query, self._parent.space)
-        release = self._batch.ask(query)
-        return self._parent.note(asked, release, self._other.ask(query) if self._other else None)
+        return self._parent.answer(query, self._batch, self._other)

@@ -23,26 +23,26 @@ class Target(NamedTuple):
     objective: Callable[[Vector], Tensor]
 
 
-def quadratic(theta: Vector) -> Tensor:
+def _quadratic(theta: Vector) -> Tensor:
     """|theta - (1, -1, 1, -1, ...)|^2 / 2."""
     return (theta - _signs(theta)).square().sum() / 2
 
 
-def ill_conditioned(theta: Vector) -> Tensor:
+def _ill_conditioned(theta: Vector) -> Tensor:
     """A quadratic whose curvatures go from 0.01 to 1."""
     return (torch.logspace(-2, 0, len(theta)) * (theta - _signs(theta)).square()).sum() / 2
 
 
-def matrix_regression(theta: Vector) -> Tensor:
+def _matrix_regression(theta: Vector) -> Tensor:
     """|X W - Y|^2 / 2n for W [4, 3] and n = 6 rows of X, with Y = X W for the W of ones and minus ones."""
     x = torch.cos(torch.arange(24.0).square()).view(6, 4)
     return (x @ (theta - _signs(theta)).view(4, 3)).square().sum() / 12
 
 
-def mixed_shapes(theta: Vector) -> Tensor:
+def _mixed_shapes(theta: Vector) -> Tensor:
     """A sum for a scalar s, a vector b [3] and a matrix W [4, 3] in one vector, of curvatures 3, 1/3 and W's above."""
     scalar, vector, _ = (theta - _signs(theta)).tensor_split([1, 4])
-    return 1.5 * scalar.square().sum() + vector.square().sum() / 6 + matrix_regression(theta[4:])
+    return 1.5 * scalar.square().sum() + vector.square().sum() / 6 + _matrix_regression(theta[4:])
 
 
 class Exact(BaseOracle):
@@ -77,8 +77,8 @@ def _signs(like: Tensor) -> Tensor:
 
 
 TARGETS = (
-    Target("a quadratic", torch.zeros(10), quadratic),
-    Target("an ill-conditioned quadratic", torch.zeros(10), ill_conditioned),
-    Target("a matrix regression", torch.zeros(12), matrix_regression),
-    Target("a sum over mixed shapes", torch.zeros(16), mixed_shapes),
+    Target("a quadratic", torch.zeros(10), _quadratic),
+    Target("an ill-conditioned quadratic", torch.zeros(10), _ill_conditioned),
+    Target("a matrix regression", torch.zeros(12), _matrix_regression),
+    Target("a sum over mixed shapes", torch.zeros(16), _mixed_shapes),
 )

@@ -7,7 +7,6 @@ import hashlib
 import json
 import unittest
 from collections import Counter
-from typing import NamedTuple
 
 import torch
 import yaml
@@ -25,9 +24,9 @@ from dpopt.workloads.data import checksums, source, tables
 
 _RECORDS = 6
 """Training records that the rules about the model are tried on."""
-ROUNDING = 1e-4
+_ROUNDING = 1e-4
 """Distance that is allowed between two ways to compute a loss or a sum in float32, as a share of it."""
-ENGINES = ("bookkeeping", "vmap")
+_ENGINES = ("bookkeeping", "vmap")
 
 
 def is_frozen_configuration(workload: Workload) -> None:
@@ -53,7 +52,7 @@ def can_be_planned(workload: Workload) -> None:
 
 def outline_is_that_of_model_and_records(workload: Workload) -> None:
     """`outline` has the model's parameters and the shape of a record as the model takes it, and holds no values."""
-    model, x, y, _ = _prepared(workload)
+    model, x, y = _prepared(workload)
     outline = workload.outline()
     assert _shapes(outline.model) == _shapes(model), "the outline's parameters are not the model's"
     for name, part, loaded in (("inputs", outline.record.x, x), ("targets", outline.record.y, y)):
@@ -134,7 +133,7 @@ def transform_is_a_function_of_each_record(workload: Workload) -> None:
 
 def model_is_drawn_from_the_generator(workload: Workload) -> None:
     """The same state of torch's generator, the same weights: optimizers are compared from one start."""
-    first, again = (_prepared(workload).model.state_dict() for _ in range(2))
+    first, again = (_prepared(workload)[0].state_dict() for _ in range(2))
     assert first.keys() == again.keys(), "two models have other parameters"
     for name, value in first.items():
         assert torch.equal(value, again[name]), f"{name} differs between two models of one seed"
@@ -142,7 +141,7 @@ def model_is_drawn_from_the_generator(workload: Workload) -> None:
 
 def losses_and_scores_are_one_for_each_record(workload: Workload) -> None:
     """Finite losses and scores of shape [n], and a finite gradient that is not zero."""
-    model, x, y, _ = _prepared(workload)
+    model, x, y = _prepared(workload)
     with repeatable(model, lambda: model(x), x.device):
         output = model(x)
         loss = workload.loss(output, y)
@@ -160,7 +159,7 @@ def losses_and_scores_are_one_for_each_record(workload: Workload) -> None:
 
 def records_do_not_meet(workload: Workload) -> None:
     """In training mode a record's loss is the same alone and among others."""
-    model, x, y, _ = _prepared(workload)
+    model, x, y = _prepared(workload)
     with torch.no_grad(), repeatable(model, lambda: model(x), x.device):
         together = workload.loss(model(x), y)
         reverse = workload.loss(model(x.flip(0)), y.flip(0)).flip(0)
@@ -171,7 +170,7 @@ def records_do_not_meet(workload: Workload) -> None:
 
 def batch_normalisation_is_refused(workload: Workload) -> None:
     """The engine takes the model, and refuses it with batch normalisation added."""
-    model, x, y, _ = _prepared(workload)
+    model, x, y = _prepared(workload)
     clipping.engine(model, workload.loss, sample=(x, y))
     try:
         clipping.engine(nn.Sequential(model, nn.BatchNorm1d(1)), workload.loss)
@@ -182,12 +181,12 @@ def batch_normalisation_is_refused(workload: Workload) -> None:
 
 def engines_agree(workload: Workload) -> None:
     """Every engine that takes the model finds the same clipped sum, and the same parameters after a private step."""
-    results = {name: result for name in ENGINES if (result := _private_step(workload, name)) is not None}
-    assert results, f"none of the engines {', '.join(ENGINES)} takes the model"
+    results = {name: result for name in _ENGINES if (result := _private_step(workload, name)) is not None}
+    assert results, f"none of the engines {', '.join(_ENGINES)} takes the model"
     for name, (total, theta) in results.items():
         expected_total, expected = next(iter(results.values()))
-        assert _near(total, expected_total, 10 * ROUNDING), f"{name} finds another clipped sum"
-        assert _near(theta, expected, 10 * ROUNDING), f"{name} ends elsewhere after a private step"
+        assert _near(total, expected_total, 10 * _ROUNDING), f"{name} finds another clipped sum"
+        assert _near(theta, expected, 10 * _ROUNDING), f"{name} ends elsewhere after a private step"
 
 
 def report_is_plain_data(workload: Workload) -> None:
@@ -218,21 +217,13 @@ RULES = (
 )
 
 
-class _Prepared(NamedTuple):
-    """A model in training mode, and a few training records as it sees them; `stored` are the same as they are kept."""
-
-    model: nn.Module
-    x: Tensor
-    y: Tensor
-    stored: Tensor
-
-
-def _prepared(workload: Workload) -> _Prepared:
+def _prepared(workload: Workload) -> tuple[nn.Module, Tensor, Tensor]:
+    """A model in training mode, and inputs and targets of a few training records as it sees them."""
     stored, y = (part[:_RECORDS] for part in workload.splits(0).train)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = workload.model().train()
-        return _Prepared(model, workload.augment(workload.transform(stored)), y, stored)
+        return model, workload.augment(workload.transform(stored)), y
 
 
 def _shapes(model: nn.Module) -> dict[str, tuple[torch.Size, bool]]:
@@ -241,7 +232,7 @@ def _shapes(model: nn.Module) -> dict[str, tuple[torch.Size, bool]]:
 
 def _private_step(workload: Workload, name: str) -> tuple[Tensor, Tensor] | None:
     """The clipped sum at the start, and the parameters after a step of DP-SGD; None where the engine refuses."""
-    model, x, y, _ = _prepared(workload)
+    model, x, y = _prepared(workload)
     try:
         engine = clipping.engine(model, workload.loss, name, sample=(x, y))
     except ConfigError:
@@ -288,6 +279,6 @@ def _same(one: Split, other: Split) -> bool:
     return all(map(torch.equal, one, other))
 
 
-def _near(one: Tensor, other: Tensor, share: float = ROUNDING) -> bool:
+def _near(one: Tensor, other: Tensor, share: float = _ROUNDING) -> bool:
     one, other = one.double(), other.double()
     return one.shape == other.shape and bool((one - other).norm() <= share * other.norm() + 1e-9)
