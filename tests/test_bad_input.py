@@ -12,7 +12,6 @@ import numpy as np
 import oddities
 import pytest
 import torch
-from dpopt.training.layout import Layout
 from fabricated import noted
 from oddities import fit
 from torch.masked import masked_tensor
@@ -23,7 +22,7 @@ from dpopt.cli import main
 from dpopt.errors import ConfigError
 from dpopt.suites.suite import suite_files
 from dpopt.training import trial
-from dpopt.training.subject import Subject
+from dpopt.training.subject import Layout, Subject
 from dpopt.workloads.base import Split
 
 pytestmark = pytest.mark.filterwarnings("ignore:seed")

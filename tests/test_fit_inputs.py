@@ -12,7 +12,6 @@ import pytest
 import rich
 import torch
 import torch.nn.functional as F
-from dpopt.training.layout import Layout
 from rich.console import Console
 from torch import nn
 from torch.utils.data import (
@@ -33,6 +32,7 @@ import dpopt
 from dpopt.errors import ConfigError
 from dpopt.training import reading
 from dpopt.training.reading import read
+from dpopt.training.subject import Layout
 
 pytestmark = pytest.mark.filterwarnings("ignore:seed")
 logging.set_verbosity_error()
