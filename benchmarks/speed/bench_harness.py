@@ -8,7 +8,6 @@ curves stand for those of all other seeds under the run ids of these. `peak_mib`
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -42,15 +41,11 @@ def _key(cell):
 
 
 def _stand_in(store, source, cell):
-    old, new = store.folder(source), store.folder(cell.run_id)
-    if new.exists():
+    if store.is_settled(cell.run_id):
         return
-    new.mkdir(parents=True)
-    for name in ("ledger.json", "curve.jsonl"):
-        shutil.copy(old / name, new / name)
-    record = {**store.record(source), "run_id": cell.run_id, "cell": cell.content()}
-    (new / "cell.json").write_text(json.dumps(cell.content()))
-    (new / "record.json").write_text(json.dumps(record, indent=1))
+    run = store.run(source)
+    record = {**run.record, "run_id": cell.run_id, "cell": cell.content()}
+    store.write(store.folder(cell.run_id, "run.json"), run._replace(record=record).line())
 
 
 def _dpopt(root, command, *overrides):
