@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from dpopt import clipping
-from dpopt.workloads.data import catalogue, checksums, tables
+from dpopt.workloads.data import catalogue, records
 from dpopt.workloads.data.catalogue import Column, Entry, SplitEntry
 from dpopt.workloads.data.source import open_source
 
@@ -41,7 +41,7 @@ def images(monkeypatch, root, name, side=32):
         pictures = generator.integers(0, 256, (count, *shape), dtype=np.uint8)
         labels = np.arange(count) % dataset.classes
         write(root, dataset, split, [encoded(picture) for picture in pictures], labels)
-        sums = checksums.of_arrays([pictures]), checksums.of_arrays([labels])
+        sums = records.of_arrays([pictures]), records.of_arrays([labels])
         splits[split] = SplitEntry(dataset.part(split).source, count, *sums)
     small = replace(dataset, splits=splits, size=side if dataset.size else None)
     monkeypatch.setitem(catalogue.entries(), name, small)
@@ -66,8 +66,8 @@ def table(monkeypatch, root, name):
         }
         labels = (ages + generator.normal(0, 20, count) > 50).astype(np.int64)
         put(root, small, split, rows | {"label": labels})
-        records = open_source(replace(small, folder=root / name), split)
-        splits[split] = SplitEntry(split, count, tables.digest(small, records), checksums.of_arrays([labels]))
+        source = open_source(replace(small, folder=root / name), split)
+        splits[split] = SplitEntry(split, count, records.of_columns(small, source), records.of_arrays([labels]))
     monkeypatch.setitem(catalogue.entries(), name, small)
     return small
 
@@ -82,8 +82,8 @@ def texts(monkeypatch, root, name):
         labels = np.arange(count) % max(dataset.classes, 2)
         is_pairs = dataset.kind == "pairs"
         write(root, dataset, split, inputs, of_pairs if is_pairs else labels)
-        of_targets = checksums.of_texts(of_pairs) if is_pairs else checksums.of_arrays([labels])
-        splits[split] = SplitEntry(dataset.part(split).source, count, checksums.of_texts(inputs), of_targets)
+        of_targets = records.of_texts(of_pairs) if is_pairs else records.of_arrays([labels])
+        splits[split] = SplitEntry(dataset.part(split).source, count, records.of_texts(inputs), of_targets)
     small = replace(dataset, splits=splits)
     monkeypatch.setitem(catalogue.entries(), name, small)
     return small

@@ -15,7 +15,7 @@ from dpopt.clipping import Loss
 from dpopt.workloads import models
 from dpopt.workloads.base import mlp
 
-REHEARSED = 8
+_REHEARSED = 8
 """Examples of a step in a rehearsal."""
 
 
@@ -42,7 +42,7 @@ class Case:
     def rehearsal(self) -> Case:
         """The same case at its smallest shapes, under the same name."""
         model, data = self.tiny or (self.model, self.data)
-        return dataclasses.replace(self, model=model, data=data, batch_size=REHEARSED, tiny=None)
+        return dataclasses.replace(self, model=model, data=data, batch_size=_REHEARSED, tiny=None)
 
     def counts(self, subset: str) -> tuple[int, int]:
         """Numbers of parameters of the model, and of those that are trained; no weight takes memory.
@@ -72,7 +72,7 @@ def class_loss(output: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(output, target, reduction="none")
 
 
-def token_loss(output: Tensor, target: Tensor) -> Tensor:
+def _token_loss(output: Tensor, target: Tensor) -> Tensor:
     """Mean cross-entropy over the tokens of each example, shape [n], from logits [n, t, v] and token ids [n, t]."""
     return F.cross_entropy(output.transpose(1, 2), target, reduction="none").mean(dim=1)
 
@@ -82,7 +82,7 @@ def images(n: int, shape: tuple[int, ...], classes: int = 10) -> tuple[Tensor, T
     return torch.randn(n, *shape), torch.randint(classes, (n,))
 
 
-def tokens(n: int, length: int, vocabulary: int) -> tuple[Tensor, Tensor]:
+def _tokens(n: int, length: int, vocabulary: int) -> tuple[Tensor, Tensor]:
     """Uniform token ids [n, length], and those that follow each."""
     ids = torch.randint(vocabulary, (n, length + 1))
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
@@ -91,7 +91,7 @@ def tokens(n: int, length: int, vocabulary: int) -> tuple[Tensor, Tensor]:
 # Partials of functions of modules, as a case is sent to another process.
 _COLOUR = partial(images, shape=(3, 32, 32))
 _PHOTO = partial(images, shape=(3, 224, 224))
-_TEXT = partial(tokens, length=64, vocabulary=4096)
+_TEXT = partial(_tokens, length=64, vocabulary=4096)
 _MLP = partial(mlp, 784, 256, 256, 10)
 _VIT = partial(models.timm_model, "vit_tiny_patch16_224", img_size=32, patch_size=4)
 _GPT2_SMALL = partial(models.GPT2, layers=12, width=768, heads=12, vocabulary=50_257, context=1024)
@@ -114,7 +114,7 @@ _TINY_VIT = (
 )
 _TINY_GPT2 = (
     partial(models.GPT2, layers=1, width=32, heads=2, vocabulary=64, context=8),
-    partial(tokens, length=8, vocabulary=64),
+    partial(_tokens, length=8, vocabulary=64),
 )
 
 
@@ -129,11 +129,11 @@ CASES = {
         Case("cnn", models.two_conv, _COLOUR, 128, class_loss, _TINY_CNN),
         Case("wrn", models.wide_resnet, _COLOUR, 16, class_loss, _TINY_WRN),
         Case("vit", _VIT, _COLOUR, 32, class_loss, _TINY_VIT),
-        Case("gpt2", models.GPT2, _TEXT, 16, token_loss, _TINY_GPT2),
+        Case("gpt2", models.GPT2, _TEXT, 16, _token_loss, _TINY_GPT2),
         Case("vit_tiny_224", _vit("tiny"), _PHOTO, 32, class_loss, _TINY_VIT),
         Case("vit_small_224", _vit("small"), _PHOTO, 32, class_loss, _TINY_VIT),
         Case("vit_base_224", _vit("base"), _PHOTO, 32, class_loss, _TINY_VIT),
-        Case("gpt2_small", _GPT2_SMALL, partial(tokens, length=128, vocabulary=50_257), 16, token_loss, _TINY_GPT2),
+        Case("gpt2_small", _GPT2_SMALL, partial(_tokens, length=128, vocabulary=50_257), 16, _token_loss, _TINY_GPT2),
     )
 }
 """By name: 784-256-256-10; two convolutions; WRN-16-4; ViT-Ti at 32 x 32 pixels with 4 x 4 patches; a GPT-2 of four

@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpopt import clipping, registry
 from dpopt.bench.cases import Case
-from dpopt.clipping import Abadi, Loss
+from dpopt.clipping import Abadi
 from dpopt.optimizers.dp_adam import DPAdam
 from dpopt.optimizers.dp_sgd import DPSGD
 from dpopt.privacy import DataOracle, Draw, Ledger, Plan, TraceOracle
@@ -23,8 +23,7 @@ from dpopt.types import Optimizer
 
 LR, CLIP, NOISE = 1e-3, 1, 1.0
 """Learning rate, clipping bound and noise multiplier of all engines; steps are small, so that no model diverges."""
-POISSON = 0.25
-"""Sampling rate of the contender whose draws are random."""
+_PRIVACY: dict[str, Any] = {"noise_multiplier": NOISE, "max_grad_norm": CLIP}
 
 Step = Callable[[], None]
 
@@ -50,16 +49,7 @@ class Contender:
 def non_private(case: Case, subset: str, device: torch.device, calls: int, precision: str = "float32") -> Step:
     """Plain SGD on the mean loss."""
     model, x, y = case.make(subset, device)
-    optimizer = _sgd(model)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        with _autocast(device, precision):
-            loss = case.loss(model(x), y).mean()
-        loss.backward()
-        optimizer.step()
-
-    return step
+    return _stepped(_sgd(model), lambda: case.loss(model(x), y).mean(), device, precision)
 
 
 def private(
@@ -108,18 +98,8 @@ def opacus_hooks(case: Case, subset: str, device: torch.device, calls: int, prec
 
     model, x, y = case.make(subset, device)
     hooked: Any = GradSampleModule(model)
-    optimizer = DPOptimizer(
-        _sgd(model), noise_multiplier=NOISE, max_grad_norm=CLIP, expected_batch_size=case.batch_size
-    )
-
-    def step() -> None:
-        optimizer.zero_grad()
-        with _autocast(device, precision):
-            loss = case.loss(hooked(x), y).mean()
-        loss.backward()
-        optimizer.step()
-
-    return step
+    optimizer = DPOptimizer(_sgd(model), expected_batch_size=case.batch_size, **_PRIVACY)
+    return _stepped(optimizer, lambda: case.loss(hooked(x), y).mean(), device, precision)
 
 
 def opacus_ghost(case: Case, subset: str, device: torch.device, calls: int, precision: str = "float32") -> Step:
@@ -130,39 +110,33 @@ def opacus_ghost(case: Case, subset: str, device: torch.device, calls: int, prec
 
     model, x, y = case.make(subset, device)
     hooked: Any = GradSampleModuleFastGradientClipping(model, max_grad_norm=CLIP)
-    optimizer = DPOptimizerFastGradientClipping(
-        _sgd(model), noise_multiplier=NOISE, max_grad_norm=CLIP, expected_batch_size=case.batch_size
-    )
-    private_loss = DPLossFastGradientClipping(hooked, optimizer, _Criterion(case.loss))
+    optimizer = DPOptimizerFastGradientClipping(_sgd(model), expected_batch_size=case.batch_size, **_PRIVACY)
+    criterion: Any = partial(case.loss)
+    criterion.reduction = "mean"  # an attribute that it sets to "none" before each call
+    private_loss = DPLossFastGradientClipping(hooked, optimizer, criterion)
+    return _stepped(optimizer, lambda: private_loss(hooked(x), y), device, precision)
 
+
+def _sgd(model: nn.Module) -> torch.optim.SGD:
+    # What is not trained has no gradient that the optimizers of Opacus could clip.
+    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=LR)
+
+
+def _stepped(optimizer: Any, loss: Callable[[], Any], device: torch.device, precision: str) -> Step:
     def step() -> None:
         optimizer.zero_grad()
-        with _autocast(device, precision):
-            loss = private_loss(hooked(x), y)
-        loss.backward()
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16"):
+            value = loss()
+        value.backward()
         optimizer.step()
 
     return step
 
 
-def _autocast(device: torch.device, precision: str) -> torch.autocast:
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16")
-
-
-class _Criterion:
-    """A loss as Opacus' ghost clipping wants it: its `reduction` is set to "none" before it is called."""
-
-    def __init__(self, loss: Loss) -> None:
-        self.reduction, self._loss = "mean", loss
-
-    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
-        return self._loss(output, target)
-
-
 _SGD = DPSGD(LR, Abadi(CLIP))
 ENGINES: dict[str, Callable[..., Step]] = {
     "bookkeeping": partial(private, _SGD, "bookkeeping"),
-    "poisson": partial(private, _SGD, "bookkeeping", rate=POISSON),
+    "poisson": partial(private, _SGD, "bookkeeping", rate=0.25),
     "isolated": partial(private, _SGD, "bookkeeping", isolate=True),
     "opacus_hooks": opacus_hooks,
     "opacus_ghost": opacus_ghost,
@@ -239,8 +213,3 @@ def fixed_plan(optimizer: Optimizer, dimension: int, draws: int, rate: float = 1
     # Any noise costs the same time, so none is calibrated.
     noise = {kind: NOISE for kinds, _ in structure for kind in kinds}
     return Plan(noise, ledger, float("inf"), rate, draws, dimension, delta=1.0, accountant="none")
-
-
-def _sgd(model: nn.Module) -> torch.optim.SGD:
-    # What is not trained has no gradient that the optimizers of Opacus could clip.
-    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=LR)

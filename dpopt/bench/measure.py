@@ -33,12 +33,9 @@ SHORT = 0.1
 processor's caches and its own threads asleep, which is not how a training loop finds them."""
 REST = 0.02
 """Seconds of rest after a turn: OpenMP's threads spin for some milliseconds, on the next contender's cores."""
-REPEATS = 3
+_REPEATS = 3
 """Calls that are timed together on a GPU: in training, one step is launched while another computes."""
 _MARK = "dpopt::measured"
-
-Advance = Callable[[str], None]
-"""Told of every piece of work that is done: the contender's name."""
 
 
 @dataclass
@@ -63,7 +60,7 @@ class TimedContender:
 
     def __init__(self, build: Callable[[int], Step], rounds: int, device: torch.device) -> None:
         self._build, self._device = build, device
-        self._calls = WARM_UP + rounds * (1 + REPEATS if device.type == "cuda" else 2)
+        self._calls = WARM_UP + rounds * (1 + _REPEATS if device.type == "cuda" else 2)
 
     def warm_up(self) -> None:
         use(self._device)
@@ -77,12 +74,21 @@ class TimedContender:
     def seconds(self) -> float:
         """The time of one call."""
         gc.collect()  # now, or it comes within a step that is timed
-        if self._device.type == "cuda":
-            return self._seconds_on_gpu()
-        first = self._timed()
-        seconds = self._timed() if first < SHORT else first
-        time.sleep(REST)
-        return seconds
+        if self._device.type != "cuda":
+            first = self._timed()
+            seconds = self._timed() if first < SHORT else first
+            time.sleep(REST)
+            return seconds
+        # By the device's own clock: a call returns before the device has done its work.
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._step()  # gets the memory again
+        begin.record()
+        for _ in range(_REPEATS):
+            self._step()
+        end.record()
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()  # the next contender needs what this process's allocator holds
+        return begin.elapsed_time(end) / 1e3 / _REPEATS
 
     def memory(self) -> int:
         """See `peak_tensor_memory`; comes last, because it frees what the timed calls held."""
@@ -93,18 +99,6 @@ class TimedContender:
         started = time.perf_counter()
         self._step()
         return time.perf_counter() - started
-
-    def _seconds_on_gpu(self) -> float:
-        # By the device's own clock: a call returns before the device has done its work.
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._step()  # gets the memory again
-        begin.record()
-        for _ in range(REPEATS):
-            self._step()
-        end.record()
-        torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()  # the next contender needs what this process's allocator holds
-        return begin.elapsed_time(end) / 1e3 / REPEATS
 
 
 def use(device: torch.device) -> None:
@@ -117,13 +111,14 @@ def measure(
     group: Sequence[Contender],
     rounds: int,
     device: torch.device,
-    advance: Advance = lambda name: None,
+    advance: Callable[[str], None] = lambda name: None,
     limit: float | None = None,
 ) -> dict[str, Measurement]:
     """Measure every contender of `group`, in `rounds` interleaved rounds; one that fails stops none of the others.
 
-    One that takes more than `limit` seconds for its first calls, or for a turn, has failed. On a GPU all hold their
-    models, data and states at the same time, and what a step needs beside that in their turn alone.
+    One that takes more than `limit` seconds for its first calls, or for a turn, has failed. `advance` is called with
+    the contender's name after each piece of work. On a GPU all hold their models, data and states at the same time, and
+    what a step needs beside that in their turn alone.
     """
     results = {contender.name: Measurement() for contender in group}
     with ExitStack() as stack:
@@ -154,7 +149,30 @@ def ratios(group: Sequence[Contender], results: dict[str, Measurement]) -> list[
     `time_ratio` is the ratio of the medians, `time_ratio_low` and `time_ratio_high` are the quartiles of the ratios of
     the single rounds; all are None where a contender or its baseline failed.
     """
-    return [_row(contender, results[contender.name], results[contender.baseline]) for contender in group]
+    rows = []
+    for contender in group:
+        result, baseline = results[contender.name], results[contender.baseline]
+        row: dict[str, Any] = {
+            "contender": contender.name,
+            "baseline": contender.baseline,
+            "draws_per_call": contender.draws,
+            "rounds": len(result.seconds),
+            **dict.fromkeys(("seconds", "time_ratio", "time_ratio_low", "time_ratio_high")),
+            "memory": result.memory,
+            "memory_ratio": None,
+            "failure": result.failure,
+        }
+        if result.seconds and not result.failure:
+            row["seconds"] = float(np.median(result.seconds))
+        if row["seconds"] and baseline.seconds and not baseline.failure:
+            row["time_ratio"] = row["seconds"] / float(np.median(baseline.seconds))
+            # Quartiles of the rounds' ratios: two neighbours in time saw the same machine.
+            each = [mine / other for mine, other in zip(result.seconds, baseline.seconds, strict=False)]
+            row["time_ratio_low"], row["time_ratio_high"] = map(float, np.quantile(each, [0.25, 0.75]))
+        if result.memory and baseline.memory and not result.failure:
+            row["memory_ratio"] = result.memory / baseline.memory
+        rows.append(row)
+    return rows
 
 
 def peak_tensor_memory(build: Callable[[int], Step], device: torch.device) -> int:
@@ -184,29 +202,3 @@ def peak_tensor_memory(build: Callable[[int], Step], device: torch.device) -> in
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
     live = np.cumsum([0] + [change for _, change in changes])  # entry i: before event i
     return int(live[np.searchsorted([at for at, _ in changes], start) :].max())
-
-
-def _row(contender: Contender, result: Measurement, baseline: Measurement) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "contender": contender.name,
-        "baseline": contender.baseline,
-        "draws_per_call": contender.draws,
-        "rounds": len(result.seconds),
-        "seconds": None,
-        "time_ratio": None,
-        "time_ratio_low": None,
-        "time_ratio_high": None,
-        "memory": result.memory,
-        "memory_ratio": None,
-        "failure": result.failure,
-    }
-    if result.seconds and not result.failure:
-        row["seconds"] = float(np.median(result.seconds))
-    if row["seconds"] and baseline.seconds and not baseline.failure:
-        row["time_ratio"] = row["seconds"] / float(np.median(baseline.seconds))
-        # Quartiles of the rounds' ratios: two neighbours in time saw the same machine.
-        each = [mine / other for mine, other in zip(result.seconds, baseline.seconds, strict=False)]
-        row["time_ratio_low"], row["time_ratio_high"] = map(float, np.quantile(each, [0.25, 0.75]))
-    if result.memory and baseline.memory and not result.failure:
-        row["memory_ratio"] = result.memory / baseline.memory
-    return row

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,10 +23,10 @@ from dpopt.errors import ConfigError, unknown
 from dpopt.fields import Few, Positive, Several
 from dpopt.store.provenance import provenance
 from dpopt.training import resolve_device
+from dpopt.workloads.features import threads
 from dpopt.workloads.models import SUBSETS
 
 SCHEMA = 1
-Precision = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -39,26 +38,15 @@ class BenchKeys:
     engines: list[str]
     optimizers: list[str]
     probe_every: Several[Few]
-    precision: Precision
+    batch_size: Few | None
+    precision: Literal["float32", "bfloat16"]
+    tiny: bool
     rounds: Few
     limit: Positive | None
     threads: Few | None
     device: torch.device
     results: Path
     plots: Path
-
-
-@dataclass(frozen=True)
-class Shapes:
-    """The sizes of the cases."""
-
-    tiny: bool
-    batch_size: Few | None
-
-    def of(self, case: Case) -> Case:
-        """The case with these shapes."""
-        case = case.rehearsal() if self.tiny else case
-        return case if self.batch_size is None else dataclasses.replace(case, batch_size=self.batch_size)
 
 
 @dataclass(frozen=True)
@@ -78,12 +66,15 @@ def settings(overrides: Sequence[str] = ()) -> BenchKeys:
         ConfigError: an unknown name, or a value that cannot be used.
     """
     values = configurations.command("bench", overrides)
-    shapes = fields.build(Shapes, {key: values.pop(key) for key in ("tiny", "batch_size")}, "bench")
     names = {"cases": CASES, "subsets": SUBSETS, "engines": ENGINES, "optimizers": registry.optimizers()}
     chosen: dict[str, Any] = {key: _names(values, key, names) for key, names in names.items()}
-    chosen["cases"] = [shapes.of(CASES[name]) for name in chosen["cases"]]
+    chosen["cases"] = [CASES[name] for name in chosen["cases"]]
     chosen["device"] = resolve_device(fields.convert(values["device"], str, "device", {}))
-    return fields.build(BenchKeys, values | chosen, "bench")
+    keys = fields.build(BenchKeys, values | chosen, "bench")
+    cases = [case.rehearsal() if keys.tiny else case for case in keys.cases]
+    if keys.batch_size:
+        cases = [dataclasses.replace(case, batch_size=keys.batch_size) for case in cases]
+    return dataclasses.replace(keys, cases=cases)
 
 
 def bench(chosen: BenchKeys, console: Console | None = None) -> dict[str, Any]:
@@ -97,14 +88,32 @@ def bench(chosen: BenchKeys, console: Console | None = None) -> dict[str, Any]:
         ConfigError: there is nothing to measure.
     """
     groups, skipped = grouped(chosen)
+    rows: list[dict[str, Any]] = []
     started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
-    with _threads(chosen.threads) as threads, _progress(groups, chosen.rounds, console) as advance:
-        rows = [row for group in groups for row in _rows(group, chosen, advance)]
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with (
+        threads(chosen.threads or torch.get_num_threads()),
+        Progress(*columns, console=console, disable=console is None, transient=True) as progress,
+    ):
+        # Each contender is heard of when it is warm, in every round, and when its memory is measured.
+        steps = sum(len(group.contenders) for group in groups) * (2 + chosen.rounds)
+        task, used = progress.add_task("", total=steps), torch.get_num_threads()
+        for group in groups:
+            case, subset = group.case, group.subset
+
+            def advance(name: str, where: str = f"{case.name} {subset}") -> None:
+                progress.update(task, advance=1, description=f"{where}: {name}")
+
+            results = measure(group.contenders, chosen.rounds, chosen.device, advance, chosen.limit)
+            common = {"kind": group.kind, "case": case.name, "subset": subset, "batch_size": case.batch_size}
+            parameters, trained = case.counts(subset)
+            common |= {"precision": chosen.precision, "parameters": parameters, "trained": trained}
+            rows += [common | row for row in ratios(group.contenders, results)]
     return {
         "schema": SCHEMA,
         "started": started,
         "seconds": time.perf_counter() - clock,
-        "threads": threads,
+        "threads": used,
         "cores": os.cpu_count(),
         "rows": rows,
         "skipped": skipped,
@@ -141,24 +150,6 @@ def grouped(chosen: BenchKeys) -> tuple[list[Group], list[str]]:
     return groups, skipped
 
 
-def _rows(group: Group, chosen: BenchKeys, advance: Callable[[str], None]) -> list[dict[str, Any]]:
-    where = f"{group.case.name} {group.subset}"
-    results = measure(
-        group.contenders, chosen.rounds, chosen.device, lambda name: advance(f"{where}: {name}"), chosen.limit
-    )
-    parameters, trained = group.case.counts(group.subset)
-    common = {
-        "kind": group.kind,
-        "case": group.case.name,
-        "subset": group.subset,
-        "batch_size": group.case.batch_size,
-        "precision": chosen.precision,
-        "parameters": parameters,
-        "trained": trained,
-    }
-    return [common | row for row in ratios(group.contenders, results)]
-
-
 def _names(values: dict[str, Any], key: str, allowed: Iterable[str]) -> list[str]:
     allowed, value = list(allowed), values[key]
     if value in ("all", "none"):
@@ -168,22 +159,3 @@ def _names(values: dict[str, Any], key: str, allowed: Iterable[str]) -> list[str
         if name not in allowed:
             raise unknown(key, name, [*allowed, "all"])
     return list(dict.fromkeys(names))  # the same name again would be two contenders of one name
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield torch.get_num_threads()
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def _progress(groups: Sequence[Group], rounds: int, console: Console | None) -> Iterator[Callable[[str], None]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=console is None, transient=True) as progress:
-        # Each contender is heard of when it is warm, in every round, and when its memory is measured.
-        task = progress.add_task("", total=sum(len(group.contenders) for group in groups) * (2 + rounds))
-        yield lambda done: progress.update(task, advance=1, description=done)

@@ -20,7 +20,7 @@ from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.data import DataOracle
 from dpopt.workloads import data
 from dpopt.workloads.base import Split, Workload
-from dpopt.workloads.data import checksums, source, tables
+from dpopt.workloads.data import records, source
 
 _RECORDS = 6
 """Training records that the rules about the model are tried on."""
@@ -259,14 +259,14 @@ def _checksums(entry: data.Entry, split: str) -> tuple[str, str]:
     if entry.kind == "image":
         x, y = data.images(entry.name, split)
         pixels = x.permute(0, 2, 3, 1) if x.ndim == 4 else x
-        return checksums.of_arrays(rows.numpy() for rows in pixels.split(1000)), checksums.of_arrays([y.numpy()])
+        return records.of_arrays(rows.numpy() for rows in pixels.split(1000)), records.of_arrays([y.numpy()])
     if entry.kind == "table":
-        records = source.open_source(entry, split)
-        return tables.digest(entry, records), checksums.of_arrays([data.table(entry.name, split).y.numpy()])
+        of_columns = records.of_columns(entry, source.open_source(entry, split))
+        return of_columns, records.of_arrays([data.table(entry.name, split).y.numpy()])
     texts, labels = data.texts(entry.name, split)
     if entry.kind == "pairs":
-        return checksums.of_texts(texts[0]), checksums.of_texts(texts[1])
-    return checksums.of_texts(texts), checksums.of_arrays([labels.numpy()])
+        return records.of_texts(texts[0]), records.of_texts(texts[1])
+    return records.of_texts(texts), records.of_arrays([labels.numpy()])
 
 
 def _rows(split: Split) -> Counter[bytes]:

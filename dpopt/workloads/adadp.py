@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -17,11 +17,10 @@ from torch import Tensor, nn
 
 from dpopt.errors import Missing
 from dpopt.workloads import cache, data, features
-from dpopt.workloads.base import Outline, Predict, Split, Workload, mlp, outlined
-from dpopt.workloads.metrics import classification_report
+from dpopt.workloads.base import Outline, Split, Workload, mlp, outlined
 from dpopt.workloads.vision import Preparation
 
-FEATURES, CLASSES = 1600, 10
+FEATURES = 1600
 OFFICIAL = "adadp_conv_cifar100"
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 normalised = Preparation(size=32, channels=3, mean=MEAN, std=STD)
@@ -55,6 +54,7 @@ class ADADPCNN(Workload):
     batch_size: ClassVar[int] = 200
     epochs: ClassVar[float] = 100.0
     clip: ClassVar[float] = 3.0
+    classes: ClassVar[int] = 10
 
     @property
     def pool(self) -> int:  # type: ignore[override]
@@ -78,10 +78,7 @@ class ADADPCNN(Workload):
         return _features("train", weights), _features("test", weights)
 
     def model(self) -> nn.Module:
-        return mlp(FEATURES, 500, 500, CLASSES, bias=False)
-
-    def report(self, predict: Predict, split: Split) -> dict[str, Any]:
-        return classification_report(predict(split.x), split.y, CLASSES)
+        return mlp(FEATURES, 500, 500, self.classes, bias=False)
 
 
 def convolutions() -> nn.Sequential:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dpopt.errors import ConfigError, Missing
 from dpopt.fields import Checked
 from dpopt.privacy.sampling import derive
+from dpopt.workloads.metrics import classification_report
 
 Predict = Callable[[Tensor], Tensor]
 """Any number of inputs [n, ...] as they are stored -> a trained model's outputs [n, ...], on the inputs' device."""
@@ -70,6 +71,7 @@ class Workload(Checked):
         multiplicity: augmented views of a record in a draw; its gradient is the mean over them, see `clipping.views`.
         shares_randomness: True if records share random numbers that `augment` draws; a draw is then one physical batch
             of one process.
+        classes: of a classifier, the number of classes, which `report` wants to know; 0 for another task.
         score: what `metric` measures, in lower case with underscores; names that end in "accuracy" are shares and shown
             as percentages.
         revision: part of every result's identity; raise it when the same fields may give other data or another model.
@@ -86,6 +88,7 @@ class Workload(Checked):
     multiplicity: ClassVar[int] = 1
     # In a part of a draw, who else is in the draw would decide which numbers a record gets.
     shares_randomness: ClassVar[bool] = False
+    classes: ClassVar[int] = 0
     score: ClassVar[str] = "accuracy"
     revision: ClassVar[int] = 1
 
@@ -152,9 +155,10 @@ class Workload(Checked):
         """Further scores of the trained model on `split`, by name; nothing is selected by them.
 
         Returns:
-            Plain data. Numbers become columns of tables; anything else stays in the run's record.
+            Plain data, of a classifier `classification_report`. Numbers become columns of tables; anything else stays
+            in the run's record.
         """
-        return {}
+        return classification_report(predict(split.x), split.y, self.classes) if self.classes else {}
 
     def splits(self, seed: int) -> Splits:
         """The three splits; which records are held out for validation depends on `seed` alone."""

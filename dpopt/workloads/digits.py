@@ -14,11 +14,10 @@ import torch
 from torch import nn
 
 from dpopt.fields import Count
-from dpopt.workloads.base import Outline, Predict, Split, Workload, mlp, outlined
-from dpopt.workloads.data.checksums import verify
-from dpopt.workloads.metrics import classification_report
+from dpopt.workloads.base import Outline, Split, Workload, mlp, outlined
+from dpopt.workloads.data import records
 
-CHECKSUM = "f6d9e39f37dc45d327f6db33428ee58970ccceabb2535a5c179de35886b70443"
+_CHECKSUM = "f6d9e39f37dc45d327f6db33428ee58970ccceabb2535a5c179de35886b70443"
 TEST = 360
 
 
@@ -37,6 +36,7 @@ class DigitsMLP(Workload):
     pool: ClassVar[int] = 1797 - TEST
     batch_size: ClassVar[int] = 128
     epochs: ClassVar[float] = 20.0
+    classes: ClassVar[int] = 10
 
     def load(self) -> tuple[Split, Split]:
         return _load()
@@ -47,9 +47,6 @@ class DigitsMLP(Workload):
     def model(self) -> nn.Module:
         return mlp(64, self.hidden, 10)
 
-    def report(self, predict: Predict, split: Split) -> dict[str, Any]:
-        return classification_report(predict(split.x), split.y, 10)
-
 
 @cache
 def _load() -> tuple[Split, Split]:
@@ -57,7 +54,7 @@ def _load() -> tuple[Split, Split]:
 
     bunch: Any = load_digits()
     images, labels = bunch.data, bunch.target.astype(np.int64)
-    verify("digits", (images, labels), CHECKSUM)
+    records.verify("digits", records.of_arrays((images, labels)), _CHECKSUM)
     order = torch.from_numpy(np.random.default_rng(0).permutation(len(images)))
     x, y = torch.from_numpy(images / 16).float()[order], torch.from_numpy(labels)[order]
     return Split(x[TEST:], y[TEST:]), Split(x[:TEST], y[:TEST])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from itertools import chain
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,19 +20,12 @@ from dpopt.workloads import cache as kept
 from dpopt.workloads import data, generation_metrics, language, models
 from dpopt.workloads.base import Outline, Predict, Split, Workload
 
-DATA = "e2e_nlg"
-END = "<|endoftext|>"
+_DATA = "e2e_nlg"
+_END = "<|endoftext|>"
 IGNORED = -100
 """Target of positions that the loss leaves out."""
-SAMPLES = 5
-BATCH = 128
-
-
-class ReferenceTexts(NamedTuple):
-    """Meaning representations and what people wrote for them, n of each."""
-
-    sources: tuple[str, ...]
-    references: tuple[str, ...]
+_SAMPLES = 5
+_BATCH = 128
 
 
 @dataclass(frozen=True)
@@ -70,7 +64,7 @@ class E2E(Workload):
     generations: int = 630
     beams: Count = 1
 
-    data: ClassVar[str] = DATA
+    data: ClassVar[str] = _DATA
     batch_size: ClassVar[int] = 512
     epochs: ClassVar[float] = 1.0
     marks: ClassVar[int] = 10
@@ -90,7 +84,7 @@ class E2E(Workload):
 
     @property
     def pool(self) -> int:  # type: ignore[override]
-        return data.entry(DATA).part("train").records
+        return data.entry(_DATA).part("train").records
 
     def check(self) -> None:
         if self.pretrained:
@@ -98,7 +92,7 @@ class E2E(Workload):
 
     def missing(self) -> list[Missing]:
         packages = absent("transformers", "tokenizers", *(["peft"] if self.subset == "lora" else []))
-        return packages + data.missing(DATA) + (language.missing("gpt2") if self.pretrained else [])
+        return packages + data.missing(_DATA) + (language.missing("gpt2") if self.pretrained else [])
 
     def outline(self) -> Outline:
         transformers = optional("transformers")
@@ -109,13 +103,13 @@ class E2E(Workload):
                 model: nn.Module = models.Logits(transformers.AutoModelForCausalLM.from_config(config))
             else:
                 model = self._random()
-            return Outline(models.trainable(model, self.subset), Split(x, y), data.entry(DATA).part("test").records)
+            return Outline(models.trainable(model, self.subset), Split(x, y), data.entry(_DATA).part("test").records)
 
     def load(self) -> tuple[Split, Split]:
         test = self.tokens("test")
         # One record for each meaning, or those with most references would count most.
         first: dict[str, int] = {}
-        for row, source in enumerate(read("test").sources):
+        for row, source in enumerate(read("test")[0]):
             first.setdefault(source, row)
         rows = torch.tensor(list(first.values()))
         return self.tokens("train"), Split(test.x[rows], test.y[rows])
@@ -139,7 +133,7 @@ class E2E(Workload):
     def report(self, predict: Predict, split: Split) -> dict[str, Any]:
         """Mean loss over all references of the test split, the five generation metrics, and the first sentences."""
         x, y = self.tokens("test")
-        losses = [self.loss(predict(a), b) for a, b in zip(x.split(BATCH), y.split(BATCH), strict=True)]
+        losses = [self.loss(predict(a), b) for a, b in zip(x.split(_BATCH), y.split(_BATCH), strict=True)]
         nll = {"nll": float(torch.cat(losses).double().mean())}
         if not self.generations:
             return nll
@@ -152,12 +146,12 @@ class E2E(Workload):
         written = tokenizer.decode_batch(generate(predict, prompts, end, self.length, self.beams))
         texts = [text.strip() for text in written]
         scores = generation_metrics.scores(texts, [references[meaning] for meaning in meanings])
-        return {**nll, **scores, "samples": texts[:SAMPLES]}
+        return {**nll, **scores, "samples": texts[:_SAMPLES]}
 
     def tokens(self, split: str) -> Split:
         """Sequences, int32 [n, length], and targets, int64 [n, length], of one split; memory-mapped."""
         key = {"kind": "tokens", "split": split, "length": self.length, **self._reading()}
-        stored = kept.arrays(key, lambda: self._sequences(read(split)))
+        stored = kept.arrays(key, lambda: self._sequences(*read(split)))
         return Split(torch.from_numpy(stored["ids"]), torch.from_numpy(stored["targets"]))
 
     def tokenizer(self) -> tuple[Any, int]:
@@ -167,23 +161,23 @@ class E2E(Workload):
             tokenizer = tokenizers.Tokenizer.from_file(str(language.file("gpt2", language.TOKENIZER)))
         else:
             key = {"kind": "tokenizer", **self._reading()}
-            stored = kept.arrays(key, lambda: {"json": byte_pairs(read("validation"), self.vocabulary)})
+            stored = kept.arrays(key, lambda: {"json": _byte_pairs(chain(*read("validation")), self.vocabulary)})
             tokenizer = tokenizers.Tokenizer.from_str(stored["json"].tobytes().decode())
-        return tokenizer, int(tokenizer.token_to_id(END) or 0)
+        return tokenizer, int(tokenizer.token_to_id(_END) or 0)
 
     def _reading(self) -> dict[str, Any]:
-        """The key of the token ids, but for the length."""
+        # The key of the token ids, but for the length.
         gpt2 = kept.checksum(language.file("gpt2", language.TOKENIZER)) if self.pretrained else None
-        return {"data": data.fingerprint(DATA), "tokenizer": gpt2 or ["pairs of validation", self.vocabulary]}
+        return {"data": data.fingerprint(_DATA), "tokenizer": gpt2 or ["pairs of validation", self.vocabulary]}
 
     def _prompt(self, meaning: Sequence[int]) -> Sequence[int]:
         return meaning[: self.length - 2]  # an end token and one of the sentence have room
 
-    def _sequences(self, texts: ReferenceTexts) -> dict[str, NDArray[Any]]:
+    def _sequences(self, sources: Sequence[str], references: Sequence[str]) -> dict[str, NDArray[Any]]:
         tokenizer, end = self.tokenizer()
-        ids = np.full((len(texts.sources), self.length), end, np.int32)
+        ids = np.full((len(sources), self.length), end, np.int32)
         targets = np.full(ids.shape, IGNORED, np.int64)
-        pairs = zip(tokenizer.encode_batch(texts.sources), tokenizer.encode_batch(texts.references), strict=True)
+        pairs = zip(tokenizer.encode_batch(sources), tokenizer.encode_batch(references), strict=True)
         for row, (meaning, sentence) in enumerate(pairs):
             prompt = [*self._prompt(meaning.ids), end]
             answer = [*sentence.ids, end][: self.length - len(prompt)]
@@ -205,13 +199,14 @@ def log_likelihood(logits: Tensor, targets: Tensor) -> Tensor:
     return -losses.sum(1) / (following != IGNORED).sum(1)
 
 
-def read(split: str) -> ReferenceTexts:
-    """The texts of one split of the E2E data."""
-    return ReferenceTexts(*data.texts(DATA, split).texts)
+def read(split: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Meaning representations and what people wrote for them, n of each, of one split of the E2E data."""
+    sources, references = data.texts(_DATA, split).texts
+    return sources, references
 
 
-def byte_pairs(texts: ReferenceTexts, size: int) -> NDArray[np.uint8]:
-    """A byte-level BPE tokenizer of at most `size` tokens, `END` among them, as JSON.
+def _byte_pairs(texts: Iterable[str], size: int) -> NDArray[np.uint8]:
+    """A byte-level BPE tokenizer of at most `size` tokens, `_END` among them, as JSON.
 
     Tokens may reach over words, which makes the sequences of this narrow domain nearly half as long.
     """
@@ -221,9 +216,9 @@ def byte_pairs(texts: ReferenceTexts, size: int) -> NDArray[np.uint8]:
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
+        vocab_size=size, special_tokens=[_END], initial_alphabet=alphabet, show_progress=False
     )
-    tokenizer.train_from_iterator([*texts.sources, *texts.references], trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     return np.frombuffer(tokenizer.to_str().encode(), np.uint8)
 
 
@@ -239,7 +234,7 @@ def generate(
         length: tokens of a prompt and its continuation at most.
         beams: partial texts that are kept for each prompt, by total log-probability; 1 is greedy search.
     """
-    parts = (prompts[i : i + BATCH] for i in range(0, len(prompts), BATCH))
+    parts = (prompts[i : i + _BATCH] for i in range(0, len(prompts), _BATCH))
     return [text for part in parts for text in _search(predict, part, end, length, beams)]
 
 

@@ -22,13 +22,12 @@ from typing import Any
 
 from dpopt.errors import ConfigError
 
-Tokens = Sequence[str]
-References = Sequence[Sequence[str]]
-NIST_ORDER = 5
-JAR, TOKENIZER = "stanford-corenlp-3.4.1.jar", "edu.stanford.nlp.process.PTBTokenizer"
+_Tokens = Sequence[str]
+_References = Sequence[Sequence[str]]
+_JAR, _TOKENIZER = "stanford-corenlp-3.4.1.jar", "edu.stanford.nlp.process.PTBTokenizer"
 
 
-def scores(outputs: Sequence[str], references: References) -> dict[str, Any]:
+def scores(outputs: Sequence[str], references: _References) -> dict[str, Any]:
     """The five scores of a whole corpus, higher is better.
 
     Args:
@@ -47,7 +46,7 @@ def scores(outputs: Sequence[str], references: References) -> dict[str, Any]:
         raise ConfigError("references", counts, "expected at least one reference for each text")
     scores: dict[str, Any] = {}
     missing: dict[str, str] = {}
-    for names, function in SCORES.items():
+    for names, function in ((("bleu", "nist"), mteval), (("meteor", "rouge_l", "cider"), coco)):
         try:
             scores |= function(outputs, references)
         except (ImportError, OSError, subprocess.SubprocessError) as error:
@@ -55,7 +54,7 @@ def scores(outputs: Sequence[str], references: References) -> dict[str, Any]:
     return scores | ({"missing": missing} if missing else {})
 
 
-def mteval(outputs: Sequence[str], references: References) -> dict[str, float]:
+def mteval(outputs: Sequence[str], references: _References) -> dict[str, float]:
     """BLEU-4 in [0, 1] (Papineni et al. 2002; closest reference length, no smoothing) and NIST-5."""
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
@@ -68,12 +67,12 @@ def mteval(outputs: Sequence[str], references: References) -> dict[str, float]:
     return {"bleu": bleu.score / 100, "nist": nist(words, [[split(t.lower()).split() for t in r] for r in references])}
 
 
-def nist(outputs: Sequence[Tokens], references: Sequence[Sequence[Tokens]], order: int = NIST_ORDER) -> float:
+def nist(outputs: Sequence[_Tokens], references: Sequence[Sequence[_Tokens]], order: int = 5) -> float:
     """The NIST score of tokenised texts (Doddington 2002), with the n-grams of all references of a text merged.
 
     An n-gram w₁…wₙ that a text shares with its references counts log₂(#(w₁…wₙ₋₁) / #(w₁…wₙ)), # over all references.
     """
-    counts = [Counter[Tokens]() for _ in range(order + 1)]
+    counts = [Counter[_Tokens]() for _ in range(order + 1)]
     for texts in references:
         for text in texts:
             counts[0][()] += len(text)
@@ -93,11 +92,11 @@ def nist(outputs: Sequence[Tokens], references: Sequence[Sequence[Tokens]], orde
     return total * math.exp(math.log(0.5) * (math.log(min(1.0, ratio)) / math.log(1.5)) ** 2) if ratio > 0 else 0.0
 
 
-def _ngrams(text: Tokens, n: int) -> Counter[tuple[str, ...]]:
+def _ngrams(text: _Tokens, n: int) -> Counter[tuple[str, ...]]:
     return Counter(zip(*(text[i:] for i in range(n)), strict=False))
 
 
-def coco(outputs: Sequence[str], references: References) -> dict[str, float]:
+def coco(outputs: Sequence[str], references: _References) -> dict[str, float]:
     """METEOR 1.5, ROUGE-L and CIDEr of the COCO caption evaluation (Chen et al. 2015).
 
     Raises:
@@ -125,16 +124,9 @@ def treebank(texts: Sequence[str]) -> Iterator[str]:
     java = shutil.which("java")
     if java is None:
         raise FileNotFoundError("the program `java` is not there")
-    jar = Path(ptbtokenizer.__file__).parent / JAR
-    command = [java, "-cp", str(jar), TOKENIZER, "-preserveLines", "-lowerCase", "-encoding", "UTF-8"]
+    jar = Path(ptbtokenizer.__file__).parent / _JAR
+    command = [java, "-cp", str(jar), _TOKENIZER, "-preserveLines", "-lowerCase", "-encoding", "UTF-8"]
     lines = "".join(" ".join(text.split()) + "\n" for text in texts)
     tokenised = subprocess.run(command, input=lines.encode(), capture_output=True, check=True).stdout.decode()
     for line in tokenised.split("\n")[: len(texts)]:
         yield " ".join(word for word in line.split() if word not in ptbtokenizer.PUNCTUATIONS)
-
-
-SCORES: dict[tuple[str, ...], Callable[[Sequence[str], References], dict[str, float]]] = {
-    ("bleu", "nist"): mteval,
-    ("meteor", "rouge_l", "cider"): coco,
-}
-"""Names of scores -> the function that computes them together."""

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from dpopt._extras import optional
 from dpopt.errors import ConfigError, Missing
 from dpopt.fields import data_root
-from dpopt.workloads.hub import is_online, kept_file
+from dpopt.workloads.data.source import is_online, kept_file
 
 HUB = {
     "minilm": "sentence-transformers/all-MiniLM-L6-v2",

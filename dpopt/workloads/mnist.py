@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from dpopt.errors import Missing
 from dpopt.workloads import data
-from dpopt.workloads.base import Outline, Predict, Split, Workload, mlp, outlined
-from dpopt.workloads.metrics import classification_report
+from dpopt.workloads.base import Outline, Split, Workload, mlp, outlined
 
 
 @dataclass(frozen=True)
@@ -30,6 +29,7 @@ class MnistMLP(Workload):
     pool: ClassVar[int] = 60_000
     batch_size: ClassVar[int] = 200
     epochs: ClassVar[float] = 5.0
+    classes: ClassVar[int] = 10
 
     def missing(self) -> list[Missing]:
         return data.missing(self.data)
@@ -51,6 +51,3 @@ class MnistMLP(Workload):
 
     def model(self) -> nn.Module:
         return mlp(784, 256, 256, 256, 10, bias=False)
-
-    def report(self, predict: Predict, split: Split) -> dict[str, Any]:
-        return classification_report(predict(split.x), split.y, 10)

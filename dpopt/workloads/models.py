@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from dpopt._extras import optional
 from dpopt.errors import ConfigError, unknown
+from dpopt.workloads import language
 from dpopt.workloads.base import mlp
 from dpopt.workloads.scattering import Scattering
 
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-LORA_TARGETS = r".*\.(attn\.(qkv|proj)|mlp\.fc[12]|c_attn|c_proj|c_fc|attention\.(self\.(query|value)|[qv]_lin))"
+_LORA_TARGETS = r".*\.(attn\.(qkv|proj)|mlp\.fc[12]|c_attn|c_proj|c_fc|attention\.(self\.(query|value)|[qv]_lin))"
 """The linear layers that get adapters, by name: all of timm's vision transformers and of GPT-2; of BERT and DistilBERT
 those of queries and values, as in Hu et al. 2022."""
 
@@ -235,19 +236,9 @@ class GPT2(Logits):
         self, layers: int = 4, width: int = 256, heads: int = 4, vocabulary: int = 4096, context: int = 64
     ) -> None:
         transformers = optional("transformers")
-        config = transformers.GPT2Config(
-            n_layer=layers,
-            n_embd=width,
-            n_head=heads,
-            vocab_size=vocabulary,
-            n_positions=context,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            use_cache=False,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
+        sizes = {"n_layer": layers, "n_embd": width, "n_head": heads, "vocab_size": vocabulary, "n_positions": context}
+        dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        config = transformers.GPT2Config(**sizes, **dropout, use_cache=False, bos_token_id=0, eos_token_id=0)
         super().__init__(transformers.GPT2LMHeadModel(config))
 
 
@@ -258,7 +249,7 @@ def trainable(model: nn.Module, subset: str) -> nn.Module:
         model: any module; "lora" needs a vision transformer of timm's, a GPT-2, a BERT or a DistilBERT.
         subset: "full"; "head": the classifier; "bitfit": all biases (Zaken et al. 2022); "film": scales and biases of
             the normalisation layers, and the head; "lora": adapters of rank 8 beside linear layers of the transformer
-            (Hu et al. 2022, `LORA_TARGETS`), and the head. A head tied to the embedding is not a head of its own.
+            (Hu et al. 2022, `_LORA_TARGETS`), and the head. A head tied to the embedding is not a head of its own.
 
     Raises:
         ConfigError: an unknown subset, or the model has no such parameters.
@@ -297,12 +288,12 @@ def _norms_and_head(model: nn.Module) -> Iterator[nn.Parameter]:
 def _adapters_and_head(model: nn.Module) -> Iterator[nn.Parameter]:
     peft, conv1d = optional("peft"), optional("transformers.pytorch_utils").Conv1D
 
-    targets = [module for name, module in model.named_modules() if re.fullmatch(LORA_TARGETS, name)]
+    targets = [module for name, module in model.named_modules() if re.fullmatch(_LORA_TARGETS, name)]
     if targets:
         head = list(_head(model))  # before there are adapters, whose linear layers might be taken for it
         is_transposed = isinstance(targets[0], conv1d)
         peft.inject_adapter_in_model(
-            peft.LoraConfig(r=8, target_modules=LORA_TARGETS, fan_in_fan_out=is_transposed), model
+            peft.LoraConfig(r=8, target_modules=_LORA_TARGETS, fan_in_fan_out=is_transposed), model
         )
         yield from (p for name, p in model.named_parameters() if "lora_" in name)
         yield from head
@@ -322,16 +313,17 @@ def parameter_counts() -> list[dict[str, int | str | None]]:
     """Numbers of parameters that the models have, and that each trainable subset trains.
 
     Returns:
-        One row for each of `NETWORKS`: "model", "all", and a column for each of `SUBSETS`, None where the model has no
+        One row for each of `_NETWORKS`: "model", "all", and a column for each of `SUBSETS`, None where the model has no
         such parameters. Adapters ("lora") come on top of "all". Image models have 10 classes, encoders of texts 2.
     """
     rows: list[dict[str, int | str | None]] = []
-    for name, make in NETWORKS.items():
+    for name, make in _NETWORKS.items():
         with torch.device("meta"):  # quick, and the same counts
-            row: dict[str, int | str | None] = {"model": name, "all": sum(p.numel() for p in make().parameters())}
-            for subset in SUBSETS:  # each of a fresh model, since adapters stay
+            model = make()
+            row: dict[str, int | str | None] = {"model": name, "all": sum(p.numel() for p in model.parameters())}
+            for subset in SUBSETS:  # "lora" comes last, since its adapters stay
                 try:
-                    parameters = trainable(make(), subset).parameters()
+                    parameters = trainable(model, subset).parameters()
                     row[subset] = sum(p.numel() for p in parameters if p.requires_grad)
                 except ConfigError:
                     row[subset] = None
@@ -340,16 +332,12 @@ def parameter_counts() -> list[dict[str, int | str | None]]:
 
 
 def _encoder(name: str) -> nn.Module:
-    transformers = optional("transformers")
-    from dpopt.workloads.language import ARCHITECTURES, Encoder
-
-    kind, sizes = ARCHITECTURES[name]
-    model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(kind, **sizes))
-    encoder = Encoder(model, "mean")
+    config = language.architecture(name)
+    encoder = language.Encoder(optional("transformers").AutoModel.from_config(config), "mean")
     return nn.Sequential(encoder, nn.Linear(encoder.width, 2))
 
 
-NETWORKS: dict[str, Callable[[], nn.Module]] = {
+_NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "ViT-Ti/16": partial(timm_model, "vit_tiny_patch16_224.augreg_in21k"),
     "ViT-S/16": partial(timm_model, "vit_small_patch16_224.augreg_in21k"),
     "ViT-B/16": partial(timm_model, "vit_base_patch16_224.augreg_in21k"),

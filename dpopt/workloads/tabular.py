@@ -11,12 +11,12 @@ from dpopt.errors import ConfigError, Missing
 from dpopt.fields import Few, FewOrNone
 from dpopt.workloads import data
 from dpopt.workloads.base import Outline, Predict, Split, Workload, mlp, outlined
-from dpopt.workloads.metrics import area_under_curve, classification_report
+from dpopt.workloads.metrics import area_under_curve
 
 
 @dataclass(frozen=True)
 class TableClassification(Workload):
-    """A ReLU network on a table's columns, which are scaled by the public ranges of its entry, see `data.tables`.
+    """A ReLU network on a table's columns, which are scaled by the public ranges of its entry, see `records.encode`.
 
     Args:
         data: name of a table.
@@ -41,8 +41,7 @@ class TableClassification(Workload):
         return data.entry(self.data).part("train").records
 
     @property
-    def classes(self) -> int:
-        """Number of classes."""
+    def classes(self) -> int:  # type: ignore[override]
         return data.entry(self.data).classes
 
     def check(self) -> None:
@@ -64,5 +63,5 @@ class TableClassification(Workload):
 
     def report(self, predict: Predict, split: Split) -> dict[str, Any]:
         outputs = predict(split.x)
-        report = classification_report(outputs, split.y, self.classes)
+        report = super().report(lambda x: outputs, split)
         return report if self.classes > 2 else {**report, "auc": area_under_curve(outputs, split.y)}

@@ -14,8 +14,7 @@ from dpopt._extras import absent, optional
 from dpopt.errors import ConfigError, Missing, unknown
 from dpopt.fields import Arguments, Count
 from dpopt.workloads import cache, data, features, language, models
-from dpopt.workloads.base import EVALUATION_BATCH, Outline, Predict, Split, Workload
-from dpopt.workloads.metrics import classification_report
+from dpopt.workloads.base import EVALUATION_BATCH, Outline, Split, Workload
 
 POOLING = {"distilbert": "first"}
 """The vector of a text: the first token's for DistilBERT; the mean over the text for all others,
@@ -80,8 +79,7 @@ class TextClassification(Workload):
         return EVALUATION_BATCH if self.subset == "head" else max(1, EVALUATION_BATCH // self.length)
 
     @property
-    def classes(self) -> int:
-        """Number of classes."""
+    def classes(self) -> int:  # type: ignore[override]
         return data.entry(self.data).classes
 
     def check(self) -> None:
@@ -119,9 +117,6 @@ class TextClassification(Workload):
             return self.head(self._features("test").x.shape[1])
         encoder = self.encoder_module()
         return models.trainable(nn.Sequential(encoder, self.head(encoder.width)), self.subset)
-
-    def report(self, predict: Predict, split: Split) -> dict[str, Any]:
-        return classification_report(predict(split.x), split.y, self.classes)
 
     def head(self, inputs: int) -> nn.Linear:
         """The classifier with its initial weights."""

@@ -17,9 +17,9 @@ from dpopt.clipping.layers import refuse_unsafe
 from dpopt.errors import ConfigError, Missing
 from dpopt.fields import Arguments, Count
 from dpopt.workloads import cache as kept
-from dpopt.workloads import data, features, hub, models
-from dpopt.workloads.base import EVALUATION_BATCH, Outline, Predict, Split, Workload, mlp, outlined
-from dpopt.workloads.metrics import classification_report
+from dpopt.workloads import data, features, models
+from dpopt.workloads.base import EVALUATION_BATCH, Outline, Split, Workload, mlp, outlined
+from dpopt.workloads.data.source import is_online, kept_file
 
 WEIGHTS = "model.safetensors"
 """The hub's file of a checkpoint."""
@@ -98,8 +98,7 @@ class ImageClassification(Workload):
         return 40 if self.uses_features or self.architecture in ARCHITECTURES else 10
 
     @property
-    def classes(self) -> int:
-        """Number of classes."""
+    def classes(self) -> int:  # type: ignore[override]
         return data.entry(self.data).classes
 
     @property
@@ -141,9 +140,6 @@ class ImageClassification(Workload):
 
     def model(self) -> nn.Module:
         return self._head(self.load()[0].x.shape[1]) if self.uses_features else self._network(self._checkpoint())
-
-    def report(self, predict: Predict, split: Split) -> dict[str, Any]:
-        return classification_report(predict(split.x), split.y, self.classes)
 
     @cached_property  # every draw asks for it
     def preparation(self) -> Preparation:
@@ -250,11 +246,11 @@ def _absent_checkpoint(name: str) -> list[Missing]:
     # What `_checkpoint` would have to ask the hub for.
     source = models.timm_configuration(name).hf_hub_id
     try:
-        if _local_checkpoint(name) or hub.kept_file(source, WEIGHTS):
+        if _local_checkpoint(name) or kept_file(source, WEIGHTS):
             return []
     except Missing as error:
         return [error]
-    return [Missing("workload.architecture", name, _how_to_get(name), "weights", name, source * hub.is_online())]
+    return [Missing("workload.architecture", name, _how_to_get(name), "weights", name, source * is_online())]
 
 
 def _how_to_get(name: str) -> str:

@@ -33,7 +33,6 @@ CPU = torch.device("cpu")
 TINY = Case("tiny", partial(mlp, 6, 5, 3), partial(images, shape=(6,), classes=3), 8, class_loss)
 WITHOUT = {("gpt2", "head"), ("gpt2_small", "head")}
 WITHOUT |= {(name, subset) for name in ("mlp", "cnn") for subset in ("film", "lora")} | {("wrn", "lora")}
-LARGE = ("vit_tiny_224", "vit_small_224", "vit_base_224", "gpt2_small")
 MIXING = Case("mixing", lambda: nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)), TINY.data, 8, class_loss)
 
 
@@ -50,20 +49,10 @@ def note(file, name):
     bench_measure.SHORT = math.inf  # in the contender's own process: no pause of a busy machine makes a call long
     with file.open("a") as lines:
         lines.write(f"{name} {os.getpid()} {torch.get_num_threads()}\n")
-
-
-def refuse(calls):
-    return 1 / 0
-
-
-def run_out(calls):
-    return partial(next, iter(range(WARM_UP + 1)))
-
-
-def die(left):
-    if not left:
-        os._exit(3)
-    left.pop()
+    if name == "b" and file.read_text().count("b ") == WARM_UP + 2 * 2:
+        os._exit(3)  # in its second round
+    if name == "a" and file.read_text().count("a ") > WARM_UP + 3 * 2:
+        raise ZeroDivisionError("no memory to measure")
 
 
 @pytest.fixture(autouse=True)
@@ -84,14 +73,12 @@ def test_memory_is_the_peak_of_live_bytes():
 
     assert peak_tensor_memory(build, CPU) == 4 * (1000 + 2000 + 2000 + 2000)
 
-
-def test_memory_counts_what_a_call_leaves_and_forgets_what_setting_up_needed():
-    def build(calls):
-        torch.ones(10**6).sum()
+    def forgetful(calls):
+        torch.ones(10**6).sum()  # what setting up needed is not counted, what a call leaves is
         left = []
         return lambda: left.append(torch.ones(700, dtype=torch.float64))
 
-    assert peak_tensor_memory(build, CPU) == 2 * 8 * 700
+    assert peak_tensor_memory(forgetful, CPU) == 2 * 8 * 700
 
 
 def test_memory_of_plain_sgd():
@@ -103,14 +90,75 @@ def test_memory_of_plain_sgd():
 def test_contenders_take_turns_each_in_a_process_of_its_own(tmp_path):
     log = tmp_path / "log"
     group = [Contender(name, build(note, log, name), "a") for name in "ab"]
-    rows = measure(group, 4, CPU)
+    rows = measure(group, 3, CPU)
     calls, processes, threads = zip(*map(str.split, log.read_text().splitlines()), strict=True)
-    warm_up, rounds, memory = ["a"] * WARM_UP + ["b"] * WARM_UP, ["a", "a", "b", "b"] * 4, ["a", "a", "b", "b"]
-    assert [*calls] == warm_up + rounds + memory  # short calls are made twice
+    warm_up, rounds, rest = ["a"] * WARM_UP + ["b"] * WARM_UP, ["a", "a", "b", "b"] * 2, ["a", "a", "a"]
+    assert [*calls] == warm_up + rounds + rest  # short calls are made twice; the last one is for the memory
     assert len({*zip(calls, processes, strict=True)}) == 2
     assert len({*processes, str(os.getpid())}) == 3
     assert {*threads} == {str(torch.get_num_threads())}
-    assert [len(rows[name].seconds) for name in "ab"] == [4, 4]
+    assert [len(rows[name].seconds) for name in "ab"] == [3, 1]
+    failures = ["ZeroDivisionError: no memory to measure", "the process died (exit code 3)"]
+    assert [rows[name].failure for name in "ab"] == failures
+    assert not multiprocessing.active_children()
+
+
+class Scripted:
+    """Stands in for `Remote`: its contender's `build` is a list of answers, in which a text is a failure."""
+
+    asked, closed = [], []
+
+    def __init__(self, timed):
+        self.answers = iter(timed._build)
+
+    def ask(self, method, limit):
+        self.asked.append((method, limit))
+        answer = next(self.answers)
+        return (None, answer) if isinstance(answer, str) else (answer, "")
+
+    def close(self):
+        self.closed.append(self)
+
+
+def test_rounds_failures_limits_and_interrupts(monkeypatch):
+    monkeypatch.setattr(bench_measure, "Remote", Scripted)
+    rounds = SLOW_ROUNDS + 2
+    scripts = {"good": [0, *[1.0] * rounds, 70], "slow": [0, *[42.0] * SLOW_ROUNDS, 90]}
+    scripts |= {"early": ["out of luck"], "late": [0, 1.0, "enough"], "last": [0, *[1.0] * rounds, "no memory"]}
+    group = [Contender(name, script, "good", draws=2 if name == "slow" else 1) for name, script in scripts.items()]
+    rows = {row["contender"]: row for row in ratios(group, measure(group, rounds, CPU, limit=7.0))}
+    assert {name: row["rounds"] for name, row in rows.items()} == {
+        "good": rounds, "slow": SLOW_ROUNDS, "early": 0, "late": 1, "last": rounds
+    }  # fmt: skip
+    assert (rows["slow"]["time_ratio"], rows["slow"]["memory_ratio"]) == (21, 90 / 70)  # of a draw
+    assert [row["failure"] for row in rows.values()] == ["", "", "out of luck", "enough", "no memory"]
+    assert [row["time_ratio"] for row in rows.values()][2:] == [None] * 3
+    assert {limit for _, limit in Scripted.asked} == {7.0}
+    Scripted.closed.clear()
+
+    def interrupt(name):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure([Contender("a", [0, 1.0, 70], "a")], 1, CPU, interrupt)
+    assert len(Scripted.closed) == 1
+
+
+class Subject:
+    def sleep(self):
+        time.sleep(600)
+
+    def wake(self):
+        return "awake"
+
+
+def test_what_takes_too_long_is_ended_and_is_a_result():
+    remote = Remote(Subject())
+    assert remote.ask("wake") == ("awake", "")
+    assert remote.ask("sleep", 0.5) == (None, "it takes more than 0.5 seconds")
+    assert remote.process.exitcode == -signal.SIGKILL  # and has not slept to its end
+    assert remote.ask("wake")[0] is None
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize(("times", "seconds"), [([0.05, 0.01], 0.01), ([0.2], 0.2)])
@@ -121,30 +169,6 @@ def test_a_short_call_is_made_twice_and_the_second_is_timed(monkeypatch, times, 
     assert not list(clock)
 
 
-@pytest.fixture(scope="module")
-def uneven():
-    """The rows of a group in which one contender only goes well."""
-    builds = {"good": build(time.sleep, 1e-3), "slow": build(time.sleep, 0.4)}
-    builds |= {"early": refuse, "late": run_out, "dead": build(die, [1] * (WARM_UP + 1))}
-    group = [Contender(name, how, "good", draws=2 if name == "slow" else 1) for name, how in builds.items()]
-    rows = ratios(group, measure(group, SLOW_ROUNDS + 4, CPU))
-    assert not multiprocessing.active_children()
-    return {row["contender"]: row for row in rows}
-
-
-def test_a_slow_contender_makes_few_rounds(uneven):
-    assert (uneven["good"]["rounds"], uneven["slow"]["rounds"]) == (SLOW_ROUNDS + 4, SLOW_ROUNDS)
-
-
-def test_failures_and_deaths_are_results(uneven):
-    assert [uneven[name]["failure"] for name in ("good", "slow")] == ["", ""]
-    assert uneven["good"]["memory"] is not None
-    assert uneven["early"]["failure"] == "ZeroDivisionError: division by zero"
-    assert uneven["late"]["failure"].startswith("StopIteration")
-    assert uneven["dead"]["failure"] == "the process died (exit code 3)"
-    assert {uneven[name]["time_ratio"] for name in ("early", "late", "dead")} == {None}
-
-
 def test_ratios_are_of_medians_within_the_run():
     group = [Contender("a", lambda n: print, "a"), Contender("b", lambda n: print, "a", draws=2)]
     results = {"a": Measurement([1.0, 2.0, 9.0], 100), "b": Measurement([2.0, 6.0, 9.0], 250)}
@@ -152,17 +176,6 @@ def test_ratios_are_of_medians_within_the_run():
     assert (a["time_ratio"], a["memory_ratio"]) == (1, 1)
     assert (b["time_ratio"], b["memory_ratio"], b["seconds"]) == (3, 2.5, 6)
     assert (b["time_ratio_low"], b["time_ratio_high"]) == (1.5, 2.5)
-
-
-def test_an_interrupt_leaves_no_processes():
-    def interrupt(name):
-        assert multiprocessing.active_children()
-        raise KeyboardInterrupt
-
-    group = [Contender("a", build(time.sleep, 1e-3), "a")]
-    with pytest.raises(KeyboardInterrupt):
-        measure(group, 1, CPU, interrupt)
-    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -230,8 +243,7 @@ def test_a_method_that_changes_half_way_is_measured_as_it_begins(monkeypatch):
 
 
 def test_data_and_models_are_the_same_for_all_and_never_zero():
-    small = [case for case in CASES.values() if case.name not in LARGE]
-    for case in small + [case.rehearsal() for case in CASES.values()]:
+    for case in [CASES["mlp"], *(case.rehearsal() for case in CASES.values())]:
         model, x, y = case.make("full", CPU)
         again, x2, y2 = case.make("full", CPU)
         assert torch.equal(x, x2)
@@ -255,17 +267,11 @@ def test_data_and_models_are_the_same_for_all_and_never_zero():
 def test_large_cases_are_the_usual_models(name, parameters):
     """Published sizes: ImageNet's 5.7, 22.1 and 86.6 M with 10 classes in place of 1,000; 124 M."""
     assert CASES[name].counts("full") == (parameters, parameters)
-
-
-def test_counts_are_those_of_the_model_that_is_made():
-    for case in (case.rehearsal() for case in CASES.values()):
-        for subset in ("full", "bitfit"):
-            model, _, _ = case.make(subset, CPU)
-            parameters = list(model.parameters())
-            assert case.counts(subset) == (
-                sum(p.numel() for p in parameters),
-                sum(p.numel() for p in parameters if p.requires_grad),
-            )
+    chosen = run.settings([f"cases=[{name}]", "tiny=true", "batch_size=3", "precision=bfloat16", "limit=5"])
+    (tiny,) = chosen.cases
+    model, x, _ = tiny.make("bitfit", CPU)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert (len(x), tiny.counts("bitfit")[1], chosen.precision, chosen.limit) == (3, trained, "bfloat16", 5.0)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -324,56 +330,9 @@ def note_kind(kinds, output, target):
     return class_loss(output.float(), target)
 
 
-def test_vmap_in_bfloat16_is_a_failure_of_one_row():
-    with pytest.raises(ConfigError, match="float32"):
-        engine_group(("vmap",), TINY, "full", CPU, "bfloat16")[1].build(1)
-
-
-class Sleeper:
-    def sleep(self):
-        time.sleep(600)
-
-    def wake(self):
-        return "awake"
-
-
-def test_what_takes_too_long_is_ended_and_is_a_result():
-    remote = Remote(Sleeper())
-    assert remote.ask("wake") == ("awake", "")
-    assert remote.ask("sleep", 0.5) == (None, "it takes more than 0.5 seconds")
-    assert remote.process.exitcode == -signal.SIGKILL  # and has not slept to its end
-    assert remote.ask("wake")[0] is None
-    assert not multiprocessing.active_children()
-
-
-def test_every_question_to_a_contender_has_the_limit(monkeypatch):
-    asked = []
-
-    class Noting:
-        def __init__(self, runner):
-            pass
-
-        def ask(self, method, limit):
-            asked.append((method, limit))
-            return 1.0, ""
-
-        def close(self):
-            pass
-
-    monkeypatch.setattr("dpopt.bench.measure.Remote", Noting)
-    results = measure([Contender("a", print, "a", draws=2)], 2, CPU, limit=7.0)
-    assert results["a"].seconds == [0.5, 0.5]  # of a draw
-    assert asked == [("warm_up", 7.0), ("seconds", 7.0), ("seconds", 7.0), ("memory", 7.0)]
-
-
-def test_tiny_shapes_and_precision_are_keys():
-    chosen = run.settings(["cases=[vit_base_224]", "tiny=true", "batch_size=3", "precision=bfloat16", "limit=5"])
-    assert chosen.cases[0].counts("full")[0] < 10**5
-    assert (chosen.cases[0].batch_size, chosen.precision, chosen.limit) == (3, "bfloat16", 5.0)
-
-
 def test_subsets_that_a_model_lacks_are_left_out():
-    chosen = run.settings(["cases=[tiny,gpt2]", "subsets=[head,bitfit,lora]", "engines=[vmap]", "optimizers=[adadp]"])
+    assert [case.name for case in run.settings(["cases=all", "engines=none"]).cases] == [*CASES]
+    chosen = run.settings(["cases=[tiny,gpt2]", "subsets=[head,bitfit,lora]", "engines=[vmap]", "optimizers=adadp"])
     groups, skipped = run.grouped(chosen)
     names = [(group.kind, group.case.name, group.subset) for group in groups]
     assert names == [
@@ -406,6 +365,7 @@ def test_subsets_that_a_model_lacks_are_left_out():
         (["cases=[tiny]", "subsets=[lora]"], "nothing to measure"),
         (["cases=[tiny]", "engines=none", "optimizers=none"], "nothing to measure"),
         (["plots=/nowhere"], "plots"),
+        (["probe_every=often"], "probe_every"),
     ],
 )
 def test_bad_input_gets_one_clear_error(overrides, message, capsys, tmp_path):
@@ -414,15 +374,7 @@ def test_bad_input_gets_one_clear_error(overrides, message, capsys, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_all_and_none():
-    chosen = run.settings(["cases=all", "subsets=all", "engines=none", "optimizers=adadp", "batch_size=3"])
-    assert [case.name for case in chosen.cases] == [*CASES]
-    assert {case.batch_size for case in chosen.cases} == {3}
-    assert (chosen.engines, chosen.optimizers) == ([], ["adadp"])
-    with pytest.raises(ConfigError, match="probe_every"):
-        run.settings(["probe_every=often"])
-
-
+@pytest.mark.usefixtures("in_process")
 def test_a_run_leaves_record_table_and_figure(tmp_path, capsys):
     before = torch.get_num_threads()
     arguments = ["cases=[tiny]", "engines=[opacus_ghost]", "optimizers=[dp_adam]"]

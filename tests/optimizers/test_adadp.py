@@ -1,3 +1,5 @@
+"""ADADP, its combination with a decay, and the constant rate at which it comes to rest."""
+
 import math
 from contextlib import contextmanager
 
@@ -5,79 +7,23 @@ import pytest
 import torch
 
 import dpopt
-from dpopt.clipping import Abadi
 from dpopt.privacy import Draw, Ledger, Plan, Release, ReplayOracle, TraceOracle
 
 
-def replay(values, draws=None):
-    """An oracle that hands out the given gradients, one a draw."""
-    dimension = len(values[0])
-    ledger = Ledger([Draw(0.1, (1.0,))] * len(values))
-    plan = Plan({"gradient": 1.0}, ledger, 1.0, 0.1, draws or len(values), dimension, 1e-5, "pld")
-    return ReplayOracle([[Release(torch.tensor(value), 0.1)] for value in values], plan)
-
-
-def test_two_draws_a_step_and_an_odd_one_is_not_lost():
-    traced = TraceOracle(3, 0.1, 7)
-    optimizer, steps = dpopt.create("adadp"), 0
-    state = optimizer.init(traced.theta)
-    while traced.draws_left:
-        state, steps = optimizer.step(state, traced), steps + 1
-    assert steps == 4
-    assert traced.kinds == [("gradient",)] * 7
-
-
-def test_noise_alone_drives_eta_to_the_equilibrium_of_theorem_10():
-    """E err^2 = eta^2 d C^2 sigma^2 / 2 B^2, so err = tau at eta = tau B sqrt(2) / (C sigma sqrt(d))."""
-    torch.manual_seed(0)
-    d, std = 20_000, 0.05
-    optimizer = dpopt.create("adadp", lr=0.5)
-    oracle = replay([(std * torch.randn(d)).tolist() for _ in range(40)])
-    state = optimizer.init(torch.zeros(d))
-    while oracle.draws_left:
-        state = optimizer.step(state, oracle)
-    assert float(state.eta) == pytest.approx(math.sqrt(2) / (std * math.sqrt(d)), rel=0.02)
-
-
-@pytest.mark.parametrize(("tau", "expected"), [(1e9, 1.1), (1e-9, 0.9)])
-def test_factor_is_clipped(tau, expected):
-    optimizer = dpopt.create("adadp", tau=tau)
-    state = optimizer.step(optimizer.init(torch.zeros(2)), replay([[1.0, 0.0], [0.0, 1.0]]))
-    assert float(state.eta) == pytest.approx(0.1 * expected)
-
-
-def test_equal_gradients_make_no_error_and_eta_grows():
-    optimizer = dpopt.create("adadp")
-    state = optimizer.step(optimizer.init(torch.zeros(2)), replay([[1.0, 0.0], [1.0, 0.0]]))
-    assert float(state.eta) == pytest.approx(0.11)
-    torch.testing.assert_close(state.theta, torch.tensor([-0.1, 0.0]))
-
-
-def test_reject_stays_where_it_was():
-    optimizer = dpopt.create("adadp", tau=1e-6, reject=True)
-    state = optimizer.step(optimizer.init(torch.ones(2)), replay([[1.0, 0.0], [-1.0, 0.0]]))
-    assert torch.equal(state.theta, torch.ones(2))
-
-
-def test_automatic_tolerance():
-    """tau = sqrt(d / 2T) with T the number of steps, half the draws."""
-    d, optimizer = 50, dpopt.create("adadp", tau=None, shrink=1e-6, grow=1e6, lr=1.0)
-    first, second = torch.zeros(d), torch.zeros(d)
-    second[0] = 0.2
-    state = optimizer.step(optimizer.init(torch.zeros(d)), replay([first.tolist(), second.tolist()] * 4))
-    assert float(state.eta) == pytest.approx(math.sqrt(50 / 8) / 0.1, rel=1e-5)
-
-
-def test_clip_is_the_given_rule():
-    assert dpopt.create("adadp", clip=3.0).clip == Abadi(3.0)
+def replay(gradients, rate=0.1):
+    """An oracle that hands out the given gradients [draws, d], one a draw."""
+    draws, dimension = gradients.shape
+    ledger = Ledger([Draw(rate, (1.0,))] * draws)
+    plan = Plan({"gradient": 1.0}, ledger, 1.0, rate, draws, dimension, 1e-5, "pld")
+    return ReplayOracle([[Release(gradient, 0.1)] for gradient in gradients], plan)
 
 
 class Quadratic:
     """f(theta) = sum_i lambda_i (theta_i - c_i)^2 / 2, gradients with noise of standard deviation `std`."""
 
-    def __init__(self, eigenvalues, centre, std):
+    def __init__(self, eigenvalues, centre, std, draws=2):
         self.eigenvalues, self.centre, self.std = eigenvalues, centre, std
-        self.dimension, self.rate, self.draws_total, self.draws_left = len(centre), 0.1, 2, 2
+        self.dimension, self.rate, self.draws_total, self.draws_left = len(centre), 0.1, draws, draws
         self.generator = torch.Generator().manual_seed(0)
 
     @contextmanager
@@ -88,6 +34,50 @@ class Quadratic:
     def gradient(self, at, clip):
         noise = torch.randn(self.dimension, generator=self.generator, dtype=torch.float64)
         return Release(self.eigenvalues * (at - self.centre) + self.std * noise, self.std)
+
+
+def noise_alone(dimension, std, draws=2):
+    return Quadratic(0.0, torch.zeros(dimension, dtype=torch.float64), std, draws)
+
+
+def draws_of_steps(name, draws, **fields):
+    """How many draws each step of a whole run takes."""
+    optimizer, oracle = dpopt.create(name, **fields), TraceOracle(3, 0.1, draws)
+    state, taken = optimizer.init(oracle.theta), []
+    while oracle.draws_left:
+        before = oracle.draws_left
+        state = optimizer.step(state, oracle)
+        taken.append(before - oracle.draws_left)
+    assert oracle.kinds == [("gradient",)] * draws
+    return taken
+
+
+def test_two_draws_a_step_and_an_odd_one_is_not_lost():
+    assert draws_of_steps("adadp", 7) == [2, 2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("second", "tau", "expected"), [([0.0, 1.0], 1e9, 1.1), ([0.0, 1.0], 1e-9, 0.9), ([1.0, 0.0], 1.0, 1.1)]
+)
+def test_factor_is_clipped(second, tau, expected):
+    """Also where equal gradients make no error."""
+    optimizer = dpopt.create("adadp", tau=tau)
+    state = optimizer.step(optimizer.init(torch.zeros(2)), replay(torch.tensor([[1.0, 0.0], second])))
+    assert float(state.eta) == pytest.approx(0.1 * expected)
+
+
+def test_reject_stays_where_it_was():
+    optimizer = dpopt.create("adadp", tau=1e-6, reject=True)
+    state = optimizer.step(optimizer.init(torch.ones(2)), replay(torch.tensor([[1.0, 0.0], [-1.0, 0.0]])))
+    assert torch.equal(state.theta, torch.ones(2))
+
+
+def test_automatic_tolerance():
+    """tau = sqrt(d / 2T) with T the number of steps, half the draws."""
+    optimizer, gradients = dpopt.create("adadp", tau=None, shrink=1e-6, grow=1e6, lr=1.0), torch.zeros(8, 50)
+    gradients[1::2, 0] = 0.2
+    state = optimizer.step(optimizer.init(torch.zeros(50)), replay(gradients))
+    assert float(state.eta) == pytest.approx(math.sqrt(50 / 8) / 0.1, rel=1e-5)
 
 
 @pytest.mark.parametrize("curvature", [0.0, 0.5, 3.0])
@@ -110,3 +100,67 @@ def test_error_of_a_step_is_theorem_10s(curvature, eta):
     assert measured == pytest.approx(float((eta / 2) ** 2 * (drift + noise)), rel=5 * math.sqrt(2 / d))
     if curvature == 0:
         assert measured == pytest.approx(eta**2 * d * std**2 / 2, rel=5 * math.sqrt(2 / d))
+
+
+# The equilibrium
+
+
+def constant(dimension, std, **fields):
+    optimizer = dpopt.create("adadp_equilibrium", **fields)
+    start = optimizer.init(torch.zeros(dimension, dtype=torch.float64))
+    return float(optimizer.step(start, noise_alone(dimension, std)).eta)
+
+
+@pytest.mark.parametrize(("dimension", "std", "tau"), [(200, 0.1, 1.0), (5000, 0.02, 0.3)])
+def test_equilibrium_is_theorem_10s(dimension, std, tau):
+    assert constant(dimension, std, tau=tau) == pytest.approx(tau * math.sqrt(2) / (std * math.sqrt(dimension)))
+
+
+def test_adadp_comes_to_rest_there():
+    """Both on the same noise: ADADP's learning rate, averaged over its last half, is the constant."""
+    dimension, std = 20_000, 0.05
+    optimizer, oracle = dpopt.create("adadp", lr=0.1), noise_alone(dimension, std, draws=120)
+    state, etas = optimizer.init(torch.zeros(dimension, dtype=torch.float64)), []
+    while oracle.draws_left:
+        state = optimizer.step(state, oracle)
+        etas.append(float(state.eta))
+    assert sum(etas[30:]) / len(etas[30:]) == pytest.approx(constant(dimension, std), rel=0.01)
+
+
+def test_without_noise_the_learning_rate_is_the_largest():
+    assert constant(100, 0.0) == 10.0
+    assert constant(100, 0.0, lr=0.5) == constant(100, 1e-6, lr=0.5) == 0.5
+
+
+# The hybrid
+
+
+@pytest.mark.parametrize("per_epoch", [10, 49, 7, 3])
+def test_decay_is_equation_5_1(per_epoch):
+    """4 epochs: ADADP in two, then eta_50 / (1 + 0.1 k) in the k-th, k = 1 and 2. 49 (1/49) < 1 in floating point."""
+    gradients = 0.1 * torch.randn(4 * per_epoch, 50, generator=torch.Generator().manual_seed(0))
+    optimizer, oracle = dpopt.create("adadp_hybrid"), replay(gradients, 1 / per_epoch)
+    state, etas = optimizer.init(torch.zeros(50)), []
+    while oracle.draws_left:
+        state = optimizer.step(state, oracle)
+        etas.append(float(state.eta))
+    assert etas[per_epoch:] == pytest.approx(
+        [etas[per_epoch - 1] / (1 + 0.1 * k) for k in (1, 2) for _ in range(per_epoch)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("draws", "fields", "adaptive", "plain"),
+    [
+        (40, {}, 10, 20),
+        (41, {}, 10, 21),
+        (42, {}, 10, 22),
+        (40, {"adaptive_epochs": 0.7}, 3, 34),
+        (40, {"adaptive_epochs": 0.05}, 0, 40),
+    ],
+    ids=str,
+)
+def test_an_odd_draw_goes_to_dp_sgd(draws, fields, adaptive, plain):
+    """A step before the switch takes two draws, one after it takes one; an ADADP run of odd length ends in one."""
+    assert draws_of_steps("adadp_hybrid", draws, **fields) == [2] * adaptive + [1] * plain
+    assert draws_of_steps("adadp_hybrid", 41, adaptive_epochs=9.0) == [2] * 20 + [1]

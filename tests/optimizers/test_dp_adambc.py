@@ -18,17 +18,6 @@ def directions(optimizer, steps=5, std=0.1):
     return torch.stack(found)
 
 
-def test_fiber_without_filter_and_second_point():
-    """omega = 1 leaves the gradient unfiltered and kappa = 1 looks at one point; the outer epsilon vanishes."""
-    fiber = dpopt.create("fiber", omega=1.0, kappa=1.0, eps=1e-300, eps_v=1e-3)
-    torch.testing.assert_close(directions(dpopt.create("dp_adambc", eps_v=1e-3)), directions(fiber))
-
-
-def test_without_noise_and_floor_it_is_adam():
-    adam = directions(dpopt.create("dp_adam", eps=1e-300), std=0.0)
-    torch.testing.assert_close(directions(dpopt.create("dp_adambc", eps_v=1e-300), std=0.0), adam)
-
-
 def test_where_the_floor_holds_it_is_momentum_sgd():
     """First step: mhat is the gradient, so the direction is gradient / sqrt(gamma')."""
     optimizer = dpopt.create("dp_adambc", eps_v=0.25)

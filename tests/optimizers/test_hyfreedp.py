@@ -27,12 +27,6 @@ def test_a_parabola_gives_its_minimum_exactly(m, minimum):
     assert fit(losses, probes=2 * m + 1)[0] == pytest.approx(minimum)
 
 
-def test_three_points_are_finite_differences():
-    eta, (minus, zero, plus) = 0.1, (1.9, 2.0, 2.15)
-    slope, curvature = (plus - minus) / (2 * eta), (plus - 2 * zero + minus) / eta**2
-    assert fit([minus, zero, plus])[0] == pytest.approx(min(max(slope / curvature, eta / 2), 2 * eta))
-
-
 @pytest.mark.parametrize(
     "losses",
     [
@@ -86,16 +80,6 @@ def test_conservative_bound_grows_from_one_to_three_losses():
         eta, bound = fit(clipped, r_l=bound)
         seen.append((round(bound, 6), eta != 0.1))
     assert seen == [(3.0, False), (9.0, False), (15.1, True), (15.1, True)]
-
-
-def test_base_state_advances_once_a_step():
-    """Mistake 18: probes do not step the base."""
-    task = dpopt.testing.Task()
-    optimizer = dpopt.create("hyfreedp", probe_every=1)
-    plan = task.plan(optimizer)
-    state = task.run(optimizer, task.oracle(plan))
-    assert float(state.base.t) == plan.draws > 1
-    assert torch.equal(state.base.theta, state.theta)
 
 
 def test_probe_points_lie_along_the_step():

@@ -82,18 +82,6 @@ def test_it_is_found_through_noise(start):
     assert np.mean((ratio > 1 / 3) & (ratio < 3)) >= 0.97
 
 
-def test_the_papers_rule_does_not_get_there():
-    """A control: equal noise and start, at the distance eta."""
-    optimizer, slope, curvature = dpopt.create("hyfreedp", base="dp_sgd"), 1.0, 20.0
-    s = 12 * slope**2 / curvature / (30 * math.sqrt(6))
-    noise, eta = np.random.default_rng(0), number(1e-4)
-    for _ in range(ROUNDS):
-        at = np.array([1, 0, -1]) * float(eta)
-        losses = 5 - slope * at + curvature * at**2 / 2 + s * noise.standard_normal(3)
-        eta, _ = optimizer._fit(eta, number(1e9), Release(torch.from_numpy(losses), s))
-    assert float(eta) < 0.02 * slope / curvature
-
-
 @pytest.mark.parametrize(
     ("losses", "factor"),
     [

@@ -71,18 +71,6 @@ def test_no_draw_is_spent_on_a_step_of_size_zero(draws, schedule, warmup):
     assert all(0 < eta <= LR for eta in found)
 
 
-@pytest.mark.parametrize("base", ["dp_adamw", "dp_sgd", "fiber", "disk", "doppler"])
-def test_constant_is_the_base_alone(base):
-    ends = []
-    for optimizer in (
-        dpopt.create("scheduled", schedule="constant", base=base, lr=0.05, clip=0.5),
-        dpopt.create(base, lr=0.05, clip=0.5),
-    ):
-        task = dpopt.testing.Task()
-        ends.append(task.run(optimizer, task.oracle(task.plan(optimizer))).theta)
-    assert torch.equal(*ends)
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

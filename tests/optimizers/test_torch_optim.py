@@ -14,9 +14,7 @@ from torch import nn
 import dpopt
 from dpopt import registry
 from dpopt.errors import ConfigError
-from dpopt.fields import Arguments
 from dpopt.optimizers.torch_optim import TorchOptim
-from dpopt.privacy.calibration import trace
 from dpopt.privacy.oracle import ReplayOracle
 from dpopt.testing import Task
 from dpopt.types import Release
@@ -116,14 +114,6 @@ def test_state_is_pure_and_resumes(name):
     assert len(initial.numbers) == len(half.numbers)
 
 
-def test_adam_is_dp_adam():
-    ends = []
-    for optimizer in (TorchOptim("torch.optim.Adam", 0.01), dpopt.create("dp_adam", lr=0.01)):
-        task = Task()
-        ends.append(task.run(optimizer, task.oracle(task.plan(optimizer))).theta)
-    torch.testing.assert_close(*ends)
-
-
 class Constant(ReplayOracle):
     """Hands out the given gradients."""
 
@@ -148,10 +138,6 @@ def test_nothing_is_printed(capsys):
     task, optimizer = Task(), CASES["prodigy-decoupled"]
     task.run(optimizer, task.oracle(task.plan(optimizer)))
     assert capsys.readouterr().out == ""
-
-
-def test_a_trace_needs_no_values():
-    assert trace(CASES["dog-averaged"], rate=0.1, draws=5) == ((("gradient",), 5),)
 
 
 def test_specs_round_trip_and_hash():
@@ -264,14 +250,6 @@ def test_a_structure_that_changes_later_is_an_error(monkeypatch):
     optimizer = TorchOptim("torch.optim.Late")
     with pytest.raises(RuntimeError, match="Late keeps other things"):
         list(states(optimizer, Constant(optimizer, [torch.ones(107)]), optimizer.init(torch.ones(107))))
-
-
-def test_arguments_are_a_mapping():
-    arguments = Arguments({"b": [1, "x", None], "a": "1e-3"})
-    assert dict(arguments) == {"a": 1e-3, "b": (1, "x", None)}
-    assert len(arguments) == 2
-    with pytest.raises(TypeError):
-        arguments["a"] = 2  # type: ignore[index]
 
 
 @pytest.mark.parametrize(

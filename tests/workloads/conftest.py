@@ -1,35 +1,35 @@
 from dataclasses import replace
 
-import pyarrow
-import pyarrow.parquet
+import fabricated
+import numpy as np
 import pytest
 
-from dpopt.workloads.data import catalogue, checksums
+from dpopt.workloads.data import catalogue, records
 from dpopt.workloads.data.catalogue import SplitEntry
 
 
 @pytest.fixture
-def own_texts(tmp_path, monkeypatch):
-    """A function that replaces a data set of texts by others, in a folder and a cache of the test's own."""
-    monkeypatch.setenv("DPOPT_DATA", str(tmp_path / "data"))
+def root(tmp_path, monkeypatch):
+    """The folder of data sets and checkpoints, which is empty, beside a cache of the test's own."""
     monkeypatch.setenv("DPOPT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DPOPT_DATA", str(tmp_path / "data"))
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def own_texts(root, monkeypatch):
+    """A function that replaces a data set of texts by others, and returns the folder of data sets."""
 
     def put(name, **splits):
         dataset, parts = catalogue.entry(name), {}
         for split, (inputs, targets) in splits.items():
+            fabricated.write(root, dataset, split, inputs, targets)
+            is_labelled = not isinstance(targets[0], str)
+            of_targets = records.of_arrays([np.asarray(targets)]) if is_labelled else records.of_texts(targets)
             source = dataset.part(split).source
-            file = tmp_path / "data" / name / f"{source}-0.parquet"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            pyarrow.parquet.write_table(pyarrow.table({dataset.inputs: inputs, dataset.targets: targets}), file)
-            parts[split] = SplitEntry(source, len(inputs), checksums.of_texts(inputs), _checksum(targets))
+            parts[split] = SplitEntry(source, len(inputs), records.of_texts(inputs), of_targets)
         monkeypatch.setitem(catalogue.entries(), name, replace(dataset, splits=parts))
-        return tmp_path
+        return root
 
     return put
-
-
-def _checksum(targets):
-    import numpy as np
-
-    of_labels = not isinstance(targets[0], str)
-    return checksums.of_arrays([np.asarray(targets, np.int64)]) if of_labels else checksums.of_texts(targets)

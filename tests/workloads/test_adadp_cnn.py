@@ -12,12 +12,10 @@ from dpopt.workloads import adadp, data
 
 
 @pytest.fixture
-def weights(tmp_path, monkeypatch):
-    monkeypatch.setenv("DPOPT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("DPOPT_DATA", str(tmp_path))
-    fabricated.images(monkeypatch, tmp_path, "cifar10")
-    fabricated.images(monkeypatch, tmp_path, "cifar100_subset")
-    return fabricated.adadp_checkpoint(tmp_path)
+def weights(root, monkeypatch):
+    for name in ("cifar10", "cifar100_subset"):
+        fabricated.images(monkeypatch, root, name)
+    return fabricated.adadp_checkpoint(root)
 
 
 def create(**fields):
@@ -45,6 +43,7 @@ def test_features_are_those_of_the_convolutions(weights):
 def test_our_own_convolutions_learn_and_are_trained_once(weights, monkeypatch):
     for name, value in {"epochs": 5, "batch": 12, "rate": 0.03}.items():
         monkeypatch.setitem(adadp.RECIPE, name, value)
+    monkeypatch.setattr(adadp.features, "cores", lambda: 1)
     losses = []
     entropy = F.cross_entropy
 
@@ -85,10 +84,10 @@ def test_crops_move_images_over_black_ground_and_flips_mirror_them():
     assert seen == allowed
 
 
-def test_what_is_missing(weights, monkeypatch, tmp_path):
+def test_what_is_missing(weights, monkeypatch, root):
     assert create().missing() == []
     assert [entry.name for entry in create(convolutions="pretrained").missing()] == ["cifar100"]
-    (tmp_path / "checkpoints" / f"{adadp.OFFICIAL}.safetensors").unlink()
+    (root / "checkpoints" / f"{adadp.OFFICIAL}.safetensors").unlink()
     assert [entry.name for entry in create().missing()] == [adadp.OFFICIAL]
     monkeypatch.delenv("DPOPT_DATA")
     assert "set DPOPT_DATA" in str(create().missing()[-1])

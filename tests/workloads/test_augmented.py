@@ -15,12 +15,9 @@ FIELDS = {"data": "mnist", "architecture": "two_conv", "validation": 8}
 
 
 @pytest.fixture(autouse=True)
-def root(tmp_path, monkeypatch):
-    monkeypatch.setenv("DPOPT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("DPOPT_DATA", str(tmp_path))
-    fabricated.images(monkeypatch, tmp_path, "mnist", 28)
-    fabricated.images(monkeypatch, tmp_path, "cifar10")
-    return tmp_path
+def _small_data(root, monkeypatch):
+    fabricated.images(monkeypatch, root, "mnist", 28)
+    fabricated.images(monkeypatch, root, "cifar10")
 
 
 def workload(**fields):

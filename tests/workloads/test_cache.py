@@ -29,12 +29,7 @@ def test_arrays_are_made_once_and_read_again():
         assert np.array_equal(arrays["x"], [[0, 1, 2], [3, 4, 5]])
         assert np.array_equal(arrays["y"], [1, 1])
     assert len(calls) == 1
-
-
-def test_another_key_makes_others():
-    one = cache.arrays({"kind": "test", "n": 1}, lambda: {"x": np.zeros(1)})
-    two = cache.arrays({"kind": "test", "n": 2}, lambda: {"x": np.ones(1)})
-    assert one["x"] != two["x"]
+    assert cache.arrays({"kind": "test", "n": 2}, lambda: {"x": np.ones(1)})["x"] == 1
 
 
 def test_writing_to_an_array_changes_nothing_that_is_kept():
@@ -44,12 +39,8 @@ def test_writing_to_an_array_changes_nothing_that_is_kept():
 
 
 def test_a_build_that_fails_leaves_nothing_behind(folder):
-    def fail():
-        yield_first = {"x": np.zeros(3)}
-        raise RuntimeError(f"after {len(yield_first)}")
-
-    with pytest.raises(RuntimeError, match="after 1"):
-        cache.arrays({"kind": "test"}, fail)
+    with pytest.raises(ZeroDivisionError):
+        cache.arrays({"kind": "test"}, lambda: 1 / 0)
     assert not [path for path in (folder / "test").iterdir() if path.is_dir()]
     assert cache.arrays({"kind": "test"}, lambda: {"x": np.ones(1)})["x"][0] == 1
 
@@ -87,11 +78,6 @@ KEY = {"kind": "test"}
 MADE = {"x": np.random.default_rng(0).integers(0, 256, (40, 8), dtype=np.uint8), "y": np.arange(40)}
 
 
-def new_process():
-    """Forget which files were read already."""
-    cache._checksum.cache_clear()
-
-
 @pytest.fixture
 def kept(folder):
     """The folder of arrays that are kept, and how to look what it gives: the arrays, and how often they were made."""
@@ -100,7 +86,7 @@ def kept(folder):
 
     def look():
         times = []
-        new_process()
+        cache._checksum.cache_clear()  # as in a new process
         return cache.arrays(KEY, lambda: times.append(1) or MADE), len(times)
 
     return place, look
@@ -120,36 +106,18 @@ def test_no_flipped_bit_is_used(kept, capsys):
     place, look = kept
     files = [path for path in sorted(place.iterdir()) if path.name != "key.json"]  # nothing reads that one
     assert {path.name for path in files} == {"checksums.json", "x.npy", "y.npy"}
-    contents = [path.read_bytes() for path in files]
-    chance, total = random.Random(0), 8 * sum(map(len, contents))
-    for count, bit in enumerate(chance.sample(range(total), 100), 1):
-        which = 0
-        while bit >= 8 * len(contents[which]):
-            bit -= 8 * len(contents[which])
-            which += 1
-        files[which].write_bytes(flipped(contents[which], bit))
-        arrays, times = look()
-        assert is_made(arrays)
-        assert times == 1
-        assert capsys.readouterr().out.count("making it again") == 1, count
-        assert look()[1] == 0
+    contents, chance = {path: path.read_bytes() for path in files}, random.Random(0)
+    for path in files:
+        for bit in chance.sample(range(8 * len(contents[path])), 33):
+            path.write_bytes(flipped(contents[path], bit))
+            arrays, times = look()
+            assert is_made(arrays)
+            assert times == 1
+            assert capsys.readouterr().out.count("making it again") == 1, bit
+            assert look()[1] == 0
 
 
-def test_most_flipped_bits_would_be_used_without_checksums(kept):
-    """So that the test above shows something."""
-    place, _ = kept
-    content = (place / "x.npy").read_bytes()
-    used = 0
-    for bit in random.Random(0).sample(range(8 * len(content)), 100):
-        (place / "x.npy").write_bytes(flipped(content, bit))
-        try:
-            used += not np.array_equal(np.load(place / "x.npy", mmap_mode="c"), MADE["x"])
-        except (ValueError, SyntaxError):
-            continue
-    assert used > 50
-
-
-@pytest.mark.parametrize("name", ["x.npy", "y.npy", "checksums.json"])
+@pytest.mark.parametrize("name", ["x.npy", "checksums.json"])
 @pytest.mark.parametrize("harm", ["gone", "empty", "half", "longer", "text", "folder"])
 def test_no_other_harm_is_used(kept, folder, name, harm, capsys):
     place, look = kept
@@ -168,13 +136,11 @@ def test_no_other_harm_is_used(kept, folder, name, harm, capsys):
     assert sorted(path.name for path in (folder / "test").iterdir()) == [place.name, f"{place.name}.lock"]
 
 
-@pytest.mark.parametrize("how", ["file", "gone", "no checksums", "one more"])
+@pytest.mark.parametrize("how", ["file", "gone", "one more"])
 def test_a_folder_that_is_none_is_made(kept, how):
     place, look = kept
     if how == "one more":
         np.save(place / "z.npy", np.ones(1))
-    elif how == "no checksums":  # as older versions left it
-        (place / "checksums.json").unlink()
     else:
         shutil.rmtree(place)
         if how == "file":
@@ -198,22 +164,17 @@ def test_a_file_is_read_once_in_a_process_and_again_when_it_has_changed(kept, mo
 
 
 def test_arrays_in_use_stay_when_their_folder_is_made_again(kept):
+    """A build that fails leaves the damaged folder."""
     place, look = kept
-    new_process()
+    cache._checksum.cache_clear()
     used = cache.arrays(KEY, dict)
-    (place / "y.npy").unlink()
-    assert look()[1] == 1
-    assert is_made(used)
-
-
-def test_a_build_that_fails_leaves_the_damaged_folder(kept):
-    place, look = kept
     (place / "y.npy").unlink()
     before = sorted(path.name for path in place.iterdir())
     with pytest.raises(ZeroDivisionError):
         cache.arrays(KEY, lambda: 1 / 0)
     assert sorted(path.name for path in place.iterdir()) == before
     assert look()[1] == 1
+    assert is_made(used)
 
 
 def test_checksums_follow_the_content(tmp_path):

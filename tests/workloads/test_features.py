@@ -10,10 +10,7 @@ from torch import nn
 
 from dpopt.workloads import features
 
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("DPOPT_CACHE", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("root")
 
 
 def backbone():
@@ -33,6 +30,7 @@ def test_features_are_the_outputs_in_evaluation_mode():
     assert computed.dtype == torch.float32
     assert not computed.requires_grad
     torch.testing.assert_close(computed, expected)
+    assert features.computed(backbone, records(0), torch.Tensor.float).shape == (0, 5)
 
 
 def test_they_are_computed_once_for_each_key():
@@ -62,10 +60,6 @@ def test_the_number_of_cores_changes_no_bit(monkeypatch):
         monkeypatch.setattr(os, "sched_getaffinity", lambda process, count=count: set(range(count)))
         results.append(features.computed(layers, x, lambda x: x, batch=64))
     assert np.array_equal(*results)
-
-
-def test_features_of_no_records():
-    assert features.computed(backbone, records(0), torch.Tensor.float).shape == (0, 5)
 
 
 def test_parts_are_let_go_one_by_one():

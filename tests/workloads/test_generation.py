@@ -4,11 +4,9 @@ import itertools
 import math
 import os
 
-import fabricated
 import pytest
 import torch
 
-import dpopt
 from dpopt import registry
 from dpopt.errors import ConfigError
 from dpopt.workloads import generation, generation_metrics
@@ -58,7 +56,7 @@ def test_sequences():
         assert set(ids[last:]) == {end}
 
 
-@pytest.mark.parametrize("length", [4, 12, 20])
+@pytest.mark.parametrize("length", [4, 12])
 def test_long_sequences_are_cut_but_keep_a_target(length):
     x, y = tiny(length=length).tokens("train")
     assert x.shape[1] == length
@@ -89,19 +87,6 @@ def test_the_curve_is_about_the_first_reference_of_each_meaning():
     test = tiny().load()[1]
     assert torch.equal(test.x, x[::2])
     assert torch.equal(test.y, y[::2])
-
-
-@pytest.mark.parametrize("subset", ["full", "lora"])
-def test_engines_agree(subset):
-    workload = tiny(subset=subset)
-    sums = fabricated.clipped_sums(workload, *workload.tokens("train"), 0.1)
-    torch.testing.assert_close(*sums, rtol=1e-3, atol=1e-5)
-
-
-def test_conformance(monkeypatch, no_java):
-    monkeypatch.setattr(E2E, "batch_size", 4)
-    for check in dpopt.testing.workload_checks(tiny()):
-        check()
 
 
 def test_a_model_that_knows_its_sentences_writes_them(no_java):
@@ -149,7 +134,7 @@ def likelihood(predict, prompt, text):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_wide_beams_find_the_likeliest_text(seed):
+def test_beams_find_the_likeliest_text_and_one_beam_the_likeliest_token(seed):
     """End token 0, texts of at most three tokens, the end among them."""
     predict, prompts = chain(seed), [[1], [2, 3], [3, 1]]
     texts = generate(predict, prompts, end=0, length=5, beams=64)
@@ -159,11 +144,7 @@ def test_wide_beams_find_the_likeliest_text(seed):
         ended = [[*t, 0] for n in range(room) for t in itertools.product(range(1, 4), repeat=n)]
         best = max(whole + ended, key=lambda t: likelihood(predict, prompt, t))
         assert text == [token for token in best if token]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_one_beam_takes_the_likeliest_token(seed):
-    predict, prompts = chain(seed), [[1], [2, 3, 1], [3]]
+    prompts = [[1], [2, 3, 1], [3]]
     for prompt, text in zip(prompts, generate(predict, prompts, end=0, length=8), strict=True):
         expected = list(prompt)
         while len(expected) < 8:
@@ -195,7 +176,7 @@ def test_the_hubs_gpt2(restaurants, monkeypatch):
     import transformers
     from tokenizers import Tokenizer
 
-    folder = restaurants / "data" / "checkpoints" / "gpt2"
+    folder = restaurants / "checkpoints" / "gpt2"
     config = {"n_layer": 1, "n_embd": 8, "n_head": 2, "n_positions": 32, "vocab_size": 300}
     transformers.GPT2LMHeadModel(transformers.GPT2Config(**config)).save_pretrained(folder)
     tokenizer = Tokenizer.from_str(tiny().tokenizer()[0].to_str())
@@ -218,8 +199,7 @@ def test_the_real_data(monkeypatch):
     train, test = workload.load()
     assert len(train.x) == 42_061
     assert len(test.x) == 630
-    texts = generation.read("train")
-    assert not set(texts.sources) & set(generation.read("validation").sources)
+    assert not {*generation.read("train")[0]} & {*generation.read("validation")[0]}
     torch.manual_seed(0)
     model = workload.model().eval()
     with torch.no_grad():

@@ -16,10 +16,6 @@ REFERENCES = [
 ]
 
 
-def test_a_text_that_is_one_of_its_references_has_bleu_one():
-    assert mteval([r[1] for r in REFERENCES], REFERENCES)["bleu"] == pytest.approx(1)
-
-
 def test_bleu_by_hand():
     """Precisions 5/6, 3/5, 2/4, 1/3 over both references, and a reference as long as the text."""
     values = mteval(["the cat sat on a mat"], [["the cat sat on the mat", "there is a cat"]])
@@ -27,6 +23,7 @@ def test_bleu_by_hand():
 
 
 def test_bleu_takes_the_closest_reference_length():
+    assert mteval([r[1] for r in REFERENCES], REFERENCES)["bleu"] == pytest.approx(1)
     text, short, long = "one two three four five", "one two three four", "one two three four five six seven eight"
     assert mteval([text], [[long]])["bleu"] == pytest.approx(math.exp(1 - 8 / 5))
     assert mteval([text], [[long, short]])["bleu"] == pytest.approx(1)
@@ -36,11 +33,6 @@ def test_case_and_spaces_do_not_count_but_punctuation_does():
     reference = [["The Mill serves food, by the river."]]
     assert mteval(["the mill  serves FOOD , by the river ."], reference)["bleu"] == pytest.approx(1)
     assert mteval(["the mill serves food by the river"], reference)["bleu"] < 0.7
-
-
-def test_scores_do_not_depend_on_the_order_of_references_or_texts():
-    backwards = mteval(TEXTS[::-1], [list(reversed(r)) for r in REFERENCES[::-1]])
-    assert backwards == pytest.approx(mteval(TEXTS, REFERENCES))
 
 
 def test_nist_with_one_reference_is_nltks():
@@ -60,11 +52,8 @@ def test_nist_merges_references_by_hand():
     bigram = math.log2(2 / 1) / 2  # "a b" follows an "a", of which there are two
     unigrams = (2 * math.log2(3) + math.log2(6)) / 3
     assert nist([["a", "b", "d"]], references, order=2) == pytest.approx(unigrams + bigram)
-
-
-def test_nist_halves_a_text_of_two_thirds_the_length():
-    words = [["a", "b", "c"]]
-    assert nist([["a", "b"]], [words], order=1) == pytest.approx(0.5 * math.log2(3))
+    # A text of two thirds of the length is halved.
+    assert nist([["a", "b"]], [[["a", "b", "c"]]], order=1) == pytest.approx(0.5 * math.log2(3))
 
 
 @pytest.mark.parametrize("texts", [["", ""], ["", "a pub"]])

@@ -19,7 +19,6 @@ from dpopt.errors import ConfigError
 from dpopt.markup import MARKDOWN
 from dpopt.workloads import data
 from dpopt.workloads.data import catalogue
-from dpopt.workloads.data.source import open_source
 
 
 @pytest.fixture(autouse=True)
@@ -235,15 +234,6 @@ def test_a_saved_dataset_of_images(here):
     train = [row for row in range(6) if row not in for_tests(6, 0.5)]
     expected = np.stack(list(pixels.values()))[train].transpose(0, 3, 1, 2)
     assert np.array_equal(data.images("flowers", "train").x, expected)
-
-
-def test_rows_that_are_added_leave_the_others_in_their_split(here):
-    for name, rows in (("few", 40), ("many", 60)):
-        people(60).head(rows).to_csv(f"{name}.csv", index=False)
-        assert new(name, f"from={name}.csv", *STATED) == 0
-    few, many = (open_source(data.entry(name), "test") for name in ("few", "many"))
-    ages = [[age for batch in source.read("age") for age in batch] for source in (few, many)]
-    assert ages[1][: len(ages[0])] == ages[0]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ folder, from the Parquet files `$DPOPT_DATA/NAME/SPLIT-*.parquet` with the hub's
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,10 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpopt.errors import ConfigError, Missing
-from dpopt.fields import data_root
+from dpopt.fields import cache_root, data_root
 from dpopt.workloads import cache
 from dpopt.workloads.base import Split
-from dpopt.workloads.data import checksums, decoding, tables
+from dpopt.workloads.data import records
 from dpopt.workloads.data.catalogue import Column, Entry, SplitEntry, entry, names, pinned
 from dpopt.workloads.data.source import Source, absent, identity, open_source, read_column
 
@@ -79,46 +80,35 @@ def images(name: str, split: str, size: int | None = None) -> Split:
         ConfigError: an unknown name or split, a size that the data set cannot have, or records that cannot be loaded
             or are not the known ones.
     """
-    dataset, part = _part(name, split, "image")
+    dataset = _of_kind(name, split, "image")
     side = dataset.size if size is None else size
     if side is None or side < 1:
         raise ConfigError(f"{dataset.name}.size", size, "the images vary in size: expected the one to resize them to")
     if dataset.size not in (None, side):
         raise ConfigError(f"{dataset.name}.size", size, f"all images are {dataset.size} x {dataset.size}")
-    key = {"kind": "images", "size": side, "revision": decoding.REVISION, **_records(dataset, split, part)}
 
-    def decoded() -> dict[str, NDArray[Any]]:
-        source = open_source(dataset, split)
-        labels = _labels(source, dataset)  # before the pixels, which take minutes
-        pixels, digest = decoding.decode(dataset, source, side)
-        checksums.confirm(dataset, split, digest, checksums.of_arrays([labels]))
-        return {"x": pixels, "y": labels}
+    def decoded(source: Source) -> tuple[NDArray[Any], str]:
+        return records.decode(dataset, source, side)
 
-    arrays = cache.arrays(key, decoded)
-    return Split(torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"]))
+    return _kept({"kind": "images", "size": side, "revision": records.REVISION}, dataset, split, decoded)
 
 
 def table(name: str, split: str) -> Split:
     """One split of a table: encoded and checked once, memory-mapped from then on.
 
     Returns:
-        float32 inputs [n, width], see `tables.encode`, and int64 labels [n].
+        float32 inputs [n, width], see `records.encode`, and int64 labels [n].
 
     Raises:
         ConfigError: as `images`; also where ranges or values of columns are not stated.
     """
-    dataset, part = _part(name, split, "table")
+    dataset = _of_kind(name, split, "table")
     columns = {column: [stated.range, stated.values] for column, stated in dataset.columns.items()}
-    key = {"kind": "tables", "columns": columns, "revision": tables.REVISION, **_records(dataset, split, part)}
 
-    def encoded() -> dict[str, NDArray[Any]]:
-        source = open_source(dataset, split)
-        labels, inputs = _labels(source, dataset), tables.encode(dataset, source)
-        checksums.confirm(dataset, split, tables.digest(dataset, source), checksums.of_arrays([labels]))
-        return {"x": inputs, "y": labels}
+    def encoded(source: Source) -> tuple[NDArray[Any], str]:
+        return records.encode(dataset, source), records.of_columns(dataset, source)
 
-    arrays = cache.arrays(key, encoded)
-    return Split(torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"]))
+    return _kept({"kind": "tables", "columns": columns, "revision": records.REVISION}, dataset, split, encoded)
 
 
 def texts(name: str, split: str) -> Texts:
@@ -127,15 +117,15 @@ def texts(name: str, split: str) -> Texts:
     Raises:
         ConfigError: as `images`.
     """
-    dataset, _ = _part(name, split, "text", "pairs")
+    dataset = _of_kind(name, split, "text", "pairs")
     source = open_source(dataset, split)
     inputs = _strings(source, dataset.inputs)
     if dataset.kind == "pairs":
         targets = _strings(source, dataset.targets)
-        checksums.confirm(dataset, split, checksums.of_texts(inputs), checksums.of_texts(targets))
+        _confirm(dataset, split, records.of_texts(inputs), records.of_texts(targets))
         return Texts((inputs, targets), torch.zeros(len(inputs), dtype=torch.int64))
     labels = _labels(source, dataset)
-    checksums.confirm(dataset, split, checksums.of_texts(inputs), checksums.of_arrays([labels]))
+    _confirm(dataset, split, records.of_texts(inputs), records.of_arrays([labels]))
     return Texts(inputs, torch.from_numpy(labels))
 
 
@@ -144,7 +134,7 @@ def fingerprint(name: str) -> dict[str, Any]:
     dataset = entry(name)
     checked = {split: [part.inputs, part.targets] for split, part in dataset.splits.items()}
     unknown = {split: identity(dataset, split) for split, part in dataset.splits.items() if not part.inputs}
-    resized = {"resizing": decoding.REVISION} if dataset.kind == "image" and dataset.size is None else {}
+    resized = {"resizing": records.REVISION} if dataset.kind == "image" and dataset.size is None else {}
     return {"name": dataset.name, "splits": checked | unknown, **resized}
 
 
@@ -166,17 +156,45 @@ def checkpoint(file_stem: str) -> Path | None:
     return matching[0]
 
 
-def _part(name: str, split: str, *kinds: str) -> tuple[Entry, SplitEntry]:
+def _of_kind(name: str, split: str, *kinds: str) -> Entry:
     dataset = entry(name)
     if dataset.kind not in kinds:
         raise ConfigError("data", name, f"expected a data set of the kind {' or '.join(kinds)}, not {dataset.kind}")
-    return dataset, dataset.part(split)
+    dataset.part(split)  # refuses one that it has not
+    return dataset
 
 
-def _records(dataset: Entry, split: str, part: SplitEntry) -> dict[str, Any]:
-    # This part of a cache's key tells the records of a split from others.
+def _kept(
+    key: dict[str, Any], dataset: Entry, split: str, convert: Callable[[Source], tuple[NDArray[Any], str]]
+) -> Split:
+    """A split as arrays in the cache; `convert` gives the inputs and their checksum."""
+    part = dataset.part(split)
+    # This part of the key tells the records of a split from others.
     origin = [part.inputs, part.targets] if part.inputs else identity(dataset, split)
-    return {"name": dataset.name, "split": split, "data": origin}
+
+    def build() -> dict[str, NDArray[Any]]:
+        source = open_source(dataset, split)
+        labels = _labels(source, dataset)  # before the inputs, which may take minutes
+        inputs, checksum = convert(source)
+        _confirm(dataset, split, checksum, records.of_arrays([labels]))
+        return {"x": inputs, "y": labels}
+
+    arrays = cache.arrays({**key, "name": dataset.name, "split": split, "data": origin}, build)
+    return Split(torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"]))
+
+
+def _confirm(dataset: Entry, split: str, inputs: str, targets: str) -> None:
+    """Compare checksums with the entry's or, where it has none, with those of the first load, which are kept."""
+    part = dataset.part(split)
+    expected, origin = {"inputs": part.inputs, "targets": part.targets}, "the known ones"
+    if not part.inputs:
+        place = {"folder": str(dataset.folder)} if dataset.folder else {}
+        key = {"kind": "checksums", "name": dataset.name, "split": split, **place}
+        first = cache.arrays(key, lambda: {"inputs": np.array(inputs), "targets": np.array(targets)})
+        expected = {name: str(value) for name, value in first.items()}
+        origin = f"those loaded first (if they are meant to, delete {cache_root() / 'checksums'})"
+    records.verify(f"{dataset.name}.{split}.{dataset.inputs or 'columns'}", inputs, expected["inputs"], origin)
+    records.verify(f"{dataset.name}.{split}.{dataset.targets}", targets, expected["targets"], origin)
 
 
 def _labels(source: Source, dataset: Entry) -> NDArray[np.int64]:

@@ -39,7 +39,7 @@ class SplitEntry:
         source: the hub's name of the split, with which local files begin.
         records: how many records it has.
         inputs: SHA-256 over the inputs in row order, "" where it is not known: of images the decoded pixels as uint8,
-            rows before columns before channels; of texts see `checksums.of_texts`, of tables `tables.digest`.
+            rows before columns before channels; of texts see `records.of_texts`, of tables `records.of_columns`.
         targets: the same over the targets: labels as little-endian int64, or texts.
     """
 
@@ -147,7 +147,7 @@ class Entry:
 
     @property
     def width(self) -> int:
-        """Inputs of a model that a row of a table becomes, see `tables.encode`.
+        """Inputs of a model that a row of a table becomes, see `records.encode`.
 
         Raises:
             ConfigError: the ranges or the values of some columns are not stated.

@@ -24,7 +24,7 @@ from PIL import Image
 from dpopt import fields
 from dpopt.errors import ConfigError, unknown
 from dpopt.fields import Count, Name, Probability
-from dpopt.workloads.data import catalogue, checksums, decoding, tables
+from dpopt.workloads.data import catalogue, records
 from dpopt.workloads.data.catalogue import HOW_TO_STATE, UNSTATED, Column, Entry, SplitEntry
 from dpopt.workloads.data.source import ROWS, open_source, quiet, read_column
 
@@ -34,11 +34,10 @@ if TYPE_CHECKING:
 __all__ = ["HOW_TO_STATE", "NewDataKeys", "add", "differences"]
 FOLDER = Path("data")
 """Entries and files of one's own lie here, in the current folder."""
-FROM_THE_RECORDS = ("kind", "inputs", "targets", "splits", "classes", "size")
+_FROM_THE_RECORDS = ("kind", "inputs", "targets", "splits", "classes", "size")
 """Fields of an entry that the records and the keys of `new data` alone decide."""
-TEXTS = ("string", "large_string")
-TEST_SHARE = 0.2
-MOST_VALUES = 1000
+_TEXTS = ("string", "large_string")
+_MOST_VALUES = 1000
 """Classes, or categories of a column; more of them are something else."""
 
 Splits = dict[str, "Dataset"]
@@ -51,7 +50,7 @@ class NewDataKeys:
     Args:
         target: the column of the classes.
         inputs: the one column that is the input, of images or texts; by default the only other one there is.
-        test: share of the training records that becomes the test split where there is none; by default `TEST_SHARE`.
+        test: share of the training records that becomes the test split where there is none; by default a fifth.
         size: height and width that images are resized to.
         public: True if the ranges and values that are seen in the records are public knowledge.
         ranges, values: of a table's columns, by name.
@@ -101,7 +100,7 @@ def differences(name: str, place: Path, keys: Mapping[str, Any]) -> list[str]:
     options, stored = fields.build(NewDataKeys, keys, "new data"), catalogue.entry(name)
     with TemporaryDirectory(dir=".", prefix=".dpopt-") as scratch, quiet():
         fresh = _import(name, place, options, scratch)
-    differing = [each for each in FROM_THE_RECORDS if getattr(fresh, each) != getattr(stored, each)]
+    differing = [each for each in _FROM_THE_RECORDS if getattr(fresh, each) != getattr(stored, each)]
     stated = [column for column, content in fresh.columns.items() if content.is_stated]
     return differing + [column for column in stated if fresh.columns[column] != stored.columns.get(column)]
 
@@ -120,8 +119,8 @@ def _import(name: str, place: Path, options: NewDataKeys, scratch: str) -> Entry
     else:
         if kind == "table":
             content["columns"] = _columns(splits, options)
-        for split, records in splits.items():
-            kept = records.select_columns([chosen, options.target]) if chosen else records
+        for split, rows in splits.items():
+            kept = rows.select_columns([chosen, options.target]) if chosen else rows
             kept.to_parquet(_file(folder, split))
     entry = Entry(
         name=name,
@@ -129,7 +128,7 @@ def _import(name: str, place: Path, options: NewDataKeys, scratch: str) -> Entry
         targets=options.target,
         classes=len(classes),
         class_names=classes,
-        splits={split: SplitEntry(split, len(records)) for split, records in splits.items()},
+        splits={split: SplitEntry(split, len(rows)) for split, rows in splits.items()},
         licence="none stated",
         reference="own data",
         note=note,
@@ -142,12 +141,12 @@ def _import(name: str, place: Path, options: NewDataKeys, scratch: str) -> Entry
         source = open_source(entry, split)
         labels = np.array(read_column(source, entry.targets), np.int64)
         if kind == "image":
-            inputs = decoding.decode(entry, source, entry.size or 1)[1]  # of the pixels before resizing
+            inputs = records.decode(entry, source, entry.size or 1)[1]  # of the pixels before resizing
         elif kind == "text":
-            inputs = checksums.of_texts(read_column(source, entry.inputs))
+            inputs = records.of_texts(read_column(source, entry.inputs))
         else:
-            inputs = tables.digest(entry, source)
-        parts[split] = replace(entry.part(split), inputs=inputs, targets=checksums.of_arrays([labels]))
+            inputs = records.of_columns(entry, source)
+        parts[split] = replace(entry.part(split), inputs=inputs, targets=records.of_arrays([labels]))
     return replace(entry, splits=parts)
 
 
@@ -188,25 +187,25 @@ def _labelled(splits: Splits, target: str, stated: tuple[str, ...] | None) -> tu
     if isinstance(feature, datasets.ClassLabel):
         classes, numbers = tuple(feature.names), {number: number for number in range(len(feature.names))}
     else:
-        seen = {value for records in splits.values() for value in records.unique(target)}
+        seen = {value for rows in splits.values() for value in rows.unique(target)}
         if not stated:
             if None in seen or any(isinstance(value, float) and not value.is_integer() for value in seen):
                 raise ConfigError(f"target {target}", list(seen)[:5], "expected a class for each record")
-            if len(seen) > MOST_VALUES:
-                allowed = f"expected at most {MOST_VALUES:,} classes"
+            if len(seen) > _MOST_VALUES:
+                allowed = f"expected at most {_MOST_VALUES:,} classes"
                 raise ConfigError(f"target {target}", f"{len(seen)} values", allowed)
         classes = stated or tuple(str(value) for value in sorted(seen))
         numbers = {value: classes.index(str(value)) for value in seen if str(value) in classes}
     if len(classes) < 2:
         raise ConfigError(f"target {target}", list(classes), "expected at least two classes")
     numbered = {}
-    for split, records in splits.items():
-        values = records[target][:]
+    for split, rows in splits.items():
+        values = rows[target][:]
         for row, value in enumerate(values):
             if value not in numbers:
                 raise ConfigError(f"{split}[{row}].{target}", value, "expected one of the classes")
         labels: Any = [numbers[value] for value in values]
-        numbered[split] = records.remove_columns(target).add_column(target, labels)  # type: ignore[call-arg]
+        numbered[split] = rows.remove_columns(target).add_column(target, labels)  # type: ignore[call-arg]
     return classes, numbered
 
 
@@ -215,7 +214,7 @@ def _with_test(splits: Splits, share: float | None) -> tuple[Splits, str]:
         if share is not None:
             raise ConfigError("test", share, "there is a test split already")
         return splits, ""
-    share, train = share or TEST_SHARE, splits["train"]
+    share, train = share or 0.2, splits["train"]
     # The row number alone decides, so the same file gives the same split everywhere.
     digests = (hashlib.sha256(str(row).encode()).digest() for row in range(len(train)))
     is_test = np.array([int.from_bytes(digest[:8], "big") / 2**64 < share for digest in digests], bool)
@@ -234,7 +233,7 @@ def _input(features: Mapping[str, Any], options: NewDataKeys) -> tuple[Any, str]
     chosen = options.inputs or ("" if alone in options.values else alone)
     if chosen and chosen not in others:
         raise unknown("inputs", chosen, others)
-    is_text = bool(chosen) and _type(features[chosen]) in TEXTS
+    is_text = bool(chosen) and _type(features[chosen]) in _TEXTS
     kind = "image" if chosen in pictures else "text" if is_text else "table"
     # A key that would change nothing is refused: whoever gives it is mistaken.
     if options.inputs and kind == "table":
@@ -264,8 +263,8 @@ def _write_images(splits: Splits, column: str, options: NewDataKeys, folder: Pat
     channels = 1
     picture = pa.struct({"bytes": pa.binary(), "path": pa.string()})
     schema = pa.schema({column: picture, options.target: pa.int64()})
-    for split, records in splits.items():
-        encoded = records.cast_column(column, datasets.Image(decode=False))
+    for split, rows in splits.items():
+        encoded = rows.cast_column(column, datasets.Image(decode=False))
         with ParquetWriter(_file(folder, split), schema) as writer:
             batch: Any
             for batch in encoded.iter(ROWS):
@@ -281,7 +280,7 @@ def _write_images(splits: Splits, column: str, options: NewDataKeys, folder: Pat
                         raise ConfigError("from", where, allowed) from error
                     is_grey = image.mode in ("1", "L")
                     if options.size is not None:
-                        image = decoding.square(image.convert("L" if is_grey else "RGB"), options.size)
+                        image = records.square(image.convert("L" if is_grey else "RGB"), options.size)
                         coded = BytesIO()
                         image.save(coded, "PNG")  # without loss, unlike what most cameras write
                         content = coded.getvalue()
@@ -303,7 +302,7 @@ def _columns(splits: Splits, options: NewDataKeys) -> dict[str, Column]:
     for name in names:
         kind = _type(splits["train"].features[name])
         is_number = kind.startswith(("int", "uint", "float"))
-        if not is_number and kind not in (*TEXTS, "bool"):
+        if not is_number and kind not in (*_TEXTS, "bool"):
             raise ConfigError(name, kind, "expected a column of numbers, texts or truth values: leave it out")
         if name in options.values:
             columns[name] = Column(values=options.values[name])
@@ -313,13 +312,13 @@ def _columns(splits: Splits, options: NewDataKeys) -> dict[str, Column]:
             columns[name] = Column(range=options.ranges[name])
         elif options.public:
             # The user says that whatever the records show is public.
-            seen = {value for records in splits.values() for value in records.unique(name)} - {None}
+            seen = {value for rows in splits.values() for value in rows.unique(name)} - {None}
             if is_number:
                 finite = [float(value) for value in seen if np.isfinite(value)] or [0.0]
                 low, high = min(finite), max(finite)  # one number where all rows have the same
                 columns[name] = Column(range=(low, high) if low < high else (low - 1, low + 1))
-            elif len(seen) > MOST_VALUES:
-                allowed = f"expected at most {MOST_VALUES} categories: leave it out"
+            elif len(seen) > _MOST_VALUES:
+                allowed = f"expected at most {_MOST_VALUES} categories: leave it out"
                 raise ConfigError(name, f"{len(seen)} values", allowed)
             else:
                 columns[name] = Column(values=tuple(sorted(map(str, seen))) or ("",))

@@ -11,7 +11,6 @@ from typing import Any
 
 from dpopt.errors import ConfigError, Missing
 from dpopt.fields import data_root
-from dpopt.workloads import hub
 from dpopt.workloads.data.catalogue import Entry
 
 ROWS = 256
@@ -72,7 +71,7 @@ def files(dataset: Entry, split: str) -> list[Path] | None:
     for place in filter(None, (dataset.folder, root / dataset.name if root else None)):
         if held := sorted(place.glob(pattern)):
             return held
-    how = how_to_get(dataset)
+    how = _how_to_get(dataset)
     if root:  # whoever sets it wants no other source: the hub is not asked in its place
         raise Missing("DPOPT_DATA", str(root), f"expected {dataset.name}/{pattern} in it; {how}", "data", dataset.name)
     if dataset.hub is None:
@@ -83,17 +82,34 @@ def files(dataset: Entry, split: str) -> list[Path] | None:
 def absent(dataset: Entry) -> list[Missing]:
     """The data set where it is not at hand, else nothing; cheap, asks no hub."""
     try:
-        local = [files(dataset, split) for split in dataset.splits]
+        if None not in [files(dataset, split) for split in dataset.splits]:
+            return []
     except Missing as error:
         return [error]
-    if None not in local or hub.is_data_kept(str(dataset.hub)):
+    from datasets import config
+
+    if any(Path(config.HF_DATASETS_CACHE).glob(str(dataset.hub).replace("/", "___"))):  # loaded from the hub before
         return []
-    source = str(dataset.hub) if hub.is_online() else ""
-    return [Missing("data", dataset.name, how_to_get(dataset), "data", dataset.name, source)]
+    source = str(dataset.hub) if is_online() else ""
+    return [Missing("data", dataset.name, _how_to_get(dataset), "data", dataset.name, source)]
 
 
-def how_to_get(dataset: Entry) -> str:
-    """A sentence on what a user can do to have the data."""
+def is_online() -> bool:
+    """True if files that are not on this machine may be loaded from the hub: yes, unless HF_HUB_OFFLINE is set."""
+    from huggingface_hub import constants
+
+    return not constants.HF_HUB_OFFLINE
+
+
+def kept_file(hub: str, name: str) -> Path | None:
+    """The file `name` of the hub's model `hub` where it was loaded before; asks no hub."""
+    from huggingface_hub import try_to_load_from_cache
+
+    path = try_to_load_from_cache(hub, name)
+    return Path(path) if isinstance(path, str) else None
+
+
+def _how_to_get(dataset: Entry) -> str:
     how = f"set DPOPT_DATA to a folder that holds {dataset.name}/SPLIT-*.parquet"
     how = f"put SPLIT-*.parquet into {dataset.folder}, or {how}" if dataset.folder else how
     return f"{how}, or unset it and go online once to load {dataset.hub} from the hub" if dataset.hub else how
@@ -150,7 +166,7 @@ def _readable(dataset: Entry, where: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the libraries raise many kinds, none of them for a user to read
-        raise ConfigError(dataset.name, where, f"cannot be loaded ({error}); {how_to_get(dataset)}") from error
+        raise ConfigError(dataset.name, where, f"cannot be loaded ({error}); {_how_to_get(dataset)}") from error
 
 
 @contextmanager
