@@ -15,12 +15,14 @@ BOUNDS = {  # column -> what it is
 }
 
 
-def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
+def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
     """One panel for each target epsilon of the optimizers, one for the controls; a bar ends at the claimed epsilon."""
     frame = frame[frame["failure"] == ""]
     panels = [(f"ε = {target:g}", rows) for target, rows in _optimizers(frame).groupby("epsilon_target")]
     if (frame["kind"] == "control").any():
         panels.append(("broken on purpose", frame[frame["kind"] == "control"]))
+    if not panels:
+        return None
     height = 1.2 + 0.24 * max(len(rows) for _, rows in panels)
     figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), height), squeeze=False)
     for axis, (title, rows) in zip(axes[0], panels, strict=True):

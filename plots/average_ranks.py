@@ -3,11 +3,12 @@
 import textwrap
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpopt.results import ranking, statistics
+from dpopt.results import ranking
 from dpopt.results.drawing import GREY, Styles
 
 NEEDS = "ranking"
@@ -33,9 +34,8 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
     axis.set(xlabel=f"rank at equal {ranking.BUDGETS[frame['by'].iloc[0]]}")
     axis.grid(alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
-    test = ranking.rank_test(frame)
-    if test:
-        _join(axis, statistics.cliques(averages["rank"].to_numpy(), test.critical))
+    if test := ranking.rank_test(frame):
+        _join(axis, _cliques(averages["rank"].to_numpy(), test[1]))
     below = textwrap.fill(f"Lines: ranks in single blocks. {ranking.verdict(frame)}", 95)
     figure.text(0.02, 0, below, va="top", size=8)
     return figure
@@ -45,6 +45,16 @@ def _name(row: dict) -> str:
     """With what its ranks were imputed for: replicates that failed, blocks whose budget it cannot keep."""
     failures = f" †{row['failures']}" if row["failures"] else ""
     return ranking.named(row) + failures + (f" ({row['lacking']} out of reach)" if row["lacking"] else "")
+
+
+def _cliques(averages: np.ndarray, critical: float) -> list[tuple[int, int]]:
+    """First and last of each largest group of methods whose ascending average ranks are closer than `critical`."""
+    groups: list[tuple[int, int]] = []
+    for first, rank in enumerate(averages):
+        last = int(np.searchsorted(averages, rank + critical)) - 1
+        if last > first and (not groups or last > groups[-1][1]):
+            groups.append((first, last))
+    return groups
 
 
 def _join(axis: Axes, cliques: list[tuple[int, int]]) -> None:

@@ -7,9 +7,9 @@ learning" (arXiv 2510.20616).
 import math
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpopt.results.axes import log_axis
 from dpopt.results.drawing import Styles, legend, named_epsilon, panels, shades
 
 NEEDS = "classes"
@@ -40,6 +40,17 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
         if axis.get_subplotspec().is_first_col():
             axis.set_ylabel("relative weight")
     for axis in axes.values():
-        log_axis(axis)
+        _log_axis(axis)
     legend(figure)
     return figure
+
+
+def _log_axis(axis: Axes) -> None:
+    """A logarithmic y axis of what is drawn, with plain numbers at its ticks: of narrow axes not at tens alone."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axis.set_yscale("log")
+    low, high = axis.get_ylim()
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter(NullFormatter())

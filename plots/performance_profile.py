@@ -1,4 +1,8 @@
-"""Share of blocks in which a method is within each distance of the best at equal cost (`statistics.profile`)."""
+"""Share of blocks in which a method is within each distance of the best at equal cost.
+
+Dolan and Moré ("Benchmarking optimization software with performance profiles", Mathematical Programming 2002) compare
+running times by their ratio. Scores have no common zero, so here it is the difference, in the score's unit.
+"""
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -9,7 +13,6 @@ from matplotlib.figure import Figure
 from dpopt.results import ranking
 from dpopt.results.drawing import Style, Styles, by_label, legend
 from dpopt.results.scores import shown
-from dpopt.results.statistics import profile
 
 NEEDS = "ranking"
 APART = 0.08
@@ -42,7 +45,8 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
 def _line(axis: Axes, rows: pd.DataFrame, blocks: int, factor: float, farthest: float, style: Style) -> None:
     """Markers where a block comes in; one that the method is not in never does."""
     gaps = (-factor * rows["difference"]).where(ranking.has_score(rows), np.inf).to_numpy()
-    distances, shares = profile(np.pad(gaps, (0, blocks - len(gaps)), constant_values=np.inf))
+    distances = np.unique(np.append(gaps[np.isfinite(gaps)], 0.0))
+    shares = (gaps <= distances[:, None]).sum(axis=1) / blocks
     ends, last = np.append(distances, farthest), np.append(shares, shares[-1])
     options = {"where": "post", "markersize": 4, "clip_on": False, "label": ranking.named(rows.iloc[0].to_dict())}
     axis.step(ends, last, markevery=range(len(distances)), **options, **style.line)

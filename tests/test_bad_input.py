@@ -80,25 +80,18 @@ def answer(words, capfd):
 REFUSED = [
     ("epsilon rate=0.1 rate=0.2 noise=1 draws=10 delta=1e-5", "rate: .* the key is given twice"),
     ("calibrate rate=0.1 draws=9 epsilon=1 delta=1e-5 fields.lr=1 +fields.lr=2", "fields.lr: .* given twice"),
-    ("plan suite=odd seeds=0 seeds=1", "seeds: .* given twice"),
     ("table suite=odd results=a results=b", "results: .* given twice"),
-    ("list what=data what=models", "what: .* given twice"),
     ("calibrate rate=1 draws=100 epsilon=0.01 delta=1e-10 accountant=rdp", "accountant=pld reaches it"),
     ("calibrate examples=1000 batch_size=10 epochs=1e-9 epsilon=1", "epochs: .* takes 0.01 epochs"),
     ("epsilon rate=0.1 noise=[] draws=10 delta=1e-5", "noise"),
-    ("epsilon rate=0.1 noise=1 draws=10 delta=1e-5 accountant=[]", "accountant"),
     ("epsilon rate=0.1 noise=1 draws=1e30 delta=1e-5", "draws"),
-    ("calibrate rate=0 draws=10 epsilon=1 delta=1e-5", "rate"),
     ("calibrate rate=0.1 draws=1e12 epsilon=1 delta=1e-5", "draws"),
     ("calibrate examples=1000 batch_size=10 epochs=1e12 epsilon=1", "epochs"),
     ("calibrate rate=0.1 draws=10 epsilon=1 delta=1e-5 accountant=[rdp]", "accountant"),
-    ("calibrate rate=0.1 draws=10 epsilon=1e400 delta=1e-5", "infinity is `inf`"),
     ("epsilon rate=0.1 noise=1e400 draws=10 delta=1e-5", "infinity is `inf`"),
     ("plan suite=odd epochs=1e12", "epochs"),
     ("plan suite=odd results=", "results"),
     ("plan suite=odd optimizers=[dp_sgd,dp_sgd]", "repeated"),
-    ("plan suite=odd settings.dp_sgd.grid.lr=[1,1]", "repeated"),
-    ("table suite=odd optimizers=", "optimizers"),
     ("verify results=", "results"),
     ("bench engines=none optimizers=none batch_size=1e30", "batch_size"),
 ]
@@ -127,16 +120,6 @@ def test_a_folder_without_results_is_not_verified(folder, capfd):
     (folder / "nothing").mkdir()
     assert main(["verify", "results=nothing"]) == 1
     assert "nothing verified" in capfd.readouterr().out
-
-
-@pytest.mark.parametrize("delta", ["0.999999999999", "1e-05", "1.23456789e-07"])
-def test_delta_is_printed_as_it_is(delta, capfd):
-    for words in (
-        f"epsilon rate=0.1 noise=1 draws=10 delta={delta}",
-        f"calibrate rate=0.1 draws=9 delta={delta} epsilon=1",
-    ):
-        assert main([*words.split(), "accountant=rdp"]) == 0
-        assert f"delta = {float(delta)!r}" in capfd.readouterr().out
 
 
 def test_no_fields_are_none_given(folder, capfd):
@@ -179,7 +162,7 @@ def test_a_file_that_is_no_suite_is_named(name, folder, capfd):
 
 def test_some_changed_suites(folder, capfd):
     """Some changes do not matter."""
-    errors = [plan_file(name, content, folder, capfd) for name, content in oddities.of_yaml(shipped(), 24)]
+    errors = [plan_file(name, content, folder, capfd) for name, content in oddities.of_yaml(shipped(), 9)]
     assert 1 < sum(error == "" for error in errors) < len(errors) / 2
 
 
@@ -212,7 +195,6 @@ REFUSED_CALLS = [
     ({"epochs": 1e-9}, r"^epochs: 1e-09 .* makes no draw: one of B = 20 takes 0\.333 epochs$"),
     ({"epochs": 0.1, "batch_size": 30}, "^epochs: 0.1 .* takes 0.5 epochs$"),
     ({"checkpoint": ""}, "^checkpoint: '' cannot be used; expected a path"),
-    ({"checkpoint": "\0"}, r"^checkpoint: '\\x00' cannot be used; expected a path"),
     ({"train": (np.ma.masked_less(oddities.records()[0].numpy(), -1), Y)}, "^train: '[0-9]+ masked values' .* fill"),
     ({"train": {"x": np.ma.masked_equal(Y, 1), "y": Y}}, r"^train\.x: '[0-9]+ masked values'"),
     ({"train": (oddities.records()[0], np.ma.masked_equal(Y, 1))}, "^train: '[0-9]+ masked values'"),
@@ -224,7 +206,6 @@ REFUSED_CALLS = [
         {"train": (masked_tensor(oddities.records()[0], oddities.records()[0] > -1), Y)},
         "^train: '[0-9]+ masked values'",
     ),
-    ({"device": "meta"}, "^device: 'meta'"),
     (
         {"train": (oddities.records()[0].long(), oddities.records()[1])},
         "inputs int64 .* numbers stay so, give floats",
@@ -301,14 +282,6 @@ def test_a_label_out_of_range_is_found_wherever_it_is(label):
     for data in ({"train": (x, y)}, {"test": (x, y)}):
         with pytest.raises(ConfigError, match=rf"^loss: .* targets int64 .* {label}.* out of bounds"):
             fit(**data)
-
-
-def test_a_token_out_of_range_is_found_wherever_it_is():
-    tokens = torch.randint(0, 9, (60, 5), generator=torch.Generator().manual_seed(0))
-    tokens[37, 3] = 9
-    model = torch.nn.Sequential(torch.nn.Embedding(9, 2), torch.nn.Flatten(), torch.nn.Linear(10, 2))
-    with pytest.raises(ConfigError, match=r"^model: .* from 0 to 9 .* out of range"):
-        fit(model=model, train=(tokens, oddities.records()[1]))
 
 
 @pytest.mark.parametrize("engine", ["auto", "vmap"])

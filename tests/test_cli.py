@@ -8,8 +8,8 @@ from fabricated import noted
 
 from dpopt.cli import main
 from dpopt.cli.keys import read
-from dpopt.cli.privacy import CalibrateKeys
-from dpopt.cli.results import RankKeys
+from dpopt.cli.privacy import Calibrate
+from dpopt.cli.results import Rank
 from dpopt.errors import ConfigError
 
 KNOWN = Path(__file__).parent / "privacy" / "known_answers.csv"
@@ -20,28 +20,30 @@ def spent(text):
     return {name: float(value) for value, name in re.findall(r"epsilon = (\S+)  \((\w+)", text)}
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['rate']}-{row['noises']}")
-def test_epsilon_reproduces_known_answers(row, capsys):
-    noises = row["noises"].split(";")
-    noise = f"[{','.join(noises)}]" if len(noises) > 1 else noises[0]
-    arguments = [f"rate={row['rate']}", f"noise={noise}", f"draws={row['draws']}", f"delta={row['delta']}"]
-    assert main(["epsilon", *arguments, "accountant=[pld,rdp]"]) == 0
-    found = spent(capsys.readouterr().out)
-    assert found["pld"] == pytest.approx(float(row["pld"]), abs=2e-3)
-    if row["rdp"]:
-        assert found["rdp"] == pytest.approx(float(row["rdp"]), rel=1e-3)
+def test_epsilon_reproduces_known_answers(capsys):
+    for row in ROWS[::4]:  # `tests/privacy` has them all
+        noises = row["noises"].split(";")
+        noise = f"[{','.join(noises)}]" if len(noises) > 1 else noises[0]
+        arguments = [f"rate={row['rate']}", f"noise={noise}", f"draws={row['draws']}", f"delta={row['delta']}"]
+        assert main(["epsilon", *arguments, "accountant=[pld,rdp]"]) == 0
+        found = spent(capsys.readouterr().out)
+        assert found["pld"] == pytest.approx(float(row["pld"]), abs=2e-3)
+        if row["rdp"]:
+            assert found["rdp"] == pytest.approx(float(row["rdp"]), rel=1e-3)
 
 
 def test_epsilon_of_a_probed_run(capsys):
-    base = ["epsilon", "rate=0.02", "draws=250", "delta=1e-5", "accountant=rdp"]
-    assert main([*base, "noise=1.1"]) == 0
-    plain = spent(capsys.readouterr().out)["rdp"]
-    assert main([*base, "noise=1.1", "probe_noise=4", "probe_every=5"]) == 0
-    probed = spent(capsys.readouterr().out)["rdp"]
-    assert main([*base, "noise=1.1", "probe_noise=4", "probe_every=1"]) == 0
-    always = spent(capsys.readouterr().out)["rdp"]
-    assert main([*base, "noise=[1.1,4,4,4]"]) == 0
-    assert plain < probed < always == spent(capsys.readouterr().out)["rdp"]
+    """Three probes in every fifth draw cost less than in every one, which is a draw of four releases."""
+    of_run = ["epsilon", "rate=0.02", "draws=250", "delta=1e-5", "accountant=rdp"]
+    found = []
+    for probes in (
+        ["noise=1.1"],
+        *(["noise=1.1", "probe_noise=4", f"probe_every={k}"] for k in (5, 1)),
+        ["noise=[1.1,4,4,4]"],
+    ):
+        assert main([*of_run, *probes]) == 0
+        found.append(spent(capsys.readouterr().out)["rdp"])
+    assert found[0] < found[1] < found[2] == found[3]
 
 
 @pytest.mark.parametrize(("target", "losses"), [(1, 9.266), (3, 5.717), (8, 3.835)])
@@ -62,21 +64,14 @@ def test_printed_noise_is_enough(capsys):
         assert spent(capsys.readouterr().out)["rdp"] <= target
 
 
-def test_list(capsys):
-    assert main(["list"]) == 0
-    printed = capsys.readouterr().out
-    for name in ("hyfreedp", "fiber", "adadp", "digits_mlp", "quickstart"):
-        assert name in printed
-
-
 def test_keys_are_read_by_their_annotations():
     words = ["suite=a", "seeds=[0,1]", "epsilon=3", "against=a [b]: c", "budgets=[1e3, 2]", "results=~", "by=draws"]
-    asked = read(RankKeys, words, "rank")
+    asked = read(Rank, words, "rank")
     assert (asked.seeds, asked.epsilon, asked.against, asked.budgets) == ((0, 1), (3.0,), "a [b]: c", (1000.0, 2.0))
     assert (asked.results, asked.by, asked.optimizers) == (Path.home(), "draws", None)
     assert asked.overrides == ["suite=a", "epsilon=[3]", "seeds=[0,1]", f"results={Path.home()}"]
     fields = ["fields.lr=1e-3", "fields.base={name: fiber}", "fields.base.kappa=0.5", "delta=null"]
-    asked = read(CalibrateKeys, ["epsilon=inf", *fields], "calibrate")
+    asked = read(Calibrate, ["epsilon=inf", *fields], "calibrate")
     assert (asked.epsilon, asked.delta) == (math.inf, None)
     assert asked.fields == {"lr": "1e-3", "base": {"name": "fiber", "kappa": 0.5}}
 
@@ -97,9 +92,9 @@ def test_keys_are_read_by_their_annotations():
 )
 def test_a_key_that_cannot_be_read_is_named(word, message):
     with pytest.raises(ConfigError, match=message):
-        read(RankKeys, ["suite=a", word], "rank")
+        read(Rank, ["suite=a", word], "rank")
     with pytest.raises(ConfigError, match="the key `suite` is missing"):
-        read(RankKeys, [], "rank")
+        read(Rank, [], "rank")
 
 
 SMALL = [
@@ -131,27 +126,20 @@ def test_a_suite_from_plan_to_figures(tmp_path, monkeypatch, capsys):
     assert "ε with tuning" in printed
     figures = tmp_path / "plots"
     figures.mkdir()
-    for file in (Path(__file__).parents[1] / "plots").glob("*.py"):
-        (figures / file.name).write_text(file.read_text())
+    for name in ("accuracy_vs_epsilon", "learning_rate", "audit", "clip_batch_heatmap"):
+        (figures / f"{name}.py").write_text((Path(__file__).parents[1] / "plots" / f"{name}.py").read_text())
     assert main(["plot", "suite=quickstart", here, f"plots={figures}"]) == 0
-    drawn = [path.stem for path in (figures / "out" / "quickstart").iterdir()]
-    assert set(drawn) > {"accuracy_vs_epsilon", "accuracy_vs_total_epsilon", "learning_rate", "average_ranks"}
-    assert not {"audit", "step_cost", "clip_batch_heatmap", "gradient_norms"} & set(drawn)
-    assert len(drawn) == 2 * len(set(drawn)), "each as SVG and as PNG"
+    drawn = sorted(path.name for path in (figures / "out" / "quickstart").iterdir())
+    assert drawn == [f"{name}.{kind}" for name in ("accuracy_vs_epsilon", "learning_rate") for kind in ("png", "svg")]
     (figures / "out" / "quickstart" / "learning_rate.svg").unlink()
     assert main(["plot", "suite=quickstart", here, f"plots={figures}", "figure=learning_rate"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].count("learning_rate.") == 2
     assert main(["rank", "suite=quickstart", here, "budgets=[4]"]) == 0
-    ranked = capsys.readouterr().out
-    assert all(label in ranked for label in ("dp_sgd", "hyfreedp", "adadp"))
-    assert "average rank" in ranked
     assert main(["rank", "suite=quickstart", here, "by=draws"]) == 0
     assert "Methods have the same number of draws" in capsys.readouterr().out
     assert main(["report", "suite=quickstart", here, f"plots={figures}"]) == 0
     folder = tmp_path / "results" / "suites" / "quickstart"
-    page = (folder / "report.html").read_text()
-    assert "<svg" in page
-    assert "hyfreedp" in page
+    assert "<svg" in (folder / "report.html").read_text()
     kinds = {f"table.{kind}" for kind in ("md", "csv", "tex", "html")} | {"suite.json", "parts", "report.html"}
     kinds |= {f"ranking_{by}.{kind}" for by in ("epsilon", "draws") for kind in ("md", "csv")}
     assert {path.name for path in folder.iterdir()} == kinds
@@ -272,16 +260,12 @@ def test_a_run_of_a_search_that_has_was_cut_short_is_damaged(searches, capsys):
         (["run", "suite=quickstart", "device=gpu"], "device: 'gpu' cannot be used; expected auto, cpu, cuda or cuda:N"),
         (["plan", "suite=quickstart", "settings.dp_sgd.tuning=private"], r"dp_sgd\.selection: None"),
         (["plan", "suite=quickstart", "settings.dp_sgd.selection=composd"], "did you mean 'composed'"),
-        (["rank", "suite=quickstart", "results=/nowhere"], "/nowhere holds nothing of it"),
-        (["report", "suite=quickstart", "results=/nowhere"], "/nowhere holds nothing of it"),
         (["plot", "suite=quickstart", "figure=acuracy_vs_epsilon"], "did you mean 'accuracy_vs_epsilon'"),
         (["table", "suite=quickstart", "results=/nowhere"], "/nowhere holds nothing of it"),
         (["epsilon", "rate=0.1", "noise=1", "draws=10"], "delta"),
-        (["epsilon", "rate=2", "noise=1", "draws=10", "delta=1e-5"], "rate"),
         (["epsilon", "rate=0.1", "noise=-1", "draws=10", "delta=1e-5"], "noise"),
         (["epsilon", "rate=0.1", "noise=1", "drawz=10", "delta=1e-5"], "did you mean 'draws'"),
         (["calibrate", "epsilon=1", "examples=100", "batch_size=200", "draws=10"], "batch_size"),
-        (["calibrate", "epsilon=0", "examples=100", "batch_size=20", "draws=10"], "epsilon"),
         (["calibrate", "epsilon=1", "draws=10"], "batch_size|examples"),
         (["calibrate", "epsilon=1", "rate=0.1", "draws=10", "delta=1e-5", "optimizer=fibre"], "did you mean 'fiber'"),
     ],

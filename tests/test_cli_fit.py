@@ -44,21 +44,8 @@ def test_from_a_file_to_a_folder(here, capsys):
     assert right == pytest.approx(result.record["test_accuracy"])
     assert f"test_accuracy = {right:.4g}" in printed
     assert right > 0.7
-    assert (
-        main(
-            [
-                "fit",
-                "data=people",
-                "optimizer=adadp",
-                *QUICK,
-                "options.hidden=0",
-                "average=0.9",
-                "epochs=1",
-                "to=linear",
-            ]
-        )
-        == 0
-    )
+    words = ["data=people", "optimizer=adadp", *QUICK, "options.hidden=0", "average=0.9", "epochs=1", "to=linear"]
+    assert main(["fit", *words]) == 0
     linear = dpopt.load("linear", registry.create_workload("table", data="people", hidden=0).model())
     assert linear.record["average"] == 0.9
     assert "ADADP" in linear.record["optimizer"]
@@ -84,20 +71,13 @@ SAID = ["optimizer=dp_sgd", *QUICK, "epochs=4", "to=folder"]
         (["from=people.csv", *SAID[:-1]], "the key `to` is missing"),
         (["from=people.csv", *SAID[:-1], "to=people.csv"], "to: 'people.csv' cannot be used; it exists"),
         (SAID, "expected one of workload=NAME, data=NAME and from=PATH"),
-        (["from=people.csv", "workload=table", *SAID], "expected one of"),
         (["target=label", *SAID], "expected from=PATH"),
         (["from=nowhere.csv", *SAID], "from: 'nowhere.csv' cannot be used; there is nothing"),
         (["from=People.csv", *SAID], "name: 'People' cannot be used; expected words of small letters"),
         (["from=people.csv", "target=labl", *SAID], "did you mean 'label'"),
         (["from=people.csv", "ranges.agee=[0,1]", *SAID], "did you mean 'age'"),
         (["from=people.csv", *SAID[1:], "optimizer=dp_sdg"], "did you mean 'dp_sgd'"),
-        (["from=people.csv", *(word for word in SAID if word != "epsilon=3"), "epsilon=-1"], "fit.epsilon: -1"),
-        (
-            ["from=people.csv", *(word for word in SAID if word != "accountant=rdp"), "accountant=rpd"],
-            "did you mean 'rdp'",
-        ),
         (["from=people.csv", *SAID, "device=cuda:77"], "device: 'cuda:77'"),
-        (["data=peple", *SAID], "data"),
         (["workload=digits_mpl", *SAID], "did you mean 'digits_mlp'"),
     ],
 )
@@ -110,8 +90,6 @@ def test_what_cannot_be_used_is_one_error_before_any_work(words, message, here, 
 
 
 def test_what_is_public_has_to_be_stated(here, capsys):
-    assert main(["fit", "from=people.csv", *SAID]) == 2
-    assert "state in data/people.yaml what is known of each" in " ".join(capsys.readouterr().err.split())
     assert main(["fit", "from=people.csv", *SAID]) == 2
     assert "state in data/people.yaml what is known of each" in " ".join(capsys.readouterr().err.split())
     assert not (here / "folder").exists()

@@ -7,7 +7,9 @@ from fabricated import SMALL, noted
 
 from dpopt.cli import main
 from dpopt.cli.running import SHOWN
+from dpopt.runs import probe
 from dpopt.store import Store
+from dpopt.suites.estimate import Timing
 
 TRACEBACK = (
     "Traceback (most recent call last):\n" + "".join(f"  frame {k}\n" for k in range(9)) + "ValueError: [no] luck\n"
@@ -101,7 +103,8 @@ def test_a_run_needs_both(tmp_path, nowhere, capsys, monkeypatch):
     assert not [path for path in (tmp_path / "results").rglob("*") if path.is_file()]
 
 
-def test_no_more_hours_than_allowed(tmp_path, capsys):
+def test_no_more_hours_than_allowed(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(probe, "timings", lambda rows, *given: {k: Timing(draw=1.0) for k in range(len(rows))})
     arguments = [*SMALL, "seeds=[0,1]", f"results={tmp_path}"]
     assert main(["run", *arguments, "max_hours=1e-9"]) == 2
     refused = " ".join(capsys.readouterr().err.split())

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import dpopt
 from dpopt.cli import COMMANDS, main
 from dpopt.cli.completion import offers
 
@@ -35,36 +34,25 @@ def _in_the_source_tree(monkeypatch):
     [
         ("run suite=quicks", ["suite=quickstart"]),
         ("run suite=quickstart optim", ["optimizers="]),
-        ("run suite=quickstart sui", []),
         ("run eng", ["engine="]),
         ("fit targ", ["target="]),
-        ("new data x from", ["from="]),
         ("run diagnostics=", ["diagnostics=true", "diagnostics=false"]),
         ("run suite=quickstart optimizers=hyfreedp_w", ["optimizers=hyfreedp_warm"]),
         ("run suite=quickstart optimizers=[fiber,dp_adamb", [f"optimizers=[fiber,dp_adambc{end}" for end in ",]"]),
         ("run suite=quickstart optimizers=[fiber,fib", []),
-        ("run workloads=[gm", ["workloads=[gmm,", "workloads=[gmm]"]),
-        ("run seeds=", []),
         ("table suite=quickstart com", ["compare="]),
         ("table compare=", ["compare=published"]),
         ("rank by=", ["by=epsilon", "by=draws", "by=gradients", "by=seconds"]),
         ("plot figure=average_", ["figure=average_ranks"]),
         ("plot plots=tests figure=test_complet", ["figure=test_completion"]),
-        ("bench cas", ["cases="]),
         ("audit controls=f", ["controls=false"]),
         ("audit workl", ["workloads="]),
-        ("calibrate optimizer=dp_adamw", ["optimizer=dp_adamw"]),
-        ("list what=mod", ["what=models"]),
         ("new op", ["optimizer"]),
         ("new optimizer su", []),
     ],
 )
 def test_offers(line, words):
     assert offered(line) == words
-
-
-def test_every_registered_name_is_offered():
-    assert {f"optimizers={name}" for name in dpopt.optimizers()} <= set(offered("run optimizers="))
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if not COMMANDS[name].words])
@@ -105,30 +93,14 @@ def test_fish_completes():
     assert shell("fish", script) == ["suite=quickstart"]
 
 
-def test_zsh_knows_the_command():
-    script = 'autoload -Uz compinit; compinit -D; eval "$(register-python-argcomplete dpopt)"; echo $_comps[dpopt]'
-    assert shell("zsh", script) == ["_python_argcomplete"]
-
-
-def test_completing_imports_no_torch():
-    line = "dpopt run suite=quickstart optimizers=[fib"
-    code = "import sys; sys.argv = ['dpopt']; import os; os._exit = lambda code: None\n"
-    code += "import dpopt.cli, io; from dpopt.cli import main, _parser, COMMANDS\n"
-    code += "from dpopt.cli.completion import answer\nanswer(_parser(), COMMANDS)\nprint('torch' in sys.modules)"
-    asked = {
-        "_ARGCOMPLETE": "1",
-        "COMP_LINE": line,
-        "COMP_POINT": str(len(line)),
-        "_ARGCOMPLETE_STDOUT_FILENAME": os.devnull,
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **asked}, capture_output=True, text=True, check=True
+def test_completing_imports_nothing_that_takes_seconds():
+    code = "import sys, os; sys.argv = ['dpopt']; os._exit = lambda code: None\n"
+    code += "from dpopt.cli import main, _parser, COMMANDS; from dpopt.cli.completion import answer\n"
+    code += (
+        "answer(_parser(), COMMANDS)\nprint([name for name in ('hydra', 'omegaconf', 'torch') if name in sys.modules])"
     )
-    assert done.stdout.split() == ["False"]
-
-
-def test_the_command_line_starts_without_what_reads_suites():
-    code = (
-        "import sys; import dpopt.cli; print([name for name in ('hydra', 'omegaconf', 'torch') if name in sys.modules])"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+    line = "dpopt run eng"
+    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}
+    asked |= {"_ARGCOMPLETE_STDOUT_FILENAME": os.devnull}
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr

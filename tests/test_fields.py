@@ -24,13 +24,8 @@ class Example:
 
 
 def test_plain_data_becomes_fields():
-    made = fields.build(Example, {"lr": "1e-3", "betas": [0.5, 0], "steps": 3.0, "tau": None, "flag": True}, "example")
-    assert made == Example(1e-3, (0.5, 0.0), 3, None, "a", True)
-
-
-@pytest.mark.parametrize("taps", [[1], [1, "2e-1", 3.0]])
-def test_a_tuple_of_any_length(taps):
-    assert fields.build(Example, {"taps": taps}, "example").taps == tuple(float(tap) for tap in taps)
+    values = {"lr": "1e-3", "betas": [0.5, 0], "steps": 3.0, "tau": None, "flag": True, "taps": [1, "2e-1", 3.0]}
+    assert fields.build(Example, values, "example") == Example(1e-3, (0.5, 0.0), 3, None, "a", True, taps=(1, 0.2, 3))
 
 
 @pytest.mark.parametrize(
@@ -40,17 +35,14 @@ def test_a_tuple_of_any_length(taps):
         ({"lr": 0}, r"example.lr: 0.0 cannot be used; expected a number in \(0, inf\)"),
         ({"lr": float("nan")}, "example.lr"),
         ({"lr": True}, "example.lr"),
-        ({"lr": [1]}, "example.lr"),
         ({"betas": [0.5]}, "list of 2"),
         ({"betas": [0.5, 1.0]}, r"example.betas\[1\]"),
         ({"steps": 2.5}, "whole number"),
-        ({"steps": 0}, "example.steps"),
         ({"tau": -1}, "example.tau"),
         ({"mode": "c"}, "known: a, b"),
         ({"flag": 1}, "example.flag"),
         ({"name": 3}, "example.name"),
         ({"taps": []}, "example.taps: .* expected a list of values"),
-        ({"taps": 1.0}, "example.taps: .* expected a list of values"),
         ({"taps": [1, 2, -3]}, r"example.taps\[2\]"),
     ],
 )

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,17 @@ def tree(tmp_path, monkeypatch):
     return tmp_path
 
 
+def test_what_is_written_passes_the_checks(folder, monkeypatch):
+    """The two files that a source tree gets, in this process: the class, made of its entry, does what all must do."""
+    assert main(["new", "optimizer", "dp_smooth"]) == 0
+    monkeypatch.syspath_prepend(folder / "dpopt-dp-smooth")
+    optimizer = import_module("dpopt_dp_smooth.dp_smooth").DPSmooth(lr=0.1)
+    rules = {check.name: check for check in dpopt.testing.checks(optimizer)}
+    for name in ("survives_yaml", "imports_no_data", "is_pure", "replays_bit_for_bit", "bounds_one_record"):
+        rules[name]()
+
+
+@pytest.mark.slow
 def test_in_the_source_tree_it_is_two_files_that_the_tests_find(tmp_path):
     for name in ("dpopt", "tests"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))

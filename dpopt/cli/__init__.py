@@ -8,30 +8,17 @@ import os
 from collections.abc import Sequence
 
 from dpopt import __version__
-from dpopt.cli.command import Command
 from dpopt.cli.completion import answer
 from dpopt.cli.console import ERR, complain
-from dpopt.cli.fitting import FitKeys, fit
-from dpopt.cli.keys import Stored, read
-from dpopt.cli.listing import ListKeys, list_
+from dpopt.cli.fitting import Fit
+from dpopt.cli.keys import Command
+from dpopt.cli.listing import List
 from dpopt.cli.measuring import audit, bench
 from dpopt.cli.new import KINDS, DataKeys, new
-from dpopt.cli.privacy import CalibrateKeys, EpsilonKeys, calibrate, epsilon
-from dpopt.cli.results import (
-    LeaderboardKeys,
-    PlotKeys,
-    RankKeys,
-    ReportKeys,
-    TableKeys,
-    leaderboard,
-    plot,
-    rank,
-    report,
-    status,
-    table,
-)
-from dpopt.cli.running import PlanKeys, SuiteKeys, cancel, plan, retry, run
-from dpopt.cli.trust import PublishKeys, VerifyKeys, publish, verify
+from dpopt.cli.privacy import Calibrate, Epsilon
+from dpopt.cli.results import Leaderboard, Plot, Rank, Report, Status, Table
+from dpopt.cli.running import Cancel, PlanKeys, SuiteKeys, plan, retry, run
+from dpopt.cli.trust import Publish, Verify
 from dpopt.errors import ConfigError
 
 
@@ -44,15 +31,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     name = "plan" if getattr(chosen, "dry_run", False) else chosen.command
     command = COMMANDS[name]
-    if command.function not in (run, retry, fit, bench, audit):  # these train, and their garbage may hold large tensors
+    if command.run not in (run, retry, Fit, bench, audit):  # these train, and their garbage may hold large tensors
         gc.set_threshold(100_000)  # importing torch and reading thousands of records makes much that lives, no garbage
     try:
         keys = [override.partition("=")[0].lstrip("+") for override in chosen.overrides if "=" in override]
         if repeated := next((key for key in keys if keys.count(key) > 1), None):
             # one of the two values would not count
             raise ConfigError(repeated, list(chosen.overrides), "the key is given twice")
-        is_read = command.keys and not command.files and not command.words
-        return command.function(read(command.keys, chosen.overrides, name) if is_read else chosen.overrides) or 0
+        return command(chosen.overrides, name)
     except (ConfigError, OSError) as error:
         complain("error", str(error))
         return 2
@@ -88,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
 
 _OF_SUITE = "suite=NAME KEY=VALUE"
 COMMANDS: dict[str, Command] = {
-    "list": Command(list_, "optimizers, workloads, data sets and suites", ListKeys),
+    "list": Command(List, "optimizers, workloads, data sets and suites"),
     "new": Command(
         new,
         "the files of a new optimizer, suite or data set",
@@ -96,21 +82,21 @@ COMMANDS: dict[str, Command] = {
         words=tuple(KINDS),
         usage="KIND NAME KEY=VALUE",
     ),
-    "fit": Command(fit, "a private model of a data file, a data set or a workload", FitKeys),
+    "fit": Command(Fit, "a private model of a data file, a data set or a workload"),
     "plan": Command(plan, "a suite's cells by state, and their cost", PlanKeys, ("suite",), usage=_OF_SUITE),
     "run": Command(run, "train what is not done of a suite", SuiteKeys, ("suite",), usage=_OF_SUITE),
-    "status": Command(status, "how far a suite is, and what failed", Stored),
-    "cancel": Command(cancel, "ask the processes that run a suite to stop", Stored),
+    "status": Command(Status, "how far a suite is, and what failed"),
+    "cancel": Command(Cancel, "ask the processes that run a suite to stop"),
     "retry": Command(retry, "run failed cells again", SuiteKeys, ("suite",), usage=_OF_SUITE),
-    "table": Command(table, "the comparison table", TableKeys),
-    "rank": Command(rank, "who is best with the same budget, and how sure that is", RankKeys),
-    "leaderboard": Command(leaderboard, "ranks over the workloads of several suites", LeaderboardKeys),
-    "plot": Command(plot, "the figures, from stored results", PlotKeys),
-    "report": Command(report, "tables and figures as one HTML page", ReportKeys),
-    "publish": Command(publish, "a suite's published folder, or whether those there are right", PublishKeys),
-    "verify": Command(verify, "compute every stored epsilon again, and check all files", VerifyKeys),
+    "table": Command(Table, "the comparison table"),
+    "rank": Command(Rank, "who is best with the same budget, and how sure that is"),
+    "leaderboard": Command(Leaderboard, "ranks over the workloads of several suites"),
+    "plot": Command(Plot, "the figures, from stored results"),
+    "report": Command(Report, "tables and figures as one HTML page"),
+    "publish": Command(Publish, "a suite's published folder, or whether those there are right"),
+    "verify": Command(Verify, "compute every stored epsilon again, and check all files"),
     "audit": Command(audit, "empirical lower bounds on epsilon", files=("audit", "suite")),
-    "epsilon": Command(epsilon, "the epsilon of a run", EpsilonKeys),
-    "calibrate": Command(calibrate, "the noise for a target epsilon", CalibrateKeys),
+    "epsilon": Command(Epsilon, "the epsilon of a run"),
+    "calibrate": Command(Calibrate, "the noise for a target epsilon"),
     "bench": Command(bench, "the cost of a private step", files=("bench",)),
 }

@@ -10,30 +10,22 @@ import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from dpopt import documents, registry
 from dpopt._paths import at_hand
-from dpopt.cli.command import Command
+from dpopt.cli.keys import Command
 from dpopt.errors import ConfigError
 
 
 def answer(parser: argparse.ArgumentParser, commands: Mapping[str, Command]) -> None:
     """Tell the shell that has asked what may follow, and end the process."""
     from argcomplete import autocomplete
-    from argcomplete.completers import BaseCompleter
 
-    class Offers(BaseCompleter):
-        def __call__(
-            self,
-            *,
-            prefix: str,
-            action: argparse.Action,
-            parser: argparse.ArgumentParser,
-            parsed_args: argparse.Namespace,
-        ) -> list[str]:
-            return offers(prefix, parsed_args.overrides or [], commands[parsed_args.command])
+    def completer(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+        return offers(prefix, parsed_args.overrides or [], commands[parsed_args.command])
 
-    autocomplete(parser, always_complete_options=False, default_completer=Offers())
+    autocomplete(parser, always_complete_options=False, default_completer=completer)  # type: ignore[arg-type]
 
 
 def offers(prefix: str, before: Sequence[str], command: Command) -> list[str]:

@@ -1,19 +1,14 @@
-"""Printing, and the suite that a command reads."""
+"""Printing: texts as they are, tables, problems."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dpopt.cli.keys import Stored
 from dpopt.markup import line, lines
-
-if TYPE_CHECKING:
-    from dpopt.results.results import Results
 
 
 class _Plain(Console):
@@ -33,14 +28,6 @@ OUT, ERR = _Plain(soft_wrap=True), _Plain(soft_wrap=True, stderr=True)
 def complain(what: str, text: str) -> None:
     """Print an error on stderr, its kind in red."""
     ERR.print(Text.assemble((f"{what}: ", "red"), lines(text)))
-
-
-def stored(asked: Stored, suite: str | None = None) -> Results:
-    """The results of the suite that is asked for, or of another one; imports no torch."""
-    from dpopt.results.results import load_results
-
-    name = Path((suite or asked.suite).removesuffix(".yaml")).name
-    return load_results(asked.results, name, **asked.part)
 
 
 def print_table(table: Any, is_styled: bool = False) -> None:

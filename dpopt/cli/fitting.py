@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitKeys(DataKeys):
-    """Keys of `dpopt fit`."""
+class Fit(DataKeys):
+    """Train a model privately, print its privacy statement, and write all of it to the folder to=FOLDER.
+
+    A file from=PATH becomes a data set of the file's name, as by `dpopt new data`, whose keys mean the same here;
+    afterwards it is data=NAME, or from= the same file again. `dpopt.load` reads the folder.
+    """
 
     workload: Name | None = key("records, model and loss, as `dpopt list what=workloads` shows; or ...", None)
     data: Name | None = key("... a data set, as `dpopt list what=data` shows, with a small model; or from=", None)
@@ -38,53 +42,47 @@ class FitKeys(DataKeys):
     device: str = key("auto, cpu, cuda or cuda:0", "auto")
     checkpoint: Path | None = key("folder from which a run that was stopped goes on", None)
 
+    def __call__(self) -> None:
+        import torch
 
-def fit(asked: FitKeys) -> None:
-    """Train a model privately, print its privacy statement, and write all of it to the folder to=FOLDER.
+        from dpopt import training
+        from dpopt.privacy import accountants
+        from dpopt.sizes import default_delta
+        from dpopt.training.saved import check_new
+        from dpopt.workloads.base import Workload
 
-    A file from=PATH becomes a data set of the file's name, as by `dpopt new data`, whose keys mean the same here;
-    afterwards it is data=NAME, or from= the same file again. `dpopt.load` reads the folder.
-    """
-    import torch
-
-    from dpopt import training
-    from dpopt.privacy import accountants
-    from dpopt.sizes import default_delta
-    from dpopt.training.saved import check_new
-    from dpopt.workloads.base import Workload
-
-    check_new(asked.to, "to")
-    optimizer = registry.make("optimizer", asked.optimizer, asked.fields)
-    accountants.check(asked.delta or 0.5, asked.accountant)
-    training.resolve_device(asked.device)
-    workload = _workload(asked)
-    train, test = workload.load()
-    is_augmented = type(workload).augment is not Workload.augment
-    torch.manual_seed(0)  # a run that goes on from its checkpoint begins with the same model
-    result = training.fit(
-        workload.model(),
-        workload.loss,
-        train,
-        optimizer=optimizer,
-        epsilon=asked.epsilon,
-        delta=asked.delta or default_delta(len(train.x)),
-        epochs=asked.epochs or workload.epochs,
-        batch_size=asked.batch_size or min(workload.batch_size, len(train.x)),
-        accountant=asked.accountant,
-        device=asked.device,
-        test=test,
-        transform=workload.transform,
-        augment=workload.augment if is_augmented else None,
-        multiplicity=workload.multiplicity,
-        average=asked.average,
-        checkpoint=asked.checkpoint,
-    )
-    OUT.print(str(result.statement()))
-    OUT.print(", ".join(f"{key} = {value:.4g}" for key, value in result.record.items() if key.startswith("test_")))
-    OUT.print(f"written to {result.save(asked.to)}/")
+        check_new(self.to, "to")
+        optimizer = registry.make("optimizer", self.optimizer, self.fields)
+        accountants.check(self.delta or 0.5, self.accountant)
+        training.resolve_device(self.device)
+        workload = _workload(self)
+        train, test = workload.load()
+        is_augmented = type(workload).augment is not Workload.augment
+        torch.manual_seed(0)  # a run that goes on from its checkpoint begins with the same model
+        result = training.fit(
+            workload.model(),
+            workload.loss,
+            train,
+            optimizer=optimizer,
+            epsilon=self.epsilon,
+            delta=self.delta or default_delta(len(train.x)),
+            epochs=self.epochs or workload.epochs,
+            batch_size=self.batch_size or min(workload.batch_size, len(train.x)),
+            accountant=self.accountant,
+            device=self.device,
+            test=test,
+            transform=workload.transform,
+            augment=workload.augment if is_augmented else None,
+            multiplicity=workload.multiplicity,
+            average=self.average,
+            checkpoint=self.checkpoint,
+        )
+        OUT.print(str(result.statement()))
+        OUT.print(", ".join(f"{key} = {value:.4g}" for key, value in result.record.items() if key.startswith("test_")))
+        OUT.print(f"written to {result.save(self.to)}/")
 
 
-def _workload(asked: FitKeys) -> Workload:
+def _workload(asked: Fit) -> Workload:
     from dpopt.workloads.data import entry
     from dpopt.workloads.data.own import FOLDER, differences
 

@@ -1,4 +1,4 @@
-"""Keys of a command: a dataclass, from which come the parser, the help text and what a shell offers on Tab.
+"""A command is a dataclass of its keys, from which come the parser, the help text and what a shell offers on Tab.
 
 A suite, `bench` and `audit` have their keys in a file of `conf/base`, since a suite's file begins with it.
 """
@@ -6,13 +6,14 @@ A suite, `bench` and `audit` have their keys in a file of `conf/base`, since a s
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union
 
 import yaml
 
@@ -20,8 +21,11 @@ from dpopt import documents, fields
 from dpopt.errors import ConfigError, unknown
 from dpopt.fields import Bound, Name, Natural, Several
 
+if TYPE_CHECKING:
+    from dpopt.results.results import Results
+
 T = TypeVar("T")
-BASE = resources.files("dpopt") / "conf" / "base"
+_BASE = resources.files("dpopt") / "conf" / "base"
 
 
 def key(text: str, default: Any = MISSING) -> Any:
@@ -31,9 +35,8 @@ def key(text: str, default: Any = MISSING) -> Any:
     return dataclasses.field(default=default, metadata={"text": text})
 
 
-def spelled(name: str) -> str:
-    """A field as a key of the command line: `from_` is from=PATH, as `from` is a word of Python."""
-    return name.rstrip("_")
+def _spelled(name: str) -> str:
+    return name.rstrip("_")  # `from_` is from=PATH, as `from` is a word of Python
 
 
 def read(cls: type[T], overrides: Sequence[str], where: str) -> T:
@@ -48,7 +51,7 @@ def read(cls: type[T], overrides: Sequence[str], where: str) -> T:
         ConfigError: an unknown key (with the nearest name), none where one is needed, or a value that its annotation
             does not allow.
     """
-    hints = {spelled(name): hint for name, hint in fields.hints(cls).items()}
+    hints = {_spelled(name): hint for name, hint in fields.hints(cls).items()}
     values: dict[str, Any] = {}
     for override in overrides:
         path, equals, text = override.partition("=")
@@ -62,7 +65,7 @@ def read(cls: type[T], overrides: Sequence[str], where: str) -> T:
                 raise ConfigError(path, text, f"`{part}` has a value already")
         hint = hints[name] if not below else typing.get_args(hints[name])[1] if len(below) == 1 else Any
         place[path.rpartition(".")[2]] = _value(text, hint, path)
-    names = {spelled(field.name): field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    names = {_spelled(field.name): field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     return fields.build(cls, {names[name]: value for name, value in values.items()}, where)
 
 
@@ -100,35 +103,76 @@ def _kinds(hint: Any) -> Iterator[Any]:
         yield origin or hint
 
 
-def choices(hint: Any) -> list[str]:
+def _choices(hint: Any) -> list[str]:
     """The values that an annotation names."""
     if typing.get_origin(hint) is Literal:
         return list(typing.get_args(hint))
     if typing.get_origin(hint) in (Union, types.UnionType):
-        return [name for each in typing.get_args(hint) for name in choices(each)]
+        return [name for each in typing.get_args(hint) for name in _choices(each)]
     return ["true", "false"] if hint is bool else []
 
 
-def described(cls: type) -> str:
-    """The keys of a dataclass, a line each: KEY=DEFAULT, or its values, and a text."""
-    lines = []
-    for field in dataclasses.fields(cls):
-        named = "|".join(choices(fields.hints(cls)[field.name]))
-        is_needed = field.default is MISSING and field.default_factory is MISSING
-        default = "" if field.default in (None, MISSING) else f"{field.default}"
-        value = "..." if is_needed else named or default
-        lines.append(f"  {spelled(field.name) + '=' + value:<24} {field.metadata['text']}")
-    return "\n".join(lines)
+@dataclass(frozen=True)
+class Command:
+    """A command of the command line.
 
+    Attributes:
+        run: a dataclass of keys, which is called when it has been read, or a function of the arguments; both return the
+            exit code, None for 0.
+        text: a line for the list of commands.
+        keys: that a function of the arguments takes, as a dataclass.
+        files: of `conf/base`, that hold such keys with their defaults.
+        words: that the first argument may be.
+        usage: of the arguments.
+    """
 
-def of_document(name: str) -> Mapping[str, list[str]]:
-    """The keys of a file of `conf/base`, each with the values that are known of it."""
-    content = documents.mapping(BASE / f"{name}.yaml")
-    return {name: ["true", "false"] if isinstance(value, bool) else [] for name, value in content.items()}
+    run: type[Callable[[], int | None]] | Callable[[Sequence[str]], int | None]
+    text: str
+    keys: type | None = None
+    files: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    usage: str = "KEY=VALUE"
+
+    def __call__(self, arguments: Sequence[str], name: str) -> int:
+        """Run the command, which is called `name`, with the arguments of the command line."""
+        run = read(self.run, arguments, name) if isinstance(self.run, type) else lambda: self.run(arguments)
+        return run() or 0
+
+    def _fields(self) -> Iterator[tuple[str, dataclasses.Field[Any], list[str]]]:
+        keys = self.run if isinstance(self.run, type) else self.keys
+        for field in dataclasses.fields(keys) if keys else ():
+            yield _spelled(field.name), field, _choices(fields.hints(keys)[field.name])
+
+    @property
+    def description(self) -> str:
+        """The command in full."""
+        return inspect.getdoc(self.run) or self.text  # so that help and source cannot disagree
+
+    @property
+    def help(self) -> str:
+        """The keys, a line each: KEY=DEFAULT, or its values, and a text."""
+        lines = []
+        for name, field, named in self._fields():
+            default = "" if field.default in (None, MISSING) else f"{field.default}"
+            is_needed = field.default is MISSING and field.default_factory is MISSING
+            value = "..." if is_needed else "|".join(named) or default
+            lines.append(f"  {f'{name}={value}':<24} {field.metadata['text']}")
+        files = [(_BASE / f"{name}.yaml").read_text("utf-8") for name in self.files]
+        return "\n\n".join(filter(None, ["\n".join(lines), *files]))
+
+    def values(self) -> dict[str, list[str]]:
+        """The keys that the command takes, each with the values that it names."""
+        of_files = [documents.mapping(_BASE / f"{name}.yaml") for name in self.files]
+        named = {
+            name: ["true", "false"] if isinstance(value, bool) else []
+            for content in of_files
+            for name, value in content.items()
+        }
+        return named | {name: named for name, _, named in self._fields()}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored:
+class OfSuite:
     """Keys of the commands that read a suite's results."""
 
     suite: Name = key("the suite: its name, or its file")
@@ -140,19 +184,23 @@ class Stored:
     plots: Path = key("folder of the figures' files", Path("plots"))
 
     @property
-    def part(self) -> dict[str, Any]:
-        """The rows that are chosen, as `load_results` takes them."""
+    def _part(self) -> dict[str, Any]:
         named = {name: getattr(self, name) for name in ("optimizers", "epsilon", "seeds", "workloads")}
         return {name: list(values) for name, values in named.items() if values is not None}
+
+    def stored(self, suite: str = "") -> Results:
+        """The results of the suite, or of another one; imports no torch."""
+        from dpopt.results.results import load_results
+
+        return load_results(self.results, Path((suite or self.suite).removesuffix(".yaml")).name, **self._part)
 
     @property
     def overrides(self) -> list[str]:
         """The arguments that choose the suite and its rows."""
-        texts = {
-            name: ",".join(f"{value:g}" if isinstance(value, float) else f"{value}" for value in values)
-            for name, values in self.part.items()
-        }
-        rows = [f"{name}=[{values}]" for name, values in texts.items()]
+        rows = []
+        for name, values in self._part.items():
+            texts = [f"{value:g}" if isinstance(value, float) else f"{value}" for value in values]
+            rows.append(f"{name}=[{','.join(texts)}]")
         folders = {"results": f"{self.results}", "plots": f"{self.plots}"}
         return [f"suite={self.suite}", *rows, *(f"{name}={path}" for name, path in folders.items() if path != name)]
 

@@ -17,36 +17,36 @@ from dpopt.markup import MARKDOWN
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListKeys:
-    """Keys of `dpopt list`."""
+class List:
+    """Print the registered names, a table for each kind."""
 
     what: Literal["optimizers", "workloads", "data", "suites", "models"] | None = key("print one table alone", None)
     format: Literal["markdown"] | None = key("print it as Markdown, by default that of the optimizers", None)
 
+    def __call__(self) -> None:
+        if self.format:
+            rows = LISTED[self.what or "optimizers"]()
+            shown = [{name: MARKDOWN.escape(value) for name, value in row.items()} for row in rows]
+            OUT.print(tabulate(shown, headers="keys", tablefmt="pipe"))
+            return
+        for what in (
+            [self.what] if self.what else [name for name in LISTED if name != "models"]
+        ):  # counting takes seconds
+            rows = LISTED[what]()
+            # A note is longer than a cell can be: notes stand below the tables.
+            table, columns = Table(box=None, pad_edge=False), [name for name in rows[0] if name != "note"]
+            for name in columns:
+                table.add_column(name, no_wrap=name not in ("what it does", "reference"))
+            for row in rows:
+                table.add_row(*(row[name] for name in columns))
+            print_wide(table, 180)
+            OUT.print()
+        if not self.what:
+            from dpopt.workloads.data import catalogue
 
-def list_(asked: ListKeys) -> None:
-    """Print the registered names, a table for each kind."""
-    if asked.format:
-        rows = LISTED[asked.what or "optimizers"]()
-        shown = [{name: MARKDOWN.escape(value) for name, value in row.items()} for row in rows]
-        OUT.print(tabulate(shown, headers="keys", tablefmt="pipe"))
-        return
-    for what in [asked.what] if asked.what else [name for name in LISTED if name != "models"]:  # counting takes seconds
-        rows = LISTED[what]()
-        # A note is longer than a cell can be: notes stand below the tables.
-        table, columns = Table(box=None, pad_edge=False), [name for name in rows[0] if name != "note"]
-        for name in columns:
-            table.add_column(name, no_wrap=name not in ("what it does", "reference"))
-        for row in rows:
-            table.add_row(*(row[name] for name in columns))
-        print_wide(table, 180)
-        OUT.print()
-    if not asked.what:
-        from dpopt.workloads.data import catalogue
-
-        for name, entry in [*registry.entries("optimizer").items(), *catalogue.entries().items()]:
-            if entry.note:
-                OUT.print(f"{name}: {entry.note}", style="dim")
+            for name, entry in [*registry.entries("optimizer").items(), *catalogue.entries().items()]:
+                if entry.note:
+                    OUT.print(f"{name}: {entry.note}", style="dim")
 
 
 def _optimizers() -> list[dict[str, str]]:

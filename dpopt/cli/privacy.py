@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpopt import fields
 from dpopt.cli.console import OUT
@@ -12,13 +12,10 @@ from dpopt.cli.keys import key
 from dpopt.errors import ConfigError
 from dpopt.fields import Bound, Count, Few, Fraction, Many, Positive, Probability, Several
 
-if TYPE_CHECKING:
-    from dpopt.privacy import Ledger, Plan
-
 
 @dataclass(frozen=True, kw_only=True)
-class EpsilonKeys:
-    """Keys of `dpopt epsilon`."""
+class Epsilon:
+    """Print the epsilon of a run: rate, noise and draws of the gradient, and HyFreeDP's probes if there are any."""
 
     rate: Fraction = key("Poisson sampling probability q = B/N")
     noise: Positive | tuple[Positive, ...] = key("noise multiplier of the gradient; a list: all releases of one draw")
@@ -30,22 +27,25 @@ class EpsilonKeys:
     runs: Count = key("naive composition of this many runs", 1)
     accountant: Several[str] = key("pld, rdp, prv or autodp, or a list", ("pld",))
 
-    def ledger(self) -> Ledger:
-        """The ledger of the runs, one after the other."""
-        from dpopt.privacy import Draw, Ledger
+    def __call__(self) -> None:
+        from dpopt.privacy import Draw, Ledger, accountants
 
+        for name in self.accountant:
+            accountants.check(self.delta, name)
         ledger, rounds, noise = Ledger(), 0, tuple(fields.listed(self.noise))
         if self.probe_noise is not None:  # probes are released in the gradient's draw, and share its sampling
             rounds = -(-self.draws // self.probe_every)
             ledger.append(Draw(self.rate, noise + (self.probe_noise,) * self.probes), rounds * self.runs)
         if self.draws > rounds:
             ledger.append(Draw(self.rate, noise), (self.draws - rounds) * self.runs)
-        return ledger
+        for name in self.accountant:
+            spent = accountants.epsilon(ledger, self.delta, name)
+            OUT.print(f"epsilon = {_up(spent)}  ({name}, delta = {self.delta})")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrateKeys:
-    """Keys of `dpopt calibrate`."""
+class Calibrate:
+    """Print the least noise with which an optimizer reaches a target epsilon."""
 
     optimizer: str = key("its name, as `dpopt list what=optimizers` shows", "dp_sgd")
     fields: dict[str, Any] = key("fields.lr=0.1: hyperparameters of the optimizer", {})
@@ -59,8 +59,7 @@ class CalibrateKeys:
     dimension: Count = key("trained parameters; noise multipliers do not depend on it", 1000)
     accountant: str = key("pld, rdp, prv or autodp", "pld")
 
-    def plan(self) -> Plan:
-        """The least noise that reaches the target."""
+    def __call__(self) -> None:
         from dpopt import registry
         from dpopt.privacy import calibrate
         from dpopt.sizes import default_delta, number_of_draws, sampling_rate
@@ -72,7 +71,7 @@ class CalibrateKeys:
             draws = number_of_draws(_need(self.epochs, "draws or epochs"), rate, 1)
         if delta is None:
             delta = default_delta(_need(self.examples, "delta or examples"))
-        return calibrate(
+        plan = calibrate(
             registry.make("optimizer", self.optimizer, self.fields),
             rate=rate,
             draws=draws,
@@ -81,25 +80,9 @@ class CalibrateKeys:
             delta=delta,
             accountant=self.accountant,
         )
-
-
-def epsilon(asked: EpsilonKeys) -> None:
-    """Print the epsilon of a run: rate, noise and draws of the gradient, and HyFreeDP's probes if there are any."""
-    from dpopt.privacy import accountants
-
-    for name in asked.accountant:
-        accountants.check(asked.delta, name)
-    for name in asked.accountant:
-        spent = accountants.epsilon(asked.ledger(), asked.delta, name)
-        OUT.print(f"epsilon = {_up(spent)}  ({name}, delta = {asked.delta})")
-
-
-def calibrate(asked: CalibrateKeys) -> None:
-    """Print the least noise with which an optimizer reaches a target epsilon."""
-    plan = asked.plan()
-    for kind, noise in plan.noise.items():
-        OUT.print(f"noise multiplier ({kind}) = {_up(noise)}")
-    OUT.print(f"epsilon = {_up(plan.epsilon)}  ({plan.accountant}, delta = {plan.delta}, {plan.draws} draws)")
+        for kind, noise in plan.noise.items():
+            OUT.print(f"noise multiplier ({kind}) = {_up(noise)}")
+        OUT.print(f"epsilon = {_up(plan.epsilon)}  ({plan.accountant}, delta = {plan.delta}, {plan.draws} draws)")
 
 
 def _up(value: float) -> str:

@@ -9,83 +9,82 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dpopt.cli.console import ERR, OUT, print_table, report_problems, stored
-from dpopt.cli.keys import Stored, key
+from dpopt.cli.console import ERR, OUT, print_table, report_problems
+from dpopt.cli.keys import OfSuite, key
 from dpopt.errors import ConfigError, unknown
 from dpopt.fields import Name, Positive, Several
 from dpopt.markup import MARKED, TERMINAL, duration
 
 if TYPE_CHECKING:
+    from dpopt.results import writing
     from dpopt.results.results import Results
-    from dpopt.results.writing import Table
 
 _By = Literal["epsilon", "draws", "gradients", "seconds"]
 
 
-def status(asked: Stored) -> None:
+class Status(OfSuite):
     """Show how far a suite is, which processes run it, and what failed and why."""
-    from dpopt.results import progress
 
-    results = stored(asked)
-    cells = results.cells.drop_duplicates("run_id")
-    held = {run_id: results.store.holder(run_id) for run_id in cells["run_id"][cells["state"] == "running"]}
-    expected = progress.expected_seconds(cells)
-    # Finished runs of one kind tell how long the next one takes, so that a suite just begun shows no time.
-    at_work = progress.running(cells, {run_id: holder for run_id, holder in held.items() if holder}, expected)
-    counts, left = cells["state"].value_counts(), progress.seconds_left(cells, at_work, expected)
-    time = "" if math.isnan(left) else f"; about {duration(left)} left, {len(at_work)} at a time"
-    OUT.print(f"suite {results.suite}: " + ", ".join(f"{n} {state}" for state, n in counts.items()) + time)
-    if len(at_work):
-        print_table(progress.readable(at_work))
-    for problem in results.problems:
-        OUT.print(problem)
+    def __call__(self) -> None:
+        from dpopt.results.progress import progress
+
+        results = self.stored()
+        cells = results.cells.drop_duplicates("run_id")
+        held = {run_id: results.store.holder(run_id) for run_id in cells["run_id"][cells["state"] == "running"]}
+        # Finished runs of one kind tell how long the next one takes, so that a suite just begun shows no time.
+        at_work, left = progress(cells, {run_id: holder for run_id, holder in held.items() if holder})
+        counts = cells["state"].value_counts()
+        time = "" if math.isnan(left) else f"; about {duration(left)} left, {len(at_work)} at a time"
+        OUT.print(f"suite {results.suite}: " + ", ".join(f"{n} {state}" for state, n in counts.items()) + time)
+        if len(at_work):
+            print_table(at_work)
+        for problem in results.problems:
+            OUT.print(problem)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableKeys(Stored):
-    """Keys of `dpopt table`."""
+class Table(OfSuite):
+    """Print a suite's comparison table and write it as Markdown, CSV, LaTeX and HTML."""
 
     scores: Several[Name] | None = key("[macro_accuracy,nll]: show further scores", None)
     compare: Literal["published"] | None = key("the paper's numbers beside the suite's", None)
 
+    def __call__(self) -> None:
+        from dpopt.results import papers, tables
+        from dpopt.store.runs import RESULTS
 
-def table(asked: TableKeys) -> None:
-    """Print a suite's comparison table and write it as Markdown, CSV, LaTeX and HTML."""
-    from dpopt.results import papers, tables
-    from dpopt.store.runs import RESULTS
-
-    results = stored(asked)
-    comparison, scores, remarks = results.table(), asked.scores or (), list[str]()
-    for score in scores:
-        if score not in (further := tables.further_scores(comparison)):
-            raise unknown("scores", score, further)
-    if asked.compare and not comparison.empty:
-        comparison, remarks = papers.beside(comparison, results.store.manifest(results.suite), scores)
-    shown = tables.as_table(comparison, results.suite, scores, remarks)
-    _show(shown)
-    if not comparison.empty:  # what is there may hold more
-        _write_table(results, "table", shown)
-    missing = results.cells[~results.cells["state"].isin(RESULTS)]
-    if len(missing):
-        ERR.print(f"{len(missing)} cells have no result; rows that need them are left out")
-    report_problems(results.problems)
+        results = self.stored()
+        comparison, scores, remarks = results.table(), self.scores or (), list[str]()
+        for score in scores:
+            if score not in (further := tables.further_scores(comparison)):
+                raise unknown("scores", score, further)
+        if self.compare and not comparison.empty:
+            comparison, remarks = papers.beside(comparison, results.store.manifest(results.suite), scores)
+        shown = tables.as_table(comparison, results.suite, scores, remarks)
+        _show(shown)
+        if not comparison.empty:  # what is there may hold more
+            _write_table(results, "table", shown)
+        missing = results.cells[~results.cells["state"].isin(RESULTS)]
+        if len(missing):
+            ERR.print(f"{len(missing)} cells have no result; rows that need them are left out")
+        report_problems(results.problems)
 
 
-def _show(*tables: Table) -> None:
+def _show(*tables: writing.Table) -> None:
     style = TERMINAL if OUT.is_terminal and not OUT.is_dumb_terminal else MARKED
     for shown in tables:
         print_table(shown.styled(style), is_styled=True)
         OUT.print(shown.note, style="dim", soft_wrap=False)
 
 
-def _write_table(results: Results, name: str, table: Table) -> None:
+def _write_table(results: Results, name: str, table: writing.Table) -> None:
     from dpopt.results.report.sheet import sheet
 
     _write(results, name, table.files() | {"html": sheet(table.title, [table])})
 
 
 def _write(results: Results, name: str, files: Mapping[str, str]) -> None:
-    if not results.is_written:  # what is published is not changed by looking at it
+    if results.store.is_read_only:  # what is published is not changed by looking at it
         return
     try:
         for kind, content in files.items():
@@ -97,105 +96,98 @@ def _write(results: Results, name: str, files: Mapping[str, str]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankKeys(Stored):
-    """Keys of `dpopt rank`."""
+class Rank(OfSuite):
+    """Rank the rows of a suite with the same budget, tuning included, and say how sure that is."""
 
     by: _By = key("the budget that all rows have", "epsilon")
     budgets: Several[Positive] | None = key("[1,3]: by default the suite's epsilons, or what all rows can use", None)
     against: Name | None = key("ROW: how far every other row is from that one", None)
 
+    def __call__(self) -> None:
+        from dpopt.results import ranking
 
-def rank(asked: RankKeys) -> None:
-    """Rank the rows of a suite with the same budget, tuning included, and say how sure that is."""
-    from dpopt.results import ranking
-
-    results, budgets = stored(asked), asked.budgets or ()
-    if asked.against:
-        distances = results.against(asked.against, asked.by, budgets)
-        table = ranking.against_table(distances, asked.against, asked.by)
-        _show(table)
-        _write_table(results, f"against_{re.sub(r'[^A-Za-z0-9._-]', '_', asked.against)}_{asked.by}", table)
-    else:
-        frame = results.ranking(asked.by, budgets)
-        _show(*ranking.as_tables(frame))
-        if not frame.empty:
-            _write(results, f"ranking_{asked.by}", ranking.files(frame))
-    report_problems(results.problems)
+        results, budgets = self.stored(), self.budgets or ()
+        if self.against:
+            distances = results.against(self.against, self.by, budgets)
+            table = ranking.against_table(distances, self.against, self.by)
+            _show(table)
+            _write_table(results, f"against_{re.sub(r'[^A-Za-z0-9._-]', '_', self.against)}_{self.by}", table)
+        else:
+            frame = results.ranking(self.by, budgets)
+            _show(*ranking.as_tables(frame))
+            if not frame.empty:
+                _write(results, f"ranking_{self.by}", ranking.files(frame))
+        report_problems(results.problems)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeaderboardKeys(Stored):
-    """Keys of `dpopt leaderboard`."""
+class Leaderboard(OfSuite):
+    """Rank methods over all workloads of suites at equal total epsilon, and say how sure that is."""
 
     suite: Several[Name] = key("[A,B]: of suites that have a method on one workload, the first counts")
     by: _By = key("the budget of against=", "epsilon")
     against: Name | None = key("ROW: how far every other method is from that one", None)
     to: Path | None = key("folder for a page as Markdown and HTML, with its figure and CSV", None)
 
+    def __call__(self) -> None:
+        from dpopt.files import check_writable
+        from dpopt.results.leaderboard import Leaderboard
 
-def leaderboard(asked: LeaderboardKeys) -> None:
-    """Rank methods over all workloads of suites at equal total epsilon, and say how sure that is."""
-    from dpopt.files import check_writable
-    from dpopt.results.leaderboard import Leaderboard
-    from dpopt.results.report.leaderboard import leaderboard as page
+        suites = [self.stored(name) for name in self.suite]
+        if self.to:
+            check_writable(self.to, "to")
+        board, compared = Leaderboard(suites), (self.against or "", self.by)
+        _show(*board.tables(*compared))
+        if self.to:
+            for name, content in board.page(self.plots, *compared).items():
+                board.store.write(path := self.to / name, content)
+                OUT.print(str(path))
+        for results in suites:
+            report_problems(results.problems)
 
-    suites = [stored(asked, name) for name in asked.suite]
-    if asked.to:
-        check_writable(asked.to, "to")
-    board, compared = Leaderboard(suites), (asked.against or "", asked.by)
-    _show(*board.tables(*compared))
-    if asked.to:
-        for name, content in page(board, asked.plots, *compared).items():
-            board.store.write(path := asked.to / name, content)
-            OUT.print(str(path))
-    for results in suites:
+
+@dataclass(frozen=True, kw_only=True)
+class Plot(OfSuite):
+    """Draw a suite's figures from stored results, into `plots/out/SUITE/`."""
+
+    figure: Name | None = key("one file of `plots/`; all of them by default", None)
+
+    def __call__(self) -> None:
+        from dpopt.files import check_writable
+        from dpopt.results import figures
+
+        chosen = figures.plots(self.plots, self.figure)
+        results = self.stored()
+        if results.every.empty:
+            raise ConfigError("suite", results.suite, f"no finished rows in {results.store.root}")
+        into = self.plots / "out" / results.suite / ("part" if results.part else "")
+        check_writable(into, "plots", "plots=FOLDER draws the figures' files of another folder, into its out/")
+        for figure in chosen:
+            if self.figure:
+                drawn = results.plot(figure.name, self.plots)
+            else:
+                drawn = results.draw(figure) if figure.needs in figures.OF_SUITES else None
+            if drawn:
+                OUT.print(" ".join(map(str, figures.save(drawn, into, figure.name))))
         report_problems(results.problems)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlotKeys(Stored):
-    """Keys of `dpopt plot`."""
-
-    figure: Name | None = key("one file of `plots/`; all of them by default", None)
-
-
-def plot(asked: PlotKeys) -> None:
-    """Draw a suite's figures from stored results, into `plots/out/SUITE/`."""
-    from dpopt.files import check_writable
-    from dpopt.results import figures
-
-    chosen = figures.plots(asked.plots, asked.figure)
-    results = stored(asked)
-    if results.every.empty:
-        raise ConfigError("suite", results.suite, f"no finished rows in {results.store.root}")
-    into = asked.plots / "out" / results.suite / ("part" if results.part else "")
-    check_writable(into, "plots", "plots=FOLDER draws the figures' files of another folder, into its out/")
-    for figure in chosen:
-        if asked.figure:
-            drawn = results.plot(figure.name, asked.plots)
-        else:
-            drawn = results.draw(figure) if figure.needs in figures.OF_SUITES else None
-        if drawn:
-            OUT.print(" ".join(map(str, figures.save(drawn, into, figure.name))))
-    report_problems(results.problems)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportKeys(Stored):
-    """Keys of `dpopt report`."""
+class Report(OfSuite):
+    """Write one HTML page of a suite, with its tables and figures, that opens without a network."""
 
     to: Path | None = key("file of the page; by default in the suite's folder", None)
 
+    def __call__(self) -> None:
+        from dpopt.files import check_writable
 
-def report(asked: ReportKeys) -> None:
-    """Write one HTML page of a suite, with its tables and figures, that opens without a network."""
-    from dpopt.files import check_writable
-
-    results = stored(asked)
-    if not asked.to and not results.is_written:
-        raise ConfigError("to", None, "what is published is only read: say into which file the page is to be written")
-    path = asked.to or results.folder / "report.html"
-    check_writable(path.parent, "to", "to=FILE says another place")
-    results.store.write(path, results.report(asked.plots, asked.overrides))
-    OUT.print(str(path))
-    report_problems(results.problems)
+        results = self.stored()
+        if not self.to and results.store.is_read_only:
+            raise ConfigError(
+                "to", None, "what is published is only read: say into which file the page is to be written"
+            )
+        path = self.to or results.folder / "report.html"
+        check_writable(path.parent, "to", "to=FILE says another place")
+        results.store.write(path, results.report(self.plots, self.overrides))
+        OUT.print(str(path))
+        report_problems(results.problems)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpopt.cli.console import ERR, OUT, complain, print_table, stored
-from dpopt.cli.keys import Stored, key, read, suite_name
+from dpopt.cli.console import ERR, OUT, complain, print_table
+from dpopt.cli.keys import OfSuite, key, read, suite_name
 from dpopt.errors import Missing
 from dpopt.fields import Count, Name
 
@@ -161,17 +161,17 @@ def _run(overrides: Sequence[str], is_again: bool) -> int:
 
 
 def _explain(store: Store, suite: str, planned: list[Planned], failed: Mapping[str, str]) -> None:
-    from dpopt.results.report.content import Failure, explained, place
+    from dpopt.results.report.page import Failure, failures
 
     # One bad value fails every cell of a grid: each reason is printed once.
     noted = {run_id for run_id in failed if store.state(run_id) == "failed"}
     cells = {entry.cell.run_id: entry for entry in planned if entry.cell.run_id in noted}
     places = {
-        run_id: place(entry.label, entry.cell.workload["name"], entry.target, entry.cell.seed)
+        run_id: (entry.label, entry.cell.workload["name"], entry.target, entry.cell.seed)
         for run_id, entry in cells.items()
     }
     others = [Failure(reason, "", [run_id]) for run_id, reason in failed.items() if run_id not in places]
-    for reason, traceback, runs in [*explained(store, places), *others]:
+    for reason, traceback, runs in [*failures(store, places), *others]:
         lines = [*traceback.splitlines(), *runs[:SHOWN]]
         lines += [f"and {len(runs) - SHOWN} more"] if len(runs) > SHOWN else []
         complain("failed", reason)
@@ -179,12 +179,14 @@ def _explain(store: Store, suite: str, planned: list[Planned], failed: Mapping[s
     ERR.print(f"to run them again: dpopt retry suite={suite}")
 
 
-def cancel(asked: Stored) -> None:
+class Cancel(OfSuite):
     """Ask the processes that run a suite, on any machine, to stop; running cells write a checkpoint first."""
-    results = stored(asked)
-    results.store.check_writable()
-    results.store.cancel(results.suite)
-    OUT.print(f"asked; `dpopt run suite={results.suite}` goes on")
+
+    def __call__(self) -> None:
+        results = self.stored()
+        results.store.check_writable()
+        results.store.cancel(results.suite)
+        OUT.print(f"asked; `dpopt run suite={results.suite}` goes on")
 
 
 def _suite(overrides: Sequence[str]) -> Suite:

@@ -21,8 +21,8 @@ _SHOWN = 200  # one damaged ledger makes a finding for each of its runs
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublishKeys:
-    """Keys of `dpopt publish`."""
+class Publish:
+    """Write a suite's folder of results/published: its runs, tables, ranking and figures."""
 
     suite: Name | None = key("the suite; with check or remake all published suites by default", None)
     results: Path = key("folder that runs are read from", Path("results"))
@@ -32,41 +32,37 @@ class PublishKeys:
     check: bool = key("true: verify what is published, draw all figures that suites list, write nothing", False)
     remake: bool = key("true: write all tables and figures again from the published runs", False)
 
+    def __call__(self) -> int:
+        from dpopt.results import publishing
+        from dpopt.results.results import load_results
 
-def publish(asked: PublishKeys) -> int:
-    """Write a suite's folder of results/published: its runs, tables, ranking and figures."""
-    from dpopt.results import publishing
-    from dpopt.results.results import load_results
-
-    if asked.check:
-        return _verified(_results(asked.to, "to"), asked.suite, asked.plots)
-    if asked.remake:
-        for suite in [asked.suite] if asked.suite else _results(asked.to, "to").suites():
-            OUT.print(f"{suite}: {len(publishing.remake(asked.to, suite, asked.plots))} files")
+        if self.check:
+            return _verified(_results(self.to, "to"), self.suite, self.plots)
+        if self.remake:
+            for suite in [self.suite] if self.suite else _results(self.to, "to").suites():
+                OUT.print(f"{suite}: {len(publishing.remake(self.to, suite, self.plots))} files")
+            return 0
+        if self.suite is None:
+            raise ConfigError("suite", None, "expected suite=NAME once; `dpopt list` shows the suites")
+        results = load_results(self.results, self.suite)
+        for path in publishing.publish(results, self.to, self.plots, self.figures or ()):
+            OUT.print(str(path))
         return 0
-    if asked.suite is None:
-        raise ConfigError("suite", None, "expected suite=NAME once; `dpopt list` shows the suites")
-    results = load_results(asked.results, asked.suite)
-    for path in publishing.publish(results, asked.to, asked.plots, asked.figures or ()):
-        OUT.print(str(path))
-    return 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyKeys:
-    """Keys of `dpopt verify`."""
-
-    suite: Name | None = key("one suite only, here and in `published`", None)
-    results: Path = key("the results folder", Path("results"))
-
-
-def verify(asked: VerifyKeys) -> int:
+class Verify:
     """Compute every stored epsilon again with two accountants, and check names, seals and published tables.
 
     Ends with 1 where a claim does not hold, or where there is nothing to verify. `dpopt publish check=true` also draws
     published figures.
     """
-    return _verified(_results(asked.results, "results"), asked.suite, None)
+
+    suite: Name | None = key("one suite only, here and in `published`", None)
+    results: Path = key("the results folder", Path("results"))
+
+    def __call__(self) -> int:
+        return _verified(_results(self.results, "results"), self.suite, None)
 
 
 def _verified(store: Store, suite: str | None, plots: Path | None) -> int:

@@ -58,17 +58,6 @@ def lines_along(frame: pd.DataFrame, column: str, label: str) -> tuple[Any, list
     return figure, panels
 
 
-def log_axis(axis: Any) -> None:
-    """A logarithmic y axis of what is drawn, with plain numbers at its ticks: of narrow axes not at tens alone."""
-    from matplotlib.ticker import LogLocator, NullFormatter
-
-    axis.set_yscale("log")
-    low, high = axis.get_ylim()
-    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
-    axis.yaxis.set_major_formatter("{x:g}")
-    axis.yaxis.set_minor_formatter(NullFormatter())
-
-
 def gap(low: Iterable[float], high: Iterable[float]) -> tuple[float, float] | None:
     """The widest part of an axis that none of the intervals [low, high] touches, where few lie far below the others.
 

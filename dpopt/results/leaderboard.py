@@ -6,18 +6,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 
 from dpopt.errors import ConfigError
-from dpopt.results import choosing, ranking, statistics, tables
+from dpopt.results import choosing, figures, ranking, statistics, tables
 from dpopt.results.choosing import Row
+from dpopt.results.drawing import styles_of
 from dpopt.results.naming import readable_names, workload_names
 from dpopt.results.ranking import BLOCK, reached
+from dpopt.results.report import svg
+from dpopt.results.report.sheet import Drawing, sheet
 from dpopt.results.results import Results
 from dpopt.results.scores import shown
-from dpopt.results.writing import Column, Table, texts, unless_nan
+from dpopt.results.writing import Column, Table, marks, texts, unless_nan
 from dpopt.store.runs import Store
 
 SELF, CHARGED, FREE = "self-tuned", "searched, charged", "not charged"
@@ -30,6 +35,7 @@ _NOTE = (
     "CPU hours: of all its runs here. Ranked are methods that are in all blocks (a workload and a target ε). In "
     "italics, for reference: searches that spend more than the target, and values set by hand, which are not charged."
 )
+_CAPTION = "Average ranks and their critical difference."
 _SCORES_NOTE = (
     "Test scores: mean ± standard deviation over seeds. Bold: methods that may be the best of the task, at 95 % "
     "confidence, on this test split (paired t tests over seeds, corrected for their number); italics: for reference."
@@ -102,7 +108,7 @@ class Leaderboard:
     @cached_property
     def blocks(self) -> pd.DataFrame:
         """One row a ranked method and block: `ranking.ranking`."""
-        return ranking.of_entries(self.entries, "epsilon")
+        return ranking.ranking(self.entries)
 
     @cached_property
     def ranks(self) -> pd.DataFrame:
@@ -120,11 +126,8 @@ class Leaderboard:
         frame["blocks"] = self.scores.groupby("label").size()
         frame = frame.join(self._averages())
         for by in ("draws", "gradients"):
-            blocks = ranking.ranking(self.store, self.ranked, by)
-            if blocks.empty:
-                frame[by] = math.nan
-            else:
-                frame = frame.join(ranking.average_ranks(blocks).set_index("label")["rank"].rename(by))
+            blocks = ranking.ranking(reached(self.store, self.ranked, by))
+            frame[by] = math.nan if blocks.empty else ranking.average_ranks(blocks).set_index("label")["rank"]
         return frame.sort_values("rank", kind="stable").reset_index()
 
     def _averages(self) -> pd.DataFrame:
@@ -139,7 +142,7 @@ class Leaderboard:
         low, high = np.quantile(samples, [(1 - statistics.CONFIDENCE) / 2, (1 + statistics.CONFIDENCE) / 2], axis=0)
         is_first = samples == samples.min(axis=1, keepdims=True)  # samples that several methods win are shared
         first = (is_first / is_first.sum(axis=1, keepdims=True)).mean(axis=0)
-        is_best = (averages - averages.min() < test.critical) if test else False
+        is_best = (averages - averages.min() < test[1]) if test else False
         return pd.DataFrame({"rank": averages}).assign(low=low, high=high, first=first, is_best=is_best)
 
     def tables(self, baseline: str = "", by: str = "epsilon") -> list[Table]:
@@ -175,10 +178,9 @@ class Leaderboard:
             Column("blocks", "blocks"),
             Column("CPU hours", "cpu_hours", unless_nan("{:.2g}".format)),
         ]
-        rows = self.ranks.to_dict("records")
         verdict = "Nothing is ranked." if self.blocks.empty else ranking.verdict(self.blocks)
-        bold = {(at, name) for at, row in enumerate(rows) if row["is_best"] is True for name in ("method", "rank")}
-        italic = {(at, "method") for at, row in enumerate(rows) if row["track"] == FREE}
+        bold = marks((is_best is True for is_best in self.ranks["is_best"]), ("method", "rank"))
+        italic = marks(self.ranks["track"] == FREE, ["method"])
         note = f"{_NOTE} {verdict}{' Bold: ranks that are not shown to differ from the best.' if bold else ''}"
         title = "Average ranks at equal total ε"
         return Table(texts(self.ranks, columns), title, note, bold=bold, italic=italic, numbers=self.ranks)
@@ -195,14 +197,12 @@ class Leaderboard:
             return shown(row["score"]).text(row["mean"], row["std"]) if row else ""
 
         methods = self.ranks[self.ranks["label"].isin(rows["label"])]
-        columns, bold = [Column("method", "label")], set[tuple[int, str]]()
-        italic = {(at, "method") for at, track in enumerate(methods["track"]) if track == FREE}
+        columns, bold, italic = [Column("method", "label")], set(), {*marks(methods["track"] == FREE, ["method"])}
         for workload, score in rows.groupby("workload", sort=False)["score"].first().items():
-            name = f"{workload}, {shown(score).label}"
+            name, places = f"{workload}, {shown(score).label}", [(label, workload) for label in methods["label"]]
             columns.append(Column(name, "label", partial(score_of, workload)))
-            for at, label in enumerate(methods["label"]):
-                bold |= {(at, name)} if (label, workload) in best else set()
-                italic |= {(at, name)} if of.get((label, workload), {}).get("is_reference") else set()
+            bold |= marks((place in best for place in places), [name])
+            italic |= marks((of.get(place, {}).get("is_reference", False) for place in places), [name])
         title = f"Scores at total ε = {target:g}"
         return Table(texts(methods, columns), title, note, bold=bold, italic=italic, numbers=rows)
 
@@ -213,3 +213,29 @@ class Leaderboard:
         hours = runs.get("seconds_cpu", pd.Series(dtype=float)).sum() / 3600
         cost = f"{len(runs):,} runs" + (f", {hours:.2g} CPU hours of training." if hours else ".")
         return f"Suites: {', '.join(results.suite for results in self.suites)}. {cost}"
+
+    def page(self, plots: Path, baseline: str = "", by: str = "epsilon") -> dict[str, str | bytes]:
+        """A page as Markdown and HTML, the figure, and the numbers as CSV (p too), by the names of their files.
+
+        Args:
+            plots: folder of the figures' files.
+            baseline, by: see `tables`.
+        """
+        tables, pictures, files = self.tables(baseline, by), list[Drawing](), dict[str, str | bytes]()
+        parts = [f"## {table.title}\n\n{table.markdown}" for table in tables]
+        (plot,), blocks = figures.plots(plots, "average_ranks"), self.blocks
+        figure = None if blocks.empty else plot.figure(blocks, styles_of(blocks["label"]))
+        if figure is not None:
+            parts.insert(1, f"![{_CAPTION}](leaderboard.svg)")
+            drawn = Markup(svg.render(figure, "figure-1", _CAPTION))
+            pictures.append(Drawing("average_ranks", _CAPTION, "", drawn, ""))
+            figure = plot.figure(blocks, styles_of(blocks["label"]))  # anew, as drawing moves its parts
+            files["leaderboard.svg"] = figures.render(figure, ["svg"])["svg"]
+        if baseline:
+            files["leaderboard_against.csv"] = tables[1].csv
+        return files | {
+            "leaderboard.md": "\n\n".join(["# Leaderboard", self.about, *parts]) + "\n",
+            "leaderboard.html": sheet("Leaderboard", tables, pictures, self.about),
+            "leaderboard.csv": tables[0].csv,
+            "leaderboard_scores.csv": Table(self.scores).csv,
+        }

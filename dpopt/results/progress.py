@@ -12,64 +12,38 @@ from dpopt.results.writing import Column, texts, unless_nan
 from dpopt.store.leases import Holder
 
 
-def expected_seconds(cells: pd.DataFrame) -> pd.Series:
-    """Seconds that each run takes or took: the median over finished runs of its kind, or else over all finished runs.
+def progress(cells: pd.DataFrame, holders: Mapping[str, Holder]) -> tuple[pd.DataFrame, float]:
+    """The runs that processes work on, as people read them, and the seconds until all of the suite is done.
+
+    A run takes as long as the median of the finished runs of its kind, or else of all finished runs, and as many runs
+    as now go on at a time. The seconds are NaN where no run is finished, or none is worked on.
 
     Args:
-        cells: the suite's frame `cells`; `seconds_prepare` and `seconds_train` where a run is finished.
-
-    Returns:
-        One value for each row; NaN for all while nothing is finished.
+        cells: one row a run of the suite's frame `cells`.
+        holders: run id -> the process that works on it.
     """
-    if "seconds_train" not in cells:
-        return pd.Series(math.nan, cells.index)
-    took = cells["seconds_prepare"] + cells["seconds_train"]
-    kind = [cells[column] for column in ("workload", "label", "epochs", "batch_size")]  # about as long as each other
+    took = pd.Series(math.nan, cells.index)
+    if "seconds_train" in cells:
+        took = cells["seconds_prepare"] + cells["seconds_train"]
+    kind = [cells[column] for column in ("workload", "label", "epochs", "batch_size")]
     alike = took.groupby(kind, dropna=False).transform("median")
-    return took.fillna(alike).fillna(took.median())
-
-
-def running(cells: pd.DataFrame, holders: Mapping[str, Holder], expected: pd.Series) -> pd.DataFrame:
-    """One row a run that a process works on: what it is, the share that is done, the seconds that are left.
-
-    Args:
-        cells: one row a run.
-        holders: run id -> who runs it.
-        expected: of `expected_seconds`.
-    """
+    expected = took.fillna(alike).fillna(took.median())
     rows = cells[cells["run_id"].isin(holders)]
-    done = rows["run_id"].map(lambda run_id: holders[run_id].fraction).astype(float)
-    return pd.DataFrame(
-        {
-            "run": rows["run_id"],
-            "workload": rows["workload"],
-            "optimizer": rows["label"],
-            "ε": rows["epsilon_target"],
-            "seed": rows["seed"],
-            "done": done,
-            "seconds_left": expected[rows.index] * (1 - done),
-            "holder": rows["run_id"].map(lambda run_id: str(holders[run_id])),
-            "silent": rows["run_id"].map(lambda run_id: holders[run_id].age),
-        }
-    )
-
-
-def seconds_left(cells: pd.DataFrame, at_work: pd.DataFrame, expected: pd.Series) -> float:
-    """Seconds until all of the suite is done if as many runs as now go on at a time; NaN where that is not known."""
-    waiting = cells["state"].isin(["pending", "interrupted"])
-    left = expected[waiting].sum(skipna=False) + at_work["seconds_left"].sum(skipna=False)
-    return left / len(at_work) if len(at_work) else math.nan
-
-
-def readable(at_work: pd.DataFrame) -> pd.DataFrame:
-    """The frame of `running` as texts."""
+    held = [holders[run_id] for run_id in rows["run_id"]]
+    done = pd.Series([holder.fraction for holder in held], rows.index, dtype=float)
+    left = expected[rows.index] * (1 - done)
+    waiting = expected[cells["state"].isin(["pending", "interrupted"])]
+    seconds = waiting.sum(skipna=False) + left.sum(skipna=False)
     columns = [
-        *(Column(name, name) for name in ("run", "workload", "optimizer")),
-        Column("ε", "ε", "{:g}".format),
+        Column("run", "run_id"),
+        Column("workload", "workload"),
+        Column("optimizer", "label"),
+        Column("ε", "epsilon_target", "{:g}".format),
         Column("seed", "seed"),
         Column("done", "done", "{:.0%}".format),
-        Column("left", "seconds_left", unless_nan(duration, "?")),
+        Column("left", "left", unless_nan(duration, "?")),
         Column("holder", "holder"),
-        Column("sign of life", "silent", "{:.0f} s".format),
+        Column("sign of life", "age", "{:.0f} s".format),
     ]
-    return texts(at_work, columns)
+    shown = rows.assign(done=done, left=left, holder=[*map(str, held)], age=[holder.age for holder in held])
+    return texts(shown, columns), seconds / len(rows) if len(rows) else math.nan

@@ -12,7 +12,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import pandas as pd
 
@@ -32,7 +31,7 @@ BUDGETS = {"epsilon": "total ε", "draws": "draws", "gradients": "gradient evalu
 _SEARCH = ["workload", "label", "epsilon_target"]
 BLOCK = ["workload", "epsilon", "budget"]
 _UNSCORED = ["test_unscored", "tested"]
-_ENTRY = [*BLOCK, "label", "seed", "tuning", "runs", "score", "test", "failed", *_UNSCORED, "spent"]
+_ENTRY = ["by", *BLOCK, "label", "seed", "tuning", "runs", "score", "test", "failed", *_UNSCORED, "spent"]
 # A method that a budget lets reach nothing has these.
 _EMPTY = dict.fromkeys(("mean", "std", "difference", "low", "high", "p"), math.nan) | {"is_best": False}
 
@@ -91,8 +90,8 @@ def reached(store: Store, cells: pd.DataFrame, by: str = "epsilon", budgets: Seq
             takes in all (for that seed of it which takes the most).
 
     Returns:
-        The keys in `BLOCK`, `label`, `seed`, `tuning`, `runs` of the search; `score` (what was measured); `test`, the
-        test score, NaN if the run has `failed` (no result, diverged, not finite) or if no search fits the budget;
+        `by`; the keys in `BLOCK`, `label`, `seed`, `tuning`, `runs` of the search; `score` (what was measured); `test`,
+        the test score, NaN if the run has `failed` (no result, diverged, not finite) or if no search fits the budget;
         `spent`, what the search has used of the budget, NaN if none fits.
 
     Raises:
@@ -112,7 +111,7 @@ def reached(store: Store, cells: pd.DataFrame, by: str = "epsilon", budgets: Seq
                 raise ConfigError(column, sorted(values.dropna().unique().tolist()), allowed)
     searches = list(_searches(store, private, by))
     entries = _by_epsilon(searches, budgets) if by == "epsilon" else _by_cost(store, searches, budgets)
-    return pd.DataFrame(entries, columns=_ENTRY)
+    return pd.DataFrame(({"by": by} | entry for entry in entries), columns=_ENTRY)
 
 
 def _searches(store: Store, cells: pd.DataFrame, by: str) -> Iterator[Row]:
@@ -219,8 +218,8 @@ def _unranked(block: pd.DataFrame) -> list[str]:
     return list(block["label"][block["test_unscored"] > 0].unique())
 
 
-def ranking(store: Store, cells: pd.DataFrame, by: str = "epsilon", budgets: Sequence[float] = ()) -> pd.DataFrame:
-    """One row for each block and method, best first: see `reached` for blocks, arguments and errors.
+def ranking(entries: pd.DataFrame) -> pd.DataFrame:
+    """One row for each block and method of `reached`'s frame, best first.
 
     A block has the seeds that all its methods have finished: seeds are paired, as they have the split and the draws in
     common. Blocks with fewer than two methods are left out.
@@ -234,16 +233,8 @@ def ranking(store: Store, cells: pd.DataFrame, by: str = "epsilon", budgets: Seq
         score of their own share the last rank. A method with test records without a finite score has no rank (NaN), and
         `unscored` says of how many.
     """
-    return of_entries(reached(store, cells, by, budgets), by)
-
-
-def of_entries(entries: pd.DataFrame, by: str) -> pd.DataFrame:
-    """`ranking` of `reached`'s frame."""
-    if entries.empty:
-        return pd.DataFrame()
-    frame = pd.DataFrame([row for _, block in entries.groupby(BLOCK, sort=False) for row in _block(block)])
-    frame.insert(0, "by", by)
-    return frame
+    blocks = [] if entries.empty else entries.groupby(BLOCK, sort=False)
+    return pd.DataFrame([row for _, block in blocks for row in _block(block)])
 
 
 def imputed(block: pd.DataFrame) -> pd.DataFrame:
@@ -295,7 +286,7 @@ def _block(entries: pd.DataFrame) -> Iterator[Row]:
 
 
 def _of_method(entries: pd.DataFrame) -> Row:
-    place = {key: entries[key].iloc[0] for key in (*BLOCK, "label", "tuning")}
+    place = {key: entries[key].iloc[0] for key in ("by", *BLOCK, "label", "tuning")}
     counts = {"runs": entries["runs"].mean(), "seeds": len(entries), "failures": int(entries["failed"].sum())}
     return place | counts | {"spent": entries["spent"].max()}
 
@@ -332,41 +323,30 @@ def _by_workload(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.pivot_table(index="workload", columns="label", values="rank", aggfunc="mean")
 
 
-class _RankTest(NamedTuple):
-    """Friedman's test of average ranks.
+def rank_test(frame: pd.DataFrame) -> tuple[float, float] | None:
+    """Friedman's test of `average_ranks`: p, and how far apart two of them must be to differ, at 5 % for all pairs.
 
-    Attributes:
-        workloads: that they are averages over.
-        p: of the test.
-        critical: how far apart two of them must be to differ, at 5 % for all pairs together.
+    None with fewer than `statistics.ENOUGH` workloads, or than two methods.
     """
-
-    workloads: int
-    p: float
-    critical: float
-
-
-def rank_test(frame: pd.DataFrame) -> _RankTest | None:
-    """The test of `average_ranks`; None with fewer than `statistics.ENOUGH` workloads, or than two methods."""
     # Workloads count and not blocks: the more budgets share records, the less each of them adds.
     ranks = _by_workload(everywhere(frame)).to_numpy()
     workloads, methods = ranks.shape
     if workloads < statistics.ENOUGH or methods < 2:
         return None
-    return _RankTest(workloads, statistics.friedman(ranks).p, statistics.critical_difference(methods, workloads))
+    return statistics.friedman(ranks), statistics.critical_difference(methods, workloads)
 
 
 def verdict(frame: pd.DataFrame) -> str:
     """`rank_test` in a sentence, or why there is none."""
-    test = rank_test(frame)
-    if test:
+    workloads = frame["workload"].nunique()
+    if test := rank_test(frame):
         return (
-            f"Friedman's test over {test.workloads} workloads: p = {test.p:.2g}. Average ranks less than "
-            f"{test.critical:.2f} apart are not shown to differ at 5 % (Nemenyi)."
+            f"Friedman's test over {workloads} workloads: p = {test[0]:.2g}. Average ranks less than "
+            f"{test[1]:.2f} apart are not shown to differ at 5 % (Nemenyi)."
         )
     return (
         f"Average ranks are not tested: that takes {statistics.ENOUGH} workloads (budgets of one workload share its "
-        f"records and seeds) and two methods that are in all blocks; here are {frame['workload'].nunique()} and "
+        f"records and seeds) and two methods that are in all blocks; here are {workloads} and "
         f"{everywhere(frame)['label'].nunique()}."
     )
 

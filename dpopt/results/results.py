@@ -92,11 +92,6 @@ class Results:
         return self.stored.problems
 
     @property
-    def is_written(self) -> bool:
-        """True if tables are kept beside the results; a published folder is only read."""
-        return not self.store.is_read_only
-
-    @property
     def folder(self) -> Path:
         """The folder of tables and pages: the suite's, or one inside of it for a part of the suite."""
         folder = self.store.suite_folder(self.suite)
@@ -107,8 +102,8 @@ class Results:
         return tables.comparison(self.store, self.every)
 
     def ranking(self, by: str = "epsilon", budgets: Sequence[float] = ()) -> pd.DataFrame:
-        """One row a method in a block of equal cost: see `ranking.ranking`."""
-        return ranking.ranking(self.store, self.cells, by, budgets)
+        """One row a method in a block of equal cost: see `ranking.reached` for arguments, `ranking.ranking`."""
+        return ranking.ranking(ranking.reached(self.store, self.cells, by, budgets))
 
     def against(self, baseline: str, by: str = "epsilon", budgets: Sequence[float] = ()) -> pd.DataFrame:
         """One row a method and workload, with its distance from `baseline`: see `ranking.against`."""
@@ -139,7 +134,7 @@ class Results:
             folder: of the figures.
             overrides: of the command line, for the commands that the page names.
         """
-        from dpopt.results.report import page, tables_of
+        from dpopt.results.report.page import page, tables_of
 
         of_suite = shlex.join(overrides or [f"suite={self.suite}"])
         shown = tables_of(self.comparison, self.table(), self.store.manifest(self.suite), of_suite)

@@ -1,4 +1,4 @@
-"""Statistics of a comparison: intervals, which rows may be the best, ranks over workloads, performance profiles.
+"""Statistics of a comparison: intervals, which rows may be the best, ranks over workloads.
 
 A higher score is better, rank 1 is the best.
 """
@@ -186,33 +186,23 @@ def _ranks_of_seeds(blocks: Sequence[_Array], samples: int, generator: np.random
     return np.mean([scipy.stats.rankdata(-mean.round(DIGITS), axis=1) for mean in means], axis=0)
 
 
-class Friedman(NamedTuple):
-    """Friedman's test: do the methods' ranks differ by more than chance?"""
-
-    statistic: float
-    p: float
-
-
-def friedman(ranks: _Array) -> Friedman:
-    """Friedman's statistic, corrected for ties, and its p-value by permuting methods within blocks.
+def friedman(ranks: _Array) -> float:
+    """The p-value of Friedman's test that methods' ranks differ by chance, by permuting methods within blocks.
 
     Args:
         ranks: shape [blocks, methods]; every row has the mean (methods + 1) / 2.
 
-    Source: Conover, "Practical Nonparametric Statistics" 1999, section 5.8.
+    Source: Conover, "Practical Nonparametric Statistics" 1999, section 5.8; what only scales the statistic is left out.
     """
-    centred = ranks - ranks.mean(axis=1, keepdims=True)
-    spread = (centred**2).sum()
-    if spread == 0:
-        return Friedman(0.0, 1.0)
 
     def statistic(of: _Array) -> _Array:
-        return (ranks.shape[1] - 1) * (of.sum(axis=-2) ** 2).sum(axis=-1) / spread
+        return (of.sum(axis=-2) ** 2).sum(axis=-1)
 
     # Permuted, as the chi-squared approximation needs many blocks, and rows may be means of several rankings.
-    generator, observed = np.random.default_rng(0), float(statistic(centred))
-    extreme = sum(statistic(generator.permuted(centred, axis=1)) >= observed * (1 - 1e-9) for _ in range(_RESAMPLES))
-    return Friedman(observed, float(1 + extreme) / (1 + _RESAMPLES))
+    generator, centred = np.random.default_rng(0), ranks - ranks.mean(axis=1, keepdims=True)
+    observed = float(statistic(centred)) * (1 - 1e-9)
+    extreme = sum(statistic(generator.permuted(centred, axis=1)) >= observed for _ in range(_RESAMPLES))
+    return float(1 + extreme) / (1 + _RESAMPLES)
 
 
 def critical_difference(methods: int, blocks: int) -> float:
@@ -222,34 +212,3 @@ def critical_difference(methods: int, blocks: int) -> float:
     """
     quantile = scipy.stats.studentized_range.ppf(CONFIDENCE, methods, np.inf) / math.sqrt(2)
     return float(quantile * math.sqrt(methods * (methods + 1) / (6 * blocks)))
-
-
-def cliques(averages: _Array, critical: float) -> list[tuple[int, int]]:
-    """First and last of each largest group of methods whose average ranks are closer than `critical`.
-
-    Args:
-        averages: shape [methods], ascending.
-        critical: see `critical_difference`.
-    """
-    groups: list[tuple[int, int]] = []
-    for first, rank in enumerate(averages):
-        last = int(np.searchsorted(averages, rank + critical)) - 1
-        if last > first and (not groups or last > groups[-1][1]):
-            groups.append((first, last))
-    return groups
-
-
-def profile(gaps: _Array) -> tuple[_Array, _Array]:
-    """A performance profile: the share of blocks in which a method is within each distance of the best.
-
-    Dolan and Moré ("Benchmarking optimization software with performance profiles", Mathematical Programming 2002)
-    compare running times by their ratio. Scores have no common zero, so here it is the difference, in the score's unit.
-
-    Args:
-        gaps: shape [blocks], from the best down to the method; infinite where it has no result.
-
-    Returns:
-        Ascending distances, the first 0, and the share from each on: shape [jumps] both.
-    """
-    distances = np.unique(np.append(gaps[np.isfinite(gaps)], 0.0))
-    return distances, (gaps <= distances[:, None]).mean(axis=1)

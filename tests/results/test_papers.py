@@ -4,8 +4,8 @@ import csv
 import json
 import math
 
+import pandas as pd
 import pytest
-from stored import rewrite
 
 from dpopt import registry
 from dpopt.cli import main
@@ -111,71 +111,62 @@ def test_the_papers_numbers_stand_beside_the_same_rows(matrix, capsys):
     assert "published" not in capsys.readouterr().out.splitlines()[0]
 
 
-def of_suite(maker, name, workload, labels):
-    """A run of each of `labels` at epsilon 3 on `workload`, in a suite with the names of the suite `name`."""
-    for label in labels:
-        run_id = maker.add(label, 0, 0.5, 0.4)
-        maker.cells[-1]["cell"]["workload"] = workload
-        rewrite(maker.store, run_id, cell=maker.cells[-1]["cell"])
-    store = maker.done()
-    given = json.loads(json.dumps(manifest(load_suite(name), [])["published"]))
-    store.extend_suite("made", {**store.manifest("made"), "published": given})
-    return store
-
-
-def images(subset):
-    return {"name": "images", "data": "gtsrb", "architecture": "vit_small_patch16_224.augreg_in21k", "subset": subset}
-
-
-NUMBERS = {
-    ("hyfreedp_table2", "full"): {
-        "dp_adamw": "83.1 ± 0.7 (table 6)",
-        "dp_adamw_cosine": "",
-        "dp_hyper": "42.0 ± 0.5 (table 6)",
-        "dadapt_adam": "2.6 ± 0.0 (table 6)",
-        "prodigy": "2.7 ± 0.1 (table 6)",
-        "hyfreedp": "89.9 ± 0.6 (table 6)",
-    },
-    ("hyfreedp_table2", "bitfit"): {
-        "dp_adamw": "91.5 (table 2)",
-        "dp_adamw_cosine": "60.1 (table 2)",
-        "dp_hyper": "",
-        "dadapt_adam": "",
-        "prodigy": "91.6 (table 2)",
-        "hyfreedp": "92.4 (table 2)",
-    },
-    ("hyfreedp_table5", "full"): {"dp_adamw": "83.1 ± 0.7 (table 6)", "dp_adamw_linear": "17.7 (table 5)"},
-}
-"""What the HyFreeDP paper prints at epsilon 3 for ViT-Small on GTSRB."""
-
-
-@pytest.mark.parametrize(("name", "subset"), NUMBERS)
-def test_rows_of_hyfreedps_suites_have_the_numbers_of_their_method(maker, name, subset):
-    expected = NUMBERS[name, subset]
-    assert expected.keys() == set(load_suite(name).optimizers)
-    store = of_suite(maker, name, images(subset), expected)
-    assert main(["table", "suite=made", f"results={store.root}", "compare=published"]) == 0
-    text = (store.suite_folder("made") / "table.md").read_text()
-    assert {cells[1]: cells[3] for cells in split(text)} == expected
-    assert ("DP-hyper: " in text) == (subset == "full" and "dp_hyper" in expected)
-
-
 def split(text):
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     return [[cell.strip().replace("\\", "") for cell in line.strip("|").split("|")] for line in lines[1:]]
 
 
-def test_a_number_without_an_epsilon_says_so(matrix):
-    measured = ["CIFAR10", "CNN", "fully connected layers"]
-    workloads = [{"name": "digits_mlp", "is": measured}]
-    named(matrix, paper="adadp", methods={"hyfreedp": "ADADP"}, workloads=workloads)
-    table = tables.comparison(matrix, choosing.select(frames.load(matrix, "made").cells))
-    beside, remarks = papers.beside(table, matrix.manifest("made"))
-    shown = tables.as_table(beside, "made").frame
-    of = shown[shown["optimizer"] == "hyfreedp"]["published accuracy (%)"]
-    assert set(of) == {"63.5 ± 0.3 (table 1, ε not stated)"}
-    assert set(shown[shown["optimizer"] == "dp_adam"]["published accuracy (%)"]) == {""}
-    assert any("σ of this table is not stated" in remark for remark in remarks)
+IMAGES = {"name": "images", "data": "gtsrb", "architecture": "vit_small_patch16_224.augreg_in21k", "validation": 1}
+NUMBERS = {
+    ("hyfreedp_table2", "full"): {
+        "dp_adamw": (0.8308, "table 6"),
+        "dp_adamw_cosine": None,
+        "dp_hyper": (0.4202, "table 6"),
+        "dadapt_adam": (0.0265, "table 6"),
+        "prodigy": (0.0268, "table 6"),
+        "hyfreedp": (0.8992, "table 6"),
+    },
+    ("hyfreedp_table5", "full"): {"dp_adamw": (0.8308, "table 6"), "dp_adamw_linear": (0.1768, "table 5")},
+}
+"""What the HyFreeDP paper prints at epsilon 3 for ViT-Small on GTSRB."""
+
+
+@pytest.mark.parametrize(("name", "subset"), NUMBERS)
+def test_rows_of_hyfreedps_suites_have_the_numbers_of_their_method(name, subset):
+    expected = NUMBERS[name, subset]
+    assert expected.keys() == set(load_suite(name).optimizers)
+    specs = [{**IMAGES, "subset": subset}, {**IMAGES, "subset": subset, "data": "unknown"}]
+    cells = [{"cell": {"workload": spec}} for spec in specs]
+    content = {**json.loads(json.dumps(manifest(load_suite(name), []))), "cells": cells}
+    of, elsewhere = papers.measured(content), "images(data=unknown)"
+    rows = [{"workload": at, "label": label} for at in (*of, elsewhere) for label in expected]
+    table = pd.DataFrame(rows).assign(score="accuracy", epsilon_target=3.0)
+    beside, remarks = papers.beside(table, content)
+    found = {row["label"]: row for row in beside.to_dict("records") if row["workload"] in of}
+    for label, number in expected.items():
+        row = found[label]
+        value, where = number or (math.nan, "")
+        assert row["published"] == pytest.approx(value, nan_ok=True)
+        assert row["published_in"] == where
+    assert beside.loc[beside["workload"] == elsewhere, "published"].isna().all()
+    assert any("DP-hyper: " in remark for remark in remarks) == ("dp_hyper" in expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"methods": {"hyfreedp": "HyFreeDp"}}, "did you mean 'HyFreeDP'"),
+        ({"workloads": [{"name": "digits_mlp", "is": ["CIFAR10", "ViT-Bass", "full"]}]}, "did you mean 'ViT-Base'"),
+        (
+            {"workloads": [{"name": "x", "is": [{"data": {"a": "CIFAR11"}}, "ViT-Base", "full"]}]},
+            "did you mean 'CIFAR10",
+        ),
+        ({"epsilon": {1: 2.5}}, "published.epsilon: '2.5'"),
+    ],
+)
+def test_names_that_the_paper_does_not_know(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        papers.check(NAMES | changes, papers.read("hyfreedp"))
 
 
 def test_a_number_stands_beside_runs_of_the_same_noise_and_says_which_epsilon_it_states(matrix):
@@ -187,40 +178,14 @@ def test_a_number_stands_beside_runs_of_the_same_noise_and_says_which_epsilon_it
         beside, _ = papers.beside(table, matrix.manifest("made"))
         shown = beside[beside["label"] == "dp_adam"].set_index("epsilon_target")["published_in"]
         assert (shown[1.0], shown[3.0]) == (expected, "table of the README")
-
-
-def test_a_field_says_what_a_workload_is_called(maker):
-    for dim in (5, 10, 20):
-        maker.add("hyfreedp", 0, 0.5, 0.5)
-        maker.cells[-1]["cell"]["workload"] = {"name": "synthetic_logreg", "dim": dim}
-        maker.change()
-    store = maker.done()
-    of_dim = {"dim": {5: "CIFAR10", 10: "SVHN"}}
-    content = {**store.manifest("made"), "published": NAMES}
-    content["published"] |= {"workloads": [{"name": "synthetic_logreg", "is": [of_dim, "ViT-Small", "full"]}]}
-    table = tables.comparison(store, choosing.select(frames.load(store, "made").cells))
-    beside, _ = papers.beside(table, content)
-    found = dict(zip(beside["workload"], beside["published"], strict=True))
-    assert found.pop("synthetic_logreg(dim=5)") == pytest.approx(0.9689)
-    assert found.pop("synthetic_logreg(dim=10)") == pytest.approx(0.9221)
-    assert all(map(math.isnan, found.values()))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"paper": "hyfreedq"}, "did you mean 'hyfreedp'"),
-        ({"methods": {"hyfreedp": "HyFreeDp"}}, "did you mean 'HyFreeDP'"),
-        ({"workloads": [{"name": "digits_mlp", "is": ["CIFAR10", "ViT-Bass", "full"]}]}, "did you mean 'ViT-Base'"),
-        (
-            {"workloads": [{"name": "digits_mlp", "is": [{"data": {"a": "CIFAR11"}}, "ViT-Base", "full"]}]},
-            "did you mean 'CIFAR10",
-        ),
-    ],
-)
-def test_names_that_the_paper_does_not_know(matrix, changes, message, capsys):
-    assert main(["table", "suite=made", named(matrix, **changes), "compare=published"]) == 2
-    assert message in capsys.readouterr().err
+    task = {"name": "digits_mlp", "is": ["CIFAR10", "CNN", "fully connected layers"]}
+    named(matrix, paper="adadp", methods={"hyfreedp": "ADADP"}, workloads=[task])
+    beside, remarks = papers.beside(table, matrix.manifest("made"))
+    shown = tables.as_table(beside, "made").frame
+    of = shown["optimizer"] == "hyfreedp"
+    assert set(shown["published accuracy (%)"][of]) == {"63.5 ± 0.3 (table 1, ε not stated)"}
+    assert set(shown["published accuracy (%)"][~of]) == {""}
+    assert any("σ of this table is not stated" in remark for remark in remarks)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from dpopt.cli import main
 from dpopt.errors import ConfigError
 from dpopt.results import axes, drawing, figures
-from dpopt.results.drawing import Style, styles_of
+from dpopt.results.drawing import styles_of
 from dpopt.results.naming import readable_names
 from dpopt.results.results import Results
 
@@ -133,8 +133,7 @@ def test_figures_of_no_suite_have_one_look_for_each_label():
     assert rest == {"audit", "step_cost"}, "and bars of step_cost are named beside them"
 
 
-@pytest.mark.parametrize("legend_of", ["last", "all"])
-def test_colours_of_a_panel_alone_are_found(two, legend_of):
+def test_colours_of_a_panel_alone_are_found(two):
     """As figures were once drawn: best first, each panel with its own cycle, and the last panel's legend."""
 
     def draw(frame, styles):
@@ -142,11 +141,11 @@ def test_colours_of_a_panel_alone_are_found(two, legend_of):
         for axis, (_, rows) in zip(pair, frame.groupby("workload"), strict=True):
             for label, line in sorted(rows.groupby("label"), key=lambda item: -item[1]["mean"].mean()):
                 axis.plot(line["epsilon_single"], line["mean"], "o-", label=label)
-        pair[-1].legend() if legend_of == "last" else drawing.legend(figure)
+        pair[-1].legend()
         return figure
 
     with pytest.raises(AssertionError):
-        check(draw(two.comparison, two.styles), {} if legend_of == "all" else two.styles)
+        check(draw(two.comparison, two.styles), two.styles)
 
 
 def test_a_part_of_a_suite_keeps_its_styles(two):
@@ -172,43 +171,6 @@ def test_methods_that_differ_in_a_number_share_marker_and_dash():
     assert styles["one_1e-8"].colour == styles["other_1e-8"].colour != styles["one_1e-2"].colour
     for part in ("marker", "dash"):
         assert len({(style.colour, getattr(style, part)) for style in styles.values()}) == len(names)
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        ["one_1", "one_2", "a", "b"],
-        [f"{method}_{number}" for method in "ab" for number in range(8)],
-        [f"{method}_{number}" for method in "abcdefg" for number in range(2)],
-    ],
-    ids=["one method", "more numbers than colours", "more methods than dashes"],
-)
-def test_numbers_have_no_colour_where_that_tells_less_apart(names):
-    plain = styles_of(chr(ord("A") + k) for k in range(len(names)))
-    assert list(styles_of(names).values()) == list(plain.values())
-
-
-def test_labels_that_matplotlib_would_read_as_mathematics_have_their_style(maker):
-    maker.add("$x$", 0, 0.5, 0.5)
-    maker.add("dp_adam", 0, 0.6, 0.6)
-    known = Results(maker.done(), "made")
-    for name in ("accuracy_by_method", "accuracy_vs_epsilon"):
-        texts = check(known.plot(name, PLOTS), {r"\$x\$": known.styles["$x$"], "dp_adam": known.styles["dp_adam"]})
-        assert r"\$x\$" in texts
-
-
-@pytest.mark.parametrize("plot", OF_TABLES, ids=lambda plot: plot.name)
-def test_every_figure_draws_what_is_stored(plot, known, tmp_path):
-    figure = known.draw(plot)
-    legends = [held for panel in figure.axes if (held := panel.get_legend())] + figure.legends
-    named = {text.get_text() for held in legends for text in held.get_texts()}
-    named |= {text.get_text() for panel in figure.axes for text in panel.get_yticklabels()}
-    assert any("hyfreedp" in text for text in named)
-    assert any("dp_adam" in text for text in named)
-    assert all(panel.get_xlabel() for panel in figure.axes)
-    assert plot.needs == "ranking" or all("digits MLP" in panel.get_title() for panel in figure.axes)
-    for path in figures.save(figure, tmp_path, plot.name):
-        assert path.stat().st_size > 5000
 
 
 def test_accuracy_figure_plots_the_tables_numbers(known):
@@ -244,11 +206,6 @@ def rates(seeds, tuning="self", start=1e-6):
         for draw in (5, 10)
     ]
     return drawn(ALL["learning_rate"], pd.DataFrame(rows))
-
-
-def test_rates_of_a_run_that_was_given_none_begin_with_the_first_that_it_tells():
-    (line,) = rates(1, start=None).axes[0].lines
-    assert line.get_xydata() == pytest.approx(np.array([[5, 1e-6], [10, 1e-1]]))
 
 
 @pytest.mark.parametrize(("seeds", "middle"), [(3, 1e-2), (4, 10**-2.5), (5, 1e-3)])
@@ -287,23 +244,14 @@ def test_ranges_of_many_methods_do_not_cover_each_other(count):
 
 
 @pytest.mark.parametrize("plot", OF_TABLES, ids=lambda plot: plot.name)
-def test_figures_of_another_score_are_in_its_unit(plot, known):
-    frame = known.frame(plot.needs).assign(score="log_likelihood", workload="mixture")
-    if plot.needs == "curves":
-        frame = frame.rename(columns={"test_accuracy": "test_log_likelihood"})
-    labels = {text for panel in drawn(plot, frame).axes for text in (panel.get_xlabel(), panel.get_ylabel())}
-    assert not any("accuracy" in text or "%" in text for text in labels)
-    if plot.name.startswith("accuracy"):
-        assert "test log-likelihood (nats)" in labels
-
-
-@pytest.mark.parametrize("plot", OF_TABLES, ids=lambda plot: plot.name)
 def test_two_scores_share_no_axis(plot, known):
     frame = known.frame(plot.needs)
     other = frame.assign(score="log_likelihood", workload="mixture")
     if plot.needs == "curves":
         other = other.rename(columns={"test_accuracy": "test_log_likelihood"})
     figure = drawn(plot, pd.concat([frame, other], ignore_index=True))
+    labels = {text for panel in figure.axes for text in (panel.get_xlabel(), panel.get_ylabel())}
+    assert not plot.name.startswith("accuracy") or "test log-likelihood (nats)" in labels
     for panel in figure.axes:
         for group in (panel.get_shared_x_axes(), panel.get_shared_y_axes()):
             together = {
@@ -322,14 +270,6 @@ def test_a_new_figure_needs_no_other_edit(tmp_path):
         figures.plots(tmp_path)
     with pytest.raises(ConfigError, match="folder"):
         figures.plots(tmp_path / "nowhere")
-
-
-def test_panels_are_blank_where_there_is_nothing():
-    frame = pd.DataFrame({"workload": ["a", "a", "b"], "epsilon_target": [1.0, math.inf, 1.0]})
-    figure, found = drawing.panels(frame, 2, 2)
-    assert set(found) == {("a", 1.0), ("a", math.inf), ("b", 1.0)}
-    assert [axis.get_title() for axis in figure.axes] == ["a, ε = 1", "a, ε = ∞", "b, ε = 1", "b, ε = ∞"]
-    assert [axis.axison for axis in figure.axes] == [True, True, True, False]
 
 
 def test_a_legend_is_of_all_panels_in_the_suites_order():
@@ -353,8 +293,8 @@ def inches(figure):
     return [tuple(box.size / figure.dpi) for box in boxes]
 
 
-@pytest.mark.parametrize("name", ["accuracy_vs_epsilon", "accuracy_over_draws"])
-def test_a_legend_takes_no_room_from_panels(name, known):
+def test_a_legend_takes_no_room_from_panels(known):
+    name = "accuracy_vs_epsilon"
     frame = known.frame(ALL[name].needs)
     label, sizes = frame["label"].iloc[0], {}
     for count in (1, 24):
@@ -369,27 +309,17 @@ def test_a_legend_takes_no_room_from_panels(name, known):
     assert sizes[24] == pytest.approx(sizes[1], abs=0.35), "a short legend leaves panels some of its room"
 
 
-def test_a_short_legend_changes_no_size():
-    figure, axis = plt.subplots(figsize=(5, 3), layout="constrained")
-    axis.plot([0, 1], label="short")
-    drawing.legend(figure)
-    assert figure.get_size_inches().tolist() == [5, 3]
-
-
 @pytest.mark.parametrize(
     ("low", "high", "found"),
     [
         ([10, 88, 90, 91], [12, 89, 92, 93], (12, 88)),
         ([10, 11, 88, 90, 91], [12, 12, 89, 92, 93], (12, 88)),
-        ([10, 60, 88, 90, 91], [12, 61, 89, 92, 93], (12, 60)),
         ([70, 79, 90, 91], [75, 82, 92, 93], None),  # no wide gap
         ([10, 11, 12, 90, 91], [10, 11, 12, 90, 91], None),  # as many fail as do not
         ([10, 90, 91], [12, 92, 93], None),  # too few
         ([60, 61, 63.8, 64, 65, 66], [61, 61.9, 64, 65, 66, 66.2], None),  # a third lies below, less is empty
         ([10, 20, 88, 90, 91], [90, 21, 89, 92, 93], None),  # one interval spans it
         ([10, 88, 90, 91, math.nan], [12, 89, 92, 93, math.nan], (12, 88)),
-        ([10, 88, 90, 91, -math.inf], [12, 89, 92, 93, -math.inf], (12, 88)),
-        ([math.nan], [math.nan], None),
     ],
 )
 def test_where_an_axis_is_cut(low, high, found):
@@ -432,7 +362,7 @@ def test_a_failing_method_does_not_squeeze_the_others(maker):
             assert "axis cut" in [text.get_text() for text in axis.texts]
 
 
-@pytest.mark.parametrize("farthest", [0.4, 3.0, 7.0, 18.0, 33.0, 80.0])
+@pytest.mark.parametrize("farthest", [0.4, 18.0])
 def test_ticks_of_profiles_do_not_run_into_each_other(matrix, farthest):
     rows = Results(matrix, "made").ranking()
     rows["difference"] *= farthest / 100 / 1.1 / -rows["difference"].min()
@@ -461,13 +391,6 @@ def test_figures_that_have_nothing_to_show_do_not_keep_others_from_being_drawn(m
         assert reason in capsys.readouterr().err
 
 
-def test_the_legend_of_audits_names_what_is_in_any_panel():
-    rows = [("optimizer", 1.0, math.nan), ("optimizer", 3.0, 0.7)]
-    frame = pd.DataFrame(rows, columns=["kind", "epsilon_target", "one_run_fdp"])
-    figure = ALL["audit"].figure(frame.assign(failure="", name="x", epsilon=2.0, worst_case=1.0, one_run=0.5))
-    assert "one run, f-DP" in {text.get_text() for text in figure.legends[0].get_texts()}
-
-
 def test_workloads_are_named_by_what_tells_them_apart():
     image = {"name": "images", "architecture": "vit_tiny_patch16_224.augreg_in21k", "subset": "head", "size": None}
     specs = [
@@ -488,8 +411,3 @@ def test_workloads_are_named_by_what_tells_them_apart():
     ]
     again = {**image, "data": "cifar10", "name": "mine"}
     assert len(set(readable_names([*specs, again]).values())) == 7
-
-
-def test_a_style_is_what_matplotlib_takes():
-    assert Style("red", "o", "--").line == {"color": "red", "marker": "o", "linestyle": "--"}
-    assert Style("red", "o", "--").dots == {"color": "red", "marker": "o", "linestyle": "none"}

@@ -1,4 +1,3 @@
-import math
 from collections import Counter
 
 import pandas as pd
@@ -47,8 +46,6 @@ class Runs:
 
 
 ONE, OTHER = ledger((0.1, (2.0,), 30), (0.1, (2.0, 5.0), 20)), ledger((0.2, (3.0,), 40))
-
-
 TOGETHER = ledger((0.2, (2.0, 3.0), 30), (0.2, (2.0, 5.0, 3.0), 10), (0.1, (2.0, 5.0), 10))
 
 
@@ -131,8 +128,9 @@ def fails(*_):
     pytest.fail("computed, or read, again")
 
 
-@pytest.mark.parametrize("rule", RULES, ids=repr)
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize(
+    ("accountant", "rule"), [("pld", None), ("pld", RULES[1]), *(("rdp", rule) for rule in RULES[1:])], ids=repr
+)
 def test_what_is_kept_has_the_bits_of_what_is_computed(accountant, rule, kept, monkeypatch):
     mixed = ledger((0.1, (3.0, 5.0), 20), (0.2, (1.7,), 9))
     found = pricing.spent(mixed, 1e-5, accountant, rule)
@@ -142,12 +140,6 @@ def test_what_is_kept_has_the_bits_of_what_is_computed(accountant, rule, kept, m
     monkeypatch.setattr(pricing, "epsilon", fails)
     assert pricing.spent(mixed, 1e-5, accountant, rule) == found
     assert len(list(kept.iterdir())) == 1
-
-
-@pytest.mark.parametrize("noises", [(), (0.0,)])
-def test_nothing_and_everything_are_kept_too(noises, kept):
-    free = ledger((0.1, noises, 5))
-    assert pricing.spent(free, 1e-5, "pld") == pricing.spent(free, 1e-5, "pld") == (math.inf if noises else 0.0)
 
 
 def test_all_that_decides_an_epsilon_decides_where_it_is_kept(kept, monkeypatch):
@@ -160,31 +152,12 @@ def test_all_that_decides_an_epsilon_decides_where_it_is_kept(kept, monkeypatch)
     given = [(run, 1e-5, "rdp"), *((other, 1e-5, "rdp") for other in others), (run, 2e-5, "rdp"), (run, 1e-5, "pld")]
     given += [(run, 1e-5, "rdp", rule) for rule in (*RULES[1:], BestOf("poisson", 4.0), Composed(4))]
     assert [files(*arguments) for arguments in given] == list(range(1, len(given) + 1))
-    for number, (name, value) in enumerate(
-        [
-            ("code", "other"),
-            ("cpu", "other"),
-            ("version", "0"),
-            ("platform.python_version", "3"),
-            ("platform.platform", ""),
-        ],
-        len(given) + 1,
-    ):
+    machine = {"code": "other", "cpu": "other", "version": "0", "platform.python_version": "3", "platform.platform": ""}
+    for number, (name, value) in enumerate(machine.items(), len(given) + 1):
         pricing._arithmetic.cache_clear()
         monkeypatch.setattr(f"dpopt.results.pricing.{name}", lambda *_, said=value: said)
         assert files(*given[0]) == number
     pricing._arithmetic.cache_clear()
-
-
-@pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"numbers": {"epsilon": 0.1}, "sha256": "0"}'])
-def test_a_damaged_file_is_ignored_and_made_again(text, kept):
-    run = ledger((0.1, (3.0,), 20))
-    found = pricing.spent(run, 1e-5, "rdp")
-    (file,) = kept.iterdir()
-    whole = file.read_text()
-    file.write_text(text)
-    assert pricing.spent(run, 1e-5, "rdp") == found
-    assert file.read_text() == whole
 
 
 def test_a_flipped_bit_changes_no_epsilon(kept):
@@ -192,11 +165,12 @@ def test_a_flipped_bit_changes_no_epsilon(kept):
     found = pricing.spent(run, 1e-5, "rdp")
     (file,) = kept.iterdir()
     whole = file.read_bytes()
-    for bit in range(8 * len(whole)):
+    for bit in range(0, 8 * len(whole), 3):
         changed = bytearray(whole)
         changed[bit // 8] ^= 1 << bit % 8
         file.write_bytes(changed)
         assert pricing.spent(run, 1e-5, "rdp") == found
+    assert file.read_bytes() == whole, "made again"
 
 
 def test_a_folder_that_cannot_be_written_costs_time_alone(tmp_path, monkeypatch):

@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -22,7 +21,8 @@ PLENTY = [1e9]
 def ranked(store, by="epsilon", budgets=PLENTY, **columns):
     """The ranking by label, of one block."""
     cells = frames.load(store, "made").cells.assign(**columns)
-    return ranking.ranking(store, cells, by, budgets).set_index("label")
+    frame = ranking.ranking(ranking.reached(store, cells, by, budgets))
+    return frame if frame.empty else frame.set_index("label")
 
 
 @pytest.fixture
@@ -50,8 +50,7 @@ def test_who_is_first_is_asked_among_those_that_are_in_every_block(maker):
             for label, test in (("adadp", 0.8), ("prodigy", 0.6), ("guest", 0.9))[: 3 if workload == "gmm" else 2]:
                 maker.add(label, seed, 0.5, test, workload=workload)
     store = maker.done()
-    cells = frames.load(store, "made").cells
-    table = ranking.average_ranks(ranking.ranking(store, cells, "epsilon", PLENTY)).set_index("label")
+    table = ranking.average_ranks(ranked(store).reset_index()).set_index("label")
     assert table["first"].to_dict() == {"adadp": 2, "prodigy": 0}
 
 
@@ -91,7 +90,7 @@ def test_budgets_are_the_targets_where_none_is_given(maker):
     cells = frames.load(store, "made").cells
     spent = sorted(set(tables.comparison(store, choosing.select(cells))["epsilon_single"]))[:2]
     cells["epsilon_target"] = cells["epsilon_target"].replace({1.0: spent[0], 4.0: spent[1]})
-    frame = ranking.ranking(store, cells)
+    frame = ranking.ranking(ranking.reached(store, cells))
     assert frame.groupby("epsilon")["mean"].unique().map(list).to_dict() == {spent[0]: [0.5], spent[1]: [0.7]}
     assert frame["is_first"].all()
 
@@ -138,7 +137,7 @@ def test_seconds_are_of_computing_where_all_runs_have_them(searched):
     cpu[4] = math.nan
     table = ranked(store, "seconds", (), seconds_train=wall, seconds_cpu=cpu)
     assert table["budget"].iloc[0] == 8
-    assert ranking.ranking(store, frames.load(store, "made").cells, "seconds").empty, "no times are stored"
+    assert ranked(store, "seconds", ()).empty, "no times are stored"
 
 
 def test_failures_count_as_the_worst_score_and_are_marked(maker):
@@ -172,16 +171,6 @@ def test_a_method_without_a_score_is_below_all_that_have_one(maker, seeds):
     assert not frame.loc[["dog", "prodigy"], ["is_first", "is_best"]].any(axis=None)
 
 
-def test_two_methods_of_which_one_has_no_score(maker):
-    maker.add("adadp", 0, 0.5, 0.5)
-    maker.add("dog", 0, 0.5, 0.5, status="failed")
-    frame = ranked(maker.done())
-    assert frame[["rank", "is_first"]].T.to_dict("list") == {"adadp": [1, True], "dog": [2, False]}
-    assert not frame["is_best"]["dog"]
-    tight = ranked(maker.store, "draws", [99])
-    assert tight.loc["dog", "rank"] == 2
-
-
 def test_the_best_of_those_in_all_blocks_has_a_score(maker):
     """A guest is the only one that reaches anything in the second block; the two others are not first there."""
     for label, test in (("adadp", 0.8), ("prodigy", 0.6)):
@@ -189,8 +178,10 @@ def test_the_best_of_those_in_all_blocks_has_a_score(maker):
         maker.add(label, 0, 0.5, test, workload="gmm", status="failed")
     maker.add("guest", 0, 0.5, 0.5, workload="gmm")
     store = maker.done()
-    blocks = ranking.ranking(store, frames.load(store, "made").cells, budgets=PLENTY)
-    assert ranking.average_ranks(blocks).set_index("label")["first"].to_dict() == {"adadp": 1, "prodigy": 0}
+    assert ranking.average_ranks(ranked(store).reset_index()).set_index("label")["first"].to_dict() == {
+        "adadp": 1,
+        "prodigy": 0,
+    }
 
 
 @pytest.mark.parametrize("damage", ["record", "pending"])
@@ -208,13 +199,6 @@ def test_a_seed_that_is_not_known_to_have_failed_is_not_finished(maker, damage):
     frame = ranked(maker.done())
     assert frame["seeds"].tolist() == [2, 2]
     assert frame["failures"].tolist() == [0, 0]
-
-
-def test_rows_without_privacy_need_not_be_comparable(maker):
-    maker.add("ceiling", 0, 0.5, 0.9, epsilon=math.inf)
-    for label in ("dp_adam", "hyfreedp"):
-        maker.add(label, 0, 0.5, 0.5)
-    assert len(ranked(maker.done(), delta=[1e-6, 1e-5, 1e-5])) == 2
 
 
 @pytest.mark.parametrize("validations", [(math.nan, math.nan), (math.nan, 0.5)])
@@ -236,14 +220,6 @@ def test_settings_that_all_diverge_have_failed(maker):
         maker.clip(clip)
     maker.add("hyfreedp", 0, 0.5, 0.5)
     assert ranked(maker.done())["failures"].to_dict() == {"hyfreedp": 0, "swept": 1}
-
-
-def test_a_run_of_a_search_that_diverged_is_no_failure(maker):
-    maker.add("dp_adam", 0, 0.1, 0.1, tuned={"lr": 9.0}, tuning="grid", status="diverged")
-    maker.add("dp_adam", 0, 0.8, 0.8, tuned={"lr": 0.1}, tuning="grid")
-    maker.add("hyfreedp", 0, 0.7, 0.7)
-    table = ranked(maker.done())
-    assert table.loc["dp_adam", ["rank", "mean", "failures", "runs"]].tolist() == [1, 0.8, 0, 2]
 
 
 def test_seeds_that_are_not_finished_are_left_out_for_all(maker):
@@ -277,16 +253,16 @@ def test_a_search_of_a_random_number_of_runs_costs_its_rule(searched):
     rule = '{"number": "geometric", "rule": "geometric", "runs": 2.0}'
     cells = cells.assign(epsilon_total=2.5, selection=np.where(is_search, rule, ""))
     cells = cells.assign(tuning=np.where(is_search, "private", "self")).drop(index=[0])
-    table = ranking.ranking(store, cells, budgets=PLENTY).set_index("label")
+    table = ranking.ranking(ranking.reached(store, cells, budgets=PLENTY)).set_index("label")
     assert table.loc["dp_adam", ["spent", "runs", "mean"]].tolist() == pytest.approx([2.5, 5 / 3, 0.91])
-    table = ranking.ranking(store, cells, by="draws").set_index("label")
+    table = ranking.ranking(ranking.reached(store, cells, by="draws")).set_index("label")
     assert table["mean"]["dp_adam"] == pytest.approx((0.9 + (0.91 + 0.92) / 2) / 3), "seed 0 has made one run"
 
 
 @pytest.mark.parametrize(("by", "budgets", "named"), [("epochs", (), "draws"), ("draws", (0.0,), "positive")])
 def test_bad_input_is_named(matrix, by, budgets, named):
     with pytest.raises(ConfigError, match=named):
-        ranking.ranking(matrix, frames.load(matrix, "made").cells, by, budgets)
+        ranked(matrix, by, budgets)
 
 
 def test_what_cannot_be_compared_is_refused(searched):
@@ -327,12 +303,6 @@ def test_average_ranks_are_of_workloads():
     assert table["first"].to_dict() == {"a": 3, "b": 1}
 
 
-def test_average_ranks_are_among_the_methods_of_all_blocks():
-    some = frame({"digits": {"a": 0.9, "b": 0.8, "c": 0.85}, "mnist": {"a": 0.9, "b": 0.7}})
-    table = ranking.average_ranks(some).set_index("label")
-    assert table["rank"].to_dict() == {"a": 1, "b": 2}
-
-
 def scattered(workloads):
     generator = np.random.default_rng(0)
     centres = {"a": 0.5, "b": 0.51, "c": 0.9}
@@ -345,23 +315,10 @@ def test_ranks_are_tested_with_enough_workloads_only():
     assert "not tested" in ranking.verdict(scattered(statistics.ENOUGH - 1))
     many_levels = frame({"digits": {"a": 0.5, "b": 0.6}}, levels=range(1, 21))
     assert ranking.rank_test(many_levels) is None, "twenty budgets of one workload are one workload"
-    test = ranking.rank_test(scattered(9))
-    assert test is not None
-    assert test.workloads == 9
-    assert test.p < 0.01
-    assert "Friedman" in ranking.verdict(scattered(9))
-
-
-def test_methods_that_share_no_block_have_no_average(maker):
-    for workload, labels in (("digits_mlp", ("adadp", "dog")), ("gmm", ("prodigy", "hyfreedp"))):
-        for label in labels:
-            maker.add(label, 0, 0.5, 0.5, workload=workload)
-    store = maker.done()
-    blocks = ranking.ranking(store, frames.load(store, "made").cells, budgets=PLENTY)
-    assert len(blocks) == 4
-    assert ranking.average_ranks(blocks).empty
-    assert "here are 2 and 0" in ranking.files(blocks)["md"]
-    assert drawn("average_ranks", blocks) is None
+    p, critical = ranking.rank_test(scattered(9))
+    assert p < 0.01
+    assert critical == statistics.critical_difference(3, 9)
+    assert "Friedman's test over 9 workloads" in ranking.verdict(scattered(9))
 
 
 def bars(figure):
@@ -380,20 +337,13 @@ def test_bars_of_the_critical_difference_need_enough_workloads():
     assert averages["label"].tolist()[0] == "c"
     joined = [sorted(line.get_ydata()) for line in bars(enough)]
     assert joined == [[1, 2]], "a and b do not differ; c does from both"
-    plt.close("all")
-
-
-def test_profiles_count_the_blocks_that_a_method_is_not_in():
-    rows = frame({f"w{number}": {"a": 0.9, "b": 0.8} | ({} if number else {"rare": 1.0}) for number in range(10)})
-    axis = drawn("performance_profile", rows).axes[0]
-    assert axis.get_title().startswith("10 blocks")
-    highest = {line.get_label(): max(line.get_ydata()) for line in axis.lines}
-    assert highest == pytest.approx({"a": 1, "b": 1, "rare": 0.1})
-    plt.close("all")
+    cliques = PLOTS["average_ranks"].draw.__globals__["_cliques"]
+    assert cliques(np.array([1.0, 1.9, 2.5, 4.0, 4.2]), 1.0) == [(0, 1), (1, 2), (3, 4)], "the largest groups"
 
 
 def test_profiles_plot_shares_of_blocks():
     scores = {"digits": {"a": 0.9, "b": 0.8}, "mnist": {"a": 0.5, "b": 0.7}, "fmnist": {"a": 0.5, "b": 0.7}}
+    scores["digits"]["rare"] = 0.9
     rows = frame(scores)
     lacking = (rows["workload"] == "fmnist") & (rows["label"] == "a")
     rows.loc[lacking, ["mean", "difference"]] = math.nan
@@ -401,7 +351,7 @@ def test_profiles_plot_shares_of_blocks():
     lines = {line.get_label(): line.get_xydata()[:-1] for line in axis.lines}
     assert lines["a"] == pytest.approx(np.array([[0, 1 / 3], [20, 2 / 3]])), "and never 1"
     assert lines["b"] == pytest.approx(np.array([[0, 2 / 3], [10, 1]]))
-    plt.close("all")
+    assert lines["rare"] == pytest.approx(np.array([[0, 1 / 3]])), "it is in one block of three"
 
 
 def test_a_method_without_a_finite_score_for_each_test_record_is_shown_and_never_ranked(maker):

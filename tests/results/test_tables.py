@@ -2,7 +2,6 @@ import io
 import math
 import subprocess
 import sys
-from itertools import permutations
 
 import pandas as pd
 import pytest
@@ -19,6 +18,11 @@ from dpopt.results.results import Results
 @pytest.fixture
 def table(matrix):
     return tables.comparison(matrix, choosing.select(frames.load(matrix, "made").cells))
+
+
+def made(maker):
+    store = maker.done()
+    return tables.comparison(store, choosing.select(frames.load(store, "made").cells))
 
 
 def test_comparison(table):
@@ -67,12 +71,6 @@ def test_two_scores_stand_in_columns_of_their_own(table):
     assert "Test accuracy and log-likelihood (nats): mean" in tables.footer(both)
 
 
-def test_nothing_finished_is_an_empty_table(maker):
-    maker.add("dp_adam", 0, 0.5, 0.5, status="missing")
-    store = maker.done()
-    assert tables.comparison(store, choosing.select(frames.load(store, "made").cells)).empty
-
-
 def test_a_printed_epsilon_is_never_below_the_spent_one():
     for value in (0.99999, 1.0, 2.541, 7.8401, 21.7004, 123.4, 1e-3):
         assert float(tables.upper(value)) >= value * (1 - 1e-9)
@@ -92,15 +90,6 @@ def test_rows_of_another_batch_size_meet_at_equal_epsilon(maker):
     assert table["is_best"].to_dict() == {"one": True, "other": False}
 
 
-def test_diverged_runs_are_counted_and_shown(maker):
-    maker.add("adadp", 0, 0.1, 0.1, status="diverged")
-    maker.add("adadp", 1, 0.5, 0.5)
-    store = maker.done()
-    table = tables.comparison(store, choosing.select(frames.load(store, "made").cells))
-    assert table["diverged"].tolist() == [1]
-    assert "diverged" in tables.as_table(table, "made").markdown.splitlines()[0]
-
-
 def test_one_seed_has_no_spread_and_nothing_is_an_empty_table(maker):
     maker.add("adadp", 0, 0.5, 0.5)
     store = maker.done()
@@ -114,16 +103,6 @@ def test_one_seed_has_no_spread_and_nothing_is_an_empty_table(maker):
     assert "no finished rows" in tables.as_table(empty, "made").markdown
 
 
-def test_labels_are_text_on_the_page(maker):
-    maker.add("adadp", 0, 0.5, 0.5)
-    store = maker.done()
-    table = tables.comparison(store, choosing.select(frames.load(store, "made").cells)).assign(label="<i>a & b")
-    page = sheet("c < d", [tables.as_table(table, "made")])
-    assert "&lt;i&gt;a &amp; b" in page
-    assert "c &lt; d" in page
-    assert "<i>" not in page
-
-
 def test_reading_results_does_not_import_torch(matrix):
     code = (
         "import sys; from pathlib import Path; from dpopt.cli import main; "
@@ -135,25 +114,12 @@ def test_reading_results_does_not_import_torch(matrix):
 def test_what_the_registry_says_of_an_optimizer_is_below_the_table(maker):
     for label in ("prodigy", "dp_adam"):
         maker.add(label, 0, 0.5, 0.5)
-    store = maker.done()
-    table = tables.comparison(store, choosing.select(frames.load(store, "made").cells))
+    table = made(maker)
     note = registry.entry("optimizer", "prodigy").note
     files = tables.as_table(table, "made").files()
     for kind in ("md", "tex"):
         assert f"prodigy: {note[:20]}" in files[kind]
     assert "dp_adam: " not in files["md"]
-
-
-def test_what_was_selected_by_is_in_the_table(maker):
-    maker.add_search("dp_adam", 0, [(0.75, 0.5, 0.5)], {"rule": "composed", "runs": 1})
-    store = maker.done()
-    table = tables.comparison(store, choosing.select(frames.load(store, "made").cells))
-    assert table["validation"].tolist() == [0.75]
-
-
-def made(maker):
-    store = maker.done()
-    return tables.comparison(store, choosing.select(frames.load(store, "made").cells))
 
 
 def test_who_spent_more_neither_is_bold_nor_sets_the_best(maker):
@@ -181,9 +147,11 @@ def test_a_diverged_run_counts_as_the_worst_of_its_block(maker):
     table = made(maker).set_index("label")
     assert table["is_best"].to_dict() == {"adadp": True, "prodigy": False, "dog": False}
     assert math.isnan(table["low"]["dog"])
+    assert table["diverged"].to_dict() == {"adadp": 0, "prodigy": 0, "dog": 4}
+    assert "diverged" in tables.as_table(table.reset_index(), "made").frame
 
 
-@pytest.mark.parametrize("order", list(permutations(("adadp", "prodigy", "dog"))))
+@pytest.mark.parametrize("order", [("adadp", "prodigy", "dog"), ("dog", "prodigy", "adadp")])
 @pytest.mark.parametrize("lost", [[math.nan] * 4, [-math.inf, 0.697, 0.697, 0.697]], ids=["all", "one"])
 def test_the_worst_score_does_not_depend_on_the_order_of_rows(maker, order, lost):
     """What dog has lost counts as the worst score of the block, 0.697, wherever its row stands."""
@@ -199,13 +167,6 @@ def test_the_worst_score_does_not_depend_on_the_order_of_rows(maker, order, lost
     assert table["p"]["dog"] == pytest.approx(2 * min(by_adadp, by_prodigy))
     assert table["p"]["prodigy"] == pytest.approx(2 * scipy.stats.ttest_rel(best, second, alternative="greater").pvalue)
     assert table["is_best"].to_dict() == {"adadp": True, "prodigy": False, "dog": False}
-
-
-def test_a_method_without_any_score_is_never_the_best(maker):
-    for seed in range(3):
-        maker.add("dog", seed, 0.5, math.nan, status="diverged")
-        maker.add("adadp", seed, 0.5, 0.5)
-    assert made(maker).set_index("label")["is_best"].to_dict() == {"adadp": True, "dog": False}
 
 
 def test_the_runs_of_a_search_are_composed_once(maker, monkeypatch):

@@ -71,19 +71,6 @@ def test_one_choice_for_all_seeds_is_that_of_the_mean():
     assert (found["shared_loss"] == 0).all()
 
 
-def test_a_run_without_a_score_counts_as_the_worst():
-    tests = {1.0: {0.1: 0.7, 0.3: 0.6, 1.0: math.nan}, 8.0: {0.1: 0.8, 0.3: 0.85, 1.0: 0.9}}
-    found = transfers(cells(tests)).set_index(["epsilon_from", "epsilon_target"])
-    assert found.loc[(8.0, 1.0), "loss"] == pytest.approx(0.7 - 0.6)
-
-
-def test_one_choice_for_all_seeds_is_never_a_rate_that_was_lost():
-    frame = cells(seeds=(0, 1, 2))
-    lost = (frame["seed"] == 0) & (frame["epsilon_target"] == 8) & (frame["tuned"] == '{"lr": 1.0}')
-    frame.loc[lost, ["test_score", "selection_score"]] = math.nan
-    assert (transfers(frame)["shared_loss"] == 0).all()
-
-
 def test_one_choice_for_all_seeds_is_never_a_rate_that_diverged():
     """Its score, taken before that, may be the best."""
     frame = cells(seeds=(0, 1, 2))

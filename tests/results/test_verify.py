@@ -243,7 +243,13 @@ def test_the_command_says_what_it_found(store, capsys):
 
 
 @pytest.mark.parametrize(
-    ("rate", "noise", "draws"), [(1.0, 4.0, 10), (0.1, 1.3, 100), (0.1, 1000.0, 10), (0.02, 2.0, 10**5)]
+    ("rate", "noise", "draws"),
+    [
+        (1.0, 4.0, 10),
+        (0.1, 1.3, 100),
+        (0.1, 1000.0, 10),
+        pytest.param(0.02, 2.0, 10**5, marks=pytest.mark.slow),
+    ],
 )
 def test_the_second_accountant_agrees_and_sees_a_wrong_one(rate, noise, draws):
     ledger = Ledger()

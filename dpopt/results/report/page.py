@@ -6,23 +6,136 @@ It holds no date and nothing of the machine that sets it: the same store gives t
 from __future__ import annotations
 
 import inspect
+import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from markupsafe import Markup
 
 from dpopt.errors import ConfigError
 from dpopt.results import figures, papers, tables
+from dpopt.results.choosing import Row
 from dpopt.results.figures import Plot
 from dpopt.results.frames import Stored
-from dpopt.results.report import content, svg
-from dpopt.results.report.sheet import Drawing, grid, sheet
+from dpopt.results.report import svg
+from dpopt.results.report.sheet import Drawing, grid, sheet, text
+from dpopt.results.scores import shown
 from dpopt.results.writing import Table
-from dpopt.store.runs import Store
+from dpopt.store.runs import RESULTS, SETTLED, Store
+
+_STATES = (*SETTLED, "running", "interrupted", "pending")
+_AXES = {"batch_size": "B", "epochs": "epochs", "clip": "C"}
+_ORIGIN = {"code": "commit", "python": "Python", "device": "device"}
+
+
+class Failure(NamedTuple):
+    """Why some cells have no result.
+
+    Attributes:
+        reason: the error.
+        traceback: the last lines of the first cell's.
+        cells: run ids, with their places in the suite.
+    """
+
+    reason: str
+    traceback: str
+    cells: list[str]
+
+
+_HEADLINE_NOTE = (
+    "Best private method: the highest mean test score of a workload and target ε, among the rows whose whole search "
+    "keeps to the target. The search includes B, C and epochs: of several settings of a method, the one that validates "
+    "best counts. For reference: the best of the other private rows, whose search spends more than the target, or "
+    "which have a value that was set by hand and is not charged. Whether a difference is more than chance is not "
+    "tested here."
+)
+
+
+def headline(table: pd.DataFrame) -> pd.DataFrame:
+    """The best private rows for each workload and target epsilon, as people read them; empty where there are none.
+
+    Args:
+        table: of `tables.comparison`, with one setting for each method (`choosing.best_setting`): choosing one is
+            charged there.
+    """
+    varied = [key for key in _AXES if table[key].nunique() > 1]
+
+    def named(row: Row) -> str:
+        place = [f"{_AXES[key]} = {row[key]:g}" for key in varied if not math.isnan(row[key])]
+        return f"{row['label']} ({', '.join(place)})" if place else row["label"]
+
+    def best(rows: pd.DataFrame) -> Row | None:
+        finite = rows[rows["mean"].notna()]
+        return None if finite.empty else finite.loc[finite["mean"].idxmax()].to_dict()
+
+    def scored(row: Row) -> str:
+        return shown(row["score"]).text(row["mean"], row["std"])
+
+    rows = []
+    for (workload, target), block in table[table["epsilon_target"] < math.inf].groupby(["workload", "epsilon_target"]):
+        if block["mean"].isna().all():
+            continue
+        first, reference = best(block[~block["is_reference"]]), best(block[block["is_reference"]])
+        ceiling = best(table[(table["workload"] == workload) & (table["epsilon_target"] == math.inf)])
+        priced = f"{scored(reference)}, ε with tuning {tables.charged(reference)}" if reference else ""
+        rows.append(
+            {
+                "workload": workload,
+                "target ε": f"{target:g}",
+                "best private method": named(first) if first else "",
+                f"test {shown(block['score'].iloc[0]).label}": scored(first) if first else "",
+                "ε with tuning": tables.upper(first["epsilon_with_tuning"]) if first else "",
+                "for reference": f"{named(reference)}: {priced}" if reference else "",
+                "without privacy": f"{named(ceiling)}: {scored(ceiling)}" if ceiling else "",
+            }
+        )
+    return pd.DataFrame(rows).replace("", None).dropna(axis="columns", how="all").fillna("")
+
+
+def failures(store: Store, places: Mapping[str, tuple[str, str, float, int]]) -> list[Failure]:
+    """Why runs failed; those that failed for the same reason stand together.
+
+    Args:
+        store: that holds their errors.
+        places: run id -> label, workload, target epsilon and seed.
+    """
+    reasons: dict[str, Failure] = {}
+    for run_id, (label, workload, target, seed) in places.items():
+        error = store.error(run_id)
+        end = "\n".join(error["traceback"].strip().splitlines()[-6:])  # which name place and reason
+        failure = reasons.setdefault(error["reason"], Failure(error["reason"], end, []))
+        failure.cells.append(f"{run_id}: {label} on {workload}, target ε = {target:g}, seed {seed}")
+    return list(reasons.values())
+
+
+def _setting(cells: pd.DataFrame) -> dict[str, str]:
+    """The values that were planned on each axis."""
+    keys = {"workload": "workloads", "label": "rows", "epsilon_target": "target ε", "delta": "δ", **_AXES}
+    keys |= {"seed": "seeds", "accountant": "accountant"}
+    # A dash is a value too: a suite may have rows with a clipping bound and rows without.
+    values = {name: [*map(text, sorted(cells[key].dropna().unique()))] for key, name in keys.items()}
+    dashes = {name: ["–"] if cells[key].isna().any() else [] for key, name in keys.items()}
+    return {name: ", ".join(values[name] + dashes[name]) for name in values}
+
+
+def provenance(cells: pd.DataFrame) -> pd.DataFrame:
+    """With which code, versions and devices cells were run, and how many cells with each: what, value, cells."""
+    cells = cells[cells["state"].isin(RESULTS)].drop_duplicates("run_id")
+    if "commit" in cells:
+        # Files that are tracked and were changed make the commit say less than it seems to.
+        pairs = zip(cells["commit"], cells["dirty"], strict=True)
+        code = [f"{commit} with changed files" if dirty else commit for commit, dirty in pairs]
+        cells = cells.assign(code=pd.Series(code, cells.index, dtype=object).where(cells["commit"].notna()))
+    names = _ORIGIN | {key: key.removeprefix("version_") for key in cells if key.startswith("version_")}
+    rows = []
+    for key, name in names.items():
+        counts = cells.get(key, pd.Series(dtype=str)).dropna().astype(str).value_counts().sort_index()
+        rows += [{"what": name, "value": value, "cells": str(count)} for value, count in counts.items()]
+    return pd.DataFrame(rows, columns=["what", "value", "cells"])
 
 
 def tables_of(
@@ -36,7 +149,7 @@ def tables_of(
     """
     if comparison.empty:
         return []
-    best, scores = content.headline(chosen), tables.further_scores(comparison)
+    best, scores = headline(chosen), tables.further_scores(comparison)
     options, remarks = [f"scores=[{','.join(scores)}]"] if scores else [], list[str]()
     if manifest.get("published"):
         try:
@@ -46,7 +159,7 @@ def tables_of(
             remarks = [f"Published numbers are left out: {error}."]
     command = " ".join(["dpopt table", of_suite, *map(shlex.quote, options)])
     all_rows = replace(tables.as_table(comparison, "Every finished row", scores, remarks), command=command)
-    return [Table(best, "Best private methods", content.HEADLINE_NOTE), all_rows] if len(best) else [all_rows]
+    return [Table(best, "Best private methods", _HEADLINE_NOTE), all_rows] if len(best) else [all_rows]
 
 
 def page(
@@ -71,6 +184,10 @@ def page(
         ConfigError: a file in `plots` is no figure.
     """
     cells, chosen = stored.cells, [plot for plot in figures.plots(plots) if plot.needs in figures.OF_SUITES]
+    counts = cells.drop_duplicates("run_id")["state"].value_counts()
+    listed = [f"{counts[state]} {state}" for state in _STATES if state in counts]
+    failed = cells.loc[cells["state"] == "failed", ["run_id", "label", "workload", "epsilon_target", "seed"]]
+    places = {run_id: tuple(place) for run_id, *place in failed.itertuples(index=False)}
     return sheet(
         suite,
         tables,
@@ -79,12 +196,12 @@ def page(
         suite=suite,
         title=f"{suite}: dpopt report",
         arguments=of_suite,
-        states=content.states(cells),
-        failures=content.failures(store, cells),
-        damages=content.damages(stored),
-        unfinished=int(cells.drop_duplicates("run_id")["state"].isin(["running", "interrupted", "pending"]).sum()),
-        setting=content.setting(cells),
-        provenance=grid(Table(content.provenance(cells), "What the finished cells were run with")),
+        states=f"{counts.sum()} {'cell' if counts.sum() == 1 else 'cells'}: {', '.join(listed)}.",
+        failures=failures(store, places),
+        damages=[problem for problem in stored.problems if problem.split(" ")[0] not in places],
+        unfinished=counts.sum() - sum(counts.get(state, 0) for state in SETTLED),
+        setting=_setting(cells),
+        provenance=grid(Table(provenance(cells), "What the finished cells were run with")),
     )
 
 

@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 from dpopt.markup import lines
 from dpopt.results.writing import Table
 
-HERE = Path(__file__).parent
+_HERE = Path(__file__).parent
 _NUMBER = re.compile(r"([-−+]?)(\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?|∞)(?=[\s%]|$)")
 """A number that a text begins with: "91.2 ± 0.4", "1.0e-05", "∞"; not "3d_cnn"."""
 
@@ -39,67 +39,40 @@ class Drawing(NamedTuple):
     problem: str
 
 
-class _TableColumn(NamedTuple):
-    """A column's name, and whether it holds numbers."""
-
-    name: str
-    is_numeric: bool
-
-
-class _TableCell(NamedTuple):
-    """A cell: its text, the `number` in it as JavaScript reads it, and its `kind`: "strong", "reference" or ""."""
-
-    text: str
-    number: str
-    kind: str
-
-
-class _Grid(NamedTuple):
-    """A `Table` as the template takes it."""
-
-    title: str
-    columns: list[_TableColumn]
-    rows: list[list[_TableCell]]
-    note: str
-    command: str
-
-
 def sheet(
     heading: str, tables: Sequence[Table], figures: Sequence[Drawing] = (), description: str = "", **more: Any
 ) -> str:
     """A page; with `more`, see `page`, that of a suite. What is not made as markup stays text."""
-    style, script = ((HERE / name).read_text("utf-8") for name in ("page.css", "page.js"))
+    style, script = ((_HERE / name).read_text("utf-8") for name in ("page.css", "page.js"))
     # The page allows this one script by its digest, so that nothing in a table can run.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     templates = Environment(
-        loader=FileSystemLoader(HERE),
+        loader=FileSystemLoader(_HERE),
         autoescape=True,
         finalize=lambda value: lines(value) if type(value) is str else value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters["breakable"] = breakable
+    templates.filters["breakable"] = _breakable
     parts = {"suite": "", "states": "", "title": heading, "heading": heading, "description": description} | more
     parts |= {"tables": [grid(table) for table in tables], "figures": figures}
     template = templates.get_template("page.html")
     return template.render(**parts, style=Markup(style), script=Markup(script), digest=digest)
 
 
-def grid(table: Table) -> _Grid:
-    """A table as the template takes it."""
+def grid(table: Table) -> dict[str, Any]:
+    """A table as the template takes it: columns and cells with their texts, and the numbers that they sort by."""
     kinds = dict.fromkeys(table.italic, "reference") | dict.fromkeys(table.bold, "strong")
-    names = [str(name) for name in table.frame]
-    rows = []
+    names, rows, columns = [str(name) for name in table.frame], [], []
     for at, row in enumerate(table.frame.itertuples(index=False, name=None)):
         shown = zip(names, map(text, row), strict=True)
-        rows.append([_TableCell(value, number(value), kinds.get((at, name), "")) for name, value in shown])
-    columns = []
+        rows.append([{"text": cell, "number": number(cell), "kind": kinds.get((at, name), "")} for name, cell in shown])
     for at, name in enumerate(names):
-        filled = [row[at].number != "" for row in rows if row[at].text]
+        filled = [row[at]["number"] != "" for row in rows if row[at]["text"]]
         # Half of them are enough: a column of numbers also has words, such as "not charged".
-        columns.append(_TableColumn(name, any(filled) and sum(filled) >= len(filled) / 2))
-    return _Grid(table.title, columns, rows, table.note, table.command)
+        columns.append({"name": name, "is_numeric": any(filled) and sum(filled) >= len(filled) / 2})
+    return {"title": table.title, "columns": columns, "rows": rows, "note": table.note, "command": table.command}
 
 
 def text(value: Any) -> str:
@@ -120,6 +93,6 @@ def number(text: str) -> str:
     return sign.replace("−", "-").replace("+", "") + digits.replace(",", "").replace("∞", "Infinity")
 
 
-def breakable(text: str) -> Markup:
+def _breakable(text: str) -> Markup:
     """A name as markup that a narrow column may break after its punctuation."""
     return Markup(re.sub(r"([(=,_])", r"\1<wbr>", str(escape(lines(text)))))

@@ -12,7 +12,7 @@ _INKS = {"#000000": "var(--ink)", "#ffffff": "var(--paper)"}
 
 
 def render(figure: Any, name: str, label: str) -> str:
-    """A matplotlib figure as an `<svg>` element; the figure is left open.
+    """A matplotlib figure as an `<svg>` element, as wide as drawn at most; the figure is left open.
 
     Args:
         figure: what to draw.
@@ -26,12 +26,7 @@ def render(figure: Any, name: str, label: str) -> str:
     # Text stays text: it can be searched and copied, and takes fewer bytes than outlines do.
     with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(buffer, format="svg", bbox_inches="tight", metadata=nothing)
-    return inline(buffer.getvalue(), name, label)
-
-
-def inline(document: str, name: str, label: str) -> str:
-    """An SVG document as an element of an HTML page, as wide as drawn at most; see `render`."""
-    root = ElementTree.fromstring(document)
+    root = ElementTree.fromstring(buffer.getvalue())
     for parent in root.iter():
         for style in [child for child in parent if _local(child.tag) == "style"]:
             parent.remove(style)  # would hold for the whole page; the page has the same rule for its figures
