@@ -1,8 +1,13 @@
-"""The identity of a run. Equal cells give equal results; the place and the time of a run are no part of it."""
+"""The identity of a run. Equal cells give equal results; the place and the time of a run are no part of it.
+
+Needs no torch.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +15,6 @@ from functools import cached_property
 from typing import Any
 
 from dpopt.errors import ConfigError
-from dpopt.store.identity import identity
 
 
 @dataclass(frozen=True)
@@ -100,3 +104,25 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def identity(cell: Mapping[str, Any]) -> str:
+    """The run id of a cell's content: the first 16 hex digits of the SHA-256 over its canonical JSON.
+
+    Raises:
+        ValueError: the content holds a number that JSON does not know.
+    """
+    # Every published run id is a hash of these bytes: another separator or order would orphan all of them.
+    text = json.dumps(cell, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def clipping_bound(cell: Mapping[str, Any]) -> float:
+    """The clipping bound C that a cell is trained with; NaN where its clip rule has none, or finds its own."""
+    optimizer, rule = cell["optimizer"], None
+    # A filter has no clip rule; that of the optimizer inside it is the one that counts.
+    while rule is None and isinstance(optimizer, Mapping):
+        optimizer, rule = optimizer.get("base"), optimizer.get("clip")
+    if not isinstance(rule, Mapping) or rule.get("rule") not in ("abadi", "normalized"):
+        return math.nan
+    return float(rule["bound"])

@@ -1,8 +1,39 @@
-"""Changes to stored runs, for tests of what readers make of them."""
+"""Stored runs: what of them must not depend on the weather, changes to them, and copies of their folders."""
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from dpopt.store import Store
 from dpopt.store.runs import RUN, Run
+
+VOLATILE = {"seconds_prepare", "seconds_train", "seconds_cpu", "seconds_draw", "peak_memory", "provenance"}
+
+
+def stable(record: dict[str, Any]) -> dict[str, Any]:
+    """A record without what depends on where and how fast the cell ran."""
+    return {key: value for key, value in record.items() if key not in VOLATILE}
+
+
+def finished_runs(root: Path) -> dict[str, str]:
+    """Run id -> stable record, curve and ledger of each finished run of a folder, as one text."""
+    store, runs = Store(root), {}
+    for run_id in (file.parent.name for file in root.glob("runs/*/*/run.json")):
+        parts = [stable(store.record(run_id)), store.curve(run_id), store.ledger(run_id).to_json()]
+        runs[run_id] = json.dumps(parts, sort_keys=True)
+    return runs
+
+
+def copied(source: Path, target: Path) -> None:
+    """`rsync -a --ignore-existing source/ target/`."""
+    for file in sorted(source.rglob("*")):
+        there = target / file.relative_to(source)
+        if file.is_file() and not there.exists():
+            there.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, there)
 
 
 def rewrite(store, run_id, /, *, ledger=None, curve=None, **changes):

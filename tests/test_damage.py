@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpopt import configurations
+from dpopt.cells import identity
 from dpopt.cli import main
 from dpopt.errors import ConfigError
 from dpopt.files import Damaged
@@ -19,7 +20,6 @@ from dpopt.results.publishing import publish
 from dpopt.results.results import Results
 from dpopt.results.verify import verify
 from dpopt.store import Store
-from dpopt.store.identity import identity
 from dpopt.suites.suite import load_suite
 
 SUITE = """

@@ -140,7 +140,7 @@ ENGINE = '''"""Jobs are processes of this machine."""
 class Outer:
     room = 1
 
-    def __init__(self, setup):
+    def __init__(self, suite):
         pass
 
     def start(self, job, number):

@@ -83,9 +83,9 @@ def test_what_cannot_be_used_is_said_before_any_work(of_suite, capsys, override,
 
 
 def test_a_missing_package_is_named_with_its_extra(of_suite, capsys, monkeypatch):
-    from dpopt.suites import engines
+    from dpopt.suites import suite
 
-    monkeypatch.setattr(engines, "find_spec", lambda name: None)
+    monkeypatch.setattr(suite, "find_spec", lambda name: None)
     assert main(["run", *of_suite, "engine=ray"]) == 2
     assert "pip install 'dpopt[ray]'" in capsys.readouterr().err.replace("\n", " ")
 

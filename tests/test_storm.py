@@ -1,7 +1,6 @@
 """Workers and supervisors are killed and stopped at random; cells raise, hang and exhaust memory: nothing is lost."""
 
 import contextlib
-import json
 import os
 import random
 import re
@@ -14,32 +13,37 @@ from pathlib import Path
 
 import pytest
 import unruly
+from small_suites import train_cell
+from stored import copied, finished_runs
 
 from dpopt.store import Store
 from dpopt.store.runs import UNFINISHED
 
-VOLATILE = ("seconds_prepare", "seconds_train", "seconds_cpu", "seconds_draw", "peak_memory", "provenance")
 BAD = {"raises": "out of temper", "hangs": "longer than", "grows": "allocate"}
 
 
 class Storm:
-    """A suite of calm cells and three bad ones, and a results folder that any number of supervisors work on.
+    """A suite of calm cells and bad ones, and a results folder that any number of supervisors work on.
 
     Args:
         folder: where everything is.
         calm: number of calm cells.
         pause: seconds that each of their twenty draws takes.
         timeout: seconds that a cell may take.
+        bad: what the bad cells do, of `BAD`.
     """
 
-    def __init__(self, folder: Path, calm: int, pause: float, timeout: float) -> None:
+    def __init__(
+        self, folder: Path, calm: int, pause: float, timeout: float, bad: tuple[str, ...] = tuple(BAD)
+    ) -> None:
         unruly.install(folder / "package")
         self.results, self.suite = folder / "results", folder / "storm.yaml"
-        self.suite.write_text(unruly.SUITE.format(pause=pause, timeout=timeout, dims=list(range(21, 20 + calm))))
+        words = {"moods": f"[{', '.join(('calm', *bad))}]", "pause": pause, "timeout": timeout}
+        self.suite.write_text(unruly.SUITE.format(dims=list(range(21, 20 + calm)), **words))
         paths = (str(folder / "package"), *filter(None, [os.environ.get("PYTHONPATH")]))
         self.environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
         self.log = folder / "log.txt"
-        self.total = calm + len(BAD)
+        self.bad, self.total = bad, calm + len(bad)
 
     def start(self, *overrides: str, **environment: str) -> subprocess.Popen:
         words = [sys.executable, "-m", "dpopt", "run", f"suite={self.suite}", f"results={self.results}", *overrides]
@@ -89,17 +93,7 @@ class Storm:
                 assert "lease" not in left or store.holder(run_id).is_gone
         assert beside <= interrupted
         said = self.log.read_text()
-        assert all(reason in said for reason in BAD.values()), said
-
-    def records(self) -> dict[str, str]:
-        """What must not depend on the weather, of each finished cell."""
-        store, found = Store(self.results), {}
-        for file in self.results.glob("runs/*/*/run.json"):
-            record = store.record(file.parent.name)
-            stable = {key: value for key, value in record.items() if key not in VOLATILE}
-            curve, ledger = store.curve(record["run_id"]), store.ledger(record["run_id"]).to_json()
-            found[record["run_id"]] = json.dumps([stable, curve, ledger], sort_keys=True)
-        return found
+        assert all(BAD[mood] in said for mood in self.bad), said
 
 
 def children(pid: int) -> list[int]:
@@ -112,15 +106,14 @@ def quiet(storm: Storm, monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[s
     """The records of the calm cells, run one after the other in this process."""
     from dpopt import registry
     from dpopt.cells import Cell
-    from dpopt.runs import train
 
     monkeypatch.syspath_prepend(str(storm.suite.parent / "package"))
     registry.entries.cache_clear()
     for entry in Store(storm.results).manifest("storm")["cells"]:
         if entry["cell"]["workload"]["mood"] == "calm":
-            train.run(Cell.from_content(entry["cell"]), Store(folder), device="cpu")
+            train_cell(Cell.from_content(entry["cell"]), Store(folder), device="cpu")
     registry.entries.cache_clear()
-    return Storm.records(type("Quiet", (), {"results": folder}))  # type: ignore[arg-type]
+    return finished_runs(folder)
 
 
 def spare(storm: Storm, chance: random.Random) -> int:
@@ -187,12 +180,12 @@ def rage(
     return harmed
 
 
-def test_a_worker_that_is_killed_costs_nothing(tmp_path, monkeypatch):
-    """The short form of the storms below: one supervisor, one kill in the middle of a cell."""
-    storm = Storm(tmp_path, calm=4, pause=0.02, timeout=20)
-    rage(storm, ["worker"], [storm.start])
+def test_a_worker_and_a_supervisor_that_are_killed_cost_nothing(tmp_path, monkeypatch):
+    """The short form of the storms below: a kill in the middle of a cell, and one of the supervisor alone."""
+    storm = Storm(tmp_path, calm=6, pause=0.02, timeout=3000, bad=("raises", "grows"))
+    rage(storm, ["worker", "parent"], [storm.start])
     storm.check(interrupted=1)
-    assert storm.records() == quiet(storm, monkeypatch, tmp_path / "quiet")
+    assert finished_runs(storm.results) == quiet(storm, monkeypatch, tmp_path / "quiet")
 
 
 @pytest.mark.slow
@@ -202,7 +195,7 @@ def test_a_storm_over_two_supervisors(tmp_path, monkeypatch):
     blows = ["worker"] * 10 + ["parent"] * 3 + ["stop"] * 4
     rage(storm, blows, [storm.start, lambda: storm.start(UNRULY_CLOCK="3600")])
     storm.check(interrupted=1)
-    assert storm.records() == quiet(storm, monkeypatch, tmp_path / "quiet")
+    assert finished_runs(storm.results) == quiet(storm, monkeypatch, tmp_path / "quiet")
 
 
 @pytest.mark.slow
@@ -212,7 +205,7 @@ def test_a_storm_that_damages_checkpoints(tmp_path, monkeypatch):
     assert rage(storm, ["worker"] * 16 + ["parent"] * 4, [storm.start], harm=damage) > 10
     assert "does not have the checksum" in storm.log.read_text()
     storm.check(interrupted=1)
-    assert storm.records() == quiet(storm, monkeypatch, tmp_path / "quiet")
+    assert finished_runs(storm.results) == quiet(storm, monkeypatch, tmp_path / "quiet")
 
 
 @pytest.mark.slow
@@ -225,7 +218,7 @@ def test_two_supervisors_share_the_cells(tmp_path, monkeypatch):
     assert len(shares) == 2
     assert sum(shares) == 30
     assert min(shares) > 0
-    assert storm.records() == quiet(storm, monkeypatch, tmp_path / "quiet")
+    assert finished_runs(storm.results) == quiet(storm, monkeypatch, tmp_path / "quiet")
 
 
 @pytest.mark.slow
@@ -242,7 +235,7 @@ def test_a_storm_on_clusters(tmp_path, monkeypatch, engine):
     with storm.log.open("a") as log:  # a job tells its own log what failed; the run tells it at the end
         log.write(" ".join(BAD.values()))
     storm.check(interrupted=1)
-    assert storm.records() == quiet(storm, monkeypatch, tmp_path / "quiet")
+    assert finished_runs(storm.results) == quiet(storm, monkeypatch, tmp_path / "quiet")
 
 
 def holder(storm: Storm) -> int:
@@ -270,7 +263,7 @@ def test_engines_are_exchanged_in_the_middle_of_a_suite(tmp_path, monkeypatch):
         assert supervisor.wait(120) == 130
     storm.finish([storm.start("engine=local")], 900)
     storm.check()
-    assert storm.records() == quiet(storm, monkeypatch, tmp_path / "quiet")
+    assert finished_runs(storm.results) == quiet(storm, monkeypatch, tmp_path / "quiet")
 
 
 @pytest.mark.slow
@@ -289,13 +282,8 @@ def test_folders_that_were_begun_apart_are_copied_both_ways(tmp_path, monkeypatc
     for storm in storms:
         storm.finish([storm.start("seeds=0")], 600)
         storm.check(interrupted=3)
-    assert storms[0].records() == storms[1].records() == quiet(storms[0], monkeypatch, tmp_path / "quiet")
-
-
-def copied(source: Path, target: Path) -> None:
-    """`rsync -a --ignore-existing source/ target/`."""
-    for file in sorted(source.rglob("*")):
-        there = target / file.relative_to(source)
-        if file.is_file() and not there.exists():
-            there.parent.mkdir(parents=True, exist_ok=True)
-            there.write_bytes(file.read_bytes())
+    assert (
+        finished_runs(storms[0].results)
+        == finished_runs(storms[1].results)
+        == quiet(storms[0], monkeypatch, tmp_path / "quiet")
+    )

@@ -18,7 +18,7 @@ from dpopt.workloads.synthetic import SyntheticLogReg
 SUITE = """
 defaults: [suite, _self_]
 workloads:
-  - {{name: unruly, mood: [calm, raises, hangs, grows], pause: {pause}}}
+  - {{name: unruly, mood: {moods}, pause: {pause}}}
   - {{name: unruly, mood: calm, pause: {pause}, dim: {dims}}}
 optimizers: [dp_sgd]
 settings: {{dp_sgd: {{tuning: fixed}}}}

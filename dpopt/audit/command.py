@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -21,8 +21,8 @@ from dpopt.cells import Cell
 from dpopt.configurations import first_key
 from dpopt.errors import ConfigError, unknown
 from dpopt.privacy.sampling import derive
-from dpopt.runs.remote import Remote
-from dpopt.runs.supervisor import places
+from dpopt.runs.remote import side_by_side
+from dpopt.runs.run_suite import places
 from dpopt.store.provenance import provenance
 from dpopt.suites import plan as planning
 from dpopt.suites.suite import Suite, load_suite
@@ -118,37 +118,19 @@ def _cells(suite: Suite) -> Iterator[tuple[str, Cell]]:
 
 
 def _rows(tasks: list[_Row], workers: int, console: Console | None) -> list[dict[str, Any]]:
-    alive: list[Remote] = []
-    pool = ThreadPoolExecutor(min(workers, len(tasks)))
-    try:
-        # A thread only waits: each row is computed in a process, which may run out of memory alone.
-        futures = {pool.submit(_find, task, alive): task for task in tasks}
-        is_plain = console is not None and not console.is_terminal
-        with Progress(console=console, disable=console is None or is_plain, transient=True) as progress:
-            shown = progress.add_task("audit", total=len(tasks))
-            for number, future in enumerate(as_completed(futures), 1):
-                name = futures[future].head["name"]
-                progress.update(shown, advance=1, description=f"audit: {name}")
-                if console is not None and is_plain:
-                    console.print(f"{number}/{len(tasks)} audits: {name}")
-        return [task.head | future.result() for future, task in futures.items()]
-    finally:  # first no new process, then the end of those that are left
-        pool.shutdown(wait=False, cancel_futures=True)
-        for remote in alive:
-            remote.close()
-
-
-def _find(task: _Row, alive: list[Remote]) -> dict[str, Any]:
-    """The bounds of a row, or the reason why there are none: one that fails does not end the others."""
-    try:
-        remote = Remote(task)
-    except Exception as error:  # there may be no memory for a process, and what another package finds may not be sent
-        return {"epsilon": None, "failure": f"no process could be started: {type(error).__name__}: {error}"[:200]}
-    # Noted so that it can be ended where another row or Ctrl-C ends the command.
-    alive.append(remote)
-    answer, failure = remote.ask("find")
-    remote.close()
-    return {"epsilon": None, "failure": failure} if failure else answer | {"failure": ""}
+    rows = [dict[str, Any]() for _ in tasks]
+    is_plain = console is not None and not console.is_terminal
+    bar = Progress(console=console, disable=console is None or is_plain, transient=True)
+    # A row that fails, or runs out of memory in its process, does not end the others.
+    with bar as progress, closing(side_by_side([task.find for task in tasks], workers)) as answers:
+        shown = progress.add_task("audit", total=len(tasks))
+        for done, (number, answer, failure) in enumerate(answers, 1):
+            name = tasks[number].head["name"]
+            rows[number] = tasks[number].head | (answer or {"epsilon": None}) | {"failure": failure}
+            progress.update(shown, advance=1, description=f"audit: {name}")
+            if console is not None and is_plain:
+                console.print(f"{done}/{len(tasks)} audits: {name}")
+    return rows
 
 
 def _optimizer(label: str, cell: Cell, chosen: AuditKeys) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dpopt.fields import Count, Name
 
 if TYPE_CHECKING:
     from dpopt.store import Store
-    from dpopt.suites.estimate import CostRow, Timing
+    from dpopt.suites.estimate import CostRow
     from dpopt.suites.searches import Planned
     from dpopt.suites.suite import Suite
 
@@ -38,8 +38,7 @@ class PlanKeys(SuiteKeys):
 def plan(overrides: Sequence[str]) -> None:
     """Show a suite's cells by state, their cost, and where it leaves the protocol; writes nothing, needs no data."""
     from dpopt.runs import probe
-    from dpopt.runs.run_suite import open_store
-    from dpopt.runs.supervisor import places
+    from dpopt.runs.run_suite import open_store, places
     from dpopt.suites import estimate, protocol
     from dpopt.suites import plan as planning
 
@@ -51,21 +50,21 @@ def plan(overrides: Sequence[str]) -> None:
     rows = estimate.rows(planned, store)
     at_once = 1 if suite.engine in ("inline", "span") else len(places(suite.device, suite.workers))
     # Workers share the machine: a draw is timed with as many beside it as will train.
-    timings = probe.timings(rows, store, suite, at_once, limit, ERR, is_estimated=True)
-    for workload, table in _costs(rows, timings).items():
+    probe.find_times(rows, store, suite, at_once, limit, ERR, is_estimated=True)
+    for workload, table in _costs(rows).items():
         OUT.print(workload, style="bold")
         print_table(table)
-    for number, timing in timings.items():
-        if timing.failure:
-            OUT.print(f"{rows[number].label} failed: {timing.failure}")
+    for row in rows:
+        if row.timing and row.timing.failure:
+            OUT.print(f"{row.label} failed: {row.timing.failure}")
     for line in protocol.departures(planned):
         OUT.print(f"protocol: {line}")
     cells = len({entry.cell.run_id for entry in planned})
     OUT.print(f"{cells} distinct cells of suite {suite.name}; results in {store.root}")
     if further := planning.to_follow(planned, store):
         OUT.print(f"up to {further} further cells follow, where the best of a grid lies at its end")
-    OUT.print(estimate.summary(rows, timings, at_once))
-    if any(timing.is_estimate for timing in timings.values()):
+    OUT.print(estimate.summary(rows, at_once))
+    if any(row.timing and row.timing.is_estimate for row in rows):
         share, call = f"{estimate.SHARE:.0%} of a product of matrices here", f"{1e3 * estimate.CALL:g} ms a gradient"
         OUT.print(f"~ by FLOPs ({share}) and {call}")
         OUT.print("not in it: starting workers and preparing cells; timed_draws=20 times preparing and real draws")
@@ -73,11 +72,11 @@ def plan(overrides: Sequence[str]) -> None:
         OUT.print(line)
 
 
-def _costs(rows: list[CostRow], timings: dict[int, Timing]) -> dict[str, dict[str, list[str]]]:
+def _costs(rows: list[CostRow]) -> dict[str, dict[str, list[str]]]:
     from dpopt.results.naming import workload_names
 
     names = workload_names([row.cells[0].workload for row in rows])
-    lines = [_line(row, timings.get(number)) for number, row in enumerate(rows)]
+    lines = [_line(row) for row in rows]
     # A column that says nothing in any table only makes the others narrow.
     is_shown = {name: any(line[name] for line in lines) for name in lines[0]}
     is_shown["B"] = len({line["B"] for line in lines}) > 1
@@ -92,8 +91,8 @@ def _costs(rows: list[CostRow], timings: dict[int, Timing]) -> dict[str, dict[st
     return tables
 
 
-def _line(row: CostRow, timing: Timing | None) -> dict[str, str]:
-    timing = None if timing and timing.failure else timing
+def _line(row: CostRow) -> dict[str, str]:
+    timing = None if row.timing and row.timing.failure else row.timing
     about = "~" if timing and timing.is_estimate else ""
     return {
         "optimizer": row.label,
@@ -109,7 +108,7 @@ def _line(row: CostRow, timing: Timing | None) -> dict[str, str]:
         "FLOPs": f"{row.operations:.1e}" if row.waiting and row.operations else "",
         "ms/draw": f"{about}{1e3 * timing.draw:.3g}" if timing else "",
         "MB": f"{timing.memory / 1e6:.0f}" if timing and timing.memory else "",
-        "hours": f"{about}{row.seconds(timing) / 3600:.2g}" if timing and row.waiting else "",
+        "hours": f"{about}{row.seconds / 3600:.2g}" if row.seconds is not None and row.waiting else "",
     }
 
 

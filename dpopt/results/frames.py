@@ -11,12 +11,12 @@ from typing import Any
 
 import pandas as pd
 
+from dpopt.cells import clipping_bound
 from dpopt.errors import ConfigError, unknown
 from dpopt.files import Damaged
 from dpopt.privacy.selection import selection_rule
 from dpopt.results import pricing
 from dpopt.results.naming import row_names, workload_names
-from dpopt.store.identity import clipping_bound
 from dpopt.store.runs import RESULTS, Store, released_score
 
 GROUP = ["workload", "label", "epsilon_target", "batch_size", "epochs", "clip"]

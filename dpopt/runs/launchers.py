@@ -2,7 +2,7 @@
 
 A launcher is a class in a file of its own, of another distribution by an entry point of the group "dpopt.launchers":
 
-    __init__(setup)         raises `ConfigError` for options that it does not understand
+    __init__(suite)         raises `ConfigError` for `suite.options` that it does not understand
     room                    how many jobs can run at a time
     start(job, number)      starts as many jobs, each of which calls `job.start()` somewhere and waits for that process
     has_ended(started)      True if a job has ended, in any way
@@ -19,31 +19,28 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+from dpopt.cells import Cell
 from dpopt.runs.supervisor import STARTS
-from dpopt.runs.worker import News, Queue, Setup
-from dpopt.suites.engines import brought
+from dpopt.runs.worker import News
+from dpopt.store.runs import Store
 from dpopt.suites.schema import Keys
+from dpopt.suites.suite import other_engines
 
-POLL = 1.0
+_POLL = 1.0
 """Seconds between two looks at the jobs."""
-LOOKS = 100
+_LOOKS = 100
 """Cells looked at in one of them, to show how far the suite is."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Runs a suite's cells where it is started, with one worker, until nothing is left.
-
-    Attributes:
-        suite: what to run.
-        results: the folder.
-        folder, environment: as of the process that starts the job.
-    """
+    """Runs a suite's cells where it is started, as if in the folder and the environment in which it was made."""
 
     suite: Keys
     results: str
@@ -55,7 +52,7 @@ class Job:
     def start(self) -> subprocess.Popen[bytes]:
         """Start the process, which writes checkpoints and ends at SIGTERM, and ends with its parent."""
         environment = {**os.environ, **self.environment, "DPOPT_PARENT": str(os.getpid())}
-        command = [sys.executable, "-m", "dpopt.runs.job"]
+        command = [sys.executable, "-c", "from dpopt.runs.run_suite import run_job; run_job()"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=self.folder, env=environment)
         assert process.stdin is not None
         process.stdin.write(pickle.dumps((self.suite, self.results)))
@@ -63,44 +60,50 @@ class Job:
         return process
 
 
-def create(name: str, setup: Setup) -> Any:
+def create(name: str, suite: Keys) -> Any:
     """The launcher `name`.
 
     Raises:
         ConfigError: it does not understand its options, or finds no cluster.
     """
-    if name in brought():
-        return brought()[name].load()(setup)
-    return import_module(f"dpopt.runs.{name}").Launcher(setup)
+    if name in (others := other_engines()):
+        return others[name].load()(suite)
+    return import_module(f"dpopt.runs.{name}").Launcher(suite)
 
 
 def launch(
-    launcher: Any, job: Job, queue: Queue, setup: Setup, tell: Callable[[News], None], stop: Callable[[], bool]
+    launcher: Any, job: Job, store: Store, cells: Sequence[Cell], tell: Callable[[News], None], stop: Callable[[], bool]
 ) -> None:
-    """Have jobs run all cells of `queue`; a job that ends before that is started again.
+    """Have jobs run all of `cells`; a job that ends before that is started again.
 
     Raises:
         OSError: jobs end, and no cell does.
     """
-    number = min(filter(None, (setup.workers, launcher.room, queue.left)))
-    jobs, ended, settled = list(launcher.start(job, number)), 0, 0
+    left, ended = deque(cells), 0
+
+    def look(number: int) -> None:
+        for _ in range(min(number, len(left))):
+            cell = left.popleft()
+            left.extend(() if store.is_settled(cell.run_id) else (cell,))
+
+    number = min(filter(None, (job.suite.workers, launcher.room, len(cells))))
+    jobs = list(launcher.start(job, number))
     while jobs and not stop():
-        time.sleep(POLL)
-        queue.look(LOOKS)
-        tell(News("waiting", left=queue.left))
+        time.sleep(_POLL)
+        before = len(left)
+        look(_LOOKS)
         gone = [started for started in jobs if launcher.has_ended(started)]
         jobs = [started for started in jobs if started not in gone]
         if gone and not jobs:
-            queue.look(queue.left)
-        if queue.settled > settled:
-            ended, settled = 0, queue.settled
-        ended += len(gone)
-        if gone and not jobs and queue.left:
+            look(len(left))
+        tell(News("waiting", left=len(left)))
+        ended = len(gone) + (0 if len(left) < before else ended)
+        if left and not jobs:
             if ended >= STARTS * number:
                 raise OSError(f"{ended} jobs have ended, and no cell: see their logs")
-            jobs = list(launcher.start(job, min(number, queue.left)))
+            jobs = list(launcher.start(job, min(number, len(left))))
     for started in jobs:
         launcher.stop(started)
-    until = time.monotonic() + setup.grace
+    until = time.monotonic() + job.suite.grace
     while time.monotonic() < until and not all(map(launcher.has_ended, jobs)):
         time.sleep(0.1)

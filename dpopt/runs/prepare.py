@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from dpopt import clipping, registry, sizes, training
-from dpopt.cells import Cell, finite
+from dpopt.cells import Cell, clipping_bound, finite
 from dpopt.clipping import ClippingEngine
 from dpopt.clipping.views import Multiplied, multiplied
 from dpopt.clipping.vmap import VmapEngine
@@ -26,12 +27,10 @@ from dpopt.privacy.ledger import Ledger
 from dpopt.privacy.plan import Plan
 from dpopt.privacy.sampling import derive
 from dpopt.privacy.selection import selection_rule
-from dpopt.runs import checkpoint
-from dpopt.runs.checkpoint import Elapsed, Reached
-from dpopt.store.identity import clipping_bound
 from dpopt.store.runs import Store
 from dpopt.study.diagnostics import Diagnostics
-from dpopt.training import subject
+from dpopt.training import checkpoint, subject
+from dpopt.training.checkpoint import Elapsed, Reached
 from dpopt.training.trial import Unused, unused
 from dpopt.types import Optimizer
 from dpopt.workloads.base import Split, Workload
@@ -95,7 +94,7 @@ def prepare(
     isolate: bool = False,
     store: Store | None = None,
 ) -> Prepared:
-    """Load, build and calibrate what a cell trains; see `train.run`.
+    """Load, build and calibrate what a cell trains; see `train.train`.
 
     Args:
         store: where to look for a checkpoint to go on from; nothing is written.
@@ -142,7 +141,7 @@ def prepare(
     stepper = Averaged(stepper, cell.average) if cell.average else stepper
     reached = Reached(stepper.init(engine.theta), Ledger(), Elapsed(), [])
     if store is not None:
-        reached = checkpoint.load(store, cell.run_id, reached.state, plan, diagnostics)
+        reached = resumed(store, cell.run_id, reached, plan, diagnostics)
     oracle = DataOracle(
         engine,
         train.x,
@@ -176,6 +175,27 @@ def prepare(
         curve=reached.curve,
         diagnostics=diagnostics,
     )
+
+
+def resumed(store: Store, run_id: str, beginning: Reached, plan: Plan, diagnostics: Diagnostics | None) -> Reached:
+    """The progress of a run: that of its last checkpoint, or its beginning where there is none that can be used.
+
+    Whatever is wrong with a checkpoint, its cell starts over: nothing else that an unfinished run has left is read.
+    """
+    try:
+        device = pytree.tree_leaves(beginning.state)[0].device
+        saved = checkpoint.parse(store.load_checkpoint(run_id), device)
+        if saved["run_id"] != run_id:
+            raise ValueError(f"it belongs to run {saved['run_id']}")
+        reached = checkpoint.reached(saved, beginning.state, plan)
+        if diagnostics is not None:
+            diagnostics.restore(saved["diagnostics"])
+        return reached
+    except FileNotFoundError:
+        pass
+    except Exception as error:  # of any kind: the file can hold anything
+        print(f"run {run_id}: checkpoint cannot be used ({error}); starting over", flush=True)
+    return beginning
 
 
 def _noise_plan(cell: Cell, optimizer: Optimizer, examples: int, dimension: int) -> Plan:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -15,7 +15,7 @@ from rich.progress import Progress
 from dpopt import training
 from dpopt.cells import Cell
 from dpopt.runs.prepare import Prepared, prepare
-from dpopt.runs.remote import Remote
+from dpopt.runs.remote import side_by_side
 from dpopt.runs.train import finished_at, peak_memory
 from dpopt.store.provenance import provenance
 from dpopt.store.runs import Store
@@ -23,13 +23,13 @@ from dpopt.suites.estimate import CostRow, Timing, flops_per_second
 from dpopt.suites.schema import Keys
 from dpopt.workloads.base import Split
 
-SAMPLE = 256
+_SAMPLE = 256
 """Records that a timed cell is evaluated on; the time for all follows from theirs."""
-LONG = 60.0
+_LONG = 60.0
 """Seconds after which a timed cell takes no further draw."""
 
 
-def timings(
+def find_times(
     rows: Sequence[CostRow],
     store: Store,
     suite: Keys,
@@ -37,8 +37,8 @@ def timings(
     limit: int = 0,
     console: Console | None = None,
     is_estimated: bool = False,
-) -> dict[int, Timing]:
-    """The times of rows, by their number, as far as there are any.
+) -> None:
+    """Set `timing` of rows, as far as there are any times.
 
     Times are taken from finished cells. For a row without a finished cell on this kind of device, and with cells to
     run, one cell is timed for up to `limit` real draws (none by default), `at_once` rows at a time. Timing stores
@@ -47,85 +47,48 @@ def timings(
     """
     place = training.resolve_device(suite.device)
     here = provenance(place)["device"]
-    times = {number: timing for number, row in enumerate(rows) if (timing := row.by_records(store, here))}
-    probes = {
-        number: Probe(trained[0], limit, suite.device, suite.physical_batch)
-        for number, row in enumerate(rows)
-        if limit and number not in times and (trained := [cell for cell in row.waiting if not cell.untrained])
-    }
-    times |= measured(probes, at_once, console)
-    left = [number for number in range(len(rows)) if is_estimated and number not in times and rows[number].waiting]
+    for row in rows:
+        row.timing = row.by_records(store, here)
+    untimed = [row for row in rows if row.timing is None] if limit else []
+    # One cell stands for its row.
+    first = ((row, next((cell for cell in row.waiting if not cell.untrained), None)) for row in untimed)
+    probed = [(row, cell) for row, cell in first if cell is not None]
+    probes = [partial(measure, cell, limit, suite.device, suite.physical_batch) for _, cell in probed]
+    shown = Progress(console=console, disable=console is None or not probes, transient=True)
+    with shown as progress, closing(side_by_side(probes, at_once)) as answers:
+        for number, timing, failure in progress.track(answers, len(probes), description="timing"):
+            probed[number][0].timing = timing or Timing(failure=failure)
+    left = [row for row in rows if is_estimated and row.timing is None and row.waiting]
     rate = flops_per_second(place) if left else 0.0
-    return times | {number: timing for number in left if (timing := rows[number].by_flops(rate))}
+    for row in left:
+        row.timing = row.by_flops(rate)
 
 
-def measured(probes: Mapping[int, Probe], at_once: int, console: Console | None) -> dict[int, Timing]:
-    """The times of the cells to be timed, by number, each measured in a process of its own."""
-    alive: list[Remote] = []
-
-    def ask(probe: Probe) -> Timing:
-        remote = Remote(probe)
-        alive.append(remote)
-        timing, failure = remote.ask("measure")
-        remote.close()
-        return timing or Timing(failure=failure)
-
-    pool = ThreadPoolExecutor(at_once)
-    try:
-        futures = {pool.submit(ask, probe): number for number, probe in probes.items()}
-        with Progress(console=console, disable=console is None or not probes, transient=True) as progress:
-            for _ in progress.track(as_completed(futures), len(probes), description="timing"):
-                pass
-        return {number: future.result() for future, number in futures.items()}
-    finally:
-        for remote in alive:
-            remote.close()
-        pool.shutdown(cancel_futures=True)
-
-
-@dataclass(frozen=True)
-class Probe:
-    """One cell to be timed, in a process of its own.
-
-    Args:
-        cell: the cell; it is run from its beginning, whatever is stored of it.
-        limit: the most draws to take.
-        device, physical_batch: see `train.train`.
-    """
-
-    cell: Cell
-    limit: int
-    device: str
-    physical_batch: int | None
-
-    def measure(self) -> Timing:
-        """Prepare the cell twice, as the first time fills caches that all cells share, then draw and evaluate."""
-        prepare(self.cell, device=self.device, physical_batch=self.physical_batch)
-        started = time.perf_counter()
-        ready = prepare(self.cell, device=self.device, physical_batch=self.physical_batch)
-        prepared = time.perf_counter() - started
-        seconds, state, steps = self.draw(ready)
-        evaluate = min(ready.workload.marks, steps) * _evaluation(ready, state)
-        return Timing(prepared, seconds, evaluate, peak_memory(ready.engine.theta.device))
-
-    def draw(self, ready: Prepared) -> tuple[float, Any, float]:
-        """Seconds per draw, the state that this leaves, and the number of steps that the whole run would have."""
-        oracle, state = ready.oracle, ready.state
-        clock = [(0, time.perf_counter())]
-        for state, _ in training.steps(ready.stepper, oracle, ready.state):
-            clock.append((oracle.draws_taken, finished_at(state.theta)))
-            if oracle.draws_taken >= self.limit or clock[-1][1] - clock[0][1] > LONG:
-                break
-        # The first step fills what the others find ready; where it is the only one, it has to do.
-        (before, begin), (after, end) = clock[len(clock) > 2], clock[-1]
-        return (end - begin) / (after - before), state, oracle.draws_total * (len(clock) - 1) / after
-
-
-def _evaluation(ready: Prepared, state: Any) -> float:
-    """Seconds of one entry of the curve, from the first records of each split."""
-    few = {name: Split(split.x[:SAMPLE], split.y[:SAMPLE]) for name, split in ready.watched.items()}
+def measure(cell: Cell, limit: int, device: str, physical_batch: int | None) -> Timing:
+    """Time a cell from its beginning, whatever is stored of it, for up to `limit` draws; see `train.train`."""
+    # Twice, as the first time fills caches that all cells share.
+    prepare(cell, device=device, physical_batch=physical_batch)
+    started = time.perf_counter()
+    ready = prepare(cell, device=device, physical_batch=physical_batch)
+    prepared = time.perf_counter() - started
+    seconds, state, steps = _draw(ready, limit)
+    few = {name: Split(split.x[:_SAMPLE], split.y[:_SAMPLE]) for name, split in ready.watched.items()}
     started = time.perf_counter()
     dataclasses.replace(ready, watched=few).observe(state)
-    finished = finished_at(state.theta)
+    entry = finished_at(state.theta) - started
     shares = [len(split.x) / len(few[name].x) for name, split in ready.watched.items()]
-    return (finished - started) * sum(shares) / len(shares)
+    evaluate = min(ready.workload.marks, steps) * entry * sum(shares) / len(shares)
+    return Timing(prepared, seconds, evaluate, peak_memory(ready.engine.theta.device))
+
+
+def _draw(ready: Prepared, limit: int) -> tuple[float, Any, float]:
+    """Seconds per draw, the state that this leaves, and the number of steps that the whole run would have."""
+    oracle, state = ready.oracle, ready.state
+    clock = [(0, time.perf_counter())]
+    for state, _ in training.steps(ready.stepper, oracle, ready.state):
+        clock.append((oracle.draws_taken, finished_at(state.theta)))
+        if oracle.draws_taken >= limit or clock[-1][1] - clock[0][1] > _LONG:
+            break
+    # The first step fills what the others find ready; where it is the only one, it has to do.
+    (before, begin), (after, end) = clock[len(clock) > 2], clock[-1]
+    return (end - begin) / (after - before), state, oracle.draws_total * (len(clock) - 1) / after

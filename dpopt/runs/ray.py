@@ -18,11 +18,11 @@ from dpopt.errors import ConfigError
 from dpopt.fields import Positive
 from dpopt.runs import stopping
 from dpopt.runs.launchers import Job
-from dpopt.runs.worker import Setup
+from dpopt.suites.schema import Keys
 
 
 @dataclass(frozen=True)
-class Options:
+class _Options:
     """See above; `gpus` is one where the cluster has some."""
 
     address: str | None = None
@@ -33,12 +33,12 @@ class Options:
 class Launcher:
     """One job for each place that the cluster has room for; see `launchers.Launcher`."""
 
-    def __init__(self, setup: Setup) -> None:
-        options = fields.build(Options, setup.options, "options of engine ray")
+    def __init__(self, suite: Keys) -> None:
+        options = fields.build(_Options, suite.options, "options of engine ray")
         self._is_owner = not ray.is_initialized()
         address = options.address or os.environ.get("RAY_ADDRESS") or "local"
         quiet = {"log_to_driver": False, "logging_level": "error"}
-        local = {"num_cpus": setup.workers, "include_dashboard": False} if address == "local" else {}
+        local = {"num_cpus": suite.workers, "include_dashboard": False} if address == "local" else {}
         if self._is_owner:
             try:
                 with stopping.undisturbed():  # Ray has a process end at SIGTERM

@@ -8,7 +8,8 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -44,7 +45,7 @@ class Remote:
             self.process.start()
         theirs.close()
 
-    def ask(self, method: str, limit: float | None = None) -> tuple[Any, str]:
+    def ask(self, method: str = "__call__", limit: float | None = None) -> tuple[Any, str]:
         """The result of a method of the object, and why there is none: empty if all went well.
 
         A process that has failed once is gone, with its memory; one that takes more than `limit` seconds is ended.
@@ -65,6 +66,34 @@ class Remote:
         self._pipe.close()
         self.process.kill()  # a call into a driver does not hear SIGTERM
         self.process.join(ENDING)
+
+
+def side_by_side(tasks: Sequence[Callable[[], Any]], at_once: int) -> Iterator[tuple[int, Any, str]]:
+    """Call each task in a process of its own, `at_once` at a time; yields number, result and failure of each that ends.
+
+    Processes that are left are ended with the iterator.
+    """
+    alive: list[Remote] = []
+
+    def answer(task: Callable[[], Any]) -> tuple[Any, str]:  # a thread only waits
+        try:
+            remote = Remote(task)
+        except Exception as error:  # there may be no memory for a process, and a task may not be sent
+            return None, f"no process could be started: {type(error).__name__}: {error}"[:200]
+        alive.append(remote)
+        result = remote.ask()
+        remote.close()
+        return result
+
+    pool = ThreadPoolExecutor(max(1, min(at_once, len(tasks))))
+    try:
+        futures = {pool.submit(answer, task): number for number, task in enumerate(tasks)}
+        for future in as_completed(futures):
+            yield futures[future], *future.result()
+    finally:  # first no new process, then the end of those that are left
+        pool.shutdown(wait=False, cancel_futures=True)
+        for remote in alive:
+            remote.close()
 
 
 @contextmanager

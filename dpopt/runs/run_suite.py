@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
 from pathlib import Path
+from typing import NoReturn
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
@@ -17,19 +22,21 @@ from dpopt.cells import Cell
 from dpopt.errors import ConfigError, unknown
 from dpopt.markup import lines
 from dpopt.runs import launchers, probe, span, stopping
-from dpopt.runs.supervisor import Supervisor, places
-from dpopt.runs.worker import News, Queue, Setup, work
+from dpopt.runs.supervisor import Supervisor
+from dpopt.runs.worker import News, work
 from dpopt.store import Store
 from dpopt.store.runs import RESULTS
-from dpopt.suites import engines, estimate
+from dpopt.suites import estimate
 from dpopt.suites import plan as planning
 from dpopt.suites.searches import Planned
-from dpopt.suites.suite import Suite
+from dpopt.suites.suite import Suite, check_engine
+from dpopt.training import resolve_device
+from dpopt.workloads.features import cores
 
-TIMED_DRAWS = 5
+_TIMED_DRAWS = 5
 """Draws by which a row is timed where the suite has a limit `max_hours`."""
-Tell = Callable[[News], None]
-PLAIN_LINES = 20
+_Tell = Callable[[News], None]
+_PLAIN_LINES = 20
 """About how many lines a run prints where there is no terminal to draw a bar on."""
 
 
@@ -81,7 +88,7 @@ def run_suite(
         OSError: results cannot be written, or no worker can be started.
     """
     store, engine = open_store(suite, results), engine or suite.engine
-    engines.check(engine, "engine")
+    check_engine(engine, "engine")
     store.check_writable()
     planning.require(suite)
     devices = places(suite.device, suite.workers)
@@ -104,8 +111,8 @@ def run_suite(
 
         opened.enter_context(stopping.signals())
         while run and left:
-            with _Board(console, len(left), outcome) as board:
-                run(left, board.tell, stop)
+            with _board(console, len(left), outcome) as tell:
+                run(left, tell, stop)
             if planning.has_stages(suite):  # further cells follow from the results
                 planned = planning.plan(suite, store)
                 store.extend_suite(suite.name, planning.manifest(suite, planned))
@@ -137,6 +144,14 @@ def open_store(suite: Suite, results: str | Path | None = None) -> Store:
     return LoggedStore(root, suite.log)
 
 
+def run_job() -> NoReturn:
+    """Run what a launcher's `Job` writes to stdin, until nothing is left; exits with 1 if it was stopped before."""
+    stopping.end_with(int(os.environ["DPOPT_PARENT"]))
+    suite, results = pickle.load(sys.stdin.buffer)
+    suite = replace(suite, engine="local", options={}, workers=1, max_hours=None)
+    raise SystemExit(run_suite(suite, results, progress=False).is_stopped)
+
+
 def _is_left(cell: Cell, store: Store, retry: bool = False) -> bool:
     """True if a cell is to be run: it has not ended, or has failed and is to be tried again."""
     return not store.is_settled(cell.run_id) or (retry and store.state(cell.run_id) == "failed")
@@ -144,36 +159,24 @@ def _is_left(cell: Cell, store: Store, retry: bool = False) -> bool:
 
 def _engine(
     name: str, suite: Suite, store: Store, cells: Sequence[Cell], devices: Sequence[str], opened: ExitStack
-) -> Callable[[Sequence[Cell], Tell, Callable[[], bool]], None]:
+) -> Callable[[Sequence[Cell], _Tell, Callable[[], bool]], None]:
     """The runner of cells: the engine `name`, which is closed with `opened`.
 
     Raises:
         ConfigError: the engine cannot be had, or does not run one of the cells.
     """
-    setup = Setup(
-        device=suite.device,
-        physical_batch=suite.physical_batch,
-        isolate=suite.isolate,
-        timeout=math.inf if suite.timeout is None else suite.timeout,
-        retries=suite.retries,
-        retry_on=suite.retry_on,
-        grace=suite.grace,
-        workers=suite.workers,
-        memory=None if suite.memory is None else round(1e9 * suite.memory),
-        options=suite.options,
-    )
     if name in ("inline", "local", "span") and suite.options:
         raise unknown(f"options of engine {name}", next(iter(suite.options)), [], "it has none")
     if name == "inline":
-        return lambda left, tell, stop: work(suite, store, left, setup, tell, stop=stop)
+        return lambda left, tell, stop: work(suite, store, left, tell, stop=stop)
     if name in ("local", "span"):
         slots = [tuple(devices)] if name == "span" else [(device,) for device in devices]
         if name == "span":
             span.check(cells, len(devices))
-        return lambda left, tell, stop: Supervisor(suite, store, left, setup, slots, tell).run(stop)
-    launcher = opened.enter_context(closing(launchers.create(name, setup)))
+        return lambda left, tell, stop: Supervisor(suite, store, left, slots, tell).run(stop)
+    launcher = opened.enter_context(closing(launchers.create(name, suite)))
     job = launchers.Job(suite, str(store.root))
-    return lambda left, tell, stop: launchers.launch(launcher, job, Queue(store, left), setup, tell, stop)
+    return lambda left, tell, stop: launchers.launch(launcher, job, store, left, tell, stop)
 
 
 def _refuse_longer(
@@ -185,44 +188,60 @@ def _refuse_longer(
     rows = estimate.rows(planned, store)
     if retry:  # what has failed is still noted, and is to be run
         rows = [replace(row, states=tuple("pending" if s == "failed" else s for s in row.states)) for row in rows]
-    timings = probe.timings(rows, store, suite, at_once, TIMED_DRAWS, console)
-    for number, timing in timings.items():
-        if timing.failure:
-            console.print(f"{rows[number].label} failed: {timing.failure}")
-    if estimate.hours(rows, timings, at_once) > suite.max_hours:
-        raise ConfigError("max_hours", suite.max_hours, estimate.summary(rows, timings, at_once))
+    probe.find_times(rows, store, suite, at_once, _TIMED_DRAWS, console)
+    for row in rows:
+        if row.timing and row.timing.failure:
+            console.print(f"{row.label} failed: {row.timing.failure}")
+    if estimate.hours(rows, at_once) > suite.max_hours:
+        raise ConfigError("max_hours", suite.max_hours, estimate.summary(rows, at_once))
 
 
-class _Board:
-    """Shows how far a suite is: a bar on a terminal, else a line now and then.
+def places(name: str, workers: int | None) -> list[str]:
+    """The device of each worker: by default one worker for each GPU, or for each core; more share the GPUs in turn.
 
-    It has no thread of its own, as workers are forked from this process.
+    Args:
+        name: see `training.resolve_device`.
+        workers: how many; None for the default.
+
+    Raises:
+        ConfigError: there is no such device.
     """
+    # GPUs are counted without touching them: a process that has cannot be forked.
+    gpus = torch.cuda.device_count() if name == "auto" or name.startswith("cuda") else 0
+    if name.startswith("cuda:") and gpus and name[5:].isdigit():
+        if int(name[5:]) >= gpus:
+            raise ConfigError("device", name, f"not available: this machine has {gpus} GPUs")
+        devices, number = [name], 1
+    elif gpus and name in ("auto", "cuda"):
+        devices, number = [f"cuda:{index}" for index in range(gpus)], gpus
+    else:
+        device = resolve_device(name)
+        devices, number = [name], cores() if device.type == "cpu" else 1
+    return list(islice(cycle(devices), workers or number))
 
-    def __init__(self, console: Console, total: int, outcome: SuiteOutcome) -> None:
-        self._console, self._total, self._outcome, self._shown = console, total, outcome, 0
-        columns = (TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        plain = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
-        self._bar = Progress(*columns, console=console, disable=not console.is_terminal, **plain)
-        self._task = self._bar.add_task("cells", total=total)
 
-    def __enter__(self) -> _Board:
-        self._bar.start()
-        return self
+@contextmanager
+def _board(console: Console, total: int, outcome: SuiteOutcome) -> Iterator[_Tell]:
+    """A function that shows how far a suite is, when a worker tells: a bar on a terminal, else a line now and then."""
+    columns = (TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    # Without a thread of its own, as workers are forked from this process.
+    plain = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
+    bar = Progress(*columns, console=console, disable=not console.is_terminal, **plain)
+    task, shown = bar.add_task("cells", total=total), 0
 
-    def __exit__(self, *error: object) -> None:
-        self._bar.stop()
-
-    def tell(self, news: News) -> None:
-        """Show what a worker tells."""
-        self._outcome.ran += news.kind == "done"
+    def tell(news: News) -> None:
+        nonlocal total, shown
+        outcome.ran += news.kind == "done"
         if news.kind == "failed":
-            self._console.print(Text.assemble(("failed ", "red"), lines(f"{news.run_id}: {news.reason}")))
+            console.print(Text.assemble(("failed ", "red"), lines(f"{news.run_id}: {news.reason}")))
         if news.kind == "ready":
             return
-        self._total = max(self._total, news.left)  # further cells follow from results
-        done = self._total - news.left
-        self._bar.update(self._task, completed=done, total=self._total, refresh=True)
-        if not self._console.is_terminal and done // max(1, self._total // PLAIN_LINES) > self._shown:
-            self._shown = done // max(1, self._total // PLAIN_LINES)
-            self._console.print(f"{done}/{self._total} cells")
+        total = max(total, news.left)  # further cells follow from results
+        done = total - news.left
+        bar.update(task, completed=done, total=total, refresh=True)
+        if not console.is_terminal and done // max(1, total // _PLAIN_LINES) > shown:
+            shown = done // max(1, total // _PLAIN_LINES)
+            console.print(f"{done}/{total} cells")
+
+    with bar:
+        yield tell

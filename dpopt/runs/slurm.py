@@ -22,24 +22,24 @@ from dpopt import fields
 from dpopt.errors import ConfigError
 from dpopt.fields import Count
 from dpopt.runs.launchers import Job
-from dpopt.runs.worker import Setup
+from dpopt.suites.schema import Keys
 
-REQUEUES = 100
+_REQUEUES = 100
 """Times that a job may run out of time."""
 
 
 class Launcher:
     """An array of jobs; see `launchers.Launcher`."""
 
-    def __init__(self, setup: Setup) -> None:
-        options = {"name": "dpopt", "cpus_per_task": 1, "slurm_array_parallelism": setup.workers, **setup.options}
+    def __init__(self, suite: Keys) -> None:
+        options = {"name": "dpopt", "cpus_per_task": 1, "slurm_array_parallelism": suite.workers, **suite.options}
         folder, cluster = (str(options.pop(key, "slurm")) for key in ("folder", "cluster"))
         self.room = fields.convert(options.pop("at_once", 1000), Count, "options.at_once", {})
         try:
-            self._executor = submitit.AutoExecutor(folder, cluster=cluster, slurm_max_num_timeout=REQUEUES)
+            self._executor = submitit.AutoExecutor(folder, cluster=cluster, slurm_max_num_timeout=_REQUEUES)
             self._executor.update_parameters(**options)
         except (RuntimeError, ValueError, NameError, AssertionError) as error:
-            raise ConfigError("engine slurm", dict(setup.options), str(error).splitlines()[0]) from error
+            raise ConfigError("engine slurm", suite.options, str(error).splitlines()[0]) from error
 
     def start(self, job: Job, number: int) -> Sequence[Any]:
         """Submit jobs."""

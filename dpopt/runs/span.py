@@ -22,13 +22,13 @@ from dpopt import registry
 from dpopt.cells import Cell
 from dpopt.errors import ConfigError
 from dpopt.runs.train import train
-from dpopt.runs.worker import News, Setup, ended_badly, work
+from dpopt.runs.worker import News, ended_badly, work
 from dpopt.store.leases import Lease
 from dpopt.store.runs import Store
 from dpopt.suites.schema import Keys
 from dpopt.training import resolve_device
 
-FOREVER = timedelta(days=30)
+_FOREVER = timedelta(days=30)
 """Limit of the processes' wait for each other: the supervisor, which sees their ends, is faster than any timeout."""
 
 
@@ -59,40 +59,31 @@ class Place:
     meeting: str
 
 
-def work_together(
-    place: Place, suite: Keys, store: Store, cells: Iterable[Cell], setup: Setup, tell: Callable[[News], None]
-) -> None:
+def work_together(place: Place, suite: Keys, store: Store, cells: Iterable[Cell], tell: Callable[[News], None]) -> None:
     """Work as one process of a group; see `worker.work`."""
-    device = resolve_device(setup.device)
+    device = resolve_device(suite.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     # NCCL wants a GPU for each process, Gloo can share them.
     is_apart = device.type == "cuda" and len(set(place.devices)) == len(place.devices)
     backend = "cpu:gloo,cuda:nccl" if is_apart else "gloo"
     size = len(place.devices)
-    dist.init_process_group(backend, place.meeting, FOREVER, rank=place.rank, world_size=size)
+    dist.init_process_group(backend, place.meeting, _FOREVER, rank=place.rank, world_size=size)
     if place.rank == 0:
-        work(suite, store, cells, setup, tell, share=_broadcast)
+        work(suite, store, cells, tell, share=_broadcast)
         return
     # Stopped each for itself, the processes would stop at different draws: the first one does, which ends all.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    lease = cast(Lease, SimpleNamespace(check=lambda: None))  # the first process has it
+    how: dict[str, Any] = {"device": suite.device, "physical_batch": suite.physical_batch, "isolate": suite.isolate}
     while True:
         cell = _broadcast(None)
         try:
-            train(cell, _Silent(store.root), _lease(), **_how(setup))
+            train(cell, _Silent(store.root), lease, **how, stop=lambda: False)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-            ended_badly(store, cell.run_id, setup, "failed", reason, traceback.format_exc())
+            ended_badly(store, cell.run_id, suite, "failed", reason, traceback.format_exc())
             raise SystemExit(1) from error
-
-
-def _how(setup: Setup) -> dict[str, Any]:
-    return {
-        "device": setup.device,
-        "physical_batch": setup.physical_batch,
-        "isolate": setup.isolate,
-        "stop": lambda: False,
-    }
 
 
 def _broadcast(cell: Cell | None) -> Cell:
@@ -100,11 +91,6 @@ def _broadcast(cell: Cell | None) -> Cell:
     box = [cell.content() if cell else None]
     dist.broadcast_object_list(box, 0)
     return cell or Cell.from_content(cast(dict[str, Any], box[0]))
-
-
-def _lease() -> Lease:
-    """A lease for a process whose first process has it."""
-    return cast(Lease, SimpleNamespace(check=lambda: None))
 
 
 class _Silent(Store):

@@ -7,6 +7,7 @@ no GPU itself. A worker that dies costs the cell that it was running one attempt
 from __future__ import annotations
 
 import logging
+import math
 import multiprocessing
 import os
 import sys
@@ -14,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from itertools import cycle, islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -24,19 +24,17 @@ from typing import Any
 import torch
 
 from dpopt.cells import Cell
-from dpopt.errors import ConfigError
 from dpopt.runs import stopping
 from dpopt.runs.remote import ENDING, guarded_main
 from dpopt.runs.span import Place, work_together
-from dpopt.runs.worker import Blocked, News, Setup, too_long, work
+from dpopt.runs.worker import Blocked, News, too_long, work
 from dpopt.store.runs import Store
 from dpopt.suites.schema import Keys
 from dpopt.training import resolve_device
-from dpopt.workloads.features import cores
 
 STARTS = 3
 """Workers in a row that end before they could do anything, after which a run is given up."""
-POLL = 1.0
+_POLL = 1.0
 """Seconds between two looks at the clock, and at who has asked to stop."""
 
 
@@ -72,7 +70,7 @@ class Supervisor:
     """Worker processes on this machine.
 
     Args:
-        suite, store, cells, setup: see `worker.work`.
+        suite, store, cells: see `worker.work`.
         devices: for each worker those of its processes.
         tell: called with what the workers tell.
     """
@@ -82,11 +80,10 @@ class Supervisor:
         suite: Keys,
         store: Store,
         cells: Sequence[Cell],
-        setup: Setup,
         devices: Sequence[tuple[str, ...]],
         tell: Callable[[News], None],
     ) -> None:
-        self._job, self._store, self._setup, self._tell = (suite, store, cells), store, setup, tell
+        self._suite, self._store, self._cells, self._tell = suite, store, cells, tell
         self.slots = [Slot(each) for each in devices]
         # A process that has used a GPU cannot be forked, nor one of other systems: its workers are started anew.
         is_forked = sys.platform == "linux" and not torch.cuda.is_initialized()
@@ -113,16 +110,17 @@ class Supervisor:
     def _look(self) -> None:
         """Wait for news or ends, and do what follows."""
         ends = [process.sentinel for slot in self.slots for process in slot.processes if process.exitcode is None]
-        wait([*(slot.news for slot in self.slots if slot.news), *ends], POLL)
+        limit = math.inf if self._suite.timeout is None else self._suite.timeout + self._suite.grace
+        wait([*(slot.news for slot in self.slots if slot.news), *ends], _POLL)
         for slot in list(self.slots):
             has_ended = slot.has_ended  # asked first: what it told before is then there to be read
             self._read(slot)
             if has_ended:
                 self._replace(slot)
-            elif slot.run_id and time.monotonic() - slot.since > self._setup.timeout + self._setup.grace:
+            elif slot.run_id and time.monotonic() > slot.since + limit:
                 # Noted before the kill: a worker that takes the cell at once would count a death.
                 count = self._store.tries(slot.run_id).count
-                self._store.note_tries(slot.run_id, count, "timeout", too_long(self._setup))
+                self._store.note_tries(slot.run_id, count, "timeout", too_long(self._suite))
                 self._kill(slot)
 
     def _read(self, slot: Slot) -> None:
@@ -165,7 +163,7 @@ class Supervisor:
         with guarded_main() if self._method == "spawn" else nullcontext():
             for rank in range(len(slot.devices)):
                 place = Place(rank, slot.devices, meeting)
-                arguments = (place, self._job, self._setup, None if rank else theirs, os.getpid())
+                arguments = (place, self._suite, self._store, self._cells, None if rank else theirs, os.getpid())
                 process = context.Process(target=_serve, args=arguments, daemon=True)
                 process.start()
                 slot.processes.append(process)
@@ -175,7 +173,7 @@ class Supervisor:
         """Ask all workers to stop; each cell writes a checkpoint, and what has not ended after the grace is killed."""
         for slot in self.slots:
             slot.processes[0].terminate()
-        until = time.monotonic() + self._setup.grace
+        until = time.monotonic() + self._suite.grace
         for slot in self.slots:
             slot.processes[0].join(max(0.0, until - time.monotonic()))
             self._read(slot)
@@ -190,10 +188,9 @@ class Supervisor:
 
 
 def _serve(
-    place: Place, job: tuple[Keys, Store, Sequence[Cell]], setup: Setup, news: Connection | None, parent: int
+    place: Place, suite: Keys, store: Store, cells: Sequence[Cell], news: Connection | None, parent: int
 ) -> None:
     """The life of a worker process."""
-    suite, store, cells = job
     running = [""]
 
     def tell(message: News) -> None:
@@ -207,49 +204,25 @@ def _serve(
 
     stopping.forget()  # this process was forked from one that may have been asked
     stopping.end_with(parent, give_back)
-    limit_memory(setup.memory)
-    setup = replace(setup, device=place.devices[place.rank])
-    resolve_device(setup.device)
+    _limit_memory(suite.memory)
+    suite = replace(suite, device=place.devices[place.rank])
+    resolve_device(suite.device)
     with stopping.signals(at_once=False), suppress(Blocked, BrokenPipeError):
         tell(News("ready"))
         if len(place.devices) > 1:
-            work_together(place, suite, store, cells, setup, tell)
+            work_together(place, suite, store, cells, tell)
         else:
-            work(suite, store, cells, setup, tell)
+            work(suite, store, cells, tell)
 
 
-def limit_memory(limit: int | None) -> None:
-    """Limit this process to `limit` bytes, so that an allocation fails before the system kills a process."""
-    if limit is None:
+def _limit_memory(gigabytes: float | None) -> None:
+    """Limit this process, so that an allocation fails before the system kills a process."""
+    if gigabytes is None:
         return
     try:
         import resource
     except ImportError:  # Windows has none
         logging.getLogger("dpopt").warning("memory: this system cannot limit a process, so the limit is not enforced")
     else:
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        limit, (_, hard) = round(1e9 * gigabytes), resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
-
-
-def places(name: str, workers: int | None) -> list[str]:
-    """The device of each worker: by default one worker for each GPU, or for each core; more share the GPUs in turn.
-
-    Args:
-        name: see `training.resolve_device`.
-        workers: how many; None for the default.
-
-    Raises:
-        ConfigError: there is no such device.
-    """
-    # GPUs are counted without touching them: a process that has cannot be forked.
-    gpus = torch.cuda.device_count() if name == "auto" or name.startswith("cuda") else 0
-    if name.startswith("cuda:") and gpus and name[5:].isdigit():
-        if int(name[5:]) >= gpus:
-            raise ConfigError("device", name, f"not available: this machine has {gpus} GPUs")
-        devices, number = [name], 1
-    elif gpus and name in ("auto", "cuda"):
-        devices, number = [f"cuda:{index}" for index in range(gpus)], gpus
-    else:
-        device = resolve_device(name)
-        devices, number = [name], cores() if device.type == "cpu" else 1
-    return list(islice(cycle(devices), workers or number))

@@ -14,17 +14,17 @@ import torch
 
 from dpopt import training
 from dpopt.cells import Cell, finite, plain
-from dpopt.errors import Held
 from dpopt.privacy.calibration import score_noise
 from dpopt.privacy.isolation import Isolated
 from dpopt.privacy.sampling import derive
 from dpopt.privacy.selection import selection_rule
-from dpopt.runs import checkpoint, stopping
-from dpopt.runs.checkpoint import Elapsed, Reached
+from dpopt.runs import stopping
 from dpopt.runs.prepare import Prepared, prepare
 from dpopt.store.leases import Lease
 from dpopt.store.provenance import provenance
-from dpopt.store.runs import SETTLED, Store
+from dpopt.store.runs import Store
+from dpopt.training import checkpoint
+from dpopt.training.checkpoint import Elapsed, Reached
 from dpopt.types import Vector
 
 CHECKPOINT_SECONDS = 60.0
@@ -32,29 +32,6 @@ CHECKPOINT_SECONDS = 60.0
 
 class Interrupted(Exception):
     """The cell was asked to stop; its checkpoint is written."""
-
-
-def run(cell: Cell, store: Store, **how: Any) -> dict[str, Any]:
-    """Run a cell by itself: take its lease, train it and store its record.
-
-    Args:
-        cell: the run.
-        store: where its files go.
-        how: see `train`.
-
-    Returns:
-        The record.
-
-    Raises:
-        ConfigError: the cell belongs to another revision of the kernel, or cannot be run here.
-        Held: another process runs the cell, or nothing is left to do: it has a result or has failed, or its record is
-            damaged.
-        Interrupted: `stop` said so.
-    """
-    with store.lease(cell.run_id) as lease:
-        if (state := store.state(cell.run_id)) in SETTLED:
-            raise Held(f"it is {state}")
-        return train(cell, store, lease, **how)
 
 
 def train(
@@ -119,7 +96,8 @@ def train(
             mark()
         if is_due:
             reached = Reached(state, oracle.ledger, ready.elapsed.since(begin), ready.curve)
-            content = checkpoint.dump(run_id, reached, ready.diagnostics)
+            watched = {"diagnostics": ready.diagnostics.state()} if ready.diagnostics else {}
+            content = checkpoint.dump(reached, run_id=run_id, **watched)
             lease.check()
             store.save_checkpoint(run_id, content)
             saved = time.perf_counter()

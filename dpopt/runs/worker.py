@@ -11,9 +11,8 @@ import math
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from dpopt.cells import Cell
 from dpopt.errors import Held
@@ -25,38 +24,11 @@ from dpopt.suites.estimate import cheapest_first
 from dpopt.suites.plan import has_stages, manifest, plan
 from dpopt.suites.schema import Keys
 
-POLL = 1.0
+_POLL = 1.0
 """The least seconds between two looks at the cells that other workers have."""
-IDLE = 50
+_IDLE = 50
 """A worker looks at those cells, and plans, for at most one part in so many of its time."""
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-
-
-@dataclass(frozen=True)
-class Setup:
-    """Settings by which a worker runs cells; `conf/base/suite.yaml` documents the keys.
-
-    Attributes:
-        device, physical_batch, isolate: see `train.train`.
-        timeout: seconds that one attempt at a cell may take.
-        retries: further attempts at a cell whose failure is one of `retry_on`; each goes on from the last checkpoint.
-        retry_on: kinds of failure. An error of the cell is likely to occur again; the loss of a machine is not.
-        grace: seconds that a cell has to write a checkpoint when it is stopped.
-        workers: cells at a time; None leaves it to the engine.
-        memory: bytes that a worker may take; None for no limit.
-        options: keys that one engine alone understands.
-    """
-
-    device: str = "auto"
-    physical_batch: int | None = None
-    isolate: bool = False
-    timeout: float = math.inf
-    retries: int = 2
-    retry_on: tuple[Failure, ...] = ("died",)
-    grace: float = 30.0
-    workers: int | None = None
-    memory: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class Blocked(OSError):
@@ -119,7 +91,7 @@ class Queue:
                 if self._is_taken(cell, lease):
                     return cell, lease
             now = time.monotonic()
-            self._next_look = now + max(POLL, IDLE * (now - begin))
+            self._next_look = now + max(_POLL, _IDLE * (now - begin))
         while self._fresh:
             cell = self._fresh.popleft()
             lease = self._store.lease(cell.run_id)
@@ -130,15 +102,6 @@ class Queue:
     def put_back(self, cell: Cell, lease: Lease) -> None:
         """A cell that was taken and has no result is to be looked at again."""
         self._held[cell.run_id] = cell, lease
-
-    def look(self, number: int) -> None:
-        """See whether the next `number` cells have ended, in turn, without taking any."""
-        for cell in [self._fresh.popleft() for _ in range(min(number, len(self._fresh)))]:
-            self.looks += 1
-            if self._store.is_settled(cell.run_id):
-                self.settled += 1
-            else:
-                self._fresh.append(cell)
 
     @property
     def left(self) -> int:
@@ -172,7 +135,6 @@ def work(
     suite: Keys,
     store: Store,
     cells: Iterable[Cell],
-    setup: Setup,
     tell: Callable[[News], None],
     *,
     stop: Callable[[], bool] = stopping.is_asked,
@@ -181,10 +143,9 @@ def work(
     """Run cells until none is new and none is leased, or until this process is asked to stop.
 
     Args:
-        suite: planned again where nothing can be taken: further cells may follow from the results of others.
+        suite: how cells are run. It is planned again where nothing can be taken: further cells may follow from results.
         store: where results go.
         cells: the suite's, cheapest first.
-        setup: how cells are run.
         tell: called with what happens.
         stop: asked between cells; a cell that runs asks `stopping`.
         share: told each cell before it runs, where other processes train it together with this one. They are out of
@@ -199,7 +160,7 @@ def work(
             cell, lease = taken
             tell(News("begin", cell.run_id, left=queue.left + 1))
             with lease:
-                kind, reason = attempt(cell, store, lease, setup, share)
+                kind, reason = attempt(cell, store, lease, suite, share)
             if kind in ("held", "again", "interrupted"):
                 queue.put_back(cell, lease)
             else:
@@ -215,7 +176,7 @@ def work(
             planned = plan(suite, store)
             if queue.add(cheapest_first(planned)):
                 store.extend_suite(suite.name, manifest(suite, planned))
-            pause = time.monotonic() + IDLE * (time.monotonic() - begin)
+            pause = time.monotonic() + _IDLE * (time.monotonic() - begin)
         elif not queue.left:
             tell(News("bye"))
             return
@@ -225,7 +186,7 @@ def work(
 
 
 def attempt(
-    cell: Cell, store: Store, lease: Lease, setup: Setup, share: Callable[[Cell], None] | None = None
+    cell: Cell, store: Store, lease: Lease, suite: Keys, share: Callable[[Cell], None] | None = None
 ) -> tuple[str, str]:
     """Run a cell under its lease and note how that ended; gives the kind, as of `News`, and the reason.
 
@@ -233,11 +194,11 @@ def attempt(
     counted, once, whatever else the dead process left. An end that is no failure takes the note back.
     """
     run_id, tries = cell.run_id, store.tries(cell.run_id)
-    if tries.count and (tries.kind not in setup.retry_on or tries.count > setup.retries):
+    if tries.count and (tries.kind not in suite.retry_on or tries.count > suite.retries):
         store.fail(run_id, tries.reason, kind=tries.kind)
         return "failed", tries.reason
     store.note_tries(run_id, tries.count + 1)
-    deadline = time.monotonic() + setup.timeout
+    deadline = time.monotonic() + (math.inf if suite.timeout is None else suite.timeout)
     try:
         if share:
             share(cell)
@@ -245,9 +206,9 @@ def attempt(
             cell,
             store,
             lease,
-            device=setup.device,
-            physical_batch=setup.physical_batch,
-            isolate=setup.isolate,
+            device=suite.device,
+            physical_batch=suite.physical_batch,
+            isolate=suite.isolate,
             stop=lambda: stopping.is_asked() or time.monotonic() > deadline,
         )
     except Held as error:
@@ -256,23 +217,21 @@ def attempt(
         if time.monotonic() <= deadline:
             store.note_tries(run_id, tries.count)
             return "interrupted", ""
-        return ended_badly(store, run_id, setup, "timeout", too_long(setup))
+        return ended_badly(store, run_id, suite, "timeout", too_long(suite))
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        if isinstance(error, OSError) and error.errno in FULL:
+        if isinstance(error, OSError) and error.errno in _FULL:
             store.note_tries(run_id, tries.count)
             return "blocked", reason
-        return ended_badly(store, run_id, setup, "failed", reason, traceback.format_exc())
+        return ended_badly(store, run_id, suite, "failed", reason, traceback.format_exc())
     return "done", ""
 
 
-def ended_badly(
-    store: Store, run_id: str, setup: Setup, kind: Failure, reason: str, trace: str = ""
-) -> tuple[str, str]:
+def ended_badly(store: Store, run_id: str, suite: Keys, kind: Failure, reason: str, trace: str = "") -> tuple[str, str]:
     """Note a failure of an attempt that is noted already: for the next attempt, or for good."""
     count = store.tries(run_id).count
     try:
-        if kind in setup.retry_on and count <= setup.retries:
+        if kind in suite.retry_on and count <= suite.retries:
             store.note_tries(run_id, count, kind, reason)
             return "again", reason
         store.fail(run_id, reason, trace, kind)
@@ -281,6 +240,6 @@ def ended_badly(
     return "failed", reason
 
 
-def too_long(setup: Setup) -> str:
+def too_long(suite: Keys) -> str:
     """The reason of a failure by `timeout`."""
-    return f"it took longer than {setup.timeout:g} seconds"
+    return f"it took longer than {suite.timeout:g} seconds"

@@ -13,7 +13,7 @@ from dpopt.files import Damaged
 RUNS = "runs.jsonl.xz"
 LARGEST = 2**31
 """Bytes that a file may unpack to: a few kilobytes can stand for terabytes."""
-MEMORY = 2**28
+_MEMORY = 2**28
 """Bytes that unpacking may use; a file can ask for a dictionary of gigabytes."""
 
 
@@ -25,7 +25,7 @@ def pack(lines: Iterable[bytes]) -> bytes:
 
 def unpack(path: Path) -> Iterator[dict[str, Any]]:
     """The content of each line, without its seal; raises as `files.content`, and `Damaged` where it was changed."""
-    packed, unpacker = files.content(path), lzma.LZMADecompressor(lzma.FORMAT_XZ, MEMORY)
+    packed, unpacker = files.content(path), lzma.LZMADecompressor(lzma.FORMAT_XZ, _MEMORY)
     rest, total, number = b"", 0, 0
     while not unpacker.eof:
         try:

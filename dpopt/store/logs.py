@@ -20,13 +20,13 @@ from dpopt import files
 from dpopt.errors import ConfigError
 from dpopt.store.runs import Failure, Store
 
-ENDED = "run {}: {} logs no more of it: {}: {}"
-Content = Mapping[str, Any]
-Write = Callable[[int, Content, Content], None]
+_ENDED = "run {}: {} logs no more of it: {}: {}"
+_Content = Mapping[str, Any]
+_Write = Callable[[int, _Content, _Content], None]
 """Writes the numbers of one draw. At the end of a run, and then alone, there are texts: its status, or its failure."""
 
 
-def tensorboard(root: Path, run_id: str, cell: Content, stored: int) -> Write:
+def tensorboard(root: Path, run_id: str, cell: _Content, stored: int) -> _Write:
     """An event file for one run alone, written anew from the curve whenever the run goes on."""
     from torch.utils.tensorboard import SummaryWriter
     from torch.utils.tensorboard.summary import hparams
@@ -36,7 +36,7 @@ def tensorboard(root: Path, run_id: str, cell: Content, stored: int) -> Write:
     shutil.rmtree(folder, ignore_errors=True)
     writer = SummaryWriter(str(folder))
 
-    def write(draw: int, numbers: Content, texts: Content) -> None:
+    def write(draw: int, numbers: _Content, texts: _Content) -> None:
         scalars = {f"final/{name}": value for name, value in numbers.items()} if texts else dict(numbers)
         for name, value in scalars.items():
             writer.add_scalar(name, value, draw)
@@ -51,7 +51,7 @@ def tensorboard(root: Path, run_id: str, cell: Content, stored: int) -> Write:
     return write
 
 
-def wandb(root: Path, run_id: str, cell: Content, stored: int) -> Write:
+def wandb(root: Path, run_id: str, cell: _Content, stored: int) -> _Write:
     """A run of W&B with the cell's run id. Its environment variables hold: WANDB_MODE=offline needs no network."""
     import wandb
 
@@ -63,7 +63,7 @@ def wandb(root: Path, run_id: str, cell: Content, stored: int) -> Write:
     rest: dict[str, Any] = {"name": f"{name} {run_id}", "group": group, "config": dict(cell), "dir": root}
     run = wandb.init(project=project, id=run_id, resume=resume, settings=settings, **rest)
 
-    def write(draw: int, numbers: Content, texts: Content) -> None:
+    def write(draw: int, numbers: _Content, texts: _Content) -> None:
         if texts:
             run.summary.update({**numbers, **texts})
             run.finish(exit_code=1 if "failure" in texts else 0)
@@ -73,7 +73,7 @@ def wandb(root: Path, run_id: str, cell: Content, stored: int) -> Write:
     return write
 
 
-LOGS: dict[str, Callable[[Path, str, Content, int], Write]] = {"tensorboard": tensorboard, "wandb": wandb}
+LOGS: dict[str, Callable[[Path, str, _Content, int], _Write]] = {"tensorboard": tensorboard, "wandb": wandb}
 """Name, which is also the package's, -> the log of a run that begins or goes on."""
 
 
@@ -86,7 +86,7 @@ class LoggedStore(Store):
     """
 
     logs: tuple[str, ...] = ()
-    _open: dict[str, dict[str, Write]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _open: dict[str, dict[str, _Write]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in self.logs:
@@ -100,7 +100,7 @@ class LoggedStore(Store):
             if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False, verify=False):
                 raise ConfigError("log", "wandb", "there is no API key: `wandb login`, or set WANDB_MODE=offline")
 
-    def restart_curve(self, run_id: str, entries: Iterable[Content]) -> None:
+    def restart_curve(self, run_id: str, entries: Iterable[_Content]) -> None:
         passed, stored = list(entries), self.curve(run_id)
         super().restart_curve(run_id, passed)
         for stopped in list(self._open):  # a process runs one cell at a time, and one that is stopped does not say so
@@ -111,15 +111,15 @@ class LoggedStore(Store):
             try:
                 self._open[run_id][name] = LOGS[name](self.root, run_id, cell, last)
             except Exception as error:
-                print(ENDED.format(run_id, name, type(error).__name__, error))
+                print(_ENDED.format(run_id, name, type(error).__name__, error))
         for entry in passed:
             self._write(run_id, entry["draw"], entry)
 
-    def append_curve(self, run_id: str, entry: Content) -> None:
+    def append_curve(self, run_id: str, entry: _Content) -> None:
         super().append_curve(run_id, entry)
         self._write(run_id, entry["draw"], entry)
 
-    def finish(self, run_id: str, record: Content, ledger: str) -> None:
+    def finish(self, run_id: str, record: _Content, ledger: str) -> None:
         super().finish(run_id, record, ledger)
         shown = {key: value for key, value in record.items() if key not in ("schema", "cell", "provenance")}
         self._write(run_id, record["draws"], shown, {"status": record["status"]})
@@ -128,7 +128,7 @@ class LoggedStore(Store):
         super().fail(run_id, reason, traceback, kind)
         self._write(run_id, 0, {}, {"failure": reason})
 
-    def _write(self, run_id: str, draw: int, content: Content, texts: Content = MappingProxyType({})) -> None:
+    def _write(self, run_id: str, draw: int, content: _Content, texts: _Content = MappingProxyType({})) -> None:
         """Write the numbers of an entry or a record to all logs of a run that are open; with texts they end."""
         leaves, logs = [leaf for leaf in _leaves(content) if leaf[0] != "draw"], self._open.get(run_id, {})
         numbers = {name: value for name, value in leaves if type(value) in (int, float) and math.isfinite(value)}
@@ -137,12 +137,12 @@ class LoggedStore(Store):
                 write(draw, numbers, texts)
             except Exception as error:  # of foreign code, which may raise anything
                 logs.pop(name)
-                print(ENDED.format(run_id, name, type(error).__name__, error))
+                print(_ENDED.format(run_id, name, type(error).__name__, error))
         if texts:
             self._open.pop(run_id, None)
 
 
-def _leaves(content: Content, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(content: _Content, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The values in plain data with flat names, such as "noise/gradient"."""
     for key, value in content.items():
         yield from _leaves(value, f"{prefix}{key}/") if isinstance(value, Mapping) else [(f"{prefix}{key}", value)]

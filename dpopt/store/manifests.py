@@ -20,9 +20,9 @@ from dpopt.errors import ConfigError
 from dpopt.files import Damaged
 
 ABOUT, PARTS = "suite.json", "parts"
-MOST = 5_000
+_MOST = 5_000
 """Entries of a part, so that one is a few megabytes."""
-Entries = dict[tuple[str, str], dict[str, Any]]
+_Entries = dict[tuple[str, str], dict[str, Any]]
 
 
 def about(folder: Path) -> dict[str, Any]:
@@ -53,9 +53,9 @@ def extend(folder: Path, manifest: Mapping[str, Any], archived: Iterable[dict[st
     present = by_place(*archived, *(entry for _, cells in parts for entry in cells))
     number, before = parts[-1][0] if parts else 0, len(present)
     new = [entry for entry in manifest["cells"] if present.get(_place(entry)) != entry]
-    for first in range(0, len(new), MOST):
+    for first in range(0, len(new), _MOST):
         number += 1
-        part = files.dumps({"cells": new[first : first + MOST], "number": number}).encode()
+        part = files.dumps({"cells": new[first : first + _MOST], "number": number}).encode()
         files.write(folder / PARTS / f"{hashlib.sha256(part).hexdigest()}.json", part)
     # Last: a suite that is noted without its cells would look as if it had none.
     note(folder, {"suite": folder.name, **{key: value for key, value in manifest.items() if key != "cells"}})
@@ -95,7 +95,7 @@ def _parts(folder: Path) -> list[tuple[int, list[dict[str, Any]]]]:
     return [(number, cells) for number, _, cells in parts]
 
 
-def by_place(*entries: dict[str, Any]) -> Entries:
+def by_place(*entries: dict[str, Any]) -> _Entries:
     """Each entry by what tells it from others: a run may stand for several labels. Of two for one place the last."""
     return {_place(entry): entry for entry in entries}
 

@@ -42,13 +42,13 @@ RUN = "run.json"
 UNFINISHED = ("checkpoint.pt", "tries.json", "error.json", "curve.jsonl", "cell.json")
 """The files of a run that has no `RUN` yet, in the order in which they go."""
 SCHEMA = 1
-RECORD_KEYS = {"schema", "run_id", "cell", "status", "epsilon", "epsilon_target", "delta", "provenance"}
+_RECORD_KEYS = {"schema", "run_id", "cell", "status", "epsilon", "epsilon_target", "delta", "provenance"}
 """Keys without which a record is not read."""
 UNREADABLE = (TypeError, ValueError, KeyError, AttributeError, ArithmeticError)
 """Raised where stored content lacks something, or holds something else than what is read of it."""
-MEASUREMENTS = ("bench", "audit")
+_MEASUREMENTS = ("bench", "audit")
 """The folders of what `dpopt bench` and `dpopt audit` measured."""
-KEPT = 64
+_KEPT = 64
 """Runs that a store remembers: readers ask for a run's record, ledger and curve one after the other."""
 
 
@@ -79,7 +79,7 @@ class Run(NamedTuple):
         record, ledger, curve = content.get("record"), content.get("ledger"), content.get("curve")
         if not isinstance(record, dict) or not isinstance(ledger, dict) or not isinstance(curve, list | None):
             raise Damaged(f"{where}: no run")
-        if missing := RECORD_KEYS - record.keys():
+        if missing := _RECORD_KEYS - record.keys():
             raise Damaged(f"{where}: lacks {', '.join(sorted(missing))}")
         if record["schema"] != SCHEMA:
             raise Damaged(f"{where}: of another version (schema {record['schema']}, this one reads {SCHEMA})")
@@ -200,7 +200,7 @@ class Store:
         run = Run.of(files.unsealed(files.content(path), path), path)
         if run.record["run_id"] != run_id:
             raise Damaged(f"{path}: it is that of {run.record['run_id']}")
-        while len(self._kept) >= KEPT:  # threads share a store, so the key may be gone already
+        while len(self._kept) >= _KEPT:  # threads share a store, so the key may be gone already
             self._kept.pop(next(iter(self._kept)), None)
         self._kept[run_id] = version, run
         return run
@@ -412,7 +412,7 @@ class Store:
 
     def measurements(self) -> list[Path]:
         """The records of what `dpopt bench` and `dpopt audit` measured."""
-        return [path for kind in MEASUREMENTS for path in sorted((self.root / kind).glob("*/record.json"))]
+        return [path for kind in _MEASUREMENTS for path in sorted((self.root / kind).glob("*/record.json"))]
 
     def add(self, kind: Literal["bench", "audit"], record: Mapping[str, Any]) -> Path:
         """Write a measurement; gives its folder, which is named by the `address` of its record."""

@@ -1,4 +1,4 @@
-"""The expected cost of a suite's cells: counted, and timed by finished runs, by a probe of real draws or by FLOPs.
+"""The expected cost of a suite's cells: counted, and timed by finished runs, by real draws or by FLOPs.
 
 Products of matrices, convolutions and attention are counted as `torch.utils.flop_counter` does: a multiplication and an
 addition are two. The rest of a private step is left out: norms, noise, the optimizer, losses that it probes.
@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpopt import registry, sizes
 from dpopt.cells import Cell
@@ -27,16 +27,14 @@ if TYPE_CHECKING:
 
     from dpopt.workloads.base import Outline, Workload
 
-TIMES = {"draws", "seconds_prepare", "seconds_train", "provenance"}
+_TIMES = {"draws", "seconds_prepare", "seconds_train", "provenance"}
 """The keys of a record that tell its run's time."""
-RECORDS = 100
+_RECORDS = 100
 """The most finished cells whose times are averaged for a row."""
 CALL = 2e-3
 """Seconds of a gradient that go into calling torch, in an estimate: about those of the digits' network on a CPU."""
 SHARE = 0.5
 """The share of the rate of large matrix products that private training is assumed to reach."""
-SIDES = {"cpu": 1024, "cuda": 8192}
-"""The side of the matrices whose product tells the rate of a device."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +62,11 @@ class Timing:
         return self.prepare + draws * self.draw + self.evaluate
 
 
-@dataclass(frozen=True)
-class Work:
-    """The arithmetic for one record.
+class Work(NamedTuple):
+    """The trained parameters of a model, and its FLOPs.
 
-    Attributes:
-        dimension: trained parameters.
-        gradient: FLOPs of output and gradient of the trained parameters, for all views of the record.
-        evaluation: FLOPs of one entry of the curve, which looks at all validation and test records.
-        marks: entries of a curve.
+    `gradient`: of output and gradient for all views of a record; `evaluation`: of an entry of the curve, over all
+    validation and test records; `marks`: entries of a curve.
     """
 
     dimension: int
@@ -81,15 +75,15 @@ class Work:
     marks: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class CostRow:
     """The cells of a suite that have label, workload and batch size in common, and so the time of a draw.
 
     Attributes:
         label, tuning: the row in the suite's tables.
-        cells: all of them.
-        states: of the cells, as the store has them.
+        cells, states: all of its cells, with their states in the store.
         gradients_per_draw: points at which the optimizer computes gradients.
+        timing: the time of a cell, once it was found.
     """
 
     label: str
@@ -97,6 +91,7 @@ class CostRow:
     cells: tuple[Cell, ...]
     states: tuple[str, ...]
     gradients_per_draw: float
+    timing: Timing | None = None
 
     @property
     def done(self) -> int:
@@ -130,6 +125,12 @@ class CostRow:
         work = self.work
         return work and self.gradients * work.gradient + len(self.waiting) * self._curve(work)
 
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of all cells that wait, one after the other; None without a time."""
+        timing = self.timing
+        return None if timing is None or timing.failure else sum(timing.seconds(draws(cell)) for cell in self.waiting)
+
     def by_flops(self, rate: float) -> Timing | None:
         """The time of a cell at `rate` FLOPs a second; None where they cannot be counted."""
         if (work := self.work) is None:
@@ -137,27 +138,20 @@ class CostRow:
         draw = self.gradients_per_draw * (self.cells[0].batch_size * work.gradient / rate + CALL)
         return Timing(draw=draw, evaluate=self._curve(work) / rate, is_estimate=True)
 
-    def _curve(self, work: Work) -> int:
-        return min(work.marks, self.draws[1]) * work.evaluation
-
     def by_records(self, store: Store, device: str) -> Timing | None:
         """The mean time of the row's first finished cells on a device, as `provenance` names it; None without any."""
         done = (cell.run_id for cell, state in zip(self.cells, self.states, strict=True) if state == "done")
-        records = [store.record(run_id) for run_id in islice(done, RECORDS)]
-        timed = [
-            record
-            for record in records
-            if record.keys() >= TIMES and record["draws"] and record["provenance"].get("device", "") == device
-        ]
+        records = [store.record(run_id) for run_id in islice(done, _RECORDS)]
+        timed = [record for record in records if record.keys() >= _TIMES and record["draws"]]
+        timed = [record for record in timed if record["provenance"].get("device", "") == device]
         if not timed:
             return None
         trained = sum(record["seconds_train"] for record in timed)
         prepared = sum(record["seconds_prepare"] for record in timed)
         return Timing(prepared / len(timed), trained / sum(record["draws"] for record in timed))
 
-    def seconds(self, timing: Timing) -> float:
-        """Seconds of all cells that wait, one after the other."""
-        return sum(timing.seconds(draws(cell)) for cell in self.waiting)
+    def _curve(self, work: Work) -> int:
+        return min(work.marks, self.draws[1]) * work.evaluation
 
 
 def rows(planned: Iterable[Planned], store: Store) -> list[CostRow]:
@@ -200,36 +194,31 @@ def cheapest_first(planned: Iterable[Planned]) -> list[Cell]:
     return list({entry.cell.run_id: entry.cell for entry in ordered}.values())
 
 
-def hours(rows: Sequence[CostRow], timings: Mapping[int, Timing], at_once: int) -> float:
+def hours(rows: Iterable[CostRow], at_once: int) -> float:
     """Hours on the clock for all cells that wait of the rows that have a time, `at_once` cells at a time."""
-    timed = {number: timing for number, timing in timings.items() if not timing.failure}
-    return sum(rows[number].seconds(timing) for number, timing in timed.items()) / 3600 / at_once
+    return sum(row.seconds or 0.0 for row in rows) / 3600 / at_once
 
 
-def summary(rows: Sequence[CostRow], timings: Mapping[int, Timing], at_once: int) -> str:
+def summary(rows: Sequence[CostRow], at_once: int) -> str:
     """The time of all that is to be run on this machine, `at_once` cells at a time, in one line."""
-    waiting = [number for number, row in enumerate(rows) if row.waiting]
-    timed = [number for number in waiting if number in timings and not timings[number].failure]
-    operations = sum(rows[number].operations or 0 for number in waiting)
+    waiting = [row for row in rows if row.waiting]
+    timed = sum(row.seconds is not None for row in waiting)
+    operations = sum(row.operations or 0 for row in waiting)
     gradients = f"{sum(row.gradients for row in rows):.1e} gradient evaluations"
     gradients += f", {operations:.1e} FLOPs to run" if operations else " to run"
     if not timed:
         return f"{gradients}; timed_draws=20 estimates how long they take" if waiting else "nothing to run"
-    total = hours(rows, timings, at_once)
-    missing = f" without {len(waiting) - len(timed)} rows that were not timed" if len(timed) < len(waiting) else ""
+    total = hours(rows, at_once)
+    missing = f" without {len(waiting) - timed} rows that were not timed" if timed < len(waiting) else ""
     each = f" ({duration(3600 * at_once * total)} if it were one)" if at_once > 1 else ""
     return f"{gradients}, about {duration(3600 * total)} with workers = {at_once}{each}{missing}"
 
 
 @cache
 def work_of(workload: str) -> Work | None:
-    """The arithmetic for a workload's records, from the shapes of its model; neither data nor weights are needed.
+    """The arithmetic for the records of a workload, a `registry.spec` as JSON; needs neither data nor weights.
 
-    Args:
-        workload: as `registry.spec` describes it, as JSON.
-
-    Returns:
-        None where it cannot be counted: there are no shapes without files, or the model looks at values.
+    None where it cannot be counted: there are no shapes without files, or the model looks at values.
     """
     task: Workload = registry.from_spec("workload", json.loads(workload))
     try:
@@ -274,20 +263,21 @@ def count(outline: Outline, loss: Callable[[torch.Tensor, torch.Tensor], torch.T
 
 @cache
 def flops_per_second(device: torch.device) -> float:
-    """The rate that training is assumed to reach on a device of this machine; on a CPU on one core, as a cell uses one.
+    """The rate that training is assumed to reach on a device of this machine: a share of a measured product's.
 
-    It is a share of the rate of a product of large matrices, which is measured.
+    On a CPU it is that of one core, as a cell uses one.
     """
     import torch
 
     clock, threads = time.process_time if device.type == "cpu" else time.perf_counter, torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        a, fastest = torch.rand(SIDES[device.type], SIDES[device.type], device=device), float("inf")
+        side = 8192 if device.type == "cuda" else 1024
+        a, fastest = torch.rand(side, side, device=device), float("inf")
         for _ in range(4):
             started = clock()
             (a @ a)[0, 0].item()  # waits for the device
             fastest = min(fastest, clock() - started)
-        return SHARE * 2 * len(a) ** 3 / fastest
+        return SHARE * 2 * side**3 / fastest
     finally:
         torch.set_num_threads(threads)

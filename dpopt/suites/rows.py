@@ -21,9 +21,8 @@ from dpopt.sizes import default_delta, number_of_draws, sampling_rate
 from dpopt.store.runs import Store
 from dpopt.suites import widening
 from dpopt.suites.schema import Keys, Setting
-from dpopt.suites.searches import Outcome, Planned, Run, linear_scaling, runs
+from dpopt.suites.searches import Planned, Run, linear_scaling, runs
 from dpopt.suites.settings import SEARCHED, points
-from dpopt.suites.widening import Point
 from dpopt.workloads.base import Workload
 
 MOST_CELLS = 10**6
@@ -180,17 +179,17 @@ class Row:
         # A value that the grid has keeps the form in which the suite's file writes it.
         written = {(key, str(entry.point()[key])): value for entry in grid for key, value in entry.tuned.items()}
 
-        def planned(index: int, point: Point) -> Planned:
+        def planned(index: int, point: dict[str, Any]) -> Planned:
             tuned = {key: written.get((key, str(value)), value) for key, value in point.items()}
             run = Run(0, tuned, place.epsilon, self._rule)
             entry = self._cell(run, place, MOST_CELLS * (1 + index) + first)
             return dataclasses.replace(entry, is_widened=True, search_id=grid[0].search_id)
 
-        def score(index: int, point: Point) -> float | None:
+        def score(index: int, point: dict[str, Any]) -> float | None:
             entry = planned(index, point)
             return entry.score(results) if entry.is_done(results) else None
 
-        def accepts(point: Point) -> bool:
+        def accepts(point: dict[str, Any]) -> bool:
             try:
                 self._optimizer(point, place.clip, place.epsilon)
                 rate = sampling_rate(place.batch_size, self._workload.examples)
@@ -239,18 +238,13 @@ def _all_done(entries: Iterable[Planned], results: Store) -> bool:
 
 def _last_run(searched: list[Planned], results: Store) -> Run:
     """The run that linear scaling ends with, from the stored outcomes of those before."""
-    outcomes = []
-    for entry in searched:
-        ledger = results.ledger(entry.cell.run_id)
-        outcomes.append(Outcome(entry.cell.epsilon, entry.point()["lr"], entry.score(results), ledger))
-    first, record = searched[0].cell, results.record(searched[0].cell.run_id)
-
-    def left(spent: Ledger) -> float:
-        size = {key: record[key] for key in ("rate", "draws", "dimension", "delta", "accountant")}
-        optimizer = registry.from_spec("optimizer", first.optimizer)
-        return calibrate(optimizer, epsilon=searched[0].target, selection=After(spent), **size).epsilon
-
-    return linear_scaling(outcomes, searched[0].target, left)
+    target, first = searched[0].target, results.record(searched[0].cell.run_id)
+    spent = sum((results.ledger(entry.cell.run_id) for entry in searched), Ledger())
+    size = {key: first[key] for key in ("rate", "draws", "dimension", "delta", "accountant")}
+    optimizer = registry.from_spec("optimizer", searched[0].cell.optimizer)
+    left = calibrate(optimizer, epsilon=target, selection=After(spent), **size).epsilon
+    outcomes = [(entry.cell.epsilon, entry.point()["lr"], entry.score(results)) for entry in searched]
+    return Run(len(searched), {"lr": linear_scaling(outcomes, left)}, target, After(spent), stage="final")
 
 
 def _optimizer(setting: Setting, point: Mapping[str, Any], clip: float) -> dict[str, Any]:

@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpopt.cells import Cell
-from dpopt.privacy.ledger import Ledger
+from dpopt.cells import Cell, clipping_bound
 from dpopt.privacy.sampling import derive
-from dpopt.privacy.selection import After, BestOf, Part, Selection
-from dpopt.store.identity import clipping_bound
+from dpopt.privacy.selection import BestOf, Part, Selection
 from dpopt.store.runs import RESULTS, Store, released_score, score_or_worst
 from dpopt.suites.schema import Setting
 from dpopt.suites.settings import points
 
-SHARES = (0.1, 0.2)
+_SHARES = (0.1, 0.2)
 """Epsilons of the searches of linear scaling, relative to that of the whole procedure."""
 
 
-class Replicate(NamedTuple):
-    """A row is tuned anew for each workload, target epsilon and seed."""
+class Search(NamedTuple):
+    """A search of one row, which is tuned anew for each workload, epsilon and seed, and for all that a suite varies."""
 
     workload: str
     target: float
     seed: int
-
-
-class Search(NamedTuple):
-    """A search of one row: a replicate at one setting of what a suite may vary; the bound is as text, NaN included."""
-
-    replicate: Replicate
     batch_size: int
     epochs: float
-    clip: str
+    clip: str  # as a text, which is equal to itself if the rule has no bound
 
 
 @dataclass(frozen=True)
@@ -70,9 +62,8 @@ class Planned:
     @property
     def search(self) -> Search:
         """The search, as a key: the same for all of its runs."""
-        cell, bound = self.cell, clipping_bound(self.cell.content())
-        replicate = Replicate(str(cell.workload), self.target, cell.seed)
-        return Search(replicate, cell.batch_size, cell.epochs, str(bound))
+        cell, bound = self.cell, str(clipping_bound(self.cell.content()))
+        return Search(str(cell.workload), self.target, cell.seed, cell.batch_size, cell.epochs, bound)
 
     def point(self) -> dict[str, Any]:
         """The grid point, numbers as the optimizer has them."""
@@ -135,8 +126,8 @@ def runs(setting: Setting, rule: Selection | None, epsilon: float, key: Iterable
     random = np.random.default_rng(derive("search", *named))
     if setting.tuning == "linear_scaling":
         each = setting.runs or 0
-        part = Part(each * len(SHARES), epsilon)
-        chosen = [(share, grid[i]) for share in SHARES for i in random.permutation(len(grid))[:each]]
+        part = Part(each * len(_SHARES), epsilon)
+        chosen = [(share, grid[i]) for share in _SHARES for i in random.permutation(len(grid))[:each]]
         return [Run(n, point, share * epsilon, part, stage="search") for n, (share, point) in enumerate(chosen)]
     if setting.tuning == "random":
         grid = [grid[i] for i in random.permutation(len(grid))[: setting.runs]]
@@ -148,39 +139,23 @@ def runs(setting: Setting, rule: Selection | None, epsilon: float, key: Iterable
     return [Run(number, point, epsilon, rule) for number, point in enumerate(grid)]
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A finished run of a search: the epsilon that it was to spend, and what it has released."""
-
-    epsilon: float
-    lr: float
-    score: float
-    ledger: Ledger
-
-
-def linear_scaling(outcomes: list[Outcome], epsilon: float, left: Callable[[Ledger], float]) -> Run:
-    """The last run of linear scaling: the learning rate that grows with epsilon as it did over the two searches.
+def linear_scaling(outcomes: list[tuple[float, float, float]], epsilon: float) -> float:
+    """The learning rate that grows with epsilon as it did over two searches.
 
     Panda et al., "A new linear scaling rule for private adaptive hyperparameter optimization", ICML 2024
     (arXiv 2212.04486): the best step size r = eta T is taken to be linear in epsilon, so two cheap searches find it for
-    all epsilons. Here T is the suite's, so eta is linear in epsilon. Ours: the searches run at `SHARES` of the whole
+    all epsilons. Here T is the suite's, so eta is linear in epsilon. Ours: the searches run at `_SHARES` of the whole
     epsilon; eta is kept between the smallest of the grid and the largest, scaled up as epsilon is.
 
     Args:
-        outcomes: of all runs of both searches.
-        epsilon: of the whole procedure.
-        left: ledgers of all those runs, one after the other -> what the last run may spend alone.
+        outcomes: epsilon, learning rate and score of each run of both searches.
+        epsilon: what the last run may spend alone.
     """
-    spent = Ledger()
-    for outcome in outcomes:
-        spent = spent + outcome.ledger
-    rest = left(spent)
-    small, large = sorted({outcome.epsilon for outcome in outcomes})
     low, high = (
-        max((run for run in outcomes if run.epsilon == level), key=lambda run: run.score) for level in (small, large)
+        max((run for run in outcomes if run[0] == level), key=lambda run: run[2])
+        for level in sorted({run[0] for run in outcomes})
     )
-    slope = (high.lr - low.lr) / (high.epsilon - low.epsilon)
-    rates = [outcome.lr for outcome in outcomes]
-    largest = max(rates) * max(1.0, rest / high.epsilon)
-    lr = min(max(low.lr + slope * (rest - low.epsilon), min(rates)), largest)
-    return Run(len(outcomes), {"lr": lr}, epsilon, After(spent), stage="final")
+    slope = (high[1] - low[1]) / (high[0] - low[0])
+    rates = [rate for _, rate, _ in outcomes]
+    largest = max(rates) * max(1.0, epsilon / high[0])
+    return min(max(low[1] + slope * (epsilon - low[0]), min(rates)), largest)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,9 @@ from dpopt.cells import Cell
 from dpopt.configurations import OPEN_KEYS
 from dpopt.errors import ConfigError, unknown
 from dpopt.fields import Name
-from dpopt.suites import engines
 from dpopt.suites.schema import Keys
 
-DEFAULTS = "suite"
+_DEFAULTS = "suite"
 """The file that every suite's file begins with; it holds all keys with their defaults."""
 
 
@@ -33,8 +34,10 @@ class Suite(Keys):
         return list({entry.cell.run_id: entry.cell for entry in plan(self)}.values())
 
 
-AS_NULL: dict[str, Any] = {"physical_batch": "auto", "retry_on": []}
+_AS_NULL: dict[str, Any] = {"physical_batch": "auto", "retry_on": []}
 """Values that say the same as null: the default of the key's field."""
+_ENGINES = {"inline": "", "local": "", "span": "", "ray": "ray", "slurm": "submitit"}
+"""Name -> the module that it needs from the extra of its name. `runs.run_suite` has the code behind the names."""
 
 
 def suite_files() -> dict[str, Path]:
@@ -65,18 +68,32 @@ def load_suite(suite: str | Path | Mapping[str, Any], overrides: Sequence[str] =
     return _of_file(path, overrides, values)
 
 
+def other_engines() -> dict[str, EntryPoint]:
+    """Launchers of other distributions, by name: entry points of the group "dpopt.launchers"."""
+    return {point.name: point for point in entry_points(group="dpopt.launchers")}
+
+
+def check_engine(name: str, where: str) -> None:
+    """Raise `ConfigError` unless there is an engine `name` and what it needs is installed."""
+    others = other_engines()
+    if name not in (*_ENGINES, *others):
+        raise unknown(where, name, {**_ENGINES, **others})
+    if name not in others and _ENGINES[name] and find_spec(_ENGINES[name]) is None:
+        raise ConfigError(where, name, f"it needs {_ENGINES[name]}: pip install 'dpopt[{name}]'")
+
+
 def _of_mapping(content: Mapping[str, Any], overrides: Sequence[str], values: Mapping[str, Any]) -> Suite:
     name = fields.convert(content.get("name"), Name, "suite.name", {})
-    if name == DEFAULTS:
+    if name == _DEFAULTS:
         raise ConfigError("suite.name", name, "expected another name: the defaults of all suites have this one")
     stated = {str(key): configurations.plain(value, str(key)) for key, value in content.items() if key != "name"}
-    return _of_file(Path(f"{name}.yaml"), overrides, values, {"defaults": [DEFAULTS, "_self_"], **stated})
+    return _of_file(Path(f"{name}.yaml"), overrides, values, {"defaults": [_DEFAULTS, "_self_"], **stated})
 
 
 def _of_file(
     path: Path, overrides: Sequence[str], values: Mapping[str, Any], instead: Mapping[str, Any] | None = None
 ) -> Suite:
-    names = configurations.keys(DEFAULTS)
+    names = configurations.keys(_DEFAULTS)
     content = configurations.composed(path, overrides, names, instead)
     if missing := sorted(set(names) - content.keys()):
         raise ConfigError(str(path), missing, "keys are missing: begin the file with `defaults: [suite, _self_]`")
@@ -84,9 +101,9 @@ def _of_file(
     if any(isinstance(label, Mapping) for label in fields.listed(content["optimizers"])):
         allowed = "expected names; put what differs from the defaults into `settings`"
         raise ConfigError(f"{path.stem}.optimizers", content["optimizers"], allowed)
-    stated = {key: value for key, value in content.items() if value is not None and value != AS_NULL.get(key)}
+    stated = {key: value for key, value in content.items() if value is not None and value != _AS_NULL.get(key)}
     suite = fields.build(Suite, {"name": path.stem, **stated}, path.stem)
-    engines.check(suite.engine, f"{path.stem}.engine")
+    check_engine(suite.engine, f"{path.stem}.engine")
     return suite
 
 

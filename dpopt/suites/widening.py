@@ -14,12 +14,12 @@ from typing import Any
 from dpopt.privacy.calibration import trace
 from dpopt.types import Optimizer
 
-Point = dict[str, Any]
-Scored = Sequence[tuple[Point, float]]
+_Point = dict[str, Any]
+_Scored = Sequence[tuple[_Point, float]]
 """Points with their scores, larger is better; of equal ones the first is the best."""
 
 
-def ends(points: Sequence[Point]) -> dict[str, tuple[Any, Any]]:
+def ends(points: Sequence[_Point]) -> dict[str, tuple[Any, Any]]:
     """The fields in which a grid has ends, with the smallest and the largest value: several positive numbers."""
     columns = {name: [point[name] for point in points] for name in points[0]}
     return {
@@ -34,8 +34,8 @@ def _is_positive(value: Any) -> bool:
 
 
 def further(
-    grid: Scored, number: int, accepts: Callable[[Point], bool], score: Callable[[int, Point], float | None]
-) -> list[Point]:
+    grid: _Scored, number: int, accepts: Callable[[_Point], bool], score: Callable[[int, _Point], float | None]
+) -> list[_Point]:
     """The further points so far, in their order: at most `number`, none after one that has no score.
 
     Args:
@@ -44,7 +44,7 @@ def further(
         accepts: True for a point that can be run; one that cannot ends the search in its direction.
         score: index and point of a further run -> its score, or None while there is none.
     """
-    scored, added = list(grid), list[Point]()
+    scored, added = list(grid), list[_Point]()
     while len(added) < number:
         point = next(filter(accepts, beyond(scored)), None)
         if point is None:
@@ -57,7 +57,7 @@ def further(
     return added
 
 
-def beyond(scored: Scored) -> Iterator[Point]:
+def beyond(scored: _Scored) -> Iterator[_Point]:
     """The best point moved beyond each end that it lies at, in the order of the fields.
 
     An end is the smallest or largest value that was tried of a field; fields are those of `ends`. The ratio of the end

@@ -4,15 +4,15 @@ import json
 import shutil
 
 import pytest
+from small_suites import train_cell
 from stored import rewrite
 
+from dpopt.cells import identity
 from dpopt.cli import main
 from dpopt.privacy import Draw, Ledger, epsilon
 from dpopt.privacy.selection import selection_rule
 from dpopt.results.verify import opinions, verify
-from dpopt.runs import train as cells
 from dpopt.store import Store
-from dpopt.store.identity import identity
 from dpopt.suites.plan import manifest, plan
 from dpopt.suites.suite import load_suite
 
@@ -43,7 +43,7 @@ def made(tmp_path_factory):
     store.extend_suite(suite.name, manifest(suite, planned))
     for entry in planned:
         if store.state(entry.cell.run_id) == "pending":
-            cells.run(entry.cell, store, device="cpu")
+            train_cell(entry.cell, store, device="cpu")
     return store
 
 

@@ -7,7 +7,8 @@ import signal
 
 import pytest
 import torch
-from stored import rewrite
+from small_suites import train_cell
+from stored import stable
 
 from dpopt import files, registry
 from dpopt.errors import ConfigError, Held
@@ -15,22 +16,17 @@ from dpopt.privacy.data import DataOracle
 from dpopt.runs import stopping
 from dpopt.runs import train as cells
 from dpopt.runs.run_suite import run_suite
-from dpopt.runs.worker import Setup, work
-from dpopt.store import Damaged, Store
+from dpopt.runs.worker import work
+from dpopt.store import Store
 from dpopt.suites.plan import plan
 
-VOLATILE = {"seconds_prepare", "seconds_train", "seconds_cpu", "seconds_draw", "peak_memory", "provenance"}
 DRAWS = 24
-KILLS = 10
+KILLS = 3
 
 
 @pytest.fixture
 def cell(write_suite):
     return next(entry.cell for entry in plan(write_suite(overrides=["optimizers=[hyfreedp]"])))
-
-
-def stable(record):
-    return {key: value for key, value in record.items() if key not in VOLATILE}
 
 
 def cell_of(write_suite, name):
@@ -88,13 +84,13 @@ def ending(cell, store, monkeypatch):
     kept, make = [], cells._record
     with monkeypatch.context() as patch:
         patch.setattr(cells, "_record", lambda ready, state: kept.append(state) or make(ready, state))
-        record = cells.run(cell, store, device="cpu")
+        record = train_cell(cell, store, device="cpu")
     leaves = torch.utils._pytree.tree_leaves(kept[0])
     return stable(record), leaves, store.curve(cell.run_id), store.ledger(cell.run_id)
 
 
 @pytest.mark.parametrize("name", registry.optimizers())
-def test_a_cell_killed_at_ten_random_draws_ends_as_if_it_had_not_been(write_suite, store, tmp_path, monkeypatch, name):
+def test_a_cell_killed_at_random_draws_ends_as_if_it_had_not_been(write_suite, store, tmp_path, monkeypatch, name):
     """By SIGKILL in the middle of a draw, each time in a process of its own."""
     cell = cell_of(write_suite, name)
     whole, state, curve, ledger = ending(cell, Store(tmp_path / "quiet"), monkeypatch)
@@ -102,7 +98,7 @@ def test_a_cell_killed_at_ten_random_draws_ends_as_if_it_had_not_been(write_suit
 
         def work(number=number):
             kill_at(monkeypatch, number)
-            cells.run(cell, Forgetful(store.root), device="cpu", checkpoint_seconds=0)
+            train_cell(cell, Forgetful(store.root), device="cpu", checkpoint_seconds=0)
 
         assert in_child(work) == -signal.SIGKILL, "it ended before it was killed"
         assert store.state(cell.run_id) == "interrupted"
@@ -112,20 +108,6 @@ def test_a_cell_killed_at_ten_random_draws_ends_as_if_it_had_not_been(write_suit
     assert (second, left) == (curve, ledger)
     left = {file.name for file in store.folder(cell.run_id).iterdir()}
     assert left == {"run.json"}
-
-
-def test_a_cell_that_is_asked_to_stop_leaves_a_checkpoint(cell, store, tmp_path, at_marks):
-    answers = iter([False] * 7 + [True])
-    with pytest.raises(cells.Interrupted):
-        cells.run(cell, store, device="cpu", stop=lambda: next(answers))
-    assert store.state(cell.run_id) == "interrupted"
-    assert store.holder(cell.run_id) is None
-    assert len(store.curve(cell.run_id)) == 8
-    draws = []
-    with at_marks(draws.append):
-        record = cells.run(cell, store, device="cpu")
-    assert draws[0] == 9
-    assert stable(record) == stable(cells.run(cell, Store(tmp_path / "quiet"), device="cpu"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -140,7 +122,7 @@ def test_signals_stop_a_run_and_the_second_one_at_once(write_suite, store, numbe
                 os.kill(os.getpid(), number)
 
     with stopping.signals():
-        work(suite, Signalled(store.root), every, Setup("cpu"), news.append)
+        work(suite, Signalled(store.root), every, news.append)
     assert [each.kind for each in news] == ["begin", "interrupted"]
     assert store.checkpoint(every[0].run_id).exists()
     assert not stopping.is_asked()
@@ -162,30 +144,12 @@ def test_a_library_that_sets_signal_handlers_does_not_keep_them():
 def test_a_cell_is_run_by_one_process_at_a_time_and_once(cell, store):
     with store.lease(cell.run_id):
         with pytest.raises(Held, match=f"it is run by process {os.getpid()}"):
-            cells.run(cell, store, device="cpu")
+            train_cell(cell, store, device="cpu")
         assert store.state(cell.run_id) == "running"
-    record = cells.run(cell, store, device="cpu")
-    with pytest.raises(Held, match="it is done"):
-        cells.run(cell, store, device="cpu")
+    record = train_cell(cell, store, device="cpu")
     assert store.record(cell.run_id).items() >= record.items()
-
-
-def test_who_has_lost_a_lease_writes_nothing_more(cell, store, tmp_path):
-    """A process that stood still for long wakes up when another one has taken over and is at work."""
-
-    class Overtaken(Store):
-        def append_curve(self, run_id, entry):
-            super().append_curve(run_id, entry)
-            if entry["draw"] == 5:
-                (self.folder(run_id) / "lease").unlink()
-                os.close(os.open(self.folder(run_id) / "lease", os.O_CREAT))
-
-    with pytest.raises(Held, match="taken over"):
-        cells.run(cell, Overtaken(store.root), device="cpu", checkpoint_seconds=0)
-    assert len(store.curve(cell.run_id)) == 5
-    assert (store.folder(cell.run_id) / "lease").exists(), "it is the other's"
-    (store.folder(cell.run_id) / "lease").unlink()
-    assert stable(cells.run(cell, store)) == stable(cells.run(cell, Store(tmp_path / "quiet")))
+    assert 0 < record["seconds_draw"] * record["draws"] <= record["seconds_train"]
+    assert 5e7 < record["peak_memory"] < 1e11
 
 
 def full(*_):
@@ -218,7 +182,7 @@ def test_a_full_disk_ends_the_run_and_harms_no_cell(write_suite, store, tmp_path
     if method in ("begin", "finish"):
         Full.calls = 1
     with pytest.raises(OSError, match=r"results cannot be written.*No space left"):
-        work(suite, short, every, Setup("cpu"), lambda news: None)
+        work(suite, short, every, lambda news: None)
     assert not [file.name for file in store.root.rglob(".writing-*")]
     assert "failed" not in {store.state(cell.run_id) for cell in every}
     outcome = run_suite(suite, store.root, engine="inline", progress=False)
@@ -230,7 +194,7 @@ def test_a_full_disk_ends_the_run_and_harms_no_cell(write_suite, store, tmp_path
 
 
 def run_quiet(cell, quiet):
-    cells.run(cell, quiet, device="cpu")
+    train_cell(cell, quiet, device="cpu")
     return cell.run_id
 
 
@@ -247,18 +211,3 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_work(store, tmp_p
     monkeypatch.setattr(files.os, "open", refuse)
     with pytest.raises(ConfigError, match="Read-only file system"):
         store.check_writable()
-
-
-@pytest.mark.parametrize("schema", [0, 99])
-def test_a_record_of_another_version_is_named_as_such(cell, store, schema):
-    cells.run(cell, store, device="cpu")
-    rewrite(store, cell.run_id, schema=schema)
-    assert store.state(cell.run_id) == "damaged"
-    with pytest.raises(Damaged, match=f"another version.*{schema}"):
-        store.record(cell.run_id)
-
-
-def test_a_record_says_what_a_draw_took(cell, store):
-    record = cells.run(cell, store, device="cpu")
-    assert 0 < record["seconds_draw"] * record["draws"] <= record["seconds_train"]
-    assert 5e7 < record["peak_memory"] < 1e11

@@ -14,7 +14,8 @@ from dpopt.errors import ConfigError
 from dpopt.runs import launchers, stopping, worker
 from dpopt.runs import run_suite as running
 from dpopt.runs.run_suite import run_suite
-from dpopt.suites import engines, estimate
+from dpopt.suites import estimate
+from dpopt.suites import suite as suites
 from dpopt.suites.plan import plan
 
 FEW = ["optimizers=[dp_sgd]", "seeds=0", "device=cpu"]
@@ -66,9 +67,12 @@ def test_a_retry_that_takes_too_long_keeps_the_failures(write_suite, store, monk
     failed = [entry.cell.run_id for entry in plan(suite)]
     for run_id in failed:
         store.fail(run_id, "out of luck", "where")
-    monkeypatch.setattr(
-        running.probe, "timings", lambda rows, *given: dict.fromkeys(range(len(rows)), estimate.Timing(draw=3600))
-    )
+
+    def slow(rows, *_):
+        for row in rows:
+            row.timing = estimate.Timing(draw=3600)
+
+    monkeypatch.setattr(running.probe, "find_times", slow)
     with pytest.raises(ConfigError, match="max_hours: 1"):
         run_suite(suite, store.root, engine="inline", progress=False, retry=True)
     assert {store.error(run_id)["traceback"] for run_id in failed} == {"where"}
@@ -97,8 +101,8 @@ class Imagined:
 
     room, started, closed = 3, 0, 0
 
-    def __init__(self, setup):
-        assert setup.options == {"color": "red"}
+    def __init__(self, suite):
+        assert suite.options == {"color": "red"}
         Imagined.started = Imagined.closed = 0
 
     def start(self, job, number):
@@ -131,9 +135,9 @@ def test_a_launchers_jobs_run_the_suite_and_are_started_again(write_suite, store
 
 @pytest.fixture(autouse=True)
 def _launcher(monkeypatch):
-    monkeypatch.setattr(engines, "brought", lambda: {"imagined": SimpleNamespace(load=lambda: Imagined)})
-    monkeypatch.setattr(launchers, "brought", engines.brought)
-    monkeypatch.setattr(launchers, "POLL", 0.01)
+    monkeypatch.setattr(suites, "other_engines", lambda: {"imagined": SimpleNamespace(load=lambda: Imagined)})
+    monkeypatch.setattr(launchers, "other_engines", suites.other_engines)
+    monkeypatch.setattr(launchers, "_POLL", 0.01)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
+from small_suites import train_cell
 
 from dpopt import registry
 from dpopt.results import choosing, frames, tables
@@ -50,7 +51,7 @@ def likelihood(monkeypatch):
 
 def run_all(suite, store, label):
     planned = [entry for entry in plan(suite) if entry.label == label]
-    records = [cells.run(entry.cell, store) for entry in planned]
+    records = [train_cell(entry.cell, store) for entry in planned]
     store.extend_suite(suite.name, manifest(suite, planned))
     return records
 

@@ -5,13 +5,12 @@ import os
 import signal
 
 import pytest
+from small_suites import train_cell
 
 from dpopt.errors import ConfigError
 from dpopt.runs import span
-from dpopt.runs import train as cells
 from dpopt.runs.run_suite import run_suite
 from dpopt.runs.supervisor import Supervisor
-from dpopt.runs.worker import Setup
 from dpopt.store import Store
 from dpopt.suites.plan import plan
 
@@ -22,7 +21,7 @@ def test_two_processes_leave_the_record_of_one(write_suite, store, tmp_path):
     assert (outcome.ran, outcome.failed) == (2, {})
     alone = Store(tmp_path / "alone")
     for cell in (entry.cell for entry in plan(suite)):
-        expected = cells.run(cell, alone, device="cpu")
+        expected = train_cell(cell, alone, device="cpu")
         record = store.record(cell.run_id)
         assert record["processes"] == 2
         assert "processes" not in expected
@@ -35,7 +34,7 @@ def test_two_processes_leave_the_record_of_one(write_suite, store, tmp_path):
 
 def test_what_goes_wrong_in_one_process_ends_the_cell_and_no_other(write_suite, store):
     """The second process of a group is killed in a long cell; then a cell fails in both; then one ends well."""
-    suite = write_suite(overrides=["optimizers=[hyfreedp,adadp]", "seeds=0"])
+    suite = write_suite(overrides=["optimizers=[hyfreedp,adadp]", "seeds=0", "device=cpu", "grace=600"])
     long, short = (entry.cell for entry in plan(suite))
     outdated, killed, news = dataclasses.replace(short, kernel=1), [], []
 
@@ -45,7 +44,7 @@ def test_what_goes_wrong_in_one_process_ends_the_cell_and_no_other(write_suite, 
             killed.append(boss.slots[0].processes[1].pid)
             os.kill(killed[0], signal.SIGKILL)
 
-    boss = Supervisor(suite, store, [long, outdated, short], Setup("cpu", grace=600.0), [("cpu", "cpu")], tell)
+    boss = Supervisor(suite, store, [long, outdated, short], [("cpu", "cpu")], tell)
     boss.run(lambda: False)
     begun = [each.run_id for each in news if each.kind == "begin"]
     assert begun.count(long.run_id) == 2, "it was tried again"

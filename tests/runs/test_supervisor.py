@@ -1,5 +1,6 @@
 """Workers in processes of their own: started, replaced, timed and stopped by their supervisor."""
 
+import dataclasses
 import os
 import signal
 import time
@@ -7,10 +8,10 @@ import time
 import pytest
 import torch
 
-from dpopt.runs import stopping, supervisor
-from dpopt.runs.run_suite import run_suite
-from dpopt.runs.supervisor import Supervisor, places
-from dpopt.runs.worker import Setup
+from dpopt.runs import run_suite as running
+from dpopt.runs import stopping, supervisor, worker
+from dpopt.runs.run_suite import places, run_suite
+from dpopt.runs.supervisor import Supervisor
 from dpopt.store import Store
 from dpopt.suites.estimate import cheapest_first
 from dpopt.suites.plan import plan
@@ -18,17 +19,22 @@ from dpopt.suites.plan import plan
 STABLE = ("test_accuracy", "test_loss", "validation_accuracy", "epsilon", "noise", "draws")
 
 
-def supervised(suite, store, acts=None, stop=stopping.is_asked, workers=1, **setup):
-    """Run a suite's cells; `acts` is called with each news and with the supervisor."""
-    news = []
+@pytest.fixture
+def suite(write_suite):
+    """Two cells."""
+    return write_suite(overrides=["optimizers=[adadp]", "device=cpu", "grace=600"])
+
+
+def supervised(suite, store, acts=None, stop=stopping.is_asked, **keys):
+    """Run a suite's cells by one worker; `acts` is called with each news and with the supervisor."""
+    news, suite = [], dataclasses.replace(suite, **keys)
 
     def tell(each):
         news.append(each)
         if acts:
             acts(each, boss)
 
-    cells = cheapest_first(plan(suite))
-    boss = Supervisor(suite, store, cells, Setup("cpu", **setup), [("cpu",)] * workers, tell)
+    boss = Supervisor(suite, store, cheapest_first(plan(suite)), [("cpu",)], tell)
     boss.run(stop)
     return news
 
@@ -47,9 +53,7 @@ def test_workers_and_inline_give_the_same_numbers(write_suite, store, tmp_path):
     assert (again.ran, again.skipped) == (0, 8)
 
 
-def test_a_worker_that_is_killed_is_replaced_and_its_cell_goes_on(write_suite, store):
-    """Killed in its first cell, which waits for the kill."""
-    suite = write_suite(overrides=["optimizers=[adadp]", "device=cpu"])
+def test_a_worker_that_is_killed_is_replaced_and_its_cell_goes_on(suite, store):
     killed = []
 
     def kill(news, boss):
@@ -66,33 +70,36 @@ def test_a_worker_that_is_killed_is_replaced_and_its_cell_goes_on(write_suite, s
     assert not list(store.root.rglob("tries.json"))
 
 
-def test_a_worker_that_stands_still_is_timed_out(write_suite, store):
-    suite = write_suite(overrides=["optimizers=[adadp]", "seeds=0", "device=cpu", "epochs=3000"])
-
-    def freeze(news, boss):
-        if news.kind == "begin":
-            os.kill(boss.slots[0].processes[0].pid, signal.SIGSTOP)
-            boss.slots[0].since -= 1e6  # the time is up
-
-    supervised(suite, store, freeze, timeout=1e5, grace=1.0)
-    (run_id,) = store.run_ids()
-    assert store.error(run_id) == {"kind": "timeout", "reason": "it took longer than 100000 seconds", "traceback": ""}
+def test_a_worker_that_stands_still_is_timed_out(suite, store, monkeypatch):
+    """Deaf to all but SIGKILL, within a cell; another worker goes on with the others."""
+    monkeypatch.setattr(worker, "train", lambda *_, **how: os.kill(os.getpid(), signal.SIGSTOP))
+    news = supervised(suite, store, timeout=0.1, grace=0.1)
+    assert [each.kind for each in news].count("ready") == 3, "one for each cell, and one that finds nothing left"
+    expected = {"kind": "timeout", "reason": "it took longer than 0.1 seconds", "traceback": ""}
+    assert [store.error(entry.cell.run_id) for entry in plan(suite)] == [expected] * 2
 
 
-def test_a_stop_has_cells_write_checkpoints_and_costs_no_attempt(write_suite, store, at_marks):
-    suite = write_suite(overrides=["optimizers=[adadp]", "seeds=0", "device=cpu", "epochs=3000"])
-    curves = lambda: list(store.root.glob("runs/*/*/curve.jsonl"))  # noqa: E731
-    news = supervised(suite, store, stop=lambda: any(file.stat().st_size for file in curves()), grace=600.0)
+def test_a_stop_has_cells_write_checkpoints_and_costs_no_attempt(suite, store, at_marks):
+    def wait(draws):
+        while not stopping.is_asked():
+            time.sleep(0.01)
+
+    with at_marks(wait):
+        news = supervised(
+            suite, store, stop=lambda: any(file.stat().st_size for file in store.root.rglob("curve.jsonl"))
+        )
     (run_id,) = store.run_ids()
     assert [each.kind for each in news if each.run_id] == ["begin", "interrupted"]
     assert store.checkpoint(run_id).exists()
     assert (store.tries(run_id).count, store.state(run_id)) == (0, "interrupted")
 
 
-def test_workers_that_cannot_start_are_an_error_of_the_run(write_suite, store, monkeypatch):
+def test_workers_that_cannot_start_are_an_error_of_the_run(suite, store, monkeypatch):
+    """Neither by a fork nor anew."""
     monkeypatch.setattr(supervisor, "_serve", die)
+    monkeypatch.setattr(supervisor, "STARTS", 2)
     with pytest.raises(OSError, match=r"a worker could not be started: its process died \(exit code 3\)"):
-        supervised(write_suite(overrides=["seeds=0"]), store)
+        supervised(suite, store)
     assert store.run_ids() == []
 
 
@@ -100,8 +107,8 @@ def die(*_):
     os._exit(3)
 
 
-def test_a_worker_ends_with_its_supervisor(write_suite, store):
-    suite = write_suite(overrides=["optimizers=[adadp]", "seeds=0", "device=cpu", "epochs=3000"])
+def test_a_worker_ends_with_its_supervisor(suite, store, monkeypatch):
+    monkeypatch.setattr(worker, "train", lambda *_, **how: time.sleep(1e6))
     reader, writer = os.pipe()
     if (pid := os.fork()) == 0:
 
@@ -113,16 +120,16 @@ def test_a_worker_ends_with_its_supervisor(write_suite, store):
         supervised(suite, store, tell)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-    worker, until = int(os.read(reader, 20)), time.monotonic() + 300
-    while os.path.exists(f"/proc/{worker}") and time.monotonic() < until:
+    left, until = int(os.read(reader, 20)), time.monotonic() + 300
+    while os.path.exists(f"/proc/{left}") and time.monotonic() < until:
         time.sleep(0.05)
-    assert not os.path.exists(f"/proc/{worker}")
+    assert not os.path.exists(f"/proc/{left}")
     assert store.tries(store.run_ids()[0]).count == 0, "no cell's fault"
 
 
 def test_workers_get_a_gpu_each_and_share_them_if_there_are_more(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
-    monkeypatch.setattr(supervisor, "resolve_device", torch.device)
+    monkeypatch.setattr(running, "resolve_device", torch.device)
     assert places("auto", None) == ["cuda:0", "cuda:1", "cuda:2"]
     assert places("cuda", 5) == ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1"]
     assert places("cuda:1", None) == ["cuda:1"]

@@ -9,29 +9,26 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from small_suites import train_cell
+from stored import stable
 
 from dpopt import registry
 from dpopt.cells import Cell
-from dpopt.errors import ConfigError, Held
+from dpopt.errors import ConfigError
 from dpopt.privacy import Ledger, epsilon, sampling
 from dpopt.privacy.calibration import score_noise
 from dpopt.privacy.selection import Composed
 from dpopt.runs import train as cells
 from dpopt.runs.prepare import prepare
-from dpopt.runs.worker import Setup, attempt
+from dpopt.runs.worker import attempt
+from dpopt.store import Store
 from dpopt.suites.plan import plan
 from dpopt.workloads.base import Split
 from dpopt.workloads.synthetic import SyntheticLogReg
 
-VOLATILE = {"seconds_prepare", "seconds_train", "seconds_cpu", "seconds_draw", "peak_memory", "provenance"}
-
 
 def planned_cell(write_suite, label, overrides=()):
     return next(entry.cell for entry in plan(write_suite(overrides=overrides)) if entry.label == label)
-
-
-def stable(record):
-    return {key: value for key, value in record.items() if key not in VOLATILE}
 
 
 def save(store, run_id, content):
@@ -47,7 +44,7 @@ class Killed(BaseException):
 
 def test_a_record_says_what_was_run_and_spent(write_suite, store):
     cell = planned_cell(write_suite, "hyfreedp")
-    record = cells.run(cell, store)
+    record = train_cell(cell, store)
     assert record.items() <= store.record(cell.run_id).items()
     assert store.state(cell.run_id) == "done"
     ledger = store.ledger(cell.run_id)
@@ -69,23 +66,19 @@ def kill_half_way(at_marks, cell, store, **options):
             raise Killed
 
     with at_marks(kill), pytest.raises(Killed):
-        cells.run(cell, store, checkpoint_seconds=0, **options)
+        train_cell(cell, store, checkpoint_seconds=0, **options)
 
 
-@pytest.mark.parametrize(("label", "average"), [("dp_sgd", 0), ("hyfreedp", 0), ("adadp", 0), ("hyfreedp", 0.9)])
-def test_a_killed_cell_goes_on_where_it_was(write_suite, store, tmp_path, at_marks, label, average):
-    from dpopt.store import Store
-
-    cell = planned_cell(write_suite, label, [f"settings.{label}.average={average}"])
+def test_a_killed_cell_goes_on_where_it_was(write_suite, store, tmp_path, at_marks):
+    cell = planned_cell(write_suite, "hyfreedp", ["settings.hyfreedp.average=0.9"])
     quiet = Store(tmp_path / "quiet")
-    whole = cells.run(cell, quiet)
-
+    whole = train_cell(cell, quiet)
     kill_half_way(at_marks, cell, store)
     assert store.state(cell.run_id) == "interrupted"
     assert store.checkpoint(cell.run_id).exists()
     draws = []
     with at_marks(draws.append):
-        resumed = cells.run(cell, store)
+        resumed = train_cell(cell, store)
     assert min(draws) > 8, "it started over"
     assert stable(resumed) == stable(whole)
     assert store.curve(cell.run_id) == quiet.curve(cell.run_id)
@@ -93,83 +86,57 @@ def test_a_killed_cell_goes_on_where_it_was(write_suite, store, tmp_path, at_mar
     assert not store.checkpoint(cell.run_id).exists()
 
 
-@pytest.mark.parametrize(("label", "average"), [("dp_sgd", 0), ("hyfreedp", 0), ("hyfreedp", 0.9)])
-def test_an_isolated_cell_is_the_same_cell(write_suite, store, tmp_path, at_marks, label, average):
+def test_an_isolated_cell_is_the_same_cell(write_suite, store, tmp_path, at_marks):
     """And goes on where one that was not isolated was killed, as its checkpoints are the same."""
-    from dpopt.store import Store
-
-    cell = planned_cell(write_suite, label, [f"settings.{label}.average={average}"])
+    cell = planned_cell(write_suite, "hyfreedp", ["settings.hyfreedp.average=0.9"])
     quiet = Store(tmp_path / "quiet")
-    whole = cells.run(cell, quiet)
-
+    whole = train_cell(cell, quiet)
     kill_half_way(at_marks, cell, store)
-    isolated = cells.run(cell, store, isolate=True)
+    isolated = train_cell(cell, store, isolate=True)
     assert isolated.pop("isolated")
     assert stable(isolated) == stable(whole)
     assert store.curve(cell.run_id) == quiet.curve(cell.run_id)
     kill_half_way(at_marks, cell, again := Store(tmp_path / "again"), isolate=True)
-    assert stable(cells.run(cell, again)) == stable(whole)
+    assert stable(train_cell(cell, again)) == stable(whole)
 
 
-def test_times_go_on_counting_from_a_checkpoint(write_suite, store, monkeypatch):
+def test_a_cell_killed_after_its_last_draw_is_finished_from_its_checkpoint(write_suite, store, tmp_path, monkeypatch):
+    """Its times go on counting, and its metrics are the final ones whatever became of its curve's file."""
     cell = planned_cell(write_suite, "dp_sgd")
     with monkeypatch.context() as patch:
         patch.setattr(type(store), "finish", lambda *_: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed):
-            cells.run(cell, store, checkpoint_seconds=0)
+            train_cell(cell, store, checkpoint_seconds=0)
     saved = torch.load(io.BytesIO(store.load_checkpoint(cell.run_id)), weights_only=True)
     wall, cpu = saved["elapsed"]
-    assert wall > 0
-    assert cpu > 0
+    assert min(wall, cpu) > 0
     save(store, cell.run_id, saved | {"elapsed": (1000 + wall, 500 + cpu)})
-    record = cells.run(cell, store)
+    store.restart_curve(cell.run_id, store.curve(cell.run_id)[:3])
+    record = train_cell(cell, store)
     assert 1000 < record["seconds_train"] < 1500
     assert 500 < record["seconds_cpu"] < 1000
-
-
-def test_a_cell_killed_after_its_last_draw(write_suite, store, monkeypatch):
-    cell = planned_cell(write_suite, "dp_sgd")
-    with monkeypatch.context() as patch:
-        patch.setattr(type(store), "finish", lambda *_: (_ for _ in ()).throw(Killed))
-        with pytest.raises(Killed):
-            cells.run(cell, store, checkpoint_seconds=0)
-    record = cells.run(cell, store)
+    assert stable(record) == stable(train_cell(cell, Store(tmp_path / "quiet")))
     assert record["draws"] == len(store.curve(cell.run_id)) == 20
-
-
-@pytest.mark.parametrize("content", [b"", b"not a checkpoint"])
-def test_a_damaged_checkpoint_starts_over(write_suite, store, tmp_path, content, capsys):
-    from dpopt.store import Store
-
-    cell = planned_cell(write_suite, "dp_sgd")
-    store.begin(cell.run_id, cell.content())
-    store.checkpoint(cell.run_id).write_bytes(content)
-    store.append_curve(cell.run_id, {"draw": 3, "test_accuracy": 0.1})
-    assert stable(cells.run(cell, store)) == stable(cells.run(cell, Store(tmp_path / "quiet")))
-    assert "starting over" in capsys.readouterr().out
 
 
 def test_a_checkpoint_of_another_plan_starts_over(write_suite, store, tmp_path, capsys):
     """Had the noise been solved anew to another value, draws already taken would not be those of the plan."""
     from dpopt.privacy import Draw, Ledger
-    from dpopt.store import Store
 
     cell = planned_cell(write_suite, "dp_sgd")
     store.begin(cell.run_id, cell.content())
     leaves = [torch.zeros(10), torch.zeros(10)]
     save(store, cell.run_id, {"run_id": cell.run_id, "leaves": leaves, "ledger": Ledger([Draw(0.1, (9.0,))]).to_json()})
-    assert stable(cells.run(cell, store)) == stable(cells.run(cell, Store(tmp_path / "quiet")))
+    assert stable(train_cell(cell, store)) == stable(train_cell(cell, Store(tmp_path / "quiet")))
     assert "not how the planned" in capsys.readouterr().out
 
 
 def test_numbers_do_not_depend_on_threads_or_global_state(write_suite, store, tmp_path):
-    from dpopt.store import Store
-
     cell = planned_cell(write_suite, "hyfreedp")
-    first = cells.run(cell, store)
+    first = train_cell(cell, store)
     torch.manual_seed(123)
     torch.set_num_threads(2)
-    assert stable(cells.run(cell, Store(tmp_path / "again"))) == stable(first)
+    assert stable(train_cell(cell, Store(tmp_path / "again"))) == stable(first)
 
 
 def test_seeds_pair_optimizers_but_not_their_noise(write_suite):
@@ -198,17 +165,15 @@ def test_a_cell_of_an_older_kernel_loads_and_is_not_run_as_if_it_were_of_this_on
     assert (old.content(), old.kernel) == (content, 1)
     assert old.run_id != cell.run_id
     with pytest.raises(ConfigError, match=r"cell\.kernel: 1.*revision"):
-        cells.run(old, store)
+        train_cell(old, store)
     assert store.state(old.run_id) == "pending"
     with pytest.raises(ConfigError, match=r"cell\.dry_run: 8\.0 .*no such field"):
         Cell.from_content(content | {"dry_run": 8.0})
 
 
 def test_the_physical_batch_changes_numbers_by_rounding_only(write_suite, store, tmp_path):
-    from dpopt.store import Store
-
     cell = planned_cell(write_suite, "hyfreedp")
-    whole, parts = cells.run(cell, store), cells.run(cell, Store(tmp_path / "parts"), physical_batch=50)
+    whole, parts = train_cell(cell, store), train_cell(cell, Store(tmp_path / "parts"), physical_batch=50)
     assert {key: parts[key] for key in ("epsilon", "noise", "draws")} == {
         key: whole[key] for key in ("epsilon", "noise", "draws")
     }
@@ -236,12 +201,10 @@ Stored.__name__ = SyntheticLogReg.__name__  # the split depends on it
 
 
 def test_records_are_transformed_everywhere_and_augmented_in_training_only(write_suite, store, tmp_path, monkeypatch):
-    from dpopt.store import Store
-
     def run(name, workload):
         made = {"workload": workload(dim=4), "optimizer": optimizer}
         monkeypatch.setattr(registry, "from_spec", lambda what, spec: made[what])
-        return stable(cells.run(cell, Store(tmp_path / name)))
+        return stable(train_cell(cell, Store(tmp_path / name)))
 
     cell = planned_cell(write_suite, "dp_sgd")
     optimizer = registry.from_spec("optimizer", cell.optimizer)
@@ -254,40 +217,12 @@ def test_records_are_transformed_everywhere_and_augmented_in_training_only(write
     assert flipped == run("again", Stored)
 
 
-def test_metrics_are_the_final_ones_whatever_became_of_the_curve(write_suite, store, tmp_path, monkeypatch):
-    from dpopt.store import Store
-
-    cell = planned_cell(write_suite, "dp_sgd")
-    whole = cells.run(cell, Store(tmp_path / "quiet"))
-    with monkeypatch.context() as patch:
-        patch.setattr(type(store), "finish", lambda *_: (_ for _ in ()).throw(Killed))
-        with pytest.raises(Killed):
-            cells.run(cell, store, checkpoint_seconds=0)
-    store.restart_curve(cell.run_id, store.curve(cell.run_id)[:3])
-    assert stable(cells.run(cell, store)) == stable(whole)
-
-
-@pytest.mark.parametrize("state", ["failed", "damaged"])
-def test_a_cell_that_failed_or_is_damaged_is_left_alone(write_suite, store, state, monkeypatch):
-    """Also by a process that waited for it: nothing is prepared, and the files stay."""
-    cell = planned_cell(write_suite, "dp_sgd")
-    monkeypatch.setattr(cells, "prepare", None)
-    store.begin(cell.run_id, cell.content())
-    if state == "failed":
-        store.fail(cell.run_id, "no luck")
-    else:
-        store.folder(cell.run_id, "run.json").write_text("{")
-    with pytest.raises(Held, match=f"it is {state}"):
-        cells.run(cell, store)
-    assert store.state(cell.run_id) == state
-    assert not store.folder(cell.run_id, "lease").exists()
-
-
 def test_a_failure_is_noted_and_is_no_result(write_suite, store):
-    cell = planned_cell(write_suite, "dp_sgd")
+    suite = write_suite(overrides=["device=cpu"])
+    cell = plan(suite)[0].cell
     old = dataclasses.replace(cell, optimizer={**cell.optimizer, "revision": 0})
     with store.lease(old.run_id) as lease:
-        kind, reason = attempt(old, store, lease, Setup("cpu"))
+        kind, reason = attempt(old, store, lease, suite)
     assert kind == "failed"
     assert "revision" in reason
     assert store.state(old.run_id) == "failed"
@@ -296,7 +231,7 @@ def test_a_failure_is_noted_and_is_no_result(write_suite, store):
 
 def test_divergence_is_a_result(write_suite, store):
     cell = planned_cell(write_suite, "dp_sgd", ["settings.dp_sgd.grid.lr=[1e60]"])
-    record = cells.run(cell, store)
+    record = train_cell(cell, store)
     assert record["status"] == store.state(cell.run_id) == "diverged"
     assert record["epsilon"] <= 2
 
@@ -326,7 +261,7 @@ def test_the_released_score_is_the_raw_one_with_the_stated_noise(write_searches,
 
 def test_a_run_of_a_charged_search_records_what_it_releases(write_searches, store):
     cell = planned_cell(write_searches, "composed", ["optimizers=[composed]"])
-    record = cells.run(cell, store)
+    record = train_cell(cell, store)
     released = record["released_score"]
     noise = np.random.default_rng(sampling.derive("score", cell.run_id)).standard_normal()
     assert released["value"] == pytest.approx(record["validation_accuracy"] + released["std"] * noise)
@@ -334,19 +269,19 @@ def test_a_run_of_a_charged_search_records_what_it_releases(write_searches, stor
     assert 0.001 < released["std"] < 0.1
     assert record.items() <= store.record(cell.run_id).items()
     without = dataclasses.replace(cell, selection=None)
-    assert not {"epsilon_total", "released_score"} & cells.run(without, store).keys()
+    assert not {"epsilon_total", "released_score"} & train_cell(without, store).keys()
 
 
 def test_a_search_without_privacy_needs_no_noise(write_searches, store):
     cell = planned_cell(write_searches, "composed", ["optimizers=[composed]", "epsilon=inf"])
-    record = cells.run(cell, store)
+    record = train_cell(cell, store)
     assert record["epsilon"] == record["epsilon_total"] == "inf"
     assert "released_score" not in record
 
 
 def test_an_untrained_cell_releases_the_model_as_it_was_initialised(write_searches, store):
     cell = dataclasses.replace(planned_cell(write_searches, "poisson", ["optimizers=[poisson]"]), untrained=True)
-    ready, record = prepare(cell, device="cpu"), cells.run(cell, store, device="cpu")
+    ready, record = prepare(cell, device="cpu"), train_cell(cell, store, device="cpu")
     torch.manual_seed(sampling.derive("init", cell.workload, cell.seed) >> 65)
     initial = ready.workload.model()
     x, y = ready.watched["test"]

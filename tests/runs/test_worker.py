@@ -1,5 +1,6 @@
 """Workers on one results folder: which cells they take, how attempts are counted, and when they look and end."""
 
+import dataclasses
 import os
 import signal
 
@@ -8,7 +9,7 @@ import pytest
 from dpopt.errors import Held
 from dpopt.runs import stopping, worker
 from dpopt.runs.train import Interrupted
-from dpopt.runs.worker import Blocked, News, Queue, Setup, attempt, work
+from dpopt.runs.worker import Blocked, News, Queue, attempt, work
 from dpopt.store import Store
 from dpopt.suites.estimate import cheapest_first
 from dpopt.suites.plan import manifest, plan
@@ -48,10 +49,10 @@ def finish(store, cell):
     store.finish(cell.run_id, content, '{"draws": []}')
 
 
-def told(suite, store, cells, **setup):
+def told(suite, store, cells, **keys):
     """The news of one worker."""
     news = list[News]()
-    work(suite, store, cells, Setup("cpu", **setup), news.append)
+    work(dataclasses.replace(suite, **keys), store, cells, news.append)
     return news
 
 
@@ -90,25 +91,28 @@ def test_what_others_have_is_left_alone_and_taken_when_it_is_free(suite, store, 
         lease.release()
 
     monkeypatch.setattr(worker.time, "sleep", sleep)
-    monkeypatch.setattr(worker, "POLL", 0.01)
+    monkeypatch.setattr(worker, "_POLL", 0.01)
     begun = [run_id for kind, run_id in kinds(told(suite, store, cells)) if kind == "begin"]
     assert begun == [*(cell.run_id for cell in others), first.run_id]
     assert pauses, "it waited"
 
 
 def test_a_cell_that_ends_elsewhere_is_not_run_again(suite, store, cells, ends, monkeypatch):
-    first, second, *_ = cells
+    first, second, third, *_ = cells
     lease = store.lease(first.run_id).take()
     store.fail(second.run_id, "out of luck elsewhere")
+    store.begin(third.run_id, third.content())
+    store.folder(third.run_id, "run.json").write_text("{")
 
     def ended(seconds):
         store.fail(first.run_id, "elsewhere")
         lease.release()
 
     monkeypatch.setattr(worker.time, "sleep", ended)
-    monkeypatch.setattr(worker, "POLL", 0.01)
+    monkeypatch.setattr(worker, "_POLL", 0.01)
     begun = [run_id for kind, run_id in kinds(told(suite, store, cells)) if kind == "begin"]
-    assert not {first.run_id, second.run_id} & {*begun}
+    assert not {first.run_id, second.run_id, third.run_id} & {*begun}
+    assert [store.state(cell.run_id) for cell in cells[:3]] == ["failed", "failed", "damaged"]
 
 
 @pytest.mark.parametrize("deaths", [2, 3])
@@ -168,7 +172,7 @@ def test_a_full_disk_is_no_cells_fault_and_ends_the_worker(suite, store, cells, 
 def test_who_was_overtaken_notes_nothing(suite, store, cells, ends):
     ends[cells[0].run_id] = [Held("another process has taken over")]
     with store.lease(cells[0].run_id) as lease:
-        assert attempt(cells[0], store, lease, Setup("cpu"))[0] == "held"
+        assert attempt(cells[0], store, lease, suite)[0] == "held"
     assert store.state(cells[0].run_id) == "interrupted"
 
 
@@ -249,6 +253,6 @@ def test_a_stage_waits_for_what_another_worker_runs(write_suite, store, ends, mo
 
     monkeypatch.setattr(worker, "plan", planned)
     monkeypatch.setattr(worker.time, "sleep", sleep)
-    monkeypatch.setattr(worker, "POLL", 0.0)
+    monkeypatch.setattr(worker, "_POLL", 0.0)
     assert told(suite, store, cells)[-1].kind == "bye"
     assert plans[-1] == "done"

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from small_suites import train_cell
 from torch import nn
 
 from dpopt import create
@@ -193,7 +194,7 @@ def test_a_run_is_the_same_with_and_without(suite, tmp_path):
 def test_an_isolated_optimizer_is_diagnosed_alike(suite, tmp_path):
     one, other = Store(tmp_path / "one"), Store(tmp_path / "other")
     for entry in plan(load_suite(str(suite))):
-        record, isolated = cells.run(entry.cell, one), cells.run(entry.cell, other, isolate=True)
+        record, isolated = train_cell(entry.cell, one), train_cell(entry.cell, other, isolate=True)
         assert isolated["diagnostics"] == record["diagnostics"]
         assert other.curve(entry.cell.run_id) == one.curve(entry.cell.run_id)
 
@@ -201,7 +202,7 @@ def test_an_isolated_optimizer_is_diagnosed_alike(suite, tmp_path):
 def test_a_record_says_that_they_are_not_private(suite, tmp_path):
     store = Store(tmp_path)
     for entry in plan(load_suite(str(suite))):
-        record = cells.run(entry.cell, store)
+        record = train_cell(entry.cell, store)
         curve = store.curve(entry.cell.run_id)
         assert record["diagnostics"]["private"] is False
         assert all(noted["diagnostics"]["private"] is False for noted in curve)
@@ -219,8 +220,8 @@ def test_a_killed_run_notes_the_same(suite, tmp_path, at_marks):
 
     cell = plan(load_suite(str(suite), ["optimizers=[dp_sgd]"]))[0].cell
     quiet, store = Store(tmp_path / "quiet"), Store(tmp_path / "killed")
-    whole = cells.run(cell, quiet)
+    whole = train_cell(cell, quiet)
     with at_marks(kill_half_way), pytest.raises(Killed):
-        cells.run(cell, store, checkpoint_seconds=0)
-    assert cells.run(cell, store)["diagnostics"] == whole["diagnostics"]
+        train_cell(cell, store, checkpoint_seconds=0)
+    assert train_cell(cell, store)["diagnostics"] == whole["diagnostics"]
     assert store.curve(cell.run_id) == quiet.curve(cell.run_id)

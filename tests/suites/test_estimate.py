@@ -4,10 +4,10 @@ import dataclasses
 import re
 
 import pytest
+from small_suites import train_cell
 
 from dpopt.cli import main
 from dpopt.runs import probe
-from dpopt.runs import train as cells
 from dpopt.runs.prepare import prepare
 from dpopt.suites import estimate
 from dpopt.suites.plan import plan
@@ -33,27 +33,29 @@ def test_counts_are_those_of_the_plan(planned, store):
 
 def test_finished_cells_are_timed_without_a_probe(planned, store, write_suite):
     rows = estimate.rows(planned, store)
-    record = cells.run(rows[0].cells[0], store, device="cpu")
+    record = train_cell(rows[0].cells[0], store, device="cpu")
     store.fail(rows[0].cells[1].run_id, "no luck")
     row = estimate.rows(planned, store)[0]
     assert (row.done, row.states.count("failed"), row.states.count("damaged"), len(row.waiting)) == (1, 1, 0, 2)
     assert row.gradients == 2 * 20 * 800
     suite = write_suite(overrides=["device=cpu"])
-    (timing,) = probe.timings([row], store, suite).values()
-    assert timing.seconds(20) == pytest.approx(record["seconds_prepare"] + record["seconds_train"])
-    assert row.seconds(timing) == pytest.approx(2 * timing.seconds(20))
-    assert probe.timings(estimate.rows(planned, store)[1:], store, suite) == {}
+    others = estimate.rows(planned, store)[1:]
+    probe.find_times([row, *others], store, suite)
+    assert row.timing.seconds(20) == pytest.approx(record["seconds_prepare"] + record["seconds_train"])
+    assert row.seconds == pytest.approx(2 * row.timing.seconds(20))
+    assert {other.timing for other in others} == {None}
 
 
 def test_times_of_another_device_do_not_count(planned, store, write_suite, monkeypatch):
-    cells.run(planned[0].cell, store, device="cpu")
+    train_cell(planned[0].cell, store, device="cpu")
     monkeypatch.setattr(probe, "provenance", lambda device: {"device": "cuda Another"})
-    assert probe.timings(estimate.rows(planned, store), store, write_suite(overrides=["device=cpu"])) == {}
+    rows = estimate.rows(planned, store)
+    probe.find_times(rows, store, write_suite(overrides=["device=cpu"]))
+    assert {row.timing for row in rows} == {None}
 
 
 def test_timing_a_cell_draws_and_leaves_nothing(planned, store):
-    timed = probe.Probe(planned[0].cell, 5, "cpu", None)
-    timing = timed.measure()
+    timing = probe.measure(planned[0].cell, 5, "cpu", None)
     assert 0 < timing.draw < 5
     assert timing.prepare > 0
     assert timing.evaluate > 0
@@ -66,7 +68,7 @@ def test_a_probe_takes_no_more_draws_than_it_must(write_suite, limit, taken):
     """ADADP takes two draws a step; a plan has 20."""
     cell = next(entry.cell for entry in plan(write_suite()) if entry.label == "adadp")
     ready = prepare(cell, device="cpu")
-    _, state, steps = probe.Probe(cell, limit, "cpu", None).draw(ready)
+    _, state, steps = probe._draw(ready, limit)
     assert ready.oracle.draws_taken == taken
     assert steps == 10
     assert not state.theta.equal(ready.state.theta)
@@ -78,15 +80,15 @@ def test_a_probe_that_fails_says_why_and_the_others_go_on(planned, store, write_
     wrong = dataclasses.replace(
         rows[0], cells=(dataclasses.replace(rows[0].cells[0], workload=broken),), states=("pending",)
     )
-    timings = probe.timings([wrong, rows[4]], store, write_suite(overrides=["device=cpu", "workers=2"]), limit=2)
-    assert re.search("revision", timings[0].failure)
-    assert not timings[1].failure
-    assert timings[1].draw > 0
+    probe.find_times([wrong, rows[4]], store, write_suite(overrides=["device=cpu", "workers=2"]), limit=2)
+    assert re.search("revision", wrong.timing.failure)
+    assert wrong.seconds is None
+    assert rows[4].timing.draw > 0
 
 
 def test_a_damaged_cell_is_counted_as_such(planned, store):
     first = estimate.rows(planned, store)[0].cells[0]
-    cells.run(first, store, device="cpu")
+    train_cell(first, store, device="cpu")
     (store.folder(first.run_id) / "run.json").write_text("{")
     row = estimate.rows(planned, store)[0]
     assert (row.done, row.states.count("failed"), row.states.count("damaged"), len(row.waiting)) == (0, 0, 1, 3)
@@ -142,16 +144,18 @@ def test_cells_that_train_nothing_tell_no_times(write_searches, store, monkeypat
     """A search may come out without a run: its cell is done at once, and no draw of it can be timed."""
     suite = write_searches(["optimizers=[poisson]", "device=cpu", f"seeds={list(range(8))}".replace(" ", "")])
     planned = sorted(plan(suite), key=lambda entry: not entry.cell.untrained)
-    cells.run(planned[0].cell, store, device="cpu")
+    train_cell(planned[0].cell, store, device="cpu")
     (row,) = estimate.rows(planned, store)
     assert row.draws == (0, 4)
     assert row.waiting[0].untrained, "another one comes first"
-    assert probe.timings([row], store, suite) == {}
-    monkeypatch.setattr(probe, "measured", lambda asked, *_: asked)
-    (timed,) = probe.timings([row], store, suite, limit=2).values()
-    assert not timed.cell.untrained
+    probe.find_times([row], store, suite)
+    assert row.timing is None
+    asked = []
+    monkeypatch.setattr(probe, "side_by_side", lambda probes, at_once: (asked.extend(probes) for _ in ()))
+    monkeypatch.setattr(probe, "partial", lambda work, cell, *_: asked.append(cell))
     nothing = dataclasses.replace(row, cells=row.cells[1:2], states=row.states[1:2])
-    assert probe.timings([nothing], store, suite, limit=2) == {}
+    probe.find_times([row, nothing], store, suite, limit=2)
+    assert [cell.untrained for cell in asked] == [False]
 
 
 def test_cheap_cells_come_first(planned):

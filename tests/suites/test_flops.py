@@ -6,11 +6,11 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
+from small_suites import train_cell
 from torch import nn
 
 from dpopt import registry
 from dpopt.runs import probe
-from dpopt.runs import train as cells
 from dpopt.suites import estimate
 from dpopt.suites.plan import plan
 from dpopt.workloads.base import Outline, Split, mlp, outlined
@@ -118,11 +118,12 @@ def test_a_rows_flops_are_those_of_its_draws_and_its_curve(rows):
 
 def test_times_come_before_estimates(rows, store, monkeypatch):
     suite, (first, *others) = rows
-    cells.run(first.cells[0], store, device="cpu")
+    train_cell(first.cells[0], store, device="cpu")
     monkeypatch.setattr(probe, "flops_per_second", lambda device: 1e9)
-    found = probe.timings(estimate.rows(plan(suite), store), store, suite, is_estimated=True)
-    assert [found[number].is_estimate for number in range(4)] == [False, True, True, True]
-    assert found[1] == others[0].by_flops(1e9)
+    timed = estimate.rows(plan(suite), store)
+    probe.find_times(timed, store, suite, is_estimated=True)
+    assert [row.timing.is_estimate for row in timed] == [False, True, True, True]
+    assert timed[1].timing == others[0].by_flops(1e9)
 
 
 def test_the_rate_is_a_share_of_that_of_large_products():

@@ -12,50 +12,31 @@ BAD_OVERRIDES = [
     ("epsilonn=3", "did you mean 'epsilon'"),
     ("epsilon", "expected key=value"),
     ("epsilon=-1", r"quickstart\.epsilon: -1.0"),
-    ("epsilon=[1,-1]", r"epsilon\[1\]: -1.0"),
-    ("epsilon=1e400", "epsilon: '1e400' .* too large; infinity is `inf`"),
     ("epsilon=[]", "at least one value"),
     ("seeds=[0,0]", "repeated"),
     ("clip=inf", "a finite bound is needed"),
-    ("settings.dp_adam.fields=5", "expected a mapping"),
     ("optimizers=[fibr]", "did you mean 'fiber'"),
     ("optimizers=[{name: fiber}]", "expected names"),
     ("workloads=[mnist]", "did you mean 'mnist_mlp'"),
     ("workloads=[{name: digits_mlp, hiden: 3}]", "did you mean 'hidden'"),
-    ("workloads=[{name: digits_mlp, validation: 5000}]", "validation"),
     ("workloads=[{name: digits_mlp, validation: 0}]", "needs `validation` records"),
-    ("seeds=[x]", "whole number"),
     ("batch_size=5000", "expected 1 to 1257"),
     ("batch_size=0", r"quickstart\.batch_size: 0"),
-    ("epochs=0", r"quickstart\.epochs: 0"),
     ("epochs=1e12", "epochs: 1000000000000.0 .* draws, expected at most"),
     ("epochs={1: 2, 3: 0}", r"epochs\.3: 0"),
     ("epochs={1: 2, 3: 4}", "expected a number for epsilon 8 too"),
     ("epochs={}", "expected a number for each epsilon"),
-    ("retry_on=[died,died]", "repeated"),
-    ("delta=2", "delta"),
     ("accountant=rpd", "did you mean 'rdp'"),
     ("engine=locl", "did you mean 'local'"),
-    ("workers=0", "workers"),
-    ("physical_batch=0", "physical_batch"),
     ("physical_batch=all", "physical_batch.*whole number"),
     ("clip=[1,2", "quickstart.yaml"),
-    ("clip=-1", r"quickstart\.clip: -1"),
-    ("workers=1e30", r"workers: 10*\d* .* \[1, 10000\]"),
-    ("retries=1e12", "retries"),
-    ("seeds=-1", r"seeds: -1 .* \[0, "),
-    ("seeds=[0,1e30]", r"seeds\[1\]"),
-    ("memory=1e12", "memory"),
-    ("timeout=1e300", "timeout"),
     ("optimizers=[dp_sgd,dp_sgd]", "optimizers: .* repeated"),
     ("settings.dp_sgd.grid.lr=[1,1.0]", r"dp_sgd\.grid\.lr: .* repeated"),
     ("workloads=[digits_mlp,{name: digits_mlp, hidden: 64}]", "workloads: .* repeated"),
     ("workloads=[{name: digits_mlp, 3: 4}]", r"digits_mlp\.3"),
     ("settings.dp_sgd.fields={name: x}", r"dp_sgd\.name"),
     ("results=''", "results: '' .* not empty"),
-    ("delta=1", "delta"),
     ("settings.dp_adam.grd=3", "did you mean 'grid'"),
-    ("settings.dp_adam.grid.lr=3", "expected a list"),
     ("settings.dp_adam.tuning=self", "fixed"),
     ("settings.hyfreedp.tuning=grid", "expected field -> values"),
     (
@@ -65,15 +46,10 @@ BAD_OVERRIDES = [
     ("settings.hyfreedp={tuning: self, grid: {lr: [0.1]}}", r"hyfreedp\.grid: .* self searches nothing"),
     ("settings.dp_adam.grid.lr=[0.1,'0.10']", r"dp_adam\.grid\.lr: .* repeated"),
     ("settings.dp_adam.grid.lrr=[3]", "did you mean 'lr'"),
-    ("settings.dp_adam.fields.epss=3", "did you mean 'eps'"),
     ("settings.dp_adam.name=dp_adma", "did you mean 'dp_adam"),
     ("settings.dp_adam.tuning=girds", "did you mean 'grid'"),
     ("settings.dp_adam.epsilon=-1", "settings.dp_adam.epsilon"),
-    ("settings.dp_adam.epochs=0", "settings.dp_adam.epochs"),
     ("settings.dp_adam.average=1", r"settings\.dp_adam\.average: 1.* \[0, 1\)"),
-    ("settings.dp_adam.average=-0.1", r"settings\.dp_adam\.average: -0.1"),
-    ("settings.dp_adam.average=[0.9]", r"settings\.dp_adam\.average: \[0.9\] .* a number"),
-    ("settings.dp_adam.epochs=[1,x]", "settings.dp_adam.epochs"),
     ("settings.nobody.fields={}", r"quickstart\.settings: 'nobody' .* no label of the suite, .* known: adadp, "),
     ("settings.hyfreedp_wram.clip=3", r"settings: 'hyfreedp_wram' .* did you mean 'hyfreedp_warm'"),
     ("optimizers=[hyfreedp_wram]", r"optimizers: 'hyfreedp_wram' .* did you mean 'hyfreedp_warm'"),
@@ -107,16 +83,13 @@ def test_a_suite_may_lie_beside_its_results(write_suite, tmp_path):
     assert write_suite(overrides=["results=elsewhere", "plots=here"]).results == Path("elsewhere")
 
 
-def test_a_suite_may_start_from_another(write_suite, tmp_path):
+def test_a_suite_may_start_from_another_and_take_away_its_grid_by_null(write_suite):
     write_suite(name="first")
-    text = "defaults: [first, _self_]\nepsilon: [7]\n"
-    assert write_suite(text, name="second").epsilon == (7.0,)
-
-
-def test_a_grid_of_another_file_is_taken_away_by_null(write_suite):
-    write_suite(name="first")
-    text = "defaults: [first, _self_]\noptimizers: [dp_sgd]\nsettings: {dp_sgd: {tuning: fixed, grid: null}}\n"
-    assert {entry.tuning for entry in plan(write_suite(text, name="second"))} == {"fixed"}
+    text = (
+        "defaults: [first, _self_]\noptimizers: [dp_sgd]\nepsilon: 7\nsettings: {dp_sgd: {tuning: fixed, grid: null}}\n"
+    )
+    planned = plan(write_suite(text, name="second"))
+    assert {(entry.tuning, entry.cell.epsilon) for entry in planned} == {("fixed", 7)}
 
 
 def test_keys_that_are_given_to_a_file_without_defaults(tmp_path):
@@ -138,12 +111,9 @@ def test_a_suite_that_is_given_as_its_content_has_a_name_of_its_own(said, proble
         load_suite({**said, "optimizers": ["dp_sgd"]})
 
 
-def test_an_unknown_optimizer_is_told_when_the_suite_is_loaded():
+def test_what_there_is_not_is_told_when_a_suite_is_loaded():
     with pytest.raises(ConfigError, match=r"optimizers: 'adadb' .* did you mean 'adadp'"):
         load_suite("quickstart", optimizers="adadb")
-
-
-def test_unknown_suite():
     with pytest.raises(ConfigError, match="did you mean 'quickstart'"):
         load_suite("quickstrt")
 
@@ -186,34 +156,19 @@ def _touch(file):
 
 
 @pytest.mark.parametrize("name", suite_files())
-def test_shipped_suites_can_be_planned(name, files_without_content):
-    assert plan(load_suite(name))
-
-
-@pytest.mark.parametrize("name", sorted({*suite_files()} - LOCAL))
-def test_suites_on_the_hubs_data_can_be_planned_without_a_folder(name, monkeypatch):
+def test_shipped_suites_can_be_planned(name, request, monkeypatch):
+    """Those on the hub's data without a data folder."""
     monkeypatch.delenv("DPOPT_DATA", raising=False)
+    if name in LOCAL:
+        request.getfixturevalue("files_without_content")
     assert plan(load_suite(name))
 
 
 def test_scalars_and_overrides():
     suite = load_suite("quickstart", ["seeds=4", "epsilon=[1,inf]", "settings.dp_adam.grid.lr=[0.5]"])
-    assert suite.seeds == (4,)
-    assert suite.epsilon == (1.0, float("inf"))
-    assert suite.settings["dp_adam"] == {"grid": {"lr": [0.5]}}
-
-
-def test_physical_batch():
+    assert (suite.seeds, suite.epsilon, suite.settings["dp_adam"]) == ((4,), (1, float("inf")), {"grid": {"lr": [0.5]}})
     assert [load_suite("quickstart", [f"physical_batch={n}"]).physical_batch for n in ("auto", 64)] == [None, 64]
-
-
-def test_a_searchable_method_without_a_search_is_set_by_hand():
     suite = load_suite("quickstart", ["optimizers=[dp_adam]", "settings.dp_adam.tuning=fixed", "seeds=0"])
-    assert {entry.tuning for entry in plan(suite)} == {"fixed"}
-
-
-def test_a_selection_keeps_the_settings_of_its_labels():
+    assert {entry.tuning for entry in plan(suite)} == {"fixed"}, "a searchable method without a search is set by hand"
     suite = load_suite("quickstart", ["optimizers=[adam_nonprivate]", "seeds=0"])
-    planned = plan(suite)
-    assert {entry.label for entry in planned} == {"adam_nonprivate"}
-    assert {entry.cell.epsilon for entry in planned} == {float("inf")}
+    assert {(entry.label, entry.cell.epsilon) for entry in plan(suite)} == {("adam_nonprivate", float("inf"))}

@@ -1,8 +1,8 @@
 """Grids that go on beyond their ends: what is planned, that no more is, and what all of it is charged."""
 
-import dataclasses
 import json
 import math
+import re
 from collections import Counter
 from functools import cache
 from itertools import product
@@ -10,7 +10,10 @@ from itertools import product
 import pytest
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
+from small_suites import train_cell
+from stored import copied, rewrite
 
+from dpopt.cells import clipping_bound
 from dpopt.cli import main
 from dpopt.errors import ConfigError
 from dpopt.privacy.calibration import calibrate
@@ -18,9 +21,7 @@ from dpopt.registry import create
 from dpopt.results import choosing, frames, pricing, tables
 from dpopt.results.verify import verify
 from dpopt.runs.run_suite import run_suite
-from dpopt.runs.train import run
 from dpopt.store import Store
-from dpopt.store.identity import clipping_bound
 from dpopt.suites import protocol, widening
 from dpopt.suites.plan import has_stages, manifest, plan, to_follow
 from dpopt.suites.rows import MOST_CELLS
@@ -85,15 +86,6 @@ def test_an_optimum_beyond_the_end_is_found_and_no_more_is_tried():
     found = [point["lr"] for point in searched({"lr": 36}, 10, RATES)]
     assert found == [3.33, 11.1, 37.0, 123.0]
     assert [point["lr"] for point in searched({"lr": 0.03}, 10, RATES)] == [0.0333, 0.0111]
-
-
-@pytest.mark.parametrize("number", [0, 1, 3])
-def test_no_more_points_than_allowed(number):
-    assert len(searched({"lr": 1e9}, number, RATES)) == number
-
-
-def test_a_best_point_inside_is_left():
-    assert searched({"lr": 0.3}, 10, RATES) == []
 
 
 def test_two_fields_are_followed_one_after_the_other():
@@ -436,14 +428,32 @@ def test_verification_agrees(trained):
     assert not found.findings
 
 
-def test_a_run_that_was_killed_goes_on_to_the_same_cells(trained, tmp_path):
-    """Every cell in a store of its own, one after the other, planned again after each."""
-    suite, store = trained
-    again, order = Store(tmp_path / "again"), []
-    part = dataclasses.replace(suite, optimizers=("wide",), seeds=(0,))
-    while left := [e.cell for e in plan(part, again) if again.state(e.cell.run_id) == "pending"]:
-        run(left[-1], again, device="cpu")
-        order.append(left[-1].run_id)
-    assert ids(plan(part, again)) == ids(plan(part, store))
-    assert len(order) > 2
-    assert [again.record(i)["released_score"] for i in order] == [store.record(i)["released_score"] for i in order]
+def test_folders_that_went_on_apart_with_unequal_bits_are_copied_both_ways(write_suite, tmp_path):
+    """On two machines the best of one grid lies at other ends; each has begun what the other has finished."""
+    suite = write_suite(overrides=["optimizers=[dp_sgd]", "seeds=0", "device=cpu", "widen=1", "engine=inline"])
+    stores = [Store(tmp_path / name) for name in ("one", "other")]
+    grid = plan(suite)
+    for store, best in zip(stores, grid, strict=True):
+        for entry in grid:
+            train_cell(entry.cell, store, device="cpu")
+            rewrite(store, entry.cell.run_id, validation_accuracy=0.5 + 0.25 * (entry is best))
+        planned = plan(suite, store)
+        (further,) = widened(planned)
+        train_cell(further.cell, store, device="cpu")
+        store.extend_suite(suite.name, manifest(suite, planned))
+    ids_of = [set(store.run_ids()) for store in stores]
+    for store, theirs in zip(stores, stores[::-1], strict=True):
+        for run_id in set(theirs.run_ids()) - set(store.run_ids()):  # what a worker that was killed leaves
+            store.begin(run_id, theirs.record(run_id)["cell"])
+            store.append_curve(run_id, {"draw": 7, "epoch": 1})
+            store.save_checkpoint(run_id, b"half")
+    apart = [{run_id: store.run(run_id) for run_id in those} for store, those in zip(stores, ids_of, strict=True)]
+    copied(stores[0].root, stores[1].root)
+    copied(stores[1].root, stores[0].root)
+    for store, those, others in zip(stores, apart, apart[::-1], strict=True):
+        store = Store(store.root)
+        assert {run_id: store.run(run_id) for run_id in store.run_ids()} == others | those, "each whole, none mixed"
+        outcome = run_suite(suite, store.root, progress=False)
+        assert (outcome.ran, outcome.failed, outcome.damaged) == (0, {}, [])
+        (conflict,) = frames.load(store, suite.name).problems
+        assert re.fullmatch(r"\w{16}: another run goes on from the same grid otherwise; keep one of the two", conflict)

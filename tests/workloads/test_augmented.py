@@ -2,6 +2,7 @@ import fabricated
 import pytest
 import torch
 import torch.nn.functional as F
+from small_suites import train_cell
 
 from dpopt import registry
 from dpopt.cells import Cell
@@ -77,7 +78,7 @@ def test_a_cell_trains_on_views_and_evaluates_plain_images(root):
 
 
 def test_a_cell_runs_to_its_end_and_costs_what_it_costs_without_views(root):
-    records = [cells.run(cell(multiplicity=m), Store(root / "results"), device="cpu") for m in (1, 2)]
+    records = [train_cell(cell(multiplicity=m), Store(root / "results"), device="cpu") for m in (1, 2)]
     assert [record["status"] for record in records] == ["done", "done"]
     assert records[0]["epsilon"] == records[1]["epsilon"] <= 4.0
     assert records[0]["test_loss"] != records[1]["test_loss"]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dpopt import files
+from dpopt.cells import identity
 from dpopt.errors import ConfigError
 from dpopt.files import Damaged
 from dpopt.privacy.ledger import Ledger
@@ -26,7 +27,6 @@ from dpopt.results.results import Results
 from dpopt.results.verify import opinions
 from dpopt.results.verify.claims import Claims, Finding, check
 from dpopt.store import Store
-from dpopt.store.identity import identity
 from dpopt.store.provenance import unknown_commits
 from dpopt.store.runs import RESULTS, UNREADABLE, Run, Track, address
 

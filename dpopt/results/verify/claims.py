@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dpopt.cells import identity
 from dpopt.errors import cut
 from dpopt.privacy.ledger import Draw, Ledger
 from dpopt.privacy.selection import BestOf, Selection, selection_rule
 from dpopt.results import pricing
 from dpopt.results.verify import opinions
-from dpopt.store.identity import identity
 from dpopt.store.runs import UNREADABLE
 
 SAME = 1e-6
