@@ -1,0 +1,30 @@
+"""A short run of `fit`, as tests change it: 12 draws at the rate of the conformance task, so noise is solved once."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import dpopt
+
+
+def loss(output, target):
+    return F.cross_entropy(output, target, reduction="none")
+
+
+def records(n=60, d=4):
+    x = torch.randn(n, d, generator=torch.Generator().manual_seed(0))
+    return x, (x[:, 0] > 0).long()
+
+
+def fit(model=None, train=None, loss=loss, **changes):
+    torch.manual_seed(0)
+    options = {"optimizer": "dp_adam", "epsilon": 5.0, "delta": 1e-5, "epochs": 4, "batch_size": 20, "seed": 0}
+    options |= {"accountant": "rdp", "progress": False, **changes}
+    return dpopt.fit(
+        nn.Linear(4, 2) if model is None else model, loss, records() if train is None else train, **options
+    )
+
+
+def weights(result):
+    """The trained parameters as one vector."""
+    return torch.cat([p.detach().flatten() for p in result.model.parameters() if p.requires_grad])
