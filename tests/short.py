@@ -17,12 +17,12 @@ def records(n=60, d=4):
 
 
 def fit(model=None, train=None, loss=loss, **changes):
-    torch.manual_seed(0)
     options = {"optimizer": "dp_adam", "epsilon": 5.0, "delta": 1e-5, "epochs": 4, "batch_size": 20, "seed": 0}
     options |= {"accountant": "rdp", "progress": False, **changes}
-    return dpopt.fit(
-        nn.Linear(4, 2) if model is None else model, loss, records() if train is None else train, **options
-    )
+    if model is None:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+    return dpopt.fit(model, loss, records() if train is None else train, **options)
 
 
 def weights(result):

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:seed")
 
 @pytest.mark.parametrize("name", dpopt.optimizers())
 def test_any_registered_optimizer_trains_a_model_of_ones_own(name):
+    torch.manual_seed(0)
     model, (x, y) = nn.Linear(4, 2), records()
     before = model.weight.detach().clone()
     result = fit(model, optimizer=name, test=(x, y))

@@ -4,8 +4,10 @@ import copy
 import json
 
 import pytest
+import short
 import torch
 import torch.nn.functional as F
+from short import loss
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -19,10 +21,6 @@ from dpopt.workloads.base import Split
 
 pytestmark = pytest.mark.filterwarnings("ignore:seed")
 CPU = torch.device("cpu")
-
-
-def loss(output, target):
-    return F.cross_entropy(output, target, reduction="none")
 
 
 class Net(nn.Module):
@@ -85,12 +83,12 @@ CASES = {
 }
 
 
-def records(model, n=200):
+def records(model, n=60):
     """Records that the model takes, of which the first are like none of the made-up ones."""
     generator = torch.Generator().manual_seed(0)
     if any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in model.modules()):
         return torch.randint(0, 7, (n, 3), generator=generator), torch.randint(3, (n,), generator=generator)
-    x = torch.randn(n, 4, generator=generator)
+    x = 3 * torch.randn(n, 4, generator=generator)
     return x, (x[:, 0] > 0).long()
 
 
@@ -120,23 +118,22 @@ def test_it_is_what_autograd_never_gives_a_gradient(case):
 
 
 def fit(model, **changes):
-    torch.manual_seed(1)
-    options = {
-        "optimizer": "dp_adam",
-        "epsilon": 4.0,
-        "delta": 1e-4,
-        "epochs": 3,
-        "batch_size": 50,
-        "accountant": "rdp",
-    }
-    return dpopt.fit(model, loss, records(model), **{**options, "progress": False, "seed": 0, **changes})
+    return short.fit(model, records(model), **changes)
 
 
 ADAMW = dpopt.create("torch_optim", optimizer="torch.optim.AdamW", lr=0.01)
 
 
 @pytest.mark.filterwarnings("ignore:model. the loss never uses")
-@pytest.mark.parametrize("changes", [{}, {"average": 0.9}, {"isolate": True}, {"optimizer": ADAMW}, {"engine": "vmap"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"average": 0.9},
+        {"optimizer": ADAMW},
+        {"engine": "vmap"},
+        pytest.param({"isolate": True}, marks=pytest.mark.slow),
+    ],
+)
 def test_it_stays_and_all_else_ends_as_it_would(changes, monkeypatch):
     """Draws, noise and ledger are those of a run in which nothing is held, as these optimizers work by coordinate."""
     torch.manual_seed(0)
@@ -170,33 +167,6 @@ def test_it_is_named_and_a_row_of_padding_stays(make, names, recwarn):
         assert changed.tolist() == [False] + [True] * 6
 
 
-def test_it_stays_in_a_run_that_goes_on(tmp_path):
-    class Stop(Exception):
-        pass
-
-    def stop(entry):
-        if entry["draw"] == 5:
-            raise Stop
-
-    torch.manual_seed(0)
-    start = pooled().state_dict()
-    ends = []
-    for callback in (stop, None):
-        torch.manual_seed(0)
-        model = pooled()
-        try:
-            with pytest.warns(UserWarning, match="pooler"):
-                fit(model, checkpoint=str(tmp_path), callback=callback)
-        except Stop:
-            continue
-        ends.append(model.state_dict())
-    torch.manual_seed(0)
-    with pytest.warns(UserWarning, match="pooler"):
-        ends.append(fit(pooled()).model.state_dict())
-    assert all(torch.equal(*values) for values in zip(ends[0].values(), ends[1].values(), strict=True))
-    assert torch.equal(ends[0]["pooler.weight"], start["pooler.weight"])
-
-
 @pytest.mark.parametrize("beyond", [True, False])
 def test_where_records_differ_from_made_up_ones_nothing_is_held(beyond):
     """Made-up numbers lie between 0 and 1: the branch that they never take is the records' alone, or the other way."""
@@ -211,7 +181,7 @@ def test_where_records_differ_from_made_up_ones_nothing_is_held(beyond):
     assert not torch.equal(model.pooler.weight, start)
 
 
-@pytest.mark.parametrize("name", ["dp_sgd", "dp_adam", "fiber", "disk", "adadp", "torch_optim"])
+@pytest.mark.parametrize("name", ["fiber", "adadp", "torch_optim"])
 def test_an_optimizer_keeps_its_state_and_its_ledger(name):
     task, spans = Task(), ((1, 3), (4, 5))
     optimizer = dpopt.create(name)
