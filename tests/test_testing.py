@@ -56,37 +56,40 @@ class Forgetful(DPSGD):
         object.__setattr__(self, "lr", self.lr / 2)
 
 
-@dataclass(frozen=True)
-class InPlace(DPSGD):
-    def step(self, state, oracle):
-        new = super().step(state, oracle)
-        state.theta.copy_(new.theta)
-        return state
+def sgd(name="Changed", base=DPSGD, **methods):
+    """DP-SGD with other methods, or another class so."""
+    return dataclass(frozen=True)(type(name, (base,), {"__module__": __name__, **methods}))()
 
 
-@dataclass(frozen=True)
-class KeepsTheta(DPSGD):
+def then(change):
+    """A step of DP-SGD, of whose new state `change` makes another, given the state before and the oracle too."""
+    return lambda self, state, oracle: change(DPSGD.step(self, state, oracle), state, oracle)
+
+
+def moved(by):
+    """A step of DP-SGD, after which theta is moved by what `by` says of the oracle."""
+    return then(lambda new, state, oracle: new._replace(theta=new.theta + by(oracle)))
+
+
+def in_place(new, state, oracle):
+    state.theta.copy_(new.theta)
+    return state
+
+
+def keeps_theta(self, theta):
     """Leaves the state that it is given as it is, but not the theta."""
-
-    def init(self, theta):
-        state = super().init(theta.clone())
-        theta.add_(1)
-        return state
+    state = DPSGD.init(self, theta.clone())
+    theta.add_(1)
+    return state
 
 
-@dataclass(frozen=True)
-class RewritesReleases(DPSGD):
-    momentum: float = 0.9
-
-    def direction(self, state, gradient):
-        return super().direction(state, Release(gradient.value.mul_(2), gradient.std))
+def rewrites_releases(self, state, gradient):
+    return gradient.value.mul_(2), state
 
 
-@dataclass(frozen=True)
-class OwnNoise(DPSGD):
-    def step(self, state, oracle):
-        new = super().step(state, oracle)
-        return new._replace(theta=new.theta + 0.1 * torch.randn(new.theta.shape, device=new.theta.device))
+def own_noise(self, state, oracle):
+    new = DPSGD.step(self, state, oracle)
+    return new._replace(theta=new.theta + 0.1 * torch.randn(new.theta.shape, device=new.theta.device))
 
 
 @dataclass(frozen=True)
@@ -99,98 +102,27 @@ class LooksAround(DPSGD):
         return new._replace(theta=new.theta + (found[0] if found else 0.0))
 
 
-@dataclass(frozen=True)
-class RollsDice(DPSGD):
-    def step(self, state, oracle):
-        random.random()
-        return super().step(state, oracle)
-
-
-@dataclass(frozen=True)
-class RollsNumpyDice(DPSGD):
-    def step(self, state, oracle):
-        np.random.random()
-        return super().step(state, oracle)
-
-
-@dataclass(frozen=True)
-class ChangesDtype(DPSGD):
-    def step(self, state, oracle):
-        new = super().step(state, oracle)
-        return State(new.theta, new.momentum.double())
-
-
-@dataclass(frozen=True)
-class Grows(DPSGD):
+def grows(self, state, oracle):
     """Has one tensor more in its state after a step."""
-
-    def step(self, state, oracle):
-        new = super().step(State(state.theta, state.theta.new_zeros(0)), oracle)
-        return State(new.theta, (new.momentum, new.momentum))
+    new = DPSGD.step(self, State(state.theta, state.theta.new_zeros(0)), oracle)
+    return State(new.theta, (new.momentum, new.momentum))
 
 
-@dataclass(frozen=True)
-class TwiceForOne(DPSGD):
+def twice_for_one(self, state, oracle):
     """Two queries where the plan was traced with one: extra releases only when there is data."""
-
-    def step(self, state, oracle):
-        with oracle.draw() as batch:
+    with oracle.draw() as batch:
+        gradient = batch.gradient(state.theta, self.clip)
+        if not state.theta.is_meta:
             gradient = batch.gradient(state.theta, self.clip)
-            if not state.theta.is_meta:
-                gradient = batch.gradient(state.theta, self.clip)
-        return state._replace(theta=state.theta - self.lr * gradient.value)
+    return state._replace(theta=state.theta - self.lr * gradient.value)
 
 
-@dataclass(frozen=True)
-class LessThanPlanned(DPSGD):
+def less_than_planned(self, state, oracle):
     """Leaves its last draw without a query where there is data."""
-
-    def step(self, state, oracle):
-        if oracle.draws_left > 1 or state.theta.is_meta:
-            return super().step(state, oracle)
-        with oracle.draw():
-            return state
-
-
-@dataclass(frozen=True)
-class Stops(DPSGD):
-    """Decides on a released value."""
-
-    def step(self, state, oracle):
-        new = super().step(state, oracle)
-        return new if float(new.theta.norm()) < math.inf else state
-
-
-@dataclass(frozen=True)
-class SideDoor(DPSGD):
-    """Takes the data from behind the oracle."""
-
-    def step(self, state, oracle):
-        new = super().step(state, oracle)
-        return new._replace(theta=new.theta + oracle._x.mean()) if isinstance(oracle, DataOracle) else new
-
-
-@dataclass(frozen=True)
-class ReadsTheLedger(DPSGD):
-    """Uses what is public in every oracle there is, but not in the protocol."""
-
-    def step(self, state, oracle):
-        return super().step(state, oracle)._replace(momentum=state.momentum * len(oracle.ledger))
-
-
-@dataclass(frozen=True)
-class KnowsItsOracle(DPSGD):
-    """Reaches for nothing, but does something else where the oracle has data."""
-
-    def step(self, state, oracle):
-        new = super().step(state, oracle)
-        return new._replace(theta=2 * new.theta) if type(oracle) is DataOracle else new
-
-
-@dataclass(frozen=True)
-class NeverEnds(DPSGD):
-    def step(self, state, oracle):
-        return super().step(state, oracle) if oracle.draws_left else state
+    if oracle.draws_left > 1 or state.theta.is_meta:
+        return DPSGD.step(self, state, oracle)
+    with oracle.draw():
+        return state
 
 
 @dataclass(frozen=True)
@@ -205,42 +137,25 @@ class LyingRule:
         return (5 / norm).clamp(max=1)
 
 
-@dataclass(frozen=True)
-class Roots(DPSGD):
-    """Not a number wherever a release is negative."""
-
-    def direction(self, state, gradient):
-        return gradient.value.sqrt(), state
-
-
-@dataclass(frozen=True)
-class SizeDependent(DPSGD):
-    """Releases more for larger models."""
-
-    def step(self, state, oracle):
-        new = super().step(state, oracle)
-        return super().step(new, oracle) if oracle.dimension > 500 and oracle.draws_left else _skips_a_draw(new, oracle)
-
-
-def _skips_a_draw(state, oracle):
+def more_for_larger_models(self, state, oracle):
+    new = DPSGD.step(self, state, oracle)
+    if oracle.dimension > 500 and oracle.draws_left:
+        return DPSGD.step(self, new, oracle)
     if oracle.draws_left:
         with oracle.draw():
             pass
-    return state
+    return new
 
 
-@dataclass(frozen=True)
-class HiddenMemory(DPSGD):
+MEMORY = {}
+
+
+def remembers_outside(new, state, oracle):
     """Keeps its momentum outside the state."""
-
-    memory = {}
-
-    def step(self, state, oracle):
-        new = super().step(state, oracle)
-        if new.theta.is_meta:
-            return new
-        sum_so_far = self.memory[id(oracle)] = self.memory.get(id(oracle), 0) + new.theta
-        return new._replace(theta=sum_so_far)
+    if new.theta.is_meta:
+        return new
+    sum_so_far = MEMORY[id(oracle)] = MEMORY.get(id(oracle), 0) + new.theta
+    return new._replace(theta=sum_so_far)
 
 
 @dataclass(frozen=True)
@@ -281,16 +196,9 @@ class Ascends(DPSGD):
         return -gradient.value, state
 
 
-@dataclass(frozen=True)
-class HalfPrecision(DPSGD):
-    def direction(self, state, gradient):
-        return gradient.value.bfloat16().to(gradient.value.dtype), state
-
-
-@dataclass(frozen=True)
-class Cancels(DPSGD):
-    def direction(self, state, gradient):
-        return gradient.value + 1e3 - 1e3, state
+def along(change, name="Changed"):
+    """DP-SGD along what `change` makes of the private gradient."""
+    return sgd(name, direction=lambda self, state, gradient: (change(gradient.value), state))
 
 
 @dataclass(frozen=True)
@@ -301,62 +209,14 @@ class FloatMomentum(DPSGD):
         return State(theta, torch.zeros(len(theta), device=theta.device))
 
 
-@dataclass(frozen=True)
-class Doubles(DPSGD):
-    def direction(self, state, gradient):
-        return (gradient.value.double() * 2).to(gradient.value.dtype), state
-
-
-@dataclass(frozen=True)
-class Undefined(Direction):
-    """Has neither `init` nor `direction`."""
-
-
-@dataclass(frozen=True)
-class Undirected(Direction):
-    def init(self, theta):
-        return State(theta, theta)
-
-
-@dataclass(frozen=True)
-class VectorAlone(DPSGD):
-    def direction(self, state, gradient):
-        return gradient.value
-
-
-@dataclass(frozen=True)
-class StateAlone(DPSGD):
-    def direction(self, state, gradient):
-        return state
-
-
-@dataclass(frozen=True)
-class OneShort(DPSGD):
-    def direction(self, state, gradient):
-        return gradient.value[1:], state
-
-
-@dataclass(frozen=True)
-class Dictionary(DPSGD):
-    def init(self, theta):
-        return {"theta": theta}
-
-
-@dataclass(frozen=True)
-class ThetaLast(DPSGD):
-    def step(self, state, oracle):
-        return Backwards(state.momentum, super().step(state, oracle).theta)
+SHORT = along(lambda value: value[1:], "OneShort")
+SIDE_DOOR = sgd(step=moved(lambda oracle: oracle._x.mean() if isinstance(oracle, DataOracle) else 0.0))
+VECTOR = sgd("VectorAlone", direction=lambda self, state, gradient: gradient.value)
 
 
 class Backwards(NamedTuple):
     momentum: torch.Tensor
     theta: torch.Tensor
-
-
-@dataclass(frozen=True)
-class ThetaInRows(DPSGD):
-    def init(self, theta):
-        return State(theta.view(2, -1), torch.zeros_like(theta))
 
 
 class Broken(NamedTuple):
@@ -383,34 +243,57 @@ BROKEN = [
     Broken("has_a_complete_entry", DPSGD(), "grid of lr is empty", "empty_grid"),
     Broken("equals_its_declared_limits", DPSGD(), r"is not .*dp_adam.* apart after", "wrong_limit"),
     Broken("equals_its_declared_limits", DPSGD(), "releases something else", "limit_of_another_structure"),
-    Broken("can_be_traced", Stops(), "reads the value"),
-    Broken("can_be_traced", Undefined(), r"^Undefined\.init: None .* it gives the state before the first step"),
-    Broken("can_be_traced", Undirected(), r"^Undirected\.direction: None .* it gives two values: the direction"),
-    Broken("can_be_traced", VectorAlone(), r"^VectorAlone\.direction: 'Tensor \[8\]' .* expected two values"),
-    Broken("can_be_traced", StateAlone(), r"^StateAlone\.direction: 'State' .* expected two values"),
-    Broken("can_be_traced", OneShort(), r"^OneShort\.direction: 'Tensor \[7\], State' .* a tensor \[d\] as theta is"),
-    Broken("can_be_traced", dpopt.create("hyfreedp", base=OneShort()), r"^OneShort\.direction: 'Tensor \[7\], State'"),
-    Broken("can_be_traced", Dictionary(), r"^Dictionary\.init: 'dict' .* whose first field is `theta`, .* \[8\]$"),
-    Broken("can_be_traced", ThetaLast(), r"^ThetaLast\.step: 'Backwards, theta \[8\]' .* whose first field is"),
-    Broken("can_be_traced", ThetaInRows(), r"^ThetaInRows\.init: 'State, theta \[2, 4\]' .* shape \[d\], here \[8\]"),
-    Broken("is_pure", InPlace(), "state in place"),
-    Broken("is_pure", KeepsTheta(), "does not start at theta"),
-    Broken("is_pure", RewritesReleases(), "a release is changed in place"),
-    Broken("is_pure", OwnNoise(), "random generator"),
-    Broken("is_pure", RollsDice(), "random generator"),
-    Broken("is_pure", RollsNumpyDice(), "random generator"),
-    Broken("is_pure", ChangesDtype(), "makes .*float64.* of .*float32"),
-    Broken("is_pure", Grows(), "2 tensors at one time and 3"),
-    Broken("leaves_the_planned_ledger", TwiceForOne(), "the plan holds releases", error=UnplannedRelease),
-    Broken("leaves_the_planned_ledger", LessThanPlanned(), "is not the planned"),
+    Broken("can_be_traced", sgd(step=then(lambda new, state, _: new if new.theta.norm() < 1 else state)), "reads the "),
+    Broken("can_be_traced", sgd("A", Direction), r"^A\.init: None .* it gives the state before the first step"),
+    Broken(
+        "can_be_traced",
+        sgd("A", Direction, init=lambda self, theta: State(theta, theta)),
+        r"^A\.direction: None .* it gives two values: the direction",
+    ),
+    Broken("can_be_traced", VECTOR, r"^VectorAlone\.direction: 'Tensor \[8\]' .* expected two values"),
+    Broken("can_be_traced", SHORT, r"^OneShort\.direction: 'Tensor \[7\], State' .* a tensor \[d\] as theta is"),
+    Broken("can_be_traced", dpopt.create("hyfreedp", base=SHORT), r"^OneShort\.direction: 'Tensor \[7\], State'"),
+    Broken(
+        "can_be_traced",
+        sgd("A", init=lambda self, theta: {"theta": theta}),
+        r"^A\.init: 'dict' .* whose first field is `theta`, .* \[8\]$",
+    ),
+    Broken(
+        "can_be_traced",
+        sgd("A", step=then(lambda new, state, _: Backwards(new.momentum, new.theta))),
+        r"^A\.step: 'Backwards, theta \[8\]' .* whose first field is",
+    ),
+    Broken(
+        "can_be_traced",
+        sgd("A", init=lambda self, theta: State(theta.view(2, -1), torch.zeros_like(theta))),
+        r"^A\.init: 'State, theta \[2, 4\]' .* shape \[d\], here \[8\]",
+    ),
+    Broken("is_pure", sgd(step=then(in_place)), "state in place"),
+    Broken("is_pure", sgd(init=keeps_theta), "does not start at theta"),
+    Broken("is_pure", sgd(direction=rewrites_releases), "a release is changed in place"),
+    Broken("is_pure", sgd(step=own_noise), "random generator"),
+    Broken("is_pure", sgd(step=moved(lambda _: 0 * random.random())), "random generator"),
+    Broken("is_pure", sgd(step=moved(lambda _: 0 * np.random.random())), "random generator"),
+    Broken(
+        "is_pure", sgd(step=then(lambda new, *_: State(new.theta, new.momentum.double()))), "makes .*float64.* of .*32"
+    ),
+    Broken("is_pure", sgd(step=grows), "2 tensors at one time and 3"),
+    Broken("leaves_the_planned_ledger", sgd(step=twice_for_one), "the plan holds releases", error=UnplannedRelease),
+    Broken("leaves_the_planned_ledger", sgd(step=less_than_planned), "is not the planned"),
     Broken("spends_at_most_the_target", DPSGD(), "spent, 5.0 allowed", "too_little_noise"),
-    Broken("replays_bit_for_bit", SideDoor(), r"depends on more than the releases: leaf 0 .* differs by \d"),
-    Broken("sees_only_the_protocol", SideDoor(), "`oracle.__class__` is not in the protocol"),
-    Broken("sees_only_the_protocol", ReadsTheLedger(), "`oracle.ledger` is not in the protocol"),
-    Broken("sees_only_the_protocol", KnowsItsOracle(), "depends on which oracle"),
-    Broken("imports_no_data", InPlace(), "test_testing: dpopt.privacy.DataOracle.*; it may import __future__, "),
-    Broken("imports_no_data", dpopt.create("hyfreedp", base=InPlace()), "test_testing: dpopt.privacy.DataOracle"),
-    Broken("stops_when_the_budget_is_spent", NeverEnds(), "after the last draw"),
+    Broken("replays_bit_for_bit", SIDE_DOOR, r"depends on more than the releases: leaf 0 .* differs by \d"),
+    Broken("sees_only_the_protocol", SIDE_DOOR, "`oracle.__class__` is not in the protocol"),
+    Broken(
+        "sees_only_the_protocol", sgd(step=moved(lambda o: len(o.ledger))), "`oracle.ledger` is not in the protocol"
+    ),
+    Broken("sees_only_the_protocol", sgd(step=moved(lambda o: type(o) is DataOracle)), "depends on which oracle"),
+    Broken("imports_no_data", Ascends(), "test_testing: dpopt.privacy.DataOracle.*; it may import __future__, "),
+    Broken("imports_no_data", dpopt.create("hyfreedp", base=Ascends()), "test_testing: dpopt.privacy.DataOracle"),
+    Broken(
+        "stops_when_the_budget_is_spent",
+        sgd(step=lambda self, state, oracle: DPSGD.step(self, state, oracle) if oracle.draws_left else state),
+        "after the last draw",
+    ),
     Broken("adds_the_stated_gradient_noise", DPSGD(clip=Abadi(0.5)), "chi-square", "less_noise"),
     Broken("adds_the_stated_gradient_noise", DPSGD(), "the stated std is", "wrong_std"),
     Broken("adds_the_stated_gradient_noise", dpopt.create("hyfreedp"), "losses: the stated std", "wrong_loss_std"),
@@ -420,16 +303,18 @@ BROKEN = [
     Broken("bounds_one_record", DPSGD(clip=LyingRule()), r"\(gradient\) by [45]\.\d+, not 1", "trusting_engine"),
     Broken("bounds_one_record", dpopt.create("hyfreedp"), r"\(losses\) by", "unbounded_losses"),
     Broken("bounds_one_record", dpopt.create("adaptive_clip"), r"\(counts\) by", "uncentred_counts"),
-    Broken("survives_bad_records_and_empty_draws", Roots(), "poisoned the run"),
+    Broken("survives_bad_records_and_empty_draws", along(torch.sqrt), "poisoned the run"),
     Broken("survives_bad_records_and_empty_draws", DPSGD(), "an empty draw poisoned", "mean_of_the_draw"),
-    Broken("plans_the_same_for_any_dimension", SizeDependent(), "depends on the dimension"),
-    Broken("resumes_bit_for_bit", HiddenMemory(), "a run that was stopped ends elsewhere"),
+    Broken("plans_the_same_for_any_dimension", sgd(step=more_for_larger_models), "depends on the dimension"),
+    Broken("resumes_bit_for_bit", sgd(step=then(remembers_outside)), "a run that was stopped ends elsewhere"),
     Broken("resumes_bit_for_bit", CountsOnItself(), "leaf 1 of the state differs by 6"),
     Broken("works_without_noise", Ascends(), "a quadratic falls to 1 of its first value"),
-    Broken("agrees_in_float64", Cancels(), r"differ in leaf 0 .* apart after a way of"),
-    Broken("agrees_in_float64", HalfPrecision(), "aten::_to_copy makes a vector torch.bfloat16 in torch.float64"),
+    Broken("agrees_in_float64", along(lambda v: v + 1e3 - 1e3), r"differ in leaf 0 .* apart after a way of"),
+    Broken("agrees_in_float64", along(lambda v: v.bfloat16().to(v.dtype)), "_to_copy makes a vector torch.bfloat16 in"),
     Broken("agrees_in_float64", FloatMomentum(), "aten::zeros makes a vector torch.float32 in torch.float64"),
-    Broken("agrees_in_float64", Doubles(), "aten::_to_copy makes a vector torch.float64 in torch.float32"),
+    Broken(
+        "agrees_in_float64", along(lambda v: (2 * v.double()).to(v.dtype)), "a vector torch.float64 in torch.float32"
+    ),
     Broken("same_on_cuda", OtherTheSecondTime(), "^GPU and CPU differ in leaf 0", "cpu_as_gpu"),
 ]
 
@@ -507,7 +392,7 @@ def check_of(optimizer, name):
     return next(check for check in testing.checks(optimizer) if check.name == name)
 
 
-@pytest.mark.parametrize("broken", BROKEN, ids=lambda b: f"{b.check}-{b.patch or type(b.optimizer).__name__}")
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda b: f"{b.check}-{b.patch or b.message}")
 def test_what_breaks_a_rule_is_caught(broken, patches):
     if broken.patch:
         patches[broken.patch]()
@@ -515,17 +400,9 @@ def test_what_breaks_a_rule_is_caught(broken, patches):
         check_of(broken.optimizer, broken.check)()
 
 
-@pytest.mark.parametrize("broken", [b for b in BROKEN if b.patch], ids=lambda b: f"{b.check}-{b.patch}")
-def test_what_is_patched_is_what_breaks_it(broken):
-    """Without the patch the same optimizer passes, so the check has seen the patch and nothing else."""
-    if broken.check == "same_on_cuda":
-        pytest.skip("the optimizer is broken too")
-    check_of(broken.optimizer, broken.check)()
-
-
 def test_of_what_cannot_be_traced_one_check_says_so_and_the_others_are_skipped():
     outcomes = {}
-    for check in testing.checks(VectorAlone()):
+    for check in testing.checks(VECTOR):
         try:
             check()
         except Exception as error:
