@@ -28,12 +28,12 @@ from dpopt.privacy.wire import Channel, Gone, NotImportable
 from dpopt.types import Query, Release
 
 _REFUSALS = {kind.__name__: kind for kind in (BudgetSpent, UnplannedRelease)}
-MOST = sys.maxsize
+_MOST = sys.maxsize
 """The trainer is trusted: its messages may be of any size."""
 
 
-class RemoteOracle:
-    """An oracle whose answers come from another process; see `Oracle`."""
+class _RemoteOracle(Asking):
+    """An oracle whose answers come from another process, and its own batch; see `Oracle` and `Batch`."""
 
     def __init__(self, channel: Channel, public: dict[str, Any]) -> None:
         self._channel, self._lock = channel, Lock()
@@ -41,14 +41,19 @@ class RemoteOracle:
         self.draws_total, self.draws_left = public["draws_total"], public["draws_left"]
 
     @contextmanager
-    def draw(self) -> Iterator[_RemoteBatch]:
-        self.request(do="draw")
+    def draw(self) -> Iterator[_RemoteOracle]:
+        self._request(do="draw")
         try:
-            yield _RemoteBatch(self)
+            yield self
         finally:
-            self.request(do="close")
+            self._request(do="close")
 
-    def request(self, **message: Any) -> dict[str, Any]:
+    @torch.no_grad()
+    def ask(self, query: Query) -> Release:
+        answer = self._request(do="ask", query=query)
+        return Release(answer["value"], answer["std"])
+
+    def _request(self, **message: Any) -> dict[str, Any]:
         """The other process's answer to a message.
 
         Raises:
@@ -56,7 +61,7 @@ class RemoteOracle:
         """
         with self._lock:  # threads are answered in turn
             self._channel.send(**message)
-            answer = self._channel.receive(MOST, MOST)
+            answer = self._channel.receive(_MOST, _MOST)
         self.draws_left = answer["draws_left"]
         if "refused" in answer:
             kind, reason = _REFUSALS.get(answer["refused"]), answer["reason"]
@@ -64,22 +69,12 @@ class RemoteOracle:
         return answer
 
 
-class _RemoteBatch(Asking):
-    def __init__(self, oracle: RemoteOracle) -> None:
-        self._oracle = oracle
-
-    @torch.no_grad()
-    def ask(self, query: Query) -> Release:
-        answer = self._oracle.request(do="ask", query=query)
-        return Release(answer["value"], answer["std"])
-
-
-def serve(channel: Channel) -> None:
+def _serve(channel: Channel) -> None:
     """One optimizer's life: do as the other process says until it hangs up."""
     optimizer: Any = None
     state: Any = None
     while True:
-        task = channel.receive(MOST, MOST)
+        task = channel.receive(_MOST, _MOST)
         answer: dict[str, Any] = {}
         try:
             match task.pop("do"):
@@ -101,7 +96,7 @@ def serve(channel: Channel) -> None:
                 case "load":
                     state = pytree.tree_unflatten(task["leaves"], pytree.tree_structure(state))
                 case "step":
-                    state = optimizer.step(state, RemoteOracle(channel, task))
+                    state = optimizer.step(state, _RemoteOracle(channel, task))
                     answer = {"places": _places(state)}
                 case "fetch":
                     answer = {"leaves": pytree.tree_leaves(state)}
@@ -151,7 +146,7 @@ def main(descriptor: int) -> None:
             if os.fork() == 0:
                 control.close()
                 try:
-                    serve(Channel(socket.socket(fileno=files[0])))
+                    _serve(Channel(socket.socket(fileno=files[0])))
                 except Gone:
                     pass
                 finally:

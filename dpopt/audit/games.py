@@ -23,9 +23,8 @@ from dpopt.errors import ConfigError
 from dpopt.privacy import sampling
 from dpopt.privacy.calibration import trace
 from dpopt.privacy.data import DataOracle
-from dpopt.privacy.ledger import Ledger
+from dpopt.privacy.ledger import Ledger, Plan
 from dpopt.privacy.oracle import Transcript
-from dpopt.privacy.plan import Plan
 from dpopt.privacy.queries import COUNTS, GRADIENT
 from dpopt.types import Optimizer, Release, Vector
 

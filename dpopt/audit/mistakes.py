@@ -30,9 +30,8 @@ from dpopt.audit.published import PublishedNoise, hyfreedp_noise
 from dpopt.clipping.rules import Abadi
 from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.data import DataOracle
-from dpopt.privacy.ledger import Draw, Ledger
+from dpopt.privacy.ledger import Draw, Ledger, Plan
 from dpopt.privacy.oracle import Charged, Transcript
-from dpopt.privacy.plan import Plan
 from dpopt.privacy.queries import LOSSES
 from dpopt.types import ClipRule, Number, Oracle, Release, Vector
 
@@ -127,7 +126,7 @@ class _RealisedBatch(DataOracle):
 
     def _add_noise(self, total: Tensor, std: Number, charged: Charged) -> None:
         super()._add_noise(total, std, charged)
-        drawn = sum(int(gather().mask.sum()) for gather in charged.records.inputs)
+        drawn = sum(int(gather()[2].sum()) for gather in charged.records.inputs)
         total *= self.expected_batch / max(1, drawn)
 
 

@@ -12,9 +12,9 @@ from dpopt import fields
 from dpopt.errors import unknown
 from dpopt.fields import Count, Inflation, Many, Positive
 from dpopt.privacy.accountants import epsilon as spent
+from dpopt.privacy.calibration import solve_noise
 from dpopt.privacy.ledger import Draw, Ledger
 from dpopt.privacy.selection import repeated
-from dpopt.privacy.solving import solve_noise
 
 
 class PublishedNoise(NamedTuple):

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from dpopt.clipping.bookkeeping import BookkeepingEngine
-from dpopt.clipping.each import LoopEngine
 from dpopt.clipping.flat import Clipped, ClippingEngine, FlatModel, Request, as_written
 from dpopt.clipping.layers import refuse_unsafe, replacements
 from dpopt.clipping.losses import Loss, check_loss
-from dpopt.clipping.recording import Unsupported
+from dpopt.clipping.mixing import Unsupported
 from dpopt.clipping.rules import RULES, Abadi, Automatic, Normalized, clip_rule, clip_spec
 from dpopt.clipping.verification import verify
-from dpopt.clipping.vmap import VmapEngine
+from dpopt.clipping.vmap import LoopEngine, VmapEngine
 from dpopt.errors import ConfigError, unknown
 from dpopt.types import Vector
 

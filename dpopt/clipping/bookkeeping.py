@@ -7,25 +7,39 @@ of all layers are known, the clipped sum.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ctypes
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from dpopt.clipping import layers
 from dpopt.clipping.factors import Dense, Factor, merged, scaled_squared_norm, squared_norm
-from dpopt.clipping.flat import FlatModel, PerExample, WeightedPoints, free_memory, must_be_sanitized, same_randomness
-from dpopt.clipping.heap import keep_freed_memory
+from dpopt.clipping.flat import (
+    FlatModel,
+    PerExample,
+    WeightedPoints,
+    free_memory,
+    full_precision,
+    must_be_sanitized,
+    same_randomness,
+)
 from dpopt.clipping.losses import Loss
-from dpopt.clipping.precision import full_precision
-from dpopt.clipping.recording import Recorder, Unsupported, Use, layers_of, version
+from dpopt.clipping.mixing import Unsupported
 from dpopt.types import Number, Vector
 
 _REENTRANT = (
     "if torch.utils.checkpoint did that, use use_reentrant=False, in Hugging Face's models by "
     "gradient_checkpointing_enable(gradient_checkpointing_kwargs={'use_reentrant': False})"
 )
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # from <malloc.h>
+_LARGEST_MMAP_THRESHOLD = 32 * 2**20
 
 
 class BookkeepingEngine(FlatModel):
@@ -50,10 +64,10 @@ class BookkeepingEngine(FlatModel):
         self._is_bfloat16 = precision == "bfloat16"
         self._parameters = list(self.trained.values())
         self._index = {id(p): i for i, p in enumerate(self._parameters)}
-        self._layers = layers_of(model)
+        self._layers = _layers_of(model)
         # Each backward pass frees much memory, and asking the system for it again costs page faults.
         if self._parameters[0].device.type == "cpu":
-            keep_freed_memory()
+            _keep_freed_memory()
 
     def _outputs(self, theta: Vector, x: Tensor) -> Tensor:
         with self.at(theta):
@@ -96,17 +110,16 @@ class BookkeepingEngine(FlatModel):
         return PerExample(torch.stack(losses), norms, weighted_sum)
 
     def _backward(self, weight: Number, x: Tensor, y: Tensor, factors: list[list[Factor]]) -> Tensor:
-        waiting: list[tuple[Use, Tensor]] = []
+        waiting: list[tuple[_Use, Tensor]] = []
 
-        def receive(use: Use, gradient: Tensor) -> None:
+        def receive(use: _Use, gradient: Tensor) -> None:
             if layers.handler(use.module):
                 self._add(factors, use, gradient, weight, len(x))
             else:
-                waiting.append(
-                    (use, gradient)
-                )  # it needs a backward pass of its own, which cannot begin within this one
+                # It needs a backward pass of its own, which cannot begin within this one.
+                waiting.append((use, gradient))
 
-        with Recorder(self._layers, len(x), receive) as recorder, torch.enable_grad():
+        with _Recorder(self._layers, len(x), receive) as recorder, torch.enable_grad():
             losses = self.loss(self._output(x), y)
             recorder.is_recording = False
             if recorder.hidden:
@@ -121,9 +134,9 @@ class BookkeepingEngine(FlatModel):
         return losses.detach()
 
     @torch.no_grad()
-    def _add(self, factors: list[list[Factor]], use: Use, gradient: Tensor, weight: Number, examples: int) -> None:
+    def _add(self, factors: list[list[Factor]], use: _Use, gradient: Tensor, weight: Number, examples: int) -> None:
         module, names, kind = use.module, use.names, type(use.module).__name__
-        if tuple(version(x) for x in use.inputs) != use.versions:
+        if tuple(_version(x) for x in use.inputs) != use.versions:
             raise Unsupported(f"an input of {kind} was changed in place after its use")
 
         # Norms and sums are in the parameters' type, also where autocast ran the layer in another one.
@@ -135,9 +148,7 @@ class BookkeepingEngine(FlatModel):
         with full_precision(gradient.device):
             if handler:
                 each = handler(module, names, inputs[0] if inputs else gradient, gradient, examples)
-            elif (
-                not inputs
-            ):  # a bare parameter that was expanded over the batch: its gradient has a row for each example
+            elif not inputs:  # a bare parameter that was expanded over the batch
                 each = {names[0]: Dense(gradient)}
             elif any(isinstance(x, Tensor) and len(x) != examples for x in (*inputs, gradient)):
                 raise Unsupported(f"{kind} is of unknown kind and called on rows that are no examples")
@@ -167,3 +178,130 @@ class BookkeepingEngine(FlatModel):
         with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self._is_bfloat16):
             output = self.model(x)
         return output.float() if self._is_bfloat16 else output
+
+
+def _layers_of(model: nn.Module) -> list[_Layer]:
+    result = []
+    for module in model.modules():
+        names = layers.trained(module)
+        # A module of unknown kind may use a bare parameter, such as a class token, outside of any layer's call.
+        is_handled = layers.handler(module) is not None
+        shapes = {name: cast(nn.Parameter, module._parameters[name]).shape for name in names}
+        bare = [name for name, shape in shapes.items() if not is_handled and len(shape) > 1 and shape[0] == 1]
+        if names:
+            result.append((module, [name for name in names if name not in bare], bare))
+    return result
+
+
+_Layer = tuple[nn.Module, list[str], list[str]]
+"""A module that holds trained parameters: the names of those in its calls, and of bare ones of shape [1, ...]."""
+
+
+@dataclass
+class _Use:
+    """One call of a layer, or (without inputs) a bare parameter's expansion over the batch.
+
+    Attributes:
+        names: trained parameters that the use is of.
+        keywords: further arguments, none of them tensors.
+        versions: the versions of the inputs then, which show an in-place change since.
+        shape: the output's.
+    """
+
+    module: nn.Module
+    names: list[str]
+    inputs: tuple[Any, ...]
+    keywords: dict[str, Any]
+    versions: tuple[int | None, ...]
+    shape: torch.Size
+
+
+class _Recorder:
+    """While it is entered, notes every use of the trained parameters of `layers` on batches of `examples`.
+
+    A use that depends on no other one is where a backward pass may end: its output gradient is to be asked for. The
+    output gradients of all other uses occur on the way there, and `receive` is called with each at once, so that few
+    are in memory at a time.
+
+    Attributes:
+        ends: where the backward pass ends, and the use whose output gradient arrives there; None for a place that is
+            there so that the pass comes by what depends on it.
+        hidden: the kind of a layer that was called where no gradients were kept; "" for none.
+        is_recording: false in the backward pass, where checkpoints call layers again.
+    """
+
+    def __init__(self, layers: Sequence[_Layer], examples: int, receive: Callable[[_Use, Tensor], None]) -> None:
+        self._layers, self._examples, self._receive = layers, examples, receive
+        self._handles: list[Any] = []
+        self._bare: list[tuple[nn.Module, str, nn.Parameter]] = []
+        self.ends: list[tuple[_Use | None, GradientEdge]] = []
+        self.hidden = ""
+        self.is_recording = True
+
+    def __enter__(self) -> _Recorder:
+        for module, names, bare in self._layers:
+            for name in bare:
+                parameter = cast(nn.Parameter, module._parameters[name])
+                self._bare.append((module, name, parameter))
+                with torch.enable_grad():
+                    expanded = parameter.expand(self._examples, *parameter.shape[1:])
+                module._parameters[name] = cast(nn.Parameter, expanded)
+                self.ends.append((_Use(module, [name], (), {}, (), expanded.shape), get_gradient_edge(expanded)))
+            if names:
+                note = partial(self._note, names)
+                self._handles.append(module.register_forward_hook(note, with_kwargs=True))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        for module, name, parameter in self._bare:
+            module._parameters[name] = parameter
+
+    def _note(
+        self, names: list[str], module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any
+    ) -> Tensor | None:
+        if not torch.is_grad_enabled():
+            self.hidden = type(module).__name__
+            return None
+        if not isinstance(output, Tensor) or any(isinstance(x, Tensor) for x in keywords.values()):
+            raise Unsupported(f"{type(module).__name__} does not map positional tensors to one tensor")
+        if not any(isinstance(x, Tensor) for x in inputs):
+            raise Unsupported(f"{type(module).__name__} is called without a tensor")
+        if output.shape[0] == 1 != self._examples:
+            output = output.expand(self._examples, *output.shape[1:])
+            inputs = tuple(x.expand(self._examples, *x.shape[1:]) if isinstance(x, Tensor) else x for x in inputs)
+        elif output.shape[0] % self._examples:
+            raise Unsupported(f"{type(module).__name__} gives {output.shape[0]} rows for {self._examples} examples")
+        if self.is_recording:
+            kept = () if names == ["bias"] else tuple(x.detach() if isinstance(x, Tensor) else x for x in inputs)
+            use = _Use(module, names, kept, keywords, tuple(_version(x) for x in kept), output.shape)
+            whole = _whole(output)
+            needy = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
+            if needy:
+                whole.register_hook(partial(self._receive, use))
+                if not self.ends:  # something else than a use requires gradients, such as frozen embeddings for PEFT
+                    self.ends += [(None, get_gradient_edge(x)) for x in needy]
+            else:
+                self.ends.append((use, get_gradient_edge(whole)))
+        return output
+
+
+def _version(x: Any) -> int | None:
+    return x._version if isinstance(x, Tensor) else None
+
+
+def _whole(output: Tensor) -> Tensor:
+    """`output`, or what it is a mere reshaping of: an in-place change of a view goes to its base, around the view."""
+    base = output._base
+    if base is not None and base.numel() == output.numel() and base.is_contiguous() and output.is_contiguous():
+        return base
+    return output
+
+
+@cache
+def _keep_freed_memory() -> None:
+    """Let glibc's allocator keep what is freed, as torch's does on a GPU."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
+    if mallopt and mallopt(_TRIM_THRESHOLD, 2**31 - 1):
+        mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)

@@ -7,7 +7,7 @@ p q <= 2 T^2 the p x q gradient itself is cheaper (layer by layer, section 4 the
 
 A norm that is a sum of large terms of both signs loses digits, and a record could be such that its norm comes out
 far too small, and its clipped gradient far too large. So where terms cancel, a norm is taken at the upper end of its
-rounding error (`_MARGIN`, `_NEGLIGIBLE`). For the same reason `lost` is added, the most that is lost where a square is
+rounding error (`_MARGIN`, `_NEGLIGIBLE`). For the same reason `_lost` is added, the most that is lost where a square is
 too small for its type: an output gradient of 1e-23 squares to zero, and beside inputs of 1e18 its gradient would seem
 to be zero.
 
@@ -21,7 +21,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import combinations
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -37,40 +36,35 @@ _NEGLIGIBLE = 1e-4
 """Rounding errors up to this share of a squared norm (half as much of the norm) are tolerated."""
 
 
-class Factor(Protocol):
+class Factor:
     """The gradients of n examples with respect to one parameter."""
 
     @property
     def examples(self) -> int:
         """Number n of examples."""
-        ...
+        raise NotImplementedError
 
     def squared_norm(self) -> tuple[Tensor, Tensor | None]:
         """Squared L2 norms [n] and a bound on their rounding errors [n]; None stands for a few machine epsilon."""
-        ...
+        raise NotImplementedError
 
     def weighted_sum(self, weights: Tensor, out: Tensor, is_first: bool) -> None:
         """Add sum_i weights_i gradient_i to `out`, of the parameter's shape; write it there if it `is_first`."""
-        ...
+        raise NotImplementedError
 
     def sanitized(self, keep: Tensor) -> Factor:
         """The same with zeros for the examples that `keep`, bool [n], leaves out."""
-        ...
+        raise NotImplementedError
 
     def dense(self, rows: slice = slice(None)) -> Tensor:
         """The gradients of the examples `rows`, shape [n, numel]."""
-        ...
+        raise NotImplementedError
 
 
-class OuterProducts:
+class OuterProducts(Factor):
     """Factors sum_t left_t right_t^T for each example and group; `is_transposed`: the parameter is stored as [q, p]."""
 
     is_transposed: bool = False
-
-    @property
-    def examples(self) -> int:
-        """Number n of examples."""
-        raise NotImplementedError
 
     @property
     def device(self) -> torch.device:
@@ -87,8 +81,20 @@ class OuterProducts:
         raise NotImplementedError
 
     def squared_norm(self) -> tuple[Tensor, Tensor | None]:
-        """See `Factor`."""
-        return gram_norm(self)
+        squares, errors = [], []
+        groups, length = self.gram_size
+        if length == 1:
+            left, right = (_vecnorm(side) + math.sqrt(side.shape[3] * _lost(side)) for side in self.pair())
+            return (left * right).square().flatten(1).sum(1), None
+        for part in blocks(self.examples, groups * length**2, self.device):
+            left, right = self.pair(part)
+            gram, other = left @ left.mT, right @ right.mT
+            # What underflows in one Gram matrix could be large times the other one.
+            error = length * _lost(gram) * (left.shape[3] * _trace(other) + right.shape[3] * _trace(gram))
+            gram.mul_(other)
+            squares.append(gram.sum((1, 2, 3)))
+            errors.append(error + rounding(_trace(gram)))
+        return torch.cat(squares), torch.cat(errors)
 
 
 def merged(factors: Sequence[Factor]) -> list[Factor]:
@@ -123,7 +129,7 @@ def scaled_squared_norm(factors: Sequence[Factor], scale: Tensor) -> Tensor:
     first = factors[0]
     # One outer product needs no gradient: its scaled square is left^2 s^2 right^2.
     if len(factors) == 1 and isinstance(first, Outer) and first.gram_size == (1, 1):
-        least = lost(scale)
+        least = _lost(scale)
         left, right = (side.flatten(1).square().add_(least) for side in first.pair())
         square = scale.square().add_(least)
         return ((left @ (square.T if first.is_transposed else square)).add_(left.shape[1] * least) * right).sum(1)
@@ -133,20 +139,16 @@ def scaled_squared_norm(factors: Sequence[Factor], scale: Tensor) -> Tensor:
     return torch.cat([_vecnorm(gradients * scale.flatten()).square() for gradients in materialised])
 
 
-def inner(first: Factor, second: Factor) -> Tensor:
+def inner(a: Factor, b: Factor) -> Tensor:
     """Inner product of each example's two gradients, shape [n]."""
-    if (
-        isinstance(first, OuterProducts)
-        and isinstance(second, OuterProducts)
-        and first.is_transposed == second.is_transposed
-    ):
-        return _gram_product(first, second)
-    for lookup, head in ((first, second), (second, first)):
+    if isinstance(a, OuterProducts) and isinstance(b, OuterProducts) and a.is_transposed == b.is_transposed:
+        return _gram_product(a, b)
+    for lookup, head in ((a, b), (b, a)):
         if isinstance(lookup, Rows) and isinstance(head, Outer) and not head.is_transposed:
             return _tied(lookup, head)
-    row = first.dense(slice(0, 1))
-    parts = blocks(first.examples, row.shape[1], row.device)
-    return torch.cat([(first.dense(part) * second.dense(part)).sum(1) for part in parts])
+    row = a.dense(slice(0, 1))
+    parts = blocks(a.examples, row.shape[1], row.device)
+    return torch.cat([(a.dense(part) * b.dense(part)).sum(1) for part in parts])
 
 
 def blocks(examples: int, width: int, device: torch.device) -> Iterator[slice]:
@@ -157,7 +159,7 @@ def blocks(examples: int, width: int, device: torch.device) -> Iterator[slice]:
 
 
 @dataclass(frozen=True)
-class Dense:
+class Dense(Factor):
     """The gradients themselves, shape [n, ...]."""
 
     values: Tensor
@@ -234,7 +236,7 @@ def is_cheaper_dense(length: int, p: int, q: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Rows:
+class Rows(Factor):
     """sum_t onehot(ids_t) values_t^T: the rows of a table [rows, q] looked up by ids [n, T]; values [n, T, q]."""
 
     ids: Tensor
@@ -278,27 +280,9 @@ def zeroed(values: Tensor, keep: Tensor) -> Tensor:
     return torch.where(keep.view(-1, *[1] * (values.dim() - 1)), values, 0.0)
 
 
-def lost(like: Tensor) -> float:
+def _lost(like: Tensor) -> float:
     """The most that the square of a number may lose by being too small for the type of `like`."""
     return torch.finfo(like.dtype).tiny
-
-
-def gram_norm(factor: OuterProducts) -> tuple[Tensor, Tensor | None]:
-    """|sum_t left_t right_t^T|^2 and a bound on its rounding error, both of shape [n]."""
-    squares, errors = [], []
-    groups, length = factor.gram_size
-    if length == 1:
-        left, right = (_vecnorm(side) + math.sqrt(side.shape[3] * lost(side)) for side in factor.pair())
-        return (left * right).square().flatten(1).sum(1), None
-    for part in blocks(factor.examples, groups * length**2, factor.device):
-        left, right = factor.pair(part)
-        gram, other = left @ left.mT, right @ right.mT
-        # What underflows in one Gram matrix could be large times the other one.
-        error = length * lost(gram) * (left.shape[3] * _trace(other) + right.shape[3] * _trace(gram))
-        gram.mul_(other)
-        squares.append(gram.sum((1, 2, 3)))
-        errors.append(error + rounding(_trace(gram)))
-    return torch.cat(squares), torch.cat(errors)
 
 
 def _trace(gram: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from dpopt.clipping import layers, mixing
 from dpopt.clipping.losses import Loss, by_record
-from dpopt.clipping.recording import Unsupported
+from dpopt.clipping.mixing import Unsupported
 from dpopt.clipping.rules import factors
 from dpopt.types import ClipRule, Number, Vector
 
@@ -25,7 +25,8 @@ _COMPARED = 3
 """Records of a batch whose gradients are compared with autograd's."""
 _GROSS = 0.05
 """The largest relative error there, also in bfloat16; `verify` compares to more digits."""
-
+_EXACT = ("none", "ieee")
+"""Values of `fp32_precision` under which float32 is multiplied as float32."""
 
 WeightedPoints: TypeAlias = Sequence[tuple[Number, Vector]]
 
@@ -423,3 +424,26 @@ def same_randomness(device: torch.device) -> Iterator[None]:
         torch.set_rng_state(cpu)
         for state in cuda:
             torch.cuda.set_rng_state(state, device)
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Multiply float32 as float32, whatever autocast or the settings for TF32 and bfloat16 say outside.
+
+    An example's norm and its share of the clipped sum come from different products of the same numbers. With the ten
+    or seven bits that TF32 and bfloat16 keep, the two differ, and the noise is scaled to the norm. cuDNN's convolutions
+    use TF32 by default. The model's own passes are left as they are.
+    """
+    backends: Any = torch.backends
+    if hasattr(backends.cuda.matmul, "fp32_precision"):  # since torch 2.9 a setting for each backend and operation
+        owners = [backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv]
+        reduced = [(owner, "fp32_precision", "ieee") for owner in owners if owner.fp32_precision not in _EXACT]
+    else:
+        reduced = [(owner, "allow_tf32", False) for owner in (backends.cuda.matmul, backends.cudnn) if owner.allow_tf32]
+    with ExitStack() as stack:
+        if torch.is_autocast_enabled(device.type):
+            stack.enter_context(torch.autocast(device.type, enabled=False))
+        for owner, name, value in reduced:
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+        yield

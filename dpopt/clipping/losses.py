@@ -6,7 +6,6 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pkgutil import resolve_name
 from types import MethodType
 from typing import Any
@@ -23,15 +22,15 @@ _steps: Any = torch._C._functorch  # type: ignore[attr-defined]
 Loss = Callable[[Any, Tensor], Tensor]
 """(outputs [n, ...], targets [n, ...]) -> one loss per example [n]"""
 
-SEPARABLE = (
+_SEPARABLE = (
     "dpopt.workloads.base:Workload.loss",
     "dpopt.workloads.generation:E2E.loss",
     "dpopt.workloads.gmm:GaussianMixture.loss",
 )
 """The losses of the package's own workloads, which give the same bits for a batch as for its records."""
-_TRIED, SHOWN = 2**22, 64
+_TRIED, _SHOWN = 2**22, 64
 """The most numbers of outputs, and the most records of a batch, that a loss is tried on."""
-DIGITS = {torch.float64: 1e-9, torch.float32: 1e-5}
+_DIGITS = {torch.float64: 1e-9, torch.float32: 1e-5}
 """The most that two losses may be apart, as a share of the largest; 0.05 for types with fewer digits."""
 
 
@@ -39,20 +38,14 @@ class RecordLoss:
     """`function` on each record alone: under `torch.func.vmap`, or one record after the other where that raises.
 
     Attributes:
-        views: the function, where it is the mean over views by a `RecordLoss`.
-        is_trusted: the function is one of `SEPARABLE`, or `views`, and is called on the batch as it is.
+        is_trusted: the function is one of `_SEPARABLE`, and is called on the batch as it is.
+        needs_loop: true if `vmap` raises for the function; None before the first call.
     """
 
     def __init__(self, function: Loss) -> None:
         self.function = function
-        self.views = function if isinstance(function, MeanLoss) and type(function) is MeanLoss else None
-        self.is_trusted = _is_separable(function) or self.views is not None
-        self._needs_loop: bool | None = False if self.is_trusted else None
-
-    @property
-    def needs_loop(self) -> bool | None:
-        """True if `vmap` raises for the function; None before the first call."""
-        return self.views.record_loss.needs_loop if self.views else self._needs_loop
+        self.is_trusted = _is_separable(function)
+        self.needs_loop: bool | None = False if self.is_trusted else None
 
     def __call__(self, output: Any, target: Tensor) -> Tensor:
         """The losses [n] of outputs [n, ...], a tensor or a structure of tensors, and targets [n, ...].
@@ -66,11 +59,11 @@ class RecordLoss:
         if isinstance(output, Tensor) and not _has_rows(output, count):
             raise ConfigError("model", f"outputs {list(output.shape)}", f"expected a row for each of {count} records")
         reason = ""
-        if not self._needs_loop:
+        if not self.needs_loop:
             try:
                 losses = self._by_vmap(output, target)
                 if losses.numel() == count:
-                    self._needs_loop = False
+                    self.needs_loop = False
                     return losses.view(count)
                 reason = f"it gives {losses.numel()} numbers for {count} records"
             # It says nothing of the loss, and a loop would only hide it.
@@ -82,18 +75,20 @@ class RecordLoss:
         pieces = [part.split(1) if _has_rows(part, count) else (part,) * count for part in _tensors(output)]
 
         def one(singles: Iterator[Tensor], target: Tensor) -> Tensor:
-            return self.alone(_mapped(lambda _: next(singles), output), target)
+            return self.one(_mapped(lambda _: next(singles), output), target)
 
         losses = torch.cat([one(iter(singles), y) for *singles, y in zip(*pieces, target.split(1), strict=True)])
-        if not self._needs_loop:
+        if not self.needs_loop:
             each = (time.perf_counter() - start) / count * 1e3
             text = "loss %s: one record after the other, %.2f ms for each in a pass, as torch.func.vmap raises: %s"
             _LOG.warning(text, named(self.function), each, reason)
-            self._needs_loop = True
+            self.needs_loop = True
         return losses
 
+    each = __call__
+
     def _by_vmap(self, output: Any, target: Tensor) -> Tensor:
-        if self._needs_loop is None:
+        if self.needs_loop is None:
             functorch.lazy_load_decompositions()  # type: ignore[attr-defined]
         count = len(target)
         # The steps of `vmap` by hand: its care for structures would double the time of a call.
@@ -109,6 +104,10 @@ class RecordLoss:
 
     def alone(self, output: Any, target: Tensor) -> Tensor:
         """The loss [1] of one record's output and target, each with one row."""
+        return self.one(output, target)
+
+    def one(self, output: Any, target: Tensor) -> Tensor:
+        """The function's value [1] for one row."""
         loss = self.function(output, target)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             shown = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
@@ -116,18 +115,14 @@ class RecordLoss:
         return loss.reshape(1)
 
 
-@dataclass(frozen=True)
-class MeanLoss:
-    """The mean over views of a record: outputs [n, K, ...] and targets [n, ...] -> [n]."""
-
-    loss: Loss
-    record_loss: RecordLoss = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "record_loss", by_record(self.loss))
+class MeanLoss(RecordLoss):
+    """The mean over views of a record, each by itself: outputs [n, K, ...] and targets [n, ...] -> [n]."""
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
-        return self.record_loss(*self.rows(output, target)).unflatten(0, (-1, output.shape[1])).mean(dim=1)
+        return self.each(*self.rows(output, target)).unflatten(0, (-1, output.shape[1])).mean(dim=1)
+
+    def alone(self, output: Any, target: Tensor) -> Tensor:
+        return self(output, target)
 
     def rows(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Each view as a record of its own: outputs and targets [n K, ...]."""
@@ -143,7 +138,7 @@ def _is_separable(loss: Loss) -> bool:
     function = loss.__func__ if isinstance(loss, MethodType) else loss
     # By name first, since looking a function up would import modules that nobody uses.
     name = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
-    return name in SEPARABLE and resolve_name(name) is function  # the name alone could be anybody's
+    return name in _SEPARABLE and resolve_name(name) is function  # the name alone could be anybody's
 
 
 def named(function: Callable[..., Any]) -> str:
@@ -192,8 +187,6 @@ def check_loss(model: nn.Module, loss: RecordLoss, x: Tensor, y: Tensor, batch: 
     Raises:
         ConfigError: see above; or the loss keeps state, fails for one record, or is not finite for some records alone.
     """
-    views = loss.views
-    loss = views.record_loss if views else loss
     is_finite = torch.stack([part.isfinite().reshape(len(x), -1).all(1) for part in (x, y)]).all(0)  # not bad records
     x, y = x[is_finite], y[is_finite]
     # A batch loss does no harm, as engines show it single records, but is not what its author wrote.
@@ -209,8 +202,8 @@ def check_loss(model: nn.Module, loss: RecordLoss, x: Tensor, y: Tensor, batch: 
                 output, target = model(x[: max(2, room)]), y[: max(2, room)]
             except Exception:  # an engine says what the model fails with
                 return
-            if views:
-                output, target = views.rows(output, target)
+            if isinstance(loss, MeanLoss):
+                output, target = loss.rows(output, target)
             for size in (2, 2 * len(target) + 1, min(int(batch or 0), 512, room)):
                 if size > 1:
                     _must_be_alike(loss, output, target, size, is_beside)
@@ -223,15 +216,15 @@ def _must_be_alike(loss: RecordLoss, output: Any, target: Tensor, size: int, is_
     which = torch.cat([torch.arange(min(count, size)), more])[torch.randperm(size, generator=generator)]
     which = which.to(target.device)
     output, target = rows(output, which, count), target[which]
-    few = min(size, SHOWN)
+    few = min(size, _SHOWN)
 
     def values(output: Any, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         together = loss.function(_mapped(Tensor.clone, output), target.clone())
         if tuple(together.shape) != (size,):
             raise ConfigError("loss", f"shape {tuple(together.shape)}", f"expected one loss per example, ({size},)")
-        alone = loss(rows(output, slice(few), size), target[:few])
+        alone = loss.each(rows(output, slice(few), size), target[:few])
         parts = [(rows(output, slice(i, i + 1), size), target[i : i + 1]) for i in range(min(few, 16))]
-        backwards = [loss.alone(*part) for part in reversed(parts)][::-1]
+        backwards = [loss.one(*part) for part in reversed(parts)][::-1]
         return together[:few], alone, torch.cat([*backwards, alone[len(parts) :]])
 
     try:
@@ -252,9 +245,9 @@ def _must_be_alike(loss: RecordLoss, output: Any, target: Tensor, size: int, is_
         target_is = f" with target {target[at].tolist()}" if target.ndim == 1 else ""
         raise ConfigError("loss", name, f"the loss of a record{target_is} is {alone[at]:g}, that of others finite")
     for others, text in ((together, f"in a batch of {size} records"), (backwards, "after other records")):
-        digits = DIGITS.get(alone.dtype, 0.05)
+        digits = _DIGITS.get(alone.dtype, 0.05)
         if _apart(others, alone, digits) is not None and _is_rounded(loss, *exact):
-            digits = max(digits, DIGITS[torch.float32])
+            digits = max(digits, _DIGITS[torch.float32])
         if (bad := _apart(others, alone, digits)) is not None:
             seen = f"the loss of a record is {alone[bad]:.10g} alone and {others[bad]:.10g} {text}"
             shapes = [str(["n", *part.shape[1:]]).replace("'", "") for part in exact if isinstance(part, Tensor)]

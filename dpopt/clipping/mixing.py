@@ -18,8 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from dpopt.clipping.recording import Unsupported
-from dpopt.errors import ConfigError
+from dpopt.errors import ConfigError, cut
 from dpopt.types import Vector
 
 _LOG = logging.getLogger(__name__)
@@ -29,6 +28,22 @@ _Find = Callable[[Tensor], tuple[Tensor, ...]]
 _EXTREMES = (1e4, math.inf, math.nan)
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-2}
 """The most that numbers of a type may differ that are computed in another order; 0.05 for types with fewer digits."""
+
+
+class Unsupported(ConfigError):
+    """The model does something that the engine `name` cannot follow; `reason` says what, `instead` what to use."""
+
+    def __init__(self, reason: str, name: str = "bookkeeping", instead: str = "") -> None:
+        default = "write it with plain tensor operations, not in place" if name == "auto" else "use auto"
+        text = f"{instead}: {reason}" if instead else f"it cannot follow the model: {reason}; {default}"
+        super().__init__("engine", name, text)
+        self.reason = reason
+
+    @classmethod
+    def because(cls, error: Exception) -> Unsupported:
+        """For an error of the model or of torch, whose messages can be pages."""
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        return cls(cut(text))
 
 
 @contextmanager

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from dpopt.clipping import mixing
 from dpopt.clipping.flat import FlatModel, gradient, random_states, same_randomness
-from dpopt.clipping.recording import Unsupported
+from dpopt.clipping.mixing import Unsupported
 from dpopt.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ _SOME = 3
 """Examples that are compared one at a time in float64; two more are compared as training computes them."""
 _DISTINCT = 64
 """Different examples in a batch of the physical size; the others repeat them."""
-EXACT, _COARSE = 1e-9, 5e-3
+_EXACT, _COARSE = 1e-9, 5e-3
 """The largest relative errors: in float64, and in types with fewer digits, of which most may be lost."""
 
 
@@ -61,8 +62,8 @@ def verify(engine: FlatModel, x: Tensor, y: Tensor, batch: float | None = None) 
     # Rounding hides small errors in the model's own type, so float64 comes first.
     for dtype in (torch.float64, None):
         try:
-            with engine.exact():
-                return _verify(engine, _cast(x, dtype), _cast(y, dtype), batch, dtype, extremes, is_on)
+            with engine.exact(), mixing.trial(engine.model, dtype), torch.no_grad():
+                return _verify(engine, _cast(x, dtype), _cast(y, dtype), batch, extremes, is_on)
         except ConfigError:
             raise
         except Exception as error:
@@ -73,41 +74,30 @@ def verify(engine: FlatModel, x: Tensor, y: Tensor, batch: float | None = None) 
 
 
 def _verify(
-    engine: FlatModel,
-    x: Tensor,
-    y: Tensor,
-    batch: float | None,
-    dtype: torch.dtype | None,
-    extremes: bool,
-    is_on: Callable[[nn.Module], bool],
+    engine: FlatModel, x: Tensor, y: Tensor, batch: float | None, extremes: bool, is_on: Callable[[nn.Module], bool]
 ) -> bool:
-    def quiet() -> None:
-        for module in engine.model.modules():
-            module.training = is_on(module)
-
-    with mixing.trial(engine.model, dtype), torch.no_grad():
-        engine.load(mixing.beside(engine.split(engine.theta)))
-        some = mixing.anything_like(x, _SOME)
-        if not (extremes and _losses(engine, some, _cycled(y, _SOME))[0].isfinite().all()):
-            some = mixing.like(x, _SOME)
-        quiet()
-        tolerance, has_gradients = _compare(engine, some, _cycled(y, _SOME))
-        if engine.must_show_gradients and not has_gradients:
-            if x.is_floating_point():
-                raise Unsupported("its gradients are zero for random inputs, so there is nothing to compare")
-            # Whole numbers may all be padding: records of the next batch decide.
-            return False
-        engine.model.train()
-        _must_not_mix(engine, some, y, extremes, _gradients)
-        # Mixing may show only in a large batch, as a layer that shares out room by rank does.
-        size = engine.physical_batch(max(len(x), batch or 0))
-        size = _must_not_mix(engine, _cycled(mixing.like(x, _DISTINCT), size), y, extremes, _losses)
-        quiet()
-        few = mixing.like(x, 1), y[:1]
-        # Equal records must have equal losses: rooms of a mixture of experts may be full for the later ones.
-        alike = _cycled(few[0], size), _cycled(few[1], size)  # where room is shared out, most find none
-        (together,), (alone,) = _losses(engine, *alike), _losses(engine, *few)
-        _must_agree("losses", together, alone.expand(size), tolerance)
+    engine.load(mixing.beside(engine.split(engine.theta)))
+    some = mixing.anything_like(x, _SOME)
+    if not (extremes and _losses(engine, some, _cycled(y, _SOME))[0].isfinite().all()):
+        some = mixing.like(x, _SOME)
+    _set_modes(engine.model, is_on)
+    tolerance, has_gradients = _compare(engine, some, _cycled(y, _SOME))
+    if engine.must_show_gradients and not has_gradients:
+        if x.is_floating_point():
+            raise Unsupported("its gradients are zero for random inputs, so there is nothing to compare")
+        # Whole numbers may all be padding: records of the next batch decide.
+        return False
+    engine.model.train()
+    _must_not_mix(engine, some, y, extremes, _gradients)
+    # Mixing may show only in a large batch, as a layer that shares out room by rank does.
+    size = engine.physical_batch(max(len(x), batch or 0))
+    size = _must_not_mix(engine, _cycled(mixing.like(x, _DISTINCT), size), y, extremes, _losses)
+    _set_modes(engine.model, is_on)
+    few = mixing.like(x, 1), y[:1]
+    # Equal records must have equal losses: rooms of a mixture of experts may be full for the later ones.
+    alike = _cycled(few[0], size), _cycled(few[1], size)  # where room is shared out, most find none
+    (together,), (alone,) = _losses(engine, *alike), _losses(engine, *few)
+    _must_agree("losses", together, alone.expand(size), tolerance)
     return True
 
 
@@ -121,12 +111,19 @@ def _cycled(y: Tensor, examples: int) -> Tensor:
 
 def _saved_bytes(engine: FlatModel, x: Tensor, y: Tensor) -> int:
     """Bytes that a forward pass keeps of an example; ConfigError if the loss is not one value per example."""
-    saved = _Saved({p.untyped_storage().data_ptr() for p in engine.model.parameters()})
-    with saved.hooks, torch.enable_grad():
+    storages: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor.detach()  # the tensor itself would keep its graph alive
+
+    with saved_tensors_hooks(note, lambda tensor: tensor), torch.enable_grad():
         shape = tuple(engine.loss(engine.model(x), y).shape)
     if shape != (len(x),):
         raise ConfigError("loss", f"shape {shape}", f"expected one loss per example, ({len(x)},)")
-    return saved.total // len(x)
+    # Parameters are in memory anyway, however many examples there are.
+    held = {p.untyped_storage().data_ptr() for p in engine.model.parameters()}
+    return sum(size for place, size in storages.items() if place not in held) // len(x)
 
 
 def _gradients(engine: FlatModel, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -153,16 +150,26 @@ def _must_not_mix(
 
 def _compare(engine: FlatModel, x: Tensor, y: Tensor) -> tuple[float, bool]:
     """Raise `Unsupported` if autograd differs; gives the error tolerated, and whether a gradient is not zero."""
-    saved = _Saved(set())
+    types: set[torch.dtype] = set()
+
+    def note(tensor: Tensor) -> Tensor:
+        types.update([tensor.dtype] if tensor.is_floating_point() else [])
+        return tensor.detach()
+
     with mixing.constant_buffers(engine.model):
         together, (losses,) = engine.per_example([(1.0, engine.theta)], x, y), _losses(engine, x, y)
-        with saved.hooks:
-            pairs = [_alone(engine, *each) for each in zip(x.split(1), y.split(1), strict=True)]
-    alone, gradients = (torch.cat(each) for each in zip(*pairs, strict=True))
+        rows: list[Tensor] = []
+        ones: list[Tensor] = []
+        with saved_tensors_hooks(note, lambda tensor: tensor), engine.running(), torch.enable_grad():
+            for each, target in zip(x.split(1), y.split(1), strict=True):
+                loss = engine.loss(engine.model(each), target)
+                rows.append(gradient(loss.sum(), list(engine.trained.values())))
+                ones.append(loss.detach())
+    alone, gradients = torch.cat(ones), torch.stack(rows)
     # Unequal weights, so that two exchanged gradients show in the sum.
     weights = torch.arange(1, len(x) + 1).to(gradients)
     expected = weights @ torch.where(gradients.isfinite().all(1, keepdim=True), gradients, 0.0)  # as an engine does
-    tolerance = _tolerated(saved.types)
+    tolerance = _EXACT if types == {torch.float64} else _COARSE
     _must_agree("losses", together.losses[0], alone, tolerance)
     _must_agree("losses", losses, alone, tolerance)
     _must_agree("gradient norms", together.norms, gradients.norm(dim=1), tolerance)
@@ -170,35 +177,6 @@ def _compare(engine: FlatModel, x: Tensor, y: Tensor) -> tuple[float, bool]:
     for name, part, truth in zip(engine.trained, *parts, strict=True):
         _must_agree(f"gradients of {name}", part, truth, tolerance, 1e-3 * tolerance * float(expected.norm()))
     return tolerance, bool(expected.any())
-
-
-def _alone(engine: FlatModel, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    with engine.running(), torch.enable_grad():
-        loss = engine.loss(engine.model(x), y)
-        return loss.detach(), gradient(loss.sum(), list(engine.trained.values())).unsqueeze(0)
-
-
-class _Saved:
-    """Notes what forward passes keep: bytes, but for the storages `ignored`, and types of real numbers."""
-
-    def __init__(self, ignored: set[int]) -> None:
-        self._storages: dict[int, int] = {}
-        self._ignored = ignored
-        self.types: set[torch.dtype] = set()
-        self.hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
-
-    def _pack(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        # Parameters are in memory anyway, however many examples there are.
-        if storage.data_ptr() not in self._ignored:
-            self._storages[storage.data_ptr()] = storage.nbytes()
-        if tensor.is_floating_point():
-            self.types.add(tensor.dtype)
-        return tensor.detach()  # the tensor itself would keep its graph alive
-
-    @property
-    def total(self) -> int:
-        return sum(self._storages.values())
 
 
 @contextmanager
@@ -220,8 +198,7 @@ def repeatable(model: nn.Module, forward: Callable[[], object], device: torch.de
 def _quieten(model: nn.Module, forward: Callable[[], object], device: torch.device) -> Callable[[nn.Module], bool]:
     """Put modules into the modes of `repeatable`; gives which of them are in training mode."""
     for is_on in ((lambda m: True), (lambda m: "Drop" not in type(m).__name__), (lambda m: False)):
-        for module in model.modules():
-            module.training = is_on(module)
+        _set_modes(model, is_on)
         before = random_states(device)
         forward()
         if all(map(torch.equal, before, random_states(device))):
@@ -229,8 +206,9 @@ def _quieten(model: nn.Module, forward: Callable[[], object], device: torch.devi
     return is_on
 
 
-def _tolerated(types: set[Any]) -> float:
-    return EXACT if types == {torch.float64} else _COARSE
+def _set_modes(model: nn.Module, is_on: Callable[[nn.Module], bool]) -> None:
+    for module in model.modules():
+        module.training = is_on(module)
 
 
 def _must_agree(what: str, together: Tensor, alone: Tensor, tolerance: float, slack: float = 0.0) -> None:

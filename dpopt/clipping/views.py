@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dpopt.clipping.losses import Loss, MeanLoss, named
-from dpopt.clipping.mixing import must_not_mix, replaced, same
-from dpopt.clipping.recording import Unsupported
+from dpopt.clipping.mixing import Unsupported, must_not_mix, replaced, same
 from dpopt.errors import ConfigError
 from dpopt.fields import Range
 
@@ -55,26 +53,6 @@ class Views(nn.Module):
         return self.model(x.flatten(0, 1)).unflatten(0, x.shape[:2])
 
 
-@dataclass(frozen=True)
-class Viewed:
-    """Stored inputs [n, ...] -> K random views of each, [n, K, ...].
-
-    Args:
-        transform: inputs as they are stored -> as the model takes them.
-        augment: random changes to these.
-        multiplicity: K, at least 1.
-    """
-
-    transform: _Change
-    augment: _Change
-    multiplicity: int
-
-    def __call__(self, x: Tensor) -> Tensor:
-        inputs = self.transform(x)
-        # A copy each time, as a change in place would add up over the views.
-        return torch.stack([self.augment(inputs.clone()) for _ in range(self.multiplicity)], dim=1)
-
-
 class Multiplied(NamedTuple):
     """The model and the loss of a clipping engine, and the transform of its inputs."""
 
@@ -86,13 +64,22 @@ class Multiplied(NamedTuple):
 def multiplied(
     model: nn.Module, loss: Loss, *, transform: _Change, augment: _Change, multiplicity: int, dims: int
 ) -> Multiplied:
-    """`model`, `loss` and `transform` for gradients that are means over views of a record, see `Viewed`.
+    """`model`, `loss` and `transform` for gradients that are means over views of a record, [n, ...] -> [n, K, ...].
 
     Args:
         model: its parameters are used, not copied.
+        transform: inputs as they are stored -> as the model takes them.
+        augment: random changes to these.
+        multiplicity: K, at least 1.
         dims: number of dimensions of the model's inputs [n, ...].
     """
-    return Multiplied(Views(model, dims), MeanLoss(loss), Viewed(transform, augment, multiplicity))
+
+    def views(x: Tensor) -> Tensor:
+        inputs = transform(x)
+        # A copy each time, as a change in place would add up over the views.
+        return torch.stack([augment(inputs.clone()) for _ in range(multiplicity)], dim=1)
+
+    return Multiplied(Views(model, dims), MeanLoss(loss), views)
 
 
 def refuse_mixing(change: _Change, x: Tensor, name: str) -> None:
@@ -101,10 +88,19 @@ def refuse_mixing(change: _Change, x: Tensor, name: str) -> None:
     It is tried on x with torch's generators in other states, which are as before afterwards.
     """
     # An augmentation that mixes, such as mixup, would leave the sensitivity unbounded.
-    extremes = _takes_extremes(change, x)
+    extremes = False
+    with _forked(x), suppress(Exception):  # a change can fail in any way
+        change(replaced(x, {0: 0, len(x) - 1: 1, len(x) // 2: 2}, extremes=True))
+        extremes = True
     for base, source, seed in _tried(x) if len(x) > 1 else ():
+
+        def find(x: Tensor, seed: int = seed) -> tuple[Tensor]:
+            torch.manual_seed(seed)
+            return (change(x.clone()).reshape(len(x), -1).T,)
+
         try:
-            _try_mixing(change, base, source, seed, extremes)
+            with _forked(x):
+                must_not_mix(find, base, extremes, source)
         except Unsupported as error:
             reason = _MIXES
             if "twice" in error.reason:
@@ -153,22 +149,6 @@ def _tried(x: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
     for value in ends | ({0, 255} if x.dtype == torch.uint8 else set()):
         for base in (x, *(torch.full_like(x, end) for end in ends)):
             yield base, torch.full_like(x, value), 0
-
-
-def _takes_extremes(change: _Change, x: Tensor) -> bool:
-    with _forked(x), suppress(Exception):  # a change can fail in any way
-        change(replaced(x, {0: 0, len(x) - 1: 1, len(x) // 2: 2}, extremes=True))
-        return True
-    return False
-
-
-def _try_mixing(change: _Change, x: Tensor, source: Tensor, seed: int, extremes: bool) -> None:
-    def find(x: Tensor) -> tuple[Tensor]:
-        torch.manual_seed(seed)
-        return (change(x.clone()).reshape(len(x), -1).T,)
-
-    with _forked(x):
-        must_not_mix(find, x, extremes, source)
 
 
 def _forked(x: Tensor) -> AbstractContextManager[None]:

@@ -11,9 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vjp, vmap
 
-from dpopt.clipping.flat import FlatModel, PerExample, WeightedPoints, free_memory, must_be_sanitized, same_randomness
+from dpopt.clipping.flat import (
+    FlatModel,
+    PerExample,
+    WeightedPoints,
+    free_memory,
+    full_precision,
+    gradient,
+    must_be_sanitized,
+    same_randomness,
+)
 from dpopt.clipping.losses import Loss
-from dpopt.clipping.precision import full_precision
 from dpopt.types import Vector
 
 _CHUNK_BYTES = 64 * 2**20
@@ -111,3 +119,28 @@ def _weighted_sum(gradients: list[Tensor], norms: Tensor, weights: Tensor) -> Ve
         gradients[:] = [torch.where(norms.isfinite()[:, None], g, 0.0) for g in gradients]
     with full_precision(norms.device):
         return torch.cat([weights @ g for g in gradients])
+
+
+class LoopEngine(VmapEngine):
+    """Plain autograd, one record after the other; a step of n records costs n passes.
+
+    For operations without a batching rule, an `if` on a value, a layer that is called on what is no batch.
+    """
+
+    name = "loop"
+
+    def _outputs(self, theta: Vector, x: Tensor) -> Tensor:
+        with self.at(theta):
+            return torch.cat([self.model(each) for each in x.split(1)])
+
+    def _losses(self, theta: Vector, x: Tensor, y: Tensor) -> Tensor:
+        return self.loss(self._outputs(theta, x), y)
+
+    def _gradients(self, theta: Vector, x: Tensor, y: Tensor) -> tuple[Sequence[Tensor], Tensor]:
+        rows, losses = [], []
+        with self.at(theta), torch.enable_grad():
+            for each, target in zip(x.split(1), y.split(1), strict=True):
+                loss = self.loss(self.model(each), target)
+                rows.append(gradient(loss.sum(), list(self.trained.values())))
+                losses.append(loss.detach())
+        return torch.stack(rows).split(self._sizes, dim=1), torch.cat(losses)

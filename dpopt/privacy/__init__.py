@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from dpopt._lazy import attach
 from dpopt.privacy.accountants import ACCOUNTANTS, epsilon
-from dpopt.privacy.ledger import Draw, Ledger
-from dpopt.privacy.plan import NonPrivate, Plan
+from dpopt.privacy.ledger import Draw, Ledger, NonPrivate, Plan
 
 if TYPE_CHECKING:
     from dpopt.privacy.calibration import calibrate

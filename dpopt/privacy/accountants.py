@@ -23,6 +23,8 @@ _LEAST_DELTA = 1e-250
 """Shares of a smaller delta are no longer numbers."""
 _PRV_POINTS = 2**23
 """The largest grid that `prv` may make, some seconds of work: it grows with epsilon and the root of the draws."""
+Charge = Callable[[Ledger, float, str], float]
+"""(ledger of one run, delta, accountant) -> epsilon of all that is charged for it"""
 
 
 def epsilon(ledger: Ledger, delta: float, accountant: str = "pld") -> float:

@@ -9,23 +9,30 @@ from importlib.metadata import version
 from itertools import groupby
 from typing import Any, NamedTuple
 
+import scipy  # its modules are imported when they are first used: they take half a second
+
 from dpopt import fields
 from dpopt.errors import ConfigError
 from dpopt.privacy import accountants, caching
+from dpopt.privacy.accountants import Charge
 from dpopt.privacy.isolation import Isolated
-from dpopt.privacy.ledger import Draw, Ledger
+from dpopt.privacy.ledger import Draw, Ledger, NonPrivate, Plan
 from dpopt.privacy.opaque import ValueRead
 from dpopt.privacy.oracle import BudgetSpent, TraceOracle
-from dpopt.privacy.plan import NonPrivate, Plan
 from dpopt.privacy.queries import GRADIENT
 from dpopt.privacy.selection import Selection, selection_spec
-from dpopt.privacy.solving import TOLERANCE, solve_noise
 from dpopt.types import Optimizer
 
-Structure = tuple[tuple[tuple[str, ...], int], ...]
+_Structure = tuple[tuple[tuple[str, ...], int], ...]
 """Run-length encoded kinds of release of every draw: ((kinds, count), ...)."""
 _TRACED = 8
 """Entries of the vectors that an optimizer is traced with: what it releases may not depend on how many there are."""
+_TOLERANCE = 2e-5
+"""The most that a calibrated epsilon may stay below its target, relative to it."""
+_FAR = 50.0
+"""An epsilon by RDP that is above every target worth a privacy loss distribution."""
+_NOISE_RANGE = (0.05, 1e6)
+"""Noise multipliers that calibration considers."""
 
 
 def calibrate(
@@ -58,7 +65,7 @@ def calibrate(
         selection: where the run is one of a search, what the whole search costs; `epsilon` is then the search's.
 
     Raises:
-        ConfigError: a value out of range, or a target that no noise in `NOISE_RANGE` reaches.
+        ConfigError: a value out of range, or a target that no noise in `_NOISE_RANGE` reaches.
     """
     _validate(rate, draws, dimension, epsilon, delta, accountant)
     require_bounded(optimizer, epsilon)
@@ -78,7 +85,7 @@ def calibrate(
     searched = selection_spec(selection) if selection else None
     problem = (structure, rate, kinds, inflation, shares, epsilon, delta, accountant, searched)
     versions = [version(name) for name in ("dp-accounting", "opacus", "autodp")]
-    path = caching.place("calibration", [problem, TOLERANCE, versions])
+    path = caching.place("calibration", [problem, _TOLERANCE, versions])
 
     def planned(noise: dict[str, float]) -> Plan:
         ledger = _ledger(structure, rate, noise)
@@ -88,7 +95,7 @@ def calibrate(
     cached = caching.read(path) or {}
     is_usable = cached.keys() == set(kinds) and all(0 < value < math.inf for value in cached.values())
     plan = planned(cached) if is_usable else None
-    if plan is None or not (1 - 2 * TOLERANCE) * epsilon <= charge(plan.ledger, delta, accountant) <= epsilon:
+    if plan is None or not (1 - 2 * _TOLERANCE) * epsilon <= charge(plan.ledger, delta, accountant) <= epsilon:
         solve = partial(solve_noise, epsilon=epsilon, delta=delta, accountant=accountant, charge=charge)
         noise = _solve_kinds(structure, rate, inflation, shares, solve)
         caching.write(path, noise)
@@ -119,7 +126,7 @@ def cost(optimizer: Optimizer, draws: int = 60) -> _Cost:
 
 
 @lru_cache(maxsize=1024)
-def trace(optimizer: Optimizer, *, rate: float, draws: int, dimension: int = _TRACED) -> Structure:
+def trace(optimizer: Optimizer, *, rate: float, draws: int, dimension: int = _TRACED) -> _Structure:
     """Which releases each of `draws` draws of `optimizer` makes, without data.
 
     Raises:
@@ -180,7 +187,7 @@ def _division(optimizer: Optimizer, kinds: Sequence[str]) -> tuple[float | None,
 
 
 def _solve_kinds(
-    structure: Structure,
+    structure: _Structure,
     rate: float,
     inflation: float | None,
     shares: Mapping[str, float],
@@ -200,11 +207,76 @@ def _solve_kinds(
     return noises(solve(lambda common: _ledger(structure, rate, noises(common)))) if shares else gradient
 
 
-def _ledger(structure: Structure, rate: float, noise: Mapping[str, float]) -> Ledger:
+def _ledger(structure: _Structure, rate: float, noise: Mapping[str, float]) -> Ledger:
     ledger = Ledger()
     for kinds, count in structure:
         ledger.append(Draw(rate, tuple(noise[kind] for kind in kinds if kind in noise)), count)
     return ledger
+
+
+def solve_noise(
+    ledger_of: Callable[[float], Ledger],
+    epsilon: float,
+    delta: float,
+    accountant: str,
+    charge: Charge = accountants.epsilon,
+) -> float:
+    """The smallest noise whose ledger costs at most `epsilon`, to `_TOLERANCE`, from the safe side.
+
+    Args:
+        ledger_of: noise multiplier -> ledger; epsilon must not grow with the noise.
+        epsilon, delta, accountant: see `calibrate`.
+        charge: what a ledger costs.
+
+    Raises:
+        ConfigError: even the largest noise of `_NOISE_RANGE` spends more than `epsilon`.
+    """
+
+    def spent(log_noise: float, by: str) -> float:
+        return charge(ledger_of(math.exp(log_noise)), delta, by)
+
+    def excess(log_noise: float, far: float) -> float:
+        # A numerical privacy loss distribution grows with epsilon; where RDP is far above the target, so is the truth.
+        quick = spent(log_noise, "rdp")
+        over = (quick if quick > far else spent(log_noise, accountant)) / epsilon - 1
+        return 0.0 if -_TOLERANCE <= over <= 0 else over + _TOLERANCE / 2
+
+    low, high = (math.log(noise) for noise in _NOISE_RANGE)
+    least = spent(high, accountant)
+    if least > epsilon:
+        is_loose = accountant != "pld" and spent(high, "pld") <= epsilon
+        instead = ": accountant=pld reaches it, with less noise" if is_loose else ""
+        raise ConfigError("epsilon", epsilon, f"not reached by a noise multiplier up to {_NOISE_RANGE[1]:g}{instead}")
+    # RDP is cheap and shaped like the others: its root, for a target scaled to its own floor, is a good first guess.
+    floor = spent(high, "rdp")
+    target = epsilon * floor / least if floor > epsilon and least > 0 else epsilon
+    guess = _root(lambda s: spent(s, "rdp") - target, low, high)
+    root = high
+    for far in (2 * epsilon + 0.5, _FAR):  # the second where RDP is loose, as it is for a delta near rate * draws
+        function = partial(excess, far=far)
+        root = _root(function, *_bracket(function, guess, low, high))
+        if spent(root, accountant) >= (1 - 2 * _TOLERANCE) * epsilon:
+            break
+    # The safe side: a root is where the sign changes, to rounding, and may spend a little more than the target.
+    while spent(root, accountant) > epsilon:
+        root += _TOLERANCE / 4
+    return math.exp(root)
+
+
+def _bracket(function: Callable[[float], float], guess: float, low: float, high: float) -> tuple[float, float]:
+    step = 0.03 if function(guess) > 0 else -0.03
+    end = guess
+    while low < end < high and (function(end) > 0) == (step > 0):
+        guess, end, step = end, min(max(end + step, low), high), 2 * step
+    return min(guess, end), max(guess, end)
+
+
+def _root(function: Callable[[float], float], low: float, high: float) -> float:
+    if function(low) <= 0:
+        return low
+    if function(high) > 0:
+        return high
+    return scipy.optimize.root_scalar(function, bracket=(low, high), method="brentq", xtol=1e-9).root
 
 
 def score_noise(selection: Selection, epsilon: float, delta: float, accountant: str) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -18,9 +18,8 @@ from dpopt.clipping.rules import Bounded
 from dpopt.errors import ConfigError
 from dpopt.privacy import sampling
 from dpopt.privacy.distributed import ALONE, Processes, digest
-from dpopt.privacy.ledger import Ledger
+from dpopt.privacy.ledger import Ledger, Plan
 from dpopt.privacy.oracle import BaseOracle, Charged, Transcript
-from dpopt.privacy.plan import Plan
 from dpopt.privacy.queries import Asked, Gradient, Space, contributions
 from dpopt.types import Number, Release, Vector
 
@@ -31,11 +30,8 @@ _GENERATORS = threading.RLock()
 """torch's generators are the process's: an oracle has them to itself while it has set their state."""
 
 
-class _Inputs(NamedTuple):
-    # Inputs and targets [n, ...], and the rows that count, bool [n].
-    x: Tensor
-    y: Tensor
-    mask: Tensor
+_Inputs = tuple[Tensor, Tensor, Tensor]
+"""Inputs and targets [n, ...], and the rows that count, bool [n]."""
 
 
 class Seen(NamedTuple):
@@ -178,17 +174,12 @@ class DataOracle(BaseOracle):
         # A draw of one physical batch is gathered once, a larger one again for each query: it may not fit.
         drawn = _Drawn(draw, [cache(gather[0])] if len(gather) == 1 else gather)
 
-        def examine() -> None:
+        # Other processes wait for the first draw's look, so that all are refused or none.
+        with self.processes.together() if draw == self._first else nullcontext(lambda: None) as settle:
             if batches and self._engine.is_to_be_examined(len(batches[0][1])):  # the first is the largest
-                inputs = drawn.inputs[0]()
-                self._engine.examine(inputs.x, inputs.y)
-
-        if draw == self._first:
-            with self.processes.together() as settle:
-                examine()
-                settle()
-        else:
-            examine()
+                x, y, _ = drawn.inputs[0]()
+                self._engine.examine(x, y)
+            settle()
         if self._transcript is not None:
             self._transcript.append(drawn.released)
         return drawn
@@ -200,7 +191,7 @@ class DataOracle(BaseOracle):
         if self._transform is not None:
             with self._randomness("transform", draw, part):
                 x = self._transform(x)
-        return _Inputs(x, y, mask)
+        return x, y, mask
 
     def answer(self, charged: Charged) -> Release:
         asked = charged.asked
@@ -217,8 +208,9 @@ class DataOracle(BaseOracle):
         for part, gather in enumerate(records.inputs):
             inputs = gather()
             losses = self._losses(records, part, inputs, asked.query.probed)
-            norms = records.norms[part] if records.norms else losses.new_full((len(inputs.mask),), torch.nan)
-            total += sums(asked, losses, norms, inputs.mask)
+            mask = inputs[2]
+            norms = records.norms[part] if records.norms else losses.new_full((len(mask),), torch.nan)
+            total += sums(asked, losses, norms, mask)
         return total
 
     def _clipped(self, query: Gradient, sensitivity: Number, drawn: _Drawn) -> Vector:
@@ -250,7 +242,7 @@ class DataOracle(BaseOracle):
                 computed = iter(self._engine.losses(missing, *inputs))
             losses = [next(computed) if values is None else values for values in losses]
         if not losses:
-            return torch.zeros(0, len(inputs.mask), dtype=torch.float64, device=self._device)
+            return torch.zeros(0, len(inputs[2]), dtype=torch.float64, device=self._device)
         return torch.stack(losses).double()
 
     def _add_noise(self, total: Tensor, std: Number, charged: Charged) -> None:

@@ -50,7 +50,7 @@ class IsolatedFailure(RuntimeError):
 
 
 @dataclass
-class IsolatedState:
+class _IsolatedState:
     """The state of an isolated optimizer, `theta` and all, which stays in its process until somebody looks.
 
     Attributes:
@@ -76,9 +76,9 @@ class IsolatedState:
 
 
 pytree.register_pytree_node(
-    IsolatedState,
+    _IsolatedState,
     lambda state: (state.leaves, state.optimizer),
-    lambda leaves, optimizer: IsolatedState(optimizer, -1, list(leaves)),
+    lambda leaves, optimizer: _IsolatedState(optimizer, -1, list(leaves)),
 )
 
 
@@ -132,14 +132,14 @@ class Isolated:
             raise ConfigError("optimizer", f"{count} draws", f"expected {draws}, as many as the plan holds")
         return tuple((tuple(kinds), count) for kinds, count in structure)
 
-    def init(self, theta: Vector) -> IsolatedState:
+    def init(self, theta: Vector) -> _IsolatedState:
         """The state before the first step; ConfigError if `theta` is not on the CPU."""
         if theta.device.type != "cpu":
             raise ConfigError("isolate", str(theta.device), "isolated optimizers run on the CPU")
         self._theta = theta
         return self._state(self._ask(do="init", theta=theta))
 
-    def step(self, state: IsolatedState, oracle: BaseOracle) -> IsolatedState:
+    def step(self, state: _IsolatedState, oracle: BaseOracle) -> _IsolatedState:
         """One step, in which the optimizer's queries are put to `oracle`."""
         if state.number != self._number:  # of a checkpoint
             self._ask(do="load", leaves=state.leaves)
@@ -179,9 +179,9 @@ class Isolated:
             raise Gone("the process of the isolated optimizer sends a state without theta, or without its fields")
         return leaves
 
-    def _state(self, answer: Answer) -> IsolatedState:
+    def _state(self, answer: Answer) -> _IsolatedState:
         self.places, self._number = {**answer.places, "theta": 0}, self._number + 1
-        return IsolatedState(self, self._number)
+        return _IsolatedState(self, self._number)
 
     def _ask(self, **message: Any) -> Answer:
         self._channel.send(**message)

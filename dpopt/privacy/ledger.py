@@ -1,11 +1,14 @@
-"""The ledger of a run: its draws, in order, and the noise of every release. Accountants tell what it costs."""
+"""The ledger of a run: its draws, in order, and the noise of every release; and the plan that a run is held to.
+
+Accountants tell what a ledger costs.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import repeat
 
@@ -120,3 +123,32 @@ class Ledger:
         except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
             raise ConfigError("ledger", text[:60], f"not a ledger: {error}") from error
         return ledger
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The releases that a run may make, and their noise; calibration makes one, and an oracle holds a run to it.
+
+    Attributes:
+        noise: noise multiplier (noise std / L2 sensitivity) for each kind of release: "gradient", "losses", "counts".
+        ledger: the draws that the run will leave.
+        epsilon: what `ledger` spends at `delta` by `accountant`; at most the target, unless the plan is scaled down.
+        rate: Poisson sampling probability q.
+        draws: number of draws T.
+        dimension: number d of trained parameters.
+        delta: the target's delta.
+        accountant: name of the accountant that epsilon is stated by.
+    """
+
+    noise: Mapping[str, float]
+    ledger: Ledger
+    epsilon: float
+    rate: float
+    draws: int
+    dimension: int
+    delta: float
+    accountant: str
+
+
+class NonPrivate(Plan):
+    """The plan of a run at epsilon = infinity: same draws, same clipping, no noise; its ledger says so."""

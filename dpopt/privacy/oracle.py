@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from dpopt.errors import ConfigError
-from dpopt.privacy.ledger import Draw, Ledger
+from dpopt.privacy.ledger import Draw, Ledger, Plan
 from dpopt.privacy.opaque import opaque
-from dpopt.privacy.plan import Plan
 from dpopt.privacy.queries import Asked, Below, Gradient, Losses, Space, read
 from dpopt.types import ClipRule, Number, Points, Query, Release, Vector
 

@@ -55,7 +55,7 @@ class Answer:
         do: what it asks for: an answer to `query`, a draw, the draw's end; or nothing, as its task is done.
         failed, refused: the error that ended the task, as a traceback; or the `ConfigError`, as a sentence.
         importable: false for a `NotImportable`.
-        structure: see `calibration.Structure`; the four before it and `places` are attributes of `Isolated`.
+        structure: see `calibration.trace`; the four before it and `places` are attributes of `Isolated`.
     """
 
     do: Literal["done", "draw", "close", "ask"] = "done"

@@ -14,10 +14,9 @@ from itertools import groupby, zip_longest
 from typing import Any, NamedTuple
 
 from dpopt.privacy import caching
-from dpopt.privacy.accountants import epsilon, events
+from dpopt.privacy.accountants import Charge, epsilon, events
 from dpopt.privacy.ledger import Draw, Ledger
 from dpopt.privacy.selection import BestOf, Selection, selection_rule, selection_spec
-from dpopt.privacy.solving import Charge
 from dpopt.store.provenance import code, cpu
 from dpopt.store.runs import Store
 

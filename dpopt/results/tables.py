@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from dpopt import registry
-from dpopt.privacy.solving import Charge
+from dpopt.privacy.accountants import Charge
 from dpopt.results import pricing, statistics
 from dpopt.results.choosing import Row
 from dpopt.results.frames import GROUP

@@ -23,8 +23,7 @@ from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.data import DataOracle
 from dpopt.privacy.distributed import Processes
 from dpopt.privacy.isolation import Isolated
-from dpopt.privacy.ledger import Ledger
-from dpopt.privacy.plan import Plan
+from dpopt.privacy.ledger import Ledger, Plan
 from dpopt.privacy.sampling import derive
 from dpopt.privacy.selection import selection_rule
 from dpopt.store.runs import Store

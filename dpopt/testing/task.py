@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 from dpopt import clipping
 from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.data import DataOracle
+from dpopt.privacy.ledger import Plan
 from dpopt.privacy.oracle import ReplayOracle, Transcript
-from dpopt.privacy.plan import Plan
 from dpopt.types import Optimizer, Release, Vector
 
 _EXAMPLES, _BATCH, DRAWS, EPSILON, DELTA = 60, 20, 12, 5.0, 1e-5

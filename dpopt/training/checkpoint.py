@@ -23,8 +23,7 @@ from torch.utils import _pytree as pytree
 
 from dpopt.errors import ConfigError, Held, cut
 from dpopt.files import read_checked, write_checked
-from dpopt.privacy.ledger import Ledger
-from dpopt.privacy.plan import Plan
+from dpopt.privacy.ledger import Ledger, Plan
 from dpopt.privacy.sampling import derive
 from dpopt.store.leases import LEASE, Lease
 

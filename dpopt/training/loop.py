@@ -16,7 +16,7 @@ from dpopt.errors import ConfigError
 from dpopt.privacy import accountants
 from dpopt.privacy.data import DataOracle
 from dpopt.privacy.distributed import ALONE, Processes, digest
-from dpopt.privacy.plan import NonPrivate, Plan
+from dpopt.privacy.ledger import NonPrivate, Plan
 from dpopt.privacy.sampling import send
 from dpopt.training.subject import Metric, Transform
 from dpopt.types import Optimizer, Vector

@@ -23,8 +23,7 @@ from dpopt import clipping
 from dpopt.clipping import ClippingEngine
 from dpopt.clipping.flat import gradient, gradients
 from dpopt.clipping.losses import named
-from dpopt.clipping.mixing import trial
-from dpopt.clipping.recording import Unsupported
+from dpopt.clipping.mixing import Unsupported, trial
 from dpopt.clipping.views import Multiplied, refuse_mixing, refuse_sharing
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError, cut

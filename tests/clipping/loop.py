@@ -127,3 +127,23 @@ def compare(made, *problem):
             assert_near(value, expected, tolerance, scale, 4 * off(getattr(plain, name), expected))
         except AssertionError as error:
             raise AssertionError(f"{name} {error}") from None
+
+
+def everything(model):
+    """What must not change: values bit for bit, where they lie, modes, attributes, hooks, random numbers."""
+    tensors = {name: (value.clone(), value.data_ptr()) for name, value in model.state_dict().items()}
+    modules = [
+        (m.training, sorted(vars(m)), [len(v) for k, v in vars(m).items() if k.endswith("_hooks")])
+        for m in model.modules()
+    ]
+    return tensors, modules, torch.get_rng_state()
+
+
+def assert_unchanged(model, before):
+    tensors, modules, random = everything(model)
+    assert modules == before[1]
+    assert torch.equal(random, before[2])
+    assert tensors.keys() == before[0].keys()
+    for name, (value, place) in tensors.items():
+        assert torch.equal(value, before[0][name][0]), name
+        assert place == before[0][name][1], name

@@ -1,14 +1,19 @@
-"""What all engines do alike, whatever they do in between."""
+"""What all engines do alike, whatever they do in between; and the clip rules."""
+
+import math
 
 import pytest
 import torch
-from loop import squared
+from loop import ONE, RULES, TWO, check, squared
 from torch import nn
+from zoo import MODELS, Of
 
-from dpopt.clipping import Abadi
+from dpopt.clipping import Abadi, Automatic, Normalized, clip_rule, clip_spec, engine
 from dpopt.clipping.bookkeeping import BookkeepingEngine
 from dpopt.clipping.flat import clip_factors
-from dpopt.clipping.vmap import VmapEngine
+from dpopt.clipping.rules import AtBound
+from dpopt.clipping.vmap import LoopEngine, VmapEngine
+from dpopt.errors import ConfigError
 
 ENGINES = pytest.mark.parametrize("kind", [BookkeepingEngine, VmapEngine], ids=lambda kind: kind.name)
 FEATURES = 3
@@ -16,7 +21,28 @@ FEATURES = 3
 
 def made(kind):
     torch.manual_seed(0)
-    return kind(nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, 1)), squared)
+    body = nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, 1))
+    return kind(Of(lambda m, x: m.body(x.reshape(len(x), -1)), body=body), squared)  # no model can do that with none
+
+
+@pytest.mark.parametrize("kind", [VmapEngine, LoopEngine])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "linear_twice", "frozen_front"])
+def test_the_slower_engines_equal_a_loop(name, kind):
+    torch.manual_seed(0)
+    model, inputs = MODELS[name]()
+    own, x, y = kind(model, squared), inputs(5), torch.randn(5)
+    for clip, weights in zip(RULES, (ONE, TWO, TWO, ONE), strict=True):
+        check(model, own, x, y, weights=weights, clip=clip)
+    shifted = own.theta + 0.1
+    losses = own.losses([own.theta, shifted], x, y, torch.ones(5, dtype=torch.bool))
+    for theta, values in zip((own.theta, shifted), losses, strict=True):
+        torch.testing.assert_close(own.outputs(theta, x), (own.load(theta), model(x).detach())[1])
+        torch.testing.assert_close(values, squared(model(x), y).detach())
+
+
+def test_an_unknown_engine_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean 'vmap'"):
+        engine(nn.Linear(1, 1), squared, "vmp")
 
 
 @ENGINES
@@ -68,20 +94,9 @@ def test_factors_bound_every_example_and_are_zero_where_there_is_no_number(rule)
         torch.testing.assert_close(factors[:4], torch.tensor([1.0, 0.5, 1 / 6, 5e-31]))
 
 
-class Echo(nn.Module):
-    """Gives back what it is given, so that a graph that comes in goes out."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(1))
-
-    def forward(self, x):
-        return x
-
-
 @ENGINES
 def test_outputs_have_no_gradients_even_where_they_are_the_inputs(kind):
-    own = kind(Echo(), squared)
+    own = kind(Of(lambda m, x: x, weight=nn.Parameter(torch.ones(1))), squared)
     x = torch.randn(5, FEATURES, requires_grad=True)
     assert not own.outputs(own.theta, x).requires_grad
 
@@ -105,3 +120,67 @@ def test_the_first_batch_and_those_twice_as_large_are_examined():
             examined.append(examples)
         own.clipped([(1.0, own.theta)], x, y, torch.ones(examples, dtype=torch.bool), Abadi(1.0))
     assert examined == [2, 4, 8, 16]
+
+
+# The clip rules.
+
+
+NORMS = torch.tensor([0.0, 1e-6, 0.3, 1.0, 5.0, 1e12])
+
+
+@pytest.mark.parametrize("rule", [Abadi(0.5), Automatic(2.0, 0.1), Normalized(0.5)], ids=str)
+def test_no_clipped_norm_exceeds_the_sensitivity(rule):
+    clipped = NORMS * rule.factor(NORMS)
+    assert clipped.isfinite().all()
+    assert clipped.max() <= rule.sensitivity * (1 + 1e-6)
+    assert clipped[-1] == pytest.approx(rule.sensitivity, rel=1e-5)
+
+
+def test_formulas():
+    torch.testing.assert_close(Abadi(2.0).factor(torch.tensor([1.0, 4.0])), torch.tensor([1.0, 0.5]))
+    torch.testing.assert_close(Automatic(2.0, 0.5).factor(torch.tensor([1.5])), torch.tensor([1.0]))
+    torch.testing.assert_close(Normalized(2.0).factor(torch.tensor([1.0, 4.0])), torch.tensor([0.5, 0.25]))
+    assert Automatic().sensitivity == Normalized(7.0).sensitivity == 1  # mistake 20: the noise is sigma, not sigma C
+    torch.testing.assert_close(Abadi(math.inf).factor(NORMS), torch.ones(6))
+
+
+def test_defaults_are_the_papers():
+    """AUTO-S has gamma = 0.01; all bounds are one."""
+    assert clip_spec(Abadi()) == {"rule": "abadi", "bound": 1.0}
+    assert clip_spec(Automatic()) == {"rule": "automatic", "bound": 1.0, "stabilizer": 0.01}
+    assert clip_spec(Normalized()) == {"rule": "normalized", "bound": 1.0}
+
+
+@pytest.mark.parametrize("bound", [0.5, 3.0])
+def test_a_bound_may_be_a_tensor(bound):
+    rule, same = AtBound(torch.tensor(bound)), Normalized(bound)
+    torch.testing.assert_close(rule.factor(NORMS), same.factor(NORMS))
+    assert rule.sensitivity == same.sensitivity
+
+
+@pytest.mark.parametrize("rule", [Abadi(0.25), Abadi(math.inf), Automatic(1.0, 0.02), Normalized(3.0)], ids=str)
+def test_spec_round_trip(rule):
+    assert clip_rule(clip_spec(rule)) == rule
+
+
+def test_short_forms():
+    assert clip_rule(0.5) == Abadi(0.5)
+    assert clip_rule("inf") == Abadi(math.inf)
+    assert clip_rule("automatic") == Automatic()
+    assert clip_rule(Normalized(2.0)) == Normalized(2.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("automatc", "did you mean 'automatic'"),
+        (-1.0, "clip.bound"),
+        (True, "expected a bound"),
+        ({"bound": 1.0}, "expected a bound, or a rule"),
+        ({"rule": "abadi", "bond": 1.0}, "did you mean 'bound'"),
+        ({"rule": "normalized", "bound": "inf"}, "clip.bound"),
+    ],
+)
+def test_bad_rules(value, message):
+    with pytest.raises(ConfigError, match=message):
+        clip_rule(value)

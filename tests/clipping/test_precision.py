@@ -11,7 +11,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dpopt.clipping import Abadi, bookkeeping, engine, factors, vmap
-from dpopt.clipping.precision import EXACT, full_precision
+from dpopt.clipping.flat import _EXACT as EXACT
+from dpopt.clipping.flat import full_precision
 from dpopt.workloads.models import two_conv
 
 CPU = torch.device("cpu")
@@ -79,42 +80,33 @@ def settings():
     return [owner.fp32_precision for owner in owners]
 
 
-@pytest.fixture
-def reduced():
-    """As a user has it who asks for speed."""
-    torch.set_float32_matmul_precision("high")
-    yield
-    torch.set_float32_matmul_precision("highest")
-
-
 @pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="before torch 2.9")
-def test_norms_and_sums_are_not_computed_with_tf32(reduced, monkeypatch):
-    seen, original = [], factors.Outer.weighted_sum
-    patched = {"squared_norm": factors.Outer.squared_norm, "weighted_sum": original}
-    for name, method in patched.items():
+def test_norms_and_sums_are_not_computed_with_tf32(monkeypatch):
+    """Where a user asks for speed."""
+    seen = []
+    for name in ("squared_norm", "weighted_sum"):
+        method = getattr(factors.Outer, name)
 
         def noted(self, *arguments, method=method, **keywords):
             seen.append(settings())
             return method(self, *arguments, **keywords)
 
         monkeypatch.setattr(factors.Outer, name, noted)
-    before = settings()
-    assert set(before) - set(EXACT)
-    model, x, y = task("tokens")
-    made = engine(model, cross_entropy, "bookkeeping")
-    seen.clear()
-    made.clipped([(1.0, made.theta)], x, y, torch.ones(6, dtype=torch.bool), Abadi(BOUND))
+    torch.set_float32_matmul_precision("high")
+    try:
+        before = settings()
+        model, x, y = task("tokens")
+        made = engine(model, cross_entropy, "bookkeeping")
+        seen.clear()
+        made.clipped([(1.0, made.theta)], x, y, torch.ones(6, dtype=torch.bool), Abadi(BOUND))
+        with pytest.raises(ValueError, match="inside"), full_precision(torch.device("cpu")):
+            raise ValueError("inside")
+        assert settings() == before
+        assert set(before) - set(EXACT)
+    finally:
+        torch.set_float32_matmul_precision("highest")
     assert seen
     assert {value for values in seen for value in values} <= set(EXACT)
-    assert settings() == before
-
-
-@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="before torch 2.9")
-def test_settings_return_after_an_error(reduced):
-    before = settings()
-    with pytest.raises(ValueError, match="inside"), full_precision(CPU):
-        raise ValueError("inside")
-    assert settings() == before
 
 
 def test_a_bad_example_adds_nothing_where_the_device_is_not_waited_for(monkeypatch):
@@ -139,7 +131,7 @@ def test_copies_without_bad_examples_are_made_one_at_a_time(monkeypatch):
 
         def counted(self, keep, original=original):
             copy = original(self, keep)
-            alive.add(copy_of(copy))
+            alive.add(copy.left if isinstance(copy, factors.Outer) else copy.values)
             most.append(len(alive))
             return copy
 
@@ -152,18 +144,6 @@ def test_copies_without_bad_examples_are_made_one_at_a_time(monkeypatch):
     made.clipped([(1.0, made.theta)], x, y, torch.ones(6, dtype=torch.bool), Abadi(BOUND))
     assert len(most) == 6
     assert max(most) <= 2  # the one before is still bound to its name
-
-
-def copy_of(factor):
-    return factor.left if isinstance(factor, factors.Outer) else factor.values
-
-
-def test_an_accelerator_works_in_few_blocks():
-    def count(kind):
-        return len(list(factors.blocks(256, 200**2, torch.device(kind))))
-
-    assert (count("cpu"), count("cuda")) == (20, 1)
-    assert len(list(factors.blocks(0, 7, CPU))) == 1
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -126,9 +126,8 @@ LANGUAGE = {
 
 def models(*names):
     """The names as parameters; those that take ten seconds and more are slow."""
-    return [
-        pytest.param(name, marks=pytest.mark.slow) if name in ("resnet18", "convnext_atto") else name for name in names
-    ]
+    large = ("resnet18", "convnext_atto", "post_activation", "post_activation_film", "vit", "vit_average_pool")
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name in large)) for name in names]
 
 
 FALL_BACK = {"swin"}  # a bare table of position biases, in a module with other arguments than tensors

@@ -48,7 +48,7 @@ TARGETS = {
     "kernel": Target(
         (
             *(f"privacy/{name}.py" for name in ("queries", "data", "oracle", "sampling", "ledger", "accountants")),
-            *(f"privacy/{name}.py" for name in ("privacy_loss", "solving", "calibration")),
+            *(f"privacy/{name}.py" for name in ("privacy_loss", "calibration")),
             *("clipping/rules.py", "clipping/flat.py"),
         ),
         ("tests/privacy", "tests/clipping"),

@@ -196,11 +196,6 @@ def test_what_cannot_be_imported_is_skipped_with_the_reason(optimizer):
         ends_the_same_when_isolated(optimizer)
 
 
-def test_a_tensor_of_its_own_class_arrives_as_its_numbers():
-    found, _ = run(Isolated(TapThief()))
-    assert torch.equal(found.theta, run(Scaled())[0].theta)
-
-
 @dataclass(frozen=True)
 class Dies(DPSGD):
     def step(self, state, oracle):
@@ -211,22 +206,6 @@ class Dies(DPSGD):
 class Raises(DPSGD):
     def step(self, state, oracle):
         raise ZeroDivisionError("in its step")
-
-
-@dataclass(frozen=True)
-class Asks(DPSGD):
-    """For more than is planned, and goes on."""
-
-    def step(self, state, oracle):
-        with oracle.draw() as batch:
-            gradient = self.observe(state, batch, self.clip)
-            if oracle.draws_left == 3 and oracle.rate != 1:
-                try:
-                    batch.losses([state.theta], 1.0)
-                except dpopt.privacy.UnplannedRelease:
-                    gradient = dpopt.privacy.Release(torch.ones_like(gradient.value), 0.0)
-        direction, state = self.direction(state, gradient)
-        return state._replace(theta=state.theta - self.lr * direction)
 
 
 @dataclass(frozen=True)
@@ -277,20 +256,9 @@ def test_fit_is_the_same():
     runs = []
     for isolate in (False, True):
         model = Task().model
-        result = dpopt.fit(
-            model,
-            task.loss,
-            data,
-            optimizer="hyfreedp",
-            epsilon=3.0,
-            delta=1e-3,
-            epochs=2,
-            batch_size=10,
-            accountant="rdp",
-            isolate=isolate,
-            progress=False,
-            seed=1,
-        )
+        options = {"epsilon": 3.0, "delta": 1e-3, "epochs": 2, "batch_size": 10, "accountant": "rdp", "seed": 1}
+        options |= {"optimizer": "hyfreedp", "isolate": isolate, "progress": False}
+        result = dpopt.fit(model, task.loss, data, **options)
         runs.append((result.curve, [p.clone() for p in result.model.parameters()]))
         assert result.record["isolated"] == isolate
     assert runs[0][0] == runs[1][0]
@@ -314,31 +282,22 @@ def framed(text, *tensors):
 
 HOSTILE = {
     "no class": {"do": "ask", "query": {"$class": [], "fields": {}}},
-    "class of another kind": {"do": "ask", "query": {"$class": "builtins:eval", "fields": {}}},
     "rule for a query": {"do": "ask", "query": ABADI},
     "query without fields": {"do": "ask", "query": {"$class": "gradient"}},
-    "field that there is not": asked(more=1),
     "bound that is no number": asked(clip={"$class": "abadi", "fields": {"bound": [1]}}),
     "huge number": {"do": "ask", "query": {"$class": "losses", "fields": {"at": [POINT], "bound": 10**400}}},
     "one tensor at two places": asked(at=[[1.0, POINT], [1.0, POINT]]),
     "tensor that there is not": asked(at={"$tensor": 5}),
-    "tensor without a number": asked(at={"$tensor": []}),
     "unknown wish": {"do": "eval"},
-    "unknown word": {"trust": True},
     "places of no tensors": {"do": "done", "places": {"theta": -1}},
-    "places by numbers": {"do": "done", "places": [1]},
     "no mapping": framed(b"[3, []]"),
-    "no pair": framed(b"{}"),
     "no JSON": framed(b"\xff\x00"),
     "deep": framed(b"[" * 100_000),
-    "deep places": framed(b'[{"places":' * 500 + b"1" + b"}, []]" * 500),
     "endless": (2**62).to_bytes(8, "little"),
     "short": b"abc",
     "negative shape": framed(b'[{}, [["float32", [-1, 75]]]]'),
-    "two negative shapes": framed(b'[{}, [["float32", [-1, -75]]]]'),
     "huge shape": framed(b'[{}, [["float32", [1000000000000]]]]'),
     "unknown type": framed(b'[{}, [["complex64", [1]]]]'),
-    "no shape": framed(b'[{}, [["float32", 3]]]'),
     "too many tensors": framed(b"[{}, [%s]]" % b",".join([b'["float32", []]'] * (TENSORS + 1)), bytes(4 * TENSORS + 4)),
 }
 

@@ -44,7 +44,11 @@ def test_json_round_trip_is_exact():
     assert Ledger.from_json(many.to_json()) == many
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"draws":[],"runs":[[0,1]]}', '{"draws":[{"rate":2}],"runs":[]}'])
+NEGATIVE = '{"draws":[{"rate":0.5,"noises":[1.0]}],"runs":[[-1,2]]}'  # Python would count from the end
+DAMAGED = ["", "[]", "{}", '{"draws":[],"runs":[[0,1]]}', '{"draws":[{"rate":2}],"runs":[]}', NEGATIVE, "[" * 10**5]
+
+
+@pytest.mark.parametrize("text", DAMAGED, ids=range(7))
 def test_damaged_json(text):
     with pytest.raises(ConfigError, match="ledger"):
         Ledger.from_json(text)

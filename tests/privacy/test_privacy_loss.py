@@ -11,8 +11,7 @@ from reference.privacy_loss import epsilon as reference
 from scipy import optimize, special
 
 from dpopt.errors import ConfigError
-from dpopt.optimizers.dp_sgd import DPSGD
-from dpopt.privacy import ACCOUNTANTS, Draw, Ledger, accountants, calibrate, epsilon, privacy_loss
+from dpopt.privacy import ACCOUNTANTS, Draw, Ledger, accountants, epsilon, privacy_loss
 from dpopt.store import Store
 
 PUBLISHED = Path(__file__).parents[2] / "results" / "published"
@@ -87,6 +86,17 @@ def test_one_draw_is_the_definition(rate, noise, delta):
     assert truth <= privacy_loss.epsilon([(rate, noise, 1)], delta) <= 1.01 * truth
 
 
+@pytest.mark.parametrize("is_removed", [True, False])
+@pytest.mark.parametrize(("rate", "noise"), [(1e-4, 0.1), (0.01, 1.0), (0.5, 0.12), (0.999, 0.15), (1.0, 2.0)])
+def test_divergences_are_the_definition(rate, noise, is_removed):
+    """Also where e^loss itself would leave no digit of what is added to it."""
+    points = np.array([-80.0, -35.0, -0.3, 0.0, 0.01, 0.5, 3.0, 29.0, 31.0, 36.0, 60.0])
+    with mpmath.workdps(60):
+        truth = [float(divergence(mpmath.mpf(rate), mpmath.mpf(noise), eps, is_removed)) for eps in points]
+    found = privacy_loss._divergence(rate, noise, points, is_removed)
+    assert found == pytest.approx(truth, rel=1e-9, abs=1e-300)
+
+
 EVENTS = [  # fine and coarse grids, heavy and light tails, long runs, some mixed with probes
     ([(0.1, 1.0, 1)], 1e-5),
     ([(0.01, 1.0, 1000)], 1e-5),
@@ -120,42 +130,6 @@ def test_a_fixed_interval_fails_where_the_own_grid_does_not():
     assert epsilon(ledger([(rate, noise, draws)]), 1e-6) < 1.01 * truth
 
 
-@pytest.mark.parametrize(("rate", "noise"), [(1e-4, 0.3), (0.01, 1.0), (0.9, 0.5), (1.0, 2.0), (0.2, 40.0)])
-@pytest.mark.parametrize("is_removed", [True, False])
-def test_divergences_are_the_definition(rate, noise, is_removed):
-    """sup_S of both directions, with the densities added up on a fine grid."""
-    x = np.linspace(-14 * noise, 14 * noise + 1, 2_000_001)
-    without, joined = (np.exp(-(((x - mean) / noise) ** 2) / 2) / noise / math.sqrt(2 * math.pi) for mean in (0, 1))
-    p, q = without, (1 - rate) * without + rate * joined
-    if not is_removed:
-        p, q = q, p
-    points = np.array([-0.3, 0.0, 0.01, 0.5, 3.0])
-    sums = [float(np.sum(np.maximum(q - math.exp(eps) * p, 0)) * (x[1] - x[0])) for eps in points]
-    assert privacy_loss._divergence(rate, noise, points, is_removed) == pytest.approx(sums, abs=2e-9, rel=1e-6)
-
-
-@pytest.mark.parametrize("is_removed", [True, False])
-@pytest.mark.parametrize(("rate", "noise"), [(1e-4, 0.1), (0.5, 0.12), (0.999, 0.15)])
-def test_divergences_of_large_losses_are_the_definition(rate, noise, is_removed):
-    """Where e^loss itself would leave no digit of what is added to it."""
-    points = np.array([-80.0, -35.0, 29.0, 31.0, 36.0, 60.0])
-    with mpmath.workdps(60):
-        truth = [float(divergence(mpmath.mpf(rate), mpmath.mpf(noise), eps, is_removed)) for eps in points]
-    found = privacy_loss._divergence(rate, noise, points, is_removed)
-    assert found == pytest.approx(truth, rel=1e-9, abs=1e-300)
-
-
-@pytest.mark.parametrize("delta", [1e-2, 1e-3, 1e-6, 1e-9, 1e-12])
-def test_the_tilt_is_near_the_best(delta):
-    """Chernoff's bound on the loss of a Gaussian is least at the root of 2 s^2 log 1/delta."""
-    noise, step = 2.0, 1e-3
-    ends = privacy_loss._ends(1.0, noise, delta * 1e-6, is_removed=True)
-    loss = privacy_loss._rounded((1.0, noise, 1), ends, step, is_removed=True)
-    made = privacy_loss._Sum([loss], step, 1 / noise, delta)
-    best = made.tilts[np.argmin(made._chernoff(made.tilts, made.cumulants, delta))]
-    assert best == pytest.approx(noise * math.sqrt(2 * math.log(1 / delta)), rel=0.06)
-
-
 @pytest.mark.parametrize(("event", "delta"), [((0.01, 0.5, 5), 1e-2), ((0.01, 0.5, 20), 1e-5), ((0.3, 1.0, 20), 1e-5)])
 def test_a_wider_window_changes_nothing(event, delta, monkeypatch):
     """What lies beyond its ends is wrapped into it, where it hardly counts."""
@@ -170,14 +144,6 @@ def test_more_draws_and_less_noise_never_cost_less():
     deltas = [privacy_loss.epsilon([(0.001, 3.0, 3000)], delta) for delta in (1e-2, 1e-4, 1e-8, 1e-16, 1e-64)]
     for costs in (draws, noises, deltas):
         assert costs == sorted(costs)
-
-
-def test_never_above_renyi_nor_below_a_part_of_the_run():
-    """At any delta that is a number, with any number of draws."""
-    for delta in (1e-3, 1e-80):
-        run = [(0.01, 1.0, 1000)]
-        assert epsilon(ledger([(0.01, 1.0, 500)]), delta) < epsilon(ledger(run), delta)
-        assert epsilon(ledger(run), delta) <= epsilon(ledger(run), delta, "rdp")
 
 
 def test_a_record_that_is_hardly_ever_drawn_costs_nothing():
@@ -203,13 +169,6 @@ def test_prv_is_refused_where_its_grid_would_be_too_large_for_the_draws_alone():
         epsilon(run, 1e-5, "prv")
 
 
-def test_draws_that_would_each_be_traced_are_refused():
-    with pytest.raises(
-        ConfigError, match="draws: 1000000000000 cannot be used; expected a whole number from 1 to 10,000,000"
-    ):
-        calibrate(DPSGD(), rate=0.01, draws=10**12, dimension=3, epsilon=1.0, delta=1e-5)
-
-
 def test_a_ledger_has_a_largest_length():
     made = ledger([(0.1, 1.0, 2**53)])
     assert len(made) == 2**53
@@ -218,17 +177,18 @@ def test_a_ledger_has_a_largest_length():
             made.append(Draw(0.1, (1.0,)), count)
 
 
-def test_what_is_published_stays_with_the_accountant_that_it_was_made_by():
+@pytest.mark.parametrize("every", [12, pytest.param(1, marks=pytest.mark.slow)])
+def test_what_is_published_stays_with_the_accountant_that_it_was_made_by(every):
     """Every stored epsilon is bit for bit what dp-accounting's accountant says, as it was before there was another."""
     published = Store(PUBLISHED)
     stored = {
         (json.dumps(run.ledger), run.record["delta"], run.record["epsilon"])
-        for suite in published.suites()
+        for suite in sorted(published.suites())[::every]
         for run in published.archive(suite).runs.values()
         if math.isfinite(float(run.record["epsilon"])) and run.record["cell"]["accountant"] == "pld"
     }
     runs = [(accountants.events(Ledger.from_json(text)), delta, spent) for text, delta, spent in stored]
-    assert len(runs) > 100
+    assert len(runs) > 10
     assert all(accountants._is_ordinary(events, delta) for events, delta, _ in runs)
     events, delta, spent = min(runs, key=lambda run: run[2])
     assert accountants._pld(events, delta) == spent

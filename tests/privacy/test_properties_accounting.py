@@ -15,7 +15,7 @@ from dpopt.clipping import Abadi
 from dpopt.errors import ConfigError
 from dpopt.optimizers.base import Configured
 from dpopt.optimizers.dp_sgd import DPSGD
-from dpopt.privacy import Draw, Ledger, TraceOracle, calibrate, epsilon, solving
+from dpopt.privacy import Draw, Ledger, TraceOracle, calibrate, calibration, epsilon
 
 Phi = stats.norm.cdf
 GRID = 2e-3
@@ -191,8 +191,8 @@ def check_plan(problem, accountant):
     assert epsilon(oracle.ledger, plan.delta, accountant) == plan.epsilon <= problem["epsilon"]
     # Where delta alone may cover the draws, RDP's epsilon jumps from 0 over the target as the noise falls. Where RDP is
     # far above what others compute, it ends their search early: their plans are then safe, but not tight.
-    if accountant == "rdp" and plan.epsilon > 0 and min(plan.noise.values()) > solving.NOISE_RANGE[0]:
-        assert plan.epsilon >= (1 - 2 * solving.TOLERANCE) * problem["epsilon"]
+    if accountant == "rdp" and plan.epsilon > 0 and min(plan.noise.values()) > calibration._NOISE_RANGE[0]:
+        assert plan.epsilon >= (1 - 2 * calibration._TOLERANCE) * problem["epsilon"]
 
 
 @costly
@@ -246,13 +246,6 @@ BROKEN = st.one_of(
 )
 
 
-def test_an_index_from_the_end_or_too_many_brackets_is_no_ledger():
-    """What Python would have taken, or failed at in a way of its own."""
-    for text in ('{"draws":[{"rate":0.5,"noises":[1.0]}],"runs":[[-1,2]]}', "[" * 10**5):
-        with pytest.raises(ConfigError, match="not a ledger"):
-            Ledger.from_json(text)
-
-
 @thoroughly
 @given(text=BROKEN)
 def test_damaged_text_is_a_config_error_or_still_a_ledger(text):
@@ -262,9 +255,3 @@ def test_damaged_text_is_a_config_error_or_still_a_ledger(text):
         return
     assert Ledger.from_json(ledger.to_json()) == ledger
     assert all(0 < draw.rate <= 1 and min(draw.noises, default=0) >= 0 for draw in ledger.counts())
-
-
-@costly
-@given(ledger=LEDGERS, delta=DELTAS)
-def test_any_ledger_has_an_epsilon(ledger, delta):
-    assert 0 <= epsilon(ledger, delta, "rdp") <= math.inf

