@@ -355,7 +355,7 @@ def patches(monkeypatch):
         return torch.where(mask, losses.nan_to_num(), 0.0).sum(dim=1)
 
     def realised_batch(oracle, release):
-        rows = sum(int(inputs().mask.sum()) for inputs in oracle._batch._records.inputs)
+        rows = sum(int(inputs()[2].sum()) for inputs in oracle._batch._records.inputs)
         return Release(release.value / rows if rows else release.value * math.nan, release.std)
 
     original = sampling.add_gaussian
