@@ -97,11 +97,24 @@ def _pld(events: tuple[Event, ...], delta: float) -> float:
     if math.fsum(rate * count for rate, _, count in events) <= delta:
         return 0.0  # the record is in any draw at all with no more than this probability
     if _is_ordinary(events, delta):
-        from dp_accounting import pld
+        from dp_accounting.pld.privacy_loss_distribution import identity
 
-        return _dp_accounting(pld.PLDAccountant(value_discretization_interval=privacy_loss.COARSEST), events, delta)
+        # As `pld.PLDAccountant`, which makes the loss of a single draw anew each time: runs and searches share it.
+        total = identity(privacy_loss.COARSEST)
+        for rate, noise, count in events:
+            total = total.compose(
+                _loss(rate, noise).self_compose(count) if rate < 1 else _loss(rate, noise / math.sqrt(count))
+            )
+        return total.get_epsilon_for_delta(delta)
     bound = _epsilon(events, delta, "rdp")  # calibration has asked for it
     return min(bound, privacy_loss.epsilon(events, delta)) if bound > 0 and privacy_loss.reaches(events) else bound
+
+
+@lru_cache(maxsize=64)
+def _loss(rate: float, noise: float) -> Any:
+    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+
+    return from_gaussian_mechanism(noise, value_discretization_interval=privacy_loss.COARSEST, sampling_prob=rate)
 
 
 def _is_ordinary(events: tuple[Event, ...], delta: float) -> bool:

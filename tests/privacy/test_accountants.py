@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dpopt.errors import ConfigError
-from dpopt.privacy import Draw, Ledger, epsilon
+from dpopt.privacy import Draw, Ledger, accountants, epsilon
 
 LINES = Path(__file__).with_name("known_answers.csv").read_text().splitlines()[1:]
 ROWS = [pytest.param(row, id=f"{row['rate']}-{row['noises']}-{row['draws']}") for row in csv.DictReader(LINES)]
@@ -54,6 +54,18 @@ def test_grid_is_fine_enough_for_long_runs():
     fine = epsilon(ledger(1 / 300, [2.0], 30_000), 1e-6)
     assert fine == pytest.approx(1.337, abs=2e-3)
     assert coarse.get_epsilon(1e-6) > 1.02 * fine
+
+
+def test_shared_losses_of_single_draws_change_no_bit():
+    """dp-accounting's accountant makes the loss of every event anew; here runs and searches share it."""
+    from dp_accounting import pld
+
+    for counts in ({(0.1, 2.0): 50}, {(0.1, 2.0): 250, (1.0, 5.0): 3}, {(1.0, 5.0): 1, (0.1, 2.0): 7, (0.3, 4.0): 20}):
+        made = Ledger()
+        for (rate, noise), count in counts.items():
+            made.append(Draw(rate, (noise,)), count)
+        theirs = pld.PLDAccountant(value_discretization_interval=1e-4)
+        assert epsilon(made, 1e-5) == theirs.compose(accountants.dp_event(accountants.events(made))).get_epsilon(1e-5)
 
 
 @pytest.mark.parametrize(("delta", "accountant"), [(0.0, "pld"), (1.0, "pld"), (1e-5, "pdl")])
