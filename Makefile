@@ -61,11 +61,11 @@ lint: install
 gpu: $(if $(CARRIED),$(BARE)/.installed,install)
 	$(if $(CARRIED),$(BARE)/bin,$(BIN))/python benchmarks/gpu.py $(foreach key,$(filter $(GPU_KEYS),$(MAKEOVERRIDES)),'$(key)')
 
-# An environment around $(PYTHON)'s own, so that the torch that is there is used and nothing there is changed. (A venv of
-# a venv with --system-site-packages would see the packages of the outermost Python alone.)
+# An environment around $(PYTHON)'s own and this source tree, so that the torch that is there is used and nothing there
+# is changed. (A venv of a venv with --system-site-packages would see the packages of the outermost Python alone.)
 $(BARE)/.installed: $(CARRIED)
 	$(PYTHON) -m venv --without-pip --clear $(BARE)
-	$(PYTHON) -c 'import sys; print(*[path for path in sys.path if path.endswith("-packages")], sep="\n")' \
+	$(PYTHON) -c 'import sys; print("$(CURDIR)", *[path for path in sys.path if path.endswith("-packages")], sep="\n")' \
 		> "$$($(BARE)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/around.pth"
 	$(BARE)/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --find-links $(WHEELS) \
 		$$(ls $(WHEELS) | sed 's/-.*//')

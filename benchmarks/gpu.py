@@ -161,10 +161,8 @@ def attempt(step: str, words: Sequence[str], folder: Path, limit: float, left: f
     file.unlink(missing_ok=True)
     resumes, started, reason = step.startswith("suite"), time.monotonic(), ""
     with log.open("wb") as output:
-        command = [sys.executable, *words, str(file)]
-        process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_end_with_parent
-        )
+        streams: Any = {"stdout": output, "stderr": subprocess.STDOUT, "start_new_session": True}
+        process = subprocess.Popen([sys.executable, *words, str(file)], **streams, preexec_fn=_end_with_parent)
         try:
             process.wait(max(0.0, left - GRACE if resumes else min(limit, left)))
         except subprocess.TimeoutExpired:
@@ -275,12 +273,8 @@ def main(words: Sequence[str]) -> int:
         status = _records(folder, [step]).get(step, {"status": ""})["status"]
         limit = min(TINY_LIMIT if tiny else 3600, LIMITS[step.partition("-")[0]])
         left = started + 60 * keys.minutes - REPORTING - time.monotonic()
-        if (
-            status == "done"
-            or (status == "failed" and not keys.retry)
-            or missing(step)
-            or left < (TINY_LEFT if tiny else limit)
-        ):
+        is_settled = status == "done" or (status == "failed" and not keys.retry)
+        if is_settled or missing(step) or left < (TINY_LEFT if tiny else limit):
             continue
         job = [__file__, "--step", step, device, str(results.resolve()), json.dumps(keys.retry)]
         with console.status(step):

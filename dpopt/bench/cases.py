@@ -94,7 +94,7 @@ _PHOTO = partial(images, shape=(3, 224, 224))
 _TEXT = partial(_tokens, length=64, vocabulary=4096)
 _MLP = partial(mlp, 784, 256, 256, 10)
 _VIT = partial(models.timm_model, "vit_tiny_patch16_224", img_size=32, patch_size=4)
-_GPT2_SMALL = partial(models.GPT2, layers=12, width=768, heads=12, vocabulary=50_257, context=1024)
+_GPT2_SMALL = partial(models.gpt2, layers=12, width=768, heads=12, vocabulary=50_257, context=1024)
 
 _TINY_COLOUR = partial(images, shape=(3, 8, 8))
 _TINY_MLP = (partial(mlp, 6, 5, 10), partial(images, shape=(6,)))
@@ -113,7 +113,7 @@ _TINY_VIT = (
     _COLOUR,
 )
 _TINY_GPT2 = (
-    partial(models.GPT2, layers=1, width=32, heads=2, vocabulary=64, context=8),
+    partial(models.gpt2, layers=1, width=32, heads=2, vocabulary=64, context=8),
     partial(_tokens, length=8, vocabulary=64),
 )
 
@@ -129,7 +129,7 @@ CASES = {
         Case("cnn", models.two_conv, _COLOUR, 128, class_loss, _TINY_CNN),
         Case("wrn", models.wide_resnet, _COLOUR, 16, class_loss, _TINY_WRN),
         Case("vit", _VIT, _COLOUR, 32, class_loss, _TINY_VIT),
-        Case("gpt2", models.GPT2, _TEXT, 16, _token_loss, _TINY_GPT2),
+        Case("gpt2", models.gpt2, _TEXT, 16, _token_loss, _TINY_GPT2),
         Case("vit_tiny_224", _vit("tiny"), _PHOTO, 32, class_loss, _TINY_VIT),
         Case("vit_small_224", _vit("small"), _PHOTO, 32, class_loss, _TINY_VIT),
         Case("vit_base_224", _vit("base"), _PHOTO, 32, class_loss, _TINY_VIT),

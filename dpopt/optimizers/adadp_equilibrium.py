@@ -6,21 +6,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
-
-from torch import Tensor
 
 from dpopt.clipping.rules import Abadi
 from dpopt.fields import Positive
+from dpopt.optimizers.adadp import State
 from dpopt.optimizers.base import Configured, descend, scalar
 from dpopt.types import ClipRule, Oracle, Vector
-
-
-class State(NamedTuple):
-    """theta_t, shape [d], and the learning rate eta of the step just taken (at first, `lr`)."""
-
-    theta: Vector
-    eta: Tensor
 
 
 @dataclass(frozen=True)
@@ -41,7 +32,7 @@ class ADADPEquilibrium(Configured):
         lr: the largest learning rate; without noise, where there is no equilibrium, it is the learning rate.
         clip: how one example's gradient is bounded.
 
-    An ablation, not in the paper.
+    The state's eta is that of the step just taken; at first, `lr`. An ablation, not in the paper.
     """
 
     tau: Positive = 1.0

@@ -16,7 +16,7 @@ from dpopt.optimizers.base import Configured, Direction, descend, directed, requ
 from dpopt.optimizers.dp_sgd import DPSGD
 from dpopt.types import Oracle, Release, Vector
 
-SMALLEST = 1e-6
+_SMALLEST = 1e-6
 """The least clipping bound."""
 
 
@@ -78,5 +78,5 @@ class AdaptiveClip(Configured):
         # Clipping at C is normalised clipping (sensitivity 1) times C: so the bound may be a released number.
         direction, base = directed(self.base, base, Release(normalized.value * bound, normalized.std * bound))
         theta = descend(theta, direction, scalar(theta, self.lr))
-        bound = (bound * torch.exp(-self.clip_lr * (share - self.quantile))).clamp(min=SMALLEST)
+        bound = (bound * torch.exp(-self.clip_lr * (share - self.quantile))).clamp(min=_SMALLEST)
         return State(theta, base._replace(theta=theta), bound)

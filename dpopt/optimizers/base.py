@@ -69,7 +69,7 @@ class Direction(Configured):
 
     def direction(self, state: Any, gradient: Release) -> tuple[Vector, Any]:
         """The direction G_t, shape [d], and the state with everything but `theta` advanced."""
-        raise _undefined(self, "direction", DIRECTED)
+        raise _undefined(self, "direction", _DIRECTED)
 
     def step(self, state: Any, oracle: Oracle) -> Any:
         """One draw, one private gradient, one step of size `lr`."""
@@ -79,7 +79,7 @@ class Direction(Configured):
         return state._replace(theta=descend(state.theta, direction, scalar(state.theta, self.lr)))
 
 
-DIRECTED = "two values: the direction, a tensor [d] as theta is, and the state, a NamedTuple that begins with theta"
+_DIRECTED = "two values: the direction, a tensor [d] as theta is, and the state, a NamedTuple that begins with theta"
 """The result of `Direction.direction`."""
 
 
@@ -94,7 +94,7 @@ def directed(base: Direction, state: Any, gradient: Release) -> tuple[Vector, An
     if not is_pair or result[0].shape != state.theta.shape or getattr(result[1], "_fields", ())[:1] != ("theta",):
         parts = result if type(result) is tuple else [result]
         shown = ", ".join(f"Tensor {list(p.shape)}" if isinstance(p, Tensor) else type(p).__name__ for p in parts)
-        raise ConfigError(f"{type(base).__name__}.direction", shown, f"expected {DIRECTED}")
+        raise ConfigError(f"{type(base).__name__}.direction", shown, f"expected {_DIRECTED}")
     return result
 
 

@@ -24,7 +24,7 @@ LARGEST = 4.0
 """The most that eta changes by in a round after curvature is seen; before, it is FAR."""
 SHARE = 0.7
 """The share that training takes of the trial's eta."""
-DECAY = Scheduled(schedule="linear")
+_DECAY = Scheduled(schedule="linear")
 
 
 class State(NamedTuple):
@@ -147,7 +147,7 @@ class HyFreeDPSearchThenDecay(Configured):
     def step(self, state: State, oracle: Oracle) -> State:
         total = oracle.draws_total
         draws_taken, trial = total - oracle.draws_left, min(self.rounds, math.ceil(total / self.probe_every))
-        size = state.eta * DECAY.share(draws_taken, total, oracle.rate)
+        size = state.eta * _DECAY.share(draws_taken, total, oracle.rate)
         with oracle.draw() as batch:
             if draws_taken >= trial:
                 return self._trained(state, batch, size)

@@ -14,7 +14,7 @@ from dpopt.optimizers.base import Configured, Direction, descend, directed, expe
 from dpopt.optimizers.dp_adamw import DPAdamW
 from dpopt.types import ClipRule, Oracle, Vector
 
-INVERSE_TIME = 0.1
+_INVERSE_TIME = 0.1
 """Decay per epoch of Eq. 5.1."""
 
 
@@ -84,6 +84,6 @@ class Scheduled(Configured):
         progress = (taken - rising) / (total - rising)
         if self.schedule == "inverse_time":
             since = (progress - 0.5) * (total - rising)
-            return 1.0 if since < 0 else 1 / (1 + INVERSE_TIME * expected_epoch(since, rate))
+            return 1.0 if since < 0 else 1 / (1 + _INVERSE_TIME * expected_epoch(since, rate))
         decayed = {"constant": 0.0, "linear": progress, "cosine": (1 - math.cos(math.pi * progress)) / 2}
         return 1 - (1 - self.final) * decayed[self.schedule]

@@ -25,16 +25,12 @@ from numpy.typing import NDArray
 
 from dpopt.fields import cache_root
 
-Arrays = dict[str, NDArray[Any]]
-CHECKSUMS = "checksums.json"
+_Arrays = dict[str, NDArray[Any]]
+_CHECKSUMS = "checksums.json"
 """The file that names the others of a folder, with their SHA-256."""
 
 
-class _Damaged(Exception):
-    """The files are not those that were made."""
-
-
-def arrays(key: Mapping[str, Any], build: Callable[[], Mapping[str, NDArray[Any]]]) -> Arrays:
+def arrays(key: Mapping[str, Any], build: Callable[[], Mapping[str, NDArray[Any]]]) -> _Arrays:
     """The arrays that `build` makes, memory-mapped; `build` is called where they are not yet kept, or are damaged.
 
     Processes that need the same arrays at the same time wait for the one that makes them.
@@ -51,14 +47,14 @@ def arrays(key: Mapping[str, Any], build: Callable[[], Mapping[str, NDArray[Any]
     folder = cache_root() / str(key["kind"]) / hashlib.sha256(text.encode()).hexdigest()[:16]
     try:
         return _mapped(folder)
-    except (FileNotFoundError, _Damaged):
+    except (FileNotFoundError, ValueError):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _lock(folder.with_suffix(".lock")):
             try:
                 return _mapped(folder)  # another process may have made it while this one waited
             except FileNotFoundError:
                 _make(folder, text, build)
-            except _Damaged as error:
+            except ValueError as error:
                 print(f"cache {folder}: {error}; making it again", flush=True)
                 _make(folder, text, build)
             return _mapped(folder)
@@ -76,16 +72,17 @@ def _checksum(file: Path, *state: int) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def _mapped(folder: Path) -> Arrays:
+def _mapped(folder: Path) -> _Arrays:
+    """The arrays of `folder`; FileNotFoundError where there is none, ValueError where its files are not those made."""
     if not folder.exists():
         raise FileNotFoundError(folder)
     try:
-        noted = json.loads((folder / CHECKSUMS).read_bytes())
+        noted = json.loads((folder / _CHECKSUMS).read_bytes())
         if noted != {file.name: checksum(file) for file in folder.glob("*.npy")}:
-            raise _Damaged("its files do not have the checksums that they were made with")
+            raise ValueError("its files do not have the checksums that they were made with")
         return {Path(name).stem: np.load(folder / name, mmap_mode="c") for name in sorted(noted)}
-    except (OSError, ValueError) as error:
-        raise _Damaged(error) from error
+    except OSError as error:
+        raise ValueError(error) from error
 
 
 def _make(folder: Path, key: str, build: Callable[[], Mapping[str, NDArray[Any]]]) -> None:
@@ -98,7 +95,7 @@ def _make(folder: Path, key: str, build: Callable[[], Mapping[str, NDArray[Any]]
         for name, array in build().items():
             np.save(partial / f"{name}.npy", array)
         sums = {file.name: checksum(file) for file in partial.glob("*.npy")}
-        (partial / CHECKSUMS).write_text(json.dumps(sums, sort_keys=True))
+        (partial / _CHECKSUMS).write_text(json.dumps(sums, sort_keys=True))
         (partial / "key.json").write_text(key)
         if folder.exists():  # taken away last: other processes may use its files, and `build` may fail
             os.replace(folder, damaged)

@@ -18,7 +18,7 @@ from dpopt.workloads.base import Outline, Split, Workload, mlp, outlined
 from dpopt.workloads.data import records
 
 _CHECKSUM = "f6d9e39f37dc45d327f6db33428ee58970ccceabb2535a5c179de35886b70443"
-TEST = 360
+_TEST = 360
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class DigitsMLP(Workload):
     validation: int = 180
     hidden: Count = 64
 
-    pool: ClassVar[int] = 1797 - TEST
+    pool: ClassVar[int] = 1797 - _TEST
     batch_size: ClassVar[int] = 128
     epochs: ClassVar[float] = 20.0
     classes: ClassVar[int] = 10
@@ -42,7 +42,7 @@ class DigitsMLP(Workload):
         return _load()
 
     def outline(self) -> Outline:
-        return outlined(self.model, (64,), TEST)
+        return outlined(self.model, (64,), _TEST)
 
     def model(self) -> nn.Module:
         return mlp(64, self.hidden, 10)
@@ -57,4 +57,4 @@ def _load() -> tuple[Split, Split]:
     records.verify("digits", records.of_arrays((images, labels)), _CHECKSUM)
     order = torch.from_numpy(np.random.default_rng(0).permutation(len(images)))
     x, y = torch.from_numpy(images / 16).float()[order], torch.from_numpy(labels)[order]
-    return Split(x[TEST:], y[TEST:]), Split(x[:TEST], y[:TEST])
+    return Split(x[_TEST:], y[_TEST:]), Split(x[:_TEST], y[:_TEST])

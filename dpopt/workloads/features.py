@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from dpopt.workloads import cache as kept
 
-T = TypeVar("T")
-BATCH = 32
+_T = TypeVar("T")
+_BATCH = 32
 """Records that go through the backbone at once: at 224 pixels in less than 1 GB of memory for each core."""
 
 
@@ -33,7 +33,7 @@ def cached(
     backbone: Callable[[], nn.Module],
     x: Tensor,
     transform: Callable[[Tensor], Tensor] = lambda x: x,
-    batch: int = BATCH,
+    batch: int = _BATCH,
 ) -> Tensor:
     """Features of the records `x`, memory-mapped, float32 [n, f]; computed where they are not yet kept.
 
@@ -51,7 +51,7 @@ def cached(
 
 
 def computed(
-    backbone: Callable[[], nn.Module], x: Tensor, transform: Callable[[Tensor], Tensor], batch: int = BATCH
+    backbone: Callable[[], nn.Module], x: Tensor, transform: Callable[[Tensor], Tensor], batch: int = _BATCH
 ) -> NDArray[np.float32]:
     """Features [n, f] of the records `x`, in evaluation mode: on CUDA where there is one, else on all cores."""
     place = device()
@@ -102,7 +102,7 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def watched(steps: Iterable[T], total: int, what: str) -> Iterator[T]:
+def watched(steps: Iterable[_T], total: int, what: str) -> Iterator[_T]:
     """The `steps`, `total` of them, with a progress bar where standard error is a terminal."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:

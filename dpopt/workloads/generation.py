@@ -100,7 +100,7 @@ class E2E(Workload):
             x, y = (torch.empty(1, self.length, dtype=kind) for kind in (torch.int32, torch.int64))
             if self.pretrained:
                 config = language.architecture("gpt2")
-                model: nn.Module = models.Logits(transformers.AutoModelForCausalLM.from_config(config))
+                model: nn.Module = models.LanguageModel(transformers.AutoModelForCausalLM.from_config(config))
             else:
                 model = self._random()
             return Outline(models.trainable(model, self.subset), Split(x, y), data.entry(_DATA).part("test").records)
@@ -116,13 +116,13 @@ class E2E(Workload):
 
     def model(self) -> nn.Module:
         if self.pretrained:
-            model: nn.Module = models.Logits(language.load("gpt2", "AutoModelForCausalLM", self.length))
+            model: nn.Module = models.LanguageModel(language.load("gpt2", "AutoModelForCausalLM", self.length))
         else:
             model = self._random()
         return models.trainable(model, self.subset)
 
     def _random(self) -> nn.Module:
-        return models.GPT2(self.layers, self.width, self.heads, self.vocabulary, self.length)
+        return models.gpt2(self.layers, self.width, self.heads, self.vocabulary, self.length)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         return -log_likelihood(output, target)
@@ -201,7 +201,7 @@ def log_likelihood(logits: Tensor, targets: Tensor) -> Tensor:
 
 def read(split: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Meaning representations and what people wrote for them, n of each, of one split of the E2E data."""
-    sources, references = data.texts(_DATA, split).texts
+    (sources, references), _ = data.texts(_DATA, split)
     return sources, references
 
 

@@ -21,8 +21,8 @@ from dpopt.workloads.base import Split, Workload
 CENTRES = ((0.0, 0.0), (1.0, 1.0), (1.0, -1.0), (-1.0, 1.0), (-1.0, -1.0))
 """Means of the true components, each with identity covariance and one fifth of the points."""
 RECORDS, TEST = 1000, 100
-EVALUATION_SAMPLES = 100
-START = -2.0
+_EVALUATION_SAMPLES = 100
+_START = -2.0
 """Of each log scale of q: near that of the posterior of 1,000 records."""
 
 
@@ -103,11 +103,11 @@ class MixturePosterior(nn.Module):
         size = _latent(components)
         self.components, self.records = components, records
         self.loc = nn.Parameter(torch.zeros(1, size))
-        self.log_scale = nn.Parameter(torch.full((1, size), START))
+        self.log_scale = nn.Parameter(torch.full((1, size), _START))
         # Means that start alike would stay alike: their gradients are the same.
         nn.init.normal_(self._parts(self.loc.data)[1])
         # Fixed samples: two evaluations of one posterior are then the same number.
-        draws = torch.randn(EVALUATION_SAMPLES * size, generator=torch.Generator().manual_seed(0))
+        draws = torch.randn(_EVALUATION_SAMPLES * size, generator=torch.Generator().manual_seed(0))
         self.register_buffer("draws", draws, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from dpopt.workloads import language
 from dpopt.workloads.base import mlp
 from dpopt.workloads.scattering import Scattering
 
-NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _LORA_TARGETS = r".*\.(attn\.(qkv|proj)|mlp\.fc[12]|c_attn|c_proj|c_fc|attention\.(self\.(query|value)|[qv]_lin))"
 """The linear layers that get adapters, by name: all of timm's vision transformers and of GPT-2; of BERT and DistilBERT
 those of queries and values, as in Hu et al. 2022."""
@@ -210,7 +210,7 @@ def zero_head(model: nn.Module) -> nn.Module:
     return model
 
 
-class Logits(nn.Module):
+class LanguageModel(nn.Module):
     """A language model of transformers that gives nothing but its logits: ids [n, t] -> [n, t, vocabulary]."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -221,7 +221,7 @@ class Logits(nn.Module):
         return self.model(input_ids=ids, use_cache=False).logits
 
 
-class GPT2(Logits):
+def gpt2(layers: int = 4, width: int = 256, heads: int = 4, vocabulary: int = 4096, context: int = 64) -> LanguageModel:
     """A small GPT-2 with random weights: token ids [n, t] to next-token logits [n, t, vocabulary].
 
     The output layer is tied to the token embedding. No dropout.
@@ -231,15 +231,11 @@ class GPT2(Logits):
         vocabulary: number of tokens.
         context: the longest t.
     """
-
-    def __init__(
-        self, layers: int = 4, width: int = 256, heads: int = 4, vocabulary: int = 4096, context: int = 64
-    ) -> None:
-        transformers = optional("transformers")
-        sizes = {"n_layer": layers, "n_embd": width, "n_head": heads, "vocab_size": vocabulary, "n_positions": context}
-        dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-        config = transformers.GPT2Config(**sizes, **dropout, use_cache=False, bos_token_id=0, eos_token_id=0)
-        super().__init__(transformers.GPT2LMHeadModel(config))
+    transformers = optional("transformers")
+    sizes = {"n_layer": layers, "n_embd": width, "n_head": heads, "vocab_size": vocabulary, "n_positions": context}
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    config = transformers.GPT2Config(**sizes, **dropout, use_cache=False, bos_token_id=0, eos_token_id=0)
+    return LanguageModel(transformers.GPT2LMHeadModel(config))
 
 
 def trainable(model: nn.Module, subset: str) -> nn.Module:
@@ -279,7 +275,7 @@ def _biases(model: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def _norms_and_head(model: nn.Module) -> Iterator[nn.Parameter]:
-    norms = [p for module in model.modules() if isinstance(module, NORMS) for p in module.parameters()]
+    norms = [p for module in model.modules() if isinstance(module, _NORMS) for p in module.parameters()]
     if norms:
         yield from norms
         yield from _head(model)
@@ -344,7 +340,7 @@ _NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "WRN-16-4": wide_resnet,
     "ADADP, MNIST": partial(mlp, 784, 256, 256, 256, 10, bias=False),
     "ADADP, CIFAR-10, above the convolutions": partial(mlp, 1600, 500, 500, 10, bias=False),
-    "GPT-2 small": partial(GPT2, layers=12, width=768, heads=12, vocabulary=50_257, context=1024),
+    "GPT-2 small": partial(gpt2, layers=12, width=768, heads=12, vocabulary=50_257, context=1024),
     "DistilBERT": partial(_encoder, "distilbert"),
     "MiniLM-L6": partial(_encoder, "minilm"),
 }

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dpopt.errors import ConfigError
 
-PERIODS = 2
+_PERIODS = 2
 """Periods to each side that count where a filter is made periodic."""
 
 
@@ -79,8 +79,8 @@ class Scattering(nn.Module):
 
 
 def _coordinates(side: int) -> Tensor:
-    """Pixels of a line and of its periods, float64 [(2 PERIODS + 1) side]."""
-    return torch.arange(-PERIODS * side, (PERIODS + 1) * side, dtype=torch.float64)
+    """Pixels of a line and of its periods, float64 [(2 _PERIODS + 1) side]."""
+    return torch.arange(-_PERIODS * side, (_PERIODS + 1) * side, dtype=torch.float64)
 
 
 def _periodic(x: Tensor, side: int, dim: int) -> Tensor:

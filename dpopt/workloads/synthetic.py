@@ -12,7 +12,7 @@ from torch import nn
 from dpopt.fields import Count, Positive
 from dpopt.workloads.base import Outline, Split, Workload, outlined
 
-TEST = 2000
+_TEST = 2000
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class SyntheticLogReg(Workload):
     def load(self) -> tuple[Split, Split]:
         generator = np.random.default_rng(0)
         w = generator.standard_normal(self.dim)
-        x = generator.standard_normal((self.pool + TEST, self.dim))
+        x = generator.standard_normal((self.pool + _TEST, self.dim))
         chance = 1 / (1 + np.exp(-self.margin * x @ w / np.linalg.norm(w)))
         y = torch.from_numpy((generator.random(len(x)) < chance).astype(np.int64))
         features = torch.from_numpy(x).float()
         return Split(features[: self.pool], y[: self.pool]), Split(features[self.pool :], y[self.pool :])
 
     def outline(self) -> Outline:
-        return outlined(self.model, (self.dim,), TEST)
+        return outlined(self.model, (self.dim,), _TEST)
 
     def model(self) -> nn.Module:
         return nn.Linear(self.dim, 2)

@@ -16,7 +16,7 @@ from dpopt.fields import Arguments, Count
 from dpopt.workloads import cache, data, features, language, models
 from dpopt.workloads.base import EVALUATION_BATCH, Outline, Split, Workload
 
-POOLING = {"distilbert": "first"}
+_POOLING = {"distilbert": "first"}
 """The vector of a text: the first token's for DistilBERT; the mean over the text for all others,
 as sentence-transformers has it for MiniLM, but without its scaling to norm 1: the classifier would need large weights,
 and private training finds those slowly."""
@@ -100,7 +100,7 @@ class TextClassification(Workload):
             config = language.random_configuration(self.encoder, self.options, self.length)
         with torch.device("meta"):
             x, y = torch.empty(1, self.length, dtype=torch.int32), torch.empty(1, dtype=torch.int64)
-            encoder = language.Encoder(transformers.AutoModel.from_config(config), POOLING.get(self.encoder, "mean"))
+            encoder = language.Encoder(transformers.AutoModel.from_config(config), _POOLING.get(self.encoder, "mean"))
             model: nn.Module = self.head(encoder.width)
             if self.subset == "head":
                 x = torch.empty(1, encoder.width)
@@ -127,7 +127,7 @@ class TextClassification(Workload):
 
     def encoder_module(self) -> language.Encoder:
         """The encoder: token ids [n, length] -> features [n, f]."""
-        pooling = POOLING.get(self.encoder, "mean")
+        pooling = _POOLING.get(self.encoder, "mean")
         if self.pretrained:
             return language.Encoder(language.load(self.encoder, "AutoModel", self.length), pooling)
         return language.Encoder(language.random_transformer(self.encoder, self.options, self.length), pooling)
@@ -155,7 +155,7 @@ class TextClassification(Workload):
         if self.pretrained:
             weights = cache.checksum(language.file(self.encoder, language.WEIGHTS))
             padding = int(language.configuration(self.encoder)["pad_token_id"])
-        key = {"split": split, "encoder": weights, "pooling": POOLING.get(self.encoder, "mean"), **self._reading()}
+        key = {"split": split, "encoder": weights, "pooling": _POOLING.get(self.encoder, "mean"), **self._reading()}
         order = (ids != padding).sum(1).argsort(stable=True)  # texts of one length in one batch need no padding
         vectors = features.cached(key, lambda: language.Trimmed(self.encoder_module()), ids[order])
         return Split(vectors[order.argsort()], labels)

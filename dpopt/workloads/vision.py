@@ -21,7 +21,7 @@ from dpopt.workloads import data, features, models
 from dpopt.workloads.base import EVALUATION_BATCH, Outline, Split, Workload, mlp, outlined
 from dpopt.workloads.data.source import is_online, kept_file
 
-WEIGHTS = "model.safetensors"
+_WEIGHTS = "model.safetensors"
 """The hub's file of a checkpoint."""
 
 
@@ -76,7 +76,7 @@ class ImageClassification(Workload):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "data", data.pinned(self.data, "image"))
-        if self.architecture in OWN and (self.pretrained or self.options):
+        if self.architecture in _OWN and (self.pretrained or self.options):
             raise ConfigError("workload.architecture", self.architecture, "only timm's have checkpoints and options")
         super().__post_init__()
 
@@ -145,9 +145,9 @@ class ImageClassification(Workload):
     def preparation(self) -> Preparation:
         """The preparation of stored pixels for the whole model."""
         entry = data.entry(self.data)
-        if self.architecture in OWN:
+        if self.architecture in _OWN:
             channels = 3 if self.architecture.startswith("wrn") else entry.channels
-            mean, std = ((0.0,), (1.0,)) if self.architecture in RAW else (entry.mean, entry.std)
+            mean, std = ((0.0,), (1.0,)) if self.architecture in _RAW else (entry.mean, entry.std)
             return Preparation(self._side(None), channels, mean, std)
         configuration = models.timm_configuration(self.architecture)
         if self.pretrained:
@@ -215,8 +215,8 @@ ARCHITECTURES: dict[str, Callable[[int, int, int], nn.Module]] = {
 """Models of our own: name -> function of (classes, channels, input side)."""
 FROZEN: dict[str, Callable[[int, int], nn.Module]] = {"scatter": models.scatter_features}
 """Frozen parts of our own, below a linear layer: name -> function of (channels, input side)."""
-OWN = (*ARCHITECTURES, *FROZEN)
-RAW = ("tanh_conv", "scatter")
+_OWN = (*ARCHITECTURES, *FROZEN)
+_RAW = ("tanh_conv", "scatter")
 """Of these, pixels go in as they are, in [0, 1], as in the authors' code for MNIST and Fashion-MNIST.
 
 CIFAR-10's they normalise by the constants of ImageNet, which changes little (`benchmarks/scatter_statistics.py`).
@@ -236,7 +236,7 @@ def _checkpoint(name: str) -> Path:
         return local
     source = models.timm_configuration(name).hf_hub_id
     try:
-        return Path(hf_hub_download(source, WEIGHTS))
+        return Path(hf_hub_download(source, _WEIGHTS))
     except Exception as error:  # the library raises many kinds, none of them for a user to read
         allowed = f"{source} cannot be loaded ({error}); {_how_to_get(name)}"
         raise ConfigError("workload.architecture", name, allowed) from error
@@ -246,7 +246,7 @@ def _absent_checkpoint(name: str) -> list[Missing]:
     # What `_checkpoint` would have to ask the hub for.
     source = models.timm_configuration(name).hf_hub_id
     try:
-        if _local_checkpoint(name) or kept_file(source, WEIGHTS):
+        if _local_checkpoint(name) or kept_file(source, _WEIGHTS):
             return []
     except Missing as error:
         return [error]

@@ -1,6 +1,7 @@
 """The checks of a device, on the CPU as a device that conforms, and on ones that are broken in one way each."""
 
 import math
+import unittest
 from contextlib import nullcontext
 
 import pytest
@@ -15,73 +16,45 @@ from dpopt.privacy import sampling
 from dpopt.testing.task import Task
 
 CPU = torch.device("cpu")
-NAMES = ("hyfreedp", "adaptive_clip", "fiber")
 
 
 def statuses(rows):
     return {(row["name"], row["check"]): row["status"] for row in rows}
 
 
-@pytest.mark.parametrize("name", ["hyfreedp", "fiber"])
-def test_the_cpu_conforms_to_itself(name):
-    rows = list(conformance.optimizers([name], CPU))
+def test_the_cpu_conforms_to_itself():
+    rows = list(conformance.optimizers(["hyfreedp"], CPU))
     assert {row["check"] for row in rows} == {rule.__name__ for rule in conformance.OPTIMIZER_RULES}
     assert {row["status"] for row in rows} == {"passed"}, rows
+    rows = [*conformance.engines([CASES["mlp"].rehearsal()], CPU), *conformance.noise(CPU)]
+    assert {row["name"] for row in rows} == {"bookkeeping, mlp", "vmap, mlp", "float32"}
+    assert {row["status"] for row in rows} == {"passed"}, rows
+    with pytest.raises(unittest.SkipTest, match="tokens"):
+        conformance._leaves_out_bad_ones(conformance._Pair(CASES["gpt2"].rehearsal(), CPU), "bookkeeping")
 
 
-def test_engines_and_noise_of_the_cpu_conform():
-    rows = [*conformance.engines([CASES["mlp"].rehearsal(), CASES["gpt2"].rehearsal()], CPU), *conformance.noise(CPU)]
-    row_statuses = statuses(rows)
-    skipped = {key for key, status in row_statuses.items() if status == "skipped"}
-    assert skipped == {
-        ("bookkeeping, gpt2", "leaves bad records out"),
-        ("vmap, gpt2", "leaves bad records out"),
-    }
-    assert {status for key, status in row_statuses.items() if key not in skipped} == {"passed"}, rows
-    assert {"bookkeeping, mlp", "vmap, mlp", "float32"} < {name for name, _ in row_statuses}
-
-
-@pytest.fixture
-def other_device(monkeypatch):
-    """The second task of a pair is on a device that answers `change` of what it should."""
-
-    def broken(**options):
-        original = Task.oracle
-
-        def oracle(self, plan, transcript=None, **changes):
-            task_oracle = original(self, plan, transcript, **changes)
-            broken.calls = getattr(broken, "calls", 0) + 1
-            return original(self, plan, transcript, **{**changes, **options}) if broken.calls == 2 else task_oracle
-
-        monkeypatch.setattr(Task, "oracle", oracle)
-
-    return broken
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_device_with_other_draws_is_caught(name, other_device):
-    other_device(draw_seed=7)
+def test_twins_put_every_query_to_both_and_see_other_draws():
+    task, optimizer = Task(), create("hyfreedp")
+    plan = task.plan(optimizer, epsilon=math.inf)
+    one, other = task.oracle(plan), task.oracle(plan)
+    both = twins.Twins(one, other, CPU)
+    task.run(optimizer, both)
+    assert one.ledger == other.ledger == plan.ledger
+    assert both.compared > plan.draws
     with pytest.raises(AssertionError, match="apart from a release"):
-        twins.releases_as_on_the_cpu(create(name), "cpu")
+        task.run(optimizer, twins.Twins(task.oracle(plan), task.oracle(plan, draw_seed=7), CPU))
 
 
-def test_a_release_that_states_another_std_is_caught():
+def test_a_release_with_another_std_or_left_on_the_cpu_is_caught():
     task = Task()
     plan = task.plan(create("dp_sgd"))
-    both = twins.Twins(task.oracle(plan), task.oracle(plan), CPU)
+    here, there = (twins.Twins(task.oracle(plan), task.oracle(plan), torch.device(name)) for name in ("cpu", "cuda"))
     release = twins.Release(torch.ones(3), 0.5)
-    assert both.compare("gradient", release, release) is release
+    assert here.compare("gradient", release, release) is release
     with pytest.raises(AssertionError, match="stds"):
-        both.compare("gradient", release, twins.Release(torch.ones(3), 0.51))
-
-
-def test_a_release_left_on_the_cpu_is_caught():
-    task = Task()
-    plan = task.plan(create("dp_sgd"))
-    both = twins.Twins(task.oracle(plan), task.oracle(plan), torch.device("cuda"))
-    release = twins.Release(torch.ones(3), 0.5)
+        here.compare("gradient", release, twins.Release(torch.ones(3), 0.51))
     with pytest.raises(AssertionError, match="the release is on cpu"):
-        both.compare("gradient", release, release)
+        there.compare("gradient", release, release)
 
 
 def test_too_little_noise_is_caught(monkeypatch):
@@ -180,16 +153,6 @@ def test_a_check_that_cannot_be_made_is_a_row():
 
     row = conformance._row("engine", "mlp", "divides", broken)
     assert (row["status"], row["detail"]) == ("failed", "ZeroDivisionError: by the device")
-
-
-def test_twins_put_every_query_to_both():
-    task = Task()
-    plan = task.plan(create("hyfreedp"), epsilon=math.inf)
-    one, other = task.oracle(plan), task.oracle(plan)
-    both = twins.Twins(one, other, CPU)
-    task.run(create("hyfreedp"), both)
-    assert one.ledger == other.ledger == plan.ledger
-    assert both.compared > plan.draws
 
 
 def test_a_device_that_ignores_the_guard_is_caught(monkeypatch):

@@ -139,9 +139,9 @@ def test_texts_and_pairs(root, register, like, inputs, targets):
     write(root, "tiny", "train", {dataset.inputs: list(inputs), dataset.targets: list(targets)}, files=2)
     of_targets = records.of_texts(targets) if is_pairs else sums_of([], targets)[1]
     register(like, records=len(inputs), sums=(records.of_texts(inputs), of_targets))
-    loaded = data.texts("tiny", "train")
-    assert loaded.texts == ((inputs, targets) if is_pairs else inputs)
-    assert (loaded.labels.dtype, loaded.labels.tolist()) == (torch.int64, [0, 0] if is_pairs else targets)
+    loaded, labels = data.texts("tiny", "train")
+    assert loaded == ((inputs, targets) if is_pairs else inputs)
+    assert (labels.dtype, labels.tolist()) == (torch.int64, [0, 0] if is_pairs else targets)
 
 
 def test_checksum_of_texts_tells_where_one_ends():

@@ -14,7 +14,7 @@ MODELS = {
     "tanh_conv": lambda: models.tanh_conv(channels=3, size=32),
     "wide_resnet": lambda: models.wide_resnet(depth=10, width=1),
     "vit": lambda: models.timm_model("vit_tiny_patch16_224", img_size=32, patch_size=4),
-    "gpt2": lambda: models.GPT2(layers=2, width=32, heads=2, vocabulary=50, context=12),
+    "gpt2": lambda: models.gpt2(layers=2, width=32, heads=2, vocabulary=50, context=12),
 }
 
 
@@ -36,7 +36,7 @@ def trained(model):
         (models.tanh_conv, 26_010),
         (models.wide_resnet, 2_748_890),  # as with batch normalisation
         (lambda: models.wide_resnet(depth=40, classes=100), 8_972_340),
-        (lambda: models.GPT2(layers=1, width=8, heads=2, vocabulary=11, context=5), 11 * 8 + 5 * 8 + 12 * 64 + 15 * 8),
+        (lambda: models.gpt2(layers=1, width=8, heads=2, vocabulary=11, context=5), 11 * 8 + 5 * 8 + 12 * 64 + 15 * 8),
     ],
 )
 def test_parameter_counts(model, count):

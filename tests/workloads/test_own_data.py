@@ -207,8 +207,8 @@ def test_a_saved_dataset_keeps_its_splits_and_class_names(here):
         ("no", "yes"),
         ["train", "validation", "test"],
     )
-    assert data.texts("reviews", "train").texts == ("a", "b", "ü")
-    assert data.texts("reviews", "test").labels.tolist() == [1, 0]
+    assert data.texts("reviews", "train")[0] == ("a", "b", "ü")
+    assert data.texts("reviews", "test")[1].tolist() == [1, 0]
 
 
 def test_one_column_of_strings_is_texts_unless_it_is_said_to_be_categories(here, capsys):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +28,6 @@ __all__ = [
     "Column",
     "Entry",
     "SplitEntry",
-    "Texts",
     "checkpoint",
     "entry",
     "fingerprint",
@@ -39,18 +38,6 @@ __all__ = [
     "table",
     "texts",
 ]
-
-
-class Texts(NamedTuple):
-    """The records of a text data set.
-
-    Attributes:
-        texts: n texts; of a data set of pairs, two tuples of n texts: (sources, targets).
-        labels: class numbers, int64 [n]; of a data set of pairs, zeros.
-    """
-
-    texts: tuple[Any, ...]
-    labels: Tensor
 
 
 def missing(name: str) -> list[Missing]:
@@ -111,8 +98,11 @@ def table(name: str, split: str) -> Split:
     return _kept({"kind": "tables", "columns": columns, "revision": records.REVISION}, dataset, split, encoded)
 
 
-def texts(name: str, split: str) -> Texts:
+def texts(name: str, split: str) -> tuple[tuple[Any, ...], Tensor]:
     """One split of a data set of texts with labels, or of pairs of texts; read and checked anew each time.
+
+    Returns:
+        n texts, and class numbers, int64 [n]; of a data set of pairs (sources, targets), each n texts, and zeros.
 
     Raises:
         ConfigError: as `images`.
@@ -123,10 +113,10 @@ def texts(name: str, split: str) -> Texts:
     if dataset.kind == "pairs":
         targets = _strings(source, dataset.targets)
         _confirm(dataset, split, records.of_texts(inputs), records.of_texts(targets))
-        return Texts((inputs, targets), torch.zeros(len(inputs), dtype=torch.int64))
+        return (inputs, targets), torch.zeros(len(inputs), dtype=torch.int64)
     labels = _labels(source, dataset)
     _confirm(dataset, split, records.of_texts(inputs), records.of_arrays([labels]))
-    return Texts(inputs, torch.from_numpy(labels))
+    return inputs, torch.from_numpy(labels)
 
 
 def fingerprint(name: str) -> dict[str, Any]:

@@ -22,12 +22,12 @@ from dpopt.errors import ConfigError, unknown
 from dpopt.fields import Count, Finite, NonNegative, Positive
 
 Kind = Literal["image", "text", "pairs", "table"]
-CALLED = {"image": "a data set of images", "text": "a data set of texts", "table": "a table", "pairs": "pairs of texts"}
+_KINDS = {"image": "a data set of images", "text": "a data set of texts", "table": "a table", "pairs": "pairs of texts"}
 """Kind -> name of such a data set in errors."""
 UNSTATED = "???"
 """Stands where a range or values are still to be stated."""
 HOW_TO_STATE = "`range: [0, 100]` for numbers, `values: [a, b]` for categories; dpopt makes no private estimate of them"
-DECIDES = ("kind", "inputs", "targets", "splits", "classes", "size", "mean", "std", "columns")
+_DECIDES = ("kind", "inputs", "targets", "splits", "classes", "size", "mean", "std", "columns")
 """Fields of an entry that decide the numbers that a model is given."""
 
 
@@ -161,7 +161,7 @@ class Entry:
     def version(self) -> str:
         """Eight hexadecimal digits that follow from what the entry says of its records."""
         # Licence, reference and note may be corrected without making another data set of it.
-        decides = {key: value for key, value in asdict(self).items() if key in DECIDES}
+        decides = {key: value for key, value in asdict(self).items() if key in _DECIDES}
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:8]
 
     def part(self, split: str) -> SplitEntry:
@@ -205,7 +205,7 @@ def pinned(name: str, kind: Kind) -> str:
     """
     dataset = entry(name)
     if dataset.kind != kind:
-        raise ConfigError("workload.data", name, f"expected {CALLED[kind]}, and it is one of {dataset.kind}")
+        raise ConfigError("workload.data", name, f"expected {_KINDS[kind]}, and it is one of {dataset.kind}")
     return f"{dataset.name}@{dataset.version}" if dataset.folder else name
 
 
