@@ -38,6 +38,7 @@ VARIANTS = {
     "adaptive_clip-over-scale_then_privatize": ("adaptive_clip", {"base": "scale_then_privatize"}),
     "adadp_hybrid-third": ("adadp_hybrid", {"adaptive_epochs": 1.0, "factor": "sqrt", "keep": "half"}),
 }
+ISOLATED = "ends_the_same_when_isolated"
 ALWAYS = {
     "can_be_traced",
     "leaves_the_planned_ledger",
@@ -51,6 +52,7 @@ OF_THE_CLASS = {
     "is_frozen_configuration",
     "has_a_complete_entry",
     "imports_no_data",
+    ISOLATED,
     "equals_its_declared_limits",
     "same_on_cuda",
 }
@@ -62,22 +64,25 @@ def optimizer_of(label):
     return dpopt.create(name, **fields)
 
 
-def checks_of_variants():
-    """All variants keep some rules; one of each class keeps the others too."""
+def checks(labels):
+    """(True if it is of the first optimizer of a class, a check, its id), of all of them."""
     classes = set()
-    for label in VARIANTS:
+    for label in labels:
         optimizer = optimizer_of(label)
         is_first = type(optimizer) not in classes
         classes.add(type(optimizer))
-        for check in dpopt.testing.checks(optimizer):
-            if check.name in ALWAYS or (is_first and check.name not in OF_THE_CLASS):
-                yield pytest.param(check, id=f"{label}-{check}")
+        yield from ((is_first, check, f"{label}-{check}") for check in dpopt.testing.checks(optimizer))
 
 
 REGISTERED = [
-    pytest.param(check, id=f"{name}-{check}")
-    for name in dpopt.optimizers()
-    for check in dpopt.testing.checks(dpopt.create(name))
+    pytest.param(check, id=name, marks=[] if is_first or str(check) != ISOLATED else pytest.mark.slow)
+    for is_first, check, name in checks(dpopt.optimizers())
+]
+"""All rules; a process for each preset of a class tells nothing new."""
+OF_VARIANTS = [
+    pytest.param(check, id=name, marks=[] if is_first else pytest.mark.slow)
+    for is_first, check, name in checks(VARIANTS)
+    if str(check) in ALWAYS or (is_first and str(check) not in OF_THE_CLASS)
 ]
 
 
@@ -86,7 +91,7 @@ def test_registered_optimizer(check):
     check()
 
 
-@pytest.mark.parametrize("check", checks_of_variants())
+@pytest.mark.parametrize("check", OF_VARIANTS)
 def test_variant(check):
     check()
 
