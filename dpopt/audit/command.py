@@ -43,12 +43,8 @@ class AuditKeys:
     seed: fields.Seed
 
 
-@dataclass(frozen=True)
-class _Row:
-    """One row: the columns that need no computation, and a function that computes the rest in another process."""
-
-    head: dict[str, Any]
-    find: Callable[[], dict[str, Any]]
+_Row = tuple[dict[str, Any], Callable[[], dict[str, Any]]]
+"""The columns of a row that need no computation, and a function that computes the rest in another process."""
 
 
 def settings(overrides: Sequence[str] = ()) -> AuditKeys:
@@ -99,10 +95,10 @@ def _tasks(chosen: AuditKeys) -> Iterator[_Row]:
     for number, control in enumerate(audit.controls() if chosen.controls else ()):  # one takes long: it goes first
         head = {"kind": "control", "name": control.name, "what": control.mistake}
         head |= {"epsilon_target": control.epsilon, "delta": control.delta}
-        yield _Row(head, partial(_control, number, chosen.seed))
+        yield head, partial(_control, number, chosen.seed)
     for label, cell in _cells(chosen.suite):
         head = {"kind": "optimizer", "name": label, "epsilon_target": cell.epsilon, "delta": cell.delta}
-        yield _Row(head, partial(_optimizer, label, cell, chosen))
+        yield head, partial(_optimizer, label, cell, chosen)
 
 
 def _cells(suite: Suite) -> Iterator[tuple[str, Cell]]:
@@ -122,14 +118,14 @@ def _rows(tasks: list[_Row], workers: int, console: Console | None) -> list[dict
     is_plain = console is not None and not console.is_terminal
     bar = Progress(console=console, disable=console is None or is_plain, transient=True)
     # A row that fails, or runs out of memory in its process, does not end the others.
-    with bar as progress, closing(side_by_side([task.find for task in tasks], workers)) as answers:
+    with bar as progress, closing(side_by_side([find for _, find in tasks], workers)) as answers:
         shown = progress.add_task("audit", total=len(tasks))
         for done, (number, answer, failure) in enumerate(answers, 1):
-            name = tasks[number].head["name"]
-            rows[number] = tasks[number].head | (answer or {"epsilon": None}) | {"failure": failure}
-            progress.update(shown, advance=1, description=f"audit: {name}")
+            head = tasks[number][0]
+            rows[number] = head | (answer or {"epsilon": None}) | {"failure": failure}
+            progress.update(shown, advance=1, description=f"audit: {head['name']}")
             if console is not None and is_plain:
-                console.print(f"{done}/{len(tasks)} audits: {name}")
+                console.print(f"{done}/{len(tasks)} audits: {head['name']}")
     return rows
 
 

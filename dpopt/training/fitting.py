@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from dpopt import __version__, fields, registry
+from dpopt import __version__, clipping, fields, registry
 from dpopt.clipping import ClippingEngine, Loss
 from dpopt.clipping.flat import random_states
 from dpopt.clipping.losses import named
+from dpopt.clipping.mixing import Unsupported
 from dpopt.clipping.views import Multiplicity, refuse_mixing, refuse_sharing
+from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError
 from dpopt.fields import Bound, Count, Decay, Factor, Positive, Probability, Seed, Shown
 from dpopt.optimizers.averaged import Averaged
@@ -151,7 +153,16 @@ def fit(
             refuse_sharing(transform, some, "transform")
         seen = trial.augmented(subject, augment, multiplicity) if augment else subject
         size = None if physical_batch == "auto" else min(physical_batch, examples)
-        clipper, problem = trial.clipping_engine(seen, engine, min(batch_size, size or batch_size), precision)
+        options: dict[str, Any] = {"batch": min(batch_size, size or batch_size), "precision": precision}
+        with trial.refused("model", seen.name, "making its clipping engine"):
+            try:
+                clipper = clipping.engine(seen.model, seen.loss, engine, sample=seen.first, **options)
+            except Unsupported:
+                # Where nothing can be learnt, there is nothing to compare an engine by.
+                if not trial.blindness(seen):
+                    raise
+                clipper = VmapEngine(seen.model, seen.loss)
+            problem = trial.blindness(seen)
         without = trial.unused(seen, subject.train, place, model)
 
         phases.begin("calibrating the noise")

@@ -19,13 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from dpopt import clipping
-from dpopt.clipping import ClippingEngine
 from dpopt.clipping.flat import gradient, gradients
 from dpopt.clipping.losses import named
-from dpopt.clipping.mixing import Unsupported, trial
+from dpopt.clipping.mixing import trial
 from dpopt.clipping.views import Multiplied, refuse_mixing, refuse_sharing
-from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError, cut
 from dpopt.privacy.sampling import send
 from dpopt.training.subject import (
@@ -146,23 +143,7 @@ def augmented(subject: Subject, augment: Transform, multiplicity: int) -> Subjec
     return subject.augmented(augment, multiplicity)
 
 
-def clipping_engine(subject: Subject, name: str, batch: float, precision: str) -> tuple[ClippingEngine, str | None]:
-    """The clipping engine `name`, see `clipping.engine`, and why there is nothing to learn where that is so."""
-    with refused("model", subject.name, "making its clipping engine"):
-        try:
-            sample = subject.first
-            clipper = clipping.engine(
-                subject.model, subject.loss, name, sample=sample, batch=batch, precision=precision
-            )
-            return clipper, _blindness(subject)
-        except Unsupported:  # where nothing can be learnt, there is nothing to compare an engine by
-            problem = _blindness(subject)
-            if not problem:
-                raise
-            return VmapEngine(subject.model, subject.loss), problem
-
-
-def _blindness(subject: Subject) -> str | None:
+def blindness(subject: Subject) -> str | None:
     """The reason, in words, why no record looked at has a finite loss and a finite gradient but zero; else None."""
     split, device, model, is_finite = subject.train, subject.device, subject.model, False
     rows = torch.linspace(0, len(split.x) - 1, min(_EXAMINED, len(split.x))).long()

@@ -110,7 +110,7 @@ def test_rows_that_fail_say_why_and_the_others_go_on():
         "lost": lambda: {},
         "sound": partial(dict, epsilon=1.0),
     }
-    rows = audit._rows([audit._Row({"name": name}, find) for name, find in finds.items()], 1, None)
+    rows = audit._rows([({"name": name}, find) for name, find in finds.items()], 1, None)
     assert [row["name"] for row in rows] == list(finds)
     failing, dead, lost, sound = rows
     assert sound == {"name": "sound", "epsilon": 1.0, "failure": ""}
