@@ -23,7 +23,7 @@ from typing import Any
 import pandas as pd
 
 from dpopt import files
-from dpopt.store import archives, manifests
+from dpopt.store import manifests
 from dpopt.store.runs import RESULTS, Archive, Run, released_score
 
 RECORD = "record.json"
@@ -149,7 +149,7 @@ def suite(folder: Path, linked: set[str]) -> None:
     about = json.loads((folder / "suite.json").read_text())
     drawn = sorted(path.stem for path in folder.glob("*.svg"))
     packed = Archive([entry(row) for row in cells.to_dict("records")], stored_runs).packed()
-    files.write(folder / archives.RUNS, packed)
+    files.write(folder / manifests.RUNS, packed)
     manifests.note(folder, {**about, "figures": drawn})
     for name in ("cells.parquet", "curves.parquet", "records.tar.xz"):
         (folder / name).unlink(missing_ok=True)
@@ -166,7 +166,7 @@ def main(root: str, *documents: str) -> None:
     linked = {name for page in pages for name in re.findall(r"([\w.-]+/[\w.-]+\.svg)", page.read_text())}
     for path in sorted(folder.glob("*/cells.parquet")):
         suite(path.parent, linked)
-        print(f"{path.parent}: {(path.parent / archives.RUNS).stat().st_size:,} bytes")
+        print(f"{path.parent}: {(path.parent / manifests.RUNS).stat().st_size:,} bytes")
     (folder / "checksums.json").unlink(missing_ok=True)
     print(f"{time.perf_counter() - began:.0f} s")
 

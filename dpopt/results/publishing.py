@@ -11,8 +11,7 @@ from dpopt.files import Damaged
 from dpopt.results import figures, papers, ranking, tables
 from dpopt.results.results import Results
 from dpopt.store import Store
-from dpopt.store.archives import RUNS
-from dpopt.store.manifests import note
+from dpopt.store.manifests import RUNS, note
 from dpopt.store.runs import RESULTS, Archive, Run
 
 TEXTS = ("table.md", "table.csv", "table.tex", "ranking_epsilon.md", "ranking_epsilon.csv")

@@ -37,39 +37,23 @@ from dpopt.workloads.base import Split, Workload
 
 @dataclass(frozen=True)
 class Prepared:
-    """A cell that is ready to train.
-
-    Attributes:
-        cell: the run.
-        workload, optimizer: as the cell describes them.
-        stepper: the optimizer, with an average of its parameters where the cell asks for one.
-        model, engine: the model, on its device, and the clipping engine over it.
-        plan: the calibrated noise.
-        oracle: the training data; some draws are taken already where the cell goes on from a checkpoint.
-        state: where training begins.
-        elapsed: time that training up to there has taken.
-        watched: the splits that the curve is about, by name.
-        examples: number N of training records.
-        unused: parameters that the loss never uses, which stay as they are.
-        curve: the entries up to there; training adds to them.
-        diagnostics: where the cell asks for them.
-    """
+    """A cell that is ready to train."""
 
     cell: Cell
-    workload: Workload
-    optimizer: Optimizer
-    stepper: Optimizer
-    model: nn.Module
-    engine: ClippingEngine
-    plan: Plan
-    oracle: DataOracle
-    state: Any
-    elapsed: Elapsed
-    watched: dict[str, Split]
-    examples: int
-    unused: Unused
-    curve: list[dict[str, Any]] = field(default_factory=list)
-    diagnostics: Diagnostics | None = None
+    workload: Workload  # as the cell describes it
+    optimizer: Optimizer  # as the cell describes it
+    stepper: Optimizer  # the optimizer, around it an average of its parameters where the cell asks for one
+    model: nn.Module  # on its device
+    engine: ClippingEngine  # the clipping engine over the model
+    plan: Plan  # the calibrated noise
+    oracle: DataOracle  # the training data; some draws are taken already where the cell goes on from a checkpoint
+    state: Any  # where training begins
+    elapsed: Elapsed  # time that training up to there has taken
+    watched: dict[str, Split]  # the splits that the curve is about, by name
+    examples: int  # number N of training records
+    unused: Unused  # parameters that the loss never uses, which stay as they are
+    curve: list[dict[str, Any]] = field(default_factory=list)  # the entries up to there; training adds to them
+    diagnostics: Diagnostics | None = None  # where the cell asks for them
 
     def observe(self, state: Any) -> dict[str, Any]:
         """One entry of the curve."""

@@ -46,17 +46,11 @@ def check(cells: Iterable[Cell], processes: int) -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """A process's place in its group.
+    """A process's place in its group."""
 
-    Attributes:
-        rank: its number.
-        devices: one for each process.
-        meeting: where they find each other, a URL for `torch.distributed`.
-    """
-
-    rank: int
-    devices: tuple[str, ...]
-    meeting: str
+    rank: int  # its number
+    devices: tuple[str, ...]  # one for each process
+    meeting: str  # where they find each other, a URL for `torch.distributed`
 
 
 def work_together(place: Place, suite: Keys, store: Store, cells: Iterable[Cell], tell: Callable[[News], None]) -> None:

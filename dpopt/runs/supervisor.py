@@ -40,24 +40,15 @@ _POLL = 1.0
 
 @dataclass
 class Slot:
-    """Room for one worker: a process, or several that train each cell together, of which the first one tells.
+    """Room for one worker: a process, or several that train each cell together, of which the first one tells."""
 
-    Attributes:
-        devices: one for each process.
-        processes: of the worker that is there.
-        news: from its first process.
-        is_ready, is_done: True once it has started, and once it has found nothing left.
-        run_id: the cell that it runs; "" between cells.
-        since: when it began the cell, by the steady clock.
-    """
-
-    devices: tuple[str, ...]
-    processes: list[BaseProcess] = field(default_factory=list)
-    news: Connection | None = None
-    is_ready: bool = False
-    is_done: bool = False
-    run_id: str = ""
-    since: float = 0.0
+    devices: tuple[str, ...]  # one for each process
+    processes: list[BaseProcess] = field(default_factory=list)  # of the worker that is there
+    news: Connection | None = None  # from its first process
+    is_ready: bool = False  # it has started
+    is_done: bool = False  # it has found nothing left
+    run_id: str = ""  # the cell that it runs; "" between cells
+    since: float = 0.0  # when it began the cell, by the steady clock
 
     @property
     def has_ended(self) -> bool:
@@ -67,13 +58,7 @@ class Slot:
 
 
 class Supervisor:
-    """Worker processes on this machine.
-
-    Args:
-        suite, store, cells: see `worker.work`.
-        devices: for each worker those of its processes.
-        tell: called with what the workers tell.
-    """
+    """Worker processes on this machine; see `worker.work`. `devices` are for each worker those of its processes."""
 
     def __init__(
         self,

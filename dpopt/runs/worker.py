@@ -60,14 +60,7 @@ class Queue:
     """The cells that had no result and no failure when this worker looked last, cheapest first.
 
     Each cell is looked at once, and again only while another worker has it: 10,000 cells cost 10,000 looks, not more.
-
-    Args:
-        store: where results are.
-        cells: cheapest first.
-
-    Attributes:
-        looks: number of looks at the store so far.
-        settled: number of cells that were seen to have ended.
+    `looks` counts looks at the store, `settled` the cells that were seen to have ended.
     """
 
     def __init__(self, store: Store, cells: Iterable[Cell]) -> None:
@@ -144,8 +137,7 @@ def work(
 
     Args:
         suite: how cells are run. It is planned again where nothing can be taken: further cells may follow from results.
-        store: where results go.
-        cells: the suite's, cheapest first.
+        store, cells: where results go, and the suite's cells, cheapest first.
         tell: called with what happens.
         stop: asked between cells; a cell that runs asks `stopping`.
         share: told each cell before it runs, where other processes train it together with this one. They are out of

@@ -34,20 +34,13 @@ PATIENCE = 60.0
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that holds a lease.
-
-    Attributes:
-        host, pid: where it runs.
-        is_gone: True if it was a process of this machine and no longer exists; False where that cannot be seen.
-        age: seconds since the last sign of life, by the clocks of this machine and of the file's; for display only.
-        fraction: part of the cell that is done.
-    """
+    """The process that holds a lease."""
 
     host: str
     pid: int
-    is_gone: bool
-    age: float
-    fraction: float = 0.0
+    is_gone: bool  # it was a process of this machine and no longer exists; False where that cannot be seen
+    age: float  # seconds since the last sign of life, by the clocks of this machine and of the file's; for display only
+    fraction: float = 0.0  # part of the cell that is done
 
     def __str__(self) -> str:
         return f"process {self.pid} of {self.host}"

@@ -3,12 +3,13 @@
 A part is a list of planned cells. Its name is the SHA-256 of its bytes, so no byte of it can change unseen, two
 processes that add cells at the same moment lose nothing, and a copy of two folders' parts is the union of their cells.
 Each part has a number above those that were there when it was written; of two entries for one label and cell, that of
-the later part holds.
+the later part holds. A published suite has one file instead, `runs.jsonl.xz`: sealed lines of JSON, packed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import lzma
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -20,6 +21,11 @@ from dpopt.errors import ConfigError
 from dpopt.files import Damaged
 
 ABOUT, PARTS = "suite.json", "parts"
+RUNS = "runs.jsonl.xz"
+_LARGEST = 2**31
+"""Bytes that a file may unpack to: a few kilobytes can stand for terabytes."""
+_MEMORY = 2**28
+"""Bytes that unpacking may use; a file can ask for a dictionary of gigabytes."""
 _MOST = 5_000
 """Entries of a part, so that one is a few megabytes."""
 _Entries = dict[tuple[str, str], dict[str, Any]]
@@ -126,3 +132,32 @@ def is_entry(entry: Any) -> bool:
         )
     except (AttributeError, KeyError, TypeError, ValueError):
         return False
+
+
+def pack(lines: Iterable[bytes]) -> bytes:
+    """The content of the file that holds `lines`."""
+    # The library's preset, so that the same runs give the same bytes and a changed file shows.
+    return lzma.compress(b"".join(lines))
+
+
+def unpack(path: Path) -> Iterator[dict[str, Any]]:
+    """The content of each line, without its seal; raises as `files.content`, and `Damaged` where it was changed."""
+    packed, unpacker = files.content(path), lzma.LZMADecompressor(lzma.FORMAT_XZ, _MEMORY)
+    rest, total, number = b"", 0, 0
+    while not unpacker.eof:
+        try:
+            part = unpacker.decompress(packed, files.LARGEST)
+        except (lzma.LZMAError, EOFError) as error:
+            raise Damaged(f"{path}: {error}") from error
+        if not part and unpacker.needs_input and not unpacker.eof:
+            raise Damaged(f"{path}: it ends too early")
+        packed, total = b"", total + len(part)
+        *whole, rest = (rest + part).split(b"\n")
+        # Looked at after each piece: the size that the file states of itself may be false.
+        if total > _LARGEST or len(rest) > files.LARGEST:
+            raise Damaged(f"{path}: it unpacks to more than {_LARGEST} bytes, or to lines of {files.LARGEST}")
+        for line in whole:
+            number += 1
+            yield files.unsealed(line + b"\n", f"{path}, line {number}")
+    if rest or unpacker.unused_data:
+        raise Damaged(f"{path}: there is more in it than whole lines")

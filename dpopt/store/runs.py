@@ -26,7 +26,7 @@ from dpopt import files
 from dpopt.errors import ConfigError, Held, unknown
 from dpopt.files import Damaged
 from dpopt.privacy.ledger import Ledger
-from dpopt.store import archives, leases, manifests
+from dpopt.store import leases, manifests
 
 State = Literal["done", "diverged", "failed", "running", "interrupted", "pending", "damaged"]
 RESULTS: tuple[State, ...] = ("done", "diverged")
@@ -103,7 +103,7 @@ class Archive(NamedTuple):
             FileNotFoundError, Damaged, TypeError, LookupError: there is none, or it holds something else.
         """
         entries, runs = list[dict[str, Any]](), dict[str, Run]()
-        for number, line in enumerate(archives.unpack(path), 1):
+        for number, line in enumerate(manifests.unpack(path), 1):
             where, entry = f"{path}, line {number}", line["entry"]
             if "record" in line:
                 run = Run.of(line, where)
@@ -129,7 +129,7 @@ class Archive(NamedTuple):
                 lines.append(files.sealed({"entry": {**place, "run_id": run_id}}))
             else:
                 lines.append(files.sealed({"entry": entry}))
-        return archives.pack(lines)
+        return manifests.pack(lines)
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Store:
     def is_read_only(self) -> bool:
         """True if this is a folder of published suites, which are in `NAME/` and not in `suites/NAME/`."""
         is_plain = (self.root / "runs").is_dir() or (self.root / "suites").is_dir()
-        return not is_plain and any(self.root.glob(f"*/{archives.RUNS}"))
+        return not is_plain and any(self.root.glob(f"*/{manifests.RUNS}"))
 
     def folder(self, run_id: str, *inside: str) -> Path:
         """The directory of one run, or what lies inside of it."""
@@ -240,13 +240,13 @@ class Store:
         if self._archived_suites and not path.exists():
             for suite, archive in self._archives.items():
                 if isinstance(archive, Archive) and run_id in archive.runs:
-                    return f"{self.suite_folder(suite) / archives.RUNS}, {run_id}"
+                    return f"{self.suite_folder(suite) / manifests.RUNS}, {run_id}"
         return str(path)
 
     def archive(self, suite: str) -> Archive:
         """The entries and finished runs of a suite that lie in one file; `ConfigError` where that is damaged."""
         if suite not in self._archives:
-            path = self.suite_folder(suite) / archives.RUNS
+            path = self.suite_folder(suite) / manifests.RUNS
             try:
                 self._archives[suite] = Archive.of(path)
             except FileNotFoundError:
@@ -271,7 +271,7 @@ class Store:
 
     @cached_property
     def _archived_suites(self) -> list[str]:  # looked for once: `is_settled` asks for every cell
-        return sorted(path.parent.name for path in self.suite_folder("*").parent.glob(f"*/{archives.RUNS}"))
+        return sorted(path.parent.name for path in self.suite_folder("*").parent.glob(f"*/{manifests.RUNS}"))
 
     def error(self, run_id: str) -> dict[str, Any]:
         """Why a cell failed: keys "kind" (see `Failure`), "reason", "traceback"; or what is wrong with that file."""
@@ -381,7 +381,7 @@ class Store:
         folders = sorted(self.suite_folder("*").parent.glob("*"))
         if any((folder / "manifest.json").exists() for folder in folders) or any(self.root.glob("*/cells.parquet")):
             raise manifests.older(self.root)
-        kinds = (manifests.ABOUT, manifests.PARTS, archives.RUNS)
+        kinds = (manifests.ABOUT, manifests.PARTS, manifests.RUNS)
         return [folder.name for folder in folders if any((folder / kind).exists() for kind in kinds)]
 
     def cancel(self, suite: str) -> None:

@@ -39,23 +39,14 @@ SHARE = 0.5
 
 @dataclass(frozen=True)
 class Timing:
-    """The time of a cell of a row.
+    """The time of a cell of a row."""
 
-    Attributes:
-        prepare: seconds before the first draw.
-        draw: seconds per draw.
-        evaluate: seconds for all evaluations; 0 where they are part of `draw`.
-        memory: most bytes that the process held, or the GPU's allocator; None where it was not measured.
-        failure: why nothing was measured; empty if all went well.
-        is_estimate: True if the times follow from FLOPs, and nothing was timed.
-    """
-
-    prepare: float = 0.0
-    draw: float = 0.0
-    evaluate: float = 0.0
-    memory: int | None = None
-    failure: str = ""
-    is_estimate: bool = False
+    prepare: float = 0.0  # seconds before the first draw
+    draw: float = 0.0  # seconds per draw
+    evaluate: float = 0.0  # seconds for all evaluations; 0 where they are part of `draw`
+    memory: int | None = None  # most bytes that the process held, or the GPU's allocator
+    failure: str = ""  # why nothing was measured; empty if all went well
+    is_estimate: bool = False  # the times follow from FLOPs, and nothing was timed
 
     def seconds(self, draws: int) -> float:
         """Seconds of a cell of `draws` draws."""
@@ -63,35 +54,24 @@ class Timing:
 
 
 class Work(NamedTuple):
-    """The trained parameters of a model, and its FLOPs.
+    """The arithmetic for a record."""
 
-    `gradient`: of output and gradient for all views of a record; `evaluation`: of an entry of the curve, over all
-    validation and test records; `marks`: entries of a curve.
-    """
-
-    dimension: int
-    gradient: int
-    evaluation: int
-    marks: int
+    dimension: int  # trained parameters
+    gradient: int  # FLOPs of output and gradient, for all views of a record
+    evaluation: int  # FLOPs of an entry of the curve, over all validation and test records
+    marks: int  # entries of a curve
 
 
 @dataclass
 class CostRow:
-    """The cells of a suite that have label, workload and batch size in common, and so the time of a draw.
+    """The cells of a suite that have label, workload and batch size in common, and so the time of a draw."""
 
-    Attributes:
-        label, tuning: the row in the suite's tables.
-        cells, states: all of its cells, with their states in the store.
-        gradients_per_draw: points at which the optimizer computes gradients.
-        timing: the time of a cell, once it was found.
-    """
-
-    label: str
+    label: str  # of the row in the suite's tables
     tuning: str
-    cells: tuple[Cell, ...]
-    states: tuple[str, ...]
-    gradients_per_draw: float
-    timing: Timing | None = None
+    cells: tuple[Cell, ...]  # all of them
+    states: tuple[str, ...]  # of the cells, in the store
+    gradients_per_draw: float  # points at which the optimizer computes gradients
+    timing: Timing | None = None  # of a cell, once it was found
 
     @property
     def done(self) -> int:

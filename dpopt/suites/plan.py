@@ -13,8 +13,7 @@ from dpopt.errors import ConfigError, Missing
 from dpopt.store.runs import Store
 from dpopt.suites.rows import Row
 from dpopt.suites.schema import Keys
-from dpopt.suites.searches import Planned
-from dpopt.suites.settings import setting_of
+from dpopt.suites.searches import Planned, setting_of
 from dpopt.workloads.base import Workload
 
 

@@ -7,8 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from dpopt import registry
-from dpopt.suites.searches import Planned
-from dpopt.suites.settings import SEARCHED
+from dpopt.suites.searches import SEARCHED, Planned
 
 _SEEDS = 5
 """The fewest replicates from which a difference can be shown."""

@@ -21,15 +21,14 @@ from dpopt.sizes import default_delta, number_of_draws, sampling_rate
 from dpopt.store.runs import Store
 from dpopt.suites import widening
 from dpopt.suites.schema import Keys, Setting
-from dpopt.suites.searches import Planned, Run, linear_scaling, runs
-from dpopt.suites.settings import SEARCHED, points
+from dpopt.suites.searches import SEARCHED, Planned, Run, linear_scaling, points, runs
 from dpopt.workloads.base import Workload
 
 MOST_CELLS = 10**6
 """Cells of a row on a workload that can be planned."""
 
 
-class Place(NamedTuple):
+class _Place(NamedTuple):
     """The place of a search in a row: the suite's epsilon, epochs, B, C and seed."""
 
     epsilon: float
@@ -46,7 +45,7 @@ class Row:
         suite: the suite that is planned.
         name, workload: registered name and workload.
         label: of the row.
-        setting, rule: of `settings.setting_of`.
+        setting, rule: of `setting_of`.
 
     Raises:
         ConfigError: row, workload and suite do not go together.
@@ -76,7 +75,7 @@ class Row:
 
     def cells(self, results: Store | None) -> Iterator[Planned]:
         """All cells; those that follow from the outcome of others only where `results` has that outcome."""
-        searches: list[tuple[Place, list[Planned], int]] = []
+        searches: list[tuple[_Place, list[Planned], int]] = []
         planned = set[str]()
         for place in self._places():
             # Both raise for sizes that the workload's records do not allow, before anything is planned from them.
@@ -105,7 +104,7 @@ class Row:
                 if _all_done(entries, results):
                     yield from self._widened(place, entries, first, results)
 
-    def _places(self) -> Iterator[Place]:
+    def _places(self) -> Iterator[_Place]:
         suite, setting, workload = self._suite, self._setting, self._workload
         lengths = list[tuple[float, float]]()
         for epsilon in setting.epsilon or suite.epsilon:
@@ -122,9 +121,9 @@ class Row:
         if cells > MOST_CELLS:
             raise ConfigError(self._where, f"{cells} cells", f"expected at most {MOST_CELLS:,} on a workload")
         for (epsilon, epochs), size, clip, seed in product(lengths, batch_sizes, clips, seeds):
-            yield Place(epsilon, epochs, size, clip, seed)
+            yield _Place(epsilon, epochs, size, clip, seed)
 
-    def _cell(self, run: Run, place: Place, number: int | None = None) -> Planned:
+    def _cell(self, run: Run, place: _Place, number: int | None = None) -> Planned:
         optimizer, suite = self._optimizer(run.point, place.clip, place.epsilon), self._suite
         cell = Cell(
             workload=self._spec,
@@ -160,7 +159,7 @@ class Row:
             require_bounded(registry.from_spec("optimizer", optimizer), epsilon)
         return self._optimizers[key]
 
-    def _number(self, run: int, optimizer: Mapping[str, Any], place: Place) -> int:
+    def _number(self, run: int, optimizer: Mapping[str, Any], place: _Place) -> int:
         """A cell's number within all searches that a seed makes at one epsilon.
 
         Whoever chooses among several B, C and epochs has made one large search, whose runs must not share their draws
@@ -169,7 +168,7 @@ class Row:
         numbers = self._numbers.setdefault((place.epsilon, place.seed), {})
         return numbers.setdefault((place.batch_size, place.epochs, str(optimizer.get("clip")), run), len(numbers))
 
-    def _widened(self, place: Place, grid: list[Planned], first: int, results: Store) -> Iterator[Planned]:
+    def _widened(self, place: _Place, grid: list[Planned], first: int, results: Store) -> Iterator[Planned]:
         """The runs that follow from a grid that is done; `first` is the number of its first run that is new.
 
         Numbers depend on `first` alone and lie above those of all grids, so no two searches of a seed share one. More

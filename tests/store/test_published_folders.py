@@ -14,7 +14,7 @@ from dpopt.errors import ConfigError
 from dpopt.results.publishing import publish
 from dpopt.results.results import Results, load_results
 from dpopt.results.verify import verify
-from dpopt.store import Store, archives
+from dpopt.store import Store, manifests
 
 SUITE = """
 defaults: [suite, _self_]
@@ -50,7 +50,7 @@ def test_the_same_is_read_of_both(mixed, tmp_path):
     store, published = Store(mixed / "results"), Store(mixed / "published")
     assert {path.name for path in (mixed / "published" / "mixed").iterdir()} >= {
         "suite.json",
-        archives.RUNS,
+        manifests.RUNS,
         "table.md",
     }
     assert published.suites() == ["mixed"]
@@ -77,7 +77,7 @@ def test_nothing_is_written_among_published_suites(mixed):
 
 def test_a_published_suite_that_is_copied_and_extended_trains_what_is_new(mixed, tmp_path):
     shutil.copytree(mixed / "published" / "mixed", tmp_path / "suites" / "mixed")
-    before = (tmp_path / "suites" / "mixed" / archives.RUNS).read_bytes()
+    before = (tmp_path / "suites" / "mixed" / manifests.RUNS).read_bytes()
     suite = load_suite(mixed / "mixed.yaml", optimizers=["hyfreedp", "twice", "adadp"])
     outcome = run_suite(suite, tmp_path, progress=False)
     store = Store(tmp_path)
@@ -86,7 +86,7 @@ def test_a_published_suite_that_is_copied_and_extended_trains_what_is_new(mixed,
     whole = load_results(tmp_path, "mixed")
     assert set(whole.table()["label"]) == {"hyfreedp", "twice", "adadp"}, "a search that lacks a run has no row"
     assert len(whole.cells) == 5
-    assert (tmp_path / "suites" / "mixed" / archives.RUNS).read_bytes() == before
+    assert (tmp_path / "suites" / "mixed" / manifests.RUNS).read_bytes() == before
     assert verify(store).findings == []
     again = run_suite(load_suite(mixed / "mixed.yaml"), tmp_path, progress=False)
     assert (again.ran, len(store.run_ids())) == (1, 2), "the one that was not published"
@@ -94,8 +94,8 @@ def test_a_published_suite_that_is_copied_and_extended_trains_what_is_new(mixed,
 
 def repacked(path, change):
     """Write the lines of an archive again, each as `change` returns it."""
-    lines = [change(number, line) for number, line in enumerate(archives.unpack(path))]
-    path.write_bytes(archives.pack(files.sealed(line) for line in lines if line is not None))
+    lines = [change(number, line) for number, line in enumerate(manifests.unpack(path))]
+    path.write_bytes(manifests.pack(files.sealed(line) for line in lines if line is not None))
 
 
 def cheaper(number, line):
@@ -116,7 +116,7 @@ CHANGES = {
 def test_what_does_not_follow_is_a_finding_though_it_was_sealed_again(mixed, tmp_path, name):
     change, word = CHANGES[name]
     shutil.copytree(mixed / "published", tmp_path / "published")
-    path = tmp_path / "published" / "mixed" / archives.RUNS
+    path = tmp_path / "published" / "mixed" / manifests.RUNS
     repacked(path, change)
     lines = [str(finding) for finding in verify(Store(tmp_path)).findings]
     assert any(word in line for line in lines), lines
@@ -129,15 +129,15 @@ BROKEN = {
     "longer": lambda content: content + content,
     "half a line": lambda content: lzma.compress(lzma.decompress(content)[:-3]),
     "a bomb": lambda content: lzma.compress(bytes(2**27)),
-    "no entries": lambda content: archives.pack([files.sealed({"entry": 3}), files.sealed({"run": 3})]),
-    "deep": lambda content: archives.pack([files.sealed({"entry": json.loads("[" * 900 + "]" * 900)})]),
+    "no entries": lambda content: manifests.pack([files.sealed({"entry": 3}), files.sealed({"run": 3})]),
+    "deep": lambda content: manifests.pack([files.sealed({"entry": json.loads("[" * 900 + "]" * 900)})]),
 }
 
 
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_broken_archive_is_one_error_that_names_it(mixed, tmp_path, kind):
     shutil.copytree(mixed / "published", tmp_path / "published")
-    path = tmp_path / "published" / "mixed" / archives.RUNS
+    path = tmp_path / "published" / "mixed" / manifests.RUNS
     path.write_bytes(BROKEN[kind](path.read_bytes()))
     store = Store(tmp_path / "published")
     with pytest.raises(ConfigError, match=r"runs\.jsonl\.xz"):

@@ -10,7 +10,7 @@ from dpopt.privacy import Draw, Ledger, epsilon
 from dpopt.privacy.selection import After, BestOf, Composed, Part, Simulated, selection_rule
 from dpopt.results import choosing, frames, pricing
 from dpopt.suites import rows as rows_of_suites
-from dpopt.suites import searches, settings
+from dpopt.suites import searches
 from dpopt.suites.plan import plan
 from dpopt.suites.schema import Setting
 
@@ -34,7 +34,7 @@ def test_a_grid_is_run_point_by_point():
     assert [run.number for run in found] == list(range(6))
     assert {run.selection for run in found} == {None}
     assert {run.selection for run in runs("grid", Composed(6))} == {Composed(6)}
-    assert settings.points({}) == [{}]
+    assert searches.points({}) == [{}]
 
 
 def test_random_search_draws_points_without_replacement():
@@ -55,10 +55,10 @@ def test_a_private_search_makes_as_many_runs_as_drawn_with_replacement(number):
     assert len(set(sizes)) > 5
     for search in trained.values():
         assert [run.number for run in search] == list(range(len(search)))
-        assert all(run.point in settings.points(GRID) and run.selection is rule for run in search)
+        assert all(run.point in searches.points(GRID) and run.selection is rule for run in search)
     drawn = [str(run.point) for search in trained.values() for run in search]
     assert all(
-        drawn.count(str(point)) / len(drawn) == pytest.approx(1 / 6, abs=0.06) for point in settings.points(GRID)
+        drawn.count(str(point)) / len(drawn) == pytest.approx(1 / 6, abs=0.06) for point in searches.points(GRID)
     )
     assert any(len({str(run.point) for run in search}) < len(search) < 6 for search in trained.values())
 
@@ -108,7 +108,7 @@ def test_the_learning_rate_of_linear_scaling_stays_near_the_grid(low, high, own,
     ],
 )
 def test_the_rule_of_a_row(kind, changes, rule):
-    assert settings._check(setting(kind, **changes), "s") == rule
+    assert searches._check(setting(kind, **changes), "s") == rule
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_the_rule_of_a_row(kind, changes, rule):
 )
 def test_what_does_not_go_together_is_refused(kind, changes, named):
     with pytest.raises(ConfigError, match=named):
-        settings._check(setting(kind, **changes), "s")
+        searches._check(setting(kind, **changes), "s")
 
 
 def rows(searched, label, seed=None):
