@@ -94,7 +94,7 @@ def run_suite(
     devices = places(suite.device, suite.workers)
     planned = planning.plan(suite, store)
     console = progress if isinstance(progress, Console) else Console(stderr=True, quiet=not progress)
-    left = [cell for cell in estimate.cheapest_first(planned) if _is_left(cell, store, retry)]
+    left = [cell for cell in planning.cheapest_first(planned) if _is_left(cell, store, retry)]
     with ExitStack() as opened:
         # Whatever can be refused is refused before anything is written.
         run = _engine(engine, suite, store, left, devices, opened) if left else None
@@ -117,7 +117,7 @@ def run_suite(
                 planned = planning.plan(suite, store)
                 store.extend_suite(suite.name, planning.manifest(suite, planned))
             had = {cell.run_id for cell in left}
-            left = [cell for cell in estimate.cheapest_first(planned) if _is_left(cell, store)]
+            left = [cell for cell in planning.cheapest_first(planned) if _is_left(cell, store)]
             if stop() or had == {cell.run_id for cell in left}:
                 break
         outcome.is_stopped = bool(left) and stop()

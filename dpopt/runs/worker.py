@@ -20,8 +20,7 @@ from dpopt.runs import stopping
 from dpopt.runs.train import Interrupted, train
 from dpopt.store.leases import Lease
 from dpopt.store.runs import Failure, Store
-from dpopt.suites.estimate import cheapest_first
-from dpopt.suites.plan import has_stages, manifest, plan
+from dpopt.suites.plan import cheapest_first, has_stages, manifest, plan
 from dpopt.suites.schema import Keys
 
 _POLL = 1.0

@@ -15,11 +15,12 @@ from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dpopt import registry, sizes
+from dpopt import registry
 from dpopt.cells import Cell
 from dpopt.errors import ConfigError
 from dpopt.markup import duration
 from dpopt.store.runs import RESULTS, SETTLED, Store
+from dpopt.suites.plan import draws, gradients
 from dpopt.suites.searches import Planned
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class CostRow:
     @property
     def gradients(self) -> float:
         """Expected gradient evaluations, of one example at one point, of the cells that wait."""
-        return sum(_gradients(cell, self.gradients_per_draw) for cell in self.waiting)
+        return sum(gradients(cell, self.gradients_per_draw) for cell in self.waiting)
 
     @property
     def work(self) -> Work | None:
@@ -147,31 +148,8 @@ def rows(planned: Iterable[Planned], store: Store) -> list[CostRow]:
     return rows
 
 
-def draws(cell: Cell) -> int:
-    """The number of draws of a cell."""
-    return 0 if cell.untrained else sizes.number_of_draws(cell.epochs, cell.batch_size, _examples(_key(cell.workload)))
-
-
-def _gradients(cell: Cell, per_draw: float) -> float:
-    return draws(cell) * cell.batch_size * per_draw
-
-
 def _key(spec: Mapping[str, Any]) -> str:
     return json.dumps(spec, sort_keys=True)
-
-
-@cache
-def _examples(workload: str) -> int:
-    return registry.from_spec("workload", json.loads(workload)).examples
-
-
-def cheapest_first(planned: Iterable[Planned]) -> list[Cell]:
-    """Planned cells, each once, by their expected gradient evaluations, in their order where these are equal.
-
-    Tables fill early, and what is wrong with a suite shows before much is spent on it.
-    """
-    ordered = sorted(planned, key=lambda entry: _gradients(entry.cell, entry.gradients_per_draw))
-    return list({entry.cell.run_id: entry.cell for entry in ordered}.values())
 
 
 def hours(rows: Iterable[CostRow], at_once: int) -> float:
@@ -184,14 +162,14 @@ def summary(rows: Sequence[CostRow], at_once: int) -> str:
     waiting = [row for row in rows if row.waiting]
     timed = sum(row.seconds is not None for row in waiting)
     operations = sum(row.operations or 0 for row in waiting)
-    gradients = f"{sum(row.gradients for row in rows):.1e} gradient evaluations"
-    gradients += f", {operations:.1e} FLOPs to run" if operations else " to run"
+    counts = f"{sum(row.gradients for row in rows):.1e} gradient evaluations"
+    counts += f", {operations:.1e} FLOPs to run" if operations else " to run"
     if not timed:
-        return f"{gradients}; timed_draws=20 estimates how long they take" if waiting else "nothing to run"
+        return f"{counts}; timed_draws=20 estimates how long they take" if waiting else "nothing to run"
     total = hours(rows, at_once)
     missing = f" without {len(waiting) - timed} rows that were not timed" if timed < len(waiting) else ""
     each = f" ({duration(3600 * at_once * total)} if it were one)" if at_once > 1 else ""
-    return f"{gradients}, about {duration(3600 * total)} with workers = {at_once}{each}{missing}"
+    return f"{counts}, about {duration(3600 * total)} with workers = {at_once}{each}{missing}"
 
 
 @cache

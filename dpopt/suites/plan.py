@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections import defaultdict
+from collections.abc import Iterable
+from functools import cache
 from itertools import product
 from typing import Any
 
-from dpopt import fields, registry
+from dpopt import fields, registry, sizes
+from dpopt.cells import Cell
 from dpopt.errors import ConfigError, Missing
 from dpopt.store.runs import Store
 from dpopt.suites.rows import Row
@@ -56,6 +60,31 @@ def has_stages(suite: Keys) -> bool:
     """True if some cells of `suite` follow from the outcome of others."""
     settings = [setting_of(suite, label)[0] for label in suite.optimizers]
     return any(setting.widen or setting.tuning == "linear_scaling" for setting in settings)
+
+
+def draws(cell: Cell) -> int:
+    """The number of draws of a cell."""
+    examples = _examples(json.dumps(cell.workload))
+    return 0 if cell.untrained else sizes.number_of_draws(cell.epochs, cell.batch_size, examples)
+
+
+def gradients(cell: Cell, per_draw: float) -> float:
+    """Expected gradient evaluations of a cell, of one example at one point each; `per_draw` points in a draw."""
+    return draws(cell) * cell.batch_size * per_draw
+
+
+@cache
+def _examples(workload: str) -> int:
+    return registry.from_spec("workload", json.loads(workload)).examples
+
+
+def cheapest_first(planned: Iterable[Planned]) -> list[Cell]:
+    """Planned cells, each once, by their expected gradient evaluations, in their order where these are equal.
+
+    Tables fill early, and what is wrong with a suite shows before much is spent on it.
+    """
+    ordered = sorted(planned, key=lambda entry: gradients(entry.cell, entry.gradients_per_draw))
+    return list({entry.cell.run_id: entry.cell for entry in ordered}.values())
 
 
 def to_follow(planned: list[Planned], store: Store) -> int:

@@ -4,30 +4,22 @@ import dataclasses
 import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from dpopt.errors import ConfigError
 from dpopt.runs import launchers, stopping, worker
 from dpopt.runs import run_suite as running
+from dpopt.runs.remote import guarded_main
 from dpopt.runs.run_suite import run_suite
 from dpopt.suites import estimate
 from dpopt.suites import suite as suites
 from dpopt.suites.plan import plan
 
 FEW = ["optimizers=[dp_sgd]", "seeds=0", "device=cpu"]
-ONE = """
-suite = dpopt.load_suite({
-    "name": "mine", "workloads": ["digits_mlp"], "optimizers": ["torch_optim"], "epsilon": 3, "seeds": 0, "epochs": 1,
-    "settings": {"torch_optim": {"tuning": "fixed", "fields": {"optimizer": OPTIMIZER}}}, "workers": 1, "device": "cpu",
-})
-print(dpopt.run_suite(suite, engine="local", progress=False))
-"""
-BARE = "import dpopt\n" + ONE.replace("OPTIMIZER", "'torch.optim.SGD'")
-GUARDED = f"""
+SCRIPT = """
 import dpopt
 import torch
 
@@ -35,7 +27,12 @@ class Mine(torch.optim.SGD):
     pass
 
 if __name__ == "__main__":
-{textwrap.indent(ONE.replace("OPTIMIZER", "'__main__.Mine'"), "    ")}
+    suite = dpopt.load_suite({
+        "name": "mine", "workloads": ["digits_mlp"], "optimizers": ["torch_optim"], "epsilon": 3, "accountant": "rdp",
+        "settings": {"torch_optim": {"tuning": "fixed", "fields": {"optimizer": "__main__.Mine"}}},
+        "epochs": 1, "seeds": 0, "workers": 1, "device": "cpu",
+    })
+    print(dpopt.run_suite(suite, engine="local", progress=False))
 """
 
 
@@ -140,22 +137,28 @@ def _launcher(monkeypatch):
     monkeypatch.setattr(launchers, "_POLL", 0.01)
 
 
-@pytest.mark.parametrize(
-    ("script", "is_piped"), [(BARE, False), (BARE, True), (GUARDED, False)], ids=["bare", "piped", "guarded"]
-)
-def test_a_script_runs_a_suite_in_workers(tmp_path, script, is_piped):
-    """Without a guard, and with one where a worker needs a class of the script."""
-    file = tmp_path / "script.py"
-    file.write_text(script)
+def test_a_script_runs_a_suite_in_workers_that_need_a_class_of_it(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
-        [sys.executable, "-" if is_piped else str(file)],
-        input=script if is_piped else "",
+        [sys.executable, "script.py"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         timeout=600,
     )
-    assert "ran=1, skipped=0, failed={}" in done.stdout, done.stderr
-    assert done.stdout.count("ran=") == 1, "a worker ran the script again"
+    assert done.stdout.count("ran=1, skipped=0, failed={}") == 1, done.stderr
+
+
+@pytest.mark.parametrize(("script", "is_kept"), [(SCRIPT, True), ("import dpopt", False), (None, False)])
+def test_a_script_without_a_guard_is_not_run_again_by_processes(tmp_path, monkeypatch, script, is_kept):
+    """Processes that are started anew import the main module that they find: one that is piped in they cannot."""
+    main = ModuleType("__main__")
+    main.__file__ = str(tmp_path / "script.py")
+    if script:
+        (tmp_path / "script.py").write_text(script)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    with guarded_main():
+        assert (sys.modules["__main__"] is main) == is_kept
+    assert sys.modules["__main__"] is main

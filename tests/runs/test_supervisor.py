@@ -13,8 +13,7 @@ from dpopt.runs import stopping, supervisor, worker
 from dpopt.runs.run_suite import places, run_suite
 from dpopt.runs.supervisor import Supervisor
 from dpopt.store import Store
-from dpopt.suites.estimate import cheapest_first
-from dpopt.suites.plan import plan
+from dpopt.suites.plan import cheapest_first, plan
 
 STABLE = ("test_accuracy", "test_loss", "validation_accuracy", "epsilon", "noise", "draws")
 

@@ -11,8 +11,7 @@ from dpopt.runs import stopping, worker
 from dpopt.runs.train import Interrupted
 from dpopt.runs.worker import Blocked, News, Queue, attempt, work
 from dpopt.store import Store
-from dpopt.suites.estimate import cheapest_first
-from dpopt.suites.plan import manifest, plan
+from dpopt.suites.plan import cheapest_first, manifest, plan
 
 
 @pytest.fixture

@@ -1,12 +1,12 @@
 import json
 import math
 import os
-import shutil
 import threading
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stored import copied
 
 from dpopt import files
 from dpopt.errors import ConfigError, Held
@@ -122,11 +122,8 @@ def test_a_copy_that_skips_what_exists_is_a_merge(tmp_path, leftover):
         store.append_curve(begun, {"draw": 7})
         (store.folder(begun) / leftover).write_text('{"draw": 1}')
         store.extend_suite("both", {"suite": "both", "cells": [{**PLANNED, "run_id": done}]})
-    for source, to in ((one, other), (other, one)):
-        for path in [path for path in source.root.rglob("*") if path.is_file()]:
-            if not (there := to.root / path.relative_to(source.root)).exists():
-                there.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(path, there)
+    copied(one.root, other.root)
+    copied(other.root, one.root)
     for store in (Store(one.root), Store(other.root)):
         assert {store.state(run_id) for run_id in ids} == {"done"}
         assert [entry["draw"] for run_id in ids for entry in store.curve(run_id)] == [1, 2, 1, 2]
@@ -225,53 +222,34 @@ def test_a_suite_with_any_byte_changed_is_refused(store, name):
             store.manifest("quickstart")
 
 
-def deep(path):
-    path.write_text("[" * 100_000)
+HARM = {
+    "deep": lambda path: path.write_text("[" * 100_000),
+    "nested": lambda path: path.write_text('{"a":' * 60 + "1" + "}" * 60),
+    "endless": lambda path: path.write_text('{"schema": 1' + "0" * 10_000 + "}"),
+    "overflowing": lambda path: path.write_text('{"draw": 1e400}'),
+    "large": lambda path: path.touch() or os.truncate(path, 2**27),
+    "pipe": os.mkfifo,
+    "folder": os.mkdir,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "loop": lambda path: path.symlink_to(path),
+}
 
 
-def nested(path):
-    path.write_text('{"a":' * 60 + "1" + "}" * 60)
-
-
-def endless(path):
-    path.write_text('{"schema": 1' + "0" * 10_000 + "}")
-
-
-def overflowing(path):
-    path.write_text('{"draw": 1e400}')
-
-
-def large(path):
-    with path.open("wb") as file:
-        file.truncate(2**27)
-
-
-def device(path):
-    path.symlink_to("/dev/zero")
-
-
-def loop(path):
-    path.symlink_to(path)
-
-
-@pytest.mark.parametrize("make", [deep, nested, endless, overflowing, large, os.mkfifo, os.mkdir, device, loop])
+@pytest.mark.parametrize("harm", HARM)
 @pytest.mark.parametrize("name", ["run.json", "error.json", "curve.jsonl", "checkpoint.pt", "cancel", "suite.json"])
-def test_nothing_on_the_disk_makes_a_reader_wait_or_grow(store, name, make):
+def test_nothing_on_the_disk_makes_a_reader_wait_or_grow(store, name, harm):
     """A pipe that nobody writes to, a device without end, a folder, a link to itself, files deep and large."""
     store.extend_suite("q", SUITE)
     folder = store.suite_folder("q") if name in ("cancel", "suite.json") else store.folder(RUN)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).unlink(missing_ok=True)
-    make(folder / name)
+    HARM[harm](folder / name)
     assert store.state(RUN) in ("damaged", "failed", "pending")
     assert store.curve(RUN) == []
     assert store.cancelled("q") in ("", "[" * 1000) or name == "cancel"
     assert store.error(RUN)["reason"]
-    for look, errors in (
-        (store.record, (Damaged, FileNotFoundError)),
-        (store.load_checkpoint, (Damaged, FileNotFoundError)),
-    ):
-        with pytest.raises(errors):
+    for look in (store.record, store.load_checkpoint):
+        with pytest.raises((Damaged, FileNotFoundError)):
             look(RUN)
     if name == "suite.json":
         with pytest.raises(ConfigError):

@@ -10,7 +10,7 @@ from dpopt.cli import main
 from dpopt.runs import probe
 from dpopt.runs.prepare import prepare
 from dpopt.suites import estimate
-from dpopt.suites.plan import plan
+from dpopt.suites.plan import cheapest_first, draws, plan
 
 
 @pytest.fixture
@@ -159,8 +159,8 @@ def test_cells_that_train_nothing_tell_no_times(write_searches, store, monkeypat
 
 
 def test_cheap_cells_come_first(planned):
-    ordered = estimate.cheapest_first(planned)
-    gradients = {entry.cell.run_id: entry.gradients_per_draw * estimate.draws(entry.cell) for entry in planned}
+    ordered = cheapest_first(planned)
+    gradients = {entry.cell.run_id: entry.gradients_per_draw * draws(entry.cell) for entry in planned}
     spent = [gradients[cell.run_id] * cell.batch_size for cell in ordered]
     assert spent == sorted(spent)
     assert len(set(spent)) > 1

@@ -6,8 +6,7 @@ import pytest
 
 from dpopt.cells import Cell
 from dpopt.errors import ConfigError, Missing
-from dpopt.suites import estimate
-from dpopt.suites.plan import manifest, missing, plan, require
+from dpopt.suites.plan import draws, manifest, missing, plan, require
 from dpopt.suites.suite import load_suite
 from dpopt.workloads.vision import ImageClassification
 
@@ -213,7 +212,7 @@ def test_a_search_without_runs_is_one_untrained_cell(write_searches):
     nothing = {entry.cell.seed for entry in planned if entry.cell.untrained}
     assert 3 <= len(nothing) <= 12
     assert all(len(runs) == 1 for (_, seed), runs in searches(planned, "poisson").items() if seed in nothing)
-    assert {estimate.draws(entry.cell) for entry in planned if entry.cell.untrained} == {0}
+    assert {draws(entry.cell) for entry in planned if entry.cell.untrained} == {0}
 
 
 def test_rows_that_differ_in_their_rule_share_no_cells(write_searches):
