@@ -51,19 +51,15 @@ class Launcher:
         self._run = ray.remote(num_cpus=options.cpus, num_gpus=gpus, max_retries=0)(_run)
 
     def start(self, job: Job, number: int) -> Sequence[Any]:
-        """Start jobs."""
         return [self._run.remote(job) for _ in range(number)]
 
     def has_ended(self, started: Any) -> bool:
-        """True if a job has ended."""
         return bool(ray.wait([started], timeout=0)[0])
 
     def stop(self, started: Any) -> None:
-        """Ask a job to end."""
         ray.cancel(started)
 
     def close(self) -> None:
-        """End a cluster that was started here."""
         if self._is_owner:
             ray.shutdown()
 

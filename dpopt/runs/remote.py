@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
@@ -68,7 +68,7 @@ class Remote:
         self.process.join(ENDING)
 
 
-def side_by_side(tasks: Sequence[Callable[[], Any]], at_once: int) -> Iterator[tuple[int, Any, str]]:
+def side_by_side(tasks: Sequence[Callable[[], Any]], at_once: int) -> Generator[tuple[int, Any, str]]:
     """Call each task in a process of its own, `at_once` at a time; yields number, result and failure of each that ends.
 
     Processes that are left are ended with the iterator.

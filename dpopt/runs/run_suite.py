@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from rich.console import Console
@@ -225,7 +225,7 @@ def _board(console: Console, total: int, outcome: SuiteOutcome) -> Iterator[_Tel
     """A function that shows how far a suite is, when a worker tells: a bar on a terminal, else a line now and then."""
     columns = (TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     # Without a thread of its own, as workers are forked from this process.
-    plain = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
+    plain: dict[str, Any] = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
     bar = Progress(*columns, console=console, disable=not console.is_terminal, **plain)
     task, shown = bar.add_task("cells", total=total), 0
 

@@ -42,20 +42,17 @@ class Launcher:
             raise ConfigError("engine slurm", suite.options, str(error).splitlines()[0]) from error
 
     def start(self, job: Job, number: int) -> Sequence[Any]:
-        """Submit jobs."""
         with self._executor.batch():
             return [self._executor.submit(Node(job)) for _ in range(number)]
 
     def has_ended(self, started: submitit.Job[int]) -> bool:
-        """True if a job has ended."""
         return started.done()
 
     def stop(self, started: submitit.Job[int]) -> None:
-        """Cancel a job: SIGTERM, and after Slurm's own grace SIGKILL."""
-        started.cancel(check=False)
+        started.cancel(check=False)  # SIGTERM, and after Slurm's own grace SIGKILL
 
     def close(self) -> None:
-        """Nothing: jobs go on by themselves."""
+        pass  # jobs go on by themselves
 
 
 class Node:

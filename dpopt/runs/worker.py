@@ -130,7 +130,7 @@ def work(
     tell: Callable[[News], None],
     *,
     stop: Callable[[], bool] = stopping.is_asked,
-    share: Callable[[Cell], None] | None = None,
+    share: Callable[[Cell], object] | None = None,
 ) -> None:
     """Run cells until none is new and none is leased, or until this process is asked to stop.
 
@@ -177,7 +177,7 @@ def work(
 
 
 def attempt(
-    cell: Cell, store: Store, lease: Lease, suite: Keys, share: Callable[[Cell], None] | None = None
+    cell: Cell, store: Store, lease: Lease, suite: Keys, share: Callable[[Cell], object] | None = None
 ) -> tuple[str, str]:
     """Run a cell under its lease and note how that ended; gives the kind, as of `News`, and the reason.
 

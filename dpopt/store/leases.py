@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from dpopt.errors import Held
 
@@ -138,7 +138,7 @@ def _boot(owner: object) -> int:
 
 
 @cache
-def _here() -> object:
+def _here() -> Any:
     """The owner of a lease that this process takes."""
     # `filelock` has no function that tells how it names this machine.
     with TemporaryDirectory() as folder, (lock := _lock(Path(folder, LEASE))):

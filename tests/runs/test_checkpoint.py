@@ -146,27 +146,18 @@ class Witness(Store):
     taken_over = False
     late = ()
 
-    def _noted(self, name, run_id, *given):
+
+def noted(name):
+    def write(self, *given):
         if Witness.taken_over:
             Witness.late = (*Witness.late, name)
-        return getattr(Store, name)(self, run_id, *given)
+        return getattr(Store, name)(self, *given)
 
-    def begin(self, run_id, cell):
-        self._noted("begin", run_id, cell)
-
-    def append_curve(self, run_id, entry):
-        self._noted("append_curve", run_id, entry)
-
-    def restart_curve(self, run_id, entries):
-        self._noted("restart_curve", run_id, entries)
-
-    def save_checkpoint(self, run_id, content):
-        self._noted("save_checkpoint", run_id, content)
-
-    def finish(self, run_id, record, ledger):
-        self._noted("finish", run_id, record, ledger)
+    return write
 
 
+for name in ("begin", "append_curve", "restart_curve", "save_checkpoint", "finish"):
+    setattr(Witness, name, noted(name))
 WORK = {
     "while it is prepared": (preparing, "resumed", 1),
     "in an evaluation": (cells.Prepared, "observe", 5),

@@ -36,22 +36,7 @@ def test_a_convolutions_flops_are_those_of_its_positions():
         return nn.Sequential(nn.Conv2d(4, 6, 3, groups=2), nn.Flatten(), nn.Linear(6 * 8 * 10, 5))
 
     convolution, linear = 2 * (8 * 10) * 6 * (4 // 2) * 9, 2 * 480 * 5
-    forward, both = estimate.count(outlined(make, (4, 10, 12), 1), loss)
-    assert forward == convolution + linear
-    assert both == 2 * convolution + 3 * linear
-
-
-def test_what_is_frozen_takes_no_gradient_of_its_own():
-    """Biases alone: the first layer has no gradient but of its sums, the second one of its inputs."""
-
-    def make():
-        model = mlp(30, 20, 5)
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name.endswith("bias"))
-        return model
-
-    forward, both = estimate.count(outlined(make, (30,), 1), loss)
-    assert both - forward == 2 * 20 * 5
+    assert estimate.count(outlined(make, (4, 10, 12), 1), loss) == (convolution + linear, 2 * convolution + 3 * linear)
 
 
 def test_attention_is_counted():
@@ -79,12 +64,6 @@ def test_a_model_that_looks_at_values():
 class Looks(nn.Module):
     def forward(self, x):
         return x if x.sum().item() > 0 else -x
-
-
-def test_a_model_without_products():
-    """The Gaussian mixture's parameters, 4 K - 1 means and as many scales for K = 5; a draw still calls torch."""
-    work = estimate.work_of(json.dumps(registry.spec("workload", "gmm", registry.create_workload("gmm"))))
-    assert (work.dimension, work.gradient, work.evaluation) == (38, 0, 0)
 
 
 def test_what_cannot_be_counted():
@@ -124,7 +103,3 @@ def test_times_come_before_estimates(rows, store, monkeypatch):
     probe.find_times(timed, store, suite, is_estimated=True)
     assert [row.timing.is_estimate for row in timed] == [False, True, True, True]
     assert timed[1].timing == others[0].by_flops(1e9)
-
-
-def test_the_rate_is_a_share_of_that_of_large_products():
-    assert 1e8 < estimate.flops_per_second(torch.device("cpu")) < 1e13

@@ -62,10 +62,9 @@ def test_of_several_ends_the_first_field_goes_on_first():
     grid = [({"lr": lr, "name": "a", "beta": beta}, lr * beta) for lr in (0.1, 1.0) for beta in (0.5, 0.9)]
     moved = [{"lr": 10.0, "name": "a", "beta": 0.9}, {"lr": 1.0, "name": "a", "beta": 1.62}]
     assert list(widening.beyond(grid)) == moved
-
-
-def test_of_equal_scores_the_first_is_the_best():
-    assert list(widening.beyond([({"lr": lr}, -math.inf) for lr in (0.1, 1.0)])) == [{"lr": 0.01}]
+    assert list(widening.beyond([({"lr": lr}, -math.inf) for lr in (0.1, 1.0)])) == [{"lr": 0.01}], (
+        "the first of equals"
+    )
 
 
 def quality(point, best):
@@ -176,6 +175,9 @@ def test_cells_follow_until_the_best_lies_inside(write_suite):
             assert [entry.cell.search for entry in own] == [k * MOST_CELLS for k in (1, 2, 3, 4)]
             assert all(entry.cell.optimizer["lr"] == entry.tuned["lr"] for entry in own)
     assert len(planned) == 4 * 7
+    noted = json.loads(json.dumps(manifest(suite, planned)))["cells"]
+    assert [(cell["widen"], cell.get("widened", False)) for cell in noted] == [(6, e.is_widened) for e in planned]
+    assert not any({"widen", "widened"} & cell.keys() for cell in manifest(suite, plan(write_suite()))["cells"])
 
 
 @pytest.mark.parametrize(("best", "number"), [(0.3, 0), (1e9, 2), (1e-9, 2)])
@@ -289,15 +291,6 @@ def test_a_row_without_a_search_is_left_by_the_suite_and_cannot_ask_for_it(write
     assert ids(plan(write_suite(overrides=overrides))) == ids(plan(write_suite(overrides=overrides[:2])))
     with pytest.raises(ConfigError, match=rf"hyfreedp\.widen: 1 .*{tuning}"):
         plan(write_suite(overrides=[*overrides, "+settings.hyfreedp.widen=1"]))
-
-
-def test_the_manifest_tells_how_far_a_search_may_go_and_what_it_has_added(write_suite):
-    suite = write_suite(overrides=[*ROW, "widen=2", "seeds=0"])
-    planned, _ = Results({"lr": 36}).completed(suite)
-    cells = json.loads(json.dumps(manifest(suite, planned)))["cells"]
-    assert [(cell["widen"], cell.get("widened", False)) for cell in cells] == [(2, False)] * 3 + [(2, True)] * 2
-    plain = manifest(suite, plan(write_suite(overrides=ROW)))["cells"]
-    assert not any({"widen", "widened"} & cell.keys() for cell in plain)
 
 
 def test_the_manifest_tells_searches_apart(write_suite, store):
@@ -416,16 +409,11 @@ def test_tables_charge_what_might_have_been_made(trained):
         assert 0.85 * charged < truth <= charged
         assert charged > 4 if row["label"] == "free" else charged == pytest.approx(2, rel=1e-4)
         assert charged <= 2 or row["label"] == "free"
+    verified = verify(store, suite.name)
+    assert (verified.checked["runs"], verified.findings) == (len(planned), [])
     notes = tables.comparison(store, selected).set_index("label")["note"]
     assert "Up to 3 further runs" in notes["wide"]
     assert "further runs" not in notes["narrow"]
-
-
-def test_verification_agrees(trained):
-    suite, store = trained
-    found = verify(store, suite.name)
-    assert found.checked["runs"] == len(plan(suite, store))
-    assert not found.findings
 
 
 def test_folders_that_went_on_apart_with_unequal_bits_are_copied_both_ways(write_suite, tmp_path):
