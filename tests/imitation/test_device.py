@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 from devices import Card, Imitated
 from torch import nn
-from torch.func import functional_call, grad, vmap
 
-from imitation import ignore, imitated_cuda, refuse, values
+from imitation import ignore, imitated_cuda, values
 
 ON_CPU = {"host": torch.arange(5.0), "number": torch.tensor(2.0), "index": torch.tensor([0, 2])}
 """What the operations below find on the CPU; `x` and `mask`, of shape [5], are on the device."""
@@ -186,11 +185,6 @@ def test_a_tensor_says_that_it_is_there():
         assert x.cpu().device == torch.zeros(1).device == torch.device("cpu")
         assert (torch.cuda.current_device(), torch.cuda.device_count()) == (0, 1)
         assert torch.cuda.mem_get_info()[0] > 0
-
-
-def test_arrays_are_made_of_tensors_on_the_cpu_only():
-    with imitated_cuda(ignore):
-        x, _ = there()
         for make in (x.numpy, lambda: np.asarray(x)):
             with pytest.raises(AssertionError, match=r"Tensor\.numpy is called on cuda:0"):
                 make()
@@ -206,14 +200,11 @@ def test_values_share_memory_and_nothing_else_outlives_the_device():
     assert values(x).data_ptr() == found["x"].data_ptr()
     with pytest.raises(RuntimeError, match="imitated device that is gone"):
         x + 1
-
-
-def test_everything_is_as_before_afterwards():
-    before = [torch.Generator, torch.cuda.current_device, torch.__future__.get_swap_module_params_on_conversion()]
+    swaps = torch.__future__.get_swap_module_params_on_conversion
+    before = [torch.Generator, torch.cuda.current_device, swaps()]
     with pytest.raises(ZeroDivisionError), imitated_cuda():
         raise ZeroDivisionError
-    after = [torch.Generator, torch.cuda.current_device, torch.__future__.get_swap_module_params_on_conversion()]
-    assert before == after
+    assert before == [torch.Generator, torch.cuda.current_device, swaps()]
 
 
 def test_views_and_changes_in_place_reach_the_same_memory():
@@ -269,19 +260,6 @@ def test_a_backward_pass_gives_the_values_of_the_cpu():
     assert all(map(torch.equal, values(found), expected))
 
 
-def test_per_example_gradients_are_those_of_the_cpu():
-    def per_example(model, x):
-        parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
-        return vmap(grad(lambda p, x: functional_call(model, p, (x[None],)).sum()), (None, 0))(parameters, x)
-
-    x = torch.randn(4, 1, 8, 8)
-    expected = per_example(network(), x)
-    with imitated_cuda(ignore):
-        found = per_example(network().to("cuda"), x.cuda())
-    for name, value in values(found).items():
-        torch.testing.assert_close(value, expected[name])
-
-
 def test_a_moved_module_keeps_its_parameters_and_what_shares_them():
     with imitated_cuda(ignore):
         model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
@@ -313,9 +291,3 @@ def test_a_parameters_data_may_go_to_the_other_device_and_come_back():
         assert weight.data_ptr() == data.data_ptr()
         model(torch.ones(1, 2, device="cuda")).sum().backward()
         assert weight.grad.is_cuda
-
-
-def test_refuse_and_ignore():
-    ignore("anything")
-    with pytest.raises(AssertionError, match="anything"):
-        refuse("anything")

@@ -125,41 +125,6 @@ def test_the_bound_of_losses_at_most_halves():
     assert float(read([0.1, 0.1, 0.1], bound=0.4)[1].bound) == pytest.approx(0.3)
 
 
-def test_log_eta_is_the_mean_of_what_the_rounds_asked_for():
-    """From the first round after curvature was seen on; what eta was in that one does not count."""
-    optimizer, state, asked = rule(), state_of(rule(), eta=0.2, rounds=1.0), []
-    for curvature in (0.8, 1.3, 2.0, 0.5):
-        asked.append(math.log(float(state.eta) * (1 + NEAR / 2)))
-        losses = torch.tensor([5.0 + curvature, 5.0, 5.0], dtype=torch.float64)
-        _, state = optimizer._read(state, Release(losses, S))
-        assert math.log(float(state.eta)) == pytest.approx(np.mean(asked))
-
-
-def stepped(oracle, optimizer, draws):
-    """All states of so many draws."""
-    states = [optimizer.init(torch.full((4,), 0.5, dtype=torch.float64))]
-    for _ in range(draws):
-        states.append(optimizer.step(states[-1], oracle))
-    return states
-
-
-@pytest.mark.parametrize("start", [1e-6, 1e-3, 1.0])
-def test_where_curvature_shows_the_trial_begins_anew(start):
-    optimizer, oracle = rule("dp_adam", lr=start), Parabola(50, noise=0.3)
-    states, released = stepped(oracle, optimizer, 9), oracle.released
-    (found,) = [t for t in range(9) if states[t].rounds == 0 < states[t + 1].rounds]
-    before, anew = states[found], states[found + 1]
-    assert torch.equal(anew.theta, anew.start)
-    assert torch.equal(anew.base.theta, anew.start)
-    assert float(anew.base.t) == float(anew.base.m.norm()) == 0
-    assert float(anew.kept.t) == found + 1
-    x, _ = optimizer._read(before, released[found])
-    assert float(anew.eta) == pytest.approx((found + 1) * float(x * before.eta))
-    for t in range(found + 1, 9):
-        assert float(states[t + 1].base.t) == t - found
-        assert not torch.equal(states[t + 1].theta, states[t + 1].start)
-
-
 def test_saturated_losses_bring_eta_down_once_there_were_others():
     x, before = read([1.0, 0.95, 1.0], bound=1.0, is_usable=0.0)
     assert (x, float(before.eta), float(before.is_usable), float(before.rounds)) == (1, 0.1, 0, 0)
@@ -169,23 +134,6 @@ def test_saturated_losses_bring_eta_down_once_there_were_others():
     assert (x, float(later.rounds)) == (pytest.approx(LARGEST ** (-1 / 3)), 3)  # it counts for no mean
     _, usable = read([0.5, 0.5, 0.5], bound=1.0, is_usable=0.0)
     assert float(usable.is_usable) == 1
-
-
-def test_training_starts_again_with_a_linear_decay():
-    """After the trial: theta as before it, the base's moments of all its draws, then steps of (1 - t/T) eta."""
-    oracle = Parabola(20, curvature=0.0, noise=1.0)
-    begin = torch.full((4,), 0.5, dtype=torch.float64)
-    optimizer, state = rule("dp_adam", lr=0.1, rounds=3), searched(oracle, 0.1, "dp_adam", begin, rounds=3)
-    assert torch.equal(state.theta, begin)
-    assert torch.equal(state.base.theta, begin)
-    assert float(state.base.t) == 3
-    for t in range(3, 20):
-        before = state
-        state = optimizer.step(state, oracle)
-        m, v = state.base.m / (1 - 0.9 ** (t + 1)), state.base.v / (1 - 0.999 ** (t + 1))
-        step = (1 - t / 20) * 0.1 * m / (v.sqrt() + 1e-8)
-        assert torch.allclose(before.theta - state.theta, step, rtol=1e-9)
-    assert oracle.asked == 9
 
 
 @pytest.mark.parametrize("eta", [1e-300, 1e-310, 5e-324, 1e300, 1e308])
@@ -209,12 +157,6 @@ def test_it_releases_no_more_than_hyfreedp(draws):
 def test_bad_fields(fields):
     with pytest.raises(ConfigError, match=next(iter(fields))):
         dpopt.create("hyfreedp_search_then_decay", **fields)
-
-
-@pytest.mark.parametrize(("draws", "every"), [(1, 5), (3, 1), (10, 1)])
-def test_a_trial_that_takes_all_draws_is_not_thrown_away(draws, every):
-    *_, state = stepped(Parabola(draws), rule(lr=0.1, probe_every=every), draws)
-    assert not torch.equal(state.theta, state.start)
 
 
 @pytest.mark.parametrize("base", ["fiber", "disk"])

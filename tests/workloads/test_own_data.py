@@ -220,12 +220,6 @@ def test_one_column_of_strings_is_texts_unless_it_is_said_to_be_categories(here,
     assert data.entry("table").columns["job"].values == ("nurse",)
 
 
-def test_columns_of_other_types_are_refused(here, capsys):
-    rows = {"day": pd.date_range("2020-01-01", periods=20), "x": range(20), "label": [0, 1] * 10}
-    datasets.Dataset.from_dict(rows).save_to_disk("saved")
-    assert "day: 'timestamp" in refused(capsys, "days", "from=saved")
-
-
 def test_a_saved_dataset_of_images(here):
     pixels = photos(here / "photos", 3)
     rows = {"picture": [str(path) for path in pixels], "label": [0, 0, 0, 1, 1, 1], "id": list(range(6))}

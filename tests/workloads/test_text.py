@@ -163,16 +163,6 @@ def test_the_hub_is_asked_when_something_is_loaded(monkeypatch):
         TextClassification(encoder="someone/another-encoder").tokens("train")
 
 
-def test_files_of_the_hub(reviews, monkeypatch):
-    config = reviews / "config.json"
-    config.write_text('{"max_position_embeddings": 16}')
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda hub, name: str(reviews / name))
-    monkeypatch.delenv("DPOPT_DATA")
-    assert language.file("someone/of-the-hub", "config.json") == config
-    with pytest.raises(ConfigError, match="takes at most 16 tokens"):
-        language.load("someone/of-the-hub", "AutoModel", 17)
-
-
 def test_files_of_a_package(reviews, monkeypatch):
     package = reviews / "packages" / "with_weights"
     (package / "model").mkdir(parents=True)
@@ -181,6 +171,10 @@ def test_files_of_a_package(reviews, monkeypatch):
     monkeypatch.syspath_prepend(reviews / "packages")
     monkeypatch.setattr(language, "PACKAGES", {"someone/packaged": "with_weights"})
     assert language.file("someone/packaged", "config.json") == package / "model" / "config.json"
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda hub, name: str(package / "model" / name))
+    monkeypatch.delenv("DPOPT_DATA")
+    with pytest.raises(ConfigError, match="takes at most 64 tokens"):
+        language.load("someone/of-the-hub", "AutoModel", 65)
     with pytest.raises(ConfigError, match="takes at most 64 tokens"):
         TextClassification(encoder="someone/packaged", length=65).check()
 

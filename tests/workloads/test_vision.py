@@ -6,7 +6,6 @@ import fabricated
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import dpopt
 from dpopt import clipping, registry
@@ -58,7 +57,10 @@ def test_a_private_run_on_features_is_the_run_of_the_whole_model():
 
 
 def test_features_are_computed_once_and_the_backbone_is_not_made_again(monkeypatch):
-    vit().load()
+    named = vit().load()[0].x
+    assert torch.equal(vit(architecture=TINY.partition(".")[0]).load()[0].x, named)  # the tag is timm's default
+    with_dropout = vit(options={**OPTIONS, "proj_drop_rate": 0.1})
+    assert (with_dropout.uses_features, with_dropout.load()[0].x.dtype) == (False, torch.uint8)
     monkeypatch.setattr(vision.models, "timm_model", lambda *args, **options: pytest.fail("made again"))
     torch.manual_seed(0)
     before = torch.get_rng_state()
@@ -73,12 +75,6 @@ def test_other_weights_give_other_features(root):
     fabricated.vit_checkpoint(root, TINY, qkv_bias=False)
     second = vit(options={**OPTIONS, "qkv_bias": False}).load()[0].x
     assert not torch.allclose(first, second, atol=1e-2)
-
-
-def test_dropout_in_the_backbone_keeps_the_whole_model():
-    workload = vit(options={**OPTIONS, "proj_drop_rate": 0.1})
-    assert workload.load()[0].x.dtype == torch.uint8
-    assert isinstance(workload.model().get_classifier(), nn.Linear)
 
 
 @pytest.mark.parametrize(
@@ -98,11 +94,6 @@ def test_a_checkpoint_without_its_classifier(subset, trained):
     torch.testing.assert_close(seen, features)
     counts = [p.numel() for p in network.parameters() if p.requires_grad]
     assert trained is None or sum(counts) == trained
-
-
-def test_a_checkpoint_without_a_tag_is_timms_default():
-    named = vit().load()[0].x
-    assert torch.equal(vit(architecture=TINY.partition(".")[0]).load()[0].x, named)
 
 
 @pytest.mark.parametrize(

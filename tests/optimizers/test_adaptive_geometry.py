@@ -1,4 +1,4 @@
-"""Adaptive clipping: its rule against a loop, where the bound goes, and what its count costs."""
+"""Clipping at a bound that follows the norms, and of scaled gradients: against float64 loops over examples."""
 
 import numpy as np
 import pytest
@@ -13,15 +13,15 @@ from dpopt.privacy import DataOracle, Draw, Ledger, Plan, calibrate
 N, D, DRAWS = 101, 4, 60
 
 
-def oracle(noise=(0.0, 0.0), rate=1.0):
+def oracle(noise=(0.0, 0.0), rate=1.0, transcript=None):
+    """Linear regression on columns of different scales, its inputs and its targets."""
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(N, D, generator=generator, dtype=torch.float64)
+    x = torch.randn(N, D, generator=generator, dtype=torch.float64) * torch.tensor([1.0, 3.0, 0.3, 1.0])
     y = 3 * torch.randn(N, generator=generator, dtype=torch.float64)
-    model = nn.Linear(D, 1, bias=False).double()
-    made = engine(model, lambda output, target: (output.squeeze(-1) - target).square() / 2)
-    kinds = {"gradient": noise[0], "counts": noise[1]}
+    squares = engine(nn.Linear(D, 1, bias=False).double(), lambda out, y: (out.squeeze(-1) - y).square() / 2)
+    kinds = dict(zip(("gradient", "counts"), noise, strict=False))
     plan = Plan(kinds, Ledger([Draw(rate, noise)] * DRAWS), 1.0, rate, DRAWS, D, 1e-5, "pld")
-    return DataOracle(made, x, y, plan, draw_seed=1, noise_seed=2), x.numpy(), y.numpy()
+    return DataOracle(squares, x, y, plan, draw_seed=1, noise_seed=2, transcript=transcript), x.numpy(), y.numpy()
 
 
 def run(optimizer, asked):
@@ -31,17 +31,21 @@ def run(optimizer, asked):
     return states
 
 
+def clipped_mean(gradients, bound):
+    norms = np.linalg.norm(gradients, axis=1)
+    return (gradients * np.minimum(1, bound / norms)[:, None]).mean(0), norms
+
+
 @pytest.mark.parametrize("quantile", [0.2, 0.5, 0.9])
-def test_equals_a_loop_and_finds_the_quantile(quantile):
+def test_adaptive_clip_equals_a_loop_and_finds_the_quantile(quantile):
     asked, x, y = oracle()
     states = run(dpopt.create("adaptive_clip", lr=1e-3, initial_bound=5.0, quantile=quantile), asked)
     theta, bound = np.zeros(D), 5.0
     for state in states:
         np.testing.assert_allclose(state.theta.numpy(), theta, rtol=1e-9, atol=1e-12)
         assert float(state.bound) == pytest.approx(bound, rel=1e-9)
-        gradients = (x @ theta - y)[:, None] * x
-        norms = np.linalg.norm(gradients, axis=1)
-        theta = theta - 1e-3 * (gradients * np.minimum(1, bound / norms)[:, None]).mean(0)
+        mean, norms = clipped_mean((x @ theta - y)[:, None] * x, bound)
+        theta = theta - 1e-3 * mean
         bound *= np.exp(-0.2 * ((norms <= bound).mean() - quantile))
     assert (norms <= bound).mean() == pytest.approx(quantile, abs=0.1)
 
@@ -60,16 +64,13 @@ def test_gradient_and_count_share_the_budget_of_a_draw():
 def test_noise_follows_the_bound():
     """With a bound that does not move it is DP-SGD clipped there, noise included."""
     fixed = dpopt.create("adaptive_clip", lr=0.1, initial_bound=0.7, clip_lr=1e-12)
-    moved, _, _ = oracle(noise=(2.0, 3.0), rate=0.5)
-    plain, _, _ = oracle(noise=(2.0, 3.0), rate=0.5)
-    sgd, state = dpopt.create("dp_sgd", lr=0.1, clip=Abadi(0.7)), None
+    (moved, *_), (plain, *_) = (oracle(noise=(2.0, 3.0), rate=0.5) for _ in range(2))
+    theta = torch.zeros(D, dtype=torch.float64)
     for wanted in run(fixed, moved)[1:]:
-        state = sgd.init(torch.zeros(D, dtype=torch.float64)) if state is None else state
         with plain.draw() as batch:
-            _, state = sgd.direction(state, gradient := batch.gradient(state.theta, sgd.clip))
+            theta = theta - 0.1 * batch.gradient(theta, Abadi(0.7)).value
             batch.below(0.7)
-        state = state._replace(theta=state.theta - 0.1 * gradient.value)
-        torch.testing.assert_close(wanted.theta, state.theta, rtol=1e-7, atol=1e-9)
+        torch.testing.assert_close(wanted.theta, theta, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -83,3 +84,29 @@ def test_noise_follows_the_bound():
 def test_bad_fields(fields, message):
     with pytest.raises(ConfigError, match=message):
         dpopt.create("adaptive_clip", **fields)
+
+
+@pytest.mark.parametrize("bound", [0.5, 100.0])
+def test_scale_then_privatize_equals_a_loop(bound):
+    asked, x, y = oracle(noise=(0.0,))
+    states = run(dpopt.create("scale_then_privatize", lr=0.1, clip=bound, eps_root=1e-4), asked)
+    theta, m, v = np.zeros(D), np.zeros(D), np.zeros(D)
+    for t in range(1, DRAWS + 1):
+        s = 1 / (np.sqrt(v + 1e-4) + 1e-8)
+        g = clipped_mean(s * (x @ theta - y)[:, None] * x, bound)[0] / s
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        theta = theta - 0.1 * m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+    np.testing.assert_allclose(states[-1].theta.numpy(), theta, rtol=1e-9)
+
+
+def test_noise_is_put_back_in_the_gradients_scale():
+    """Recomputed from the transcript: what Adam averages is the release over s."""
+    transcript = []
+    states = run(dpopt.create("scale_then_privatize", clip=3.0), oracle((2.0,), transcript=transcript)[0])[1:]
+    m = v = torch.zeros(D, dtype=torch.float64)
+    for state, (release,) in zip(states, transcript, strict=True):
+        assert release.std == pytest.approx(2.0 * 3.0 / N)
+        g = release.value * ((v + 1e-4).sqrt() + 1e-8)
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        torch.testing.assert_close(state.m, m)
+        torch.testing.assert_close(state.v, v)
