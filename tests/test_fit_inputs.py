@@ -339,17 +339,14 @@ def test_what_cannot_be_used_is_refused(name):
         fit(**changes)
 
 
-def frozen():
-    model = nn.Sequential(linear(), nn.BatchNorm1d(2))
-    model[1].eval().requires_grad_(False)
-    return model
-
-
 def test_a_frozen_batch_norm_stays_frozen():
-    model = frozen()
-    fit((X, Y), model=model)
-    assert (model.training, model[1].training) == (True, False)
-    assert torch.equal(model[1].running_mean, torch.zeros(2))
+    model = nn.Sequential(linear(), nn.BatchNorm1d(2))
+    model[1].requires_grad_(False)
+    for is_training in (True, False):
+        model.train(is_training)[1].eval()
+        assert fit((X, Y), model=model).record["status"] == "done"
+        assert (model.training, model[1].training) == (is_training, False)
+        assert torch.equal(model[1].running_mean, torch.zeros(2))
 
 
 def test_a_transform_of_hugging_face_is_kept():

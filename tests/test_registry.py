@@ -3,31 +3,12 @@ from contextlib import suppress
 from importlib.metadata import EntryPoint
 from unittest import SkipTest
 
-import fabricated
 import pytest
 
 import dpopt
 from dpopt import registry
 from dpopt.errors import ConfigError
 from dpopt.optimizers.base import Direction
-
-REGISTERED = [("optimizer", name) for name in dpopt.optimizers()] + [
-    ("workload", name) for name in registry.entries("workload")
-]
-
-
-@pytest.mark.parametrize(("group", "name"), REGISTERED)
-def test_entries_are_complete_and_round_trip(group, name, tmp_path, monkeypatch):
-    entry, given = registry.entry(group, name), {}
-    if name == "table":  # of no data set of dpopt's
-        given["data"] = fabricated.table(monkeypatch, tmp_path, "people").name
-    assert entry.summary
-    assert entry.reference
-    made = dpopt.create(name) if group == "optimizer" else registry.create_workload(name, **given)
-    assert type(made).__doc__
-    assert registry.from_spec(group, registry.spec(group, name, made)) == made
-    for key, values in entry.grid.items():
-        assert all(getattr(dpopt.create(name, **{key: value}), key) == value for value in values)
 
 
 def test_names_and_module():
@@ -61,9 +42,11 @@ def test_nested_specs_round_trip(fields):
     assert spec["revision"] == 1
 
 
-@pytest.mark.parametrize("name", [n for n in dpopt.optimizers() if isinstance(dpopt.create(n), Direction)])
-def test_hyfreedp_takes_every_direction(name):
-    assert type(dpopt.create("hyfreedp", base=name).base) is type(dpopt.create(name))
+def test_hyfreedp_takes_every_direction():
+    directions = [name for name in dpopt.optimizers() if isinstance(dpopt.create(name), Direction)]
+    assert {"dp_sgd", "dp_adam", "fiber"} <= set(directions)
+    for name in directions:
+        assert type(dpopt.create("hyfreedp", base=name).base) is type(dpopt.create(name))
 
 
 def test_another_revision_is_refused():

@@ -151,18 +151,19 @@ def test_canaries_among_records_without_gradients(optimizer):
     assert 0.4 < np.concatenate(inside).size / (8 * task.engine.dimension) < 0.6
 
 
-@pytest.mark.parametrize("canaries", [1, 76])
-def test_a_number_of_canaries_that_cannot_be(canaries):
+def test_a_number_of_canaries_that_cannot_be():
     task = Task()
-    assert task.engine.dimension == 75
-    with pytest.raises(ConfigError, match="canaries"):
-        one_run_scores(DPSGD(), task.engine, task.x, task.y, plan=plan_of(DPSGD(), dimension=75), canaries=canaries)
+    for canaries in (1, task.engine.dimension + 1):
+        with pytest.raises(ConfigError, match="canaries"):
+            one_run_scores(DPSGD(), task.engine, task.x, task.y, plan=plan_of(DPSGD(), dimension=75), canaries=canaries)
 
 
 SETTING = {"epsilon": 10.0, "delta": 1e-3, "rate": RATE, "draws": DRAWS, "accountant": "rdp"}
 
 
-@pytest.mark.parametrize("optimizer", [DPSGD(), HyFreeDP()], ids=["dp_sgd", "hyfreedp"])
+@pytest.mark.parametrize(
+    "optimizer", [DPSGD(), pytest.param(HyFreeDP(), marks=pytest.mark.slow)], ids=["dp_sgd", "hyfreedp"]
+)
 def test_an_audit_refutes_no_honest_claim(optimizer):
     task = Task()
     theta = task.engine.theta
@@ -170,24 +171,16 @@ def test_an_audit_refutes_no_honest_claim(optimizer):
     assert 0 < result.worst_case <= result.epsilon <= 10.0
     assert not result.is_refuted
     assert (result.trials, result.canaries, result.significance) == (200, 60, 0.05)
-    assert result.seconds > 0
     assert torch.equal(task.engine.theta, theta), "the engine's parameters were changed"
-
-
-def test_an_audit_without_a_model_plays_one_game():
-    result = audit(DPSGD(), **SETTING, trials=20)
-    assert (result.one_run, result.one_run_fdp, result.canaries) == (None, None, 0)
-    with pytest.raises(ConfigError, match="engine"):
-        audit(DPSGD(), **SETTING, engine=Task().engine)
-
-
-def test_the_gaussian_bound_alone_refutes_nothing():
-    result = replace(audit(DPSGD(), **SETTING, trials=20), one_run_fdp=100.0)
-    assert not result.is_refuted
+    assert not replace(result, one_run_fdp=100.0).is_refuted, "the Gaussian bound alone refutes nothing"
     assert replace(result, one_run=result.epsilon + 0.1).is_refuted
     assert replace(result, worst_case=result.epsilon + 0.1).is_refuted
 
 
-def test_a_claim_that_needs_no_noise_is_refused():
+def test_an_audit_without_a_model_plays_one_game_and_needs_noise():
+    result = audit(DPSGD(), **SETTING, trials=20)
+    assert (result.one_run, result.one_run_fdp, result.canaries) == (None, None, 0)
+    with pytest.raises(ConfigError, match="engine"):
+        audit(DPSGD(), **SETTING, engine=Task().engine)
     with pytest.raises(ConfigError, match="noise > 0"):
-        audit(DPSGD(), epsilon=math.inf, delta=1e-5, rate=0.1, draws=2, trials=2)
+        audit(DPSGD(), **{**SETTING, "epsilon": math.inf})

@@ -11,7 +11,7 @@ SIZES = {"rate": 0.02, "draws": 250, "delta": DELTA}
 SPENT = {1: (5.862, 1.030), 3: (1.704, 4.917), 8: (0.910, 17.65)}  # target -> (noise of the losses, what is spent)
 
 
-@pytest.mark.parametrize("target", SPENT)
+@pytest.mark.parametrize("target", [3, *(pytest.param(target, marks=pytest.mark.slow) for target in (1, 8))])
 def test_the_papers_rule_spends_more_than_it_says(target):
     losses, truth = SPENT[target]
     claimed = hyfreedp_noise(rule="independent", epsilon=target, **SIZES)

@@ -7,6 +7,8 @@ import dp_accounting
 import pytest
 import short
 from dp_accounting import pld, rdp
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dpopt.privacy.accountants import ACCOUNTANTS
 from dpopt.privacy.ledger import Draw, Ledger
@@ -82,9 +84,6 @@ def test_epsilon_is_that_of_a_direct_computation(name):
     made = Statement.of({**RECORD, "accountant": name}, ledger)
     assert made.epsilon == pytest.approx(DIRECT[name](0.1, 0.9, 20, 1e-5), rel=2e-3)
     assert statement._METHODS[name] in str(made)
-
-
-def test_every_accountant_is_described():
     assert set(statement._METHODS) == set(ACCOUNTANTS) == set(DIRECT)
 
 
@@ -157,7 +156,7 @@ def test_a_release_without_noise_leaves_no_guarantee(ledger):
     assert "Guarantee:" not in str(made)
 
 
-@pytest.mark.parametrize("epsilon", [3.9999999, 4.00001, 0.00012345678, 8.0, 123456.7, 1e-9])
+@given(st.floats(1e-9, 1e6))
 def test_epsilon_is_rounded_up(epsilon):
     shown = statement._up(epsilon)
     assert Decimal(epsilon) <= Decimal(shown) <= Decimal(epsilon) * Decimal("1.001")
