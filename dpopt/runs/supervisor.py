@@ -39,7 +39,7 @@ _POLL = 1.0
 
 
 @dataclass
-class Slot:
+class _Slot:
     """Room for one worker: a process, or several that train each cell together, of which the first one tells."""
 
     devices: tuple[str, ...]  # one for each process
@@ -69,7 +69,7 @@ class Supervisor:
         tell: Callable[[News], None],
     ) -> None:
         self._suite, self._store, self._cells, self._tell = suite, store, cells, tell
-        self.slots = [Slot(each) for each in devices]
+        self.slots = [_Slot(each) for each in devices]
         # A process that has used a GPU cannot be forked, nor one of other systems: its workers are started anew.
         is_forked = sys.platform == "linux" and not torch.cuda.is_initialized()
         self._method = "fork" if is_forked else "spawn"
@@ -108,7 +108,7 @@ class Supervisor:
                 self._store.note_tries(slot.run_id, count, "timeout", too_long(self._suite))
                 self._kill(slot)
 
-    def _read(self, slot: Slot) -> None:
+    def _read(self, slot: _Slot) -> None:
         while slot.news:
             try:
                 if not slot.news.poll():
@@ -125,7 +125,7 @@ class Supervisor:
             if news.kind == "blocked":
                 raise Blocked(news.reason)
 
-    def _replace(self, slot: Slot) -> None:
+    def _replace(self, slot: _Slot) -> None:
         """A worker has ended: start another one, unless there was nothing left to do."""
         code = next((process.exitcode for process in slot.processes if process.exitcode), 0)
         self._kill(slot)
@@ -139,7 +139,7 @@ class Supervisor:
                 raise OSError(f"a worker could not be started: its process died (exit code {code})")
         self._start(slot)
 
-    def _start(self, slot: Slot) -> None:
+    def _start(self, slot: _Slot) -> None:
         context: Any = multiprocessing.get_context(self._method)
         slot.news, theirs = context.Pipe(duplex=False)
         slot.is_ready, slot.run_id, slot.processes = False, "", []
@@ -165,7 +165,7 @@ class Supervisor:
             if slot.run_id and slot.processes[0].exitcode is None:  # that it was stopped is not the cell's fault
                 self._store.note_tries(slot.run_id, max(0, self._store.tries(slot.run_id).count - 1))
 
-    def _kill(self, slot: Slot) -> None:
+    def _kill(self, slot: _Slot) -> None:
         for process in slot.processes:
             process.kill()  # a call into a driver does not hear SIGTERM
         for process in slot.processes:

@@ -69,7 +69,7 @@ def train(
     """
     run_id, started, place = cell.run_id, time.perf_counter(), training.resolve_device(device)
     pause = CHECKPOINT_SECONDS if checkpoint_seconds is None else checkpoint_seconds
-    forget_peak(place)
+    _forget_peak(place)
     ready = prepare(cell, device=device, physical_batch=physical_batch, isolate=isolate, store=store)
     oracle, state = ready.oracle, ready.state
     lease.check()
@@ -174,7 +174,7 @@ def finished_at(theta: Vector) -> float:
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes that this process held at once since `forget_peak`, or that the GPU's allocator did."""
+    """The most bytes that this process held at once since `_forget_peak`, or that the GPU's allocator did."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
@@ -189,7 +189,7 @@ def peak_memory(device: torch.device) -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def forget_peak(device: torch.device) -> None:
+def _forget_peak(device: torch.device) -> None:
     """Begin anew: a worker runs cell after cell. Where the system cannot forget, it is the peak of all of them."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

@@ -2,8 +2,8 @@
 
 While a process runs a cell, it holds the file `lease` in the run's folder; `filelock.SoftFileLease` keeps that true
 without locks of the file system and without comparing the clocks of two machines. The file is created exclusively. Its
-holder touches it every `BEAT` seconds. It is taken over where its holder was a process of this machine that no longer
-exists, or where it was not touched for `PATIENCE` seconds of the observer's steady clock.
+holder touches it every `_BEAT` seconds. It is taken over where its holder was a process of this machine that no longer
+exists, or where it was not touched for `_PATIENCE` seconds of the observer's steady clock.
 
 A lease lost by mistake costs nothing but time: the holder sees it before it writes anything that others would read
 (`check`), and its cell goes on from the last checkpoint.
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 LEASE = "lease"
 """The name of a lease's file in the folder of a run."""
-BEAT = 5.0
+_BEAT = 5.0
 """Seconds between two signs of life."""
-PATIENCE = 60.0
+_PATIENCE = 60.0
 """Seconds without one after which a lease is taken over: longer than a network file system keeps attributes."""
 
 
@@ -88,7 +88,7 @@ class Lease:
         self.release()
 
     def _is_kept(self) -> bool:
-        """True if the lease is one that `filelock` would misjudge, and was not silent for `PATIENCE`."""
+        """True if the lease is one that `filelock` would misjudge, and was not silent for `_PATIENCE`."""
         # It tells machines apart by their names alone: the holder on another one that has this one's name it would
         # look for among the processes here. And a file that holds no text it would keep for ever.
         owner, here = self._lock.owner, _here()
@@ -100,7 +100,7 @@ class Lease:
             return False
         if (owner, touched) != self._seen[0]:
             self._seen = (owner, touched), time.monotonic()
-        if time.monotonic() - self._seen[1] < PATIENCE:
+        if time.monotonic() - self._seen[1] < _PATIENCE:
             return True
         if owner is None:  # nobody's, so that `filelock` would never take it over
             self._path.unlink(missing_ok=True)
@@ -129,7 +129,7 @@ def read(path: Path) -> Holder | None:
 def _lock(path: Path) -> SoftFileLease:
     from filelock import SoftFileLease  # a tenth of a second, which who only reads results need not wait for
 
-    return SoftFileLease(path, lease_duration=PATIENCE, heartbeat_interval=BEAT, thread_local=False)
+    return SoftFileLease(path, lease_duration=_PATIENCE, heartbeat_interval=_BEAT, thread_local=False)
 
 
 def _boot(owner: object) -> int:

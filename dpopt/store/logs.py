@@ -73,7 +73,7 @@ def wandb(root: Path, run_id: str, cell: _Content, stored: int) -> _Write:
     return write
 
 
-LOGS: dict[str, Callable[[Path, str, _Content, int], _Write]] = {"tensorboard": tensorboard, "wandb": wandb}
+_LOGS: dict[str, Callable[[Path, str, _Content, int], _Write]] = {"tensorboard": tensorboard, "wandb": wandb}
 """Name, which is also the package's, -> the log of a run that begins or goes on."""
 
 
@@ -82,7 +82,7 @@ class LoggedStore(Store):
     """A store that also logs what it is told of runs. An error of a log ends this log and not the run.
 
     Raises:
-        ConfigError: the package of one of `logs`, names of `LOGS`, is missing, or W&B does not know who logs.
+        ConfigError: the package of one of `logs`, names of `_LOGS`, is missing, or W&B does not know who logs.
     """
 
     logs: tuple[str, ...] = ()
@@ -109,7 +109,7 @@ class LoggedStore(Store):
         self._open[run_id] = {}
         for name in self.logs:
             try:
-                self._open[run_id][name] = LOGS[name](self.root, run_id, cell, last)
+                self._open[run_id][name] = _LOGS[name](self.root, run_id, cell, last)
             except Exception as error:
                 print(_ENDED.format(run_id, name, type(error).__name__, error))
         for entry in passed:

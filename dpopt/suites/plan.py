@@ -15,7 +15,7 @@ from dpopt import fields, registry, sizes
 from dpopt.cells import Cell
 from dpopt.errors import ConfigError, Missing
 from dpopt.store.runs import Store
-from dpopt.suites.rows import Row
+from dpopt.suites.rows import Row, gradients_per_draw
 from dpopt.suites.schema import Keys
 from dpopt.suites.searches import Planned, setting_of
 from dpopt.workloads.base import Workload
@@ -34,12 +34,14 @@ def plan(suite: Keys, results: Store | None = None) -> list[Planned]:
     for label in suite.settings:
         if label not in suite.optimizers and label not in registry.optimizers():
             setting_of(suite, label)  # a label that is not selected must still make sense
-    settings = {label: setting_of(suite, label) for label in suite.optimizers}
+    rows = [(label, *setting_of(suite, label)) for label in suite.optimizers]
+    # Traced once a row, as it takes longer than all else here and is the same on every workload.
+    points = {label: gradients_per_draw(setting) for label, setting, _ in rows}
     planned = []
     for name, workload in _workloads(suite):
         workload.check()
-        for label, (setting, rule) in settings.items():
-            planned += Row(suite, name, workload, label, setting, rule).cells(results)
+        for label, setting, rule in rows:
+            planned += Row(suite, name, workload, label, setting, rule, points[label]).cells(results)
     return planned
 
 

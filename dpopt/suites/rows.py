@@ -24,7 +24,7 @@ from dpopt.suites.schema import Keys, Setting
 from dpopt.suites.searches import SEARCHED, Planned, Run, linear_scaling, points, runs
 from dpopt.workloads.base import Workload
 
-MOST_CELLS = 10**6
+_MOST_CELLS = 10**6
 """Cells of a row on a workload that can be planned."""
 
 
@@ -46,14 +46,23 @@ class Row:
         name, workload: registered name and workload.
         label: of the row.
         setting, rule: of `setting_of`.
+        gradients_per_draw: of `gradients_per_draw`.
 
     Raises:
         ConfigError: row, workload and suite do not go together.
     """
 
     def __init__(
-        self, suite: Keys, name: str, workload: Workload, label: str, setting: Setting, rule: Selection | None
+        self,
+        suite: Keys,
+        name: str,
+        workload: Workload,
+        label: str,
+        setting: Setting,
+        rule: Selection | None,
+        gradients_per_draw: float,
     ) -> None:
+        self._gradients_per_draw = gradients_per_draw
         self._suite, self._workload, self._label, self._setting, self._rule = suite, workload, label, setting, rule
         self._where = f"{suite.name}.settings.{label}"
         self._check_search(name)
@@ -62,7 +71,6 @@ class Row:
         self._spec = registry.spec("workload", name, workload)
         self._optimizers: dict[str, dict[str, Any]] = {}
         self._numbers: dict[tuple[float, int], dict[tuple[Any, ...], int]] = {}
-        self._points = cost(registry.from_spec("optimizer", _optimizer(setting, {}, 1.0))).gradients_per_draw
         if setting.widen:  # it makes an optimizer of each point, so a value that cannot be used is refused first
             self._check_releases("widen", setting.widen, "; 0 leaves the row as it is")
             if not widening.ends(points(setting.grid)):
@@ -118,8 +126,8 @@ class Row:
         batch_sizes = setting.batch_size or suite.batch_size or (workload.batch_size,)
         clips, seeds = setting.clip or suite.clip or (workload.clip,), setting.seeds or suite.seeds
         cells = math.prod(map(len, (lengths, batch_sizes, clips, seeds, *setting.grid.values())))
-        if cells > MOST_CELLS:
-            raise ConfigError(self._where, f"{cells} cells", f"expected at most {MOST_CELLS:,} on a workload")
+        if cells > _MOST_CELLS:
+            raise ConfigError(self._where, f"{cells} cells", f"expected at most {_MOST_CELLS:,} on a workload")
         for (epsilon, epochs), size, clip, seed in product(lengths, batch_sizes, clips, seeds):
             yield _Place(epsilon, epochs, size, clip, seed)
 
@@ -147,7 +155,7 @@ class Row:
             tuning=self._setting.tuning,
             tuned=run.point,
             target=place.epsilon,
-            gradients_per_draw=self._points,
+            gradients_per_draw=self._gradients_per_draw,
             stage=run.stage,
             widen=self._setting.widen,
         )
@@ -181,7 +189,7 @@ class Row:
         def planned(index: int, point: dict[str, Any]) -> Planned:
             tuned = {key: written.get((key, str(value)), value) for key, value in point.items()}
             run = Run(0, tuned, place.epsilon, self._rule)
-            entry = self._cell(run, place, MOST_CELLS * (1 + index) + first)
+            entry = self._cell(run, place, _MOST_CELLS * (1 + index) + first)
             return dataclasses.replace(entry, is_widened=True, search_id=grid[0].search_id)
 
         def score(index: int, point: dict[str, Any]) -> float | None:
@@ -229,6 +237,11 @@ class Row:
             )
         if setting.tuning == "linear_scaling" and math.inf in (setting.epsilon or suite.epsilon):
             raise ConfigError(f"{self._where}.tuning", setting.tuning, "linear scaling needs a finite epsilon")
+
+
+def gradients_per_draw(setting: Setting) -> float:
+    """Points at which the optimizer of a row computes gradients, which no workload changes."""
+    return cost(registry.from_spec("optimizer", _optimizer(setting, {}, 1.0))).gradients_per_draw
 
 
 def _all_done(entries: Iterable[Planned], results: Store) -> bool:

@@ -127,7 +127,7 @@ def _check_widen(setting: Setting, rule: Selection | None, where: str) -> None:
     raise ConfigError(f"{where}.widen", setting.widen, f"{reason}; 0 leaves the row as it is")
 
 
-class Search(NamedTuple):
+class _Search(NamedTuple):
     """A search of one row, which is tuned anew for each workload, epsilon and seed, and for all that a suite varies."""
 
     workload: str
@@ -154,10 +154,10 @@ class Planned:
     search_id: str = ""  # of a search with these points, whose runs have these numbers, and of no other
 
     @property
-    def search(self) -> Search:
+    def search(self) -> _Search:
         """The search, as a key: the same for all of its runs."""
         cell, bound = self.cell, str(clipping_bound(self.cell.content()))
-        return Search(str(cell.workload), self.target, cell.seed, cell.batch_size, cell.epochs, bound)
+        return _Search(str(cell.workload), self.target, cell.seed, cell.batch_size, cell.epochs, bound)
 
     def point(self) -> dict[str, Any]:
         """The grid point, numbers as the optimizer has them."""

@@ -79,8 +79,7 @@ def test_no_flipped_bit_is_used(load, stopped, capsys):
     assert capsys.readouterr().out.count("starting over") == count, "a line for each"
 
 
-@pytest.mark.parametrize("harm", ["empty", "half", "all but a byte", "longer", "swapped", "unsealed", "of another"])
-def test_no_other_harm_is_used_either(load, stopped, store, harm, capsys):
+def test_no_other_harm_is_used_either(load, stopped, store, capsys):
     loaded, initial = load
     _, sound = stopped
     middle = len(sound) // 2
@@ -95,8 +94,9 @@ def test_no_other_harm_is_used_either(load, stopped, store, harm, capsys):
         "unsealed": sound[:-32],  # as older versions wrote it
         "of another": other.getvalue() + hashlib.sha256(other.getvalue()).digest(),
     }
-    assert begins_anew(loaded(harmed[harm]), initial)
-    assert capsys.readouterr().out.count("starting over") == 1
+    for harm, content in harmed.items():
+        assert begins_anew(loaded(content), initial), harm
+        assert capsys.readouterr().out.count("starting over") == 1
 
 
 def test_a_missing_checkpoint_is_no_harm(cell, stopped, capsys):

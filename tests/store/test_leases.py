@@ -128,12 +128,12 @@ def test_a_holder_elsewhere_is_gone_when_its_lease_stands_still(path, monkeypatc
 
     assert not is_taken()
     assert not leases.read(path).is_gone
-    clock.now += leases.PATIENCE - 1
+    clock.now += leases._PATIENCE - 1
     assert not is_taken()
     os.utime(path, (0, 1))
     clock.now += 2
     assert not is_taken(), "it gave a sign of life, whatever its clock says"
-    clock.now += leases.PATIENCE - 1
+    clock.now += leases._PATIENCE - 1
     assert not is_taken()
     clock.now += 2
     assert is_taken()
@@ -150,7 +150,7 @@ def test_a_damaged_lease_counts_until_it_has_stood_still(path, monkeypatch):
             assert leases.read(path) is None
             with pytest.raises(Held):
                 lease.take()
-            clock.now += leases.PATIENCE
+            clock.now += leases._PATIENCE
             with lease:
                 lease.check()
 
@@ -181,7 +181,7 @@ def test_a_lease_that_cannot_be_written_is_not_taken(path, monkeypatch):
 
 
 def test_a_holder_gives_signs_of_life(path, monkeypatch):
-    monkeypatch.setattr(leases, "BEAT", 0.01)
+    monkeypatch.setattr(leases, "_BEAT", 0.01)
     with Lease(path):
         os.utime(path, (0, 1))
         until = time.monotonic() + 60

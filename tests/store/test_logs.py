@@ -180,7 +180,7 @@ def broken(*arguments):
 
 
 def test_an_error_of_a_log_does_not_cost_the_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(logs.LOGS, "json", broken)
+    monkeypatch.setitem(logs._LOGS, "json", broken)
     store = LoggedStore(tmp_path, ("json",))
     train(store, 10, 20)
     store.finish(RUN, record(), LEDGER)

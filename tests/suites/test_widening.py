@@ -24,7 +24,7 @@ from dpopt.runs.run_suite import run_suite
 from dpopt.store import Store
 from dpopt.suites import protocol, widening
 from dpopt.suites.plan import has_stages, manifest, plan, to_follow
-from dpopt.suites.rows import MOST_CELLS
+from dpopt.suites.rows import _MOST_CELLS
 from dpopt.suites.suite import load_suite
 
 
@@ -172,7 +172,7 @@ def test_cells_follow_until_the_best_lies_inside(write_suite):
         for seed in (0, 1):
             own = [entry for entry in widened(planned) if (entry.target, entry.cell.seed) == (epsilon, seed)]
             assert [entry.tuned["lr"] for entry in own] == [3.33, 11.1, 37.0, 123.0]
-            assert [entry.cell.search for entry in own] == [k * MOST_CELLS for k in (1, 2, 3, 4)]
+            assert [entry.cell.search for entry in own] == [k * _MOST_CELLS for k in (1, 2, 3, 4)]
             assert all(entry.cell.optimizer["lr"] == entry.tuned["lr"] for entry in own)
     assert len(planned) == 4 * 7
     noted = json.loads(json.dumps(manifest(suite, planned)))["cells"]
@@ -310,7 +310,7 @@ def test_the_manifest_tells_searches_apart(write_suite, store):
     found = frames.load(store, suite.name)
     assert not found.problems
     assert set(found.cells["search_id"]) == {*named}
-    assert set(found.cells["search"]) == {0, 1, 2, 3, MOST_CELLS, 2 * MOST_CELLS}
+    assert set(found.cells["search"]) == {0, 1, 2, 3, _MOST_CELLS, 2 * _MOST_CELLS}
 
 
 def test_the_protocol_counts_runs_that_may_be_made(write_suite):
