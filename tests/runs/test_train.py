@@ -287,4 +287,6 @@ def test_an_untrained_cell_releases_the_model_as_it_was_initialised(write_search
     x, y = ready.watched["test"]
     assert record["test_accuracy"] == pytest.approx((initial(x).argmax(1) == y).float().mean().item())
     assert (record["epsilon"], record["epsilon_total"], record["draws"]) == (0, cell.epsilon, 0)
+    assert (record["status"], record["noise"]) == ("done", {})
+    assert [entry["draw"] for entry in store.curve(cell.run_id)] == [0]
     assert len(store.ledger(cell.run_id)) == 0
