@@ -9,7 +9,7 @@ and public numbers alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, repeat
 from typing import Any, NamedTuple
 
@@ -47,9 +47,6 @@ class Prescribed(ClippingEngine):
     """An engine without a model: record (x_i, y_i) has gradient x_i, shape [d], and loss y_i, at all points; float64.
 
     Weighted points are taken as already combined: their gradients could be any.
-
-    Attributes:
-        dimension: number d of coordinates.
     """
 
     def __init__(self, dimension: int) -> None:
@@ -81,10 +78,7 @@ class Prescribed(ClippingEngine):
 
 
 def canary(dimension: int) -> tuple[Tensor, Tensor]:
-    """The worst record, (x [1, d], y [1]): its clipped contributions are the sensitivities, whatever the clip rule.
-
-    Its gradient lies along the first coordinate, which a scale per coordinate does not turn.
-    """
+    """The worst record, (x [1, d], y [1]): its clipped contributions are the sensitivities, whatever the clip rule."""
     x = torch.zeros(1, dimension, dtype=torch.float64)
     # Along one axis, so that a scale per coordinate cannot turn it.
     x[0, 0] = _HUGE_GRADIENT
@@ -101,16 +95,10 @@ def played(
     oracle: type[DataOracle] = DataOracle,
     examples: int | None = None,
 ) -> tuple[Transcript, Vector]:
-    """Run `optimizer` from the engine's parameters until the plan is used up.
+    """All releases of a run to the end of the plan, and the last parameters, shape [d].
 
-    Args:
-        records: inputs and targets.
-        seeds: of the draws and of the noise.
-        oracle: the class that answers.
-        examples: the public number of examples; None: of the records.
-
-    Returns:
-        All releases, and the last parameters, shape [d].
+    `records` are inputs and targets, `seeds` those of the draws and of the noise, `oracle` is the class that answers,
+    and `examples` the public number of examples, by default that of the records.
     """
     transcript: Transcript = []
     options = {"draw_seed": seeds[0], "noise_seed": seeds[1], "transcript": transcript, "examples": examples}
@@ -182,15 +170,9 @@ def _log_ratio(exponents: NDArray[np.float64], rate: float) -> NDArray[np.float6
 
 
 def play_both(run: Callable[[bool, tuple[int, int]], float], trials: int | tuple[int, int], seed: int) -> Scores:
-    """Scores of runs with the canary and of runs without.
+    """Scores by `run`, (True if the canary is in, seeds of draws and noise) -> score, of runs with it and without.
 
-    Args:
-        run: (True if the canary is in, seeds as for `played`) -> the adversary's score.
-        trials: runs of each kind, or (runs with, runs without); at least 1.
-        seed: of all runs.
-
-    Raises:
-        ConfigError: no trial.
+    `trials` are those of each kind, or (with, without); ConfigError if there is none.
     """
     # Different seeds inside and outside: the estimators take all scores to be independent.
     inside, outside = (trials, trials) if isinstance(trials, int) else trials
@@ -229,26 +211,18 @@ def log_likelihood_ratio(
     deviations. With z_j the releases in standard deviations, the ratio of a draw is 1 - q + q exp(sum_j (u_j z_j -
     u_j^2 / 2)).
     """
-    exponents = [
-        _exponent(releases, of_draw, plan.noise, expected_batch)
-        for releases, of_draw in zip(transcript, kinds, strict=True)
-    ]
+    exponents = []
+    for releases, of_draw in zip(transcript, kinds, strict=True):
+        exponent = 0.0
+        for kind, release in _with_kinds(releases, of_draw):
+            size, std = 1 / plan.noise[kind], float(release.std)
+            # The record's gradient is longer than any bound, so it lowers counts. Losses and counts are centred at
+            # their sensitivity, which is std * expected_batch * size.
+            u, centre = (-size if kind == COUNTS else size), (0.0 if kind == GRADIENT else expected_batch * size)
+            values = [release.value[0].item()] if kind == GRADIENT else release.value.tolist()
+            exponent += sum(u * (value / std - centre) - u * u / 2 for value in values)
+        exponents.append(exponent)
     return float(_log_ratio(np.array(exponents), plan.rate).sum())
-
-
-def _exponent(
-    releases: Sequence[Release], kinds: Sequence[str], noise: Mapping[str, float], expected_batch: float
-) -> float:
-    """sum_j (u_j z_j - u_j^2 / 2) over the releases of one draw."""
-    total = 0.0
-    for kind, release in _with_kinds(releases, kinds):
-        size, std = 1 / noise[kind], float(release.std)
-        # The record's gradient is longer than any bound, so it lowers counts. Losses and counts are centred at their
-        # sensitivity, which is std * expected_batch * size.
-        u, centre = (-size if kind == COUNTS else size), (0.0 if kind == GRADIENT else expected_batch * size)
-        values = [release.value[0].item()] if kind == GRADIENT else release.value.tolist()
-        total += sum(u * (value / std - centre) - u * u / 2 for value in values)
-    return total
 
 
 def _with_kinds(releases: Sequence[Release], kinds: Sequence[str]) -> Iterator[tuple[str, Release]]:

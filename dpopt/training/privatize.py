@@ -90,46 +90,34 @@ def privatize(model: nn.Module, *, batchnorm: Literal["group", "freeze"] = "grou
             with refused(where, type(module).__name__, "replacing it"):
                 replaced[id(module)] = _replacement(module, where, batchnorm)
         new, change = replaced[id(module)]
-        if new is not module:
-            copied = _put(copied, name, new)
+        if new is not module and name:
+            parent, _, leaf = name.rpartition(".")
+            copied.get_submodule(parent)._modules[leaf] = new
+        elif new is not module:
+            copied = new
         changes += [f"{name or 'the model'}: {change}"] if change else []
     refuse_unsafe(copied)
     return Privatized(copied if changes else model, changes)
 
 
-def _put(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
-    if not name:
-        return new
-    parent, _, leaf = name.rpartition(".")
-    model.get_submodule(parent)._modules[leaf] = new
-    return model
-
-
 def _replacement(module: nn.Module, where: str, batchnorm: str) -> tuple[nn.Module, str]:
-    if isinstance(module, _BatchNorm):
-        new = _grouped(module) if batchnorm == "group" else _frozen(module, where)
-        new = _with_activation(module, new, where)
-    elif type(module) in RECURRENT:
+    """What takes the place of `module`, which may be itself, and a sentence on what has changed."""
+    if type(module) in RECURRENT:
         new = _recurrent(module)
-    else:
+    elif not isinstance(module, _BatchNorm):
         return module, "; ".join(_switched_off(module))
+    elif batchnorm == "freeze":
+        if module.running_mean is None:
+            raise ConfigError(where, type(module).__name__, "keeps no statistics to freeze: use batchnorm='group'")
+        new = _with_activation(module, FrozenBatchNorm(module), where)
+    else:
+        # Inputs of rows may have one value a channel, which a group of one channel would turn into zero.
+        groups = 1 if isinstance(module, nn.BatchNorm1d) else math.gcd(_GROUPS, module.num_features)
+        grouped = nn.GroupNorm(groups, module.num_features, eps=module.eps, affine=module.affine)
+        grouped.weight, grouped.bias = module.weight, module.bias
+        new = _with_activation(module, grouped, where)
     new.train(module.training)
     return new, f"{type(module).__name__} became {' '.join(str(new).split())}"
-
-
-def _grouped(module: _BatchNorm) -> nn.Module:
-    channels = module.num_features
-    # Its inputs may have one value a channel, which a group of one channel would turn into zero.
-    groups = 1 if isinstance(module, nn.BatchNorm1d) else math.gcd(_GROUPS, channels)
-    new = nn.GroupNorm(groups, channels, eps=module.eps, affine=module.affine)
-    new.weight, new.bias = module.weight, module.bias
-    return new
-
-
-def _frozen(module: _BatchNorm, where: str) -> nn.Module:
-    if module.running_mean is None:
-        raise ConfigError(where, type(module).__name__, "keeps no statistics to freeze: use batchnorm='group'")
-    return FrozenBatchNorm(module)
 
 
 def _with_activation(module: _BatchNorm, new: nn.Module, where: str) -> nn.Module:

@@ -210,7 +210,13 @@ def _check(folder: Path) -> None:
 
 
 def _fill(model: nn.Module, path: Path) -> None:
-    stored, current = _tensors(path), _state(model)
+    from safetensors import safe_open
+    from safetensors.torch import load_file
+
+    stored, current = load_file(path), _state(model)
+    with safe_open(path, "pt") as file:
+        shared: dict[str, str] = file.metadata() or {}
+    stored |= {name: stored[kept] for name, kept in shared.items()}  # tied tensors are stored once
     # All are compared before any is loaded: a refused model is as it was.
     for name in sorted(current.keys() | stored.keys()):
         expected, here = _form(stored.get(name)), _form(current.get(name))
@@ -224,17 +230,6 @@ def _fill(model: nn.Module, path: Path) -> None:
             raise ConfigError(f"model.{name}", f"shared with {first}", "the saved model has two tensors here")
     wrapped = {name: stored[_plain(name)] for name in model.state_dict()}
     model.load_state_dict(wrapped, strict=False)  # Opacus' layers have names that torch's check does not know
-
-
-def _tensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import safe_open
-    from safetensors.torch import load_file
-
-    stored = load_file(path)
-    with safe_open(path, "pt") as file:
-        shared: dict[str, str] = file.metadata() or {}
-    # Tied tensors are stored once, under one of their names.
-    return stored | {name: stored[kept] for name, kept in shared.items()}
 
 
 def _plain(name: str) -> str:

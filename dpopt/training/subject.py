@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from dpopt.clipping import Loss
 from dpopt.clipping.flat import as_written
 from dpopt.clipping.layers import frozen_statistics
-from dpopt.clipping.views import multiplied
 from dpopt.errors import ConfigError
 from dpopt.privacy.distributed import digest
 from dpopt.privacy.sampling import send
@@ -216,14 +215,6 @@ class Subject:
             "parameters": [[name, list(p.shape), str(p.dtype)] for name, p in trained],
             **{name: [digests[name], [list(part.shape) for part in split]] for name, split in splits.items()},
         }
-
-    def augmented(self, augment: Transform, multiplicity: int) -> Subject:
-        """The subject whose gradients are means over random views of a record; not to evaluate."""
-        dims = self.first.x.ndim
-        changed = multiplied(
-            self.model, self.loss, transform=self.transform, augment=augment, multiplicity=multiplicity, dims=dims
-        )
-        return replace(self, **changed._asdict())
 
 
 def scores(output: Any) -> Any:

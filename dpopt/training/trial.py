@@ -22,7 +22,7 @@ from torch.nn.parameter import is_lazy
 from dpopt.clipping.flat import gradient, gradients
 from dpopt.clipping.losses import named
 from dpopt.clipping.mixing import trial
-from dpopt.clipping.views import Multiplied, refuse_mixing, refuse_sharing
+from dpopt.clipping.views import Multiplied, multiplied, refuse_mixing, refuse_sharing
 from dpopt.errors import ConfigError, cut
 from dpopt.privacy.sampling import send
 from dpopt.training.subject import (
@@ -140,7 +140,9 @@ def augmented(subject: Subject, augment: Transform, multiplicity: int) -> Subjec
         raise ConfigError("augment", seen, f"expected a tensor such as the inputs, {described(x)}")
     refuse_mixing(augment, x, "augment")
     refuse_sharing(augment, x, "augment")
-    return subject.augmented(augment, multiplicity)
+    views: dict[str, Any] = {"transform": subject.transform, "augment": augment, "multiplicity": multiplicity}
+    seen = multiplied(subject.model, subject.loss, dims=subject.first.x.ndim, **views)
+    return replace(subject, **seen._asdict())
 
 
 def blindness(subject: Subject) -> str | None:
