@@ -69,48 +69,31 @@ def test_views_repeat_with_the_seed_and_do_not_touch_the_generator():
     assert not torch.equal(fit(augment=flipped, multiplicity=3).model[1].weight, weights[0])
 
 
-def test_runs_that_differ_in_their_views_never_share_noise():
-    """One seed: had they, the difference of their releases would be without noise."""
-    one = {"epochs": 0.34, "optimizer": dpopt.create("dp_sgd", lr=1.0), "epsilon": 0.1, "test": None}
-    start = model()[1].weight.detach()
-    moved = [
-        fit(**one, **changes).model[1].weight.detach() - start
-        for changes in ({}, {"augment": lambda x: 1.0001 * x}, {"augment": lambda x: 1.0001 * x, "multiplicity": 2})
-    ]
-    for i, j in ((0, 1), (0, 2), (1, 2)):
-        assert float((moved[i] - moved[j]).norm()) > 0.1 * float(moved[i].norm())
-
-
 def dropping(p):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Sequential(nn.Flatten(), nn.Linear(16, 2), nn.Dropout(p))
 
 
-def test_runs_with_other_random_layers_or_batches_never_share_noise():
-    """What a random layer draws differs between them, and so do their sums: shared noise would cancel."""
-    one = {"epochs": 0.34, "optimizer": dpopt.create("dp_sgd", lr=1.0), "epsilon": 0.1, "test": None}
+DIFFERENT = [
+    {},
+    {"augment": lambda x: 1.0001 * x},
+    {"augment": lambda x: 1.0001 * x, "multiplicity": 2},
+    {"augment": flipped},
+    {"augment": flipped, "physical_batch": 8},
+    # Of a thousand numbers one is dropped, so that a few records show nothing of it.
+    *({"model": dropping(p), **how} for p in (0.1, 0.001) for how in ({}, {"physical_batch": 8}, {"engine": "vmap"})),
+    {"model": dropping(0.5)},
+]
+
+
+def test_runs_with_other_views_random_layers_or_batches_never_share_noise():
+    """Their sums differ, by what a random layer draws too: shared noise of one seed would cancel."""
+    one = {"epochs": 1 / 3, "optimizer": dpopt.create("dp_sgd", lr=1.0), "epsilon": 0.1, "test": None}
     start = model()[1].weight.detach()
-    options = [
-        {"model": dropping(0.1)},
-        {"model": dropping(0.5)},
-        {"model": dropping(0.1), "physical_batch": 8},
-        {"model": dropping(0.1), "engine": "vmap"},
-        {"augment": flipped},
-        {"augment": flipped, "physical_batch": 8},
-    ]
-    moved = [fit(**(one | changes)).model[1].weight.detach() - start for changes in options]
+    moved = [fit(**one, **changes).model[1].weight.detach() - start for changes in DIFFERENT]
     for first, second in combinations(moved, 2):
         assert float((first - second).norm()) > 0.3 * float(first.norm())
-
-
-@pytest.mark.parametrize("changes", [{"physical_batch": 8}, {"engine": "vmap"}])
-def test_a_random_layer_that_two_records_show_nothing_of_is_random(changes):
-    """One number of a thousand is dropped; with noise of one seed, the runs would differ in such a number alone."""
-    one = {"epochs": 0.34, "optimizer": dpopt.create("dp_sgd", lr=1.0), "epsilon": 0.1, "test": None}
-    start = model()[1].weight.detach()
-    first, second = (fit(**one, model=dropping(0.001), **own).model[1].weight.detach() - start for own in ({}, changes))
-    assert float((first - second).norm()) > 0.3 * float(first.norm())
 
 
 def test_a_model_without_random_layers_has_the_same_noise_for_any_physical_batch():
@@ -147,7 +130,7 @@ class Stop(Exception):
 
 
 def test_a_killed_run_goes_on_with_its_average_and_its_views(tmp_path):
-    options = {"augment": flipped, "multiplicity": 2, "average": 0.9, "epochs": 20}
+    options = {"augment": flipped, "multiplicity": 2, "average": 0.9}
     expected = fit(**options)
     draws = []
 
@@ -161,8 +144,6 @@ def test_a_killed_run_goes_on_with_its_average_and_its_views(tmp_path):
     result = fit(**options, checkpoint=tmp_path)
     assert result.record["resumed_at"] == draws[-1]
     assert torch.equal(result.model[1].weight, expected.model[1].weight)
-    with pytest.raises(ConfigError, match="differs in average"):
-        fit(**{**options, "average": 0.5}, checkpoint=tmp_path)
 
 
 @pytest.mark.slow
@@ -177,12 +158,10 @@ def test_an_isolated_optimizer_is_averaged_too():
         ({"multiplicity": 3}, "multiplicity: 3 cannot be used; .* give `augment`"),
         ({"multiplicity": 0, "augment": flipped}, "multiplicity"),
         ({"average": 1.0}, "average"),
-        ({"augment": lambda x: x.flip(0)}, "augment: .* depends on the others"),
         ({"augment": lambda x: x - x.mean(0)}, "augment: .* depends on the others"),
         ({"augment": lambda x: x.flip(-1) if torch.rand(()) < 0.5 else x}, "augment: .* for a whole batch"),
         ({"transform": lambda x: x + torch.randn(())}, "transform: .* for a whole batch"),
         ({"augment": lambda x: x[:1]}, "augment: .* expected a tensor such as the inputs"),
-        ({"augment": lambda x: x.double()}, "augment: .* expected a tensor such as the inputs"),
         ({"augment": lambda x: x.flatten(1)}, "augment: .* expected a tensor such as the inputs"),
         ({"augment": lambda x: x.fly()}, "augment: .* AttributeError"),
         ({"transform": lambda x: x - x.mean(0)}, "transform: .* depends on the others"),
