@@ -2,7 +2,6 @@
 
 import io
 import math
-from functools import partial
 
 import datasets
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 import rich
 import short
 import torch
-import torch.nn.functional as F
 from rich.console import Console
 from short import loss, weights
 from torch import nn
@@ -22,7 +20,6 @@ from torch.utils.data import (
     Dataset,
     DistributedSampler,
     IterableDataset,
-    SequentialSampler,
     Subset,
     SubsetRandomSampler,
     TensorDataset,
@@ -274,13 +271,11 @@ REFUSED = {
     "no target": ({"train": GOAL}, r"^train: \['a', .*give the target's name as `target`"),
     "unknown target": ({"train": GOAL, "target": "gaol"}, "^target: .* did you mean 'goal'"),
     "a target without names": ({"train": (X, Y), "target": "goal"}, "^target: .* has no name: it is the second"),
-    "a target of a pair": ({"train": ({"x": X}, Y), "target": "x"}, "^target: .* has no name"),
     "text": ({"train": TABLE.assign(s="x")}, r"^train\.s: .* encode or leave out"),
     "missing values": (
         {"train": TABLE.assign(a=TABLE["a"].where(Y == 1))},
         rf"^train, a: 'NaN or infinity in {N - Y.sum()} of {N} records' .* expected finite numbers",
     ),
-    "infinity in an array": ({"train": (HOLES, Y)}, "^train, inputs: 'NaN or infinity in 2 of 60 records' "),
     "missing values in records": (
         {"train": Listed(lambda i: (HOLES[i], Y[i]))},
         "^train, inputs: 'NaN or infinity in 2 of 60 records' ",
@@ -290,10 +285,8 @@ REFUSED = {
         r"^train: 'indices \[59, 58, 57\], ... and \[0, 1, 2\], ...' .*`y\.loc\[X\.index\]`.* reset_index on both",
     ),
     "a list of pandas objects": ({"train": [TABLE[list("abcd")], TABLE["label"].iloc[::-1]]}, "^train: 'indices "),
-    "named columns and targets": ({"train": ({"a": TABLE["a"]}, TABLE["label"].iloc[9:])}, "^train: 'indices "),
     "counts": ({"train": (X, Y[:9])}, "^train: '60 inputs, 9 targets' .* as many inputs as targets"),
     "no records": ({"train": (X[:0], Y[:0])}, "^train: '0 inputs, 0 targets' .* at least 1"),
-    "objects": ({"train": (X.astype(object), Y)}, "^train: 'an array of object'"),
     "ragged columns": ({"train": datasets.Dataset.from_dict({"x": RAGGED, "y": Y})}, r"^train\.x: .* pad or resize"),
     "ragged records": ({"train": Listed(lambda i: (X[i, : 3 + i % 2], Y[i]))}, "^train: .* of one shape"),
     "names that change": ({"train": Listed(lambda i: {"x": X[i], "yz"[i > 9]: 1})}, "^train: .* other names"),
@@ -312,7 +305,6 @@ REFUSED = {
     "two data sets": ({"train": datasets.DatasetDict(train=hugging())}, "^train: .* give one of them"),
     "iterable": ({"train": Endless()}, "^train: 'Endless' .* map-style"),
     "iterable of Hugging Face": ({"train": hugging().to_iterable_dataset()}, "^train: .* map-style"),
-    "iterable loader": ({"train": DataLoader(Endless())}, "^train: 'Endless' .* map-style"),
     "collate_fn": ({"train": loader(collate_fn=list)}, r"^train\.collate_fn: 'list' .* in the data set itself"),
     "weighted sampler": (
         {"train": loader(sampler=WeightedRandomSampler([1.0] * N, N))},
@@ -322,13 +314,7 @@ REFUSED = {
         {"train": DataLoader(TENSORS, batch_sampler=BatchSampler(SubsetRandomSampler(range(9)), 3, False))},
         r"^train\.sampler: 'SubsetRandomSampler' .*Subset",
     ),
-    "sampler of a part": ({"train": loader(sampler=SequentialSampler(range(9)))}, r"^train\.sampler: 'Sequ.*Subset"),
     "random flips": ({"train": Listed(random_flip)}, "^train: 'record .* not the same when it is read again"),
-    "random transform": (
-        {"train": hugging().with_transform(lambda rows: {"x": torch.rand(len(rows["a"]), 4), "label": rows["label"]})},
-        "^train: 'record .* not the same when it is read again",
-    ),
-    "batch norm": ({"train": (X, Y), "model": nn.Sequential(nn.BatchNorm1d(4), linear())}, "BatchNorm"),
 }
 
 
@@ -396,17 +382,6 @@ def test_every_part_of_a_run_is_shown_by_its_name(monkeypatch):
     places = [console.file.getvalue().find(part) for part in parts]
     assert -1 not in places
     assert places == sorted(places)
-
-
-def test_runs_of_one_seed_share_no_noise_where_a_label_or_the_loss_differs():
-    """Else the noise of two published models cancels: what is left of one draw would be short beside it."""
-    one = {"epochs": 1 / 3, "optimizer": "dp_sgd", "epsilon": 0.05}
-    changed = np.where(np.arange(N) == N // 2, 1 - Y, Y)
-    smooth = partial(F.cross_entropy, reduction="none", label_smoothing=0.1)
-    expected = weights(fit((X, Y), **one))
-    moved = float((expected - torch.cat([p.detach().flatten() for p in linear().parameters()])).norm())
-    for found in (fit((X, changed), **one), fit((X, Y), loss=smooth, **one)):
-        assert float((weights(found) - expected).norm()) > 0.5 * moved
 
 
 def test_a_transform_in_place_changes_no_record():

@@ -1,11 +1,13 @@
-"""`augment`, `multiplicity` and `average` of `fit`."""
+"""`augment`, `multiplicity` and `average` of `fit`, and the noise of runs that differ in these or anything else."""
 
 import math
+from functools import partial
 from itertools import combinations
 
 import pytest
 import short
 import torch
+import torch.nn.functional as F
 from short import loss
 from torch import nn
 
@@ -84,16 +86,20 @@ DIFFERENT = [
     # Of a thousand numbers one is dropped, so that a few records show nothing of it.
     *({"model": dropping(p), **how} for p in (0.1, 0.001) for how in ({}, {"physical_batch": 8}, {"engine": "vmap"})),
     {"model": dropping(0.5)},
+    {"epsilon": 0.4},
+    {"transform": lambda x: 1.0002 * x},
+    {"loss": partial(F.cross_entropy, reduction="none", label_smoothing=0.1)},
+    {"train": (data()[0], torch.cat([1 - data()[1][:1], data()[1][1:]]))},
 ]
 
 
-def test_runs_with_other_views_random_layers_or_batches_never_share_noise():
-    """Their sums differ, by what a random layer draws too: shared noise of one seed would cancel."""
+def test_runs_that_differ_in_anything_never_share_noise():
+    """Their sums differ, by what a random layer draws too: shared noise of one seed would cancel, or be solved for."""
     one = {"epochs": 1 / 3, "optimizer": dpopt.create("dp_sgd", lr=1.0), "epsilon": 0.1, "test": None}
     start = model()[1].weight.detach()
-    moved = [fit(**one, **changes).model[1].weight.detach() - start for changes in DIFFERENT]
-    for first, second in combinations(moved, 2):
-        assert float((first - second).norm()) > 0.3 * float(first.norm())
+    moved = [fit(**(one | changes)).model[1].weight.detach() - start for changes in DIFFERENT]
+    for first, second in combinations((step / step.norm() for step in moved), 2):
+        assert float((first - second).norm()) > 0.3
 
 
 def test_a_model_without_random_layers_has_the_same_noise_for_any_physical_batch():
