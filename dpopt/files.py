@@ -23,8 +23,8 @@ LARGEST = 2**26
 """Bytes of a text file: 64 MiB, some hundred times what the longest run leaves."""
 DEEPEST = 50
 """Levels of lists and mappings in JSON."""
-DIGEST = hashlib.sha256().digest_size
-SEAL = len(b',"seal":""}\n') + 2 * DIGEST
+_DIGEST = hashlib.sha256().digest_size
+_SEAL = len(b',"seal":""}\n') + 2 * _DIGEST
 """Bytes with which a sealed line ends."""
 
 
@@ -102,7 +102,7 @@ def sealed(value: Mapping[str, Any]) -> bytes:
 
 def unsealed(line: bytes, where: object) -> dict[str, Any]:
     """The mapping that was `sealed`; raises `Damaged` where a byte of it was changed, or it has no seal."""
-    body, end = line[:-SEAL], line[-SEAL:]
+    body, end = line[:-_SEAL], line[-_SEAL:]
     # Before it is parsed: bytes that were changed are not worth the parser's time.
     if end != b',"seal":"%s"}\n' % hashlib.sha256(body).hexdigest().encode():
         raise Damaged(f"{where}: not as it was written, or not to its end")
@@ -143,7 +143,7 @@ def write_checked(path: Path, value: bytes, is_secret: bool = False) -> None:
 def read_checked(path: Path) -> bytes:
     """The value of `write_checked`; raises `FileNotFoundError` without a file, `Damaged` where it was changed."""
     file = content(path, largest=math.inf)
-    value, digest = file[:-DIGEST], file[-DIGEST:]
+    value, digest = file[:-_DIGEST], file[-_DIGEST:]
     if hashlib.sha256(value).digest() != digest:
         raise Damaged(f"{path}: its content does not have the checksum that it was written with")
     return value

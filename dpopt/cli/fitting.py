@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from dpopt import registry
 from dpopt.cli.console import OUT
 from dpopt.cli.keys import key
@@ -106,5 +104,5 @@ def _workload(asked: Fit) -> Workload:
             what = f"it or a key has changed since {file} was made ({', '.join(differs)})"
             how = f"say data={name} for what it was, or move {file} and {file.with_suffix('')}/ away to read it again"
             raise ConfigError("from", str(asked.from_), f"{what}: {how}")
-    content = yaml.safe_load(small_workload(entry(name)))
+    content = small_workload(entry(name))
     return registry.make("workload", content.pop("name"), content | asked.options)

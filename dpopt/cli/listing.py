@@ -29,9 +29,8 @@ class List:
             shown = [{name: MARKDOWN.escape(value) for name, value in row.items()} for row in rows]
             OUT.print(tabulate(shown, headers="keys", tablefmt="pipe"))
             return
-        for what in (
-            [self.what] if self.what else [name for name in LISTED if name != "models"]
-        ):  # counting takes seconds
+        kinds = [self.what] if self.what else [name for name in LISTED if name != "models"]  # counting takes seconds
+        for what in kinds:
             rows = LISTED[what]()
             # A note is longer than a cell can be: notes stand below the tables.
             table, columns = Table(box=None, pad_edge=False), [name for name in rows[0] if name != "note"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -45,11 +45,8 @@ class DataKeys:
         return {name: value for name, value in values.items() if name != "from_" and value not in (None, {})}
 
 
-class _Files(NamedTuple):
-    """Path -> text of files that are not there yet, and commands that show that they work."""
-
-    contents: dict[Path, str]
-    next_steps: list[str]
+_Files = tuple[dict[Path, str], list[str]]
+"""Path -> text of files that are not there yet, and commands that show that they work."""
 
 
 def new(arguments: Sequence[str]) -> None:
@@ -97,22 +94,23 @@ def _optimizer(name: str) -> _Files:
     if name in registry.optimizers():
         raise ConfigError("name", name, "an optimizer of that name is registered: `dpopt list what=optimizers`")
     parts = [part.upper() if part in ("dp", "sgd") else part.capitalize() for part in name.split("_")]
-    class_name = "".join(parts)
-    if re.search(rf"\b{class_name}\b", _template("optimizer.py")):
-        raise ConfigError("name", name, f"a class {class_name} would hide what its module imports")
+    values = {"name": name, "class": "".join(parts), "families": " | ".join(registry.FAMILIES), "version": __version__}
+    if re.search(rf"\b{values['class']}\b", _filled("optimizer.py", {})):
+        raise ConfigError("name", name, f"a class {values['class']} would hide what its module imports")
     if tree := _source_tree():
         # Two files are all: the tests of the registry hold every entry to the rules.
-        values = {"name": name, "class": class_name, "module": f"dpopt.optimizers.{name}"}
+        values["module"] = f"dpopt.optimizers.{name}"
         contents = {
             tree / "dpopt" / "optimizers" / f"{name}.py": _filled("optimizer.py", values),
             tree / "dpopt" / "conf" / "optimizer" / f"{name}.yaml": _filled("optimizer.yaml", values),
         }
-        steps = [f"python -m pytest tests/conformance -k {name}", "dpopt list format=markdown  # for the README"]
-        return _Files(contents, steps)
+        return contents, [
+            f"python -m pytest tests/conformance -k {name}",
+            "dpopt list format=markdown  # for the README",
+        ]
     # Elsewhere a distribution of its own registers the class, by the entry-point group "dpopt.optimizers".
     package, hyphenated = f"dpopt_{name}", name.replace("_", "-")
-    values = {"name": name, "class": class_name, "module": f"{package}.{name}"}
-    values |= {"package": package, "hyphenated": hyphenated, "version": __version__}
+    values |= {"module": f"{package}.{name}", "package": package, "hyphenated": hyphenated}
     root = Path(f"dpopt-{hyphenated}")
     contents = {
         root / "pyproject.toml": _filled("pyproject.toml", values),
@@ -121,7 +119,7 @@ def _optimizer(name: str) -> _Files:
         root / package / f"{name}.yaml": _filled("optimizer.yaml", values),
         root / "tests" / f"test_{name}.py": _filled("test_optimizer.py", values),
     }
-    return _Files(contents, [f"pip install --editable '{root}[dev]'", f"python -m pytest {root}", "dpopt list"])
+    return contents, [f"pip install --editable '{root}[dev]'", f"python -m pytest {root}", "dpopt list"]
 
 
 def _source_tree() -> Path | None:
@@ -136,8 +134,7 @@ def _suite(name: str) -> _Files:
     if name in suite_files():
         raise ConfigError("name", name, f"{suite_files()[name]} is a suite of that name")
     path = (_source_tree() or Path()) / "benchmarks" / f"{name}.yaml"
-    steps = [f"dpopt plan suite={name} timed_draws=20", f"dpopt run suite={name}"]
-    return _Files({path: _filled("suite.yaml", {})}, steps)
+    return {path: _filled("suite.yaml", {})}, [f"dpopt plan suite={name} timed_draws=20", f"dpopt run suite={name}"]
 
 
 def add_data(name: str, asked: DataKeys) -> _Files:
@@ -156,29 +153,21 @@ def add_data(name: str, asked: DataKeys) -> _Files:
     counts = ", ".join(f"{part.records:,} {split}" for split, part in entry.splits.items())
     OUT.print(f"data/{name}.yaml, data/{name}/: {entry.kind} in {entry.classes} classes, {counts}")
     unstated = [column for column, stated in entry.columns.items() if not stated.is_stated]
-    to_state = f"state in data/{name}.yaml what is public of {', '.join(unstated)}: {HOW_TO_STATE}"
-    return _Files(
-        {}, [*([to_state] if unstated else []), "dpopt new suite NAME, with", f"  workloads: [{small_workload(entry)}]"]
-    )
+    steps = [f"state in data/{name}.yaml what is public of {', '.join(unstated)}: {HOW_TO_STATE}"] if unstated else []
+    workload = ", ".join(f"{key}: {value}" for key, value in small_workload(entry).items())
+    return {}, [*steps, "dpopt new suite NAME, with", f"  workloads: [{{{workload}}}]"]
 
 
-def small_workload(entry: Entry) -> str:
-    """A workload on a data set that takes little time, as YAML."""
-    if entry.kind == "table":
-        return f"{{name: table, data: {entry.name}}}"
-    if entry.kind == "text":
-        return f"{{name: texts, data: {entry.name}}}"
-    size = "" if entry.size else ", size: 32"
-    return f"{{name: images, data: {entry.name}, architecture: two_conv{size}}}"
+def small_workload(entry: Entry) -> dict[str, Any]:
+    """The name and fields of a workload on a data set that takes little time."""
+    name = {"table": "table", "text": "texts"}.get(entry.kind, "images")
+    of_images = {"architecture": "two_conv"} | ({} if entry.size else {"size": 32})
+    return {"name": name, "data": entry.name} | (of_images if name == "images" else {})
 
 
 def _filled(template: str, values: dict[str, str]) -> str:
-    families = " | ".join(registry.FAMILIES)
-    return Template(_template(template)).substitute(values, families=families)
-
-
-def _template(name: str) -> str:
-    return (resources.files("dpopt.cli") / "templates" / f"{name}.txt").read_text("utf-8")
+    text = (resources.files("dpopt.cli") / "templates" / f"{template}.txt").read_text("utf-8")
+    return Template(text).substitute(values) if values else text
 
 
 KINDS: dict[str, Callable[..., _Files]] = {

@@ -11,9 +11,9 @@ from dpopt.markup import MARKDOWN
 from dpopt.results.speed import origin
 from dpopt.results.writing import Column, Table, texts, unless_nan
 
-COLUMNS = ["kind", "name", "what", "epsilon_target", "epsilon", "delta", "trials", "canaries", "seconds", "failure"]
-BOUNDS = ("worst_case", "one_run", "one_run_fdp")
-NOTE = (
+_COLUMNS = ["kind", "name", "what", "epsilon_target", "epsilon", "delta", "trials", "canaries", "seconds", "failure"]
+_BOUNDS = ("worst_case", "one_run", "one_run_fdp")
+_NOTE = (
     "Lower bounds on ε, each wrong with probability at most {significance:g}. Worst case: an adversary makes the "
     "record, sees every release and plays many runs with and without it (Clopper-Pearson). One run: canaries in a "
     "single training run (Steinke, Nasr and Jagielski 2023); f-DP: the same, if the trade-off curve is Gaussian "
@@ -24,8 +24,8 @@ NOTE = (
 
 def frame(record: Mapping[str, Any]) -> pd.DataFrame:
     """One row an audit, as in the record, with `is_flagged`: a lower bound is above the claimed epsilon."""
-    rows = pd.DataFrame(record["rows"]).reindex(columns=[*COLUMNS, *BOUNDS])
-    rows = rows.astype(dict.fromkeys(["epsilon", *BOUNDS], float))  # null where an audit failed
+    rows = pd.DataFrame(record["rows"]).reindex(columns=[*_COLUMNS, *_BOUNDS])
+    rows = rows.astype(dict.fromkeys(["epsilon", *_BOUNDS], float))  # null where an audit failed
     # The f-DP bound does not count: it assumes a Gaussian trade-off curve, which is more than what is claimed.
     return rows.assign(is_flagged=rows[["worst_case", "one_run"]].max(axis=1) > rows["epsilon"])
 
@@ -49,7 +49,7 @@ def markdown(record: Mapping[str, Any]) -> str:
             table = texts(part, _columns(kind))
             parts += [f"## {title}", Table(table.loc[:, table.ne("").any()]).markdown]  # without empty columns
     setting = f"Suite {record['suite']}, {record['seconds']:.0f} s, {origin(record, 'torch')}."
-    return "\n\n".join([*parts, NOTE.format(**record), MARKDOWN.escape(setting)]) + "\n"
+    return "\n\n".join([*parts, _NOTE.format(**record), MARKDOWN.escape(setting)]) + "\n"
 
 
 def _columns(kind: str) -> list[Column]:

@@ -14,7 +14,7 @@ from dpopt.store import Store
 from dpopt.store.manifests import RUNS, note
 from dpopt.store.runs import RESULTS, Archive, Run
 
-TEXTS = ("table.md", "table.csv", "table.tex", "ranking_epsilon.md", "ranking_epsilon.csv")
+_TEXTS = ("table.md", "table.csv", "table.tex", "ranking_epsilon.md", "ranking_epsilon.csv")
 """The tables of a published folder, all of which are compared, also those that are not there."""
 
 
@@ -80,7 +80,7 @@ def differences(results: Results, plots: Path | None = None) -> Iterator[tuple[P
     folder = results.folder
     yield from ((folder / RUNS, problem) for problem in results.problems)
     texts = _texts(results)
-    for name in TEXTS:
+    for name in _TEXTS:
         try:
             is_same = files.content(folder / name).decode() == texts.get(name)
         except FileNotFoundError:

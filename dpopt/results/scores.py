@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import pandas as pd
 
-NAMES = {
+_NAMES = {
     "bleu": "BLEU",
     "cider": "CIDEr",
     "log_likelihood": "log-likelihood (nats)",
@@ -71,5 +71,5 @@ def is_share(score: str) -> bool:
 
 def shown(score: str) -> Shown:
     """The look of the score of this name; names that end in "accuracy" are shares."""
-    name = NAMES.get(score, score.replace("_", " "))
+    name = _NAMES.get(score, score.replace("_", " "))
     return Shown(f"{name} (%)", 100.0, 1) if score.endswith("accuracy") else Shown(name, 1.0, 3)

@@ -14,8 +14,8 @@ _TITLES = {
     "engine": "Engines: one step of private SGD against non-private SGD",
     "optimizer": "Optimizers: one draw against the baseline's",
 }
-BLOCK = ["kind", "case", "subset", "precision"]
-NUMBERS = ["seconds", "time_ratio", "time_ratio_low", "time_ratio_high", "memory", "memory_ratio"]
+_BLOCK = ["kind", "case", "subset", "precision"]
+_NUMBERS = ["seconds", "time_ratio", "time_ratio_low", "time_ratio_high", "memory", "memory_ratio"]
 NOTE = (
     "Time: ratio of medians, in parentheses the quartiles of the single rounds' ratios; in every round each row of a "
     "block made one call in turn. Memory: peak of all live tensors in a step, parameters and data included. "
@@ -26,10 +26,10 @@ NOTE = (
 def frame(record: Mapping[str, Any]) -> pd.DataFrame:
     """One row for each contender, as in the record; `over_opacus` is the faster Opacus engine's time over its own."""
     rows = pd.DataFrame([{"precision": "float32", **row} for row in record["rows"]])  # older records name none
-    rows[NUMBERS] = rows[NUMBERS].astype(float)  # where everything failed, there are none to tell the type
+    rows[_NUMBERS] = rows[_NUMBERS].astype(float)  # where everything failed, there are none to tell the type
     is_opacus = rows["contender"].str.startswith("opacus") & (rows["failure"] == "")
-    best = rows[is_opacus].groupby(BLOCK)["seconds"].min().rename("opacus")
-    return rows.join(best, on=BLOCK).assign(over_opacus=lambda joined: joined["opacus"] / joined["seconds"])
+    best = rows[is_opacus].groupby(_BLOCK)["seconds"].min().rename("opacus")
+    return rows.join(best, on=_BLOCK).assign(over_opacus=lambda joined: joined["opacus"] / joined["seconds"])
 
 
 def parts(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:

@@ -145,7 +145,7 @@ def as_table(table: pd.DataFrame, title: str, scores: Sequence[str] = (), remark
         table: of `comparison`, with or without the columns that `papers.beside` adds.
         title: of the table.
         scores: further scores to show; CSV has all.
-        remarks: see `footer`.
+        remarks: further sentences of the note.
     """
     if table.empty:
         return Table(pd.DataFrame({"no finished rows": []}), title, numbers=table)
@@ -164,7 +164,7 @@ def as_table(table: pd.DataFrame, title: str, scores: Sequence[str] = (), remark
         Column("ε with tuning", text=charged),
         Column("ε composed", "epsilon_composed", upper),
         Column("seeds", "seeds"),
-        *(column for column in SHARED if column.name in ("B", "epochs", "C", "δ")),
+        *(column for column in _SHARED if column.name in ("B", "epochs", "C", "δ")),
         Column("diverged", "diverged"),
     ]
     frame = texts(table, columns)
@@ -174,7 +174,7 @@ def as_table(table: pd.DataFrame, title: str, scores: Sequence[str] = (), remark
     return Table(
         frame.drop(columns=dropped),
         title,
-        footer(table, remarks),
+        _footer(table, remarks),
         bold=marks(table["is_best"], marked),
         italic=marks(is_reference & (table["epsilon_target"] < math.inf), marked),
         numbers=table,
@@ -203,7 +203,7 @@ def _of_score(table: pd.DataFrame, score: str, ours: str, theirs: str) -> Iterat
         yield Column(f"published {unit.label}", text=published)
 
 
-def footer(table: pd.DataFrame, remarks: Sequence[str] = ()) -> str:
+def _footer(table: pd.DataFrame, remarks: Sequence[str] = ()) -> str:
     """The note below the table: what all rows share, what the columns mean, notes to single rows, `remarks`."""
     if table.empty:
         return ""
@@ -244,7 +244,7 @@ def limit(table: pd.DataFrame) -> str:
 def _constant(table: pd.DataFrame) -> dict[str, str]:
     if table.empty:
         return {}
-    is_shared = [column for column in SHARED if table[column.key].nunique(dropna=False) == 1]
+    is_shared = [column for column in _SHARED if table[column.key].nunique(dropna=False) == 1]
     constant = {name: text(table[key].iloc[0]) for name, key, text in is_shared}
     return constant if table["diverged"].any() else constant | {"diverged": "0"}
 
@@ -254,7 +254,7 @@ def upper(value: float) -> str:
     return number(value) if value == 0 or math.isinf(value) else f"{_raised(value, 3):.3g}"
 
 
-def upper_delta(value: float) -> str:
+def _upper_delta(value: float) -> str:
     """Two significant digits, rounded up: the printed epsilon holds at the printed delta too."""
     return f"{_raised(value, 2):.1e}"
 
@@ -271,12 +271,12 @@ def number(value: float) -> str:
     )
 
 
-SHARED = [
+_SHARED = [
     Column("workload", "workload"),
     Column("B", "batch_size", number),
     Column("epochs", "epochs", number),
     Column("C", "clip", number),
-    Column("δ", "delta", upper_delta),
+    Column("δ", "delta", _upper_delta),
     Column("seeds", "seeds"),
 ]
 """Columns that the note has, and not the table, where all rows agree."""

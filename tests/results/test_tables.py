@@ -68,7 +68,7 @@ def test_two_scores_stand_in_columns_of_their_own(table):
     assert shown.loc[own, "log-likelihood (nats)"].tolist()[:2] == ["*-0.600 ± 0.100*", "**-0.400 ± 0.000**"]
     alone = tables.as_table(table, "made").styled(MARKDOWN)
     assert alone["accuracy (%)"].tolist() == shown.loc[~own, "accuracy (%)"].tolist()
-    assert "Test accuracy and log-likelihood (nats): mean" in tables.footer(both)
+    assert "Test accuracy and log-likelihood (nats): mean" in tables.as_table(both, "made").note
 
 
 def test_a_printed_epsilon_is_never_below_the_spent_one():
@@ -78,8 +78,8 @@ def test_a_printed_epsilon_is_never_below_the_spent_one():
 
 
 @pytest.mark.parametrize(("delta", "printed"), [(1e-5, "1.0e-05"), (6.1038e-6, "6.2e-06"), (9.97e-6, "1.0e-05")])
-def test_a_printed_delta_is_never_below_the_spent_one(delta, printed):
-    assert tables.upper_delta(delta) == printed
+def test_a_printed_delta_is_never_below_the_spent_one(delta, printed, table):
+    assert f"δ = {printed}" in tables.as_table(table.assign(delta=delta), "made").note
 
 
 def test_rows_of_another_batch_size_meet_at_equal_epsilon(maker):

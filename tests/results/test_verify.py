@@ -11,7 +11,8 @@ from dpopt.cells import identity
 from dpopt.cli import main
 from dpopt.privacy import Draw, Ledger, epsilon
 from dpopt.privacy.selection import selection_rule
-from dpopt.results.verify import opinions, verify
+from dpopt.results.verify import verify
+from dpopt.results.verify.claims import TIGHT, disagrees, second_opinion
 from dpopt.store import Store
 from dpopt.suites.plan import manifest, plan
 from dpopt.suites.suite import load_suite
@@ -254,23 +255,24 @@ def test_the_command_says_what_it_found(store, capsys):
 def test_the_second_accountant_agrees_and_sees_a_wrong_one(rate, noise, draws):
     ledger = Ledger()
     ledger.append(Draw(rate, (noise,)), draws)
-    for accountant in opinions.TIGHT:
+    for accountant in TIGHT:
         claimed = epsilon(ledger, 1e-5, accountant)
-        second = opinions.tight(ledger, 1e-5, accountant)
-        assert not opinions.disagrees(claimed, second, accountant)
-        assert opinions.disagrees(0.98 * claimed - 0.04, second, accountant)
-        assert opinions.disagrees(1.02 * claimed + 0.04, second, accountant)
-    assert not opinions.disagrees(epsilon(ledger, 1e-5, "rdp"), second, "rdp")
-    assert opinions.disagrees(0.98 * claimed - 0.04, second, "rdp")
+        second = second_opinion(ledger, 1e-5, accountant)
+        assert not disagrees(claimed, second, accountant)
+        assert disagrees(0.98 * claimed - 0.04, second, accountant)
+        assert disagrees(1.02 * claimed + 0.04, second, accountant)
+    assert not disagrees(epsilon(ledger, 1e-5, "rdp"), second, "rdp")
+    assert disagrees(0.98 * claimed - 0.04, second, "rdp")
 
 
 def test_the_best_of_a_random_number_of_runs_costs_at_least_one():
     ledger = Ledger()
     ledger.append(Draw(1.0, (4.0,)), 10)
     rule = selection_rule({"rule": "geometric", "runs": 3})
-    least = opinions.of_search(rule, ledger, 1e-5, "pld")
-    assert not opinions.disagrees(rule.epsilon(ledger, 1e-5), least, "pld", is_bound=True)
-    assert opinions.disagrees(0.9 * least, least, "pld", is_bound=True)
+    least = second_opinion(ledger, 1e-5, "pld", rule)
+    assert not disagrees(rule.epsilon(ledger, 1e-5), least, "pld", rule)
+    assert disagrees(0.9 * least, least, "pld", rule)
+    assert not disagrees(2 * least, least, "pld", is_bound=True)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.85])
@@ -279,13 +281,11 @@ def test_errors_grow_with_what_a_simulated_search_is_taken_to_spend(share):
     made = Ledger()
     made.append(Draw(0.1, (1.3,)), 100)
     rule = selection_rule({"rule": "simulated", "share": share})
-    second = opinions.of_search(rule, made, 1e-5, "pld")
-    assert second == pytest.approx(opinions.tight(made, 1e-5, "pld") / share)
-    assert opinions.share_of(rule) == share
+    second = second_opinion(made, 1e-5, "pld", rule)
+    assert second == pytest.approx(second_opinion(made, 1e-5, "pld") / share)
     for error, is_wrong in ((0.015, False), (0.1, True)):
         for claimed in (second - error / share, second + error / share):
-            assert opinions.disagrees(claimed, second, "pld", share=opinions.share_of(rule)) == is_wrong
-    assert opinions.share_of(selection_rule({"rule": "composed", "runs": 2})) == 1
+            assert disagrees(claimed, second, "pld", rule) == is_wrong
 
 
 @pytest.mark.parametrize("change", [{"delta": None}, {"delta": [1e-5]}, {"accountant": "pdl"}])
@@ -299,6 +299,6 @@ def test_a_cell_that_cannot_be_priced_is_a_finding(store, change):
 
 
 def test_no_noise_and_no_draws_need_no_second_opinion():
-    assert opinions.tight(Ledger([Draw(0.5, (0.0,))]), 1e-5, "pld") is None
-    assert opinions.tight(Ledger(), 1e-5, "pld") is None
-    assert not opinions.disagrees(float("inf"), None, "pld")
+    assert second_opinion(Ledger([Draw(0.5, (0.0,))]), 1e-5, "pld") is None
+    assert second_opinion(Ledger(), 1e-5, "pld") is None
+    assert not disagrees(float("inf"), None, "pld")

@@ -24,16 +24,15 @@ from dpopt.files import Damaged
 from dpopt.privacy.ledger import Ledger
 from dpopt.results import audits, pricing, publishing, speed
 from dpopt.results.results import Results
-from dpopt.results.verify import opinions
-from dpopt.results.verify.claims import Claims, Finding, check
+from dpopt.results.verify.claims import Claims, Finding, check, second_opinion
 from dpopt.store import Store
 from dpopt.store.provenance import unknown_commits
 from dpopt.store.runs import RESULTS, UNREADABLE, Run, Track, address
 
-WIDENED = 10**6
-"""Numbers from here on are those of runs beyond the end of a grid: (1 + step) * WIDENED + number of its first run."""
-COMMIT = "are of a commit that is not in this history: "
-MEASURED = {"audit": audits.markdown, "speed": speed.markdown}
+_WIDENED = 10**6
+"""Numbers from here on are those of runs beyond the end of a grid: (1 + step) * _WIDENED + number of its first run."""
+_COMMIT = "are of a commit that is not in this history: "
+_MEASURED = {"audit": audits.markdown, "speed": speed.markdown}
 """Folder of published measurements -> what makes the table of a record."""
 
 __all__ = ["Finding", "Verified", "verify"]
@@ -110,10 +109,10 @@ def _verify(
     directories = store.run_ids()
     for run_id in track(directories if is_whole else sorted(planned - (elsewhere - {*directories})), "runs"):
         _run(run_id, lambda run_id=run_id: store.run(run_id), tally, verified)
-    commits = {text.removeprefix(COMMIT): text for text in tally if text.startswith(COMMIT)}
+    commits = {text.removeprefix(_COMMIT): text for text in tally if text.startswith(_COMMIT)}
     unknown = {commits[name] for name in unknown_commits(commits)}
     verified.remarks += [
-        f"{n} runs {text}" for text, n in tally.items() if n and (text in unknown or not text.startswith(COMMIT))
+        f"{n} runs {text}" for text, n in tally.items() if n and (text in unknown or not text.startswith(_COMMIT))
     ]
     if not is_whole:
         return
@@ -125,7 +124,7 @@ def _verify(
     verified.findings += [Finding(path, "a run directory", "", "something else") for path in store.foreign()]
     for path in store.measurements() if not store.is_read_only else ():  # published ones are named by hand
         verified.note("measurements", _measurement(path))
-    for kind in MEASURED if store.is_read_only else ():
+    for kind in _MEASURED if store.is_read_only else ():
         for path in sorted((store.root / kind).rglob("record.json")):
             verified.note("measurements", _measurement(path, kind))
 
@@ -143,12 +142,12 @@ def _run(where: str, load: Callable[[], Run], tally: Counter[str], verified: Ver
         verified.note("runs", [Finding(where, "file", "whole", error)])
         return
     verified.note("runs", check(claims))
-    tally[f"{COMMIT}{origin['commit']}" if origin.get("commit") else "do not know their commit"] += 1
+    tally[f"{_COMMIT}{origin['commit']}" if origin.get("commit") else "do not know their commit"] += 1
     tally["were made with files that differ from their commit"] += bool(origin.get("dirty"))
     with suppress(*UNREADABLE):  # which is a finding of `check`
-        has_second = opinions.tight(claims.ledger, claims.cell["delta"], claims.cell["accountant"]) is not None
+        second = second_opinion(claims.ledger, claims.cell["delta"], claims.cell["accountant"])
         is_private = any(draw.effective_noise > 0 for draw in claims.ledger.counts())
-        tally["have an epsilon that no second accountant can find"] += is_private and not has_second
+        tally["have an epsilon that no second accountant can find"] += is_private and second is None
 
 
 def _entries(store: Store, suite: str, entries: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
@@ -160,7 +159,7 @@ def _entries(store: Store, suite: str, entries: Iterable[Mapping[str, Any]]) -> 
         cell = entry["cell"]
         if (anew := identity(cell)) != entry["run_id"]:
             yield Finding(f"suite {suite}", "run id of a planned cell", entry["run_id"], anew)
-        step, first = divmod(cell.get("search", 0), WIDENED)
+        step, first = divmod(cell.get("search", 0), _WIDENED)
         target, data = str(entry.get("target", cell["epsilon"])), json.dumps(cell["workload"], sort_keys=True)
         row = (entry["label"], target, cell["seed"], data, cell["accountant"], cell.get("average", 0.0))
         numbers.setdefault((*row, first if step else None), set()).add(step - 1 if step else first)
@@ -177,7 +176,7 @@ def _measurement(path: Path, kind: str = "") -> Iterator[Finding]:
         record = files.read(path)
         if not kind and (anew := address(record)) != path.parent.name:
             yield Finding(str(path), "name of its content", path.parent.name, anew)
-        if kind and files.content(path.with_name("table.md")).decode() != MEASURED[kind](record):
+        if kind and files.content(path.with_name("table.md")).decode() != _MEASURED[kind](record):
             yield Finding(str(path.with_name("table.md")), "file", "as its record gives it", "another table")
     except (Damaged, FileNotFoundError, *UNREADABLE) as error:
         yield Finding(str(path), "record", "readable", f"{type(error).__name__} {error}")
