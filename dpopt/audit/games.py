@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpopt.clipping.flat import Clipped, ClippingEngine, Request, clip_factors
+from dpopt.clipping.flat import Clipped, ClippingEngine, WeightedPoints, clip_factors
 from dpopt.errors import ConfigError
 from dpopt.privacy import sampling
 from dpopt.privacy.calibration import trace
@@ -26,7 +26,7 @@ from dpopt.privacy.data import DataOracle
 from dpopt.privacy.ledger import Ledger, Plan
 from dpopt.privacy.oracle import Transcript
 from dpopt.privacy.queries import COUNTS, GRADIENT
-from dpopt.types import Optimizer, Release, Vector
+from dpopt.types import ClipRule, Optimizer, Release, Vector
 
 _HUGE_GRADIENT, _HUGE_LOSS = 1e100, 1e300
 """A loss or gradient of the worst record, in float64: beyond any bound, but finite, as other values count as zero."""
@@ -65,8 +65,9 @@ class Prescribed(ClippingEngine):
     def physical_batch(self, expected: float) -> int:
         return PUBLIC_EXAMPLES
 
-    def answer(self, request: Request) -> Clipped:
-        points, x, y, mask, clip, scale = request
+    def clipped(
+        self, points: WeightedPoints, x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule, scale: Vector | None = None
+    ) -> Clipped:
         # In float64, as the worst record's numbers are beyond float32.
         gradients = x if scale is None else x * scale
         norms = torch.linalg.vector_norm(gradients, dim=1)
@@ -267,8 +268,9 @@ class WithCanaries(ClippingEngine):
     def physical_batch(self, expected: float) -> int:
         return self._engine.physical_batch(expected)
 
-    def answer(self, request: Request) -> Clipped:
-        points, x, _, mask, clip, scale = request
+    def clipped(
+        self, points: WeightedPoints, x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule, scale: Vector | None = None
+    ) -> Clipped:
         real = x < len(self._x)
         real_part = self._engine.clipped(points, self._x[x[real]], self._y[x[real]], mask[real], clip, scale)
         drawn = x[~real & mask] - len(self._x)

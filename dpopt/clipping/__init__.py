@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from dpopt.clipping.bookkeeping import BookkeepingEngine
-from dpopt.clipping.flat import Clipped, ClippingEngine, FlatModel, Request, as_written
+from dpopt.clipping.flat import Clipped, ClippingEngine, FlatModel, WeightedPoints, as_written
 from dpopt.clipping.layers import refuse_unsafe, replacements
 from dpopt.clipping.losses import Loss, check_loss
 from dpopt.clipping.mixing import Unsupported
@@ -16,7 +16,7 @@ from dpopt.clipping.rules import RULES, Abadi, Automatic, Normalized, clip_rule,
 from dpopt.clipping.verification import verify
 from dpopt.clipping.vmap import LoopEngine, VmapEngine
 from dpopt.errors import ConfigError, unknown
-from dpopt.types import Vector
+from dpopt.types import ClipRule, Vector
 
 __all__ = [
     "RULES",
@@ -136,8 +136,10 @@ class _Choice(ClippingEngine):
     def is_to_be_examined(self, examples: int) -> bool:
         return not self.is_decided or self._engine.is_to_be_examined(examples)
 
-    def answer(self, request: Request) -> Clipped:
-        return self.decided(request.x, request.y).answer(request)
+    def clipped(
+        self, points: WeightedPoints, x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule, scale: Vector | None = None
+    ) -> Clipped:
+        return self.decided(x, y).clipped(points, x, y, mask, clip, scale)
 
     def losses(self, points: Sequence[Vector], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         return self.decided(x, y).losses(points, x, y, mask)

@@ -73,9 +73,6 @@ class BookkeepingEngine(FlatModel):
         with self.at(theta):
             return self._output(x)
 
-    def _losses(self, theta: Vector, x: Tensor, y: Tensor) -> Tensor:
-        return self.loss(self._outputs(theta, x), y)
-
     def _per_example(self, points: WeightedPoints, x: Tensor, y: Tensor, scale: Vector | None) -> PerExample:
         # One forward and one backward pass a point. The factors of a parameter add up to its weighted gradients.
         losses: list[Tensor] = []

@@ -108,7 +108,7 @@ def _put(value: Tensor, out: Tensor, is_first: bool) -> None:
         out.add_(value)
 
 
-def pad(module: _Convolution, x: Tensor) -> Tensor:
+def _pad(module: _Convolution, x: Tensor) -> Tensor:
     """The input as the kernel sees it."""
     padding: list[int] = module._reversed_padding_repeated_twice  # also for "same"
     if not any(padding):
@@ -118,7 +118,7 @@ def pad(module: _Convolution, x: Tensor) -> Tensor:
 
 def convolved(module: _Convolution, x: Tensor, gradient: Tensor, examples: int) -> Factor:
     """The gradients of the weight of `module`, in the cheaper form."""
-    factor = _Convolved(pad(module, x), gradient, module, examples)
+    factor = _Convolved(_pad(module, x), gradient, module, examples)
     return Dense(factor.all_dense()) if _is_dense(factor) else factor
 
 
@@ -173,7 +173,7 @@ class _Standardized(Factor):
 
 def standardized(module: Any, x: Tensor, gradient: Tensor, examples: int) -> dict[str, Factor]:
     """The gradients of the weight, and of the gain where there is one, of timm's `StdConv2d` and `ScaledStdConv2d`."""
-    x, weight = pad(module, x), module.weight.detach().flatten(1)
+    x, weight = _pad(module, x), module.weight.detach().flatten(1)
     centred = weight - weight.mean(1, keepdim=True)  # in two passes: torch's `var_mean` is many times slower
     deviation = (centred.square().mean(1, keepdim=True) + module.eps).sqrt()
     kernel = centred.div_(deviation).view_as(module.weight)

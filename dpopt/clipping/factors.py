@@ -118,7 +118,7 @@ def squared_norm(factors: Sequence[Factor]) -> Tensor:
     total = reduce(torch.add, squares)
     # A layer that is called twice has gradients that add up before the norm is taken.
     for first, second in combinations(factors, 2):
-        total = total + 2 * inner(first, second)
+        total = total + 2 * _inner(first, second)
     bounds = [rounding(square) if bound is None else bound for square, bound in zip(squares, errors, strict=True)]
     error = len(factors) * reduce(torch.add, bounds)
     return torch.where(error < _NEGLIGIBLE * total, total, total.clamp(min=0) + error)
@@ -139,7 +139,7 @@ def scaled_squared_norm(factors: Sequence[Factor], scale: Tensor) -> Tensor:
     return torch.cat([_vecnorm(gradients * scale.flatten()).square() for gradients in materialised])
 
 
-def inner(a: Factor, b: Factor) -> Tensor:
+def _inner(a: Factor, b: Factor) -> Tensor:
     """Inner product of each example's two gradients, shape [n]."""
     if isinstance(a, OuterProducts) and isinstance(b, OuterProducts) and a.is_transposed == b.is_transposed:
         return _gram_product(a, b)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -29,28 +29,6 @@ _EXACT = ("none", "ieee")
 """Values of `fp32_precision` under which float32 is multiplied as float32."""
 
 WeightedPoints: TypeAlias = Sequence[tuple[Number, Vector]]
-
-
-class Request(NamedTuple):
-    """sum_i mask_i clip(s * sum_k w_k grad f_i(theta_k)), which an engine is asked for.
-
-    The points are combined and scaled per example before clipping, so the sensitivity is `clip`'s whatever the weights.
-    An example whose combined gradient is not finite contributes zero. All points see the same dropout.
-
-    Attributes:
-        points: pairs (w_k, theta_k), theta_k of shape [d].
-        x, y: one physical batch, shapes [n, ...].
-        mask: which rows count, bool [n].
-        clip: the clip rule.
-        scale: the factor s >= 0 of each coordinate, shape [d]; by default 1.
-    """
-
-    points: WeightedPoints
-    x: Tensor
-    y: Tensor
-    mask: Tensor
-    clip: ClipRule
-    scale: Vector | None = None
 
 
 class Clipped(NamedTuple):
@@ -103,17 +81,24 @@ class ClippingEngine(Protocol):
     def clipped_sum(
         self, points: WeightedPoints, x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule, scale: Vector | None = None
     ) -> Tensor:
-        """The clipped sum alone, shape [d]; see `Request`."""
+        """The sum of `clipped` alone, shape [d]."""
         return self.clipped(points, x, y, mask, clip, scale).total
 
     def clipped(
         self, points: WeightedPoints, x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule, scale: Vector | None = None
     ) -> Clipped:
-        """The clipped sum, with the losses and norms of the same passes; see `Request`."""
-        return self.answer(Request(points, x, y, mask, clip, scale))
+        """sum_i mask_i clip(s * sum_k w_k grad f_i(theta_k)), with the losses and norms of the same passes.
 
-    def answer(self, request: Request) -> Clipped:
-        """The clipped sum, losses and norms: the one method that each engine has for them."""
+        The points are combined and scaled per example before clipping, so the sensitivity is `clip`'s whatever the
+        weights. An example whose combined gradient is not finite contributes zero. All points see the same dropout.
+
+        Args:
+            points: pairs (w_k, theta_k), theta_k of shape [d].
+            x, y: one physical batch, shapes [n, ...].
+            mask: which rows count, bool [n].
+            clip: the clip rule.
+            scale: the factor s >= 0 of each coordinate, shape [d]; by default 1.
+        """
         ...
 
     def losses(self, points: Sequence[Vector], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
@@ -161,7 +146,15 @@ class FlatModel(ClippingEngine):
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._sizes = [p.numel() for p in self.trained.values()]
         self.dimension = sum(self._sizes)
-        self._places = _places(model, self.trained)
+        # Every place that holds a trained parameter, by its name, and the parameter's number. A module that is there
+        # twice is one place: `functional_call` does not restore the second.
+        numbers = {id(p): number for number, p in enumerate(self.trained.values())}
+        self._places = {
+            f"{prefix}.{name}" if prefix else name: numbers[id(p)]
+            for prefix, module in model.named_modules()
+            for name, p in module._parameters.items()
+            if id(p) in numbers
+        }
         self._frozen = layers.frozen_statistics(model)
         self.example_bytes = 0
         self._examined = 1
@@ -199,16 +192,17 @@ class FlatModel(ClippingEngine):
             return torch.stack([self._losses(theta.detach(), x, y) for theta, _ in pairs])
 
     @torch.no_grad()
-    def answer(self, request: Request) -> Clipped:
-        points = [(float(weight), theta.detach()) for weight, theta in request.points]
-        x, y, scale = request.x.detach(), request.y.detach(), request.scale
-        scale = None if scale is None else scale.detach()
+    def clipped(
+        self, points: WeightedPoints, x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule, scale: Vector | None = None
+    ) -> Clipped:
+        points = [(float(weight), theta.detach()) for weight, theta in points]
+        x, y, scale = x.detach(), y.detach(), None if scale is None else scale.detach()
         if not len(x):
             theta = points[0][1]
             return Clipped(torch.zeros_like(theta), theta.new_zeros(len(points), 0), theta.new_zeros(0))
         self.examine(x, y)
         each = self.per_example(points, x, y, scale)
-        weights = clip_factors(request.clip, each.norms, request.mask)
+        weights = clip_factors(clip, each.norms, mask)
         return Clipped(each.weighted_sum(weights), each.losses, each.norms)
 
     @torch.no_grad()
@@ -270,7 +264,7 @@ class FlatModel(ClippingEngine):
         return self._takes_extremes
 
     def per_example(self, points: WeightedPoints, x: Tensor, y: Tensor, scale: Vector | None = None) -> PerExample:
-        """Losses and gradients of at least one example; arguments as in `Request`."""
+        """Losses and gradients of at least one example; arguments as in `clipped`."""
         with self.running():
             return self._per_example(points, x, y, scale)
 
@@ -322,22 +316,10 @@ class FlatModel(ClippingEngine):
 
     def _losses(self, theta: Vector, x: Tensor, y: Tensor) -> Tensor:
         """Losses [n] at one point."""
-        raise NotImplementedError
+        return self.loss(self._outputs(theta, x), y)
 
     def _per_example(self, points: WeightedPoints, x: Tensor, y: Tensor, scale: Vector | None) -> PerExample:
         raise NotImplementedError
-
-
-def _places(model: nn.Module, trained: Mapping[str, nn.Parameter]) -> dict[str, int]:
-    """Every place that holds one of the parameters `trained`, by its name, and the number of that parameter."""
-    # A module that is there twice is one place: `functional_call` does not restore the second.
-    numbers = {id(p): number for number, p in enumerate(trained.values())}
-    return {
-        f"{prefix}.{name}" if prefix else name: numbers[id(p)]
-        for prefix, module in model.named_modules()
-        for name, p in module._parameters.items()
-        if id(p) in numbers
-    }
 
 
 _PASSES: list[ExitStack] = []

@@ -85,7 +85,12 @@ def _tensors(model: nn.Module) -> Iterator[Tensor]:
 @contextmanager
 def constant_buffers(model: nn.Module) -> Iterator[None]:
     """Raise `ConfigError` for a buffer of `model` that changed meanwhile, and put all back that did."""
-    before = [(path, owner, name, b, b.clone()) for path, owner, name, b in _buffers(model)]
+    before = [
+        (f"{path}.{name}" if path else name, owner, name, buffer, buffer.clone())
+        for path, owner in model.named_modules()
+        for name, buffer in owner._buffers.items()
+        if buffer is not None
+    ]
     try:
         yield
     finally:
@@ -95,13 +100,6 @@ def constant_buffers(model: nn.Module) -> Iterator[None]:
         for path, *_ in changed[:1]:
             hint = "it changes while the model runs, by what nothing bounds; put its layer in evaluation mode"
             raise ConfigError(f"model.{path}", "buffer", hint)
-
-
-def _buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
-    for path, owner in model.named_modules():
-        for name, buffer in owner._buffers.items():
-            if buffer is not None:
-                yield f"{path}.{name}" if path else name, owner, name, buffer
 
 
 def must_not_mix(find: _Find, x: Tensor, extremes: bool, source: Tensor | None = None) -> int:

@@ -26,7 +26,7 @@ from dpopt.types import Vector
 
 _CHUNK_BYTES = 64 * 2**20
 """Per-example gradients held at once on a CPU; beyond its caches, larger chunks are slower."""
-COPIES = 4
+_COPIES = 4
 """Times the per-example gradients a chunk takes on a GPU: they, their multiples, and what the passes keep."""
 
 
@@ -52,7 +52,7 @@ class VmapEngine(FlatModel):
     def _most_examples(self) -> int:
         device = next(iter(self.trained.values())).device
         # Every example's whole gradient is held, so memory decides how many fit.
-        held = _CHUNK_BYTES if device.type == "cpu" else free_memory(device) // COPIES
+        held = _CHUNK_BYTES if device.type == "cpu" else free_memory(device) // _COPIES
         return held // (4 * self.dimension)
 
     def _outputs(self, theta: Vector, x: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class VmapEngine(FlatModel):
 
     def _losses(self, theta: Vector, x: Tensor, y: Tensor) -> Tensor:
         if self._loss_needs_loop(theta, x, y):
-            return self.loss(self._outputs(theta, x), y)
+            return super()._losses(theta, x, y)
         return self._example_losses(self.split(theta), x, y)
 
     def _loss_needs_loop(self, theta: Vector, x: Tensor, y: Tensor) -> bool:

@@ -21,7 +21,7 @@ class ValueRead(RuntimeError):
     """The value of a tensor that has none was asked for."""
 
 
-class Opaque(Tensor):
+class _Opaque(Tensor):
     """A tensor on the device `meta`, as far as anybody can tell, whose operations give further such tensors.
 
     An operation that would give a value, or a tensor whose shape depends on one, raises `ValueRead`. PyTorch's own
@@ -49,7 +49,7 @@ class Opaque(Tensor):
         is_augmented = name.startswith("__i") and name not in ("__index__", "__int__", "__invert__")
         is_in_place = name in ("__set__", "__setitem__") or (name.endswith("_") and not name.endswith("__"))
         target = args[0] if is_augmented or is_in_place else kwargs.get("out")
-        if isinstance(target, Tensor) and not isinstance(target, Opaque):
+        if isinstance(target, Tensor) and not isinstance(target, _Opaque):
             if target.is_meta:
                 return target  # holds nothing, whatever is written to it
             raise ValueRead(f"`{name}` writes to a tensor on {target.device}, where its values can be read")
@@ -59,7 +59,7 @@ class Opaque(Tensor):
             return result
 
         def hide(value: Any) -> Any:
-            if value is None or isinstance(value, Opaque):
+            if value is None or isinstance(value, _Opaque):
                 return value
             if not isinstance(value, Tensor):
                 raise ValueRead(f"`{name}` gives the value of a tensor")
@@ -77,15 +77,15 @@ class Opaque(Tensor):
         return self.clone()
 
 
-def opaque(tensor: Tensor) -> Opaque:
+def opaque(tensor: Tensor) -> _Opaque:
     """`tensor`, which lies on the CPU, with its values out of reach."""
-    return tensor.as_subclass(Opaque)
+    return tensor.as_subclass(_Opaque)
 
 
 def _computable(value: Any) -> Any:
     if isinstance(value, torch.device):
         return torch.device("cpu")
-    is_empty = isinstance(value, Tensor) and not isinstance(value, Opaque) and value.is_meta
+    is_empty = isinstance(value, Tensor) and not isinstance(value, _Opaque) and value.is_meta
     return torch.zeros_like(value, device="cpu") if is_empty else value
 
 

@@ -15,15 +15,12 @@ kind of processor they may differ in the last places. Float64 noise (all losses 
 random bits a number and an end beyond 12 standard deviations. A tail that ends breaks a claim whose delta is as small
 as the mass beyond: torch's normals on a GPU end at 6.8, so each number there is the sum of two of them over sqrt(2).
 
-Not promised:
-
-- Exactness. (epsilon, delta) is proved for real numbers; the floating-point numbers that a noisy sum can reach depend
-  on the sum (Mironov 2012, for Laplace noise). Releases are not rounded to a common grid, nor is their noise discrete.
-- Secrecy of a public seed. An accountant's epsilon assumes that nobody can compute the noise, nor who is in a draw.
-  `secret_seed` is for models that are published; the seeds of a benchmark are public, so its models are for measuring.
-- Cryptography everywhere. Philox is no cipher, and a GPU's is seeded with 63 bits: whoever learns its numbers exactly
-  might compute its key. That of float64 noise is the noise seed itself.
-- Even timing. How long a draw takes tells how many records are in it.
+Not promised: exactness ((epsilon, delta) is proved for real numbers, while releases are neither rounded to a common
+grid nor is their noise discrete, see Mironov 2012 for Laplace noise); secrecy of a public seed (an accountant's
+epsilon assumes that nobody can compute the noise, nor who is in a draw: `secret_seed` is for models that are
+published, while the seeds of a benchmark are public, and its models for measuring); cryptography everywhere (Philox is
+no cipher, a GPU's is seeded with 63 bits, and the key of float64 noise is the noise seed itself); even timing (how
+long a draw takes tells how many records are in it).
 """
 
 from __future__ import annotations
@@ -44,11 +41,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 REVISION = 2
-"""Part of every result's identity; raised when the same seeds give other draws or other noise than before.
-
-A GPU's noise was changed once within revision 2, before any result of one was published: a run of before and one of now
-are two results of one name.
-"""
+"""Part of every result's identity; raised when the same seeds give other draws or other noise than before."""
 
 CPU_BLOCK, DEVICE_BLOCK = 2**15, 2**24
 """Normals made at once: on the CPU as many as stay in its cache, on a device few calls and little memory."""

@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import scipy  # its modules are imported when they are first used: they take half a second
@@ -37,20 +37,20 @@ _MOST_RUNS = 10_000
 """The largest mean number of runs."""
 
 
-class Selection(Protocol):
+class Selection:
     """A rule for the runs of one search."""
 
     def epsilon(self, ledger: Ledger, delta: float, accountant: str = "pld") -> float:
         """The epsilon of the whole procedure on the records that are trained on, where a run leaves `ledger`."""
-        ...
+        raise NotImplementedError
 
     def scores(self, epsilon: float) -> tuple[Selection, float] | None:
         """Rule and epsilon by which a procedure of cost `epsilon` charges scores; None where none is released."""
-        ...
+        return self, epsilon
 
 
 @dataclass(frozen=True)
-class Composed(Checked):
+class Composed(Checked, Selection):
     """At most so many runs, each of which might as well be released: their ledgers one after the other.
 
     A run may follow from what those before it have released, as long as all leave the same ledger.
@@ -61,12 +61,9 @@ class Composed(Checked):
     def epsilon(self, ledger: Ledger, delta: float, accountant: str = "pld") -> float:
         return accountants.epsilon(repeated(ledger, self.runs), delta, accountant)
 
-    def scores(self, epsilon: float) -> tuple[Selection, float]:
-        return self, epsilon
-
 
 @dataclass(frozen=True)
-class BestOf(Checked):
+class BestOf(Checked, Selection):
     """The best of a random number of runs, each of a candidate drawn at random (Papernot and Steinke 2022, Theorems 2
     and 6); geometric is Liu and Talwar's random stopping (their Algorithm 2). Renyi divergences price it, whatever the
     accountant.
@@ -93,9 +90,6 @@ class BestOf(Checked):
             return math.inf
         return _renyi(spent, delta, self.runs, SHAPES[self.number]) if spent else 0.0
 
-    def scores(self, epsilon: float) -> tuple[Selection, float]:
-        return self, epsilon
-
     def draw(self, seed: int) -> int:
         """A number of runs, a function of `seed`."""
         # One uniform number, so that a search gives the same number of runs when it is made again.
@@ -104,7 +98,7 @@ class BestOf(Checked):
 
 
 @dataclass(frozen=True)
-class Simulated(Checked):
+class Simulated(Checked, Selection):
     """DP-hyper as "Towards hyperparameter-free optimization with differential privacy" (section 5) simulates it: a run
     spends `share` of the budget, and a search that is never made is taken to have spent the rest. Not a guarantee: the
     search that is made in its place is free here, and costs what `Composed` says.
@@ -120,7 +114,7 @@ class Simulated(Checked):
 
 
 @dataclass(frozen=True)
-class Part(Checked):
+class Part(Checked, Selection):
     """One of `runs` runs of a search in several parts, which is charged where the search ends (`After`).
 
     Args:
@@ -139,7 +133,7 @@ class Part(Checked):
 
 
 @dataclass(frozen=True)
-class After:
+class After(Selection):
     """The last run of a search whose other runs left the ledgers `spent`, one after the other: all are charged."""
 
     spent: Ledger

@@ -165,5 +165,5 @@ def test_vmap_takes_as_many_examples_as_the_device_has_memory_for(monkeypatch):
     monkeypatch.setattr(vmap, "free_memory", lambda device: free[device.type])
     with FakeTensorMode():
         made = vmap.VmapEngine(nn.Linear(1000, 1000, device="cuda"), cross_entropy)
-    assert made.physical_batch(10_000) == 2**30 // vmap.COPIES // (4 * 1_001_000)
+    assert made.physical_batch(10_000) == 2**30 // vmap._COPIES // (4 * 1_001_000)
     assert vmap.VmapEngine(nn.Linear(1000, 1000), cross_entropy).physical_batch(10_000) == 16

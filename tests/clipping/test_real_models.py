@@ -103,22 +103,17 @@ VISION = {
     "vit": vit,
     "vit_class_token_and_layer_scale": lambda: vit(init_values=0.1, qk_norm=True, reg_tokens=2),
     "vit_average_pool": lambda: vit(class_token=False, global_pool="avg"),
-    "vit_bitfit": lambda: trained(vit(), "bias", "head"),
     "vit_film": lambda: trained(vit(), "norm", "head"),
     "vit_lora": lambda: lora(vit(), "qkv", "proj", "fc1", modules_to_save=["head"]),
-    "vit_head": lambda: trained(vit(), "head"),
     "resnet18": lambda: image_model("resnet18", norm_layer=timm.layers.GroupNorm),
     "convnext_atto": lambda: image_model("convnext_atto"),
     "swin": swin,
     "bit": bit,
     "post_activation": resnet,
-    "post_activation_film": lambda: trained(resnet(), "bn", "downsample.1", "fc"),
 }
 LANGUAGE = {
     "gpt2": lambda: Logits(gpt2()),
-    "gpt2_eager": lambda: Logits(gpt2(attn_implementation="eager")),
     "gpt2_lora": lambda: Logits(lora(gpt2(), "c_attn", "c_fc", fan_in_fan_out=True)),
-    "gpt2_bitfit": lambda: trained(Logits(gpt2()), "bias"),
     "gpt2_recomputed": recomputed_gpt2,
     "llama": llama,
 }
@@ -126,7 +121,7 @@ LANGUAGE = {
 
 def models(*names):
     """The names as parameters; those that take ten seconds and more are slow."""
-    large = ("resnet18", "convnext_atto", "post_activation", "post_activation_film", "vit", "vit_average_pool")
+    large = ("resnet18", "convnext_atto", "post_activation", "vit", "vit_average_pool")
     return [pytest.param(name, marks=[pytest.mark.slow] * (name in large)) for name in names]
 
 

@@ -4,7 +4,6 @@ import opacus.layers
 import timm.layers
 import torch
 import torch.nn.functional as F
-from opacus.layers import dp_rnn
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.pytorch_utils import Conv1D
@@ -364,18 +363,6 @@ def recurrent_layer(kind, **options):
     return Of(lambda m, x: m.layer(m.project(x))[0], layer=layer, project=nn.Linear(4, 4)), floats(3, 4)
 
 
-def opacus_lstm_cell():
-    """A layer that is called for one time step after the other."""
-
-    def forward(m, x):
-        now = (x[:, 0, :3] * 0,) * 2
-        for t in range(x.shape[1]):
-            now = m.cell(x[:, t], now)
-        return now[0]
-
-    return Of(forward, cell=dp_rnn.DPLSTMCell(4, 3, True)), floats(3, 4)
-
-
 def opacus_attention():
     layer = opacus.layers.DPMultiheadAttention(4, 2, add_bias_kv=True)
     return Of(lambda m, x: m.layer(*[x.transpose(0, 1)] * 3)[0].transpose(0, 1), layer=layer), floats(3, 4)
@@ -445,40 +432,31 @@ def two_layers(forward, *shape):
 
 
 OTHERS = {
-    "conv_transpose1d": lambda: transposed(1),
     "conv_transpose2d": lambda: transposed(2, stride=2, padding=1, output_padding=1),
-    "conv_transpose3d": lambda: transposed(3, groups=2),
     "instance_norm_tracking": lambda: after_linear(nn.InstanceNorm1d(4, track_running_stats=True), 4, 5),
     "embedding_padding": lambda: looked_up(nn.Embedding(7, 4, padding_idx=0)),
     "embedding_max_norm": lambda: looked_up(nn.Embedding(7, 4, max_norm=1.0)),
     "embedding_sparse": lambda: looked_up(nn.Embedding(7, 4, sparse=True)),
     "embedding_bag_mean": lambda: looked_up(nn.EmbeddingBag(7, 4, mode="mean")),
-    "embedding_bag_max": lambda: looked_up(nn.EmbeddingBag(7, 4, mode="max")),
     "attention_causal": lambda: attended(attend_masked),
     "attention_padded": lambda: attended(attend_padded),
     "attention_bias_kv": lambda: attended(attend, add_bias_kv=True),
     "opacus_attention": opacus_attention,
     "sequence_bias": sequence_bias,
     "opacus_gru": lambda: recurrent_layer(opacus.layers.DPGRU),
-    "opacus_lstm": lambda: recurrent_layer(opacus.layers.DPLSTM),
     "opacus_lstm_bidirectional": lambda: recurrent_layer(opacus.layers.DPLSTM, bidirectional=True, num_layers=2),
-    "opacus_lstm_cell": opacus_lstm_cell,
     "batch_norm2d": lambda: batch_norm(nn.BatchNorm2d, 2),
     "batch_norm_frozen": lambda: batch_norm(nn.BatchNorm2d, 2, trains=False),
     "batch_norm_training": lambda: batch_norm(nn.BatchNorm2d, 2, is_eval=False),
     "batch_norm_untracked": lambda: batch_norm(nn.BatchNorm1d, 0, track_running_stats=False),
     "spectral_norm": lambda: spectral(True),
     "spectral_norm_training": lambda: spectral(False),
-    "prelu": lambda: after_linear(nn.PReLU(4), 4, 3),
     "experts": experts,
     "changed_after_use": lambda: two_layers(changed_after_use, 4),
     "checkpoint_stem": lambda: checkpointed(False),
     "checkpoint_reentrant": lambda: checkpointed(True),
     "shared_module": shared_module,
     "fourier": lambda: (Of(complex_product, linear=nn.Linear(4, 4)), floats(4)),
-    "cosine": lambda: two_layers(lambda m, x: F.cosine_similarity(m.first(x), m.second(x), -1)[:, None], 4),
     "einsum": lambda: two_layers(lambda m, x: torch.einsum("nti,ij->ntj", m.first(x), m.second.weight), 3, 4),
-    "bmm": lambda: two_layers(lambda m, x: m.first(x) @ m.second(x).mT, 3, 4),
-    "solved": lambda: two_layers(lambda m, x: torch.linalg.solve(m.first(x) @ x.mT + 9 * torch.eye(3), x), 3, 4),
     "by_value": lambda: two_layers(lambda m, x: m.first(x) if x.sum() > 0 else m.second(x), 4),
 }

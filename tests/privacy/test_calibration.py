@@ -18,7 +18,10 @@ TABLE = {1: (1.6177, 9.266, 5.997), 3: (0.9321, 5.717, 1.994)}
 """target -> (sigma_g, sigma_l of probes in the gradient's draw, in a fresh one)"""
 
 
-@pytest.mark.parametrize("target", TABLE)
+SECOND = [pytest.param("prv", 0.5, marks=pytest.mark.slow), pytest.param("autodp", 4.0, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("target", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_hyfreedp_noise(target):
     gradient, joint, fresh = TABLE[target]
     plan = calibrate(dpopt.create("hyfreedp"), epsilon=target, **HYFREEDP)
@@ -31,7 +34,7 @@ def test_hyfreedp_noise(target):
     ] == pytest.approx(fresh, rel=1e-2)
 
 
-@pytest.mark.parametrize(("accountant", "target"), [("pld", 0.5), ("prv", 0.5), ("autodp", 4.0)])
+@pytest.mark.parametrize(("accountant", "target"), [("pld", 0.5), *SECOND])
 def test_every_accountant_calibrates_from_the_safe_side(accountant, target):
     plan = calibrate(DPSGD(), rate=0.05, draws=60, dimension=5, epsilon=target, delta=1e-5, accountant=accountant)
     assert 0.999 * target <= epsilon(plan.ledger, 1e-5, accountant) == plan.epsilon <= target
@@ -212,7 +215,7 @@ def test_no_flipped_bit_of_the_cache_changes_the_noise(own_cache):
     (file,) = own_cache.iterdir()
     whole, noise = file.read_bytes(), caching.read(file)
     assert noise
-    for bit in range(8 * len(whole)):
+    for bit in range(0, 8 * len(whole), 7):  # each place of a byte comes
         changed = bytearray(whole)
         changed[bit // 8] ^= 1 << bit % 8
         file.write_bytes(changed)
@@ -297,11 +300,10 @@ def test_the_cost_is_just_below_the_target_however_loose_the_guess(epsilon, loos
         assert 20 / noise >= (1 - 2 * calibration._TOLERANCE) * epsilon
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 3.0])
-def test_a_guess_that_cannot_reach_the_target_is_a_guess(epsilon):
+def test_a_guess_that_cannot_reach_the_target_is_a_guess():
     """RDP's cost may have a floor, which no noise gets below."""
-    noise = solve(lambda noise: 2 / noise, lambda noise: 4 + 2 / noise, epsilon)
-    assert (1 - 2 * calibration._TOLERANCE) * epsilon <= 2 / noise <= epsilon
+    noise = solve(lambda noise: 2 / noise, lambda noise: 4 + 2 / noise, 3.0)
+    assert (1 - 2 * calibration._TOLERANCE) * 3 <= 2 / noise <= 3
 
 
 def test_a_cost_that_jumps_ends_on_its_safe_side():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpopt.privacy.opaque import Opaque, ValueRead, opaque
+from dpopt.privacy.opaque import ValueRead, opaque
 
 N = 3
 
@@ -69,7 +69,7 @@ def test_operations_give_tensors_of_the_same_shape_and_type_that_hold_nothing(na
     plain, found = GIVING[name](torch.ones(N)), GIVING[name](opaque(torch.ones(N)))
     assert (found.shape, found.dtype) == (plain.shape, plain.dtype)
     assert (found.is_meta, found.device.type) == (True, "meta")
-    assert isinstance(found, Opaque) or name == "into a tensor on meta"
+    assert type(found) is type(opaque(torch.ones(1))) or name == "into a tensor on meta"
 
 
 @pytest.mark.parametrize("name", READING)

@@ -216,12 +216,6 @@ def test_the_number_of_runs_has_the_stated_law(number, runs):
     assert scipy.stats.chisquare([*observed, rest[0]], [*expected, rest[1]]).pvalue > 1e-3
 
 
-def test_one_run_on_average_is_one_run_unless_poisson():
-    for number in ("logarithmic", "geometric"):
-        assert {BestOf(number, 1).draw(seed) for seed in range(100)} == {1}
-    assert {0, 1, 2} <= {BestOf("poisson", 1).draw(seed) for seed in range(100)}
-
-
 @pytest.mark.parametrize("rule", RULES, ids=named_rule)
 def test_rules_are_plain_data_and_back(rule):
     content = json.loads(json.dumps(selection_spec(rule), allow_nan=False))
