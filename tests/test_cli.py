@@ -148,26 +148,6 @@ def test_a_suite_from_plan_to_figures(tmp_path, monkeypatch, capsys):
     assert "hyfreedp" not in capsys.readouterr().out
 
 
-def test_failures_are_listed_and_can_be_retried(tmp_path, capsys):
-    arguments = [*SMALL, f"results={tmp_path}"]
-    noted(arguments)
-    from dpopt.store import Store
-
-    (entry, *_) = Store(tmp_path).manifest("quickstart")["cells"]
-    Store(tmp_path).fail(entry["run_id"], "ValueError: [no] luck")
-    assert main(["run", *arguments]) == 1
-    printed = capsys.readouterr().err
-    assert "7 cells run, 0 were done, 1 failed" in printed
-    assert "[no] luck" in printed
-    main(["table", "suite=quickstart", f"results={tmp_path}"])
-    captured = capsys.readouterr()
-    assert "1 cells have no result" in captured.err
-    assert main(["status", "suite=quickstart", f"results={tmp_path}"]) == 0
-    assert "[no] luck" in capsys.readouterr().out
-    assert main(["retry", *arguments]) == 0
-    assert "1 cells run, 7 were done, 0 failed" in capsys.readouterr().err
-
-
 SEARCHES = """
 defaults: [suite, _self_]
 workloads: [{name: synthetic_logreg, dim: 3}]

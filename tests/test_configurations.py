@@ -2,7 +2,6 @@
 
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -141,9 +140,3 @@ def test_a_callers_own_hydra_stays(written):
         assert compose("dpopt/private").dpopt.key == 5
         assert getbase().minor == 2
     ConfigStore.instance().repo.pop("dpopt")
-
-
-def test_suites_are_loaded_in_threads(written):
-    path = str(written())
-    with ThreadPoolExecutor(4) as pool:
-        assert {suite.epsilon for suite in pool.map(lambda _: load_suite(path), range(8))} == {(2.0,)}

@@ -226,13 +226,6 @@ def test_a_link_that_a_clone_has_not_is_noticed(text, tracked):
     assert {Path(os.path.normpath(TREE / "docs" / target)) for target in links(text)} - tracked - BUILT.keys()
 
 
-def test_without_git_the_files_that_are_there_count(monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    files = tracked_files()
-    assert TREE / "README.md" in files
-    assert not any(path.is_relative_to(TREE / "docs" / "generated") for path in files)
-
-
 def test_the_readme_is_short():
     text = (TREE / "README.md").read_text()
     assert len(text.splitlines()) <= 120

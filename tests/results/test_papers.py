@@ -58,14 +58,6 @@ def test_table_6_repeats_the_means_of_table_2():
     assert {at: value for at, value in by_table["6"].items() if value != by_table["2"][at]} == {}
 
 
-def test_table_4s_ratios_are_those_of_its_minutes():
-    minutes = {key(row)[:4]: float(row["value"]) for row in rows() if row["metric"] == "minutes"}
-    ratios = {key(row)[:4]: float(row["value"]) for row in rows() if row["metric"] == "time_ratio"}
-    assert ratios.keys() == minutes.keys()
-    for at, ratio in ratios.items():
-        assert ratio == pytest.approx(minutes[at] / minutes[(*at[:3], "without HyFreeDP")], abs=6e-4)
-
-
 def test_known_numbers_of_the_papers():
     paper = papers.read("hyfreedp")
     at = ("CIFAR100", "ViT-Small", "full")
@@ -186,19 +178,6 @@ def test_a_number_stands_beside_runs_of_the_same_noise_and_says_which_epsilon_it
     assert set(shown["published accuracy (%)"][of]) == {"63.5 ± 0.3 (table 1, ε not stated)"}
     assert set(shown["published accuracy (%)"][~of]) == {""}
     assert any("σ of this table is not stated" in remark for remark in remarks)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["compare=published"], "no key `published`"),
-        (["compare=ours"], "known: published"),
-        (["scores=[f1]"], "scores"),
-    ],
-)
-def test_options_of_a_table_that_cannot_be_used(matrix, arguments, message, capsys):
-    assert main(["table", "suite=made", f"results={matrix.root}", *arguments]) == 2
-    assert message in capsys.readouterr().err
 
 
 SUITE = """

@@ -1,5 +1,5 @@
 import math
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -133,21 +133,6 @@ def test_figures_of_no_suite_have_one_look_for_each_label():
     assert rest == {"audit", "step_cost"}, "and bars of step_cost are named beside them"
 
 
-def test_colours_of_a_panel_alone_are_found(two):
-    """As figures were once drawn: best first, each panel with its own cycle, and the last panel's legend."""
-
-    def draw(frame, styles):
-        figure, pair = plt.subplots(1, 2)
-        for axis, (_, rows) in zip(pair, frame.groupby("workload"), strict=True):
-            for label, line in sorted(rows.groupby("label"), key=lambda item: -item[1]["mean"].mean()):
-                axis.plot(line["epsilon_single"], line["mean"], "o-", label=label)
-        pair[-1].legend()
-        return figure
-
-    with pytest.raises(AssertionError):
-        check(draw(two.comparison, two.styles), two.styles)
-
-
 def test_a_part_of_a_suite_keeps_its_styles(two):
     part = Results(two.store, "made", {"optimizers": ["late", "hyfreedp"]})
     assert part.styles == two.styles == styles_of(["early", "dp_adam", "hyfreedp", "swept", "late"]) | two.styles
@@ -187,16 +172,6 @@ def drawn(plot, frame):
     return plot.figure(frame, styles_of(frame["label"]))
 
 
-def test_a_learning_rate_that_is_lost_does_not_hide_the_others(known):
-    curves = known.curves.copy()
-    curves.loc[curves["label"] == "hyfreedp", "eta"] = 1e-300
-    panel = drawn(ALL["learning_rate"], curves).axes[0]
-    lowest = {line.get_label(): min(line.get_ydata(), default=None) for line in panel.lines}
-    assert lowest["hyfreedp"] == pytest.approx(1e-12)
-    assert lowest["dp_adam"] == curves.query("label == 'dp_adam'")["eta"].min()
-    assert panel.get_ylabel() == "learning rate (at least 1e-12)"
-
-
 def rates(seeds, tuning="self", start=1e-6):
     """Curves of `seeds` runs that start at 1e-6 and find 1e-1, 1e-2, ..."""
     rows = [
@@ -217,30 +192,6 @@ def test_rates_of_many_seeds_are_a_line_in_a_band(seeds, middle):
     band = np.concatenate([path.vertices for path in panel.collections[0].get_paths()])
     assert set(band[band[:, 0] == 10, 1]) == {10.0**-seeds, 1e-1}
     assert [text for text, _ in legends(figure)] == ["found", "median over seeds", "least to largest"]
-
-
-@pytest.mark.parametrize(("seeds", "tuning"), [(2, "self"), (5, "grid"), (5, "fixed")])
-def test_rates_of_few_seeds_or_of_a_search_are_a_line_each(seeds, tuning):
-    figure = rates(seeds, tuning)
-    (panel,) = figure.axes
-    assert sorted(line.get_ydata()[-1] for line in panel.lines) == sorted(10.0 ** -(1 + seed) for seed in range(seeds))
-    assert not panel.collections
-    assert [text for text, _ in legends(figure)] == ["found"]
-
-
-@pytest.mark.parametrize("count", [12, 13])
-def test_ranges_of_many_methods_do_not_cover_each_other(count):
-    rows = [
-        {"workload": "w", "epsilon_target": 1.0, "label": f"method {k}", "draw": draw, "score": "accuracy"}
-        | {"test_accuracy": 0.5 + k / 100 + seed / 10}
-        for k in range(count)
-        for seed in (0, 1)
-        for draw in (5, 10)
-    ]
-    (panel,) = drawn(ALL["accuracy_over_draws"], pd.DataFrame(rows)).axes
-    assert [line.get_ydata()[0] for line in panel.lines] == pytest.approx([55 + k for k in range(count)])
-    assert len(panel.collections) == (count if count <= 12 else 0)
-    assert {line.get_linewidth() for line in panel.lines} == {1.5 if count <= 12 else 1}
 
 
 @pytest.mark.parametrize("plot", OF_TABLES, ids=lambda plot: plot.name)
@@ -284,29 +235,6 @@ def test_a_legend_is_of_all_panels_in_the_suites_order():
     (legend,) = figure.legends
     texts = [text.get_text() for text in legend.get_texts()]
     assert texts == ["first", "same_but_longer", "same (set by hand)", "ceiling"]
-
-
-def inches(figure):
-    """Width and height of a figure's first panel, and of its legend."""
-    figure.canvas.draw()
-    boxes = figure.axes[0].get_window_extent(), figure.legends[0].get_window_extent()
-    return [tuple(box.size / figure.dpi) for box in boxes]
-
-
-def test_a_legend_takes_no_room_from_panels(known):
-    name = "accuracy_vs_epsilon"
-    frame = known.frame(ALL[name].needs)
-    label, sizes = frame["label"].iloc[0], {}
-    for count in (1, 24):
-        names = [label if count == 1 else f"{label}, that is called {k}" for k in range(count)]
-        copies = pd.concat([frame[frame["label"] == label].assign(label=other) for other in names])
-        figure = drawn(ALL[name], copies)
-        panel, legend = inches(figure)
-        sizes[count] = panel
-        assert legend[1] <= figure.get_size_inches()[1]
-        assert figure.axes[0].xaxis.label.get_window_extent().width / figure.dpi < panel[0]
-    assert len(figure.legends[0].get_texts()) >= 24
-    assert sizes[24] == pytest.approx(sizes[1], abs=0.35), "a short legend leaves panels some of its room"
 
 
 @pytest.mark.parametrize(
@@ -360,17 +288,6 @@ def test_a_failing_method_does_not_squeeze_the_others(maker):
             low, high = axis.transAxes.inverted().transform(axis.transData.transform([(90, 90), (93, 93)]))[:, along]
             assert high - low > 0.4, f"{name}: 3 of 83 points have this part of the axis"
             assert "axis cut" in [text.get_text() for text in axis.texts]
-
-
-@pytest.mark.parametrize("farthest", [0.4, 18.0])
-def test_ticks_of_profiles_do_not_run_into_each_other(matrix, farthest):
-    rows = Results(matrix, "made").ranking()
-    rows["difference"] *= farthest / 100 / 1.1 / -rows["difference"].min()
-    figure = drawn(ALL["performance_profile"], rows)
-    figure.canvas.draw()
-    boxes = [text.get_window_extent() for text in figure.axes[0].get_xticklabels()]
-    assert len(boxes) >= 4
-    assert all(before.x1 + 3 < after.x0 for before, after in pairwise(boxes))
 
 
 def test_figures_that_have_nothing_to_show_do_not_keep_others_from_being_drawn(matrix, capsys, tmp_path, monkeypatch):

@@ -222,15 +222,6 @@ def test_settings_that_all_diverge_have_failed(maker):
     assert ranked(maker.done())["failures"].to_dict() == {"hyfreedp": 0, "swept": 1}
 
 
-def test_seeds_that_are_not_finished_are_left_out_for_all(maker):
-    for seed in range(3):
-        maker.add("dp_adam", seed, 0.5, 0.1 * seed)
-        maker.add("hyfreedp", seed, 0.5, 0.5, status="missing" if seed == 2 else "done")
-    table = ranked(maker.done())
-    assert table["seeds"].tolist() == [2, 2]
-    assert table["mean"]["dp_adam"] == pytest.approx(0.05)
-
-
 def test_pairs_are_seeds_and_ties_share_a_rank(maker):
     """What seeds have in common is not noise: unpaired, the difference of 0.01 would drown."""
     for seed in range(8):
