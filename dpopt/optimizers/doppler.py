@@ -77,7 +77,7 @@ class DOPPLER(Direction):
         require_local(self.base, "DOPPLER")
         if self.a[0] != 1:
             raise ConfigError("DOPPLER.a", self.a, "expected 1 first")
-        if not self._is_stable():
+        if not self._slowest() < 1:
             raise ConfigError("DOPPLER.a", self.a, "expected a stable filter: all roots inside the unit circle")
         if (least := self._least_unit()) <= 0:
             raise ConfigError("DOPPLER.b", self.b, f"expected c_t > 0 at every step, as it divides; one is {least:g}")
@@ -123,9 +123,6 @@ class DOPPLER(Direction):
         spread = self._filter(self._filter(covariance, silence)[1].T, silence)[1]
         output, h = self._filter(silence, silence[0] + std)
         return covariance[0, 0] + output.square(), spread + torch.outer(h, h)
-
-    def _is_stable(self) -> bool:
-        return self._slowest() < 1
 
     def _slowest(self) -> float:
         """The factor by which what the filter remembers shrinks in a step, in the long run."""

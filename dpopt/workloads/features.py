@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from dpopt.workloads import cache as kept
 
-_T = TypeVar("T")
+_T = TypeVar("_T")
 _BATCH = 32
 """Records that go through the backbone at once: at 224 pixels in less than 1 GB of memory for each core."""
 

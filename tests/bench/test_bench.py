@@ -178,7 +178,7 @@ def test_ratios_are_of_medians_within_the_run():
     assert (b["time_ratio_low"], b["time_ratio_high"]) == (1.5, 2.5)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ["bookkeeping", "opacus_hooks", "opacus_ghost", "vmap"])
 def test_engines_that_cannot_take_a_model_say_why(engine):
     with pytest.raises(Exception, match="BatchNorm"):
         ENGINES[engine](MIXING, "full", CPU, 1)()
@@ -242,19 +242,6 @@ def test_a_method_that_changes_half_way_is_measured_as_it_begins(monkeypatch):
     assert taken == [2, 4, 6, 8]
 
 
-def test_data_and_models_are_the_same_for_all_and_never_zero():
-    for case in [CASES["mlp"], *(case.rehearsal() for case in CASES.values())]:
-        model, x, y = case.make("full", CPU)
-        again, x2, y2 = case.make("full", CPU)
-        assert torch.equal(x, x2)
-        assert torch.equal(y, y2)
-        assert len(x) == case.batch_size
-        assert x.double().std() > 0.5
-        assert y.double().std() > 0.5
-        for one, two in zip(model.parameters(), again.parameters(), strict=True):
-            assert torch.equal(one, two)
-
-
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
@@ -276,16 +263,21 @@ def test_large_cases_are_the_usual_models(name, parameters):
 
 @pytest.mark.parametrize("name", CASES)
 def test_rehearsals_can_be_trained_privately(name):
+    """On data and models that are the same for all contenders, and never zero."""
     case = CASES[name].rehearsal()
+    (model, *data), (again, *same) = (case.make("full", CPU) for _ in range(2))
+    assert all(map(torch.equal, [*data, *model.parameters()], [*same, *again.parameters()]))
+    assert len(data[0]) == case.batch_size
+    assert min(float(part.double().std()) for part in data) > 0.5
     for subset in SUBSETS:
         try:
-            contenders = engine_group(("bookkeeping",), case, subset, CPU)
             case.counts(subset)
         except ConfigError:
             assert (name, subset) in WITHOUT
             continue
-        for contender in contenders:
-            contender.build(1)()
+        if subset in ("full", "lora"):
+            for contender in engine_group(("bookkeeping",), case, subset, CPU):
+                contender.build(1)()
 
 
 def test_draws_of_random_size_are_those_of_a_run():
