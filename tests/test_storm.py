@@ -226,7 +226,7 @@ def test_two_supervisors_share_the_cells(tmp_path, monkeypatch):
 def test_a_storm_on_clusters(tmp_path, monkeypatch, engine):
     """Two jobs of a Ray cluster started here, or of submitit's local executor; one worker is killed half-way."""
     pytest.importorskip({"ray": "ray", "slurm": "submitit"}[engine])
-    storm = Storm(tmp_path, calm=12, pause=0.2, timeout=60)
+    storm = Storm(tmp_path, calm=12, pause=0.2, timeout=3000, bad=("raises", "grows"))
     options = [f"options.folder={tmp_path / 'jobs'}", "options.cluster=local"]
     supervisor = storm.start(f"engine={engine}", *(options if engine == "slurm" else []))
     storm.wait_for(6, [supervisor], 600)
