@@ -105,18 +105,6 @@ def test_the_mean_gradient_over_views_is_clipped_once(name, kind):
 one = torch.ones(1, dtype=torch.bool)
 
 
-def test_clipping_each_view_would_be_something_else():
-    """The negative control: the twin can tell."""
-    torch.manual_seed(0)
-    model, x, y = convolutional().double(), images().double(), torch.arange(RECORDS) % 2
-    views = over(model, lambda x: x, flipped, VIEWS).transform(x)
-    _, norms, _ = expected_sum(model, views, y, 1.0)
-    bound = 0.5 * float(norms.min())
-    _, _, total = expected_sum(model, views, y, bound)
-    _, _, apart = expected_sum(model, views.flatten(0, 1)[:, None], y.repeat_interleave(VIEWS), bound)
-    assert not torch.allclose(apart / VIEWS, total, rtol=0.01)
-
-
 def test_views_differ_and_an_augmentation_in_place_does_not_add_up():
     x = torch.ones(3, 4)
     assert torch.equal(over(None, lambda x: x, lambda x: x.mul_(2), 3).transform(x), torch.full((3, 3, 4), 2.0))

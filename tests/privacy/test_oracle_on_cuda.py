@@ -135,29 +135,6 @@ def test_an_empty_draw_waits_for_nothing_and_is_noised(cuda, name):
 
 
 @ON_CUDA
-def test_noise_is_made_on_the_device_with_the_stated_size(cuda):
-    with cuda.there():
-        on_gpu = made("bookkeeping", "cuda")
-        theta, draws = on_gpu.theta, []
-        for noise in (0.0, 3.0, 3.0):
-            asked = oracle(on_gpu, plan(draws=2, losses=1, noise=noise))
-            for _ in range(2):
-                with cuda.never_waiting(), OneType(torch.float32, D), asked.draw() as batch:
-                    gradient, losses = batch.gradient(theta, Abadi(0.3)), batch.losses([theta], 1.0)
-                draws.append([to("cpu", (r.value, torch.as_tensor(r.std))) for r in (gradient, losses)])
-    clean, other_clean, first, second, again, _ = draws
-    for (value, std), (noiseless, _), (repeated, _) in zip(first, clean, again, strict=True):
-        assert torch.equal(value, repeated)
-        noise = (value - noiseless) / std
-        assert noise.dtype == value.dtype
-        if len(noise) > 1:
-            assert abs(float(noise.mean())) < 5 / math.sqrt(D)
-            assert abs(float(noise.std()) - 1) < 5 / math.sqrt(2 * D)
-    other = (second[0][0] - other_clean[0][0]) / second[0][1]
-    assert abs(float(torch.corrcoef(torch.stack([other, (first[0][0] - clean[0][0]) / first[0][1]]))[0, 1])) < 0.2
-
-
-@ON_CUDA
 @pytest.mark.parametrize(("name", "value"), [("bookkeeping", math.nan), ("bookkeeping", 1e30), ("vmap", math.inf)])
 def test_a_bad_record_contributes_nothing_and_is_not_looked_for(cuda, name, value):
     def spoilt(x):
