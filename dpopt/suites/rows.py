@@ -74,10 +74,8 @@ class Row:
         if setting.widen:  # it makes an optimizer of each point, so a value that cannot be used is refused first
             self._check_releases("widen", setting.widen, "; 0 leaves the row as it is")
             if not widening.ends(points(setting.grid)):
-                reason = (
-                    "nothing to widen: no field of the grid has several positive numbers; 0 leaves the row as it is"
-                )
-                raise ConfigError(f"{self._where}.widen", setting.widen, reason)
+                reason = "nothing to widen: no field of the grid has several positive numbers"
+                raise ConfigError(f"{self._where}.widen", setting.widen, f"{reason}; 0 leaves the row as it is")
         if isinstance(rule, BestOf):
             self._check_releases("grid", sorted(setting.grid), "")
 
@@ -89,10 +87,8 @@ class Row:
             # Both raise for sizes that the workload's records do not allow, before anything is planned from them.
             sampling_rate(place.batch_size, self._workload.examples)
             number_of_draws(place.epochs, place.batch_size, self._workload.examples)
-            entries = [
-                self._cell(run, place)
-                for run in runs(self._setting, self._rule, place.epsilon, (self._spec, place.seed))
-            ]
+            drawn = runs(self._setting, self._rule, place.epsilon, (self._spec, place.seed))
+            entries = [self._cell(run, place) for run in drawn]
             search_id = f"{derive('search', *(entry.cell.run_id for entry in entries)):032x}"
             entries = [dataclasses.replace(entry, search_id=search_id) for entry in entries]
             fresh = [entry for entry in entries if entry.cell.run_id not in planned]
@@ -101,9 +97,8 @@ class Row:
             if fresh:
                 searches.append((place, entries, fresh[0].cell.search))
             if self._setting.tuning == "linear_scaling":
-                number = self._number(
-                    len(entries), entries[0].cell.optimizer, place
-                )  # even where it is not planned yet
+                # Numbered even where it is not planned yet.
+                number = self._number(len(entries), entries[0].cell.optimizer, place)
                 if fresh and results is not None and _all_done(entries, results):
                     last = self._cell(_last_run(entries, results), place, number)
                     yield dataclasses.replace(last, search_id=search_id)
@@ -232,9 +227,8 @@ class Row:
         is_charged = setting.tuning == "linear_scaling" or isinstance(self._rule, BestOf | Composed)
         if is_charged and not workload.score.endswith("accuracy"):
             allowed = "a charged search needs a score that one record changes by at most one: an accuracy"
-            raise ConfigError(
-                f"{self._where}.tuning", setting.tuning, f"{allowed}, and that of {name} is {workload.score}"
-            )
+            allowed = f"{allowed}, and that of {name} is {workload.score}"
+            raise ConfigError(f"{self._where}.tuning", setting.tuning, allowed)
         if setting.tuning == "linear_scaling" and math.inf in (setting.epsilon or suite.epsilon):
             raise ConfigError(f"{self._where}.tuning", setting.tuning, "linear scaling needs a finite epsilon")
 

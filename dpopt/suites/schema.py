@@ -68,12 +68,8 @@ class Published:
     def __post_init__(self) -> None:
         for entry in self.workloads:
             called = entry.get("is")
-            if (
-                "name" not in entry
-                or not isinstance(called, list)
-                or len(called) != 3
-                or not all(map(_is_name, called))
-            ):
+            is_called = isinstance(called, list) and len(called) == 3 and all(map(_is_name, called))
+            if "name" not in entry or not is_called:
                 allowed = "expected {name: ..., field: value, is: [data set, model, subset]}"
                 raise ConfigError("published.workloads", entry, allowed)
 
