@@ -21,8 +21,8 @@ from dpopt.optimizers.dp_sgd import DPSGD, State
 from dpopt.privacy import DataOracle, UnplannedRelease, caching, calibration, data, sampling
 from dpopt.testing import numerics
 from dpopt.testing.imports import forbidden_imports, imports
-from dpopt.testing.oracles import strict
-from dpopt.testing.targets import TARGETS, Exact
+from dpopt.testing.numerics import TARGETS, Exact
+from dpopt.testing.privacy import strict
 from dpopt.testing.task import Task
 from dpopt.types import Release
 

@@ -9,7 +9,6 @@ import math
 from typing import Literal, NamedTuple
 
 from dpopt import fields
-from dpopt.errors import unknown
 from dpopt.fields import Count, Inflation, Many, Positive
 from dpopt.privacy.accountants import epsilon as spent
 from dpopt.privacy.calibration import solve_noise
@@ -25,15 +24,16 @@ class PublishedNoise(NamedTuple):
     true_epsilon: float
 
 
+@fields.checked
 def hyfreedp_noise(
     *,
     rule: Literal["independent", "additive"],
     rate: float,
-    draws: int,
-    epsilon: float,
+    draws: Many,
+    epsilon: Positive,
     delta: float,
-    probe_every: int = 5,
-    noise_inflation: float = 1.01,
+    probe_every: Count = 5,
+    noise_inflation: Inflation = 1.01,
     accountant: str = "rdp",
 ) -> PublishedNoise:
     """Noise for HyFreeDP by the paper's rules, which treat releases of one draw as if each had its own subsample.
@@ -51,12 +51,6 @@ def hyfreedp_noise(
     Raises:
         ConfigError: unknown rule, or a value out of range.
     """
-    if rule not in ("independent", "additive"):
-        raise unknown("rule", rule, ["independent", "additive"])
-    draws = fields.convert(draws, Many, "draws", {})
-    epsilon = fields.convert(epsilon, Positive, "epsilon", {})
-    probe_every = fields.convert(probe_every, Count, "probe_every", {})
-    noise_inflation = fields.convert(noise_inflation, Inflation, "noise_inflation", {})
     rounds = math.ceil(draws / probe_every)
 
     def releases(count: int, *noises: float) -> Ledger:

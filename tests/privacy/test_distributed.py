@@ -25,7 +25,7 @@ from dpopt.optimizers.dp_sgd import DPSGD
 from dpopt.privacy import DataOracle, Draw, Ledger, Plan, distributed, epsilon, sampling
 from dpopt.privacy.distributed import ALONE, Processes, digest
 from dpopt.testing import Task
-from dpopt.testing.oracles import Neighbours
+from dpopt.testing.privacy import Neighbours
 from dpopt.testing.task import DELTA
 
 SIZE, PATIENCE = 2, 300
