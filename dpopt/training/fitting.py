@@ -186,8 +186,7 @@ def fit(
         settle()  # from here on each process answers the others
         # Processes that differ would add up releases of different models.
         if processes.size > 1:
-            state = digest(*subject.model.state_dict().values())
-            processes.agree(place, model=state, checkpoint=file.seeds)
+            processes.agree(place, model=digest(*subject.model.state_dict().values()), checkpoint=file.seeds)
         if file.seeds is None:
             source = processes.gather(secret_seed())[0] if seed is None else seed
             apart = [*stated, plan.noise, examples, precision, multiplicity]

@@ -259,15 +259,6 @@ def described(x: Tensor) -> str:
     return f"{kind} from {int(x.min())} to {int(x.max())}" if x.dtype in WHOLE and x.numel() else kind
 
 
-def made_up(like: Tensor) -> Tensor:
-    """Records of the type and shape of `like` that say nothing of it: bytes, numbers from 0 to 1, or zeros."""
-    # Whole numbers may be indices into a table, where only 0 is sure to exist.
-    if like.dtype != torch.uint8 and not like.is_floating_point():
-        return torch.zeros_like(like)
-    values = torch.arange(like.numel()).sin().abs().view(like.shape)
-    return (values * (255 if like.dtype == torch.uint8 else 1)).to(like.dtype)
-
-
 @contextmanager
 def unchanged(model: nn.Module, device: torch.device, training: bool) -> Iterator[None]:
     """`model` in one mode and as it is written for a while; modes, buffers and generators are restored."""

@@ -31,7 +31,6 @@ from dpopt.training.subject import (
     Subject,
     Transform,
     described,
-    made_up,
     sample,
     scores,
     telling,
@@ -216,7 +215,7 @@ def unused(seen: Subject | Multiplied, train: Split, device: torch.device, owner
     tried = Split(*(part[rows.to(part.device)] for part in train))
     looks: list[set[_Place]] = []
     # Made-up records say nothing of the data; where real ones differ, as with experts, nothing is held.
-    for some in (Split(*map(made_up, tried)), tried):
+    for some in (Split(*map(_made_up, tried)), tried):
         places: set[_Place] = set()
         with unchanged(seen.model, device, training=True), suppress(Exception), torch.enable_grad():
             x, y = (send(part, device) for part in some)
@@ -231,6 +230,15 @@ def unused(seen: Subject | Multiplied, train: Split, device: torch.device, owner
     places = public | private
     spans = tuple((start, stop) for start, stop, *_ in sorted(places) if public == private)
     return Unused(tuple(name for _, _, name, _ in sorted(places)), spans, any(is_whole for *_, is_whole in places))
+
+
+def _made_up(like: Tensor) -> Tensor:
+    """Records of the type and shape of `like` that say nothing of it: bytes, numbers from 0 to 1, or zeros."""
+    # Whole numbers may be indices into a table, where only 0 is sure to exist.
+    if like.dtype != torch.uint8 and not like.is_floating_point():
+        return torch.zeros_like(like)
+    values = torch.arange(like.numel()).sin().abs().view(like.shape)
+    return (values * (255 if like.dtype == torch.uint8 else 1)).to(like.dtype)
 
 
 _Place = tuple[int, int, str, bool]
