@@ -235,7 +235,7 @@ def _with_kinds(releases: Sequence[Release], kinds: Sequence[str]) -> Iterator[t
         position += 1 if kinds[position] == GRADIENT else len(release.value)
 
 
-class WithCanaries(ClippingEngine):
+class _WithCanaries(ClippingEngine):
     """A real engine and its records, with canaries added: the data oracle only knows their row numbers.
 
     Rows 0..n-1 are the records; row n + j is canary j. A canary that is in contributes the clip rule's sensitivity
@@ -321,7 +321,7 @@ def one_run_scores(
     members = torch.from_numpy(random.random(canaries) < 0.5).to(x.device)
     rows = torch.arange(len(x) + canaries, device=x.device)
     draws, noise = (sampling.derive("one run", seed, name) for name in ("draws", "noise"))
-    wrapped = WithCanaries(engine, x, y, coordinates, members)
+    wrapped = _WithCanaries(engine, x, y, coordinates, members)
     transcript, _ = played(optimizer, wrapped, (rows, rows), plan, (draws, noise))
     scores = _canary_scores(transcript, kinds_of(optimizer, plan), coordinates, plan)
     is_in = members.cpu().numpy()

@@ -75,7 +75,7 @@ class Diagnostics:
         norms = torch.cat(self._norms) if self._norms else torch.zeros(0)
         # An entry is of the draws since the one before, and norms of a long run need not stay in memory.
         self._norms = []
-        content: dict[str, Any] = {"private": False, "norms": norm_quantiles(norms)}
+        content: dict[str, Any] = {"private": False, "norms": _norm_quantiles(norms)}
         if self._bound is not None and len(norms):
             content["clipped"] = float((norms > self._bound).double().mean())
         seen = self._seen
@@ -148,7 +148,7 @@ def class_weights(norms: Tensor, labels: Tensor, clip: float, classes: int) -> T
     return total / torch.bincount(labels.long(), minlength=classes)
 
 
-def norm_quantiles(norms: Tensor) -> dict[str, float]:
+def _norm_quantiles(norms: Tensor) -> dict[str, float]:
     """The `_QUANTILES` of finite gradient norms, by names such as "q5" and "q50". Not private.
 
     Args:

@@ -117,7 +117,11 @@ class Statement:
         return asdict(self)
 
     def __str__(self) -> str:
-        return "\n".join((*(self._guarantee() if self.private else _no_guarantee()), *self._run()))
+        none = (
+            "There is NO privacy guarantee: releases had no noise, so epsilon is infinite.",
+            "The model may hold training records, and is to be protected as they are.",
+        )
+        return "\n".join((*(self._guarantee() if self.private else none), *self._run()))
 
     def _guarantee(self) -> Iterator[str]:
         yield (
@@ -153,11 +157,6 @@ class Statement:
             yield f"Parameters that the loss does not use, which {moved}: {', '.join(self.unused)}."
         yield f"Status: {self.status}."
         yield f"Versions: {', '.join(f'{name} {number}' for name, number in self.versions.items())}."
-
-
-def _no_guarantee() -> Iterator[str]:
-    yield "There is NO privacy guarantee: releases had no noise, so epsilon is infinite."
-    yield "The model may hold training records, and is to be protected as they are."
 
 
 def _not_covered(record: Mapping[str, Any]) -> Iterator[str]:

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from dpopt.audit import audit, clopper_pearson, one_run_scores, simulated, worst_case
-from dpopt.audit.games import WithCanaries
+from dpopt.audit.games import _WithCanaries
 from dpopt.clipping import Abadi, Automatic
 from dpopt.errors import ConfigError
 from dpopt.optimizers.adadp import ADADP
@@ -117,7 +117,7 @@ def test_canaries_leave_the_records_alone():
     """Sums, losses and norms are those of the records, plus each canary that is in along its coordinate."""
     task, rule = Task(), Abadi(0.25)
     coordinates, members = torch.tensor([7, 2, 40]), torch.tensor([True, False, True])
-    engine = WithCanaries(task.engine, task.x, task.y, coordinates, members)
+    engine = _WithCanaries(task.engine, task.x, task.y, coordinates, members)
     rows = torch.tensor([60, 3, 61, 62, 8, 62, 0])
     mask = torch.tensor([True, True, True, True, True, False, False])
     real, points = torch.tensor([3, 8]), [(1.0, task.engine.theta)]

@@ -16,7 +16,7 @@ from dpopt.privacy import calibrate
 from dpopt.privacy.data import DataOracle, Seen
 from dpopt.runs import train as cells
 from dpopt.store import Store
-from dpopt.study.diagnostics import Diagnostics, class_weights, norm_quantiles
+from dpopt.study.diagnostics import Diagnostics, _norm_quantiles, class_weights
 from dpopt.study.optimal_clip import mse, optimal_clip
 from dpopt.suites.plan import plan
 from dpopt.suites.suite import load_suite
@@ -57,9 +57,9 @@ def test_class_weights_by_hand():
 def test_quantiles():
     norms = torch.arange(101.0)
     expected = {"q0": 0, "q5": 5, "q25": 25, "q50": 50, "q75": 75, "q95": 95, "q100": 100}
-    assert norm_quantiles(norms) == pytest.approx(expected)
-    assert norm_quantiles(torch.cat([norms, torch.tensor([math.inf, math.nan])])) == pytest.approx(expected)
-    assert all(map(math.isnan, norm_quantiles(torch.zeros(0)).values()))
+    assert _norm_quantiles(norms) == pytest.approx(expected)
+    assert _norm_quantiles(torch.cat([norms, torch.tensor([math.inf, math.nan])])) == pytest.approx(expected)
+    assert all(map(math.isnan, _norm_quantiles(torch.zeros(0)).values()))
 
 
 def loss(output, target):
