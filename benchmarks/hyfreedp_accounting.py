@@ -17,9 +17,9 @@ import pandas as pd
 
 from dpopt.audit.published import hyfreedp_noise
 from dpopt.privacy import Draw, Ledger, epsilon
+from dpopt.privacy.ledger import default_delta
 from dpopt.results import figures
 from dpopt.results.drawing import GREY, styles_of
-from dpopt.sizes import default_delta
 
 EXAMPLES, BATCH_SIZE, DRAWS = 50_000, 1_000, 250
 DELTA = default_delta(EXAMPLES)

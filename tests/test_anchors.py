@@ -4,8 +4,7 @@ import pytest
 
 from dpopt import registry
 from dpopt.privacy import epsilon
-from dpopt.privacy.ledger import Draw, Ledger
-from dpopt.sizes import number_of_draws, sampling_rate
+from dpopt.privacy.ledger import Draw, Ledger, number_of_draws, sampling_rate
 from dpopt.suites.plan import plan
 from dpopt.suites.suite import load_suite
 

@@ -8,7 +8,7 @@ PACKAGE = Path(__file__).parents[1] / "dpopt"
 FLOORS = [
     {"errors", "markup", "_lazy", "_paths"},
     {"fields", "files", "_extras"},
-    {"documents", "sizes"},
+    {"documents"},
     {"types", "configurations"},
     {"clipping"},
     {"privacy"},

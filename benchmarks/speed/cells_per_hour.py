@@ -28,8 +28,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpopt import registry, sizes
+from dpopt import registry
 from dpopt.cells import Cell
+from dpopt.privacy.ledger import number_of_draws
 from dpopt.suites.plan import plan
 from dpopt.suites.suite import load_suite
 
@@ -101,7 +102,7 @@ def plain(device: str, cell: Cell) -> float:
     splits = workload.splits(cell.seed)
     model = workload.model().to(device)
     loader = DataLoader(TensorDataset(splits.train.x, splits.train.y), cell.batch_size)
-    draws = sizes.number_of_draws(cell.epochs, cell.batch_size, len(splits.train.x))
+    draws = number_of_draws(cell.epochs, cell.batch_size, len(splits.train.x))
     engine: Any = PrivacyEngine()
     private, optimizer, loader = engine.make_private_with_epsilon(
         module=model,

@@ -16,10 +16,11 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from dpopt import audit, clipping, configurations, fields, registry, sizes
+from dpopt import audit, clipping, configurations, fields, registry
 from dpopt.cells import Cell
 from dpopt.configurations import first_key
 from dpopt.errors import ConfigError, unknown
+from dpopt.privacy.ledger import number_of_draws, sampling_rate
 from dpopt.privacy.sampling import derive
 from dpopt.runs.remote import side_by_side
 from dpopt.runs.run_suite import places
@@ -142,8 +143,8 @@ def _optimizer(label: str, cell: Cell, chosen: AuditKeys) -> dict[str, Any]:
         registry.from_spec("optimizer", cell.optimizer),
         epsilon=cell.epsilon,
         delta=cell.delta,
-        rate=sizes.sampling_rate(cell.batch_size, len(x)),
-        draws=sizes.number_of_draws(cell.epochs, cell.batch_size, len(x)),
+        rate=sampling_rate(cell.batch_size, len(x)),
+        draws=number_of_draws(cell.epochs, cell.batch_size, len(x)),
         accountant=cell.accountant,
         trials=chosen.trials,
         game_draws=chosen.game_draws,

@@ -45,7 +45,7 @@ class Fit(DataKeys):
 
         from dpopt import training
         from dpopt.privacy import accountants
-        from dpopt.sizes import default_delta
+        from dpopt.privacy.ledger import default_delta
         from dpopt.training.saved import check_new
         from dpopt.workloads.base import Workload
 

@@ -62,7 +62,7 @@ class Calibrate:
     def __call__(self) -> None:
         from dpopt import registry
         from dpopt.privacy import calibrate
-        from dpopt.sizes import default_delta, number_of_draws, sampling_rate
+        from dpopt.privacy.ledger import default_delta, number_of_draws, sampling_rate
 
         rate, draws, delta = self.rate, self.draws, self.delta
         if rate is None:

@@ -1,6 +1,6 @@
 """The ledger of a run: its draws, in order, and the noise of every release; and the plan that a run is held to.
 
-Accountants tell what a ledger costs.
+Accountants tell what a ledger costs. Its rate and its length follow from public numbers, as does the usual delta.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import repeat
 
+from dpopt import fields
 from dpopt.errors import ConfigError
+from dpopt.fields import MANY, Positive
 
 _MOST_DRAWS = 2**53
 """The longest ledger: up to here, numbers of draws are numbers in double precision."""
@@ -152,3 +154,36 @@ class Plan:
 
 class NonPrivate(Plan):
     """The plan of a run at epsilon = infinity: same draws, same clipping, no noise; its ledger says so."""
+
+
+def sampling_rate(batch_size: float, examples: int) -> float:
+    """Q = B/N.
+
+    Raises:
+        ConfigError: B is not in [1, N].
+    """
+    if not 1 <= batch_size <= examples:
+        raise ConfigError("batch_size", batch_size, f"expected 1 to {examples}, the number of training records")
+    return batch_size / examples
+
+
+def number_of_draws(epochs: float, batch_size: float, examples: int) -> int:
+    """T = epochs N / B, rounded.
+
+    Raises:
+        ConfigError: it is no number, none, or larger than `fields.MANY`.
+    """
+    fields.convert(epochs, Positive, "epochs", {})
+    draws = epochs * examples / batch_size
+    # Before `round`, which fails with an error of its own on a product that overflows.
+    if draws > MANY:
+        raise ConfigError("epochs", epochs, f"makes {draws:.3g} draws, expected at most {MANY:.0e}")
+    if round(draws) < 1:
+        least = batch_size / examples
+        raise ConfigError("epochs", epochs, f"makes no draw: one of B = {batch_size:g} takes {least:.3g} epochs")
+    return round(draws)
+
+
+def default_delta(examples: int) -> float:
+    """N^-1.1, where no delta is given: below 1/N, at which publishing one record whole would be private."""
+    return examples**-1.1

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from dpopt import clipping, registry, sizes, training
+from dpopt import clipping, registry, training
 from dpopt.cells import Cell, clipping_bound, finite
 from dpopt.clipping import ClippingEngine
 from dpopt.clipping.views import Multiplied, multiplied
@@ -23,7 +23,7 @@ from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.data import DataOracle
 from dpopt.privacy.distributed import Processes
 from dpopt.privacy.isolation import Isolated
-from dpopt.privacy.ledger import Ledger, Plan
+from dpopt.privacy.ledger import Ledger, Plan, number_of_draws, sampling_rate
 from dpopt.privacy.sampling import derive
 from dpopt.privacy.selection import selection_rule
 from dpopt.store.runs import Store
@@ -183,13 +183,13 @@ def resumed(store: Store, run_id: str, beginning: Reached, plan: Plan, diagnosti
 
 def _noise_plan(cell: Cell, optimizer: Optimizer, examples: int, dimension: int) -> Plan:
     """The releases that a cell may make, and their noise, for `examples` records and `dimension` parameters."""
-    rate = sizes.sampling_rate(cell.batch_size, examples)
+    rate = sampling_rate(cell.batch_size, examples)
     if cell.untrained:
         return Plan({}, Ledger(), 0.0, rate, 0, dimension, cell.delta, cell.accountant)
     return calibrate(
         optimizer,
         rate=rate,
-        draws=sizes.number_of_draws(cell.epochs, cell.batch_size, examples),
+        draws=number_of_draws(cell.epochs, cell.batch_size, examples),
         dimension=dimension,
         epsilon=cell.epsilon,
         delta=cell.delta,

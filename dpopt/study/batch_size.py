@@ -19,7 +19,7 @@ from dpopt.errors import ConfigError
 from dpopt.fields import Count, NonNegative
 from dpopt.optimizers.dp_sgd import DPSGD
 from dpopt.privacy.calibration import calibrate
-from dpopt.sizes import number_of_draws, sampling_rate
+from dpopt.privacy.ledger import number_of_draws, sampling_rate
 
 _TOLERANCE = 0.05
 """The cumulative noise of the plateau may be this share above the least. Our choice."""

@@ -11,9 +11,10 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-from dpopt import fields, registry, sizes
+from dpopt import fields, registry
 from dpopt.cells import Cell
 from dpopt.errors import ConfigError, Missing
+from dpopt.privacy.ledger import number_of_draws
 from dpopt.store.runs import Store
 from dpopt.suites.rows import Row, gradients_per_draw
 from dpopt.suites.schema import Keys
@@ -67,7 +68,7 @@ def has_stages(suite: Keys) -> bool:
 def draws(cell: Cell) -> int:
     """The number of draws of a cell."""
     examples = _examples(json.dumps(cell.workload))
-    return 0 if cell.untrained else sizes.number_of_draws(cell.epochs, cell.batch_size, examples)
+    return 0 if cell.untrained else number_of_draws(cell.epochs, cell.batch_size, examples)
 
 
 def gradients(cell: Cell, per_draw: float) -> float:

@@ -14,10 +14,9 @@ from dpopt.clipping.rules import Abadi, Normalized
 from dpopt.errors import ConfigError
 from dpopt.privacy import accountants, sampling
 from dpopt.privacy.calibration import calibrate, cost, require_bounded
-from dpopt.privacy.ledger import Ledger
+from dpopt.privacy.ledger import Ledger, default_delta, number_of_draws, sampling_rate
 from dpopt.privacy.sampling import derive
 from dpopt.privacy.selection import After, BestOf, Composed, Selection, selection_spec
-from dpopt.sizes import default_delta, number_of_draws, sampling_rate
 from dpopt.store.runs import Store
 from dpopt.suites import widening
 from dpopt.suites.schema import Keys, Setting

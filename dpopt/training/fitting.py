@@ -28,8 +28,8 @@ from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.data import DataOracle
 from dpopt.privacy.distributed import ALONE, Processes, digest
 from dpopt.privacy.isolation import Isolated
+from dpopt.privacy.ledger import number_of_draws, sampling_rate
 from dpopt.privacy.sampling import REVISION, derive, secret_seed, send
-from dpopt.sizes import number_of_draws, sampling_rate
 from dpopt.training import trial
 from dpopt.training.checkpoint import Checkpoint, Elapsed, Reached, fingerprint, leased, put_off
 from dpopt.training.loop import Phases, observe, resolve_device, steps, summary
