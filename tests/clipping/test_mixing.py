@@ -158,6 +158,7 @@ MIXING = REVIEWED | {
     "guarded": Case(below(scaled_if_number), outlier=50.0),
     "neighbours": Case(below(lambda m, x: x + x.roll(1, 0))),
     "sums_so_far": Case(below(lambda m, x: x.cumsum(0))),
+    "sums_to_come": Case(below(only(many, lambda m, x: x.flip(0).cumsum(0).flip(0)))),
     "largest": Case(below(marks_largest), is_followed=False),
     "statistics": Case(below(lambda m, x: F.batch_norm(x, None, None, training=True)), is_followed=False),
     "control_flow": Case(below(lambda m, x: 2 * x if x.sum() > 0 else x), is_followed=False),
