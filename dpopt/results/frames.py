@@ -199,7 +199,7 @@ def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:
     return {"state": record["status"], "score": score} | numbers | further | origin
 
 
-def curves(store: Store, selected: pd.DataFrame, with_diagnostics: bool = False) -> pd.DataFrame:
+def curves(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
     """The curves of the selected runs: one row for each entry, with the run's place in the suite.
 
     A run that does not find its own learning rate has its constant one as `eta`.
@@ -208,5 +208,4 @@ def curves(store: Store, selected: pd.DataFrame, with_diagnostics: bool = False)
     for row in selected.to_dict("records"):
         place = {key: row[key] for key in (*GROUP, "seed", "tuning", "run_id", "score", "lr")}
         entries += [{"eta": row["lr"], **entry, **place} for entry in store.curve(row["run_id"])]
-    frame = pd.DataFrame(entries)
-    return frame if with_diagnostics else frame.drop(columns="diagnostics", errors="ignore")
+    return pd.DataFrame(entries).drop(columns="diagnostics", errors="ignore")

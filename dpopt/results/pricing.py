@@ -14,7 +14,7 @@ from itertools import groupby, zip_longest
 from typing import Any, NamedTuple
 
 from dpopt.privacy import caching
-from dpopt.privacy.accountants import Charge, epsilon, events
+from dpopt.privacy.accountants import epsilon, events
 from dpopt.privacy.ledger import Draw, Ledger
 from dpopt.privacy.selection import BestOf, Selection, selection_rule, selection_spec
 from dpopt.store.provenance import code, cpu
@@ -78,16 +78,14 @@ def epsilon_with_tuning(store: Store, selected: Mapping[str, Any]) -> float:
     return price(store, selected).with_tuning
 
 
-def price(store: Store, selected: Mapping[str, Any], charge: Charge = spent) -> _Price:
-    """Both prices of the search behind a row of `choosing.select`; `charge` as in `epsilon_of_runs`."""
+def price(store: Store, selected: Mapping[str, Any]) -> _Price:
+    """Both prices of the search behind a row of `choosing.select`."""
     rule = selection_rule(json.loads(selected["selection"])) if selected["selection"] else None
-    total = epsilon_of_runs(store, selected["charges"], selected["delta"], selected["accountant"], charge)
+    total = epsilon_of_runs(store, selected["charges"], selected["delta"], selected["accountant"])
     return _Price(float(selected["epsilon_total"]) if isinstance(rule, BestOf) else total, total)
 
 
-def epsilon_of_runs(
-    store: Store, charges: Mapping[str, int], delta: float, accountant: str, charge: Charge = spent
-) -> float:
+def epsilon_of_runs(store: Store, charges: Mapping[str, int], delta: float, accountant: str) -> float:
     """Epsilon of several runs on the same records, one after the other; an upper bound.
 
     Runs with the same seed and number within a search (`search` of a cell) share their sampling, as where a suite was
@@ -100,7 +98,6 @@ def epsilon_of_runs(
         charges: run id -> number of runs with its ledger, see `choosing.select`; all but the first have draws of their
             own.
         delta, accountant: see `accountants.epsilon`.
-        charge: the price of the ledger of all of them.
     """
     sharing, counts, total = dict[tuple[Any, ...], list[Ledger]](), Counter[Draw](), Ledger()
     for run_id, times in charges.items():
@@ -112,7 +109,7 @@ def epsilon_of_runs(
         counts.update(ledgers[0].counts() if len(ledgers) == 1 else _merged(ledgers))
     for draw, count in counts.items():
         total.append(draw, count)
-    return charge(total, delta, accountant)
+    return spent(total, delta, accountant)
 
 
 def _merged(ledgers: Sequence[Ledger]) -> Counter[Draw]:

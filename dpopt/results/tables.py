@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 
 from dpopt import registry
-from dpopt.privacy.accountants import Charge
 from dpopt.results import pricing, statistics
 from dpopt.results.choosing import Row
 from dpopt.results.frames import GROUP
@@ -45,13 +44,12 @@ _WIDEN_NOTE = (
 )
 
 
-def comparison(store: Store, selected: pd.DataFrame, charge: Charge = pricing.spent) -> pd.DataFrame:
+def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
     """One row for each group of `select`'s frame, best first within a workload and a target epsilon.
 
     Args:
         store: that holds the runs.
         selected: of `choosing.select`.
-        charge: see `pricing.epsilon_of_runs`.
 
     Returns:
         Beside the group's keys: `score` (what was measured), its `mean` and `std` on the test split (sample standard
@@ -68,7 +66,7 @@ def comparison(store: Store, selected: pd.DataFrame, charge: Charge = pricing.sp
         return pd.DataFrame()
     rows, tests, is_unscored = [], [], []
     for keys, group in selected.groupby(GROUP, sort=False, dropna=False):
-        prices = [pricing.price(store, row, charge) for row in group.to_dict("records")]
+        prices = [pricing.price(store, row) for row in group.to_dict("records")]
         unscored, edges = without_score(group), Counter(edge for of in group["edges"] if of for edge in of.split(", "))
         entries, optimizer, widen = registry.entries("optimizer"), group["optimizer"].iloc[0], group["widen"].max()
         notes = [
