@@ -52,7 +52,7 @@ def non_private(case: Case, subset: str, device: torch.device, calls: int, preci
     return _stepped(_sgd(model), lambda: case.loss(model(x), y).mean(), device, precision)
 
 
-def private(
+def _private(
     optimizer: Optimizer,
     engine: str,
     case: Case,
@@ -91,7 +91,7 @@ def private(
     return step
 
 
-def opacus_hooks(case: Case, subset: str, device: torch.device, calls: int, precision: str = "float32") -> Step:
+def _opacus_hooks(case: Case, subset: str, device: torch.device, calls: int, precision: str = "float32") -> Step:
     """Opacus' default: hooks make per-example gradients, DP-SGD clips and adds noise."""
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
@@ -102,7 +102,7 @@ def opacus_hooks(case: Case, subset: str, device: torch.device, calls: int, prec
     return _stepped(optimizer, lambda: case.loss(hooked(x), y).mean(), device, precision)
 
 
-def opacus_ghost(case: Case, subset: str, device: torch.device, calls: int, precision: str = "float32") -> Step:
+def _opacus_ghost(case: Case, subset: str, device: torch.device, calls: int, precision: str = "float32") -> Step:
     """Opacus' ghost clipping: norms without per-example gradients, and a second backward pass."""
     from opacus.grad_sample import GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizerFastGradientClipping
@@ -135,16 +135,16 @@ def _stepped(optimizer: Any, loss: Callable[[], Any], device: torch.device, prec
 
 _SGD = DPSGD(LR, Abadi(CLIP))
 ENGINES: dict[str, Callable[..., Step]] = {
-    "bookkeeping": partial(private, _SGD, "bookkeeping"),
-    "poisson": partial(private, _SGD, "bookkeeping", rate=0.25),
-    "isolated": partial(private, _SGD, "bookkeeping", isolate=True),
-    "opacus_hooks": opacus_hooks,
-    "opacus_ghost": opacus_ghost,
-    "vmap": partial(private, _SGD, "vmap"),
+    "bookkeeping": partial(_private, _SGD, "bookkeeping"),
+    "poisson": partial(_private, _SGD, "bookkeeping", rate=0.25),
+    "isolated": partial(_private, _SGD, "bookkeeping", isolate=True),
+    "opacus_hooks": _opacus_hooks,
+    "opacus_ghost": _opacus_ghost,
+    "vmap": partial(_private, _SGD, "vmap"),
 }
 """The ways to make a private step of SGD, by name. "poisson" is book-keeping on draws of random size, "isolated" is
 book-keeping with the optimizer in a process of its own."""
-WHOLE = {name: partial(private, _SGD, name, is_whole=True) for name in ("bookkeeping", "vmap")}
+WHOLE = {name: partial(_private, _SGD, name, is_whole=True) for name in ("bookkeeping", "vmap")}
 """Contenders that divide a batch when memory is short, in a form that never does."""
 
 
@@ -187,7 +187,7 @@ def optimizer_group(
     return [
         Contender(
             name,
-            partial(private, optimizer, "auto", case, subset, device, precision=precision, steps=steps),
+            partial(_private, optimizer, "auto", case, subset, device, precision=precision, steps=steps),
             baseline,
             draws_of(optimizer, steps),
         )
