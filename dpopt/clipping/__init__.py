@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dpopt.clipping.bookkeeping import BookkeepingEngine
 from dpopt.clipping.flat import Clipped, ClippingEngine, FlatModel, WeightedPoints, as_written
 from dpopt.clipping.layers import refuse_unsafe, replacements
-from dpopt.clipping.losses import Loss, check_loss
+from dpopt.clipping.losses import Loss, by_record, check_loss
 from dpopt.clipping.mixing import Unsupported
 from dpopt.clipping.rules import RULES, Abadi, Automatic, Normalized, clip_rule, clip_spec
 from dpopt.clipping.verification import verify
@@ -70,6 +70,7 @@ def engine(
         raise ConfigError("precision", precision, f"the engine {name!r} knows only float32")
     # Such layers break the bound whichever engine runs them, so no choice is made first.
     refuse_unsafe(model)
+    loss = by_record(loss)  # one for all engines: what is learned of it counts for each
     engines: list[FlatModel] = [BookkeepingEngine(model, loss, precision)] if name in ("auto", "bookkeeping") else []
     engines += [kind(model, loss) for kind in (VmapEngine, LoopEngine) if name in ("auto", kind.name)]
     choice = _Choice(engines, batch)
@@ -102,7 +103,8 @@ class _Choice(ClippingEngine):
             if engine.name == "loop" and refusals and replacement:
                 break  # a pass for each record is slower than the layer that takes the place
             try:
-                is_decided = verify(engine, x, y, self._batch)
+                with engine.loss.repeated():
+                    is_decided = verify(engine, x, y, self._batch)
             except Unsupported as error:
                 refusals[engine.name] = error
                 continue

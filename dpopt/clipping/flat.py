@@ -219,7 +219,7 @@ class FlatModel(ClippingEngine):
             return each.losses, each.norms
 
         try:
-            with mixing.trial(self.model), mixing.constant_buffers(self.model):
+            with mixing.trial(self.model), mixing.constant_buffers(self.model), self.loss.repeated():
                 # Beside the present parameters no initial zero hides a dependence.
                 self.load(mixing.beside(self.split(self.theta)))
                 self.compare_in_training(x[:_COMPARED], y[:_COMPARED])

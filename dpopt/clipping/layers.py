@@ -169,13 +169,25 @@ def by_vmap(
 
 
 def refuse_unsafe(model: nn.Module) -> None:
-    """Raise `ConfigError` for a model with nothing to train, or a layer that mixes examples or keeps what it sees."""
+    """Raise `ConfigError` for a model with nothing to train, a layer that mixes examples or keeps what it sees, or
+    trained parameters that share memory, which cannot hold the values of one vector.
+    """
     for name, module in model.named_modules():
         for kinds, (is_unsafe, hint) in _UNSAFE.items():
             if isinstance(module, kinds) and is_unsafe(module):
                 raise ConfigError(f"model.{name}" if name else "model", type(module).__name__, hint)
-    if not any(p.requires_grad for p in model.parameters()):
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not parameters:
         raise ConfigError("model", type(model).__name__, "has no parameter with requires_grad")
+    ends: dict[int, tuple[int, str]] = {}  # storage -> where the last parameter in it ends
+    for name, p in sorted(parameters.items(), key=lambda pair: pair[1].storage_offset()):
+        place, start = p.untyped_storage()._cdata, p.storage_offset()
+        end, other = ends.get(place, (0, name))
+        if start < end or torch._debug_has_internal_overlap(p) == 1:
+            raise ConfigError(
+                f"model.{name}", "parameter", f"shares memory with {other}: use one parameter in both places"
+            )
+        ends[place] = start + sum(s * (n - 1) for s, n in zip(p.stride(), p.shape, strict=True)) + 1, name
 
 
 def frozen_statistics(model: nn.Module) -> list[nn.Module]:

@@ -6,6 +6,7 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pkgutil import resolve_name
 from types import MethodType
 from typing import Any
@@ -40,28 +41,30 @@ class RecordLoss:
     Attributes:
         is_trusted: the function is one of `_SEPARABLE`, and is called on the batch as it is.
         needs_loop: true if `vmap` raises for the function; None before the first call.
+        has_rows: for each tensor of the outputs, true if it has a row for each record; None before `learn_rows`.
+        is_random: true if `check_loss` saw it draw random numbers.
     """
 
     def __init__(self, function: Loss) -> None:
         self.function = function
         self.is_trusted = _is_separable(function)
         self.needs_loop: bool | None = False if self.is_trusted else None
+        self.has_rows: list[bool] | None = None
+        self.is_random = self._is_repeated = False
 
     def __call__(self, output: Any, target: Tensor) -> Tensor:
         """The losses [n] of outputs [n, ...], a tensor or a structure of tensors, and targets [n, ...].
 
-        Raises ConfigError if outputs that are one tensor have no row for each record, or one loss is not one number.
+        Raises ConfigError if outputs that are one tensor have no row for each record, or outputs are built otherwise
+        than those that `learn_rows` has seen, or one loss is not one number.
         """
         # Without `vmap`, as the package's losses give the same bits for a batch as for its records.
         if self.is_trusted:
             return self.function(output, target)
-        count = len(target)
-        if isinstance(output, Tensor) and not _has_rows(output, count):
-            raise ConfigError("model", f"outputs {list(output.shape)}", f"expected a row for each of {count} records")
-        reason = ""
+        count, reason, marks = len(target), "", self._marks(output, len(target))
         if not self.needs_loop:
             try:
-                losses = self._by_vmap(output, target)
+                losses = self._by_vmap(output, target, marks)
                 if losses.numel() == count:
                     self.needs_loop = False
                     return losses.view(count)
@@ -72,12 +75,8 @@ class RecordLoss:
             except Exception as error:  # an `if` on a value, a mask of rows, an operation without a batching rule
                 reason = " ".join(str(error).split())[:120]
         start = time.perf_counter()
-        pieces = [part.split(1) if _has_rows(part, count) else (part,) * count for part in _tensors(output)]
-
-        def one(singles: Iterator[Tensor], target: Tensor) -> Tensor:
-            return self.one(_mapped(lambda _: next(singles), output), target)
-
-        losses = torch.cat([one(iter(singles), y) for *singles, y in zip(*pieces, target.split(1), strict=True)])
+        singles = (slice(at, at + 1) for at in range(count))
+        losses = torch.cat([self.one(self.rows_of(output, single, count), target[single]) for single in singles])
         if not self.needs_loop:
             each = (time.perf_counter() - start) / count * 1e3
             text = "loss %s: one record after the other, %.2f ms for each in a pass, as torch.func.vmap raises: %s"
@@ -87,20 +86,57 @@ class RecordLoss:
 
     each = __call__
 
-    def _by_vmap(self, output: Any, target: Tensor) -> Tensor:
+    def learn_rows(self, model: Callable[[Tensor], Any], x: Tensor) -> None:
+        """Learn which tensors of the outputs have a row for each record, from copies of one record x [1, ...].
+
+        It is not asked anew for each batch: a codebook [16, d] has as many rows as a batch of 16 records.
+        """
+        two, three = (_tensors(model(x.repeat(n, *[1] * (x.ndim - 1)))) for n in (2, 3))
+        if len(two) == len(three):
+            self.has_rows = [a.ndim > 0 and (len(a), len(b)) == (2, 3) for a, b in zip(two, three, strict=True)]
+
+    def _marks(self, output: Any, count: int) -> list[bool]:
+        parts = _tensors(output)
+        are_rows = [part.ndim > 0 and len(part) == count for part in parts]
+        marks = [True] if isinstance(output, Tensor) else are_rows if self.has_rows is None else self.has_rows
+        if len(marks) != len(parts) or any(mark and not is_row for mark, is_row in zip(marks, are_rows, strict=True)):
+            shapes = ", ".join(str(list(part.shape)) for part in parts)
+            raise ConfigError("model", f"outputs {shapes}", f"expected a row for each of {count} records")
+        return marks
+
+    def rows_of(self, output: Any, which: Any, count: int) -> Any:
+        """Copies of some rows of outputs of `count` records, as a loss may work in place; other tensors are whole."""
+        marks = iter(self._marks(output, count))
+        return _mapped(lambda part: (part[which] if next(marks) else part).clone(), output)
+
+    def _by_vmap(self, output: Any, target: Tensor, marks: list[bool]) -> Tensor:
         if self.needs_loop is None:
             functorch.lazy_load_decompositions()  # type: ignore[attr-defined]
-        count = len(target)
+        count, left = len(target), iter(marks)
         # The steps of `vmap` by hand: its care for structures would double the time of a call.
-        level = _steps._vmap_increment_nesting(count, "different")
+        level = _steps._vmap_increment_nesting(count, "same" if self._is_repeated else "different")
 
-        def shown(part: Tensor) -> Tensor:
-            return _steps._add_batch_dim(part.unsqueeze(1), 0, level) if _has_rows(part, count) else part
+        def shown(part: Tensor, is_row: bool = True) -> Tensor:
+            return _steps._add_batch_dim(part.unsqueeze(1), 0, level) if is_row else part
 
         try:
-            return _steps._remove_batch_dim(self.function(_mapped(shown, output), shown(target)), level, count, 0)
+            one = _mapped(lambda part: shown(part, next(left)), output)
+            return _steps._remove_batch_dim(self._value(one, shown(target)), level, count, 0)
         finally:
             _steps._vmap_decrement_nesting()
+
+    def _value(self, output: Any, target: Tensor) -> Tensor:
+        with _same_numbers(target) if self._is_repeated else nullcontext():
+            return self.function(output, target)
+
+    @contextmanager
+    def repeated(self) -> Iterator[None]:
+        """Within it, a loss that draws random numbers draws the same for each record and in each call."""
+        self._is_repeated = self.is_random
+        try:
+            yield
+        finally:
+            self._is_repeated = False
 
     def alone(self, output: Any, target: Tensor) -> Tensor:
         """The loss [1] of one record's output and target, each with one row."""
@@ -108,7 +144,7 @@ class RecordLoss:
 
     def one(self, output: Any, target: Tensor) -> Tensor:
         """The function's value [1] for one row."""
-        loss = self.function(output, target)
+        loss = self._value(output, target)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             shown = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ConfigError("loss", named(self.function), f"expected one number for one record, not {shown}")
@@ -146,21 +182,21 @@ def named(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def rows(output: Any, which: Any, count: int) -> Any:
-    """Some rows of outputs of `count` records; a tensor without a row for each record is left as it is."""
-    return _mapped(lambda part: part[which] if _has_rows(part, count) else part, output)
-
-
 def _mapped(change: Callable[[Tensor], Any], value: Any) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, list | tuple):
         items = [_mapped(change, item) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, dict) or hasattr(value, "__dict__"):
+    if isinstance(value, dict):
         new = copy.copy(value)
-        for key, item in value.items() if isinstance(value, dict) else vars(value).items():
-            (new.__setitem__ if isinstance(value, dict) else new.__setattr__)(key, _mapped(change, item))
+        new.update((key, _mapped(change, item)) for key, item in value.items())
+        return new
+    attributes = [*getattr(value, "__dict__", ()), *getattr(value, "__slots__", ())]
+    if attributes:
+        new = copy.copy(value)
+        for name in attributes:  # past the `__setattr__` of a frozen dataclass
+            object.__setattr__(new, name, _mapped(change, getattr(value, name)))
         return new
     return value
 
@@ -169,10 +205,6 @@ def _tensors(value: Any) -> list[Tensor]:
     parts: list[Tensor] = []
     _mapped(parts.append, value)
     return parts
-
-
-def _has_rows(part: Tensor, count: int) -> bool:
-    return part.ndim > 0 and len(part) == count
 
 
 def check_loss(model: nn.Module, loss: RecordLoss, x: Tensor, y: Tensor, batch: float | None = None) -> None:
@@ -200,6 +232,7 @@ def check_loss(model: nn.Module, loss: RecordLoss, x: Tensor, y: Tensor, batch: 
             try:
                 room = _TRIED // max(1, sum(part.numel() for part in _tensors(model(x[:1]))))
                 output, target = model(x[: max(2, room)]), y[: max(2, room)]
+                loss.learn_rows(model, x[:1])
             except Exception:  # an engine says what the model fails with
                 return
             if isinstance(loss, MeanLoss):
@@ -215,15 +248,15 @@ def _must_be_alike(loss: RecordLoss, output: Any, target: Tensor, size: int, is_
     more = torch.randint(count, (max(0, size - count),), generator=generator)
     which = torch.cat([torch.arange(min(count, size)), more])[torch.randperm(size, generator=generator)]
     which = which.to(target.device)
-    output, target = rows(output, which, count), target[which]
+    output, target = loss.rows_of(output, which, count), target[which]
     few = min(size, _SHOWN)
 
     def values(output: Any, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         together = loss.function(_mapped(Tensor.clone, output), target.clone())
         if tuple(together.shape) != (size,):
             raise ConfigError("loss", f"shape {tuple(together.shape)}", f"expected one loss per example, ({size},)")
-        alone = loss.each(rows(output, slice(few), size), target[:few])
-        parts = [(rows(output, slice(i, i + 1), size), target[i : i + 1]) for i in range(min(few, 16))]
+        alone = loss.each(loss.rows_of(output, slice(few), size), target[:few].clone())
+        parts = [(loss.rows_of(output, slice(i, i + 1), size), target[i : i + 1].clone()) for i in range(min(few, 16))]
         backwards = [loss.one(*part) for part in reversed(parts)][::-1]
         return together[:few], alone, torch.cat([*backwards, alone[len(parts) :]])
 
@@ -240,6 +273,13 @@ def _must_be_alike(loss: RecordLoss, output: Any, target: Tensor, size: int, is_
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise ConfigError("loss", name, f"of one record alone it ends in {reason}") from error
     is_bad = ~alone.isfinite()
+    shapes = [str(["n", *part.shape[1:]]).replace("'", "") for part in exact if isinstance(part, Tensor)]
+    allowed = f"expected one that depends on the record's output and target alone, {', '.join(shapes)}"
+    loss.is_random = loss.is_random or _is_random(loss, *exact)
+    if loss.is_random:  # it has other values each time, so records are kept and those beside them changed
+        if _looks_beside(loss, *exact):
+            raise ConfigError("loss", name, f"the loss of a record changes with the records beside it: {allowed}")
+        return
     if not is_beside and is_bad.any() and not is_bad.all():
         at = int(is_bad.nonzero()[0])
         target_is = f" with target {target[at].tolist()}" if target.ndim == 1 else ""
@@ -250,8 +290,6 @@ def _must_be_alike(loss: RecordLoss, output: Any, target: Tensor, size: int, is_
             digits = max(digits, _DIGITS[torch.float32])
         if (bad := _apart(others, alone, digits)) is not None:
             seen = f"the loss of a record is {alone[bad]:.10g} alone and {others[bad]:.10g} {text}"
-            shapes = [str(["n", *part.shape[1:]]).replace("'", "") for part in exact if isinstance(part, Tensor)]
-            allowed = f"expected one that depends on the record's output and target alone, {', '.join(shapes)}"
             raise ConfigError("loss", name, f"{seen}: {allowed}")
 
 
@@ -269,6 +307,38 @@ def _is_rounded(loss: RecordLoss, output: Any, target: Tensor) -> bool:
     # A loss that casts to float32 would be refused for its rounding otherwise.
     changed = loss.function(_mapped(nearby, output), target.clone()) != loss.function(output, target.clone())
     return int(changed.sum()) < 2
+
+
+@contextmanager
+def _same_numbers(beside: Tensor) -> Iterator[None]:
+    with torch.random.fork_rng([beside.device] if beside.is_cuda else []):
+        torch.manual_seed(0)
+        yield
+
+
+def _repeated(loss: RecordLoss, output: Any, target: Tensor) -> Tensor:
+    with _same_numbers(target):
+        return loss.function(_mapped(Tensor.clone, output), target.clone())
+
+
+def _is_random(loss: RecordLoss, output: Any, target: Tensor) -> bool:
+    state = torch.cuda.get_rng_state if target.is_cuda else torch.get_rng_state
+    with _same_numbers(target):
+        before = state()
+        loss.function(_mapped(Tensor.clone, output), target.clone())
+        return not torch.equal(before, state())
+
+
+def _looks_beside(loss: RecordLoss, output: Any, target: Tensor) -> bool:
+    """True if losses of every other record change with the records between them, at equal random numbers."""
+    size, values = len(target), _repeated(loss, output, target)
+    for kept in (0, 1):
+        which = torch.arange(size, device=target.device)
+        which[1 - kept :: 2] = kept
+        others = _repeated(loss, loss.rows_of(output, which, size), target[which])
+        if _apart(values[kept::2], others[kept::2], _DIGITS[torch.float32]) is not None:
+            return True
+    return False
 
 
 def _apart(a: Tensor, b: Tensor, digits: float) -> int | None:

@@ -46,6 +46,9 @@ def verify(engine: FlatModel, x: Tensor, y: Tensor, batch: float | None = None) 
         Unsupported: they differ, a record changes what is found of another, or the model cannot be run so.
         ConfigError: the loss is not one value per example, or a buffer changes.
     """
+    # A hook may change large gradients alone, which made-up records need not have.
+    if engine.name != "loop" and any(p._backward_hooks for p in engine.trained.values()):
+        raise Unsupported("a trained parameter has a gradient hook, which it does not call")
     extremes, few = engine.takes_extremes(x, y), (mixing.like(x, 2), _cycled(y, 2))
     try:
         with mixing.trial(engine.model), torch.no_grad():

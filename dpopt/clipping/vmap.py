@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vjp, vmap
+from torch.utils import _pytree as pytree
 
 from dpopt.clipping.flat import (
     FlatModel,
@@ -67,7 +68,7 @@ class VmapEngine(FlatModel):
         # Tried on one record with the generators forked, so that the pass itself draws the same numbers.
         if self.loss.needs_loop is None:  # its first call tells
             with torch.random.fork_rng([x.device] if x.is_cuda else []):
-                self.loss(self._outputs(theta, x[:1]), y[:1])
+                self.loss(self._output(x[:1]), y[:1])
         return bool(self.loss.needs_loop)
 
     def _gradients(self, theta: Vector, x: Tensor, y: Tensor) -> tuple[Sequence[Tensor], Tensor]:
@@ -105,7 +106,7 @@ class VmapEngine(FlatModel):
         return torch.cat([g.reshape(len(x), -1) for g in graded], dim=1)
 
     def _example_output(self, parts: list[Tensor], x: Tensor) -> Tensor:
-        return self.call(parts, x.unsqueeze(0)).squeeze(0)
+        return pytree.tree_map(lambda part: part.squeeze(0), self.call(parts, x.unsqueeze(0)))
 
     def _example_loss(self, parts: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
         return self.loss.alone(self.call(parts, x.unsqueeze(0)), y.unsqueeze(0)).squeeze(0)
@@ -131,7 +132,7 @@ class LoopEngine(VmapEngine):
 
     def _outputs(self, theta: Vector, x: Tensor) -> Tensor:
         with self.at(theta):
-            return torch.cat([self.model(each) for each in x.split(1)])
+            return pytree.tree_map(lambda *parts: torch.cat(parts), *(self.model(each) for each in x.split(1)))
 
     def _losses(self, theta: Vector, x: Tensor, y: Tensor) -> Tensor:
         return self.loss(self._outputs(theta, x), y)

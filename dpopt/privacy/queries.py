@@ -194,7 +194,7 @@ def read(query: Query, space: Space) -> Asked:
         allowed = f"expected {_LEAST:g} to {LARGEST:g}, or infinity where nothing is noised"
         raise ConfigError(f"{kind}.sensitivity", sensitivity, allowed)
     centre = None if centre is None else space.number(centre, f"{kind}.centre")
-    asked = Asked(query, kind, query.follows, releases, sensitivity, centre)
+    asked = Asked(query, kind, query.follows, int(releases), sensitivity, centre)
     if type(query) not in KINDS.values():  # what is wrong with it shows now, whoever is in the draw
         contributions(asked, torch.ones(len(query.probed), 2, dtype=torch.float64), torch.ones(2))
     return asked

@@ -13,16 +13,18 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple, NoReturn
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dpopt.errors import ConfigError, Held, cut
 from dpopt.files import read_checked, write_checked
+from dpopt.privacy.distributed import digest
 from dpopt.privacy.ledger import Ledger, Plan
 from dpopt.privacy.sampling import derive
 from dpopt.store.leases import LEASE, Lease
@@ -164,24 +166,45 @@ class Checkpoint:
             raise ConfigError("checkpoint", str(self.path), f"cannot be written: {error.strerror}; {how}") from error
 
 
-def fingerprint(value: Any) -> Any:
-    """Plain data by which an argument that is code is recognised: a run goes on with the same model and functions.
+def fingerprint(value: Any, depth: int = 5) -> Any:
+    """Plain data by which a model, a loss or another argument that is code is recognised, the same in each process.
 
-    A model is its layers, a function its name, bytecode, constants and what it closes over, an object its `repr`.
+    A model is its layers, their code and settings, and all tensors that are not trained; a function is its bytecode,
+    constants, defaults and what it closes over; any other object is its class and its attributes. What lies deeper than
+    `depth` is its `repr`.
     """
+    if isinstance(value, Tensor):
+        return [str(value.dtype), list(value.shape), digest(value)]
     if isinstance(value, nn.Module):  # compiled or not
         paths = ((name.split("."), each) for name, each in value.named_modules())
         layers = {".".join(part for part in path if part != "_orig_mod"): each for path, each in paths}
-        return {name: f"{type(each).__name__}({_ADDRESS.sub('', each.extra_repr())})" for name, each in layers.items()}
-    code = value if isinstance(value, CodeType) else getattr(value, "__code__", None)
-    text = "" if isinstance(value, CodeType) else _ADDRESS.sub("", repr(value))
-    if not isinstance(code, CodeType):
-        return text
-    # Two functions of one line of code may differ in what they close over.
-    around = [*(getattr(value, "__defaults__", None) or ())]
-    around += [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
-    constants = [fingerprint(each) for each in code.co_consts]
-    return [text, code.co_code.hex(), list(code.co_names), constants, [_ADDRESS.sub("", repr(each)) for each in around]]
+        frozen = [*value.buffers(), *(part for part in value.parameters() if not part.requires_grad)]
+        return [fingerprint(frozen), {name: _layer(each) for name, each in layers.items()}]
+    if isinstance(value, CodeType):
+        return [value.co_code.hex(), list(value.co_names), [fingerprint(each) for each in value.co_consts]]
+    if isinstance(value, Mapping | list | tuple | set | frozenset) and depth:
+        items = [fingerprint(each, depth - 1) for each in (value.items() if isinstance(value, Mapping) else value)]
+        return items if isinstance(value, list | tuple) else sorted(map(str, items))
+    if isinstance(value, partial):
+        return fingerprint([value.func, value.args, value.keywords], depth)
+    if isinstance(value, MethodType):
+        return fingerprint([value.__func__, value.__self__], depth)
+    if isinstance(value, FunctionType) and depth:
+        # Two functions of one line of code may differ in what they close over.
+        around = [cell.cell_contents for cell in value.__closure__ or ()]
+        return fingerprint(
+            [value.__qualname__, value.__code__, value.__defaults__, value.__kwdefaults__, around], depth
+        )
+    if not isinstance(value, type) and hasattr(value, "__dict__") and depth:
+        return fingerprint([type(value).__qualname__, vars(type(value)).get("__call__"), vars(value)], depth - 1)
+    return _ADDRESS.sub("", repr(value))
+
+
+def _layer(layer: nn.Module) -> Any:
+    settings = {name: each for name, each in vars(layer).items() if isinstance(each, str | float | int)}
+    settings = {name: each for name, each in settings.items() if not name.startswith("_") and name != "training"}
+    code = None if type(layer).__module__.startswith("torch.") else type(layer).forward
+    return [type(layer).__qualname__, _ADDRESS.sub("", layer.extra_repr()), fingerprint(settings), fingerprint(code)]
 
 
 @contextmanager

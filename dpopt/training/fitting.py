@@ -136,7 +136,14 @@ def fit(
     # What the noise depends on, in the order in which it is derived from it.
     stated = [repr(chosen), epsilon, delta, epochs, batch_size, accountant]
     is_first = processes.is_first
-    with Phases(progress and is_first) as phases, processes.together() as settle, leased(checkpoint, is_first):
+    # Whatever a caller has switched off, training takes gradients.
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        Phases(progress and is_first) as phases,
+        processes.together() as settle,
+        leased(checkpoint, is_first),
+    ):
         phases.begin("reading the data")
         subject = _subject(model, loss, train, test, target=target, transform=transform, device=place)
         examples = len(subject.train.x)
@@ -174,11 +181,12 @@ def fit(
             warnings.warn(f"{problem}: training spends its epsilon and learns nothing", stacklevel=3)
         # All records are hashed for it, so only where there is a file that may be another run's.
         run: dict[str, Any] = {}
+        functions = {"model": model, "loss": loss, "transform": transform, "augment": augment}
+        code = {name: fingerprint(value) for name, value in functions.items()}
         if checkpoint is not None:
             names = ("optimizer", "epsilon", "delta", "epochs", "batch_size", "accountant")
             run = dict(zip(names, stated, strict=True)) | {"precision": precision, "seed": seed, "average": average}
-            code = {"model": model, "loss": loss, "transform": transform, "augment": augment}
-            run |= {name: fingerprint(value) for name, value in code.items()}
+            run |= code
             run |= {"multiplicity": multiplicity, "device": place.type, "kernel": REVISION, **subject.identity()}
         file, start = Checkpoint(checkpoint, run, place, is_first), clipper.theta
         if file.start not in (None, digest(start)):
@@ -189,7 +197,7 @@ def fit(
             processes.agree(place, model=digest(*subject.model.state_dict().values()), checkpoint=file.seeds)
         if file.seeds is None:
             source = processes.gather(secret_seed())[0] if seed is None else seed
-            apart = [*stated, plan.noise, examples, precision, multiplicity]
+            apart = [*stated, plan.noise, examples, precision, multiplicity, *processes.gather(list(code.values()))[0]]
             file.seeds = _seeds(source, apart, subject, seen, clipper, processes, [engine, size])
             file.start = digest(start)
 

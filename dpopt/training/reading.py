@@ -94,7 +94,7 @@ def repeats(data: Any) -> tuple[int, int]:
     """The number of records that are one of those before again, and how often the most frequent one is there."""
     # By place and not by value: two people may have the same values.
     data = data.dataset if isinstance(data, DataLoader) else data
-    if not (isinstance(data, list | Subset | ConcatDataset) or getattr(data, "_indices", None) is not None):
+    if not (isinstance(data, list | tuple | Subset | ConcatDataset) or getattr(data, "_indices", None) is not None):
         return 0, 1
     counts = Counter(_origin(data, row) for row in range(len(data)))
     return len(data) - len(counts), max(counts.values(), default=1)
@@ -110,8 +110,10 @@ def _origin(data: Any, row: int) -> tuple[int, int]:
             before = data.cumulative_sizes[part - 1] if part else 0
             data, row = data.datasets[part], row % len(data) - before
     row %= len(cast(Sized, data))
-    if isinstance(data, list):
+    if isinstance(data, list | tuple):
         return id(data[row]), 0
+    if isinstance(data, TensorDataset):  # two of them may hold the same tensors
+        return id(data.tensors[0]), row
     chosen = getattr(data, "_indices", None)  # of a Hugging Face `Dataset` after `select`
     return id(data), int(chosen.column(0)[row].as_py()) if chosen is not None else row
 

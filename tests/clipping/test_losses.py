@@ -3,6 +3,7 @@
 import importlib
 import logging
 import pkgutil
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -302,6 +303,70 @@ def test_outputs_of_any_structure_are_taken_row_by_row(made, scores):
     loss = lambda o, y: cross_entropy(scores(o), y)  # noqa: E731
     for way in (by_record(loss), one_after_the_other(loss)):
         torch.testing.assert_close(way(made(output), target), cross_entropy(output, target))
+
+
+@dataclass(frozen=True)
+class Near:
+    features: torch.Tensor
+    codebook: torch.Tensor
+
+
+@dataclass(slots=True)
+class Slots:
+    features: torch.Tensor
+    codebook: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "kind", [lambda *parts: parts, Near, Slots, lambda *parts: {"features": parts[0], "codebook": parts[1]}]
+)
+@pytest.mark.parametrize("size", [15, 16, 17])
+def test_a_codebook_is_whole_though_it_has_as_many_rows_as_the_batch(kind, size):
+    torch.manual_seed(0)
+    codebook = torch.randn(16, 3)
+    model = Of(lambda m, x: kind(m.layer(x), codebook), layer=nn.Linear(4, 3))
+
+    def nearest(output, target):
+        parts = output.values() if isinstance(output, dict) else output
+        features, codes = parts if isinstance(output, tuple | dict) else (output.features, output.codebook)
+        return (features[:, None] - codes).square().sum(-1).amin(1)
+
+    x, y = torch.randn(20, 4), torch.zeros(20)
+    made = engine(model, nearest, "bookkeeping", sample=(x[:3], y[:3]), batch=16)
+    each = made.clipped([(1.0, made.theta)], x[:size], y[:size], torch.ones(size, dtype=torch.bool), Abadi(1.0))
+    alone = [
+        made.clipped([(1.0, made.theta)], x[i : i + 1], y[:1], torch.tensor([True]), Abadi(1.0)) for i in range(size)
+    ]
+    torch.testing.assert_close(each.total, sum(one.total for one in alone))
+
+
+def in_place(output, target):
+    output /= 2
+    return cross_entropy(output, target)
+
+
+def negatives(output, target):
+    return F.relu(1 + output.gather(1, torch.randint(CLASSES, target.shape)[:, None])[:, 0] - output[:, 0])
+
+
+def dropped(output, target):
+    return cross_entropy(F.dropout(output, 0.3), target)
+
+
+@pytest.mark.parametrize("loss", [in_place, negatives, dropped])
+@pytest.mark.parametrize("kind", ["auto", "bookkeeping"])
+def test_a_loss_may_work_in_place_and_draw_random_numbers(loss, kind):
+    model, x, y = problem()
+    made = engine(model, loss, kind, sample=(x[:6], y[:6]), batch=N)
+    assert made.clipped([(1.0, made.theta)], x, y, torch.ones(N, dtype=torch.bool), Abadi(0.1)).norms.isfinite().all()
+
+
+@pytest.mark.parametrize("statistic", ["outputs", "neighbour", "first target", "so far", "rank"])
+def test_a_random_loss_that_looks_at_the_batch_is_refused(statistic):
+    model, x, y = problem()
+    loss = lambda o, y: dropped(o, y) * (1 + BATCHES[statistic](o, y))  # noqa: E731
+    with pytest.raises(ConfigError, match=r"^loss: .*(changes with the records beside it|ends in)"):
+        engine(model, loss, sample=(x[:6], y[:6]), batch=N)
 
 
 def test_outputs_without_a_row_for_each_record_are_refused():
