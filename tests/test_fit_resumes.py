@@ -313,6 +313,19 @@ def test_another_augmentation_is_refused(tmp_path, often):
     assert outcome(fit(checkpoint=tmp_path, augment=jittered)) == outcome(fit(augment=jittered))
 
 
+class Focal:
+    def __init__(self, power):
+        self.power = power
+
+    def __call__(self, output, target):
+        return output[:, 0] ** self.power
+
+
+def frozen(seed):
+    torch.manual_seed(seed)
+    return nn.Linear(2, 2).requires_grad_(False)
+
+
 def test_a_function_is_recognised_by_its_code_and_what_it_holds():
     """In another process too, where objects lie elsewhere and bytecode may have been run before."""
     one, same, other = scaled(2.0), scaled(2.0), scaled(3.0)
@@ -322,6 +335,13 @@ def test_a_function_is_recognised_by_its_code_and_what_it_holds():
     assert checkpoint.fingerprint(jittered) != checkpoint.fingerprint(faded)
     assert checkpoint.fingerprint(nn.Dropout(0.1)) != checkpoint.fingerprint(nn.Dropout(0.2))
     assert checkpoint.fingerprint(partial(torch.add, 1)) != checkpoint.fingerprint(partial(torch.add, 2))
+    for one, same, other in (
+        (Focal(2.0), Focal(2.0), Focal(5.0)),
+        (nn.CrossEntropyLoss(), nn.CrossEntropyLoss(), nn.CrossEntropyLoss(label_smoothing=0.1)),
+        (frozen(1), frozen(1), frozen(2)),
+        ({"a", "b", "c"}, {"c", "b", "a"}, {"a", "b"}),
+    ):
+        assert checkpoint.fingerprint(one) == checkpoint.fingerprint(same) != checkpoint.fingerprint(other)
     nested = [lambda x: [y for y in x if y > 1], lambda x: [y for y in x if y > 2]]
     assert checkpoint.fingerprint(nested[0]) != checkpoint.fingerprint(nested[1])
 

@@ -6,11 +6,13 @@ from typing import NamedTuple
 
 import pytest
 import torch
+import torch.nn.functional as F
 from devices import ON_CUDA
 from short import fit, records, weights
 from torch import nn
 
 import dpopt
+from dpopt.errors import ConfigError
 from dpopt.privacy import DataOracle, epsilon, sampling
 from dpopt.privacy.sampling import derive
 from dpopt.training import fitting, summary
@@ -144,6 +146,75 @@ def test_membership_and_noise_both_come_from_the_secret(seeds):
     assert len({*first, *second}) == 6
     assert [run.draws for run in (first, second)] == [derive("draws", run.secret) for run in (first, second)]
     assert public[:2] == (None, derive("draws", 3))
+
+
+def weighted(weight):
+    weights = torch.tensor([1.0, weight])
+    return lambda output, target: F.cross_entropy(output, target, weights, reduction="none")
+
+
+class Stopped(nn.Module):
+    """The same outputs for any `share`, and another gradient."""
+
+    def __init__(self, share):
+        super().__init__()
+        torch.manual_seed(0)
+        self.share, self.layer, self.head = share, nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        h = self.layer(x)
+        return self.head(h.detach() * self.share + h * (1 - self.share))
+
+
+def test_runs_of_one_seed_with_another_loss_or_model_do_not_share_noise(seeds):
+    """Their first releases would differ by their sums alone. The first records tell most of them apart not at all."""
+    data = torch.randn(200, 4), torch.arange(200) // 100
+    frozen = [nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 2)) for _ in range(2)]
+    for model in frozen:
+        nn.init.zeros_(model[1].weight), nn.init.zeros_(model[1].bias)
+    for model, loss in (
+        *((Stopped(0.0), weighted(weight)) for weight in (1.0, 1.0, 3.0)),
+        (Stopped(0.5), weighted(1.0)),
+        *((model, weighted(1.0)) for model in frozen),
+    ):
+        fit(model, data, loss=loss, seed=2**50, epochs=0.1)
+    noise = [run.noise for run in seeds]
+    assert noise[0] == noise[1]
+    assert len(set(noise)) == 5
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
+def test_gradients_that_a_caller_switched_off_are_taken(around):
+    torch.manual_seed(0)
+    model, data = nn.Linear(4, 2), records()
+    before = model.weight.detach().clone()
+    with around():
+        result = fit(model, data)
+    assert result.record["status"] == "done"
+    assert not torch.equal(model.weight, before)
+
+
+class Rare(nn.Module):
+    """Treats a whole batch otherwise where one record holds the rarest token."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.one, self.two = nn.Embedding(50, 4), nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x):
+        h = self.table(x).mean(1)
+        return self.one(h) + self.two(h) if bool((x == 49).any()) else self.one(h)
+
+
+@pytest.mark.filterwarnings("ignore:model. the loss never uses two")
+def test_a_model_that_looks_for_a_rare_token_sees_single_records(caplog):
+    x = torch.randint(0, 49, (400, 6))
+    x[37, 0] = x[251, 3] = 49
+    data = x, (x[:, 0] > 20).long()
+    with pytest.raises(ConfigError, match="losses of a batch are not those of its examples"):
+        fit(Rare(), data, engine="bookkeeping")
+    fit(Rare(), data, epochs=0.1)
+    assert "engine loop" in caplog.text
 
 
 def test_mode_of_the_model_is_kept():

@@ -174,6 +174,34 @@ def test_records_that_the_engine_cannot_follow_are_refused_before_a_draw_is_char
     assert (len(oracle.ledger), oracle.draws_left) == (0, 2)
 
 
+def test_a_parameter_s_gradient_hook_is_called():
+    """Also where it changes large gradients alone, which the records of the trial do not have."""
+    torch.manual_seed(0)
+    model, y = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)), torch.randint(0, 3, (24,))
+    for p in model.parameters():
+        p.register_hook(lambda grad: grad.clamp(-0.5, 0.5))
+    x = torch.randn(24, 5) * torch.where(torch.arange(24) > 3, 30.0, 0.1)[:, None]
+    assert_right(model, cross_entropy, x, y)
+    with pytest.raises(ConfigError, match="gradient hook"):
+        engine(model, cross_entropy, "bookkeeping", sample=(x[:3], y[:3]))
+
+
+@pytest.mark.parametrize("way", ["expanded", "one storage", "overlapping"])
+def test_parameters_that_share_memory_are_refused(way):
+    """They cannot hold the values that a vector has for each of them."""
+    model, memory = nn.Linear(5, 5), torch.randn(30)
+    if way == "expanded":
+        model.bias = nn.Parameter(torch.zeros(1).expand(5))
+    else:
+        model.weight = nn.Parameter(memory[:25].view(5, 5))
+        model.bias = nn.Parameter(memory[24:29] if way == "overlapping" else memory[:5])
+    with pytest.raises(ConfigError, match="shares memory with"):
+        engine(model, cross_entropy)
+    beside = nn.Linear(5, 5)
+    beside.weight, beside.bias = nn.Parameter(memory[:25].view(5, 5)), nn.Parameter(memory[25:])
+    engine(beside, cross_entropy)
+
+
 @pytest.mark.parametrize(
     ("kind", "name"), [(nn.LSTM, "auto"), (nn.GRU, "bookkeeping"), (nn.RNN, "vmap"), (nn.LSTMCell, "auto")]
 )
