@@ -269,7 +269,8 @@ def test_engines_are_exchanged_in_the_middle_of_a_suite(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_folders_that_were_begun_apart_are_copied_both_ways(tmp_path, monkeypatch):
     """Each has finished cells that the other has begun: a copy that skips what exists damages and doubles nothing."""
-    storms = [Storm(tmp_path / name, calm=12, pause=0.1, timeout=20) for name in ("one", "other")]
+    bad = ("raises", "grows")
+    storms = [Storm(tmp_path / name, calm=12, pause=0.1, timeout=3000, bad=bad) for name in ("one", "other")]
     monkeypatch.setenv("UNRULY_CHECKPOINTS", "0.1")
     for number, storm in enumerate(storms):
         storm.environment["UNRULY_CHECKPOINTS"] = "0.1"
