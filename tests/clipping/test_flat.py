@@ -109,6 +109,8 @@ def test_a_call_takes_almost_every_draw_as_far_as_memory_allows(kind):
     own.example_bytes = 2**20  # and vmap holds 64 MiB of gradients
     most = {"bookkeeping": 2**30 // 2**20, "vmap": 2**26 // (4 * own.dimension)}
     assert own.physical_batch(1e9) == most[kind.name]
+    own.example_bytes = own.dimension = 2**31  # one always has to fit
+    assert own.physical_batch(100) == 1
 
 
 def test_the_first_batch_and_those_twice_as_large_are_examined():
