@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from dpopt import registry
 from dpopt.errors import ConfigError, cut
-from dpopt.privacy.calibration import trace
+from dpopt.privacy.calibration import cost, trace
 from dpopt.privacy.confinement import confine, hide_memory, of_python
 from dpopt.privacy.oracle import Asking, BudgetSpent, UnplannedRelease
 from dpopt.privacy.wire import Channel, Gone, NotImportable
@@ -70,17 +70,21 @@ class _RemoteOracle(Asking):
 
 
 def _serve(channel: Channel) -> None:
-    """One optimizer's life: do as the other process says until it hangs up."""
+    """The life of an optimizer, or of several one after the other: do as the other process says until it hangs up."""
     optimizer: Any = None
     state: Any = None
+    is_confined = False
     while True:
         task = channel.receive(_MOST, _MOST)
         answer: dict[str, Any] = {}
         try:
             match task.pop("do"):
                 case "make":
-                    channel.imports = task["imports"]
-                    optimizer = _make(task)
+                    if not is_confined:
+                        channel.imports = task["imports"]
+                        _confine(task)
+                        is_confined = True
+                    optimizer = _make(task["content"])
                     clip = getattr(optimizer, "clip", None)
                     answer = {
                         "text": repr(optimizer),
@@ -90,6 +94,10 @@ def _serve(channel: Channel) -> None:
                     }
                 case "trace":
                     answer = {"structure": trace(optimizer, **task)}
+                case "cost":
+                    answer = {"cost": cost(optimizer)}
+                case "spec":
+                    answer = {"spec": registry.spec("optimizer", task["name"], optimizer)}
                 case "init":
                     state = optimizer.init(task["theta"])
                     answer = {"places": _places(state)}
@@ -109,16 +117,21 @@ def _serve(channel: Channel) -> None:
             channel.send(failed=cut(traceback.format_exc(), 20_000))
 
 
-def _make(task: dict[str, Any]) -> Any:
-    """Give up all rights that imports do not need, and only then run code of the optimizer, which an import does."""
+def _confine(task: dict[str, Any]) -> None:
+    """Give up all rights that imports do not need; only then may code of the optimizer run, which an import does."""
     sys.path[:] = task["path"]
     torch.set_num_threads(task["threads"])
     targets = [entry.target for entry in registry.entries("optimizer").values()] + task["modules"]
     confine(*of_python(sys.path, {target.partition(":")[0].partition(".")[0] for target in targets}))
+
+
+def _make(pickled: torch.Tensor) -> Any:
     # It comes from the process that holds the data, which needs no code to harm this one.
-    content = pickle.loads(bytes(task["content"].numpy()))
+    content = pickle.loads(bytes(pickled.numpy()))
     if isinstance(content, str):
         return registry.create(content)
+    if type(content) is tuple:
+        return registry.make("optimizer", *content)
     return registry.from_spec("optimizer", content) if isinstance(content, dict) else content
 
 

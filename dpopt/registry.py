@@ -8,13 +8,15 @@ a file `NAME.yaml` beside its module may give the rest.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module, resources
 from importlib.metadata import entry_points
 from importlib.resources.abc import Traversable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from dpopt import documents, fields
@@ -74,11 +76,13 @@ def entries(group: str) -> dict[str, Registered]:
             name = file.name.removesuffix(".yaml")
             names[name] = _entry(name, file)
     for point in entry_points(group=f"dpopt.{group}s"):
-        package = point.module.rpartition(".")[0] or point.module
-        plugin = Registered(point.name, point.value)
-        with suppress(ImportError, TypeError):  # a plug-in that cannot be imported must not stop the others
-            beside = resources.files(package).joinpath(f"{point.name}.yaml")
-            plugin = _entry(point.name, beside, point.value) if beside.is_file() else plugin
+        top, *inner = point.module.split(".")
+        # Never imported for its file: that would run code of optimizers that are for a process of their own.
+        spec = find_spec(top)
+        folders = (spec.submodule_search_locations or [os.path.dirname(spec.origin or "")]) if spec else []
+        files = (Path(folder, *inner[:-1], f"{point.name}.yaml") for folder in folders)
+        beside = next((file for file in files if file.is_file()), None)
+        plugin = _entry(point.name, beside, point.value) if beside else Registered(point.name, point.value)
         names[point.name] = plugin
     return dict(sorted(names.items()))
 

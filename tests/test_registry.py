@@ -82,6 +82,7 @@ def test_another_distribution_registers_by_entry_point():
     assert "dp_sign" in dpopt.optimizers()
     entry = registry.entry("optimizer", "dp_sign")
     assert (entry.summary, entry.grid) == ("sign of the private gradient", {"lr": [0.1]})
+    assert "elsewhere" not in sys.modules  # an import would run its code, also where it is to be isolated
     made = dpopt.create("dp_sign", lr=0.2)
     assert registry.from_spec("optimizer", registry.spec("optimizer", "dp_sign", made)) == made
     for check in dpopt.testing.checks(made):

@@ -69,10 +69,7 @@ def calibrate(
     """
     _validate(rate, draws, dimension, epsilon, delta, accountant)
     require_bounded(optimizer, epsilon)
-    # An optimizer in a process of its own is traced there.
-    # Its process holds no data, and reading it here would run its code beside them.
-    traced = optimizer.trace if isinstance(optimizer, Isolated) else partial(trace, optimizer)
-    structure = traced(rate=rate, draws=draws)
+    structure = trace(optimizer, rate=rate, draws=draws)
     common: dict[str, Any] = {"rate": rate, "draws": draws, "dimension": dimension}
     common |= {"delta": delta, "accountant": accountant}
     kinds = sorted({kind for release, _ in structure for kind in release})
@@ -120,18 +117,27 @@ class _Cost(NamedTuple):
 
 def cost(optimizer: Optimizer, draws: int = 60) -> _Cost:
     """The `_Cost` over a run of `draws` draws, counted without data; raises as `trace`."""
+    if isinstance(optimizer, Isolated):
+        return _Cost(*optimizer.cost())
     oracle = TraceOracle(_TRACED, rate=0.1, draws=draws)
     steps = _traced(optimizer, oracle)
     return _Cost(draws / steps, sum(oracle.points) / draws, sum(map(len, oracle.kinds)) / draws)
 
 
-@lru_cache(maxsize=1024)
 def trace(optimizer: Optimizer, *, rate: float, draws: int, dimension: int = _TRACED) -> _Structure:
     """Which releases each of `draws` draws of `optimizer` makes, without data.
 
     Raises:
         ConfigError: the state is no such tuple, a step takes no draw or one too many, or reads a released value.
     """
+    # In a process of its own it is traced there: reading it here would run its code beside the data.
+    if isinstance(optimizer, Isolated):
+        return optimizer.trace(rate=rate, draws=draws)
+    return _trace(optimizer, rate, draws, dimension)
+
+
+@lru_cache(maxsize=1024)
+def _trace(optimizer: Optimizer, rate: float, draws: int, dimension: int) -> _Structure:
     oracle = TraceOracle(dimension, rate, draws)
     _traced(optimizer, oracle)
     # Run-length encoded, as a ledger is: it is compared, hashed and cached.

@@ -89,8 +89,8 @@ class Isolated:
     object. From the first such object on, this process hides its memory until it ends.
 
     Args:
-        optimizer: its registered name; a spec as `registry.spec` gives it; or an object, which has to be importable
-            there. An object has already run code in this process; a name or a spec has not.
+        optimizer: its registered name, or (name, values of fields); a spec as `registry.spec` gives it; or an object,
+            which has to be importable there. An object has already run code in this process; the others have not.
         imports: whether queries and clip rules that are not the kernel's may be imported and evaluated here, beside the
             data: for code that somebody has read.
 
@@ -110,14 +110,20 @@ class Isolated:
         self.close = weakref.finalize(self, self._channel.close)
         self._theta, self._number = torch.empty(0), 0
         self.places: dict[str, int] = {}
-        answer = self._ask(
-            do="make",
-            content=torch.frombuffer(bytearray(content), dtype=torch.uint8),
-            modules=[] if isinstance(optimizer, str | dict) else [type(optimizer).__module__],
+        self._make(
+            content,
+            modules=[] if type(optimizer) in (str, tuple, dict) else [type(optimizer).__module__],
             path=[os.path.abspath(entry) for entry in sys.path],
             threads=torch.get_num_threads(),
             imports=imports,
         )
+
+    def remake(self, optimizer: Any) -> None:
+        """Put another optimizer in the place of this one, in the same process; see the class for what it may be."""
+        self._make(_pickled(optimizer))
+
+    def _make(self, pickled: bytes, **first: Any) -> None:
+        answer = self._ask(do="make", content=torch.frombuffer(bytearray(pickled), dtype=torch.uint8), **first)
         self._text, self.noise_inflation, self.shares = answer.text, answer.noise_inflation, answer.shares
         self.clip = None if answer.sensitivity is None else SimpleNamespace(sensitivity=answer.sensitivity)
 
@@ -131,6 +137,14 @@ class Isolated:
         if (count := sum(count for _, count in structure)) != draws:
             raise ConfigError("optimizer", f"{count} draws", f"expected {draws}, as many as the plan holds")
         return tuple((tuple(kinds), count) for kinds, count in structure)
+
+    def cost(self) -> tuple[float, float, float]:
+        """Its queries, on average; see `calibration.cost`."""
+        return self._ask(do="cost").cost
+
+    def spec(self, name: str) -> dict[str, Any]:
+        """Plain data from which the optimizer `name` is made again, as its process tells; see `registry.spec`."""
+        return {**self._ask(do="spec", name=name).spec, "name": name}
 
     def init(self, theta: Vector) -> _IsolatedState:
         """The state before the first step; ConfigError if `theta` is not on the CPU."""

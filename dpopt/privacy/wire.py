@@ -55,7 +55,8 @@ class Answer:
         do: what it asks for: an answer to `query`, a draw, the draw's end; or nothing, as its task is done.
         failed, refused: the error that ended the task, as a traceback; or the `ConfigError`, as a sentence.
         importable: false for a `NotImportable`.
-        structure: see `calibration.trace`; the four before it and `places` are attributes of `Isolated`.
+        structure, cost, spec: see `calibration.trace`, `calibration.cost` and `registry.spec`; the four before them and
+            `places` are attributes of `Isolated`.
     """
 
     do: Literal["done", "draw", "close", "ask"] = "done"
@@ -68,6 +69,8 @@ class Answer:
     shares: dict[str, float] = field(default_factory=dict)
     sensitivity: float | None = None
     structure: list[tuple[list[str], Many]] = field(default_factory=list)
+    cost: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    spec: dict[str, Any] = field(default_factory=dict)
     places: dict[str, Natural] = field(default_factory=dict)
     leaves: list[Tensor] = field(default_factory=list)
 

@@ -16,7 +16,7 @@ from dpopt.cells import Cell
 from dpopt.errors import ConfigError, Missing
 from dpopt.privacy.ledger import number_of_draws
 from dpopt.store.runs import Store
-from dpopt.suites.rows import Row, gradients_per_draw
+from dpopt.suites.rows import Row, gradients_per_draw, maker
 from dpopt.suites.schema import Keys
 from dpopt.suites.searches import Planned, setting_of
 from dpopt.workloads.base import Workload
@@ -37,12 +37,13 @@ def plan(suite: Keys, results: Store | None = None) -> list[Planned]:
             setting_of(suite, label)  # a label that is not selected must still make sense
     rows = [(label, *setting_of(suite, label)) for label in suite.optimizers]
     # Traced once a row, as it takes longer than all else here and is the same on every workload.
-    points = {label: gradients_per_draw(setting) for label, setting, _ in rows}
+    make = maker(suite.isolate)
+    points = {label: gradients_per_draw(setting, make) for label, setting, _ in rows}
     planned = []
     for name, workload in _workloads(suite):
         workload.check()
         for label, setting, rule in rows:
-            planned += Row(suite, name, workload, label, setting, rule, points[label]).cells(results)
+            planned += Row(suite, name, workload, label, setting, rule, points[label], make).cells(results)
     return planned
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any, NamedTuple
 
 from dpopt import registry
 from dpopt.cells import Cell
-from dpopt.clipping.rules import Abadi, Normalized
 from dpopt.errors import ConfigError
 from dpopt.privacy import accountants, sampling
 from dpopt.privacy.calibration import calibrate, cost, require_bounded
+from dpopt.privacy.isolation import Isolated
 from dpopt.privacy.ledger import Ledger, default_delta, number_of_draws, sampling_rate
 from dpopt.privacy.sampling import derive
 from dpopt.privacy.selection import After, BestOf, Composed, Selection, selection_spec
@@ -25,6 +25,9 @@ from dpopt.workloads.base import Workload
 
 _MOST_CELLS = 10**6
 """Cells of a row on a workload that can be planned."""
+
+Make = Callable[[tuple[str, dict[str, Any]] | dict[str, Any]], Any]
+"""See `maker`."""
 
 
 class _Place(NamedTuple):
@@ -46,6 +49,7 @@ class Row:
         label: of the row.
         setting, rule: of `setting_of`.
         gradients_per_draw: of `gradients_per_draw`.
+        make: of `maker`.
 
     Raises:
         ConfigError: row, workload and suite do not go together.
@@ -60,8 +64,9 @@ class Row:
         setting: Setting,
         rule: Selection | None,
         gradients_per_draw: float,
+        make: Make,
     ) -> None:
-        self._gradients_per_draw = gradients_per_draw
+        self._gradients_per_draw, self._make = gradients_per_draw, make
         self._suite, self._workload, self._label, self._setting, self._rule = suite, workload, label, setting, rule
         self._where = f"{suite.name}.settings.{label}"
         self._check_search(name)
@@ -99,7 +104,7 @@ class Row:
                 # Numbered even where it is not planned yet.
                 number = self._number(len(entries), entries[0].cell.optimizer, place)
                 if fresh and results is not None and _all_done(entries, results):
-                    last = self._cell(_last_run(entries, results), place, number)
+                    last = self._cell(_last_run(entries, results, self._make), place, number)
                     yield dataclasses.replace(last, search_id=search_id)
         if self._setting.widen and results is not None:
             for place, entries, first in searches:
@@ -157,8 +162,8 @@ class Row:
     def _optimizer(self, point: Mapping[str, Any], clip: float, epsilon: float) -> dict[str, Any]:
         key = str((point, clip, epsilon == math.inf))
         if key not in self._optimizers:
-            optimizer = self._optimizers[key] = _optimizer(self._setting, point, clip)
-            require_bounded(registry.from_spec("optimizer", optimizer), epsilon)
+            optimizer = self._optimizers[key] = _optimizer(self._setting, point, clip, self._make)
+            require_bounded(self._make(optimizer), epsilon)
         return self._optimizers[key]
 
     def _number(self, run: int, optimizer: Mapping[str, Any], place: _Place) -> int:
@@ -205,7 +210,7 @@ class Row:
 
     def _same_releases(self, tuned: Iterable[Mapping[str, Any]], rate: float, draws: int) -> bool:
         """True if all grid points release the same kinds in the same draws; C does not enter the ledger."""
-        optimizers = (registry.from_spec("optimizer", _optimizer(self._setting, point, 1.0)) for point in tuned)
+        optimizers = (self._make(_optimizer(self._setting, point, 1.0, self._make)) for point in tuned)
         return widening.same_releases(optimizers, rate, draws)
 
     def _check_releases(self, key: str, value: Any, remedy: str) -> None:
@@ -232,31 +237,55 @@ class Row:
             raise ConfigError(f"{self._where}.tuning", setting.tuning, "linear scaling needs a finite epsilon")
 
 
-def gradients_per_draw(setting: Setting) -> float:
+def maker(isolate: bool) -> Make:
+    """Makes an optimizer from its name and fields, or from its spec.
+
+    With `isolate` in one process of its own, since whoever plans may hold data, or fork those who do. There each takes
+    the place of the one before.
+    """
+    process: Isolated | None = None
+
+    def make(content: tuple[str, dict[str, Any]] | dict[str, Any]) -> Any:
+        nonlocal process
+        if isolate:
+            if process is None:
+                process = Isolated(content)
+            else:
+                process.remake(content)
+            return process
+        if isinstance(content, tuple):
+            return registry.make("optimizer", *content)
+        return registry.from_spec("optimizer", content)
+
+    return make
+
+
+def gradients_per_draw(setting: Setting, make: Make) -> float:
     """Points at which the optimizer of a row computes gradients, which no workload changes."""
-    return cost(registry.from_spec("optimizer", _optimizer(setting, {}, 1.0))).gradients_per_draw
+    return cost(make(_optimizer(setting, {}, 1.0, make))).gradients_per_draw
 
 
 def _all_done(entries: Iterable[Planned], results: Store) -> bool:
     return all(entry.is_done(results) for entry in entries)
 
 
-def _last_run(searched: list[Planned], results: Store) -> Run:
+def _last_run(searched: list[Planned], results: Store, make: Make) -> Run:
     """The run that linear scaling ends with, from the stored outcomes of those before."""
     target, first = searched[0].target, results.record(searched[0].cell.run_id)
     spent = sum((results.ledger(entry.cell.run_id) for entry in searched), Ledger())
     size = {key: first[key] for key in ("rate", "draws", "dimension", "delta", "accountant")}
-    optimizer = registry.from_spec("optimizer", searched[0].cell.optimizer)
-    left = calibrate(optimizer, epsilon=target, selection=After(spent), **size).epsilon
+    left = calibrate(make(searched[0].cell.optimizer), epsilon=target, selection=After(spent), **size).epsilon
     outcomes = [(entry.cell.epsilon, entry.point()["lr"], entry.score(results)) for entry in searched]
     return Run(len(searched), {"lr": linear_scaling(outcomes, left)}, target, After(spent), stage="final")
 
 
-def _optimizer(setting: Setting, point: Mapping[str, Any], clip: float) -> dict[str, Any]:
+def _optimizer(setting: Setting, point: Mapping[str, Any], clip: float, make: Make) -> dict[str, Any]:
     """The optimizer of one grid point; the clip axis sets the bound of a rule whose bound neither file nor row sets."""
-    optimizer = registry.make("optimizer", setting.name, {**setting.fields, **point})
-    rule = {**registry.entry("optimizer", setting.name).fields, **setting.fields, **point}.get("clip", {})
+    name = setting.name
+    optimizer = make((name, {**setting.fields, **point}))
+    spec = optimizer.spec(name) if isinstance(optimizer, Isolated) else registry.spec("optimizer", name, optimizer)
+    rule = {**registry.entry("optimizer", name).fields, **setting.fields, **point}.get("clip", {})
     has_bound = rule not in ("abadi", "normalized") and not (isinstance(rule, Mapping) and "bound" not in rule)
-    if not has_bound and isinstance(getattr(optimizer, "clip", None), Abadi | Normalized):
-        optimizer = dataclasses.replace(optimizer, clip=dataclasses.replace(optimizer.clip, bound=clip))
-    return registry.spec("optimizer", setting.name, optimizer)
+    if not has_bound and isinstance(used := spec.get("clip"), dict) and used.get("rule") in ("abadi", "normalized"):
+        spec = spec | {"clip": used | {"bound": clip}}
+    return spec

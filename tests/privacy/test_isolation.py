@@ -21,12 +21,14 @@ from hypothesis import strategies as st
 from wrong import CHEATS, PLAIN, GradThief, Scaled, SpyClip, Spying, TapThief
 
 import dpopt
+from dpopt import registry
 from dpopt.errors import ConfigError
 from dpopt.optimizers.dp_sgd import DPSGD
 from dpopt.privacy import confinement, isolation
 from dpopt.privacy.isolation import Isolated, IsolatedFailure
 from dpopt.privacy.queries import Below
 from dpopt.privacy.wire import TENSORS, Answer, Channel, Gone
+from dpopt.suites.suite import load_suite
 from dpopt.testing.privacy import ends_the_same_when_isolated
 from dpopt.testing.task import Task, require_same
 from dpopt.types import ClipRule
@@ -207,6 +209,42 @@ def test_what_does_not_exist_is_refused():
         Isolated("fibre")
     with pytest.raises(ConfigError, match="cannot be sent"):
         Isolated(lambda: None)
+
+
+PLUGIN = """
+from dataclasses import dataclass
+from pathlib import Path
+from dpopt.optimizers.dp_sgd import DPSGD
+try:
+    Path(__file__).with_name("written").touch()
+except OSError:
+    pass
+@dataclass(frozen=True)
+class Plugged(DPSGD):
+    pass
+"""
+
+
+def test_code_of_an_isolated_plugin_runs_in_its_own_process_alone(tmp_path, monkeypatch):
+    """A suite is planned, and its cell trained, in this process; neither imports it, nor does what is not confined."""
+    (tmp_path / "unread.py").write_text(PLUGIN)
+    (tmp_path / "unread_sgd.yaml").write_text("summary: unread\ngrid: {lr: [0.5]}\n")
+    information = tmp_path / "unread-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: unread\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[dpopt.optimizers]\nunread_sgd = unread:Plugged\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry.entries.cache_clear()
+    try:
+        content = {"workloads": ["synthetic_logreg"], "optimizers": ["unread_sgd"], "epsilon": 2, "batch_size": 800}
+        suite = load_suite({"name": "unread", **content, "epochs": 1, "seeds": [0], "accountant": "rdp"}, isolate=True)
+        assert [cell.optimizer["lr"] for cell in suite.cells()] == [0.5]  # of the file beside it
+        assert dpopt.run_suite(suite, tmp_path / "results", engine="inline", progress=False).ran == 1
+    finally:
+        registry.entries.cache_clear()
+    assert "unread" not in sys.modules
+    if confinement.landlock_version():
+        assert not (tmp_path / "written").exists()
 
 
 def test_its_process_ends_with_it():

@@ -201,7 +201,7 @@ def test_the_last_run_follows_from_what_the_searches_released(searched, monkeypa
     store, found = rows(searched, "linear", 0)
     seen = []
     monkeypatch.setattr(rows_of_suites, "linear_scaling", lambda *given: seen.append(given) or 0.7)
-    last = rows_of_suites._last_run(found[:4], store)
+    last = rows_of_suites._last_run(found[:4], store, rows_of_suites.maker(isolate=False))
     ((outcomes, left),) = seen
     for entry, outcome in zip(found, outcomes, strict=False):
         record = store.record(entry.cell.run_id)
@@ -258,7 +258,7 @@ def test_linear_scaling_takes_learning_rates_that_are_texts(write_searches, stor
 def test_the_last_run_is_planned_once_where_no_rule_has_a_bound(write_searches, searched, monkeypatch):
     store, _ = searched
     last = searches.Run(4, {"lr": 0.5}, 2.0, After(SPENT), stage="final")
-    monkeypatch.setattr(rows_of_suites, "_last_run", lambda found, results: last)
+    monkeypatch.setattr(rows_of_suites, "_last_run", lambda found, results, make: last)
     monkeypatch.setattr(rows_of_suites, "_all_done", lambda found, results: True)
     planned = plan(write_searches(["optimizers=[linear]", "seeds=0", "clip=[0.1,1]"]), store)
     assert [entry.stage for entry in planned] == (["search"] * 4 + ["final"]) * 2
@@ -340,3 +340,8 @@ def test_candidates_of_private_selection_release_alike(write_suite):
     ):
         plan(suite)
     assert plan(write_suite(overrides=["optimizers=[hyfreedp]", f"settings.hyfreedp={setting % 'lr: [0.1, 1]'}"]))
+
+
+def test_an_isolated_suite_plans_the_same_cells(write_searches, searched):
+    store, planned = searched
+    assert plan(write_searches(["isolate=true"]), store) == planned
