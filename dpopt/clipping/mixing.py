@@ -176,7 +176,10 @@ def like(values: Tensor, examples: int) -> Tensor:
     generator, shape = torch.Generator().manual_seed(0), (examples, *values.shape[1:])
     if not values.is_floating_point():
         # From the same column: its table of indices may be smaller than another column's.
-        return values.gather(0, torch.randint(len(values), shape, generator=generator).to(values.device))
+        rows = values.gather(0, torch.randint(len(values), shape, generator=generator).to(values.device))
+        if examples > 2 and values.numel():  # a model may look for a rare number, of which the largest often is one
+            rows[-2:] = torch.stack([values.amin(0), values.amax(0)])
+        return rows
     rows = values[values.flatten(1).isfinite().all(1)] if values.dim() > 1 else values[values.isfinite()]
     if not len(rows):
         return anything_like(values, examples)
