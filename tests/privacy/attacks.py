@@ -8,6 +8,7 @@ prints for each attack whether it succeeded. `docs/guide/isolation.md` holds the
 import ctypes
 import json
 import os
+import resource
 import signal
 import socket
 import struct
@@ -73,6 +74,12 @@ def _connected(kind: socket.SocketKind, family: socket.AddressFamily, address: A
         return client.send(b"x") == 1
 
 
+def _listening(aims: Aims) -> bool:
+    with socket.socket() as server:
+        server.listen()  # without a call to bind, the system chooses the port
+        return server.getsockname()[1] > 0
+
+
 def _program(aims: Aims) -> bool:
     return subprocess.run(["/bin/true"]).returncode == 0
 
@@ -116,10 +123,18 @@ ATTACKS: dict[str, Callable[[Aims], Any]] = {
     "a variable of its own environment": lambda aims: SECRET in os.environ,
     "cut off memory that both share": _shared,
     "send the trainer a signal": lambda aims: os.kill(aims["pid"], signal.SIGURG) is None,
+    "set a limit of the trainer's time, which ends it": lambda aims: resource.prlimit(
+        aims["pid"], resource.RLIMIT_CPU, resource.prlimit(aims["pid"], resource.RLIMIT_CPU)
+    ),
+    "set the trainer's priority": lambda aims: (
+        os.setpriority(os.PRIO_PROCESS, aims["pid"], os.getpriority(os.PRIO_PROCESS, aims["pid"])) is None
+    ),
     "read a file of the data": lambda aims: Path(aims["data"]).read_bytes(),
     "read the checkpoint": lambda aims: Path(aims["checkpoint"]).read_bytes(),
     "write to the checkpoint": lambda aims: _written(aims["checkpoint"]),
     "list the folder of the checkpoint": lambda aims: os.listdir(Path(aims["checkpoint"]).parent),
+    "see the size of a file of the data": lambda aims: os.stat(aims["data"]).st_size == len("secret"),
+    "change who may read a file of the data": lambda aims: os.chmod(aims["data"], 0o600) is None,
     "write a new file": lambda aims: _written(aims["new"]),
     "remove the checkpoint": lambda aims: os.remove(aims["removable"]) is None,
     "write to a setting of the kernel": lambda aims: _written("/proc/sys/kernel/core_pattern"),
@@ -128,6 +143,7 @@ ATTACKS: dict[str, Callable[[Aims], Any]] = {
     "use the trainer's terminal": lambda aims: os.getsid(0) == aims["session"] or os.open("/dev/tty", os.O_RDWR),
     "print on the trainer's terminal": lambda aims: os.fstat(1).st_ino == aims["output"],
     "connect by TCP": lambda aims: _connected(socket.SOCK_STREAM, socket.AF_INET, ("127.0.0.1", aims["tcp"])),
+    "listen for connections by TCP": _listening,
     "send a packet by UDP": lambda aims: _connected(socket.SOCK_DGRAM, socket.AF_INET, ("127.0.0.1", aims["udp"])),
     "connect to a socket in a folder": lambda aims: _connected(socket.SOCK_STREAM, socket.AF_UNIX, aims["unix"]),
     "connect to an abstract socket": lambda aims: _connected(socket.SOCK_STREAM, socket.AF_UNIX, aims["abstract"]),
