@@ -104,7 +104,11 @@ def test_a_run_needs_both(tmp_path, nowhere, capsys, monkeypatch):
 
 
 def test_no_more_hours_than_allowed(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(probe, "timings", lambda rows, *given: {k: Timing(draw=1.0) for k in range(len(rows))})
+    def slow(rows, *given):
+        for row in rows:
+            row.timing = Timing(draw=1.0)
+
+    monkeypatch.setattr(probe, "find_times", slow)
     arguments = [*SMALL, "seeds=[0,1]", f"results={tmp_path}"]
     assert main(["run", *arguments, "max_hours=1e-9"]) == 2
     refused = " ".join(capsys.readouterr().err.split())
