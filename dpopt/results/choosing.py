@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
+from itertools import chain
 from operator import or_
 from typing import Any
 
@@ -56,7 +57,7 @@ def select(cells: pd.DataFrame) -> pd.DataFrame:
         best = max(candidates, key=_score)
         # Numbers of one search differ: the same number twice is a search made again, by plans that named no searches.
         numbers = [row["search"] for row in runs]
-        is_one_search = len({_search(row) for row in runs}) == 1 and len({*numbers}) == len(numbers)
+        is_one_search = len({*chain.from_iterable(map(_searches, runs))}) == 1 and len({*numbers}) == len(numbers)
         edges = "" if last else _edges(best, ends.get((best["workload"], best["label"]), {}), runs)
         trained = sum(row["is_trained"] for row in runs)
         more = {"selected_by": _score(best), "runs": trained, "charges": _charges(runs), "edges": edges}
@@ -68,19 +69,21 @@ def _score(row: Row) -> float:
     return score_or_worst(row["selection_score"], row["state"])
 
 
-def _search(row: Row) -> tuple[str, str]:
-    return row["selection"], row["search_id"]
+def _searches(row: Row) -> dict[tuple[str, str], int]:
+    """The searches that a run is part of, each with the most runs beyond its grid that it may make."""
+    return {(row["selection"], search_id): widen for search_id, widen in row["searches"]}
 
 
 def _charges(runs: Sequence[Row]) -> Counter[str]:
     charges = Counter(row["run_id"] for row in runs if row["state"] in RESULTS)  # others have released nothing
     searches: dict[tuple[str, str], list[Row]] = {}
     for row in runs:
-        searches.setdefault(_search(row), []).append(row)
-    for search in searches.values():
+        for search in _searches(row):
+            searches.setdefault(search, []).append(row)
+    for search, of_search in searches.items():
         # How many runs a widening grid makes follows from scores: it pays for its maximum, by its first run's ledger.
-        unmade = max(row["widen"] for row in search) - sum(row["is_widened"] for row in search)
-        charges[search[0]["run_id"]] += max(0, unmade)
+        unmade = max(_searches(row)[search] for row in of_search) - sum(row["is_widened"] for row in of_search)
+        charges[of_search[0]["run_id"]] += max(0, unmade)
     return charges
 
 

@@ -17,6 +17,7 @@ from dpopt.files import Damaged
 from dpopt.privacy.selection import selection_rule
 from dpopt.results import pricing
 from dpopt.results.naming import row_names, workload_names
+from dpopt.store.manifests import searches
 from dpopt.store.runs import RESULTS, Store, released_score
 
 GROUP = ["workload", "label", "epsilon_target", "batch_size", "epochs", "clip"]
@@ -106,9 +107,10 @@ def load(store: Store, suite: str, part: Mapping[str, Sequence[Any]] | None = No
             "epsilon_target": float(entry.get("target", cell["epsilon"])),
             "selection": json.dumps(cell["selection"], sort_keys=True) if "selection" in cell else "",
             "stage": entry.get("stage", ""),
-            "widen": entry.get("widen", 0),
+            "widen": max(searches(entry).values()),
             "search": cell.get("search", 0),
             "search_id": entry.get("search_id", ""),  # planned by a version that told no searches apart
+            "searches": tuple(searches(entry).items()),
             "is_widened": entry.get("widened", False),
             "gradients_per_draw": entry.get("gradients_per_draw", 1.0),
             "is_trained": not cell.get("untrained", False),

@@ -118,6 +118,7 @@ def run_suite(
                 store.extend_suite(suite.name, planning.manifest(suite, planned))
             had = {cell.run_id for cell in left}
             left = [cell for cell in planning.cheapest_first(planned) if _is_left(cell, store)]
+            left = [cell for cell in left if cell.run_id not in outcome.failed]  # in whose folder nothing can be noted
             if stop() or had == {cell.run_id for cell in left}:
                 break
         outcome.is_stopped = bool(left) and stop()
@@ -125,8 +126,10 @@ def run_suite(
         outcome.ran = sum(store.state(cell.run_id) in RESULTS for cell in first)
     for run_id in {entry.cell.run_id: entry for entry in planned}:
         state = store.state(run_id)
-        outcome.skipped += state in RESULTS
-        if state == "failed":
+        if state in RESULTS:
+            outcome.skipped += 1
+            outcome.failed.pop(run_id, None)
+        elif state == "failed":
             outcome.failed[run_id] = store.error(run_id)["reason"]
         elif state == "damaged":
             outcome.damaged.append(run_id)
@@ -170,6 +173,8 @@ def _engine(
     if name == "inline":
         return lambda left, tell, stop: work(suite, store, left, tell, stop=stop)
     if name in ("local", "span"):
+        if not hasattr(os, "fork"):
+            raise ConfigError("engine", name, "this system cannot fork: use inline")
         slots = [tuple(devices)] if name == "span" else [(device,) for device in devices]
         if name == "span":
             span.check(cells, len(devices))
@@ -233,6 +238,7 @@ def _board(console: Console, total: int, outcome: SuiteOutcome) -> Iterator[_Tel
         nonlocal total, shown
         outcome.ran += news.kind == "done"
         if news.kind == "failed":
+            outcome.failed[news.run_id] = news.reason
             console.print(Text.assemble(("failed ", "red"), lines(f"{news.run_id}: {news.reason}")))
         if news.kind == "ready":
             return

@@ -33,7 +33,7 @@ from dpopt.suites.schema import Keys
 from dpopt.training import resolve_device
 
 STARTS = 3
-"""Workers in a row that end before they could do anything, after which a run is given up."""
+"""Workers in a row that end before any cell does, after which a run is given up."""
 _POLL = 1.0
 """Seconds between two looks at the clock, and at who has asked to stop."""
 
@@ -73,7 +73,7 @@ class Supervisor:
         # A process that has used a GPU cannot be forked, nor one of other systems: its workers are started anew.
         is_forked = sys.platform == "linux" and not torch.cuda.is_initialized()
         self._method = "fork" if is_forked else "spawn"
-        self._unstarted, self._groups = 0, 0
+        self._fruitless, self._groups = 0, 0
 
     def run(self, stop: Callable[[], bool]) -> None:
         """Keep the workers alive until all of them have found nothing left, or until `stop` says so.
@@ -119,8 +119,9 @@ class Supervisor:
                 return
             slot.run_id, slot.since = (news.run_id if news.kind == "begin" else ""), time.monotonic()
             slot.is_done |= news.kind == "bye"
-            if not slot.is_ready:
-                slot.is_ready, self._unstarted = True, 0
+            slot.is_ready = True
+            if news.run_id and news.kind != "begin" and self._is_noted(news.run_id):
+                self._fruitless = 0
             self._tell(news)
             if news.kind == "blocked":
                 raise Blocked(news.reason)
@@ -132,12 +133,22 @@ class Supervisor:
         if slot.is_done:
             self.slots.remove(slot)
             return
+        # A death within a cell costs an attempt, and these have an end of their own.
+        self._fruitless = 0 if slot.run_id and self._is_noted(slot.run_id) else self._fruitless + 1
         if not slot.is_ready:
-            self._unstarted += 1
             self._method = "spawn"  # whatever kept a fork of this process from working
-            if self._unstarted == STARTS:
-                raise OSError(f"a worker could not be started: its process died (exit code {code})")
+        if self._fruitless >= STARTS:
+            what = (
+                "workers end before any cell does: the last"
+                if slot.is_ready
+                else "a worker could not be started: its process"
+            )
+            raise OSError(f"{what} died (exit code {code})")
         self._start(slot)
+
+    def _is_noted(self, run_id: str) -> bool:
+        """True if the store has anything of an attempt at a cell: its end, or that there was one."""
+        return self._store.is_settled(run_id) or self._store.tries(run_id).count > 0
 
     def _start(self, slot: _Slot) -> None:
         context: Any = multiprocessing.get_context(self._method)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from dpopt.cells import Cell
-from dpopt.errors import Held
+from dpopt.errors import ConfigError, Held
 from dpopt.runs import stopping
 from dpopt.runs.train import Interrupted, train
 from dpopt.store.leases import Lease
@@ -114,6 +114,8 @@ class Queue:
                 lease.take()
             except Held:
                 return False
+            except OSError:  # whoever runs the cell meets it again, and notes it
+                pass
             if not self._store.is_settled(cell.run_id):  # it may have ended between the two looks
                 del self._held[cell.run_id]
                 return True
@@ -150,8 +152,13 @@ def work(
         if taken := queue.take():
             cell, lease = taken
             tell(News("begin", cell.run_id, left=queue.left + 1))
-            with lease:
-                kind, reason = attempt(cell, store, lease, suite, share)
+            try:
+                with lease:
+                    kind, reason = attempt(cell, store, lease, suite, share)
+            except Held as error:
+                kind, reason = "held", str(error)
+            except OSError as error:
+                kind, reason = _unwritten(store, cell.run_id, error)
             if kind in ("held", "again", "interrupted"):
                 queue.put_back(cell, lease)
             else:
@@ -164,9 +171,14 @@ def work(
         elif is_staged and planned_at < queue.settled and (not queue.left or time.monotonic() > pause):
             # A pure function of the store: whoever plans at the same time plans the same cells.
             begin, planned_at = time.monotonic(), queue.settled
-            planned = plan(suite, store)
-            if queue.add(cheapest_first(planned)):
-                store.extend_suite(suite.name, manifest(suite, planned))
+            try:
+                planned = plan(suite, store)
+                if queue.add(cheapest_first(planned)):
+                    store.extend_suite(suite.name, manifest(suite, planned))
+            except OSError as error:
+                reason = f"{type(error).__name__}: {error}"
+                tell(News("blocked", reason=reason))
+                raise Blocked(reason) from error
             pause = time.monotonic() + _IDLE * (time.monotonic() - begin)
         elif not queue.left:
             tell(News("bye"))
@@ -229,6 +241,23 @@ def ended_badly(store: Store, run_id: str, suite: Keys, kind: Failure, reason: s
     except OSError:  # the reason is told at least
         pass
     return "failed", reason
+
+
+def _unwritten(store: Store, run_id: str, error: OSError) -> tuple[str, str]:
+    """Note that nothing can be written of a cell, such as in another user's folder; "blocked" where nothing can at all.
+
+    Where not even that can be noted, the reason is told at least.
+    """
+    kind, reason = "blocked" if error.errno in _FULL else "failed", f"{type(error).__name__}: {error}"
+    try:
+        if kind == "failed":
+            store.fail(run_id, reason)
+    except OSError:
+        try:
+            store.check_writable()
+        except ConfigError:
+            kind = "blocked"
+    return kind, reason
 
 
 def too_long(suite: Keys) -> str:

@@ -3,7 +3,9 @@
 A part is a list of planned cells. Its name is the SHA-256 of its bytes, so no byte of it can change unseen, two
 processes that add cells at the same moment lose nothing, and a copy of two folders' parts is the union of their cells.
 Each part has a number above those that were there when it was written; of two entries for one label and cell, that of
-the later part holds. A published suite has one file instead, `runs.jsonl.xz`: sealed lines of JSON, packed.
+the later part holds, and the searches of both are charged (`searches`). A part names its suite and the parts that lay
+beside it, so that one that is gone or moved shows (`amiss`). A published suite has one file instead, `runs.jsonl.xz`:
+sealed lines of JSON, packed.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpopt import files
 from dpopt.errors import ConfigError
@@ -29,6 +31,16 @@ _MEMORY = 2**28
 _MOST = 5_000
 """Entries of a part, so that one is a few megabytes."""
 _Entries = dict[tuple[str, str], dict[str, Any]]
+
+
+class _Part(NamedTuple):
+    """A part; sorts by its number. Those of older versions name neither their suite nor other parts."""
+
+    number: int
+    name: str
+    cells: list[dict[str, Any]]
+    suite: str | None
+    beside: list[str]  # names of parts that were there; of those only the ones that no other part names
 
 
 def about(folder: Path) -> dict[str, Any]:
@@ -56,13 +68,17 @@ def extend(folder: Path, manifest: Mapping[str, Any], archived: Iterable[dict[st
         ConfigError: a part cannot be read.
     """
     parts = _parts(folder)
-    present = by_place(*archived, *(entry for _, cells in parts for entry in cells))
-    number, before = parts[-1][0] if parts else 0, len(present)
-    new = [entry for entry in manifest["cells"] if present.get(_place(entry)) != entry]
+    present = by_place(*archived, *(entry for part in parts for entry in part.cells))
+    number, before = parts[-1].number if parts else 0, len(present)
+    places = ((present.get(_place(entry)), entry) for entry in manifest["cells"])
+    new = [entry for there, entry in places if there is None or _later(there, entry) != there]
+    beside = sorted({part.name for part in parts} - {name for part in parts for name in part.beside})
     for first in range(0, len(new), _MOST):
         number += 1
-        part = files.dumps({"cells": new[first : first + _MOST], "number": number}).encode()
-        files.write(folder / PARTS / f"{hashlib.sha256(part).hexdigest()}.json", part)
+        content = {"cells": new[first : first + _MOST], "number": number, "suite": folder.name, "beside": beside}
+        part = files.dumps(content).encode()
+        beside = [hashlib.sha256(part).hexdigest()]
+        files.write(folder / PARTS / f"{beside[0]}.json", part)
     # Last: a suite that is noted without its cells would look as if it had none.
     note(folder, {"suite": folder.name, **{key: value for key, value in manifest.items() if key != "cells"}})
     return len(present | by_place(*new)) - before
@@ -79,31 +95,76 @@ def note(folder: Path, about: Mapping[str, Any]) -> None:
 
 def entries(folder: Path) -> Iterator[dict[str, Any]]:
     """The entries of all parts, later parts last."""
-    yield from (entry for _, cells in _parts(folder) for entry in cells)
+    yield from (entry for part in _parts(folder) for entry in part.cells)
 
 
-def _parts(folder: Path) -> list[tuple[int, list[dict[str, Any]]]]:
-    """Number and entries of each part, in order."""
+def amiss(folder: Path) -> Iterator[tuple[str, str, object, object]]:
+    """What shows that files of a suite are gone or another suite's: place, what, what is claimed of it, what it is.
+
+    Raises:
+        ConfigError: a file of the suite cannot be read.
+    """
+    parts = _parts(folder)
+    if not parts and not (folder / RUNS).exists():
+        yield str(folder), "cells of the suite", f"in {PARTS}/ or {RUNS}", "none"
+    if (suite := about(folder).get("suite")) != folder.name:
+        yield str(folder / ABOUT), "suite", suite, folder.name
+    there = {part.name for part in parts}
+    for part in parts:
+        path = str(folder / PARTS / f"{part.name}.json")
+        if part.suite not in (None, folder.name):
+            yield path, "suite of the part", part.suite, folder.name
+        else:
+            yield from ((path, "part that lay beside it", name, "none") for name in part.beside if name not in there)
+    for other in sorted((folder / PARTS).glob("[!.]*")):
+        if other.suffix != ".json":
+            yield str(other), "part", "NAME.json", "another name, so it is not read"
+
+
+def _parts(folder: Path) -> list[_Part]:
+    """The parts in order."""
     parts = []
     for path in (folder / PARTS).glob("[!.]*.json"):  # not those that are being written
         try:
             content = files.content(path)
             if hashlib.sha256(content).hexdigest() != path.stem:
                 raise Damaged(f"{path}: not what its name says")
-            part = files.parse(content, path)
-            if not all(map(is_entry, part["cells"])):
+            read = files.parse(content, path)
+            part = _Part(int(read["number"]), path.stem, read["cells"], read.get("suite"), list(read.get("beside", ())))
+            if not all(map(is_entry, part.cells)) or not all(isinstance(name, str) for name in part.beside):
                 raise Damaged(f"{path}: no part of a suite")
-            parts.append((int(part["number"]), path.name, part["cells"]))
-        except (Damaged, LookupError, TypeError, ValueError) as error:
+            parts.append(part)
+        except (Damaged, AttributeError, LookupError, TypeError, ValueError) as error:
             again = f"move it away: `dpopt run suite={folder.name}` adds its cells again"
             raise ConfigError("suite", folder.name, f"{error}; {again}") from error
-    parts.sort(key=lambda part: part[:2])  # two processes may take one number, and all readers need one order
-    return [(number, cells) for number, _, cells in parts]
+    return sorted(parts, key=lambda part: part[:2])  # two processes may take one number, and all readers need one order
 
 
 def by_place(*entries: dict[str, Any]) -> _Entries:
-    """Each entry by what tells it from others: a run may stand for several labels. Of two for one place the last."""
-    return {_place(entry): entry for entry in entries}
+    """Each entry by what tells it from others: a run may stand for several labels. Of two for one place the last.
+
+    What raises a charge stays: the last names the searches of all.
+    """
+    places: _Entries = {}
+    for entry in entries:
+        before = places.get(place := _place(entry))
+        places[place] = _later(before, entry) if before else entry
+    return places
+
+
+def searches(entry: Mapping[str, Any]) -> dict[str, int]:
+    """The searches that an entry was ever planned in: id -> the most runs beyond its grid that it may make."""
+    return entry.get("searches") or {entry.get("search_id", ""): entry.get("widen", 0)}
+
+
+def _later(before: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
+    """The entry that holds for a place where `before` did, with the searches of both."""
+    every = dict(searches(entry))
+    for search_id, widen in searches(before).items():
+        search_id = search_id or entry.get("search_id", "")  # planned by a version that told no searches apart
+        every[search_id] = max(widen, every.get(search_id, 0))
+    alone = {key: value for key, value in entry.items() if key != "searches"}
+    return alone if every == searches(alone) else {**alone, "searches": every}
 
 
 def _place(entry: Mapping[str, Any]) -> tuple[str, str]:
@@ -122,7 +183,7 @@ def is_entry(entry: Any) -> bool:
         cell = entry["cell"]
         names = [cell[key]["name"] for key in ("workload", "optimizer")]
         texts = [entry["run_id"], entry["label"], entry["tuning"], cell["accountant"], *names]
-        counts = [cell["batch_size"], cell["seed"]]
+        counts = [cell["batch_size"], cell["seed"], *searches(entry).values()]
         numbers = [entry.get("target", 0), *(cell[key] for key in ("epsilon", "delta", "epochs"))]
         return (
             isinstance(entry["tuned"], dict)

@@ -147,7 +147,8 @@ class Store:
     def is_read_only(self) -> bool:
         """True if this is a folder of published suites, which are in `NAME/` and not in `suites/NAME/`."""
         is_plain = (self.root / "runs").is_dir() or (self.root / "suites").is_dir()
-        return not is_plain and any(self.root.glob(f"*/{manifests.RUNS}"))
+        kinds = (manifests.RUNS, manifests.ABOUT)  # the second alone is left of a suite whose runs are gone
+        return not is_plain and any(path for kind in kinds for path in self.root.glob(f"*/{kind}"))
 
     def folder(self, run_id: str, *inside: str) -> Path:
         """The directory of one run, or what lies inside of it."""

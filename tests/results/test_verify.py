@@ -189,10 +189,36 @@ def test_a_part_that_is_gone_is_seen_as_long_as_its_runs_are_there(store):
     gone = {entry["run_id"] for entry in cells} - {entry["run_id"] for entry in kept}
     findings = verify(store).findings
     assert {each.where for each in findings if each.what == "suite that it is a run of"} == gone
-    assert len(gone) == len(findings) == 2
+    assert len(gone) == len(findings) == len(found(store, "small")) == 2
     shutil.rmtree(parts)
+    assert any("cells of the suite" in line for line in found(store, "small"))
     (store.suite_folder("small") / "suite.json").unlink()
     assert len(verify(store).findings) == len(store.run_ids())
+
+
+def test_a_part_that_another_names_is_seen_though_another_suite_holds_its_runs(store):
+    """Parts of two machines that began alike are a merge; what then goes, or is moved to the other suite, shows."""
+    folder, other = store.suite_folder("small"), store.suite_folder("other")
+    whole = store.manifest("small")
+    machine = Store(store.root.parent / "machine")
+    for at, root in enumerate((store, machine)):
+        for cells in (whole["cells"], [whole["cells"][at] | {"gradients_per_draw": 7.0}]):
+            root.extend_suite("small", {**whole, "cells": cells})
+    shutil.copytree(machine.suite_folder("small"), folder, dirs_exist_ok=True)
+    store.extend_suite("other", {**whole, "suite": "other"})
+    store.extend_suite("small", {**whole, "cells": [whole["cells"][2] | {"gradients_per_draw": 7.0}]})
+    parts = [*(folder / "parts").iterdir()]
+    assert (len(parts), found(store)) == (4, [])
+    last = max(parts, key=lambda path: json.loads(path.read_bytes())["number"])
+    for path in {*parts} - {last}:
+        path.rename(other / "parts" / path.name)
+        assert any(path.stem in line for line in found(store, "small"))
+        assert any(str(other / "parts" / path.name) in line for line in found(store, "other"))
+        (other / "parts" / path.name).rename(path.with_suffix(".JSON"))
+        assert any(path.stem in line and "not read" in line for line in found(store, "small"))
+        path.with_suffix(".JSON").rename(path)
+    shutil.copy(other / "suite.json", folder)
+    assert found(store) == [f"{folder / 'suite.json'}: suite: claimed other, found small"]
 
 
 def test_a_cell_that_is_gone_leaves_a_gap(store):

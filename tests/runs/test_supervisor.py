@@ -102,6 +102,30 @@ def test_workers_that_cannot_start_are_an_error_of_the_run(suite, store, monkeyp
     assert store.run_ids() == []
 
 
+def test_workers_that_end_before_any_cell_does_are_an_error_of_the_run(suite, store, monkeypatch):
+    """They have started, and each takes a cell; no attempt is noted, so nothing else would ever end that."""
+    monkeypatch.setattr(supervisor, "STARTS", 2)
+    monkeypatch.setattr(worker, "attempt", die)
+    with pytest.raises(OSError, match=r"workers end before any cell does: the last died \(exit code 3\)"):
+        supervised(suite, store)
+
+
+def test_a_cell_that_cannot_be_written_is_a_failure_of_the_outcome(suite, store):
+    bad, other = (cell.run_id for cell in cheapest_first(plan(suite)))
+    store.folder(bad).parent.mkdir(parents=True)
+    store.folder(bad).touch()
+    outcome = run_suite(dataclasses.replace(suite, workers=2), store.root, progress=False)
+    assert (outcome.ran, outcome.failed.keys(), outcome.is_stopped) == (1, {bad}, False)
+    assert store.state(other) == "done"
+
+
+def test_without_forks_there_are_no_workers(suite, store, monkeypatch):
+    monkeypatch.delattr(os, "fork")
+    with pytest.raises(ValueError, match="engine: 'local' cannot be used; this system cannot fork: use inline"):
+        run_suite(suite, store.root, progress=False)
+    assert not list(store.root.rglob("*.json"))
+
+
 def die(*_):
     os._exit(3)
 

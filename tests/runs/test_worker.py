@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shutil
 import signal
 
 import pytest
@@ -10,7 +11,7 @@ from dpopt.errors import Held
 from dpopt.runs import stopping, worker
 from dpopt.runs.train import Interrupted
 from dpopt.runs.worker import Blocked, News, Queue, attempt, work
-from dpopt.store import Store
+from dpopt.store import Store, leases
 from dpopt.suites.plan import cheapest_first, manifest, plan
 
 
@@ -166,6 +167,25 @@ def test_a_full_disk_is_no_cells_fault_and_ends_the_worker(suite, store, cells, 
     with pytest.raises(Blocked, match=r"results cannot be written: .*No space left.*the same command goes on"):
         told(suite, store, cells)
     assert (store.tries(cells[0].run_id).count, store.state(cells[0].run_id)) == (0, "interrupted")
+
+
+def test_a_cell_whose_folder_cannot_be_used_fails_and_the_others_are_run(suite, store, cells, ends, monkeypatch):
+    """Its lease is a folder, so the failure is noted; or there can be no folder at all, so that it is told."""
+    leased, folderless = (cell.run_id for cell in cells[:2])
+    monkeypatch.setattr(leases, "_PATIENCE", 0.02)
+    monkeypatch.setattr(leases, "_BEAT", 0.01)
+    monkeypatch.setattr(worker, "_POLL", 0.05)
+    store.folder(leased, "lease", "inside").mkdir(parents=True)
+    store.folder(folderless).parent.mkdir(parents=True, exist_ok=True)
+    store.folder(folderless).touch()
+    news = kinds(told(suite, store, cells))
+    assert {run_id for kind, run_id in news if kind == "failed"} == {leased, folderless}
+    assert {run_id for kind, run_id in news if kind == "done"} == {cell.run_id for cell in cells[2:]}
+    assert (store.state(leased), store.state(folderless), news[-1][0]) == ("failed", "pending", "bye")
+    shutil.rmtree(store.root / "runs")
+    (store.root / "runs").touch()
+    with pytest.raises(Blocked, match="results cannot be written"):
+        told(suite, store, cells)
 
 
 def test_who_was_overtaken_notes_nothing(suite, store, cells, ends):

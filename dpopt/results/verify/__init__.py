@@ -4,7 +4,8 @@ A run's epsilon is computed anew from its ledger, by the accountant that states 
 it; its name from its cell; what it says of the plan from cell and ledger; published tables and figures from the runs
 that are published. What is not verified: that the code released what the ledger says (tests of the oracles and audits
 look at that), and scores, which only training again would show. Nor is it verified that no run was removed with its
-entry in the suite, at the end of a search's numbers: it would be made again, with the same result.
+entry in the suite, at the end of a search's numbers: it would be made again, with the same result; nor that the last
+part of a suite is there, where another suite holds its runs: no part names it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dpopt.privacy.ledger import Ledger
 from dpopt.results import audits, pricing, publishing, speed
 from dpopt.results.results import Results
 from dpopt.results.verify.claims import Claims, Finding, check, second_opinion
-from dpopt.store import Store
+from dpopt.store import Store, manifests
 from dpopt.store.provenance import unknown_commits
 from dpopt.store.runs import RESULTS, UNREADABLE, Run, Track, address
 
@@ -94,16 +95,17 @@ def _verify(
         single = Store(store.root)
         try:
             entries, archived = single.manifest(name)["cells"], single.archive(name).runs
+            amiss = [Finding(*each) for each in manifests.amiss(single.suite_folder(name))]
         except ConfigError as error:
             verified.note("suites", [Finding(name, "cells", "readable", error)])
             is_readable = False
             continue
         planned |= {entry["run_id"] for entry in entries}
         elsewhere |= archived.keys()
-        verified.note("suites", _entries(single, name, entries))
+        verified.note("suites", [*amiss, *_entries(single, name, entries)])
         for run_id, run in archived.items():
             _run(f"{name}, {run_id}", lambda run=run: run, tally, verified)
-        if store.is_read_only:
+        if store.is_read_only and entries:
             differences = publishing.differences(Results(single, name), plots)
             verified.findings += [Finding(str(path), "file", "as its runs give it", why) for path, why in differences]
     directories = store.run_ids()
@@ -114,13 +116,18 @@ def _verify(
     verified.remarks += [
         f"{n} runs {text}" for text, n in tally.items() if n and (text in unknown or not text.startswith(_COMMIT))
     ]
-    if not is_whole:
-        return
+    try:
+        others = set(store.suites()).difference(suites) if directories else ()
+        planned.update(entry["run_id"] for name in others for entry in store.manifest(name)["cells"])
+    except ConfigError:
+        is_readable = False
     # A part that is gone lowers what its searches are charged. Of a suite that cannot be read all runs would be named.
     gone = sorted({*directories} - planned) if is_readable else []
     verified.findings += [
         Finding(run_id, "suite that it is a run of", "one in suites/", "none holds it") for run_id in gone
     ]
+    if not is_whole:
+        return
     verified.findings += [Finding(path, "a run directory", "", "something else") for path in store.foreign()]
     for path in store.measurements() if not store.is_read_only else ():  # published ones are named by hand
         verified.note("measurements", _measurement(path))
