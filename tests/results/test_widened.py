@@ -43,19 +43,22 @@ def test_runs_that_were_not_made_are_charged_as_if_they_were(maker):
     assert pricing.epsilon_with_tuning(store, found[0]) < five
 
 
-@pytest.mark.parametrize("later", [{}, {"search_id": "other", "widen": 1}])
-def test_a_later_plan_lowers_no_charge(maker, later):
+@pytest.mark.parametrize(
+    ("search", "later", "most"),
+    [("a", {"search_id": "a"}, 3), ("a", {"search_id": "b", "widen": 1}, 4), ("", {"search_id": "b", "widen": 1}, 3)],
+)
+def test_a_later_plan_lowers_no_charge(maker, search, later, most):
     """Three further runs might have been made; the suite is then run without, or as another search of the same runs."""
     add(maker, 0, GRID, 3)
     for entry in maker.cells:
-        entry["search_id"] = "first"
+        entry |= {"search_id": search} if search else {}
     maker.done()
     for entry in maker.cells:
         del entry["widen"]
         entry |= later
     plans = len([*maker.done().suite_folder("made").glob("parts/*")])
     (row,) = selected(maker.done()).values()
-    assert row["charges"].total() == 2 + 3 + later.get("widen", 0)
+    assert row["charges"].total() == 2 + most
     assert plans == len([*maker.store.suite_folder("made").glob("parts/*")]) == 2, "the same plan adds nothing"
 
 
