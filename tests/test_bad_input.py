@@ -234,6 +234,8 @@ REPEATED = {
     "parts that overlap": (lambda: ConcatDataset([Subset(WHOLE, range(40)), Subset(WHOLE, range(30, 60))]), 10, 2),
     "a loader": (lambda: DataLoader(Subset(WHOLE, [*range(60), 7, 7]), 20), 2, 3),
     "a list": (lambda: [*map(tuple, [WHOLE[0]] * 1), *(pairs := [WHOLE[k] for k in range(40)]), *pairs], 40, 2),
+    "a tuple": (lambda: (*(WHOLE[k] for k in range(40)), *([WHOLE[50]] * 2)), 1, 2),
+    "tensors twice": (lambda: ConcatDataset([WHOLE, TensorDataset(*WHOLE.tensors)]), len(WHOLE), 2),
     "Hugging Face": (lambda: hugging().select([*range(60), 3]), 1, 2),
 }
 
@@ -251,7 +253,12 @@ def test_a_record_that_is_there_several_times_is_told(name):
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: Subset(WHOLE, range(40)), lambda: ConcatDataset([WHOLE, TensorDataset(*WHOLE.tensors)]), hugging]
+    "make",
+    [
+        lambda: Subset(WHOLE, range(40)),
+        lambda: ConcatDataset([WHOLE, TensorDataset(*map(torch.clone, WHOLE.tensors))]),
+        hugging,
+    ],
 )
 def test_records_of_equal_values_are_no_repeats(make):
     with warnings.catch_warnings():
