@@ -181,7 +181,7 @@ def refuse_unsafe(model: nn.Module) -> None:
         raise ConfigError("model", type(model).__name__, "has no parameter with requires_grad")
     ends: dict[int, tuple[int, str]] = {}  # storage -> where the last parameter in it ends
     for name, p in sorted(parameters.items(), key=lambda pair: pair[1].storage_offset()):
-        place, start = p.untyped_storage()._cdata, p.storage_offset()
+        place, start = p.untyped_storage()._cdata, int(p.storage_offset())
         end, other = ends.get(place, (0, name))
         if start < end or torch._debug_has_internal_overlap(p) == 1:
             raise ConfigError(

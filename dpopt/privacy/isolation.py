@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 from dpopt import markup
 from dpopt.errors import ConfigError
 from dpopt.privacy.confinement import hide_memory, landlock_version
-from dpopt.privacy.oracle import BaseOracle, BudgetSpent, OpenDraw, UnplannedRelease
+from dpopt.privacy.oracle import BudgetSpent, OpenDraw, UnplannedRelease
 from dpopt.privacy.wire import TENSORS, Answer, Channel, Gone, NotImportable
 from dpopt.types import Vector
 
@@ -153,7 +153,7 @@ class Isolated:
         self._theta = theta
         return self._state(self._ask(do="init", theta=theta))
 
-    def step(self, state: _IsolatedState, oracle: BaseOracle) -> _IsolatedState:
+    def step(self, state: _IsolatedState, oracle: Any) -> _IsolatedState:
         """One step, in which the optimizer's queries are put to `oracle`."""
         if state.number != self._number:  # of a checkpoint
             self._ask(do="load", leaves=state.leaves)

@@ -112,7 +112,7 @@ def read(path: Path) -> Holder | None:
     owner, here = _lock(path).owner, _here()
     if owner is None:
         return None
-    is_gone = False
+    is_gone, age = False, 0.0
     try:
         age = max(0.0, time.time() - path.stat().st_mtime)
         if owner.hostname == here.hostname and _boot(owner) == _boot(here):

@@ -127,7 +127,7 @@ def _dataset(loader: DataLoader[Any], where: str) -> Any:
         how = "pad or change records in the data set itself, and give that"
         raise ConfigError(f"{where}.collate_fn", getattr(collate, "__name__", type(collate).__name__), how)
     is_plain = batches is None or type(batches) is BatchSampler
-    if batches is not None and is_plain:
+    if isinstance(batches, BatchSampler) and is_plain:
         sampler = batches.sampler  # a loader that takes a sampler of batches has a `sampler` that says nothing
     source: Any = getattr(sampler, "data_source", getattr(sampler, "dataset", loader.dataset))
     is_whole = isinstance(sampler, _PLAIN_SAMPLERS) and len(source) == len(cast(Sized, loader.dataset))
