@@ -194,7 +194,7 @@ def test_cache_saves_the_search(own_cache, monkeypatch):
 
 
 NO_CACHE = ["", "{", "[1]", '{"gradient": 1.0}', '{"numbers": 1, "sha256": 2}']
-CHANGED = [{"gradient": 0.5}, {"gradient": 1000.0}, {"gradient": math.nan}, {"losses": 3.0}]
+CHANGED = [{"gradient": 0.0}, {"gradient": 0.5}, {"gradient": 1000.0}, {"gradient": math.nan}, {"losses": 3.0}]
 
 
 def test_a_cache_that_is_damaged_or_changed_changes_nothing(own_cache):
