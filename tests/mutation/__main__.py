@@ -172,8 +172,9 @@ def main(arguments: list[str]) -> int:
     trial.start()
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "project"
-        ignored = shutil.ignore_patterns(".git", ".venv", "results", "plots", "__pycache__")
-        shutil.copytree(ROOT, tree, ignore=ignored)
+        left_out = {".git", ".venv", "results", "plots", "__pycache__"}
+        # dpopt/results and tests/results are copied: only folders at the top are left out
+        shutil.copytree(ROOT, tree, ignore=lambda folder, _: left_out if Path(folder) == ROOT else {"__pycache__"})
         shutil.copytree(ROOT / "results" / "published", tree / "results" / "published")
         tests = Tests(kept["tests"], tree, target.folders)
         changed = tests.unknown()
