@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpopt.clipping.flat import Clipped, ClippingEngine, WeightedPoints, clip_factors
+from dpopt.clipping.flat import Clipped, ClippingEngine, Delegate, WeightedPoints, clip_factors
 from dpopt.errors import ConfigError
 from dpopt.privacy import sampling
 from dpopt.privacy.calibration import trace
@@ -235,7 +235,7 @@ def _with_kinds(releases: Sequence[Release], kinds: Sequence[str]) -> Iterator[t
         position += 1 if kinds[position] == GRADIENT else len(release.value)
 
 
-class _WithCanaries(ClippingEngine):
+class _WithCanaries(Delegate):
     """A real engine and its records, with canaries added: the data oracle only knows their row numbers.
 
     Rows 0..n-1 are the records; row n + j is canary j. A canary that is in contributes the clip rule's sensitivity
@@ -251,22 +251,11 @@ class _WithCanaries(ClippingEngine):
     """
 
     def __init__(self, engine: ClippingEngine, x: Tensor, y: Tensor, coordinates: Tensor, members: Tensor) -> None:
-        self._engine, self._x, self._y = engine, x, y
-        self._coordinates, self._members = coordinates, members
-        self.dimension = engine.dimension
-
-    @property
-    def theta(self) -> Vector:
-        return self._engine.theta
-
-    def load(self, theta: Vector) -> None:
-        self._engine.load(theta)
+        super().__init__(engine)
+        self._x, self._y, self._coordinates, self._members = x, y, coordinates, members
 
     def outputs(self, theta: Vector, x: Tensor) -> Tensor:
-        return self._engine.outputs(theta, self._x[x])
-
-    def physical_batch(self, expected: float) -> int:
-        return self._engine.physical_batch(expected)
+        return super().outputs(theta, self._x[x])
 
     def clipped(
         self, points: WeightedPoints, x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule, scale: Vector | None = None

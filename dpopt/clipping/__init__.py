@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from dpopt.clipping.bookkeeping import BookkeepingEngine
-from dpopt.clipping.flat import Clipped, ClippingEngine, FlatModel, WeightedPoints, as_written
+from dpopt.clipping.flat import Clipped, ClippingEngine, Delegate, FlatModel, WeightedPoints, as_written
 from dpopt.clipping.layers import refuse_unsafe, replacements
 from dpopt.clipping.losses import Loss, by_record, check_loss
 from dpopt.clipping.mixing import Unsupported
@@ -78,14 +78,13 @@ def engine(
     return chosen if choice.is_decided else choice  # until a batch shows gradients it is open
 
 
-class _Choice(ClippingEngine):
+class _Choice(Delegate):
     """The first of some engines that can follow the model; the first batch that shows gradients decides which one."""
 
     def __init__(self, engines: Sequence[FlatModel], batch: float | None) -> None:
+        super().__init__(engines[0])
         self._engines, self._batch = engines, batch
-        self._engine = engines[0]
         self.is_decided = False
-        self.dimension = self._engine.dimension
 
     def decided(self, x: Tensor, y: Tensor) -> ClippingEngine:
         """The engine for data such as the records x, y; ConfigError if none can follow the model."""
@@ -118,19 +117,6 @@ class _Choice(ClippingEngine):
         name, *others = refusals
         reasons = [f"{error.reason} ({engine})" if others else error.reason for engine, error in refusals.items()]
         raise Unsupported("; ".join(reasons), "auto" if others else name, replacement)
-
-    @property
-    def theta(self) -> Vector:
-        return self._engine.theta
-
-    def load(self, theta: Vector) -> None:
-        self._engine.load(theta)
-
-    def outputs(self, theta: Vector, x: Tensor) -> Tensor:
-        return self._engine.outputs(theta, x)
-
-    def physical_batch(self, expected: float) -> int:
-        return self._engine.physical_batch(expected)
 
     def examine(self, x: Tensor, y: Tensor) -> None:
         self.decided(x, y).examine(x, y)

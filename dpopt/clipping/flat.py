@@ -106,6 +106,26 @@ class ClippingEngine(Protocol):
         ...
 
 
+class Delegate(ClippingEngine):
+    """An engine in front of another one, which holds the parameters; a subclass sums and looks at losses."""
+
+    def __init__(self, engine: ClippingEngine) -> None:
+        self._engine, self.dimension = engine, engine.dimension
+
+    @property
+    def theta(self) -> Vector:
+        return self._engine.theta
+
+    def load(self, theta: Vector) -> None:
+        self._engine.load(theta)
+
+    def outputs(self, theta: Vector, x: Tensor) -> Tensor:
+        return self._engine.outputs(theta, x)
+
+    def physical_batch(self, expected: float) -> int:
+        return self._engine.physical_batch(expected)
+
+
 @dataclass(frozen=True)
 class PerExample:
     """Losses and gradients of each of the n examples of one physical batch.
