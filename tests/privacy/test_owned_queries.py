@@ -12,7 +12,7 @@ import dpopt.testing
 from dpopt.clipping import Abadi, engine
 from dpopt.errors import ConfigError
 from dpopt.privacy import DataOracle, Draw, Ledger, Plan, Query, UnplannedRelease, calibrate
-from dpopt.privacy.queries import Below, Losses, Space, contributions, read
+from dpopt.privacy.queries import LARGEST, Below, Losses, Space, contributions, read
 from dpopt.testing.task import Task
 from dpopt.types import Record
 
@@ -194,6 +194,27 @@ def test_a_kind_of_ones_own_is_planned_and_charged():
     assert plan.noise["losses"] == pytest.approx(plan.noise["mixing"] * math.sqrt(2))
     alone = calibrate(dpopt.create("dp_sgd"), **sizes)
     assert plan.noise["gradient"] == pytest.approx(1.1 * alone.noise["gradient"], rel=1e-9)
+
+
+@dataclass(frozen=True)
+class Unsure(Mixing):
+    """Its sensitivity, which a GPU may hold, is no number."""
+
+    @property
+    def sensitivity(self):
+        return torch.tensor(math.nan)
+
+
+def test_a_sensitivity_that_is_no_number_is_the_largest():
+    sums = []
+    for noise in (0.0, 1.0):
+        asked = oracle(noise=noise, kinds=("gradient", "mixing"))
+        with asked.draw() as batch:
+            batch.gradient(THETA, Abadi(1.0))
+            release = batch.ask(Unsure())
+        sums.append(float(release.value * N))
+    assert release.std == pytest.approx(LARGEST / N)
+    assert 1e-3 < abs(sums[1] - sums[0]) / LARGEST < 6  # one normal
 
 
 @dataclass(frozen=True)
