@@ -199,6 +199,13 @@ def build(cls: type[T], values: Mapping[str, Any], where: str, converters: Conve
     return cls(**{name: convert(v, kinds[name], f"{where}.{name}", converters) for name, v in values.items()})
 
 
+def key(text: str, default: Any = MISSING) -> Any:
+    """A field of a dataclass of keys, with its line in the command's help; without a default the key is needed."""
+    if default == {}:
+        return dataclasses.field(default_factory=dict, metadata={"text": text})
+    return dataclasses.field(default=default, metadata={"text": text})
+
+
 def checked(function: Callable[P, T]) -> Callable[P, T]:
     """`function`, whose arguments are converted as its annotations say before it is called.
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from dpopt import registry
 from dpopt.cli.console import OUT
-from dpopt.cli.keys import key
-from dpopt.cli.new import DataKeys, add_data, check_name, small_workload
+from dpopt.cli.new import add_data, check_name, small_workload
 from dpopt.errors import ConfigError
-from dpopt.fields import Bound, Decay, Factor, Name, Positive, Probability
+from dpopt.fields import Bound, Decay, Factor, Name, Positive, Probability, key
+from dpopt.workloads.data_keys import DataKeys
 
 if TYPE_CHECKING:
     from dpopt.workloads.base import Workload
@@ -84,10 +84,10 @@ def _workload(asked: Fit) -> Workload:
     from dpopt.workloads.data import entry
     from dpopt.workloads.data.own import FOLDER, differences
 
-    of_file = asked.from_ or asked.of_file
-    places = [name for name, value in (("workload", asked.workload), ("data", asked.data), ("from", of_file)) if value]
-    if len(places) != 1:
-        raise ConfigError("fit", places, "expected one of workload=NAME, data=NAME and from=PATH")
+    places = {"workload": asked.workload, "data": asked.data, "from": asked.of_file}
+    chosen = [name for name, value in places.items() if value]
+    if len(chosen) != 1:
+        raise ConfigError("fit", chosen, "expected one of workload=NAME, data=NAME and from=PATH")
     if asked.workload:
         return registry.make("workload", asked.workload, asked.options)
     name = asked.data
@@ -99,7 +99,7 @@ def _workload(asked: Fit) -> Workload:
         file = FOLDER / f"{name}.yaml"
         if not file.exists():
             add_data(name, asked)
-        elif differs := differences(name, asked.from_, asked.of_file):
+        elif differs := differences(name, asked):
             # Training on the old copy would be silent, and reading the file again would change published checksums.
             what = f"it or a key has changed since {file} was made ({', '.join(differs)})"
             how = f"say data={name} for what it was, or move {file} and {file.with_suffix('')}/ away to read it again"

@@ -19,20 +19,13 @@ import yaml
 
 from dpopt import documents, fields
 from dpopt.errors import ConfigError, unknown
-from dpopt.fields import Bound, Name, Natural, Several
+from dpopt.fields import Bound, Name, Natural, Several, key
 
 if TYPE_CHECKING:
     from dpopt.results.results import Results
 
 T = TypeVar("T")
 _BASE = resources.files("dpopt") / "conf" / "base"
-
-
-def key(text: str, default: Any = MISSING) -> Any:
-    """A field of a dataclass of keys, with its line in the command's help; without a default the key is needed."""
-    if default == {}:
-        return dataclasses.field(default_factory=dict, metadata={"text": text})
-    return dataclasses.field(default=default, metadata={"text": text})
 
 
 def _spelled(name: str) -> str:

@@ -11,8 +11,8 @@ from tabulate import tabulate
 
 from dpopt import registry
 from dpopt.cli.console import OUT, print_wide
-from dpopt.cli.keys import key
 from dpopt.errors import ConfigError
+from dpopt.fields import key
 from dpopt.markup import MARKDOWN
 
 

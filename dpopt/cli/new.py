@@ -5,7 +5,6 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -15,34 +14,14 @@ import yaml
 
 from dpopt import __version__, registry
 from dpopt.cli.console import OUT
-from dpopt.cli.keys import key, read
+from dpopt.cli.keys import read
 from dpopt.errors import ConfigError, unknown
-from dpopt.fields import Count, Finite, Name, Probability
+from dpopt.workloads.data_keys import DataKeys
 
 if TYPE_CHECKING:
     from dpopt.workloads.data import Entry
 
 _NAMES = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataKeys:
-    """Keys of `dpopt new data NAME`."""
-
-    from_: Path | None = key("folder of images (CLASS/IMAGE or SPLIT/CLASS/IMAGE), CSV file, or saved `Dataset`", None)
-    target: Name | None = key("the column of the classes; label by default", None)
-    inputs: Name | None = key("the column of texts or images, where there are other columns", None)
-    test: Probability | None = key("the share of the records that becomes the test split; 0.2 by default", None)
-    size: Count | None = key("height and width that images are resized to", None)
-    public: bool | None = key("true: ranges and values that the records show are public knowledge", None)
-    ranges: dict[str, tuple[Finite, Finite]] = key("ranges.COLUMN=[0,100]: the numbers that a column may hold", {})
-    values: dict[str, tuple[str, ...]] = key("values.COLUMN=[a,b]: the categories that a column may hold", {})
-
-    @property
-    def of_file(self) -> dict[str, Any]:
-        """The keys that are set beside from=, as `workloads.data.own` takes them."""
-        values = {field.name: getattr(self, field.name) for field in fields(DataKeys)}
-        return {name: value for name, value in values.items() if name != "from_" and value not in (None, {})}
 
 
 _Files = tuple[dict[Path, str], list[str]]
@@ -137,19 +116,13 @@ def _suite(name: str) -> _Files:
     return {path: _filled("suite.yaml", {})}, [f"dpopt plan suite={name} timed_draws=20", f"dpopt run suite={name}"]
 
 
-def add_data(name: str, asked: DataKeys) -> _Files:
-    """Write a data set of one's own; the files of its records are too large to be returned as texts.
-
-    Raises:
-        ConfigError: no file is named, or it cannot be read.
-    """
+def add_data(name: str, keys: DataKeys) -> _Files:
+    """Write a data set of one's own; the files of its records are too large to be returned as texts."""
     from dpopt.files import check_writable
     from dpopt.workloads.data.own import HOW_TO_STATE, add
 
-    if asked.from_ is None:
-        raise ConfigError("from", None, "expected from=PATH: a folder of images, a CSV file, or a saved `Dataset`")
     check_writable(Path(), "new")
-    entry = add(name, asked.from_, asked.of_file)
+    entry = add(name, keys)
     counts = ", ".join(f"{part.records:,} {split}" for split, part in entry.splits.items())
     OUT.print(f"data/{name}.yaml, data/{name}/: {entry.kind} in {entry.classes} classes, {counts}")
     unstated = [column for column, stated in entry.columns.items() if not stated.is_stated]

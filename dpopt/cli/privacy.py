@@ -8,9 +8,8 @@ from typing import Any
 
 from dpopt import fields
 from dpopt.cli.console import OUT
-from dpopt.cli.keys import key
 from dpopt.errors import ConfigError
-from dpopt.fields import Bound, Count, Few, Fraction, Many, Positive, Probability, Several
+from dpopt.fields import Bound, Count, Few, Fraction, Many, Positive, Probability, Several, key
 
 
 @dataclass(frozen=True, kw_only=True)

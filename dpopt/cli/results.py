@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from dpopt.cli.console import ERR, OUT, print_table, report_problems
-from dpopt.cli.keys import OfSuite, key
+from dpopt.cli.keys import OfSuite
 from dpopt.errors import ConfigError, unknown
-from dpopt.fields import Name, Positive, Several
+from dpopt.fields import Name, Positive, Several, key
 from dpopt.markup import MARKED, TERMINAL, duration
 
 if TYPE_CHECKING:

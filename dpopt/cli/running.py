@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpopt.cli.console import ERR, OUT, complain, print_table
-from dpopt.cli.keys import OfSuite, key, read, suite_name
+from dpopt.cli.keys import OfSuite, read, suite_name
 from dpopt.errors import Missing
-from dpopt.fields import Count, Name
+from dpopt.fields import Count, Name, key
 
 if TYPE_CHECKING:
     from dpopt.store import Store

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import track
 
 from dpopt.cli.console import ERR, OUT, report_problems
-from dpopt.cli.keys import key
 from dpopt.errors import ConfigError
-from dpopt.fields import Name, Several
+from dpopt.fields import Name, Several, key
 
 if TYPE_CHECKING:
     from dpopt.store import Store

@@ -11,7 +11,7 @@ import glob
 import hashlib
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,17 +21,16 @@ import numpy as np
 import yaml
 from PIL import Image
 
-from dpopt import fields
 from dpopt.errors import ConfigError, unknown
-from dpopt.fields import Count, Name, Probability
 from dpopt.workloads.data import catalogue, records
 from dpopt.workloads.data.catalogue import HOW_TO_STATE, UNSTATED, Column, Entry, SplitEntry
 from dpopt.workloads.data.source import ROWS, open_source, quiet, read_column
+from dpopt.workloads.data_keys import DataKeys
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["HOW_TO_STATE", "NewDataKeys", "add", "differences"]
+__all__ = ["HOW_TO_STATE", "add", "differences"]
 FOLDER = Path("data")
 """Entries and files of one's own lie here, in the current folder."""
 _FROM_THE_RECORDS = ("kind", "inputs", "targets", "splits", "classes", "size")
@@ -43,48 +42,20 @@ _MOST_VALUES = 1000
 Splits = dict[str, "Dataset"]
 
 
-@dataclass(frozen=True)
-class NewDataKeys:
-    """Keys of `new data` beside `from=`.
-
-    Args:
-        target: the column of the classes.
-        inputs: the one column that is the input, of images or texts; by default the only other one there is.
-        test: share of the training records that becomes the test split where there is none; by default a fifth.
-        size: height and width that images are resized to.
-        public: True if the ranges and values that are seen in the records are public knowledge.
-        ranges, values: of a table's columns, by name.
-    """
-
-    target: Name = "label"
-    inputs: Name | None = None
-    test: Probability | None = None
-    size: Count | None = None
-    public: bool = False
-    ranges: dict[str, tuple[fields.Finite, fields.Finite]] = field(default_factory=dict)
-    values: dict[str, tuple[str, ...]] = field(default_factory=dict)
-
-
-def add(name: str, place: Path, keys: Mapping[str, Any]) -> Entry:
+def add(name: str, keys: DataKeys) -> Entry:
     """Write `data/NAME.yaml`, and `data/NAME/SPLIT-00000-of-00001.parquet` for each split.
-
-    Args:
-        name: of the data set.
-        place: a folder of images (CLASS/IMAGE, or SPLIT/CLASS/IMAGE with a split `train`), a CSV file, or what
-            `datasets.Dataset.save_to_disk` has written.
-        keys: see `NewDataKeys`.
 
     Raises:
         ConfigError: the name is taken, a file is in the way, or the records cannot be used.
     """
-    options, folder = fields.build(NewDataKeys, keys, "new data"), FOLDER / name
+    folder = FOLDER / name
     for path in (folder, folder.with_suffix(".yaml")):
         if path.exists():
             raise ConfigError("name", name, f"{path} exists")
     if name in catalogue.names():
         raise ConfigError("name", name, "a data set of that name is known: `dpopt list what=data`")
     with TemporaryDirectory(dir=".", prefix=".dpopt-") as scratch, quiet():
-        entry = _import(name, place, options, scratch)
+        entry = _import(name, keys, scratch)
         FOLDER.mkdir(exist_ok=True)
         shutil.move(Path(scratch) / name, folder)
     with folder.with_suffix(".yaml").open("x", encoding="utf-8") as file:
@@ -92,21 +63,23 @@ def add(name: str, place: Path, keys: Mapping[str, Any]) -> Entry:
     return catalogue.entry(name)
 
 
-def differences(name: str, place: Path, keys: Mapping[str, Any]) -> list[str]:
+def differences(name: str, keys: DataKeys) -> list[str]:
     """Fields of `data/NAME.yaml` that differ from a fresh import of the same files; arguments and errors as of `add`.
 
     Columns of which `keys` state nothing may say anything.
     """
-    options, stored = fields.build(NewDataKeys, keys, "new data"), catalogue.entry(name)
+    stored = catalogue.entry(name)
     with TemporaryDirectory(dir=".", prefix=".dpopt-") as scratch, quiet():
-        fresh = _import(name, place, options, scratch)
+        fresh = _import(name, keys, scratch)
     differing = [each for each in _FROM_THE_RECORDS if getattr(fresh, each) != getattr(stored, each)]
     stated = [column for column, content in fresh.columns.items() if content.is_stated]
     return differing + [column for column in stated if fresh.columns[column] != stored.columns.get(column)]
 
 
-def _import(name: str, place: Path, options: NewDataKeys, scratch: str) -> Entry:
-    classes, splits = _labelled(_read(place, scratch), options.target, options.values.get(options.target))
+def _import(name: str, keys: DataKeys, scratch: str) -> Entry:
+    target = keys.target or "label"
+    options = replace(keys, target=target)
+    classes, splits = _labelled(_read(keys.from_, scratch), target, keys.values.get(target))
     splits, note = _with_test(splits, options.test)
     kind, chosen = _input(splits["train"].features, options)
     folder = Path(scratch) / name
@@ -120,12 +93,12 @@ def _import(name: str, place: Path, options: NewDataKeys, scratch: str) -> Entry
         if kind == "table":
             content["columns"] = _columns(splits, options)
         for split, rows in splits.items():
-            kept = rows.select_columns([chosen, options.target]) if chosen else rows
+            kept = rows.select_columns([chosen, target]) if chosen else rows
             kept.to_parquet(_file(folder, split))
     entry = Entry(
         name=name,
         kind=kind,
-        targets=options.target,
+        targets=target,
         classes=len(classes),
         class_names=classes,
         splits={split: SplitEntry(split, len(rows)) for split, rows in splits.items()},
@@ -150,10 +123,12 @@ def _import(name: str, place: Path, options: NewDataKeys, scratch: str) -> Entry
     return replace(entry, splits=parts)
 
 
-def _read(place: Path, scratch: str) -> Splits:
+def _read(place: Path | None, scratch: str) -> Splits:
     import datasets
     import pandas as pd
 
+    if place is None:
+        raise ConfigError("from", None, "expected from=PATH: a folder of images, a CSV file, or a saved `Dataset`")
     if not place.exists():
         raise ConfigError("from", str(place), "there is nothing")
     try:
@@ -224,7 +199,7 @@ def _with_test(splits: Splits, share: float | None) -> tuple[Splits, str]:
     return {**splits, **parts}, f"test records are those of whose row number the SHA-256 begins below {share:g}"
 
 
-def _input(features: Mapping[str, Any], options: NewDataKeys) -> tuple[Any, str]:
+def _input(features: Mapping[str, Any], options: DataKeys) -> tuple[Any, str]:
     import datasets
 
     others = [column for column in features if column != options.target]
@@ -254,7 +229,7 @@ def _file(folder: Path, split: str) -> Path:
     return folder / f"{split}-00000-of-00001.parquet"
 
 
-def _write_images(splits: Splits, column: str, options: NewDataKeys, folder: Path) -> dict[str, Any]:
+def _write_images(splits: Splits, column: str, options: DataKeys, folder: Path) -> dict[str, Any]:
     import datasets
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
@@ -292,7 +267,7 @@ def _write_images(splits: Splits, column: str, options: NewDataKeys, folder: Pat
     return {"size": sides.pop() if len(sides) == 1 else None, "mean": constants, "std": constants}
 
 
-def _columns(splits: Splits, options: NewDataKeys) -> dict[str, Column]:
+def _columns(splits: Splits, options: DataKeys) -> dict[str, Column]:
     names = [name for name in splits["train"].column_names if name != options.target]
     for key in ("ranges", "values"):
         for name in getattr(options, key).keys() - {options.target}:
