@@ -102,7 +102,7 @@ class _Choice(Delegate):
             if engine.name == "loop" and refusals and replacement:
                 break  # a pass for each record is slower than the layer that takes the place
             try:
-                with engine.loss.repeated():
+                with engine.loss.fixed_numbers():
                     is_decided = verify(engine, x, y, self._batch)
             except Unsupported as error:
                 refusals[engine.name] = error

@@ -28,10 +28,9 @@ from dpopt.clipping.flat import (
     free_memory,
     full_precision,
     must_be_sanitized,
-    same_randomness,
 )
 from dpopt.clipping.losses import Loss
-from dpopt.clipping.mixing import Unsupported
+from dpopt.clipping.mixing import Unsupported, same_randomness
 from dpopt.types import Number, Vector
 
 _REENTRANT = (

@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from dpopt.clipping import layers, mixing
 from dpopt.clipping.losses import Loss, by_record
-from dpopt.clipping.mixing import Unsupported
+from dpopt.clipping.mixing import Unsupported, same_randomness, watch_generators
 from dpopt.clipping.rules import factors
 from dpopt.types import ClipRule, Number, Vector
 
@@ -239,7 +239,7 @@ class FlatModel(ClippingEngine):
             return each.losses, each.norms
 
         try:
-            with mixing.trial(self.model), mixing.constant_buffers(self.model), self.loss.repeated():
+            with mixing.trial(self.model), mixing.constant_buffers(self.model), self.loss.fixed_numbers():
                 # Beside the present parameters no initial zero hides a dependence.
                 self.load(mixing.beside(self.split(self.theta)))
                 self.compare_in_training(x[:_COMPARED], y[:_COMPARED])
@@ -253,13 +253,12 @@ class FlatModel(ClippingEngine):
 
     def compare_in_training(self, x: Tensor, y: Tensor) -> None:
         """Raise `Unsupported` if autograd has other gradients of x, y in the model's types, modes and autocast."""
-        again, before = same_randomness(x.device), random_states(x.device)
+        again = same_randomness(x.device)
         next(again)
         parts = [(x, y)] if self.sees_batches else zip(x.split(1), y.split(1), strict=True)
         with self.running(), torch.enable_grad():
-            losses = torch.cat([self.loss(self._output(x), y) for x, y in parts])
-            is_random = not all(map(torch.equal, before, random_states(x.device)))
-            alone = torch.stack([gradient(loss, list(self.trained.values())) for loss in losses])
+            losses, is_random = watch_generators(lambda: [self.loss(self._output(x), y) for x, y in parts], x.device)
+            alone = torch.stack([gradient(loss, list(self.trained.values())) for loss in torch.cat(losses)])
         next(again)
         # Other random numbers than a plain pass draws: there is nothing to compare.
         if is_random and not self.sees_batches:
@@ -411,21 +410,6 @@ def must_be_sanitized(norm: Tensor) -> bool:
 def free_memory(device: torch.device) -> int:
     """Bytes that one physical batch may take. On the CPU a constant, so that results do not depend on the machine."""
     return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 2**30
-
-
-def random_states(device: torch.device) -> list[Tensor]:
-    """The states of the random generators that a model on `device` may draw from."""
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
-
-
-def same_randomness(device: torch.device) -> Iterator[None]:
-    """Yield for ever, each time with the random generators as they were at the start."""
-    cpu, *cuda = random_states(device)
-    while True:
-        yield
-        torch.set_rng_state(cpu)
-        for state in cuda:
-            torch.cuda.set_rng_state(state, device)
 
 
 @contextmanager

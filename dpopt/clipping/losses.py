@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pkgutil import resolve_name
 from types import MethodType
 from typing import Any
@@ -50,7 +51,7 @@ class RecordLoss:
         self.is_trusted = _is_separable(function)
         self.needs_loop: bool | None = False if self.is_trusted else None
         self.has_rows: list[bool] | None = None
-        self.is_random = self._is_repeated = False
+        self.is_random = self._is_fixed = False
 
     def __call__(self, output: Any, target: Tensor) -> Tensor:
         """The losses [n] of outputs [n, ...], a tensor or a structure of tensors, and targets [n, ...].
@@ -61,7 +62,7 @@ class RecordLoss:
         # Without `vmap`, as the package's losses give the same bits for a batch as for its records.
         if self.is_trusted:
             return self.function(output, target)
-        count, reason, marks = len(target), "", self._marks(output, len(target))
+        count, reason, marks = len(target), "", self._row_marks(output, len(target))
         if not self.needs_loop:
             try:
                 losses = self._by_vmap(output, target, marks)
@@ -95,7 +96,11 @@ class RecordLoss:
         if len(two) == len(three):
             self.has_rows = [a.ndim > 0 and (len(a), len(b)) == (2, 3) for a, b in zip(two, three, strict=True)]
 
-    def _marks(self, output: Any, count: int) -> list[bool]:
+    def _row_marks(self, output: Any, count: int) -> list[bool]:
+        """For each tensor of the outputs of `count` records: True if its rows are the records', False if it is whole.
+
+        Raises ConfigError where a tensor that is to have a row for each record has another number of rows.
+        """
         parts = _tensors(output)
         are_rows = [part.ndim > 0 and len(part) == count for part in parts]
         marks = [True] if isinstance(output, Tensor) else are_rows if self.has_rows is None else self.has_rows
@@ -106,7 +111,7 @@ class RecordLoss:
 
     def rows_of(self, output: Any, which: Any, count: int) -> Any:
         """Copies of some rows of outputs of `count` records, as a loss may work in place; other tensors are whole."""
-        marks = iter(self._marks(output, count))
+        marks = iter(self._row_marks(output, count))
         return _mapped(lambda part: (part[which] if next(marks) else part).clone(), output)
 
     def _by_vmap(self, output: Any, target: Tensor, marks: list[bool]) -> Tensor:
@@ -114,7 +119,7 @@ class RecordLoss:
             functorch.lazy_load_decompositions()  # type: ignore[attr-defined]
         count, left = len(target), iter(marks)
         # The steps of `vmap` by hand: its care for structures would double the time of a call.
-        level = _steps._vmap_increment_nesting(count, "same" if self._is_repeated else "different")
+        level = _steps._vmap_increment_nesting(count, "same" if self._is_fixed else "different")
 
         def shown(part: Tensor, is_row: bool = True) -> Tensor:
             return _steps._add_batch_dim(part.unsqueeze(1), 0, level) if is_row else part
@@ -126,17 +131,17 @@ class RecordLoss:
             _steps._vmap_decrement_nesting()
 
     def _value(self, output: Any, target: Tensor) -> Tensor:
-        with _same_numbers(target) if self._is_repeated else nullcontext():
+        with _seeded(target.device) if self._is_fixed else nullcontext():
             return self.function(output, target)
 
     @contextmanager
-    def repeated(self) -> Iterator[None]:
+    def fixed_numbers(self) -> Iterator[None]:
         """Within it, a loss that draws random numbers draws the same for each record and in each call."""
-        self._is_repeated = self.is_random
+        self._is_fixed = self.is_random
         try:
             yield
         finally:
-            self._is_repeated = False
+            self._is_fixed = False
 
     def alone(self, output: Any, target: Tensor) -> Tensor:
         """The loss [1] of one record's output and target, each with one row."""
@@ -275,15 +280,15 @@ def _must_be_alike(loss: RecordLoss, output: Any, target: Tensor, size: int, is_
     is_bad = ~alone.isfinite()
     shapes = [str(["n", *part.shape[1:]]).replace("'", "") for part in exact if isinstance(part, Tensor)]
     allowed = f"expected one that depends on the record's output and target alone, {', '.join(shapes)}"
-    loss.is_random = loss.is_random or _is_random(loss, *exact)
-    if loss.is_random:  # it has other values each time, so records are kept and those beside them changed
-        if _looks_beside(loss, *exact):
-            raise ConfigError("loss", name, f"the loss of a record changes with the records beside it: {allowed}")
-        return
     if not is_beside and is_bad.any() and not is_bad.all():
         at = int(is_bad.nonzero()[0])
         target_is = f" with target {target[at].tolist()}" if target.ndim == 1 else ""
         raise ConfigError("loss", name, f"the loss of a record{target_is} is {alone[at]:g}, that of others finite")
+    loss.is_random = loss.is_random or _at_seed(loss, *exact)[1]
+    if loss.is_random:  # it has other values each time, so records are kept and those beside them changed
+        if _looks_beside(loss, *exact):
+            raise ConfigError("loss", name, f"the loss of a record changes with the records beside it: {allowed}")
+        return
     for others, text in ((together, f"in a batch of {size} records"), (backwards, "after other records")):
         digits = _DIGITS.get(alone.dtype, 0.05)
         if _apart(others, alone, digits) is not None and _is_rounded(loss, *exact):
@@ -310,32 +315,26 @@ def _is_rounded(loss: RecordLoss, output: Any, target: Tensor) -> bool:
 
 
 @contextmanager
-def _same_numbers(beside: Tensor) -> Iterator[None]:
-    with torch.random.fork_rng([beside.device] if beside.is_cuda else []):
+def _seeded(device: torch.device) -> Iterator[None]:
+    with mixing.forked(device):
         torch.manual_seed(0)
         yield
 
 
-def _repeated(loss: RecordLoss, output: Any, target: Tensor) -> Tensor:
-    with _same_numbers(target):
-        return loss.function(_mapped(Tensor.clone, output), target.clone())
-
-
-def _is_random(loss: RecordLoss, output: Any, target: Tensor) -> bool:
-    state = torch.cuda.get_rng_state if target.is_cuda else torch.get_rng_state
-    with _same_numbers(target):
-        before = state()
-        loss.function(_mapped(Tensor.clone, output), target.clone())
-        return not torch.equal(before, state())
+def _at_seed(loss: RecordLoss, output: Any, target: Tensor) -> tuple[Tensor, bool]:
+    """The losses at one state of the random generators, and True if they depend on it."""
+    with _seeded(target.device):
+        call = partial(loss.function, _mapped(Tensor.clone, output), target.clone())
+        return mixing.watch_generators(call, target.device)
 
 
 def _looks_beside(loss: RecordLoss, output: Any, target: Tensor) -> bool:
     """True if losses of every other record change with the records between them, at equal random numbers."""
-    size, values = len(target), _repeated(loss, output, target)
+    size, (values, _) = len(target), _at_seed(loss, output, target)
     for kept in (0, 1):
         which = torch.arange(size, device=target.device)
         which[1 - kept :: 2] = kept
-        others = _repeated(loss, loss.rows_of(output, which, size), target[which])
+        others, _ = _at_seed(loss, loss.rows_of(output, which, size), target[which])
         if _apart(values[kept::2], others[kept::2], _DIGITS[torch.float32]) is not None:
             return True
     return False

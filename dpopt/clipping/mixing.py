@@ -12,8 +12,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, cast
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from dpopt.errors import ConfigError, cut
 from dpopt.types import Vector
 
 _LOG = logging.getLogger(__name__)
+_T = TypeVar("_T")
 _Find = Callable[[Tensor], tuple[Tensor, ...]]
 """Records x [n, ...] -> what is computed of each: losses [..., n], then whatever else, [n]."""
 
@@ -80,6 +81,32 @@ def _tensors(model: nn.Module) -> Iterator[Tensor]:
     yield from model.buffers()
     for module in model.modules():
         yield from (v for v in vars(module).values() if isinstance(v, Tensor) and v.is_leaf)
+
+
+def forked(device: torch.device) -> AbstractContextManager[None]:
+    """The random generators of the CPU and of `device` are as before afterwards."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
+def watch_generators(call: Callable[[], _T], device: torch.device) -> tuple[_T, bool]:
+    """The value of `call()`, and True if it drew random numbers on the CPU or on `device`."""
+    before = _random_states(device)
+    value = call()
+    return value, not all(map(torch.equal, before, _random_states(device)))
+
+
+def same_randomness(device: torch.device) -> Iterator[None]:
+    """Yield for ever, each time with the random generators as they were at the start."""
+    cpu, *cuda = _random_states(device)
+    while True:
+        yield
+        torch.set_rng_state(cpu)
+        for state in cuda:
+            torch.cuda.set_rng_state(state, device)
+
+
+def _random_states(device: torch.device) -> list[Tensor]:
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from dpopt.clipping import mixing
-from dpopt.clipping.flat import FlatModel, gradient, random_states, same_randomness
-from dpopt.clipping.mixing import Unsupported
+from dpopt.clipping.flat import FlatModel, gradient
+from dpopt.clipping.mixing import Unsupported, forked, same_randomness, watch_generators
 from dpopt.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ def repeatable(model: nn.Module, forward: Callable[[], object], device: torch.de
     """
     modes = [(module, module.training) for module in model.modules()]
     try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with forked(device):
             _quieten(model, forward, device)
             yield
     finally:
@@ -202,9 +202,7 @@ def _quieten(model: nn.Module, forward: Callable[[], object], device: torch.devi
     """Put modules into the modes of `repeatable`; gives which of them are in training mode."""
     for is_on in ((lambda m: True), (lambda m: "Drop" not in type(m).__name__), (lambda m: False)):
         _set_modes(model, is_on)
-        before = random_states(device)
-        forward()
-        if all(map(torch.equal, before, random_states(device))):
+        if not watch_generators(forward, device)[1]:
             break
     return is_on
 

@@ -8,14 +8,14 @@ and a record is still one row, so the sensitivity is the clip rule's, as before.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dpopt.clipping.losses import Loss, MeanLoss, named
-from dpopt.clipping.mixing import Unsupported, must_not_mix, replaced, same
+from dpopt.clipping.mixing import Unsupported, forked, must_not_mix, replaced, same
 from dpopt.errors import ConfigError
 from dpopt.fields import Range
 
@@ -89,7 +89,7 @@ def refuse_mixing(change: _Change, x: Tensor, name: str) -> None:
     """
     # An augmentation that mixes, such as mixup, would leave the sensitivity unbounded.
     extremes = False
-    with _forked(x), suppress(Exception):  # a change can fail in any way
+    with forked(x.device), suppress(Exception):  # a change can fail in any way
         change(replaced(x, {0: 0, len(x) - 1: 1, len(x) // 2: 2}, extremes=True))
         extremes = True
     for base, source, seed in _tried(x) if len(x) > 1 else ():
@@ -99,7 +99,7 @@ def refuse_mixing(change: _Change, x: Tensor, name: str) -> None:
             return (change(x.clone()).reshape(len(x), -1).T,)
 
         try:
-            with _forked(x):
+            with forked(x.device):
                 must_not_mix(find, base, extremes, source)
         except Unsupported as error:
             reason = _MIXES
@@ -127,7 +127,7 @@ def shares_randomness(change: _Change, x: Tensor) -> bool:
         return False
     rows = torch.linspace(0, len(x) - 1, min(len(x), _SHARED_RECORDS)).long()
     equal, changed = x[rows.to(x.device)].repeat_interleave(_SHARED_COPIES, dim=0), []
-    with _forked(x):
+    with forked(x.device):
         for seed in range(_SHARED_TRIES):
             torch.manual_seed(seed)
             changed.append(change(equal.clone()).split(_SHARED_COPIES))
@@ -149,7 +149,3 @@ def _tried(x: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
     for value in ends | ({0, 255} if x.dtype == torch.uint8 else set()):
         for base in (x, *(torch.full_like(x, end) for end in ends)):
             yield base, torch.full_like(x, value), 0
-
-
-def _forked(x: Tensor) -> AbstractContextManager[None]:
-    return torch.random.fork_rng([x.device] if x.is_cuda else [])

@@ -20,9 +20,9 @@ from dpopt.clipping.flat import (
     full_precision,
     gradient,
     must_be_sanitized,
-    same_randomness,
 )
 from dpopt.clipping.losses import Loss
+from dpopt.clipping.mixing import forked, same_randomness
 from dpopt.types import Vector
 
 _CHUNK_BYTES = 64 * 2**20
@@ -67,7 +67,7 @@ class VmapEngine(FlatModel):
     def _loss_needs_loop(self, theta: Vector, x: Tensor, y: Tensor) -> bool:
         # Tried on one record with the generators forked, so that the pass itself draws the same numbers.
         if self.loss.needs_loop is None:  # its first call tells
-            with torch.random.fork_rng([x.device] if x.is_cuda else []):
+            with forked(x.device):
                 self.loss(self._output(x[:1]), y[:1])
         return bool(self.loss.needs_loop)
 

@@ -15,9 +15,8 @@ from torch.utils.data import DataLoader
 
 from dpopt import __version__, clipping, fields, registry
 from dpopt.clipping import ClippingEngine, Loss
-from dpopt.clipping.flat import random_states
 from dpopt.clipping.losses import named
-from dpopt.clipping.mixing import Unsupported
+from dpopt.clipping.mixing import Unsupported, watch_generators
 from dpopt.clipping.views import Multiplicity, refuse_mixing, refuse_sharing
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError
@@ -179,11 +178,12 @@ def fit(
             warnings.warn(without.warning, stacklevel=3)
         if problem:
             warnings.warn(f"{problem}: training spends its epsilon and learns nothing", stacklevel=3)
-        # All records are hashed for it, so only where there is a file that may be another run's.
         run: dict[str, Any] = {}
         functions = {"model": model, "loss": loss, "transform": transform, "augment": augment}
-        code = {name: fingerprint(value) for name, value in functions.items()}
-        if checkpoint is not None:
+        # A secret is another one in each run: only a number, or a file, can be another run's too.
+        is_alone = seed is None and checkpoint is None
+        code = {} if is_alone else {name: fingerprint(value) for name, value in functions.items()}
+        if checkpoint is not None:  # all records are hashed for it
             names = ("optimizer", "epsilon", "delta", "epochs", "batch_size", "accountant")
             run = dict(zip(names, stated, strict=True)) | {"precision": precision, "seed": seed, "average": average}
             run |= code
@@ -351,14 +351,16 @@ def _seeds(
     """
     looks: list[object] = []
     x, y = (send(part[:_COMPARED], subject.device) for part in subject.train)
+
+    def views_and_losses() -> tuple[Tensor, Tensor]:
+        inputs = seen.transform(x)
+        return inputs, seen.loss(engine.outputs(engine.theta, inputs[:3]), y[:3])
+
     for is_training in (False, True):
         with unchanged(seen.model, subject.device, is_training):
             torch.manual_seed(0)
-            before = random_states(subject.device)
-            inputs = seen.transform(x)
-            losses = seen.loss(engine.outputs(engine.theta, inputs[:3]), y[:3])
-            is_random = not all(map(torch.equal, before, random_states(subject.device)))
-            looks.append(digest(inputs, losses))
+            look, is_random = watch_generators(lambda: digest(*views_and_losses()), subject.device)
+            looks.append(look)
     # Where layers or views draw random numbers, these depend on how a draw is cut into batches too. A dropout of one
     # number in a thousand may not show in three records, but in the generator's state. One process decides: others may
     # round differently.

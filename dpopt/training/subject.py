@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dpopt.clipping import Loss
 from dpopt.clipping.flat import as_written
 from dpopt.clipping.layers import frozen_statistics
+from dpopt.clipping.mixing import forked
 from dpopt.errors import ConfigError
 from dpopt.privacy.distributed import digest
 from dpopt.privacy.sampling import send
@@ -195,7 +196,7 @@ class Subject:
     @property
     def first(self) -> Split:
         """The first records as the model sees them; the same ones each time."""
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+        with forked(self.device):
             # A random transform must not make two looks differ.
             torch.manual_seed(0)
             return sample(self.train, self.transform, self.device)
@@ -272,7 +273,7 @@ def unchanged(model: nn.Module, device: torch.device, training: bool) -> Iterato
     named = [(module, name, b) for module in model.modules() for name, b in module._buffers.items() if b is not None]
     buffers = [(module, name, buffer, buffer.clone()) for module, name, buffer in named]
     try:
-        with kept_modes(model), torch.random.fork_rng([device] if device.type == "cuda" else []), as_written():
+        with kept_modes(model), forked(device), as_written():
             model.train(training)
             for module in frozen:
                 module.training = False

@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from dpopt.clipping.flat import gradient, gradients
 from dpopt.clipping.losses import named
-from dpopt.clipping.mixing import trial
+from dpopt.clipping.mixing import forked, trial
 from dpopt.clipping.views import Multiplied, multiplied, refuse_mixing, refuse_sharing
 from dpopt.errors import ConfigError, cut
 from dpopt.privacy.sampling import send
@@ -131,7 +131,7 @@ def augmented(subject: Subject, augment: Transform, multiplicity: int) -> Subjec
     name, x = named(augment), sample(subject.train, subject.transform, subject.device, count=8).x
     if subject.layout.fields:
         raise ConfigError("augment", name, f"inputs have names{_names(subject)}: they are no single tensor to change")
-    with torch.random.fork_rng([x.device] if x.is_cuda else []), refused("augment", name, f"changing {described(x)}"):
+    with forked(x.device), refused("augment", name, f"changing {described(x)}"):
         changed = augment(x.clone())
     is_like = isinstance(changed, Tensor) and (len(changed), changed.ndim, changed.dtype) == (len(x), x.ndim, x.dtype)
     if not is_like:

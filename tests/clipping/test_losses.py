@@ -153,6 +153,10 @@ def without_number(output, target):
     return cross_entropy(output, target) * torch.where(target == 2, torch.nan, 1.0)
 
 
+def dropped_without_number(output, target):
+    return without_number(F.dropout(output, 0.3), target)
+
+
 def never_alone(output, target):
     return F.binary_cross_entropy_with_logits(output[:, :1].squeeze(), (target > 0).to(output), reduction="none")
 
@@ -178,6 +182,7 @@ REFUSED = {
     "broadcast": Refused(broadcast, torch.randn, r"'broadcast'.*alone and .* in a batch of.*\[n, 3\], \[n\]"),
     "calls": Refused(Counter(), classes, "'Counter'.*the loss of a record is"),
     "rare class": Refused(without_number, classes, "'without_number'.*the loss of a record with target 2 is nan"),
+    "random": Refused(dropped_without_number, classes, "'dropped_without_number'.*a record with target 2 is"),
     "squeeze": Refused(never_alone, classes, "'never_alone'.*of one record alone it ends in"),
 }
 
