@@ -22,11 +22,7 @@ def hint(module: str) -> str:
 
 
 def optional(module: str) -> Any:
-    """The module of that name, imported.
-
-    Raises:
-        ConfigError: it is not installed; says how to install it.
-    """
+    """The module of that name, imported; where it is not installed, `ConfigError` says how to install it."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

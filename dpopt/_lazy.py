@@ -9,12 +9,7 @@ from typing import Any
 
 
 def attach(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """A module-level `__getattr__` (PEP 562) for `package`.
-
-    Args:
-        package: name of the package, for the error.
-        names: public name -> module that holds it; a module that holds no such name is itself what the name stands for.
-    """
+    """A module-level `__getattr__` (PEP 562) for `package`, of public name -> module that holds it, or is it itself."""
 
     def load(name: str) -> Any:
         if name not in names:

@@ -46,16 +46,10 @@ def keys(name: str) -> list[str]:
 def composed(
     file: Path, overrides: Sequence[str], permitted: Sequence[str], content: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """A YAML file with Hydra's overrides applied, as plain data.
-
-    Args:
-        file: the file; errors call it by its name.
-        overrides: such as "seeds=[0]".
-        permitted: the keys that it may hold.
-        content: in the place of what the file holds.
+    """A YAML file, or `content` in its place, with Hydra's overrides applied, as plain data.
 
     Raises:
-        ConfigError: the file or an override cannot be used; names the key and the nearest one that there is.
+        ConfigError: the file or an override cannot be used, or a key is not `permitted`; suggests the nearest one.
     """
     lines = [_checked(override, permitted) for override in overrides]
     try:
@@ -99,20 +93,16 @@ def _layered(file: Path, content: Mapping[str, Any] | None, below: tuple[str, ..
         if entry == "_self_":
             layers.append(OmegaConf.masked_copy(layer, [key for key in layer if key != "defaults"]))
         else:
-            layers.append(_layered(_beside(file, entry), None, (*below, file.stem)))
+            # A suite's neighbours come first: with its folder goes all that it means.
+            folders = (file.parent, shipped("benchmarks"), _BASE)
+            path = next((path for folder in folders if (path := folder / f"{entry}.yaml").is_file()), None)
+            if path is None:
+                stems = {other.stem for folder in folders for other in folder.glob("*.yaml")}
+                raise unknown(f"{file}: defaults", entry, stems)
+            layers.append(_layered(path, None, (*below, file.stem)))
     merged = OmegaConf.merge(*layers)
     assert isinstance(merged, DictConfig)
     return merged
-
-
-def _beside(file: Path, name: str) -> Path:
-    # A suite's neighbours come first: with its folder goes all that it means.
-    folders = (file.parent, Path(str(shipped("benchmarks"))), _BASE)
-    for folder in folders:
-        if (path := folder / f"{name}.yaml").is_file():
-            return path
-    names = sorted({other.stem for folder in folders for other in folder.glob("*.yaml")})
-    raise unknown(f"{file}: defaults", name, names)
 
 
 def _apply(override: Override, config: DictConfig) -> None:

@@ -89,13 +89,6 @@ class Axis:
     """Marks a tuple of different values, at least one; plain data may hold a single one in its place."""
 
 
-@dataclass(frozen=True)
-class Shown:
-    """The words of errors for an object of a class whose name says too little: `Annotated[Class, Shown("...")]`."""
-
-    text: str
-
-
 Several = Annotated[tuple[T, ...], Axis()]
 """The values of an axis: `Several[Positive]`."""
 
@@ -155,11 +148,7 @@ def hints(cls: type) -> dict[str, Any]:
 
 
 def check(instance: Any) -> None:
-    """Refuse a dataclass instance that holds a value which its annotations do not allow.
-
-    Raises:
-        ConfigError: names the first such field.
-    """
+    """Raise `ConfigError`, with the first such field, where an instance holds what its annotations do not allow."""
     for name, hint in hints(type(instance)).items():
         value, where = getattr(instance, name), f"{type(instance).__name__}.{name}"
         # Plain data may hold a number as text; an object that is made in Python must not.
@@ -175,11 +164,10 @@ class Checked:
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str, converters: Converters = MappingProxyType({})) -> T:
-    """Make a `cls` from plain data.
+    """Make a dataclass `cls` from field values as YAML or JSON holds them.
 
     Args:
-        cls: a dataclass.
-        values: field values as YAML or JSON holds them.
+        cls, values: the class, and name -> value.
         where: how errors name the object.
         converters: for annotations that plain data cannot express: annotation -> function of (value, where).
 
@@ -243,11 +231,7 @@ def listed(value: Any) -> list[Any]:
 
 
 def several(value: Any, hint: Any, where: str) -> tuple[Any, ...]:
-    """The values of an axis, converted; a value that is no list is an axis of one.
-
-    Raises:
-        ConfigError: an empty list, a value that `hint` does not allow, or one that is repeated.
-    """
+    """The values of an axis, converted, of which none is repeated; a value that is no list is an axis of one."""
     if not isinstance(value, list | tuple):
         return (convert(value, hint, where, {}),)
     if not value:
@@ -270,9 +254,9 @@ def convert(value: Any, hint: Any, where: str, converters: Converters) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated and isinstance(args[1], Axis):
         return several(value, typing.get_args(args[0])[0], where)
-    if origin is Annotated and isinstance(args[1], Shown):
+    if origin is Annotated and isinstance(args[1], str):  # errors say so of a class whose name says too little
         if not _is_of(value, args[0]):
-            raise ConfigError(where, value, f"expected {args[1].text}")
+            raise ConfigError(where, value, f"expected {args[1]}")
         return value
     if origin is Annotated:
         value = convert(value, args[0], where, converters)
@@ -305,11 +289,7 @@ def convert(value: Any, hint: Any, where: str, converters: Converters) -> Any:
 
 
 def path(value: Any, where: str) -> Path:
-    """A place in the file system, `~` replaced by the home folder; every path that a user gives is read here.
-
-    Raises:
-        ConfigError: it is no path, empty, or has control characters; or there is no such home folder.
-    """
+    """A place in the file system, `~` replaced by the home folder; every path that a user gives is read here."""
     try:
         text = os.fspath(value)
         os.fsencode(text)

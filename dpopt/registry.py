@@ -65,25 +65,18 @@ class Registered:
 
 @cache
 def entries(group: str) -> dict[str, Registered]:
-    """All registered names of `group` ("optimizer" or "workload"), sorted, with their entries.
-
-    Raises:
-        ConfigError: a YAML file that is not an entry.
-    """
-    names = {}
-    for file in resources.files("dpopt").joinpath("conf", group).iterdir():
-        if file.name.endswith(".yaml"):
-            name = file.name.removesuffix(".yaml")
-            names[name] = _entry(name, file)
+    """All registered names of `group` ("optimizer" or "workload"), sorted, with their entries."""
+    files = resources.files("dpopt").joinpath("conf", group).iterdir()
+    shipped = [(file.name.removesuffix(".yaml"), file) for file in files if file.name.endswith(".yaml")]
+    names = {name: _entry(name, file) for name, file in shipped}
     for point in entry_points(group=f"dpopt.{group}s"):
         top, *inner = point.module.split(".")
         # Never imported for its file: that would run code of optimizers that are for a process of their own.
         spec = find_spec(top)
         folders = (spec.submodule_search_locations or [os.path.dirname(spec.origin or "")]) if spec else []
-        files = (Path(folder, *inner[:-1], f"{point.name}.yaml") for folder in folders)
-        beside = next((file for file in files if file.is_file()), None)
-        plugin = _entry(point.name, beside, point.value) if beside else Registered(point.name, point.value)
-        names[point.name] = plugin
+        places = (Path(folder, *inner[:-1], f"{point.name}.yaml") for folder in folders)
+        beside = next((file for file in places if file.is_file()), None)
+        names[point.name] = _entry(point.name, beside, point.value) if beside else Registered(point.name, point.value)
     return dict(sorted(names.items()))
 
 
@@ -128,14 +121,9 @@ def create_workload(name: str, **values: Any) -> Any:
 
 
 def make(group: str, name: str, values: Mapping[str, Any], without: tuple[str, ...] = ()) -> Any:
-    """The object `name` of `group` ("optimizer" or "workload"), with `values` in place of its presets.
+    """The object `name` of `group` ("optimizer" or "workload"), with `values` in place of its presets; see `create`.
 
-    Args:
-        group, name, values: see `create`.
-        without: fields whose presets do not count.
-
-    Raises:
-        ConfigError: as `create`.
+    Presets of the fields `without` do not count.
     """
     registered = entry(group, name)
     presets = {key: value for key, value in registered.fields.items() if key not in without}
@@ -176,11 +164,7 @@ def spec(group: str, name: str, instance: Any) -> dict[str, Any]:
 
 
 def from_spec(group: str, content: Mapping[str, Any]) -> Any:
-    """The optimizer or workload that `spec` described.
-
-    Raises:
-        ConfigError: as `create`; also where the revision is not today's.
-    """
+    """The optimizer or workload that `spec` described; raises as `create`, and where the revision is not today's."""
     values = {key: value for key, value in content.items() if key not in ("name", "revision")}
     # All fields are in it, so a preset that was changed since does not change what is made again.
     instance = make(group, content["name"], values)

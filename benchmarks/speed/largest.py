@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dpopt.bench.cases import Case
-from dpopt.bench.contenders import ENGINES, WHOLE, Step, non_private
+from dpopt.bench.contenders import ENGINES, Step, non_private
 from dpopt.bench.measure import use
 from dpopt.runs.remote import Remote
 
@@ -125,7 +125,9 @@ def largest(
         most: examples at which a search ends.
         seconds: that each search may take.
     """
-    builders = {"non_private": non_private} | {name: {**ENGINES, **WHOLE}[name] for name in engines}
+    builders = {"non_private": non_private} | {name: ENGINES[name] for name in engines}
+    for name in builders.keys() & {"bookkeeping", "vmap"}:  # where memory is short, these would divide a batch
+        builders[name] = partial(builders[name], is_whole=True)
     for name, build in builders.items():
         search = Search(partial(_built, build, subset, device), case, most, device, seconds)
         with closing(Remote(search)) as remote:

@@ -23,13 +23,8 @@ _REHEARSED = 8
 class Case:
     """A model with data to time a step on. Can be pickled, so its functions are those of modules.
 
-    Attributes:
-        name: what tables call it.
-        model: makes it, from torch's global generator.
-        data: n -> random inputs and targets of n examples, from the same generator; never zeros.
-        batch_size: examples of a step.
-        loss: one loss per example.
-        tiny: model and data of the same kind at the smallest shapes, for a rehearsal; None where they are small anyway.
+    `model` and `data` (n -> random inputs and targets of n examples, never zeros) draw from torch's global generator;
+    `tiny` is both of the same kind at the smallest shapes, for a rehearsal, None where they are small anyway.
     """
 
     name: str
@@ -45,21 +40,13 @@ class Case:
         return dataclasses.replace(self, model=model, data=data, batch_size=_REHEARSED, tiny=None)
 
     def counts(self, subset: str) -> tuple[int, int]:
-        """Numbers of parameters of the model, and of those that are trained; no weight takes memory.
-
-        Raises:
-            ConfigError: the model has no such subset.
-        """
+        """Numbers of parameters of the model, and of those that are trained; `ConfigError` without such a subset."""
         with torch.device("meta"):  # the large models would take seconds and gigabytes
             parameters = list(models.trainable(self.model(), subset).parameters())
         return sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad)
 
     def make(self, subset: str, device: torch.device) -> tuple[nn.Module, Tensor, Tensor]:
-        """The model with `subset` trained, inputs and targets of one batch: the same ones at every call.
-
-        Raises:
-            ConfigError: the model has no such subset.
-        """
+        """The model with `subset` trained, inputs and targets of one batch: the same ones at every call."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # on the CPU, so that all devices and contenders get the same numbers
             model = models.trainable(self.model(), subset)
@@ -67,37 +54,34 @@ class Case:
         return model.to(device), x.to(device), y.to(device)
 
 
-def class_loss(output: Tensor, target: Tensor) -> Tensor:
-    """Cross-entropy of each example, shape [n]."""
+def _class_loss(output: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(output, target, reduction="none")
 
 
 def _token_loss(output: Tensor, target: Tensor) -> Tensor:
-    """Mean cross-entropy over the tokens of each example, shape [n], from logits [n, t, v] and token ids [n, t]."""
+    # The mean over the tokens of each example, from logits [n, t, v] and token ids [n, t].
     return F.cross_entropy(output.transpose(1, 2), target, reduction="none").mean(dim=1)
 
 
-def images(n: int, shape: tuple[int, ...], classes: int = 10) -> tuple[Tensor, Tensor]:
-    """Normal inputs [n, *shape] and uniform classes [n]."""
+def _images(n: int, shape: tuple[int, ...], classes: int = 10) -> tuple[Tensor, Tensor]:
     return torch.randn(n, *shape), torch.randint(classes, (n,))
 
 
 def _tokens(n: int, length: int, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Uniform token ids [n, length], and those that follow each."""
     ids = torch.randint(vocabulary, (n, length + 1))
-    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()  # each is followed by the next
 
 
 # Partials of functions of modules, as a case is sent to another process.
-_COLOUR = partial(images, shape=(3, 32, 32))
-_PHOTO = partial(images, shape=(3, 224, 224))
+_COLOUR = partial(_images, shape=(3, 32, 32))
+_PHOTO = partial(_images, shape=(3, 224, 224))
 _TEXT = partial(_tokens, length=64, vocabulary=4096)
 _MLP = partial(mlp, 784, 256, 256, 10)
 _VIT = partial(models.timm_model, "vit_tiny_patch16_224", img_size=32, patch_size=4)
 _GPT2_SMALL = partial(models.gpt2, layers=12, width=768, heads=12, vocabulary=50_257, context=1024)
 
-_TINY_COLOUR = partial(images, shape=(3, 8, 8))
-_TINY_MLP = (partial(mlp, 6, 5, 10), partial(images, shape=(6,)))
+_TINY_COLOUR = partial(_images, shape=(3, 8, 8))
+_TINY_MLP = (partial(mlp, 6, 5, 10), partial(_images, shape=(6,)))
 _TINY_CNN = (partial(models.two_conv, size=8), _TINY_COLOUR)
 _TINY_WRN = (partial(models.wide_resnet, depth=10, width=1), _TINY_COLOUR)
 _TINY_VIT = (
@@ -125,14 +109,14 @@ def _vit(size: str) -> Callable[[], nn.Module]:
 CASES = {
     case.name: case
     for case in (
-        Case("mlp", _MLP, partial(images, shape=(784,)), 256, class_loss, _TINY_MLP),
-        Case("cnn", models.two_conv, _COLOUR, 128, class_loss, _TINY_CNN),
-        Case("wrn", models.wide_resnet, _COLOUR, 16, class_loss, _TINY_WRN),
-        Case("vit", _VIT, _COLOUR, 32, class_loss, _TINY_VIT),
+        Case("mlp", _MLP, partial(_images, shape=(784,)), 256, _class_loss, _TINY_MLP),
+        Case("cnn", models.two_conv, _COLOUR, 128, _class_loss, _TINY_CNN),
+        Case("wrn", models.wide_resnet, _COLOUR, 16, _class_loss, _TINY_WRN),
+        Case("vit", _VIT, _COLOUR, 32, _class_loss, _TINY_VIT),
         Case("gpt2", models.gpt2, _TEXT, 16, _token_loss, _TINY_GPT2),
-        Case("vit_tiny_224", _vit("tiny"), _PHOTO, 32, class_loss, _TINY_VIT),
-        Case("vit_small_224", _vit("small"), _PHOTO, 32, class_loss, _TINY_VIT),
-        Case("vit_base_224", _vit("base"), _PHOTO, 32, class_loss, _TINY_VIT),
+        Case("vit_tiny_224", _vit("tiny"), _PHOTO, 32, _class_loss, _TINY_VIT),
+        Case("vit_small_224", _vit("small"), _PHOTO, 32, _class_loss, _TINY_VIT),
+        Case("vit_base_224", _vit("base"), _PHOTO, 32, _class_loss, _TINY_VIT),
         Case("gpt2_small", _GPT2_SMALL, partial(_tokens, length=128, vocabulary=50_257), 16, _token_loss, _TINY_GPT2),
     )
 }

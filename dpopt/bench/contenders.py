@@ -34,10 +34,10 @@ class Contender:
 
     Attributes:
         name: unique within a group.
-        build: number of calls -> a function that may be called so often. Whatever it raises is this row's result. It
-            is called in another process and must pickle.
-        draws: what one call's time and nothing else is divided by: the draws, or plain batches, that it takes.
+        build: number of calls -> a function that may be called so often. It is called in another process, so it must
+            pickle; whatever it raises is this row's result.
         baseline: name of the contender that it is compared with.
+        draws: that one call takes, by which its time is divided.
     """
 
     name: str
@@ -76,7 +76,7 @@ def _private(
     model, x, y = dataclasses.replace(case, batch_size=records).make(subset, device)
     clipper = clipping.engine(model, case.loss, engine, sample=(x[:3], y[:3]), precision=precision)
     # Twice what is needed: a method that changes half-way is measured as it begins.
-    plan = fixed_plan(optimizer, clipper.dimension, 2 * calls * draws_of(optimizer, steps), rate)
+    plan = _fixed_plan(optimizer, clipper.dimension, 2 * calls * _draws_of(optimizer, steps), rate)
     # At rate 1 a run's rounding up of a draw would only add empty rows, which plain SGD does not have.
     size = records if is_whole else min(records, clipper.physical_batch(records)) if rate == 1 else None
     oracle = DataOracle(clipper, x, y, plan, draw_seed=0, noise_seed=1, physical_batch=size)
@@ -144,8 +144,6 @@ ENGINES: dict[str, Callable[..., Step]] = {
 }
 """The ways to make a private step of SGD, by name. "poisson" is book-keeping on draws of random size, "isolated" is
 book-keeping with the optimizer in a process of its own."""
-WHOLE = {name: partial(_private, _SGD, name, is_whole=True) for name in ("bookkeeping", "vmap")}
-"""Contenders that divide a batch when memory is short, in a form that never does."""
 
 
 def engine_group(
@@ -189,14 +187,13 @@ def optimizer_group(
             name,
             partial(_private, optimizer, "auto", case, subset, device, precision=precision, steps=steps),
             baseline,
-            draws_of(optimizer, steps),
+            _draws_of(optimizer, steps),
         )
         for name, (optimizer, baseline, steps) in group.items()
     ]
 
 
-def draws_of(optimizer: Optimizer, steps: int) -> int:
-    """The number of draws that the first `steps` steps of `optimizer` take."""
+def _draws_of(optimizer: Optimizer, steps: int) -> int:
     oracle = TraceOracle(1, 1.0, 8 * steps)  # no optimizer takes eight draws for a step
     state = optimizer.init(oracle.theta)
     for _ in range(steps):
@@ -204,12 +201,11 @@ def draws_of(optimizer: Optimizer, steps: int) -> int:
     return oracle.draws_taken
 
 
-def fixed_plan(optimizer: Optimizer, dimension: int, draws: int, rate: float = 1.0) -> Plan:
-    """A plan with noise multiplier 1 for every release. It states no epsilon."""
+def _fixed_plan(optimizer: Optimizer, dimension: int, draws: int, rate: float) -> Plan:
+    # Any noise costs the same time, so none is calibrated, and the plan states no epsilon.
     structure = trace(optimizer, rate=rate, draws=draws)
     ledger = Ledger()
     for kinds, count in structure:
         ledger.append(Draw(rate, (NOISE,) * len(kinds)), count)
-    # Any noise costs the same time, so none is calibrated.
     noise = {kind: NOISE for kinds, _ in structure for kind in kinds}
     return Plan(noise, ledger, float("inf"), rate, draws, dimension, delta=1.0, accountant="none")

@@ -40,17 +40,13 @@ _MARK = "dpopt::measured"
 
 @dataclass
 class Measurement:
-    """The cost of one contender.
-
-    Attributes:
-        seconds: per draw, one entry for each round.
-        memory: peak bytes of all tensors that are live at once in a call, parameters and data included.
-        failure: why there is nothing of this, or of the rest; empty if all went well.
-    """
+    """The cost of one contender."""
 
     seconds: list[float] = field(default_factory=list)
+    """Per draw, one for each round."""
     memory: int | None = None
     failure: str = ""
+    """The reason why the rest is missing."""
 
 
 class TimedContender:
@@ -91,9 +87,34 @@ class TimedContender:
         return begin.elapsed_time(end) / 1e3 / _REPEATS
 
     def memory(self) -> int:
-        """See `peak_tensor_memory`; comes last, because it frees what the timed calls held."""
+        """The most bytes that tensors hold at once in a second call, with all that setting up and the first left.
+
+        It comes last, because it frees what the timed calls held. On a GPU this is the caching allocator's own count.
+        On the CPU it is the sum over the events of torch's allocator, which the profiler notes from before the model is
+        made: exact, working memory inside of operators included. What NumPy allocates (the blocks in which CPU noise is
+        made, less than a megabyte) is not in it.
+        """
         del self._step
-        return peak_tensor_memory(self._build, self._device)
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+            before = torch.cuda.memory_allocated(self._device)  # what others in this process hold is not counted
+            step = self._build(2)
+            step()
+            torch.cuda.reset_peak_memory_stats(self._device)
+            step()
+            return torch.cuda.max_memory_allocated(self._device) - before
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's library writes to stderr when it starts
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            step = self._build(2)
+            step()
+            with record_function(_MARK):
+                step()
+        events: list[Any] = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+        start = next(event.start_ns() for event in events if event.name() == _MARK)
+        changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+        live = np.cumsum([0] + [change for _, change in changes])  # entry i: before event i
+        return int(live[np.searchsorted([at for at, _ in changes], start) :].max())
 
     def _timed(self) -> float:
         started = time.perf_counter()
@@ -117,8 +138,7 @@ def measure(
     """Measure every contender of `group`, in `rounds` interleaved rounds; one that fails stops none of the others.
 
     One that takes more than `limit` seconds for its first calls, or for a turn, has failed. `advance` is called with
-    the contender's name after each piece of work. On a GPU all hold their models, data and states at the same time, and
-    what a step needs beside that in their turn alone.
+    the contender's name after each piece of work. On a GPU all hold their models at the same time.
     """
     results = {contender.name: Measurement() for contender in group}
     with ExitStack() as stack:
@@ -173,32 +193,3 @@ def ratios(group: Sequence[Contender], results: dict[str, Measurement]) -> list[
             row["memory_ratio"] = result.memory / baseline.memory
         rows.append(row)
     return rows
-
-
-def peak_tensor_memory(build: Callable[[int], Step], device: torch.device) -> int:
-    """The most bytes that tensors hold at once during a second call, with all that setting up and the first left.
-
-    On a GPU this is the caching allocator's own count. On the CPU it is the sum over the events of torch's allocator,
-    which the profiler notes from before the model is made: exact, working memory inside of operators included. What
-    NumPy allocates (the blocks in which CPU noise is made, less than a megabyte) is not torch's and not in it.
-    """
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        before = torch.cuda.memory_allocated(device)  # what others in this process hold is not the contender's
-        step = build(2)
-        step()
-        torch.cuda.reset_peak_memory_stats(device)
-        step()
-        return torch.cuda.max_memory_allocated(device) - before
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's library writes to stderr when it starts
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step = build(2)
-        step()
-        with record_function(_MARK):
-            step()
-    events: list[Any] = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
-    start = next(event.start_ns() for event in events if event.name() == _MARK)
-    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
-    live = np.cumsum([0] + [change for _, change in changes])  # entry i: before event i
-    return int(live[np.searchsorted([at for at, _ in changes], start) :].max())

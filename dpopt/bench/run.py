@@ -26,8 +26,6 @@ from dpopt.training import resolve_device
 from dpopt.workloads.features import threads
 from dpopt.workloads.models import SUBSETS
 
-SCHEMA = 1
-
 
 @dataclass(frozen=True)
 class BenchKeys:
@@ -47,16 +45,6 @@ class BenchKeys:
     device: torch.device
     results: Path
     plots: Path
-
-
-@dataclass(frozen=True)
-class Group:
-    """Contenders that take turns on one case."""
-
-    kind: Literal["engine", "optimizer"]
-    case: Case
-    subset: str
-    contenders: list[Contender]
 
 
 def settings(overrides: Sequence[str] = ()) -> BenchKeys:
@@ -80,14 +68,10 @@ def settings(overrides: Sequence[str] = ()) -> BenchKeys:
 def bench(chosen: BenchKeys, console: Console | None = None) -> dict[str, Any]:
     """Measure everything that `chosen` names and return the record; `results/README.md` says what it holds.
 
-    Args:
-        chosen: see `settings`.
-        console: where progress goes.
-
     Raises:
         ConfigError: there is nothing to measure.
     """
-    groups, skipped = grouped(chosen)
+    groups, skipped = _groups(chosen)
     rows: list[dict[str, Any]] = []
     started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
@@ -96,21 +80,20 @@ def bench(chosen: BenchKeys, console: Console | None = None) -> dict[str, Any]:
         Progress(*columns, console=console, disable=console is None, transient=True) as progress,
     ):
         # Each contender is heard of when it is warm, in every round, and when its memory is measured.
-        steps = sum(len(group.contenders) for group in groups) * (2 + chosen.rounds)
+        steps = sum(len(group) for *_, group in groups) * (2 + chosen.rounds)
         task, used = progress.add_task("", total=steps), torch.get_num_threads()
-        for group in groups:
-            case, subset = group.case, group.subset
+        for kind, case, subset, group in groups:
 
             def advance(name: str, where: str = f"{case.name} {subset}") -> None:
                 progress.update(task, advance=1, description=f"{where}: {name}")
 
-            results = measure(group.contenders, chosen.rounds, chosen.device, advance, chosen.limit)
-            common = {"kind": group.kind, "case": case.name, "subset": subset, "batch_size": case.batch_size}
+            results = measure(group, chosen.rounds, chosen.device, advance, chosen.limit)
+            common = {"kind": kind, "case": case.name, "subset": subset, "batch_size": case.batch_size}
             parameters, trained = case.counts(subset)
             common |= {"precision": chosen.precision, "parameters": parameters, "trained": trained}
-            rows += [common | row for row in ratios(group.contenders, results)]
+            rows += [common | row for row in ratios(group, results)]
     return {
-        "schema": SCHEMA,
+        "schema": 1,
         "started": started,
         "seconds": time.perf_counter() - clock,
         "threads": used,
@@ -121,13 +104,9 @@ def bench(chosen: BenchKeys, console: Console | None = None) -> dict[str, Any]:
     }
 
 
-def grouped(chosen: BenchKeys) -> tuple[list[Group], list[str]]:
-    """The groups to measure, and what is left out because a model has no such subset.
-
-    Raises:
-        ConfigError: nothing is left.
-    """
-    groups: list[Group] = []
+def _groups(chosen: BenchKeys) -> tuple[list[tuple[str, Case, str, list[Contender]]], list[str]]:
+    """Kind, case, subset and contenders that take turns, and what is left out because a model has no such subset."""
+    groups: list[tuple[str, Case, str, list[Contender]]] = []
     skipped: list[str] = []
     for case in chosen.cases:
         subsets = []
@@ -139,12 +118,12 @@ def grouped(chosen: BenchKeys) -> tuple[list[Group], list[str]]:
                 skipped.append(f"{case.name}: {error}")
         for subset in subsets if chosen.engines else ():
             contenders = engine_group(tuple(chosen.engines), case, subset, chosen.device, chosen.precision)
-            groups.append(Group("engine", case, subset, contenders))
+            groups.append(("engine", case, subset, contenders))
         # An optimizer's own cost is that of its vectors, so one subset tells it.
         for subset in subsets[:1] if chosen.optimizers else ():
             where = (case, subset, chosen.device, chosen.precision)
             contenders = optimizer_group(tuple(chosen.optimizers), chosen.probe_every, *where)
-            groups.append(Group("optimizer", case, subset, contenders))
+            groups.append(("optimizer", case, subset, contenders))
     if not groups:
         raise ConfigError("bench", skipped or "no engines and no optimizers", "there is nothing to measure")
     return groups, skipped

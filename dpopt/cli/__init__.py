@@ -13,12 +13,10 @@ from dpopt.cli.console import ERR, complain
 from dpopt.cli.fitting import Fit
 from dpopt.cli.keys import Command
 from dpopt.cli.listing import List
-from dpopt.cli.measuring import audit, bench
 from dpopt.cli.new import KINDS, new
 from dpopt.cli.privacy import Calibrate, Epsilon
-from dpopt.cli.results import Leaderboard, Plot, Rank, Report, Status, Table
-from dpopt.cli.running import Cancel, PlanKeys, SuiteKeys, plan, retry, run
-from dpopt.cli.trust import Publish, Verify
+from dpopt.cli.results import Leaderboard, Plot, Publish, Rank, Report, Status, Table, Verify
+from dpopt.cli.running import Cancel, PlanKeys, SuiteKeys, audit, bench, plan, retry, run
 from dpopt.errors import ConfigError
 from dpopt.workloads.data_keys import DataKeys
 

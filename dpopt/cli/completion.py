@@ -29,12 +29,9 @@ def answer(parser: argparse.ArgumentParser, commands: Mapping[str, Command]) -> 
 
 
 def offers(prefix: str, before: Sequence[str], command: Command) -> list[str]:
-    """The continuations of `prefix`: a key, or a value, or another element of a list of values.
+    """How an argument that begins with `prefix` may go on: a key, or a value, or another element of a list of values.
 
-    Args:
-        prefix: the begun argument.
-        before: the arguments before it.
-        command: whose arguments they are.
+    The arguments `before` it, and it, are those of `command`.
     """
     values, (key, equals, value) = command.values(), prefix.partition("=")
     if not equals:

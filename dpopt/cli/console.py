@@ -31,12 +31,7 @@ def complain(what: str, text: str) -> None:
 
 
 def print_table(table: Any, is_styled: bool = False) -> None:
-    """Print columns of texts, a mapping or a data frame, each row on a line of its own.
-
-    Args:
-        table: name -> texts.
-        is_styled: True if names and texts are in the style `TERMINAL`.
-    """
+    """Print a mapping or a data frame, name -> texts, each row on a line; `is_styled`: they are in style `TERMINAL`."""
 
     def text(cell: str) -> Text:
         return Text.from_ansi(cell) if is_styled else Text(line(cell))

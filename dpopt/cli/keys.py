@@ -33,12 +33,7 @@ def _spelled(name: str) -> str:
 
 
 def read(cls: type[T], overrides: Sequence[str], where: str) -> T:
-    """The keys of a command from KEY=VALUE, and KEY.NAME=VALUE for an entry of a mapping.
-
-    Args:
-        cls: a dataclass of keys.
-        overrides: of the command line.
-        where: the command, for errors.
+    """The keys of a command, a dataclass `cls`, from KEY=VALUE, and KEY.NAME=VALUE for an entry of a mapping.
 
     Raises:
         ConfigError: an unknown key (with the nearest name), none where one is needed, or a value that its annotation
@@ -64,7 +59,7 @@ def read(cls: type[T], overrides: Sequence[str], where: str) -> T:
 
 def _value(text: str, hint: Any, where: str) -> Any:
     # A label may look like a number: where the annotation wants a text, YAML does not read it.
-    kinds = set(_kinds(hint))
+    kinds = {str if typing.get_origin(kind) is Literal else kind for kind in _kinds(hint)}
     if text == "null" and (types.NoneType in kinds or dict in kinds):
         return None if types.NoneType in kinds else {}
     if kinds <= {str, Path, types.NoneType}:
@@ -81,28 +76,17 @@ def _value(text: str, hint: Any, where: str) -> Any:
 
 
 def _kinds(hint: Any) -> Iterator[Any]:
-    """The types that an annotation allows; of a list, `list` and not those of its values."""
+    """The types that an annotation allows, and literals; of a list, `list` and not those of its values."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         yield from [tuple] if isinstance(args[1], fields.Axis) else _kinds(args[0])
     elif origin in (Union, types.UnionType):
         for each in args:
             yield from _kinds(each)
-    elif origin is Literal:
-        yield str
     elif origin is dict:
         yield from (dict, *_kinds(args[1]))
     else:
-        yield origin or hint
-
-
-def _choices(hint: Any) -> list[str]:
-    """The values that an annotation names."""
-    if typing.get_origin(hint) is Literal:
-        return list(typing.get_args(hint))
-    if typing.get_origin(hint) in (Union, types.UnionType):
-        return [name for each in typing.get_args(hint) for name in _choices(each)]
-    return ["true", "false"] if hint is bool else []
+        yield hint if origin is Literal else origin or hint
 
 
 @dataclass(frozen=True)
@@ -113,8 +97,8 @@ class Command:
         run: a dataclass of keys, which is called when it has been read, or a function of the arguments; both return the
             exit code, None for 0.
         text: a line for the list of commands.
-        keys: that a function of the arguments takes, as a dataclass.
-        files: of `conf/base`, that hold such keys with their defaults.
+        keys: of a function, as a dataclass.
+        files: of `conf/base`, that hold keys of a function with their defaults.
         words: that the first argument may be.
         usage: of the arguments.
     """
@@ -127,14 +111,16 @@ class Command:
     usage: str = "KEY=VALUE"
 
     def __call__(self, arguments: Sequence[str], name: str) -> int:
-        """Run the command, which is called `name`, with the arguments of the command line."""
         run = read(self.run, arguments, name) if isinstance(self.run, type) else lambda: self.run(arguments)
         return run() or 0
 
     def _fields(self) -> Iterator[tuple[str, dataclasses.Field[Any], list[str]]]:
         keys = self.run if isinstance(self.run, type) else self.keys
         for field in dataclasses.fields(keys) if keys else ():
-            yield _spelled(field.name), field, _choices(fields.hints(keys)[field.name])
+            named: list[str] = []  # values that the annotation names
+            for kind in _kinds(fields.hints(keys)[field.name]):
+                named += ["true", "false"] if kind is bool else typing.get_args(kind)
+            yield _spelled(field.name), field, named
 
     @property
     def description(self) -> str:
@@ -155,13 +141,11 @@ class Command:
 
     def values(self) -> dict[str, list[str]]:
         """The keys that the command takes, each with the values that it names."""
-        of_files = [documents.mapping(_BASE / f"{name}.yaml") for name in self.files]
-        named = {
-            name: ["true", "false"] if isinstance(value, bool) else []
-            for content in of_files
-            for name, value in content.items()
-        }
-        return named | {name: named for name, _, named in self._fields()}
+        values: dict[str, list[str]] = {}
+        for file in self.files:
+            for name, value in documents.mapping(_BASE / f"{file}.yaml").items():
+                values[name] = ["true", "false"] if isinstance(value, bool) else []
+        return values | {name: named for name, _, named in self._fields()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,18 +1,21 @@
-"""Commands that plan and train cells."""
+"""Commands that plan and train cells, or measure what a step costs and how private it is."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from dpopt.cli.console import ERR, OUT, complain, print_table
+from dpopt.cli.console import ERR, OUT, complain, print_table, report_problems
 from dpopt.cli.keys import OfSuite, read, suite_name
-from dpopt.errors import Missing
 from dpopt.fields import Count, Name, key
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from dpopt.store import Store
     from dpopt.suites.estimate import CostRow
     from dpopt.suites.searches import Planned
@@ -68,8 +71,17 @@ def plan(overrides: Sequence[str]) -> None:
         share, call = f"{estimate.SHARE:.0%} of a product of matrices here", f"{1e3 * estimate.CALL:g} ms a gradient"
         OUT.print(f"~ by FLOPs ({share}) and {call}")
         OUT.print("not in it: starting workers and preparing cells; timed_draws=20 times preparing and real draws")
-    for line in _absent(planning.missing(suite)):
-        OUT.print(line)
+    missing = planning.missing(suite)
+    for title, is_loaded in (("loaded from the hub when first needed", True), ("missing", False)):
+        kinds: dict[str, list[str]] = {}
+        for entry in missing:
+            if bool(entry.hub) == is_loaded:
+                kinds.setdefault(entry.kind, []).append(entry.name)
+        if kinds:
+            listed = "; ".join(f"{kind} {', '.join(sorted(names))}" for kind, names in sorted(kinds.items()))
+            OUT.print(f"{title}: {listed}")
+    if refused := next((entry for entry in missing if not entry.hub), None):
+        OUT.print(f"`dpopt run` refuses: {refused}")  # it stops at the first
 
 
 def _costs(rows: list[CostRow]) -> dict[str, dict[str, list[str]]]:
@@ -110,20 +122,6 @@ def _line(row: CostRow) -> dict[str, str]:
         "MB": f"{timing.memory / 1e6:.0f}" if timing and timing.memory else "",
         "hours": f"{about}{row.seconds / 3600:.2g}" if row.seconds is not None and row.waiting else "",
     }
-
-
-def _absent(missing: Sequence[Missing]) -> list[str]:
-    def listed(missing: Sequence[Missing]) -> str:
-        kinds: dict[str, list[str]] = {}
-        for entry in missing:
-            kinds.setdefault(entry.kind, []).append(entry.name)
-        return "; ".join(f"{kind} {', '.join(sorted(names))}" for kind, names in sorted(kinds.items()))
-
-    loaded = [entry for entry in missing if entry.hub]
-    refused = [entry for entry in missing if not entry.hub]
-    lines = [f"loaded from the hub when first needed: {listed(loaded)}"] if loaded else []
-    # Without these `dpopt run` does not begin, and it stops at the first.
-    return lines + ([f"missing: {listed(refused)}", f"`dpopt run` refuses: {refused[0]}"] if refused else [])
 
 
 def run(overrides: Sequence[str]) -> int:
@@ -186,6 +184,50 @@ class Cancel(OfSuite):
         results.store.check_writable()
         results.store.cancel(results.suite)
         OUT.print(f"asked; `dpopt run suite={results.suite}` goes on")
+
+
+def bench(overrides: Sequence[str]) -> None:
+    """Time engines and optimizers side by side; prints the tables and stores them with the record and a bar chart."""
+    from dpopt.bench import run as benchmark
+    from dpopt.results import speed
+
+    chosen = benchmark.settings(overrides)
+    _measured("bench", "speed", speed, chosen.results, chosen.plots, lambda: benchmark.bench(chosen, ERR))
+
+
+def audit(overrides: Sequence[str]) -> int:
+    """Bound the epsilon that optimizers really spend from below, and that of mechanisms broken on purpose."""
+    from dpopt.audit import command as auditing
+    from dpopt.results import audits
+
+    chosen = auditing.settings(overrides)
+    suite = chosen.suite
+    rows = _measured("audit", "audit", audits, suite.results, suite.plots, lambda: auditing.run(chosen, ERR))
+    problems = audits.problems(rows)
+    report_problems(problems)
+    return 1 if problems else 0
+
+
+def _measured(
+    kind: str, needs: str, shown: ModuleType, results: Path, plots: Path, measure: Callable[[], dict[str, Any]]
+) -> DataFrame:
+    """Measure, and keep the record as a measurement of a `kind` with its table and the figures that need its frame."""
+    from dpopt.results import figures
+    from dpopt.store import Store
+
+    chosen = [plot for plot in figures.plots(plots) if plot.needs == needs]
+    store = Store(results)
+    store.check_writable()  # before minutes of work whose record nobody could keep
+    record = measure()
+    folder, frame, text = store.add(kind, record), shown.frame(record), shown.markdown(record)
+    store.write(folder / "table.md", text)
+    for plot in chosen:
+        drawn = plot.figure(frame)  # None where all that was measured has failed
+        for end, content in figures.render(drawn).items() if drawn else ():
+            store.write(folder / f"{plot.name}.{end}", content)
+    OUT.print(text)
+    OUT.print(f"written to {folder}/")
+    return frame
 
 
 def _suite(overrides: Sequence[str]) -> Suite:

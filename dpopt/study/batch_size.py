@@ -28,13 +28,7 @@ _MIN_STEPS = 20
 
 
 class Noise(NamedTuple):
-    """The noise of runs of one batch size.
-
-    Attributes:
-        batch_size: expected batch size B.
-        steps: number T of steps, one draw each.
-        noise_multiplier: sigma.
-    """
+    """The noise multiplier sigma of runs of `steps` steps, one draw each, with expected batch size B."""
 
     batch_size: int
     steps: int
@@ -44,11 +38,6 @@ class Noise(NamedTuple):
     def cumulative(self) -> float:
         """The standard deviation sigma sqrt(T) of the sum of all steps' noise, in units of the bound C."""
         return self.noise_multiplier * math.sqrt(self.steps)
-
-    @property
-    def per_step(self) -> float:
-        """The noise sigma / B of a step: small by earlier rules, which end at the full batch, as it never saturates."""
-        return self.noise_multiplier / self.batch_size
 
 
 def noise_table(
@@ -82,31 +71,21 @@ def noise_table(
         yield Noise(size, steps, plan.noise["gradient"])
 
 
-def plateau(table: Sequence[Noise], tolerance: float = _TOLERANCE) -> tuple[Noise, ...]:
-    """The rows whose cumulative noise is at most 1 + `tolerance` times the least of `table`.
-
-    Raises:
-        ConfigError: an empty table, or a negative tolerance.
-    """
-    fields.convert(tolerance, NonNegative, "tolerance", {})
-    if not table:
-        raise ConfigError("table", table, "expected at least one batch size")
-    least = min(row.cumulative for row in table)
-    return tuple(row for row in table if row.cumulative <= (1 + tolerance) * least)
-
-
 def best_batch(table: Sequence[Noise], tolerance: float = _TOLERANCE, min_steps: int = _MIN_STEPS) -> Noise:
     """The paper's rule: of the batches that leave at least `min_steps` steps, the smallest in the plateau.
 
-    The plateau is that of the batches which leave so many steps; the others do not count.
+    The plateau are the rows whose cumulative noise is at most 1 + `tolerance` times the least of those batches.
 
     Raises:
-        ConfigError: as `plateau`, or no batch size of `table` leaves `min_steps` steps.
+        ConfigError: an empty table, a negative tolerance, or no batch size that leaves `min_steps` steps.
     """
     fields.convert(min_steps, Count, "min_steps", {})
-    # An empty table is left to `plateau`, whose error says so.
+    fields.convert(tolerance, NonNegative, "tolerance", {})
+    if not table:
+        raise ConfigError("table", table, "expected at least one batch size")
     allowed = [row for row in table if row.steps >= min_steps]
-    if table and not allowed:
+    if not allowed:
         most = max(row.steps for row in table)
         raise ConfigError("min_steps", min_steps, f"expected at most {most}, which the smallest batch leaves")
-    return min(plateau(allowed, tolerance), key=lambda row: row.batch_size)
+    most_noise = (1 + tolerance) * min(row.cumulative for row in allowed)
+    return min((row for row in allowed if row.cumulative <= most_noise), key=lambda row: row.batch_size)

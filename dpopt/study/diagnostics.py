@@ -63,11 +63,10 @@ class Diagnostics:
             self._seen = seen
 
     def state(self) -> dict[str, Any]:
-        """The numbers that a stopped run keeps, for `restore`."""
+        """For `restore`, when a stopped run goes on."""
         return {"norms": self._norms, "last": self._last, "estimates": self._estimates}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
         self._norms, self._last, self._estimates = state["norms"], state["last"], state["estimates"]
 
     def entry(self) -> dict[str, Any]:
@@ -149,11 +148,7 @@ def class_weights(norms: Tensor, labels: Tensor, clip: float, classes: int) -> T
 
 
 def _norm_quantiles(norms: Tensor) -> dict[str, float]:
-    """The `_QUANTILES` of finite gradient norms, by names such as "q5" and "q50". Not private.
-
-    Args:
-        norms: shape [n]; values that are not finite are left out, and where none is left all quantiles are NaN.
-    """
+    # Named such as "q5" and "q50"; without finite norms all are NaN.
     finite = norms[norms.isfinite()].double()
     levels = torch.tensor(_QUANTILES, dtype=torch.float64, device=norms.device)
     values = torch.quantile(finite, levels) if len(finite) else torch.full_like(levels, torch.nan)

@@ -20,7 +20,7 @@ from dpopt.clipping.mixing import Unsupported, watch_generators
 from dpopt.clipping.views import Multiplicity, refuse_mixing, refuse_sharing
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError
-from dpopt.fields import Bound, Count, Decay, Factor, Positive, Probability, Seed, Shown
+from dpopt.fields import Bound, Count, Decay, Factor, Positive, Probability, Seed
 from dpopt.optimizers.averaged import Averaged
 from dpopt.optimizers.held import Held
 from dpopt.privacy.calibration import calibrate
@@ -39,10 +39,8 @@ from dpopt.types import Optimizer
 
 _Stepper = Annotated[
     Optimizer,
-    Shown(
-        "an optimizer of dpopt such as dpopt.create('dp_adam', lr=0.01); one of torch.optim is taken by"
-        " dpopt.create('torch_optim', optimizer='torch.optim.Adam', lr=0.01)"
-    ),
+    "an optimizer of dpopt such as dpopt.create('dp_adam', lr=0.01); one of torch.optim is taken by"
+    " dpopt.create('torch_optim', optimizer='torch.optim.Adam', lr=0.01)",
 ]
 """An optimizer object, as errors say it."""
 _GUARANTEE = {"adjacency": "add or remove one record", "unit": "record", "sampling": "Poisson"}

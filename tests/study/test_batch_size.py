@@ -6,7 +6,7 @@ from scipy import optimize, stats
 
 from dpopt.errors import ConfigError
 from dpopt.privacy import Draw, Ledger, epsilon
-from dpopt.study.batch_size import Noise, best_batch, noise_table, plateau
+from dpopt.study.batch_size import Noise, best_batch, noise_table
 
 PROBLEM = {"examples": 2000, "epochs": 10, "epsilon": 1.0, "delta": 1e-5, "accountant": "rdp"}
 MADE = [Noise(8, 100, 1.5), Noise(16, 49, 1.5), Noise(32, 25, 2.04), Noise(64, 16, 2.5), Noise(128, 4, 4.0)]
@@ -36,25 +36,19 @@ def test_full_batches_add_up_to_the_gaussian_mechanism():
         assert row.cumulative == pytest.approx(epochs * exact, rel=1e-3)
 
 
-def test_cumulative_noise_saturates_and_the_noise_of_a_step_does_not():
+def test_cumulative_noise_saturates():
     rows = list(noise_table([8, 64, 256, 512], **PROBLEM))
-    per_step = [row.per_step for row in rows]
-    for smaller, larger in pairwise(per_step):
-        assert larger < 0.75 * smaller  # falls up to the largest
-    assert plateau(rows) == tuple(rows[1:])
+    assert best_batch(rows) == rows[1]
     assert rows[0].cumulative > 1.15 * rows[1].cumulative
-
-
-def test_plateau():
-    assert plateau(MADE, 0.0) == (MADE[4],)
-    assert plateau(MADE, 0.32) == tuple(MADE[1:])
-    assert plateau(MADE[:4]) == tuple(MADE[1:4])
+    for smaller, larger in pairwise(rows):  # the noise of a step falls up to the largest
+        assert larger.noise_multiplier / larger.batch_size < 0.75 * smaller.noise_multiplier / smaller.batch_size
 
 
 def test_best_batch_is_the_smallest_of_the_plateau_that_leaves_enough_steps():
     assert best_batch(MADE, 0.05, min_steps=10) == MADE[1]
     assert best_batch(MADE, 0.025, min_steps=10) == MADE[2]
-    assert best_batch(MADE, 0.05, min_steps=1) == MADE[4]
+    assert best_batch(MADE, 0.0, min_steps=1) == MADE[4]
+    assert best_batch(MADE, 0.32, min_steps=1) == MADE[1]
     assert best_batch(MADE, 0.05, min_steps=50) == MADE[0]
     assert best_batch(MADE) == MADE[1]
 
@@ -62,9 +56,8 @@ def test_best_batch_is_the_smallest_of_the_plateau_that_leaves_enough_steps():
 @pytest.mark.parametrize(
     ("function", "name"),
     [
-        (lambda: plateau([]), "table"),
         (lambda: best_batch([]), "table"),
-        (lambda: plateau(MADE, -0.1), "tolerance"),
+        (lambda: best_batch(MADE, -0.1), "tolerance"),
         (lambda: best_batch(MADE, min_steps=0), "min_steps"),
         (lambda: best_batch(MADE, min_steps=101), "at most 100"),
         (lambda: list(noise_table([3000], **PROBLEM)), "batch_size"),
