@@ -47,12 +47,7 @@ class BookkeepingEngine(FlatModel):
     A layer is called as a module, with the examples in the first dimension of its positional arguments (or several rows
     for each example, or one row for all), and returns one tensor. Layers of unknown kind are repeated under
     `torch.func.vmap`; a bare parameter of shape [1, ...] of an unknown module is expanded over the batch.
-
-    Args:
-        model: any module whose outputs for one example do not depend on the others.
-        loss: see `Loss`.
-        precision: "float32" computes in the model's own type; "bfloat16" runs the model under autocast. Norms and sums
-            are in the parameters' type either way.
+    Norms and sums are in the parameters' type, also where `precision` runs the model under autocast.
     """
 
     name = "bookkeeping"

@@ -182,11 +182,9 @@ class FlatModel(ClippingEngine):
 
     @property
     def theta(self) -> Vector:
-        """A copy of the model's trained parameters, shape [d], in the order of `named_parameters`."""
         return torch.cat([p.detach().flatten() for p in self.trained.values()])
 
     def load(self, theta: Vector) -> None:
-        """Write `theta`, shape [d], into the model."""
         with torch.no_grad():
             for parameter, value in zip(self.trained.values(), self.split(theta), strict=True):
                 parameter.copy_(value)
@@ -324,7 +322,6 @@ class FlatModel(ClippingEngine):
         return [part.view(p.shape) for part, p in zip(parts, self.trained.values(), strict=True)]
 
     def _most_examples(self) -> int:
-        """The number of examples that a call has memory for."""
         raise NotImplementedError
 
     def _output(self, x: Tensor) -> Tensor:
@@ -334,7 +331,6 @@ class FlatModel(ClippingEngine):
         raise NotImplementedError
 
     def _losses(self, theta: Vector, x: Tensor, y: Tensor) -> Tensor:
-        """Losses [n] at one point."""
         return self.loss(self._outputs(theta, x), y)
 
     def _per_example(self, points: WeightedPoints, x: Tensor, y: Tensor, scale: Vector | None) -> PerExample:

@@ -40,25 +40,34 @@ class RecordLoss:
     """`function` on each record alone: under `torch.func.vmap`, or one record after the other where that raises.
 
     Attributes:
+        has_views: outputs are [n, K, ...], and a record's loss is the mean over its K views, each by itself.
         is_trusted: the function is one of `_SEPARABLE`, and is called on the batch as it is.
         needs_loop: true if `vmap` raises for the function; None before the first call.
         has_rows: for each tensor of the outputs, true if it has a row for each record; None before `learn_rows`.
         is_random: true if `check_loss` saw it draw random numbers.
     """
 
-    def __init__(self, function: Loss) -> None:
-        self.function = function
+    def __init__(self, function: Loss, has_views: bool = False) -> None:
+        self.function, self.has_views = function, has_views
         self.is_trusted = _is_separable(function)
         self.needs_loop: bool | None = False if self.is_trusted else None
         self.has_rows: list[bool] | None = None
         self.is_random = self._is_fixed = False
 
     def __call__(self, output: Any, target: Tensor) -> Tensor:
-        """The losses [n] of outputs [n, ...], a tensor or a structure of tensors, and targets [n, ...].
+        """The losses [n] of outputs [n, ...], a tensor or a structure of tensors, and targets [n, ...]."""
+        if not self.has_views:
+            return self.each(output, target)
+        return self.each(*self.rows(output, target)).unflatten(0, (-1, output.shape[1])).mean(dim=1)
 
-        Raises ConfigError if outputs that are one tensor have no row for each record, or outputs are built otherwise
-        than those that `learn_rows` has seen, or one loss is not one number.
-        """
+    def rows(self, output: Any, target: Tensor) -> tuple[Any, Tensor]:
+        """Each view as a record of its own: outputs and targets [n K, ...]; without views they are as before."""
+        if not self.has_views:
+            return output, target
+        return output.flatten(0, 1), target.repeat_interleave(output.shape[1], dim=0)
+
+    def each(self, output: Any, target: Tensor) -> Tensor:
+        """The loss of each row. ConfigError: the outputs have no row for each target, or a loss is not one number."""
         # Without `vmap`, as the package's losses give the same bits for a batch as for its records.
         if self.is_trusted:
             return self.function(output, target)
@@ -84,8 +93,6 @@ class RecordLoss:
             _LOG.warning(text, named(self.function), each, reason)
             self.needs_loop = True
         return losses
-
-    each = __call__
 
     def learn_rows(self, model: Callable[[Tensor], Any], x: Tensor) -> None:
         """Learn which tensors of the outputs have a row for each record, from copies of one record x [1, ...].
@@ -117,15 +124,15 @@ class RecordLoss:
     def _by_vmap(self, output: Any, target: Tensor, marks: list[bool]) -> Tensor:
         if self.needs_loop is None:
             functorch.lazy_load_decompositions()  # type: ignore[attr-defined]
-        count, left = len(target), iter(marks)
+        count, left = len(target), iter([*marks, True])  # the last one is the target's
         # The steps of `vmap` by hand: its care for structures would double the time of a call.
         level = _steps._vmap_increment_nesting(count, "same" if self._is_fixed else "different")
 
-        def shown(part: Tensor, is_row: bool = True) -> Tensor:
-            return _steps._add_batch_dim(part.unsqueeze(1), 0, level) if is_row else part
+        def shown(part: Tensor) -> Tensor:
+            return _steps._add_batch_dim(part.unsqueeze(1), 0, level) if next(left) else part
 
         try:
-            one = _mapped(lambda part: shown(part, next(left)), output)
+            one = _mapped(shown, output)
             return _steps._remove_batch_dim(self._value(one, shown(target)), level, count, 0)
         finally:
             _steps._vmap_decrement_nesting()
@@ -145,7 +152,7 @@ class RecordLoss:
 
     def alone(self, output: Any, target: Tensor) -> Tensor:
         """The loss [1] of one record's output and target, each with one row."""
-        return self.one(output, target)
+        return self(output, target) if self.has_views else self.one(output, target)
 
     def one(self, output: Any, target: Tensor) -> Tensor:
         """The function's value [1] for one row."""
@@ -154,20 +161,6 @@ class RecordLoss:
             shown = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ConfigError("loss", named(self.function), f"expected one number for one record, not {shown}")
         return loss.reshape(1)
-
-
-class MeanLoss(RecordLoss):
-    """The mean over views of a record, each by itself: outputs [n, K, ...] and targets [n, ...] -> [n]."""
-
-    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
-        return self.each(*self.rows(output, target)).unflatten(0, (-1, output.shape[1])).mean(dim=1)
-
-    def alone(self, output: Any, target: Tensor) -> Tensor:
-        return self(output, target)
-
-    def rows(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Each view as a record of its own: outputs and targets [n K, ...]."""
-        return output.flatten(0, 1), target.repeat_interleave(output.shape[1], dim=0)
 
 
 def by_record(loss: Loss) -> RecordLoss:
@@ -213,16 +206,10 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def check_loss(model: nn.Module, loss: RecordLoss, x: Tensor, y: Tensor, batch: float | None = None) -> None:
-    """Refuse a loss whose values for the records of a batch are not those for each of them alone.
+    """Refuse a loss whose values for the records of a batch are not those for each of them alone (ConfigError).
 
-    Args:
-        model: stays as it is. The loss is tried on its outputs.
-        loss: nothing is tried where it is trusted.
-        x, y: some records, at best with targets of each kind.
-        batch: expected batch size, if there is one.
-
-    Raises:
-        ConfigError: see above; or the loss keeps state, fails for one record, or is not finite for some records alone.
+    It is tried on outputs of `model` for some records x, y, at best with targets of each kind, and refused too where it
+    keeps state, fails for one record, or is not finite for some records alone.
     """
     is_finite = torch.stack([part.isfinite().reshape(len(x), -1).all(1) for part in (x, y)]).all(0)  # not bad records
     x, y = x[is_finite], y[is_finite]
@@ -240,8 +227,7 @@ def check_loss(model: nn.Module, loss: RecordLoss, x: Tensor, y: Tensor, batch: 
                 loss.learn_rows(model, x[:1])
             except Exception:  # an engine says what the model fails with
                 return
-            if isinstance(loss, MeanLoss):
-                output, target = loss.rows(output, target)
+            output, target = loss.rows(output, target)
             for size in (2, 2 * len(target) + 1, min(int(batch or 0), 512, room)):
                 if size > 1:
                     _must_be_alike(loss, output, target, size, is_beside)

@@ -27,7 +27,7 @@ _Find = Callable[[Tensor], tuple[Tensor, ...]]
 """Records x [n, ...] -> what is computed of each: losses [..., n], then whatever else, [n]."""
 
 _EXTREMES = (1e4, math.inf, math.nan)
-ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-2}
+_ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-2}
 """The most that numbers of a type may differ that are computed in another order; 0.05 for types with fewer digits."""
 
 
@@ -83,6 +83,17 @@ def _tensors(model: nn.Module) -> Iterator[Tensor]:
         yield from (v for v in vars(module).values() if isinstance(v, Tensor) and v.is_leaf)
 
 
+@contextmanager
+def kept_modes(model: nn.Module) -> Iterator[None]:
+    """Each module of `model` is in the mode in which it was, afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
 def forked(device: torch.device) -> AbstractContextManager[None]:
     """The random generators of the CPU and of `device` are as before afterwards."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
@@ -130,15 +141,10 @@ def constant_buffers(model: nn.Module) -> Iterator[None]:
 
 
 def must_not_mix(find: _Find, x: Tensor, extremes: bool, source: Tensor | None = None) -> int:
-    """Raise `Unsupported` if `find` computes something else of a record where another one is replaced.
+    """Raise `Unsupported` if `find` computes something else of a record where another one is replaced (see `replaced`).
 
-    Args:
-        find: gives the same for the same records x, bit for bit, but for what it computes beside losses.
-        extremes: true if real numbers may be replaced by those that no data hold.
-        source: records that those which replace some of x are made of, see `replaced`.
-
-    Returns:
-        The number of records it was tried with: half of them, or a quarter, where there is no memory for more.
+    Its losses for the same records have to be the same bit for bit. Gives the number of records it was tried with: half
+    of them, or a quarter, where there is no memory for more.
     """
     try:
         _must_not_mix(find, x, extremes, source)
@@ -235,6 +241,6 @@ def _agree(seen: tuple[Tensor, ...], expected: tuple[Tensor, ...], rows: Tensor)
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
-    tolerance = ROUNDING.get(a.dtype, 0.05)
+    tolerance = _ROUNDING.get(a.dtype, 0.05)
     largest = float(b.nan_to_num(nan=0.0, posinf=0.0).max()) if len(b) else 0.0
     return torch.allclose(a, b, tolerance, 1e-4 * tolerance * largest, equal_nan=True)

@@ -34,11 +34,6 @@ def verify(engine: FlatModel, x: Tensor, y: Tensor, batch: float | None = None) 
     numbers. In training mode, no record may change what is found of another: of few, and of as many as a
     physical batch holds. Afterwards the model is as it was, bit for bit.
 
-    Args:
-        engine: what is to compute clipped sums.
-        x, y: some records, at least one.
-        batch: expected batch size, if there is one.
-
     Returns:
         True if there was anything to compare: integers may all be padding, and then other records have to tell.
 
@@ -188,14 +183,9 @@ def repeatable(model: nn.Module, forward: Callable[[], object], device: torch.de
 
     Modes and random generators are as before afterwards.
     """
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        with forked(device):
-            _quieten(model, forward, device)
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    with mixing.kept_modes(model), forked(device):
+        _quieten(model, forward, device)
+        yield
 
 
 def _quieten(model: nn.Module, forward: Callable[[], object], device: torch.device) -> Callable[[nn.Module], bool]:

@@ -14,7 +14,7 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dpopt.clipping.losses import Loss, MeanLoss, named
+from dpopt.clipping.losses import Loss, RecordLoss, named
 from dpopt.clipping.mixing import Unsupported, forked, must_not_mix, replaced, same
 from dpopt.errors import ConfigError
 from dpopt.fields import Range
@@ -35,19 +35,13 @@ _SHARES = (
 
 
 class Views(nn.Module):
-    """`model` on inputs with an axis of views, [n, K, ...] -> [n, K, ...]; on inputs without one it is the model.
-
-    Args:
-        model: takes inputs [n, ...] and gives a tensor [n, ...].
-        dims: number of dimensions of inputs without views.
-    """
+    """`model` on inputs with an axis of views, [n, K, ...] -> [n, K, ...]; on inputs of `dims` dimensions, without."""
 
     def __init__(self, model: nn.Module, dims: int) -> None:
         super().__init__()
         self.model, self.dims = model, dims
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
         if x.ndim == self.dims:
             return self.model(x)
         return self.model(x.flatten(0, 1)).unflatten(0, x.shape[:2])
@@ -64,14 +58,9 @@ class Multiplied(NamedTuple):
 def multiplied(
     model: nn.Module, loss: Loss, *, transform: _Change, augment: _Change, multiplicity: int, dims: int
 ) -> Multiplied:
-    """`model`, `loss` and `transform` for gradients that are means over views of a record, [n, ...] -> [n, K, ...].
+    """`model`, `loss` and `transform` for gradients that are means over K views of a record, [n, ...] -> [n, K, ...].
 
-    Args:
-        model: its parameters are used, not copied.
-        transform: inputs as they are stored -> as the model takes them.
-        augment: random changes to these.
-        multiplicity: K, at least 1.
-        dims: number of dimensions of the model's inputs [n, ...].
+    A view is what `augment` makes of the transformed inputs, which have `dims` dimensions; K is `multiplicity`.
     """
 
     def views(x: Tensor) -> Tensor:
@@ -79,7 +68,7 @@ def multiplied(
         # A copy each time, as a change in place would add up over the views.
         return torch.stack([augment(inputs.clone()) for _ in range(multiplicity)], dim=1)
 
-    return Multiplied(Views(model, dims), MeanLoss(loss), views)
+    return Multiplied(Views(model, dims), RecordLoss(loss, has_views=True), views)
 
 
 def refuse_mixing(change: _Change, x: Tensor, name: str) -> None:

@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import grad_and_value, vjp, vmap
 from torch.utils import _pytree as pytree
 
@@ -21,7 +22,6 @@ from dpopt.clipping.flat import (
     gradient,
     must_be_sanitized,
 )
-from dpopt.clipping.losses import Loss
 from dpopt.clipping.mixing import forked, same_randomness
 from dpopt.types import Vector
 
@@ -34,21 +34,11 @@ _COPIES = 4
 class VmapEngine(FlatModel):
     """Clipped sums of per-example gradients of `loss(model(x), y)`; methods are documented by `ClippingEngine`.
 
-    Args:
-        model: any module; it sees one example at a time, for its outputs too.
-        loss: see `Loss`.
+    The model sees one example at a time, for its outputs too.
     """
 
     name = "vmap"
     must_show_gradients = False
-
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
-        super().__init__(model, loss)
-        options = {"in_dims": (None, 0, 0), "randomness": "different"}
-        self._example_outputs = vmap(self._example_output, in_dims=(None, 0), randomness="different")
-        self._example_losses = vmap(self._example_loss, **options)
-        self._graded = vmap(grad_and_value(self._example_loss), **options)
-        self._pulled = vmap(self._example_pull, **options)
 
     def _most_examples(self) -> int:
         device = next(iter(self.trained.values())).device
@@ -57,12 +47,12 @@ class VmapEngine(FlatModel):
         return held // (4 * self.dimension)
 
     def _outputs(self, theta: Vector, x: Tensor) -> Tensor:
-        return self._example_outputs(self.split(theta), x)
+        return _each(self._example_output, self.split(theta), x)
 
     def _losses(self, theta: Vector, x: Tensor, y: Tensor) -> Tensor:
         if self._loss_needs_loop(theta, x, y):
             return super()._losses(theta, x, y)
-        return self._example_losses(self.split(theta), x, y)
+        return _each(self._example_loss, self.split(theta), x, y)
 
     def _loss_needs_loop(self, theta: Vector, x: Tensor, y: Tensor) -> bool:
         # Tried on one record with the generators forked, so that the pass itself draws the same numbers.
@@ -74,16 +64,16 @@ class VmapEngine(FlatModel):
     def _gradients(self, theta: Vector, x: Tensor, y: Tensor) -> tuple[Sequence[Tensor], Tensor]:
         parts = self.split(theta)
         if not self._loss_needs_loop(theta, x, y):
-            return self._graded(parts, x, y)
+            return _each(grad_and_value(self._example_loss), parts, x, y)
         # `vmap` cannot follow the loss: its own gradients come from autograd, and go back through the model.
         again = same_randomness(x.device)
         next(again)
-        outputs = self._example_outputs(parts, x).detach().requires_grad_()
+        outputs = _each(self._example_output, parts, x).detach().requires_grad_()
         with torch.enable_grad():
             losses = self.loss(outputs, y)
             (back,) = torch.autograd.grad(losses.sum(), outputs)
         next(again)
-        return self._pulled(parts, x, back), losses.detach()
+        return _each(self._example_pull, parts, x, back), losses.detach()
 
     def _per_example(self, points: WeightedPoints, x: Tensor, y: Tensor, scale: Vector | None) -> PerExample:
         losses: list[Tensor] = []
@@ -113,6 +103,11 @@ class VmapEngine(FlatModel):
 
     def _example_pull(self, parts: list[Tensor], x: Tensor, back: Tensor) -> list[Tensor]:
         return vjp(lambda parts: self._example_output(parts, x), parts)[1](back)[0]
+
+
+def _each(function: Callable[..., Any], parts: list[Tensor], *rows: Any) -> Any:
+    """`function(parts, *row)` for each row, with random numbers of its own."""
+    return vmap(function, in_dims=(None, *[0] * len(rows)), randomness="different")(parts, *rows)
 
 
 def _weighted_sum(gradients: list[Tensor], norms: Tensor, weights: Tensor) -> Vector:

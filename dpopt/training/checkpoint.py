@@ -94,11 +94,7 @@ def reached(saved: dict[str, Any], initial: Any, plan: Plan) -> Reached:
 class Checkpoint:
     """The file from which a run of `fit` goes on; it is replaced in one step, and its owner alone may read it.
 
-    Args:
-        folder: where the file is; None keeps none.
-        run: the arguments that tell this run from others, as plain data; the file holds hashes of them.
-        device: where the run's state is.
-        is_writer: this process writes the file.
+    It lies in `folder` (None keeps none) and holds hashes of `run`: the arguments that tell this run from others.
 
     Attributes:
         seeds: of draws and of noise.

@@ -6,6 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader
 from dpopt import __version__, clipping, fields, registry
 from dpopt.clipping import ClippingEngine, Loss
 from dpopt.clipping.losses import named
-from dpopt.clipping.mixing import Unsupported, watch_generators
+from dpopt.clipping.mixing import Unsupported, kept_modes, watch_generators
 from dpopt.clipping.views import Multiplicity, refuse_mixing, refuse_sharing
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError
@@ -31,10 +32,10 @@ from dpopt.privacy.ledger import number_of_draws, sampling_rate
 from dpopt.privacy.sampling import REVISION, derive, secret_seed, send
 from dpopt.training import trial
 from dpopt.training.checkpoint import Checkpoint, Elapsed, Reached, fingerprint, leased, put_off
-from dpopt.training.loop import Phases, observe, resolve_device, steps, summary
+from dpopt.training.loop import observe, resolve_device, steps, summary
 from dpopt.training.reading import read, repeats
 from dpopt.training.saved import FitResult
-from dpopt.training.subject import Adapter, Layout, Subject, Transform, kept_modes, placed, unchanged
+from dpopt.training.subject import Adapter, Layout, Subject, Transform, placed, unchanged
 from dpopt.types import Optimizer
 
 _Stepper = Annotated[
@@ -137,11 +138,11 @@ def fit(
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
-        Phases(progress and is_first) as phases,
+        _shown(progress and is_first) as show,
         processes.together() as settle,
         leased(checkpoint, is_first),
     ):
-        phases.begin("reading the data")
+        show("reading the data")
         subject = _subject(model, loss, train, test, target=target, transform=transform, device=place)
         examples = len(subject.train.x)
         draws, rate = number_of_draws(epochs, batch_size, examples), sampling_rate(batch_size, examples)
@@ -149,7 +150,7 @@ def fit(
             warnings.warn(doubt, stacklevel=3)
 
         # Looks at a few records without noise, which no epsilon covers: it ends in an error, a warning or "no_signal".
-        phases.begin("trying the model")
+        show("trying the model")
         subject = trial.tried(subject)
         if transform:
             some = send(subject.train.x[:8], place)
@@ -169,7 +170,7 @@ def fit(
             problem = trial.blindness(seen)
         without = trial.unused(seen, subject.train, place, model)
 
-        phases.begin("calibrating the noise")
+        show("calibrating the noise")
         sizes = {"rate": rate, "draws": draws, "dimension": clipper.dimension}
         plan = calibrate(chosen, epsilon=epsilon, delta=delta, accountant=accountant, **sizes)
         if without.warning:
@@ -217,7 +218,7 @@ def fit(
             ledger=begin.ledger,
             processes=processes,
         )
-        phases.begin("training", plan.draws)
+        show("training", 0, plan.draws)
         clock, state, curve = Elapsed.now(), begin.state, list(begin.curve)
 
         def reached() -> Reached:
@@ -228,7 +229,7 @@ def fit(
         with kept_modes(subject.model), put_off(file.path) as interrupted:
             subject.model.train()
             for state, is_mark in steps(stepper, oracle, begin.state):
-                phases.at(oracle.draws_taken)
+                show("training", oracle.draws_taken, plan.draws)
                 if is_mark:
                     watched = (subject.metric, subject.held_out, subject.transform)
                     curve.append(observe(clipper, subject.model, state, oracle, subject.loss, *watched))
@@ -272,6 +273,23 @@ def fit(
         "isolated": isolate,
     }
     return FitResult(model, record, end.ledger, end.curve)
+
+
+@contextmanager
+def _shown(is_shown: bool) -> Iterator[Callable[..., None]]:
+    """Within it, `show(phase, done, total)` says which phase the run is in and how many draws are done."""
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (SpinnerColumn(), "{task.description}", BarColumn(), "{task.fields[done]}", TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), disable=not is_shown, transient=True) as progress:
+        task = progress.add_task("", total=None, done="")
+
+        def show(phase: str, done: int = 0, total: int | None = None) -> None:
+            if not done:
+                progress.reset(task, description=phase, total=total, start=True)
+            progress.update(task, completed=done, done=f"{done} of {total} draws" if done else "", refresh=not done)
+
+        yield show
 
 
 def _subject(
@@ -355,7 +373,7 @@ def _seeds(
         return inputs, seen.loss(engine.outputs(engine.theta, inputs[:3]), y[:3])
 
     for is_training in (False, True):
-        with unchanged(seen.model, subject.device, is_training):
+        with unchanged(seen.model, is_training):
             torch.manual_seed(0)
             look, is_random = watch_generators(lambda: digest(*views_and_losses()), subject.device)
             looks.append(look)

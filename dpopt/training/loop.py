@@ -170,31 +170,3 @@ def summary(plan: Plan, oracle: DataOracle, state: Any, target: float, examples:
         "examples": examples,
         "dimension": plan.dimension,
     }
-
-
-class Phases:
-    """A context manager that shows which phase a run is in and, where the phase is counted, how far it is."""
-
-    def __init__(self, is_shown: bool) -> None:
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TimeElapsedColumn, TimeRemainingColumn
-
-        columns = (SpinnerColumn(), "{task.description}", BarColumn(), "{task.fields[done]}", TimeElapsedColumn())
-        self._progress = Progress(*columns, TimeRemainingColumn(), disable=not is_shown, transient=True)
-        self._task = self._progress.add_task("", total=None, done="")
-
-    def __enter__(self) -> Phases:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._progress.stop()
-
-    def begin(self, name: str, total: int | None = None) -> None:
-        """A part begins; `total` is what it counts up to."""
-        self._progress.reset(self._task, description=name, total=total, done="", start=True)
-        self._progress.refresh()
-
-    def at(self, done: int) -> None:
-        """Show that `done` of the phase's steps are done."""
-        total = self._progress.tasks[0].total
-        self._progress.update(self._task, completed=done, done=f"{done} of {total:.0f} draws" if total else "")

@@ -52,10 +52,7 @@ Inputs: TypeAlias = Tensor | dict[str, Tensor]
 def read(data: Any, where: str, target: str | None = None) -> tuple[Inputs, Tensor]:
     """Inputs and targets [n, ...] of all records; arrays share their memory with `data`, and mapped files stay on disk.
 
-    Args:
-        data: see `fit`.
-        where: how errors name it.
-        target: its name where inputs and target have names; by default label, labels, target or y.
+    Errors call the data `where`; `target` names the target where it has a name.
 
     Raises:
         ConfigError: `data` cannot be read, has no records, does not stack, changes from one reading to the next, has

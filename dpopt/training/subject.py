@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dpopt.clipping import Loss
+from dpopt.clipping import Loss, mixing
 from dpopt.clipping.flat import as_written
 from dpopt.clipping.layers import frozen_statistics
-from dpopt.clipping.mixing import forked
 from dpopt.errors import ConfigError
 from dpopt.privacy.distributed import digest
 from dpopt.privacy.sampling import send
@@ -166,18 +165,7 @@ class Adapter(nn.Module):
 
 @dataclass(frozen=True)
 class Subject:
-    """A model that maps one tensor to one tensor, and records to train and to evaluate it on.
-
-    Attributes:
-        model: on `device`; its parameters are those of the model that was given.
-        loss: (outputs, targets) -> one loss per example.
-        train: the records.
-        held_out: further records by name, to evaluate on.
-        transform: inputs as they are stored -> as the model takes them.
-        layout: how inputs of several names lie in one tensor.
-        device: where the model computes.
-        metric: what is measured beside the loss.
-    """
+    """A model on `device` that maps one tensor to one tensor, and records to train and (by name) to evaluate it on."""
 
     model: nn.Module
     loss: Loss
@@ -196,7 +184,7 @@ class Subject:
     @property
     def first(self) -> Split:
         """The first records as the model sees them; the same ones each time."""
-        with forked(self.device):
+        with mixing.forked(self.device):
             # A random transform must not make two looks differ.
             torch.manual_seed(0)
             return sample(self.train, self.transform, self.device)
@@ -266,31 +254,12 @@ def described(x: Tensor) -> str:
 
 
 @contextmanager
-def unchanged(model: nn.Module, device: torch.device, training: bool) -> Iterator[None]:
-    """`model` in one mode and as it is written for a while; modes, buffers and generators are restored."""
+def unchanged(model: nn.Module, is_training: bool) -> Iterator[None]:
+    """`model` in one mode and as it is written, to be looked at: afterwards it is as it was, and so are generators."""
     # They stay in evaluation mode, as a clipping engine leaves them.
     frozen = frozen_statistics(model)
-    named = [(module, name, b) for module in model.modules() for name, b in module._buffers.items() if b is not None]
-    buffers = [(module, name, buffer, buffer.clone()) for module, name, buffer in named]
-    try:
-        with kept_modes(model), forked(device), as_written():
-            model.train(training)
-            for module in frozen:
-                module.training = False
-            yield
-    # Statistics of batch norm and counters would move by a mere look.
-    finally:
-        for module, name, buffer, values in buffers:
-            with torch.no_grad():
-                module._buffers[name] = buffer.copy_(values)
-
-
-@contextmanager
-def kept_modes(model: nn.Module) -> Iterator[None]:
-    """Each module of `model` is in the mode in which it was, afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
+    with mixing.trial(model), as_written():
+        model.train(is_training)
+        for module in frozen:
+            module.training = False
         yield
-    finally:
-        for module, mode in modes:
-            module.training = mode

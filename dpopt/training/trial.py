@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from dpopt.clipping.flat import gradient, gradients
 from dpopt.clipping.losses import named
-from dpopt.clipping.mixing import forked, trial
+from dpopt.clipping.mixing import beside, forked
 from dpopt.clipping.views import Multiplied, multiplied, refuse_mixing, refuse_sharing
 from dpopt.errors import ConfigError, cut
 from dpopt.privacy.sampling import send
@@ -81,18 +81,18 @@ def tried(subject: Subject) -> Subject:
     Raises:
         ConfigError: one of them fails, or the loss is not one real number for each record.
     """
-    output, _ = _attempt(subject, subject.train, "train", training=True)
+    output, _ = _attempt(subject, subject.train, "train", is_training=True)
     model = subject.model if scores(output) is output else Adapter(subject.model, subject.layout)
     metric = None
     for name, split in subject.held_out.items():
-        output, y = _attempt(subject, split, name, training=False)
+        output, y = _attempt(subject, split, name, is_training=False)
         is_classes = not y.is_floating_point() and y.ndim == 1
         has_scores = isinstance(scores(output), Tensor) and scores(output).ndim == 2
         metric = accuracy if is_classes and has_scores else None
     return replace(subject, model=model, metric=metric)
 
 
-def _attempt(subject: Subject, split: Split, where: str, training: bool) -> tuple[Any, Tensor]:
+def _attempt(subject: Subject, split: Split, where: str, is_training: bool) -> tuple[Any, Tensor]:
     """Outputs and targets of a few records of `split`: the first, and those with extreme targets or whole numbers."""
     model, loss, device = subject.model, subject.loss, subject.device
     rows = dict.fromkeys(telling(split.y).tolist())
@@ -103,7 +103,7 @@ def _attempt(subject: Subject, split: Split, where: str, training: bool) -> tupl
             rows |= dict.fromkeys(int(at) // (part.numel() // len(part)) for at in ends)
     chosen = torch.tensor(list(rows))
     x, y = (send(part[chosen.to(part.device)], device) for part in split)
-    with unchanged(model, device, training), torch.no_grad():
+    with unchanged(model, is_training), torch.no_grad():
         with refused("transform", where, f"transforming {described(x)}"):
             inputs = subject.transform(x)
         if not isinstance(inputs, Tensor) or inputs.ndim == 0 or len(inputs) != len(x):
@@ -149,12 +149,10 @@ def blindness(subject: Subject) -> str | None:
     split, device, model, is_finite = subject.train, subject.device, subject.model, False
     rows = torch.linspace(0, len(split.x) - 1, min(_EXAMINED, len(split.x))).long()
     parameters = [p for p in model.parameters() if p.requires_grad]
-    with unchanged(model, device, training=True), trial(model):
+    with unchanged(model, is_training=True):
         for is_beside in (False, True):
-            generator = torch.Generator().manual_seed(0)
-            # Beside the parameters no initial zero hides a gradient.
-            for p in parameters if is_beside else ():
-                p.data += (0.01 + 0.1 * p.data.std(correction=0)) * torch.randn(p.shape, generator=generator).to(p)
+            if is_beside:  # no initial zero hides a gradient there
+                nn.utils.vector_to_parameters(beside([p.data for p in parameters]), parameters)
             for row in rows.split(1):
                 x, y = (send(each[row.to(each.device)], device) for each in split)
                 with refused("model", subject.name, f"its gradients on {described(x)}"):
@@ -204,12 +202,9 @@ class Unused(NamedTuple):
 
 
 def unused(seen: Subject | Multiplied, train: Split, device: torch.device, owner: nn.Module) -> Unused:
-    """The trained parameters of `owner` that the loss of the records `train`, as they are stored, never uses.
+    """The trained parameters of `seen` that the loss of the records `train`, as they are stored, never uses.
 
-    Args:
-        seen: model, loss and transform as the engine trains them.
-        device: where the model is.
-        owner: the model whose names are shown, with the same parameters in the same order.
+    Their names are those of `owner`, which has the same parameters in the same order.
     """
     rows = torch.linspace(0, len(train.x) - 1, min(_RECORDS, len(train.x))).long()
     tried = Split(*(part[rows.to(part.device)] for part in train))
@@ -217,7 +212,7 @@ def unused(seen: Subject | Multiplied, train: Split, device: torch.device, owner
     # Made-up records say nothing of the data; where real ones differ, as with experts, nothing is held.
     for some in (Split(*map(_made_up, tried)), tried):
         places: set[_Place] = set()
-        with unchanged(seen.model, device, training=True), suppress(Exception), torch.enable_grad():
+        with unchanged(seen.model, is_training=True), suppress(Exception), torch.enable_grad():
             x, y = (send(part, device) for part in some)
             for look in range(_LOOKS):
                 torch.default_generator.manual_seed(look)
