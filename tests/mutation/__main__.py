@@ -172,7 +172,7 @@ def main(arguments: list[str]) -> int:
     trial.start()
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "project"
-        left_out = {".git", ".venv", "results", "plots", "__pycache__"}
+        left_out = {".git", ".venv", "results", "__pycache__"}
         # dpopt/results and tests/results are copied: only folders at the top are left out
         shutil.copytree(ROOT, tree, ignore=lambda folder, _: left_out if Path(folder) == ROOT else {"__pycache__"})
         shutil.copytree(ROOT / "results" / "published", tree / "results" / "published")
