@@ -33,15 +33,9 @@ def run_axis(axis: Any, values: Iterable[float], label: str) -> None:
 
 
 def lines_along(frame: pd.DataFrame, column: str, label: str) -> tuple[Any, list[tuple[Any, pd.DataFrame]]] | None:
-    """A figure of a sweep's test scores over `column`, a line for each epsilon; None where there is nothing to show.
+    """A figure of `Results.sweep`'s test scores over C or B, a line for each epsilon, and its panels with their rows.
 
-    Args:
-        frame: `Results.sweep`.
-        column: C or B; at each of its values the row is shown that validates best.
-        label: of the x axis.
-
-    Returns:
-        The figure, and the panel for each workload, number of epochs and method with the rows that it shows.
+    At each value of `column` the row is shown that validates best. None where there is nothing to show.
     """
     frame = sweeps(frame)
     panel_of = by_method(frame, ["workload", "epochs"])
@@ -58,14 +52,8 @@ def lines_along(frame: pd.DataFrame, column: str, label: str) -> tuple[Any, list
     return figure, panels
 
 
-def gap(low: Iterable[float], high: Iterable[float]) -> tuple[float, float] | None:
-    """The widest part of an axis that none of the intervals [low, high] touches, where few lie far below the others.
-
-    Returns:
-        Its two ends. None if it is at most a quarter of the axis, if its share of the axis is smaller than the share of
-        the intervals below it, or if too few intervals lie above it.
-    """
-    spans = _finite(low, high)
+def _gap(spans: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
+    # The widest part of an axis that none of the sorted intervals touches, where few of them lie far below the others.
     if len(spans) <= _FEWEST:
         return None
     reached = np.maximum.accumulate([b for _, b in spans])
@@ -76,22 +64,18 @@ def gap(low: Iterable[float], high: Iterable[float]) -> tuple[float, float] | No
     return (float(reached[below - 1]), spans[below][0]) if is_wide and above >= max(_FEWEST, below + 1) else None
 
 
-def _finite(low: Iterable[float], high: Iterable[float]) -> list[tuple[float, float]]:
-    return sorted((a, b) for a, b in zip(low, high, strict=True) if math.isfinite(a) and math.isfinite(b))
-
-
 def cut(axes: Sequence[Any], low: Iterable[float], high: Iterable[float], along: str = "y") -> None:
-    """Cut the empty part out of axes that share their scores, where it would squeeze all else (`gap`), and say so.
+    """Cut the empty part out of axes that share their scores, where it would squeeze all else, and say so.
 
     What is left keeps its scale: a point of score is as long below the cut as above it.
 
     Args:
         axes: with everything drawn.
-        low, high: the ends of all intervals that are drawn, in the order of `gap`.
+        low, high: the ends of all intervals that are drawn.
         along: the axis with the scores, "x" or "y".
     """
-    spans = _finite(low, high)
-    hole = gap(*zip(*spans, strict=True)) if spans else None
+    spans = sorted((a, b) for a, b in zip(low, high, strict=True) if math.isfinite(a) and math.isfinite(b))
+    hole = _gap(spans)
     if hole is None:
         return
     bottom, top = spans[0][0], max(end for _, end in spans)

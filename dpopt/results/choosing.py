@@ -40,9 +40,8 @@ def select(cells: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         One row for each group and seed, with `selected_by` (its score, -inf where that is the worst), `runs` (trained
-        runs of that group and seed), `charges` (run id -> runs with its ledger that are paid for), `selection` (""
-        where runs of several searches are compared: a rule prices one search, and of several all runs are charged), and
-        `edges`: which of the selected numbers are the largest ("lr ↑") or smallest that the label's search tries.
+        ones), `charges` (run id -> runs with its ledger that are paid for), `selection` ("" where runs of several
+        searches are compared: a rule prices one), and `edges`: selected numbers at an end of the grid ("lr ↑").
     """
     rows = cells.to_dict("records")
     in_grids = grouped((row for row in rows if not row["is_widened"]), ["workload", "label"])

@@ -1,6 +1,6 @@
 """Helpers of the files in `plots/`: a suite's styles, panels, one legend, and the rows of a sweep.
 
-Pure black and white stand for ink and paper, which are others on a dark page (`report.svg`).
+Pure black and white stand for ink and paper, which are others on a dark page (`report.sheet.inline`).
 """
 
 from __future__ import annotations
@@ -30,13 +30,7 @@ DARK, LIGHT = "#0A0A0A", "#FAFAFA"
 
 
 class Style(NamedTuple):
-    """The look of a label in all figures of its suite. A marker may be hollow, for a reason of the figure's own.
-
-    Attributes:
-        colour: of all that stands for it.
-        marker: of its points.
-        dash: of its lines.
-    """
+    """The look of a label in all figures of its suite. A marker may be hollow, for a reason of the figure's own."""
 
     colour: str
     marker: str
@@ -110,15 +104,11 @@ def shades(count: int) -> np.ndarray:
 def panels(
     frame: pd.DataFrame, width: float, height: float, **options: Any
 ) -> tuple[Any, dict[tuple[str, float], Any]]:
-    """A figure with a row for each workload of `frame` and a column for each target epsilon, on a constrained layout.
+    """A figure with a row for each workload of `frame` and a column for each epsilon, and the axes that have rows.
 
     Args:
-        frame: has `workload` and `epsilon_target`.
         width, height: of a panel, in inches.
         options: of `plt.subplots`.
-
-    Returns:
-        The figure, and the axes of each pair that has rows; the others are blank.
     """
     import matplotlib.pyplot as plt
 
@@ -142,16 +132,7 @@ def panels(
 def workload_panels(
     frame: pd.DataFrame, width: float, height: float, by: Sequence[str] = ("workload", "epochs")
 ) -> tuple[Any, list[tuple[Any, pd.DataFrame]]]:
-    """A figure with a panel for each workload (and number of epochs), at most four in a row, on a constrained layout.
-
-    Args:
-        frame: has the columns `by`.
-        width, height: of a panel, in inches.
-        by: what a panel is for.
-
-    Returns:
-        The figure, and each panel with its rows.
-    """
+    """A figure with a panel, `width` x `height` inches, for each group of `frame`, and each panel with its rows."""
     import matplotlib.pyplot as plt
 
     groups = list(frame.groupby(list(by)))

@@ -30,8 +30,7 @@ class Plot:
 
     Attributes:
         name: file name without `.py`.
-        needs: a frame of `results.Results`, "speed" (one row a contender of `dpopt bench`) or "audit" (one row an audit
-            of `dpopt audit`).
+        needs: of `OF_SUITES` or `OF_COMMANDS`.
         draw: frame, and the style of each label of its suite -> matplotlib Figure; None where there is nothing to show.
     """
 
@@ -40,12 +39,7 @@ class Plot:
     draw: Callable[[pd.DataFrame, Styles], Any]
 
     def figure(self, frame: pd.DataFrame, styles: Styles | None = None) -> Any:
-        """The figure that `draw` makes of `frame`, whose texts are no mathematics.
-
-        Args:
-            frame: with the columns that the figure needs.
-            styles: of all labels of the suite (`drawing.styles_of`); none where it shows no suite.
-        """
+        """The figure that `draw` makes of `frame`, whose texts are no mathematics, in `drawing.styles_of` the suite."""
         shown = frame.copy(deep=False)
         for name in frame.select_dtypes(exclude="number"):
             shown[name] = frame[name].map(lambda value: markup.figure(value) if isinstance(value, str) else value)

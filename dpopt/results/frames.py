@@ -24,6 +24,7 @@ GROUP = ["workload", "label", "epsilon_target", "batch_size", "epochs", "clip"]
 """A table row; its seeds are replicates. `clip` is NaN where there is no bound: group with `dropna=False`."""
 SWEPT = ["batch_size", "epochs", "clip"]
 """The keys that a suite may vary beside methods, workloads and epsilon."""
+_REPLICATE = [*GROUP, "seed", "score"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Stored:
     Attributes:
         cells: one row for each planned cell, finished or not: its place in the suite, its state, its metrics. `score`
             names the one that counts, `test_score` and `validation_score` hold it; further ones are `score_NAME`.
-        problems: one line for each damaged or foreign file, and each failed cell.
+        problems: a line for each damaged or foreign file, and each failed cell.
     """
 
     cells: pd.DataFrame
@@ -50,11 +51,7 @@ OF_ENTRY: dict[str, Callable[[Mapping[str, Any], str], set[Any]]] = {
 
 
 def in_part(entries: Sequence[Mapping[str, Any]], part: Mapping[str, Sequence[Any]]) -> list[bool]:
-    """True for each entry of a manifest that has one of the values of every key of `part`.
-
-    Raises:
-        ConfigError: no entry has one of the values, or none has one of every key.
-    """
+    """True for each entry of a manifest that has one of the values of every key; `ConfigError` where none has."""
     workloads = _workloads(entries)
     has = {key: [OF_ENTRY[key](*pair) for pair in zip(entries, workloads, strict=True)] for key in part}
     for key, values in part.items():
@@ -75,13 +72,9 @@ def _workloads(entries: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def load(store: Store, suite: str, part: Mapping[str, Sequence[Any]] | None = None) -> Stored:
-    """Read what `store` holds of `suite`; only a suite without a readable part makes this fail.
+    """Read what `store` holds of `suite`, or of the rows with the values of `part`, by the keys of `OF_ENTRY`.
 
-    Args:
-        part: key of `OF_ENTRY` -> its values in the rows that are kept; by default all are.
-
-    Raises:
-        ConfigError: the suite was never planned in this store, or has no such row.
+    Only a suite without a readable part or without such a row makes this fail, by `ConfigError`.
     """
     rows, problems, entries = [], store.foreign(), store.manifest(suite)["cells"]
     if not entries:
@@ -211,3 +204,41 @@ def curves(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
         place = {key: row[key] for key in (*GROUP, "seed", "tuning", "run_id", "score", "lr")}
         entries += [{"eta": row["lr"], **entry, **place} for entry in store.curve(row["run_id"])]
     return pd.DataFrame(entries).drop(columns="diagnostics", errors="ignore")
+
+
+def diagnostics(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
+    """One row for each curve entry of the selected runs that holds `study.diagnostics` of gradients; not private.
+
+    Returns:
+        The run's place in the suite; `draw`, `epoch`; `q5`, `q50`, ... of the gradient norms since the entry before;
+        `clipped`, the share of them above the run's bound; and where it was estimated `best_clip`, with `best_bias`,
+        `best_noise`, `own_bias` and `own_noise`: MSE(C) of the mean gradient at that bound and at the run's own.
+    """
+    rows = []
+    for run in selected.to_dict("records"):
+        place = {key: run[key] for key in _REPLICATE}
+        for entry in store.curve(run["run_id"]):
+            if isinstance(noted := entry.get("diagnostics"), dict):
+                parts = {name: noted.get(name, {}) for name in ("best", "own")}
+                errors = {f"{name}_{key}": value for name, part in parts.items() for key, value in part.items()}
+                errors.pop("own_C", None)  # the frame of runs has it, as `clip`
+                if "best_C" in errors:
+                    errors["best_clip"] = errors.pop("best_C")
+                numbers = noted.get("norms", {}) | errors | {"clipped": noted.get("clipped")}
+                rows.append(place | {"draw": entry["draw"], "epoch": entry.get("epoch")} | numbers)
+    return pd.DataFrame(rows)
+
+
+def classes(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
+    """One row for each class and bound C of the selected runs that hold class weights; not private.
+
+    `norm` is the median gradient norm, and `weight` the part w_y(C) that is left of it, both late in the run.
+    """
+    rows = []
+    for run in selected.to_dict("records"):
+        noted = store.record(run["run_id"]).get("diagnostics", {})
+        place = {key: run[key] for key in _REPLICATE}
+        for bound, weights in noted.get("class_weights", {}).items():
+            for y, (weight, norm) in enumerate(zip(weights, noted["class_norms"], strict=True)):
+                rows.append(place | {"label_of_class": y, "norm": norm, "bound": float(bound), "weight": weight})
+    return pd.DataFrame(rows)

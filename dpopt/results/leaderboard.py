@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from markupsafe import Markup
 
 from dpopt.errors import ConfigError
 from dpopt.results import choosing, figures, ranking, statistics, tables
@@ -18,8 +17,7 @@ from dpopt.results.choosing import Row
 from dpopt.results.drawing import styles_of
 from dpopt.results.naming import readable_names, workload_names
 from dpopt.results.ranking import BLOCK, reached
-from dpopt.results.report import svg
-from dpopt.results.report.sheet import Drawing, sheet
+from dpopt.results.report.sheet import inline, sheet
 from dpopt.results.results import Results
 from dpopt.results.scores import shown
 from dpopt.results.writing import Column, Table, marks, texts, unless_nan
@@ -44,14 +42,7 @@ _SCORES_NOTE = (
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """Methods of several suites. A method is a label; of suites that have it on one workload, the first counts.
-
-    Args:
-        suites: of one results folder.
-
-    Raises:
-        ConfigError: they lie in several folders, or no private row is finished.
-    """
+    """Methods of suites of one folder. A method is a label; of suites with it on one workload the first counts."""
 
     suites: Sequence[Results]
 
@@ -114,10 +105,8 @@ class Leaderboard:
     def ranks(self) -> pd.DataFrame:
         """One row a method, the best first and those without a rank last.
 
-        Returns:
-            `label`, `track`, `rank` with `low` and `high` (a bootstrap interval over workloads and seeds), `first` (the
-            share of its samples in which the rank is the best), `draws` and `gradients` (the average ranks by these),
-            `cpu_hours`, `blocks` that it is in, `is_best`: whether its rank may be the best.
+        `low` and `high` are a bootstrap interval over workloads and seeds, `first` is the share of its samples in which
+        the rank is the best; `draws` and `gradients` are average ranks by these.
         """
         runs = self.cells.drop_duplicates(["label", "run_id"])
         seconds = runs.get("seconds_cpu", pd.Series(math.nan, runs.index))
@@ -146,14 +135,11 @@ class Leaderboard:
         return pd.DataFrame({"rank": averages}).assign(low=low, high=high, first=first, is_best=is_best)
 
     def tables(self, baseline: str = "", by: str = "epsilon") -> list[Table]:
-        """The ranks, distances from the baseline, and the scores of all methods for each target epsilon.
+        """The ranks, distances from the baseline if there is one, and scores of all methods for each target epsilon.
 
         Args:
-            baseline: a ranked method that all others are compared with (`ranking.against`); none where it is empty.
-            by: of `ranking.BUDGETS`: the budget of that comparison.
-
-        Raises:
-            ConfigError: the baseline is no ranked method, or no other one can be compared with it.
+            baseline: a ranked method that all others are compared with, by a budget of `ranking.BUDGETS`.
+            by: that budget.
         """
         distances = []
         if baseline:
@@ -215,20 +201,15 @@ class Leaderboard:
         return f"Suites: {', '.join(results.suite for results in self.suites)}. {cost}"
 
     def page(self, plots: Path, baseline: str = "", by: str = "epsilon") -> dict[str, str | bytes]:
-        """A page as Markdown and HTML, the figure, and the numbers as CSV (p too), by the names of their files.
-
-        Args:
-            plots: folder of the figures' files.
-            baseline, by: see `tables`.
-        """
-        tables, pictures, files = self.tables(baseline, by), list[Drawing](), dict[str, str | bytes]()
+        """A page as Markdown and HTML, its figure, and the numbers as CSV (p too), by the names of their files."""
+        tables, pictures, files = self.tables(baseline, by), list[dict[str, str]](), dict[str, str | bytes]()
         parts = [f"## {table.title}\n\n{table.markdown}" for table in tables]
         (plot,), blocks = figures.plots(plots, "average_ranks"), self.blocks
         figure = None if blocks.empty else plot.figure(blocks, styles_of(blocks["label"]))
         if figure is not None:
             parts.insert(1, f"![{_CAPTION}](leaderboard.svg)")
-            drawn = Markup(svg.render(figure, "figure-1", _CAPTION))
-            pictures.append(Drawing("average_ranks", _CAPTION, "", drawn, ""))
+            drawn = inline(figure, "figure-1", _CAPTION)
+            pictures = [{"name": "average_ranks", "caption": _CAPTION, "legend": "", "svg": drawn, "problem": ""}]
             figure = plot.figure(blocks, styles_of(blocks["label"]))  # anew, as drawing moves its parts
             files["leaderboard.svg"] = figures.render(figure, ["svg"])["svg"]
         if baseline:

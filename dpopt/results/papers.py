@@ -23,14 +23,9 @@ _TEXT = ["paper", "table", *_KEY, "method", "metric", "unit", "note"]
 
 @dataclass(frozen=True)
 class _Paper:
-    """The numbers of one file.
+    """The numbers of one file, its paper, and what a reader of all of them should know.
 
-    Attributes:
-        reference: the paper.
-        caveats: what a reader of all its numbers should know.
-        numbers: one row a number: paper, table, dataset, model, subset, method, epsilon (infinite without privacy, NaN
-            where none is stated), metric, value and std (NaN where none is printed), and a note. What is printed in
-            percent is a share here.
+    In `numbers` epsilon is infinite without privacy and NaN where none is stated; percentages are shares.
     """
 
     reference: str
@@ -51,11 +46,7 @@ def papers() -> dict[str, Path]:
 
 
 def read(name: str) -> _Paper:
-    """The numbers of one paper; its file begins with lines "# ...": the reference, then a caveat a line.
-
-    Raises:
-        ConfigError: no such file.
-    """
+    """The numbers of one paper; its file begins with lines "# ...": the reference, then a caveat a line."""
     files = papers()
     if name not in files:
         raise unknown("published.paper", name, files)
@@ -73,19 +64,11 @@ def beside(
     """`comparison`'s frame with a paper's numbers beside its own, and what to say of them below the table.
 
     A number stands beside the row of the same data set, model, subset, method and target epsilon, as the suite's key
-    `published` translates them.
-
-    Args:
-        table: at least one row.
-        manifest: the suite's.
-        scores: further scores that are shown.
+    `published` translates them. `ConfigError` where it names no paper, or something that the paper does not hold.
 
     Returns:
         The frame with `published`, `published_std` and `published_in` (the paper's table, and the epsilon it states
-        where that is not the target), and as many columns, `published_NAME...`, for each of `scores`; and the remarks.
-
-    Raises:
-        ConfigError: the suite names no paper, or something that the paper does not hold.
+        where that is not the target), the same as `published_NAME...` for each of `scores`; and the remarks.
     """
     published = manifest.get("published")
     if not published:

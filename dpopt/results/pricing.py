@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from functools import cache
 from importlib.metadata import version
 from itertools import groupby, zip_longest
-from typing import Any, NamedTuple
+from typing import Any
 
 from dpopt.privacy import caching
 from dpopt.privacy.accountants import epsilon, events
@@ -25,19 +25,6 @@ ROUNDING = 1 + 1e-6
 
 
 _anew: ContextVar[dict[str, float] | None] = ContextVar("anew", default=None)
-
-
-class _Price(NamedTuple):
-    """The epsilon of a search for the records that are trained on.
-
-    Attributes:
-        with_tuning: all of it. The best of a random number of runs costs what its rule says. A number that is not
-            random hides nothing: the search costs what all of its runs do, whatever a simulation says.
-        composed: all of its runs, one after the other.
-    """
-
-    with_tuning: float
-    composed: float
 
 
 def spent(ledger: Ledger, delta: float, accountant: str, rule: Selection | None = None) -> float:
@@ -75,14 +62,18 @@ def _arithmetic() -> list[Any]:
 
 def epsilon_with_tuning(store: Store, selected: Mapping[str, Any]) -> float:
     """Epsilon of the whole search behind a row of `choosing.select`."""
-    return price(store, selected).with_tuning
+    return price(store, selected)[0]
 
 
-def price(store: Store, selected: Mapping[str, Any]) -> _Price:
-    """Both prices of the search behind a row of `choosing.select`."""
+def price(store: Store, selected: Mapping[str, Any]) -> tuple[float, float]:
+    """Epsilon of the whole search behind a row of `choosing.select`, and of all of its runs one after the other.
+
+    The best of a random number of runs costs what its rule says. A number that is not random hides nothing: the search
+    costs what all of its runs do, whatever a simulation says.
+    """
     rule = selection_rule(json.loads(selected["selection"])) if selected["selection"] else None
-    total = epsilon_of_runs(store, selected["charges"], selected["delta"], selected["accountant"])
-    return _Price(float(selected["epsilon_total"]) if isinstance(rule, BestOf) else total, total)
+    composed = epsilon_of_runs(store, selected["charges"], selected["delta"], selected["accountant"])
+    return (float(selected["epsilon_total"]) if isinstance(rule, BestOf) else composed), composed
 
 
 def epsilon_of_runs(store: Store, charges: Mapping[str, int], delta: float, accountant: str) -> float:
@@ -94,10 +85,7 @@ def epsilon_of_runs(store: Store, charges: Mapping[str, int], delta: float, acco
     The rest of the longest run is charged alone.
 
     Args:
-        store: that holds the runs.
-        charges: run id -> number of runs with its ledger, see `choosing.select`; all but the first have draws of their
-            own.
-        delta, accountant: see `accountants.epsilon`.
+        charges: run id -> number of runs with its ledger; all but the first have draws of their own.
     """
     sharing, counts, total = dict[tuple[Any, ...], list[Ledger]](), Counter[Draw](), Ledger()
     for run_id, times in charges.items():

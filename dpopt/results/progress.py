@@ -17,10 +17,6 @@ def progress(cells: pd.DataFrame, holders: Mapping[str, Holder]) -> tuple[pd.Dat
 
     A run takes as long as the median of the finished runs of its kind, or else of all finished runs, and as many runs
     as now go on at a time. The seconds are NaN where no run is finished, or none is worked on.
-
-    Args:
-        cells: one row a run of the suite's frame `cells`.
-        holders: run id -> the process that works on it.
     """
     took = pd.Series(math.nan, cells.index)
     if "seconds_train" in cells:

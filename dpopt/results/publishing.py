@@ -21,14 +21,8 @@ _TEXTS = ("table.md", "table.csv", "table.tex", "ranking_epsilon.md", "ranking_e
 def publish(results: Results, to: Path, plots: Path, chosen: Sequence[str] = ()) -> list[Path]:
     """Write all of a suite into the folder `to`/SUITE, tables and figures from what was written there; gives the files.
 
-    Args:
-        results: of the whole suite.
-        to, plots: folders of published suites, and of the figures' files.
-        chosen: names of figures to draw. Without them a new folder gets all that the suite has something to show for,
-            and in one that is there the figures that lie in it are drawn again.
-
-    Raises:
-        ConfigError: `results` is a part of a suite, or has nothing finished.
+    Without figures in `chosen`, a new folder gets all that the suite has something to show for, and an old one the
+    figures that lie in it. `ConfigError` for a part of a suite, or if nothing is finished.
     """
     if results.part:
         raise ConfigError("publish", dict(results.part), "expected the whole suite")
@@ -71,12 +65,7 @@ def remake(to: Path, suite: str, plots: Path, chosen: Sequence[str] = (), is_new
 
 
 def differences(results: Results, plots: Path | None = None) -> Iterator[tuple[Path, str]]:
-    """The files of a published suite that its runs do not give, each with the reason.
-
-    Args:
-        results: of the published folder.
-        plots: folder of the figures' files, to draw every figure that the suite names; None draws none.
-    """
+    """The files of a published suite that its runs do not give, and why; with `plots`, figures are drawn too."""
     folder = results.folder
     yield from ((folder / RUNS, problem) for problem in results.problems)
     texts = _texts(results)
@@ -107,7 +96,6 @@ def _drawn(results: Results, name: str, plots: Path) -> bytes:
 
 
 def _texts(results: Results) -> dict[str, str]:
-    """The tables by their files' names, with a paper's numbers where the suite names one."""
     comparison, ranks, remarks = results.table(), results.ranking(), list[str]()
     manifest = results.store.manifest(results.suite)
     if manifest.get("published"):

@@ -75,24 +75,19 @@ def reached(store: Store, cells: pd.DataFrame, by: str = "epsilon", budgets: Seq
     tell which of them it releases.
 
     By "epsilon", a block is a workload and a total epsilon, and a method's entry the search with the largest total
-    that fits.
-
-    By the others, a block is a workload, a target epsilon and a budget. The runs of a search advance together, so that
-    r runs have taken r draws for each that a curve shows, and the score is that of the last curve entry within the
-    budget, of the run that whole runs selected.
+    that fits. By the others, a block is a workload, a target epsilon and a budget. The runs of a search advance
+    together, so that r runs have taken r draws for each that a curve shows, and the score is that of the last curve
+    entry within the budget, of the run that whole runs selected.
 
     Args:
-        store: that holds the runs.
-        cells: of `frames.load`; rows without privacy are left out. `gradients_per_draw` is the number of points per
-            draw at which an optimizer computes gradients, 1 where there is no such column.
+        store, cells: the runs, and the frame of `frames.load`; rows without privacy are left out.
         by: of `BUDGETS`. Seconds are those of computing, or, where a run of the workload has none, on the clock.
         budgets: amounts of it; by default the workload's target epsilons, or else what the cheapest method of a block
             takes in all (for that seed of it which takes the most).
 
     Returns:
-        `by`; the keys in `BLOCK`, `label`, `seed`, `tuning`, `runs` of the search; `score` (what was measured); `test`,
-        the test score, NaN if the run has `failed` (no result, diverged, not finite) or if no search fits the budget;
-        `spent`, what the search has used of the budget, NaN if none fits.
+        The columns `_ENTRY`. `test` is NaN if the run has `failed` (no result, diverged, not finite) or if no search
+        fits the budget; `spent`, what the search has used of the budget, is NaN if none fits.
 
     Raises:
         ConfigError: unknown `by`, a budget that is not positive, or a workload whose runs differ in delta, or, by
@@ -208,7 +203,7 @@ def _end(store: Store, search: Row, budget: float) -> Row:
     return {"test": test, "spent": passed[-1]["draw"] * unit, "failed": math.isnan(test), "test_unscored": unscored}
 
 
-def lacking(block: pd.DataFrame) -> list[str]:
+def _lacking(block: pd.DataFrame) -> list[str]:
     """The methods of a block of `reached` that its budget lets reach nothing, in some seed."""
     return list(block["label"][block["spent"].isna() & ~block["failed"]].unique())
 
@@ -225,23 +220,18 @@ def ranking(entries: pd.DataFrame) -> pd.DataFrame:
     common. Blocks with fewer than two methods are left out.
 
     Returns:
-        `by`; `workload`, `epsilon`, `budget`; `label`, `tuning`, `runs` (mean over seeds); `score` (what was measured),
-        `mean` and `std` on the test split; `seeds`, `failures` among them; `spent` by the search, the most over the
-        seeds; `rank`, ties sharing their average; `is_first`; `difference`, `low`, `high` to the first of the block
-        (see `statistics.difference`); `p`, `visible` and `is_best` (see `statistics.standing`). Failures are imputed by
-        the worst score of the block. Where nothing fits the budget, all numbers are NaN but the rank. Methods without a
-        score of their own share the last rank. A method with test records without a finite score has no rank (NaN), and
-        `unscored` says of how many.
+        `runs` are the mean over seeds, `spent` is the most; `rank`, ties sharing their average; `difference`, `low` and
+        `high` to the first of the block (see `statistics.difference`); `p`, `visible`, `is_best` (see
+        `statistics.standing`). Failures are imputed by the worst score of the block. Where nothing fits the budget, all
+        numbers are NaN but the rank. Methods without a score of their own share the last rank. A method with test
+        records without a finite score has no rank (NaN), and `unscored` says of how many.
     """
     blocks = [] if entries.empty else entries.groupby(BLOCK, sort=False)
     return pd.DataFrame([row for _, block in blocks for row in _block(block)])
 
 
 def imputed(block: pd.DataFrame) -> pd.DataFrame:
-    """The scores of a block's methods, for the seeds that all of them have: [seeds, labels], see `ranking`.
-
-    Those of a method without any score are -inf.
-    """
+    """The scores [seeds, labels] of a block's methods, see `ranking`; those of a method without any are -inf."""
     tests = _tests(block)
     scores = tests.fillna(tests.min(axis=None))
     scores.loc[:, tests.isna().all()] = -math.inf
@@ -253,7 +243,7 @@ def _tests(block: pd.DataFrame) -> pd.DataFrame:
     block = block[~block["label"].isin(_unranked(block))]
     block = block[block["seed"].isin(set.intersection(set(block["seed"]), *block.groupby("label")["seed"].agg(set)))]
     tests = block.pivot(index="seed", columns="label", values="test")
-    tests[lacking(block)] = math.nan
+    tests[_lacking(block)] = math.nan
     return tests
 
 
@@ -267,7 +257,7 @@ def _block(entries: pd.DataFrame) -> Iterator[Row]:
     ranks = means.rank(ascending=False).sort_values(kind="stable")
     best = scores[ranks.index[0]]
     # What a budget lets reach nothing is ranked last, and compared with nothing.
-    there = tests.drop(columns=lacking(ranked)).fillna(tests.min(axis=None))
+    there = tests.drop(columns=_lacking(ranked)).fillna(tests.min(axis=None))
     standing = statistics.standing(there.to_numpy())
     block = {"score": ranked["score"].dropna().iloc[0], "visible": standing.visible}
     numbers: dict[str, Row] = {}
@@ -294,9 +284,7 @@ def _of_method(entries: pd.DataFrame) -> Row:
 def average_ranks(frame: pd.DataFrame) -> pd.DataFrame:
     """The average ranks of the methods that are in every block of `ranking`'s frame, best first.
 
-    Returns:
-        `label`, `tuning`, `rank`; over all blocks, `first` (how often), `failures` (of replicates) and `lacking` (in
-        how many blocks nothing fits the budget).
+    `first`, `failures` (of replicates) and `lacking` (nothing fits the budget) are counts over all blocks.
     """
     rows = everywhere(frame)
     table = rows.assign(lacking=rows["mean"].isna()).groupby("label", sort=False)
@@ -411,16 +399,12 @@ def files(frame: pd.DataFrame) -> dict[str, str]:
 
 
 def against(entries: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """One row for each other method and workload: the distance from one method.
-
-    Args:
-        entries: the score of each seed in each block, see `reached`.
-        baseline: a method among them.
+    """One row for each other method and workload: the distance from one method of `reached`'s frame.
 
     Returns:
-        `label`, `workload`, `score` (what was measured), `blocks` (budgets that are averaged), `seeds` (pairs), and of
-        the paired differences to the baseline `mean`, `low`, `high` and `p`, corrected for the number of workloads that
-        the method has; `verdict`: 1 where the method is better, -1 where it is worse, 0 where neither is shown.
+        `blocks` (budgets that are averaged), `seeds` (pairs), and of the paired differences to the baseline `mean`,
+        `low`, `high` and `p`, corrected for the number of workloads that the method has; `verdict`: 1 where the method
+        is better, -1 where it is worse, 0 where neither is shown.
 
     Raises:
         ConfigError: no such method, or none to compare it with.
@@ -434,7 +418,7 @@ def against(entries: pd.DataFrame, baseline: str) -> pd.DataFrame:
         for _, block in of_workload.groupby(BLOCK, sort=False):
             tests = block["test"].mask(block["failed"], block["test"].min())
             scores = block.assign(test=tests).pivot(index="seed", columns="label", values="test")
-            blocks.append(scores.drop(columns={*lacking(block), *_unranked(block)}))
+            blocks.append(scores.drop(columns={*_lacking(block), *_unranked(block)}))
         means = sum(blocks[1:], blocks[0]) / len(blocks)  # not a number where a block lacks a seed or a method
         score = of_workload["score"].dropna().unique()[:1]  # none where all have failed
         for label in means.columns.drop(baseline) if baseline in means else ():

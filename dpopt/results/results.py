@@ -14,7 +14,7 @@ import pandas as pd
 
 from dpopt import fields
 from dpopt.errors import ConfigError
-from dpopt.results import choosing, diagnostics, frames, ranking, tables, transfer
+from dpopt.results import choosing, frames, ranking, tables, transfer
 from dpopt.results.drawing import Style, styles_of
 from dpopt.results.frames import GROUP
 from dpopt.results.naming import readable_names, row_names, workload_names
@@ -58,12 +58,7 @@ def load_results(
 
 @dataclass(frozen=True)
 class Results:
-    """The stored cells of a suite, or a part of them; a frame that has nothing to show is empty.
-
-    Args:
-        store: that holds it.
-        suite: its name.
-        part: what rows are chosen by, of `frames.OF_ENTRY`; nothing for all.
+    """The stored cells of a suite, or a part of them by keys of `frames.OF_ENTRY`; what has nothing to show is empty.
 
     Raises:
         ConfigError: the suite was never run in this store, or has no such row.
@@ -183,12 +178,12 @@ class Results:
     @cached_property
     def diagnostics(self) -> pd.DataFrame:
         """One row a curve entry that holds diagnostics, of the selected runs."""
-        return diagnostics.curves(self.store, self.selected)
+        return frames.diagnostics(self.store, self.selected)
 
     @cached_property
     def classes(self) -> pd.DataFrame:
         """One row a class and bound C, of the selected runs that were diagnosed."""
-        return diagnostics.classes(self.store, self.selected)
+        return frames.classes(self.store, self.selected)
 
     @cached_property
     def transfers(self) -> pd.DataFrame:

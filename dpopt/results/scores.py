@@ -21,13 +21,7 @@ _NAMES = {
 
 
 class Shown(NamedTuple):
-    """The look of one score.
-
-    Attributes:
-        label: for axes and columns, with the unit.
-        factor: what a stored value is multiplied by.
-        decimals: of a number in a table.
-    """
+    """The look of one score: its label with the unit, what a stored value is multiplied by, decimals in a table."""
 
     label: str
     factor: float
@@ -52,21 +46,12 @@ class Shown(NamedTuple):
 
 
 def without_score(runs: pd.DataFrame) -> str:
-    """For how many test records released runs have outputs that are not finite, in a sentence; empty for none.
-
-    Args:
-        runs: `test_unscored` and `tested` records of each, if they are known.
-    """
+    """For how many test records released runs have outputs that are not finite, in a sentence; empty for none."""
     count = runs["test_unscored"].sum() if "test_unscored" in runs else 0
     if not count:
         return ""
     tested = f" of {runs['tested'].sum():,.0f}" if runs["tested"].notna().all() else ""
     return f"{count:,.0f}{tested} test records without a finite score"
-
-
-def is_share(score: str) -> bool:
-    """True if a workload's score of this name is the mean of a zero or a one for each record."""
-    return score == "accuracy"
 
 
 def shown(score: str) -> Shown:

@@ -24,18 +24,8 @@ ENOUGH = 6
 """Workloads from which ranks are tested: a method that wins on all of 5 still has p = 2 / 2^5 > 0.05 by signs."""
 
 
-class _Interval(NamedTuple):
-    """Two ends; NaN where there is no interval."""
-
-    low: float
-    high: float
-
-
-NOWHERE = _Interval(math.nan, math.nan)
-
-
-def expected_score(scores: _Array, tested: float = math.nan) -> _Interval:
-    """The interval of mu, the score to be expected of a new seed on a new test record.
+def expected_score(scores: _Array, tested: float = math.nan) -> tuple[float, float]:
+    """The two ends of the interval of mu, the score to be expected of a new seed on a new test record.
 
     All S seeds share the n test records: the score of seed s on record i is mu + a_s + b_i + e_si, and the mean over
     both has the variance A/S + B/n + E/(nS). Student's interval over seeds allows for the first and the last term. B/n
@@ -50,38 +40,35 @@ def expected_score(scores: _Array, tested: float = math.nan) -> _Interval:
         tested: number n of test records, where the score is a mean of zeros and ones; NaN leaves the test split out.
 
     Returns:
-        For one seed, Wilson's interval; without `tested`, Student's; without both, no interval.
+        For one seed, Wilson's interval; without `tested`, Student's; without both, NaN.
     """
     mean, seeds = float(scores.mean()), len(scores)
     if not math.isfinite(mean) or (seeds == 1 and math.isnan(tested)):
-        return NOWHERE
-    by_seeds = _student(scores) if seeds > 1 else _Interval(mean, mean)
+        return math.nan, math.nan
+    by_seeds = _student(scores) if seeds > 1 else (mean, mean)
     if math.isnan(tested):
         return by_seeds
     by_records = _wilson(mean, tested)
     low, high = (math.hypot(one - mean, other - mean) for one, other in zip(by_seeds, by_records, strict=True))
-    return _Interval(max(0.0, mean - low), min(1.0, mean + high))
+    return max(0.0, mean - low), min(1.0, mean + high)
 
 
-def _student(values: _Array, comparisons: int = 1) -> _Interval:
+def _student(values: _Array, comparisons: int = 1) -> tuple[float, float]:
     quantile = scipy.stats.t.isf((1 - CONFIDENCE) / 2 / comparisons, len(values) - 1)
     half = quantile * values.std(ddof=1) / math.sqrt(len(values))
-    return _Interval(float(values.mean() - half), float(values.mean() + half))
+    return float(values.mean() - half), float(values.mean() + half)
 
 
-def _wilson(share: float, count: float) -> _Interval:
+def _wilson(share: float, count: float) -> tuple[float, float]:
     square = scipy.stats.norm.ppf((1 + CONFIDENCE) / 2) ** 2 / count
     half = math.sqrt(square * (share * (1 - share) + square / 4))
-    return _Interval((share + square / 2 - half) / (1 + square), (share + square / 2 + half) / (1 + square))
+    return (share + square / 2 - half) / (1 + square), (share + square / 2 + half) / (1 + square)
 
 
 class _Difference(NamedTuple):
-    """The difference of two methods, over pairs.
+    """The mean difference over pairs, with Student's interval and two-sided test.
 
-    Attributes:
-        mean: of the differences.
-        low, high: ends of Student's interval around it; NaN for a single pair, and where all differences are equal.
-        p: two-sided, of Student's test; NaN for a single pair.
+    `p` is NaN for a single pair; so are the ends of the interval, also where all differences are equal.
     """
 
     mean: float
@@ -91,12 +78,7 @@ class _Difference(NamedTuple):
 
 
 def difference(values: _Array, comparisons: int = 1) -> _Difference:
-    """The mean of paired differences with Student's interval and test.
-
-    Args:
-        values: shape [pairs], at least one.
-        comparisons: of which this is one; interval and p are corrected for their number (Bonferroni).
-    """
+    """Of paired differences, shape [pairs]; corrected for a number of `comparisons` (Bonferroni)."""
     pairs, mean = len(values), float(values.mean())
     if pairs == 1:
         return _Difference(mean, math.nan, math.nan, math.nan)
@@ -111,7 +93,7 @@ class _Standing(NamedTuple):
     """The methods of a block that may be its best.
 
     Attributes:
-        p: of each method, that no other is better, shape [methods]; NaN without another that shares two seeds.
+        p: that no other method is better, shape [methods]; NaN without another that shares two seeds.
         visible: the difference below which two methods are not told apart: the median over pairs; NaN without any.
     """
 

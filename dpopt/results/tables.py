@@ -16,7 +16,7 @@ from dpopt.results import pricing, statistics
 from dpopt.results.choosing import Row
 from dpopt.results.frames import GROUP
 from dpopt.results.pricing import ROUNDING
-from dpopt.results.scores import is_share, shown, without_score
+from dpopt.results.scores import shown, without_score
 from dpopt.results.writing import Column, Table, marks, texts
 from dpopt.store.runs import Store
 
@@ -45,11 +45,7 @@ _WIDEN_NOTE = (
 
 
 def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
-    """One row for each group of `select`'s frame, best first within a workload and a target epsilon.
-
-    Args:
-        store: that holds the runs.
-        selected: of `choosing.select`.
+    """One row for each group of `choosing.select`'s frame, best first within a workload and a target epsilon.
 
     Returns:
         Beside the group's keys: `score` (what was measured), its `mean` and `std` on the test split (sample standard
@@ -89,8 +85,8 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
                 **{name: group[name].mean() for name in ("examples", "draws", "noise_gradient") if name in group},
                 "delta": group["delta"].max(),
                 "epsilon_single": group["epsilon"].max(),
-                "epsilon_with_tuning": max(spent.with_tuning for spent in prices),
-                "epsilon_composed": max(spent.composed for spent in prices),
+                "epsilon_with_tuning": max(with_tuning for with_tuning, _ in prices),
+                "epsilon_composed": max(composed for _, composed in prices),
                 "note": " ".join(filter(None, notes)),
             }
         )
@@ -108,10 +104,11 @@ def _scores(group: pd.DataFrame) -> dict[str, Any]:
     means = {name: values.mean(skipna=False) for name, values in columns.items()}
     spreads = {name: values.std(skipna=False) for name, values in columns.items()}
     score = group["score"].iloc[0]
-    tested = float(group["tested"].iloc[0]) if is_share(score) and "tested" in group else math.nan
-    interval = statistics.expected_score(group["test_score"].to_numpy(float), tested)
+    # Of a mean of zeros and ones it is known how the test split's size limits it.
+    tested = float(group["tested"].iloc[0]) if score == "accuracy" and "tested" in group else math.nan
+    low, high = statistics.expected_score(group["test_score"].to_numpy(float), tested)
     return (
-        {"score": score, "tested": tested, **interval._asdict()}
+        {"score": score, "tested": tested, "low": low, "high": high}
         | means
         | {f"{name}_std".removeprefix("mean_"): std for name, std in spreads.items()}
     )
@@ -139,11 +136,8 @@ def further_scores(table: pd.DataFrame) -> list[str]:
 def as_table(table: pd.DataFrame, title: str, scores: Sequence[str] = (), remarks: Sequence[str] = ()) -> Table:
     """`comparison`'s frame as people read it; a column that says the same in every row is in the note instead.
 
-    Args:
-        table: of `comparison`, with or without the columns that `papers.beside` adds.
-        title: of the table.
-        scores: further scores to show; CSV has all.
-        remarks: further sentences of the note.
+    It may have the columns that `papers.beside` adds. `scores` are further scores to show, CSV has all; `remarks` are
+    further sentences of the note.
     """
     if table.empty:
         return Table(pd.DataFrame({"no finished rows": []}), title, numbers=table)
@@ -202,9 +196,6 @@ def _of_score(table: pd.DataFrame, score: str, ours: str, theirs: str) -> Iterat
 
 
 def _footer(table: pd.DataFrame, remarks: Sequence[str] = ()) -> str:
-    """The note below the table: what all rows share, what the columns mean, notes to single rows, `remarks`."""
-    if table.empty:
-        return ""
     scores = " and ".join(shown(score).label.removesuffix(" (%)") for score in table["score"].unique())
     notes = table[table["note"] != ""].groupby("note", sort=False)["label"].unique()
     to_rows = [f"{', '.join(labels)}: {note}" for note, labels in notes.items()]
@@ -240,8 +231,6 @@ def limit(table: pd.DataFrame) -> str:
 
 
 def _constant(table: pd.DataFrame) -> dict[str, str]:
-    if table.empty:
-        return {}
     is_shared = [column for column in _SHARED if table[column.key].nunique(dropna=False) == 1]
     constant = {name: text(table[key].iloc[0]) for name, key, text in is_shared}
     return constant if table["diverged"].any() else constant | {"diverged": "0"}

@@ -18,7 +18,7 @@ _POINT = ["epsilon_target", "seed", "tuned"]
 
 
 def transfers(cells: pd.DataFrame) -> pd.DataFrame:
-    """One row for each search of a grid and each pair of epsilons at which it was made: what the point costs.
+    """One row for each search of a grid and each pair of epsilons at which it was made: the cost of a transfer.
 
     The point of the grid that validates best at `epsilon_from` is used at `epsilon_target`; the loss is the test score
     of the point that validates best there, less that of the one that was taken over, by seed. It is negative where
@@ -27,13 +27,9 @@ def transfers(cells: pd.DataFrame) -> pd.DataFrame:
     Each seed chooses for itself, as its search does, and a few seeds that choose badly are part of the loss. What is
     left of it when the mean over seeds chooses one point for all of them is `shared_loss`.
 
-    Args:
-        cells: of `frames.Stored`.
-
     Returns:
-        `workload`, `label`, B, epochs, C; `epsilon_from`, `epsilon_target`; `score` (what was measured), `loss` (its
-        mean over seeds), `low`, `high`, `p` (see `statistics.difference`) and `seeds`; `shared_loss` and so on, the
-        same for one point for all seeds.
+        The place; `score` (what was measured), `loss` (its mean over seeds), `low`, `high`, `p` (see
+        `statistics.difference`) and `seeds`; `shared_loss` and so on, the same for one point for all seeds.
     """
     if cells.empty or "test_score" not in cells:
         return pd.DataFrame()

@@ -21,13 +21,7 @@ def marks(rows: Iterable[bool], columns: Iterable[str]) -> _Marks:
 
 
 class Column(NamedTuple):
-    """A column of a table.
-
-    Attributes:
-        name: its heading.
-        key: a column of the frame; empty where the text follows from the whole row.
-        text: of a value or, without a key, of a row as a mapping.
-    """
+    """A heading, and the text of a frame's column `key`, or without a key of a row as a mapping."""
 
     name: str
     key: str = ""

@@ -74,7 +74,10 @@ class ADADPCNN(Workload):
         return outlined(self.model, (FEATURES,), data.entry("cifar10").part("test").records)
 
     def load(self) -> tuple[Split, Split]:
-        weights = official() if self.convolutions == "official" else pretrained(self.pretraining)
+        from safetensors.torch import load_file
+
+        is_official = self.convolutions == "official"
+        weights = load_file(_official_file()) if is_official else pretrained(self.pretraining)
         return _features("train", weights), _features("test", weights)
 
     def model(self) -> nn.Module:
@@ -93,17 +96,6 @@ def convolutions() -> nn.Sequential:
         "flat": nn.Flatten(),
     }
     return nn.Sequential(OrderedDict(layers))
-
-
-def official() -> dict[str, Tensor]:
-    """The weights of the authors' convolutions, by the names of `convolutions`.
-
-    Raises:
-        Missing: the file is not there.
-    """
-    from safetensors.torch import load_file
-
-    return load_file(_official_file())
 
 
 def pretrained(name: str) -> dict[str, Tensor]:
@@ -150,14 +142,14 @@ def _pretrain(name: str) -> dict[str, NDArray[np.float32]]:
         optimizer = torch.optim.SGD(model.parameters(), lr=RECIPE["rate"])
         for _ in features.watched(range(RECIPE["epochs"]), RECIPE["epochs"], f"pre-training on {name}"):
             for rows in torch.randperm(len(x)).split(RECIPE["batch"]):
-                loss = F.cross_entropy(model(normalised(cropped_and_flipped(x[rows]).to(device))), y[rows].to(device))
+                loss = F.cross_entropy(model(normalised(_cropped_and_flipped(x[rows]).to(device))), y[rows].to(device))
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
     return {name: parameter.detach().cpu().numpy() for name, parameter in layers.named_parameters()}
 
 
-def cropped_and_flipped(x: Tensor, padding: int = RECIPE["padding"]) -> Tensor:
+def _cropped_and_flipped(x: Tensor, padding: int = RECIPE["padding"]) -> Tensor:
     """Each image [n, c, h, w] moved by up to `padding` pixels over black ground, and mirrored with chance 1/2."""
     n, _, height, width = x.shape
     windows = F.pad(x, [padding] * 4).unfold(2, height, 1).unfold(3, width, 1)

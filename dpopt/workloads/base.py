@@ -152,11 +152,9 @@ class Workload(Checked):
         return accuracy(output, target)
 
     def report(self, predict: Predict, split: Split) -> dict[str, Any]:
-        """Further scores of the trained model on `split`, by name; nothing is selected by them.
+        """Further scores of the trained model on `split`, by name, as plain data; nothing is selected by them.
 
-        Returns:
-            Plain data, of a classifier `classification_report`. Numbers become columns of tables; anything else stays
-            in the run's record.
+        Numbers become columns of tables; anything else stays in the run's record.
         """
         return classification_report(predict(split.x), split.y, self.classes) if self.classes else {}
 
@@ -173,13 +171,7 @@ class Workload(Checked):
 
 
 def outlined(make: Callable[[], nn.Module], shape: tuple[int, ...], tested: int) -> Outline:
-    """The outline of a classifier.
-
-    Args:
-        make: the model.
-        shape: of one record's inputs, float32; its target is a label.
-        tested: see `Outline`.
-    """
+    """The outline of the classifier that `make` gives, for float32 inputs of this shape."""
     with torch.device("meta"):
         return Outline(make(), Split(torch.empty(1, *shape), torch.empty(1, dtype=torch.int64)), tested)
 

@@ -31,17 +31,14 @@ _CHECKSUMS = "checksums.json"
 
 
 def arrays(key: Mapping[str, Any], build: Callable[[], Mapping[str, NDArray[Any]]]) -> _Arrays:
-    """The arrays that `build` makes, memory-mapped; `build` is called where they are not yet kept, or are damaged.
+    """The arrays that `build` makes by name; it is called where they are not yet kept, or are damaged.
 
-    Processes that need the same arrays at the same time wait for the one that makes them.
+    Processes that need the same arrays at the same time wait for the one that makes them. They are mapped
+    copy-on-write: writing to one changes nothing that is kept.
 
     Args:
         key: plain JSON data that decides every bit of the arrays, checksums of what they are made from included; its
             entry "kind" names the folder.
-        build: gives the arrays by name.
-
-    Returns:
-        The arrays, mapped copy-on-write: writing to one changes nothing that is kept.
     """
     text = json.dumps(key, sort_keys=True, allow_nan=False)
     folder = cache_root() / str(key["kind"]) / hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -35,16 +35,13 @@ def cached(
     transform: Callable[[Tensor], Tensor] = lambda x: x,
     batch: int = _BATCH,
 ) -> Tensor:
-    """Features of the records `x`, memory-mapped, float32 [n, f]; computed where they are not yet kept.
+    """Features of the stored records `x`, memory-mapped, float32 [n, f]; computed where they are not yet kept.
 
     Args:
         key: plain JSON data that decides them: fingerprint of the records, architecture, checksum of the weights,
             everything that `transform` depends on.
-        backbone: makes the frozen part, which takes transformed records [n, ...] and gives [n, f]; called only if
-            something is to be computed, since making it may be slow.
-        x: the records as they are stored, [n, ...].
+        backbone: makes the frozen part; called only if something is to be computed.
         transform: a batch of stored records, on the device -> the backbone's input; nothing random.
-        batch: records at once.
     """
     stored = kept.arrays({"kind": "features", **key}, lambda: {"features": computed(backbone, x, transform, batch)})
     return torch.from_numpy(stored["features"])

@@ -188,12 +188,7 @@ class E2E(Workload):
 
 
 def log_likelihood(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean log-probability of each sequence's targets, [n].
-
-    Args:
-        logits: [n, t, vocabulary]; those at one position are about the next one.
-        targets: token ids [n, t], `IGNORED` where there is none.
-    """
+    """Mean log-probability [n] of targets [n, t] but `IGNORED`; logits [n, t, vocabulary] are of the next token."""
     following = targets[:, 1:]
     losses = F.cross_entropy(logits[:, :-1].transpose(1, 2), following, reduction="none", ignore_index=IGNORED)
     return -losses.sum(1) / (following != IGNORED).sum(1)
@@ -227,12 +222,8 @@ def generate(
 ) -> list[list[int]]:
     """Continue each prompt with its likeliest continuation that beam search finds, without the prompt and `end`.
 
-    Args:
-        predict: token ids [k, t] -> logits [k, t, vocabulary].
-        prompts: token ids, each shorter than `length`.
-        end: the token that a text ends with.
-        length: tokens of a prompt and its continuation at most.
-        beams: partial texts that are kept for each prompt, by total log-probability; 1 is greedy search.
+    A prompt and its continuation have `length` tokens at most. For each prompt as many partial texts are kept as there
+    are beams, by total log-probability; 1 is greedy search.
     """
     parts = (prompts[i : i + _BATCH] for i in range(0, len(prompts), _BATCH))
     return [text for part in parts for text in _search(predict, part, end, length, beams)]

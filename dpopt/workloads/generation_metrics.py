@@ -28,25 +28,16 @@ _JAR, _TOKENIZER = "stanford-corenlp-3.4.1.jar", "edu.stanford.nlp.process.PTBTo
 
 
 def scores(outputs: Sequence[str], references: _References) -> dict[str, Any]:
-    """The five scores of a whole corpus, higher is better.
+    """The five scores of a whole corpus, higher is better: bleu, meteor and rouge_l in [0, 1], nist, cider up to 10.
 
-    Args:
-        outputs: n generated texts.
-        references: n times at least one text.
-
-    Returns:
-        bleu, meteor and rouge_l in [0, 1], nist and cider (up to 10) as numbers of their own; where one cannot be
-        computed, "missing" says for its name why.
-
-    Raises:
-        ConfigError: a text without references, or other numbers of texts and of references.
+    Where one cannot be computed, "missing" says for its name why. `ConfigError` for a text without references.
     """
     if len(outputs) != len(references) or not outputs or not all(references):
         counts = f"{len(outputs)} texts, {len(references)} lists of references"
         raise ConfigError("references", counts, "expected at least one reference for each text")
     scores: dict[str, Any] = {}
     missing: dict[str, str] = {}
-    for names, function in ((("bleu", "nist"), mteval), (("meteor", "rouge_l", "cider"), coco)):
+    for names, function in ((("bleu", "nist"), _mteval), (("meteor", "rouge_l", "cider"), _coco)):
         try:
             scores |= function(outputs, references)
         except (ImportError, OSError, subprocess.SubprocessError) as error:
@@ -54,7 +45,7 @@ def scores(outputs: Sequence[str], references: _References) -> dict[str, Any]:
     return scores | ({"missing": missing} if missing else {})
 
 
-def mteval(outputs: Sequence[str], references: _References) -> dict[str, float]:
+def _mteval(outputs: Sequence[str], references: _References) -> dict[str, float]:
     """BLEU-4 in [0, 1] (Papineni et al. 2002; closest reference length, no smoothing) and NIST-5."""
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
@@ -96,12 +87,8 @@ def _ngrams(text: _Tokens, n: int) -> Counter[tuple[str, ...]]:
     return Counter(zip(*(text[i:] for i in range(n)), strict=False))
 
 
-def coco(outputs: Sequence[str], references: _References) -> dict[str, float]:
-    """METEOR 1.5, ROUGE-L and CIDEr of the COCO caption evaluation (Chen et al. 2015).
-
-    Raises:
-        OSError: there is no Java.
-    """
+def _coco(outputs: Sequence[str], references: _References) -> dict[str, float]:
+    """METEOR 1.5, ROUGE-L and CIDEr of the COCO caption evaluation (Chen et al. 2015); OSError without Java."""
     from pycocoevalcap.cider.cider import Cider
     from pycocoevalcap.meteor.meteor import Meteor
     from pycocoevalcap.rouge.rouge import Rouge
@@ -114,11 +101,7 @@ def coco(outputs: Sequence[str], references: _References) -> dict[str, float]:
 
 
 def treebank(texts: Sequence[str]) -> Iterator[str]:
-    """The texts in lower case, their tokens with spaces between them and without punctuation.
-
-    Raises:
-        OSError: there is no Java.
-    """
+    """The texts in lower case, their tokens with spaces between them and without punctuation; OSError without Java."""
     from pycocoevalcap.tokenizer import ptbtokenizer
 
     java = shutil.which("java")

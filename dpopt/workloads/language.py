@@ -59,8 +59,7 @@ def check_length(model: str, length: int, config: Path | None = None) -> None:
 def architecture(model: str) -> Any:
     """The transformers configuration of a pretrained model, without dropout; asks no hub.
 
-    Raises:
-        Missing: its files are not on this machine, and its sizes are not in `ARCHITECTURES`.
+    `Missing` where its files are not on this machine, and its sizes are not in `ARCHITECTURES`.
     """
     transformers = optional("transformers")
     if config_file := _kept(hub := HUB.get(model, model), CONFIG):
@@ -88,16 +87,9 @@ def _missing(hub: str, name: str) -> Missing:
 
 
 def file(model: str, name: str) -> Path:
-    """One file of a pretrained model: of an installed package, else of `$DPOPT_DATA/checkpoints`, else of the hub.
+    """One file of a pretrained model, a name of `HUB` or a hub id; `ConfigError` says how to get it.
 
-    The hub is asked only where DPOPT_DATA is not set.
-
-    Args:
-        model: one of `HUB`, or a hub id.
-        name: `CONFIG`, `TOKENIZER` or `WEIGHTS`.
-
-    Raises:
-        ConfigError: it is not there; says how to get it.
+    It is of an installed package, else of `$DPOPT_DATA/checkpoints`, else, where DPOPT_DATA is not set, of the hub.
     """
     hub = HUB.get(model, model)
     if path := _local(hub, name):
@@ -137,16 +129,7 @@ def configuration(model: str) -> dict[str, Any]:
 
 
 def load(model: str, kind: str, length: int) -> Any:
-    """A pretrained model without dropout.
-
-    Args:
-        model: see `file`.
-        kind: a class of transformers, "AutoModel" or "AutoModelForCausalLM".
-        length: tokens of the longest text.
-
-    Raises:
-        ConfigError: it is not there, or takes shorter texts only.
-    """
+    """A pretrained model without dropout, of a class `kind` of transformers, for texts of at most `length` tokens."""
     transformers = optional("transformers")
     check_length(model, length, file(model, CONFIG))
     folder = file(model, WEIGHTS).parent
@@ -226,12 +209,7 @@ class Trimmed(nn.Module):
 def random_configuration(encoder: str, options: Mapping[str, Any], length: int) -> Any:
     """The transformers configuration of a "minilm" (BERT) or a "distilbert" that reads bytes, without dropout.
 
-    Args:
-        options: its fields that differ from the defaults, such as `hidden_size`.
-        length: the longest text, in tokens.
-
-    Raises:
-        ConfigError: `options` that it does not have.
+    `options` are its fields that differ from the defaults, such as `hidden_size`.
     """
     transformers = optional("transformers")
     kind = {"minilm": transformers.BertConfig, "distilbert": transformers.DistilBertConfig}[encoder]

@@ -11,12 +11,7 @@ from torch import Tensor
 
 
 def classification_report(outputs: Tensor, targets: Tensor, classes: int) -> dict[str, Any]:
-    """Scores over one split, as plain data. A record whose outputs are not all finite counts as wrong.
-
-    Args:
-        outputs: logits [n, classes].
-        targets: class numbers [n].
-        classes: how many there are.
+    """Scores of logits [n, classes] for class numbers [n]; a record whose outputs are not all finite counts as wrong.
 
     Returns:
         macro_accuracy: mean of the per-class accuracies over the classes that have records.
@@ -37,16 +32,11 @@ def classification_report(outputs: Tensor, targets: Tensor, classes: int) -> dic
 
 
 def area_under_curve(outputs: Tensor, targets: Tensor) -> float | None:
-    """Area under the ROC curve of a classifier of two classes (Hanley and McNeil 1982).
+    """Area under the ROC curve of logits [n, 2] for class numbers [n] (Hanley and McNeil 1982).
 
-    Args:
-        outputs: logits [n, 2].
-        targets: class numbers [n].
-
-    Returns:
-        The share of the pairs (record of class 1, record of class 0) in which the first has the larger difference of
-        logits, ties counted half; None where a class has no records. A record whose outputs are not all finite is on
-        the wrong side of every other.
+    The share of the pairs (record of class 1, record of class 0) in which the first has the larger difference of
+    logits, ties counted half; None where a class has no records. A record whose outputs are not all finite is on the
+    wrong side of every other.
     """
     score, targets = outputs[:, 1].double() - outputs[:, 0].double(), targets.to(outputs.device)
     score = score.where(outputs.isfinite().all(1), torch.where(targets == 1, -math.inf, math.inf).to(score))

@@ -30,9 +30,7 @@ those of queries and values, as in Hu et al. 2022."""
 def two_conv(classes: int = 10, channels: int = 3, size: int = 32) -> nn.Sequential:
     """Two 3x3 convolutions (32 and 64 filters, same padding), each with ReLU and 2x2 max pooling, then a linear layer.
 
-    Args:
-        classes: number of outputs.
-        channels, size: of the images, [n, channels, size, size]; `size` a multiple of four.
+    Images are [n, channels, size, size], `size` a multiple of four.
     """
     return nn.Sequential(
         nn.Conv2d(channels, 32, 3, padding=1),
@@ -47,12 +45,12 @@ def two_conv(classes: int = 10, channels: int = 3, size: int = 32) -> nn.Sequent
 
 
 def opacus_conv(classes: int = 10, channels: int = 1, size: int = 28) -> nn.Sequential:
-    """The network of Opacus' example on MNIST, `SampleConvNet`; 26,010 parameters at 28 pixels. Args as `two_conv`."""
+    """The network of Opacus' example on MNIST, `SampleConvNet`; 26,010 parameters at 28 pixels."""
     return _strided(classes, channels, size, 3, nn.ReLU)
 
 
 def tanh_conv(classes: int = 10, channels: int = 1, size: int = 28) -> nn.Sequential:
-    """The network for MNIST of Papernot et al. 2020 and of Tramèr and Boneh 2021. Args as `two_conv`.
+    """The network for MNIST of Papernot et al. 2020 and of Tramèr and Boneh 2021.
 
     That of `opacus_conv` with tanh, and one pixel of padding less.
     """
@@ -96,10 +94,6 @@ def scatter_features(channels: int = 3, size: int = 32) -> nn.Sequential:
     """Scattering coefficients, normalised in 27 groups of channels: [n, channels, s, s] -> [n, 81 channels (s / 4)^2].
 
     Nothing is learned, and the normalisation looks at one image alone (Tramèr and Boneh 2021).
-
-    Args:
-        channels: of the images.
-        size: their side, a multiple of four from eight.
     """
     return nn.Sequential(Scattering(size), nn.GroupNorm(27, 81 * channels, affine=False), nn.Flatten())
 
@@ -178,11 +172,7 @@ def timm_model(name: str, classes: int = 10, checkpoint: Path | None = None, **o
 
 @cache
 def timm_configuration(name: str) -> Any:
-    """The configuration by timm of the model `name`: input size, normalisation, where its checkpoint is.
-
-    Raises:
-        ConfigError: timm has no such model; suggests the nearest.
-    """
+    """The configuration by timm of the model `name`: input size, normalisation, where its checkpoint is."""
     import timm
 
     configuration = timm.get_pretrained_cfg(name)
@@ -224,12 +214,7 @@ class LanguageModel(nn.Module):
 def gpt2(layers: int = 4, width: int = 256, heads: int = 4, vocabulary: int = 4096, context: int = 64) -> LanguageModel:
     """A small GPT-2 with random weights: token ids [n, t] to next-token logits [n, t, vocabulary].
 
-    The output layer is tied to the token embedding. No dropout.
-
-    Args:
-        layers, width, heads: of the transformer.
-        vocabulary: number of tokens.
-        context: the longest t.
+    The output layer is tied to the token embedding. No dropout. `context` is the longest t.
     """
     transformers = optional("transformers")
     sizes = {"n_layer": layers, "n_embd": width, "n_head": heads, "vocab_size": vocabulary, "n_positions": context}

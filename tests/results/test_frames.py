@@ -7,6 +7,7 @@ from dpopt.errors import ConfigError
 from dpopt.results import choosing, frames
 from dpopt.results.naming import workload_names
 from dpopt.results.results import Results
+from dpopt.store import Store
 
 
 def test_rows_of_one_label_are_told_apart_by_accountant_and_average(maker):
@@ -29,16 +30,18 @@ def test_rows_of_one_label_are_told_apart_by_accountant_and_average(maker):
 
 
 def test_damaged_and_foreign_files_are_reported_and_skipped(maker):
-    good, bad = maker.add("adadp", 0, 0.5, 0.5), maker.add("adadp", 1, 0.5, 0.5)
+    good, bad, unpriced = (maker.add("adadp", seed, 0.5, 0.5) for seed in range(3))
+    maker.change(accountant="pdl")
     store = maker.done()
     path = store.folder(bad) / "run.json"
     path.write_text(path.read_text()[:50])
     (store.root / "runs" / "notes.txt").write_text("mine")
     results = frames.load(store, "made")
     assert list(choosing.select(results.cells)["run_id"]) == [good]
-    assert len(results.problems) == 2
+    assert len(results.problems) == 3
     assert any("notes.txt" in problem for problem in results.problems)
     assert any(bad in problem and "move it away" in problem for problem in results.problems)
+    assert any(unpriced in problem and "did you mean 'pld'" in problem for problem in results.problems)
 
 
 @pytest.mark.parametrize(
@@ -87,16 +90,6 @@ def test_a_factor_of_another_step_size_is_no_learning_rate(maker, step_size, lr)
     assert found == lr
 
 
-def test_workloads_of_one_name_are_not_mixed(maker):
-    for dim in (5, 10):
-        maker.add("adadp", 0, 0.5, 0.5)
-        maker.cells[-1]["cell"]["workload"] = {"name": "synthetic_logreg", "dim": dim}
-        maker.change()
-    selected = choosing.select(frames.load(maker.done(), "made").cells)
-    assert list(selected["workload"]) == ["synthetic_logreg(dim=5)", "synthetic_logreg(dim=10)"]
-    assert list(selected["runs"]) == [1, 1]
-
-
 def test_runs_of_one_workload_with_two_scores_are_not_compared(maker):
     good, other = maker.add("adadp", 0, 0.5, 0.5), maker.add("hyfreedp", 0, 0.5, 0.5)
     store = maker.done()
@@ -139,19 +132,14 @@ def test_workloads_are_chosen_by_either_name(maker):
         maker.add("adadp", 0, 0.5, 0.5)
         maker.change(workload={"name": "synthetic_logreg", "dim": dim})
     store = maker.done()
-    printed = frames.load(store, "made").cells["workload"].tolist()
+    selected = choosing.select(frames.load(store, "made").cells)
+    printed = selected["workload"].tolist()
+    assert printed == ["synthetic_logreg(dim=5)", "synthetic_logreg(dim=10)"]
+    assert selected["runs"].tolist() == [1, 1], "workloads of one name are not mixed"
     for asked, found in ((["synthetic_logreg"], printed), (["synthetic_logreg(dim=10)"], printed[1:])):
         assert Results(store, "made", {"workloads": asked}).cells["workload"].tolist() == found
     with pytest.raises(ConfigError, match=r"did you mean 'synthetic_logreg\(dim=10\)'"):
         Results(store, "made", {"workloads": ["synthetic_logreg(dim=11)"]})
-
-
-def test_an_accountant_that_nobody_knows_costs_one_cell(maker):
-    good, bad = maker.add("adadp", 0, 0.5, 0.5), maker.add("adadp", 1, 0.5, 0.5)
-    maker.change(accountant="pdl")
-    stored = frames.load(maker.done(), "made")
-    assert dict(zip(stored.cells["run_id"], stored.cells["state"], strict=True)) == {good: "done", bad: "damaged"}
-    assert any(bad in problem and "did you mean 'pld'" in problem for problem in stored.problems)
 
 
 def names(*specs):
@@ -173,22 +161,17 @@ def test_workloads_are_named_by_their_data_and_what_tells_them_apart():
 BEST_OF = {"rule": "geometric", "runs": 2.0}
 
 
-@pytest.mark.parametrize("stated", [0.1, 1e9, "a lot", None, math.nan, [1]])
 @pytest.mark.parametrize("rule", [BEST_OF, {"rule": "simulated", "share": 0.85}])
-def test_a_record_that_states_another_price_of_its_search_is_damaged(maker, rule, stated):
+def test_a_record_that_states_another_price_or_score_of_its_search_is_damaged(maker, rule):
     (bad,) = maker.add_search("dp_adam", 0, [(0.5, 0.5, 0.5)], rule)
     store = maker.done()
+    record = store.record(bad)
     assert list(frames.load(store, "made").cells["state"]) == ["done"]
-    rewrite(store, bad, epsilon_total=stated)
-    results = frames.load(store, "made")
-    assert list(results.cells["state"]) == ["damaged"]
-    assert "run.json" in results.problems[0]
-    assert choosing.select(results.cells).empty
-
-
-@pytest.mark.parametrize("content", [{"value": None}, {"value": "good"}, "good"])
-def test_a_released_score_that_is_no_number_is_damage(maker, content):
-    (bad,) = maker.add_search("dp_adam", 0, [(0.5, 0.5, 0.5)], BEST_OF)
-    store = maker.done()
-    rewrite(store, bad, released_score=content)
-    assert list(frames.load(store, "made").cells["state"]) == ["damaged"]
+    wrong = [{"epsilon_total": stated} for stated in (0.1, 1e9, "a lot", None, math.nan, [1])]
+    wrong += [{"released_score": content} for content in ({"value": None}, {"value": "good"}, "good")]
+    for changes in wrong:
+        rewrite(store, bad, **record | changes)
+        results = frames.load(Store(store.root), "made")
+        assert list(results.cells["state"]) == ["damaged"], changes
+        assert "run.json" in results.problems[0]
+        assert choosing.select(results.cells).empty

@@ -20,7 +20,6 @@ COUNTS = {
     ("hyfreedp", table): count for table, count in {"2": 260, "3": 40, "4": 40, "5": 40, "6": 140, "7": 80}.items()
 }
 COUNTS |= {("adadp", "1"): 12, ("handcrafted", "of the README"): 9, ("opacus", "of the README"): 4}
-RANGES = {"accuracy": 1, "bleu": 1, "meteor": 1, "rouge_l": 1, "cider": 10, "nist": 10, "minutes": 500, "time_ratio": 3}
 
 
 def rows():
@@ -41,14 +40,6 @@ def test_every_number_of_the_tables_is_there_once():
     assert counted == COUNTS
     keys = [key(row, "paper", "table") for row in rows()]
     assert len(set(keys)) == len(keys)
-
-
-def test_numbers_are_in_their_ranges():
-    for row in rows():
-        value, unit = float(row["value"]), {"%": 100, "1": 1, "min": 1}[row["unit"]]
-        assert 0 <= value / unit <= RANGES.get(row["metric"], 1000), row
-        assert row["epsilon"] in ("", "1", "3", "8", "inf") or row["paper"] == "opacus"
-        assert not row["std"] or 0 <= float(row["std"]) <= 0.2 * unit, row
 
 
 def test_table_6_repeats_the_means_of_table_2():

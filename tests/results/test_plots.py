@@ -183,7 +183,7 @@ def rates(seeds, tuning="self", start=1e-6):
     return drawn(ALL["learning_rate"], pd.DataFrame(rows))
 
 
-@pytest.mark.parametrize(("seeds", "middle"), [(3, 1e-2), (4, 10**-2.5), (5, 1e-3)])
+@pytest.mark.parametrize(("seeds", "middle"), [(3, 1e-2), (4, 10**-2.5)])
 def test_rates_of_many_seeds_are_a_line_in_a_band(seeds, middle):
     figure = rates(seeds)
     (panel,) = figure.axes
@@ -238,21 +238,25 @@ def test_a_legend_is_of_all_panels_in_the_suites_order():
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "found"),
+    ("low", "high", "is_cut"),
     [
-        ([10, 88, 90, 91], [12, 89, 92, 93], (12, 88)),
-        ([10, 11, 88, 90, 91], [12, 12, 89, 92, 93], (12, 88)),
-        ([70, 79, 90, 91], [75, 82, 92, 93], None),  # no wide gap
-        ([10, 11, 12, 90, 91], [10, 11, 12, 90, 91], None),  # as many fail as do not
-        ([10, 90, 91], [12, 92, 93], None),  # too few
-        ([60, 61, 63.8, 64, 65, 66], [61, 61.9, 64, 65, 66, 66.2], None),  # a third lies below, less is empty
-        ([10, 20, 88, 90, 91], [90, 21, 89, 92, 93], None),  # one interval spans it
-        ([10, 88, 90, 91, math.nan], [12, 89, 92, 93, math.nan], (12, 88)),
+        ([10, 88, 90, 91], [12, 89, 92, 93], True),
+        ([91, 90, 88, 11, 10], [93, 92, 89, 12, 12], True),
+        ([70, 79, 90, 91], [75, 82, 92, 93], False),  # no wide gap
+        ([10, 11, 12, 90, 91], [10, 11, 12, 90, 91], False),  # as many fail as do not
+        ([10, 90, 91], [12, 92, 93], False),  # too few
+        ([60, 61, 63.8, 64, 65, 66], [61, 61.9, 64, 65, 66, 66.2], False),  # a third lies below, less is empty
+        ([10, 20, 88, 90, 91], [90, 21, 89, 92, 93], False),  # one interval spans it
+        ([10, 88, 90, 91, math.nan], [12, 89, 92, 93, math.nan], True),
     ],
 )
-def test_where_an_axis_is_cut(low, high, found):
-    assert axes.gap(low, high) == found
-    assert found == (found and axes.gap(low[::-1], high[::-1]))
+def test_where_an_axis_is_cut(low, high, is_cut):
+    _, axis = plt.subplots()
+    axes.cut([axis], low, high)
+    assert [text.get_text() for text in axis.texts] == ["axis cut"] * is_cut
+    if is_cut:
+        band = axis.patches[-1]
+        assert 12 < band.get_y() < band.get_y() + band.get_height() < 88
 
 
 @pytest.mark.parametrize("along", ["x", "y"])

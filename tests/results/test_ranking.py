@@ -44,16 +44,6 @@ def test_means_that_differ_by_rounding_alone_share_a_rank(maker):
     assert list(frame["rank"]) == [1.5, 1.5]
 
 
-def test_who_is_first_is_asked_among_those_that_are_in_every_block(maker):
-    for workload in ("digits_mlp", "gmm"):
-        for seed in range(2):
-            for label, test in (("adadp", 0.8), ("prodigy", 0.6), ("guest", 0.9))[: 3 if workload == "gmm" else 2]:
-                maker.add(label, seed, 0.5, test, workload=workload)
-    store = maker.done()
-    table = ranking.average_ranks(ranked(store).reset_index()).set_index("label")
-    assert table["first"].to_dict() == {"adadp": 2, "prodigy": 0}
-
-
 def test_who_wins_before_tuning_is_charged_loses_at_equal_total_epsilon(searched):
     store = searched.done()
     comparison = tables.comparison(store, choosing.select(frames.load(store, "made").cells)).set_index("label")
@@ -156,10 +146,9 @@ def test_failures_count_as_the_worst_score_and_are_marked(maker):
     assert texts["hyfreedp"].endswith("†2")
 
 
-@pytest.mark.parametrize("seeds", [1, 3])
-def test_a_method_without_a_score_is_below_all_that_have_one(maker, seeds):
+def test_a_method_without_a_score_is_below_all_that_have_one(maker):
     """What counts as the worst score is no tie with the method that has it."""
-    for seed in range(seeds):
+    for seed in range(3):
         maker.add("dp_adam", seed, 0.5, 0.8)
         maker.add("adadp", seed, 0.5, 0.5)
         maker.add("dog", seed, 0.5, 0.5, status="failed")
@@ -167,21 +156,19 @@ def test_a_method_without_a_score_is_below_all_that_have_one(maker, seeds):
     frame = ranked(maker.done())
     assert frame["rank"].to_dict() == {"dp_adam": 1, "adadp": 2, "dog": 3.5, "prodigy": 3.5}
     assert frame["mean"]["dog"] == 0.5
-    assert frame["failures"].to_dict() == {"dp_adam": 0, "adadp": 0, "dog": seeds, "prodigy": seeds}
+    assert frame["failures"].to_dict() == {"dp_adam": 0, "adadp": 0, "dog": 3, "prodigy": 3}
     assert not frame.loc[["dog", "prodigy"], ["is_first", "is_best"]].any(axis=None)
 
 
-def test_the_best_of_those_in_all_blocks_has_a_score(maker):
-    """A guest is the only one that reaches anything in the second block; the two others are not first there."""
+@pytest.mark.parametrize(("status", "firsts"), [("done", 2), ("failed", 1)])
+def test_the_first_is_one_of_those_in_all_blocks_and_has_a_score(maker, status, firsts):
+    """A guest is the best of the second block, or the only one that reaches anything there."""
     for label, test in (("adadp", 0.8), ("prodigy", 0.6)):
         maker.add(label, 0, 0.5, test)
-        maker.add(label, 0, 0.5, test, workload="gmm", status="failed")
-    maker.add("guest", 0, 0.5, 0.5, workload="gmm")
-    store = maker.done()
-    assert ranking.average_ranks(ranked(store).reset_index()).set_index("label")["first"].to_dict() == {
-        "adadp": 1,
-        "prodigy": 0,
-    }
+        maker.add(label, 0, 0.5, test, workload="gmm", status=status)
+    maker.add("guest", 0, 0.5, 0.9, workload="gmm")
+    table = ranking.average_ranks(ranked(maker.done()).reset_index()).set_index("label")
+    assert table["first"].to_dict() == {"adadp": firsts, "prodigy": 0}
 
 
 @pytest.mark.parametrize("damage", ["record", "pending"])
@@ -201,25 +188,16 @@ def test_a_seed_that_is_not_known_to_have_failed_is_not_finished(maker, damage):
     assert frame["failures"].tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("validations", [(math.nan, math.nan), (math.nan, 0.5)])
-def test_settings_that_nothing_but_the_test_split_tells_apart_are_not_ranked(maker, validations):
-    for clip, validation, test in zip((0.1, 1.0), validations, (0.3, 0.9), strict=True):
-        maker.add("swept", 0, validation, test)
-        maker.clip(clip)
-    for label in ("dp_adam", "hyfreedp"):
-        maker.add(label, 0, math.nan, 0.5)  # of one setting there is nothing to choose
+def test_settings_that_nothing_but_the_test_split_tells_apart_are_not_ranked(maker):
+    """Those that all diverge have failed, and of one setting there is nothing to choose."""
+    for label, validation, status in (("blind", math.nan, "done"), ("seen", 0.5, "done"), ("lost", 0.5, "diverged")):
+        for clip, score, test in ((0.1, math.nan, 0.3), (1.0, validation, 0.9)):
+            maker.add(label, 0, score, test, status=status)
+            maker.clip(clip)
+    maker.add("dp_adam", 0, math.nan, 0.5)
     frame = ranked(maker.done())
-    assert frame["mean"].to_dict() == {"dp_adam": 0.5, "hyfreedp": 0.5} | (
-        {} if math.isnan(validations[1]) else {"swept": 0.9}
-    )
-
-
-def test_settings_that_all_diverge_have_failed(maker):
-    for clip in (0.1, 1.0):
-        maker.add("swept", 0, 0.5, 0.9, status="diverged")
-        maker.clip(clip)
-    maker.add("hyfreedp", 0, 0.5, 0.5)
-    assert ranked(maker.done())["failures"].to_dict() == {"hyfreedp": 0, "swept": 1}
+    assert frame["mean"].to_dict() == {"seen": 0.9, "dp_adam": 0.5, "lost": 0.5}
+    assert frame["failures"].to_dict() == {"seen": 0, "dp_adam": 0, "lost": 1}
 
 
 def test_pairs_are_seeds_and_ties_share_a_rank(maker):
@@ -250,14 +228,11 @@ def test_a_search_of_a_random_number_of_runs_costs_its_rule(searched):
     assert table["mean"]["dp_adam"] == pytest.approx((0.9 + (0.91 + 0.92) / 2) / 3), "seed 0 has made one run"
 
 
-@pytest.mark.parametrize(("by", "budgets", "named"), [("epochs", (), "draws"), ("draws", (0.0,), "positive")])
-def test_bad_input_is_named(matrix, by, budgets, named):
-    with pytest.raises(ConfigError, match=named):
-        ranked(matrix, by, budgets)
-
-
 def test_what_cannot_be_compared_is_refused(searched):
     store = searched.done()
+    for by, budgets, word in (("epochs", (), "draws"), ("draws", (0.0,), "positive")):
+        with pytest.raises(ConfigError, match=word):
+            ranked(store, by, budgets)
     with pytest.raises(ConfigError, match="delta"):
         ranked(store, delta=[1e-5, 1e-5, 1e-6] * 3)
     with pytest.raises(ConfigError, match="device"):
@@ -370,16 +345,7 @@ def test_a_method_without_a_finite_score_for_each_test_record_is_shown_and_never
 
 
 def test_a_curve_that_is_cut_where_outputs_are_not_finite_is_not_ranked_either(maker):
-    for label, test in (("adadp", 0.7), ("dp_adam", 0.6), ("dp_sgd", 0.9)):
-        maker.add(label, 0, 0.5, test, entry={"test_unscored": 3} if label == "dp_sgd" else {}, tested=400)
-    assert ranked(maker.done(), "draws", [50.0])["rank"].isna().to_dict() == {
-        "adadp": False,
-        "dp_adam": False,
-        "dp_sgd": True,
-    }
-
-
-def test_with_one_other_method_the_block_is_shown_all_the_same(maker):
-    maker.add("adadp", 0, 0.5, 0.7)
-    maker.add("dp_sgd", 0, 0.9, 0.95, test_unscored=400, tested=400)
-    assert ranked(maker.done())["rank"].fillna(-1).to_dict() == {"adadp": 1, "dp_sgd": -1}
+    """With one other method the block is shown all the same."""
+    maker.add("adadp", 0, 0.5, 0.7, tested=400)
+    maker.add("dp_sgd", 0, 0.5, 0.9, entry={"test_unscored": 3}, tested=400)
+    assert ranked(maker.done(), "draws", [50.0])["rank"].fillna(-1).to_dict() == {"adadp": 1, "dp_sgd": -1}

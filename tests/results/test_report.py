@@ -20,8 +20,7 @@ from dpopt.cli import main
 from dpopt.privacy import epsilon as spent
 from dpopt.results import choosing, frames, tables
 from dpopt.results.report import page as report
-from dpopt.results.report.page import headline, provenance
-from dpopt.results.report.sheet import number
+from dpopt.results.report.sheet import grid
 from dpopt.results.results import Results
 from dpopt.results.writing import Table
 
@@ -84,40 +83,43 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
 
-@pytest.fixture
-def folder(tmp_path):
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
     """Two figures, so that ids could clash."""
-    made = tmp_path / "plots"
-    made.mkdir()
+    made = tmp_path_factory.mktemp("plots")
     for name in ("first", "second"):
         (made / f"{name}.py").write_text(FIGURE)
     return made
 
 
-@pytest.fixture
-def bare(tmp_path):
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
     """No figures: drawing takes most of the time."""
-    made = tmp_path / "none"
-    made.mkdir()
-    return made
+    return tmp_path_factory.mktemp("none")
 
 
-def page_of(store, folder, overrides=(), further=(), stored=None):
+@pytest.fixture(scope="module")
+def whole(recorded, folder):
+    """The text of a page with figures."""
+    return page_of(recorded, folder)
+
+
+def page_of(store, folder, overrides=(), further=()):
     """The page of the suite without ranks, which take most of the time."""
-    stored, of_suite = stored or Results(store, "made"), shlex.join(overrides or ["suite=made"])
+    stored, of_suite = Results(store, "made"), shlex.join(overrides or ["suite=made"])
     shown = report.tables_of(stored.comparison, stored.table(), store.manifest("made"), of_suite)
     return report.page(store, "made", stored.stored, [*shown, *further], stored.draw, folder, of_suite)
 
 
-def test_the_tables_hold_the_stored_numbers(matrix, bare):
-    best, every, _ = Page(page_of(matrix, bare)).tables
+def test_the_tables_hold_the_stored_numbers(recorded, whole):
+    best, every, _ = Page(whole).tables
     assert best[0][2:4] == ["best private method", "test accuracy (%)"]
     charged = [row[4] for row in best[1:]]
     assert [[*row[:4], row[-1]] for row in best[1:]] == [
         ["digits_mlp", "1", "hyfreedp", "40.0 ± 0.0", "ceiling: 98.0 ± 0.0"],
         ["digits_mlp", "3", "hyfreedp", "70.0 ± 0.0", "ceiling: 98.0 ± 0.0"],
     ]
-    comparison = tables.comparison(matrix, choosing.select(frames.load(matrix, "made").cells))
+    comparison = tables.comparison(recorded, choosing.select(frames.load(recorded, "made").cells))
     spent = comparison.set_index(["label", "epsilon_target"])["epsilon_with_tuning"].map(tables.upper)
     assert charged == [spent["hyfreedp", 1.0], spent["hyfreedp", 3.0]]
     assert best[1][5] == f"dp_adam: 60.0 ± 10.0, ε with tuning {spent['dp_adam', 1.0]}"
@@ -131,33 +133,27 @@ def test_the_best_method_is_one_of_those_that_are_ranked(maker):
         maker.add("dp_adam", 0, 0.9, 0.8 + lr, epsilon=epsilon, tuned={"lr": lr}, tuning=tuning)
     maker.add("hyfreedp", 0, 0.5, 0.4, epsilon=1.0)
     comparison = tables.comparison(maker.done(), choosing.select(frames.load(maker.store, "made").cells))
-    first, second = headline(comparison).to_dict("records")
+    first, second = headline(comparison)
     assert [first["best private method"], first["test accuracy (%)"]] == ["hyfreedp", "40.0"]
     overspent = comparison.set_index(["label", "epsilon_target"]).loc["dp_adam", 1.0]["epsilon_with_tuning"]
     assert overspent > 1
     assert first["for reference"] == f"dp_adam: 90.0, ε with tuning {tables.upper(overspent)}"
     assert [second["best private method"], second["ε with tuning"]] == ["", ""]  # nothing is ranked there
     assert second["for reference"] == "dp_adam: 90.0, ε with tuning not charged"
-    assert "best private method" not in headline(comparison.assign(mean=math.nan))
+    assert len(report.tables_of(without := comparison.assign(mean=math.nan), without, {}, "")) == 1, "no headline"
     varied = headline(comparison.assign(clip=comparison["clip"].where(comparison["label"] == "dp_adam", 0.5)))
-    assert varied["best private method"].tolist() == ["hyfreedp (C = 0.5)", ""]
+    assert [row["best private method"] for row in varied] == ["hyfreedp (C = 0.5)", ""]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("1.0e-05", "1.0e-05"),
-        ("∞", "Infinity"),
-        ("−3.447", "-3.447"),
-        ("+2", "2"),
-        ("12,345 runs", "12345"),
-        ("88.5% (table 2)", "88.5"),
-        ("3d_cnn", ""),
-        ("2.15.0", ""),
-    ],
-)
-def test_what_sorts_as_a_number(text, expected):
-    assert number(text) == expected
+def headline(comparison):
+    return report.tables_of(comparison, comparison, {}, "")[0].frame.to_dict("records")
+
+
+def test_cells_sort_by_the_number_that_they_begin_with():
+    numbers = {"1.0e-05": "1.0e-05", "∞": "Infinity", "−3.447": "-3.447", "+2": "2", "12,345 runs": "12345"}
+    numbers |= {"88.5% (table 2)": "88.5", "3d_cnn": "", "2.15.0": ""}
+    rows = grid(Table(pd.DataFrame({"shown": [*numbers]})))["rows"]
+    assert [cell["number"] for (cell,) in rows] == [*numbers.values()]
 
 
 def test_text_never_becomes_markup(maker, folder, tmp_path):
@@ -177,10 +173,9 @@ def test_text_never_becomes_markup(maker, folder, tmp_path):
     assert len(drawn) >= 2  # the legends of both figures
 
 
-def test_nothing_is_loaded_and_every_reference_is_within_the_page(matrix, folder):
-    text = page_of(matrix, folder)
-    assert text == page_of(matrix, folder), "the same store gives the same page"
-    page = Page(text)
+def test_nothing_is_loaded_and_every_reference_is_within_the_page(recorded, folder, whole):
+    assert whole == page_of(recorded, folder), "the same store gives the same page"
+    page = Page(whole)
     policy = next(m["content"] for m in page.all("meta") if m.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none'")
     assert page.all("img") == page.all("iframe") == []
@@ -192,13 +187,13 @@ def test_nothing_is_loaded_and_every_reference_is_within_the_page(matrix, folder
     assert {"a", "use"} <= {tag for tag, attributes in page.elements if "href" in attributes}
     assert all(target.startswith("#") for target in pointed)
     named = {attributes["aria-labelledby"] for _, attributes in page.elements if "aria-labelledby" in attributes}
-    clips = re.findall(r"url\((.*?)\)", text)
+    clips = re.findall(r"url\((.*?)\)", whole)
     assert clips
     assert {target[1:] for target in [*pointed, *clips]} | named <= set(ids)
 
 
-def test_the_page_can_be_read_by_machines_and_keyboards(matrix, folder):
-    page = Page(page_of(matrix, folder))
+def test_the_page_can_be_read_by_machines_and_keyboards(whole):
+    page = Page(whole)
     assert page.all("html") == [{"lang": "en"}]
     assert len(page.all("caption")) == len(page.all("table")) == 3
     assert all(header["scope"] == "col" for header in page.all("th"))
@@ -213,13 +208,13 @@ def test_the_page_can_be_read_by_machines_and_keyboards(matrix, folder):
     assert not any(colour in style for style in styles for colour in ("#000000", "#ffffff"))
 
 
-def test_commands_repeat_what_was_given(matrix, folder):
+def test_commands_repeat_the_arguments(recorded, folder, whole):
     part = Table(pd.DataFrame({"runs": [2, 4]}), "Chances", "Few.", "dpopt dice suite=made")
-    text = Page(page_of(matrix, folder, overrides=["suite=made", "optimizers=[a,b]"], further=[part])).text
+    text = Page(page_of(recorded, folder, overrides=["suite=made", "optimizers=[a,b]"], further=[part])).text
     for command in ("table", "plot", "report"):
         assert f"dpopt {command} suite=made 'optimizers=[a,b]'" in text
     assert "dpopt dice suite=made" in text
-    assert "dpopt plot suite=made figure=second" in Page(page_of(matrix, folder)).text
+    assert "dpopt plot suite=made figure=second" in Page(whole).text
 
 
 def test_what_failed_is_told_once_with_its_end(maker, bare):
@@ -264,12 +259,13 @@ def test_the_headline_of_a_sweep_is_what_validates_best_and_is_charged_for_all(m
     assert shown["ε with tuning"] == tables.upper(spent(ledger + ledger, 1e-5, "rdp"))
 
 
-def test_a_figure_that_cannot_be_drawn_costs_itself_alone(matrix, folder):
+def test_a_figure_that_cannot_be_drawn_costs_itself_alone(recorded, tmp_path):
     import matplotlib.pyplot as plt
 
-    (folder / "first.py").write_text(FIGURE.replace('frame.groupby("label")', 'frame.groupby("<i>")'))
-    (folder / "third.py").write_text(FIGURE.replace("figure, axis = plt", "raise ValueError\n    figure, axis = plt"))
-    page = Page(page_of(matrix, folder))
+    (tmp_path / "first.py").write_text(FIGURE.replace('frame.groupby("label")', 'frame.groupby("<i>")'))
+    (tmp_path / "second.py").write_text(FIGURE)
+    (tmp_path / "third.py").write_text(FIGURE.replace("figure, axis = plt", "raise ValueError\n    figure, axis = plt"))
+    page = Page(page_of(recorded, tmp_path))
     assert len(page.all("svg")) == 1
     assert "Not drawn: first, KeyError: '<i>'" in page.text
     assert "Not drawn: third, ValueError" in page.text
@@ -290,17 +286,19 @@ def test_published_numbers_where_the_suite_names_a_paper(matrix, bare):
     assert "compare=published" not in page.text
 
 
-def test_provenance_counts_cells(matrix):
-    cells = frames.load(matrix, "made").cells.assign(dirty=False, device="cpu", version_torch="2.6", commit="abc")
+def test_provenance_counts_cells(recorded, bare):
+    cells = frames.load(recorded, "made").cells.assign(dirty=False, device="cpu", version_torch="2.6", commit="abc")
     cells.loc[0, ["commit", "dirty", "version_torch"]] = ["abd", True, "2.7"]
     cells.loc[1, "commit"] = None
     cells.loc[2, "state"] = "pending"
-    assert [tuple(row) for row in provenance(pd.concat([cells, cells.iloc[:1]])).itertuples(index=False)] == [
-        ("commit", "abc", "18"),
-        ("commit", "abd with changed files", "1"),
-        ("device", "cpu", "20"),
-        ("torch", "2.6", "19"),
-        ("torch", "2.7", "1"),
+    stored = frames.Stored(pd.concat([cells, cells.iloc[:1]]), [])
+    (counts,) = Page(report.page(recorded, "made", stored, [], None, bare, "")).tables
+    assert counts[1:] == [
+        ["commit", "abc", "18"],
+        ["commit", "abd with changed files", "1"],
+        ["device", "cpu", "20"],
+        ["torch", "2.6", "19"],
+        ["torch", "2.7", "1"],
     ]
 
 
@@ -361,13 +359,13 @@ NASTY = ["[/nope]", "=cmd|x", r"\input{x}", "<script>", "a|b", "\x1b[31m$", "@x 
 
 
 @pytest.mark.filterwarnings("ignore:Glyph")
-def test_a_suite_of_labels_that_mean_harm(maker, capsys):
+def test_a_suite_of_labels_that_mean_harm(maker, capsys, folder):
     """From the status to the report: nothing fails, and every file shows the labels and nothing else."""
     for seed, label in product(range(2), NASTY):
         maker.add(label, seed, 0.5, 0.5 + 0.01 * seed)
     store = maker.done()
     for command in ("status", "table", "rank", "report"):
-        assert main([command, "suite=made", f"results={store.root}"]) == 0, command
+        assert main([command, "suite=made", f"results={store.root}", f"plots={folder}"]) == 0, command
         out, err = capsys.readouterr()
         assert "\x1b" not in out + err
         assert command != "table" or all(markup.line(label) in out for label in NASTY)

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from dpopt.cli import main
-from dpopt.results import choosing, pricing, tables
+from dpopt.results import choosing, figures, pricing
 from dpopt.results.publishing import publish
 from dpopt.results.results import Results
 from dpopt.store import Store
@@ -78,70 +78,36 @@ def test_a_noised_score_decides_where_there_is_one(maker):
     assert (row["clip"], row["selection_score"]) == (0.1, 0.9)
 
 
-def test_several_private_searches_are_charged_for_all_their_runs(maker):
-    """A rule prices one search; the best of two searches is what all of their runs cost."""
-    ids = maker.add_search("dp_adam", 0, [(0.5, 0.5, 0.5), (0.6, 0.6, 0.6)], BEST_OF, clip=0.1)
-    ids += maker.add_search("dp_adam", 0, [(0.7, 0.5, 0.5)], BEST_OF, clip=1.0)
-    maker.add_search("one", 0, [(0.7, 0.5, 0.5), (0.6, 0.5, 0.5), (0.5, 0.5, 0.5)], BEST_OF)
-    store, shown = chosen(maker)
-    rows = {row["label"]: row for row in shown.selected.to_dict("records")}
-    spent = {label: pricing.epsilon_with_tuning(store, row) for label, row in rows.items()}
-    assert rows["dp_adam"]["runs"] == rows["one"]["runs"] == 3
-    assert spent["dp_adam"] == pricing.epsilon_of_runs(store, Counter(ids), 1e-5, "rdp") > 1.2 * spent["one"]
-    assert spent["one"] == rows["one"]["epsilon_total"]
+TWICE = {
+    "another bound": ({"clip": 0.1}, {"clip": 1.0}),
+    "another grid": ({}, {}),
+    "another rule": ({}, {"rule": {"rule": "geometric", "runs": 4.0}}),
+    "a rule at last": ({"rule": None}, {}),
+    "other numbers": ({"search_id": "first"}, {"search_id": "second", "first": 7}),
+    "other numbers, of an old plan": ({}, {"first": 7}),
+}
+"""The first and the second search of a label."""
 
 
-def test_what_two_rules_have_released_is_charged_for_all_runs(maker):
-    """A row whose rule was changed, or got one, between two calls: the best of both is no search of either."""
-    ids = maker.add_search("grown", 0, [(0.5, 0.5, 0.5), (0.6, 0.6, 0.6)], BEST_OF)
-    ids += maker.add_search("grown", 0, [(0.7, 0.5, 0.5)], {"rule": "geometric", "runs": 4.0})
-    free = [maker.add("charged late", 0, 0.4, 0.5, tuned={"lr": lr}, tuning="grid") for lr in (0.1, 1.0)]
-    free += maker.add_search("charged late", 0, [(0.7, 0.5, 0.5)], BEST_OF)
-    store, shown = chosen(maker)
-    spent = {row["label"]: pricing.epsilon_with_tuning(store, row) for row in shown.selected.to_dict("records")}
-    assert spent == {
-        "grown": pricing.epsilon_of_runs(store, Counter(ids), 1e-5, "rdp"),
-        "charged late": pricing.epsilon_of_runs(store, Counter(free), 1e-5, "rdp"),
-    }
-
-
-def test_a_private_search_that_was_made_again_is_charged_for_all_runs(maker):
-    """With another grid under one rule, as after an edit of the suite: the better of two searches was released."""
-    ids = maker.add_search("dp_adam", 0, [(0.5, 0.5, 0.5), (0.6, 0.6, 0.6)], BEST_OF)
-    ids += maker.add_search("dp_adam", 0, [(0.7, 0.5, 0.5)], BEST_OF)
+@pytest.mark.parametrize("kind", TWICE)
+def test_the_better_of_two_private_searches_costs_all_of_their_runs(maker, tmp_path, kind):
+    """A rule prices one search, and a suite may be edited. A plan that called all searches alike keeps its price."""
+    (first, second), ids = TWICE[kind], []
+    for of, released in ((first, (0.5, 0.6)), (second, (0.7,))):
+        more = {"rule": BEST_OF, **of}
+        if more["rule"]:
+            ids += maker.add_search("dp_adam", 0, [(score, 0.5, 0.5) for score in released], **more)
+        else:
+            ids += [maker.add("dp_adam", 0, 0.4, 0.5, tuned={"lr": score}, tuning="grid") for score in released]
     store, shown = chosen(maker)
     (row,) = shown.selected.to_dict("records")
     assert (row["run_id"], row["runs"]) == (ids[2], 3)
-    assert (
-        pricing.epsilon_with_tuning(store, row)
-        == pricing.epsilon_of_runs(store, Counter(ids), 1e-5, "rdp")
-        > row["epsilon_total"]
-    )
-
-
-def private(maker, again):
-    """A search of two runs, and one of `again`; gives their ids and the row of the better of both."""
-    first = [(0.5, 0.5, 0.5), (0.6, 0.6, 0.6)]
-    ids = maker.add_search("dp_adam", 0, first, BEST_OF, search_id=again["search_id"] and "first")
-    ids += maker.add_search("dp_adam", 0, [(0.7, 0.5, 0.5)], BEST_OF, **again)
-    (row,) = chosen(maker)[1].selected.to_dict("records")
-    assert (row["run_id"], row["runs"]) == (ids[2], 3)
-    return ids, row
-
-
-@pytest.mark.parametrize("search_id", ["second", None])
-def test_a_private_search_that_was_made_again_at_other_numbers_is_charged_for_all_runs(maker, tmp_path, search_id):
-    """As where a suite got a batch size before the one that it had: no number shows it, only what plans call searches.
-
-    A manifest of before, in which all searches are called alike, keeps its price.
-    """
-    ids, row = private(maker, {"first": 7, "search_id": search_id})
-    every, rule = pricing.epsilon_of_runs(maker.store, Counter(ids), 1e-5, "rdp"), row["epsilon_total"]
-    assert pricing.epsilon_with_tuning(maker.store, row) == (every if search_id else rule)
+    every, rule = pricing.epsilon_of_runs(store, Counter(ids), 1e-5, "rdp"), row["epsilon_total"]
     assert every > rule
-    publish(Results(maker.store, "made"), tmp_path / "published", tmp_path)
-    published = Results(Store(tmp_path / "published"), "made")
-    assert published.table()["epsilon_with_tuning"].tolist() == [every if search_id else rule]
+    price = rule if kind == "other numbers, of an old plan" else every
+    assert pricing.epsilon_with_tuning(store, row) == price
+    publish(shown, tmp_path / "published", tmp_path)
+    assert Results(Store(tmp_path / "published"), "made").comparison["epsilon_with_tuning"].tolist() == [price]
 
 
 def test_nothing_is_chosen_where_nothing_validates(maker):
@@ -190,18 +156,6 @@ def test_figures_mark_the_setting_that_is_selected(maker, scores):
     assert "selected_by" not in found.table(), "published tables keep their columns"
 
 
-def test_a_suite_without_settings_is_shown_as_it_is(matrix):
-    shown = Results(matrix, "made")
-    columns = ["label", "epsilon_target", "seed", "run_id", "runs"]
-    keys = ["label", "epsilon_target", "seed"]
-    as_selected, as_shown = (
-        frame[columns].sort_values(keys).values.tolist() for frame in (shown.every, shown.selected)
-    )
-    assert as_shown == as_selected
-    assert shown.comparison.equals(tables.comparison(matrix, shown.selected))
-    assert shown.sweep.empty
-
-
 def test_only_selected_runs_are_published_with_curves_and_diagnostics(maker, tmp_path):
     for rate, score in ((0.1, 0.7), (1.0, 0.8)):
         rest = {"tuned": {"lr": rate}, "tuning": "grid", "diagnostics": {"class_norms": [rate]}}
@@ -215,10 +169,10 @@ def test_only_selected_runs_are_published_with_curves_and_diagnostics(maker, tmp
     assert left.ledger == store.run(left.record["run_id"]).ledger
 
 
-@pytest.mark.parametrize("name", ["selected", "comparison", "curves", "ranking", "sweep", "diagnostics", "classes"])
-def test_frames_of_nothing_are_empty(maker, name):
+def test_frames_of_nothing_are_empty(maker):
     maker.add("dp_adam", 0, 0.5, 0.5, status="missing")
-    assert chosen(maker)[1].frame(name).empty
+    results = chosen(maker)[1]
+    assert all(results.frame(name).empty for name in ("selected", *figures.OF_SUITES))
 
 
 @pytest.fixture

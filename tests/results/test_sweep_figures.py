@@ -52,7 +52,7 @@ def test_the_heat_map_marks_the_best_cell(sweep):
 
 
 def test_nothing_is_marked_or_chosen_where_nothing_validates(sweep):
-    sweep = sweep.assign(selected_by=-np.inf)
+    sweep = sweep[sweep["workload"] == "easy"].assign(selected_by=-np.inf)
     for axis in draw("clip_batch_heatmap", sweep).axes:
         assert not axis.patches
     for name in ("accuracy_vs_clip", "accuracy_vs_batch", "automatic_clipping"):

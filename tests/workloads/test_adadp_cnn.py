@@ -80,7 +80,7 @@ def test_crops_move_images_over_black_ground_and_flips_mirror_them():
         for window in [padded[:, i : i + 4, j : j + 4]]
         for crop in (window, window.flip(-1))
     }
-    seen = {tuple(x.flatten().tolist()) for x in adadp.cropped_and_flipped(image.expand(2000, 3, 4, 4), padding=2)}
+    seen = {tuple(x.flatten().tolist()) for x in adadp._cropped_and_flipped(image.expand(2000, 3, 4, 4), padding=2)}
     assert seen == allowed
 
 
@@ -98,12 +98,13 @@ def test_what_is_missing(weights, monkeypatch, root):
 @pytest.mark.skipif("DPOPT_DATA" not in os.environ, reason="needs DPOPT_DATA")
 def test_the_official_convolutions_help():
     """A linear classifier on their features sees more than one on as many random features."""
+    from safetensors.torch import load_file
     from sklearn.linear_model import RidgeClassifier
 
     x, y = data.images("cifar10", "test")
     torch.manual_seed(0)
     scores = []
-    for state in (adadp.official(), adadp.convolutions().state_dict()):
+    for state in (load_file(adadp._official_file()), adadp.convolutions().state_dict()):
         with torch.no_grad():
             seen = adadp._frozen(state)(adadp.normalised(x[:4000])).numpy()
         scores.append(RidgeClassifier(1e3).fit(seen[:3000], y[:3000]).score(seen[3000:], y[3000:4000]))

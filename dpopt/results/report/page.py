@@ -11,18 +11,16 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
-from markupsafe import Markup
 
 from dpopt.errors import ConfigError
 from dpopt.results import figures, papers, tables
 from dpopt.results.choosing import Row
 from dpopt.results.figures import Plot
 from dpopt.results.frames import Stored
-from dpopt.results.report import svg
-from dpopt.results.report.sheet import Drawing, grid, sheet, text
+from dpopt.results.report.sheet import grid, inline, sheet, text
 from dpopt.results.scores import shown
 from dpopt.results.writing import Table
 from dpopt.store.runs import RESULTS, SETTLED, Store
@@ -30,20 +28,6 @@ from dpopt.store.runs import RESULTS, SETTLED, Store
 _STATES = (*SETTLED, "running", "interrupted", "pending")
 _AXES = {"batch_size": "B", "epochs": "epochs", "clip": "C"}
 _ORIGIN = {"code": "commit", "python": "Python", "device": "device"}
-
-
-class Failure(NamedTuple):
-    """Why some cells have no result.
-
-    Attributes:
-        reason: the error.
-        traceback: the last lines of the first cell's.
-        cells: run ids, with their places in the suite.
-    """
-
-    reason: str
-    traceback: str
-    cells: list[str]
 
 
 _HEADLINE_NOTE = (
@@ -55,13 +39,8 @@ _HEADLINE_NOTE = (
 )
 
 
-def headline(table: pd.DataFrame) -> pd.DataFrame:
-    """The best private rows for each workload and target epsilon, as people read them; empty where there are none.
-
-    Args:
-        table: of `tables.comparison`, with one setting for each method (`choosing.best_setting`): choosing one is
-            charged there.
-    """
+def _headline(table: pd.DataFrame) -> pd.DataFrame:
+    """The best private rows for each workload and target epsilon, as people read them; empty where there are none."""
     varied = [key for key in _AXES if table[key].nunique() > 1]
 
     def named(row: Row) -> str:
@@ -96,19 +75,15 @@ def headline(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows).replace("", None).dropna(axis="columns", how="all").fillna("")
 
 
-def failures(store: Store, places: Mapping[str, tuple[str, str, float, int]]) -> list[Failure]:
-    """Why runs failed; those that failed for the same reason stand together.
-
-    Args:
-        store: that holds their errors.
-        places: run id -> label, workload, target epsilon and seed.
-    """
-    reasons: dict[str, Failure] = {}
-    for run_id, (label, workload, target, seed) in places.items():
-        error = store.error(run_id)
+def _failures(store: Store, failed: pd.DataFrame) -> list[dict[str, Any]]:
+    """The reasons why cells failed, with the end of the first one's traceback; cells of one reason stand together."""
+    reasons: dict[str, dict[str, Any]] = {}
+    for row in failed.to_dict("records"):
+        error = store.error(row["run_id"])
         end = "\n".join(error["traceback"].strip().splitlines()[-6:])  # which name place and reason
-        failure = reasons.setdefault(error["reason"], Failure(error["reason"], end, []))
-        failure.cells.append(f"{run_id}: {label} on {workload}, target ε = {target:g}, seed {seed}")
+        failure = reasons.setdefault(error["reason"], {"reason": error["reason"], "traceback": end, "cells": []})
+        place = f"{row['label']} on {row['workload']}, target ε = {row['epsilon_target']:g}, seed {row['seed']}"
+        failure["cells"].append(f"{row['run_id']}: {place}")
     return list(reasons.values())
 
 
@@ -122,7 +97,7 @@ def _setting(cells: pd.DataFrame) -> dict[str, str]:
     return {name: ", ".join(values[name] + dashes[name]) for name in values}
 
 
-def provenance(cells: pd.DataFrame) -> pd.DataFrame:
+def _provenance(cells: pd.DataFrame) -> pd.DataFrame:
     """With which code, versions and devices cells were run, and how many cells with each: what, value, cells."""
     cells = cells[cells["state"].isin(RESULTS)].drop_duplicates("run_id")
     if "commit" in cells:
@@ -143,13 +118,12 @@ def tables_of(
 ) -> list[Table]:
     """The headline and the table of every finished row, with the numbers of a paper that the suite names.
 
-    Args:
-        chosen, comparison: `tables.comparison` of one setting for each method, and of all.
-        of_suite: the arguments of a command that chooses the suite and its part.
+    `chosen` and `comparison` are of one setting for each method and of all; `of_suite` chooses the suite in a command.
     """
     if comparison.empty:
         return []
-    best, scores = headline(chosen), tables.further_scores(comparison)
+    # Of one setting for each method: choosing one is charged there.
+    best, scores = _headline(chosen), tables.further_scores(comparison)
     options, remarks = [f"scores=[{','.join(scores)}]"] if scores else [], list[str]()
     if manifest.get("published"):
         try:
@@ -179,15 +153,11 @@ def page(
         draw: gives a figure of the suite; None where it has nothing to show.
         plots: folder of the figures' files.
         of_suite: see `tables_of`.
-
-    Raises:
-        ConfigError: a file in `plots` is no figure.
     """
     cells, chosen = stored.cells, [plot for plot in figures.plots(plots) if plot.needs in figures.OF_SUITES]
     counts = cells.drop_duplicates("run_id")["state"].value_counts()
     listed = [f"{counts[state]} {state}" for state in _STATES if state in counts]
-    failed = cells.loc[cells["state"] == "failed", ["run_id", "label", "workload", "epsilon_target", "seed"]]
-    places = {run_id: tuple(place) for run_id, *place in failed.itertuples(index=False)}
+    failed = cells[cells["state"] == "failed"].drop_duplicates("run_id")
     return sheet(
         suite,
         tables,
@@ -197,15 +167,15 @@ def page(
         title=f"{suite}: dpopt report",
         arguments=of_suite,
         states=f"{counts.sum()} {'cell' if counts.sum() == 1 else 'cells'}: {', '.join(listed)}.",
-        failures=failures(store, places),
-        damages=[problem for problem in stored.problems if problem.split(" ")[0] not in places],
+        failures=_failures(store, failed),
+        damages=[problem for problem in stored.problems if problem.split(" ")[0] not in set(failed["run_id"])],
         unfinished=counts.sum() - sum(counts.get(state, 0) for state in SETTLED),
         setting=_setting(cells),
-        provenance=grid(Table(provenance(cells), "What the finished cells were run with")),
+        provenance=grid(Table(_provenance(cells), "What the finished cells were run with")),
     )
 
 
-def _drawing(plot: Plot, draw: Callable[[Plot], Any], place: str) -> Drawing:
+def _drawing(plot: Plot, draw: Callable[[Plot], Any], place: str) -> dict[str, str]:
     import matplotlib.pyplot as plt
 
     # The file's docstring has the caption in its first line, and how the figure is read in the rest.
@@ -216,9 +186,9 @@ def _drawing(plot: Plot, draw: Callable[[Plot], Any], place: str) -> Drawing:
     drawn, problem = "", "nothing that it needs is stored"
     try:
         if figure := draw(plot):
-            drawn, problem = svg.render(figure, place, caption), ""
+            drawn, problem = inline(figure, place, caption), ""
     except Exception as error:  # the file is anyone's, and the suite may be half done
         problem = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
     for number in set(plt.get_fignums()) - set(before):
         plt.close(number)
-    return Drawing(plot.name, caption, legend, Markup(drawn), problem)
+    return {"name": plot.name, "caption": caption, "legend": legend, "svg": drawn, "problem": problem}

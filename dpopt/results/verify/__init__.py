@@ -41,12 +41,9 @@ __all__ = ["Finding", "Verified", "verify"]
 
 @dataclass
 class Verified:
-    """The outcome of a verification.
+    """The number of things of each kind that were looked at, and the claims that do not hold.
 
-    Attributes:
-        checked: kind of thing -> number of those that were looked at.
-        findings: the claims that do not hold.
-        remarks: what is no mismatch and yet limits what was verified, or what it is worth: a line each.
+    `remarks` are lines on what is no mismatch and yet limits what was verified, or what it is worth.
     """
 
     checked: Counter[str] = field(default_factory=Counter)
@@ -66,14 +63,8 @@ def verify(
 ) -> Verified:
     """Verify all that `store` holds, and what its folder `published` does, or one suite of both.
 
-    Args:
-        store: read only.
-        suite: look at it alone.
-        track: see `Track`.
-        plots: folder of the figures' files: every published figure is drawn again. None draws none.
-
-    Raises:
-        ConfigError: the suite was never planned here, and nothing of it is published here.
+    With `plots`, the folder of the figures' files, every published figure is drawn again. `ConfigError` for a suite of
+    which nothing is planned or published here.
     """
     verified, published = Verified(), Store(store.root / "published")
     stores = [each for each in (store, published) if each is store or each.is_read_only]

@@ -216,10 +216,7 @@ _CHECKS = (_stated, _draws, _noise, _epsilon, _search, _released_score, _ends)
 def second_opinion(ledger: Ledger, delta: float, accountant: str, rule: Selection | None = None) -> float | None:
     """Epsilon by a tight accountant that is not `accountant`; None where it gives none, or nothing is spent.
 
-    Args:
-        ledger, delta: of the run.
-        accountant: of record.
-        rule: of a search whose runs leave `ledger`: epsilon is what they spend together, or a lower bound on that.
+    With the rule of a search whose runs leave `ledger`, it is what they spend together, or a lower bound on that.
     """
     share = rule.share if isinstance(rule, Simulated) else 1.0
     match rule:
@@ -238,15 +235,14 @@ def disagrees(
     """True if a claim lies further from a second opinion than the errors of both explain.
 
     Args:
-        claimed: by `accountant`.
+        claimed, accountant: epsilon by the accountant of record.
         second: of `second_opinion`; with None nobody disagrees.
-        accountant: of record.
-        rule: of the search that both are about, if they are. One that takes a single run to spend a share of the search
-            divides both by it, and their errors with them.
+        rule: of the search that both are about, if they are.
         is_bound: the second opinion is a lower bound, above which a claim may lie, as it is of a random number of runs.
     """
     if second is None:
         return False
+    # A rule that takes a single run to spend a share of the search divides both by it, and their errors with them.
     # A bound that is not tight may lie far above the truth, but no bound may lie below it.
     slack = _ABSOLUTE / (rule.share if isinstance(rule, Simulated) else 1.0) + _RELATIVE * second
     is_bound = is_bound or isinstance(rule, BestOf) or accountant not in TIGHT

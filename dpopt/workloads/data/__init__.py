@@ -41,24 +41,15 @@ __all__ = [
 
 
 def missing(name: str) -> list[Missing]:
-    """The data set and how to get it where it is not on this machine, else nothing; cheap, asks no hub.
-
-    Raises:
-        ConfigError: an unknown name.
-    """
+    """The data set and how to get it where it is not on this machine, else nothing; cheap, asks no hub."""
     return absent(entry(name))
 
 
 def images(name: str, split: str, size: int | None = None) -> Split:
     """One split of an image data set: decoded and checked once, memory-mapped from then on.
 
-    A split whose checksum is not known must agree with what was loaded first on this machine.
-
-    Args:
-        name: see `names`.
-        split: "train", "test" or another one that the entry has.
-        size: height and width of the images. Needed where theirs vary: the shorter side is resized to it (bicubically)
-            and the centre cut out.
+    A split whose checksum is not known must agree with what was loaded first on this machine. `size`, height and width,
+    is needed where those of the images vary: the shorter side is resized to it (bicubically) and the centre cut out.
 
     Returns:
         uint8 pixels, [n, size, size] (grey) or [n, 3, size, size] (colour), and int64 labels [n].
@@ -81,13 +72,9 @@ def images(name: str, split: str, size: int | None = None) -> Split:
 
 
 def table(name: str, split: str) -> Split:
-    """One split of a table: encoded and checked once, memory-mapped from then on.
+    """One split of a table: inputs float32 [n, width] by `records.encode`, and int64 labels [n], kept as `images` are.
 
-    Returns:
-        float32 inputs [n, width], see `records.encode`, and int64 labels [n].
-
-    Raises:
-        ConfigError: as `images`; also where ranges or values of columns are not stated.
+    `ConfigError` as of `images`; also where ranges or values of columns are not stated.
     """
     dataset = _of_kind(name, split, "table")
     columns = {column: [stated.range, stated.values] for column, stated in dataset.columns.items()}
@@ -101,11 +88,7 @@ def table(name: str, split: str) -> Split:
 def texts(name: str, split: str) -> tuple[tuple[Any, ...], Tensor]:
     """One split of a data set of texts with labels, or of pairs of texts; read and checked anew each time.
 
-    Returns:
-        n texts, and class numbers, int64 [n]; of a data set of pairs (sources, targets), each n texts, and zeros.
-
-    Raises:
-        ConfigError: as `images`.
+    Gives n texts and class numbers, int64 [n]; of pairs (sources, targets), each n texts, and zeros.
     """
     dataset = _of_kind(name, split, "text", "pairs")
     source = open_source(dataset, split)
@@ -129,11 +112,7 @@ def fingerprint(name: str) -> dict[str, Any]:
 
 
 def checkpoint(file_stem: str) -> Path | None:
-    """The one file in `$DPOPT_DATA/checkpoints` whose name starts with `file_stem`; None where DPOPT_DATA is not set.
-
-    Raises:
-        Missing: there is no such file, or more than one.
-    """
+    """The one file in `$DPOPT_DATA/checkpoints` whose name begins with `file_stem`; None without DPOPT_DATA."""
     root = data_root()
     if root is None:
         return None

@@ -147,11 +147,7 @@ class Entry:
 
     @property
     def width(self) -> int:
-        """Inputs of a model that a row of a table becomes, see `records.encode`.
-
-        Raises:
-            ConfigError: the ranges or the values of some columns are not stated.
-        """
+        """Inputs of a model that a row of a table becomes; `ConfigError` where some range or values are not stated."""
         if unstated := [name for name, column in self.columns.items() if not column.is_stated]:
             allowed = f"state in {self.origin} what is known of each without looking at the records: {HOW_TO_STATE}"
             raise ConfigError(f"{self.name}.columns", unstated, allowed)
@@ -165,11 +161,7 @@ class Entry:
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:8]
 
     def part(self, split: str) -> SplitEntry:
-        """The split that dpopt calls `split`.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """The split that dpopt calls `split`; `ConfigError` where there is none."""
         if split not in self.splits:
             raise unknown(f"{self.name}.split", split, self.splits)
         return self.splits[split]
@@ -181,11 +173,7 @@ def names() -> tuple[str, ...]:
 
 
 def entry(name: str) -> Entry:
-    """The entry of the data set `name`, or of NAME@VERSION as `pinned` gives it.
-
-    Raises:
-        ConfigError: unknown name (suggests the nearest), or the entry has another version by now.
-    """
+    """The entry of the data set `name`, or of NAME@VERSION as `pinned` gives it, unless that has changed."""
     plain, _, version = str(name).partition("@")
     if plain not in entries():
         raise unknown("data", name, entries())
@@ -199,9 +187,6 @@ def pinned(name: str, kind: Kind) -> str:
     """The name of a data set of that kind in what identifies a run: of one of the current folder with its version.
 
     A name there means other records in another folder, or after its file was changed; that is another workload.
-
-    Raises:
-        ConfigError: there is no such data set, or it is of another kind.
     """
     dataset = entry(name)
     if dataset.kind != kind:
@@ -214,9 +199,6 @@ def entries() -> dict[str, Entry]:
 
     A YAML file in `./data` is one of them where it has the key `splits`. Another distribution brings one by an entry
     point `NAME = package` of the group "dpopt.data": `NAME.yaml` there.
-
-    Raises:
-        ConfigError: a file that is no entry, or has the name of one of dpopt's.
     """
     # Looked for at each call: the current folder may be another one by now.
     files = sorted(Path("data").resolve().glob("*.yaml"))
@@ -230,18 +212,18 @@ def _with_own(files: tuple[tuple[Path, int], ...]) -> dict[str, Entry]:
     for file in (file for file, _ in files if b"\nsplits:" in b"\n" + file.read_bytes()):
         origin = f"{file.parent.name}/{file.name}"
         _refuse_known(file.stem, origin)  # or a shipped suite would mean other records here
-        every[file.stem] = parse(file.stem, documents.mapping(file), origin, file.with_suffix(""))
+        every[file.stem] = _parse(file.stem, documents.mapping(file), origin, file.with_suffix(""))
     return dict(sorted(every.items()))
 
 
 @cache
 def _installed() -> dict[str, Entry]:
-    every = {name: parse(name, documents.mapping(file)) for name, file in _shipped().items()}
+    every = {name: _parse(name, documents.mapping(file)) for name, file in _shipped().items()}
     for point in entry_points(group="dpopt.data"):
         origin = point.dist.name if point.dist else point.value
         _refuse_known(point.name, origin)
         file = resources.files(point.value).joinpath(f"{point.name}.yaml")
-        every[point.name] = parse(point.name, documents.mapping(file), origin)
+        every[point.name] = _parse(point.name, documents.mapping(file), origin)
     return dict(sorted(every.items()))
 
 
@@ -256,12 +238,7 @@ def _refuse_known(name: str, origin: str) -> None:
         raise ConfigError("data", name, f"it is the name of a data set of dpopt's: give that of {origin} another one")
 
 
-def parse(name: str, content: Mapping[str, Any], origin: str = "", folder: Path | None = None) -> Entry:
-    """The entry that a YAML file's content describes.
-
-    Raises:
-        ConfigError: an unknown key, or a value that it cannot have.
-    """
+def _parse(name: str, content: Mapping[str, Any], origin: str = "", folder: Path | None = None) -> Entry:
     built, where = {}, origin if folder else name
     for key, kind in (("splits", SplitEntry), ("columns", Column)):
         parts = fields.convert(content.get(key, {}), dict[str, dict[str, Any]], f"{where}.{key}", {})

@@ -43,11 +43,7 @@ Splits = dict[str, "Dataset"]
 
 
 def add(name: str, keys: DataKeys) -> Entry:
-    """Write `data/NAME.yaml`, and `data/NAME/SPLIT-00000-of-00001.parquet` for each split.
-
-    Raises:
-        ConfigError: the name is taken, a file is in the way, or the records cannot be used.
-    """
+    """Write `data/NAME.yaml`, and `data/NAME/SPLIT-00000-of-00001.parquet` for each split."""
     folder = FOLDER / name
     for path in (folder, folder.with_suffix(".yaml")):
         if path.exists():

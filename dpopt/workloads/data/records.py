@@ -64,9 +64,6 @@ def decode(dataset: Entry, source: Source, size: int) -> tuple[NDArray[np.uint8]
     Returns:
         pixels [n, size, size] (grey) or [n, 3, size, size] (colour), and the SHA-256 over the decoded pixels before
         any resizing, row after row, the channels of a pixel side by side.
-
-    Raises:
-        ConfigError: names the record that is no image, or not of the size that all should have.
     """
     channels = () if dataset.channels == 1 else (dataset.channels,)
     cache_root().mkdir(parents=True, exist_ok=True)
@@ -103,9 +100,6 @@ def encode(dataset: Entry, source: Source) -> NDArray[np.float32]:
     A column of numbers is two: the number, moved into its range and scaled to [-1, 1], and 1 where it is missing (the
     number is then 0). A column of categories has one number for each stated value and one for all others, those that
     are missing among them: 1 for the row's and 0 for the rest.
-
-    Raises:
-        ConfigError: a column that is not stated, or text where a number should be.
     """
     inputs, at = np.zeros((source.records, dataset.width), np.float32), 0
     for name, column in dataset.columns.items():

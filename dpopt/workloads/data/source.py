@@ -35,11 +35,7 @@ class Source:
 
 
 def open_source(dataset: Entry, split: str) -> Source:
-    """The records of a split: from local files, see `files`, else from the hub (or what was loaded from it).
-
-    Raises:
-        ConfigError: they cannot be loaded, or have other columns or another count than the entry says.
-    """
+    """The records of a split: from local files, see `files`, else from the hub (or what was loaded from it)."""
     local, name, expected = files(dataset, split), f"{dataset.name}.{split}", dataset.part(split).records
     source = _hub(dataset, split, name) if local is None else _local(dataset, local, name)
     if not set(dataset.read) <= set(source.columns):
@@ -50,11 +46,7 @@ def open_source(dataset: Entry, split: str) -> Source:
 
 
 def read_column(source: Source, column: str) -> list[Any]:
-    """All values of a column.
-
-    Raises:
-        ConfigError: one is missing.
-    """
+    """All values of a column; `ConfigError` where one is missing."""
     values = [value for batch in source.read(column) for value in batch]
     if None in values:
         raise ConfigError(f"{source.name}[{values.index(None)}]", None, f"the value of {column} is missing")
@@ -62,11 +54,7 @@ def read_column(source: Source, column: str) -> list[Any]:
 
 
 def files(dataset: Entry, split: str) -> list[Path] | None:
-    """The split's files, beside the entry or in `$DPOPT_DATA`, or None where the hub is asked.
-
-    Raises:
-        Missing: there are none, though DPOPT_DATA is set or the data set is on no hub.
-    """
+    """The split's files, beside the entry or in `$DPOPT_DATA`, or None where the hub is asked; `Missing` for none."""
     root, pattern = data_root(), f"{dataset.part(split).source}-*.parquet"
     for place in filter(None, (dataset.folder, root / dataset.name if root else None)):
         if held := sorted(place.glob(pattern)):
