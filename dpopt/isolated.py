@@ -24,7 +24,7 @@ from dpopt.errors import ConfigError, cut
 from dpopt.privacy.calibration import cost, trace
 from dpopt.privacy.confinement import confine, hide_memory, of_python
 from dpopt.privacy.oracle import Asking, BudgetSpent, UnplannedRelease
-from dpopt.privacy.wire import Channel, Gone, NotImportable
+from dpopt.privacy.wire import Channel, IsolatedFailure, NotImportable
 from dpopt.types import Query, Release
 
 _REFUSALS = {kind.__name__: kind for kind in (BudgetSpent, UnplannedRelease)}
@@ -33,7 +33,7 @@ _MOST = sys.maxsize
 
 
 class _RemoteOracle(Asking):
-    """An oracle whose answers come from another process, and its own batch; see `Oracle` and `Batch`."""
+    """An oracle whose answers come from another process, and its own batch."""
 
     def __init__(self, channel: Channel, public: dict[str, Any]) -> None:
         self._channel, self._lock = channel, Lock()
@@ -54,11 +54,6 @@ class _RemoteOracle(Asking):
         return Release(answer["value"], answer["std"])
 
     def _request(self, **message: Any) -> dict[str, Any]:
-        """The other process's answer to a message.
-
-        Raises:
-            BudgetSpent, UnplannedRelease, ConfigError: the other process refuses.
-        """
         with self._lock:  # threads are answered in turn
             self._channel.send(**message)
             answer = self._channel.receive(_MOST, _MOST)
@@ -109,7 +104,7 @@ def _serve(channel: Channel) -> None:
                 case "fetch":
                     answer = {"leaves": pytree.tree_leaves(state)}
             channel.send(**answer)
-        except Gone:
+        except IsolatedFailure:
             raise
         except ConfigError as error:
             channel.send(refused=str(error), importable=not isinstance(error, NotImportable))
@@ -160,7 +155,7 @@ def main(descriptor: int) -> None:
                 control.close()
                 try:
                     _serve(Channel(socket.socket(fileno=files[0])))
-                except Gone:
+                except IsolatedFailure:
                     pass
                 finally:
                     os._exit(0)

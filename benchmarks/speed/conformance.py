@@ -153,12 +153,18 @@ def _in_bfloat16(pair: _Pair) -> Found:
     return apart
 
 
+def _noise(seed: int, draw: int, release: int, size: int, device: torch.device) -> Tensor:
+    noise = torch.zeros(size, device=device)
+    sampling.add_gaussian(noise, 1.0, seed, draw, release)
+    return noise
+
+
 def _is_a_function_of_its_place(device: torch.device) -> Found:
     """Noise is the same for the same (seed, draw, release), and another for any other."""
-    first, again = (sampling.gaussian(1, 2, 3, 1000, torch.float32, device) for _ in range(2))
+    first, again = (_noise(1, 2, 3, 1000, device) for _ in range(2))
     assert torch.equal(first, again), "the same release has other noise"
     for place in ((2, 2, 3), (1, 3, 3), (1, 2, 4)):
-        other = sampling.gaussian(*place, 1000, torch.float32, device)
+        other = _noise(*place, 1000, device)
         assert abs(float(first @ other)) < 6 * math.sqrt(1000), f"noise of {place} is correlated with that of (1, 2, 3)"
     return None
 
@@ -178,7 +184,7 @@ def _is_normal(device: torch.device) -> Found:
     """A test of Kolmogorov and Smirnov does not refuse the normal distribution (1 in 10^6)."""
     from scipy import stats
 
-    values = sampling.gaussian(1, 0, 0, NORMALS, torch.float32, device).double().cpu().numpy()
+    values = _noise(1, 0, 0, NORMALS, device).double().cpu().numpy()
     value = stats.kstest(values, "norm")
     assert value.pvalue > 1e-6, f"p = {value.pvalue:.3g}"
     return float(value.statistic)
@@ -187,7 +193,7 @@ def _is_normal(device: torch.device) -> Found:
 def _has_blocks_of_its_own(device: torch.device) -> Found:
     """Vectors longer than a block do not repeat the noise of the first."""
     size = (sampling.CPU_BLOCK if device.type == "cpu" else sampling.DEVICE_BLOCK) + 1000
-    values = sampling.gaussian(1, 0, 0, size, torch.float32, device)
+    values = _noise(1, 0, 0, size, device)
     correlation = float(values[:1000] @ values[-1000:])
     assert abs(correlation) < 6 * math.sqrt(1000), "two blocks are correlated"
     return None

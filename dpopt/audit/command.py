@@ -103,7 +103,7 @@ def _tasks(chosen: AuditKeys) -> Iterator[_Row]:
 
 
 def _cells(suite: Suite) -> Iterator[tuple[str, Cell]]:
-    """The first cell of each row of the suite at each finite epsilon: what is released depends on nothing else."""
+    """The first cell of each row of the suite at each finite epsilon."""
     seen = set()
     planning.require(suite)
     for entry in planning.plan(suite):

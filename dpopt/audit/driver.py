@@ -33,7 +33,6 @@ class Result:
         trials: runs of each kind in the worst-case game.
         canaries: of the training run, in and out together.
         significance: probability with which each bound may exceed the truth.
-        seconds: what the games took.
     """
 
     epsilon: float
@@ -72,12 +71,10 @@ def audit(
     """Calibrate `optimizer` and try to prove that it spends more than it claims.
 
     Args:
-        optimizer: any.
         epsilon, delta, rate, draws, accountant: as for `calibrate`.
         trials: runs of each kind in the worst-case game.
         canaries: in the one training run.
         engine, x, y: the model and its records; without them there is no training run.
-        seed: of everything random.
         significance: probability with which each bound may exceed the truth.
         game_draws: of a run in the worst-case game, for the same epsilon; fewer make it quicker. None: `draws`.
 

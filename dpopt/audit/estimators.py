@@ -1,8 +1,9 @@
 """From an attack's scores to a lower bound on epsilon, at a stated confidence.
 
-Every function takes the scores of what was in the data and of what was not; higher means "in". Two kinds of experiment:
-many runs with one canary each (`clopper_pearson`: scores are independent), and one run with many canaries, each in or
-out by its own fair coin (`one_run`: scores may depend on each other).
+Every function takes the scores [n] of what was in the data and [k] of what was not; higher means "in". Two kinds of
+experiment: many runs with one canary each (`clopper_pearson`: scores are independent), and one run with many canaries,
+each in or out by its own fair coin (`one_run`: scores may depend on each other). `significance` is the probability with
+which a bound may exceed the truth.
 """
 
 from __future__ import annotations
@@ -46,12 +47,8 @@ def clopper_pearson(
 
     TNR_low = 1 - FPR_high and FNR_high = 1 - TPR_low, so two limits, each at half the significance, carry both terms.
 
-    Args:
-        in_scores, out_scores: one score for each run, in the order of the runs, shapes [n] and [k].
-        delta: of the claim, in [0, 1).
-        significance: probability with which the bound may exceed the truth.
-        threshold: chosen without looking at these scores; by default every second run of both kinds chooses it, and
-            the bound is that of the others.
+    A `threshold` has to be chosen without looking at these scores; by default every second run of both kinds chooses
+    it, and the bound is that of the others.
 
     Raises:
         ConfigError: a value out of range, a score that is not a number, or too few scores.
@@ -86,13 +83,6 @@ def one_run(
     the guesses refute mu-Gaussian differential privacy. It is tighter, because it tests the whole curve; but it refutes
     no more than that the mechanism is mu-GDP. That of many subsampled Gaussians nearly is.
 
-    Args:
-        in_scores, out_scores: scores of the canaries that were in and of those that were not, shapes [n] and [k].
-        delta: of the claim, in [0, 1); for a Gaussian curve in (0, 1).
-        significance: probability with which the bound may exceed the truth.
-        guesses: one number, several, or "public", see `_Guesses`.
-        is_gaussian: take the trade-off curve to be Gaussian.
-
     Raises:
         ConfigError: a value out of range or a score that is not a number.
     """
@@ -105,7 +95,6 @@ def one_run(
     for tried, correct in sorted(tries, key=lambda pair: -pair[1] / max(pair[0], 1)):
 
         def excess(parameter: float, tried: int = tried, correct: int = correct) -> float:
-            """Positive where the parameter is refuted."""
             if is_gaussian:
                 return _refutes_gaussian(parameter, tried, correct, canaries, level)
             return level - _p_value(parameter, tried, correct, canaries, delta)
@@ -117,12 +106,7 @@ def one_run(
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The epsilon at `delta` of mu-Gaussian differential privacy (Dong, Roth and Su 2022, Corollary 2.13).
-
-    Args:
-        mu: sensitivity / noise std, >= 0.
-        delta: in (0, 1).
-    """
+    """The epsilon at `delta` of mu-Gaussian differential privacy (Dong, Roth and Su 2022, Corollary 2.13)."""
 
     def excess(epsilon: float) -> float:
         high, low = log_ndtr(mu / 2 - epsilon / mu), epsilon + log_ndtr(-mu / 2 - epsilon / mu)
@@ -134,15 +118,9 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 def likely_threshold(
     in_scores: ArrayLike, out_scores: ArrayLike, *, trials: int, delta: float, significance: float = 0.05
 ) -> float:
-    """The threshold at which `clopper_pearson` is likely to prove most, to be chosen before the audit.
+    """The threshold at which `clopper_pearson` is likely to prove most from `trials` runs of each kind.
 
-    Args:
-        in_scores, out_scores: of a simulation of what is audited; the audit's own scores may not be among them.
-        trials: runs of each kind that the audit will have.
-        delta, significance: of the audit.
-
-    Raises:
-        ConfigError: a value out of range or a score that is not a number.
+    Chosen before the audit, on scores of a simulation: the audit's own may not be among them.
     """
     inside, outside = _checked(in_scores, out_scores, delta, significance)
     candidates = np.quantile(np.concatenate([inside, outside]), np.linspace(0, 1, 1001))
@@ -158,7 +136,6 @@ def _at_thresholds(inside: _Array, outside: _Array, thresholds: _Array, delta: f
 
 
 def _errors(inside: _Array, outside: _Array, thresholds: _Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Runs with the canary below each threshold, and runs without that are not, shapes [t]."""
     missed, rejected = (np.searchsorted(np.sort(scores), thresholds) for scores in (inside, outside))
     return missed, len(outside) - rejected
 
@@ -175,7 +152,6 @@ def _from_errors(
 
 
 def _upper_limit(count: ArrayLike, trials: int, significance: float) -> _Array:
-    """The largest rate at which `count` or fewer of `trials` have at least probability `significance`."""
     count = np.asarray(count, dtype=np.float64)
     # Where every run is counted no rate is too large, and the beta distribution has no such parameter.
     return np.where(count < trials, beta.ppf(1 - significance, count + 1, np.maximum(trials - count, 1)), 1.0)

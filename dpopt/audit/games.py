@@ -96,11 +96,7 @@ def played(
     oracle: type[DataOracle] = DataOracle,
     examples: int | None = None,
 ) -> tuple[Transcript, Vector]:
-    """All releases of a run to the end of the plan, and the last parameters, shape [d].
-
-    `records` are inputs and targets, `seeds` those of the draws and of the noise, `oracle` is the class that answers,
-    and `examples` the public number of examples, by default that of the records.
-    """
+    """All releases of a run, and the last parameters; `seeds` are those of draws and noise."""
     transcript: Transcript = []
     options = {"draw_seed": seeds[0], "noise_seed": seeds[1], "transcript": transcript, "examples": examples}
     answering: Any = oracle(engine, *records, plan, **options)
@@ -110,21 +106,12 @@ def played(
     return transcript, state[0]
 
 
-def worst_case(
-    optimizer: Optimizer, plan: Plan, *, trials: int, seed: int = 0, examples: int = PUBLIC_EXAMPLES
-) -> Scores:
+def worst_case(optimizer: Optimizer, plan: Plan, *, trials: int, seed: int = 0) -> Scores:
     """Log-likelihood ratios of whole runs, `trials` with the worst record in the data and as many without it.
 
     The two data sets are neighbours under add/remove; both divide by the expected batch of the same public number of
     examples. With the score the exact likelihood ratio of all releases, no adversary does better: the true trade-off
     curve of these scores is the one that the ledger of the plan stands for.
-
-    Args:
-        optimizer: runs to the end of the plan in every trial.
-        plan: with noise for every kind of release.
-        trials: runs of each kind.
-        seed: of sampling and noise.
-        examples: the public number of examples.
 
     Raises:
         ConfigError: no trial, or a plan without noise.
@@ -136,20 +123,14 @@ def worst_case(
     def run(is_in: bool, seeds: tuple[int, int]) -> float:
         # All other records contribute nothing, so they are left out of both runs.
         records = (x, y) if is_in else (x[:0], y[:0])
-        transcript, _ = played(optimizer, engine, records, plan, seeds, examples=examples)
-        return log_likelihood_ratio(transcript, kinds, plan, plan.rate * examples)
+        transcript, _ = played(optimizer, engine, records, plan, seeds, examples=PUBLIC_EXAMPLES)
+        return log_likelihood_ratio(transcript, kinds, plan, plan.rate * PUBLIC_EXAMPLES)
 
     return play_both(run, trials, seed)
 
 
 def simulated(ledger: Ledger, *, size: int, seed: int = 0) -> Scores:
-    """The scores that `worst_case` gives if a run is what its ledger says: subsampled Gaussians of the effective noise.
-
-    Args:
-        ledger: of the plan.
-        size: number of scores of each kind.
-        seed: of the simulation.
-    """
+    """`size` scores of each kind, as `worst_case` gives them if a run is what its ledger says."""
     random = np.random.default_rng(seed)
 
     def scores(is_in: bool) -> NDArray[np.float64]:
@@ -165,15 +146,14 @@ def simulated(ledger: Ledger, *, size: int, seed: int = 0) -> Scores:
 
 
 def _log_ratio(exponents: NDArray[np.float64], rate: float) -> NDArray[np.float64]:
-    """log(1 - q + q exp(exponent)) for each draw."""
     with np.errstate(divide="ignore"):  # at rate 1 the record is never left out
         return np.logaddexp(np.log1p(-rate), np.log(rate) + exponents)
 
 
 def play_both(run: Callable[[bool, tuple[int, int]], float], trials: int | tuple[int, int], seed: int) -> Scores:
-    """Scores by `run`, (True if the canary is in, seeds of draws and noise) -> score, of runs with it and without.
+    """Scores of runs with the canary and without, `trials` of each kind, or (with, without).
 
-    `trials` are those of each kind, or (with, without); ConfigError if there is none.
+    `run` maps (True if the canary is in, seeds of draws and noise) to a score.
     """
     # Different seeds inside and outside: the estimators take all scores to be independent.
     inside, outside = (trials, trials) if isinstance(trials, int) else trials
@@ -227,7 +207,6 @@ def log_likelihood_ratio(
 
 
 def _with_kinds(releases: Sequence[Release], kinds: Sequence[str]) -> Iterator[tuple[str, Release]]:
-    """Each release of a draw with its kind; one of several sums counts as many times among `kinds`."""
     position = 0
     for release in releases:
         yield kinds[position], release
@@ -238,16 +217,10 @@ def _with_kinds(releases: Sequence[Release], kinds: Sequence[str]) -> Iterator[t
 class _WithCanaries(Delegate):
     """A real engine and its records, with canaries added: the data oracle only knows their row numbers.
 
-    Rows 0..n-1 are the records; row n + j is canary j. A canary that is in contributes the clip rule's sensitivity
-    along its own coordinate, whatever is asked; one that is out contributes nothing. So that only gradients tell them
-    apart, no canary has a loss (the oracle counts it as nothing), and the norms of all are infinite and zero by turns,
-    which moves no share of short gradients away from 1/2.
-
-    Args:
-        engine: of the model.
-        x, y: the records.
-        coordinates: of the canaries, all different, shape [m].
-        members: which canaries are in, bool [m].
+    Rows 0..n-1 are the records; row n + j is canary j. A canary that is in (`members`, bool [m]) contributes the clip
+    rule's sensitivity along its own of the `coordinates` [m], whatever is asked; one that is out contributes nothing.
+    So that only gradients tell them apart, no canary has a loss (the oracle counts it as nothing), and the norms of all
+    are infinite and zero by turns, which moves no share of short gradients away from 1/2.
     """
 
     def __init__(self, engine: ClippingEngine, x: Tensor, y: Tensor, coordinates: Tensor, members: Tensor) -> None:
@@ -290,14 +263,6 @@ def one_run_scores(
     ratio of its coordinate of all released gradients, were there no other record:
     sum_t log(1 - q + q exp(u z_t - u^2 / 2)), with z_t the release in standard deviations and u = 1 / noise. The
     other records' gradients only make the attack weaker.
-
-    Args:
-        optimizer: trained to the end of the plan, from the engine's parameters.
-        engine: of the model; its parameters stay as they are.
-        x, y: the records; the public number of examples is theirs and all canaries'.
-        plan: made for the engine's dimension, with noise.
-        canaries: at most the engine's dimension.
-        seed: of the coins, the coordinates, sampling and noise.
 
     Raises:
         ConfigError: more canaries than parameters, or fewer than two; a plan without noise.

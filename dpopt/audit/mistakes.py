@@ -26,14 +26,15 @@ from dpopt.audit.games import (
     play_both,
     played,
 )
-from dpopt.audit.published import PublishedNoise, hyfreedp_noise
+from dpopt.audit.published import hyfreedp_noise
 from dpopt.clipping.rules import Abadi
+from dpopt.optimizers.dp_sgd import DPSGD
 from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.data import DataOracle
 from dpopt.privacy.ledger import Draw, Ledger, Plan
 from dpopt.privacy.oracle import Charged, Transcript
 from dpopt.privacy.queries import LOSSES
-from dpopt.types import ClipRule, Number, Oracle, Release, Vector
+from dpopt.types import Number, Oracle, Release, Vector
 
 _WIDTH = 4
 """Parameters of the controls' models, but for those that need more."""
@@ -43,15 +44,7 @@ _Score = Callable[[Transcript, Vector], float]
 
 
 class _Mechanism(NamedTuple):
-    """A mechanism, which runs with and without the last of the records.
-
-    Attributes:
-        optimizer, plan: what runs, and what it claims.
-        score: the adversary.
-        oracle: the class that answers.
-        engine, x, y: the records; the last one is the canary.
-        examples: the public number of examples.
-    """
+    """A mechanism with its claim (`plan`) and its adversary (`score`); the last of the records is the canary."""
 
     optimizer: Any
     plan: Plan
@@ -73,9 +66,7 @@ class Control:
     """A mechanism that must be flagged, and the same without its mistake.
 
     Attributes:
-        name: one word for tables.
-        mistake: what is wrong.
-        epsilon, delta: what it claims.
+        epsilon, delta: the claim.
         trials: runs with and without the canary that are enough to see it.
         build: (whether to repair the mistake) -> the mechanism.
         threshold: for `clopper_pearson`, chosen beforehand; None lets the scores choose it.
@@ -89,11 +80,9 @@ class Control:
     build: Callable[[bool], _Mechanism]
     threshold: float | None = None
 
-    def scores(
-        self, trials: int | tuple[int, int] | None = None, seed: int = 0, *, is_repaired: bool = False
-    ) -> Scores:
-        """The adversary's scores of `trials` runs with the canary and without (by default enough)."""
-        return play_both(self.build(is_repaired).run, trials or self.trials, seed)
+    def scores(self, seed: int = 0, *, is_repaired: bool = False) -> Scores:
+        """The adversary's scores of the runs with the canary and without."""
+        return play_both(self.build(is_repaired).run, self.trials, seed)
 
     def bound(self, scores: Scores) -> float:
         """The lower bound on epsilon that `scores` prove at 95 % confidence."""
@@ -122,8 +111,6 @@ def controls() -> tuple[Control, ...]:
 
 
 class _RealisedBatch(DataOracle):
-    """Divides by the number of records in the draw, as if it were public: the noise tells it."""
-
     def _add_noise(self, total: Tensor, std: Number, charged: Charged) -> None:
         super()._add_noise(total, std, charged)
         drawn = sum(int(gather()[2].sum()) for gather in charged.records.inputs)
@@ -132,67 +119,53 @@ class _RealisedBatch(DataOracle):
 
 def _realised_batch(is_repaired: bool) -> _Mechanism:
     """Records without gradients: the length of the released noise gives away how many there are."""
-    optimizer, dimension = _Plain(), 200
-    x, y = torch.zeros(2, dimension, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    optimizer, d = _Plain(), 200
+    x, y = torch.zeros(2, d, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
     oracle = DataOracle if is_repaired else _RealisedBatch
 
     def score(transcript: Transcript, theta: Vector) -> float:
         return -float(transcript[0][0].value.norm())
 
-    return _Mechanism(
-        optimizer, _one_draw(optimizer, dimension, 1.0), score, oracle, Prescribed(dimension), x, y, examples=2
-    )
+    return _Mechanism(optimizer, _one_draw(optimizer, d, 1.0), score, oracle, Prescribed(d), x, y, examples=2)
 
 
 class _BareLosses(DataOracle):
-    """Adds no noise to losses."""
-
     def answer(self, charged: Charged) -> Release:
         return super().answer(charged._replace(noise=0.0) if charged.asked.kind == LOSSES else charged)
 
 
-class _State(NamedTuple):
-    theta: Vector
-
-
 @dataclass(frozen=True)
-class _Plain:
+class _Plain(DPSGD):
     """Plain steps of size one, or those of a `rule`, (oracle, theta) -> the next theta.
 
     With `probes`, that many losses are released too, the first before the step.
     """
 
-    clip: ClipRule = _CLIP
     noise_inflation: float = 1.1
     probes: int = 0
     is_rejecting: bool = False
-    rule: Callable[[Any, Vector], Vector] | None = None
+    rule: Any = None
 
-    def init(self, theta: Vector) -> _State:
-        return _State(theta)
-
-    def step(self, state: _State, oracle: Any) -> _State:
+    def step(self, state: Any, oracle: Any) -> Any:
         theta = state.theta
         if self.rule:
-            return _State(self.rule(oracle, theta))
+            return state._replace(theta=self.rule(oracle, theta))
         with oracle.draw() as batch:
-            after = theta - batch.gradient(theta, self.clip).value
+            after = theta - batch.gradient(theta, _CLIP).value
             if self.probes:
                 before, *_, last = batch.losses([theta] + [after] * (self.probes - 1), 1.0).value
                 if self.is_rejecting:
                     after = torch.where(last > before, theta, after)
-        return _State(after)
+        return state._replace(theta=after)
 
 
 def _bare_losses(is_repaired: bool) -> _Mechanism:
     """The canary's loss is huge, no other record has any."""
-    optimizer = _Plain(probes=2)
-    oracle = DataOracle if is_repaired else _BareLosses
 
     def score(transcript: Transcript, theta: Vector) -> float:
         return float(transcript[0][1].value[0])
 
-    return _with_canary(optimizer, score, oracle)
+    return _with_canary(_Plain(probes=2), score, DataOracle if is_repaired else _BareLosses)
 
 
 class _Barrier(Prescribed):
@@ -208,12 +181,10 @@ class _Peeking(DataOracle):
     _batch: Any  # of the open draw
 
     def raw_loss(self, theta: Vector) -> Tensor:
-        """The summed loss of the open draw."""
         rows = [inputs() for inputs in self._batch._records.inputs]
         return torch.stack([self._engine.losses([theta], *row)[0].sum() for row in rows] or [torch.zeros(())]).sum()
 
     def raw_norm(self) -> float:
-        """The longest gradient of the open draw."""
         return max((float(norm.max()) for norm in self._batch._records.norms), default=0.0)
 
 
@@ -290,7 +261,7 @@ def _separate_subsamples(is_repaired: bool) -> _Mechanism:
     common: dict[str, Any] = {"rate": 0.2, "draws": 1, "epsilon": 8.0, "delta": 0.02, "accountant": "prv"}
     plan = calibrate(optimizer, dimension=_WIDTH, **common)
     if not is_repaired:
-        gradient, losses, _ = _published(**common)
+        gradient, losses, _ = hyfreedp_noise(rule="independent", probe_every=1, noise_inflation=1.3, **common)
         ledger = Ledger([Draw(plan.rate, (gradient, losses, losses, losses))])
         plan = replace(plan, noise={"gradient": gradient, "losses": losses}, ledger=ledger)
     kinds, examples = kinds_of(optimizer, plan), 50
@@ -299,8 +270,3 @@ def _separate_subsamples(is_repaired: bool) -> _Mechanism:
         return log_likelihood_ratio(transcript, kinds, plan, plan.rate * examples)
 
     return _Mechanism(optimizer, plan, score, DataOracle, Prescribed(_WIDTH), *canary(_WIDTH), examples)
-
-
-@cache
-def _published(**setting: Any) -> PublishedNoise:
-    return hyfreedp_noise(rule="independent", probe_every=1, noise_inflation=1.3, **setting)

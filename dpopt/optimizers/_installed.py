@@ -11,7 +11,7 @@ import os
 import site
 import sys
 from collections.abc import Iterator
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -29,15 +29,7 @@ def require(module: str) -> None:
     """Refuse a module that neither the program has imported already nor a distribution has installed.
 
     Installed is what lies in `site-packages`, and of an editable installation the top-level modules that are its own,
-    not all that its folder holds. Nothing is imported to find out.
-
-    Args:
-        module: as an import statement names it.
-
-    Raises:
-        NotInstalled: it lies elsewhere.
-        ModuleNotFoundError: there is none.
-        ValueError: no name of a module.
+    not all that its folder holds. Nothing is imported to find out. Raises `NotInstalled`, or as an import does.
     """
     if module in sys.modules:
         return
@@ -52,7 +44,6 @@ def require(module: str) -> None:
 
 
 def _sites() -> list[Path]:
-    """The folders that pip installs to."""
     user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     return [Path(os.path.realpath(folder)) for folder in (*site.getsitepackages(), *user)]
 
@@ -61,10 +52,7 @@ def _editable(top: str) -> Iterator[Path]:
     """Folders of the editable installations that have a top-level module of this name."""
     for distribution in distributions(path=list(map(str, _sites()))):
         origin = json.loads(distribution.read_text("direct_url.json") or "{}")
-        if origin.get("dir_info", {}).get("editable") and top in _names(distribution):
+        # By its own name where it does not list its top-level modules.
+        names = (distribution.read_text("top_level.txt") or distribution.name.replace("-", "_")).split()
+        if origin.get("dir_info", {}).get("editable") and top in names:
             yield Path(os.path.realpath(unquote(urlsplit(origin["url"]).path)))
-
-
-def _names(distribution: Distribution) -> list[str]:
-    """A distribution's top-level modules; by its own name where it does not list them."""
-    return (distribution.read_text("top_level.txt") or distribution.name.replace("-", "_")).split()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dpopt.clipping.rules import AtBound
 from dpopt.fields import Decay, Inflation, Positive
-from dpopt.optimizers.base import Configured, Direction, descend, directed, require_plain, scalar
+from dpopt.optimizers.base import Configured, Direction, descend, directed, require_base, scalar
 from dpopt.optimizers.dp_sgd import DPSGD
 from dpopt.types import Oracle, Release, Vector
 
@@ -65,7 +65,7 @@ class AdaptiveClip(Configured):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_plain(self.base, "AdaptiveClip")
+        require_base(self.base, "AdaptiveClip")
 
     def init(self, theta: Vector) -> State:
         return State(theta, self.base.init(theta), scalar(theta, self.initial_bound))

@@ -102,37 +102,25 @@ def _undefined(optimizer: Direction, method: str, what: str) -> ConfigError:
     return ConfigError(f"{type(optimizer).__name__}.{method}", None, f"define it; it gives {what}")
 
 
-def require_plain(base: Direction, owner: str) -> None:
-    """Refuse a base direction that sets what its owner decides.
+def require_base(base: Direction, owner: str, *, sees: Sequence[str] = ()) -> None:
+    """Refuse a base direction that decides what its owner decides.
+
+    Args:
+        base: the direction.
+        owner: name of the class that takes it.
+        sees: methods of `Direction` that the owner has in its place: "points", "observe" or both.
 
     Raises:
-        ConfigError: `lr` or `clip` of `base` differs from its default.
+        ConfigError: `lr` or `clip` of `base` differs from its default, or it has a method of its own that `sees` names.
     """
     plain = type(base)()
     for name in ("lr", "clip"):
         if getattr(base, name) != getattr(plain, name):
             raise ConfigError(f"{owner}.base.{name}", getattr(base, name), f"set {name} beside base")
-
-
-def require_local(base: Direction, owner: str) -> None:
-    """Refuse a base direction that observes its gradients in its own way: its owner does so in its place.
-
-    Raises:
-        ConfigError: `base` looks elsewhere than at theta_t, or scales what it sees.
-    """
-    for name in ("points", "observe"):
+    for name in sees:
         if getattr(type(base), name) is not getattr(Direction, name):
-            raise ConfigError(f"{owner}.base", base, "expected a direction that sees the plain gradient at theta_t")
-
-
-def require_one_point(base: Direction, owner: str) -> None:
-    """Refuse a base direction that looks along its last step: its owner moves the parameters in another way.
-
-    Raises:
-        ConfigError: `base` looks elsewhere than at theta_t.
-    """
-    if type(base).points is not Direction.points:
-        raise ConfigError(f"{owner}.base", base, "expected a direction that sees the gradient at theta_t alone")
+            gradient = "plain gradient at theta_t" if "observe" in sees else "gradient at theta_t alone"
+            raise ConfigError(f"{owner}.base", base, f"expected a direction that sees the {gradient}")
 
 
 def two_points(theta: Vector, previous: Vector, kappa: float, gamma: float) -> list[tuple[float, Vector]]:

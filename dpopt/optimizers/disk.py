@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dpopt.fields import Fraction, Positive
-from dpopt.optimizers.base import Direction, directed, require_local, require_plain, scalar, two_points
+from dpopt.optimizers.base import Direction, directed, require_base, scalar, two_points
 from dpopt.optimizers.dp_adam import DPAdam
 from dpopt.types import Release, Vector
 
@@ -67,8 +67,7 @@ class DiSK(Direction):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_plain(self.base, "DiSK")
-        require_local(self.base, "DiSK")
+        require_base(self.base, "DiSK", sees=("points", "observe"))
 
     def init(self, theta: Vector) -> State:
         return State(theta, theta, torch.zeros_like(theta), scalar(theta), self.base.init(theta))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dpopt.errors import ConfigError
 from dpopt.fields import Finite, Positive
-from dpopt.optimizers.base import Direction, directed, require_local, require_plain
+from dpopt.optimizers.base import Direction, directed, require_base
 from dpopt.optimizers.dp_adam import DPAdam
 from dpopt.types import Release, Vector
 
@@ -73,8 +73,7 @@ class DOPPLER(Direction):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_plain(self.base, "DOPPLER")
-        require_local(self.base, "DOPPLER")
+        require_base(self.base, "DOPPLER", sees=("points", "observe"))
         if self.a[0] != 1:
             raise ConfigError("DOPPLER.a", self.a, "expected 1 first")
         if not self._slowest() < 1:

@@ -13,7 +13,7 @@ from torch import Tensor
 from dpopt.clipping.rules import Automatic
 from dpopt.errors import ConfigError
 from dpopt.fields import Count, Decay, Inflation, Positive
-from dpopt.optimizers.base import Configured, Direction, descend, directed, require_plain, scalar, scalars
+from dpopt.optimizers.base import Configured, Direction, descend, directed, require_base, scalar, scalars
 from dpopt.optimizers.dp_adamw import DPAdamW
 from dpopt.types import ClipRule, Oracle, Release, Vector
 
@@ -97,7 +97,7 @@ class HyFreeDP(Configured):
         super().__post_init__()
         if self.probes < 3 or self.probes % 2 == 0:
             raise ConfigError("HyFreeDP.probes", self.probes, "expected an odd number, at least 3")
-        require_plain(self.base, "HyFreeDP")
+        require_base(self.base, "HyFreeDP")
 
     def init(self, theta: Vector) -> Any:
         return State(theta, self.base.init(theta), scalar(theta, self.lr), scalar(theta, self.initial_bound))
@@ -131,23 +131,17 @@ class HyFreeDP(Configured):
 
     def _adapted(self, state: Any, losses: Release) -> Any:
         """The state with the eta and R_l that follow from a round's losses, shape [2m + 1], at j = -m..m."""
-        eta, bound = self._fit(state.eta, state.bound, losses)
-        return state._replace(eta=eta, bound=bound)
-
-    def _fit(self, eta: Tensor, bound: Tensor, losses: Release) -> tuple[Tensor, Tensor]:
-        """The next eta and R_l from a round's losses, shape [2m + 1], at j = -m..m."""
-        m, value = self.probes // 2, losses.value
+        m, value, eta = self.probes // 2, losses.value, state.eta
         j = scalars(value, range(-m, m + 1))
         c = j.square() - j.square().mean()
         b = (j * value).sum() / (eta * j.square().sum())
         a = 2 * (c * value).sum() / (eta.square() * c.square().sum())
 
         newton = torch.clamp(b / a, eta / 2, 2 * eta)
-        is_minimum = (a > 0) & (b > 0) & (value[m] < SATURATED * bound) & newton.isfinite()
+        is_minimum = (a > 0) & (b > 0) & (value[m] < SATURATED * state.bound) & newton.isfinite()
         smoothed = self.smoothing * eta + (1 - self.smoothing) * newton
-        return torch.where(is_minimum, smoothed, eta), self._next_bound(value)
+        return state._replace(eta=torch.where(is_minimum, smoothed, eta), bound=self._next_bound(value))
 
     def _next_bound(self, losses: Tensor) -> Tensor:
-        """R_l of the next round, from the losses of this one, shape [2m + 1]."""
         bound = losses.sum() if self.bound == "conservative" else losses[self.probes // 2]
         return bound.clamp(min=LEAST_BOUND)

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from dpopt.clipping.rules import Automatic
 from dpopt.fields import Count, Inflation, Positive
-from dpopt.optimizers.base import Configured, Direction, descend, directed, require_one_point, require_plain, scalar
+from dpopt.optimizers.base import Configured, Direction, descend, directed, require_base, scalar
 from dpopt.optimizers.dp_adamw import DPAdamW
 from dpopt.optimizers.hyfreedp import LEAST_BOUND, SATURATED
 from dpopt.optimizers.scheduled import Scheduled
@@ -137,8 +137,7 @@ class HyFreeDPSearchThenDecay(Configured):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_plain(self.base, "HyFreeDPSearchThenDecay")
-        require_one_point(self.base, "HyFreeDPSearchThenDecay")
+        require_base(self.base, "HyFreeDPSearchThenDecay", sees=("points",))
 
     def init(self, theta: Vector) -> State:
         eta, bound, base = scalar(theta, self.lr), scalar(theta, self.initial_bound), self.base.init(theta)
@@ -157,7 +156,6 @@ class HyFreeDPSearchThenDecay(Configured):
         return self._continued(after, draws_taken + 1, is_found=(state.rounds == 0) & (after.rounds > 0))
 
     def _trained(self, state: State, batch: Batch, size: Tensor) -> State:
-        """The state after a draw that follows the trial."""
         gradient = self.base.observe(state.base, batch, self.clip)
         direction, base = directed(self.base, state.base, gradient)
         theta = descend(state.theta, direction, size)
@@ -165,7 +163,6 @@ class HyFreeDPSearchThenDecay(Configured):
         return state._replace(theta=theta, base=base, kept=base)
 
     def _tried(self, state: State, batch: Batch, size: Tensor) -> State:
-        """The state after a draw of the trial."""
         viewpoint = torch.where(state.rounds > 0, state.theta, state.start)
         path, kept = (seen._replace(theta=viewpoint) for seen in (state.base, state.kept))
         gradient = self.base.observe(path, batch, self.clip)
@@ -212,12 +209,10 @@ class HyFreeDPSearchThenDecay(Configured):
         return state._replace(theta=theta, base=base, eta=_number(eta, state.eta))
 
     def _returned(self, state: State) -> State:
-        """The state in which training begins."""
         base = state.kept._replace(theta=state.start)
         eta = torch.where(state.rounds > 0, SHARE * state.eta, scalar(state.theta, self.lr))
         return state._replace(theta=state.start, base=base, kept=base, eta=eta)
 
 
 def _number(value: Tensor, otherwise: Tensor) -> Tensor:
-    """`value` where it is a positive number, else `otherwise`."""
     return torch.where(value.isfinite() & (value > 0), value, otherwise)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dpopt.clipping.rules import Abadi
 from dpopt.fields import NonNegative, Positive, Range
-from dpopt.optimizers.base import Configured, Direction, descend, directed, expected_epoch, require_plain, scalar
+from dpopt.optimizers.base import Configured, Direction, descend, directed, expected_epoch, require_base, scalar
 from dpopt.optimizers.dp_adamw import DPAdamW
 from dpopt.types import ClipRule, Oracle, Vector
 
@@ -62,7 +62,7 @@ class Scheduled(Configured):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_plain(self.base, "Scheduled")
+        require_base(self.base, "Scheduled")
 
     def init(self, theta: Vector) -> State:
         return State(theta, self.base.init(theta), scalar(theta, self.lr))

@@ -102,9 +102,9 @@ class TorchOptim(Configured):
         kept = _layout(self).read(_advanced(wrapped, torch.ones_like(theta)))
         if kept is None:
             raise ConfigError("TorchOptim.optimizer", self.optimizer, "what it keeps depends on its parameters")
-        numbers = torch.zeros(len(kept.numbers), dtype=torch.float64)
-        tensors = tuple(map(torch.zeros_like, kept.tensors))
-        return State(theta, theta, eta, torch.tensor(False), numbers, tensors)
+        numbers, tensors = kept
+        zeros = torch.zeros(len(numbers), dtype=torch.float64)
+        return State(theta, theta, eta, torch.tensor(False), zeros, tuple(map(torch.zeros_like, tensors)))
 
     def step(self, state: State, oracle: Oracle) -> State:
         with oracle.draw() as batch:
@@ -116,10 +116,11 @@ class TorchOptim(Configured):
         kept = _layout(self).read(_advanced(wrapped, gradient))
         if kept is None:
             return self._unbegun(state, wrapped)
-        eta, numbers = scalar(state.eta, _step_size(wrapped, self.step_size)), state.numbers.new_tensor(kept.numbers)
+        numbers, tensors = kept
+        eta = scalar(state.eta, _step_size(wrapped, self.step_size))
         point, evaluated = _points(wrapped)
         theta = self._averaged(state.theta, evaluated, oracle)
-        return State(theta, point, eta, torch.ones_like(state.begun), numbers, kept.tensors)
+        return State(theta, point, eta, torch.ones_like(state.begun), state.numbers.new_tensor(numbers), tensors)
 
     def wrap(self, point: Vector) -> Optimizer:
         """The wrapped optimizer as its constructor makes it, over a copy of `point`, shape [d]."""
@@ -129,7 +130,7 @@ class TorchOptim(Configured):
     def _restored(self, state: State) -> Optimizer:
         wrapped = self.wrap(state.point)
         if state.begun:
-            _layout(self).load(wrapped, _Kept(state.numbers.tolist(), state.tensors))
+            _layout(self).load(wrapped, (state.numbers.tolist(), state.tensors))
         return wrapped
 
     def _unbegun(self, state: State, wrapped: Optimizer) -> State:
@@ -150,11 +151,8 @@ class TorchOptim(Configured):
         return (average * (1 - weight)).add_(point, alpha=weight)
 
 
-class _Kept(NamedTuple):
-    """The part of an optimizer that lasts from step to step."""
-
-    numbers: list[float]
-    tensors: tuple[Tensor, ...]
+_Kept = tuple[list[float], tuple[Tensor, ...]]
+"""The part of an optimizer that lasts from step to step: the numbers and the tensors of its `state_dict`."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +168,7 @@ class _Layout:
         if structure != self.structure or not all(map(_is_like, leaves, self.leaves)):
             return None
         numbers = [float(leaf) for leaf in leaves if _is_number(leaf)]
-        return _Kept(numbers, tuple(leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)))
+        return numbers, tuple(leaf.detach() for leaf in leaves if isinstance(leaf, Tensor))
 
     def load(self, optimizer: Optimizer, kept: _Kept) -> None:
         """Give `optimizer` back what `read` took from another of its kind; tensors are copied."""
@@ -183,8 +181,7 @@ class _Layout:
             optimizer.state[parameter].update(content["state"][0])
 
     def _filled(self, kept: _Kept) -> Iterator[Any]:
-        """The leaves with what was kept: copies of the tensors, numbers in their Python types, and the constants."""
-        numbers, tensors = iter(kept.numbers), iter(kept.tensors)
+        numbers, tensors = iter(kept[0]), iter(kept[1])
         for leaf in self.leaves:
             if isinstance(leaf, Tensor):
                 yield next(tensors).clone()
@@ -194,11 +191,7 @@ class _Layout:
 
 @lru_cache
 def _layout(configuration: TorchOptim) -> _Layout:
-    """The layout of what its optimizer keeps, found by two steps on two parameters.
-
-    Raises:
-        ConfigError: see `TorchOptim`.
-    """
+    """The layout of what its optimizer keeps, by two steps on two parameters; raises as `TorchOptim`."""
     path, point = configuration.optimizer, torch.ones(2)
     _class(path)
     try:

@@ -35,12 +35,8 @@ def landlock_version() -> int:
 def confine(readable: Iterable[str | Path], listed: Iterable[str | Path]) -> None:
     """Take all rights from this process that it can give up; what it starts inherits that. It has to have one thread.
 
-    Args:
-        readable: files and folders that may be read, with all in them; the others cannot be opened.
-        listed: folders of which the names of the files may be read.
-
-    Raises:
-        OSError: the system has Landlock and refuses to use it.
+    Files and folders that are `readable` can be opened, with all in them, and the names in those that are `listed` can
+    be read. OSError if the system has Landlock and refuses to use it.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):  # what it prints could change the terminal
@@ -85,9 +81,7 @@ def _call(result: int) -> int:
 def of_python(path: Iterable[str], modules: Iterable[str]) -> tuple[list[str | Path], list[Path]]:
     """The files that imports need, and the folders that they list: `confine`'s arguments.
 
-    Args:
-        path: of Python.
-        modules: names at the top level that may lie elsewhere, as editable installations do.
+    `path` is Python's; the top-level `modules` may lie elsewhere, as editable installations do.
     """
     readable: list[str | Path] = [sys.prefix, sys.base_prefix, "/usr", "/lib", "/lib64", "/etc/ld.so.cache"]
     readable += ["/dev/urandom"]

@@ -38,8 +38,6 @@ class Seen(NamedTuple):
     """One physical batch of n examples, as the engine saw it while it summed a gradient. Not private.
 
     Attributes:
-        draw: the draw's number.
-        points: weights and parameters that the gradient was asked at.
         x, y: inputs as the model takes them and targets, [n, ...].
         mask: which rows count, bool [n].
         norms: L2 norms of the gradients before clipping, shape [n].

@@ -71,8 +71,7 @@ class Processes:
     def together(self) -> Iterator[Callable[[], None]]:
         """A block that all processes pass or none does; ConfigError where another process was refused.
 
-        Yields:
-            To be called where the block has done what may be refused: waits for the others.
+        Yields a function to be called where the block has done what may be refused: it waits for the others.
         """
         is_settled = False
 
@@ -91,14 +90,10 @@ class Processes:
             raise
 
     def agree(self, device: torch.device, **parts: object) -> None:
-        """Refuse processes that would not make the same run, or cannot add up their sums.
+        """Refuse processes that would not make the same run, or cannot add up their sums on `device`.
 
-        Args:
-            device: where sums will be.
-            parts: what has to be equal in all of them; anything that JSON can hold. Only hashes are sent and shown.
-
-        Raises:
-            ConfigError: in every process; names the first part that differs.
+        The `parts`, plain JSON data, have to be equal in all of them; only hashes are sent and shown. ConfigError in
+        every process names the first part that differs.
         """
         everyone = self.gather({name: f"{derive(part):032x}"[:12] for name, part in parts.items()})
         for name in parts:

@@ -30,7 +30,7 @@ from dpopt import markup
 from dpopt.errors import ConfigError
 from dpopt.privacy.confinement import hide_memory, landlock_version
 from dpopt.privacy.oracle import BudgetSpent, OpenDraw, UnplannedRelease
-from dpopt.privacy.wire import TENSORS, Answer, Channel, Gone, NotImportable
+from dpopt.privacy.wire import TENSORS, Answer, Channel, IsolatedFailure, NotImportable
 from dpopt.types import Vector
 
 _LARGEST_STATE = 64
@@ -45,17 +45,11 @@ _ENVIRONMENT = re.compile(
 _LOG = logging.getLogger(__name__)
 
 
-class IsolatedFailure(RuntimeError):
-    """The optimizer has failed in its process; the message is its traceback."""
-
-
 @dataclass
 class _IsolatedState:
     """The state of an isolated optimizer, `theta` and all, which stays in its process until somebody looks.
 
-    Attributes:
-        optimizer: its optimizer.
-        number: of the state, from 1; only the latest can still be fetched.
+    States have numbers from 1; only the latest can still be fetched.
     """
 
     optimizer: Isolated
@@ -64,7 +58,6 @@ class _IsolatedState:
 
     @property
     def leaves(self) -> list[Tensor]:
-        """Its tensors; the first is `theta`."""
         if self.fetched is None:
             self.fetched = self.optimizer.fetch(self.number)
         return self.fetched
@@ -139,11 +132,11 @@ class Isolated:
         return tuple((tuple(kinds), count) for kinds, count in structure)
 
     def cost(self) -> tuple[float, float, float]:
-        """Its queries, on average; see `calibration.cost`."""
+        """See `calibration.cost`."""
         return self._ask(do="cost").cost
 
     def spec(self, name: str) -> dict[str, Any]:
-        """Plain data from which the optimizer `name` is made again, as its process tells; see `registry.spec`."""
+        """See `registry.spec`."""
         return {**self._ask(do="spec", name=name).spec, "name": name}
 
     def init(self, theta: Vector) -> _IsolatedState:
@@ -154,7 +147,6 @@ class Isolated:
         return self._state(self._ask(do="init", theta=theta))
 
     def step(self, state: _IsolatedState, oracle: Any) -> _IsolatedState:
-        """One step, in which the optimizer's queries are put to `oracle`."""
         if state.number != self._number:  # of a checkpoint
             self._ask(do="load", leaves=state.leaves)
         names = ("dimension", "rate", "expected_batch", "draws_total", "draws_left")
@@ -182,7 +174,7 @@ class Isolated:
     def fetch(self, number: int) -> list[Tensor]:
         """The tensors of the latest state.
 
-        Raises RuntimeError if another step has been made since, `Gone` if they are no state.
+        Raises RuntimeError if another step has been made since, `IsolatedFailure` if they are no state.
         """
         if number != self._number:
             raise RuntimeError("only the latest state of an isolated optimizer can be fetched")
@@ -190,7 +182,9 @@ class Isolated:
         leaves = self._answer(2**16, 8 * _LARGEST_STATE * len(self._theta) + 2**20).leaves
         is_whole = len(leaves) > max(self.places.values())
         if not is_whole or (leaves[0].shape, leaves[0].dtype) != (self._theta.shape, self._theta.dtype):
-            raise Gone("the process of the isolated optimizer sends a state without theta, or without its fields")
+            raise IsolatedFailure(
+                "the process of the isolated optimizer sends a state without theta, or without its fields"
+            )
         return leaves
 
     def _state(self, answer: Answer) -> _IsolatedState:

@@ -78,7 +78,6 @@ class Charged(NamedTuple):
     Attributes:
         noise: noise multiplier of each of its releases.
         draw, number: number of the draw, and of the first of its releases in that draw; both from 0.
-        records: what the draw's queries are answered from.
     """
 
     asked: Asked

@@ -97,17 +97,8 @@ def physical_batches(
     return list(zip(padded.reshape(count, length), mask.reshape(count, length), strict=True))
 
 
-def gaussian(
-    seed: int, draw: int, release: int, size: int, dtype: torch.dtype, device: torch.device | str = "cpu"
-) -> Tensor:
-    """Standard normal noise of shape [size] for release number `release` of draw number `draw`."""
-    noise = torch.zeros(size, dtype=dtype, device=device)
-    add_gaussian(noise, 1.0, seed, draw, release)
-    return noise
-
-
 def add_gaussian(total: Tensor, std: float | Tensor, seed: int, draw: int, release: int) -> None:
-    """Add `std * gaussian(...)` to `total`, contiguous of shape [n], in place; takes the memory of one block."""
+    """Add the noise of release number `release` of draw number `draw` to `total`, contiguous of shape [n], in place."""
     # Losses and counts are float64, and few; a gradient is float32, made by the block on the CPU, or on its own device.
     if total.dtype == torch.float64:
         noise = _stream(seed, _NOISE, draw, release).standard_normal(len(total))

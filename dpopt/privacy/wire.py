@@ -39,8 +39,8 @@ _ENDED = "the process of the isolated optimizer has ended"
 _LENGTH = struct.Struct("<Q")
 
 
-class Gone(RuntimeError):
-    """The process of an isolated optimizer has ended, or sends what cannot be read."""
+class IsolatedFailure(RuntimeError):
+    """An optimizer has failed in its process (the message is its traceback), or the process ended or sent nonsense."""
 
 
 class NotImportable(ConfigError):
@@ -55,8 +55,6 @@ class Answer:
         do: what it asks for: an answer to `query`, a draw, the draw's end; or nothing, as its task is done.
         failed, refused: the error that ended the task, as a traceback; or the `ConfigError`, as a sentence.
         importable: false for a `NotImportable`.
-        structure, cost, spec: see `calibration.trace`, `calibration.cost` and `registry.spec`; the four before them and
-            `places` are attributes of `Isolated`.
     """
 
     do: Literal["done", "draw", "close", "ask"] = "done"
@@ -85,7 +83,7 @@ class Channel:
     def send(self, **message: Any) -> None:
         """Send values by name: those of JSON, tensors, queries and clip rules.
 
-        Raises `Gone` if nobody listens, ConfigError for a query, a rule or a tensor that cannot be sent.
+        Raises `IsolatedFailure` if nobody listens, ConfigError for a query, a rule or a tensor that cannot be sent.
         """
         tensors = list[Tensor]()
         body = _plain(message, tensors, self.imports)
@@ -99,12 +97,12 @@ class Channel:
                 self._file.write(_bytes(tensor))
             self._file.flush()
         except OSError as error:
-            raise Gone(_ENDED) from error
+            raise IsolatedFailure(_ENDED) from error
 
     def receive(self, tensors: int, size: int, kind: type[Any] = dict) -> Any:
         """The next message: a mapping, or an object of the dataclass `kind`, held to its annotations.
 
-        It may hold `tensors` tensors of `size` bytes in all. Raises `Gone` if there is none, or it is no such message.
+        It may hold `tensors` tensors of `size` bytes in all. Raises `IsolatedFailure` if there is no such message.
         """
         try:
             (length,) = _LENGTH.unpack(self._exactly(bytearray(_LENGTH.size)))
@@ -124,11 +122,13 @@ class Channel:
                 self._exactly(_bytes(values[number]))
             message = {name: _built(value, values, self.imports) for name, value in body.items()}
             return message if kind is dict else fields.build(kind, message, "isolated")
-        except Gone:
+        except IsolatedFailure:
             raise
         except Exception as error:  # hostile bytes can fail in any way
             reason = markup.line(cut(f"{type(error).__name__}: {error}"))
-            raise Gone(f"the process of the isolated optimizer sends what cannot be read ({reason})") from error
+            raise IsolatedFailure(
+                f"the process of the isolated optimizer sends what cannot be read ({reason})"
+            ) from error
 
     def close(self) -> None:
         with suppress(OSError):  # the other process may have hung up already
@@ -140,7 +140,7 @@ class Channel:
         except OSError:  # it has ended in the middle of a message
             count = 0
         if count < len(buffer):
-            raise Gone(_ENDED)
+            raise IsolatedFailure(_ENDED)
         return buffer
 
 

@@ -16,10 +16,10 @@ from dpopt.errors import ConfigError
 from dpopt.privacy import accountants
 from dpopt.privacy.calibration import cost, trace
 from dpopt.privacy.data import DataOracle
-from dpopt.privacy.isolation import Isolated, IsolatedFailure
+from dpopt.privacy.isolation import Isolated
 from dpopt.privacy.oracle import Asking, BudgetSpent, OpenDraw
 from dpopt.privacy.queries import GRADIENT, Asked, read
-from dpopt.privacy.wire import Gone, NotImportable
+from dpopt.privacy.wire import IsolatedFailure, NotImportable
 from dpopt.testing.imports import MAY_USE, MAY_USE_OF_DPOPT, forbidden_imports
 from dpopt.testing.task import DELTA, DRAWS, EPSILON, Task, require_same
 from dpopt.types import Batch, Optimizer, Oracle, Query, Release
@@ -63,7 +63,7 @@ def sees_only_the_protocol(optimizer: Optimizer) -> None:
     task = Task()
     recording = task.record(optimizer)
     # An optimizer that reads more could behave well here and otherwise beside data.
-    final = task.run(optimizer, strict(task.oracle(recording.plan)))
+    final = task.run(optimizer, _strict(task.oracle(recording.plan)))
     require_same(final, recording.final, "the result depends on which oracle it is")
 
 
@@ -80,7 +80,7 @@ def ends_the_same_when_isolated(optimizer: Optimizer) -> None:
         final = task.run(isolated, task.oracle(recording.plan))
     except NotImportable as error:
         raise unittest.SkipTest(str(error)) from error
-    except (IsolatedFailure, Gone, ConfigError) as error:
+    except (IsolatedFailure, ConfigError) as error:
         raise AssertionError(f"it cannot run in a process of its own: {error}") from error
     require_same(final, recording.final, "the result depends on the process")
 
@@ -162,14 +162,13 @@ def plans_the_same_for_any_dimension(optimizer: Optimizer) -> None:
 
 
 def _modules(optimizer: Optimizer) -> set[str]:
-    """The modules of its classes, and of the optimizers among its fields; not of `dpopt.optimizers.base` and torch."""
     inner = [getattr(optimizer, field.name) for field in dataclasses.fields(optimizer)]  # type: ignore[arg-type]
     modules = {kind.__module__ for kind in type(optimizer).__mro__} - {"builtins", "abc", "dpopt.optimizers.base"}
     modules = {module for module in modules if module.partition(".")[0] not in MAY_USE}
     return modules.union(*(_modules(value) for value in inner if isinstance(value, Optimizer)))
 
 
-def strict(oracle: Any) -> Any:
+def _strict(oracle: Any) -> Any:
     """`oracle` with the attributes that `Oracle` and `Batch` declare; any other raises `AssertionError`."""
 
     @contextmanager
@@ -202,49 +201,39 @@ class _View:
         raise AssertionError(f"`{object.__getattribute__(self, '_what')}.{name}` is set from outside")
 
 
-class Neighbours:
-    """An oracle whose queries are noted, and also put to a neighbouring data set, if there is one.
+class Neighbours(Asking):
+    """An oracle, and its open batch, whose queries are noted, and also put to a neighbouring data set, if there is one.
 
     Attributes:
         queries: all queries so far as they were read, with their releases.
         largest: for each kind of release, how far the one record has moved a sum, as a share of what it may.
     """
 
-    def __init__(self, oracle: DataOracle, neighbour: DataOracle | None = None) -> None:
-        self._oracle, self._neighbour = oracle, neighbour
+    def __init__(self, *oracles: DataOracle) -> None:
+        self._oracles, self._batches = oracles, list[OpenDraw]()
         self.queries: list[tuple[Asked, Release]] = []
         self.largest: dict[str, float] = {}
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._oracle, name)
+        return getattr(self._oracles[0], name)
 
     @contextmanager
     def draw(self) -> Iterator[Asking]:
         with ExitStack() as stack:
-            batch = stack.enter_context(self._oracle.draw())
-            other = stack.enter_context(self._neighbour.draw()) if self._neighbour else None
-            yield _NeighbourBatch(self, batch, other)
-
-    def answer(self, query: Query, batch: OpenDraw, other: OpenDraw | None) -> Release:
-        """Ask both, keep the query, and compare the two releases."""
-        asked, release = read(query, self.space), batch.ask(query)
-        self.queries.append((asked, release))
-        if other is not None and self._neighbour is not None:
-            # Sums, not means: the two oracles divide by different (public) batch sizes, and some sums are centred.
-            offset = asked.centre or 0.0
-            mine = (release.value.double() - offset) * self._oracle.expected_batch
-            theirs = (other.ask(query).value.double() - offset) * self._neighbour.expected_batch
-            moved, allowed = float((mine - theirs).norm()), float(asked.sensitivity) * math.sqrt(asked.releases)
-            assert moved <= allowed * (1 + 1e-4) + 1e-4, (
-                f"one record moved a query ({asked.kind}) by {moved}, not {allowed}"
-            )
-            self.largest[asked.kind] = max(self.largest.get(asked.kind, 0.0), moved / allowed)
-        return release
-
-
-class _NeighbourBatch(Asking):
-    def __init__(self, parent: Neighbours, batch: OpenDraw, other: OpenDraw | None) -> None:
-        self._parent, self._batch, self._other = parent, batch, other
+            self._batches = [stack.enter_context(oracle.draw()) for oracle in self._oracles]
+            yield self
 
     def ask(self, query: Query) -> Release:
-        return self._parent.answer(query, self._batch, self._other)
+        asked, releases = read(query, self.space), [batch.ask(query) for batch in self._batches]
+        self.queries.append((asked, releases[0]))
+        if len(releases) == 2:
+            # Sums, not means: the two oracles divide by different (public) batch sizes, and some sums are centred.
+            mine, theirs = (
+                (release.value.double() - (asked.centre or 0.0)) * oracle.expected_batch
+                for release, oracle in zip(releases, self._oracles, strict=True)
+            )
+            moved, allowed = float((mine - theirs).norm()), float(asked.sensitivity) * math.sqrt(asked.releases)
+            complaint = f"one record moved a query ({asked.kind}) by {moved}, not {allowed}"
+            assert moved <= allowed * (1 + 1e-4) + 1e-4, complaint
+            self.largest[asked.kind] = max(self.largest.get(asked.kind, 0.0), moved / allowed)
+        return releases[0]

@@ -69,15 +69,8 @@ class Task:
 
     def plan(self, optimizer: Optimizer, epsilon: float = EPSILON, rate: float = _BATCH / _EXAMPLES) -> Plan:
         """A plan of 12 draws, by RDP, which is quick; its noise is solved once for all that release alike."""
-        return calibrate(
-            optimizer,
-            rate=rate,
-            draws=DRAWS,
-            dimension=self.engine.dimension,
-            epsilon=epsilon,
-            delta=DELTA,
-            accountant="rdp",
-        )
+        sizes: dict[str, Any] = {"rate": rate, "draws": DRAWS, "dimension": self.engine.dimension}
+        return calibrate(optimizer, **sizes, epsilon=epsilon, delta=DELTA, accountant="rdp")
 
     def oracle(self, plan: Plan, transcript: Transcript | None = None, **changes: Any) -> DataOracle:
         """An oracle over the task's data."""
@@ -127,11 +120,8 @@ def require_same(state: Any, expected: Any, complaint: str) -> None:
 
 
 def require_near(end: Tensor, expected: Tensor, start: Tensor, tolerance: float, complaint: str) -> None:
-    """Raise `AssertionError` unless `end` is near `expected`.
-
-    What is allowed: `tolerance` of the way from `start`, and what 12 steps lose by rounding to the dtype of `end`.
-    """
-    rounding = DRAWS * torch.finfo(end.dtype).eps
+    """Raise `AssertionError` unless `end` is `expected` but for `tolerance` of the way from `start`, and rounding."""
+    rounding = DRAWS * torch.finfo(end.dtype).eps  # what 12 steps lose
     end, expected, start = (tensor.double().cpu() for tensor in (end, expected, start))
     way, off = float((expected - start).norm()), float((end - expected).norm())
     allowed = tolerance * way + rounding * float(expected.norm())

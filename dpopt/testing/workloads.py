@@ -54,7 +54,11 @@ def outline_is_that_of_model_and_records(workload: Workload) -> None:
     """`outline` has the model's parameters and the shape of a record as the model takes it, and holds no values."""
     model, x, y = _prepared(workload)
     outline = workload.outline()
-    assert _shapes(outline.model) == _shapes(model), "the outline's parameters are not the model's"
+    shapes, expected = (
+        [(name, parameter.shape, parameter.requires_grad) for name, parameter in each.named_parameters()]
+        for each in (outline.model, model)
+    )
+    assert shapes == expected, "the outline's parameters are not the model's"
     for name, part, loaded in (("inputs", outline.record.x, x), ("targets", outline.record.y, y)):
         same = (part.shape, part.dtype) == (loaded[:1].shape, loaded.dtype)
         assert same, f"the outline's {name} are {part.dtype} {list(part.shape)}"
@@ -90,10 +94,14 @@ def data_are_the_known_ones(workload: Workload) -> None:
 
 def splits_are_disjoint(workload: Workload) -> None:
     """Training and validation records are together those of the pool, each as often as there."""
+
+    def rows(split: Split) -> Counter[bytes]:
+        pairs = zip(*split, strict=True)
+        return Counter(hashlib.sha256(x.numpy().tobytes() + y.numpy().tobytes()).digest() for x, y in pairs)
+
     pool, _ = workload.load()
     splits = workload.splits(0)
-    held = _rows(splits.train) + _rows(splits.validation)
-    assert held == _rows(pool), "a record of the pool is in both splits or in none"
+    assert rows(splits.train) + rows(splits.validation) == rows(pool), "a record of the pool is in both splits or none"
 
 
 def splits_depend_on_the_seed_alone(workload: Workload) -> None:
@@ -226,10 +234,6 @@ def _prepared(workload: Workload) -> tuple[nn.Module, Tensor, Tensor]:
         return model, workload.augment(workload.transform(stored)), y
 
 
-def _shapes(model: nn.Module) -> dict[str, tuple[torch.Size, bool]]:
-    return {name: (parameter.shape, parameter.requires_grad) for name, parameter in model.named_parameters()}
-
-
 def _private_step(workload: Workload, name: str) -> tuple[Tensor, Tensor] | None:
     """The clipped sum at the start, and the parameters after a step of DP-SGD; None where the engine refuses."""
     model, x, y = _prepared(workload)
@@ -238,8 +242,9 @@ def _private_step(workload: Workload, name: str) -> tuple[Tensor, Tensor] | None
     except ConfigError:
         return None
     mask = torch.ones(len(x), dtype=torch.bool)
+    norms = engine.clipped([(1.0, engine.theta)], x, y, mask, clipping.Abadi(1.0)).norms
     # A bound in the middle of the norms: some records are clipped and some are not.
-    optimizer = registry.create("dp_sgd", lr=0.1, clip=_median_norm(engine, x, y, mask))
+    optimizer = registry.create("dp_sgd", lr=0.1, clip=float(norms.median()))
     plan = calibrate(
         optimizer, rate=0.9, draws=1, dimension=engine.dimension, epsilon=8.0, delta=1e-3, accountant="rdp"
     )
@@ -250,12 +255,7 @@ def _private_step(workload: Workload, name: str) -> tuple[Tensor, Tensor] | None
     return total, state.theta - engine.theta
 
 
-def _median_norm(engine: clipping.ClippingEngine, x: Tensor, y: Tensor, mask: Tensor) -> float:
-    return float(engine.clipped([(1.0, engine.theta)], x, y, mask, clipping.Abadi(1.0)).norms.median())
-
-
 def _checksums(entry: data.Entry, split: str) -> tuple[str, str]:
-    """Checksums of inputs and targets, computed from what is loaded."""
     if entry.kind == "image":
         x, y = data.images(entry.name, split)
         pixels = x.permute(0, 2, 3, 1) if x.ndim == 4 else x
@@ -267,12 +267,6 @@ def _checksums(entry: data.Entry, split: str) -> tuple[str, str]:
     if entry.kind == "pairs":
         return records.of_texts(texts[0]), records.of_texts(texts[1])
     return records.of_texts(texts), records.of_arrays([labels.numpy()])
-
-
-def _rows(split: Split) -> Counter[bytes]:
-    return Counter(
-        hashlib.sha256(x.numpy().tobytes() + y.numpy().tobytes()).digest() for x, y in zip(*split, strict=True)
-    )
 
 
 def _same(one: Split, other: Split) -> bool:

@@ -10,9 +10,9 @@ def fit(losses, eta=0.1, r_l=10.0, **fields):
     """The next (eta, R_l) after a probe round that released `losses` at -m..m."""
     optimizer = dpopt.create("hyfreedp", **fields)
     released = Release(torch.tensor(losses, dtype=torch.float64), 0.1)
-    now = [torch.tensor(number, dtype=torch.float64) for number in (eta, r_l)]
-    new_eta, new_bound = optimizer._fit(*now, released)
-    return float(new_eta), float(new_bound)
+    now = {"eta": torch.tensor(eta, dtype=torch.float64), "bound": torch.tensor(r_l, dtype=torch.float64)}
+    state = optimizer._adapted(optimizer.init(torch.zeros(1))._replace(**now), released)
+    return float(state.eta), float(state.bound)
 
 
 def parabola(at, slope, curvature, eta, m=1):

@@ -213,7 +213,8 @@ def aimed_at() -> Iterator[Aims]:
 
 def succeeded() -> list[str]:
     """The attacks that succeed on this process."""
-    from dpopt.privacy.isolation import Isolated, IsolatedFailure
+    from dpopt.privacy.isolation import Isolated
+    from dpopt.privacy.wire import IsolatedFailure
     from dpopt.testing.task import Task
 
     with aimed_at() as aims:

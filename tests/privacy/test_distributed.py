@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from noise import gaussian
 from torch import nn
 
 import dpopt
@@ -337,7 +338,7 @@ def test_the_noise_is_the_same_vector(pair):
     """And not, say, one draw of each process, which would have the variance of two; bit for bit in an empty draw."""
     assert torch.equal(pair[1]["releases"]["empty"], releases(ALONE, **CASES["empty"]))
     noisy, clean = pair[1]["releases"]["even"][:15], pair[1]["releases"]["without noise"][:15]
-    expected = 0.3 * sampling.gaussian(2, 0, 0, 15, torch.float32).double() / 60
+    expected = 0.3 * gaussian(2, 0, 0, 15).double() / 60
     torch.testing.assert_close(noisy - clean, expected, rtol=1e-4, atol=1e-7)
 
 

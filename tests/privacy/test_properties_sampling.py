@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from noise import gaussian
 from scipy import stats
 from torch import nn
 
@@ -24,7 +25,7 @@ SEEDS = st.integers(0, 2**128 - 1)
 @pytest.fixture(scope="module")
 def normals():
     """Float32 noise of 20 releases, shape [20, SAMPLES / 20]."""
-    parts = [sampling.gaussian(17, draw, draw % 3, SAMPLES // 20, torch.float32) for draw in range(20)]
+    parts = [gaussian(17, draw, draw % 3, SAMPLES // 20) for draw in range(20)]
     return torch.stack(parts).numpy()
 
 
@@ -239,17 +240,17 @@ def test_the_lower_bits_are_the_angle():
 @given(seed=SEEDS, draw=st.integers(0, 2**40), release=st.integers(0, 2**20), size=st.integers(1, 70_000))
 def test_a_shorter_release_is_no_other_one(seed, draw, release, size):
     """All is a function of (seed, draw, release): no state, and any two of them give different noise."""
-    noise = sampling.gaussian(seed, draw, release, size, torch.float32)
+    noise = gaussian(seed, draw, release, size)
     assert noise.shape == (size,)
     assert noise.isfinite().all()
-    assert torch.equal(sampling.gaussian(seed, draw, release, size, torch.float32), noise)
+    assert torch.equal(gaussian(seed, draw, release, size), noise)
     seeds = [seed ^ bit for bit in (1, 2**32, 2**64, 2**127)]  # torch's CPU generator keeps 32 bits of a seed
     for other in (*((each, draw, release) for each in seeds), (seed, draw + 1, release), (seed, draw, release + 1)):
-        assert not torch.equal(sampling.gaussian(*other, max(size, 2), torch.float32)[:size], noise) or size == 1
+        assert not torch.equal(gaussian(*other, max(size, 2), torch.float32)[:size], noise) or size == 1
 
 
 def test_float64_noise_has_long_tails_and_a_fine_grid():
-    values = sampling.gaussian(1, 0, 0, 10**6, torch.float64).numpy()
+    values = gaussian(1, 0, 0, 10**6, torch.float64).numpy()
     assert stats.kstest(values, "norm").pvalue > UNLIKELY
     assert len(np.unique(values)) == len(values)
     for bound in (2, 3, 4):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from devices import ON_CUDA, to
+from noise import gaussian
 from scipy import stats
 
 from dpopt.privacy import sampling
@@ -39,11 +40,11 @@ def test_physical_batches_are_of_nearly_equal_length_or_of_one_shape():
 
 
 def test_bits_of_the_noise_do_not_depend_on_threads_or_memory():
-    reference = sampling.gaussian(5, 1, 2, 300_001, torch.float32)
+    reference = gaussian(5, 1, 2, 300_001)
     assert len(reference) == 300_001
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        assert torch.equal(sampling.gaussian(5, 1, 2, 300_001, torch.float32), reference)
+        assert torch.equal(gaussian(5, 1, 2, 300_001), reference)
         unaligned = torch.zeros(300_002)[1:]
         sampling.add_gaussian(unaligned, 1.0, 5, 1, 2)
         assert torch.equal(unaligned, reference)
@@ -53,7 +54,7 @@ def test_bits_of_the_noise_do_not_depend_on_threads_or_memory():
 @pytest.mark.parametrize("size", [0, 1, 5, sampling.CPU_BLOCK, 2 * sampling.CPU_BLOCK + 3])
 def test_added_noise_is_the_noise(size, dtype):
     total = torch.linspace(-1, 1, size, dtype=dtype)
-    noise = sampling.gaussian(5, 1, 2, size, dtype)
+    noise = gaussian(5, 1, 2, size, dtype)
     assert noise.shape == (size,)
     expected = total + 0.3 * noise
     sampling.add_gaussian(total, 0.3, 5, 1, 2)
@@ -70,7 +71,7 @@ def test_draws_and_noise_are_those_of_the_revision():
     """Whoever has to change a number here has to raise `REVISION`, so that no old result passes for a new one."""
     assert sampling.REVISION == 2
     assert sampling.poisson_rows(5, 7, 400, 0.02).tolist() == [32, 89, 95, 97, 185, 193, 202, 222]
-    single, double = (sampling.gaussian(5, 7, 3, 4, dtype).tolist() for dtype in (torch.float32, torch.float64))
+    single, double = (gaussian(5, 7, 3, 4, dtype).tolist() for dtype in (torch.float32, torch.float64))
     assert single == pytest.approx([1.7441298, -0.35954726, 0.31353632, 0.43281516], rel=1e-6)
     assert double == pytest.approx([-0.8920426535, 0.02038357221, -0.9799744106, 1.297071283], rel=1e-9)
     assert sampling.derive("transform", 5, 7, 0) == 224425518198788732500572282246873934477
@@ -94,7 +95,7 @@ def test_noise_on_a_gpu_is_standard_normal_and_never_waited_for(cuda, dtype, mon
         std = torch.full((), 2.0, dtype=torch.float64, device="cuda")
         total = torch.zeros(size, dtype=dtype, device="cuda")
         with cuda.never_waiting(), OneType(dtype, size):
-            noises = [sampling.gaussian(*counter, size, dtype, "cuda") for counter in where]
+            noises = [gaussian(*counter, size, dtype, "cuda") for counter in where]
             sampling.add_gaussian(total, std, *where[0])
         first, again, *others = to("cpu", noises)
         assert torch.equal(to("cpu", total), 2 * first)
@@ -104,7 +105,7 @@ def test_noise_on_a_gpu_is_standard_normal_and_never_waited_for(cuda, dtype, mon
     for one, other in [*((first, other) for other in others), *pairwise(blocks)]:
         assert abs(float(torch.corrcoef(torch.stack([one, other]))[0, 1])) < 5 / len(one) ** 0.5
     if dtype is torch.float64:
-        assert torch.equal(first, sampling.gaussian(*where[0], size, dtype))
+        assert torch.equal(first, gaussian(*where[0], size, dtype))
 
 
 @ON_CUDA
@@ -114,7 +115,7 @@ def test_noise_on_a_gpu_is_its_own_generators(cuda):
         generator = torch.Generator("cuda").manual_seed(sampling.derive(3, 1, 2) >> 65)
         first, second = (torch.randn(100, device="cuda", generator=generator) for _ in range(2))
         expected = first.add_(second).mul_(math.sqrt(0.5))
-        pair = to("cpu", (sampling.gaussian(3, 1, 2, 100, torch.float32, "cuda"), expected))
+        pair = to("cpu", (gaussian(3, 1, 2, 100, torch.float32, "cuda"), expected))
     assert torch.equal(*pair)
 
 
