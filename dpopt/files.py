@@ -21,7 +21,7 @@ from dpopt.errors import ConfigError
 
 LARGEST = 2**26
 """Bytes of a text file: 64 MiB, some hundred times what the longest run leaves."""
-DEEPEST = 50
+_DEEPEST = 50
 """Levels of lists and mappings in JSON."""
 _DIGEST = hashlib.sha256().digest_size
 _SEAL = len(b',"seal":""}\n') + 2 * _DIGEST
@@ -64,7 +64,7 @@ def parse(text: bytes | str, where: object) -> Any:
     """The JSON value in `text`; `where` is what errors call it.
 
     Raises:
-        Damaged: the text is no JSON, deeper than `DEEPEST`, or holds a number that overflows.
+        Damaged: the text is no JSON, deeper than `_DEEPEST`, or holds a number that overflows.
     """
     # NaN and Infinity, which Python writes, are read: scores of a run that diverged are such.
     try:
@@ -73,12 +73,12 @@ def parse(text: bytes | str, where: object) -> Any:
         raise Damaged(f"{where}: {error}") from error
     level = [value]
     # By levels and not by recursion, which content from outside could drive beyond Python's limit.
-    for _ in range(DEEPEST):
+    for _ in range(_DEEPEST):
         inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
         level = [item for items in inner for item in items if isinstance(item, dict | list)]
         if not level:
             return value
-    raise Damaged(f"{where}: expected at most {DEEPEST} levels")
+    raise Damaged(f"{where}: expected at most {_DEEPEST} levels")
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from small_suites import train_cell
 from stored import copied, finished_runs
 
 from dpopt.store import Store
-from dpopt.store.runs import UNFINISHED
+from dpopt.store.runs import _UNFINISHED
 
 BAD = {"raises": "out of temper", "hangs": "longer than", "grows": "allocate"}
 
@@ -83,7 +83,7 @@ class Storm:
             if mood == "calm":
                 assert store.state(run_id) == "done", store.error(run_id)
                 assert [item["draw"] for item in store.curve(run_id)] == [4, 8, 12, 16, 20]
-                assert left <= {"run.json", "lease", *UNFINISHED}
+                assert left <= {"run.json", "lease", *_UNFINISHED}
                 beside += left != {"run.json"}
             else:
                 assert store.state(run_id) == "failed"

@@ -22,15 +22,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
 
 from dpopt.cells import Cell
 from dpopt.runs.supervisor import STARTS
-from dpopt.runs.worker import News
+from dpopt.runs.worker import News, Tell
 from dpopt.store.runs import Store
 from dpopt.suites.schema import Keys
-from dpopt.suites.suite import other_engines
 
 _POLL = 1.0
 """Seconds between two looks at the jobs."""
@@ -60,42 +58,22 @@ class Job:
         return process
 
 
-def create(name: str, suite: Keys) -> Any:
-    """The launcher `name`.
-
-    Raises:
-        ConfigError: it does not understand its options, or finds no cluster.
-    """
-    if name in (others := other_engines()):
-        return others[name].load()(suite)
-    return import_module(f"dpopt.runs.{name}").Launcher(suite)
-
-
-def launch(
-    launcher: Any, job: Job, store: Store, cells: Sequence[Cell], tell: Callable[[News], None], stop: Callable[[], bool]
-) -> None:
+def launch(launcher: Any, job: Job, store: Store, cells: Sequence[Cell], tell: Tell, stop: Callable[[], bool]) -> None:
     """Have jobs run all of `cells`; a job that ends before that is started again.
 
     Raises:
         OSError: jobs end, and no cell does.
     """
     left, ended = deque(cells), 0
-
-    def look(number: int) -> None:
-        for _ in range(min(number, len(left))):
-            cell = left.popleft()
-            left.extend(() if store.is_settled(cell.run_id) else (cell,))
-
     number = min(filter(None, (job.suite.workers, launcher.room, len(cells))))
     jobs = list(launcher.start(job, number))
     while jobs and not stop():
         time.sleep(_POLL)
-        before = len(left)
-        look(_LOOKS)
-        gone = [started for started in jobs if launcher.has_ended(started)]
+        gone, before = [started for started in jobs if launcher.has_ended(started)], len(left)
         jobs = [started for started in jobs if started not in gone]
-        if gone and not jobs:
-            look(len(left))
+        for _ in range(min(_LOOKS, len(left)) if jobs else len(left)):
+            cell = left.popleft()
+            left.extend(() if store.is_settled(cell.run_id) else (cell,))
         tell(News("waiting", left=len(left)))
         ended = len(gone) + (0 if len(left) < before else ended)
         if left and not jobs:

@@ -62,12 +62,6 @@ class Prepared:
         entry = training.observe(self.engine, self.model, state, self.oracle, of.loss, of.metric, *where)
         return entry | ({"diagnostics": finite(self.diagnostics.entry())} if self.diagnostics else {})
 
-    def scores(self, state: Any) -> dict[str, Any]:
-        """The workload's further scores on the test split."""
-        of = self.workload
-        predict = training.predictor(self.engine, self.model, state.theta, of.transform, of.evaluation_batch)
-        return of.report(predict, self.watched["test"])
-
 
 def prepare(
     cell: Cell,
@@ -116,15 +110,25 @@ def prepare(
         )
         sample = subject.sample(train, seen.transform, place)
     engine = clipping.engine(seen.model, seen.loss, sample=sample, batch=batch)
-    plan = _noise_plan(cell, optimizer, len(train.x), engine.dimension)
-    diagnostics = _diagnostics(seen, cell, plan, train) if cell.diagnostics else None
+    plan, diagnostics = _noise_plan(cell, optimizer, len(train.x), engine.dimension), None
+    if cell.diagnostics:
+        is_class = train.y.ndim == 1 and not train.y.is_floating_point()
+        bound = clipping_bound(cell.content())  # an isolated optimizer does not show its rule
+        diagnostics = Diagnostics(
+            VmapEngine(seen.model, seen.loss),
+            bound=None if math.isnan(bound) else bound,
+            noise=plan.noise.get("gradient", 0.0),
+            expected_batch=plan.rate * len(train.x),
+            draws=plan.draws,
+            classes=int(train.y.max()) + 1 if is_class else 0,
+        )
 
     left = unused(seen, train, place, model)
     stepper: Optimizer = Held(optimizer, left.spans) if left.spans else optimizer
     stepper = Averaged(stepper, cell.average) if cell.average else stepper
     reached = Reached(stepper.init(engine.theta), Ledger(), Elapsed(), [])
     if store is not None:
-        reached = resumed(store, cell.run_id, reached, plan, diagnostics)
+        reached = _resumed(store, cell.run_id, reached, plan, diagnostics)
     oracle = DataOracle(
         engine,
         train.x,
@@ -160,7 +164,7 @@ def prepare(
     )
 
 
-def resumed(store: Store, run_id: str, beginning: Reached, plan: Plan, diagnostics: Diagnostics | None) -> Reached:
+def _resumed(store: Store, run_id: str, beginning: Reached, plan: Plan, diagnostics: Diagnostics | None) -> Reached:
     """The progress of a run: that of its last checkpoint, or its beginning where there is none that can be used.
 
     Whatever is wrong with a checkpoint, its cell starts over: nothing else that an unfinished run has left is read.
@@ -195,17 +199,4 @@ def _noise_plan(cell: Cell, optimizer: Optimizer, examples: int, dimension: int)
         delta=cell.delta,
         accountant=cell.accountant,
         selection=selection_rule(cell.selection) if cell.selection else None,
-    )
-
-
-def _diagnostics(seen: Multiplied, cell: Cell, plan: Plan, train: Split) -> Diagnostics:
-    is_class = train.y.ndim == 1 and not train.y.is_floating_point()
-    bound = clipping_bound(cell.content())  # an isolated optimizer does not show its rule
-    return Diagnostics(
-        VmapEngine(seen.model, seen.loss),
-        bound=None if math.isnan(bound) else bound,
-        noise=plan.noise.get("gradient", 0.0),
-        expected_batch=plan.rate * len(train.x),
-        draws=plan.draws,
-        classes=int(train.y.max()) + 1 if is_class else 0,
     )

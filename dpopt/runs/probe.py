@@ -53,7 +53,7 @@ def find_times(
     # One cell stands for its row.
     first = ((row, next((cell for cell in row.waiting if not cell.untrained), None)) for row in untimed)
     probed = [(row, cell) for row, cell in first if cell is not None]
-    probes = [partial(measure, cell, limit, suite.device, suite.physical_batch, suite.isolate) for _, cell in probed]
+    probes = [partial(_measure, cell, limit, suite.device, suite.physical_batch, suite.isolate) for _, cell in probed]
     shown = Progress(console=console, disable=console is None or not probes, transient=True)
     with shown as progress, closing(side_by_side(probes, at_once)) as answers:
         for number, timing, failure in progress.track(answers, len(probes), description="timing"):
@@ -64,7 +64,7 @@ def find_times(
         row.timing = row.by_flops(rate)
 
 
-def measure(cell: Cell, limit: int, device: str, physical_batch: int | None, isolate: bool) -> Timing:
+def _measure(cell: Cell, limit: int, device: str, physical_batch: int | None, isolate: bool) -> Timing:
     """Time a cell from its beginning, whatever is stored of it, for up to `limit` draws; see `train.train`."""
     # Twice, as the first time fills caches that all cells share.
     prepare(cell, device=device, physical_batch=physical_batch, isolate=isolate)

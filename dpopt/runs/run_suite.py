@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,25 +18,24 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from dpopt import fields
+from dpopt import fields, registry
 from dpopt.cells import Cell
 from dpopt.errors import ConfigError, unknown
 from dpopt.markup import lines
-from dpopt.runs import launchers, probe, span, stopping
+from dpopt.runs import launchers, probe, stopping
 from dpopt.runs.supervisor import Supervisor
-from dpopt.runs.worker import News, work
+from dpopt.runs.worker import News, Tell, work
 from dpopt.store import Store
 from dpopt.store.runs import RESULTS
 from dpopt.suites import estimate
 from dpopt.suites import plan as planning
 from dpopt.suites.searches import Planned
-from dpopt.suites.suite import Suite, check_engine
+from dpopt.suites.suite import Suite, check_engine, other_engines
 from dpopt.training import resolve_device
 from dpopt.workloads.features import cores
 
 _TIMED_DRAWS = 5
 """Draws by which a row is timed where the suite has a limit `max_hours`."""
-_Tell = Callable[[News], None]
 _PLAIN_LINES = 20
 """About how many lines a run prints where there is no terminal to draw a bar on."""
 
@@ -162,7 +162,7 @@ def _is_left(cell: Cell, store: Store, retry: bool = False) -> bool:
 
 def _engine(
     name: str, suite: Suite, store: Store, cells: Sequence[Cell], devices: Sequence[str], opened: ExitStack
-) -> Callable[[Sequence[Cell], _Tell, Callable[[], bool]], None]:
+) -> Callable[[Sequence[Cell], Tell, Callable[[], bool]], None]:
     """The runner of cells: the engine `name`, which is closed with `opened`.
 
     Raises:
@@ -176,10 +176,17 @@ def _engine(
         if not hasattr(os, "fork"):
             raise ConfigError("engine", name, "this system cannot fork: use inline")
         slots = [tuple(devices)] if name == "span" else [(device,) for device in devices]
-        if name == "span":
-            span.check(cells, len(devices))
+        for cell in cells if name == "span" else ():
+            if cell.diagnostics:
+                reason = "engine 'span' has none: each process sees only its part of a draw"
+                raise ConfigError("diagnostics", True, reason)
+            if len(devices) > 1 and registry.from_spec("workload", cell.workload).shares_randomness:
+                allowed = f"{len(devices)} processes, and records of {cell.workload['name']} share random numbers"
+                raise ConfigError("engine", "span", f"{allowed}: say workers=1")
         return lambda left, tell, stop: Supervisor(suite, store, left, slots, tell).run(stop)
-    launcher = opened.enter_context(closing(launchers.create(name, suite)))
+    others = other_engines()
+    make = others[name].load() if name in others else import_module(f"dpopt.runs.{name}").Launcher
+    launcher = opened.enter_context(closing(make(suite)))
     job = launchers.Job(suite, str(store.root))
     return lambda left, tell, stop: launchers.launch(launcher, job, store, left, tell, stop)
 
@@ -216,17 +223,17 @@ def places(name: str, workers: int | None) -> list[str]:
     if name.startswith("cuda:") and gpus and name[5:].isdigit():
         if int(name[5:]) >= gpus:
             raise ConfigError("device", name, f"not available: this machine has {gpus} GPUs")
-        devices, number = [name], 1
+        devices = [name]
     elif gpus and name in ("auto", "cuda"):
-        devices, number = [f"cuda:{index}" for index in range(gpus)], gpus
+        devices = [f"cuda:{index}" for index in range(gpus)]
     else:
-        device = resolve_device(name)
-        devices, number = [name], cores() if device.type == "cpu" else 1
-    return list(islice(cycle(devices), workers or number))
+        is_cpu = resolve_device(name).type == "cpu"
+        devices = [name] * (cores() if is_cpu and workers is None else 1)
+    return list(islice(cycle(devices), workers or len(devices)))
 
 
 @contextmanager
-def _board(console: Console, total: int, outcome: SuiteOutcome) -> Iterator[_Tell]:
+def _board(console: Console, total: int, outcome: SuiteOutcome) -> Iterator[Tell]:
     """A function that shows how far a suite is, when a worker tells: a bar on a terminal, else a line now and then."""
     columns = (TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     # Without a thread of its own, as workers are forked from this process.
@@ -236,6 +243,8 @@ def _board(console: Console, total: int, outcome: SuiteOutcome) -> Iterator[_Tel
 
     def tell(news: News) -> None:
         nonlocal total, shown
+        if news.kind == "blocked":
+            raise OSError(f"results cannot be written: {news.reason}; the same command goes on when they can")
         outcome.ran += news.kind == "done"
         if news.kind == "failed":
             outcome.failed[news.run_id] = news.reason

@@ -43,7 +43,7 @@ class Launcher:
 
     def start(self, job: Job, number: int) -> Sequence[Any]:
         with self._executor.batch():
-            return [self._executor.submit(Node(job)) for _ in range(number)]
+            return [self._executor.submit(_Node(job)) for _ in range(number)]
 
     def has_ended(self, started: submitit.Job[int]) -> bool:
         return started.done()
@@ -55,7 +55,7 @@ class Launcher:
         pass  # jobs go on by themselves
 
 
-class Node:
+class _Node:
     """A job on its node: it starts the supervisor and hands on the signals that Slurm sends."""
 
     def __init__(self, job: Job) -> None:
@@ -72,4 +72,4 @@ class Node:
         self._process.terminate()
         with suppress(ChildProcessError):  # `wait` would wait for the one that this signal has interrupted
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
-        return DelayedSubmission(Node(self._job))
+        return DelayedSubmission(_Node(self._job))

@@ -2,6 +2,11 @@
 
 It has everything imported and forks its workers, so that the first cell begins at once; it computes nothing and touches
 no GPU itself. A worker that dies costs the cell that it was running one attempt; another takes its place, and its GPU.
+
+With the engine `span` a worker is a group of `torch.distributed` (see `privacy.distributed`), for cells too large for
+one GPU: all of its processes train each cell together. Their number changes what is released only by rounding, and by
+the random numbers that a random model draws. The first process takes cells and writes. Where anything but a result
+comes out of a cell, the group is out of step and ends, and a new one begins.
 """
 
 from __future__ import annotations
@@ -10,24 +15,30 @@ import logging
 import math
 import multiprocessing
 import os
+import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 
 from dpopt.cells import Cell
 from dpopt.runs import stopping
 from dpopt.runs.remote import ENDING, guarded_main
-from dpopt.runs.span import Place, work_together
-from dpopt.runs.worker import Blocked, News, too_long, work
+from dpopt.runs.train import train
+from dpopt.runs.worker import News, Tell, fail, too_long, uncount, work
+from dpopt.store.leases import Lease
 from dpopt.store.runs import Store
 from dpopt.suites.schema import Keys
 from dpopt.training import resolve_device
@@ -36,6 +47,8 @@ STARTS = 3
 """Workers in a row that end before any cell does, after which a run is given up."""
 _POLL = 1.0
 """Seconds between two looks at the clock, and at who has asked to stop."""
+_FOREVER = timedelta(days=30)
+"""Limit of a group's wait for each other: the supervisor, which sees their ends, is faster than any timeout."""
 
 
 @dataclass
@@ -50,23 +63,12 @@ class _Slot:
     run_id: str = ""  # the cell that it runs; "" between cells
     since: float = 0.0  # when it began the cell, by the steady clock
 
-    @property
-    def has_ended(self) -> bool:
-        """True if its first process has ended, or another one has failed."""
-        first, *others = (process.exitcode for process in self.processes)
-        return first is not None or any(others)
-
 
 class Supervisor:
     """Worker processes on this machine; see `worker.work`. `devices` are for each worker those of its processes."""
 
     def __init__(
-        self,
-        suite: Keys,
-        store: Store,
-        cells: Sequence[Cell],
-        devices: Sequence[tuple[str, ...]],
-        tell: Callable[[News], None],
+        self, suite: Keys, store: Store, cells: Sequence[Cell], devices: Sequence[tuple[str, ...]], tell: Tell
     ) -> None:
         self._suite, self._store, self._cells, self._tell = suite, store, cells, tell
         self.slots = [_Slot(each) for each in devices]
@@ -79,7 +81,7 @@ class Supervisor:
         """Keep the workers alive until all of them have found nothing left, or until `stop` says so.
 
         Raises:
-            OSError: results cannot be written, or no worker can be started.
+            OSError: no worker can be started, or `tell` raises it.
         """
         with TemporaryDirectory(prefix="dpopt-") as self._folder:
             try:
@@ -98,9 +100,10 @@ class Supervisor:
         limit = math.inf if self._suite.timeout is None else self._suite.timeout + self._suite.grace
         wait([*(slot.news for slot in self.slots if slot.news), *ends], _POLL)
         for slot in list(self.slots):
-            has_ended = slot.has_ended  # asked first: what it told before is then there to be read
+            # Asked before the news are read: what a worker told before its end is then there.
+            first, *others = (process.exitcode for process in slot.processes)
             self._read(slot)
-            if has_ended:
+            if first is not None or any(others):
                 self._replace(slot)
             elif slot.run_id and time.monotonic() > slot.since + limit:
                 # Noted before the kill: a worker that takes the cell at once would count a death.
@@ -123,8 +126,6 @@ class Supervisor:
             if news.run_id and news.kind != "begin" and self._is_noted(news.run_id):
                 self._fruitless = 0
             self._tell(news)
-            if news.kind == "blocked":
-                raise Blocked(news.reason)
 
     def _replace(self, slot: _Slot) -> None:
         """A worker has ended: start another one, unless there was nothing left to do."""
@@ -138,12 +139,9 @@ class Supervisor:
         if not slot.is_ready:
             self._method = "spawn"  # whatever kept a fork of this process from working
         if self._fruitless >= STARTS:
-            what = (
-                "workers end before any cell does: the last"
-                if slot.is_ready
-                else "a worker could not be started: its process"
-            )
-            raise OSError(f"{what} died (exit code {code})")
+            problem = "workers end before any cell does: the last"
+            problem = problem if slot.is_ready else "a worker could not be started: its process"
+            raise OSError(f"{problem} died (exit code {code})")
         self._start(slot)
 
     def _is_noted(self, run_id: str) -> bool:
@@ -158,9 +156,8 @@ class Supervisor:
         meeting = f"file://{Path(self._folder, str(self._groups))}"
         with guarded_main() if self._method == "spawn" else nullcontext():
             for rank in range(len(slot.devices)):
-                place = Place(rank, slot.devices, meeting)
-                arguments = (place, self._suite, self._store, self._cells, None if rank else theirs, os.getpid())
-                process = context.Process(target=_serve, args=arguments, daemon=True)
+                job = (self._suite, self._store, self._cells, None if rank else theirs, os.getpid())
+                process = context.Process(target=_serve, args=(rank, slot.devices, meeting, *job), daemon=True)
                 process.start()
                 slot.processes.append(process)
         theirs.close()
@@ -174,7 +171,7 @@ class Supervisor:
             slot.processes[0].join(max(0.0, until - time.monotonic()))
             self._read(slot)
             if slot.run_id and slot.processes[0].exitcode is None:  # that it was stopped is not the cell's fault
-                self._store.note_tries(slot.run_id, max(0, self._store.tries(slot.run_id).count - 1))
+                uncount(self._store, slot.run_id)
 
     def _kill(self, slot: _Slot) -> None:
         for process in slot.processes:
@@ -184,9 +181,16 @@ class Supervisor:
 
 
 def _serve(
-    place: Place, suite: Keys, store: Store, cells: Sequence[Cell], news: Connection | None, parent: int
+    rank: int,
+    devices: tuple[str, ...],
+    meeting: str,
+    suite: Keys,
+    store: Store,
+    cells: Sequence[Cell],
+    news: Connection | None,
+    parent: int,
 ) -> None:
-    """The life of a worker process."""
+    """The life of a worker process, number `rank` of a group that finds each other at the URL `meeting`."""
     running = [""]
 
     def tell(message: News) -> None:
@@ -196,19 +200,59 @@ def _serve(
 
     def give_back() -> None:  # that the supervisor was killed is no cell's fault
         if running[0]:
-            store.note_tries(running[0], max(0, store.tries(running[0]).count - 1))
+            uncount(store, running[0])
 
     stopping.forget()  # this process was forked from one that may have been asked
     stopping.end_with(parent, give_back)
     _limit_memory(suite.memory)
-    suite = replace(suite, device=place.devices[place.rank])
-    resolve_device(suite.device)
-    with stopping.signals(at_once=False), suppress(Blocked, BrokenPipeError):
+    suite = replace(suite, device=devices[rank])
+    device = resolve_device(suite.device)
+    with stopping.signals(at_once=False), suppress(BrokenPipeError):
         tell(News("ready"))
-        if len(place.devices) > 1:
-            work_together(place, suite, store, cells, tell)
-        else:
+        if len(devices) == 1:
             work(suite, store, cells, tell)
+            return
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        # NCCL wants a GPU for each process, Gloo can share them.
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and len({*devices}) == len(devices) else "gloo"
+        dist.init_process_group(backend, meeting, _FOREVER, rank=rank, world_size=len(devices))
+        if rank:
+            _follow(suite, store)
+        else:
+            work(suite, store, cells, tell, share=_broadcast)
+
+
+def _follow(suite: Keys, store: Store) -> None:
+    """Train each cell with the first process of a group, which writes and holds the lease, until that one ends."""
+    # Stopped each for itself, the processes would stop at different draws: the first one does, which ends all.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    lease = cast(Lease, SimpleNamespace(check=lambda: None))
+    how: dict[str, Any] = {"device": suite.device, "physical_batch": suite.physical_batch, "isolate": suite.isolate}
+    while True:
+        cell = _broadcast(None)
+        try:
+            train(cell, _Silent(store.root), lease, **how, stop=lambda: False)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            fail(store, cell.run_id, suite, "failed", reason, traceback.format_exc())
+            raise SystemExit(1) from error
+
+
+def _broadcast(cell: Cell | None) -> Cell:
+    """The first process's cell, in all of them."""
+    box = [cell.content() if cell else None]
+    dist.broadcast_object_list(box, 0)
+    return cell or Cell.from_content(cast(dict[str, Any], box[0]))
+
+
+class _Silent(Store):
+    """The store of a process that is not the first: it reads a checkpoint, and writes nothing."""
+
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        pass
+
+    begin = finish = append_curve = restart_curve = save_checkpoint = _nothing
 
 
 def _limit_memory(gigabytes: float | None) -> None:

@@ -127,10 +127,13 @@ def train(
 
 def _record(ready: Prepared, state: Any) -> dict[str, Any]:
     """The part of a record that does not depend on where and how fast the cell ran."""
-    cell, oracle, score, final = ready.cell, ready.oracle, ready.workload.score, ready.curve[-1]
+    cell, oracle, of, final = ready.cell, ready.oracle, ready.workload, ready.curve[-1]
     spent = training.summary(ready.plan, oracle, state, cell.epsilon, ready.examples)
     validation = ready.watched.get("validation")
-    scores = ready.scores(state) if spent["status"] == "done" and oracle.processes.is_first else {}
+    scores: dict[str, Any] = {}
+    if spent["status"] == "done" and oracle.processes.is_first:
+        predict = training.predictor(ready.engine, ready.model, state.theta, of.transform, of.evaluation_batch)
+        scores = of.report(predict, ready.watched["test"])
     return {
         "schema": 1,
         "run_id": cell.run_id,
@@ -139,7 +142,7 @@ def _record(ready: Prepared, state: Any) -> dict[str, Any]:
         **({"tested": len(ready.watched["test"].x)} if "test" in ready.watched else {}),
         **_charge(ready, final, len(validation.x) if validation else 0),
         **{key: value for key, value in final.items() if key not in ("draw", "epoch", "diagnostics")},
-        **({} if score == "accuracy" else {"score": score}),
+        **({} if of.score == "accuracy" else {"score": of.score}),
         **({"scores": finite(scores)} if scores else {}),
         **({"diagnostics": finite(ready.diagnostics.summary())} if ready.diagnostics else {}),
     }

@@ -30,13 +30,6 @@ _IDLE = 50
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
-class Blocked(OSError):
-    """Results cannot be written, which is no cell's fault."""
-
-    def __str__(self) -> str:
-        return f"results cannot be written: {self.args[0]}; the same command goes on when they can"
-
-
 class News(NamedTuple):
     """A message of a worker to its supervisor.
 
@@ -53,6 +46,9 @@ class News(NamedTuple):
     run_id: str = ""
     reason: str = ""
     left: int = 0
+
+
+Tell = Callable[[News], None]
 
 
 class Queue:
@@ -129,12 +125,12 @@ def work(
     suite: Keys,
     store: Store,
     cells: Iterable[Cell],
-    tell: Callable[[News], None],
+    tell: Tell,
     *,
     stop: Callable[[], bool] = stopping.is_asked,
     share: Callable[[Cell], object] | None = None,
 ) -> None:
-    """Run cells until none is new and none is leased, or until this process is asked to stop.
+    """Run cells until none is new and none is leased, results cannot be written, or this process is asked to stop.
 
     Args:
         suite: how cells are run. It is planned again where nothing can be taken: further cells may follow from results.
@@ -143,30 +139,19 @@ def work(
         stop: asked between cells; a cell that runs asks `stopping`.
         share: told each cell before it runs, where other processes train it together with this one. They are out of
             step after anything but a result, so this process ends then, without a "bye".
-
-    Raises:
-        Blocked: results cannot be written.
     """
     queue, planned_at, is_staged, pause = Queue(store, cells), -1, has_stages(suite), 0.0
     while not stop():
         if taken := queue.take():
             cell, lease = taken
             tell(News("begin", cell.run_id, left=queue.left + 1))
-            try:
-                with lease:
-                    kind, reason = attempt(cell, store, lease, suite, share)
-            except Held as error:
-                kind, reason = "held", str(error)
-            except OSError as error:
-                kind, reason = _unwritten(store, cell.run_id, error)
+            kind, reason = attempt(cell, store, lease, suite, share)
             if kind in ("held", "again", "interrupted"):
                 queue.put_back(cell, lease)
             else:
                 queue.settled += 1
             tell(News(kind, cell.run_id, reason, queue.left))
-            if kind == "blocked":
-                raise Blocked(reason)
-            if share and kind != "done":
+            if kind == "blocked" or (share and kind != "done"):
                 return
         elif is_staged and planned_at < queue.settled and (not queue.left or time.monotonic() > pause):
             # A pure function of the store: whoever plans at the same time plans the same cells.
@@ -176,9 +161,8 @@ def work(
                 if queue.add(cheapest_first(planned)):
                     store.extend_suite(suite.name, manifest(suite, planned))
             except OSError as error:
-                reason = f"{type(error).__name__}: {error}"
-                tell(News("blocked", reason=reason))
-                raise Blocked(reason) from error
+                tell(News("blocked", reason=f"{type(error).__name__}: {error}"))
+                return
             pause = time.monotonic() + _IDLE * (time.monotonic() - begin)
         elif not queue.left:
             tell(News("bye"))
@@ -196,41 +180,57 @@ def attempt(
     An attempt is noted before it begins, as one whose worker died: whoever takes the cell after a death finds it
     counted, once, whatever else the dead process left. An end that is no failure takes the note back.
     """
-    run_id, tries = cell.run_id, store.tries(cell.run_id)
-    if tries.count and (tries.kind not in suite.retry_on or tries.count > suite.retries):
-        store.fail(run_id, tries.reason, kind=tries.kind)
-        return "failed", tries.reason
-    store.note_tries(run_id, tries.count + 1)
-    deadline = time.monotonic() + (math.inf if suite.timeout is None else suite.timeout)
+    run_id = cell.run_id
     try:
-        if share:
-            share(cell)
-        train(
-            cell,
-            store,
-            lease,
-            device=suite.device,
-            physical_batch=suite.physical_batch,
-            isolate=suite.isolate,
-            stop=lambda: stopping.is_asked() or time.monotonic() > deadline,
-        )
+        with lease:
+            tries = store.tries(run_id)
+            if tries.count and (tries.kind not in suite.retry_on or tries.count > suite.retries):
+                store.fail(run_id, tries.reason, kind=tries.kind)
+                return "failed", tries.reason
+            store.note_tries(run_id, tries.count + 1)
+            deadline = time.monotonic() + (math.inf if suite.timeout is None else suite.timeout)
+            try:
+                if share:
+                    share(cell)
+                train(
+                    cell,
+                    store,
+                    lease,
+                    device=suite.device,
+                    physical_batch=suite.physical_batch,
+                    isolate=suite.isolate,
+                    stop=lambda: stopping.is_asked() or time.monotonic() > deadline,
+                )
+            except Interrupted:
+                if time.monotonic() > deadline:
+                    return fail(store, run_id, suite, "timeout", too_long(suite))
+                uncount(store, run_id)
+                return "interrupted", ""
+            except Held:
+                raise
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+                if isinstance(error, OSError) and error.errno in _FULL:
+                    uncount(store, run_id)
+                    return "blocked", reason
+                return fail(store, run_id, suite, "failed", reason, traceback.format_exc())
+            return "done", ""
     except Held as error:
         return "held", str(error)
-    except Interrupted:
-        if time.monotonic() <= deadline:
-            store.note_tries(run_id, tries.count)
-            return "interrupted", ""
-        return ended_badly(store, run_id, suite, "timeout", too_long(suite))
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        if isinstance(error, OSError) and error.errno in _FULL:
-            store.note_tries(run_id, tries.count)
-            return "blocked", reason
-        return ended_badly(store, run_id, suite, "failed", reason, traceback.format_exc())
-    return "done", ""
+    except OSError as error:  # nothing can be written of this cell, such as in another user's folder
+        kind, reason = "blocked" if error.errno in _FULL else "failed", f"{type(error).__name__}: {error}"
+        try:
+            if kind == "failed":
+                store.fail(run_id, reason)
+        except OSError:  # the reason is told at least; where nothing at all can be written, that is no cell's fault
+            try:
+                store.check_writable()
+            except ConfigError:
+                kind = "blocked"
+        return kind, reason
 
 
-def ended_badly(store: Store, run_id: str, suite: Keys, kind: Failure, reason: str, trace: str = "") -> tuple[str, str]:
+def fail(store: Store, run_id: str, suite: Keys, kind: Failure, reason: str, trace: str = "") -> tuple[str, str]:
     """Note a failure of an attempt that is noted already: for the next attempt, or for good."""
     count = store.tries(run_id).count
     try:
@@ -243,21 +243,9 @@ def ended_badly(store: Store, run_id: str, suite: Keys, kind: Failure, reason: s
     return "failed", reason
 
 
-def _unwritten(store: Store, run_id: str, error: OSError) -> tuple[str, str]:
-    """Note that nothing can be written of a cell, such as in another user's folder; "blocked" where nothing can at all.
-
-    Where not even that can be noted, the reason is told at least.
-    """
-    kind, reason = "blocked" if error.errno in _FULL else "failed", f"{type(error).__name__}: {error}"
-    try:
-        if kind == "failed":
-            store.fail(run_id, reason)
-    except OSError:
-        try:
-            store.check_writable()
-        except ConfigError:
-            kind = "blocked"
-    return kind, reason
+def uncount(store: Store, run_id: str) -> None:
+    """Take back the note of an attempt that ended by no fault of its cell."""
+    store.note_tries(run_id, max(0, store.tries(run_id).count - 1))
 
 
 def too_long(suite: Keys) -> str:

@@ -26,7 +26,7 @@ _Write = Callable[[int, _Content, _Content], None]
 """Writes the numbers of one draw. At the end of a run, and then alone, there are texts: its status, or its failure."""
 
 
-def tensorboard(root: Path, run_id: str, cell: _Content, stored: int) -> _Write:
+def _tensorboard(root: Path, run_id: str, cell: _Content, stored: int) -> _Write:
     """An event file for one run alone, written anew from the curve whenever the run goes on."""
     from torch.utils.tensorboard import SummaryWriter
     from torch.utils.tensorboard.summary import hparams
@@ -51,7 +51,7 @@ def tensorboard(root: Path, run_id: str, cell: _Content, stored: int) -> _Write:
     return write
 
 
-def wandb(root: Path, run_id: str, cell: _Content, stored: int) -> _Write:
+def _wandb(root: Path, run_id: str, cell: _Content, stored: int) -> _Write:
     """A run of W&B with the cell's run id. Its environment variables hold: WANDB_MODE=offline needs no network."""
     import wandb
 
@@ -73,7 +73,7 @@ def wandb(root: Path, run_id: str, cell: _Content, stored: int) -> _Write:
     return write
 
 
-_LOGS: dict[str, Callable[[Path, str, _Content, int], _Write]] = {"tensorboard": tensorboard, "wandb": wandb}
+_LOGS: dict[str, Callable[[Path, str, _Content, int], _Write]] = {"tensorboard": _tensorboard, "wandb": _wandb}
 """Name, which is also the package's, -> the log of a run that begins or goes on."""
 
 

@@ -16,7 +16,7 @@ from dpopt._paths import source_tree
 if TYPE_CHECKING:
     import torch
 
-PACKAGES = (
+_PACKAGES = (
     *("dpopt", "torch", "numpy", "cryptography", "opacus", "dp-accounting", "autodp"),
     *("datasets", "scikit-learn", "timm", "transformers", "peft"),
     *("prodigyopt", "dadaptation", "dog-optimizer", "schedulefree"),
@@ -37,7 +37,7 @@ def source() -> dict[str, Any]:
     return {
         "commit": _git("rev-parse", "HEAD"),
         "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
-        "versions": {package: _version(package) for package in PACKAGES},
+        "versions": {package: _version(package) for package in _PACKAGES},
         "python": platform.python_version(),
     }
 

@@ -39,9 +39,9 @@ Track = Callable[[Sequence[Any], str], Iterable[Any]]
 """Gives the elements of a sequence, and shows under a title how far it is."""
 RUN = "run.json"
 # A process that dies while it removes these leaves `cell.json`, which shows whose the folder was.
-UNFINISHED = ("checkpoint.pt", "tries.json", "error.json", "curve.jsonl", "cell.json")
+_UNFINISHED = ("checkpoint.pt", "tries.json", "error.json", "curve.jsonl", "cell.json")
 """The files of a run that has no `RUN` yet, in the order in which they go."""
-SCHEMA = 1
+_SCHEMA = 1
 _RECORD_KEYS = {"schema", "run_id", "cell", "status", "epsilon", "epsilon_target", "delta", "provenance"}
 """Keys without which a record is not read."""
 UNREADABLE = (TypeError, ValueError, KeyError, AttributeError, ArithmeticError)
@@ -52,7 +52,7 @@ _KEPT = 64
 """Runs that a store remembers: readers ask for a run's record, ledger and curve one after the other."""
 
 
-class Tries(NamedTuple):
+class _Tries(NamedTuple):
     """Attempts at a cell that has no result yet: their number, and how and why the last one ended."""
 
     count: int = 0
@@ -81,8 +81,8 @@ class Run(NamedTuple):
             raise Damaged(f"{where}: no run")
         if missing := _RECORD_KEYS - record.keys():
             raise Damaged(f"{where}: lacks {', '.join(sorted(missing))}")
-        if record["schema"] != SCHEMA:
-            raise Damaged(f"{where}: of another version (schema {record['schema']}, this one reads {SCHEMA})")
+        if record["schema"] != _SCHEMA:
+            raise Damaged(f"{where}: of another version (schema {record['schema']}, this one reads {_SCHEMA})")
         # A seal shows that nothing was changed since, not that dpopt wrote it.
         if record["status"] not in RESULTS or not isinstance(record["cell"], dict):
             raise Damaged(f"{where}: not the record of a run")
@@ -288,14 +288,14 @@ class Store:
         files.write(self.folder(run_id, "cell.json"), cell)
 
     def finish(self, run_id: str, record: Mapping[str, Any], ledger: str) -> None:
-        """Write the run with its curve, and remove its `UNFINISHED` files; raises `Held` where one is there."""
+        """Write the run with its curve, and remove its `_UNFINISHED` files; raises `Held` where one is there."""
         run = Run(dict(record), json.loads(ledger), self.curve(run_id))
         try:
             files.write(self.folder(run_id, RUN), run.line(), replace=False)
         except FileExistsError as error:  # copied from elsewhere or damaged: it is never overwritten
             raise Held(f"{self.folder(run_id, RUN)} exists") from error
         folder = self.folder(run_id)
-        for served in (*(folder / name for name in UNFINISHED), *folder.glob(".writing-*")):
+        for served in (*(folder / name for name in _UNFINISHED), *folder.glob(".writing-*")):
             served.unlink(missing_ok=True)
 
     def fail(self, run_id: str, reason: str, traceback: str = "", kind: Failure = "failed") -> None:
@@ -308,13 +308,13 @@ class Store:
         self.note_tries(run_id, 0)  # first, or a process that looks between the two would give up at once
         self.folder(run_id, "error.json").unlink(missing_ok=True)
 
-    def tries(self, run_id: str) -> Tries:
+    def tries(self, run_id: str) -> _Tries:
         """The attempts at a cell so far; none where nothing of them can be read."""
         try:
             content = files.read(self.folder(run_id, "tries.json"))
-            return Tries(int(content["count"]), content["kind"], str(content["reason"]))
+            return _Tries(int(content["count"]), content["kind"], str(content["reason"]))
         except (FileNotFoundError, Damaged, *UNREADABLE):
-            return Tries()
+            return _Tries()
 
     def note_tries(self, run_id: str, count: int, kind: Failure = "died", reason: str = "its worker died") -> None:
         """Note the number of attempts at a cell and the end of the last one, by default that of a sudden death."""

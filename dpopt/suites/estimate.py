@@ -98,7 +98,7 @@ class CostRow:
     @property
     def work(self) -> Work | None:
         """The arithmetic for a record; None where it cannot be counted."""
-        return work_of(_key(self.cells[0].workload))
+        return _work_of(_key(self.cells[0].workload))
 
     @property
     def operations(self) -> float | None:
@@ -173,7 +173,7 @@ def summary(rows: Sequence[CostRow], at_once: int) -> str:
 
 
 @cache
-def work_of(workload: str) -> Work | None:
+def _work_of(workload: str) -> Work | None:
     """The arithmetic for the records of a workload, a `registry.spec` as JSON; needs neither data nor weights.
 
     None where it cannot be counted: there are no shapes without files, or the model looks at values.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -40,48 +42,48 @@ class _Place(NamedTuple):
     seed: int
 
 
+@dataclass(frozen=True)
 class Row:
     """One row of a suite on one workload.
-
-    Args:
-        suite: the suite that is planned.
-        name, workload: registered name and workload.
-        label: of the row.
-        setting, rule: of `setting_of`.
-        gradients_per_draw: of `gradients_per_draw`.
-        make: of `maker`.
 
     Raises:
         ConfigError: row, workload and suite do not go together.
     """
 
-    def __init__(
-        self,
-        suite: Keys,
-        name: str,
-        workload: Workload,
-        label: str,
-        setting: Setting,
-        rule: Selection | None,
-        gradients_per_draw: float,
-        make: Make,
-    ) -> None:
-        self._gradients_per_draw, self._make = gradients_per_draw, make
-        self._suite, self._workload, self._label, self._setting, self._rule = suite, workload, label, setting, rule
-        self._where = f"{suite.name}.settings.{label}"
-        self._check_search(name)
-        self._delta = default_delta(workload.examples) if suite.delta is None else suite.delta
-        accountants.check(self._delta, suite.accountant)
-        self._spec = registry.spec("workload", name, workload)
-        self._optimizers: dict[str, dict[str, Any]] = {}
-        self._numbers: dict[tuple[float, int], dict[tuple[Any, ...], int]] = {}
+    suite: Keys  # the suite that is planned
+    name: str  # of the workload
+    workload: Workload
+    label: str  # of the row
+    setting: Setting  # this and `rule`: of `setting_of`
+    rule: Selection | None
+    gradients_per_draw: float  # of `gradients_per_draw`
+    make: Make  # of `maker`
+    _optimizers: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
+    _numbers: dict[tuple[float, int], dict[tuple[Any, ...], int]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        setting = self.setting
+        self._check_search()
+        accountants.check(self._delta, self.suite.accountant)
         if setting.widen:  # it makes an optimizer of each point, so a value that cannot be used is refused first
             self._check_releases("widen", setting.widen, "; 0 leaves the row as it is")
             if not widening.ends(points(setting.grid)):
                 reason = "nothing to widen: no field of the grid has several positive numbers"
                 raise ConfigError(f"{self._where}.widen", setting.widen, f"{reason}; 0 leaves the row as it is")
-        if isinstance(rule, BestOf):
+        if isinstance(self.rule, BestOf):
             self._check_releases("grid", sorted(setting.grid), "")
+
+    @property
+    def _where(self) -> str:
+        return f"{self.suite.name}.settings.{self.label}"
+
+    @property
+    def _delta(self) -> float:
+        return default_delta(self.workload.examples) if self.suite.delta is None else self.suite.delta
+
+    @cached_property
+    def _spec(self) -> dict[str, Any]:
+        return registry.spec("workload", self.name, self.workload)
 
     def cells(self, results: Store | None) -> Iterator[Planned]:
         """All cells; those that follow from the outcome of others only where `results` has that outcome."""
@@ -89,9 +91,9 @@ class Row:
         planned = set[str]()
         for place in self._places():
             # Both raise for sizes that the workload's records do not allow, before anything is planned from them.
-            sampling_rate(place.batch_size, self._workload.examples)
-            number_of_draws(place.epochs, place.batch_size, self._workload.examples)
-            drawn = runs(self._setting, self._rule, place.epsilon, (self._spec, place.seed))
+            sampling_rate(place.batch_size, self.workload.examples)
+            number_of_draws(place.epochs, place.batch_size, self.workload.examples)
+            drawn = runs(self.setting, self.rule, place.epsilon, (self._spec, place.seed))
             entries = [self._cell(run, place) for run in drawn]
             search_id = f"{derive('search', *(entry.cell.run_id for entry in entries)):032x}"
             entries = [dataclasses.replace(entry, search_id=search_id) for entry in entries]
@@ -100,19 +102,19 @@ class Row:
             planned.update(entry.cell.run_id for entry in entries)  # a rule without a bound makes one cell of every C
             if fresh:
                 searches.append((place, entries, fresh[0].cell.search))
-            if self._setting.tuning == "linear_scaling":
+            if self.setting.tuning == "linear_scaling":
                 # Numbered even where it is not planned yet.
                 number = self._number(len(entries), entries[0].cell.optimizer, place)
                 if fresh and results is not None and _all_done(entries, results):
-                    last = self._cell(_last_run(entries, results, self._make), place, number)
+                    last = self._cell(_last_run(entries, results, self.make), place, number)
                     yield dataclasses.replace(last, search_id=search_id)
-        if self._setting.widen and results is not None:
+        if self.setting.widen and results is not None:
             for place, entries, first in searches:
                 if _all_done(entries, results):
                     yield from self._widened(place, entries, first, results)
 
     def _places(self) -> Iterator[_Place]:
-        suite, setting, workload = self._suite, self._setting, self._workload
+        suite, setting, workload = self.suite, self.setting, self.workload
         lengths = list[tuple[float, float]]()
         for epsilon in setting.epsilon or suite.epsilon:
             epochs = setting.epochs or suite.epochs or (workload.epochs,)
@@ -131,7 +133,7 @@ class Row:
             yield _Place(epsilon, epochs, size, clip, seed)
 
     def _cell(self, run: Run, place: _Place, number: int | None = None) -> Planned:
-        optimizer, suite = self._optimizer(run.point, place.clip, place.epsilon), self._suite
+        optimizer, suite = self._optimizer(run.point, place.clip, place.epsilon), self.suite
         cell = Cell(
             workload=self._spec,
             optimizer=optimizer,
@@ -146,24 +148,24 @@ class Row:
             selection=selection_spec(run.selection) if run.selection else None,
             untrained=run.untrained,
             diagnostics=suite.diagnostics,
-            average=self._setting.average,
+            average=self.setting.average,
         )
         return Planned(
             cell,
-            label=self._label,
-            tuning=self._setting.tuning,
+            label=self.label,
+            tuning=self.setting.tuning,
             tuned=run.point,
             target=place.epsilon,
-            gradients_per_draw=self._gradients_per_draw,
+            gradients_per_draw=self.gradients_per_draw,
             stage=run.stage,
-            widen=self._setting.widen,
+            widen=self.setting.widen,
         )
 
     def _optimizer(self, point: Mapping[str, Any], clip: float, epsilon: float) -> dict[str, Any]:
         key = str((point, clip, epsilon == math.inf))
         if key not in self._optimizers:
-            optimizer = self._optimizers[key] = _optimizer(self._setting, point, clip, self._make)
-            require_bounded(self._make(optimizer), epsilon)
+            optimizer = self._optimizers[key] = _optimizer(self.setting, point, clip, self.make)
+            require_bounded(self.make(optimizer), epsilon)
         return self._optimizers[key]
 
     def _number(self, run: int, optimizer: Mapping[str, Any], place: _Place) -> int:
@@ -187,30 +189,33 @@ class Row:
 
         def planned(index: int, point: dict[str, Any]) -> Planned:
             tuned = {key: written.get((key, str(value)), value) for key, value in point.items()}
-            run = Run(0, tuned, place.epsilon, self._rule)
+            run = Run(0, tuned, place.epsilon, self.rule)
             entry = self._cell(run, place, _MOST_CELLS * (1 + index) + first)
             return dataclasses.replace(entry, is_widened=True, search_id=grid[0].search_id)
-
-        def score(index: int, point: dict[str, Any]) -> float | None:
-            entry = planned(index, point)
-            return entry.score(results) if entry.is_done(results) else None
 
         def accepts(point: dict[str, Any]) -> bool:
             try:
                 self._optimizer(point, place.clip, place.epsilon)
-                rate = sampling_rate(place.batch_size, self._workload.examples)
-                draws = number_of_draws(place.epochs, place.batch_size, self._workload.examples)
+                rate = sampling_rate(place.batch_size, self.workload.examples)
+                draws = number_of_draws(place.epochs, place.batch_size, self.workload.examples)
                 return self._same_releases((*(entry.tuned for entry in grid), point), rate, draws)
             except ConfigError:
                 return False
 
         scored = [(entry.point(), entry.score(results)) for entry in grid]
-        for index, point in enumerate(widening.further(scored, self._setting.widen, accepts, score)):
-            yield planned(index, point)
+        for index in range(self.setting.widen):
+            # A point that cannot be run ends the search in its direction.
+            point = next(filter(accepts, widening.beyond(scored)), None)
+            if point is None:
+                return
+            yield (entry := planned(index, point))
+            if not entry.is_done(results):  # what follows it depends on its score
+                return
+            scored.append((point, entry.score(results)))
 
     def _same_releases(self, tuned: Iterable[Mapping[str, Any]], rate: float, draws: int) -> bool:
         """True if all grid points release the same kinds in the same draws; C does not enter the ledger."""
-        optimizers = (self._make(_optimizer(self._setting, point, 1.0, self._make)) for point in tuned)
+        optimizers = (self.make(_optimizer(self.setting, point, 1.0, self.make)) for point in tuned)
         return widening.same_releases(optimizers, rate, draws)
 
     def _check_releases(self, key: str, value: Any, remedy: str) -> None:
@@ -218,17 +223,17 @@ class Row:
 
         Which run comes next, or is kept, follows from scores; what that costs is defined for runs that release alike.
         """
-        if not self._same_releases(points(self._setting.grid), rate=0.1, draws=60):
+        if not self._same_releases(points(self.setting.grid), rate=0.1, draws=60):
             reason = "its points differ in what a run releases, which must not follow from scores"
             raise ConfigError(f"{self._where}.{key}", value, f"{reason}{remedy}")
 
-    def _check_search(self, name: str) -> None:
+    def _check_search(self) -> None:
         """Raise `ConfigError` where the workload or the epsilons do not suit the row's search."""
-        suite, workload, setting = self._suite, self._workload, self._setting
+        suite, workload, setting, name = self.suite, self.workload, self.setting, self.name
         if setting.tuning in SEARCHED and not workload.validation:
             allowed = "its training records are all used: a search needs `validation` records to select on"
             raise ConfigError(f"{suite.name}.workloads.{name}.validation", 0, allowed)
-        is_charged = setting.tuning == "linear_scaling" or isinstance(self._rule, BestOf | Composed)
+        is_charged = setting.tuning == "linear_scaling" or isinstance(self.rule, BestOf | Composed)
         if is_charged and not workload.score.endswith("accuracy"):
             allowed = "a charged search needs a score that one record changes by at most one: an accuracy"
             allowed = f"{allowed}, and that of {name} is {workload.score}"

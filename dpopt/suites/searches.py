@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -80,9 +80,16 @@ def _check(setting: Setting, where: str) -> Selection | None:
         allowed = "linear scaling finds a learning rate: expected lr alone"
         raise ConfigError(f"{where}.grid", list(setting.grid), allowed)
     # A search that may widen is charged for every run that it may make, whether it makes them or not.
-    rule = _rule(setting, number + setting.widen, where)
-    if setting.widen:
-        _check_widen(setting, rule, where)
+    rule = _rule(setting, number + setting.widen, f"{where}.selection")
+    reason = ""
+    if tuning != "grid":
+        reason = f"the tuning {tuning} runs no whole grid"
+    elif "clip" in setting.grid:
+        reason = "a grid over clip rules makes a row of each bound"
+    elif isinstance(rule, Simulated):
+        reason = "a simulated search is not charged for the runs that it makes"
+    if setting.widen and reason:
+        raise ConfigError(f"{where}.widen", setting.widen, f"{reason}; 0 leaves the row as it is")
     return rule
 
 
@@ -95,7 +102,7 @@ def _number(value: Any) -> Any:
 
 
 def _rule(setting: Setting, runs: int, where: str) -> Selection | None:
-    selection, where = setting.selection, f"{where}.selection"
+    selection = setting.selection
     if setting.tuning == "private":
         rule = selection_rule(selection, where)
         if not isinstance(rule, BestOf):
@@ -115,29 +122,6 @@ def _rule(setting: Setting, runs: int, where: str) -> Selection | None:
     return rule
 
 
-def _check_widen(setting: Setting, rule: Selection | None, where: str) -> None:
-    if setting.tuning != "grid":
-        reason = f"the tuning {setting.tuning} runs no whole grid"
-    elif "clip" in setting.grid:
-        reason = "a grid over clip rules makes a row of each bound"
-    elif isinstance(rule, Simulated):
-        reason = "a simulated search is not charged for the runs that it makes"
-    else:
-        return
-    raise ConfigError(f"{where}.widen", setting.widen, f"{reason}; 0 leaves the row as it is")
-
-
-class _Search(NamedTuple):
-    """A search of one row, which is tuned anew for each workload, epsilon and seed, and for all that a suite varies."""
-
-    workload: str
-    target: float
-    seed: int
-    batch_size: int
-    epochs: float
-    clip: str  # as a text, which is equal to itself if the rule has no bound
-
-
 @dataclass(frozen=True)
 class Planned:
     """One cell of a suite and its place in it."""
@@ -154,10 +138,10 @@ class Planned:
     search_id: str = ""  # of a search with these points, whose runs have these numbers, and of no other
 
     @property
-    def search(self) -> _Search:
-        """The search, as a key: the same for all of its runs."""
-        cell, bound = self.cell, str(clipping_bound(self.cell.content()))
-        return _Search(str(cell.workload), self.target, cell.seed, cell.batch_size, cell.epochs, bound)
+    def search(self) -> tuple[Any, ...]:
+        """The search, as a key: a row is tuned anew for each workload, epsilon and seed, and each B, epochs and C."""
+        cell, bound = self.cell, str(clipping_bound(self.cell.content()))  # a text: NaN is not equal to itself
+        return str(cell.workload), self.target, cell.seed, cell.batch_size, cell.epochs, bound
 
     def point(self) -> dict[str, Any]:
         """The grid point, numbers as the optimizer has them."""

@@ -59,13 +59,36 @@ def load_suite(suite: str | Path | Mapping[str, Any], overrides: Sequence[str] =
     Raises:
         ConfigError: no such suite, or something in it cannot be used.
     """
+    names, instead = configurations.keys(_DEFAULTS), None
     if isinstance(suite, Mapping):
-        return _of_mapping(suite, overrides, values)
-    files, name = suite_files(), fields.convert(str(suite), str, "suite", {})
-    path = fields.path(name, "suite") if name.endswith(".yaml") else files.get(name)
-    if path is None or not path.is_file():
-        raise unknown("suite", name, files)
-    return _of_file(path, overrides, values)
+        name = fields.convert(suite.get("name"), Name, "suite.name", {})
+        if name == _DEFAULTS:
+            raise ConfigError("suite.name", name, "expected another name: the defaults of all suites have this one")
+        stated = {str(key): configurations.plain(value, str(key)) for key, value in suite.items() if key != "name"}
+        path, instead = Path(f"{name}.yaml"), {"defaults": [_DEFAULTS, "_self_"], **stated}
+    else:
+        files, name = suite_files(), fields.convert(str(suite), str, "suite", {})
+        at = fields.path(name, "suite") if name.endswith(".yaml") else files.get(name)
+        if at is None or not at.is_file():
+            raise unknown("suite", name, files)
+        path = at
+    content = configurations.composed(path, overrides, names, instead)
+    if missing := sorted(set(names) - content.keys()):
+        raise ConfigError(str(path), missing, "keys are missing: begin the file with `defaults: [suite, _self_]`")
+    for key, value in values.items():
+        if key not in names:
+            raise unknown("load_suite", key, names)
+        value = configurations.plain(value, key)
+        configurations.check_values(value, key)
+        is_added = key in OPEN_KEYS and isinstance(value, dict)
+        content[key] = {**(content[key] or {}), **value} if is_added else value
+    if any(isinstance(label, Mapping) for label in fields.listed(content["optimizers"])):
+        allowed = "expected names; put what differs from the defaults into `settings`"
+        raise ConfigError(f"{path.stem}.optimizers", content["optimizers"], allowed)
+    stated = {key: value for key, value in content.items() if value is not None and value != _AS_NULL.get(key)}
+    built = fields.build(Suite, {"name": path.stem, **stated}, path.stem)
+    check_engine(built.engine, f"{path.stem}.engine")
+    return built
 
 
 def other_engines() -> dict[str, EntryPoint]:
@@ -80,40 +103,3 @@ def check_engine(name: str, where: str) -> None:
         raise unknown(where, name, {**_ENGINES, **others})
     if name not in others and _ENGINES[name] and find_spec(_ENGINES[name]) is None:
         raise ConfigError(where, name, f"it needs {_ENGINES[name]}: pip install 'dpopt[{name}]'")
-
-
-def _of_mapping(content: Mapping[str, Any], overrides: Sequence[str], values: Mapping[str, Any]) -> Suite:
-    name = fields.convert(content.get("name"), Name, "suite.name", {})
-    if name == _DEFAULTS:
-        raise ConfigError("suite.name", name, "expected another name: the defaults of all suites have this one")
-    stated = {str(key): configurations.plain(value, str(key)) for key, value in content.items() if key != "name"}
-    return _of_file(Path(f"{name}.yaml"), overrides, values, {"defaults": [_DEFAULTS, "_self_"], **stated})
-
-
-def _of_file(
-    path: Path, overrides: Sequence[str], values: Mapping[str, Any], instead: Mapping[str, Any] | None = None
-) -> Suite:
-    names = configurations.keys(_DEFAULTS)
-    content = configurations.composed(path, overrides, names, instead)
-    if missing := sorted(set(names) - content.keys()):
-        raise ConfigError(str(path), missing, "keys are missing: begin the file with `defaults: [suite, _self_]`")
-    content |= _filled(values, content, names)
-    if any(isinstance(label, Mapping) for label in fields.listed(content["optimizers"])):
-        allowed = "expected names; put what differs from the defaults into `settings`"
-        raise ConfigError(f"{path.stem}.optimizers", content["optimizers"], allowed)
-    stated = {key: value for key, value in content.items() if value is not None and value != _AS_NULL.get(key)}
-    suite = fields.build(Suite, {"name": path.stem, **stated}, path.stem)
-    check_engine(suite.engine, f"{path.stem}.engine")
-    return suite
-
-
-def _filled(values: Mapping[str, Any], content: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The caller's values of some keys, as the file would state them; `OPEN_KEYS` are added to."""
-    filled = {}
-    for key, value in values.items():
-        if key not in names:
-            raise unknown("load_suite", key, names)
-        value = configurations.plain(value, key)
-        configurations.check_values(value, key)
-        filled[key] = {**(content[key] or {}), **value} if key in OPEN_KEYS and isinstance(value, dict) else value
-    return filled

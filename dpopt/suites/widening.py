@@ -8,7 +8,7 @@ must not change what a run releases (`same_releases`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from dpopt.privacy.calibration import trace
@@ -31,30 +31,6 @@ def ends(points: Sequence[_Point]) -> dict[str, tuple[Any, Any]]:
 
 def _is_positive(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
-
-
-def further(
-    grid: _Scored, number: int, accepts: Callable[[_Point], bool], score: Callable[[int, _Point], float | None]
-) -> list[_Point]:
-    """The further points so far, in their order: at most `number`, none after one that has no score.
-
-    Args:
-        grid: all points of a grid.
-        number: how many to add at most.
-        accepts: True for a point that can be run; one that cannot ends the search in its direction.
-        score: index and point of a further run -> its score, or None while there is none.
-    """
-    scored, added = list(grid), list[_Point]()
-    while len(added) < number:
-        point = next(filter(accepts, beyond(scored)), None)
-        if point is None:
-            break
-        added.append(point)
-        value = score(len(added) - 1, point)
-        if value is None:
-            break
-        scored.append((point, value))
-    return added
 
 
 def beyond(scored: _Scored) -> Iterator[_Point]:

@@ -54,7 +54,7 @@ def load(cell, stopped):
 
     def loaded(content):
         store.checkpoint(cell.run_id).write_bytes(content)
-        return preparing.resumed(store, cell.run_id, beginning, ready.plan, ready.diagnostics)
+        return preparing._resumed(store, cell.run_id, beginning, ready.plan, ready.diagnostics)
 
     return loaded, ready.state
 
@@ -159,7 +159,7 @@ def noted(name):
 for name in ("begin", "append_curve", "restart_curve", "save_checkpoint", "finish"):
     setattr(Witness, name, noted(name))
 WORK = {
-    "while it is prepared": (preparing, "resumed", 1),
+    "while it is prepared": (preparing, "_resumed", 1),
     "in an evaluation": (cells.Prepared, "observe", 5),
     "in the last evaluation": (cells.Prepared, "observe", 20),
     "while a checkpoint is made": (cells.checkpoint, "dump", 3),

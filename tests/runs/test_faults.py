@@ -13,6 +13,7 @@ from stored import stable
 from dpopt import files, registry
 from dpopt.errors import ConfigError, Held
 from dpopt.privacy.data import DataOracle
+from dpopt.runs import run_suite as running
 from dpopt.runs import stopping
 from dpopt.runs import train as cells
 from dpopt.runs.run_suite import run_suite
@@ -178,13 +179,14 @@ def test_a_full_disk_ends_the_run_and_harms_no_cell(write_suite, store, tmp_path
             return getattr(Store, method)(self, run_id, *given)
 
     setattr(Full, method, limited)
-    short = Full(store.root)
+    monkeypatch.setattr(running, "open_store", lambda *_: Full(store.root))
     if method in ("begin", "finish"):
         Full.calls = 1
     with pytest.raises(OSError, match=r"results cannot be written.*No space left"):
-        work(suite, short, every, lambda news: None)
+        run_suite(suite, store.root, engine="inline", progress=False)
     assert not [file.name for file in store.root.rglob(".writing-*")]
     assert "failed" not in {store.state(cell.run_id) for cell in every}
+    monkeypatch.setattr(running, "open_store", lambda *_: store)
     outcome = run_suite(suite, store.root, engine="inline", progress=False)
     assert outcome.ran + outcome.skipped == len(every)
     quiet = Store(tmp_path / "quiet")

@@ -26,7 +26,7 @@ class Sleeper(Job):
 def node():
     submitit = pytest.importorskip("dpopt.runs.slurm")
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR2)
-    yield submitit.Node(Sleeper(None, ""))
+    yield submitit._Node(Sleeper(None, ""))
     signal.signal(signal.SIGTERM, before[0])
     signal.signal(signal.SIGUSR2, before[1])
 

@@ -133,7 +133,7 @@ def test_a_launchers_jobs_run_the_suite_and_are_started_again(write_suite, store
 @pytest.fixture(autouse=True)
 def _launcher(monkeypatch):
     monkeypatch.setattr(suites, "other_engines", lambda: {"imagined": SimpleNamespace(load=lambda: Imagined)})
-    monkeypatch.setattr(launchers, "other_engines", suites.other_engines)
+    monkeypatch.setattr(running, "other_engines", suites.other_engines)
     monkeypatch.setattr(launchers, "_POLL", 0.01)
 
 

@@ -57,7 +57,7 @@ def test_times_of_another_device_do_not_count(planned, store, write_suite, monke
 
 
 def test_timing_a_cell_draws_and_leaves_nothing(planned, store):
-    timing = probe.measure(planned[0].cell, 5, "cpu", None, isolate=False)
+    timing = probe._measure(planned[0].cell, 5, "cpu", None, isolate=False)
     assert 0 < timing.draw < 5
     assert timing.prepare > 0
     assert timing.evaluate > 0

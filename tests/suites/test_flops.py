@@ -45,7 +45,7 @@ def test_attention_is_counted():
     tokens, width = 197, 192
     layers = 12 * (3 + 1 + 4 + 4) * width**2 * tokens + 196 * 3 * 16**2 * width + width * 10
     attention = 12 * 2 * tokens**2 * width
-    work = estimate.work_of(json.dumps(spec))
+    work = estimate._work_of(json.dumps(spec))
     assert work.dimension == 5_526_346
     assert work.evaluation == (5000 + 10_000) * 2 * (layers + attention)
     assert work.gradient == pytest.approx(6 * (layers + attention), rel=0.01)
@@ -54,7 +54,7 @@ def test_attention_is_counted():
 def test_a_model_that_looks_at_values():
     """GPT-2 of transformers does, unless its tensors say that they are fake."""
     spec = registry.spec("workload", "e2e_gpt2_random", registry.create_workload("e2e_gpt2_random"))
-    work = estimate.work_of(json.dumps(spec))
+    work = estimate._work_of(json.dumps(spec))
     layers, width, vocabulary, length = 2, 128, 2048, 80
     products = layers * 12 * width**2 * length + layers * 2 * length**2 * width + vocabulary * width * length
     assert work.gradient == pytest.approx(6 * products, rel=0.01)
@@ -72,7 +72,7 @@ def test_what_cannot_be_counted():
             Outline(Looks(), Split(torch.empty(1, 2, device="meta"), torch.empty(1, device="meta")), 1), loss
         )
     texts = registry.create_workload("texts", encoder="someone/unknown", subset="full")
-    assert estimate.work_of(json.dumps(registry.spec("workload", "texts", texts))) is None
+    assert estimate._work_of(json.dumps(registry.spec("workload", "texts", texts))) is None
 
 
 @pytest.fixture

@@ -72,40 +72,6 @@ def quality(point, best):
     return 1 - sum(math.log10(point[key] / at) ** 2 for key, at in best.items())
 
 
-def searched(best, number, grid, accepts=lambda point: True):
-    known = [(point, quality(point, best)) for point in grid]
-    return widening.further(known, number, accepts, lambda index, point: quality(point, best))
-
-
-RATES = [{"lr": lr} for lr in (0.1, 0.3, 1.0)]
-
-
-def test_an_optimum_beyond_the_end_is_found_and_no_more_is_tried():
-    """36 is best; only the point beyond 37 shows that."""
-    found = [point["lr"] for point in searched({"lr": 36}, 10, RATES)]
-    assert found == [3.33, 11.1, 37.0, 123.0]
-    assert [point["lr"] for point in searched({"lr": 0.03}, 10, RATES)] == [0.0333, 0.0111]
-
-
-def test_two_fields_are_followed_one_after_the_other():
-    grid = [{"lr": lr, "eps": eps} for lr in (0.1, 1.0) for eps in (0.1, 1.0)]
-    found = searched({"lr": 10.0, "eps": 0.01}, 10, grid)
-    assert found[:2] == [{"lr": 10.0, "eps": 0.1}, {"lr": 100.0, "eps": 0.1}]
-    assert found[2:] == [{"lr": 10.0, "eps": 0.01}, {"lr": 10.0, "eps": 0.001}]
-
-
-def test_a_point_that_is_refused_ends_its_direction_alone():
-    grid = [{"lr": lr, "eps": eps} for lr in (0.1, 1.0) for eps in (0.1, 1.0)]
-    found = searched({"lr": 100.0, "eps": 100.0}, 10, grid, accepts=lambda point: point["lr"] < 50)
-    assert [(point["lr"], point["eps"]) for point in found] == [(10, 1), (10, 10), (10, 100), (10, 1000)]
-
-
-def test_nothing_follows_a_point_without_a_score():
-    known = [(point, quality(point, {"lr": 1e9})) for point in RATES]
-    scores = [2.0, None, 3.0]
-    assert len(widening.further(known, 10, lambda point: True, lambda index, point: scores[index])) == 2
-
-
 def test_optimizers_are_alike_whose_calibrated_ledgers_are():
 
     def are_alike(name, **values):
