@@ -20,7 +20,6 @@ from dpopt.results.publishing import publish
 from dpopt.results.results import Results
 from dpopt.results.verify import verify
 from dpopt.store import Store
-from dpopt.suites.suite import load_suite
 
 SUITE = """
 defaults: [suite, _self_]
@@ -176,26 +175,6 @@ def test_any_overrides(sound, tmp_path_factory, given):
 @settings(max_examples=200, **EXPENSIVE)
 def test_many_overrides(sound, tmp_path_factory, given):
     is_refused_or_planned(sound, tmp_path_factory, given)
-
-
-lines = st.dictionaries(
-    st.one_of(st.sampled_from(KEYS), st.text(max_size=5)),
-    st.recursive(
-        st.one_of(st.none(), st.booleans(), st.integers(-3, 10**9), st.floats(), st.sampled_from(["dp_sgd", "self"])),
-        lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(st.sampled_from(KEYS), inner, max_size=2)),
-        max_leaves=5,
-    ),
-    max_size=3,
-)
-
-
-@given(lines)
-@settings(max_examples=20, **EXPENSIVE)
-def test_a_fuzzed_suite_loads_or_is_refused(tmp_path_factory, content):
-    path = tmp_path_factory.mktemp("fuzzed") / "odd.yaml"
-    path.write_text(SUITE + "".join(f"{json.dumps(key)}: {json.dumps(value)}\n" for key, value in content.items()))
-    with contextlib.suppress(ConfigError):
-        load_suite(str(path))
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ class _Options:
 
 
 class Launcher:
-    """One job for each place that the cluster has room for; see `launchers.Launcher`."""
+    """One job for each place that the cluster has room for; see `launchers`."""
 
     def __init__(self, suite: Keys) -> None:
         options = fields.build(_Options, suite.options, "options of engine ray")

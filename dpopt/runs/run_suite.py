@@ -42,21 +42,13 @@ _PLAIN_LINES = 20
 
 @dataclass
 class SuiteOutcome:
-    """The outcome of a suite's cells.
+    """The outcome of a suite's cells."""
 
-    Attributes:
-        ran: cells that were run now and have a result.
-        skipped: cells that had a result already, or got one from another process.
-        failed: run id -> reason, of this and of earlier attempts.
-        damaged: cells whose record cannot be read; left alone.
-        is_stopped: True if some cells are left because the run was asked to stop.
-    """
-
-    ran: int = 0
-    skipped: int = 0
-    failed: dict[str, str] = field(default_factory=dict)
-    damaged: list[str] = field(default_factory=list)
-    is_stopped: bool = False
+    ran: int = 0  # cells that were run now and have a result
+    skipped: int = 0  # cells that had a result already, or got one from another process
+    failed: dict[str, str] = field(default_factory=dict)  # run id -> reason, of this and of earlier attempts
+    damaged: list[str] = field(default_factory=list)  # cells whose record cannot be read; left alone
+    is_stopped: bool = False  # True if some cells are left because the run was asked to stop
 
 
 def run_suite(

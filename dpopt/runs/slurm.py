@@ -29,7 +29,7 @@ _REQUEUES = 100
 
 
 class Launcher:
-    """An array of jobs; see `launchers.Launcher`."""
+    """An array of jobs; see `launchers`."""
 
     def __init__(self, suite: Keys) -> None:
         options = {"name": "dpopt", "cpus_per_task": 1, "slurm_array_parallelism": suite.workers, **suite.options}

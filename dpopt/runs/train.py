@@ -56,8 +56,7 @@ def train(
         store: where its files go.
         lease: of this process, for this cell. It is checked before every write, after the content was made, which may
             take minutes: whoever has lost it writes nothing more.
-        device: see `training.resolve_device`.
-        physical_batch: see `DataOracle`; None leaves it to the clipping engine.
+        device, physical_batch: see `training.resolve_device`; see `DataOracle`, None leaves it to the clipping engine.
         isolate: run the optimizer in a process of its own, see `privacy.isolation`; the numbers are the same.
         checkpoint_seconds: at least this time lies between two checkpoints; None for `CHECKPOINT_SECONDS`.
         stop: asked after every step; by default whether this process has been asked to stop.

@@ -33,19 +33,15 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 class News(NamedTuple):
     """A message of a worker to its supervisor.
 
-    Attributes:
-        kind: "ready", once it has started; "begin" of a cell, or its end: "done", "held" (another process has taken it
-            over), "failed", "again" (a failure after which it is tried again), "interrupted", "blocked" (results cannot
-            be written, whatever the cell); "waiting" for other workers; "bye": nothing is left.
-        run_id: the cell.
-        reason: of a failure.
-        left: cells that have no result yet, as far as this worker has looked.
+    Its kind: "ready", once it has started; "begin" of a cell, or its end: "done", "held" (another process has taken it
+    over), "failed", "again" (a failure after which it is tried again), "interrupted", "blocked" (results cannot be
+    written, whatever the cell); "waiting" for other workers; "bye": nothing is left.
     """
 
     kind: str
-    run_id: str = ""
-    reason: str = ""
-    left: int = 0
+    run_id: str = ""  # the cell
+    reason: str = ""  # of a failure
+    left: int = 0  # cells that have no result yet, as far as this worker has looked
 
 
 Tell = Callable[[News], None]

@@ -50,15 +50,9 @@ def beyond(scored: _Scored) -> Iterator[_Point]:
 
 
 def same_releases(optimizers: Iterable[Optimizer], rate: float, draws: int) -> bool:
-    """True if runs of all `optimizers` leave the same ledger at one target.
+    """True if runs of all `optimizers` leave the same ledger at one target; raises as `calibration.trace`.
 
     Calibration goes by what each draw releases and by how the noise is divided among the kinds, so these are compared.
-
-    Args:
-        optimizers, rate, draws: see `calibration.calibrate`.
-
-    Raises:
-        ConfigError: as `calibration.trace`.
     """
     releases = {
         (

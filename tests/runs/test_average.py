@@ -1,34 +1,15 @@
 """`average` of a suite's row: any optimizer, its releases, and an average of the parameters that follow from them."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 from small_suites import train_cell
 
-import dpopt
 from dpopt import training
 from dpopt.runs import train as cells
 from dpopt.suites.plan import plan
 
 ROWS = ["settings.dp_sgd.average=0.8", "settings.hyfreedp.average=0.8", "settings.adadp.average=0.8"]
-SEARCHED = {
-    "name": "searched",
-    "workloads": [{"name": "synthetic_logreg", "dim": 4}],
-    "optimizers": ["dp_sgd", "averaged"],
-    "settings": {
-        "dp_sgd": {"grid": {"lr": [0.5, 4]}},
-        "averaged": {"name": "dp_sgd", "grid": {"lr": [0.5, 4]}, "average": 0.9, "fields": {"clip": 0.5}},
-    },
-    "epsilon": 2,
-    "accountant": "rdp",
-    "batch_size": 800,
-    "epochs": 2,
-    "seeds": 0,
-    "engine": "inline",
-    "device": "cpu",
-}
 
 
 def parameters(ready):
@@ -66,20 +47,3 @@ def test_without_one_a_cell_is_what_it_was(write_suite):
     assert not {entry.cell.run_id for entry in other} & {entry.cell.run_id for entry in entries}
     assert [entry.cell.releases for entry in other] == [entry.cell.run_id for entry in entries]
     assert [cells.Cell.from_content(entry.cell.content()) for entry in other] == [entry.cell for entry in other]
-
-
-def test_a_search_of_an_averaged_row_is_run_and_shown_as_any(tmp_path):
-    assert dpopt.run_suite(dpopt.load_suite(SEARCHED), tmp_path, progress=False).ran == 4
-    results = dpopt.load_results(tmp_path, "searched")
-    own = results.cells[results.cells["label"] == "averaged"]
-    assert sorted(own["lr"]) == [0.5, 4]
-    assert set(own["clip"]) == {0.5}
-    table = results.table().set_index("label")
-    assert dict(table["runs"]) == {"dp_sgd": 2, "averaged": 2}
-    assert table.loc["averaged", "clip"] == 0.5
-    assert math.isclose(*table["epsilon_with_tuning"])
-    lines = results.plot("learning_rate").axes[0].get_lines()
-    chosen = results.selected.set_index("label")["lr"]
-    assert {line.get_label(): set(line.get_ydata()) for line in lines} == {
-        label: {chosen[label]} for label in ("dp_sgd", "averaged")
-    }

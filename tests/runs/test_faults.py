@@ -90,7 +90,13 @@ def ending(cell, store, monkeypatch):
     return stable(record), leaves, store.curve(cell.run_id), store.ledger(cell.run_id)
 
 
-@pytest.mark.parametrize("name", registry.optimizers())
+STATES = ("adadp", "dp_adam", "fiber", "hyfreedp")
+"""Optimizers with pairs of draws, moments, two points, and probes; conformance stops and resumes all of them."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in STATES else pytest.param(name, marks=pytest.mark.slow) for name in registry.optimizers()]
+)
 def test_a_cell_killed_at_random_draws_ends_as_if_it_had_not_been(write_suite, store, tmp_path, monkeypatch, name):
     """By SIGKILL in the middle of a draw, each time in a process of its own."""
     cell = cell_of(write_suite, name)

@@ -137,6 +137,7 @@ def _launcher(monkeypatch):
     monkeypatch.setattr(launchers, "_POLL", 0.01)
 
 
+@pytest.mark.slow
 def test_a_script_runs_a_suite_in_workers_that_need_a_class_of_it(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))

@@ -69,23 +69,6 @@ def kill_half_way(at_marks, cell, store, **options):
         train_cell(cell, store, checkpoint_seconds=0, **options)
 
 
-def test_a_killed_cell_goes_on_where_it_was(write_suite, store, tmp_path, at_marks):
-    cell = planned_cell(write_suite, "hyfreedp", ["settings.hyfreedp.average=0.9"])
-    quiet = Store(tmp_path / "quiet")
-    whole = train_cell(cell, quiet)
-    kill_half_way(at_marks, cell, store)
-    assert store.state(cell.run_id) == "interrupted"
-    assert store.checkpoint(cell.run_id).exists()
-    draws = []
-    with at_marks(draws.append):
-        resumed = train_cell(cell, store)
-    assert min(draws) > 8, "it started over"
-    assert stable(resumed) == stable(whole)
-    assert store.curve(cell.run_id) == quiet.curve(cell.run_id)
-    assert store.ledger(cell.run_id) == quiet.ledger(cell.run_id)
-    assert not store.checkpoint(cell.run_id).exists()
-
-
 def test_an_isolated_cell_is_the_same_cell(write_suite, store, tmp_path, at_marks):
     """And goes on where one that was not isolated was killed, as its checkpoints are the same."""
     cell = planned_cell(write_suite, "hyfreedp", ["settings.hyfreedp.average=0.9"])
@@ -169,15 +152,6 @@ def test_a_cell_of_an_older_kernel_loads_and_is_not_run_as_if_it_were_of_this_on
     assert store.state(old.run_id) == "pending"
     with pytest.raises(ConfigError, match=r"cell\.dry_run: 8\.0 .*no such field"):
         Cell.from_content(content | {"dry_run": 8.0})
-
-
-def test_the_physical_batch_changes_numbers_by_rounding_only(write_suite, store, tmp_path):
-    cell = planned_cell(write_suite, "hyfreedp")
-    whole, parts = train_cell(cell, store), train_cell(cell, Store(tmp_path / "parts"), physical_batch=50)
-    assert {key: parts[key] for key in ("epsilon", "noise", "draws")} == {
-        key: whole[key] for key in ("epsilon", "noise", "draws")
-    }
-    assert parts["test_loss"] == pytest.approx(whole["test_loss"], rel=1e-3)
 
 
 @dataclass(frozen=True)

@@ -81,17 +81,12 @@ def test_tensorboard_shows_curve_parameters_and_outcome(board):
 def test_tensorboard_shows_a_run_that_went_on_once(board):
     store, shown = board
     train(store, 10, 20, 30)
+    store.fail(RUN, "ValueError: no luck")
+    assert "no luck" in shown()[1]["failure/text_summary"]
     again = pickle.loads(pickle.dumps(LoggedStore(store.root, store.logs)))
     train(again, 20, 30, 40, passed=10)
     again.finish(RUN, record(), LEDGER)
     assert [step for step, _ in shown()[0]["test_loss"]] == [10, 20, 30, 40]
-
-
-def test_tensorboard_says_why_a_run_failed(board):
-    store, shown = board
-    train(store, 10)
-    store.fail(RUN, "ValueError: no luck")
-    assert "no luck" in shown()[1]["failure/text_summary"]
 
 
 def chunks(content):

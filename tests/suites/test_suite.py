@@ -12,7 +12,6 @@ BAD_OVERRIDES = [
     ("epsilonn=3", "did you mean 'epsilon'"),
     ("epsilon", "expected key=value"),
     ("epsilon=-1", r"quickstart\.epsilon: -1.0"),
-    ("epsilon=[]", "at least one value"),
     ("seeds=[0,0]", "repeated"),
     ("clip=inf", "a finite bound is needed"),
     ("optimizers=[fibr]", "did you mean 'fiber'"),
@@ -21,21 +20,16 @@ BAD_OVERRIDES = [
     ("workloads=[{name: digits_mlp, hiden: 3}]", "did you mean 'hidden'"),
     ("workloads=[{name: digits_mlp, validation: 0}]", "needs `validation` records"),
     ("batch_size=5000", "expected 1 to 1257"),
-    ("batch_size=0", r"quickstart\.batch_size: 0"),
     ("epochs=1e12", "epochs: 1000000000000.0 .* draws, expected at most"),
-    ("epochs={1: 2, 3: 0}", r"epochs\.3: 0"),
     ("epochs={1: 2, 3: 4}", "expected a number for epsilon 8 too"),
     ("epochs={}", "expected a number for each epsilon"),
     ("accountant=rpd", "did you mean 'rdp'"),
     ("engine=locl", "did you mean 'local'"),
-    ("physical_batch=all", "physical_batch.*whole number"),
     ("clip=[1,2", "quickstart.yaml"),
     ("optimizers=[dp_sgd,dp_sgd]", "optimizers: .* repeated"),
     ("settings.dp_sgd.grid.lr=[1,1.0]", r"dp_sgd\.grid\.lr: .* repeated"),
     ("workloads=[digits_mlp,{name: digits_mlp, hidden: 64}]", "workloads: .* repeated"),
-    ("workloads=[{name: digits_mlp, 3: 4}]", r"digits_mlp\.3"),
     ("settings.dp_sgd.fields={name: x}", r"dp_sgd\.name"),
-    ("results=''", "results: '' .* not empty"),
     ("settings.dp_adam.grd=3", "did you mean 'grid'"),
     ("settings.dp_adam.tuning=self", "fixed"),
     ("settings.hyfreedp.tuning=grid", "expected field -> values"),
@@ -46,9 +40,6 @@ BAD_OVERRIDES = [
     ("settings.hyfreedp={tuning: self, grid: {lr: [0.1]}}", r"hyfreedp\.grid: .* self searches nothing"),
     ("settings.dp_adam.grid.lr=[0.1,'0.10']", r"dp_adam\.grid\.lr: .* repeated"),
     ("settings.dp_adam.grid.lrr=[3]", "did you mean 'lr'"),
-    ("settings.dp_adam.name=dp_adma", "did you mean 'dp_adam"),
-    ("settings.dp_adam.tuning=girds", "did you mean 'grid'"),
-    ("settings.dp_adam.epsilon=-1", "settings.dp_adam.epsilon"),
     ("settings.dp_adam.average=1", r"settings\.dp_adam\.average: 1.* \[0, 1\)"),
     ("settings.nobody.fields={}", r"quickstart\.settings: 'nobody' .* no label of the suite, .* known: adadp, "),
     ("settings.hyfreedp_wram.clip=3", r"settings: 'hyfreedp_wram' .* did you mean 'hyfreedp_warm'"),
@@ -66,7 +57,6 @@ def test_bad_overrides_name_the_field(override, message):
     ("text", "message"),
     [
         ("defaults: [suite, _self_]\noptimizers: [dp_sgd]\nepsilons: [1]\n", "did you mean 'epsilon'"),
-        ("optimizers: [dp_sgd]\n", "begin the file with"),
         ("defaults: [suite, _self_]\n", "optimizers"),
         ("defaults: [suite, _self_]\noptimizers: [dp_sgd\n", "small.yaml"),
         ("defaults: [suite, _self_]\noptimizers: [dp_sgd]\nsettings: [1]\n", "settings"),
@@ -109,13 +99,6 @@ def test_a_name_that_leads_to_another_folder(name):
 def test_a_suite_that_is_given_as_its_content_has_a_name_of_its_own(said, problem):
     with pytest.raises(ConfigError, match=rf"suite\.name: .*{problem}"):
         load_suite({**said, "optimizers": ["dp_sgd"]})
-
-
-def test_what_there_is_not_is_told_when_a_suite_is_loaded():
-    with pytest.raises(ConfigError, match=r"optimizers: 'adadb' .* did you mean 'adadp'"):
-        load_suite("quickstart", optimizers="adadb")
-    with pytest.raises(ConfigError, match="did you mean 'quickstart'"):
-        load_suite("quickstrt")
 
 
 LOCAL = {
@@ -161,7 +144,7 @@ def test_shipped_suites_can_be_planned(name, request, monkeypatch):
     monkeypatch.delenv("DPOPT_DATA", raising=False)
     if name in LOCAL:
         request.getfixturevalue("files_without_content")
-    assert plan(load_suite(name))
+    assert plan(load_suite(name, ["seeds=0"]))
 
 
 def test_scalars_and_overrides():
