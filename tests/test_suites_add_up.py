@@ -131,21 +131,10 @@ def test_readers_choose_rows_and_do_not_replace_the_whole_table(here, capsys):
 def test_cells_need_no_results():
     cells = dpopt.load_suite(SMALL, epsilon=[1, 3], seeds=range(2)).cells()
     assert len({cell.run_id for cell in cells}) == len(cells) == 12
-    assert {cell.epsilon for cell in cells} == {1.0, 3.0}
-
-
-@pytest.mark.parametrize(
-    ("values", "named"),
-    [
-        ({"epsilonn": 3}, "epsilon"),
-        ({"seeds": [0, object()]}, "seeds"),
-        ({"results": "${oc.env:HOME}"}, "results"),
-        ({"optimizers": ["fibre"]}, "fiber"),
-    ],
-)
-def test_what_cannot_be_used_is_named(values, named):
-    with pytest.raises(ConfigError, match=named):
-        dpopt.load_suite(SMALL, **values).cells()
+    wrong = {"epsilonn": 3, "seeds": [0, object()], "results": "${oc.env:HOME}", "optimizers": ["fibre"]}
+    for key, value in wrong.items():
+        with pytest.raises(ConfigError, match="fiber" if key == "optimizers" else key):
+            dpopt.load_suite(SMALL, **{key: value}).cells()
 
 
 def test_a_published_suite_is_read_and_made_again(here, capsys):

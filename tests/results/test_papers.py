@@ -49,7 +49,7 @@ def test_table_6_repeats_the_means_of_table_2():
     assert {at: value for at, value in by_table["6"].items() if value != by_table["2"][at]} == {}
 
 
-def test_known_numbers_of_the_papers():
+def test_numbers_of_the_papers():
     paper = papers.read("hyfreedp")
     at = ("CIFAR100", "ViT-Small", "full")
     number = paper.number(at, "HyFreeDP", 1.0, "accuracy")
@@ -139,11 +139,7 @@ def test_rows_of_hyfreedps_suites_have_the_numbers_of_their_method(name, subset)
     ("changes", "message"),
     [
         ({"methods": {"hyfreedp": "HyFreeDp"}}, "did you mean 'HyFreeDP'"),
-        ({"workloads": [{"name": "digits_mlp", "is": ["CIFAR10", "ViT-Bass", "full"]}]}, "did you mean 'ViT-Base'"),
-        (
-            {"workloads": [{"name": "x", "is": [{"data": {"a": "CIFAR11"}}, "ViT-Base", "full"]}]},
-            "did you mean 'CIFAR10",
-        ),
+        ({"workloads": [{"name": "x", "is": [{"data": {"a": "CIFAR11"}}, "ViT-Base", "full"]}]}, "mean 'CIFAR10"),
         ({"epsilon": {1: 2.5}}, "published.epsilon: '2.5'"),
     ],
 )

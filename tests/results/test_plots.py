@@ -123,11 +123,8 @@ def test_a_label_looks_the_same_wherever_it_is(plot, two):
 
 
 def test_figures_of_no_suite_have_one_look_for_each_label():
-    places = [
-        (kind, failure, target) for kind in ("optimizer", "control") for failure, target in (("", 1.0), ("", 3.0))
-    ]
-    audit = pd.DataFrame(places, columns=["kind", "failure", "epsilon_target"])
-    audit = audit.assign(name="x", epsilon=2.0, worst_case=1.0, one_run=0.5, one_run_fdp=0.7)
+    audit = pd.DataFrame(product(("optimizer", "control"), (1.0, 3.0)), columns=["kind", "epsilon_target"])
+    audit = audit.assign(name="x", failure="", epsilon=2.0, worst_case=1.0, one_run=0.5, one_run_fdp=0.7)
     assert "one run" in check(ALL["audit"].figure(audit), {})
     rest = {plot.name for plot in ALL.values() if plot.needs not in figures.OF_SUITES}
     assert rest == {"audit", "step_cost"}, "and bars of step_cost are named beside them"
@@ -205,9 +202,8 @@ def test_two_scores_share_no_axis(plot, known):
     assert not plot.name.startswith("accuracy") or "test log-likelihood (nats)" in labels
     for panel in figure.axes:
         for group in (panel.get_shared_x_axes(), panel.get_shared_y_axes()):
-            together = {
-                text for other in group.get_siblings(panel) for text in (other.get_xlabel(), other.get_ylabel())
-            }
+            siblings = group.get_siblings(panel)
+            together = {text for other in siblings for text in (other.get_xlabel(), other.get_ylabel())}
             assert not {"test accuracy (%)", "test log-likelihood (nats)"} <= together
 
 

@@ -36,9 +36,9 @@ def searched(maker):
 
 
 def test_means_that_differ_by_rounding_alone_share_a_rank(maker):
-    for seed, scores in enumerate(((0.1, 0.3), (0.2, 0.2), (0.3, 0.1))):
-        for label, test in zip(("one", "other"), scores, strict=True):
-            maker.add(label, seed, 0.5, test)
+    for seed, (one, other) in enumerate(((0.1, 0.3), (0.2, 0.2), (0.3, 0.1))):
+        maker.add("one", seed, 0.5, one)
+        maker.add("other", seed, 0.5, other)
     frame = ranked(maker.done())
     assert frame["mean"]["one"] != frame["mean"]["other"]
     assert list(frame["rank"]) == [1.5, 1.5]
@@ -103,9 +103,7 @@ def test_equal_draws_pay_for_all_runs_of_a_search(searched):
     table = ranked(searched.done(), "draws", ())
     assert table["budget"].tolist() == [100, 100]
     assert table["spent"].tolist() == [100, 100]
-    assert table["mean"].to_dict() == pytest.approx({"hyfreedp": 0.61, "dp_adam": 0.91 / 2}), (
-        "its curve at draw 50 of 100"
-    )
+    assert table["mean"].to_dict() == pytest.approx({"hyfreedp": 0.61, "dp_adam": 0.91 / 2}), "at draw 50 of 100"
     assert ranked(searched.store, "draws", [200])["mean"]["dp_adam"] == pytest.approx(0.91)
     assert math.isnan(ranked(searched.store, "draws", [99])["mean"]["dp_adam"]), "its curve begins at draw 50"
 
@@ -138,9 +136,8 @@ def test_failures_count_as_the_worst_score_and_are_marked(maker):
         maker.add("dp_sgd", seed, 0.9, 0.9, status="failed" if seed == 2 else "done")
     table = ranked(maker.done())
     assert table["failures"].to_dict() == {"dp_adam": 0, "dp_sgd": 1, "adadp": 0, "hyfreedp": 2}
-    assert table["mean"].to_dict() == pytest.approx(
-        {"dp_adam": 0.8, "dp_sgd": (0.9 + 0.9 + 0.01) / 3, "adadp": 0.6, "hyfreedp": 0.01}
-    )
+    means = {"dp_adam": 0.8, "dp_sgd": (0.9 + 0.9 + 0.01) / 3, "adadp": 0.6, "hyfreedp": 0.01}
+    assert table["mean"].to_dict() == pytest.approx(means)
     texts = ranking.as_tables(table.reset_index())[0].frame.set_index("method")["accuracy (%)"]
     assert texts["dp_sgd"].endswith("†1")
     assert texts["hyfreedp"].endswith("†2")
@@ -248,23 +245,16 @@ def frame(scores, levels=(1.0,)):
         best = max(methods.values())
         for level in levels:
             for label, score in methods.items():
-                place = {"by": "epsilon", "workload": workload, "epsilon": level, "budget": level}
-                numbers = {
-                    "mean": score,
-                    "difference": score - best,
-                    "rank": ranks[label],
-                    "is_first": score == best,
-                }
+                place = {"by": "epsilon", "workload": workload, "epsilon": level, "budget": level, "label": label}
+                numbers = {"mean": score, "difference": score - best, "rank": ranks[label], "is_first": score == best}
                 counts = {"tuning": "self", "score": "accuracy", "seeds": 3, "failures": 0}
-                rows.append({**place, "label": label, **numbers, **counts})
+                rows.append({**place, **numbers, **counts})
     return pd.DataFrame(rows)
 
 
 def test_average_ranks_are_of_workloads():
-    uneven = pd.concat(
-        [frame({"digits": {"a": 0.9, "b": 0.8}}, levels=(1.0, 3.0, 8.0)), frame({"mnist": {"a": 0.1, "b": 0.7}})]
-    )
-    table = ranking.average_ranks(uneven).set_index("label")
+    parts = frame({"digits": {"a": 0.9, "b": 0.8}}, levels=(1.0, 3.0, 8.0)), frame({"mnist": {"a": 0.1, "b": 0.7}})
+    table = ranking.average_ranks(pd.concat(parts)).set_index("label")
     assert table["rank"].to_dict() == {"a": 1.5, "b": 1.5}
     assert table["first"].to_dict() == {"a": 3, "b": 1}
 

@@ -11,35 +11,19 @@ TESTS = {1.0: {0.1: 0.7, 1.0: 0.5}, 8.0: {0.1: 0.8, 1.0: 0.9}}
 """epsilon -> rate -> test score; validation scores are in the same order."""
 
 
+ALIKE = {"label": "one", "workload": "digits", "batch_size": 100, "epochs": 2.0, "clip": math.nan, "tuning": "grid"}
+ALIKE |= {"stage": "", "selection": "", "is_widened": False, "is_trained": True, "state": "done", "score": "accuracy"}
+
+
 def cells(tests=TESTS, seeds=(0, 1), **replaced):
     rows = [
-        {
-            "run_id": f"{epsilon}-{rate}-{seed}",
-            "label": "one",
-            "workload": "digits",
-            "tuning": "grid",
-            "stage": "",
-            "is_widened": False,
-            "selection": "",
-            "search": number,
-            "searches": [("", 0)],
-            "is_trained": True,
-            "tuned": f'{{"lr": {rate}}}',
-            "epsilon_target": epsilon,
-            "batch_size": 100,
-            "epochs": 2.0,
-            "clip": math.nan,
-            "seed": seed,
-            "state": "done",
-            "score": "accuracy",
-            "test_score": score + 0.01 * seed,
-            "selection_score": score,
-        }
+        {"run_id": f"{epsilon}-{rate}-{seed}", "epsilon_target": epsilon, "tuned": f'{{"lr": {rate}}}', "seed": seed}
+        | {"test_score": score + 0.01 * seed, "selection_score": score, "search": number, "searches": [("", 0)]}
         for epsilon, rates in tests.items()
         for number, (rate, score) in enumerate(rates.items())
         for seed in seeds
     ]
-    return pd.DataFrame(rows).assign(**replaced)
+    return pd.DataFrame(rows).assign(**ALIKE | replaced)
 
 
 def test_what_is_lost_is_the_difference_of_test_scores():
@@ -82,12 +66,9 @@ def test_one_choice_for_all_seeds_is_never_a_rate_that_diverged():
     assert twice.equals(once), "of two runs of a point the one that has not diverged counts"
 
 
-@pytest.mark.parametrize("replaced", [{"tuning": "self"}, {"tuning": "fixed"}, {"tuned": "{}"}, {"state": "failed"}])
-def test_only_finished_grids_are_looked_at(replaced):
-    assert transfers(cells(**replaced)).empty
-
-
-def test_one_epsilon_has_nowhere_to_go():
+def test_only_finished_grids_of_several_epsilons_are_looked_at():
+    for replaced in ({"tuning": "self"}, {"tuning": "fixed"}, {"tuned": "{}"}, {"state": "failed"}):
+        assert transfers(cells(**replaced)).empty
     assert transfers(cells({1.0: TESTS[1.0]})).empty
     assert transfers(pd.DataFrame()).empty
 
@@ -102,11 +83,8 @@ def test_searches_that_are_not_finished_choose_nothing():
     frame = cells(seeds=(0, 1, 2))
     third = (frame["seed"] == 2) & (frame["epsilon_target"] == 8)
     frame.loc[third & (frame["tuned"] == '{"lr": 0.1}'), "selection_score"] = 9.0
-    frame.loc[third & (frame["tuned"] == '{"lr": 1.0}'), ["state", "test_score", "selection_score"]] = (
-        "pending",
-        None,
-        None,
-    )
+    lost = third & (frame["tuned"] == '{"lr": 1.0}')
+    frame.loc[lost, ["state", "test_score", "selection_score"]] = "pending", None, None
     found = transfers(frame).set_index(["epsilon_from", "epsilon_target"])
     assert found.loc[(1.0, 8.0), ["shared_loss", "shared_seeds"]].tolist() == pytest.approx([0.1, 2])
     assert found.loc[(8.0, 1.0), ["loss", "shared_loss"]].tolist() == pytest.approx([0.2, 0.2])

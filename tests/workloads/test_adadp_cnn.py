@@ -1,7 +1,5 @@
 """ADADP's network for CIFAR-10 above frozen convolutions, on fabricated images."""
 
-import os
-
 import fabricated
 import pytest
 import torch
@@ -41,7 +39,7 @@ def test_features_are_those_of_the_convolutions(weights):
 
 
 def test_our_own_convolutions_learn_and_are_trained_once(weights, monkeypatch):
-    for name, value in {"epochs": 5, "batch": 12, "rate": 0.03}.items():
+    for name, value in {"epochs": 4, "batch": 12, "rate": 0.04}.items():
         monkeypatch.setitem(adadp.RECIPE, name, value)
     monkeypatch.setattr(adadp.features, "cores", lambda: 1)
     losses = []
@@ -59,7 +57,7 @@ def test_our_own_convolutions_learn_and_are_trained_once(weights, monkeypatch):
     weights = adadp.pretrained("cifar100_subset")
     assert torch.equal(torch.get_rng_state(), before)
     steps = len(losses)
-    assert steps == 5 * 4
+    assert steps == 4 * 4
     assert torch.stack(losses[-4:]).mean() < torch.stack(losses[:4]).mean() - 0.15
     pool, _ = workload.load()
     assert len(losses) == steps
@@ -92,20 +90,3 @@ def test_what_is_missing(weights, monkeypatch, root):
     monkeypatch.delenv("DPOPT_DATA")
     assert "set DPOPT_DATA" in str(create().missing()[-1])
     assert create().outline().record.x.shape == (1, adadp.FEATURES)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("DPOPT_DATA" not in os.environ, reason="needs DPOPT_DATA")
-def test_the_official_convolutions_help():
-    """A linear classifier on their features sees more than one on as many random features."""
-    from safetensors.torch import load_file
-    from sklearn.linear_model import RidgeClassifier
-
-    x, y = data.images("cifar10", "test")
-    torch.manual_seed(0)
-    scores = []
-    for state in (load_file(adadp._official_file()), adadp.convolutions().state_dict()):
-        with torch.no_grad():
-            seen = adadp._frozen(state)(adadp.normalised(x[:4000])).numpy()
-        scores.append(RidgeClassifier(1e3).fit(seen[:3000], y[:3000]).score(seen[3000:], y[3000:4000]))
-    assert scores[0] > max(0.5, scores[1] + 0.05)

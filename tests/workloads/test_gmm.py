@@ -111,8 +111,8 @@ def test_the_start_tells_components_apart(workload):
     assert not log_variances.any()
 
 
-@pytest.mark.parametrize("samples", [1, 7])
-def test_the_records_of_a_batch_share_their_samples(samples):
+def test_the_records_of_a_batch_share_their_samples():
+    samples = 7
     workload = registry.create_workload("gmm", samples=samples)
     x = workload.splits(0).train.x[:6]
     torch.manual_seed(0)
@@ -123,11 +123,8 @@ def test_the_records_of_a_batch_share_their_samples(samples):
     torch.manual_seed(0)
     assert torch.equal(workload.augment(x), inputs)
     assert not torch.equal(workload.augment(x), inputs)
-
-
-def test_evaluation_takes_the_same_samples_every_time(workload):
-    model, x = workload.model(), workload.splits(0).test.x
-    torch.testing.assert_close(model(x)[3:5], model(x[3:5]))
+    model = workload.model()
+    torch.testing.assert_close(model(x)[3:5], model(x[3:5]))  # of points alone, as in an evaluation
 
 
 def trained(workload, train, optimizer, epsilon, draws):
@@ -142,19 +139,18 @@ def trained(workload, train, optimizer, epsilon, draws):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("distance", "gain"), [(1, 0.0), (2, 0.1)])
-def test_without_noise_the_true_density_is_found(workload, distance, gain):
-    """It must be within 0.03 nats of the truth, and where components stand apart, well above one Gaussian's fit."""
-    centres, generator = distance * torch.tensor(CENTRES), torch.Generator().manual_seed(0)
+def test_without_noise_the_true_density_is_learnt(workload):
+    """Of components that stand apart, within 0.03 nats, and so well above the fit of one Gaussian."""
+    centres, generator = 2 * torch.tensor(CENTRES), torch.Generator().manual_seed(0)
     train = workload.splits(0).train
-    train = Split(train.x + (distance - 1) * torch.tensor(CENTRES)[train.y], train.y)
+    train = Split(train.x + torch.tensor(CENTRES)[train.y], train.y)
     test = torch.randn(1000, 2, generator=generator) + centres.repeat(200, 1)
     torch.manual_seed(0)
     engine, state = trained(workload, train, registry.create("dp_sgd", lr=0.1, clip=10.0), math.inf, 1200)
     score = float(workload.metric(engine.outputs(state.theta, test), test).mean())
     assert abs(score - float(true_log_density(test, centres).mean())) < 0.03
     single = torch.distributions.MultivariateNormal(train.x.mean(0), torch.cov(train.x.T)).log_prob(test).mean()
-    assert score > float(single) + gain - 0.02
+    assert score > float(single) + 0.08
 
 
 @pytest.mark.slow
@@ -173,10 +169,8 @@ def test_under_privacy_it_comes_near_and_adadp_forgets_its_start(workload):
 
 def test_a_draw_is_never_split_however_large_it_is():
     """Its records share a posterior sample: in two parts, one more record would move others to another sample."""
-    described = (
-        registry.spec("workload", "gmm", registry.create_workload("gmm")),
-        registry.spec("optimizer", "dp_sgd", DPSGD()),
-    )
+    gmm = registry.create_workload("gmm")
+    described = registry.spec("workload", "gmm", gmm), registry.spec("optimizer", "dp_sgd", DPSGD())
     cell = Cell(*described, 5.0, 1e-6, "rdp", batch_size=20, epochs=0.1, seed=0, kernel=sampling.REVISION)
     oracle = prepare(cell, device="cpu", physical_batch=4).oracle
     assert len(sampling.physical_batches(np.arange(1000), oracle._size, oracle._multiple)) == 1

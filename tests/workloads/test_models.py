@@ -34,22 +34,20 @@ def trained(model):
         (models.two_conv, (9 * 3 + 1) * 32 + (9 * 32 + 1) * 64 + (64 * 8 * 8 + 1) * 10),
         (models.opacus_conv, 26_010),  # as Opacus' and the papers' texts state
         (models.tanh_conv, 26_010),
-        (models.wide_resnet, 2_748_890),  # as with batch normalisation
         (lambda: models.wide_resnet(depth=40, classes=100), 8_972_340),
         (lambda: models.gpt2(layers=1, width=8, heads=2, vocabulary=11, context=5), 11 * 8 + 5 * 8 + 12 * 64 + 15 * 8),
     ],
 )
 def test_parameter_counts(model, count):
-    assert sum(p.numel() for p in model().parameters()) == count
+    with torch.device("meta"):
+        assert sum(p.numel() for p in model().parameters()) == count
 
 
 def test_shapes_that_no_network_has():
-    for make, message in (
-        (lambda: models.opacus_conv(size=8), "size"),
-        (lambda: models.wide_resnet(depth=18), "depth"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            make()
+    with pytest.raises(ConfigError, match="size"):
+        models.opacus_conv(size=8)
+    with pytest.raises(ConfigError, match="depth"):
+        models.wide_resnet(depth=18)
 
 
 @pytest.fixture(scope="module")
@@ -86,26 +84,15 @@ def test_table_of_parameter_counts(counts, name, column, count):
     assert counts[name][column] == count
 
 
-class SampleConvNet(nn.Module):
-    """Opacus' example, written from the shapes in its comments."""
-
-    def __init__(self, layers):
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-
-    def forward(self, x):
-        first, second, third, last = self.layers
-        x = F.max_pool2d(F.relu(F.conv2d(F.pad(x, [3] * 4), first.weight, first.bias, 2)), 2, 1)
-        assert x.shape[1:] == (16, 13, 13)
-        x = F.max_pool2d(F.relu(F.conv2d(x, second.weight, second.bias, 2)), 2, 1)
-        assert x.shape[1:] == (32, 4, 4)
-        return last(F.relu(third(x.view(-1, 512))))
-
-
 def test_opacus_network():
+    """Against its example, written from the shapes in its comments."""
     model, x = models.opacus_conv(), torch.randn(2, 1, 28, 28)
-    layers = [layer for layer in model if hasattr(layer, "weight")]
-    torch.testing.assert_close(model(x), SampleConvNet(layers)(x))
+    first, second, third, last = (layer for layer in model if hasattr(layer, "weight"))
+    h = F.max_pool2d(F.relu(F.conv2d(F.pad(x, [3] * 4), first.weight, first.bias, 2)), 2, 1)
+    assert h.shape[1:] == (16, 13, 13)
+    h = F.max_pool2d(F.relu(F.conv2d(h, second.weight, second.bias, 2)), 2, 1)
+    assert h.shape[1:] == (32, 4, 4)
+    torch.testing.assert_close(model(x), last(F.relu(third(h.view(-1, 512)))))
     other = models.tanh_conv()
     other.load_state_dict(model.state_dict())
     assert (other(x) - model(x)).abs().max() > 0.01

@@ -33,9 +33,7 @@ def test_numbers_are_scaled_by_the_stated_range(people):
     values = [10, 20.0, 15, None, float("nan"), -1e9, float("inf"), True]
     scaled = [-1, 1, 0, 0, 0, -1, 1, -1]
     is_missing = [0, 0, 0, 1, 1, 0, 0, 0]
-    assert encoded(Column(range=(10, 20)), values).tolist() == [
-        list(row) for row in zip(scaled, is_missing, strict=True)
-    ]
+    assert encoded(Column(range=(10, 20)), values).T.tolist() == [scaled, is_missing]
     assert np.isfinite(encoded(Column(range=(0, 1e-300)), [0, 1, 2])).all()
     with pytest.raises(ConfigError, match=r"t\.c: 'x' .*expected numbers"):
         encoded(Column(range=(0, 1)), [1, 2, "x"])
@@ -110,7 +108,7 @@ def test_a_column_that_contradicts_itself(column, message):
         Column(**column)
 
 
-@pytest.mark.parametrize("changes", [{"columns": {}}, {"inputs": "age"}, {"kind": "text"}])
-def test_a_table_has_columns_and_nothing_else_has(people, changes):
-    with pytest.raises(ConfigError, match=r"people\.columns.*expected those of a table"):
-        replace(people, **changes)
+def test_a_table_has_columns_and_nothing_else_has(people):
+    for changes in ({"columns": {}}, {"inputs": "age"}, {"kind": "text"}):
+        with pytest.raises(ConfigError, match=r"people\.columns.*expected those of a table"):
+            replace(people, **changes)

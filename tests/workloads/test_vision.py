@@ -31,12 +31,11 @@ def vit(**fields):
 
 
 def trained(model, loss, split, transform):
-    """Parameters after twenty private draws."""
+    """Parameters after six private draws."""
     engine = clipping.engine(model, loss)
     optimizer = dpopt.create("dp_sgd", lr=0.5)
-    plan = calibrate(
-        optimizer, rate=0.25, draws=20, dimension=engine.dimension, epsilon=8.0, delta=1e-3, accountant="rdp"
-    )
+    privacy = {"epsilon": 8.0, "delta": 1e-3, "accountant": "rdp"}
+    plan = calibrate(optimizer, rate=0.25, draws=6, dimension=engine.dimension, **privacy)
     oracle = DataOracle(engine, *split, plan, draw_seed=1, noise_seed=2, transform=transform)
     state = optimizer.init(engine.theta)
     while oracle.draws_left:
@@ -56,7 +55,7 @@ def test_a_private_run_on_features_is_the_run_of_the_whole_model():
     assert (fast - noise_only).norm() > 0.1 * fast.norm()
 
 
-def test_features_are_computed_once_and_the_backbone_is_not_made_again(monkeypatch):
+def test_features_are_computed_once_and_the_backbone_is_not_made_again(root, monkeypatch):
     named = vit().load()[0].x
     assert torch.equal(vit(architecture=TINY.partition(".")[0]).load()[0].x, named)  # the tag is timm's default
     with_dropout = vit(options={**OPTIONS, "proj_drop_rate": 0.1})
@@ -68,13 +67,9 @@ def test_features_are_computed_once_and_the_backbone_is_not_made_again(monkeypat
     assert torch.equal(torch.get_rng_state(), before)
     assert pool.x.shape == (48, 24)
     assert vit().model()(pool.x).shape == (48, 10)
-
-
-def test_other_weights_give_other_features(root):
-    first = vit().load()[0].x.clone()
     fabricated.vit_checkpoint(root, TINY, qkv_bias=False)
-    second = vit(options={**OPTIONS, "qkv_bias": False}).load()[0].x
-    assert not torch.allclose(first, second, atol=1e-2)
+    with pytest.raises(pytest.fail.Exception):
+        vit(options={**OPTIONS, "qkv_bias": False}).load()  # other weights
 
 
 @pytest.mark.parametrize(
@@ -98,7 +93,7 @@ def test_a_checkpoint_without_its_classifier(subset, trained):
 
 @pytest.mark.parametrize(
     ("name", "width", "trained"),
-    [("mnist", 3969, 39_700), ("cifar10", 15_552, 155_530)],
+    [("mnist", 3969, 39_700), pytest.param("cifar10", 15_552, 155_530, marks=pytest.mark.slow)],
 )
 def test_scattering_coefficients_are_features(monkeypatch, root, name, width, trained):
     """Counts are those of Tramèr and Boneh 2021."""
@@ -126,6 +121,7 @@ def test_pixels_that_their_authors_do_not_normalise(monkeypatch, root):
     torch.testing.assert_close(other.transform(x), (x[:, None] / 255 - 0.1307) / 0.3081)
 
 
+@pytest.mark.slow
 def test_a_frozen_backbone_may_have_batch_normalisation(root):
     import timm
     from safetensors.torch import save_file
@@ -158,7 +154,7 @@ def test_images_are_resized_and_normalised():
 
 @pytest.mark.parametrize(
     ("architecture", "channels"),
-    [("two_conv", 1), ("opacus_conv", 1), ("adadp_mlp", 1), ("wrn_16_4", 3), ("resnet18", 3)],
+    [("opacus_conv", 1), ("adadp_mlp", 1), ("wrn_16_4", 3), ("resnet18", 3)],
 )
 def test_models_from_scratch_take_grey_images(monkeypatch, root, architecture, channels):
     fabricated.images(monkeypatch, root, "mnist", side=28)

@@ -1,14 +1,10 @@
-import os
-
 import pytest
 import torch
 
 from dpopt import registry
 
-QUICK = ["digits_mlp", "synthetic_logreg"]
 
-
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", ["digits_mlp", "synthetic_logreg"])
 def test_splits_are_disjoint_complete_and_reproducible(name):
     workload = registry.create_workload(name)
     splits, again, other = workload.splits(0), workload.splits(0), workload.splits(1)
@@ -51,17 +47,3 @@ def test_mnist_is_normalised_as_it_is_used():
     torch.testing.assert_close(workload.transform(stored), expected.float())
     assert torch.equal(stored, before)
     assert torch.equal(workload.augment(stored), before)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("DPOPT_DATA" not in os.environ, reason="needs DPOPT_DATA")
-def test_real_mnist():
-    workload = registry.create_workload("mnist_mlp", validation=0)
-    splits = workload.splits(0)
-    assert [len(part.x) for part in splits] == [60_000, 0, 10_000]
-    counts = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
-    assert torch.bincount(splits.train.y).tolist() == counts
-    assert splits.train.x.dtype == torch.uint8
-    x = workload.transform(splits.train.x)
-    assert float(x.mean()) == pytest.approx(0, abs=1e-3)
-    assert float(x.std()) == pytest.approx(1, abs=1e-3)
