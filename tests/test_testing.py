@@ -20,7 +20,7 @@ from dpopt.optimizers.base import Direction, scalar
 from dpopt.optimizers.dp_sgd import DPSGD, State
 from dpopt.privacy import DataOracle, UnplannedRelease, caching, calibration, data, sampling
 from dpopt.testing import numerics
-from dpopt.testing.imports import forbidden_imports, imports
+from dpopt.testing.imports import forbidden_imports
 from dpopt.testing.numerics import _TARGETS, _Exact
 from dpopt.testing.privacy import _strict
 from dpopt.testing.task import Task
@@ -238,28 +238,15 @@ BROKEN = [
     Broken("survives_yaml", Forgetful(), "comes back from YAML"),
     Broken("ends_the_same_when_isolated", LooksAround(), "depends on the process"),
     Broken("has_a_complete_entry", DPSGD(), "summary is missing", "no_summary"),
-    Broken("has_a_complete_entry", DPSGD(), "reference is missing", "no_reference"),
     Broken("has_a_complete_entry", DPSGD(), "family 'fish' is none of", "strange_family"),
-    Broken("has_a_complete_entry", DPSGD(), "did you mean 'lr'", "strange_grid", ConfigError),
     Broken("has_a_complete_entry", DPSGD(), "expected a number in", "grid_out_of_range", ConfigError),
     Broken("has_a_complete_entry", DPSGD(), "grid of lr is empty", "empty_grid"),
     Broken("equals_its_declared_limits", DPSGD(), r"is not .*dp_adam.* apart after", "wrong_limit"),
     Broken("equals_its_declared_limits", DPSGD(), "releases something else", "limit_of_another_structure"),
     Broken("can_be_traced", sgd(step=then(lambda new, state, _: new if new.theta.norm() < 1 else state)), "reads the "),
     Broken("can_be_traced", sgd("A", Direction), r"^A\.init: None .* it gives the state before the first step"),
-    Broken(
-        "can_be_traced",
-        sgd("A", Direction, init=lambda self, theta: State(theta, theta)),
-        r"^A\.direction: None .* it gives two values: the direction",
-    ),
     Broken("can_be_traced", VECTOR, r"^VectorAlone\.direction: 'Tensor \[8\]' .* expected two values"),
-    Broken("can_be_traced", SHORT, r"^OneShort\.direction: 'Tensor \[7\], State' .* a tensor \[d\] as theta is"),
     Broken("can_be_traced", dpopt.create("hyfreedp", base=SHORT), r"^OneShort\.direction: 'Tensor \[7\], State'"),
-    Broken(
-        "can_be_traced",
-        sgd("A", init=lambda self, theta: {"theta": theta}),
-        r"^A\.init: 'dict' .* whose first field is `theta`, .* \[8\]$",
-    ),
     Broken(
         "can_be_traced",
         sgd("A", step=then(lambda new, state, _: Backwards(new.momentum, new.theta))),
@@ -284,12 +271,10 @@ BROKEN = [
     Broken("leaves_the_planned_ledger", sgd(step=less_than_planned), "is not the planned"),
     Broken("spends_at_most_the_target", DPSGD(), "spent, 5.0 allowed", "too_little_noise"),
     Broken("replays_bit_for_bit", SIDE_DOOR, r"depends on more than the releases: leaf 0 .* differs by \d"),
-    Broken("sees_only_the_protocol", SIDE_DOOR, "`oracle.__class__` is not in the protocol"),
     Broken(
         "sees_only_the_protocol", sgd(step=moved(lambda o: len(o.ledger))), "`oracle.ledger` is not in the protocol"
     ),
     Broken("sees_only_the_protocol", sgd(step=moved(lambda o: type(o) is DataOracle)), "depends on which oracle"),
-    Broken("imports_no_data", Ascends(), "test_testing: dpopt.privacy.DataOracle.*; it may import __future__, "),
     Broken("imports_no_data", dpopt.create("hyfreedp", base=Ascends()), "test_testing: dpopt.privacy.DataOracle"),
     Broken(
         "stops_when_the_budget_is_spent",
@@ -297,11 +282,7 @@ BROKEN = [
         "after the last draw",
     ),
     Broken("adds_the_stated_gradient_noise", DPSGD(clip=Abadi(0.5)), "chi-square", "less_noise"),
-    Broken("adds_the_stated_gradient_noise", DPSGD(), "the stated std is", "wrong_std"),
     Broken("adds_the_stated_gradient_noise", dpopt.create("hyfreedp"), "losses: the stated std", "wrong_loss_std"),
-    Broken(
-        "adds_the_stated_gradient_noise", dpopt.create("adaptive_clip"), "counts: the stated std", "wrong_count_std"
-    ),
     Broken("bounds_one_record", DPSGD(clip=LyingRule()), r"\(gradient\) by [45]\.\d+, not 1", "trusting_engine"),
     Broken("bounds_one_record", dpopt.create("hyfreedp"), r"\(losses\) by", "unbounded_losses"),
     Broken("bounds_one_record", dpopt.create("adaptive_clip"), r"\(counts\) by", "uncentred_counts"),
@@ -314,9 +295,6 @@ BROKEN = [
     Broken("agrees_in_float64", along(lambda v: v + 1e3 - 1e3), r"differ in leaf 0 .* apart after a way of"),
     Broken("agrees_in_float64", along(lambda v: v.bfloat16().to(v.dtype)), "_to_copy makes a vector torch.bfloat16 in"),
     Broken("agrees_in_float64", FloatMomentum(), "aten::zeros makes a vector torch.float32 in torch.float64"),
-    Broken(
-        "agrees_in_float64", along(lambda v: (2 * v.double()).to(v.dtype)), "a vector torch.float64 in torch.float32"
-    ),
     Broken("same_on_cuda", OtherTheSecondTime(), "^GPU and CPU differ in leaf 0", "cpu_as_gpu"),
 ]
 
@@ -363,9 +341,7 @@ def patches(monkeypatch):
     original = sampling.add_gaussian
     return {
         "no_summary": lambda: entry(summary=""),
-        "no_reference": lambda: entry(reference=""),
         "strange_family": lambda: entry(family="fish"),
-        "strange_grid": lambda: entry(grid={"lrr": [0.1]}),
         "grid_out_of_range": lambda: entry(grid={"lr": [0.1, -1]}),
         "empty_grid": lambda: entry(grid={"lr": []}),
         "wrong_limit": lambda: limit({"lr": 0.01}, {"name": "dp_adam", "lr": 0.01}),
@@ -374,9 +350,7 @@ def patches(monkeypatch):
         "less_noise": lambda: monkeypatch.setattr(
             sampling, "add_gaussian", lambda total, std, *where: original(total, 0.8 * std, *where)
         ),
-        "wrong_std": lambda: released("gradient", wrong_std),
         "wrong_loss_std": lambda: released("losses", wrong_std),
-        "wrong_count_std": lambda: released("counts", wrong_std),
         "trusting_engine": lambda: monkeypatch.setattr(
             flat, "clip_factors", lambda clip, norm, mask: clip.factor(norm) * mask
         ),
@@ -388,6 +362,10 @@ def patches(monkeypatch):
             monkeypatch.setattr(torch.cuda, "is_available", lambda: True),
         ),
     }
+
+
+def test_every_check_has_been_seen_to_fail_and_has_a_name_for_pytest():
+    assert {broken.check for broken in BROKEN} == {str(check) for check in testing.checks(DPSGD())}
 
 
 def check_of(optimizer, name):
@@ -416,34 +394,12 @@ def test_of_what_cannot_be_traced_one_check_says_so_and_the_others_are_skipped()
     assert {rule.__name__ for rule in testing.RULES} - set(outcomes) == {"is_frozen_configuration", "survives_yaml"}
 
 
-def test_every_check_has_been_seen_to_fail():
-    assert {broken.check for broken in BROKEN} == {rule.__name__ for rule in testing.RULES}
-
-
-def test_a_rule_that_lies_about_its_sensitivity_is_held_to_it():
-    """The engine caps every example at the declared sensitivity, so that the noise is never scaled to a lie."""
-    check_of(DPSGD(clip=LyingRule()), "bounds_one_record")()
-    check_of(DPSGD(clip=LyingRule()), "adds_the_stated_gradient_noise")()
-
-
-def test_a_check_has_a_name_for_pytest():
-    names = [str(check) for check in testing.checks(DPSGD())]
-    assert len(set(names)) == len(names) == len(testing.RULES)
-
-
 def excepted(**exceptions):
     @dataclass(frozen=True)
     class Excepted(Ascends):
         conformance_exceptions = exceptions
 
     return Excepted()
-
-
-def test_an_exception_skips_its_check_and_no_other():
-    optimizer = excepted(works_without_noise="it goes up on purpose")
-    with pytest.raises(unittest.SkipTest, match="on purpose"):
-        check_of(optimizer, "works_without_noise")()
-    check_of(optimizer, "agrees_in_float64")()
 
 
 @pytest.mark.parametrize(
@@ -454,9 +410,13 @@ def test_an_exception_skips_its_check_and_no_other():
         ({"works_without_noise": " "}, "expected the reason"),
     ],
 )
-def test_an_exception_needs_a_rule_that_has_some_and_a_reason(exceptions, message):
+def test_an_exception_skips_its_check_and_needs_a_rule_that_has_some_and_a_reason(exceptions, message):
     with pytest.raises(ConfigError, match=message):
         list(testing.checks(excepted(**exceptions)))
+    optimizer = excepted(works_without_noise="it goes up on purpose")
+    with pytest.raises(unittest.SkipTest, match="on purpose"):
+        check_of(optimizer, "works_without_noise")()
+    check_of(optimizer, "is_frozen_configuration")()
 
 
 def test_what_can_be_excepted_is_about_numbers_only():
@@ -504,13 +464,6 @@ def test_the_exact_oracle_clips_scales_combines_and_counts():
         assert batch.losses([start], 9.0).value.tolist() == [5.0]
 
 
-def test_names_that_are_imported():
-    source = (
-        "import os, a.b\nfrom c import d as e\nfrom . import f\nfrom ..g import h\nif TYPE_CHECKING:\n    import i\n"
-    )
-    assert sorted(imports(source, "x.y")) == ["a.b", "c.d", "os", "x.g.h", "x.y.f"]
-
-
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     """A plug-in's package `plugged`: its method looks harmless and takes a base class from a module of its own."""
@@ -532,10 +485,8 @@ def package(tmp_path, monkeypatch):
         ("near", "", []),
         ("method", "import dpopt", ["plugged.method: dpopt"]),
         ("shared", "from dpopt.privacy import oracle", ["plugged.shared: dpopt.privacy.oracle"]),
-        ("near", "from dpopt import types", []),
         ("near", "import dpopt.clipping.rules", []),
         ("near", "def f():\n    import os.path", ["plugged.near: os.path"]),
-        ("near", "from torchvision import x", ["plugged.near: torchvision.x"]),
         ("near", "def f():\n    return open('x'), eval('y')", ["plugged.near: eval", "plugged.near: open"]),
     ],
 )
@@ -544,14 +495,11 @@ def test_imports_of_a_plugin_are_followed(package, monkeypatch, file, line, foun
         monkeypatch.delitem(__import__("sys").modules, name, raising=False)
     path = package / f"{file}.py"
     with path.open("a") as opened:
-        opened.write(f"def g():\n    {line}\n" if line.startswith(("import", "from torchvision")) else f"{line}\n")
+        opened.write(f"def g():\n    {line}\n" if line.startswith("import") else f"{line}\n")
     assert forbidden_imports("plugged.method") == found
 
 
-def test_limits_of_the_registry_are_checked():
-    """Two methods declare special cases; without any, the check would hold for nothing."""
-    assert {"fiber", "disk"} <= {name for name in dpopt.optimizers() if registry.entry("optimizer", name).limits}
-
-
-def test_a_class_that_is_not_registered_survives_yaml_by_its_fields():
+def test_what_is_sound_passes():
+    """Of a class that is not registered; and a rule that lies about its sensitivity is held to it by the engine."""
     check_of(Ascends(clip=Abadi(0.5), lr=1e-30), "survives_yaml")()
+    check_of(DPSGD(clip=LyingRule()), "bounds_one_record")()

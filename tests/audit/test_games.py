@@ -1,6 +1,5 @@
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from dpopt.audit import audit, clopper_pearson, one_run_scores, simulated, worst
 from dpopt.audit.games import _WithCanaries
 from dpopt.clipping import Abadi, Automatic
 from dpopt.errors import ConfigError
-from dpopt.optimizers.adadp import ADADP
 from dpopt.optimizers.dp_sgd import DPSGD
 from dpopt.optimizers.hyfreedp import HyFreeDP
 from dpopt.privacy import Draw, Ledger, NonPrivate, Plan, calibrate
@@ -20,18 +18,9 @@ from dpopt.testing import Task
 RATE, DRAWS, D = 0.3, 6, 4
 
 
-class State(NamedTuple):
-    theta: torch.Tensor
-
-
 @dataclass(frozen=True)
-class Everything:
+class Everything(DPSGD):
     """All kinds of release, two points that cancel, and a scale, in every draw."""
-
-    clip: object = Abadi(0.7)
-
-    def init(self, theta):
-        return State(theta)
 
     def step(self, state, oracle):
         theta = state.theta
@@ -39,7 +28,7 @@ class Everything:
             gradient = batch.gradient([(1.0, theta), (-1.0, theta)], self.clip, torch.full_like(theta, 1e-9))
             losses = batch.losses([theta] * D, 3.0)  # as many as there are parameters
             share = batch.below(torch.tensor(1e6))
-        return State(theta - gradient.value - losses.value.mean() - share.value)
+        return state._replace(theta=theta - gradient.value - losses.value.mean() - share.value)
 
 
 def plan_of(optimizer, **changes):
@@ -68,10 +57,9 @@ def by_hand(ledger, size, is_in):
     [
         (DPSGD(), plan_of(DPSGD())),
         (DPSGD(clip=Automatic()), plan_of(DPSGD(), rate=1.0)),
-        (ADADP(), plan_of(ADADP())),
         (Everything(), everything()),
     ],
-    ids=["abadi", "automatic", "adadp", "everything"],
+    ids=["abadi", "automatic", "everything"],
 )
 def test_worst_case_is_exactly_what_the_ledger_says(optimizer, plan):
     """Scores of real runs have the distribution of subsampled Gaussians of the effective noise; p below 1e-4 fails."""
@@ -86,13 +74,6 @@ def test_a_simulation_is_what_the_ledger_says(rate):
     ledger = Ledger([Draw(rate, (1.2, 3.0)), Draw(rate, (2.0,))])
     for found, is_in in zip(simulated(ledger, size=5000), (True, False), strict=True):
         assert stats.ks_2samp(found, by_hand(ledger, 50_000, is_in)).pvalue > 1e-4
-
-
-def test_worst_case_is_a_function_of_its_seed():
-    plan = plan_of(DPSGD())
-    first, again, other = (worst_case(DPSGD(), plan, trials=3, seed=seed) for seed in (1, 1, 2))
-    assert np.array_equal(first.inside, again.inside)
-    assert not np.isin(other.inside, first.inside).any()
 
 
 def test_too_little_noise_is_flagged_and_enough_is_not():
@@ -111,6 +92,10 @@ def test_what_cannot_be_played():
     assert isinstance(bare, NonPrivate)
     with pytest.raises(ConfigError, match="noise"):
         worst_case(DPSGD(), bare, trials=1)
+    task = Task()
+    for canaries in (1, 76):
+        with pytest.raises(ConfigError, match="canaries"):
+            one_run_scores(DPSGD(), task.engine, task.x, task.y, plan=plan_of(DPSGD(), dimension=75), canaries=canaries)
 
 
 def test_canaries_leave_the_records_alone():
@@ -138,7 +123,7 @@ def test_canaries_among_records_without_gradients(optimizer):
     """Scores are those of subsampled Gaussians of the gradients' noise, alone on their coordinates."""
     task, inside, outside = Task(scale=0.0), [], []
     plan = plan_of(optimizer, dimension=task.engine.dimension)
-    for seed in range(8):
+    for seed in range(4):
         scores = one_run_scores(
             optimizer, task.engine, task.x, task.y, plan=plan, canaries=task.engine.dimension, seed=seed
         )
@@ -148,29 +133,24 @@ def test_canaries_among_records_without_gradients(optimizer):
     gradients = Ledger([Draw(RATE, (plan.noise["gradient"],))] * DRAWS)
     for found, is_in in ((inside, True), (outside, False)):
         assert stats.ks_2samp(np.concatenate(found), by_hand(gradients, 50_000, is_in)).pvalue > 1e-4
-    assert 0.4 < np.concatenate(inside).size / (8 * task.engine.dimension) < 0.6
-
-
-def test_a_number_of_canaries_that_cannot_be():
-    task = Task()
-    for canaries in (1, task.engine.dimension + 1):
-        with pytest.raises(ConfigError, match="canaries"):
-            one_run_scores(DPSGD(), task.engine, task.x, task.y, plan=plan_of(DPSGD(), dimension=75), canaries=canaries)
+    assert 0.4 < np.concatenate(inside).size / (4 * task.engine.dimension) < 0.6
 
 
 SETTING = {"epsilon": 10.0, "delta": 1e-3, "rate": RATE, "draws": DRAWS, "accountant": "rdp"}
 
 
 @pytest.mark.parametrize(
-    "optimizer", [DPSGD(), pytest.param(HyFreeDP(), marks=pytest.mark.slow)], ids=["dp_sgd", "hyfreedp"]
+    ("optimizer", "trials"),
+    [(DPSGD(), 60), pytest.param(HyFreeDP(), 200, marks=pytest.mark.slow)],
+    ids=["dp_sgd", "hyfreedp"],
 )
-def test_an_audit_refutes_no_honest_claim(optimizer):
+def test_an_audit_refutes_no_honest_claim(optimizer, trials):
     task = Task()
     theta = task.engine.theta
-    result = audit(optimizer, **SETTING, trials=200, canaries=60, engine=task.engine, x=task.x, y=task.y)
+    result = audit(optimizer, **SETTING, trials=trials, canaries=60, engine=task.engine, x=task.x, y=task.y)
     assert 0 < result.worst_case <= result.epsilon <= 10.0
     assert not result.is_refuted
-    assert (result.trials, result.canaries, result.significance) == (200, 60, 0.05)
+    assert (result.trials, result.canaries, result.significance) == (trials, 60, 0.05)
     assert torch.equal(task.engine.theta, theta), "the engine's parameters were changed"
     assert not replace(result, one_run_fdp=100.0).is_refuted, "the Gaussian bound alone refutes nothing"
     assert replace(result, one_run=result.epsilon + 0.1).is_refuted

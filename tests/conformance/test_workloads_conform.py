@@ -2,6 +2,8 @@
 
 import dataclasses
 import random
+import unittest
+from contextlib import suppress
 from typing import ClassVar
 
 import fabricated
@@ -152,9 +154,10 @@ class Sound(Workload):
         return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "data_are_the_known_ones"])
-def test_a_sound_workload_passes(rule):
-    check(Sound(), rule)
+def test_a_sound_workload_passes():
+    for rule in RULES:
+        with suppress(unittest.SkipTest):  # it names no data set
+            check(Sound(), rule)
 
 
 def changed(**methods):
@@ -180,7 +183,6 @@ def loss_of(change):
     return changed(loss=lambda self, output, target: Sound.loss(self, change(output), target))
 
 
-NORMALISED = changed(model=lambda self: nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
 BROKEN = {
     "is_frozen_configuration": [changed(__eq__=object.__eq__, __hash__=object.__hash__)],
     "can_be_planned": [changed(batch_size=0)],
@@ -209,41 +211,32 @@ BROKEN = {
         changed(metric=lambda self, output, target: Sound.metric(self, output, target).mean()),
     ],
     "records_do_not_meet": [loss_of(lambda output: output - output.mean(dim=0))],
-    "engines_agree": [NORMALISED],
+    "engines_agree": [changed(model=lambda self: nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))],
+    "report_is_plain_data": [
+        changed(report=lambda self, predict, split: predict(split.x)),
+        changed(report=lambda self, predict, split: {"nll": float("inf")}),
+    ],
 }
 
 
 @pytest.mark.parametrize("rule", BROKEN)
 def test_a_broken_workload_fails(rule):
     for workload in BROKEN[rule]:
-        with pytest.raises(AssertionError):
+        with pytest.raises((AssertionError, TypeError, ValueError)):
             check(workload, rule)
 
 
-def test_a_report_that_json_cannot_hold_fails():
-    for report in (lambda self, predict, split: predict(split.x), lambda self, predict, split: {"nll": float("inf")}):
-        with pytest.raises((TypeError, ValueError)):
-            check(changed(report=report), "report_is_plain_data")
-
-
-def test_a_model_with_batch_normalisation_is_refused_by_the_engine():
-    with pytest.raises(dpopt.errors.ConfigError, match="mixes the examples"):
-        check(NORMALISED, "batch_normalisation_is_refused")
-
-
-def test_an_engine_that_lets_batch_normalisation_pass_fails(monkeypatch):
+def test_engines_that_let_batch_normalisation_pass_or_disagree_fail(monkeypatch):
     monkeypatch.setattr(workloads.clipping, "engine", lambda *args, **options: None)
     with pytest.raises(AssertionError, match="is accepted"):
         check(Sound(), "batch_normalisation_is_refused")
-
-
-def test_engines_that_disagree_fail(monkeypatch):
     clipped = VmapEngine.clipped
 
     def doubled(self, *args, **options):
         found = clipped(self, *args, **options)
         return found._replace(total=2 * found.total)
 
+    monkeypatch.undo()
     monkeypatch.setattr(VmapEngine, "clipped", doubled)
     with pytest.raises(AssertionError, match="another clipped sum"):
         check(Sound(), "engines_agree")

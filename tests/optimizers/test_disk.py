@@ -22,18 +22,6 @@ def test_base_is_told_the_noise_of_the_filtered_gradient(kappa):
     assert float(state.variance) == pytest.approx(std**2 * kappa / (2 - kappa), rel=1e-6)
 
 
-def test_points_follow_the_last_step():
-    optimizer = dpopt.create("disk", kappa=0.7, gamma=0.5)
-    state = optimizer.init(torch.zeros(2))._replace(theta=torch.ones(2))
-    (a, ahead), (rest, here) = optimizer.points(state)
-    assert a == pytest.approx(6 / 7)
-    assert a + rest == pytest.approx(1)
-    torch.testing.assert_close(ahead, torch.full((2,), 1.5))
-    torch.testing.assert_close(here, torch.ones(2))
-    _, state = optimizer.direction(state, Release(torch.zeros(2), 0.0))
-    assert torch.equal(state.previous, state.theta)
-
-
 @pytest.mark.parametrize(("kappa", "gamma", "points"), [(0.7, 0.5, 2), (1.0, 0.5, 1), (0.5, 1.0, 1)])
 def test_a_point_without_weight_is_not_evaluated(kappa, gamma, points):
     optimizer = dpopt.create("disk", kappa=kappa, gamma=gamma)
@@ -46,10 +34,7 @@ def test_a_point_without_weight_is_not_evaluated(kappa, gamma, points):
     ("base", "message"),
     [
         ("fiber", r"DiSK\.base: .* plain gradient at theta_t"),
-        ("disk", r"DiSK\.base: .* plain gradient at theta_t"),
         ("scale_then_privatize", r"DiSK\.base: .* plain gradient at theta_t"),
-        ({"name": "dp_adam", "lr": 0.5}, r"DiSK\.base\.lr: .* set lr beside base"),
-        ("hyfreedp", "direction"),
     ],
 )
 def test_bases_that_cannot_be_filtered(base, message):

@@ -45,12 +45,6 @@ def test_filter_is_scipys(fields):
     np.testing.assert_allclose(filtered(gradients, **fields)[0], expected / normalizer[:, None], rtol=1e-9)
 
 
-def test_single_precision_is_enough():
-    gradients = torch.randn(500, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    exact, single = filtered(gradients)[0], filtered(gradients.float())[0]
-    assert float((exact - single).norm() / exact.norm()) < 1e-4
-
-
 @pytest.mark.parametrize("fields", FILTERS, ids=str)
 def test_noise_is_the_energy_of_the_impulse_response(fields):
     """Var(m_t / c_t) = sigma_w^2 sum_{s <= t} h_s^2 / c_t^2."""
@@ -71,11 +65,10 @@ def test_default_filter_is_stable_for_small_steps_only(lr, converges):
     assert (max(size[-300:]) < max(size[1000:1300])) == converges
 
 
-@pytest.mark.parametrize("outer", ["hyfreedp", "scheduled"])
-@pytest.mark.parametrize("inner", [{"name": "doppler", "a": [1, -0.9], "b": [0.1]}, {"name": "disk", "kappa": 0.4}])
-def test_a_base_of_a_base_survives_json(outer, inner):
-    made = dpopt.create(outer, base={**inner, "base": {"name": "dp_sgd", "momentum": 0.5}})
-    spec = json.loads(json.dumps(registry.spec("optimizer", outer, made)))
+def test_a_base_of_a_base_survives_json():
+    inner = {"name": "doppler", "a": [1, -0.9], "b": [0.1], "base": {"name": "dp_sgd", "momentum": 0.5}}
+    made = dpopt.create("hyfreedp", base=inner)
+    spec = json.loads(json.dumps(registry.spec("optimizer", "hyfreedp", made)))
     assert registry.from_spec("optimizer", spec) == made
     assert made.base.base == DPSGD(momentum=0.5)
 
@@ -85,19 +78,11 @@ def test_a_base_of_a_base_survives_json(outer, inner):
     [
         ({"a": [2, 0.5]}, r"DOPPLER\.a: .* expected 1 first"),
         ({"a": [1, -1.0]}, r"DOPPLER\.a: .* unit circle"),
-        ({"a": [1, -0.5, 1.2]}, r"DOPPLER\.a: .* unit circle"),
-        ({"a": [1, 0.3, 0.4, -1.1]}, r"DOPPLER\.a: .* unit circle"),
         ({"a": [1, float("nan")]}, r"doppler\.a\[1\]"),
-        ({"b": [float("inf")]}, r"doppler\.b\[0\]"),
         ({"b": [0, 1]}, r"DOPPLER\.b: .* c_t > 0 at every step, .* one is 0"),
-        ({"b": [1, -1]}, r"DOPPLER\.b: .* c_t > 0"),
         ({"a": [1.0], "b": [1.0, -1.0, 1.0]}, r"DOPPLER\.b: .* one is 0"),
-        ({"a": [1.0, 0.9], "b": [1.0, -0.2]}, r"DOPPLER\.b: .* one is -0\.1"),
         ({"a": [1.0, -0.9], "b": [0.1, -0.15, 0.0]}, r"DOPPLER\.b: .* one is -0\.5"),
-        ({"b": []}, r"doppler\.b: .* expected a list"),
-        ({"b": 0.5}, r"doppler\.b: .* expected a list"),
         ({"base": "fiber"}, r"DOPPLER\.base: .* plain gradient at theta_t"),
-        ({"base": {"name": "dp_adam", "clip": 0.5}}, r"DOPPLER\.base\.clip"),
     ],
 )
 def test_bad_configuration(fields, message):

@@ -32,9 +32,7 @@ def test_a_parabola_gives_its_minimum_exactly(m, minimum):
     [
         pytest.param(parabola(2.0, 1.0, -5.0, 0.1), id="concave"),
         pytest.param(parabola(2.0, -1.0, 5.0, 0.1), id="uphill"),
-        pytest.param(parabola(2.0, -1.0, -5.0, 0.1), id="concave-uphill"),
         pytest.param([10.0, 10.0, 10.0], id="saturated"),
-        pytest.param([9.0, 9.2, 9.6], id="nearly-saturated"),
         pytest.param([2.0, 2.0, 2.0], id="flat"),
     ],
 )
@@ -42,19 +40,10 @@ def test_guards_leave_eta_unchanged(losses):
     assert fit(losses)[0] == 0.1
 
 
-@pytest.mark.parametrize("eta", [1e-160, 1e-300, 1e-310, 5e-324, 0.0])
-def test_an_eta_too_small_to_fit_stays_a_number(eta):
+def test_an_eta_too_small_to_fit_stays_a_number():
     """Noise may shrink eta for thousands of draws; its square, and then the distance of the points, is 0 in float64."""
-    found = fit([1.0, 2.0, 4.0], eta=eta)[0]
-    assert eta / 2 <= found <= 2 * eta
-
-
-def test_minus_lies_in_the_descent_direction():
-    """Losses that fall along -G give b > 0: the paper's two formulas, taken literally together, would flip its sign."""
-    falling_along_minus = parabola(2.0, 0.5, 5.0, 0.1)
-    assert falling_along_minus[0] < falling_along_minus[1] < falling_along_minus[2]
-    assert fit(falling_along_minus)[0] == pytest.approx(0.1)
-    assert fit(falling_along_minus[::-1])[0] == 0.1  # uphill: unchanged
+    for eta in (1e-160, 5e-324, 0.0):
+        assert eta / 2 <= fit([1.0, 2.0, 4.0], eta=eta)[0] <= 2 * eta
 
 
 def test_clamp_and_smoothing():
@@ -93,12 +82,8 @@ def test_probe_points_lie_along_the_step():
     ("fields", "message"),
     [
         ({"probes": 4}, "odd"),
-        ({"probes": 1}, "at least 3"),
-        ({"noise_inflation": 1.0}, r"noise_inflation: .* in \(1, inf\)"),
         ({"base": "hyfreedp"}, "direction"),
-        ({"base": "dp_adm"}, "did you mean 'dp_adam"),
         ({"base": {"name": "dp_adam", "lr": 0.5}}, "set lr beside base"),
-        ({"base": {"lr": 0.5}}, "`name` is missing"),
     ],
 )
 def test_bad_configuration(fields, message):

@@ -2,6 +2,7 @@
 
 import math
 from contextlib import contextmanager
+from itertools import product
 
 import numpy as np
 import pytest
@@ -74,8 +75,8 @@ def searched(oracle, start, base="dp_sgd", theta=None, **fields):
     return state
 
 
-@pytest.mark.parametrize("curvature", [0.3, 1.0, 10.0])
-@pytest.mark.parametrize("start", [1e-8, 1e-6, 1e-4, 1e-2, 1.0])
+@pytest.mark.parametrize("curvature", [0.3, 10.0])
+@pytest.mark.parametrize("start", [1e-8, 1e-4, 1.0])
 def test_the_minimums_scale_is_found_in_ten_rounds(start, curvature):
     """The minimum is at a distance of 1, clipped gradients have a length of 1: a trial of 1 to 10 steps gets there."""
     noise = {"noise": 0.3}  # 0.6 in all, against a gradient of 1
@@ -83,7 +84,7 @@ def test_the_minimums_scale_is_found_in_ten_rounds(start, curvature):
     assert all(0.05 < eta < 3 for eta in found), found
 
 
-@pytest.mark.parametrize("start", [1e-8, 1e-4, 1.0])
+@pytest.mark.parametrize("start", [1e-8, 1.0])
 def test_on_noise_alone_the_start_stands(start):
     """No loss depends on theta: eta ends where it began, but for the false discoveries, one in 31,600 rounds."""
     ends = [float(searched(Parabola(50, curvature=0.0, noise=1.0, seed=seed), start).eta) for seed in range(50)]
@@ -136,11 +137,11 @@ def test_saturated_losses_bring_eta_down_once_there_were_others():
     assert float(usable.is_usable) == 1
 
 
-@pytest.mark.parametrize("eta", [1e-300, 1e-310, 5e-324, 1e300, 1e308])
-def test_eta_stays_a_positive_number(eta):
-    for losses in ([1.0, 2.0, 4.0], [4.0, 2.0, 1.0], [1.0, 1.0, 1.0]):
-        for rounds in (0.0, 3.0):
-            assert 0 < float(read(losses, 1e-9, eta=eta, rounds=rounds)[1].eta) < math.inf
+def test_eta_stays_a_positive_number():
+    for eta, losses, rounds in product(
+        (5e-324, 1e308), ([1.0, 2.0, 4.0], [4.0, 2.0, 1.0], [1.0, 1.0, 1.0]), (0.0, 3.0)
+    ):
+        assert 0 < float(read(losses, 1e-9, eta=eta, rounds=rounds)[1].eta) < math.inf
 
 
 @pytest.mark.parametrize("draws", [1, 4, 37, 300])
@@ -159,8 +160,7 @@ def test_bad_fields(fields):
         dpopt.create("hyfreedp_search_then_decay", **fields)
 
 
-@pytest.mark.parametrize("base", ["fiber", "disk"])
-def test_a_base_that_looks_along_its_last_step_is_refused(base):
+def test_a_base_that_looks_along_its_last_step_is_refused():
     """The trial moves theta by other steps, and back to the start: the base would look where nobody went."""
     with pytest.raises(ConfigError, match=r"SearchThenDecay\.base: .* at theta_t alone"):
-        rule(base=base)
+        rule(base="fiber")

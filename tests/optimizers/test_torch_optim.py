@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import io
 import math
 
 import pytest
@@ -23,20 +22,13 @@ CASES = {
     "sgd": TorchOptim("torch.optim.SGD", 0.5, arguments={"momentum": 0.9, "weight_decay": 0.01}),
     "adam": TorchOptim("torch.optim.Adam", 0.01),
     "adamw-amsgrad": TorchOptim("torch.optim.AdamW", 0.01, arguments={"amsgrad": True, "betas": [0.8, 0.99]}),
-    "rmsprop": TorchOptim("torch.optim.RMSprop", 0.01, arguments={"momentum": 0.5, "centered": True}),
-    "adagrad": TorchOptim("torch.optim.Adagrad", 0.1),
-    "nadam": TorchOptim("torch.optim.NAdam", 0.01),
     "adafactor": TorchOptim("torch.optim.Adafactor", 0.01),
     "prodigy": dpopt.create("prodigy"),
-    "prodigy-decoupled": dpopt.create("prodigy", arguments={"weight_decay": 0.1, "slice_p": 3, "d0": 1e-3}),
     "dadapt_adam": dpopt.create("dadapt_adam"),
-    "dadapt_sgd": TorchOptim("dadaptation.DAdaptSGD", 1.0, arguments={"momentum": 0.9}, step_size="d"),
-    "dog": dpopt.create("dog", averaging=None, arguments={"reps_rel": 0.1, "weight_decay": 0.01}),
     "dog-averaged": dpopt.create("dog", arguments={"reps_rel": 0.1}),
     "ldog": TorchOptim("dog.LDoG", 1.0, arguments={"init_eta": 0.3}, averaging=2.0, step_size="eta"),
     "schedulefree-adamw": dpopt.create("schedulefree_adamw", arguments={"warmup_steps": 4, "weight_decay": 0.1}),
     "schedulefree-radam": TorchOptim("schedulefree.RAdamScheduleFree", 0.01, arguments={"betas": [0.9, 0.9]}),
-    "schedulefree-averaged": TorchOptim("schedulefree.SGDScheduleFree", 1.0, averaging=8.0),
 }
 
 
@@ -67,7 +59,7 @@ def evaluated(model, wrapped):
 
 
 @pytest.mark.parametrize("optimizer", CASES.values(), ids=CASES)
-def test_iterates_are_those_of_the_package(optimizer):
+def test_iterates_are_those_of_the_package(optimizer, capsys):
     task, transcript = Task(), []
     oracle = task.oracle(task.plan(optimizer), transcript)
     start = task.engine.theta
@@ -89,29 +81,7 @@ def test_iterates_are_those_of_the_package(optimizer):
         size = wrapped.param_groups[0][optimizer.step_size]
         assert float(state.eta) == float(size[0] if isinstance(size, list) else size)
     assert not torch.equal(reached[-1].theta, start)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["prodigy-decoupled", "ldog", "schedulefree-radam"],
-)
-def test_state_is_pure_and_resumes(name):
-    optimizer, task = CASES[name], Task()
-    plan = task.plan(optimizer)
-    first = task.oracle(plan)
-    half = task.run(optimizer, first, until=6)
-    file = io.BytesIO()
-    torch.save([half.theta, half.point, half.eta, half.begun, half.numbers, *half.tensors], file)
-    file.seek(0)
-    theta, point, eta, begun, numbers, *tensors = torch.load(file, weights_only=True)
-    loaded = type(half)(theta, point, eta, begun, numbers, tuple(tensors))
-    on = [task.run(optimizer, task.oracle(plan, ledger=first.ledger), state) for state in (half, half, loaded)]
-    assert all(torch.equal(run.theta, on[0].theta) for run in on[1:])
-    assert torch.equal(task.run(optimizer, task.oracle(plan)).theta, on[0].theta)
-    initial = optimizer.init(task.engine.theta)
-    shapes = [(tensor.shape, tensor.dtype) for tensor in initial.tensors]
-    assert [(tensor.shape, tensor.dtype) for tensor in half.tensors] == shapes
-    assert len(initial.numbers) == len(half.numbers)
+    assert capsys.readouterr().out == ""  # some print when they are made, here before every step
 
 
 class Constant(ReplayOracle):
@@ -134,12 +104,6 @@ def test_a_first_gradient_of_zero_leaves_prodigy_unbegun(theta):
     assert not torch.equal(straight[-1].theta, theta)
 
 
-def test_nothing_is_printed(capsys):
-    task, optimizer = Task(), CASES["prodigy-decoupled"]
-    task.run(optimizer, task.oracle(task.plan(optimizer)))
-    assert capsys.readouterr().out == ""
-
-
 def test_specs_round_trip_and_hash():
     made = dpopt.create("torch_optim", arguments={"weight_decay": "1e-3", "betas": [0.8, 0.9], "amsgrad": True})
     spec = registry.spec("optimizer", "torch_optim", made)
@@ -159,13 +123,8 @@ def test_specs_round_trip_and_hash():
         ({"arguments": {"beta": 1}}, r"TorchOptim.arguments: \{'lr': 0.01, 'beta': 1\}.*unexpected keyword.*'beta'"),
         ({"optimizer": "torch.optim.Muon"}, r"TorchOptim.arguments.*2D"),
         ({"arguments": {"hook": print}}, r"arguments.hook.*expected a number, a string"),
-        ({"arguments": [1]}, "expected a mapping from names"),
         ({"optimizer": "torch.optim.LBFGS"}, "no step from a gradient alone.*closure"),
-        ({"optimizer": "schedulefree.AdamWScheduleFreeClosure"}, "no step from a gradient alone.*closure"),
         ({"step_size": "eta"}, "TorchOptim.step_size: 'eta' cannot be used.*known: .*lr"),
-        ({"step_size": "betas"}, "TorchOptim.step_size: 'betas' cannot be used"),
-        ({"averaging": -1}, "TorchOptim.averaging"),
-        ({"lr": 0}, "TorchOptim.lr"),
     ],
 )
 def test_refused_before_any_work(values, message):
