@@ -114,10 +114,7 @@ def unsealed(line: bytes, where: object) -> dict[str, Any]:
 def write(path: Path, value: Mapping[str, Any] | str | bytes, replace: bool = True, mode: int = 0o666) -> None:
     """Write in one step: a reader, or the next start, sees the old file or the whole new one.
 
-    Args:
-        path, value: what is written where; a mapping as JSON that people can read.
-        replace: True if there may be such a file already.
-        mode: who may read and write it, before the process's mask.
+    A mapping is written as JSON that people can read; `mode` is before the process's mask.
 
     Raises:
         FileExistsError: there is such a file, and it is not to be replaced.
@@ -150,15 +147,9 @@ def read_checked(path: Path) -> bytes:
 
 
 def check_writable(folder: Path, key: str, instead: str = "") -> None:
-    """Refuse a folder in which no file can be written, before any work; the folder is made where there is none.
+    """Raise `ConfigError` before any work for a folder in which no file can be written; a new one is made.
 
-    Args:
-        folder: where files are to go.
-        key: what errors call it.
-        instead: what whoever gave it may say instead.
-
-    Raises:
-        ConfigError: they cannot.
+    Errors call it `key`, and say what may be said `instead`.
     """
     trial = folder / f".writing-{secrets.token_hex(8)}"
     try:

@@ -203,12 +203,8 @@ def _refuse_longer(
 def places(name: str, workers: int | None) -> list[str]:
     """The device of each worker: by default one worker for each GPU, or for each core; more share the GPUs in turn.
 
-    Args:
-        name: see `training.resolve_device`.
-        workers: how many; None for the default.
-
     Raises:
-        ConfigError: there is no such device.
+        ConfigError: there is no such device; see `training.resolve_device`.
     """
     # GPUs are counted without touching them: a process that has cannot be forked.
     gpus = torch.cuda.device_count() if name == "auto" or name.startswith("cuda") else 0

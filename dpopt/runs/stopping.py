@@ -35,13 +35,10 @@ def forget() -> None:
 
 @contextmanager
 def signals(at_once: bool = True) -> Iterator[None]:
-    """Take SIGINT and SIGTERM for being asked to stop.
+    """Take SIGINT and SIGTERM for being asked to stop; outside the main thread, which alone may do that, do nothing.
 
-    Does nothing outside the main thread, which alone may say what signals mean.
-
-    Args:
-        at_once: the second signal raises `KeyboardInterrupt`. Not for a worker: several processes may ask it to stop,
-            each with a signal of its own.
+    With `at_once` the second signal raises `KeyboardInterrupt`. Not for a worker: several processes may ask it to stop,
+    each with a signal of its own.
     """
     with undisturbed():
         if threading.current_thread() is threading.main_thread():

@@ -126,15 +126,17 @@ def work(
     stop: Callable[[], bool] = stopping.is_asked,
     share: Callable[[Cell], object] | None = None,
 ) -> None:
-    """Run cells until none is new and none is leased, results cannot be written, or this process is asked to stop.
+    """Run `cells`, cheapest first, until none is new and none is leased, or until this process is asked to stop.
+
+    Where nothing can be taken, the suite is planned again: further cells may follow from results. It ends too, without
+    a "bye", where results cannot be written.
 
     Args:
-        suite: how cells are run. It is planned again where nothing can be taken: further cells may follow from results.
-        store, cells: where results go, and the suite's cells, cheapest first.
+        suite, store, cells: how cells are run, where results go, and the suite's cells.
         tell: called with what happens.
         stop: asked between cells; a cell that runs asks `stopping`.
         share: told each cell before it runs, where other processes train it together with this one. They are out of
-            step after anything but a result, so this process ends then, without a "bye".
+            step after anything but a result, so this process ends then.
     """
     queue, planned_at, is_staged, pause = Queue(store, cells), -1, has_stages(suite), 0.0
     while not stop():

@@ -55,17 +55,10 @@ def about(folder: Path) -> dict[str, Any]:
 
 
 def extend(folder: Path, manifest: Mapping[str, Any], archived: Iterable[dict[str, Any]] = ()) -> int:
-    """Add a part with the cells of `manifest` that the suite does not have, and replace what else is noted of it.
+    """Add a part with the cells of `manifest` that a suite does not have, and replace what else is noted of it.
 
-    Args:
-        folder, manifest: of the suite.
-        archived: entries that are the suite's already, from elsewhere.
-
-    Returns:
-        Number of cells that it did not have.
-
-    Raises:
-        ConfigError: a part cannot be read.
+    `archived` are entries that are the suite's already, from elsewhere. Gives the number of cells that it did not have;
+    raises `ConfigError` where a part cannot be read.
     """
     parts = _parts(folder)
     present = by_place(*archived, *(entry for part in parts for entry in part.cells))

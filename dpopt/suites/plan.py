@@ -25,9 +25,7 @@ from dpopt.workloads.base import Workload
 def plan(suite: Keys, results: Store | None = None) -> list[Planned]:
     """Every cell of `suite`, paired by seed across optimizers; a pure function, which needs neither data nor weights.
 
-    Args:
-        suite: of `load_suite`.
-        results: the results so far; cells that follow from the outcome of others are planned once these are done.
+    Cells that follow from the outcome of others are planned once these are done in `results`.
 
     Raises:
         ConfigError: anything in the suite that cannot be used.

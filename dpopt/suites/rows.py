@@ -20,9 +20,8 @@ from dpopt.privacy.ledger import Ledger, default_delta, number_of_draws, samplin
 from dpopt.privacy.sampling import derive
 from dpopt.privacy.selection import After, BestOf, Composed, Selection, selection_spec
 from dpopt.store.runs import Store
-from dpopt.suites import widening
 from dpopt.suites.schema import Keys, Setting
-from dpopt.suites.searches import SEARCHED, Planned, Run, linear_scaling, points, runs
+from dpopt.suites.searches import SEARCHED, Planned, Run, beyond, ends, linear_scaling, points, runs, same_releases
 from dpopt.workloads.base import Workload
 
 _MOST_CELLS = 10**6
@@ -67,7 +66,7 @@ class Row:
         accountants.check(self._delta, self.suite.accountant)
         if setting.widen:  # it makes an optimizer of each point, so a value that cannot be used is refused first
             self._check_releases("widen", setting.widen, "; 0 leaves the row as it is")
-            if not widening.ends(points(setting.grid)):
+            if not ends(points(setting.grid)):
                 reason = "nothing to widen: no field of the grid has several positive numbers"
                 raise ConfigError(f"{self._where}.widen", setting.widen, f"{reason}; 0 leaves the row as it is")
         if isinstance(self.rule, BestOf):
@@ -205,7 +204,7 @@ class Row:
         scored = [(entry.point(), entry.score(results)) for entry in grid]
         for index in range(self.setting.widen):
             # A point that cannot be run ends the search in its direction.
-            point = next(filter(accepts, widening.beyond(scored)), None)
+            point = next(filter(accepts, beyond(scored)), None)
             if point is None:
                 return
             yield (entry := planned(index, point))
@@ -216,7 +215,7 @@ class Row:
     def _same_releases(self, tuned: Iterable[Mapping[str, Any]], rate: float, draws: int) -> bool:
         """True if all grid points release the same kinds in the same draws; C does not enter the ledger."""
         optimizers = (self.make(_optimizer(self.setting, point, 1.0, self.make)) for point in tuned)
-        return widening.same_releases(optimizers, rate, draws)
+        return same_releases(optimizers, rate, draws)
 
     def _check_releases(self, key: str, value: Any, remedy: str) -> None:
         """Raise `ConfigError` where the points of the grid differ in what a run releases, as far as a short run shows.

@@ -1,9 +1,15 @@
-"""A search of a row: its setting, the runs that it makes, the cells planned for them, and the scores it goes by."""
+"""A search of a row: its setting, the runs that it makes, the cells planned for them, and the scores it goes by.
+
+A grid may be *widened*: further points are run, one at a time, while the point that it would release lies at an end of
+it. Which point is next follows from the scores before it, so the search is an adaptive composition. How many runs are
+made follows from the scores too, so charging only those would claim too little: all that may be made are charged. The
+choice must not change what a run releases (`same_releases`).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -14,10 +20,12 @@ from dpopt import fields, registry
 from dpopt.cells import Cell, clipping_bound
 from dpopt.errors import ConfigError, unknown
 from dpopt.fields import FEW
+from dpopt.privacy.calibration import trace
 from dpopt.privacy.sampling import derive
 from dpopt.privacy.selection import SHAPES, BestOf, Composed, Part, Selection, Simulated, selection_rule
 from dpopt.store.runs import RESULTS, Store, released_score, score_or_worst
 from dpopt.suites.schema import Keys, Setting
+from dpopt.types import Optimizer
 
 _SHARES = (0.1, 0.2)
 """Epsilons of the searches of linear scaling, relative to that of the whole procedure."""
@@ -134,7 +142,7 @@ class Planned:
     gradients_per_draw: float  # points at which the optimizer computes gradients
     stage: str = ""  # see `Run`
     widen: int = 0  # number of runs beyond its grid that the search may make
-    is_widened: bool = False  # it is one of those, see `widening`
+    is_widened: bool = False  # it is one of those
     search_id: str = ""  # of a search with these points, whose runs have these numbers, and of no other
 
     @property
@@ -228,3 +236,45 @@ def linear_scaling(outcomes: list[tuple[float, float, float]], epsilon: float) -
     rates = [rate for _, rate, _ in outcomes]
     largest = max(rates) * max(1.0, epsilon / high[0])
     return min(max(low[1] + slope * (epsilon - low[0]), min(rates)), largest)
+
+
+def ends(grid: Sequence[dict[str, Any]]) -> dict[str, tuple[Any, Any]]:
+    """The fields in which a grid has ends, with the smallest and the largest value: several positive numbers."""
+    columns = {name: [point[name] for point in grid] for name in grid[0]}
+    return {
+        name: (min(values), max(values))
+        for name, values in columns.items()
+        if all(type(value) in (int, float) and 0 < value < math.inf for value in values) and min(values) < max(values)
+    }
+
+
+def beyond(scored: Sequence[tuple[dict[str, Any], float]]) -> Iterator[dict[str, Any]]:
+    """The best point moved beyond each end that it lies at, in the order of the fields.
+
+    An end is the smallest or largest value that was tried of a field; fields are those of `ends`. The ratio of the end
+    to its neighbour is continued, to 3 significant digits: 0.1, 0.3, 1 are followed by 3.33. Whole numbers stay whole.
+    """
+    points, best = [point for point, _ in scored], max(scored, key=lambda pair: pair[1])[0]
+    for name, (low, high) in ends(points).items():
+        values = sorted({point[name] for point in points})
+        for end, neighbour in ((low, values[1]), (high, values[-2])):
+            value = float(f"{end * end / neighbour:.3g}")
+            value = round(value) if isinstance(end, int) else value
+            if best[name] == end and 0 < value < math.inf and not low <= value <= high:
+                yield best | {name: value}
+
+
+def same_releases(optimizers: Iterable[Optimizer], rate: float, draws: int) -> bool:
+    """True if runs of all `optimizers` leave the same ledger at one target; raises as `calibration.trace`.
+
+    Calibration goes by what each draw releases and by how the noise is divided among the kinds, so these are compared.
+    """
+    releases = {
+        (
+            trace(optimizer, rate=rate, draws=draws),
+            getattr(optimizer, "noise_inflation", None),
+            tuple(sorted(getattr(optimizer, "shares", {}).items())),
+        )
+        for optimizer in optimizers
+    }
+    return len(releases) == 1

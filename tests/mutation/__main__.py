@@ -57,7 +57,7 @@ TARGETS = {
     "house": Target(
         (
             *("store/leases.py", "store/runs.py", "store/manifests.py", "files.py", "fields.py", "markup.py"),
-            *(f"suites/{name}.py" for name in ("plan", "rows", "searches", "widening")),
+            *(f"suites/{name}.py" for name in ("plan", "rows", "searches")),
             *(f"results/{name}.py" for name in ("choosing", "pricing", "statistics", "ranking", "tables")),
             *("results/verify/claims.py", "training/checkpoint.py", "training/saved.py", "runs/worker.py"),
         ),

@@ -22,7 +22,7 @@ from dpopt.results import choosing, frames, pricing, tables
 from dpopt.results.verify import verify
 from dpopt.runs.run_suite import run_suite
 from dpopt.store import Store
-from dpopt.suites import protocol, widening
+from dpopt.suites import protocol, searches
 from dpopt.suites.plan import has_stages, manifest, plan, to_follow
 from dpopt.suites.rows import _MOST_CELLS
 from dpopt.suites.suite import load_suite
@@ -30,7 +30,7 @@ from dpopt.suites.suite import load_suite
 
 def moved(values, best):
     """Where the best value of a single field is moved to."""
-    return [point["x"] for point in widening.beyond([({"x": value}, float(value == best)) for value in values])]
+    return [point["x"] for point in searches.beyond([({"x": value}, float(value == best)) for value in values])]
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_the_ratio_of_the_last_two_values_is_continued(values, best, expected):
 def test_of_several_ends_the_first_field_goes_on_first():
     grid = [({"lr": lr, "name": "a", "beta": beta}, lr * beta) for lr in (0.1, 1.0) for beta in (0.5, 0.9)]
     moved = [{"lr": 10.0, "name": "a", "beta": 0.9}, {"lr": 1.0, "name": "a", "beta": 1.62}]
-    assert list(widening.beyond(grid)) == moved
-    assert list(widening.beyond([({"lr": lr}, -math.inf) for lr in (0.1, 1.0)])) == [{"lr": 0.01}], (
+    assert list(searches.beyond(grid)) == moved
+    assert list(searches.beyond([({"lr": lr}, -math.inf) for lr in (0.1, 1.0)])) == [{"lr": 0.01}], (
         "the first of equals"
     )
 
@@ -76,7 +76,7 @@ def test_optimizers_are_alike_whose_calibrated_ledgers_are():
 
     def are_alike(name, **values):
         made = [create(name, **{field: value}) for field, pair in values.items() for value in pair]
-        is_alike = widening.same_releases(made, rate=1.0, draws=20)
+        is_alike = searches.same_releases(made, rate=1.0, draws=20)
         size = {"rate": 1.0, "draws": 20, "dimension": 10, "epsilon": 2.0, "delta": 1e-5, "accountant": "rdp"}
         assert is_alike == (len({calibrate(optimizer, **size).ledger.to_json() for optimizer in made}) == 1)
         return is_alike
@@ -198,7 +198,7 @@ def test_a_value_that_the_optimizer_refuses_ends_the_search(write_suite):
 
 def test_what_would_release_something_else_is_not_planned(write_suite, monkeypatch):
     """Probes every 40 draws and every 80 look the same in the short run that a suite is checked with."""
-    monkeypatch.setattr(widening, "trace", lambda optimizer, rate, draws: optimizer.probe_every < 3 or draws == 60)
+    monkeypatch.setattr(searches, "trace", lambda optimizer, rate, draws: optimizer.probe_every < 3 or draws == 60)
     row = "settings.hyfreedp={grid: {probe_every: [1, 2]}, tuning: grid}"
     suite = write_suite(overrides=[ROW[0], "optimizers=[hyfreedp]", row, "widen=3", "seeds=0"])
     assert widened(Results({"probe_every": 9}).completed(suite)[0]) == []
