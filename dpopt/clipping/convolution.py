@@ -18,20 +18,13 @@ _Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 @dataclass(frozen=True)
 class _Convolved(OuterProducts):
-    """The gradients of a convolution's weight.
+    """The gradients of the weight of `module` for n examples, of r images each."""
 
-    Attributes:
-        x: padded inputs, shape [n r, C, ...]: r images belong to one example.
-        gradient: output gradients, shape [n r, O, ...].
-        module: tells the kernel's shape and places.
-        is_centred: from each patch its mean is subtracted.
-    """
-
-    x: Tensor
-    gradient: Tensor
+    x: Tensor  # padded inputs [n r, C, ...]
+    gradient: Tensor  # output gradients [n r, O, ...]
     module: _Convolution
-    count: int
-    is_centred: bool = False
+    count: int  # n
+    is_centred: bool = False  # from each patch its mean is subtracted
 
     @property
     def examples(self) -> int:
@@ -135,16 +128,11 @@ class _Standardized(Factor):
 
     With kernel = (W - mean)/s, s = sqrt(var + eps), a gradient G' of the kernel, already multiplied by gain/s, becomes
     P G', P = I - 1 1^T/q - kernel kernel^T/q (the backward pass of batch normalisation over a channel's q weights).
-
-    Attributes:
-        scaled: the gradients G'.
-        kernel: the standardised weight, without the gain.
-        projection: (G' . kernel)/sqrt(q) of each example and output channel, shape [n, O].
     """
 
-    scaled: _Convolved
-    kernel: Tensor
-    projection: Tensor
+    scaled: _Convolved  # the gradients G'
+    kernel: Tensor  # the standardised weight, without the gain
+    projection: Tensor  # (G' . kernel)/sqrt(q) of each example and output channel [n, O]
 
     @property
     def examples(self) -> int:

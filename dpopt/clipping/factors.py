@@ -110,8 +110,13 @@ def merged(factors: Sequence[Factor]) -> list[Factor]:
     return rest
 
 
-def squared_norm(factors: Sequence[Factor]) -> Tensor:
-    """|sum_a F_a|^2 for each example, shape [n], of one parameter's factors F_a; rounded up where terms cancel."""
+def squared_norm(factors: Sequence[Factor], scale: Tensor | None = None) -> Tensor:
+    """|s * sum_a F_a|^2 for each example, shape [n], of one parameter's factors F_a, with s of its shape or 1.
+
+    It is rounded up where terms cancel.
+    """
+    if scale is not None:
+        return _scaled_squared_norm(factors, scale)
     squares, errors = zip(*(factor.squared_norm() for factor in factors), strict=True)
     if len(factors) == 1 and errors[0] is None:
         return squares[0]
@@ -124,8 +129,7 @@ def squared_norm(factors: Sequence[Factor]) -> Tensor:
     return torch.where(error < _NEGLIGIBLE * total, total, total.clamp(min=0) + error)
 
 
-def scaled_squared_norm(factors: Sequence[Factor], scale: Tensor) -> Tensor:
-    """|s * sum_a F_a|^2 for each example, shape [n], with s of the parameter's shape."""
+def _scaled_squared_norm(factors: Sequence[Factor], scale: Tensor) -> Tensor:
     first = factors[0]
     # One outer product needs no gradient: its scaled square is left^2 s^2 right^2.
     if len(factors) == 1 and isinstance(first, Outer) and first.gram_size == (1, 1):

@@ -128,13 +128,7 @@ class Delegate(ClippingEngine):
 
 @dataclass(frozen=True)
 class PerExample:
-    """Losses and gradients of each of the n examples of one physical batch.
-
-    Attributes:
-        losses: at each of the k points, shape [k, n].
-        norms: L2 norms of the combined and scaled gradients, shape [n].
-        weighted_sum: weights [n] -> sum_i weights_i gradient_i, shape [d], a new tensor; to be called once.
-    """
+    """Losses [k, n] and norms [n] as in `Clipped`, and weights [n] -> sum_i weights_i gradient_i, to be called once."""
 
     losses: Tensor
     norms: Tensor
@@ -229,19 +223,12 @@ class FlatModel(ClippingEngine):
             return
         with self.running():
             layers.refuse_unsafe(self.model)
-        again = same_randomness(x.device)
-
-        def find(x: Tensor) -> tuple[Tensor, Tensor]:
-            next(again)
-            each = self.per_example([(1.0, self.theta)], x, y[: len(x)])
-            return each.losses, each.norms
-
         try:
             with mixing.trial(self.model), mixing.constant_buffers(self.model), self.loss.fixed_numbers():
                 # Beside the present parameters no initial zero hides a dependence.
                 self.load(mixing.beside(self.split(self.theta)))
                 self.compare_in_training(x[:_COMPARED], y[:_COMPARED])
-                mixing.must_not_mix(find, x, self.takes_extremes(x, y))
+                self.must_not_mix(self.losses_and_norms, x, y, self.takes_extremes(x, y))
         except Unsupported as error:
             raise Unsupported(error.reason, self.name) from error
         self._examined = len(x)
@@ -272,6 +259,23 @@ class FlatModel(ClippingEngine):
             raise Unsupported("in training the gradient norms of a batch are not those that autograd finds" + self.hint)
         if not bool(off.norm() <= _GROSS * ours.norms[is_finite].sum() + slack):
             raise Unsupported("in training the gradients of a batch are not those that autograd finds" + self.hint)
+
+    def must_not_mix(
+        self, find: Callable[[Tensor, Tensor], tuple[Tensor, ...]], x: Tensor, y: Tensor, extremes: bool
+    ) -> int:
+        """`mixing.must_not_mix` for records x and targets y, which are repeated where there are more records."""
+        again = same_randomness(x.device)
+
+        def run(x: Tensor) -> tuple[Tensor, ...]:
+            next(again)
+            return find(x, y[torch.arange(len(x), device=y.device) % len(y)])
+
+        with mixing.constant_buffers(self.model):
+            return mixing.must_not_mix(run, x, extremes)
+
+    def losses_and_norms(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        each = self.per_example([(1.0, self.theta)], x, y)
+        return each.losses[0], each.norms
 
     def takes_extremes(self, x: Tensor, y: Tensor) -> bool:
         """True if the model and the loss accept records unlike x, y, see `mixing.takes_extremes`."""

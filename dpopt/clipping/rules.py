@@ -80,12 +80,7 @@ class AtBound:
 
 @dataclass(frozen=True)
 class Bounded:
-    """A clip rule as the kernel holds it: what it is, and its sensitivity, which was read once.
-
-    Attributes:
-        rule: gives the factors, as far as they respect the sensitivity.
-        sensitivity: the largest L2 norm of a clipped gradient.
-    """
+    """A clip rule as the kernel holds it, and its sensitivity (the largest norm of a clipped gradient), read once."""
 
     rule: ClipRule
     sensitivity: Number
@@ -95,25 +90,17 @@ class Bounded:
 
 
 def factors(rule: ClipRule, norm: Tensor) -> Tensor:
-    """The factor that `rule` gives each of n examples for its own norm, shape [n].
+    """The factor that `rule` gives each of n examples for its own norm, shape [n]; else ConfigError.
 
     The kernel's rules work element by element. Any other rule is evaluated under `torch.func.vmap`: it is shown one
     norm, shape [], and can tell neither whose it is nor what the others are.
-
-    Raises:
-        ConfigError: the rule needs several norms, looks at a value, or gives something else than a factor for a norm.
     """
     return rule.factor(norm) if type(rule) in ELEMENTWISE else _one_by_one(rule, norm)
 
 
 def check_alone(rule: ClipRule) -> None:
-    """Refuse a rule whose factor for one norm depends on other norms, or on the place; it is tried on made-up norms.
-
-    Such a rule could do no harm, as `factors` shows it one norm at a time, but would not be what its author wants.
-
-    Raises:
-        ConfigError: see `factors`; or the rule gives other factors for several norms than for each alone.
-    """
+    """Raise `ConfigError` for a rule whose factor for one norm depends on other norms; it is tried on made-up norms."""
+    # It could do no harm, as `factors` shows it one norm at a time, but would not be what its author wants.
     if type(rule) in ELEMENTWISE:
         return
     alone = _one_by_one(rule, _NORMS)

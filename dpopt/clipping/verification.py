@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from dpopt.clipping import mixing
 from dpopt.clipping.flat import FlatModel, gradient
-from dpopt.clipping.mixing import Unsupported, forked, same_randomness, watch_generators
+from dpopt.clipping.mixing import Unsupported, forked, watch_generators
 from dpopt.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
@@ -86,10 +85,10 @@ def _verify(
         # Whole numbers may all be padding: records of the next batch decide.
         return False
     engine.model.train()
-    _must_not_mix(engine, some, y, extremes, _gradients)
+    engine.must_not_mix(engine.losses_and_norms, some, y, extremes)
     # Mixing may show only in a large batch, as a layer that shares out room by rank does.
     size = engine.physical_batch(max(len(x), batch or 0))
-    size = _must_not_mix(engine, _cycled(mixing.like(x, _DISTINCT), size), y, extremes, _losses)
+    size = engine.must_not_mix(partial(_losses, engine), _cycled(mixing.like(x, _DISTINCT), size), y, extremes)
     _set_modes(engine.model, is_on)
     few = mixing.like(x, 1), y[:1]
     # Equal records must have equal losses: rooms of a mixture of experts may be full for the later ones.
@@ -124,26 +123,8 @@ def _saved_bytes(engine: FlatModel, x: Tensor, y: Tensor) -> int:
     return sum(size for place, size in storages.items() if place not in held) // len(x)
 
 
-def _gradients(engine: FlatModel, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    each = engine.per_example([(1.0, engine.theta)], x, y)
-    return each.losses[0], each.norms
-
-
 def _losses(engine: FlatModel, x: Tensor, y: Tensor) -> tuple[Tensor]:
     return (engine.losses([engine.theta], x, y, torch.ones(len(x), dtype=torch.bool, device=x.device))[0],)
-
-
-def _must_not_mix(
-    engine: FlatModel, x: Tensor, y: Tensor, extremes: bool, find: Callable[[FlatModel, Tensor, Tensor], Any]
-) -> int:
-    again = same_randomness(x.device)
-
-    def run(x: Tensor) -> tuple[Tensor, ...]:
-        next(again)
-        return find(engine, x, _cycled(y, len(x)))
-
-    with mixing.constant_buffers(engine.model):
-        return mixing.must_not_mix(run, x, extremes)
 
 
 def _compare(engine: FlatModel, x: Tensor, y: Tensor) -> tuple[float, bool]:

@@ -103,8 +103,7 @@ def refuse_mixing(change: _Change, x: Tensor, name: str) -> None:
 def refuse_sharing(change: _Change, x: Tensor, name: str) -> None:
     """Raise `ConfigError`, which names `name`, if `change` draws the same random numbers for all records of a batch.
 
-    It is tried on some of x [n, ...]: it changes equal records alike each time, and not each time in the same way. A
-    change that hardly ever does anything, or that draws numbers for each record beside shared ones, is not noticed.
+    A change that hardly ever does anything, or that draws numbers for each record beside shared ones, is not noticed.
     """
     if shares_randomness(change, x):
         raise ConfigError(name, named(change), _SHARES)

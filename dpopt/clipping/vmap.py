@@ -129,8 +129,7 @@ class LoopEngine(VmapEngine):
         with self.at(theta):
             return pytree.tree_map(lambda *parts: torch.cat(parts), *(self.model(each) for each in x.split(1)))
 
-    def _losses(self, theta: Vector, x: Tensor, y: Tensor) -> Tensor:
-        return self.loss(self._outputs(theta, x), y)
+    _losses = FlatModel._losses
 
     def _gradients(self, theta: Vector, x: Tensor, y: Tensor) -> tuple[Sequence[Tensor], Tensor]:
         rows, losses = [], []

@@ -94,14 +94,8 @@ def reached(saved: dict[str, Any], initial: Any, plan: Plan) -> Reached:
 class Checkpoint:
     """The file from which a run of `fit` goes on; it is replaced in one step, and its owner alone may read it.
 
-    It lies in `folder` (None keeps none) and holds hashes of `run`: the arguments that tell this run from others.
-
-    Attributes:
-        seeds: of draws and of noise.
-        start: the digest of the parameters that the run began with. Both are None before it has begun.
-
-    Raises:
-        ConfigError: the file is damaged or another run's. It stays as it is.
+    It lies in `folder` (None keeps none) and holds hashes of `run`: the arguments that tell this run from others. A
+    file that is damaged or another run's stays as it is, and is refused by `ConfigError`.
     """
 
     def __init__(self, folder: Path | None, run: Mapping[str, Any], device: torch.device, is_writer: bool) -> None:
@@ -110,8 +104,8 @@ class Checkpoint:
         # Hashes, as the folder may be copied to where the data must not be.
         self._run = {name: f"{derive(part):032x}" for name, part in run.items()}
         self.saved: dict[str, Any] | None = None
-        self.seeds: tuple[int, int] | None = None
-        self.start: str | None = None
+        self.seeds: tuple[int, int] | None = None  # of draws and of noise; None before the run has begun
+        self.start: str | None = None  # the digest of the parameters that it began with
         if self.path is None:
             return
         try:

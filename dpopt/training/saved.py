@@ -83,9 +83,7 @@ class FitResult:
         try:
             name = folder.name.encode("utf-8", "replace").decode()
             _write(replace(self, record=record), partial, name)
-            if folder.exists():  # since
-                raise _exists(folder)
-            partial.rename(folder)
+            partial.rename(folder)  # fails where there is one since
         except OSError as error:
             raise _unwritable(folder, "folder", error) from error
         finally:
@@ -129,7 +127,7 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> FitR
 def _beside(folder: Path, key: str = "folder") -> Path:
     try:
         if folder.exists():
-            raise _exists(folder, key)
+            raise ConfigError(key, str(folder), "it exists, and nothing is overwritten: give another name")
         partial = folder.with_name(f".writing-{secrets.token_hex(8)}-{folder.name}")
         partial.mkdir(parents=True)
     except OSError as error:
@@ -139,10 +137,6 @@ def _beside(folder: Path, key: str = "folder") -> Path:
 
 def _unwritable(folder: Path, key: str, error: Exception) -> ConfigError:
     return ConfigError(key, str(folder), f"cannot be written: {getattr(error, 'strerror', error)}")
-
-
-def _exists(folder: Path, key: str = "folder") -> ConfigError:
-    return ConfigError(key, str(folder), "it exists, and nothing is overwritten: give another name")
 
 
 def _write(result: FitResult, folder: Path, name: str) -> None:

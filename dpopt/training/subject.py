@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,37 +31,17 @@ _DIGESTED = 10_000
 """Records that are converted at once, to tell data sets apart."""
 
 
-class _Field(NamedTuple):
-    """One input of a record, which the model takes by its name; shape of one record's, type before packing."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def is_real(self) -> bool:
-        """True if it is converted to the model's type; bytes are pixels."""
-        return self.dtype.is_floating_point or self.dtype == torch.uint8
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-
 @dataclass(frozen=True)
 class Layout:
     """The order of a record's inputs in one tensor.
 
-    Attributes:
-        dtype: of the model's trained parameters.
-        names: of the inputs, in order; none where they are one tensor without a name.
-        fields: the inputs, where the model takes them by name; they lie beside each other in x [n, k].
-        is_table: whether each input is one number of a row of x [n, k], which the model takes as it is.
+    Where the model takes `fields` by name, they lie beside each other in x [n, k]; of a table each input is one number
+    of a row of x [n, k], which the model takes as it is.
     """
 
-    dtype: torch.dtype
-    names: tuple[str, ...] = ()
-    fields: tuple[_Field, ...] = ()
+    dtype: torch.dtype  # of the model's trained parameters
+    names: tuple[str, ...] = ()  # of the inputs, in order; none where they are one tensor without a name
+    fields: Mapping[str, Tensor] = field(default_factory=dict)  # one record's, of no value but with its shape and type
     is_table: bool = False
 
     @classmethod
@@ -83,7 +62,7 @@ class Layout:
         if strange := [name for name in names if name not in accepted and not is_open]:
             allowed = f"expected inputs of the model's forward ({', '.join(accepted)}), one number each, or one input"
             raise ConfigError(f"{where}, inputs", strange, f"{allowed}; leave others out")
-        return cls(dtype, names, tuple(_Field(name, tuple(p.shape[1:]), p.dtype) for name, p in inputs.items()))
+        return cls(dtype, names, {name: torch.empty_like(p[0], device="meta") for name, p in inputs.items()})
 
     def split(self, inputs: Inputs, y: Tensor, where: str) -> Split:
         """Records as this layout has them; ConfigError if they are not like the training records."""
@@ -103,37 +82,36 @@ class Layout:
                 if column.is_complex():
                     raise ConfigError(f"{where}.{name}", described(column), "expected real numbers")
             return Split(torch.stack([parts[name].to(self.dtype) for name in self.names], dim=1), y)
-        kinds = {field.is_real for field in self.fields}
+        kinds = set(map(_is_real, self.fields.values()))
         dtype = torch.float64 if len(kinds) > 1 else self.dtype if True in kinds else torch.int64
-        x = torch.empty(len(y), sum(field.size for field in self.fields), dtype=dtype)
-        for field, place in zip(self.fields, self._parts(x), strict=True):
-            values = parts.pop(field.name)  # its memory is free from here on
-            other = _Field(field.name, tuple(values.shape[1:]), values.dtype)
-            if other.shape != field.shape or other.is_real != field.is_real or values.is_complex():
+        x = torch.empty(len(y), sum(one.numel() for one in self.fields.values()), dtype=dtype)
+        for (name, one), place in zip(self.fields.items(), self._parts(x), strict=True):
+            values = parts.pop(name)  # its memory is free from here on
+            if values.shape[1:] != one.shape or _is_real(values) != _is_real(one) or values.is_complex():
                 seen = f"{values.dtype} {list(values.shape)}".removeprefix("torch.")
-                allowed = f"{'real' if field.is_real else 'whole'} numbers of shape {[len(values), *field.shape]}"
-                raise ConfigError(f"{where}.{field.name}", seen, f"expected {allowed}")
+                allowed = f"{'real' if _is_real(one) else 'whole'} numbers of shape {[len(values), *one.shape]}"
+                raise ConfigError(f"{where}.{name}", seen, f"expected {allowed}")
             # Beside real numbers, whole ones are stored as float64, which is exact up to 2^53 only.
-            is_beside_real = dtype == torch.float64 and not field.is_real and values.numel() > 0
+            is_beside_real = dtype == torch.float64 and not _is_real(one) and values.numel() > 0
             if is_beside_real and max(int(values.max()), -int(values.min())) > _EXACT:
                 allowed = f"beside real numbers at most {_EXACT}"
-                raise ConfigError(f"{where}.{field.name}", described(values), allowed)
+                raise ConfigError(f"{where}.{name}", described(values), allowed)
             place.copy_(values.reshape(len(y), -1))
         return Split(x, y)
 
     def _parts(self, x: Tensor) -> tuple[Tensor, ...]:
-        return x.split([field.size for field in self.fields], dim=1)
+        return x.split([one.numel() for one in self.fields.values()], dim=1)
 
     def whole(self, x: Tensor) -> list[Tensor]:
         """The parts of x [n, ...] that are whole numbers: what a model may look something up by."""
         if not self.fields:
             return [x] if x.dtype in WHOLE else []
-        return [part for field, part in zip(self.fields, self._parts(x), strict=True) if not field.is_real]
+        return [p for one, p in zip(self.fields.values(), self._parts(x), strict=True) if not _is_real(one)]
 
     def unpacked(self, x: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
         """The fields of packed records x [n, k] by name, the real ones in the type `dtype`."""
-        pairs = zip(self.fields, self._parts(x), strict=True)
-        return {f.name: p.reshape(len(x), *f.shape).to(dtype if f.is_real else f.dtype) for f, p in pairs}
+        pairs = zip(self.fields.items(), self._parts(x), strict=True)
+        return {k: p.reshape(len(x), *f.shape).to(dtype if _is_real(f) else f.dtype) for (k, f), p in pairs}
 
     def converted(self, x: Any) -> Any:
         """Inputs as the model takes them: real numbers and bytes in its own type."""
@@ -206,6 +184,11 @@ class Subject:
         }
 
 
+def _is_real(values: Tensor) -> bool:
+    """True if they are converted to the model's type; bytes are pixels."""
+    return values.is_floating_point() or values.dtype == torch.uint8
+
+
 def scores(output: Any) -> Any:
     """The `logits` of an output that has them, as those of Hugging Face models; any other output as it is."""
     return output if isinstance(output, Tensor) else getattr(output, "logits", output)
@@ -219,32 +202,31 @@ def placed(split: Split, device: torch.device) -> Split:
 
 def sample(split: Split, transform: Transform, device: torch.device, count: int = 3) -> Split:
     """Some records of `split` as the model sees them, the first ones first: what a clipping engine is tried on."""
-    chosen = telling(split.y, count)
-    # A model may do otherwise for a rare number, of which the largest often is one.
-    if split.x.dtype in (torch.int32, torch.int64) and split.x.numel():
-        flat = split.x.reshape(-1)
-        ends = torch.stack([flat.argmin(), flat.argmax()]).cpu() // split.x[0].numel()
-        chosen = torch.cat([chosen, ends]).unique()
-    x, y = (send(part[chosen.to(part.device)], device) for part in split)
+    x, y = telling(split, [split.x] if split.x.dtype in (torch.int32, torch.int64) else [], device, count)
     return Split(transform(x), y)
 
 
-def telling(y: Tensor, count: int = 3, most: int = 16) -> Tensor:
-    """Rows of the first `count` records, and of up to `most` others with targets [n, ...] unlike each other.
+def telling(split: Split, whole: list[Tensor], device: torch.device, count: int = 3) -> Split:
+    """The first `count` records, those with extreme numbers in `whole` [n, ...], and some with unlike targets."""
+    rows = list(range(min(count, len(split.y))))
+    for part in whole:
+        # A model may do otherwise for a rare number, of which the largest often is one, or have no row for it.
+        if part.numel():
+            rows += [int(at) // part[0].numel() for at in (part.flatten().argmin(), part.flatten().argmax())]
+    chosen = torch.tensor(list(dict.fromkeys([*rows, *_unlike(split.y)])))
+    return Split(*(send(part[chosen.to(part.device)], device) for part in split))
 
-    Of classes one each, the rare ones first; else the least and the largest, of each column.
-    """
-    first = list(range(min(count, len(y))))
+
+def _unlike(y: Tensor, most: int = 16) -> list[int]:
+    """Rows of targets y [n, ...]: of classes one each, the rare ones first; else the least and largest of a column."""
     if not y.numel():
-        return torch.tensor(first, dtype=torch.int64)
+        return []
     columns = (torch.view_as_real(y) if y.is_complex() else y).reshape(len(y), -1)[:, :most].cpu()
     if y.ndim == 1 and not y.is_complex():
         values, place, counts = columns[:, 0].unique(return_inverse=True, return_counts=True)
         rows = torch.full_like(counts, len(y)).scatter_reduce_(0, place, torch.arange(len(y)), "amin")
-        others = rows[[0, len(values) - 1, *counts.argsort(stable=True).tolist()][:most]].tolist()
-    else:
-        others = [*columns.double().argmax(0).tolist(), *columns.double().argmin(0).tolist()]
-    return torch.tensor(list(dict.fromkeys([*first, *others]))[: count + most], dtype=torch.int64)
+        return rows[[0, len(values) - 1, *counts.argsort(stable=True).tolist()][:most]].tolist()
+    return [*columns.double().argmax(0).tolist(), *columns.double().argmin(0).tolist()][:most]
 
 
 def described(x: Tensor) -> str:

@@ -76,11 +76,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def tried(subject: Subject) -> Subject:
-    """`subject` after model and loss were tried on a few records of each split, with its metric.
-
-    Raises:
-        ConfigError: one of them fails, or the loss is not one real number for each record.
-    """
+    """`subject` with its metric, after model and loss were tried on a few records of each split; else ConfigError."""
     output, _ = _attempt(subject, subject.train, "train", is_training=True)
     model = subject.model if scores(output) is output else Adapter(subject.model, subject.layout)
     metric = None
@@ -95,14 +91,7 @@ def tried(subject: Subject) -> Subject:
 def _attempt(subject: Subject, split: Split, where: str, is_training: bool) -> tuple[Any, Tensor]:
     """Outputs and targets of a few records of `split`: the first, and those with extreme targets or whole numbers."""
     model, loss, device = subject.model, subject.loss, subject.device
-    rows = dict.fromkeys(telling(split.y).tolist())
-    for part in subject.layout.whole(split.x):
-        # A token beyond the table is a mistake that the first records need not show.
-        if part.numel():
-            ends = part.flatten().argmin(), part.flatten().argmax()
-            rows |= dict.fromkeys(int(at) // (part.numel() // len(part)) for at in ends)
-    chosen = torch.tensor(list(rows))
-    x, y = (send(part[chosen.to(part.device)], device) for part in split)
+    x, y = telling(split, subject.layout.whole(split.x), device)
     with unchanged(model, is_training), torch.no_grad():
         with refused("transform", where, f"transforming {described(x)}"):
             inputs = subject.transform(x)
@@ -110,7 +99,11 @@ def _attempt(subject: Subject, split: Split, where: str, is_training: bool) -> t
             seen = described(inputs) if isinstance(inputs, Tensor) else type(inputs).__name__
             raise ConfigError("transform", seen, f"expected a tensor with a row for each of {len(x)} records")
         about = f"{where}: inputs {described(inputs)}{_names(subject)}"
-        with refused("model", subject.name, f"a pass over records of {about}{_hint(model, inputs)}"):
+        hint = ""
+        if inputs.dtype in WHOLE and not isinstance(model, Adapter):
+            dtype = str(next((p.dtype for p in model.parameters() if p.requires_grad), inputs.dtype))
+            hint = f" (the model's parameters are {dtype[6:]}; whole numbers stay so, give floats)"
+        with refused("model", subject.name, f"a pass over records of {about}{hint}"):
             output = model(inputs)
         shown = scores(output)
         about += f", outputs {described(shown)}" if isinstance(shown, Tensor) else ""
@@ -169,25 +162,12 @@ def _names(subject: Subject) -> str:
     return f" ({', '.join(subject.layout.names)})" if subject.layout.names else ""
 
 
-def _hint(model: nn.Module, inputs: Tensor) -> str:
-    dtype = next((p.dtype for p in model.parameters() if p.requires_grad), inputs.dtype)
-    if inputs.dtype not in WHOLE or isinstance(model, Adapter):
-        return ""
-    return f" (the model's parameters are {dtype}; whole numbers stay so, give floats)".replace("torch.", "")
-
-
 class Unused(NamedTuple):
-    """Parameters that the loss uses for no record.
-
-    Attributes:
-        names: of parameters, and of a table's row of padding.
-        spans: their places in the flat vector, (start, stop); none where nothing may be held.
-        is_whole: a parameter is among them, not rows of padding alone.
-    """
+    """Parameters, and a table's rows of padding, that the loss uses for no record."""
 
     names: tuple[str, ...] = ()
-    spans: tuple[tuple[int, int], ...] = ()
-    is_whole: bool = False
+    spans: tuple[tuple[int, int], ...] = ()  # (start, stop) in the flat vector; none where nothing may be held
+    is_whole: bool = False  # a parameter is among them, not rows of padding alone
 
     @property
     def record(self) -> dict[str, Any]:

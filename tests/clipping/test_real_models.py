@@ -5,7 +5,6 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-import torchvision
 import transformers
 from loop import ONE, RULES, TWO, cast, check
 from torch import nn
@@ -63,12 +62,6 @@ def bit():
     return image_model("resnetv2_18", layers=(1, 1, 1, 1), channels=(32, 64, 64, 128), **layers)
 
 
-def resnet():
-    """Post-activation blocks: in-place ReLU after `out += identity`."""
-    norm = {"norm_layer": lambda channels: nn.GroupNorm(8, channels)}
-    return torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1], num_classes=5, **norm)
-
-
 def gpt2(**options):
     size = {"n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 8, "vocab_size": 50}
     quiet = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -102,14 +95,12 @@ def recomputed_gpt2():
 VISION = {
     "vit": vit,
     "vit_class_token_and_layer_scale": lambda: vit(init_values=0.1, qk_norm=True, reg_tokens=2),
-    "vit_average_pool": lambda: vit(class_token=False, global_pool="avg"),
     "vit_film": lambda: trained(vit(), "norm", "head"),
     "vit_lora": lambda: lora(vit(), "qkv", "proj", "fc1", modules_to_save=["head"]),
     "resnet18": lambda: image_model("resnet18", norm_layer=timm.layers.GroupNorm),
     "convnext_atto": lambda: image_model("convnext_atto"),
     "swin": swin,
     "bit": bit,
-    "post_activation": resnet,
 }
 LANGUAGE = {
     "gpt2": lambda: Logits(gpt2()),
@@ -121,7 +112,7 @@ LANGUAGE = {
 
 def models(*names):
     """The names as parameters; those that take ten seconds and more are slow."""
-    large = ("resnet18", "convnext_atto", "post_activation", "vit", "vit_average_pool")
+    large = ("resnet18", "convnext_atto", "vit", "vit_film", "swin", "gpt2")
     return [pytest.param(name, marks=[pytest.mark.slow] * (name in large)) for name in names]
 
 
@@ -142,7 +133,6 @@ def test_every_model_equals_a_loop(name):
 
 RANDOM = {
     "vit": lambda: vit(proj_drop_rate=0.2, drop_path_rate=0.2),
-    "convnext_atto": lambda: image_model("convnext_atto", drop_path_rate=0.5),
     "gpt2": lambda: Logits(gpt2(resid_pdrop=0.2, attn_pdrop=0.2, attn_implementation="eager")),
 }
 

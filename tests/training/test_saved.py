@@ -35,7 +35,7 @@ class Tied(nn.Module):
 
 
 def fit(model=None, **changes):
-    options = {"optimizer": "hyfreedp", "seed": SEED, "test": short.records(), **changes}
+    options = {"seed": SEED, "test": short.records(), **changes}
     torch.manual_seed(0)
     return short.fit(Tied() if model is None else model, **options)
 
@@ -61,7 +61,7 @@ def strict(text):
     return json.loads(text, parse_constant=refuse)
 
 
-@pytest.mark.parametrize("changes", [{}, {"epsilon": math.inf}, {"model": Tied(dtype=torch.float64)}])
+@pytest.mark.parametrize("changes", [{}, {"epsilon": math.inf, "model": Tied(dtype=torch.float64)}])
 def test_what_is_saved_is_loaded(changes, tmp_path):
     result = fit(**changes)
     result.curve[0]["test_loss"] = math.nan

@@ -40,8 +40,8 @@ def pooled(run=lambda m, x: m.head(torch.tanh(m.body(x)))):
     return Net(run, body=nn.Linear(4, 5), pooler=nn.Linear(5, 5), head=nn.Linear(5, 3))
 
 
-def looked_up(run=lambda m, x: m.head(m.table(x).mean(1)), kind=nn.Embedding, row=0):
-    return Net(run, table=kind(7, 3, padding_idx=row), head=nn.Linear(3, 7, bias=False))
+def looked_up(run=lambda m, x: m.head(m.table(x).mean(1)), kind=nn.Embedding):
+    return Net(run, table=kind(7, 3, padding_idx=0), head=nn.Linear(3, 7, bias=False))
 
 
 def tied():
@@ -70,9 +70,7 @@ CASES = {
     "detached": (lambda: pooled(lambda m, x: m.head(m.body(x) + m.pooler(m.body(x)).detach())), POOLER),
     "bias_alone": (lambda: Net(lambda m, x: x @ m.a.weight.T, a=nn.Linear(4, 3)), {"a.bias"}),
     "padding": (looked_up, {"table.weight[0]"}),
-    "other_row": (lambda: looked_up(row=5), {"table.weight[5]"}),
     "bags": (lambda: looked_up(lambda m, x: m.head(m.table(x)), nn.EmbeddingBag), {"table.weight[0]"}),
-    "no_padding": (lambda: looked_up(row=None), set()),
     "tied": (tied, set()),
     "padding_of_one_use": (
         lambda: looked_up(lambda m, x: m.head(m.table(x).mean(1) + F.embedding(x, m.table.weight).mean(1))),
@@ -113,7 +111,7 @@ def test_it_is_what_autograd_never_gives_a_gradient(case):
             )
     for start, stop in seen.spans:
         assert not touched[start:stop].any()
-    if case not in ("none", "no_padding", "by_chance"):
+    if case not in ("none", "by_chance"):
         assert sum(stop - start for start, stop in seen.spans) == int((~touched).sum())
 
 
@@ -127,12 +125,7 @@ ADAMW = dpopt.create("torch_optim", optimizer="torch.optim.AdamW", lr=0.01)
 @pytest.mark.filterwarnings("ignore:model. the loss never uses")
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"average": 0.9},
-        {"optimizer": ADAMW},
-        {"engine": "vmap"},
-        pytest.param({"isolate": True}, marks=pytest.mark.slow),
-    ],
+    [{"average": 0.9, "optimizer": ADAMW}, {"engine": "vmap"}],
 )
 def test_it_stays_and_all_else_ends_as_it_would(changes, monkeypatch):
     """Draws, noise and ledger are those of a run in which nothing is held, as these optimizers work by coordinate."""
