@@ -15,6 +15,7 @@ import ast
 import hashlib
 import json
 import shutil
+import subprocess
 import sys
 import tempfile
 from bisect import bisect
@@ -176,6 +177,8 @@ def main(arguments: list[str]) -> int:
         # dpopt/results and tests/results are copied: only folders at the top are left out
         shutil.copytree(ROOT, tree, ignore=lambda folder, _: left_out if Path(folder) == ROOT else {"__pycache__"})
         shutil.copytree(ROOT / "results" / "published", tree / "results" / "published")
+        for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "a history, where records come from"]):
+            subprocess.run(["git", "-C", tree, "-c", "user.name=a", "-c", "user.email=a@b", *command], check=True)
         tests = Tests(kept["tests"], tree, target.folders)
         changed = tests.unknown()
         for name in track(changed, "what tests call", console=console):
