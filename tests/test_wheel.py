@@ -30,12 +30,14 @@ epochs: 2
 epsilon: 3
 seeds: [0, 1]
 """
-FIGURES = """
+SHOW = """
 from pathlib import Path
 import dpopt
+from dpopt.cli import main
 from dpopt.results import figures
 
 print(dpopt.__file__, [plot.name for plot in figures.plots(Path("plots"))])
+assert main(["plan", "suite=mine", "optimizers=[adadp]"]) == 0
 """
 
 
@@ -82,31 +84,24 @@ def installed(tmp_path_factory):
     return Installed(tmp_path_factory.mktemp("wheel"))
 
 
-def test_nothing_of_it_is_the_source_tree_and_one_more_figure_stands_beside_its_own(installed, tmp_path):
-    (tmp_path / "plots").mkdir()
+def test_files_of_ones_own_stand_beside_those_that_come_with_it(installed, tmp_path):
+    """A figure and a suite, which may begin with another; nothing of the package is the source tree."""
+    for folder in ("plots", "benchmarks"):
+        (tmp_path / folder).mkdir()
     (tmp_path / "plots/mine.py").write_text("NEEDS = 'comparison'\ndraw = print\n")
-    where = installed.execute("-c", FIGURES, where=tmp_path)
-    assert all(part in where for part in ("site-packages", "'mine'", "'accuracy_vs_epsilon'"))
+    (tmp_path / "benchmarks/mine.yaml").write_text("defaults: [quickstart, _self_]\nseeds: 0\nepsilon: 3\n")
+    printed = " ".join(installed.execute("-c", SHOW, where=tmp_path).split())
+    for part in ("site-packages", "'mine'", "'accuracy_vs_epsilon'", "1 distinct cells of suite mine"):
+        assert part in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("suite", "extra"),
-    [
-        ("whole_field", "parameter-free"),
-        pytest.param("e2e_gpt2_random", "text", marks=pytest.mark.slow),
-        pytest.param("sst2_lora", "text", marks=pytest.mark.slow),
-    ],
+    ("suite", "extra"), [("whole_field", "parameter-free"), ("e2e_gpt2_random", "text"), ("sst2_lora", "text")]
 )
 def test_a_suite_that_needs_an_extra_says_so_before_any_work(installed, tmp_path, suite, extra):
     printed = installed.run("run", f"suite={suite}", where=tmp_path, code=2)
     assert f"pip install 'dpopt[{extra}]'" in " ".join(printed.split())
-
-
-def test_a_suite_of_ones_own_may_begin_with_one_that_comes_with_dpopt(installed, tmp_path):
-    (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks/mine.yaml").write_text("defaults: [quickstart, _self_]\nseeds: 0\nepsilon: 3\n")
-    printed = installed.run("plan", "suite=mine", "optimizers=[adadp]", where=tmp_path)
-    assert "1 distinct cells of suite mine" in " ".join(printed.split())
 
 
 @pytest.fixture(scope="module")

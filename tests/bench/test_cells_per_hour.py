@@ -33,6 +33,7 @@ def test_every_contender_is_told_the_device_and_the_cells():
     assert "Opacus, one process a core" in cells_per_hour.contenders("quickstart", ONE, "cpu")
 
 
+@pytest.mark.slow
 def test_the_plain_loop_learns():
     (cell,) = cells_per_hour.cells("quickstart", ONE)
     assert cells_per_hour.plain("cpu", cell) > 0.3  # of ten classes
