@@ -177,12 +177,10 @@ def test_what_takes_too_long_is_ended_and_is_a_result():
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.parametrize(("times", "seconds"), [([0.05, 0.01], 0.01), ([0.2], 0.2)])
-def test_a_short_call_is_made_twice_and_the_second_is_timed(monkeypatch, times, seconds):
-    clock = iter(times)
+def test_a_short_call_is_made_twice_and_the_second_is_timed(monkeypatch):
+    clock = iter([0.05, 0.01, 0.2])
     monkeypatch.setattr(TimedContender, "_timed", lambda self: next(clock))
-    assert TimedContender(lambda calls: print, 1, CPU).seconds() == seconds
-    assert not list(clock)
+    assert [TimedContender(lambda calls: print, 1, CPU).seconds() for _ in range(2)] == [0.01, 0.2]
 
 
 def test_ratios_are_of_medians_within_the_run():
@@ -241,17 +239,9 @@ def test_a_method_that_changes_half_way_is_measured_as_it_begins(monkeypatch):
     assert taken == [2, 4, 6, 8]
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
-        ("vit_tiny_224", 5_526_346),
-        ("vit_small_224", 21_669_514),
-        ("vit_base_224", 85_806_346),
-        ("gpt2_small", 124_439_808),
-    ],
-)
+@pytest.mark.parametrize(("name", "parameters"), [("vit_small_224", 21_669_514), ("gpt2_small", 124_439_808)])
 def test_large_cases_are_the_usual_models(name, parameters):
-    """Published sizes: ImageNet's 5.7, 22.1 and 86.6 M with 10 classes in place of 1,000; 124 M."""
+    """Published sizes: ImageNet's 22.1 M with 10 classes in place of 1,000; 124 M."""
     assert CASES[name].counts("full") == (parameters, parameters)
     chosen = run.settings([f"cases=[{name}]", "tiny=true", "batch_size=3", "precision=bfloat16", "limit=5"])
     (tiny,) = chosen.cases
@@ -262,7 +252,6 @@ def test_large_cases_are_the_usual_models(name, parameters):
 
 @pytest.mark.parametrize("name", CASES)
 def test_rehearsals_can_be_trained_privately(name):
-    """On data and models that are the same for all contenders, and never zero."""
     case = CASES[name].rehearsal()
     (model, *data), (again, *same) = (case.make("full", CPU) for _ in range(2))
     assert all(map(torch.equal, [*data, *model.parameters()], [*same, *again.parameters()]))
@@ -296,7 +285,9 @@ def test_draws_of_random_size_are_those_of_a_run():
 @pytest.mark.parametrize("name", ["non_private", "bookkeeping"])
 def test_bfloat16_models_run_under_autocast(name):
     kinds = []
-    case = dataclasses.replace(TINY, loss=partial(note_kind, kinds), model=partial(noted, kinds, dtype_of))
+    case = dataclasses.replace(
+        TINY, loss=partial(note_kind, kinds), model=partial(noted, kinds, lambda output: output.dtype)
+    )
     for precision in ("float32", "bfloat16"):
         kinds.clear()
         contender = next(c for c in engine_group(("bookkeeping",), case, "full", CPU, precision) if c.name == name)
@@ -307,14 +298,9 @@ def test_bfloat16_models_run_under_autocast(name):
 
 
 def noted(notes, of):
-    """A model that notes something of its outputs."""
     model = mlp(6, 5, 3)
     model[-1].register_forward_hook(lambda module, inputs, output: notes.append(of(output)))
     return model
-
-
-def dtype_of(output):
-    return output.dtype
 
 
 def note_kind(kinds, output, target):
@@ -382,14 +368,8 @@ def test_a_run_leaves_record_table_and_figure(tmp_path, capsys):
 
 
 def row(**values):
-    common = {
-        "kind": "engine",
-        "case": "tiny",
-        "subset": "full",
-        "trained": 53,
-        "batch_size": 8,
-        "baseline": "non_private",
-    }
+    common = {"kind": "engine", "case": "tiny", "subset": "full", "trained": 53, "batch_size": 8}
+    common["baseline"] = "non_private"
     numbers = {"seconds": 1.0, "time_ratio": 1.0, "time_ratio_low": 1.0, "time_ratio_high": 1.0, "memory": 10**6}
     return common | numbers | {"memory_ratio": 1.0, "failure": ""} | values
 

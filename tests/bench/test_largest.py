@@ -40,7 +40,7 @@ class Device:
 
 
 @pytest.mark.usefixtures("_no_garbage")
-@pytest.mark.parametrize("room", [0, 1, 2, 3, 63, 64, 65, 100, 1000, 12_345, 999_999])
+@pytest.mark.parametrize("room", [0, 1, 63, 65, 999_999])
 def test_the_largest_batch_is_found_to_one_part_in_eight(room):
     device = Device(room)
     result = device.search()

@@ -17,7 +17,7 @@ from dpopt.privacy.data import DataOracle, Seen
 from dpopt.runs import train as cells
 from dpopt.store import Store
 from dpopt.study.diagnostics import Diagnostics, _norm_quantiles, class_weights
-from dpopt.study.optimal_clip import mse, optimal_clip
+from dpopt.study.optimal_clip import optimal_clip
 from dpopt.suites.plan import plan
 from dpopt.suites.suite import load_suite
 
@@ -96,31 +96,23 @@ def trained(name="bookkeeping", physical_batch=None, **fields):
 
 
 @pytest.mark.parametrize("name", ["bookkeeping", "vmap"])
-def test_norms_are_those_of_the_draw(name):
-    _, entries, seen, *_ = trained(name)
-    for (_, norms, _), entry in zip(seen, entries, strict=True):
+def test_norms_and_the_best_bound_are_those_of_the_draw(name):
+    _, entries, seen, batches, noise, _ = trained(name)
+    for (draw, norms, _), entry in zip(seen, entries, strict=True):
         assert entry["private"] is False
         assert entry["norms"]["q50"] == pytest.approx(float(norms.double().quantile(0.5)), rel=1e-4)
         assert entry["norms"]["q100"] == pytest.approx(float(norms.max()), rel=1e-4)
         assert entry["clipped"] == pytest.approx(float((norms > 1).double().mean()), abs=1e-9)
+        gradients, n = batches[draw], len(norms)
+        clip, error = optimal_clip(gradients, noise * n / 18)
+        assert entry["best"]["C"] == pytest.approx(clip, rel=1e-6)
+        assert entry["best"]["bias"] == pytest.approx(error.bias / n**2, rel=1e-6)
+        assert entry["own"]["noise"] == pytest.approx((noise / 18) ** 2 * gradients.shape[1], rel=1e-6)
 
 
 def test_a_draw_in_several_physical_batches_counts_as_one():
     whole, parts = ([entry["norms"]["q50"] for entry in trained(physical_batch=size)[1]] for size in (None, 8))
     assert parts == pytest.approx(whole, rel=1e-4)
-
-
-def test_the_best_bound_is_that_of_the_mean_gradient():
-    _, entries, _, batches, noise, _ = trained()
-    for draw, entry in enumerate(entries):
-        gradients = batches[draw]
-        n = len(gradients)
-        clip, error = optimal_clip(gradients, noise * n / 18)
-        assert entry["best"]["C"] == pytest.approx(clip, rel=1e-6)
-        assert entry["best"]["bias"] == pytest.approx(error.bias / n**2, rel=1e-6)
-        own = mse(gradients, 1.0, noise * n / 18)
-        assert entry["own"]["noise"] == pytest.approx((noise / 18) ** 2 * gradients.shape[1], rel=1e-6)
-        assert own.total / n**2 >= entry["best"]["bias"] + entry["best"]["noise"] - 1e-12
 
 
 def test_class_weights_are_of_the_last_quarter():
@@ -136,11 +128,10 @@ def test_class_weights_are_of_the_last_quarter():
 
 
 def test_rules_that_shorten_all_gradients_have_no_bound():
-    own, entries, *_ = trained(clip=Automatic())
+    _, entries, *_ = trained(clip=Automatic())
     assert "clipped" not in entries[0]
     assert "own" not in entries[0]
     assert entries[0]["best"]["C"] > 0
-    assert set(own.summary()["class_weights"]) == {"0.01", "0.1", "1", "10", "100"}
 
 
 def test_the_best_bound_is_that_of_what_is_clipped():
@@ -172,21 +163,17 @@ def suite(tmp_path_factory):
     return path
 
 
-def test_a_run_is_the_same_with_and_without(suite, tmp_path):
-    store, found = Store(tmp_path), []
+def test_a_run_is_the_same_with_and_without(suite):
+    found = []
     for overrides in ([], ["diagnostics=false"]):
-        cell = plan(load_suite(str(suite), ["optimizers=[dp_sgd]", *overrides]))[0].cell
-        ready = cells.prepare(cell)
+        ready = cells.prepare(plan(load_suite(str(suite), ["optimizers=[dp_sgd]", *overrides]))[0].cell)
         # The noise goes by the cell, which says whether it is diagnosed; here both get the same.
         ready.oracle._noise_seed = 5
         state = ready.state
         while ready.oracle.draws_left:
             state = ready.optimizer.step(state, ready.oracle)
-        found.append((state.theta, cell.run_id))
-    (with_them, first), (without, second) = found
-    assert torch.equal(with_them, without)
-    assert first != second
-    assert store.state(first) == "pending"
+        found.append(state.theta)
+    assert torch.equal(*found)
 
 
 def test_a_record_says_that_they_are_not_private(suite, tmp_path):
