@@ -81,7 +81,7 @@ def test_readers_of_published_suites_see_the_same_texts(suite):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suite", COMMANDS)
-def test_what_is_published_of_a_suite_is_verified(suite):
+def test_each_published_suite_is_verified(suite):
     printed = run("verify", f"suite={suite}", str(PUBLISHED).removesuffix("/published"))
     assert printed.splitlines()[-1].endswith(" verified: 0 mismatches")
 

@@ -230,8 +230,8 @@ def test_what_failed_is_told_once_with_its_end(maker, bare):
     assert "3 cells: 3 failed." in page.text
 
 
-def test_damaged_and_missing_cells(matrix, bare):
-    assert "None: every planned cell has a result" in Page(page_of(matrix, bare)).text
+def test_damaged_and_missing_cells(matrix, bare, whole):
+    assert "None: every planned cell has a result" in Page(whole).text
     damaged, missing = f"{0:016x}", f"{1:016x}"
     (matrix.folder(damaged) / "run.json").write_text("{")
     shutil.rmtree(matrix.folder(missing))

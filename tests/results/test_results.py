@@ -114,20 +114,14 @@ def test_nothing_is_chosen_where_nothing_validates(maker):
     """The table has both settings; what shows one of a method leaves it out: only the test split tells them apart."""
     for label, clip in (("diverging", 0.1), ("diverging", 1.0), ("single", 1.0)):
         add(maker, label, 0, clip, math.nan, 0.5)
-    add(maker, "hyfreedp", 0, 1.0, 0.5, 0.5)
+    for clip in (0.1, 1.0):
+        maker.add("diverging", 0, 0.5 * clip, 1 - clip, epsilon=1.0)  # where it validates
+        maker.clip(clip)
     _, shown = chosen(maker)
-    assert sorted(shown.selected["label"]) == ["hyfreedp", "single"]
-    assert sorted(shown.table()["label"]) == ["diverging", "diverging", "hyfreedp", "single"]
-    assert set(shown.comparison["label"]) == set(shown.curves["label"]) == {"hyfreedp", "single"}
-
-
-def test_what_validates_is_asked_for_each_workload_and_epsilon(maker):
-    for epsilon, validation in ((1.0, math.nan), (3.0, 0.5)):
-        for clip in (0.1, 1.0):
-            maker.add("dp_adam", 0, validation * clip, 1 - clip, epsilon=epsilon)
-            maker.clip(clip)
-    found = chosen(maker)[1].selected
-    assert found[["epsilon_target", "clip"]].to_numpy().tolist() == [[3.0, 1.0]]
+    assert sorted(shown.selected["label"]) == ["diverging", "single"]
+    assert sorted(shown.table()["label"]) == [*["diverging"] * 4, "single"]
+    assert set(shown.comparison["label"]) == set(shown.curves["label"]) == {"diverging", "single"}
+    assert shown.selected.set_index("label").loc["diverging", ["epsilon_target", "clip"]].tolist() == [1, 1]
 
 
 def swept(maker, scores):

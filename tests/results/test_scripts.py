@@ -21,26 +21,19 @@ def script(name):
     return SimpleNamespace(**run_path(str(ROOT / "benchmarks" / f"{name}.py")))
 
 
-@pytest.fixture(scope="module")
-def selection():
-    return script("adadp_selection")
+SELECTION, COMPARE = script("adadp_selection"), script("compare")
 
 
-@pytest.fixture(scope="module")
-def compare():
-    return script("compare")
-
-
-def test_the_published_table_of_private_selection_is_made_again(selection, tmp_path):
+def test_the_published_table_of_private_selection_is_made_again(tmp_path):
     published = ROOT / "results" / "published" / "adadp_cifar10"
     folder = shutil.copytree(published, tmp_path / "adadp_cifar10", ignore=shutil.ignore_patterns("*.svg"))
     (folder / "selection.md").unlink()
-    selection.main(folder)
+    SELECTION.main(folder)
     assert (folder / "selection.md").read_bytes() == (published / "selection.md").read_bytes()
 
 
-@pytest.mark.parametrize("runs", [1, 2, 7.5])
-def test_the_outcome_of_private_selection_is_that_of_the_procedure(selection, runs):
+@pytest.mark.parametrize("runs", [1, 7.5])
+def test_the_outcome_of_private_selection_is_that_of_the_procedure(runs):
     generator = np.random.default_rng(0)
     validation, test = generator.random(6), generator.random(6)
     group = pd.DataFrame({"seed": 0, "validation_score": validation, "test_score": test, "state": "done"})
@@ -49,13 +42,12 @@ def test_the_outcome_of_private_selection_is_that_of_the_procedure(selection, ru
         drawn = generator.integers(6, size=generator.geometric(1 / runs))
         released.append(test[drawn[np.argmax(validation[drawn])]])
     expected = pytest.approx((np.mean(released), np.std(released)), abs=0.01)
-    assert selection.outcome(group, runs) == expected
+    assert SELECTION.outcome(group, runs) == expected
 
-
-def test_private_selection_never_releases_a_run_without_a_score(selection):
+    # A run without a score is never released.
     scores = {"validation_score": [0.8, math.nan, 0.99], "test_score": [0.7, 0.1, 0.2]}
     group = pd.DataFrame({"seed": 0, "state": ["done", "done", "diverged"], **scores})
-    assert selection.outcome(group, 1e6)[0] == pytest.approx(0.7, abs=1e-4)
+    assert SELECTION.outcome(group, 1e6)[0] == pytest.approx(0.7, abs=1e-4)
 
 
 @pytest.mark.slow
@@ -89,22 +81,22 @@ def version(maker, root, shift=0.0, first=0, seeds=4):
 
 
 @pytest.mark.parametrize("first", [0, 100], ids=["paired by id", "paired by place"])
-def test_a_shift_of_scores_is_a_difference_of_its_row(compare, maker, tmp_path, capsys, first):
+def test_a_shift_of_scores_is_a_difference_of_its_row(maker, tmp_path, capsys, first):
     old = version(maker, tmp_path / "old")
-    assert compare.main(old, version(maker, tmp_path / "again", first=first)) == 0
+    assert COMPARE.main(old, version(maker, tmp_path / "again", first=first)) == 0
     new = version(maker, tmp_path / "new", 0.1, first)
-    assert compare.main(old, new) == 1
+    assert COMPARE.main(old, new) == 1
     assert "12 cells in both, 8 changed, 0 differences of epsilon, 0 missing" in capsys.readouterr().out
-    pairs = compare.paired(compare.load(old), compare.load(new))
-    rows = compare.summary(pairs, compare.changes(pairs, compare.load(old))["pair"]).set_index("label")
+    pairs = COMPARE.paired(COMPARE.load(old), COMPARE.load(new))
+    rows = COMPARE.summary(pairs, COMPARE.changes(pairs, COMPARE.load(old))["pair"]).set_index("label")
     assert rows["changed"].to_dict() == {"dp_adam": 8, "hyfreedp": 0}
     assert rows["Δ"]["dp_adam"].startswith("+11.50 [+9."), "four seeds, not eight cells, make the interval"
 
 
-def test_epsilons_and_missing_cells_are_differences(compare, maker, tmp_path, capsys):
+def test_epsilons_and_missing_cells_are_differences(maker, tmp_path, capsys):
     old, fewer = version(maker, tmp_path / "old"), version(maker, tmp_path / "fewer", seeds=2)
-    assert compare.main(old, fewer) == 1
+    assert COMPARE.main(old, fewer) == 1
     assert "6 missing" in capsys.readouterr().out
-    assert compare.main(fewer, old) == 0, "a new version may have more"
-    rewrite(Store(old), f"{0:016x}", epsilon=compare.load(old)["epsilon"][0] * (1 + 1e-8))
-    assert compare.main(fewer, old) == 1
+    assert COMPARE.main(fewer, old) == 0, "a new version may have more"
+    rewrite(Store(old), f"{0:016x}", epsilon=COMPARE.load(old)["epsilon"][0] * (1 + 1e-8))
+    assert COMPARE.main(fewer, old) == 1

@@ -53,13 +53,10 @@ def test_each_part_of_an_interval_alone_is_the_textbooks():
         assert np.isnan(nothing).all()
 
 
-def test_a_difference_is_students():
+def test_a_difference_is_students_where_pairs_differ():
     values = np.array([0.3, -0.1, 0.5, 0.2, 0.7])
     theirs = scipy.stats.ttest_1samp(values, 0)
     assert difference(values) == pytest.approx((values.mean(), *theirs.confidence_interval(), theirs.pvalue))
-
-
-def test_a_single_pair_and_equal_pairs():
     assert np.isnan(difference(np.array([0.5]))[1:]).all()
     equal = difference(np.array([0.5, 0.5]))
     assert (equal.mean, equal.p) == (0.5, 0.5)

@@ -12,7 +12,6 @@ from dpopt.cli import main
 from dpopt.markup import MARKDOWN
 from dpopt.results import choosing, frames, tables
 from dpopt.results.report.sheet import sheet
-from dpopt.results.results import Results
 
 
 @pytest.fixture
@@ -28,10 +27,7 @@ def made(maker):
 def test_comparison(table):
     assert list(table["label"]) == ["dp_adam", "hyfreedp", "hyfreedp", "dp_adam", "ceiling"]
     first = table.iloc[0]
-    assert first["score"] == "accuracy"
-    assert first["mean"] == pytest.approx(0.6)
-    assert first["std"] == pytest.approx(0.1)
-    assert (first["seeds"], first["runs"]) == (3, 2)
+    assert first[["mean", "std", "seeds", "runs"]].tolist() == pytest.approx([0.6, 0.1, 3, 2])
     assert first["epsilon_with_tuning"] > first["epsilon_single"]
     assert table["is_reference"].tolist() == [True, False, False, True, True]
     assert not table["is_best"].any(), "a search that is not paid for is no rival; who has none is not bold"
@@ -66,8 +62,6 @@ def test_two_scores_stand_in_columns_of_their_own(table):
     own = shown["workload"] == "mixture"
     assert set(shown.loc[own, "accuracy (%)"]) == set(shown.loc[~own, "log-likelihood (nats)"]) == {""}
     assert shown.loc[own, "log-likelihood (nats)"].tolist()[:2] == ["*-0.600 ± 0.100*", "**-0.400 ± 0.000**"]
-    alone = tables.as_table(table, "made").styled(MARKDOWN)
-    assert alone["accuracy (%)"].tolist() == shown.loc[~own, "accuracy (%)"].tolist()
     assert "Test accuracy and log-likelihood (nats): mean" in tables.as_table(both, "made").note
 
 
@@ -76,14 +70,6 @@ def test_nothing_printed_is_below_what_is_spent(table):
         assert value * (1 - 1e-9) <= float(tables.upper(value)) <= value * 1.011
     for delta, printed in ((1e-5, "1.0e-05"), (6.1038e-6, "6.2e-06"), (9.97e-6, "1.0e-05")):
         assert f"δ = {printed}" in tables.as_table(table.assign(delta=delta), "made").note
-
-
-def test_rows_of_another_batch_size_meet_at_equal_epsilon(maker):
-    for seed in range(5):
-        maker.add("one", seed, 0.5, 0.9 + 0.001 * seed)
-        maker.add("other", seed, 0.5, 0.5 + 0.002 * seed, batch_size=64)
-    table = Results(maker.done(), "made").comparison.set_index("label")
-    assert table["is_best"].to_dict() == {"one": True, "other": False}
 
 
 def test_one_seed_has_no_spread_and_nothing_is_an_empty_table(maker):
@@ -121,7 +107,7 @@ def test_what_the_registry_says_of_an_optimizer_is_below_the_table(maker):
 def test_who_spent_more_neither_is_bold_nor_sets_the_best(maker):
     for seed in range(4):
         maker.add("prodigy", seed, 0.5, 0.8 + 0.001 * seed)
-        maker.add("adadp", seed, 0.5, 0.79 - 0.001 * seed)
+        maker.add("adadp", seed, 0.5, 0.79 - 0.001 * seed, batch_size=64)  # which meets the others at equal epsilon
         maker.add("by_hand", seed, 0.5, 0.95, tuned={"lr": 0.1}, tuning="fixed")
         for lr in (0.1, 1.0):
             maker.add("dp_adam", seed, 0.5, 0.9, tuned={"lr": lr}, tuning="grid")

@@ -170,20 +170,18 @@ def test_a_ledger_that_is_not_the_runs_is_a_finding(store):
         assert any(line.startswith(f"{run_of(store, label)}: epsilon: claimed") for line in lines)
 
 
-def test_a_run_under_another_name_is_found(store):
+def test_a_run_or_a_plan_under_another_name_is_found(store):
     run_id = run_of(store, "hyfreedp")
     shutil.copytree(store.folder(run_id), store.folder("ab" * 8))
     assert any(line.startswith(f"{'ab' * 8}: file: claimed whole") for line in found(store))
     named = store.run(run_id)._replace(record={**store.record(run_id), "run_id": "ab" * 8})
     store.write(store.folder("ab" * 8, "run.json"), named.line())
-    assert any(line.startswith(f"{'ab' * 8}: run id of its cell") for line in found(store))
-
-
-def test_a_plan_that_names_another_cell_is_found(store):
     planned = store.manifest("small")
     planned["cells"][0]["cell"]["epochs"] = 5.0
     store.extend_suite("small", planned)
-    assert any("run id of a planned cell" in line for line in found(store, "small"))
+    lines = found(store)
+    assert any(line.startswith(f"{'ab' * 8}: run id of its cell") for line in lines)
+    assert any("run id of a planned cell" in line for line in lines)
 
 
 def test_a_part_that_is_gone_is_seen_as_long_as_its_runs_are_there(store):
@@ -244,25 +242,21 @@ def test_a_cell_that_is_gone_leaves_a_gap(store):
     assert [line for line in found(store) if "none has 0" in line]
 
 
-def test_measurements_are_what_they_are_named_by(store):
-    folder = store.add("bench", {"schema": 1, "rows": [0.1]})
-    assert found(store) == []
-    (folder / "record.json").write_text('{"schema": 1, "rows": [0.2]}')
-    assert any("name of its content" in line for line in found(store))
-
-
 def test_where_runs_come_from_is_said(store):
+    folder = store.add("bench", {"schema": 1, "rows": [0.1]})
     run_id = run_of(store, "hyfreedp")
     record = store.record(run_id)
     for commit, dirty in ((None, False), ("0" * 40, True)):
         record["provenance"] |= {"commit": commit, "dirty": dirty}
         rewrite(store, run_id, **record)
-        verified = verify(store, "small")
+        verified = verify(store)
         assert verified.findings == []
         remarks = " ".join(verified.remarks)
         assert ("do not know their commit" in remarks) == (commit is None)
         assert ("not in this history" in remarks) == (commit is not None)
         assert "files that differ from their commit" in remarks or not dirty
+    (folder / "record.json").write_text('{"schema": 1, "rows": [0.2]}')
+    assert any("name of its content" in line for line in found(store)), "a measurement has its content as its name"
 
 
 def test_the_command_says_what_it_found(store, capsys):
@@ -276,18 +270,12 @@ def test_the_command_says_what_it_found(store, capsys):
     assert "did you mean 'small'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("rate", "noise", "draws"),
-    [
-        (1.0, 4.0, 10),
-        (0.1, 1.3, 100),
-        (0.1, 1000.0, 10),
-        pytest.param(0.02, 2.0, 10**5, marks=pytest.mark.slow),
-    ],
-)
+LONG = pytest.param(0.02, 2.0, 10**5, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("rate", "noise", "draws"), [(1.0, 4.0, 10), (0.1, 1.3, 100), (0.1, 1000.0, 10), LONG])
 def test_the_second_accountant_agrees_and_sees_a_wrong_one(rate, noise, draws):
-    ledger = Ledger()
-    ledger.append(Draw(rate, (noise,)), draws)
+    ledger = Ledger([Draw(rate, (noise,))] * draws)
     for accountant in TIGHT:
         claimed = epsilon(ledger, 1e-5, accountant)
         second = second_opinion(ledger, 1e-5, accountant)
@@ -299,8 +287,7 @@ def test_the_second_accountant_agrees_and_sees_a_wrong_one(rate, noise, draws):
 
 
 def test_the_best_of_a_random_number_of_runs_costs_at_least_one():
-    ledger = Ledger()
-    ledger.append(Draw(1.0, (4.0,)), 10)
+    ledger = Ledger([Draw(1.0, (4.0,))] * 10)
     rule = selection_rule({"rule": "geometric", "runs": 3})
     least = second_opinion(ledger, 1e-5, "pld", rule)
     assert not disagrees(rule.epsilon(ledger, 1e-5), least, "pld", rule)
@@ -311,11 +298,9 @@ def test_the_best_of_a_random_number_of_runs_costs_at_least_one():
 @pytest.mark.parametrize("share", [0.01, 0.85])
 def test_errors_grow_with_what_a_simulated_search_is_taken_to_spend(share):
     """0.015 above the second opinion on a run are 1.5 on a hundred times as much, and no mistake."""
-    made = Ledger()
-    made.append(Draw(0.1, (1.3,)), 100)
-    rule = selection_rule({"rule": "simulated", "share": share})
-    second = second_opinion(made, 1e-5, "pld", rule)
-    assert second == pytest.approx(second_opinion(made, 1e-5, "pld") / share)
+    ledger, rule = Ledger([Draw(0.1, (1.3,))] * 100), selection_rule({"rule": "simulated", "share": share})
+    second = second_opinion(ledger, 1e-5, "pld", rule)
+    assert second == pytest.approx(second_opinion(ledger, 1e-5, "pld") / share)
     for error, is_wrong in ((0.015, False), (0.1, True)):
         for claimed in (second - error / share, second + error / share):
             assert disagrees(claimed, second, "pld", rule) == is_wrong

@@ -60,10 +60,10 @@ def test_channels_of_an_image_are_transformed_one_by_one():
     torch.testing.assert_close(Scattering(8)(x), torch.cat(alone, 1))
 
 
-@pytest.mark.parametrize("size", [4, 30])
-def test_sizes_that_cannot_be_halved_twice(size):
-    with pytest.raises(ConfigError, match="multiple of 4, from 8"):
-        Scattering(size)
+def test_sizes_that_cannot_be_halved_twice():
+    for size in (4, 30):
+        with pytest.raises(ConfigError, match="multiple of 4, from 8"):
+            Scattering(size)
 
 
 @pytest.mark.parametrize(("channels", "size", "width"), [(1, 28, 3969), (3, 32, 15552)])

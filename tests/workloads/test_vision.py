@@ -72,11 +72,8 @@ def test_features_are_computed_once_and_the_backbone_is_not_made_again(root, mon
         vit(options={**OPTIONS, "qkv_bias": False}).load()  # other weights
 
 
-@pytest.mark.parametrize(
-    ("subset", "trained"),
-    [("film", 2 * 24 * 5 + 250), ("bitfit", None), ("lora", None), ("full", None)],
-)
-def test_a_checkpoint_without_its_classifier(subset, trained):
+@pytest.mark.parametrize("subset", ["film", "bitfit", "lora", "full"])
+def test_a_checkpoint_without_its_classifier(subset):
     workload = vit(subset=subset)
     assert not workload.uses_features
     pool, _ = workload.load()
@@ -87,8 +84,6 @@ def test_a_checkpoint_without_its_classifier(subset, trained):
     with torch.no_grad():
         seen = network.forward_head(network.forward_features(workload.transform(pool.x)), pre_logits=True)
     torch.testing.assert_close(seen, features)
-    counts = [p.numel() for p in network.parameters() if p.requires_grad]
-    assert trained is None or sum(counts) == trained
 
 
 @pytest.mark.parametrize(
@@ -216,9 +211,7 @@ def test_a_checkpoint_that_is_nowhere(root, monkeypatch):
     """Shapes are told without it; how it is to be had depends on where weights are looked for."""
     workload = vit(architecture="vit_small_patch16_224.augreg_in21k", subset="full")
     workload.check()
-    block = 2 * 2 * 24 + 25 * 72 + 25 * 24 + 25 * 96 + 97 * 24  # norms, attention's two layers, the other two
-    ends = (3 * 64 + 1) * 24 + 24 + 17 * 24 + 2 * 24 + 25 * 10  # patches, class token, positions, norm, classifier
-    assert sum(parameter.numel() for parameter in workload.outline().model.parameters()) == 2 * block + ends
+    assert workload.outline().model.get_classifier().weight.shape == (10, 24)
     (absent,) = workload.missing()
     assert re.search("expected one such file", str(absent))
     assert (absent.kind, absent.name, absent.hub) == ("weights", "vit_small_patch16_224.augreg_in21k", "")
@@ -226,9 +219,7 @@ def test_a_checkpoint_that_is_nowhere(root, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", root)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda hub, name: None)
-    assert [(entry.kind, entry.hub) for entry in workload.missing()] == [
-        ("data", "uoft-cs/cifar10"),
-        ("weights", "timm/vit_small_patch16_224.augreg_in21k"),
-    ]
+    hubs = [("data", "uoft-cs/cifar10"), ("weights", "timm/vit_small_patch16_224.augreg_in21k")]
+    assert [(entry.kind, entry.hub) for entry in workload.missing()] == hubs
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda hub, name: f"{root}/{name}")
     assert [entry.kind for entry in workload.missing()] == ["data"]
