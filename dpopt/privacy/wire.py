@@ -187,13 +187,10 @@ def _built(value: Any, tensors: dict[int, Tensor], imports: bool, sequence: Call
 
 def _import_name(value: Any) -> str:
     name = f"{type(value).__module__}:{type(value).__qualname__}"
-    try:
-        is_importable = dataclasses.is_dataclass(value) and _imported(name) is type(value)
-    except (ImportError, AttributeError):
-        is_importable = False
-    if not is_importable or name.startswith("__main__:"):
-        raise NotImportable("isolate", value, "it is no dataclass that another process can import by module and name")
-    return name
+    with suppress(ImportError, AttributeError):
+        if dataclasses.is_dataclass(value) and _imported(name) is type(value) and not name.startswith("__main__:"):
+            return name
+    raise NotImportable("isolate", value, "it is no dataclass that another process can import by module and name")
 
 
 def _imported(name: str) -> type[Any]:

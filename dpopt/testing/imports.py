@@ -43,7 +43,8 @@ def forbidden_imports(module: str) -> list[str]:
             continue
         seen.add(name)
         source = inspect.getsource(import_module(name))
-        forbidden += [f"{name}: {builtin}" for builtin in _names(source) & _BUILTINS]
+        names = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
+        forbidden += [f"{name}: {builtin}" for builtin in names & _BUILTINS]
         for imported in imports(source, sys.modules[name].__package__ or ""):
             sibling = _sibling(imported, name)
             if sibling:  # a helper of the same package: what it imports counts too
@@ -65,7 +66,3 @@ def _sibling(imported: str, module: str) -> str | None:
     if root == "dpopt" or imported.partition(".")[0] != root:
         return None
     return next((name for name in (imported, imported.rpartition(".")[0]) if name in sys.modules), None)
-
-
-def _names(source: str) -> set[str]:
-    return {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}

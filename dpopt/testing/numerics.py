@@ -89,12 +89,8 @@ def same_on_cuda(optimizer: Optimizer) -> None:
     if not torch.cuda.is_available():
         raise unittest.SkipTest("there is no GPU")
     recording = Task().record(optimizer)
-    require_near_states(recording.replay(optimizer, on_device), recording.final, recording, "GPU and CPU")
-
-
-def on_device(value: Tensor) -> Tensor:
-    """`value` on the GPU, without waiting for it."""
-    return value.to(DEVICE, non_blocking=True)
+    there = recording.replay(optimizer, lambda value: value.to(DEVICE, non_blocking=True))
+    require_near_states(there, recording.final, recording, "GPU and CPU")
 
 
 def require_near_states(state: Any, expected: Any, recording: Recording, who: str) -> None:

@@ -2,9 +2,13 @@
 
 import unittest
 
-from dpopt.testing.numerics import on_device, require_near_states
+from dpopt.testing.numerics import require_near_states
 from dpopt.testing.task import Task
 from imitation.device import ignore, imitated_cuda, values
+
+
+def on_device(value):
+    return value.to("cuda", non_blocking=True)
 
 
 def never_waits_for_the_device(optimizer):

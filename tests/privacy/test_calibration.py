@@ -76,31 +76,33 @@ class Peeking(Configured):
 
 
 @dataclass(frozen=True)
-class Idle(Peeking):
-    def step(self, state, oracle):
-        return state
-
-
-def test_control_flow_on_released_values_cannot_be_planned():
-    with pytest.raises(ConfigError, match="reads the value of a tensor"):
-        calibrate(Peeking(), epsilon=1.0, **HYFREEDP)
-
-
-@dataclass(frozen=True)
 class Greedy(Peeking):
     def step(self, state, oracle):
         return DPSGD().step(DPSGD().step(state, oracle), oracle)
 
 
-def test_a_step_that_takes_more_than_there_is_cannot_be_planned():
+def raising(error):
+    def step(self, state, oracle):
+        raise error
+
+    return step
+
+
+def test_steps_that_cannot_be_planned():
+    """The errors of an optimizer are its own, but for those of tensors without values."""
     assert calibrate(Greedy(), epsilon=1.0, **HYFREEDP).draws == 250
-    with pytest.raises(ConfigError, match="draws_left"):
-        calibrate(Greedy(), epsilon=1.0, **{**HYFREEDP, "draws": 251})
-
-
-def test_a_step_without_a_draw_cannot_be_planned():
-    with pytest.raises(ConfigError, match="asked for nothing"):
-        calibrate(Idle(), epsilon=1.0, **HYFREEDP)
+    for step, error, reason in (
+        (Greedy.step, ConfigError, "draws_left"),
+        (Peeking.step, ConfigError, "reads the value of a tensor"),
+        (lambda self, state, oracle: state, ConfigError, "asked for nothing"),
+        (raising(RuntimeError("Tensor.item() cannot be called on meta tensors")), ConfigError, "reads the value"),
+        (raising(NotImplementedError("Cannot copy out of meta tensor; no data!")), ConfigError, "reads the value"),
+        (raising(RuntimeError("no luck")), RuntimeError, "no luck"),
+        (raising(NotImplementedError("not yet")), NotImplementedError, "not yet"),
+    ):
+        optimizer = dataclass(frozen=True)(type("Changed", (Peeking,), {"step": step, "__module__": __name__}))()
+        with pytest.raises(error, match=reason):
+            calibrate(optimizer, epsilon=1.0, **{**HYFREEDP, "draws": 251})
 
 
 @dataclass(frozen=True)
@@ -127,58 +129,24 @@ def noise(shares=(), **fields):
     return calibrate(Dividing(shares=tuple(dict(shares).items()), **fields), epsilon=1.0, **HYFREEDP).noise
 
 
-def test_gradients_alone_take_the_whole_budget_whatever_their_inflation():
-    assert noise(kinds=("gradient",)) == calibrate(DPSGD(), epsilon=1.0, **HYFREEDP).noise
-
-
 def test_losses_alone_take_the_whole_budget():
     alone = calibrate(DPSGD(), epsilon=1.0, **HYFREEDP).noise["gradient"]
     assert noise(kinds=("losses",), noise_inflation=None) == {"losses": pytest.approx(alone, rel=1e-9)}
 
 
-@pytest.mark.parametrize(
-    ("shares", "ratio"), [({}, 1.0), ({"counts": 1.0}, 1.0), ({"losses": 0.25}, 2.0), ({"counts": 4}, 2.0)]
-)
+@pytest.mark.parametrize(("shares", "ratio"), [({}, 1.0), ({"losses": 0.25}, 2.0), ({"counts": 4}, 2.0)])
 def test_a_share_divides_the_variance_and_is_one_by_default(shares, ratio):
     found = noise(kinds=("gradient", "losses", "counts"), shares=shares)
     assert found["counts"] * ratio == pytest.approx(found["losses"])
 
 
-@pytest.mark.parametrize(
-    "shares", [{"losses": 0.0}, {"losses": -1.0}, {"losses": math.inf}, {"losses": math.nan}, {"counts": 1.0}], ids=str
-)
-def test_a_share_that_cannot_be_used_is_refused(shares):
-    with pytest.raises(ConfigError, match=r"optimizer\.shares"):
-        noise(shares=shares)
-
-
-@pytest.mark.parametrize("inflation", [None, 1.0, 0.5])
-def test_gradients_beside_others_need_more_noise(inflation):
-    with pytest.raises(ConfigError, match="noise_inflation"):
-        noise(noise_inflation=inflation)
-
-
-@dataclass(frozen=True)
-class Failing(Peeking):
-    error: Any = None
-
-    def step(self, state, oracle):
-        raise self.error
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (RuntimeError("no luck"), RuntimeError),
-        (NotImplementedError("not yet"), NotImplementedError),
-        (RuntimeError("Tensor.item() cannot be called on meta tensors"), ConfigError),
-        (NotImplementedError("Cannot copy out of meta tensor; no data!"), ConfigError),
-    ],
-    ids=str,
-)
-def test_errors_of_an_optimizer_are_its_own_but_for_those_of_tensors_without_values(error, expected):
-    with pytest.raises(expected, match="reads the value" if expected is ConfigError else str(error)):
-        calibrate(Failing(error=error), epsilon=1.0, **HYFREEDP)
+def test_shares_and_inflations_that_cannot_be_used_are_refused():
+    for shares in ({"losses": 0.0}, {"losses": math.inf}, {"losses": math.nan}, {"counts": 1.0}):
+        with pytest.raises(ConfigError, match=r"optimizer\.shares"):
+            noise(shares=shares)
+    for inflation in (None, 1.0):
+        with pytest.raises(ConfigError, match="noise_inflation"):
+            noise(noise_inflation=inflation)
 
 
 @pytest.fixture
@@ -193,33 +161,26 @@ def test_cache_saves_the_search(own_cache, monkeypatch):
     assert calibrate(DPSGD(lr=3.0), epsilon=1.0, **HYFREEDP).noise == first.noise
 
 
-NO_CACHE = ["", "{", "[1]", '{"gradient": 1.0}', '{"numbers": 1, "sha256": 2}']
+NO_CACHE = ["", "{", '{"numbers": 1, "sha256": 2}']
 CHANGED = [{"gradient": 0.0}, {"gradient": 0.5}, {"gradient": 1000.0}, {"gradient": math.nan}, {"losses": 3.0}]
 
 
 def test_a_cache_that_is_damaged_or_changed_changes_nothing(own_cache):
-    """Though its checksum is right: epsilon is computed again."""
+    """Epsilon is computed again where the checksum is right; where it is not, not even the last places count."""
     first = calibrate(DPSGD(), epsilon=1.0, **HYFREEDP)
     (file,) = own_cache.iterdir()
+    whole, noise = file.read_bytes(), caching.read(file)
+    for bit in range(0, 8 * len(whole), 7):  # each place of a byte comes
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(changed)
+        assert caching.read(file) in (None, noise)
     for content in NO_CACHE + CHANGED:
         if isinstance(content, str):
             file.write_text(content)
         else:
             caching.write(file, content)
         assert calibrate(DPSGD(), epsilon=1.0, **HYFREEDP) == first
-
-
-def test_no_flipped_bit_of_the_cache_changes_the_noise(own_cache):
-    """Not even in the last places, where epsilon would not tell."""
-    calibrate(DPSGD(), epsilon=1.0, **HYFREEDP)
-    (file,) = own_cache.iterdir()
-    whole, noise = file.read_bytes(), caching.read(file)
-    assert noise
-    for bit in range(0, 8 * len(whole), 7):  # each place of a byte comes
-        changed = bytearray(whole)
-        changed[bit // 8] ^= 1 << bit % 8
-        file.write_bytes(changed)
-        assert caching.read(file) in (None, noise)
 
 
 def test_an_infinite_bound_needs_infinite_epsilon():
@@ -232,13 +193,10 @@ def test_an_infinite_bound_needs_infinite_epsilon():
 @pytest.mark.parametrize(
     ("name", "fields", "expected"),
     [
-        ("dp_adam", {}, (1, 1, 1)),
         ("fiber", {}, (1, 2, 1)),
         ("adadp", {}, (2, 1, 1)),
         ("adadp_hybrid", {}, (60 / 45, 1, 1)),
-        ("hyfreedp", {}, (1, 1, 1 + 3 / 5)),
         ("hyfreedp", {"probe_batch": "fresh"}, (60 / 50, 5 / 6, 5 / 6 + 3 / 6)),
-        ("adaptive_clip", {}, (1, 1, 2)),
     ],
 )
 def test_cost_is_counted(name, fields, expected):
@@ -250,18 +208,6 @@ def test_the_budget_is_used_where_renyi_is_loose():
     plan = calibrate(DPSGD(), rate=1e-4, draws=700, dimension=4, epsilon=1.0, delta=1e-4)
     assert 0.999 <= plan.epsilon <= 1
     assert epsilon(plan.ledger, 1e-4, "rdp") > 2.5
-
-
-@dataclass(frozen=True)
-class Traces(DPSGD):
-    """An optimizer with a field of its own that has the name of something else here."""
-
-    trace: bool = False
-
-
-def test_an_optimizers_own_fields_have_no_meaning_for_calibration():
-    sizes = {"rate": 0.1, "draws": 5, "dimension": 3, "epsilon": 1.0, "delta": 1e-5, "accountant": "rdp"}
-    assert calibrate(Traces(), **sizes) == calibrate(DPSGD(), **sizes)
 
 
 # The search for the noise, on costs that are formulas.
@@ -291,8 +237,8 @@ def test_dear_evaluations_are_few_and_none_far_above_the_target():
     assert max(2.2 / noise for noise in dear) <= 2.5
 
 
-@pytest.mark.parametrize("epsilon", [0.01, 0.5, 1.0, 3.0, 8.0, 60.0])
-@pytest.mark.parametrize("loose", [1.0, 1.1, 5.0, 30.0, 1000.0])
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 8.0, 60.0])
+@pytest.mark.parametrize("loose", [1.0, 1.1, 5.0, 1000.0])
 def test_the_cost_is_just_below_the_target_however_loose_the_guess(epsilon, loose):
     noise = solve(lambda noise: 20 / noise, lambda noise: loose * 20 / noise, epsilon)
     assert 20 / noise <= epsilon
@@ -316,8 +262,3 @@ def test_a_cost_that_jumps_ends_on_its_safe_side():
 def test_a_target_that_the_least_noise_meets():
     noise = solve(lambda noise: 1 / noise, lambda noise: 1 / noise, 100.0)
     assert noise == pytest.approx(calibration._NOISE_RANGE[0])
-
-
-def test_a_target_that_no_noise_meets_is_refused():
-    with pytest.raises(ConfigError, match="not reached"):
-        solve(lambda noise: 1 + 1 / noise, lambda noise: 1 / noise, 1.0)

@@ -18,7 +18,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from wrong import CHEATS, PLAIN, GradThief, Scaled, SpyClip, Spying, TapThief
+from wrong import CHEATS, PLAIN, Scaled
 
 import dpopt
 from dpopt import registry
@@ -42,45 +42,35 @@ def run(optimizer):
     return task.run(optimizer, oracle), oracle
 
 
-@pytest.mark.parametrize("name", ["hyfreedp", "prodigy"])
-def test_the_numbers_are_the_same_bit_for_bit(name):
-    expected, oracle = run(dpopt.create(name))
-    isolated = Isolated(name)
+def test_the_numbers_are_the_same_bit_for_bit():
+    expected, oracle = run(dpopt.create("hyfreedp"))
+    isolated = Isolated("hyfreedp")
     found, answering = run(isolated)
     require_same(found, expected, "isolation changes numbers")
     assert answering.ledger == oracle.ledger
-    assert repr(isolated) == repr(dpopt.create(name))
-    assert hasattr(found, "eta") == hasattr(expected, "eta")
-    if hasattr(expected, "eta"):
-        assert found.eta == expected.eta
+    assert repr(isolated) == repr(dpopt.create("hyfreedp"))
+    assert found.eta == expected.eta
 
 
-def without_a_look(cheat):
-    """What the cheat does where it sees nothing."""
-    if isinstance(cheat, GradThief):
-        return cheat  # in this process, where the graph is gone as well
-    return Scaled() if isinstance(cheat, TapThief) else PLAIN
+AGAIN = ("garbage collector", "again", "detect", "saved tensors", "profiler", "module hook")
+"""Cheats that differ from others in how they would look at records, of which there are none in their process."""
 
 
-@pytest.mark.parametrize("name", CHEATS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in AGAIN else []) for name in CHEATS]
+)
 def test_a_cheat_ends_in_an_error_or_where_it_would_have_without_a_look(name):
     cheat = CHEATS[name]
     try:
         found, _ = run(Isolated(cheat))
     except (IsolatedFailure, ConfigError):
         return
-    assert torch.equal(found.theta, run(without_a_look(cheat))[0].theta)
+    # What it does where it sees nothing; in this process the graph is gone as well.
+    blind = {"graph": cheat, "tap": Scaled()}.get(name, PLAIN)
+    assert torch.equal(found.theta, run(blind)[0].theta)
 
 
-def test_a_clip_rule_of_its_own_is_not_evaluated_beside_the_data():
-    with pytest.raises(ConfigError, match="kernel's queries and clip rules"):
-        run(Isolated(Spying(clip=SpyClip())))
-
-
-FOUND = ["thief", "garbage collector", "stack", "saved tensors", "function mode", "module hook", "profiler", "unwrap"]
-
-
-@pytest.mark.parametrize("name", [*FOUND, "scale twice", "peek"])
+@pytest.mark.parametrize("name", ["stack", "function mode", "unwrap", "scale twice", "peek"])
 def test_conformance_finds_what_steals(name):
     """The wrong optimizers that look at records, whatever their way, end elsewhere where there are none: those of the
     test above do cheat."""
@@ -132,38 +122,12 @@ def test_queries_and_rules_of_a_plugin_are_compared_by_their_names():
     with pytest.raises(ConfigError, match="kernel's queries and clip rules"):
         run(Isolated(Plugged()))
 
-
-def local_optimizer():
     @dataclass(frozen=True)
     class Local(DPSGD):
         pass
 
-    return Local()
-
-
-def local_rule():
-    @dataclass(frozen=True)
-    class LocalClip(HalfClip):
-        pass
-
-    return LocalClip
-
-
-LocalClip = local_rule()
-LocalClip.__qualname__ = "NotHere"
-LocalClip.__reduce__ = lambda self: (local_rule, ())
-
-
-@dataclass(frozen=True)
-class UsesALocalRule(DPSGD):
-    def observe(self, state, batch, clip):
-        return batch.gradient(state.theta, LocalClip())
-
-
-@pytest.mark.parametrize("optimizer", [local_optimizer(), UsesALocalRule()], ids=["optimizer", "rule"])
-def test_what_cannot_be_imported_is_skipped_with_the_reason(optimizer):
-    with pytest.raises(unittest.SkipTest, match=r"another process can import|sent to a process of its own"):
-        ends_the_same_when_isolated(optimizer)
+    with pytest.raises(unittest.SkipTest, match="sent to a process of its own"):
+        ends_the_same_when_isolated(Local())
 
 
 @dataclass(frozen=True)
@@ -255,7 +219,6 @@ def test_its_process_ends_with_it():
 
 # A child that sends what no honest one does.
 
-THETA = torch.zeros(75)
 POINT = {"$tensor": 0}
 ABADI = {"$class": "abadi", "fields": {"bound": 1.0}}
 
@@ -270,22 +233,15 @@ def framed(text, *tensors):
 
 HOSTILE = {
     "no class": {"do": "ask", "query": {"$class": [], "fields": {}}},
-    "rule for a query": {"do": "ask", "query": ABADI},
-    "query without fields": {"do": "ask", "query": {"$class": "gradient"}},
     "bound that is no number": asked(clip={"$class": "abadi", "fields": {"bound": [1]}}),
     "huge number": {"do": "ask", "query": {"$class": "losses", "fields": {"at": [POINT], "bound": 10**400}}},
     "one tensor at two places": asked(at=[[1.0, POINT], [1.0, POINT]]),
-    "tensor that there is not": asked(at={"$tensor": 5}),
     "unknown wish": {"do": "eval"},
-    "places of no tensors": {"do": "done", "places": {"theta": -1}},
-    "no mapping": framed(b"[3, []]"),
     "no JSON": framed(b"\xff\x00"),
     "deep": framed(b"[" * 100_000),
     "endless": (2**62).to_bytes(8, "little"),
-    "short": b"abc",
     "negative shape": framed(b'[{}, [["float32", [-1, 75]]]]'),
     "huge shape": framed(b'[{}, [["float32", [1000000000000]]]]'),
-    "unknown type": framed(b'[{}, [["complex64", [1]]]]'),
     "too many tensors": framed(b"[{}, [%s]]" % b",".join([b'["float32", []]'] * (TENSORS + 1)), bytes(4 * TENSORS + 4)),
 }
 
@@ -313,24 +269,21 @@ def played(*messages):
         return Isolated("dp_sgd")
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_message_that_cannot_be_read_is_one_error(name):
-    optimizer = played({"text": "x"}, {"places": {"theta": 0}}, {"do": "draw"}, HOSTILE[name])
+def test_a_message_that_cannot_be_read_is_one_error():
     task = Task()
-    oracle = task.oracle(task.plan(PLAIN))
-    with pytest.raises(IsolatedFailure, match=r"cannot be read|has ended"):
-        optimizer.step(optimizer.init(task.engine.theta), oracle)
+    plan = task.plan(PLAIN)
+    for message in HOSTILE.values():
+        optimizer = played({"text": "x"}, {"places": {"theta": 0}}, {"do": "draw"}, message)
+        with pytest.raises(IsolatedFailure, match=r"cannot be read|has ended"):
+            optimizer.step(optimizer.init(task.engine.theta), task.oracle(plan))
 
 
-@pytest.mark.parametrize(
-    "leaves",
-    [[], [torch.zeros(74)], [torch.zeros(75, dtype=torch.float64)], [torch.zeros(75)], [torch.zeros(75), "x"], [[]]],
-    ids=["none", "short", "float64", "fewer than places", "text", "list"],
-)
-def test_a_state_that_is_none_is_one_error(leaves):
-    optimizer = played({"text": "x"}, {"places": {"theta": 0, "momentum": 1}}, {"leaves": leaves})
-    with pytest.raises(IsolatedFailure):
-        _ = optimizer.init(THETA).theta
+def test_a_state_that_is_none_is_one_error():
+    long = torch.zeros(75, dtype=torch.float64)
+    for leaves in ([], [torch.zeros(74)], [long], [torch.zeros(75)], [torch.zeros(75), "x"]):
+        optimizer = played({"text": "x"}, {"places": {"theta": 0, "momentum": 1}}, {"leaves": leaves})
+        with pytest.raises(IsolatedFailure):
+            _ = optimizer.init(torch.zeros(75)).theta
 
 
 JSON = st.recursive(

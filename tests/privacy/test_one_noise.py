@@ -320,7 +320,7 @@ class Odd:
         return self.convert((1 / norm).clamp(max=1))
 
 
-@pytest.mark.parametrize("convert", [torch.Tensor.double, torch.Tensor.half, lambda factor: factor > 2], ids=range(3))
+@pytest.mark.parametrize("convert", [torch.Tensor.half, lambda factor: factor > 2], ids=range(2))
 def test_a_factor_of_another_real_type_is_converted(convert):
     made = engine(nn.Linear(D, 1), lambda output, target: (output.squeeze(1) - target).square(), "vmap")
     everyone = torch.ones(N, dtype=torch.bool)
@@ -346,7 +346,7 @@ def unchecked(rule, **values):
 THETA = torch.zeros(D)
 BAD = {
     "losses.bound": lambda batch: batch.losses([THETA], 10**400),
-    "counts.bound": lambda batch: batch.below(10**5000),
+    "counts.bound": lambda batch: batch.below(torch.ones(1, 1)),
     r"gradient.at\[0\]": lambda batch: batch.gradient([(10**400, THETA)], Abadi(1.0)),
     r"gradient.at\[1\].* one number": lambda batch: batch.gradient(
         [(1.0, THETA), (torch.ones(N, 1), THETA)], Abadi(1.0)

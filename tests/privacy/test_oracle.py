@@ -266,9 +266,8 @@ def test_trace_oracle_holds_no_values():
     assert state.theta.device.type == "meta"
 
 
-def test_a_continued_oracle_leaves_the_given_ledger_alone():
-    planned = plan(Draw(0.5, (1.0,)), Draw(0.5, (1.0,)))
-    taken = Ledger([Draw(0.5, (1.0,))])
+def test_a_continued_oracle_leaves_its_ledger_alone():
+    planned, taken = plan(*[Draw(0.5, (1.0,))] * 2), Ledger([Draw(0.5, (1.0,))])
     asked = oracle(planned, ledger=taken)
     with asked.draw() as batch:
         batch.gradient(torch.zeros(D), Abadi(1.0))
@@ -402,11 +401,3 @@ def test_what_a_trace_is_asked_with_stays_out_of_reach():
         losses = batch.losses([traced.theta], bound)
     with pytest.raises(ValueRead):
         bool(losses.std > 1)
-
-
-def test_a_trace_on_the_cpu_reads_vectors_as_a_run_does_and_can_be_read():
-    traced = TraceOracle(D, 0.1, 1, device="cpu")
-    assert traced.space.vector(torch.ones(D, dtype=torch.float64), "at").dtype == torch.float32
-    assert traced.theta.tolist() == [0.0] * D
-    with pytest.raises(ValueRead):
-        TraceOracle(D, 0.1, 1).theta.tolist()

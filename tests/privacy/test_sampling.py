@@ -77,14 +77,6 @@ def test_draws_and_noise_are_those_of_the_revision():
     assert sampling.derive("transform", 5, 7, 0) == 224425518198788732500572282246873934477
 
 
-def test_derived_seeds():
-    parts = [("a", 1), ("a", 2), ("b", 1), (["a", 1],)]
-    seeds = [sampling.derive(*part) for part in parts]
-    assert seeds == [sampling.derive(*part) for part in parts]
-    assert len(set(seeds)) == len(parts)
-    assert all(0 <= seed < 2**128 for seed in seeds)
-
-
 @ON_CUDA
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_noise_on_a_gpu_is_standard_normal_and_never_waited_for(cuda, dtype, monkeypatch):

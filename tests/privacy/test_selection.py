@@ -67,12 +67,6 @@ def test_known_answers(row):
     assert epsilon(naive, DELTA, "rdp") == pytest.approx(float(row["naive"]), rel=0.005)
 
 
-def test_one_run_costs_what_a_run_costs():
-    alone = epsilon(run(2.0), DELTA, "rdp")
-    for number in ("logarithmic", "geometric"):  # the bound is over fewer orders, never below the truth
-        assert alone <= BestOf(number, 1).epsilon(run(2.0), DELTA) < 1.01 * alone
-
-
 def test_runs_without_noise_or_without_releases():
     assert BestOf("geometric", 4).epsilon(run(0.0), DELTA) == math.inf
     assert BestOf("geometric", 4).epsilon(Ledger(), DELTA) == 0
@@ -88,15 +82,6 @@ def test_what_cannot_be_used_is_refused(number, runs, delta, named):
         BestOf(number, runs).epsilon(run(2.0), delta)
 
 
-@pytest.mark.parametrize(("row", "name"), zip(ROWS, ("logarithmic", "geometric", "poisson"), strict=True))
-def test_known_answers_the_other_way_round(row, name):
-    """Calibrated at the total, a single run spends what the total was computed from."""
-    rule = BestOf(name, int(row["mean_runs"]))
-    plan = calibrate(create("dp_sgd"), epsilon=float(row[name]), selection=rule, **SIZES)
-    assert plan.epsilon == pytest.approx(float(row["single"]), rel=0.02)
-    assert_ends_at(float(row[name]), rule, plan)
-
-
 def assert_ends_at(target, rule, plan, accountant="rdp"):
     """The search costs its target, less noise would cost more, and the plan states what a single run spends."""
     assert target * (1 - 1e-4) <= rule.epsilon(plan.ledger, DELTA, accountant) <= target
@@ -107,26 +92,26 @@ def assert_ends_at(target, rule, plan, accountant="rdp"):
     assert rule.epsilon(less, DELTA, accountant) > target
 
 
-@pytest.mark.parametrize("rule", [Simulated(0.7), Part(6, 3.0), After(SPENT), Composed(4)], ids=named_rule)
-@pytest.mark.parametrize("name", ["dp_sgd", "hyfreedp"])
-def test_a_calibrated_search_ends_at_its_target(name, rule):
-    assert_ends_at(3, rule, calibrate(create(name), epsilon=3.0, selection=rule, **QUICK))
+@pytest.mark.parametrize(
+    ("rule", "accountant"),
+    [
+        *((rule, "rdp") for rule in (Simulated(0.7), Part(6, 3.0), After(SPENT), BestOf("geometric", 3))),
+        (Composed(3), "pld"),
+    ],
+    ids=str,
+)
+def test_a_calibrated_search_ends_at_its_target(rule, accountant):
+    sizes = QUICK | {"accountant": accountant}
+    assert_ends_at(3, rule, calibrate(create("dp_sgd"), epsilon=3.0, selection=rule, **sizes), accountant)
 
 
-@pytest.mark.parametrize("number", ["logarithmic", "poisson"])
-def test_two_kinds_of_noise_in_a_random_number_of_runs(number):
+def test_two_kinds_of_noise_in_a_random_number_of_runs():
     """HyFreeDP's gradients have `noise_inflation` times what they would need alone; its losses spend the rest."""
-    rule = BestOf(number, 3)
+    rule = BestOf("poisson", 3)
     plan = calibrate(create("hyfreedp", noise_inflation=1.05), epsilon=3.0, selection=rule, **QUICK)
     assert_ends_at(3, rule, plan)
     alone = calibrate(create("dp_sgd"), epsilon=3.0, selection=rule, **QUICK).noise["gradient"]
     assert plan.noise["gradient"] == pytest.approx(1.05 * alone, rel=1e-6)
-
-
-@pytest.mark.parametrize("rule", [Composed(3), Simulated()], ids=named_rule)
-def test_the_accountant_of_record_charges_a_search(rule):
-    sizes = QUICK | {"accountant": "pld"}
-    assert_ends_at(2, rule, calibrate(create("dp_sgd"), epsilon=2.0, selection=rule, **sizes), "pld")
 
 
 def test_cached_noise_belongs_to_its_rule(tmp_path, monkeypatch):
@@ -161,13 +146,11 @@ def test_what_rules_charge():
     assert After(SPENT).epsilon(ledger, DELTA, "rdp") == epsilon(SPENT + ledger, DELTA, "rdp") > alone
 
 
-@pytest.mark.parametrize("target", [3.0])
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.scores(1.0)], ids=named_rule)
-def test_the_scores_of_a_search_cost_its_target(rule, target):
+def test_the_scores_of_a_search_cost_its_target(rule):
     """Each score is one Gaussian release of a sum over records that are not trained on."""
-    noise = score_noise(rule, target, DELTA, "rdp")
-    charge = Composed(6) if isinstance(rule, Part) else rule
-    total = rule.total if isinstance(rule, Part) else target
+    noise = score_noise(rule, 2.0, DELTA, "rdp")
+    charge, total = (Composed(6), rule.total) if isinstance(rule, Part) else (rule, 2.0)
     spent = charge.epsilon(Ledger([Draw(1.0, (noise,))]), DELTA, "rdp")
     assert total * (1 - 1e-4) <= spent <= total
 
@@ -186,17 +169,10 @@ def test_no_score_is_noised_that_is_not_released():
     assert score_noise(Composed(4), math.inf, DELTA, "rdp") == 0
 
 
-def stop_of_logarithmic(runs):
-    """The parameter of the logarithmic distribution with the mean `runs`, by bisection of its mean in scipy."""
-    low, high = 0.0, 1 - 1e-12
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if scipy.stats.logser.mean(middle) < runs else (low, middle)
-    return low
-
-
 LAWS = {
-    "logarithmic": lambda runs: scipy.stats.logser(stop_of_logarithmic(runs)),
+    "logarithmic": lambda runs: scipy.stats.logser(
+        scipy.optimize.brentq(lambda p: scipy.stats.logser.mean(p) - runs, 1e-9, 1 - 1e-9)
+    ),
     "geometric": lambda runs: scipy.stats.geom(1 / runs),
     "poisson": scipy.stats.poisson,
 }
@@ -230,8 +206,6 @@ def test_rules_are_plain_data_and_back(rule):
         ({"runs": 3}, r"selection: .*rule: one of"),
         ({"rule": "geometrical", "runs": 3}, r"selection\.rule: 'geometrical'.*did you mean 'geometric'"),
         ({"rule": "poisson", "runs": 0}, r"selection\.runs: 0.*from 1 to 10,000"),
-        ({"rule": "poisson", "runs": 3, "shape": 1}, r"selection.*shape.*runs"),
-        ({"rule": "composed", "runs": 2.5}, r"runs: 2\.5"),
         ({"rule": "simulated", "share": 1.5}, r"share: 1\.5"),
         ({"rule": "after"}, r"selection\.spent: None"),
         ({"rule": "after", "spent": "{}"}, r"ledger"),
