@@ -18,7 +18,7 @@ from dpopt.privacy.data import DataOracle
 from dpopt.privacy.distributed import ALONE, Processes, digest
 from dpopt.privacy.ledger import NonPrivate, Plan
 from dpopt.privacy.sampling import send
-from dpopt.training.subject import Metric, Transform
+from dpopt.training.subject import Transform
 from dpopt.types import Optimizer, Vector
 from dpopt.workloads.base import EVALUATION_BATCH, Predict, Split
 
@@ -63,7 +63,7 @@ def observe(
     state: Any,
     oracle: DataOracle,
     loss: Loss,
-    metric: Metric | None,
+    metric: Loss | None,
     splits: dict[str, Split],
     transform: Transform,
     score: str = "accuracy",
@@ -93,7 +93,7 @@ def evaluate(
     engine: ClippingEngine,
     theta: Vector,
     loss: Loss,
-    metric: Metric | None,
+    metric: Loss | None,
     split: Split,
     transform: Transform,
     score: str = "accuracy",

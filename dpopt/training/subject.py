@@ -23,7 +23,6 @@ from dpopt.workloads.base import Split
 
 Transform = Callable[[Tensor], Tensor]
 """Inputs [n, ...] as they are stored -> as the model takes them."""
-Metric = Callable[[Tensor, Tensor], Tensor]
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _EXACT = 2**53
 """Whole numbers up to it are themselves in float64."""
@@ -152,7 +151,7 @@ class Subject:
     transform: Transform
     layout: Layout
     device: torch.device
-    metric: Metric | None = None
+    metric: Loss | None = None
 
     @property
     def name(self) -> str:
@@ -229,8 +228,10 @@ def _unlike(y: Tensor, most: int = 16) -> list[int]:
     return [*columns.double().argmax(0).tolist(), *columns.double().argmin(0).tolist()][:most]
 
 
-def described(x: Tensor) -> str:
-    """The type, the shape and, of whole numbers, the range of a tensor."""
+def described(x: Any) -> str:
+    """The type, the shape and, of whole numbers, the range of a tensor; the class of anything else."""
+    if not isinstance(x, Tensor):
+        return type(x).__name__
     kind = f"{x.dtype} {list(x.shape)}".removeprefix("torch.")
     return f"{kind} from {int(x.min())} to {int(x.max())}" if x.dtype in WHOLE and x.numel() else kind
 

@@ -96,8 +96,8 @@ def _attempt(subject: Subject, split: Split, where: str, is_training: bool) -> t
         with refused("transform", where, f"transforming {described(x)}"):
             inputs = subject.transform(x)
         if not isinstance(inputs, Tensor) or inputs.ndim == 0 or len(inputs) != len(x):
-            seen = described(inputs) if isinstance(inputs, Tensor) else type(inputs).__name__
-            raise ConfigError("transform", seen, f"expected a tensor with a row for each of {len(x)} records")
+            allowed = f"expected a tensor with a row for each of {len(x)} records"
+            raise ConfigError("transform", described(inputs), allowed)
         about = f"{where}: inputs {described(inputs)}{_names(subject)}"
         hint = ""
         if inputs.dtype in WHOLE and not isinstance(model, Adapter):
@@ -106,16 +106,17 @@ def _attempt(subject: Subject, split: Split, where: str, is_training: bool) -> t
         with refused("model", subject.name, f"a pass over records of {about}{hint}"):
             output = model(inputs)
         shown = scores(output)
-        about += f", outputs {described(shown)}" if isinstance(shown, Tensor) else ""
-        with refused("loss", named(loss), f"the loss of records of {about}, targets {described(y)}"):
+        about += f", outputs {described(shown)}, targets {described(y)}"
+        with refused("loss", named(loss), f"the loss of records of {about}"):
             losses = loss(shown, y)
     if not isinstance(losses, Tensor) or tuple(losses.shape) != (len(x),) or losses.is_complex():
-        seen, remedy = described(losses) if isinstance(losses, Tensor) else type(losses).__name__, ""
-        if isinstance(losses, Tensor) and losses.ndim == 0:
+        shape, remedy = tuple(losses.shape) if isinstance(losses, Tensor) else None, ""
+        if shape == ():
             remedy = ": use reduction='none'"
-        elif isinstance(losses, Tensor) and losses.ndim > 1 and len(losses) == len(x):
+        elif shape and len(shape) > 1 and shape[0] == len(x):
             remedy = ": squeeze or average it over all but the first axis"
-        raise ConfigError("loss", seen, f"expected one loss per example, a real tensor of shape ({len(x)},){remedy}")
+        allowed = f"expected one loss per example, a real tensor of shape ({len(x)},){remedy}"
+        raise ConfigError("loss", described(losses), allowed)
     return output, y
 
 
@@ -126,10 +127,9 @@ def augmented(subject: Subject, augment: Transform, multiplicity: int) -> Subjec
         raise ConfigError("augment", name, f"inputs have names{_names(subject)}: they are no single tensor to change")
     with forked(x.device), refused("augment", name, f"changing {described(x)}"):
         changed = augment(x.clone())
-    is_like = isinstance(changed, Tensor) and (len(changed), changed.ndim, changed.dtype) == (len(x), x.ndim, x.dtype)
-    if not is_like:
-        seen = described(changed) if isinstance(changed, Tensor) else type(changed).__name__
-        raise ConfigError("augment", seen, f"expected a tensor such as the inputs, {described(x)}")
+    form = (changed.shape[:1], changed.ndim, changed.dtype) if isinstance(changed, Tensor) else None
+    if form != (x.shape[:1], x.ndim, x.dtype):
+        raise ConfigError("augment", described(changed), f"expected a tensor such as the inputs, {described(x)}")
     refuse_mixing(augment, x, "augment")
     refuse_sharing(augment, x, "augment")
     views: dict[str, Any] = {"transform": subject.transform, "augment": augment, "multiplicity": multiplicity}

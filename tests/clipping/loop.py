@@ -4,6 +4,7 @@ import copy
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dpopt.clipping import Abadi, Automatic, Clipped, Normalized
@@ -30,6 +31,10 @@ class Truth(NamedTuple):
 def squared(output, target):
     """A loss for outputs of any shape: mean squared distance to a number per example."""
     return (output.flatten(1) - target[:, None]).square().mean(1)
+
+
+def cross_entropy(output, target):
+    return F.cross_entropy(output, target, reduction="none")
 
 
 def cast(x, dtype):

@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 from devices import ON_CUDA, to
-from loop import RULES, TWO, around, squared
-from test_real_models import LANGUAGE, VISION, cross_entropy, images, next_token, tokens
+from loop import RULES, TWO, around, cross_entropy, squared
+from test_real_models import LANGUAGE, VISION, images, next_token, tokens
 from transformers import masking_utils
 from zoo import MODELS
 
