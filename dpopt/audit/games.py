@@ -277,23 +277,16 @@ def one_run_scores(
     draws, noise = (sampling.derive("one run", seed, name) for name in ("draws", "noise"))
     wrapped = _WithCanaries(engine, x, y, coordinates, members)
     transcript, _ = played(optimizer, wrapped, (rows, rows), plan, (draws, noise))
-    scores = _canary_scores(transcript, kinds_of(optimizer, plan), coordinates, plan)
-    is_in = members.cpu().numpy()
-    return Scores(scores[is_in], scores[~is_in])
-
-
-def _canary_scores(
-    transcript: Transcript, kinds: Sequence[tuple[str, ...]], coordinates: Tensor, plan: Plan
-) -> NDArray[np.float64]:
-    u, scores = 1 / plan.noise[GRADIENT], np.zeros(len(coordinates))
-    for releases, of_draw in zip(transcript, kinds, strict=True):
+    u, scores = 1 / plan.noise[GRADIENT], np.zeros(canaries)
+    for releases, of_draw in zip(transcript, kinds_of(optimizer, plan), strict=True):
         exponents = np.zeros_like(scores)
         for kind, release in _with_kinds(releases, of_draw):
             if kind == GRADIENT:
                 z = release.value[coordinates].double().cpu().numpy() / float(release.std)
                 exponents += u * z - u * u / 2
         scores += _log_ratio(exponents, plan.rate)
-    return scores
+    is_in = members.cpu().numpy()
+    return Scores(scores[is_in], scores[~is_in])
 
 
 def _spread(losses: Tensor, real: Tensor) -> Tensor:

@@ -112,10 +112,16 @@ class TorchOptim(Configured):
         if gradient.is_meta:
             # Calibration wants to know what is released. That is this one query: the wrapped optimizer has no oracle.
             return state
-        wrapped = self._restored(state)
+        wrapped = self.wrap(state.point)
+        if state.begun:
+            _layout(self).load(wrapped, (state.numbers.tolist(), state.tensors))
         kept = _layout(self).read(_advanced(wrapped, gradient))
         if kept is None:
-            return self._unbegun(state, wrapped)
+            # Prodigy returns at once where its first gradient is zero. Later, or had it moved, going on from `state`
+            # would lose something.
+            if state.begun or not torch.equal(_parameter(wrapped), state.point):
+                raise RuntimeError(f"{self.optimizer} keeps other things after this step than after its first")
+            return state
         numbers, tensors = kept
         eta = scalar(state.eta, _step_size(wrapped, self.step_size))
         point, evaluated = _points(wrapped)
@@ -126,22 +132,6 @@ class TorchOptim(Configured):
         """The wrapped optimizer as its constructor makes it, over a copy of `point`, shape [d]."""
         with redirect_stdout(None):  # some print when they are made, which is before every step
             return _class(self.optimizer)([nn.Parameter(point.clone())], lr=self.lr, **self.arguments)
-
-    def _restored(self, state: State) -> Optimizer:
-        wrapped = self.wrap(state.point)
-        if state.begun:
-            _layout(self).load(wrapped, (state.numbers.tolist(), state.tensors))
-        return wrapped
-
-    def _unbegun(self, state: State, wrapped: Optimizer) -> State:
-        """`state`, after a step that kept less than others do; Prodigy returns at once where a gradient is zero.
-
-        Raises:
-            RuntimeError: it was not the first, or it moved: going on from `state` would lose something.
-        """
-        if state.begun or not torch.equal(_parameter(wrapped), state.point):
-            raise RuntimeError(f"{self.optimizer} keeps other things after this step than after its first")
-        return state
 
     def _averaged(self, average: Vector, point: Vector, oracle: Oracle) -> Vector:
         if self.averaging is None:

@@ -49,12 +49,8 @@ def confine(readable: Iterable[str | Path], listed: Iterable[str | Path]) -> Non
         _LIBC.prctl(_DROP_CAPABILITY, capability, 0, 0, 0)
     _LIBC.capset(struct.pack("=Ii", 0x20080522, 0), bytes(24))
     _call(_LIBC.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0))
-    if version := landlock_version():
-        _landlock(version, readable, listed)
-
-
-def _landlock(version: int, readable: Iterable[str | Path], listed: Iterable[str | Path]) -> None:
-    assert _LIBC
+    if not (version := landlock_version()):
+        return
     files = (1 << (13, 14, 15, 15, 16)[min(version, 5) - 1]) - 1  # every right over files that the version knows
     network = 3 if version >= 4 else 0  # to bind and to connect TCP
     scopes = 3 if version >= 6 else 0  # to reach others by abstract sockets and by signals

@@ -84,7 +84,13 @@ def checks(optimizer: Optimizer) -> list[Check]:
     Raises:
         ConfigError: an exception from a rule that there is not or that has none, or one without a reason.
     """
-    exceptions = _exceptions(type(optimizer))
+    exceptions: Mapping[str, str] = getattr(type(optimizer), "conformance_exceptions", {})
+    where = f"{type(optimizer).__name__}.conformance_exceptions"
+    for name, reason in exceptions.items():
+        if name not in EXCEPTABLE:
+            raise unknown(where, name, EXCEPTABLE)
+        if not (isinstance(reason, str) and reason.strip()):
+            raise ConfigError(where, {name: reason}, "expected the reason as a sentence")
     return [Check(rule.__name__, partial(_check, rule, optimizer, exceptions.get(rule.__name__))) for rule in RULES]
 
 
@@ -94,17 +100,6 @@ def workload_checks(workload: Workload) -> list[Check]:
     They raise `unittest.SkipTest` where a rule cannot be checked. The data have to be at hand.
     """
     return [Check(rule.__name__, partial(rule, workload)) for rule in workloads.RULES]
-
-
-def _exceptions(kind: type) -> Mapping[str, str]:
-    exceptions: Mapping[str, str] = getattr(kind, "conformance_exceptions", {})
-    where = f"{kind.__name__}.conformance_exceptions"
-    for name, reason in exceptions.items():
-        if name not in EXCEPTABLE:
-            raise unknown(where, name, EXCEPTABLE)
-        if not (isinstance(reason, str) and reason.strip()):
-            raise ConfigError(where, {name: reason}, "expected the reason as a sentence")
-    return exceptions
 
 
 def _check(rule: Callable[[Optimizer], None], optimizer: Optimizer, exception: str | None) -> None:

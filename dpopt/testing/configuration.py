@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import unittest
-from typing import Any
 
 import torch
 import yaml
@@ -37,7 +36,11 @@ def survives_yaml(optimizer: Optimizer) -> None:
             content = yaml.safe_load(yaml.safe_dump(content))
         except yaml.YAMLError as error:
             raise AssertionError(f"YAML cannot hold its fields: {error}") from error
-        again = registry.from_spec("optimizer", content) if name else _built(type(optimizer), content)
+        if name:
+            again = registry.from_spec("optimizer", content)
+        else:
+            values = {key: value for key, value in content.items() if key not in ("name", "revision")}
+            again = fields.build(type(optimizer), values, type(optimizer).__name__, registry.converters())
         assert again == optimizer, f"{optimizer} comes back from YAML as {again}"
 
 
@@ -73,8 +76,3 @@ def entries_of(optimizer: Optimizer) -> list[registry.Registered]:
     name = type(optimizer).__qualname__
     candidates = [entry for entry in registry.entries("optimizer").values() if entry.target.endswith(f":{name}")]
     return [entry for entry in candidates if entry.load() is type(optimizer)]
-
-
-def _built(kind: type, content: dict[str, Any]) -> Any:
-    values = {key: value for key, value in content.items() if key not in ("name", "revision")}
-    return fields.build(kind, values, kind.__name__, registry.converters())

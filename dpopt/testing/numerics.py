@@ -59,7 +59,12 @@ def resumes_bit_for_bit(optimizer: Optimizer, device: str = "cpu") -> None:
     half = task.run(optimizer, first, until=DRAWS // 2)
     # A new object: a counter that is kept outside of the state is lost here, as it is in another process.
     copy: Any = dataclasses.replace(optimizer)  # type: ignore[type-var]
-    resumed = task.run(copy, task.oracle(recording.plan, ledger=first.ledger), _saved_and_loaded(half))
+    # As a checkpoint is: through bytes, by a reader that takes nothing but tensors.
+    (leaves, structure), file = pytree.tree_flatten(half), io.BytesIO()
+    torch.save(leaves, file)
+    file.seek(0)
+    loaded = pytree.tree_unflatten(torch.load(file, weights_only=True), structure)
+    resumed = task.run(copy, task.oracle(recording.plan, ledger=first.ledger), loaded)
     require_same(resumed, recording.final, "a run that was stopped ends elsewhere")
 
 
@@ -118,15 +123,6 @@ def _pure_step(optimizer: Optimizer, state: Any, oracle: Any) -> Any:
 def _generators() -> list[Any]:
     # Not the GPU's: asking for them would start a driver.
     return [torch.get_rng_state().tolist(), random.getstate(), pickle.dumps(np.random.get_state())]
-
-
-def _saved_and_loaded(state: Any) -> Any:
-    # As a checkpoint is: through bytes, by a reader that takes nothing but tensors.
-    leaves, structure = pytree.tree_flatten(state)
-    file = io.BytesIO()
-    torch.save(leaves, file)
-    file.seek(0)
-    return pytree.tree_unflatten(torch.load(file, weights_only=True), structure)
 
 
 def _candidates(optimizer: Any) -> list[Any]:

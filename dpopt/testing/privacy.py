@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import unittest
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -174,31 +174,25 @@ def _strict(oracle: Any) -> Any:
     @contextmanager
     def draw() -> Iterator[Any]:
         with oracle.draw() as batch:
-            yield _View("batch", _declared(Batch, batch))
+            yield _view("batch", batch, Batch)
 
-    return _View("oracle", _declared(Oracle, oracle) | {"draw": lambda: draw})
-
-
-def _declared(protocol: type, instance: Any) -> dict[str, Callable[[], Any]]:
-    names = [name for name in vars(protocol) if not name.startswith("_")]
-    return {name: lambda name=name: getattr(instance, name) for name in names}
+    return _view("oracle", oracle, Oracle, draw=draw)
 
 
-class _View:
-    __slots__ = ("_shown", "_what")
+def _view(what: str, instance: Any, protocol: type, **changed: Any) -> Any:
+    shown = {name for name in vars(protocol) if not name.startswith("_")}
 
-    def __init__(self, what: str, shown: Mapping[str, Callable[[], Any]]) -> None:
-        object.__setattr__(self, "_what", what)
-        object.__setattr__(self, "_shown", shown)
+    class View:
+        __slots__ = ()
 
-    def __getattribute__(self, name: str) -> Any:
-        shown = object.__getattribute__(self, "_shown")
-        if name not in shown:
-            raise AssertionError(f"`{object.__getattribute__(self, '_what')}.{name}` is not in the protocol")
-        return shown[name]()
+        def __getattribute__(self, name: str) -> Any:
+            assert name in shown, f"`{what}.{name}` is not in the protocol"
+            return changed[name] if name in changed else getattr(instance, name)
 
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AssertionError(f"`{object.__getattribute__(self, '_what')}.{name}` is set from outside")
+        def __setattr__(self, name: str, value: object) -> None:
+            raise AssertionError(f"`{what}.{name}` is set from outside")
+
+    return View()
 
 
 class Neighbours(Asking):

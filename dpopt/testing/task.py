@@ -36,7 +36,10 @@ class Recording(NamedTuple):
 
     def oracle(self, to: Callable[[Tensor], Tensor] = lambda value: value) -> ReplayOracle:
         """An oracle that hands out the releases again, each tensor put through `to`."""
-        releases = [[_converted(release, to) for release in draw] for draw in self.releases]
+        releases = [
+            [Release(to(each.value), to(each.std) if isinstance(each.std, Tensor) else each.std) for each in draw]
+            for draw in self.releases
+        ]
         return ReplayOracle(releases, self.plan, expected_batch=self.expected_batch)
 
     def replay(self, optimizer: Optimizer, to: Callable[[Tensor], Tensor] = lambda value: value) -> Any:
@@ -116,7 +119,10 @@ def pairs(state: Any, other: Any) -> list[tuple[Tensor, Tensor]]:
 def require_same(state: Any, expected: Any, complaint: str) -> None:
     """Raise `AssertionError` unless two states are equal bit for bit, leaf by leaf."""
     for number, (leaf, other) in enumerate(pairs(state, expected)):
-        assert torch.equal(leaf, other), f"{complaint}: leaf {number} of the state differs by {_distance(leaf, other)}"
+        if not torch.equal(leaf, other):
+            is_alike = leaf.shape == other.shape
+            off = f"{float((leaf.double() - other.double()).abs().max()):.3g}" if is_alike else f"shape {[*leaf.shape]}"
+            raise AssertionError(f"{complaint}: leaf {number} of the state differs by {off}")
 
 
 def require_near(end: Tensor, expected: Tensor, start: Tensor, tolerance: float, complaint: str) -> None:
@@ -126,11 +132,3 @@ def require_near(end: Tensor, expected: Tensor, start: Tensor, tolerance: float,
     way, off = float((expected - start).norm()), float((end - expected).norm())
     allowed = tolerance * way + rounding * float(expected.norm())
     assert off <= allowed, f"{complaint}: {off:.3g} apart after a way of {way:.3g}, {allowed:.3g} allowed"
-
-
-def _converted(release: Release, to: Callable[[Tensor], Tensor]) -> Release:
-    return Release(to(release.value), to(release.std) if isinstance(release.std, Tensor) else release.std)
-
-
-def _distance(a: Tensor, b: Tensor) -> str:
-    return f"{float((a.double() - b.double()).abs().max()):.3g}" if a.shape == b.shape else f"shape {list(a.shape)}"
