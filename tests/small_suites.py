@@ -17,6 +17,16 @@ batch_size: 800
 epochs: 2
 seeds: [0, 1]
 """
+QUICK = """
+defaults: [suite, _self_]
+workloads: [{name: synthetic_logreg, dim: 3}]
+epsilon: [4]
+accountant: rdp
+batch_size: 8000
+epochs: 2
+engine: inline
+"""
+"""The beginning of a suite whose cells take a moment: all of the records are in each draw."""
 SEARCHES = """
 defaults: [suite, _self_]
 workloads: [{name: synthetic_logreg, dim: 4}]

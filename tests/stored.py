@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -45,3 +46,15 @@ def rewrite(store, run_id, /, *, ledger=None, curve=None, **changes):
         run.curve if curve is None else curve,
     )
     store.write(store.folder(run_id, RUN), again.line())
+
+
+def in_child(work) -> int:
+    """How a child process ended that did `work`: 0, 1 after an exception, or minus the number of a signal."""
+    if (pid := os.fork()) == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from small_suites import QUICK
 
 from dpopt import configurations
 from dpopt.cells import identity
@@ -21,19 +22,7 @@ from dpopt.results.results import Results
 from dpopt.results.verify import verify
 from dpopt.store import Store
 
-SUITE = """
-defaults: [suite, _self_]
-workloads: [{name: synthetic_logreg, dim: 3}]
-optimizers: [dp_sgd, hyfreedp]
-settings:
-  dp_sgd: {grid: {lr: [0.1, 1.0]}}
-epsilon: [4]
-accountant: rdp
-batch_size: 8000
-epochs: 2
-seeds: [0]
-engine: inline
-"""
+SUITE = QUICK + "optimizers: [dp_sgd, hyfreedp]\nsettings: {dp_sgd: {grid: {lr: [0.1, 1.0]}}}\nseeds: [0]\n"
 EXPENSIVE = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}
 HARM = ["remove", "empty", "cut", "noise", "text", "list", "null", "number", "folder", "older", "swap"]
 

@@ -3,22 +3,12 @@
 import re
 
 import pytest
+from small_suites import QUICK
 
 from dpopt.cli import main
 from dpopt.store import Store
 
-SUITE = """
-defaults: [suite, _self_]
-workloads: [{name: synthetic_logreg, dim: 3}]
-optimizers: [dp_sgd]
-settings: {dp_sgd: {tuning: fixed}}
-epsilon: [4]
-accountant: rdp
-batch_size: 8000
-epochs: 2
-seeds: [0, 1, 2]
-engine: inline
-"""
+SUITE = QUICK + "optimizers: [dp_sgd]\nsettings: {dp_sgd: {tuning: fixed}}\nseeds: [0, 1, 2]\n"
 
 
 @pytest.fixture

@@ -75,10 +75,6 @@ def files(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def ids(results):
-    return set(results.cells["run_id"])
-
-
 def test_the_bound_that_was_trained_with_is_printed_and_a_run_is_charged_once(tmp_path):
     """Also where a manifest holds copies of what a cell says, as they were written once: they are not believed."""
     assert dpopt.run_suite(dpopt.load_suite(SMALL), tmp_path, progress=False).ran == 3

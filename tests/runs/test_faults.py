@@ -8,7 +8,7 @@ import signal
 import pytest
 import torch
 from small_suites import train_cell
-from stored import stable
+from stored import in_child, stable
 
 from dpopt import files, registry
 from dpopt.errors import ConfigError, Held
@@ -65,19 +65,6 @@ class Forgetful(Store):
     def save_checkpoint(self, run_id, content):
         if len(self.curve(run_id)) % 2:
             super().save_checkpoint(run_id, content)
-
-
-def in_child(work):
-    """How a child process ended that did `work`."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def ending(cell, store, monkeypatch):

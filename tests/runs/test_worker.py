@@ -6,6 +6,7 @@ import shutil
 import signal
 
 import pytest
+from stored import in_child
 
 from dpopt.errors import Held
 from dpopt.runs import stopping, worker
@@ -58,16 +59,6 @@ def told(suite, store, cells, **keys):
 
 def kinds(news):
     return [(each.kind, each.run_id) for each in news if each.kind != "waiting"]
-
-
-def in_child(act):
-    """How a child process ended that did `act`."""
-    if (pid := os.fork()) == 0:
-        try:
-            act()
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def die():

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from small_suites import QUICK
 
 from dpopt import files, load_suite, run_suite
 from dpopt.cli import main
@@ -16,20 +17,14 @@ from dpopt.results.results import Results, load_results
 from dpopt.results.verify import verify
 from dpopt.store import Store, manifests
 
-SUITE = """
-defaults: [suite, _self_]
-workloads: [{name: synthetic_logreg, dim: 3}]
+SUITE = (
+    QUICK
+    + """
 optimizers: [hyfreedp, twice, dp_sgd]
-settings:
-  dp_sgd: {grid: {lr: [0.1, 1.0]}}
-  twice: {name: hyfreedp}
-epsilon: [4]
-accountant: rdp
-batch_size: 8000
-epochs: 2
+settings: {dp_sgd: {grid: {lr: [0.1, 1.0]}}, twice: {name: hyfreedp}}
 seeds: [0]
-engine: inline
 """
+)
 
 
 @pytest.fixture(scope="module")
