@@ -158,18 +158,19 @@ def _run(overrides: Sequence[str], is_again: bool) -> int:
 
 
 def _explain(store: Store, suite: str, planned: list[Planned], failed: Mapping[str, str]) -> None:
-    from dpopt.results.report.page import Failure, failures
-
+    cells = {entry.cell.run_id: entry for entry in planned}
+    reasons: dict[str, tuple[str, list[str]]] = {}
     # One bad value fails every cell of a grid: each reason is printed once.
-    noted = {run_id for run_id in failed if store.state(run_id) == "failed"}
-    cells = {entry.cell.run_id: entry for entry in planned if entry.cell.run_id in noted}
-    places = {
-        run_id: (entry.label, entry.cell.workload["name"], entry.target, entry.cell.seed)
-        for run_id, entry in cells.items()
-    }
-    others = [Failure(reason, "", [run_id]) for run_id, reason in failed.items() if run_id not in places]
-    for reason, traceback, runs in [*failures(store, places), *others]:
-        lines = [*traceback.splitlines(), *runs[:SHOWN]]
+    for run_id, reason in failed.items():
+        place, end = run_id, ""
+        if run_id in cells and store.state(run_id) == "failed":
+            entry = cells[run_id]
+            place = f"{run_id}: {entry.label} on {entry.cell.workload['name']}, target ε = {entry.target:g}"
+            place = f"{place}, seed {entry.cell.seed}"
+            end = "\n".join(store.error(run_id)["traceback"].strip().splitlines()[-6:])  # which name place and reason
+        reasons.setdefault(reason, (end, []))[1].append(place)
+    for reason, (end, runs) in reasons.items():
+        lines = [*end.splitlines(), *runs[:SHOWN]]
         lines += [f"and {len(runs) - SHOWN} more"] if len(runs) > SHOWN else []
         complain("failed", reason)
         ERR.print("\n".join(f"  {line}" for line in lines))
