@@ -46,11 +46,11 @@ def measured(claims=EPSILON, probe_every=PROBE_EVERY):
     rows = []
     for rule, claimed, every in product(RULES, claims, probe_every):
         run = {"rate": BATCH_SIZE / EXAMPLES, "draws": DRAWS, "delta": DELTA, "accountant": ACCOUNTANT}
-        noise = hyfreedp_noise(rule=rule, epsilon=claimed, probe_every=every, **run)
+        gradient, losses, _ = hyfreedp_noise(rule=rule, epsilon=claimed, probe_every=every, **run)
         row = {"rule": rule, "epsilon_claimed": claimed, "probe_every": every}
-        row |= {"noise_gradient": noise.gradient, "noise_losses": noise.losses}
+        row |= {"noise_gradient": gradient, "noise_losses": losses}
         for batch in BATCHES:
-            spent = epsilon(ledger(noise.gradient, noise.losses, every, batch), DELTA, ACCOUNTANT)
+            spent = epsilon(ledger(gradient, losses, every, batch), DELTA, ACCOUNTANT)
             rows.append(row | {"batch": batch, "epsilon_true": spent})
     return pd.DataFrame(rows)
 

@@ -6,7 +6,7 @@ Liu and Bu, "Towards hyperparameter-free optimization with differential privacy"
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from dpopt import fields
 from dpopt.fields import Count, Inflation, Many, Positive
@@ -14,14 +14,6 @@ from dpopt.privacy.accountants import epsilon as spent
 from dpopt.privacy.calibration import solve_noise
 from dpopt.privacy.ledger import Draw, Ledger
 from dpopt.privacy.selection import repeated
-
-
-class PublishedNoise(NamedTuple):
-    """Noise multipliers as the paper sets them, and the epsilon that a run with them really spends."""
-
-    gradient: float
-    losses: float
-    true_epsilon: float
 
 
 @fields.checked
@@ -35,7 +27,7 @@ def hyfreedp_noise(
     probe_every: Count = 5,
     noise_inflation: Inflation = 1.01,
     accountant: str = "rdp",
-) -> PublishedNoise:
+) -> tuple[float, float, float]:
     """Noise for HyFreeDP by the paper's rules, which treat releases of one draw as if each had its own subsample.
 
     Args:
@@ -46,7 +38,7 @@ def hyfreedp_noise(
         noise_inflation: gamma of Eq. 10.
 
     Returns:
-        The noise multipliers and, as `true_epsilon`, what they cost when the releases of a draw are composed first.
+        The noise multipliers of gradients and losses, and the epsilon that they really spend.
 
     Raises:
         ConfigError: unknown rule, or a value out of range.
@@ -66,4 +58,4 @@ def hyfreedp_noise(
         losses = solve_noise(lambda noise: releases(3 * rounds, noise), left, delta, accountant)
     # The truth: a draw with probes is one Gaussian release of all four values.
     truth = releases(rounds, gradient, losses, losses, losses) + releases(draws - rounds, gradient)
-    return PublishedNoise(gradient, losses, spent(truth, delta, accountant))
+    return gradient, losses, spent(truth, delta, accountant)

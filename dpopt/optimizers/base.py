@@ -84,11 +84,7 @@ _DIRECTED = "two values: the direction, a tensor [d] as theta is, and the state,
 
 
 def directed(base: Direction, state: Any, gradient: Release) -> tuple[Vector, Any]:
-    """The result of `base.direction`, which is checked.
-
-    Raises:
-        ConfigError: it is something else.
-    """
+    """The result of `base.direction`; ConfigError if it is something else than a direction and a state."""
     result: Any = base.direction(state, gradient)
     is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Tensor)
     if not is_pair or result[0].shape != state.theta.shape or getattr(result[1], "_fields", ())[:1] != ("theta",):
@@ -103,15 +99,10 @@ def _undefined(optimizer: Direction, method: str, what: str) -> ConfigError:
 
 
 def require_base(base: Direction, owner: str, *, sees: Sequence[str] = ()) -> None:
-    """Refuse a base direction that decides what its owner decides.
+    """Refuse a base direction that decides what the class `owner` decides in its place.
 
-    Args:
-        base: the direction.
-        owner: name of the class that takes it.
-        sees: methods of `Direction` that the owner has in its place: "points", "observe" or both.
-
-    Raises:
-        ConfigError: `lr` or `clip` of `base` differs from its default, or it has a method of its own that `sees` names.
+    That is `lr` and `clip`, which have to be its defaults, and the methods of `Direction` that `sees` names: "points",
+    "observe" or both. Raises `ConfigError`.
     """
     plain = type(base)()
     for name in ("lr", "clip"):

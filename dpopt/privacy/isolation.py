@@ -47,10 +47,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass
 class _IsolatedState:
-    """The state of an isolated optimizer, `theta` and all, which stays in its process until somebody looks.
-
-    States have numbers from 1; only the latest can still be fetched.
-    """
+    """The state of an isolated optimizer, which stays in its process until somebody looks; `number` is from 1."""
 
     optimizer: Isolated
     number: int

@@ -146,11 +146,7 @@ def _least_share(optimizer: Optimizer, objective: Callable[[Vector], Tensor], st
 
 
 class OneType(TorchDispatchMode):
-    """Refuses operations that make a vector, of `dimension` numbers or more, of another floating type than `dtype`.
-
-    Raises:
-        AssertionError: within it; names the operation.
-    """
+    """Refuses operations that make a vector, of `dimension` numbers or more, of another floating type than `dtype`."""
 
     def __init__(self, dtype: torch.dtype, dimension: int) -> None:
         super().__init__()

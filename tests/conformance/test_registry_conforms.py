@@ -14,28 +14,20 @@ SHORT_FILTER = {"a": [1, -0.9], "b": [0.1]}
 VARIANTS = {
     "hyfreedp-five-fresh-probes": ("hyfreedp", {"probe_batch": "fresh", "probes": 5, "probe_every": 2}),
     "hyfreedp-literal-smoothed": ("hyfreedp", {"bound": "literal", "smoothing": 0.9}),
-    "hyfreedp-over-fiber": ("hyfreedp", {"base": "fiber"}),
     "hyfreedp-over-disk-over-dp_adambc": ("hyfreedp", {"base": {"name": "disk", "base": "dp_adambc"}}),
     "adadp-code": ("adadp", {"factor": "sqrt", "keep": "half", "error_scale": 10**0.5, "reject": True, "tau": None}),
     "fiber-exact": ("fiber", {"correction": "exact"}),
-    "fiber-unfiltered": ("fiber", {"correction": "unfiltered"}),
     "fiber-off-one-point": ("fiber", {"correction": "off", "kappa": 1.0}),
     "dp_sgd-automatic-momentum": ("dp_sgd", {"clip": "automatic", "momentum": 0.9}),
-    "dp_adam-normalized": ("dp_adam", {"clip": {"rule": "normalized", "bound": 0.1}}),
     "disk-over-momentum": ("disk", {"base": MOMENTUM}),
-    "disk-over-dp_adambc": ("disk", {"base": "dp_adambc", "kappa": 0.4}),
     "doppler-over-momentum": ("doppler", {"base": MOMENTUM, **SHORT_FILTER}),
-    "doppler-over-dp_adambc": ("doppler", {"base": "dp_adambc"}),
     "scheduled-inverse-time": ("scheduled", {"schedule": "inverse_time"}),
-    "scheduled-warm-linear": ("scheduled", {"schedule": "linear", "warmup": 0.25, "final": 0.1}),
-    "scheduled-over-doppler": ("scheduled", {"base": {"name": "doppler", **SHORT_FILTER}}),
     "search-over-momentum": ("hyfreedp_search_then_decay", {"base": MOMENTUM}),
     "search-in-most-draws": (
         "hyfreedp_search_then_decay",
         {"base": "scale_then_privatize", "lr": 1e-6, "probe_every": 1, "rounds": 8},
     ),
     "adaptive_clip-over-fiber": ("adaptive_clip", {"base": {"name": "fiber", "correction": "exact"}}),
-    "adaptive_clip-over-scale_then_privatize": ("adaptive_clip", {"base": "scale_then_privatize"}),
     "adadp_hybrid-third": ("adadp_hybrid", {"adaptive_epochs": 1.0, "factor": "sqrt", "keep": "half"}),
 }
 ISOLATED = "ends_the_same_when_isolated"

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from devices import Card, Imitated
-from torch import nn
+from devices import Card
 
 from imitation import ignore, imitated_cuda, values
 
@@ -159,25 +158,3 @@ def test_random_numbers_are_the_devices_own():
     assert all(map(torch.equal, values(first), values(again)))
     assert torch.equal(values(first[0]), values(third))
     assert torch.equal(host, torch.get_rng_state())
-
-
-def network(seed=0):
-    torch.manual_seed(seed)
-    convolutions = nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten()
-    return nn.Sequential(*convolutions, nn.Linear(36, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 3))
-
-
-def gradients(model, x, y):
-    loss = F.cross_entropy(model(x), y)
-    return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
-
-
-def test_a_backward_pass_gives_the_values_of_the_cpu():
-    x, y = torch.randn(5, 1, 8, 8), torch.randint(3, (5,))
-    expected = gradients(network(), x, y)
-    cuda = Imitated()
-    with cuda.there():
-        model, inputs = network().to("cuda"), (x.cuda(), y.cuda())
-        with cuda.never_waiting():
-            found = gradients(model, *inputs)
-    assert all(map(torch.equal, values(found), expected))

@@ -95,12 +95,10 @@ def test_on_noise_alone_the_start_stands(start):
     ("losses", "x"),
     [
         pytest.param([5.0, 5.0, 5.0], FAR, id="nothing to be seen"),
-        pytest.param([5.04, 5.0, 4.96], FAR, id="downhill"),
         pytest.param([4.9, 5.0, 5.1], 1 / FAR, id="uphill"),
         pytest.param([5.03, 5.0, 5.03], FAR, id="curved, within its noise"),
         pytest.param([6.0, 5.0, 6.0], 1, id="at the bottom"),
         pytest.param([6.05, 5.0, 6.0], 1 + FAR * 0.05 / 4.1, id="curved, downhill"),
-        pytest.param([6.0, 5.0, 7.0], 1 / FAR, id="the bottom is behind the start"),
     ],
 )
 def test_what_a_round_says_before_curvature_is_seen(losses, x):
@@ -113,7 +111,6 @@ def test_what_a_round_says_before_curvature_is_seen(losses, x):
         pytest.param([5.0, 5.0, 5.0], LARGEST, id="nothing to be seen"),
         pytest.param([4.9, 4.95, 5.0], 1 / LARGEST, id="uphill"),
         pytest.param([5.02, 5.0, 5.025], LARGEST, id="curved, within twice its noise"),
-        pytest.param([5.03, 5.0, 5.03], 1, id="at the bottom"),
         pytest.param([5.2, 5.0, 7.0], 1 - NEAR * 1.8 / 4.4, id="too far"),
     ],
 )
@@ -138,9 +135,8 @@ def test_saturated_losses_bring_eta_down_once_there_were_others():
 
 
 def test_eta_stays_a_positive_number():
-    for eta, losses, rounds in product(
-        (5e-324, 1e308), ([1.0, 2.0, 4.0], [4.0, 2.0, 1.0], [1.0, 1.0, 1.0]), (0.0, 3.0)
-    ):
+    shapes = [1.0, 2.0, 4.0], [4.0, 2.0, 1.0], [1.0, 1.0, 1.0]
+    for eta, losses, rounds in product((5e-324, 1e308), shapes, (0.0, 3.0)):
         assert 0 < float(read(losses, 1e-9, eta=eta, rounds=rounds)[1].eta) < math.inf
 
 

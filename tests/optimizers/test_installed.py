@@ -58,20 +58,17 @@ def test_a_suite_runs_nothing_of_the_results_beside_it(tmp_path):
     assert (tmp_path / "was_here").exists(), "Python itself would have run it"
 
 
-@pytest.mark.parametrize(
-    "name", ["evil.py", "schedulefree/__init__.py"], ids=["beside", "in place of an installed one"]
-)
-def test_nothing_is_imported_from_the_current_folder(tmp_path, monkeypatch, name):
-    module = name.partition(".")[0].partition("/")[0]
-    write(tmp_path / name)
-    for known in [known for known in sys.modules if known.partition(".")[0] == module]:
-        monkeypatch.delitem(sys.modules, known)
+def test_nothing_is_imported_from_the_current_folder(tmp_path, monkeypatch):
+    """Nor in place of an installed package."""
+    write(tmp_path / "schedulefree" / "__init__.py")
+    for module in [module for module in sys.modules if module.partition(".")[0] == "schedulefree"]:
+        monkeypatch.delitem(sys.modules, module)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
     with pytest.raises(ConfigError, match="is not installed"):
-        TorchOptim(f"{module}.X")
+        TorchOptim("schedulefree.X")
     assert not (tmp_path / "was_here").exists()
-    assert module not in sys.modules
+    assert "schedulefree" not in sys.modules
 
 
 @pytest.fixture
@@ -105,14 +102,6 @@ def test_installed_is_what_lies_in_site_packages_or_is_an_editable_projects_own(
     assert not (project / "my project" / "was_here").exists(), "nothing was imported to find out"
 
 
-def test_an_editable_project_has_its_packages_in_its_own_folder(project, monkeypatch):
-    write(project / "site-packages" / "my_project-1.dist-info" / "top_level.txt", "my_package stray")
-    write(project / "elsewhere" / "stray.py")
-    monkeypatch.syspath_prepend(project / "elsewhere")
-    with pytest.raises(ImportError, match=r"stray\.py is not installed"):
-        _installed.require("stray")
-
-
 def test_what_the_program_has_imported_is_at_hand(project, monkeypatch):
     write(project / "my project" / "own.py")
     monkeypatch.delitem(sys.modules, "own", raising=False)
@@ -124,13 +113,7 @@ def test_what_the_program_has_imported_is_at_hand(project, monkeypatch):
     monkeypatch.delitem(sys.modules, own.__name__)
 
 
-@pytest.mark.parametrize("path", ["Adam", "", "torch.optim.", "no_such_package.Adam"])
-def test_what_is_no_import_path_is_one_clear_error(path):
+@pytest.mark.parametrize("path", ["Adam", "", "torch.optim.", "no_such_package.Adam", "torch.nn.Linear", "os.system"])
+def test_what_is_no_path_of_an_optimizer_is_one_clear_error(path):
     with pytest.raises(ConfigError, match=r"TorchOptim\.optimizer"):
-        TorchOptim(path)
-
-
-@pytest.mark.parametrize("path", ["torch.nn.Linear", "os.system"])
-def test_what_is_no_optimizer_is_refused(path):
-    with pytest.raises(ConfigError, match=r"expected a subclass of torch\.optim\.Optimizer"):
         TorchOptim(path)

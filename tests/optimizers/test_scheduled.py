@@ -29,23 +29,6 @@ def torch_sizes(steps, make):
     return found
 
 
-@pytest.mark.parametrize("final", [0.0, 0.1])
-def test_cosine_is_torchs(final):
-    make = lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, T_max=T, eta_min=final * LR)  # noqa: E731
-    assert sizes(final=final) == pytest.approx(torch_sizes(T, make))
-
-
-@pytest.mark.parametrize("final", [0.0, 0.1, 1.5])
-def test_linear_is_torchs(final):
-    def make(optimizer):
-        # LinearLR refuses end factors above 1, LambdaLR takes any.
-        if final > 1:
-            return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1 + (final - 1) * t / T)
-        return torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, final, total_iters=T)
-
-    assert sizes(schedule="linear", final=final) == pytest.approx(torch_sizes(T, make))
-
-
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_warm_up_then_torchs_decay_over_what_is_left(schedule):
     found = sizes(schedule=schedule, warmup=0.2)
@@ -62,13 +45,12 @@ def test_inverse_time_is_the_decay_of_adadps_experiments():
     assert found == pytest.approx([LR] * 20 + [LR / 1.1] * 10 + [LR / 1.2] * 10)
 
 
-@pytest.mark.parametrize("draws", [1, 2, 7])
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "inverse_time"])
-@pytest.mark.parametrize("warmup", [0.0, 0.5, 0.99])
-def test_no_draw_is_spent_on_a_step_of_size_zero(draws, schedule, warmup):
-    found = sizes(draws, schedule=schedule, warmup=warmup)
-    assert len(found) == draws
-    assert all(0 < eta <= LR for eta in found)
+def test_no_draw_is_spent_on_a_step_of_size_zero(schedule):
+    for draws, warmup in ((1, 0.0), (2, 0.5), (7, 0.99)):
+        found = sizes(draws, schedule=schedule, warmup=warmup)
+        assert len(found) == draws
+        assert all(0 < eta <= LR for eta in found)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_the_numbers_are_the_same_bit_for_bit():
     assert found.eta == expected.eta
 
 
-AGAIN = ("garbage collector", "again", "detect", "saved tensors", "profiler", "module hook")
+AGAIN = ("again", "saved tensors", "profiler", "module hook")
 """Cheats that differ from others in how they would look at records, of which there are none in their process."""
 
 

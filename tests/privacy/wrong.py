@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import gc
 import inspect
 import sys
 from contextlib import contextmanager, nullcontext, suppress
@@ -97,13 +96,8 @@ def go_back(batch, oracle):
 
 STEALS = {
     "thief": lambda batch, oracle: batch._oracle._x.sum(),
-    "garbage collector": lambda batch, oracle: next(
-        each for each in gc.get_objects() if isinstance(each, DataOracle)
-    )._x.sum(),
     "stack": steal_from_the_stack,
     "again": go_back,
-    # Steals only where the run is longer than those of tests.
-    "detect": lambda batch, oracle: batch._oracle._x.sum() if oracle.draws_total > 12 else 0.0,
 }
 
 
