@@ -20,9 +20,8 @@ def mapping(file: Path | Traversable) -> dict[str, Any]:
     """The content of a YAML file that holds one mapping; nothing where it is empty.
 
     Raises:
-        ConfigError: the file is larger, longer or deeper than `LARGEST`, `MOST` and `DEEPEST`, not UTF-8, not YAML of
-            plain data, no mapping, repeats parts by aliases (a few lines of which stand for billions of values), or has
-            a number that is too large.
+        ConfigError: the file is larger, longer or deeper than `LARGEST`, `MOST` and `DEEPEST`, not UTF-8, no mapping of
+            plain data, has aliases (a few lines of which stand for billions of values), or a number that is too large.
     """
     try:
         content = files.content(file, LARGEST) if isinstance(file, Path) else file.read_bytes()

@@ -22,11 +22,8 @@ class Missing(ConfigError):
     """Data, weights or a package that a run needs and that are not on this machine.
 
     Args:
-        field, value, allowed: see `ConfigError`.
-        kind: "data", "weights" or "package".
-        name: of the data set, the model or the package.
-        hub: the hub's name for it where it is loaded from there when it is first needed; empty where nothing is asked,
-            so that no run can begin.
+        kind, name: "data", "weights" or "package", and its name.
+        hub: the hub's name for it where it is loaded from there when it is first needed; else empty: no run can begin.
     """
 
     def __init__(self, field: str, value: object, allowed: str, kind: str, name: str, hub: str = "") -> None:

@@ -84,26 +84,12 @@ _TINY_COLOUR = partial(_images, shape=(3, 8, 8))
 _TINY_MLP = (partial(mlp, 6, 5, 10), partial(_images, shape=(6,)))
 _TINY_CNN = (partial(models.two_conv, size=8), _TINY_COLOUR)
 _TINY_WRN = (partial(models.wide_resnet, depth=10, width=1), _TINY_COLOUR)
-_TINY_VIT = (
-    partial(
-        models.timm_model,
-        "vit_tiny_patch16_224",
-        img_size=32,
-        patch_size=16,
-        depth=1,
-        embed_dim=48,
-        num_heads=3,
-    ),
-    _COLOUR,
-)
+_SMALLEST = {"img_size": 32, "patch_size": 16, "depth": 1, "embed_dim": 48, "num_heads": 3}
+_TINY_VIT = (partial(models.timm_model, "vit_tiny_patch16_224", **_SMALLEST), _COLOUR)
 _TINY_GPT2 = (
     partial(models.gpt2, layers=1, width=32, heads=2, vocabulary=64, context=8),
     partial(_tokens, length=8, vocabulary=64),
 )
-
-
-def _vit(size: str) -> Callable[[], nn.Module]:
-    return partial(models.timm_model, f"vit_{size}_patch16_224")
 
 
 CASES = {
@@ -114,9 +100,17 @@ CASES = {
         Case("wrn", models.wide_resnet, _COLOUR, 16, _class_loss, _TINY_WRN),
         Case("vit", _VIT, _COLOUR, 32, _class_loss, _TINY_VIT),
         Case("gpt2", models.gpt2, _TEXT, 16, _token_loss, _TINY_GPT2),
-        Case("vit_tiny_224", _vit("tiny"), _PHOTO, 32, _class_loss, _TINY_VIT),
-        Case("vit_small_224", _vit("small"), _PHOTO, 32, _class_loss, _TINY_VIT),
-        Case("vit_base_224", _vit("base"), _PHOTO, 32, _class_loss, _TINY_VIT),
+        *(
+            Case(
+                f"vit_{size}_224",
+                partial(models.timm_model, f"vit_{size}_patch16_224"),
+                _PHOTO,
+                32,
+                _class_loss,
+                _TINY_VIT,
+            )
+            for size in ("tiny", "small", "base")
+        ),
         Case("gpt2_small", _GPT2_SMALL, partial(_tokens, length=128, vocabulary=50_257), 16, _token_loss, _TINY_GPT2),
     )
 }

@@ -1,9 +1,7 @@
 """Times and peak memory of contenders, measured side by side.
 
-Absolute times on a shared machine say little, so contenders take turns: in each round everyone makes one call, and what
-is reported is a ratio within one run. Each lives in a process of its own, idle while others have their turn: in one
-process they would share the C library's heap, where a step takes tens of thousands of page faults or none, depending on
-what others freed before and on how they set the allocator.
+Absolute times on a shared machine say little, so contenders take turns, and the ratio within one run is reported. Each
+lives in a process of its own, as in one process a step's page faults depend on what others have freed before.
 """
 
 from __future__ import annotations
@@ -29,8 +27,7 @@ WARM_UP = 2
 SLOW, SLOW_ROUNDS = 20, 3
 """A contender that takes this many times its baseline's time makes only this many rounds."""
 SHORT = 0.1
-"""A call that takes fewer seconds is made twice, and the second is timed: the first finds other processes' data in the
-processor's caches and its own threads asleep, which is not how a training loop finds them."""
+"""A call that takes fewer seconds is made twice and the second is timed: in a training loop, caches are warm."""
 REST = 0.02
 """Seconds of rest after a turn: OpenMP's threads spin for some milliseconds, on the next contender's cores."""
 _REPEATS = 3
@@ -50,7 +47,7 @@ class Measurement:
 
 
 class TimedContender:
-    """A contender at work, where it is called: after `warm_up` it can be asked `rounds` times for `seconds`."""
+    """A contender in its own process: after `warm_up` it can be asked `rounds` times for `seconds`."""
 
     _step: Step
 
@@ -68,7 +65,6 @@ class TimedContender:
             torch.cuda.empty_cache()
 
     def seconds(self) -> float:
-        """The time of one call."""
         gc.collect()  # now, or it comes within a step that is timed
         if self._device.type != "cuda":
             first = self._timed()
@@ -89,10 +85,9 @@ class TimedContender:
     def memory(self) -> int:
         """The most bytes that tensors hold at once in a second call, with all that setting up and the first left.
 
-        It comes last, because it frees what the timed calls held. On a GPU this is the caching allocator's own count.
-        On the CPU it is the sum over the events of torch's allocator, which the profiler notes from before the model is
-        made: exact, working memory inside of operators included. What NumPy allocates (the blocks in which CPU noise is
-        made, less than a megabyte) is not in it.
+        It comes last, because it frees what the timed calls held. On a GPU this is the caching allocator's own count,
+        on the CPU the sum over the events of torch's allocator, working memory inside of operators included. What NumPy
+        allocates (the blocks in which CPU noise is made, less than a megabyte) is not in it.
         """
         del self._step
         gc.collect()
@@ -164,11 +159,7 @@ def measure(
 
 
 def ratios(group: Sequence[Contender], results: dict[str, Measurement]) -> list[dict[str, Any]]:
-    """One row for each contender, as plain data.
-
-    `time_ratio` is the ratio of the medians, `time_ratio_low` and `time_ratio_high` are the quartiles of the ratios of
-    the single rounds; all are None where a contender or its baseline failed.
-    """
+    """One row for each contender: ratios of medians, quartiles of the single rounds' ratios; None where one failed."""
     rows = []
     for contender in group:
         result, baseline = results[contender.name], results[contender.baseline]

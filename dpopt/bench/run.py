@@ -48,11 +48,7 @@ class BenchKeys:
 
 
 def settings(overrides: Sequence[str] = ()) -> BenchKeys:
-    """The defaults with Hydra overrides such as `cases=[mlp]`.
-
-    Raises:
-        ConfigError: an unknown name, or a value that cannot be used.
-    """
+    """The defaults with Hydra overrides such as `cases=[mlp]`."""
     values = configurations.command("bench", overrides)
     names = {"cases": CASES, "subsets": SUBSETS, "engines": ENGINES, "optimizers": registry.optimizers()}
     chosen: dict[str, Any] = {key: _names(values, key, names) for key, names in names.items()}
@@ -66,11 +62,7 @@ def settings(overrides: Sequence[str] = ()) -> BenchKeys:
 
 
 def bench(chosen: BenchKeys, console: Console | None = None) -> dict[str, Any]:
-    """Measure everything that `chosen` names and return the record; `results/README.md` says what it holds.
-
-    Raises:
-        ConfigError: there is nothing to measure.
-    """
+    """Measure everything that `chosen` names and return the record; `results/README.md` says what it holds."""
     groups, skipped = _groups(chosen)
     rows: list[dict[str, Any]] = []
     started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()

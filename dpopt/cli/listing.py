@@ -53,21 +53,14 @@ def _optimizers() -> list[dict[str, str]]:
 
     rows = []
     for name, entry in registry.entries("optimizer").items():
-        grid = ", ".join(f"{name}: {len(values)} values" for name, values in entry.grid.items())
         try:
             counted = [f"{value:.3g}" for value in cost(registry.create(name))]
         except ConfigError:  # its package is an extra that is not installed
             counted = ["?"] * 3
-        rows.append(
-            {
-                "optimizer": name,
-                "family": entry.family,
-                "tuning": grid or "none",
-                **dict(zip(("draws/step", "gradients/draw", "releases/draw"), counted, strict=True)),
-                "what it does": entry.summary,
-                "reference": entry.reference,
-            }
-        )
+        row = {"optimizer": name, "family": entry.family}
+        row["tuning"] = ", ".join(f"{name}: {len(values)} values" for name, values in entry.grid.items()) or "none"
+        row |= dict(zip(("draws/step", "gradients/draw", "releases/draw"), counted, strict=True))
+        rows.append(row | {"what it does": entry.summary, "reference": entry.reference})
     return rows
 
 

@@ -212,7 +212,7 @@ def audit(overrides: Sequence[str]) -> int:
 def _measured(
     kind: str, needs: str, shown: ModuleType, results: Path, plots: Path, measure: Callable[[], dict[str, Any]]
 ) -> DataFrame:
-    """Measure, and keep the record as a measurement of a `kind` with its table and the figures that need its frame."""
+    """Measure, and keep the record with its table and the figures that need its frame."""
     from dpopt.results import figures
     from dpopt.store import Store
 

@@ -123,11 +123,10 @@ def class_weights(norms: Tensor, labels: Tensor, clip: float, classes: int) -> T
     """w_y(C) = mean of min(1, C / ||g_i||) over the examples of class y (Section 5, Figures 3 and 4). Not private.
 
     Args:
-        norms: L2 norms of the gradients before clipping, shape [n], as engines give them. A norm that is not finite
-            counts with weight 0: an engine leaves such an example out of its sum.
+        norms: L2 norms of the gradients before clipping, shape [n]. One that is not finite has weight 0, as an engine
+            leaves such an example out of its sum.
         labels: classes 0 ... classes - 1, shape [n].
-        clip: bound C > 0.
-        classes: number of classes.
+        clip, classes: bound C > 0, and the number of classes.
 
     Returns:
         float64, shape [classes]; NaN for a class without examples.

@@ -42,16 +42,7 @@ class MSE(NamedTuple):
 
 
 def mse(gradients: Tensor, clip: float, noise_multiplier: float) -> MSE:
-    """MSE(C) of the sum of `gradients`. Not private.
-
-    Args:
-        gradients: one a row, shape [n, d].
-        clip: bound C, from 0 to infinity.
-        noise_multiplier: sigma >= 0; the noise has standard deviation sigma C in each coordinate.
-
-    Raises:
-        ConfigError: a value out of range, or a gradient that is not finite.
-    """
+    """MSE(C) of the sum of `gradients`, at a bound C from 0 to infinity; else as `optimal_clip`. Not private."""
     fields.convert(clip, _Limit, "clip", {})
     norms = _norms(gradients, noise_multiplier)
     cut = torch.where(norms > clip, 1 - clip / norms, 0.0)  # the share of each gradient that clipping takes away
@@ -73,7 +64,7 @@ def optimal_clip(gradients: Tensor, noise_multiplier: float) -> tuple[float, MSE
 
     Args:
         gradients: one a row, shape [n, d]; of any type, worked on in float64.
-        noise_multiplier: sigma >= 0.
+        noise_multiplier: sigma >= 0; the noise has standard deviation sigma C in each coordinate.
 
     Raises:
         ConfigError: a value out of range, or a gradient that is not finite.
