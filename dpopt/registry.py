@@ -32,10 +32,8 @@ class Registered:
     """The content of a registered name's YAML file.
 
     Attributes:
-        name: the registered name.
         target: "module:Class" of a frozen dataclass.
-        summary: one line for tables.
-        reference: the paper.
+        summary, reference: one line for tables, and the paper.
         family: of an optimizer, one of `FAMILIES`.
         note: what a reader of its results should know, a sentence or two.
         fields: preset values of the class's fields.

@@ -81,17 +81,13 @@ def answer(words, capfd):
 REFUSED = [
     ("epsilon rate=0.1 rate=0.2 noise=1 draws=10 delta=1e-5", "rate: .* the key is given twice"),
     ("calibrate rate=0.1 draws=9 epsilon=1 delta=1e-5 fields.lr=1 +fields.lr=2", "fields.lr: .* given twice"),
-    ("table suite=odd results=a results=b", "results: .* given twice"),
     ("calibrate rate=1 draws=100 epsilon=0.01 delta=1e-10 accountant=rdp", "accountant=pld reaches it"),
     ("calibrate examples=1000 batch_size=10 epochs=1e-9 epsilon=1", "epochs: .* takes 0.01 epochs"),
     ("epsilon rate=0.1 noise=1 draws=1e30 delta=1e-5", "draws"),
     ("calibrate rate=0.1 draws=1e12 epsilon=1 delta=1e-5", "draws"),
-    ("calibrate examples=1000 batch_size=10 epochs=1e12 epsilon=1", "epochs"),
     ("calibrate rate=0.1 draws=10 epsilon=1 delta=1e-5 accountant=[rdp]", "accountant"),
     ("epsilon rate=0.1 noise=1e400 draws=10 delta=1e-5", "infinity is `inf`"),
-    ("plan suite=odd epochs=1e12", "epochs"),
     ("plan suite=odd optimizers=[dp_sgd,dp_sgd]", "repeated"),
-    ("verify results=", "results"),
 ]
 
 
@@ -266,12 +262,6 @@ def test_a_loss_that_teaches_nothing_is_told_and_noted(name):
     assert 0 < record["epsilon"] <= 4
 
 
-def test_records_that_teach_nothing_are_told_and_noted():
-    x, y = oddities.records()
-    with pytest.warns(UserWarning, match="none of 60 records that were looked at has a finite loss"):
-        assert fit(train=(x, y), transform=lambda x: x * math.nan).record["status"] == "no_signal"
-
-
 def test_one_record_that_teaches_is_enough():
     """It is among the few that are looked at, but not among the first of them."""
     x, y = oddities.records()
@@ -283,12 +273,12 @@ def test_one_record_that_teaches_is_enough():
     assert record["status"] == "done"
 
 
-def test_parameters_that_have_not_moved_are_noted():
-    assert fit(optimizer=dpopt.create("dp_sgd", lr=1e-30)).record["status"] == "no_signal"
-
-
-def test_a_start_without_gradients_is_no_problem():
+def test_what_learns_is_told_from_what_does_not():
     """At zero weights of two layers no gradient shows what there is to learn; beside them it does."""
+    x, y = oddities.records()
+    with pytest.warns(UserWarning, match="none of 60 records that were looked at has a finite loss"):
+        assert fit(train=(x, y), transform=lambda x: x * math.nan).record["status"] == "no_signal"
+    assert fit(optimizer=dpopt.create("dp_sgd", lr=1e-30)).record["status"] == "no_signal"
     model = torch.nn.Sequential(torch.nn.Linear(4, 3, bias=False), torch.nn.Linear(3, 2, bias=False))
     for parameter in model.parameters():
         torch.nn.init.zeros_(parameter)

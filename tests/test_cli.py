@@ -111,18 +111,12 @@ SMALL = [
 
 def test_a_suite_from_plan_to_figures(tmp_path, monkeypatch, capsys):
     here = f"results={tmp_path / 'results'}"
-    assert main(["plan", *SMALL, here]) == 0
-    assert "3 distinct cells" in capsys.readouterr().out
-    assert main(["run", *SMALL, here]) == 0
-    assert "3 cells run" in capsys.readouterr().err
-    assert main(["run", *SMALL, here]) == 0
-    assert "0 cells run, 3 were done" in capsys.readouterr().err
-    assert main(["status", "suite=quickstart", here]) == 0
-    assert "3 done" in capsys.readouterr().out
-    assert main(["table", "suite=quickstart", here]) == 0
-    printed = capsys.readouterr().out
-    assert "dp_sgd" in printed
-    assert "ε with tuning" in printed
+    told = {"plan": "3 distinct cells", "run": "3 cells run", "retry": "0 cells run, 3 were done"}
+    told |= {"status": "3 done", "table": "ε with tuning"}
+    for command, text in told.items():
+        keys = SMALL if command in ("plan", "run", "retry") else SMALL[:1]
+        assert main([command, *keys, here]) == 0
+        assert text in "".join(capsys.readouterr())
     figures = tmp_path / "plots"
     figures.mkdir()
     for name in ("accuracy_vs_epsilon", "learning_rate", "audit"):
@@ -204,16 +198,14 @@ def test_no_last_run_follows_from_a_search_that_failed(searches, capsys):
     from dpopt.store import Store
 
     arguments, cells = searches
-    noted([*arguments, "optimizers=[linear]", "seeds=[0,1]"])
+    arguments += ["optimizers=[linear]", "seeds=[0,1]"]
+    noted(arguments)
     lost = next(cell for cell in cells() if cell["cell"]["seed"] == 0)
-    store = Store(Path(arguments[1].partition("=")[2]))
-    store.fail(lost["run_id"], "ValueError: no luck")
-    assert main(["run", *arguments, "optimizers=[linear]", "seeds=[0,1]"]) == 1
-    assert "4 cells run, 0 were done, 1 failed" in capsys.readouterr().err
-    assert [cell["cell"]["seed"] for cell in cells() if cell["stage"] == "final"] == [1]
-    assert main(["retry", *arguments, "optimizers=[linear]", "seeds=[0,1]"]) == 0
-    assert "2 cells run, 4 were done, 0 failed" in capsys.readouterr().err
-    assert {cell["cell"]["seed"] for cell in cells() if cell["stage"] == "final"} == {0, 1}
+    Store(Path(arguments[1].partition("=")[2])).fail(lost["run_id"], "ValueError: no luck")
+    for command, code, told, seeds in (("run", 1, "4 cells run, 0", [1]), ("retry", 0, "2 cells run, 4", [0, 1])):
+        assert main([command, *arguments]) == code
+        assert told in capsys.readouterr().err
+        assert sorted(cell["cell"]["seed"] for cell in cells() if cell["stage"] == "final") == seeds
 
 
 def test_a_run_of_a_search_that_has_was_cut_short_is_damaged(searches, capsys):

@@ -5,7 +5,6 @@ import os
 
 import pytest
 
-from dpopt import configurations
 from dpopt.cli import main
 from dpopt.errors import ConfigError
 from dpopt.store import Store
@@ -60,11 +59,6 @@ def test_nor_does_an_override(written, override, tmp_path, capsys):
     assert "takes nothing from its surroundings" in " ".join(said.err.split())
     assert SECRET not in said.out + said.err
     assert not list(tmp_path.rglob("suite.json"))
-
-
-def test_nor_does_a_command_of_its_own_keys():
-    with pytest.raises(ConfigError, match="takes nothing from its surroundings"):
-        configurations.command("bench", ["rounds=${oc.env:SECRET}"])
 
 
 def test_what_a_suite_has_to_say_is_named(tmp_path):

@@ -161,7 +161,7 @@ def test_nothing_is_overwritten(tree, capsys):
     assert mine.read_text() == "mine"
 
 
-@pytest.mark.parametrize("arguments", [["optimizer", "smooth"], ["suite", "mine"], ["data", "mine", "from=mine.csv"]])
+@pytest.mark.parametrize("arguments", [["optimizer", "smooth"], ["data", "mine", "from=mine.csv"]])
 def test_where_nothing_can_be_written_is_one_error(arguments, folder, monkeypatch, capsys):
     def refuse(*_):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))

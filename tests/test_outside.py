@@ -41,17 +41,9 @@ class Short(Query):
     kind: ClassVar[str] = "short"
     follows: ClassVar[str | None] = "gradient"
 
-    @property
-    def releases(self) -> int:
-        return 1
-
-    @property
-    def sensitivity(self) -> float:
-        return 0.5
-
-    @property
-    def centre(self) -> float:
-        return 0.5
+    releases: ClassVar[int] = 1
+    sensitivity: ClassVar[float] = 0.5
+    centre: ClassVar[float] = 0.5
 
     def contribution(self, record):
         return (record.norm < 1).double().unsqueeze(0) - 0.5

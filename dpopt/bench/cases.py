@@ -92,6 +92,10 @@ _TINY_GPT2 = (
 )
 
 
+def _vit(size: str) -> Callable[[], nn.Module]:
+    return partial(models.timm_model, f"vit_{size}_patch16_224")
+
+
 CASES = {
     case.name: case
     for case in (
@@ -100,17 +104,7 @@ CASES = {
         Case("wrn", models.wide_resnet, _COLOUR, 16, _class_loss, _TINY_WRN),
         Case("vit", _VIT, _COLOUR, 32, _class_loss, _TINY_VIT),
         Case("gpt2", models.gpt2, _TEXT, 16, _token_loss, _TINY_GPT2),
-        *(
-            Case(
-                f"vit_{size}_224",
-                partial(models.timm_model, f"vit_{size}_patch16_224"),
-                _PHOTO,
-                32,
-                _class_loss,
-                _TINY_VIT,
-            )
-            for size in ("tiny", "small", "base")
-        ),
+        *(Case(f"vit_{s}_224", _vit(s), _PHOTO, 32, _class_loss, _TINY_VIT) for s in ("tiny", "small", "base")),
         Case("gpt2_small", _GPT2_SMALL, partial(_tokens, length=128, vocabulary=50_257), 16, _token_loss, _TINY_GPT2),
     )
 }

@@ -46,17 +46,14 @@ def offers(prefix: str, before: Sequence[str], command: Command) -> list[str]:
     return [f"{key}={begun}{name}{end}" for name in names if name not in taken for end in (",", "]")]
 
 
-def _suites(before: Sequence[str]) -> Iterable[str]:
+def _suites(before: Sequence[str]) -> Mapping[str, Path]:
     from dpopt.suites.suite import suite_files
 
     return suite_files()
 
 
 def _rows(before: Sequence[str]) -> Iterable[str]:
-    from dpopt.suites.suite import suite_files
-
-    suite = next((argument.partition("=")[2] for argument in before if argument.startswith("suite=")), "")
-    file = suite_files().get(suite)
+    file = _suites(before).get(next((word[6:] for word in before if word.startswith("suite=")), ""))
     settings: Iterable[str] = ()
     with suppress(ConfigError):  # a suite whose file is wrong still completes the names of optimizers
         settings = documents.mapping(file).get("settings") or () if file else ()

@@ -46,21 +46,17 @@ WITHOUT |= {(name, subset) for name in ("mlp", "cnn") for subset in ("film", "lo
 MIXING = Case("mixing", lambda: nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)), TINY.data, 8, class_loss)
 
 
-def build(work, *arguments):
-    """A contender's `build`, of a function that does the work and can be sent to another process."""
-    return partial(_steps, work, arguments)
+def note(file, name, calls):
+    """A contender that notes its calls; b dies in its second round, a has no memory to measure."""
+    return partial(_note, file, name)
 
 
-def _steps(work, arguments, calls):
-    return partial(work, *arguments)
-
-
-def note(file, name):
+def _note(file, name):
     bench_measure.SHORT = math.inf  # in the contender's own process: no pause of a busy machine makes a call long
     with file.open("a") as lines:
         lines.write(f"{name} {os.getpid()} {torch.get_num_threads()}\n")
     if name == "b" and file.read_text().count("b ") == WARM_UP + 2 * 2:
-        os._exit(3)  # in its second round
+        os._exit(3)
     if name == "a" and file.read_text().count("a ") > WARM_UP + 3 * 2:
         raise ZeroDivisionError("no memory to measure")
 
@@ -102,7 +98,7 @@ def test_memory_is_the_peak_of_live_bytes():
 @pytest.mark.slow
 def test_contenders_take_turns_each_in_a_process_of_its_own(tmp_path):
     log = tmp_path / "log"
-    group = [Contender(name, build(note, log, name), "a") for name in "ab"]
+    group = [Contender(name, partial(note, log, name), "a") for name in "ab"]
     rows = measure(group, 3, CPU)
     calls, processes, threads = zip(*map(str.split, log.read_text().splitlines()), strict=True)
     warm_up, rounds, rest = ["a"] * WARM_UP + ["b"] * WARM_UP, ["a", "a", "b", "b"] * 2, ["a", "a", "a"]
@@ -184,7 +180,7 @@ def test_a_short_call_is_made_twice_and_the_second_is_timed(monkeypatch):
 
 
 def test_ratios_are_of_medians_within_the_run():
-    group = [Contender("a", lambda n: print, "a"), Contender("b", lambda n: print, "a", draws=2)]
+    group = [Contender("a", print, "a"), Contender("b", print, "a", draws=2)]
     results = {"a": Measurement([1.0, 2.0, 9.0], 100), "b": Measurement([2.0, 6.0, 9.0], 250)}
     a, b = ratios(group, results)
     assert (a["time_ratio"], a["memory_ratio"]) == (1, 1)
