@@ -29,12 +29,9 @@ def test_a_pool_without_validation_records_is_not_copied(monkeypatch):
     assert [len(part.x) for part in splits[:2]] == [workload.pool, 0]
 
 
-def test_digits_counts():
+def test_digits_are_all_there_with_pixels_up_to_one():
     splits = registry.create_workload("digits_mlp").splits(0)
     assert [len(part.x) for part in splits] == [1257, 180, 360]
-    assert torch.bincount(torch.cat([part.y for part in splits])).tolist() == [
-        178, 182, 177, 183, 181, 182, 181, 179, 174, 180,
-    ]  # fmt: skip
     assert 0 <= float(splits.train.x.min()) <= float(splits.train.x.max()) == 1
 
 

@@ -21,23 +21,10 @@ from dpopt.fields import cache_root, data_root
 from dpopt.workloads import cache
 from dpopt.workloads.base import Split
 from dpopt.workloads.data import records
-from dpopt.workloads.data.catalogue import Column, Entry, SplitEntry, entry, names, pinned
+from dpopt.workloads.data.catalogue import Entry, entry, names, pinned
 from dpopt.workloads.data.source import Source, absent, identity, open_source, read_column
 
-__all__ = [
-    "Column",
-    "Entry",
-    "SplitEntry",
-    "checkpoint",
-    "entry",
-    "fingerprint",
-    "images",
-    "missing",
-    "names",
-    "pinned",
-    "table",
-    "texts",
-]
+__all__ = ["Entry", "checkpoint", "entry", "fingerprint", "images", "missing", "names", "pinned", "table", "texts"]
 
 
 def missing(name: str) -> list[Missing]:
