@@ -39,9 +39,6 @@ def hyfreedp_noise(
 
     Returns:
         The noise multipliers of gradients and losses, and the epsilon that they really spend.
-
-    Raises:
-        ConfigError: unknown rule, or a value out of range.
     """
     rounds = math.ceil(draws / probe_every)
 

@@ -46,19 +46,16 @@ def forbidden_imports(module: str) -> list[str]:
         names = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
         forbidden += [f"{name}: {builtin}" for builtin in names & _BUILTINS]
         for imported in imports(source, sys.modules[name].__package__ or ""):
-            sibling = _sibling(imported, name)
-            if sibling:  # a helper of the same package: what it imports counts too
+            root, _, inner = imported.partition(".")
+            if root == "dpopt":
+                is_allowed = any(f"{inner}.".startswith(f"{allowed}.") for allowed in MAY_USE_OF_DPOPT)
+            else:
+                is_allowed = root in MAY_USE | _MAY_USE_MORE.get(name, set())
+            if sibling := _sibling(imported, name):  # a helper of the same package: what it imports counts too
                 pending.append(sibling)
-            elif not _is_allowed(imported, name):
+            elif not is_allowed:
                 forbidden.append(f"{name}: {imported}")
     return sorted(forbidden)
-
-
-def _is_allowed(name: str, module: str) -> bool:
-    root, _, inner = name.partition(".")
-    if root == "dpopt":
-        return any(f"{inner}.".startswith(f"{allowed}.") for allowed in MAY_USE_OF_DPOPT)
-    return root in MAY_USE | _MAY_USE_MORE.get(module, set())
 
 
 def _sibling(imported: str, module: str) -> str | None:

@@ -70,7 +70,13 @@ def resumes_bit_for_bit(optimizer: Optimizer, device: str = "cpu") -> None:
 
 def works_without_noise(optimizer: Optimizer) -> None:
     """Each of four functions falls to a tenth in 120 draws, at some learning rate unless it is parameter-free."""
-    candidates = _candidates(optimizer)
+    # A method that claims to need no learning rate has to work as it is.
+    is_free = any(
+        entry.family == "parameter-free" and registry.create(entry.name) == optimizer for entry in entries_of(optimizer)
+    )
+    made: Any = optimizer
+    is_fixed = is_free or not hasattr(made, "lr")
+    candidates = [made] if is_fixed else [dataclasses.replace(made, lr=factor * made.lr) for factor in _FACTORS]
     for name, (objective, dimension) in _TARGETS.items():
         least = math.inf
         for candidate in candidates:
@@ -123,16 +129,6 @@ def _pure_step(optimizer: Optimizer, state: Any, oracle: Any) -> Any:
 def _generators() -> list[Any]:
     # Not the GPU's: asking for them would start a driver.
     return [torch.get_rng_state().tolist(), random.getstate(), pickle.dumps(np.random.get_state())]
-
-
-def _candidates(optimizer: Any) -> list[Any]:
-    # A method that claims to need no learning rate has to work as it is.
-    is_free = any(
-        entry.family == "parameter-free" and registry.create(entry.name) == optimizer for entry in entries_of(optimizer)
-    )
-    if is_free or not hasattr(optimizer, "lr"):
-        return [optimizer]
-    return [dataclasses.replace(optimizer, lr=factor * optimizer.lr) for factor in _FACTORS]
 
 
 def _least_share(optimizer: Optimizer, objective: Callable[[Vector], Tensor], start: Vector) -> float:

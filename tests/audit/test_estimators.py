@@ -89,15 +89,6 @@ def test_bounds_are_tight_for_many_scores():
     assert 0.8 * truth < one_run_fdp(*scores, delta=1e-6, guesses=1000) <= truth
 
 
-def test_clopper_pearson_of_perfect_scores():
-    """No error in n runs: rates below 1 - (alpha / 2)^(1 / n) either way."""
-    limit = 1 - 0.025 ** (1 / 50)
-    bound = clopper_pearson(np.ones(100), np.zeros(100), delta=1e-5)
-    assert bound == pytest.approx(math.log((1 - limit - 1e-5) / limit))
-    stated = clopper_pearson(np.ones(50), np.zeros(50), delta=1e-5, threshold=0.5)
-    assert stated == pytest.approx(bound)
-
-
 def test_clopper_pearson_against_scipy():
     random = np.random.default_rng(3)
     inside, outside = random.normal(1, 1, 70), random.normal(0, 1, 90)

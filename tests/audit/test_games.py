@@ -78,10 +78,10 @@ def test_a_simulation_is_what_the_ledger_says(rate):
 
 def test_too_little_noise_is_flagged_and_enough_is_not():
     plan = plan_of(DPSGD(), rate=1.0, draws=1, epsilon=1.0)
-    assert clopper_pearson(*worst_case(DPSGD(), plan, trials=1000), delta=1e-3) <= 1.0
+    assert clopper_pearson(*worst_case(DPSGD(), plan, trials=600), delta=1e-3) <= 1.0
     little = {"gradient": plan.noise["gradient"] / 3}
     weak = replace(plan, noise=little, ledger=Ledger([Draw(1.0, tuple(little.values()))]))
-    assert clopper_pearson(*worst_case(DPSGD(), weak, trials=1000), delta=1e-3) > 1.0
+    assert clopper_pearson(*worst_case(DPSGD(), weak, trials=600), delta=1e-3) > 1.0
 
 
 def test_what_cannot_be_played():

@@ -92,30 +92,21 @@ def test_on_noise_alone_the_start_stands(start):
 
 
 @pytest.mark.parametrize(
-    ("losses", "x"),
-    [
-        pytest.param([5.0, 5.0, 5.0], FAR, id="nothing to be seen"),
-        pytest.param([4.9, 5.0, 5.1], 1 / FAR, id="uphill"),
-        pytest.param([5.03, 5.0, 5.03], FAR, id="curved, within its noise"),
-        pytest.param([6.0, 5.0, 6.0], 1, id="at the bottom"),
-        pytest.param([6.05, 5.0, 6.0], 1 + FAR * 0.05 / 4.1, id="curved, downhill"),
+    ("rounds", "losses", "x"),
+    [  # 0: before curvature is seen, 1: in the first round after that
+        pytest.param(0, [5.0, 5.0, 5.0], FAR, id="nothing to be seen"),
+        pytest.param(0, [4.9, 5.0, 5.1], 1 / FAR, id="uphill"),
+        pytest.param(0, [5.03, 5.0, 5.03], FAR, id="curved, within its noise"),
+        pytest.param(0, [6.0, 5.0, 6.0], 1, id="at the bottom"),
+        pytest.param(0, [6.05, 5.0, 6.0], 1 + FAR * 0.05 / 4.1, id="curved, downhill"),
+        pytest.param(1, [5.0, 5.0, 5.0], LARGEST, id="nothing more to be seen"),
+        pytest.param(1, [4.9, 4.95, 5.0], 1 / LARGEST, id="uphill now"),
+        pytest.param(1, [5.02, 5.0, 5.025], LARGEST, id="curved, within twice its noise"),
+        pytest.param(1, [5.2, 5.0, 7.0], 1 - NEAR * 1.8 / 4.4, id="too far"),
     ],
 )
-def test_what_a_round_says_before_curvature_is_seen(losses, x):
-    assert read(losses)[0] == pytest.approx(x)
-
-
-@pytest.mark.parametrize(
-    ("losses", "x"),
-    [
-        pytest.param([5.0, 5.0, 5.0], LARGEST, id="nothing to be seen"),
-        pytest.param([4.9, 4.95, 5.0], 1 / LARGEST, id="uphill"),
-        pytest.param([5.02, 5.0, 5.025], LARGEST, id="curved, within twice its noise"),
-        pytest.param([5.2, 5.0, 7.0], 1 - NEAR * 1.8 / 4.4, id="too far"),
-    ],
-)
-def test_what_the_first_round_after_that_says(losses, x):
-    assert read(losses, rounds=1.0)[0] == pytest.approx(x)
+def test_what_a_round_says(rounds, losses, x):
+    assert read(losses, rounds=float(rounds))[0] == pytest.approx(x)
 
 
 def test_the_bound_of_losses_at_most_halves():

@@ -129,7 +129,8 @@ def test_cached_noise_belongs_to_its_rule(tmp_path, monkeypatch):
     assert noises() == found
 
 
-def test_composition_is_runs_one_after_the_other():
+def test_what_rules_charge():
+    """Composition is of runs one after the other."""
     ledger, several = Ledger([Draw(0.1, (2.0,)), Draw(0.1, (2.0, 9.0)), Draw(0.1, (2.0,))]), Ledger()
     for _ in range(4):
         several = several + ledger
@@ -137,8 +138,6 @@ def test_composition_is_runs_one_after_the_other():
         assert Composed(4).epsilon(ledger, DELTA, accountant) == epsilon(several, DELTA, accountant)
     assert repeated(ledger, 4).counts() == several.counts()
 
-
-def test_what_rules_charge():
     ledger = run(2.0, 20)
     alone = epsilon(ledger, DELTA, "rdp")
     assert Simulated(0.8).epsilon(ledger, DELTA, "rdp") == pytest.approx(alone / 0.8)
@@ -164,9 +163,8 @@ def test_the_scores_of_a_fixed_number_of_runs_against_a_closed_form():
 
 
 def test_no_score_is_noised_that_is_not_released():
-    for rule in (Simulated(), After(SPENT)):
-        assert score_noise(rule, 3.0, DELTA, "rdp") == 0
-    assert score_noise(Composed(4), math.inf, DELTA, "rdp") == 0
+    for rule, target in ((Simulated(), 3.0), (After(SPENT), 3.0), (Composed(4), math.inf)):
+        assert score_noise(rule, target, DELTA, "rdp") == 0
 
 
 LAWS = {

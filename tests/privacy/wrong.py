@@ -329,11 +329,6 @@ class PeekCopy(Honest):
         return state._replace(theta=state.theta - self.lr * (second.value - first.value))
 
 
-def clipped_by(rule):
-    """DP-SGD with a clip rule of its own."""
-    return DPSGD(0.1, clip=rule)
-
-
 @dataclass(frozen=True)
 class Idle(DPSGD):
     """Asks for nothing from the third draw on, where there are values; a trace does not show it."""
@@ -344,8 +339,8 @@ class Idle(DPSGD):
 
 
 MISTAKES = {
-    "max": clipped_by(MaxClip()),
-    "position": clipped_by(OddClip()),
+    "max": DPSGD(0.1, clip=MaxClip()),
+    "position": DPSGD(0.1, clip=OddClip()),
     "count": Count(),
 }
 """Mistakes that people make."""

@@ -9,7 +9,6 @@ from twins import (
     adadp,
     adadp_equilibrium,
     adadp_hybrid,
-    adam,
     adambc,
     disk,
     doppler,
@@ -17,7 +16,6 @@ from twins import (
     hyfreedp,
     hyfreedp_search_then_decay,
     scheduled,
-    sgd,
 )
 
 import dpopt
@@ -84,20 +82,6 @@ def check(name, fields, twin, more=None, draws=2 * STEPS):
     assert not np.allclose(theta, START, atol=1e-4)
     if etas:
         np.testing.assert_allclose([float(state.eta) for state in states], etas, rtol=1e-6)
-
-
-@pytest.mark.parametrize("fields", [{"lr": 0.1}, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.02}])
-def test_dp_sgd(fields):
-    check("dp_sgd", fields, sgd)
-
-
-@pytest.mark.parametrize("fields", [{"lr": 0.05}, {"lr": 0.05, "betas": (0.5, 0.9), "eps": 1e-3}])
-def test_dp_adam(fields):
-    check("dp_adam", fields, adam)
-
-
-def test_dp_adamw():
-    check("dp_adamw", {"lr": 0.05, "weight_decay": 0.1}, adam)
 
 
 @pytest.mark.parametrize("correction", ["asymptotic", "exact", "unfiltered", "off"])

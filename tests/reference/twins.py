@@ -15,20 +15,6 @@ def sgd(ask, theta, steps, lr, momentum=0.0, weight_decay=0.0):
     return theta
 
 
-def adam(ask, theta, steps, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0):
-    m, v = [0.0] * len(theta), [0.0] * len(theta)
-    for t in range(1, steps + 1):
-        g = ask.gradient([(1.0, theta)])
-        for i, gi in enumerate(g):
-            m[i] = betas[0] * m[i] + (1 - betas[0]) * gi
-            v[i] = betas[1] * v[i] + (1 - betas[1]) * gi * gi
-        theta = [
-            (1 - lr * weight_decay) * ti - lr * (mi / (1 - betas[0] ** t)) / (math.sqrt(vi / (1 - betas[1] ** t)) + eps)
-            for ti, mi, vi in zip(theta, m, v, strict=True)
-        ]
-    return theta
-
-
 def fiber(ask, theta, steps, lr, kappa=0.7, gamma=0.5, omega=0.3, betas=(0.9, 0.999), eps=1e-8, eps_v=1e-6,
           weight_decay=0.0, correction="asymptotic"):  # fmt: skip
     n = len(theta)
@@ -94,17 +80,10 @@ def adadp(ask, theta, steps, lr=0.1, tau=1.0, factor="linear", keep="full", reje
 def hyfreedp(ask, theta, steps, lr=1e-4, probe_every=5, bound="conservative", smoothing=0.0, lr_scale=0.01,
              betas=(0.9, 0.999), eps=1e-8):  # fmt: skip
     """Over AdamW with weight decay 0.01, three probes."""
-    n, eta, r_l = len(theta), lr, 1.0
-    m, v = [0.0] * n, [0.0] * n
-    etas = []
+    eta, r_l, etas, rule = lr, 1.0, [], adam_rule(len(theta), betas, eps)
     for t in range(steps):
-        g = ask.gradient([(1.0, theta)])
-        direction = []
-        for i in range(n):
-            m[i] = betas[0] * m[i] + (1 - betas[0]) * g[i]
-            v[i] = betas[1] * v[i] + (1 - betas[1]) * g[i] ** 2
-            adam_step = m[i] / (1 - betas[0] ** (t + 1)) / (math.sqrt(v[i] / (1 - betas[1] ** (t + 1))) + eps)
-            direction.append(adam_step + lr_scale * theta[i])
+        adam_step = rule(t, ask.gradient([(1.0, theta)]), 0.0)
+        direction = [d + lr_scale * ti for d, ti in zip(adam_step, theta, strict=True)]
         if t % probe_every == 0:
             minus = [ti - eta * d for ti, d in zip(theta, direction, strict=True)]
             plus = [ti + eta * d for ti, d in zip(theta, direction, strict=True)]
