@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from dpopt import files
 from dpopt.errors import ConfigError
@@ -31,16 +31,6 @@ _MEMORY = 2**28
 _MOST = 5_000
 """Entries of a part, so that one is a few megabytes."""
 _Entries = dict[tuple[str, str], dict[str, Any]]
-
-
-class _Part(NamedTuple):
-    """A part; sorts by its number. Those of older versions name neither their suite nor other parts."""
-
-    number: int
-    name: str
-    cells: list[dict[str, Any]]
-    suite: str | None
-    beside: list[str]  # names of parts that were there; of those only the ones that no other part names
 
 
 def about(folder: Path) -> dict[str, Any]:
@@ -61,11 +51,11 @@ def extend(folder: Path, manifest: Mapping[str, Any], archived: Iterable[dict[st
     raises `ConfigError` where a part cannot be read.
     """
     parts = _parts(folder)
-    present = by_place(*archived, *(entry for part in parts for entry in part.cells))
-    number, before = parts[-1].number if parts else 0, len(present)
+    present = by_place(*archived, *(entry for part in parts for entry in part["cells"]))
+    number, before = parts[-1]["number"] if parts else 0, len(present)
     places = ((present.get(_place(entry)), entry) for entry in manifest["cells"])
     new = [entry for there, entry in places if there is None or _later(there, entry) != there]
-    beside = sorted({part.name for part in parts} - {name for part in parts for name in part.beside})
+    beside = sorted({part["name"] for part in parts} - {name for part in parts for name in part["beside"]})
     for first in range(0, len(new), _MOST):
         number += 1
         content = {"cells": new[first : first + _MOST], "number": number, "suite": folder.name, "beside": beside}
@@ -88,7 +78,7 @@ def note(folder: Path, about: Mapping[str, Any]) -> None:
 
 def entries(folder: Path) -> Iterator[dict[str, Any]]:
     """The entries of all parts, later parts last."""
-    yield from (entry for part in _parts(folder) for entry in part.cells)
+    yield from (entry for part in _parts(folder) for entry in part["cells"])
 
 
 def amiss(folder: Path) -> Iterator[tuple[str, str, object, object]]:
@@ -102,35 +92,36 @@ def amiss(folder: Path) -> Iterator[tuple[str, str, object, object]]:
         yield str(folder), "cells of the suite", f"in {PARTS}/ or {RUNS}", "none"
     if (suite := about(folder).get("suite")) != folder.name:
         yield str(folder / ABOUT), "suite", suite, folder.name
-    there = {part.name for part in parts}
+    there = {part["name"] for part in parts}
     for part in parts:
-        path = str(folder / PARTS / f"{part.name}.json")
-        if part.suite not in (None, folder.name):
-            yield path, "suite of the part", part.suite, folder.name
+        path = str(folder / PARTS / f"{part['name']}.json")
+        if part["suite"] not in (None, folder.name):
+            yield path, "suite of the part", part["suite"], folder.name
         else:
-            yield from ((path, "part that lay beside it", name, "none") for name in part.beside if name not in there)
+            yield from ((path, "part that lay beside it", name, "none") for name in part["beside"] if name not in there)
     for other in sorted((folder / PARTS).glob("[!.]*")):
         if other.suffix != ".json":
             yield str(other), "part", "NAME.json", "another name, so it is not read"
 
 
-def _parts(folder: Path) -> list[_Part]:
-    """The parts in order."""
+def _parts(folder: Path) -> list[dict[str, Any]]:
+    """The parts in order, each with its name; of an older version they name neither their suite nor other parts."""
     parts = []
     for path in (folder / PARTS).glob("[!.]*.json"):  # not those that are being written
         try:
             content = files.content(path)
             if hashlib.sha256(content).hexdigest() != path.stem:
                 raise Damaged(f"{path}: not what its name says")
-            read = files.parse(content, path)
-            part = _Part(int(read["number"]), path.stem, read["cells"], read.get("suite"), list(read.get("beside", ())))
-            if not all(map(is_entry, part.cells)) or not all(isinstance(name, str) for name in part.beside):
+            part = {"suite": None, "beside": [], **files.parse(content, path), "name": path.stem}
+            part["number"] = int(part["number"])
+            if not all(map(is_entry, part["cells"])) or not all(isinstance(name, str) for name in part["beside"]):
                 raise Damaged(f"{path}: no part of a suite")
             parts.append(part)
-        except (Damaged, AttributeError, LookupError, TypeError, ValueError) as error:
+        except (Damaged, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             again = f"move it away: `dpopt run suite={folder.name}` adds its cells again"
             raise ConfigError("suite", folder.name, f"{error}; {again}") from error
-    return sorted(parts, key=lambda part: part[:2])  # two processes may take one number, and all readers need one order
+    # Two processes may take one number, and all readers need one order.
+    return sorted(parts, key=lambda part: (part["number"], part["name"]))
 
 
 def by_place(*entries: dict[str, Any]) -> _Entries:

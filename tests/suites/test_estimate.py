@@ -90,13 +90,6 @@ def test_the_command_prints_counts_and_estimates(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     arguments = ["suite=quickstart", "workloads=[{name: synthetic_logreg, dim: 3}]", "optimizers=[adadp]", "seeds=0"]
     arguments += ["epsilon=4", "accountant=rdp", "epochs=1", f"results={tmp_path / 'results'}", "device=cpu"]
-    assert main(["plan", *arguments]) == 0
-    plain = capsys.readouterr().out
-    estimate, basis, apart = plain.splitlines()[-3:]
-    assert re.search(r"gradient evaluations, \S+ FLOPs to run, about \S+ seconds with workers = \d", estimate)
-    assert re.match(r"~ by FLOPs \(50% of a product of matrices here\)", basis)
-    assert "timed_draws=20" in apart
-    assert re.search(r"31 +\S+ +\S+ +~\S+ +~\S+ *$", plain.splitlines()[2]), "draws, gradients, FLOPs, times"
     assert main(["plan", *arguments, "timed_draws=4"]) == 0
     probed = capsys.readouterr().out
     assert probed.splitlines()[0] == "synthetic_logreg: d = 8, 24 FLOPs a gradient"
