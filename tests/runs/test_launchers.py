@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -31,8 +32,20 @@ def node():
     signal.signal(signal.SIGUSR2, before[1])
 
 
+def signalled(number, is_ready):
+    """Send a signal to this process once it is ready for it."""
+
+    def wait():
+        while not is_ready():
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=wait).start()
+
+
 def test_a_node_hands_on_that_it_is_to_end(node):
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    before = signal.getsignal(signal.SIGTERM)
+    signalled(signal.SIGTERM, lambda: signal.getsignal(signal.SIGTERM) is not before)
     assert node() == 7
 
 
@@ -40,6 +53,6 @@ def test_a_node_whose_time_is_up_ends_its_cells_and_is_submitted_again(node):
     """The signal comes while the node waits for its process: whoever waits in the handler must not wait for that."""
     again = []
     signal.signal(signal.SIGUSR2, lambda *_: again.append(node.checkpoint()))
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR2)).start()
+    signalled(signal.SIGUSR2, lambda: hasattr(node, "_process"))
     assert node() == 7
     assert type(again[0].function) is type(node)
