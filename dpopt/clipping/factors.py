@@ -144,7 +144,6 @@ def _scaled_squared_norm(factors: Sequence[Factor], scale: Tensor) -> Tensor:
 
 
 def _inner(a: Factor, b: Factor) -> Tensor:
-    """Inner product of each example's two gradients, shape [n]."""
     if isinstance(a, OuterProducts) and isinstance(b, OuterProducts) and a.is_transposed == b.is_transposed:
         return _gram_product(a, b)
     for lookup, head in ((a, b), (b, a)):

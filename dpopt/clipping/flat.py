@@ -321,7 +321,6 @@ class FlatModel(ClippingEngine):
         return functional_call(self.model, parameters, (x,), tie_weights=False)
 
     def split(self, theta: Vector) -> list[Tensor]:
-        """Views into `theta` with the parameters' shapes."""
         parts = theta.split(self._sizes)
         return [part.view(p.shape) for part, p in zip(parts, self.trained.values(), strict=True)]
 

@@ -155,7 +155,6 @@ class RecordLoss:
         return self(output, target) if self.has_views else self.one(output, target)
 
     def one(self, output: Any, target: Tensor) -> Tensor:
-        """The function's value [1] for one row."""
         loss = self._value(output, target)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             shown = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__

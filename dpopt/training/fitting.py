@@ -302,7 +302,6 @@ def _subject(
     transform: Transform | None,
     device: torch.device,
 ) -> Subject:
-    """Read the data for a model of which nothing is known, and bring both to the device."""
     trial.check_model(model)
     inputs, targets = read(train, "train", target)
     layout = Layout.of(inputs, model, "train")

@@ -49,7 +49,6 @@ class FrozenBatchNorm(nn.Module):
             self.register_buffer(name, None if value is None else value.detach())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x [n, C, ...]."""
         statistics: Any = self.running_mean, self.running_var
         scale: Any = self.weight, self.bias
         return F.batch_norm(x, *statistics, *scale, eps=self.eps)

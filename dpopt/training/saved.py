@@ -162,7 +162,6 @@ def _write(result: FitResult, folder: Path, name: str) -> None:
 
 
 def _seal(folder: Path) -> None:
-    """Note the checksums of the files of a saved run."""
     sums = {each: {"sha256": hashlib.sha256(files.content(folder / each, math.inf)).hexdigest()} for each in _CHECKED}
     files.write(folder / _SUMS, {"schema": 1, "files": sums})
 

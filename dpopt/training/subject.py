@@ -155,7 +155,6 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """The model's name in errors."""
         return type(self.model.model if isinstance(self.model, Adapter) else self.model).__name__
 
     @property

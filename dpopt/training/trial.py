@@ -3,9 +3,8 @@
 The trial looks at some records without noise, which no epsilon covers. What follows from it is for whoever owns the
 records and calls `fit`: an error, or a warning and the status "no_signal".
 
-It also finds parameters that the loss never uses: their gradient is zero for every record, by the structure of the
-graph, so that noise alone would carry them away. Where they are is public, as it follows from the model and made-up
-records, and their coordinates are set back after each step (`optimizers.held`), which costs nothing.
+It also finds parameters that the loss never uses, which noise alone would carry away. Where they are is public, as it
+follows from the model and made-up records, and they are set back after each step (`optimizers.held`) at no cost.
 """
 
 from __future__ import annotations

@@ -352,7 +352,7 @@ def test_gradients_under_dropout_are_those_of_one_forward_pass():
     torch.testing.assert_close(actual, clip.factor(flat.norm(dim=1)) @ flat, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "tokens", "tied"])
+@pytest.mark.parametrize("name", ["cnn", "tied"])
 def test_bfloat16_is_close_and_its_results_are_float32(name):
     torch.manual_seed(0)
     model, inputs = MODELS[name]()

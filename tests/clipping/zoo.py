@@ -5,7 +5,6 @@ import timm.layers
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from transformers.pytorch_utils import Conv1D
 
 
@@ -59,12 +58,12 @@ def train_only(model, keep):
     return model
 
 
-def tokens(dropout=0.0):
+def tokens():
     """Class token, position embedding, layer scale, a temperature, and windows folded into the batch."""
 
     def forward(m, x):
         x = torch.cat([m.cls_token.expand(len(x), -1, -1), m.embed(x)], 1) + m.pos_embed
-        windows = m.drop(m.mix(x.reshape(-1, 2, 4)).view_as(x))
+        windows = m.mix(x.reshape(-1, 2, 4)).view_as(x)
         return m.head((x + m.gamma * windows)[:, 0] / m.temperature)
 
     bare = {
@@ -73,9 +72,7 @@ def tokens(dropout=0.0):
         "gamma": parameter(4),
         "temperature": parameter(),
     }
-    return Of(
-        forward, **bare, embed=nn.Linear(3, 4), mix=nn.Linear(4, 4), drop=nn.Dropout(dropout), head=nn.Linear(4, 2)
-    ), floats(5, 3)
+    return Of(forward, **bare, embed=nn.Linear(3, 4), mix=nn.Linear(4, 4), head=nn.Linear(4, 2)), floats(5, 3)
 
 
 def tied_language_model(positions, width):
@@ -122,18 +119,6 @@ def calls_one_layer_twice(layer, inputs):
     return Of(lambda m, x: m.layer(torch.tanh(m.layer(x) + m.layer(2 * x))), layer=layer), inputs
 
 
-def post_activation_block():
-    def forward(m, x):
-        identity = x = m.relu(m.norm1(m.conv1(x)))
-        out = m.norm2(m.conv2(x))
-        out += identity
-        return m.head(m.relu(out).mean((2, 3)))
-
-    convs = {"conv1": nn.Conv2d(2, 4, 3, bias=False), "conv2": nn.Conv2d(4, 4, 3, padding=1, bias=False)}
-    norms = {"norm1": nn.GroupNorm(2, 4), "norm2": nn.GroupNorm(2, 4), "relu": nn.ReLU(inplace=True)}
-    return Of(forward, **convs, **norms, head=nn.Linear(4, 3)), floats(2, 5, 4)
-
-
 def lora():
     import peft
 
@@ -154,13 +139,6 @@ def changed_layers():
     return Of(changed_in_place, **layers), floats(3, 4)
 
 
-def recomputed():
-    def forward(m, x):
-        return m.head(checkpoint(m.body, checkpoint(m.body, x, use_reentrant=False), use_reentrant=False))
-
-    return Of(forward, body=nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.LayerNorm(4)), head=nn.Linear(4, 2)), floats(4)
-
-
 def both():
     return {"used": nn.Linear(4, 3), "other": nn.Linear(4, 3)}
 
@@ -179,14 +157,12 @@ MODELS = {
     "wide_linear_twice": lambda: calls_one_layer_twice(nn.Linear(8, 8), floats(3, 8)),
     "wide_conv_twice": lambda: calls_one_layer_twice(nn.Conv2d(4, 4, 3, padding=1), floats(4, 2, 2)),
     "norm_twice": lambda: calls_one_layer_twice(nn.LayerNorm(4), floats(3, 4)),
-    "post_activation": post_activation_block,
     "bitfit": lambda: (train_only(cnn(), lambda name: "bias" in name), floats(2, 6, 6)),
     "gain_alone": lambda: (train_only(scaled(), lambda name: "gain" in name), floats(2, 4, 4)),
     "kernel_alone": lambda: (train_only(scaled(), lambda name: name == "0.weight"), floats(2, 4, 4)),
     "frozen_middle": lambda: (train_only(mlp(), lambda name: name[0] != "2"), floats(6)),
     "frozen_front": lambda: (train_only(mlp(), lambda name: name[0] == "3"), floats(6)),
     "lora": lora,
-    "checkpoint": recomputed,
     "unused": lambda: (Of(lambda m, x: m.used(x), **both()), floats(4)),
     "no_grad": lambda: (Of(lambda m, x: m.head(stem(m, x)), stem=nn.Linear(4, 4), head=nn.Linear(4, 3)), floats(4)),
     "elementwise": lambda: (nn.Sequential(nn.Linear(4, 4), nn.PReLU(3), nn.PReLU(), nn.Linear(4, 2)), floats(3, 4)),
@@ -310,19 +286,14 @@ def looked_up(layer, vocabulary=7, length=5):
     return nn.Sequential(layer, nn.Tanh(), nn.Linear(4, 3)), ids(vocabulary, length)
 
 
-def attended(call, **options):
-    """Attention of every kind, with a projection before it."""
-    layer = nn.MultiheadAttention(4, 2, **{"batch_first": True} | options)
-    return Of(call, layer=layer, project=nn.Linear(4, 4)), floats(3, 4)
-
-
-def attend(m, x, **options):
-    x = m.project(x)
-    return m.layer(x, x, x, **options)[0]
-
-
 def attend_padded(m, x):
-    return attend(m, x, key_padding_mask=torch.tensor([[False, False, True]]).expand(len(x), 3))
+    x, padding = m.project(x), torch.tensor([[False, False, True]]).expand(len(x), 3)
+    return m.layer(x, x, x, key_padding_mask=padding)[0]
+
+
+def attended():
+    layer = nn.MultiheadAttention(4, 2, batch_first=True)
+    return Of(attend_padded, layer=layer, project=nn.Linear(4, 4)), floats(3, 4)
 
 
 def recurrent_layer(kind, **options):
@@ -342,20 +313,6 @@ def batch_norm(kind, dims, trains=True, is_eval=True, **options):
 def spectral(is_eval):
     normed = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
     return nn.Sequential(normed, nn.Tanh(), nn.Linear(4, 2)).train(not is_eval), floats(4)
-
-
-def mixture(m, x):
-    """Each row goes to one of two experts, by its index."""
-    chosen = m.gate(x).argmax(-1)
-    out = x.new_zeros(len(x), 3)
-    for number, expert in enumerate((m.first, m.second)):
-        out[chosen == number] = expert(x[chosen == number])
-    return out
-
-
-def experts():
-    layers = {"gate": nn.Linear(4, 2), "first": nn.Linear(4, 3), "second": nn.Linear(4, 3)}
-    return Of(mixture, **layers), floats(4)
 
 
 def changed_after_use(m, x):
@@ -378,15 +335,13 @@ OTHERS = {
     "instance_norm_tracking": lambda: after_linear(nn.InstanceNorm1d(4, track_running_stats=True), 4, 5),
     "embedding_max_norm": lambda: looked_up(nn.Embedding(7, 4, max_norm=1.0)),
     "embedding_sparse": lambda: looked_up(nn.Embedding(7, 4, sparse=True)),
-    "attention_padded": lambda: attended(attend_padded),
-    "attention_bias_kv": lambda: attended(attend, add_bias_kv=True),
+    "attention_padded": attended,
     "opacus_gru": lambda: recurrent_layer(opacus.layers.DPGRU),
     "batch_norm2d": lambda: batch_norm(nn.BatchNorm2d, 2),
     "batch_norm_frozen": lambda: batch_norm(nn.BatchNorm2d, 2, trains=False),
     "batch_norm_training": lambda: batch_norm(nn.BatchNorm2d, 2, is_eval=False),
     "spectral_norm": lambda: spectral(True),
     "spectral_norm_training": lambda: spectral(False),
-    "experts": experts,
     "changed_after_use": lambda: two_layers(changed_after_use, 4),
     "shared_module": shared_module,
     "by_value": lambda: two_layers(lambda m, x: m.first(x) if x.sum() > 0 else m.second(x), 4),
