@@ -1,8 +1,7 @@
 """Annotations that say which values they take, and the one place that checks them.
 
-A hyperparameter is declared as `lr: Positive = 0.1`; `check` refuses a value outside the range when the object is made,
-`build` makes an object from plain data (YAML, JSON, keyword arguments) with errors that name the field, and `checked`
-holds the arguments of a function to its annotations.
+A hyperparameter is declared as `lr: Positive = 0.1`; `check` looks at an object when it is made, `build` makes one from
+plain data (YAML, JSON, keyword arguments), and `checked` holds the arguments of a function to its annotations.
 """
 
 from __future__ import annotations
@@ -96,13 +95,8 @@ Several = Annotated[tuple[T, ...], Axis()]
 class Arguments(Mapping[str, Any]):
     """Keyword arguments of a class that dpopt does not know: a mapping that cannot change, and so can be hashed.
 
-    Args:
-        values: name -> number, string, truth value, None or a list of such, which becomes a tuple. A string that reads
-            as a number is one, as YAML takes 1e-3 for a string.
-        where: how errors name the mapping.
-
-    Raises:
-        ConfigError: not a mapping of names to such values.
+    Of name -> number, string, truth value, None or a list of such, which becomes a tuple. A string that reads as a
+    number is one, as YAML takes 1e-3 for a string.
     """
 
     def __init__(self, values: Mapping[str, Any] = MappingProxyType({}), where: str = "arguments") -> None:
@@ -166,10 +160,8 @@ class Checked:
 def build(cls: type[T], values: Mapping[str, Any], where: str, converters: Converters = MappingProxyType({})) -> T:
     """Make a dataclass `cls` from field values as YAML or JSON holds them.
 
-    Args:
-        cls, values: the class, and name -> value.
-        where: how errors name the object.
-        converters: for annotations that plain data cannot express: annotation -> function of (value, where).
+    Errors call the object `where`; `converters` are for annotations that plain data cannot express: annotation ->
+    function of (value, where).
 
     Raises:
         ConfigError: an unknown field (with the nearest name), none where one is needed, or a value that its annotation

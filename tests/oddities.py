@@ -12,8 +12,10 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import pandas as pd
+import short
 import torch
 import torch.nn.functional as F
+from short import loss, records
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -30,23 +32,11 @@ class Case(NamedTuple):
     call: Callable[[], Any]
 
 
-def loss(output: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(output, target, reduction="none")
-
-
-def records() -> tuple[Tensor, Tensor]:
-    x = torch.randn(RECORDS, 4, generator=torch.Generator().manual_seed(0))
-    return x, (x[:, 0] > 0).long()
-
-
 def fit(model: Any = None, loss_: Any = loss, train: Any = None, **changes: Any) -> dpopt.training.FitResult:
     """`dpopt.fit` of a linear classifier in one epoch of three draws."""
     torch.manual_seed(0)
-    options = {"optimizer": "dp_sgd", "epsilon": 4.0, "delta": 1e-3, "epochs": 1, "batch_size": 20}
-    options |= {"accountant": "rdp", "progress": False, "seed": 0}
-    return dpopt.fit(
-        nn.Linear(4, 2) if model is None else model, loss_, records() if train is None else train, **options | changes
-    )
+    options = {"optimizer": "dp_sgd", "epsilon": 4.0, "delta": 1e-3, "epochs": 1}
+    return short.fit(model, train, loss_, **options | changes)
 
 
 OF_FIELD: dict[str, list[Any]] = {

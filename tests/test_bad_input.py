@@ -27,7 +27,7 @@ from dpopt.training.subject import Layout, Subject
 from dpopt.workloads.base import Split
 
 pytestmark = pytest.mark.filterwarnings("ignore:seed")
-SECONDS = 10
+SECONDS = 60
 """The longest that an answer may take."""
 
 

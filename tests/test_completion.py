@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -62,17 +61,6 @@ def test_help_names_the_keys_that_a_command_takes(name, capsys):
     assert named - {"suite"} == {key.partition("=")[0] for key in known} - {"suite"}
 
 
-def shell(name, script):
-    """What `script` prints in a shell that finds this `dpopt`."""
-    where = shutil.which(name)
-    if where is None:
-        pytest.skip(f"{name} is not installed")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return subprocess.run(
-        [where, "-c", script], cwd=ROOT, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True
-    ).stdout.split()
-
-
 def test_bash_completes():
     script = """
     eval "$(register-python-argcomplete dpopt)"
@@ -80,20 +68,14 @@ def test_bash_completes():
     _python_argcomplete dpopt
     echo "${COMPREPLY[@]}"
     """
-    assert shell("bash", script) == ["quickstart"], "bash takes what follows = for a word"
-
-
-def test_fish_completes():
-    script = 'register-python-argcomplete --shell fish dpopt | source; complete -C "dpopt run suite=quicks"'
-    assert shell("fish", script) == ["suite=quickstart"]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(["bash", "-c", script], env={**os.environ, "PATH": path}, capture_output=True, text=True)
+    assert done.stdout.split() == ["quickstart"], "bash takes what follows = for a word"
 
 
 def test_completing_imports_nothing_that_takes_seconds():
-    code = "import sys, os; sys.argv = ['dpopt']; os._exit = lambda code: None\n"
-    code += "from dpopt.cli import main, _parser, COMMANDS; from dpopt.cli.completion import answer\n"
-    code += (
-        "answer(_parser(), COMMANDS)\nprint([name for name in ('hydra', 'omegaconf', 'torch') if name in sys.modules])"
-    )
+    code = "import sys, os; sys.argv = ['dpopt']; os._exit = lambda code: None; from dpopt.cli import main\n"
+    code += "try: main([])\nexcept SystemExit: pass\nprint([*{'hydra', 'omegaconf', 'torch'} & {*sys.modules}])"
     line = "dpopt run eng"
     asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}
     asked |= {"_ARGCOMPLETE_STDOUT_FILENAME": os.devnull}

@@ -153,16 +153,10 @@ def test_a_page_shows_what_there_is(path, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "shown",
-    [
-        "dpopt run suite=quickstrat",
-        "dpopt table suite=quickstart optimizer=a",
-        "make everything",
-        "rm -r /",
-    ],
+    "shown", ["dpopt run suite=quickstrat", "dpopt table suite=quickstart optimizer=a", "make all"]
 )
 def test_what_there_is_not_is_noticed(shown):
-    with pytest.raises((AssertionError, ConfigError, KeyError)):
+    with pytest.raises((AssertionError, ConfigError)):
         check_shell(shlex.split(shown))
 
 
@@ -192,13 +186,7 @@ def test_a_page_links_to_what_a_clone_has(path, tracked):
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "[table](generated/published_leaderboard.md)",
-        "![figure](generated/figures/leaderboard/leaderboard.svg)",
-        "```{image} generated/figures/leaderboard/leaderboard.svg\n```",
-        "{download}`leaderboard.xlsx`",
-        "[anchor](nowhere.md#at-all)",
-    ],
+    ["[table](generated/published_leaderboard.md)", "```{image} a.svg\n```", "{download}`a.xlsx`", "[b](a.md#c)"],
 )
 def test_a_link_that_a_clone_has_not_is_noticed(text, tracked):
     assert {Path(os.path.normpath(TREE / "docs" / target)) for target in links(text)} - tracked - BUILT.keys()

@@ -87,25 +87,11 @@ def test_a_path_may_begin_at_home(monkeypatch, tmp_path):
         assert read() == tmp_path / "a b"
 
 
-@pytest.mark.parametrize(
-    ("value", "is_taken"),
-    [
-        (lambda a, b: 0, True),
-        (lambda a, b=1, *, c=2: 0, True),
-        (lambda *all: 0, True),
-        (max, True),
-        (lambda: 0, False),
-        (lambda a: 0, False),
-        (lambda a, b, c: 0, False),
-        (lambda a, b, *, c: 0, False),
-        (object(), False),
-    ],
-)
-def test_a_function_must_take_as_many_arguments_as_it_is_given(value, is_taken):
+def test_a_function_must_take_as_many_arguments_as_it_is_given():
     hint = Callable[[int, int], int]
-    if is_taken:
+    for value in (lambda a, b: 0, lambda a, b=1, *, c=2: 0, lambda *all: 0, max):
         assert fields.convert(value, hint, "loss", {}) is value
-    else:
+    for value in (lambda a: 0, lambda a, b, c: 0, lambda a, b, *, c: 0, object()):
         with pytest.raises(ConfigError, match=r"^loss: .* expected a function"):
             fields.convert(value, hint, "loss", {})
 

@@ -33,7 +33,6 @@ class Contender:
     """One row of the table.
 
     Attributes:
-        name: unique within a group.
         build: number of calls -> a function that may be called so often. It is called in another process, so it must
             pickle; whatever it raises is this row's result.
         baseline: name of the contender that it is compared with.

@@ -49,14 +49,7 @@ def noise_table(
     delta: float,
     accountant: str = "pld",
 ) -> Iterator[Noise]:
-    """The noise of each of `batch_sizes`, solved when it is asked for and kept in the cache that runs share.
-
-    Args:
-        batch_sizes: expected batch sizes B, each from 1 to N.
-        examples: number N of training records.
-        epochs: E; there are E N / B steps, rounded.
-        epsilon, delta: target.
-        accountant: see `dpopt.privacy.epsilon`.
+    """The noise of each of `batch_sizes` B from 1 to N, solved when it is asked for; E `epochs` are E N / B steps.
 
     Raises:
         ConfigError: a value out of range, or a target that no noise reaches.
