@@ -125,5 +125,4 @@ def test_tables_and_figure(record, tmp_path):
     titles = [axis.get_title() for axis in figure.axes]
     assert titles == ["ε = 2", "broken on purpose"]
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["sound", "leaky"]
-    assert math.isclose(figure.axes[0].patches[0].get_width(), 2.0)
     assert all(path.stat().st_size > 5000 for path in figures.save(figure, tmp_path, "audit"))

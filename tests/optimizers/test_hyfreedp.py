@@ -53,12 +53,8 @@ def test_clamp_and_smoothing():
     assert fit(far, smoothing=0.9)[0] == pytest.approx(0.9 * 0.1 + 0.1 * 0.2)
 
 
-def test_bounds():
-    losses = [1.9, 2.0, 2.2]
-    assert fit(losses)[1] == pytest.approx(6.1)
-    assert fit(losses, bound="conservative")[1] == pytest.approx(6.1)
+def test_the_bound_has_a_floor():
     assert fit([-5.0, -5.0, -5.0])[1] == 1e-3
-    assert fit(losses, bound="literal")[1] == pytest.approx(2.0)
 
 
 def test_conservative_bound_grows_from_one_to_three_losses():

@@ -341,9 +341,10 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("field", BAD)
-def test_what_is_no_number_is_one_error_and_not_charged(field):
+def test_what_is_no_number_is_one_error_and_not_charged():
     play = Play()
-    with play.oracle.draw() as batch, pytest.raises(ConfigError, match=f"^{field}"):
-        BAD[field](batch)
+    with play.oracle.draw() as batch:
+        for field, query in BAD.items():
+            with pytest.raises(ConfigError, match=f"^{field}"):
+                query(batch)
     assert play.oracle.ledger == Ledger([Draw(1.0, ())])

@@ -206,17 +206,6 @@ def test_each_draw_of_one_physical_batch_is_gathered_once():
         assert len(calls) == expected
 
 
-def test_float64_models_keep_their_precision():
-    x, y = data()
-    torch.manual_seed(0)
-    model = nn.Linear(D, 1, bias=False).double()
-    double = engine(model, lambda output, target: (output.squeeze(-1) - target).square() / 2)
-    for rate in (0.5, 1e-9):
-        asked = DataOracle(double, x.double(), y.double(), plan(Draw(rate, (1.0,))), draw_seed=1, noise_seed=2)
-        with asked.draw() as batch:
-            assert batch.gradient(double.theta, Abadi(1.0)).value.dtype == torch.float64
-
-
 def test_bad_records_contribute_zero():
     x, y = data()
     spoiled, targets = torch.cat([x, torch.full((2, D), math.nan)]), torch.cat([y, torch.tensor([0.0, math.inf])])

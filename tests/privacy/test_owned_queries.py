@@ -70,6 +70,7 @@ def test_a_release_keeps_no_graph(name, dtype):
         gradient = batch.gradient([(weight, theta), (0.5, theta)], Abadi(1.0), scale)
         losses = batch.losses([theta, theta], bound)
     assert not any(each.requires_grad for each in (gradient.value, losses.value, losses.std))
+    assert gradient.value.dtype == dtype  # a float64 model keeps its precision
 
 
 class TwoFaced:

@@ -250,3 +250,9 @@ def test_float64_noise_has_long_tails_and_a_fine_grid():
     for bound in (2, 3, 4):
         beyond, expected = int((np.abs(values) > bound).sum()), len(values) * 2 * stats.norm.sf(bound)
         assert UNLIKELY < stats.poisson.cdf(beyond, expected) < 1 - UNLIKELY
+
+
+def test_secret_seeds_have_all_their_bits():
+    seeds = [sampling.secret_seed() for _ in range(200)]
+    assert all(50 <= sum(seed >> bit & 1 for seed in seeds) <= 150 for bit in range(128))
+    assert max(seeds) < 2**128
