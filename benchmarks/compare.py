@@ -74,7 +74,7 @@ def summary(pairs, changed):
         unit = shown(group["score_old"].iloc[0])
         scores = group.groupby("seed")[["test_score_old", "test_score_new"]].agg(lambda of: of.mean(skipna=False))
         differences = (scores["test_score_new"] - scores["test_score_old"]).to_numpy(float)
-        distance = statistics.difference(differences) if np.isfinite(differences).all() else statistics.NOWHERE * 2
+        distance = statistics.difference(differences) if np.isfinite(differences).all() else (np.nan,) * 3
         means = [unit.text(scores[name].mean(skipna=False)) for name in scores]
         finer = unit._replace(decimals=unit.decimals + 1)
         counts = {"cells": len(group), "changed": int(group.index.isin(changed).sum())}

@@ -100,3 +100,7 @@ def test_epsilons_and_missing_cells_are_differences(maker, tmp_path, capsys):
     assert COMPARE.main(fewer, old) == 0, "a new version may have more"
     rewrite(Store(old), f"{0:016x}", epsilon=COMPARE.load(old)["epsilon"][0] * (1 + 1e-8))
     assert COMPARE.main(fewer, old) == 1
+    capsys.readouterr()
+    rewrite(Store(old), f"{0:016x}", test_accuracy=math.nan)
+    COMPARE.main(fewer, old)
+    assert "not finite" in capsys.readouterr().out
