@@ -78,8 +78,7 @@ class Task:
     def oracle(self, plan: Plan, transcript: Transcript | None = None, **changes: Any) -> DataOracle:
         """An oracle over the task's data."""
         options: dict[str, Any] = {"draw_seed": 1, "noise_seed": 2, "transcript": transcript, **changes}
-        x, y = options.pop("x", self.x), options.pop("y", self.y)
-        return DataOracle(self.engine, x, y, plan, **options)
+        return DataOracle(self.engine, options.pop("x", self.x), options.pop("y", self.y), plan, **options)
 
     def run(self, optimizer: Optimizer, oracle: Any, state: Any = None, until: int = 0) -> Any:
         """Step from `state`, or from the start, until at most `until` draws are left."""

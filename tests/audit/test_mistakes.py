@@ -17,7 +17,3 @@ def test_a_mistake_is_flagged_and_its_repair_is_not(control):
         assert plan.delta == control.delta
         assert all(noise > 0 for noise in plan.noise.values())
         assert 0.99 * control.epsilon < plan.epsilon <= control.epsilon
-
-
-def test_names_are_unique():
-    assert len({control.name for control in controls()}) == 6

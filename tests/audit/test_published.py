@@ -31,6 +31,3 @@ def test_the_papers_additive_rule():
 def test_an_argument_out_of_range_is_named():
     with pytest.raises(ConfigError, match="did you mean 'additive'"):
         hyfreedp_noise(rule="aditive", epsilon=3, **SIZES)
-    for wrong in ({"probe_every": 0}, {"epsilon": 0}, {"noise_inflation": 0.9}, {"draws": 2.5}):
-        with pytest.raises(ConfigError, match=next(iter(wrong))):
-            hyfreedp_noise(rule="additive", **{**SIZES, "epsilon": 3, **wrong})

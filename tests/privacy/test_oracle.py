@@ -81,6 +81,9 @@ def test_what_is_not_planned_is_refused():
     only_gradients = plan(Draw(0.5, (1.0,)), noise={"gradient": 1.0})
     with oracle(only_gradients).draw() as batch, pytest.raises(UnplannedRelease, match="kind 'losses'"):
         batch.losses([theta], 1.0)
+    only_counts = plan(Draw(0.5, (2.0,)), noise={"counts": 2.0})
+    with oracle(only_counts).draw() as batch, pytest.raises(UnplannedRelease, match="last gradient"):
+        batch.below(1.0)
 
 
 def test_draws_do_not_nest():
@@ -292,12 +295,6 @@ def test_below_counts_the_gradients_of_the_last_query(points, size):
     assert 0 < plain.value < 1
     assert plain.value != scaled.value
     assert plain.value.dtype == torch.float64
-
-
-def test_a_count_needs_a_gradient():
-    asked = oracle(plan(Draw(0.5, (2.0,)), noise={"counts": 2.0}))
-    with asked.draw() as batch, pytest.raises(UnplannedRelease, match="last gradient"):
-        batch.below(1.0)
 
 
 def test_scaled_gradients_are_clipped_after_scaling():

@@ -36,36 +36,23 @@ class Quadratic:
         self.dimension, self.rate, self.expected_batch = D, 0.1, 10.0
         self.draws_total = self.draws_left = draws
 
-    def _gradient(self, points):
-        exact = sum(w * EIGENVALUES * (np.asarray(p, dtype=np.float64) - CENTRE) for w, p in points)
-        return exact + self.std * self.noise.standard_normal(D)
-
-    def _losses(self, points, bound):
-        exact = np.array([(EIGENVALUES * (np.asarray(p, dtype=np.float64) - CENTRE) ** 2).sum() / 2 for p in points])
-        return np.clip(exact, 0, float(bound)) + 0.1 * self.std * self.noise.standard_normal(len(points))
-
     @contextmanager
     def draw(self):
         self.draws_left -= 1
-        yield Answers(self)
+        yield self
 
-    def gradient(self, points):
-        return self._gradient(points).tolist()
+    def _noised(self, exact, std, like):
+        value = exact + std * self.noise.standard_normal(len(exact))
+        return Release(torch.from_numpy(value), self.std) if isinstance(like, torch.Tensor) else value.tolist()
 
-    def losses(self, points, bound):
-        return self._losses(points, bound).tolist()
-
-
-class Answers:
-    def __init__(self, quadratic):
-        self._quadratic = quadratic
-
-    def gradient(self, at, clip):
+    def gradient(self, at, clip=None):
         points = [(1.0, at)] if isinstance(at, torch.Tensor) else at
-        return Release(torch.from_numpy(self._quadratic._gradient(points)), self._quadratic.std)
+        exact = sum(w * EIGENVALUES * (np.asarray(p, dtype=np.float64) - CENTRE) for w, p in points)
+        return self._noised(exact, self.std, points[0][1])
 
     def losses(self, at, bound):
-        return Release(torch.from_numpy(self._quadratic._losses(at, bound)), self._quadratic.std)
+        exact = np.array([(EIGENVALUES * (np.asarray(p, dtype=np.float64) - CENTRE) ** 2).sum() / 2 for p in at])
+        return self._noised(np.clip(exact, 0, float(bound)), 0.1 * self.std, at[0])
 
 
 def run(optimizer, quadratic, steps=STEPS):
@@ -165,6 +152,6 @@ def test_noiseless_limit_is_torch(name, fields, kind, arguments):
     parameter = torch.nn.Parameter(torch.from_numpy(START.copy()))
     reference = kind([parameter], **(arguments or fields))
     for _ in range(STEPS):
-        parameter.grad = torch.from_numpy(Quadratic(std=0.0)._gradient([(1.0, parameter.detach().numpy())]))
+        parameter.grad = Quadratic(std=0.0).gradient(parameter.detach()).value
         reference.step()
     np.testing.assert_allclose(states[-1].theta.numpy(), parameter.detach().numpy(), rtol=1e-10)
