@@ -31,10 +31,7 @@ class Remote:
     """A process that holds `subject`, sent as a pickle, and does nothing but what it is asked; it ends with this one.
 
     Torch computes there with as many threads as here. The program's main module is imported there where it has a guard,
-    `if __name__ == "__main__"`; without one it would do all again that it does here.
-
-    Args:
-        subject: the object; its class is not one of a main module without a guard.
+    `if __name__ == "__main__"`; without one, which would do all again that it does here, `subject` has no class of it.
     """
 
     def __init__(self, subject: object) -> None:

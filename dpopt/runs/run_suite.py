@@ -155,11 +155,7 @@ def _is_left(cell: Cell, store: Store, retry: bool = False) -> bool:
 def _engine(
     name: str, suite: Suite, store: Store, cells: Sequence[Cell], devices: Sequence[str], opened: ExitStack
 ) -> Callable[[Sequence[Cell], Tell, Callable[[], bool]], None]:
-    """The runner of cells: the engine `name`, which is closed with `opened`.
-
-    Raises:
-        ConfigError: the engine cannot be had, or does not run one of the cells.
-    """
+    """The engine `name`, closed with `opened`; `ConfigError` where it cannot be had, or does not run one of `cells`."""
     if name in ("inline", "local", "span") and suite.options:
         raise unknown(f"options of engine {name}", next(iter(suite.options)), [], "it has none")
     if name == "inline":

@@ -82,11 +82,7 @@ def entries(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def amiss(folder: Path) -> Iterator[tuple[str, str, object, object]]:
-    """What shows that files of a suite are gone or another suite's: place, what, what is claimed of it, what it is.
-
-    Raises:
-        ConfigError: a file of the suite cannot be read.
-    """
+    """Signs that files of a suite are gone or another suite's: place, what, what is claimed of it, what it is."""
     parts = _parts(folder)
     if not parts and not (folder / RUNS).exists():
         yield str(folder), "cells of the suite", f"in {PARTS}/ or {RUNS}", "none"

@@ -99,8 +99,7 @@ class Archive(NamedTuple):
     def of(cls, path: Path) -> Archive:
         """The content of a file whose lines hold an entry each, and the run that it names where that has ended.
 
-        Raises:
-            FileNotFoundError, Damaged, TypeError, LookupError: there is none, or it holds something else.
+        Raises `FileNotFoundError` without one; `Damaged`, `TypeError` or `LookupError` where it holds something else.
         """
         entries, runs = list[dict[str, Any]](), dict[str, Run]()
         for number, line in enumerate(manifests.unpack(path), 1):

@@ -192,10 +192,8 @@ def runs(setting: Setting, rule: Selection | None, epsilon: float, key: Iterable
     workload, search and seed (rows that search the same grid of the same optimizer are paired), and so is part of the
     plan. Which of the runs is released is for whoever reads the records (`results.choosing`).
 
-    Args:
-        setting, rule: of `setting_of`.
-        epsilon: the suite's: of a run, or of the whole search where that is charged.
-        key: what decides the random choices, beside optimizer and grid.
+    `epsilon` is the suite's: of a run, or of the whole search where that is charged; `key` decides the random choices,
+    beside optimizer and grid.
     """
     grid, named = points(setting.grid), (setting.name, setting.fields, setting.grid, *key)
     if not (setting.tuning in ("linear_scaling", "random") or isinstance(rule, BestOf)):
@@ -217,16 +215,13 @@ def runs(setting: Setting, rule: Selection | None, epsilon: float, key: Iterable
 
 
 def linear_scaling(outcomes: list[tuple[float, float, float]], epsilon: float) -> float:
-    """The learning rate that grows with epsilon as it did over two searches.
+    """The learning rate for a run that may spend `epsilon` alone: it grows with epsilon as over two searches.
 
     Panda et al., "A new linear scaling rule for private adaptive hyperparameter optimization", ICML 2024
     (arXiv 2212.04486): the best step size r = eta T is taken to be linear in epsilon, so two cheap searches find it for
     all epsilons. Here T is the suite's, so eta is linear in epsilon. Ours: the searches run at `_SHARES` of the whole
-    epsilon; eta is kept between the smallest of the grid and the largest, scaled up as epsilon is.
-
-    Args:
-        outcomes: epsilon, learning rate and score of each run of both searches.
-        epsilon: what the last run may spend alone.
+    epsilon; eta is kept between the smallest of the grid and the largest, scaled up as epsilon is. `outcomes` are
+    epsilon, learning rate and score of each run of both searches.
     """
     low, high = (
         max((run for run in outcomes if run[0] == level), key=lambda run: run[2])
