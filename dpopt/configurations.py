@@ -1,8 +1,8 @@
 """Suites, and the keys of commands: YAML files with the defaults that they begin with, and Hydra's overrides.
 
-A suite's file holds all that defines the suite: values from the environment would go into manifests and be published.
-So files are put on top of each other here, and of Hydra only the grammar of overrides is used. Suites may refer to
-their other keys (`${epsilon}`) and begin with files that lie beside them or come with dpopt; all else is refused.
+Values from the environment would go into manifests and be published. So files are put on top of each other here, and
+only Hydra's grammar of overrides is used. Suites may refer to their other keys (`${epsilon}`) and begin with files that
+lie beside them or come with dpopt; all else is refused.
 """
 
 from __future__ import annotations

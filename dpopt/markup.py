@@ -28,12 +28,7 @@ _FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]")
 
 
 class TextFormat(NamedTuple):
-    """The texts of a format.
-
-    Attributes:
-        escape: a text -> what shows it, on one line.
-        bold, italic: what `escape` has made -> the same in bold or in italics.
-    """
+    """The texts of a format: `escape` gives what shows a text on one line, the others take what it gives."""
 
     escape: Callable[[str], str]
     bold: Callable[[str], str]

@@ -23,8 +23,7 @@ from dpopt import documents, fields
 from dpopt.errors import ConfigError, unknown
 
 FAMILIES = ("sgd", "adam", "filter", "clipping", "step size", "parameter-free")
-"""Kinds of optimizer: plain, Adam and its corrections, noise filters in front of another, rules that change what is
-clipped, step-size rules over a direction, and packages that estimate their own step size."""
+"""Kinds of optimizer; a filter of noise stands in front of another, a step-size rule over a direction."""
 
 
 @dataclass(frozen=True)
@@ -101,11 +100,9 @@ def optimizers() -> tuple[str, ...]:
 
 
 def create(name: str, **values: Any) -> Any:
-    """The registered optimizer `name`.
+    """The registered optimizer `name`, with hyperparameters in Python or as plain data.
 
-    Args:
-        name: see `optimizers`.
-        values: hyperparameters, in Python or as plain data: `clip=0.5`, `clip={"rule": "automatic"}`, `base="fiber"`.
+    Such as `clip=0.5`, `clip={"rule": "automatic"}`, `base="fiber"`.
 
     Raises:
         ConfigError: unknown name or field (with the nearest one), or a value that the field does not allow.

@@ -52,12 +52,12 @@ def test_a_suite_asks_nothing_of_its_surroundings(written, text):
     assert SECRET not in str(raised.value)
 
 
-@pytest.mark.parametrize("override", ["description", "epsilon", "settings.dp_sgd.fields.lr", "+options.x"])
-def test_nor_does_an_override(written, override, tmp_path, capsys):
-    assert main(["run", f"suite={written()}", f"{override}=${{oc.env:SECRET}}"]) == 2
-    said = capsys.readouterr()
-    assert "takes nothing from its surroundings" in " ".join(said.err.split())
-    assert SECRET not in said.out + said.err
+def test_nor_does_an_override(written, tmp_path, capsys):
+    for override in ("description", "settings.dp_sgd.fields.lr", "+options.x"):
+        assert main(["run", f"suite={written()}", f"{override}=${{oc.env:SECRET}}"]) == 2
+        said = capsys.readouterr()
+        assert "takes nothing from its surroundings" in " ".join(said.err.split())
+        assert SECRET not in said.out + said.err
     assert not list(tmp_path.rglob("suite.json"))
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import dpopt
-from dpopt import registry
 from dpopt.cli import main
 from dpopt.suites.suite import load_suite
 
@@ -69,31 +68,6 @@ def test_in_the_source_tree_it_is_two_files_that_the_tests_find(tmp_path):
     tested = run(tmp_path, *step, "-v", "-p", "no:cacheprovider").splitlines()
     for part in ("is_pure", "replays_bit_for_bit", "equals_its_declared_limits", "bounds_one_record"):
         assert any(part in line and "dp_smooth" in line and "PASSED" in line for line in tested), part
-
-
-@pytest.fixture
-def plug_in(folder, monkeypatch):
-    """A new plug-in as its wheel installs it."""
-    assert main(["new", "optimizer", "dp_smooth"]) == 0
-    run(folder / "dpopt-dp-smooth", "-c", "from hatchling.build import build_wheel; build_wheel('..')")
-    (wheel,) = folder.glob("*.whl")
-    shutil.unpack_archive(wheel, folder / "installed", "zip")
-    monkeypatch.syspath_prepend(folder / "installed")
-    registry.entries.cache_clear()
-    yield folder / "dpopt-dp-smooth"
-    registry.entries.cache_clear()
-
-
-@pytest.mark.slow
-def test_elsewhere_it_is_a_package_that_is_found_once_it_is_installed(plug_in, folder, capsys):
-    assert main(["list", "what=optimizers"]) == 0
-    assert "dp_smooth" in capsys.readouterr().out
-    optimizer = dpopt.create("dp_smooth", lr=0.1, beta=0.5)
-    assert (type(optimizer).__module__, type(optimizer).__name__) == ("dpopt_dp_smooth.dp_smooth", "DPSmooth")
-    assert registry.entry("optimizer", "dp_smooth").grid, "the YAML file is in the wheel"
-    tested = run(plug_in, "-m", "pytest", "-v", "-p", "no:cacheprovider", PYTHONPATH=str(folder / "installed"))
-    for part in ("replays_bit_for_bit", "imports_no_data", "it_is_registered"):
-        assert any(part in line and "PASSED" in line for line in tested.splitlines()), part
 
 
 def test_a_plug_in_names_what_it_is(folder, capsys):

@@ -51,6 +51,6 @@ def print_wide(shown: Table, width: int) -> None:
 
 
 def report_problems(problems: list[str]) -> None:
-    """Print on stderr what is wrong, a line each."""
+    """Print each on stderr."""
     for problem in problems:
         ERR.print(problem)

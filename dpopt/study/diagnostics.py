@@ -39,8 +39,7 @@ class Diagnostics:
     Args:
         engine: computes the gradients of single examples.
         bound: the bound C above which the run's clip rule shortens gradients; None where it has none.
-        noise: the run's noise multiplier of gradients.
-        expected_batch, draws: of the run.
+        noise, expected_batch, draws: of the run; `noise` is its noise multiplier of gradients.
         classes: number of classes; 0 where targets are none.
     """
 

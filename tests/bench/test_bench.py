@@ -188,10 +188,10 @@ def test_ratios_are_of_medians_within_the_run():
     assert (b["time_ratio_low"], b["time_ratio_high"]) == (1.5, 2.5)
 
 
-@pytest.mark.parametrize("engine", ["bookkeeping", "opacus_hooks", "opacus_ghost", "vmap"])
-def test_engines_that_cannot_take_a_model_say_why(engine):
-    with pytest.raises(Exception, match="BatchNorm"):
-        ENGINES[engine](MIXING, "full", CPU, 1)()
+def test_engines_that_cannot_take_a_model_say_why():
+    for engine in ("bookkeeping", "opacus_hooks", "opacus_ghost", "vmap"):
+        with pytest.raises(Exception, match="BatchNorm"):
+            ENGINES[engine](MIXING, "full", CPU, 1)()
 
 
 def test_every_contender_can_be_sent_to_a_process():
