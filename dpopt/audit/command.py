@@ -49,11 +49,7 @@ _Row = tuple[dict[str, Any], Callable[[], dict[str, Any]]]
 
 
 def settings(overrides: Sequence[str] = ()) -> AuditKeys:
-    """The defaults with Hydra overrides, of the audit's keys or of the suite's.
-
-    Raises:
-        ConfigError: an unknown name, or a value that cannot be used.
-    """
+    """The defaults with Hydra overrides, of the audit's keys or of the suite's; ConfigError if one cannot be used."""
     keys, of_suites = configurations.keys("audit"), configurations.keys("suite")
     for key in map(first_key, overrides):
         if key not in keys + of_suites:
@@ -69,10 +65,7 @@ def settings(overrides: Sequence[str] = ()) -> AuditKeys:
 def run(chosen: AuditKeys, console: Console | None = None) -> dict[str, Any]:
     """Audit everything that `chosen` names and return the record; `results/README.md` says what it holds.
 
-    A row that fails says why; the others are not lost.
-
-    Raises:
-        ConfigError: there is nothing to audit.
+    A row that fails says why; the others are not lost. ConfigError if there is nothing to audit.
     """
     started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
     tasks = list(_tasks(chosen))

@@ -48,10 +48,8 @@ def clopper_pearson(
     TNR_low = 1 - FPR_high and FNR_high = 1 - TPR_low, so two limits, each at half the significance, carry both terms.
 
     A `threshold` has to be chosen without looking at these scores; by default every second run of both kinds chooses
-    it, and the bound is that of the others.
-
-    Raises:
-        ConfigError: a value out of range, a score that is not a number, or too few scores.
+    it, and the bound is that of the others. ConfigError for a value out of range, a score that is not a number, or too
+    few scores.
     """
     inside, outside = _checked(in_scores, out_scores, delta, significance)
     if threshold is not None:
@@ -81,10 +79,7 @@ def one_run(
 
     For a Gaussian trade-off curve, by Mahloujifar, Melis and Chaudhuri 2024: the epsilon of the largest mu for which
     the guesses refute mu-Gaussian differential privacy. It is tighter, because it tests the whole curve; but it refutes
-    no more than that the mechanism is mu-GDP. That of many subsampled Gaussians nearly is.
-
-    Raises:
-        ConfigError: a value out of range or a score that is not a number.
+    no more than that the mechanism is mu-GDP. That of many subsampled Gaussians nearly is. Raises as `clopper_pearson`.
     """
     inside, outside = _checked(in_scores, out_scores, delta, significance)
     if is_gaussian and not delta:

@@ -111,10 +111,7 @@ def worst_case(optimizer: Optimizer, plan: Plan, *, trials: int, seed: int = 0) 
 
     The two data sets are neighbours under add/remove; both divide by the expected batch of the same public number of
     examples. With the score the exact likelihood ratio of all releases, no adversary does better: the true trade-off
-    curve of these scores is the one that the ledger of the plan stands for.
-
-    Raises:
-        ConfigError: no trial, or a plan without noise.
+    curve of these scores is the one that the ledger of the plan stands for. ConfigError for no trial, or no noise.
     """
     require_noise(plan)
     engine, (x, y) = Prescribed(plan.dimension), canary(plan.dimension)
@@ -262,10 +259,8 @@ def one_run_scores(
     Canary j is in with probability 1/2 on its own, and is then drawn like every record. Its score is the log-likelihood
     ratio of its coordinate of all released gradients, were there no other record:
     sum_t log(1 - q + q exp(u z_t - u^2 / 2)), with z_t the release in standard deviations and u = 1 / noise. The
-    other records' gradients only make the attack weaker.
-
-    Raises:
-        ConfigError: more canaries than parameters, or fewer than two; a plan without noise.
+    other records' gradients only make the attack weaker. ConfigError for more canaries than parameters, fewer than two,
+    or a plan without noise.
     """
     require_noise(plan)
     if not 2 <= canaries <= engine.dimension:
