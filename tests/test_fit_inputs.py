@@ -12,7 +12,7 @@ import rich
 import short
 import torch
 from rich.console import Console
-from short import weights
+from short import loss, weights
 from torch import nn
 from torch.utils.data import (
     BatchSampler,
@@ -74,6 +74,10 @@ def transformed():
     return hugging().with_transform(lambda rows: {"x": X[: len(rows["a"])] * 0 + 1, "label": rows["label"]})
 
 
+def pixels():
+    return torch.from_numpy((X * 40 + 128).clip(0, 255).astype("uint8"))
+
+
 TENSORS = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
 SAME = {
     "doubles": lambda: (torch.from_numpy(X), torch.from_numpy(Y)),
@@ -120,6 +124,15 @@ def test_the_target_is_found_by_its_name_and_columns_by_theirs():
     expected = fit(TABLE, test=TABLE)
     for given in (GOAL, hugging(GOAL), {name: GOAL[name] for name in GOAL}):
         assert fit(given, target="goal", test=given).curve == expected.curve
+
+
+def test_bytes_and_real_numbers_become_the_type_of_the_model():
+    stored = pixels()
+    # Without noise, which depends on the records as they are stored.
+    expected = weights(fit((stored.float() / 255, Y), model=linear().double(), epsilon=math.inf))
+    found = fit((stored, Y), model=linear().double(), transform=lambda x: x.float() / 255, epsilon=math.inf)
+    assert expected.dtype == torch.float64
+    assert torch.equal(weights(found), expected)
 
 
 def test_a_mapped_file_is_not_read_into_memory(tmp_path):
@@ -300,9 +313,28 @@ def test_what_cannot_be_used_is_refused(name):
         fit(**changes)
 
 
+def test_a_frozen_batch_norm_stays_frozen():
+    model = nn.Sequential(linear(), nn.BatchNorm1d(2))
+    model[1].requires_grad_(False)
+    for is_training in (True, False):
+        model.train(is_training)[1].eval()
+        assert fit((X, Y), model=model).record["status"] == "done"
+        assert (model.training, model[1].training) == (is_training, False)
+        assert torch.equal(model[1].running_mean, torch.zeros(2))
+
+
 def test_a_transform_of_hugging_face_is_kept():
     ones = np.ones_like(X)
     assert torch.equal(weights(fit(transformed())), weights(fit((ones, Y))))
+
+
+def test_other_arguments_of_every_day():
+    weighted = torch.tensor([1.0, 3.0])
+    half = fit((X, Y), precision="bfloat16", loss=lambda o, t: loss(o, t) * weighted[t], physical_batch=8, epsilon="5")
+    assert half.record["status"] == "done"
+    assert 4.9 < half.record["epsilon"] <= 5
+    score = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
+    assert fit((X, X[:, 0]), model=score, loss=lambda o, t: (o - t).square()).record["status"] == "done"
 
 
 DOUBTS = {

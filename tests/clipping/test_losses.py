@@ -146,6 +146,10 @@ def without_number(output, target):
     return cross_entropy(output, target) * torch.where(target == 2, torch.nan, 1.0)
 
 
+def broadcast(output, target):
+    return ((output[:, :1] - target) ** 2).mean(1)
+
+
 def dropped_without_number(output, target):
     return without_number(F.dropout(output, 0.3), target)
 
@@ -173,6 +177,8 @@ def classes(n):
 REFUSED = {
     "positives": Refused(by_positives, classes, "'by_positives'.*alone and .* in a batch of"),
     "calls": Refused(Counter(), classes, "'Counter'.*the loss of a record is"),
+    "broadcast": Refused(broadcast, torch.randn, r"'broadcast'.*alone and .* in a batch of.*\[n, 3\], \[n\]"),
+    "rare class": Refused(without_number, classes, "'without_number'.*the loss of a record with target 2 is nan"),
     "random": Refused(dropped_without_number, classes, "'dropped_without_number'.*a record with target 2 is"),
     "squeeze": Refused(never_alone, classes, "'never_alone'.*of one record alone it ends in"),
 }
@@ -313,12 +319,12 @@ class Slots:
     codebook: torch.Tensor
 
 
+@pytest.mark.parametrize("size", [15, 16, 17])
 @pytest.mark.parametrize(
     "kind", [lambda *parts: parts, Near, Slots, lambda *parts: {"features": parts[0], "codebook": parts[1]}]
 )
-def test_a_codebook_is_whole_though_it_has_as_many_rows_as_the_batch(kind):
+def test_a_codebook_is_whole_though_it_has_as_many_rows_as_the_batch(kind, size):
     torch.manual_seed(0)
-    size = 16
     codebook = torch.randn(16, 3)
     model = Of(lambda m, x: kind(m.layer(x), codebook), layer=nn.Linear(4, 3))
 
@@ -357,7 +363,7 @@ def test_a_loss_may_work_in_place_and_draw_random_numbers(loss, kind):
     assert made.clipped([(1.0, made.theta)], x, y, torch.ones(N, dtype=torch.bool), Abadi(0.1)).norms.isfinite().all()
 
 
-@pytest.mark.parametrize("statistic", ["neighbour", "first target", "rank"])
+@pytest.mark.parametrize("statistic", ["outputs", "neighbour", "first target", "so far", "rank"])
 def test_a_random_loss_that_looks_at_the_batch_is_refused(statistic):
     model, x, y = problem()
     loss = lambda o, y: dropped(o, y) * (1 + BATCHES[statistic](o, y))  # noqa: E731

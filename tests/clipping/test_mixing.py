@@ -9,12 +9,14 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loop import TWO, assert_unchanged, check, everything, loop, squared
 from torch import nn
 from zoo import Of, batch_norm, floats, ids, mlp
 
+import dpopt
 from dpopt.clipping import Abadi, engine, mixing
 from dpopt.clipping.bookkeeping import BookkeepingEngine
 from dpopt.errors import ConfigError
@@ -66,6 +68,11 @@ def many(m, x):
 def scaled(m, x):
     """By the largest number of the batch, if that is large."""
     return x / (x.abs().max() / 6).clamp(min=1)
+
+
+def scaled_if_number(m, x):
+    """The same, with a guard against what is not finite."""
+    return x / (x.abs().max() / 6).nan_to_num(1.0, 1.0, 1.0).clamp(min=1)
 
 
 class Experts(nn.Module):
@@ -148,6 +155,9 @@ MIXING = REVIEWED | {
     "mean": Case(below(centred)),
     "mean_of_hidden": Case(between(centred)),
     "mean_in_training": Case(below(only(lambda m, x: m.training))),
+    "guarded": Case(below(scaled_if_number), outlier=50.0),
+    "neighbours": Case(below(lambda m, x: x + x.roll(1, 0))),
+    "sums_so_far": Case(below(lambda m, x: x.cumsum(0))),
     "sums_to_come": Case(below(only(many, lambda m, x: x.flip(0).cumsum(0).flip(0)))),
     "largest": Case(below(marks_largest), is_followed=False),
     "statistics": Case(below(lambda m, x: F.batch_norm(x, None, None, training=True)), is_followed=False),
@@ -271,21 +281,49 @@ def entities(sizes):
         return m.head(torch.cat([table(x[:, i]) for i, table in enumerate(m.tables)], 1))
 
     tables = nn.ModuleList(nn.Embedding(size, 3) for size in sizes)
-    return Of(forward, tables=tables, head=nn.Linear(3 * len(sizes), 2))
+    return Of(forward, tables=tables, head=nn.Linear(3 * len(sizes), 2)), sizes
+
+
+def buffered(sizes):
+    """An index into a buffer that is not trained, and a shift by another column."""
+
+    def forward(m, x):
+        return m.head(m.rows[x[:, 0]] + x[:, 1:2] * m.slope)
+
+    rows = nn.Buffer(torch.randn(sizes[0], 4))
+    return Of(forward, rows=rows, slope=nn.Parameter(torch.randn(4)), head=nn.Linear(4, 2)), sizes[:2]
 
 
 @settings(max_examples=10, deadline=None)
 @given(
+    build=st.sampled_from([entities, buffered]),
     sizes=st.lists(st.sampled_from([1, 2, 5, 40, 1000]), min_size=2, max_size=5),
     kind=st.sampled_from(["bookkeeping", "vmap"]),
     seed=st.integers(0, 99),
 )
-def test_columns_may_be_indices_into_tables_of_different_sizes(sizes, kind, seed):
+def test_columns_may_be_indices_into_tables_of_different_sizes(build, sizes, kind, seed):
     torch.manual_seed(seed)
-    model = entities(sizes)
+    model, sizes = build(sizes)
     x = torch.stack([torch.randint(size, (N,)) for size in sizes], 1)
     made = engine(model, squared, kind, sample=(x[:3], torch.randn(3)), batch=N)
     check(model, made, x, torch.randn(N))
+
+
+def test_bert_takes_the_three_inputs_of_its_tokenizer():
+    """Named inputs, each with a table of its own."""
+    torch.manual_seed(0)
+    length = 9
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 200, "num_labels": 2}
+    config = transformers.BertConfig(
+        num_hidden_layers=1, hidden_dropout_prob=0, attention_probs_dropout_prob=0, **sizes
+    )
+    ids = torch.randint(1, 200, (16, length)) * (torch.arange(length) < max(2, 0.7 * length))
+    data = {"input_ids": ids, "attention_mask": (ids != 0).long(), "token_type_ids": torch.zeros_like(ids)}
+    model, targets = transformers.BertForSequenceClassification(config), torch.randint(2, (16,))
+    options = {"epsilon": 8, "delta": 1e-2, "epochs": 0.5, "batch_size": 8, "accountant": "rdp", "progress": False}
+    options |= {"optimizer": "dp_sgd", "engine": "bookkeeping"}
+    record = dpopt.fit(model, nn.CrossEntropyLoss(reduction="none"), (data, targets), **options).record
+    assert record["status"] == "done"
 
 
 # What a trial leaves behind.
@@ -348,6 +386,15 @@ def test_frozen_statistics_stay_frozen(kind):
     assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
 
 
+def test_a_normalisation_that_comes_to_mix_is_refused_before_it_sees_a_batch():
+    model, inputs = batch_norm(nn.BatchNorm2d, 2)
+    made = engine(model, squared, sample=(inputs(3), torch.randn(3)))
+    model[1] = nn.BatchNorm2d(4)
+    with pytest.raises(ConfigError, match=r"BatchNorm2d.*evaluation mode"):
+        clipped_sum(made, inputs(N), torch.randn(N))
+    assert not model[1].running_mean.any()
+
+
 def tracks_anew(m, x):
     """Makes another buffer of the old one."""
     m.average = 0.9 * m.average + 0.1 * x.detach().mean(0)
@@ -386,6 +433,7 @@ def test_auto_falls_back_and_says_why(sampled, caplog):
     [
         (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "1.*BatchNorm1d.*GroupNorm"),
         (nn.Sequential(nn.Conv1d(4, 4, 1), nn.InstanceNorm1d(4, track_running_stats=True)), "1.*InstanceNorm1d"),
+        (nn.Sequential(nn.Embedding(4, 4, max_norm=1.0)), "0.*Embedding.*max_norm"),
         (nn.Sequential(nn.Embedding(4, 4, scale_grad_by_freq=True)), "0.*Embedding.*scale_grad_by_freq"),
         (nn.Sequential(nn.Embedding(4, 4, max_norm=1.0).requires_grad_(False), nn.Linear(4, 2)), "0.*max_norm"),
         (nn.Sequential(nn.EmbeddingBag(4, 4, max_norm=1.0), nn.Linear(4, 2)), "0.*EmbeddingBag.*max_norm"),

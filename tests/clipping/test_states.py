@@ -7,7 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from loop import cross_entropy
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from zoo import Of
@@ -20,6 +22,10 @@ from dpopt.privacy import DataOracle
 from dpopt.privacy.ledger import Draw, Ledger, Plan
 
 BOUND = 0.3
+
+
+def next_token(output, ids):
+    return F.cross_entropy(output[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none").mean(1)
 
 
 def alone(model, loss, x, y):
@@ -85,11 +91,10 @@ COMPILED += [pytest.param(way, "inductor", marks=pytest.mark.slow) for way in WA
 
 @pytest.mark.parametrize(("way", "backend"), COMPILED)
 def test_compiled_models_are_right(way, backend):
-    """Whether the model was run before or not; the model as a whole in every engine."""
+    """In every engine, whether the model was run before or not."""
     torch.manual_seed(0)
     (x, y), plain = classes(), net()
-    others = ((True, "vmap"), (False, "loop")) if (way, backend) == (whole, "eager") else ()
-    for was_run, name in ((False, "auto"), (True, "bookkeeping"), *others):
+    for was_run, name in ((False, "auto"), (True, "bookkeeping"), (True, "vmap"), (False, "loop")):
         torch.compiler.reset()
         model = way(copy.deepcopy(plain), backend)
         if was_run:
@@ -115,13 +120,13 @@ def test_two_threads_leave_compiled_code_alone_until_both_have_left():
 
 def test_what_is_saved_of_a_compiled_model_loads_into_the_plain_one_and_back(tmp_path):
     x, y = classes(60)
-    for number, way in enumerate((whole, lambda model, backend: model)):
+    for number, way in enumerate((whole, one_layer, lambda model, backend: model)):
         torch.manual_seed(0)
         options = {"epsilon": 5.0, "delta": 1e-4, "epochs": 1, "batch_size": 20, "accountant": "rdp", "progress": False}
         result = dpopt.fit(way(net(), "eager"), cross_entropy, (x, y), optimizer="dp_sgd", **options)
         assert result.record["status"] == "done"
         result.save(folder := tmp_path / str(number))
-        for other in (one_layer, lambda model, backend: model):
+        for other in (whole, one_layer, lambda model, backend: model):
             loaded = dpopt.load(folder, other(net(), "eager")).model
             assert torch.equal(loaded(x), result.model(x))
 
@@ -194,7 +199,9 @@ def test_parameters_that_share_memory_are_refused(way):
     engine(beside, cross_entropy)
 
 
-@pytest.mark.parametrize(("kind", "name"), [(nn.LSTM, "auto"), (nn.GRUCell, "bookkeeping")])
+@pytest.mark.parametrize(
+    ("kind", "name"), [(nn.LSTM, "auto"), (nn.GRU, "bookkeeping"), (nn.RNN, "vmap"), (nn.LSTMCell, "auto")]
+)
 def test_recurrent_layers_are_refused_with_what_replaces_them(kind, name):
     def run(m, x):
         output = m.layer(x[:, None] if isinstance(m.layer, nn.RNNBase) else x)
@@ -275,15 +282,65 @@ def test_checkpoints_are_right_or_name_their_switch(is_reentrant, is_frozen):
             engine(model, cross_entropy, "bookkeeping", sample=(x[:4], y[:4]))
 
 
+class Logits(nn.Module):
+    """A model of Hugging Face that is called with ids alone."""
+
+    def __init__(self, model, **also):
+        super().__init__()
+        self.model, self.also = model, also
+
+    def forward(self, ids):
+        return self.model(input_ids=ids, **dict.fromkeys(self.also, ids)).logits
+
+
+def adapted(is_reentrant):
+    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": 50, "n_positions": 16}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": is_reentrant})
+    model.enable_input_require_grads()
+    model = get_peft_model(model, LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter, std=0.05)
+    return Logits(model).train()
+
+
+def t5():
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 50}
+    config = transformers.T5Config(**sizes, dropout_rate=0.0, decoder_start_token_id=0)
+    return Logits(transformers.T5ForConditionalGeneration(config), decoder_input_ids=True)
+
+
+LANGUAGE = {
+    "lora_checkpointed": (lambda: adapted(False), ["bookkeeping"]),
+    "lora_checkpointed_reentrant": (lambda: adapted(True), ["loop"]),
+    "t5": (t5, ["vmap", "loop"]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs")
+@pytest.mark.parametrize("length", [5, 8])
+@pytest.mark.parametrize("case", LANGUAGE)
+def test_models_of_hugging_face(case, length):
+    torch.manual_seed(0)
+    make, expected = LANGUAGE[case]
+    ids = torch.randint(1, 50, (8, length))
+    assert assert_right(make(), next_token, ids, ids, tolerance=1e-4).name in expected
+    if case == "lora_checkpointed_reentrant":
+        with pytest.raises(ConfigError, match="'use_reentrant': False"):
+            engine(make(), next_token, "bookkeeping", sample=(ids[:3], ids[:3]))
+
+
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_an_encoder_with_a_mask_of_padding():
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_an_encoder_with_a_mask_of_padding(dropout):
     def run(m, x):
         padding = x == 0
         hidden = m.encoder(m.table(x), src_key_padding_mask=padding).masked_fill(padding[..., None], 0)
         return m.head(hidden.sum(1) / (~padding).sum(1, keepdim=True))
 
     torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=dropout, batch_first=True)
     model = Of(
         run, table=nn.Embedding(20, 8, padding_idx=0), encoder=nn.TransformerEncoder(layer, 1), head=nn.Linear(8, 3)
     )
