@@ -10,13 +10,15 @@ from dpopt.errors import ConfigError
 
 N = 6
 ZOO = MODELS | ODD | OTHERS
-REFUSED = {"instance_norm_tracking", "batch_norm_training", "spectral_norm_training"}
+REFUSED = {"instance_norm_tracking", "batch_norm_training", "batch_norm_untracked", "spectral_norm_training"}
 REFUSED |= {"embedding_max_norm", "embedding_sparse", "changed_after_use"}
 """Those that no engine can follow, and those that cannot be trained privately."""
-LATE = ("positions_without_batch", "time_major", "one_call_per_example", "doubled_rows", "attention", "two_halves")
+SAMPLE = [*REFUSED, "batch_norm2d", "batch_norm_frozen", "spectral_norm", "opacus_gru", "by_value", "experts"]
+SAMPLE += ["checkpoint_reentrant", "shared_module", "embedding_padding", "attention_causal"]
+SLOW = {*OTHERS} - {*SAMPLE}
 
 
-@pytest.mark.parametrize("name", sorted(ZOO))
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in sorted(ZOO)])
 def test_every_architecture_equals_a_loop_or_is_refused(name):
     """Book-keeping follows all of `MODELS`, in float64 to 1e-10. Of the others, at three examples a layer's rows could
     be taken for examples, as there are three positions or time steps."""
@@ -43,7 +45,7 @@ def test_every_architecture_equals_a_loop_or_is_refused(name):
         check(model, made, *batch(n), weights=weights, clip=clip, mask=torch.arange(n) != 1)
 
 
-@pytest.mark.parametrize("name", LATE)
+@pytest.mark.parametrize("name", sorted(ODD))
 def test_without_a_sample_the_first_batch_decides(name):
     """Each size comes to book-keeping first once, and to the engine that it leaves the model to."""
     torch.manual_seed(0)
