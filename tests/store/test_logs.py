@@ -106,6 +106,7 @@ def test_wandb_holds_a_run_that_went_on_once(tmp_path, monkeypatch):
     held, until = b"", time.monotonic() + 120
     while not all(words in held for words in (b"no luck", b"dp_adam", b"test_accuracy", b"epsilon")):
         assert time.monotonic() < until, held
+        time.sleep(0.05)
         held = b"".join(path.read_bytes() for path in tmp_path.glob(f"wandb/offline-run-*-{RUN}*/*.wandb"))
 
 
