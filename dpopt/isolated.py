@@ -12,7 +12,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Lock
 from typing import Any
 
@@ -28,8 +28,6 @@ from dpopt.privacy.wire import Channel, IsolatedFailure, NotImportable
 from dpopt.types import Query, Release
 
 _REFUSALS = {kind.__name__: kind for kind in (BudgetSpent, UnplannedRelease)}
-_MOST = sys.maxsize
-"""The trainer is trusted: its messages may be of any size."""
 
 
 class _RemoteOracle(Asking):
@@ -56,7 +54,7 @@ class _RemoteOracle(Asking):
     def _request(self, **message: Any) -> dict[str, Any]:
         with self._lock:  # threads are answered in turn
             self._channel.send(**message)
-            answer = self._channel.receive(_MOST, _MOST)
+            answer = self._channel.receive()
         self.draws_left = answer["draws_left"]
         if "refused" in answer:
             kind, reason = _REFUSALS.get(answer["refused"]), answer["reason"]
@@ -70,7 +68,7 @@ def _serve(channel: Channel) -> None:
     state: Any = None
     is_confined = False
     while True:
-        task = channel.receive(_MOST, _MOST)
+        task = channel.receive()
         answer: dict[str, Any] = {}
         try:
             match task.pop("do"):
@@ -154,9 +152,8 @@ def main(descriptor: int) -> None:
             if os.fork() == 0:
                 control.close()
                 try:
-                    _serve(Channel(socket.socket(fileno=files[0])))
-                except IsolatedFailure:
-                    pass
+                    with suppress(IsolatedFailure):
+                        _serve(Channel(socket.socket(fileno=files[0])))
                 finally:
                     os._exit(0)
             os.close(files[0])

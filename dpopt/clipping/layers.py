@@ -183,7 +183,7 @@ def refuse_unsafe(model: nn.Module) -> None:
     for name, p in sorted(parameters.items(), key=lambda pair: pair[1].storage_offset()):
         place, start = p.untyped_storage()._cdata, int(p.storage_offset())
         end, other = ends.get(place, (0, name))
-        if start < end or torch._debug_has_internal_overlap(p) == 1:
+        if start < end or torch._debug_has_internal_overlap(p) == 1:  # pyright: ignore[reportPrivateImportUsage]
             raise ConfigError(
                 f"model.{name}", "parameter", f"shares memory with {other}: use one parameter in both places"
             )

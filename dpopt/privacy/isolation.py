@@ -30,7 +30,7 @@ from dpopt import markup
 from dpopt.errors import ConfigError
 from dpopt.privacy.confinement import hide_memory, landlock_version
 from dpopt.privacy.oracle import BudgetSpent, OpenDraw, UnplannedRelease
-from dpopt.privacy.wire import TENSORS, Answer, Channel, IsolatedFailure, NotImportable
+from dpopt.privacy.wire import SENDS, TENSORS, Answer, Channel, IsolatedFailure, NotImportable
 from dpopt.types import Vector
 
 _LARGEST_STATE = 64
@@ -179,9 +179,7 @@ class Isolated:
         leaves = self._answer(2**16, 8 * _LARGEST_STATE * len(self._theta) + 2**20).leaves
         is_whole = len(leaves) > max(self.places.values())
         if not is_whole or (leaves[0].shape, leaves[0].dtype) != (self._theta.shape, self._theta.dtype):
-            raise IsolatedFailure(
-                "the process of the isolated optimizer sends a state without theta, or without its fields"
-            )
+            raise IsolatedFailure(f"{SENDS} a state without theta, or without its fields")
         return leaves
 
     def _state(self, answer: Answer) -> _IsolatedState:
@@ -209,8 +207,7 @@ def _pickled(optimizer: Any) -> bytes:
             raise AttributeError("define it in a module: its own process cannot import the main one")
         return pickle.dumps(optimizer)
     except Exception as error:
-        is_local = isinstance(error, pickle.PicklingError | AttributeError)
-        kind = NotImportable if is_local else ConfigError
+        kind = NotImportable if isinstance(error, pickle.PicklingError | AttributeError) else ConfigError
         raise kind("optimizer", optimizer, f"it cannot be sent to a process of its own ({error})") from error
 
 

@@ -14,8 +14,7 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib import import_module
-from operator import attrgetter
+from pkgutil import resolve_name
 from typing import Any, Literal
 
 import torch
@@ -36,6 +35,7 @@ TENSORS = 16
 _LONGEST = 2**24
 """Bytes of a message without its tensors: a trace of 10^5 draws that all differ fits."""
 _ENDED = "the process of the isolated optimizer has ended"
+SENDS = "the process of the isolated optimizer sends"
 _LENGTH = struct.Struct("<Q")
 
 
@@ -99,10 +99,11 @@ class Channel:
         except OSError as error:
             raise IsolatedFailure(_ENDED) from error
 
-    def receive(self, tensors: int, size: int, kind: type[Any] = dict) -> Any:
+    def receive(self, tensors: float = math.inf, size: float = math.inf, kind: type[Any] = dict) -> Any:
         """The next message: a mapping, or an object of the dataclass `kind`, held to its annotations.
 
-        It may hold `tensors` tensors of `size` bytes in all. Raises `IsolatedFailure` if there is no such message.
+        It may hold `tensors` tensors of `size` bytes in all, which only the trainer, who is trusted, leaves open.
+        Raises `IsolatedFailure` if there is no such message.
         """
         try:
             (length,) = _LENGTH.unpack(self._exactly(bytearray(_LENGTH.size)))
@@ -126,9 +127,7 @@ class Channel:
             raise
         except Exception as error:  # hostile bytes can fail in any way
             reason = markup.line(cut(f"{type(error).__name__}: {error}"))
-            raise IsolatedFailure(
-                f"the process of the isolated optimizer sends what cannot be read ({reason})"
-            ) from error
+            raise IsolatedFailure(f"{SENDS} what cannot be read ({reason})") from error
 
     def close(self) -> None:
         with suppress(OSError):  # the other process may have hung up already
@@ -179,7 +178,7 @@ def _built(value: Any, tensors: dict[int, Tensor], imports: bool, sequence: Call
         return tensors.pop(value["$tensor"])
     if "$class" in value:
         name = value["$class"]
-        kind = _imported(name) if imports and name not in _CLASSES else _CLASSES[name]
+        kind = resolve_name(name) if imports and name not in _CLASSES else _CLASSES[name]
         # The kernel tells weighted points from plain ones by tuples.
         return kind(**{key: _built(each, tensors, imports, tuple) for key, each in value["fields"].items()})
     return {key: _built(each, tensors, imports, sequence) for key, each in value.items()}
@@ -187,16 +186,11 @@ def _built(value: Any, tensors: dict[int, Tensor], imports: bool, sequence: Call
 
 def _import_name(value: Any) -> str:
     name = f"{type(value).__module__}:{type(value).__qualname__}"
-    with suppress(ImportError, AttributeError):
-        if dataclasses.is_dataclass(value) and _imported(name) is type(value) and not name.startswith("__main__:"):
+    with suppress(ImportError, AttributeError, ValueError):  # the last of a name with `<locals>`
+        if dataclasses.is_dataclass(value) and resolve_name(name) is type(value) and not name.startswith("__main__:"):
             return name
     raise NotImportable("isolate", value, "it is no dataclass that another process can import by module and name")
 
 
-def _imported(name: str) -> type[Any]:
-    module, _, path = name.partition(":")
-    return attrgetter(path)(import_module(module))
-
-
 def _bytes(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
