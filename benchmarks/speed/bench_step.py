@@ -16,9 +16,9 @@ from dpopt.bench import run
 CHOSEN = run.settings(["cases=all", "subsets=all"])
 ROUNDS, WARM_UP = 10, 2
 STEPS = {
-    f"{group.kind}-{group.case.name}-{group.subset}-{contender.name}": (group, contender)
-    for group in run.grouped(CHOSEN)[0]
-    for contender in group.contenders
+    f"{kind}-{case.name}-{subset}-{contender.name}": (kind, case, subset, contender)
+    for kind, case, subset, contenders in run.find_groups(CHOSEN)[0]
+    for contender in contenders
 }
 
 
@@ -32,9 +32,9 @@ def _quiet():
 @pytest.mark.parametrize("name", STEPS)
 def test_step(benchmark, name):
     """One call of one contender."""
-    group, contender = STEPS[name]
-    benchmark.group = f"{group.kind}s, {group.case.name}, {group.subset}, {torch.get_num_threads()} threads"
-    benchmark.extra_info |= {"batch_size": group.case.batch_size, "draws_per_call": contender.draws}
+    kind, case, subset, contender = STEPS[name]
+    benchmark.group = f"{kind}s, {case.name}, {subset}, {torch.get_num_threads()} threads"
+    benchmark.extra_info |= {"batch_size": case.batch_size, "draws_per_call": contender.draws}
     try:
         step = contender.build(WARM_UP + ROUNDS)
         step()

@@ -63,7 +63,7 @@ def settings(overrides: Sequence[str] = ()) -> BenchKeys:
 
 def bench(chosen: BenchKeys, console: Console | None = None) -> dict[str, Any]:
     """Measure everything that `chosen` names and return the record; `results/README.md` says what it holds."""
-    groups, skipped = _groups(chosen)
+    groups, skipped = find_groups(chosen)
     rows: list[dict[str, Any]] = []
     started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
@@ -96,7 +96,7 @@ def bench(chosen: BenchKeys, console: Console | None = None) -> dict[str, Any]:
     }
 
 
-def _groups(chosen: BenchKeys) -> tuple[list[tuple[str, Case, str, list[Contender]]], list[str]]:
+def find_groups(chosen: BenchKeys) -> tuple[list[tuple[str, Case, str, list[Contender]]], list[str]]:
     """Kind, case, subset and contenders that take turns, and what is left out because a model has no such subset."""
     groups: list[tuple[str, Case, str, list[Contender]]] = []
     skipped: list[str] = []

@@ -52,7 +52,8 @@ def _editable(top: str) -> Iterator[Path]:
     """Folders of the editable installations that have a top-level module of this name."""
     for distribution in distributions(path=list(map(str, _sites()))):
         origin = json.loads(distribution.read_text("direct_url.json") or "{}")
-        # By its own name where it does not list its top-level modules.
-        names = (distribution.read_text("top_level.txt") or distribution.name.replace("-", "_")).split()
-        if origin.get("dir_info", {}).get("editable") and top in names:
-            yield Path(os.path.realpath(unquote(urlsplit(origin["url"]).path)))
+        if origin.get("dir_info", {}).get("editable"):
+            # By its own name where it does not list its top-level modules.
+            names = (distribution.read_text("top_level.txt") or distribution.name.replace("-", "_")).split()
+            if top in names:
+                yield Path(os.path.realpath(unquote(urlsplit(origin["url"]).path)))

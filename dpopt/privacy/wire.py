@@ -99,11 +99,10 @@ class Channel:
         except OSError as error:
             raise IsolatedFailure(_ENDED) from error
 
-    def receive(self, tensors: float = math.inf, size: float = math.inf, kind: type[Any] = dict) -> Any:
+    def receive(self, tensors: float, size: float, kind: type[Any] = dict) -> Any:
         """The next message: a mapping, or an object of the dataclass `kind`, held to its annotations.
 
-        It may hold `tensors` tensors of `size` bytes in all, which only the trainer, who is trusted, leaves open.
-        Raises `IsolatedFailure` if there is no such message.
+        It may hold `tensors` tensors of `size` bytes in all. Raises `IsolatedFailure` if there is no such message.
         """
         try:
             (length,) = _LENGTH.unpack(self._exactly(bytearray(_LENGTH.size)))

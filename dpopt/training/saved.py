@@ -83,7 +83,7 @@ class FitResult:
         try:
             name = folder.name.encode("utf-8", "replace").decode()
             _write(replace(self, record=record), partial, name)
-            partial.rename(folder)  # fails where there is one since
+            partial.rename(folder)  # fails where there is one since, unless it is empty
         except OSError as error:
             raise _unwritable(folder, "folder", error) from error
         finally:

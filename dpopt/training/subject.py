@@ -216,7 +216,7 @@ def telling(split: Split, whole: list[Tensor], device: torch.device, count: int 
 
 
 def _unlike(y: Tensor, most: int = 16) -> list[int]:
-    """Rows of targets y [n, ...]: of classes one each, the rare ones first; else the least and largest of a column."""
+    """Rows of targets y [n, ...]: of classes one each, the rare ones first; else the ends of each column."""
     if not y.numel():
         return []
     columns = (torch.view_as_real(y) if y.is_complex() else y).reshape(len(y), -1)[:, :most].cpu()
@@ -224,7 +224,7 @@ def _unlike(y: Tensor, most: int = 16) -> list[int]:
         values, place, counts = columns[:, 0].unique(return_inverse=True, return_counts=True)
         rows = torch.full_like(counts, len(y)).scatter_reduce_(0, place, torch.arange(len(y)), "amin")
         return rows[[0, len(values) - 1, *counts.argsort(stable=True).tolist()][:most]].tolist()
-    return [*columns.double().argmax(0).tolist(), *columns.double().argmin(0).tolist()][:most]
+    return [*columns.double().argmax(0).tolist(), *columns.double().argmin(0).tolist()]
 
 
 def described(x: Any) -> str:

@@ -306,7 +306,7 @@ def note_kind(kinds, output, target):
 def test_subsets_that_a_model_lacks_are_left_out():
     assert [case.name for case in run.settings(["cases=all", "engines=none"]).cases] == [*CASES]
     chosen = run.settings(["cases=[tiny,gpt2]", "subsets=[head,bitfit,lora]", "engines=[vmap]", "optimizers=adadp"])
-    groups, skipped = run._groups(chosen)
+    groups, skipped = run.find_groups(chosen)
     assert [(kind, case.name, subset) for kind, case, subset, _ in groups] == [
         ("engine", "tiny", "head"),
         ("engine", "tiny", "bitfit"),
