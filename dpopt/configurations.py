@@ -91,7 +91,8 @@ def _layered(file: Path, content: Mapping[str, Any] | None, below: tuple[str, ..
         if not isinstance(entry, str) or not _PLAIN.fullmatch(entry):
             raise ConfigError(f"{file}: defaults", entry, "expected names of files in the same folder, and `_self_`")
         if entry == "_self_":
-            layers.append(OmegaConf.masked_copy(layer, [str(key) for key in layer if key != "defaults"]))
+            keys: list[Any] = [key for key in layer if key != "defaults"]  # of any type: wrong ones are refused below
+            layers.append(OmegaConf.masked_copy(layer, keys))
         else:
             # A suite's neighbours come first: with its folder goes all that it means.
             folders = (file.parent, shipped("benchmarks"), _BASE)

@@ -291,6 +291,7 @@ FILES: dict[str, bytes] = {
     "no_defaults": SUITE.replace("defaults: [suite, _self_]\n", "").encode(),
     "defaults_itself": SUITE.replace("[suite, _self_]", "[suite, defaults_itself, _self_]").encode(),
     "interpolation": SUITE.replace("epochs: 1", "epochs: ${epochs}").encode(),
+    "keys_that_are_no_words": SUITE.encode() + b"1: a\n1.5: b\non: c\n",
     "large": SUITE.encode() + b"#" * 2 * 10**6,
 }
 """YAML files that are no suites, or odd ones."""

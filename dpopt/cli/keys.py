@@ -91,24 +91,15 @@ def _kinds(hint: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Command:
-    """A command of the command line.
+    """A command of the command line."""
 
-    Attributes:
-        run: a dataclass of keys, which is called when it has been read, or a function of the arguments; both return the
-            exit code, None for 0.
-        text: a line for the list of commands.
-        keys: of a function, as a dataclass.
-        files: of `conf/base`, that hold keys of a function with their defaults.
-        words: that the first argument may be.
-        usage: of the arguments.
-    """
-
+    # A dataclass of keys, called when it has been read, or a function of the arguments; gives the exit code or None.
     run: type[Callable[[], int | None]] | Callable[[Sequence[str]], int | None]
-    text: str
-    keys: type | None = None
-    files: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
-    usage: str = "KEY=VALUE"
+    text: str  # a line for the list of commands
+    keys: type | None = None  # of a function, as a dataclass
+    files: tuple[str, ...] = ()  # of `conf/base`, that hold keys of a function with their defaults
+    words: tuple[str, ...] = ()  # that the first argument may be
+    usage: str = "KEY=VALUE"  # of the arguments
 
     def __call__(self, arguments: Sequence[str], name: str) -> int:
         run = read(self.run, arguments, name) if isinstance(self.run, type) else lambda: self.run(arguments)

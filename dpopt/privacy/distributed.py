@@ -31,6 +31,10 @@ from dpopt.errors import ConfigError
 from dpopt.privacy.sampling import derive
 
 
+class Left(RuntimeError):
+    """Another process of the group has ended while this one waited for it."""
+
+
 @dataclass(frozen=True)
 class Processes:
     """The processes of one run, this one is number `rank` of them; all have to call its methods, with several."""
@@ -57,14 +61,16 @@ class Processes:
         """Replace `total` by its sum over all processes, in place."""
         # Each number is added up once and sent around, so that all have the same bits. `training` makes sure of it.
         if self.size > 1:
-            dist.all_reduce(total)
+            with _watching():
+                dist.all_reduce(total)
 
     def gather(self, value: Any) -> list[Any]:
         """`value` of each process, in the order of their ranks."""
         values = [value]
         if self.size > 1:
             values = [None] * self.size
-            dist.all_gather_object(values, value)
+            with _watching():
+                dist.all_gather_object(values, value)
         return values
 
     @contextmanager
@@ -108,6 +114,14 @@ class Processes:
 
 
 ALONE = Processes()
+
+
+@contextmanager
+def _watching() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise Left(f"another process of the group has ended: {error}") from error
 
 
 def digest(*tensors: Tensor) -> str:

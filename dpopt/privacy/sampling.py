@@ -78,13 +78,8 @@ def physical_batches(
 ) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
     """Cut `rows` into as few batches of at most `size` as hold them all, of nearly equal length; none is truncated.
 
-    Args:
-        rows: row numbers, shape [n].
-        size: the most rows of a batch.
-        multiple: lengths are rounded up to a multiple of it (or to `size`); `size` itself gives batches of one shape.
-
-    Returns:
-        Pairs (row numbers, mask), all of one length; padding repeats row 0 and is masked out. An empty draw gives none.
+    Gives pairs (row numbers, mask) of one length, a multiple of `multiple` or `size`; `size` for both gives one shape.
+    Padding repeats row 0 and is masked out. An empty draw gives none.
     """
     # Equal parts: a full batch and a tiny rest would cost two calls for one call's work.
     count = math.ceil(len(rows) / size)

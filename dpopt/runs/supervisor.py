@@ -34,6 +34,7 @@ import torch
 import torch.distributed as dist
 
 from dpopt.cells import Cell
+from dpopt.privacy.distributed import Left, Processes
 from dpopt.runs import stopping
 from dpopt.runs.remote import ENDING, guarded_main
 from dpopt.runs.train import train
@@ -230,9 +231,11 @@ def _follow(suite: Keys, store: Store) -> None:
     lease = cast(Lease, SimpleNamespace(check=lambda: None))
     how: dict[str, Any] = {"device": suite.device, "physical_batch": suite.physical_batch, "isolate": suite.isolate}
     while True:
-        cell = _broadcast(None)
         try:
+            cell = _broadcast(None)
             train(cell, _Silent(store.root), lease, **how, stop=lambda: False)
+        except Left as error:  # between cells or in one, whose attempt then counts as one that has died
+            raise SystemExit(1) from error
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             fail(store, cell.run_id, suite, "failed", reason, traceback.format_exc())
@@ -241,9 +244,8 @@ def _follow(suite: Keys, store: Store) -> None:
 
 def _broadcast(cell: Cell | None) -> Cell:
     """The first process's cell, in all of them."""
-    box = [cell.content() if cell else None]
-    dist.broadcast_object_list(box, 0)
-    return cell or Cell.from_content(cast(dict[str, Any], box[0]))
+    content, *_ = Processes.of_group().gather(cell.content() if cell else None)
+    return cell or Cell.from_content(content)
 
 
 class _Silent(Store):

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from dpopt.cells import Cell
 from dpopt.errors import ConfigError, Held
+from dpopt.privacy.distributed import Left
 from dpopt.runs import stopping
 from dpopt.runs.train import Interrupted, train
 from dpopt.store.leases import Lease
@@ -202,14 +203,16 @@ def attempt(
             except Interrupted:
                 if time.monotonic() > deadline:
                     return fail(store, run_id, suite, "timeout", too_long(suite))
-                uncount(store, run_id)
+                store.note_tries(run_id, *tries)
                 return "interrupted", ""
             except Held:
                 raise
+            except Left as error:  # the note stands: a process has died
+                return "again", str(error)
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
                 if isinstance(error, OSError) and error.errno in _FULL:
-                    uncount(store, run_id)
+                    store.note_tries(run_id, *tries)
                     return "blocked", reason
                 return fail(store, run_id, suite, "failed", reason, traceback.format_exc())
             return "done", ""

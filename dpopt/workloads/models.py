@@ -122,14 +122,8 @@ def wide_resnet(depth: int = 16, width: int = 4, classes: int = 10, groups: int 
     differs in what follows from that: it normalises after the rectifier instead of before, each shortcut convolution
     has a normalisation of its own, and standardised weights have a trained gain.
 
-    Args:
-        depth: number of convolutions on the longest path, 6n + 4.
-        width: how many times wider than a residual network of 16, 32 and 64 filters.
-        classes: number of outputs.
-        groups: of the group normalisation.
-
-    Raises:
-        ConfigError: no such depth.
+    Its longest path has `depth` = 6n + 4 convolutions (else ConfigError); it is `width` times wider than a residual
+    network of 16, 32 and 64 filters.
     """
     from timm.layers.std_conv import StdConv2d
 

@@ -9,6 +9,7 @@ import pytest
 from stored import in_child
 
 from dpopt.errors import Held
+from dpopt.privacy.distributed import Left
 from dpopt.runs import stopping, worker
 from dpopt.runs.train import Interrupted
 from dpopt.runs.worker import News, Queue, attempt, work
@@ -134,6 +135,19 @@ def test_an_error_is_not_tried_again_unless_that_is_asked_for(suite, store, cell
     news = kinds(told(suite, store, cells[1:2], retries=1, retry_on=("failed",)))
     assert [kind for kind, _ in news] == ["begin", "again", "begin", "failed", "bye"]
     assert store.error(other)["reason"] == "ValueError: twice"
+
+
+def test_the_death_of_a_process_beside_it_is_no_error_of_the_cell(suite, store, cells, ends):
+    """Whoever hears of it first: the process that waited for the dead one, or the supervisor."""
+    run_id = cells[0].run_id
+    ends[run_id] = [ValueError("once"), Left("it has ended"), Interrupted]
+    often = dataclasses.replace(suite, retries=2, retry_on=("failed", "died"))
+    tries = []
+    for kind in ("again", "again", "interrupted"):
+        with store.lease(run_id) as lease:
+            assert attempt(cells[0], store, lease, often)[0] == kind
+        tries.append(store.tries(run_id)[:2])
+    assert tries == [(1, "failed"), (2, "died"), (2, "died")]
 
 
 def test_a_cell_that_takes_too_long_fails_and_one_that_is_stopped_does_not(suite, store, cells, ends):
