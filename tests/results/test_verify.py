@@ -25,7 +25,7 @@ settings:
   composed: {name: dp_sgd, grid: {lr: [0.1, 1]}, selection: composed}
   private: {name: dp_sgd, grid: {lr: [0.1, 1]}, tuning: private, selection: {rule: geometric, runs: 2}}
   simulated: {name: dp_sgd, grid: {lr: [0.1, 1]}, selection: simulated}
-  ceiling: {name: dp_sgd, fields: {lr: 1.0}, tuning: fixed, epsilon: inf}
+  ceiling: {name: dp_sgd, fields: {lr: 1.0}, tuning: fixed, epsilon: inf, epochs: 1}
 epsilon: [2]
 accountant: pld
 batch_size: 8000

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import time
 
 import pytest
@@ -71,6 +72,7 @@ def test_one_process_has_a_lease_and_gives_it_back(path):
         holder = leases.read(path)
         assert (holder.pid, holder.is_gone) == (os.getpid(), False)
         assert holder.age < 60
+        assert str(holder) == f"process {os.getpid()} of {socket.gethostname()}"
     assert not path.exists()
     assert leases.read(path) is None
     assert ended(in_child(lambda: Lease(path).take())) == 0
