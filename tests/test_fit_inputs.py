@@ -262,6 +262,14 @@ HOLES = X.copy()
 HOLES[[3, 3, 50], [0, 1, 2]] = math.nan, math.inf, -math.inf
 RAGGED = [[1.0] * (1 + k % 2) for k in range(N)]
 BAD = {**MIXED, "category": np.where(np.arange(N) == 41, 5, CATEGORY)}
+MANY = np.random.default_rng(2).random((N, 16))
+MANY[40, 13] = -1
+
+
+def of_logarithms(output, target):
+    return (output - torch.log1p(target)).square().mean(1)
+
+
 REFUSED = {
     "no target": ({"train": GOAL}, r"^train: \['a', .*give the target's name as `target`"),
     "unknown target": ({"train": GOAL, "target": "gaol"}, "^target: .* did you mean 'goal'"),
@@ -291,6 +299,11 @@ REFUSED = {
         r"^train\.category: .* at most 9007199254740992",
     ),
     "transform of several": ({"train": MIXED, "model": Both(), "transform": abs}, "^transform: 'abs' .* have names"),
+    "a bad target in a late column": (
+        {"train": (X, MANY), "model": nn.Linear(4, 16), "loss": of_logarithms},
+        "^loss: .* the loss of a record is inf, that of others finite",
+    ),
+    "no process group": ({"train": (X, Y), "distributed": True}, "^distributed: .*init_process_group"),
     "two data sets": ({"train": datasets.DatasetDict(train=hugging())}, "^train: .* give one of them"),
     "iterable": ({"train": Endless()}, "^train: 'Endless' .* map-style"),
     "collate_fn": ({"train": loader(collate_fn=list)}, r"^train\.collate_fn: 'list' .* in the data set itself"),

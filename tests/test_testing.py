@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import math
+import random
 import unittest
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -226,6 +227,7 @@ BROKEN = [
     Broken("has_a_complete_entry", DPSGD(), "summary is missing", "no_summary"),
     Broken("has_a_complete_entry", DPSGD(), "expected a number in", "grid_out_of_range", ConfigError),
     Broken("equals_its_declared_limits", DPSGD(), r"is not .*dp_adam.* apart after", "wrong_limit"),
+    Broken("equals_its_declared_limits", DPSGD(), "it releases something else", "limit_of_other_releases"),
     Broken("can_be_traced", sgd(step=then(lambda new, state, _: new if new.theta.norm() < 1 else state)), "reads the "),
     Broken("can_be_traced", sgd("A", Direction), r"^A\.init: None .* it gives the state before the first step"),
     Broken("can_be_traced", VECTOR, r"^VectorAlone\.direction: 'Tensor \[8\]' .* expected two values"),
@@ -243,6 +245,7 @@ BROKEN = [
     Broken(
         "is_pure", sgd(step=then(lambda new, *_: State(new.theta, new.momentum.double()))), "makes .*float64.* of .*32"
     ),
+    Broken("is_pure", sgd(step=moved(lambda _: 0 * random.random())), "random generator"),
     Broken("is_pure", sgd(step=grows), "2 tensors at one time and 3"),
     Broken("leaves_the_planned_ledger", sgd(step=twice_for_one), "the plan holds releases", error=UnplannedRelease),
     Broken("leaves_the_planned_ledger", sgd(step=less_than_planned), "is not the planned"),
@@ -320,6 +323,7 @@ def patches(monkeypatch):
         "no_summary": lambda: entry(summary=""),
         "grid_out_of_range": lambda: entry(grid={"lr": [0.1, -1]}),
         "wrong_limit": lambda: limit({"lr": 0.01}, {"name": "dp_adam", "lr": 0.01}),
+        "limit_of_other_releases": lambda: limit({}, {"name": "hyfreedp"}),
         "too_little_noise": too_little_noise,
         "less_noise": lambda: monkeypatch.setattr(
             sampling, "add_gaussian", lambda total, std, *where: original(total, 0.8 * std, *where)
@@ -340,6 +344,11 @@ def patches(monkeypatch):
 
 def test_every_check_has_been_seen_to_fail_and_has_a_name_for_pytest():
     assert {broken.check for broken in BROKEN} == {str(check) for check in testing.checks(DPSGD())}
+
+
+def test_methods_that_have_special_cases_declare_them():
+    methods = {"fiber", "disk", "scheduled", "doppler", "adadp_equilibrium", "adadp_hybrid"}
+    assert {name for name, entry in registry.entries("optimizer").items() if entry.limits} >= methods
 
 
 def check_of(optimizer, name):

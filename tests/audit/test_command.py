@@ -87,6 +87,9 @@ def test_command(tmp_path, capsys):
 
 def test_problems_are_said_and_make_the_command_fail(record, tmp_path, capsys, monkeypatch):
     """Those of a row that failed in its process, and of bounds."""
+    lost = list(audit.side_by_side([lambda: {}], 1))  # what is defined on the spot cannot be sent
+    assert [(number, result) for number, result, _ in lost] == [(0, None)]
+    assert lost[0][2].startswith("no process could be started: ")
     answers = [(1, {"epsilon": 1.0}, ""), (0, None, "ValueError: no luck")]
     monkeypatch.setattr(audit, "side_by_side", lambda functions, workers: (answer for answer in answers))
     tasks = [({"name": name}, partial(math.sqrt, -1)) for name in ("failing", "sound")]

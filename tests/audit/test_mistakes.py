@@ -8,6 +8,11 @@ CONTROLS = [
 ]
 
 
+def test_the_controls_are_those_of_the_guide():
+    names = {"realised_batch", "bare_losses", "raw_rejection", "raw_step_size", "shared_noise", "separate_subsamples"}
+    assert {control.name for control in controls()} == names
+
+
 @pytest.mark.parametrize("control", CONTROLS)
 def test_a_mistake_is_flagged_and_its_repair_is_not(control):
     assert control.bound(control.scores()) > control.epsilon

@@ -27,7 +27,7 @@ from dpopt.optimizers.dp_sgd import DPSGD
 from dpopt.privacy import confinement, isolation
 from dpopt.privacy.isolation import Isolated
 from dpopt.privacy.queries import Below
-from dpopt.privacy.wire import TENSORS, Answer, Channel, IsolatedFailure
+from dpopt.privacy.wire import TENSORS, Answer, Channel, IsolatedFailure, NotImportable
 from dpopt.suites.suite import load_suite
 from dpopt.testing.privacy import ends_the_same_when_isolated
 from dpopt.testing.task import Task, require_same
@@ -117,6 +117,29 @@ class Plugged(DPSGD):
         return state._replace(theta=state.theta - self.lr * share.to(gradient.value) * gradient.value)
 
 
+def local_rule(name):
+    @dataclass(frozen=True)
+    class Local(HalfClip):
+        pass
+
+    Local.__qualname__ = name or Local.__qualname__
+    return Local()
+
+
+@dataclass(frozen=True)
+class UsesALocalRule(DPSGD):
+    def step(self, state, oracle):
+        with oracle.draw() as batch:
+            return state._replace(theta=batch.gradient(state.theta, local_rule("")).value)
+
+
+@pytest.mark.parametrize("name", ["", "NotHere", "HalfClip"])
+def test_a_rule_has_to_be_what_its_name_stands_for(name):
+    ours, _theirs = socket.socketpair()
+    with pytest.raises(NotImportable, match="another process can import"):
+        Channel(ours, imports=True).send(clip=local_rule(name))
+
+
 def test_queries_and_rules_of_a_plugin_are_compared_by_their_names():
     ends_the_same_when_isolated(Plugged())
     with pytest.raises(ConfigError, match="kernel's queries and clip rules"):
@@ -128,6 +151,8 @@ def test_queries_and_rules_of_a_plugin_are_compared_by_their_names():
 
     with pytest.raises(unittest.SkipTest, match="sent to a process of its own"):
         ends_the_same_when_isolated(Local())
+    with pytest.raises(unittest.SkipTest, match="another process can import"):
+        ends_the_same_when_isolated(UsesALocalRule())
 
 
 @dataclass(frozen=True)
@@ -226,6 +251,7 @@ HOSTILE = {
     "bound that is no number": asked(clip={"$class": "abadi", "fields": {"bound": [1]}}),
     "huge number": {"do": "ask", "query": {"$class": "losses", "fields": {"at": [POINT], "bound": 10**400}}},
     "one tensor at two places": asked(at=[[1.0, POINT], [1.0, POINT]]),
+    "places of no tensors": {"do": "done", "places": {"theta": -1}},
     "unknown wish": {"do": "eval"},
     "no JSON": framed(b"\xff\x00"),
     "deep": framed(b"[" * 100_000),

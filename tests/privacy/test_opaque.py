@@ -38,6 +38,8 @@ READING = {
     "tensor of numbers": lambda x: torch.tensor([x[0], x[1]]),
     "nonzero": lambda x: x.nonzero(),
     "mask": lambda x: x[x > 0],
+    "where": lambda x: torch.where(x > 0),
+    "assigned out": lambda x: torch.zeros(N).__setitem__(0, x[0]),
     "copied out": lambda x: torch.zeros(N).copy_(x),
     "out": lambda x: torch.add(x, 1, out=torch.zeros(N)),
 }

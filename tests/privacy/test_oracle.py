@@ -297,6 +297,15 @@ def test_below_counts_the_gradients_of_the_last_query(points, size):
     assert plain.value.dtype == torch.float64
 
 
+def test_float64_models_keep_their_precision():
+    x, y = (part.double() for part in data())
+    model = nn.Linear(D, 1, bias=False).double()
+    double = engine(model, lambda output, target: (output.squeeze(-1) - target).square() / 2)
+    for rate in (0.5, 1e-9):
+        with DataOracle(double, x, y, plan(Draw(rate, (1.0,))), draw_seed=1, noise_seed=2).draw() as batch:
+            assert batch.gradient(double.theta, Abadi(1.0)).value.dtype == torch.float64
+
+
 def test_scaled_gradients_are_clipped_after_scaling():
     x, y = data()
     scale, theta = torch.tensor([0.1, 1.0, 20.0, 0.0]), torch.ones(D)

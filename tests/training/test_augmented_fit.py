@@ -87,6 +87,7 @@ DIFFERENT = [
     *({"model": dropping(p), **how} for p in (0.1, 0.001) for how in ({}, {"physical_batch": 8}, {"engine": "vmap"})),
     {"model": dropping(0.5)},
     {"epsilon": 0.4},
+    {"optimizer": dpopt.create("dp_sgd", lr=2.0)},
     {"transform": lambda x: 1.0002 * x},
     {"loss": partial(F.cross_entropy, reduction="none", label_smoothing=0.1)},
     {"train": (data()[0], torch.cat([1 - data()[1][:1], data()[1][1:]]))},

@@ -47,11 +47,14 @@ def convolutional(norm):
 IMAGES, ROWS, WORDS = (3, 16, 16), (4,), (3, 4)
 CASES = {
     "batchnorm": (lambda: convolutional(nn.BatchNorm2d(16)), IMAGES),
+    "batchnorm_plain": (lambda: convolutional(nn.BatchNorm2d(16, affine=False)), IMAGES),
     "batchnorm_of_rows": (lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)), ROWS),
     "normalised_and_activated": (lambda: timm.create_model("test_efficientnet", num_classes=2), (3, 32, 32)),
     "instancenorm": (lambda: convolutional(nn.InstanceNorm2d(16, track_running_stats=True)), IMAGES),
     "gru": (lambda: Read(nn.GRU(4, 5, batch_first=True)), WORDS),
     "lstm": (lambda: Read(nn.LSTM(4, 5, num_layers=2, bidirectional=True, batch_first=True)), WORDS),
+    "rnn": (lambda: Read(nn.RNN(4, 5, nonlinearity="relu", batch_first=True)), WORDS),
+    "gru_cell": (lambda: Stepped(nn.GRUCell(4, 5)), WORDS),
     "lstm_cell": (lambda: Stepped(nn.LSTMCell(4, 5)), WORDS),
 }
 
@@ -70,9 +73,9 @@ def test_what_was_refused_is_followed(name):
     private, changes = dpopt.privatize(model)
     assert changes
     assert engine(private, loss, sample=sample, batch=4).dimension == sum(p.numel() for p in private.parameters())
-    if name in ("gru", "lstm", "lstm_cell"):  # the same is computed, by as many parameters
+    assert sum(p.numel() for p in private.parameters()) == sum(p.numel() for p in model.parameters())
+    if name in ("gru", "lstm", "rnn", "gru_cell", "lstm_cell"):  # the same is computed
         torch.testing.assert_close(private(sample[0]), model(sample[0]))
-        assert sum(p.numel() for p in private.parameters()) == sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize("name", ["batchnorm", "batchnorm_of_rows", "normalised_and_activated"])

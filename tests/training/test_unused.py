@@ -40,8 +40,8 @@ def pooled(run=lambda m, x: m.head(torch.tanh(m.body(x)))):
     return Net(run, body=nn.Linear(4, 5), pooler=nn.Linear(5, 5), head=nn.Linear(5, 3))
 
 
-def looked_up(run=lambda m, x: m.head(m.table(x).mean(1)), kind=nn.Embedding):
-    return Net(run, table=kind(7, 3, padding_idx=0), head=nn.Linear(3, 7, bias=False))
+def looked_up(run=lambda m, x: m.head(m.table(x).mean(1)), kind=nn.Embedding, row=0):
+    return Net(run, table=kind(7, 3, padding_idx=row), head=nn.Linear(3, 7, bias=False))
 
 
 def tied():
@@ -70,6 +70,7 @@ CASES = {
     "detached": (lambda: pooled(lambda m, x: m.head(m.body(x) + m.pooler(m.body(x)).detach())), POOLER),
     "bias_alone": (lambda: Net(lambda m, x: x @ m.a.weight.T, a=nn.Linear(4, 3)), {"a.bias"}),
     "padding": (looked_up, {"table.weight[0]"}),
+    "other_row": (lambda: looked_up(row=5), {"table.weight[5]"}),
     "bags": (lambda: looked_up(lambda m, x: m.head(m.table(x)), nn.EmbeddingBag), {"table.weight[0]"}),
     "tied": (tied, set()),
     "padding_of_one_use": (
@@ -141,6 +142,21 @@ def test_it_stays_and_all_else_ends_as_it_would(changes, monkeypatch):
     for name, value in other.model.state_dict().items():
         assert torch.equal(end[name], start[name] if name in POOLER else value)
         assert not torch.equal(value, start[name])
+
+
+@pytest.mark.slow
+def test_an_isolated_optimizer_is_averaged_and_held_too():
+    """As in this process, where no record moves the row of padding."""
+    torch.manual_seed(0)
+    model = looked_up(row=5)
+    start = copy.deepcopy(model)
+    here, there = (
+        fit(copy.deepcopy(start), optimizer=ADAMW, average=0.9, isolate=isolate).model.state_dict()
+        for isolate in (False, True)
+    )
+    assert all(torch.equal(value, here[name]) for name, value in there.items())
+    assert torch.equal(there["table.weight"][5], start.table.weight[5])
+    assert not torch.equal(there["table.weight"][4], start.table.weight[4])
 
 
 @pytest.mark.parametrize(("make", "names"), [(pooled, sorted(POOLER)), (looked_up, ["table.weight[0]"])])
