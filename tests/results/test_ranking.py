@@ -64,7 +64,7 @@ def test_who_wins_before_tuning_is_charged_loses_at_equal_total_epsilon(searched
     assert table["rank"].to_dict() == {"dp_adam": 1, "hyfreedp": 2}
     assert table["spent"].to_dict() == {"dp_adam": total, "hyfreedp": single}
     assert table["mean"].to_dict() == pytest.approx({"dp_adam": 0.91, "hyfreedp": 0.61})
-    assert table["difference"]["hyfreedp"] == pytest.approx(-0.3)
+    assert table["difference"].to_dict() == pytest.approx({"dp_adam": 0, "hyfreedp": -0.3})
 
 
 def test_the_larger_target_that_fits_is_taken_and_not_the_better_score(maker):

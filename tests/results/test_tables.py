@@ -72,6 +72,11 @@ def test_nothing_printed_is_below_what_is_spent(table):
         assert f"δ = {printed}" in tables.as_table(table.assign(delta=delta), "made").note
 
 
+def test_the_limit_names_all_numbers_of_seeds():
+    blocks = pd.DataFrame({"seeds": [3, 2], "visible": [0.02, 0.1], "score": "accuracy"})
+    assert tables.limit(blocks).startswith("With 2 to 3 seeds, a difference below about 2.0 to 10.0 points")
+
+
 def test_one_seed_has_no_spread_and_nothing_is_an_empty_table(maker):
     maker.add("adadp", 0, 0.5, 0.5)
     store = maker.done()

@@ -12,7 +12,7 @@ from dpopt.cli import main
 from dpopt.privacy import Draw, Ledger, epsilon
 from dpopt.privacy.selection import selection_rule
 from dpopt.results.verify import verify
-from dpopt.results.verify.claims import TIGHT, disagrees, second_opinion
+from dpopt.results.verify.claims import TIGHT, Claims, check, disagrees, second_opinion
 from dpopt.store import Store
 from dpopt.suites.plan import manifest, plan
 from dpopt.suites.suite import load_suite
@@ -240,6 +240,14 @@ def test_a_cell_that_is_gone_leaves_a_gap(store):
     beyond = {**second, "cell": second["cell"] | {"search": 2 * 10**6}}
     store.extend_suite("small", {**whole, "cells": [first, beyond | {"run_id": identity(beyond["cell"])}]})
     assert [line for line in found(store) if "none has 0" in line]
+
+
+def test_a_run_of_smaller_batches_has_a_smaller_rate(made):
+    run_id = run_of(made, "hyfreedp")
+    record = made.record(run_id)
+    claims = Claims("here", made.ledger(run_id), record | {"cell": record["cell"] | {"dry_run": 2.0}}, None)
+    (rate,) = (finding for finding in check(claims) if finding.what == "rate of B and N")
+    assert (rate.claimed, rate.result) == (1.0, 0.5)
 
 
 def test_where_runs_come_from_is_said(store):
