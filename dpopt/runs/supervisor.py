@@ -230,16 +230,17 @@ def _follow(suite: Keys, store: Store) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     lease = cast(Lease, SimpleNamespace(check=lambda: None))
     how: dict[str, Any] = {"device": suite.device, "physical_batch": suite.physical_batch, "isolate": suite.isolate}
-    while True:
-        try:
+    with suppress(Left):  # between cells, or in one, whose attempt then counts as one that has died
+        while True:
             cell = _broadcast(None)
-            train(cell, _Silent(store.root), lease, **how, stop=lambda: False)
-        except Left as error:  # between cells or in one, whose attempt then counts as one that has died
-            raise SystemExit(1) from error
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            fail(store, cell.run_id, suite, "failed", reason, traceback.format_exc())
-            raise SystemExit(1) from error
+            try:
+                train(cell, _Silent(store.root), lease, **how, stop=lambda: False)
+            except Left:
+                raise
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+                fail(store, cell.run_id, suite, "failed", reason, traceback.format_exc())
+                raise SystemExit(1) from error
 
 
 def _broadcast(cell: Cell | None) -> Cell:
