@@ -29,7 +29,7 @@ def answer(parser: argparse.ArgumentParser, commands: Mapping[str, Command]) -> 
 
 
 def offers(prefix: str, before: Sequence[str], command: Command) -> list[str]:
-    """How an argument that begins with `prefix` may go on: a key, or a value, or another element of a list of values.
+    """The ways in which an argument that begins with `prefix` may go on: keys, values, or elements of a list of values.
 
     The arguments `before` it, and it, are those of `command`.
     """

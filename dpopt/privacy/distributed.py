@@ -121,7 +121,7 @@ def _watching() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise Left(f"another process of the group has ended: {error}") from error
+        raise Left(str(error)) from error
 
 
 def digest(*tensors: Tensor) -> str:

@@ -74,9 +74,9 @@ def works_without_noise(optimizer: Optimizer) -> None:
     is_free = any(
         entry.family == "parameter-free" and registry.create(entry.name) == optimizer for entry in entries_of(optimizer)
     )
-    made: Any = optimizer
-    is_fixed = is_free or not hasattr(made, "lr")
-    candidates = [made] if is_fixed else [dataclasses.replace(made, lr=factor * made.lr) for factor in _FACTORS]
+    one: Any = optimizer
+    is_fixed = is_free or not hasattr(one, "lr")
+    candidates = [one] if is_fixed else [dataclasses.replace(one, lr=factor * one.lr) for factor in _FACTORS]
     for name, (objective, dimension) in _TARGETS.items():
         least = math.inf
         for candidate in candidates:

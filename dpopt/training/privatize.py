@@ -100,7 +100,7 @@ def privatize(model: nn.Module, *, batchnorm: Literal["group", "freeze"] = "grou
 
 
 def _replacement(module: nn.Module, where: str, batchnorm: str) -> tuple[nn.Module, str]:
-    """What takes the place of `module`, which may be itself, and a sentence on what has changed."""
+    """The replacement of `module`, which may be itself, and a sentence on what has changed."""
     if type(module) in RECURRENT:
         new = _recurrent(module)
     elif not isinstance(module, _BatchNorm):

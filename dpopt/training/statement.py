@@ -34,7 +34,7 @@ _COPIED = (
     *("unit", "adjacency", "sampling", "delta", "epsilon_target", "accountant"),
     *("rate", "examples", "batch_size", "epochs", "optimizer"),
 )
-"""What a statement takes from the record as it is."""
+"""Keys of a record that a statement takes as they are."""
 _DIGITS = 4
 """Significant digits of epsilon in the text; it is rounded up."""
 
