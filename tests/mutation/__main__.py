@@ -177,7 +177,7 @@ def main(arguments: list[str]) -> int:
         # dpopt/results and tests/results are copied: only folders at the top are left out
         shutil.copytree(ROOT, tree, ignore=lambda folder, _: left_out if Path(folder) == ROOT else {"__pycache__"})
         shutil.copytree(ROOT / "results" / "published", tree / "results" / "published")
-        for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "a history, where records come from"]):
+        for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "a history, where records come from"]):
             subprocess.run(["git", "-C", tree, "-c", "user.name=a", "-c", "user.email=a@b", *command], check=True)
         tests = Tests(kept["tests"], tree, target.folders)
         changed = tests.unknown()
