@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -65,7 +66,9 @@ class _Node:
         """Run cells until nothing is left."""
         self._process = self._job.start()
         signal.signal(signal.SIGTERM, lambda number, frame: self._process.terminate())
-        return self._process.wait()
+        while (ended := self._process.poll()) is None:
+            time.sleep(0.1)  # a signal that comes just before a wait without end would not be answered
+        return ended
 
     def checkpoint(self) -> DelayedSubmission:
         """Time is up: end after a checkpoint, and begin again when the job is back from the queue."""
