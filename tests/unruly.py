@@ -28,7 +28,7 @@ batch_size: 800
 epochs: 2
 seeds: 0
 workers: 2
-retries: 5
+retries: 100
 timeout: {timeout}
 grace: 2
 memory: 3
