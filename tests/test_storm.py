@@ -42,7 +42,7 @@ class Storm:
         paths = (str(folder / "package"), *filter(None, [os.environ.get("PYTHONPATH")]))
         self.environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
         self.log = folder / "log.txt"
-        self.bad, self.total = bad, calm + len(bad)
+        self.bad, self.total, self.pause = bad, calm + len(bad), pause
 
     def start(self, *overrides: str, **environment: str) -> subprocess.Popen:
         words = [sys.executable, "-m", "dpopt", "run", f"suite={self.suite}", f"results={self.results}", *overrides]
@@ -160,7 +160,7 @@ def rage(
             assert supervisors[at].poll() is None, storm.log.read_text()
             assert time.monotonic() < until
             time.sleep(0.02)
-        time.sleep(chance.uniform(0, 0.5))
+        time.sleep(chance.uniform(0, 20 * storm.pause))  # anywhere in a cell
         victim = supervisors[at].pid if blow == "parent" else chance.choice(workers)
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim, signal.SIGSTOP if blow == "stop" else signal.SIGKILL)
@@ -200,7 +200,7 @@ def test_a_storm_over_two_supervisors(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_storm_that_damages_checkpoints(tmp_path, monkeypatch):
     monkeypatch.setenv("UNRULY_CHECKPOINTS", "0.3")
-    storm = Storm(tmp_path, calm=57, pause=0.1, timeout=60)
+    storm = Storm(tmp_path, calm=57, pause=0.1, timeout=3000, bad=("raises", "grows"))
     assert rage(storm, ["worker"] * 16 + ["parent"] * 4, [storm.start], harm=damage) > 0
     assert "does not have the checksum" in storm.log.read_text()
     storm.check(interrupted=1)
