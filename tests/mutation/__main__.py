@@ -3,10 +3,10 @@
     python tests/mutation [list=kernel] [count=200] [only=PART OF A NAME] [results=FILE]
 
 makes `count` one-line mutants of the modules of a list of `TARGETS` (kernel or house), spread evenly and always the
-same, each in a copy of the tree, and runs the tests that call what it changes, quick ones first, until one fails. The
-tests are run once to learn which these are. Both are kept in a file, so that a stopped run goes on; survivors are tried
-again, and so are mutants whose tests have changed. Mutants that change nothing that a test could see are listed, with
-the reason, in `equivalent.txt`.
+same, each in a copy of the tree, and runs the tests that call what it changes, quick ones first and for `MOST` seconds,
+until one fails. The tests are run once to learn which these are. Both are kept in a file, so that a stopped run goes
+on; survivors are tried again, and so are mutants whose tests have changed. Mutants that change nothing that a test
+could see are listed, with the reason, in `equivalent.txt`.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ TARGETS = {
         300,
     ),
 }
-QUICK = 10
-"""Seconds of tests that are tried before the others are even collected."""
+QUICK, MOST = 10, 200
+"""Seconds of tests that are tried before the others are even collected; seconds that a mutant has to survive."""
 
 
 class Tests:
@@ -136,8 +136,8 @@ def noticed(mutant: Mutant, tests: dict[str, float], tree: Path) -> str:
     whole = path.read_text()
     _write(path, mutant.source)
     times = list(accumulate(tests.values()))
-    quick = bisect(times, QUICK)
-    parts = [[*tests][:quick], [*tests][quick:], APART.get(mutant.module, [])]
+    quick, most = bisect(times, QUICK), bisect(times, MOST) + 1
+    parts = [[*tests][:quick], [*tests][quick:most], APART.get(mutant.module, [])]
     try:
         outcomes = (
             _failed(part, tree, 60 + 5 * sum(tests.get(test, QUICK) for test in part)) for part in parts if part
