@@ -55,6 +55,8 @@ def test_the_same_is_read_of_both(mixed, tmp_path):
     selected = set(Results(store, "mixed").every["run_id"])
     for run_id in store.run_ids():
         run = store.run(run_id)
+        assert store.place(run_id) == str(store.folder(run_id) / "run.json")
+        assert published.place(run_id) == f"{mixed / 'published' / 'mixed' / manifests.RUNS}, {run_id}"
         assert published.run(run_id) == (run if run_id in selected else run._replace(curve=None))
     assert verify(published).findings == []
     publish(Results(store, "mixed"), tmp_path / "again", mixed / "plots")
