@@ -3,10 +3,10 @@
     python tests/mutation [list=kernel] [count=200] [only=PART OF A NAME] [results=FILE]
 
 makes `count` one-line mutants of the modules of a list of `TARGETS` (kernel or house), spread evenly and always the
-same, each in a copy of the tree, and runs the tests that call what it changes, quick ones first and for `MOST` seconds,
-until one fails. The tests are run once to learn which these are. Both are kept in a file, so that a stopped run goes
-on; survivors are tried again, and so are mutants whose tests have changed. Mutants that change nothing that a test
-could see are listed, with the reason, in `equivalent.txt`.
+same, each in a copy of the tree, and runs tests that call what it changes, as many as `STEPS` says, until one fails.
+The tests are run once to learn which these are. Both are kept in a file, so that a stopped run goes on; survivors are
+tried again, and so are mutants whose tests have changed. Mutants that change nothing that a test could see are listed,
+with the reason, in `equivalent.txt`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ import subprocess
 import sys
 import tempfile
 from bisect import bisect
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import cache_from_source
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,8 @@ TARGETS = {
         300,
     ),
 }
-QUICK, MOST = 10, 200
-"""Seconds of tests that are tried before the others are even collected; seconds that a mutant has to survive."""
+STEPS = (10, 40, 200)
+"""Seconds of tests that are tried before further ones are even collected; after the last, a mutant has survived."""
 
 
 class Tests:
@@ -103,7 +104,9 @@ class Tests:
         return file in self._files and test in self._kept[file]["tests"]
 
     def of(self, mutant: Mutant, first: str = "") -> dict[str, float]:
-        """Tests that call what is changed, and the seconds each takes: `first`, if it is there, then quick ones first.
+        """Tests that call what is changed, and the seconds each takes.
+
+        `first` comes first, if it is there, then those of the file that has most of them; quick ones before others.
 
         What is outside of functions, or is called once for all tests, concerns all that call anything in the module.
         """
@@ -112,7 +115,10 @@ class Tests:
         chosen = {t: seconds for t, (seconds, called) in known.items() if place in called}
         if not chosen or _is_cached(self._tree, mutant):
             chosen = {t: seconds for t, (seconds, called) in known.items() if mutant.module in " ".join(called)}
-        return dict(sorted(chosen.items(), key=lambda pair: (pair[0] != first, pair[1])))
+        files = Counter(test.split("::")[0] for test in chosen)
+        nearest = max(files, key=files.__getitem__, default="")
+        order = sorted(chosen, key=lambda test: (test != first, test.split("::")[0] != nearest, chosen[test]))
+        return {test: chosen[test] for test in order}
 
 
 def _is_cached(tree: Path, mutant: Mutant) -> bool:
@@ -136,12 +142,10 @@ def noticed(mutant: Mutant, tests: dict[str, float], tree: Path) -> str:
     whole = path.read_text()
     _write(path, mutant.source)
     times = list(accumulate(tests.values()))
-    quick, most = bisect(times, QUICK), bisect(times, MOST) + 1
-    parts = [[*tests][:quick], [*tests][quick:most], APART.get(mutant.module, [])]
+    ends = [0, *(bisect(times, seconds) + 1 for seconds in STEPS)]
+    parts = [*([*tests][begin:end] for begin, end in pairwise(ends)), APART.get(mutant.module, [])]
     try:
-        outcomes = (
-            _failed(part, tree, 60 + 5 * sum(tests.get(test, QUICK) for test in part)) for part in parts if part
-        )
+        outcomes = (_failed(part, tree, 60 + 5 * sum(tests.get(test, 10) for test in part)) for part in parts if part)
         return next((failed for failed in outcomes if failed), "")
     finally:
         _write(path, whole)
