@@ -95,6 +95,7 @@ SCALED = {
         (("epsilon_total",), "epsilon of the search"),
         (("released_score", "value"), "released score"),
         (("released_score", "std"), "noise of a share of records"),
+        (("test_accuracy",), "test records that are right"),
     ],
     "private": [
         (("epsilon_total",), "epsilon of the search"),
