@@ -197,6 +197,12 @@ def test_what_lies_at_the_end_of_its_own_search_is_marked(maker):
     assert row["edges"] == "lr ↑ 1/3"
 
 
+def test_a_value_without_another_lies_at_no_end(maker):
+    for lr, validation in ((0.1, 0.6), (1.0, 0.7)):
+        maker.add("dp_sgd", 0, validation, 0.5, tuned={"lr": lr, "momentum": 0.9}, tuning="grid")
+    assert [row["edges"] for row in by_seed(maker.done()).values()] == ["lr ↑"]
+
+
 def test_grids_are_compared_without_what_was_added(maker):
     """Other epsilons may not have a point that widening has added."""
     for epsilon, scores in ((1.0, GRID | {10.0: 0.9}), (3.0, GRID)):

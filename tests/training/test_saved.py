@@ -166,6 +166,14 @@ def test_a_ledger_that_spends_more_is_found_though_its_checksum_is_right(folder)
         dpopt.load(folder)
 
 
+def test_checksums_that_leave_a_file_out(folder):
+    sums = json.loads((folder / "checksums.json").read_text())
+    del sums["files"]["ledger.json"]
+    (folder / "checksums.json").write_text(json.dumps(sums))
+    with pytest.raises(ConfigError, match="holds no saved run: no ledger.json"):
+        dpopt.load(folder)
+
+
 @pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir()])
 def test_no_saved_run(make, tmp_path):
     make(tmp_path / "it")
