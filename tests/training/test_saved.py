@@ -170,7 +170,7 @@ def test_checksums_that_leave_a_file_out(folder):
     sums = json.loads((folder / "checksums.json").read_text())
     del sums["files"]["ledger.json"]
     (folder / "checksums.json").write_text(json.dumps(sums))
-    with pytest.raises(ConfigError, match="holds no saved run: no ledger.json"):
+    with pytest.raises(ConfigError, match=r"holds no saved run: no ledger\.json"):
         dpopt.load(folder)
 
 
