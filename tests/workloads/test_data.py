@@ -374,6 +374,7 @@ def test_real_sets_are_the_known_ones(monkeypatch, name):
             assert loaded[0].shape[-2:] == (dataset.size, dataset.size)
             x, axes = loaded[0].double() / 255, (0, 1, 2) if dataset.channels == 1 else (0, 2, 3)
             if split == "train" and name in ("mnist", "fashion_mnist", "cifar10"):
-                assert np.allclose([x.mean(axes), x.std(axes)], [dataset.mean, dataset.std], atol=1e-4)
+                seen = [np.atleast_1d(x.mean(axes)), np.atleast_1d(x.std(axes))]
+                assert np.allclose(seen, [dataset.mean, dataset.std], atol=1e-4)
         if dataset.classes:
             assert loaded[1].unique().tolist() == list(range(dataset.classes))
