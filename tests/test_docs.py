@@ -26,8 +26,8 @@ from dpopt.suites.suite import load_suite
 
 TREE = Path(__file__).parents[1]
 TUTORIALS = sorted((TREE / "docs" / "tutorials").glob("*.md"))
-LONG = ("matrix", "results")
-"""Tutorials that train whole suites."""
+LONG = ("matrix", "results", "optimizer")
+"""Tutorials that take long."""
 PAGES = [
     *(TREE / name for name in ("README.md", "CONTRIBUTING.md")),
     *(

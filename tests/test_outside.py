@@ -209,6 +209,7 @@ def outside(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_everything_that_can_be_added_is(outside):
     """One process runs all commands, as its start takes longer than they do."""
     suite = "suite=outer_suite"

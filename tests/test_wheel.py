@@ -84,6 +84,7 @@ def installed(tmp_path_factory):
     return Installed(tmp_path_factory.mktemp("wheel"))
 
 
+@pytest.mark.slow
 def test_files_of_ones_own_stand_beside_those_that_come_with_it(installed, tmp_path):
     """A figure and a suite, which may begin with another; nothing of the package is the source tree."""
     for folder in ("plots", "benchmarks"):

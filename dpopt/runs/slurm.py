@@ -1,9 +1,8 @@
 """Jobs of Slurm, in an array that submitit submits. The results folder is on a file system that all nodes share.
 
 Options: `folder` for submitit's files (by default `slurm`), `at_once`, the most jobs that are submitted, and the keys
-of submitit's `AutoExecutor`: `timeout_min`, `mem_gb`, `gpus_per_node`, `slurm_partition`, ...; `cluster: local` runs
-jobs on this machine, for tests. A job runs cells until its time is up; then it writes a checkpoint and goes back to the
-queue (submitit's signal). One that is preempted with SIGTERM writes a checkpoint too, and another one is submitted.
+of submitit's `AutoExecutor`: `timeout_min`, `mem_gb`, `slurm_partition`, ...; `cluster: local` runs jobs here, for
+tests. A job whose time is up writes a checkpoint and goes back to the queue; one that is preempted (SIGTERM) too.
 """
 
 from __future__ import annotations

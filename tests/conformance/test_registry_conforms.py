@@ -72,7 +72,7 @@ REGISTERED = [
 ]
 """All rules; a process for each preset of a class tells nothing new."""
 OF_VARIANTS = [
-    pytest.param(check, id=name, marks=[] if is_first else pytest.mark.slow)
+    pytest.param(check, id=name, marks=[] if is_first and str(check) != "is_pure" else pytest.mark.slow)
     for is_first, check, name in checks(VARIANTS)
     if str(check) in ALWAYS or (is_first and str(check) not in OF_THE_CLASS)
 ]

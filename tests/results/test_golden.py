@@ -73,7 +73,8 @@ def golden(suite):
 
 
 @pytest.mark.parametrize(
-    "suite", ["quickstart", "price_of_tuning", pytest.param("tuning_free", marks=pytest.mark.slow)]
+    "suite",
+    ["quickstart", *(pytest.param(suite, marks=pytest.mark.slow) for suite in ("price_of_tuning", "tuning_free"))],
 )
 def test_readers_of_published_suites_see_the_same_texts(suite):
     assert golden(suite) == (HERE / f"{suite}.txt").read_text("utf-8")
