@@ -46,6 +46,7 @@ def test_epsilon_of_a_probed_run(capsys):
     assert found[0] < found[1] < found[2] == found[3]
 
 
+@pytest.mark.slow
 def test_calibrate_hyfreedp(capsys):
     sizes = ["examples=50000", "batch_size=1000", "draws=250"]
     fields = ["optimizer=hyfreedp", "fields.probe_every=5", "fields.noise_inflation=1.01"]

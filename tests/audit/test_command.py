@@ -71,6 +71,7 @@ def test_bad_input(overrides, message):
         audit.run(audit.settings(overrides))
 
 
+@pytest.mark.slow
 def test_command(tmp_path, capsys):
     overrides = [*QUICK, "optimizers=[dp_sgd]", "controls=false", f"results={tmp_path}"]
     assert main(["audit", *overrides]) == 0

@@ -164,6 +164,7 @@ class Subject:
         return "awake"
 
 
+@pytest.mark.slow
 def test_what_takes_too_long_is_ended_and_is_a_result():
     remote = Remote(Subject())
     assert remote.ask("wake") == ("awake", "")

@@ -31,6 +31,8 @@ VARIANTS = {
     "adadp_hybrid-third": ("adadp_hybrid", {"adaptive_epochs": 1.0, "factor": "sqrt", "keep": "half"}),
 }
 ISOLATED = "ends_the_same_when_isolated"
+LONG = {"is_pure", "hyfreedp-five-fresh-probes"}
+"""A rule, and a variant whose noise takes long to solve: variants keep them in the full run of tests."""
 ALWAYS = {
     "can_be_traced",
     "leaves_the_planned_ledger",
@@ -72,7 +74,7 @@ REGISTERED = [
 ]
 """All rules; a process for each preset of a class tells nothing new."""
 OF_VARIANTS = [
-    pytest.param(check, id=name, marks=[] if is_first and str(check) != "is_pure" else pytest.mark.slow)
+    pytest.param(check, id=name, marks=[] if is_first and not LONG & {*name.rsplit("-", 1)} else pytest.mark.slow)
     for is_first, check, name in checks(VARIANTS)
     if str(check) in ALWAYS or (is_first and str(check) not in OF_THE_CLASS)
 ]

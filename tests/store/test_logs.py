@@ -148,6 +148,7 @@ def test_a_missing_package_is_one_error_before_any_work(tmp_path, monkeypatch, c
     assert "'tensorbord'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_suite_is_logged_where_it_asks_for_it(tmp_path, capsys):
     pytest.importorskip("tensorboard")
     assert main(["run", *SMALL, "seeds=0", f"results={tmp_path / 'logged'}", "log=[tensorboard]"]) == 0

@@ -36,6 +36,7 @@ def test_full_batches_add_up_to_the_gaussian_mechanism():
         assert row.cumulative == pytest.approx(epochs * exact, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_cumulative_noise_saturates():
     rows = list(noise_table([8, 64, 256, 512], **PROBLEM))
     assert best_batch(rows) == rows[1]
