@@ -103,7 +103,7 @@ class Isolated:
         self._make(
             content,
             modules=[] if type(optimizer) in (str, tuple, dict) else [type(optimizer).__module__],
-            path=[os.path.abspath(entry) for entry in sys.path],
+            path=[os.path.abspath(entry) for entry in sys.path if os.path.isabs(entry) or not entry],  # autodp adds ..
             threads=torch.get_num_threads(),
             imports=imports,
         )

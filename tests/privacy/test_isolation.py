@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import unittest
 from dataclasses import dataclass, field
@@ -352,8 +353,14 @@ def test_the_table_holds_all_attacks():
 
 
 @pytest.mark.skipif(confinement.landlock_version() < 6, reason="needs Linux 6.12, whose Landlock knows of signals")
-def test_the_attacks_of_a_confined_optimizer_end_as_the_table_says():
-    assert set(attacks.succeeded()) == outcomes(0 if os.geteuid() == 0 else 2)
+def test_the_attacks_of_a_confined_optimizer_end_as_the_table_says(monkeypatch):
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(
+            sys, "path", [*sys.path, ".."]
+        )  # as an import of autodp does: here the folder of all secrets
+        assert set(attacks.succeeded()) == outcomes(0 if os.geteuid() == 0 else 2)
+        monkeypatch.undo()
 
 
 def as_other_user():
