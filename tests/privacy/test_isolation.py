@@ -356,9 +356,8 @@ def test_the_table_holds_all_attacks():
 def test_the_attacks_of_a_confined_optimizer_end_as_the_table_says(monkeypatch):
     with tempfile.TemporaryDirectory() as folder:
         monkeypatch.chdir(folder)
-        monkeypatch.setattr(
-            sys, "path", [*sys.path, ".."]
-        )  # as an import of autodp does: here the folder of all secrets
+        # as an import of autodp does; here it is the folder of all secrets
+        monkeypatch.setattr(sys, "path", [*sys.path, ".."])
         assert set(attacks.succeeded()) == outcomes(0 if os.geteuid() == 0 else 2)
         monkeypatch.undo()
 
