@@ -1,8 +1,8 @@
 """Jobs of Slurm, in an array that submitit submits. The results folder is on a file system that all nodes share.
 
 Options: `folder` for submitit's files (by default `slurm`), `at_once`, the most jobs that are submitted, and the keys
-of submitit's `AutoExecutor`: `timeout_min`, `mem_gb`, `slurm_partition`, ...; `cluster: local` runs jobs here, for
-tests. A job whose time is up writes a checkpoint and goes back to the queue; one that is preempted (SIGTERM) too.
+of submitit's `AutoExecutor` (`timeout_min`, `mem_gb`, `gpus_per_node`, ...); `cluster: local` runs jobs here. A job
+whose time is up writes a checkpoint and goes back to the queue. For one that is preempted another one is submitted.
 """
 
 from __future__ import annotations
@@ -72,6 +72,6 @@ class _Node:
     def checkpoint(self) -> DelayedSubmission:
         """Time is up: end after a checkpoint, and begin again when the job is back from the queue."""
         self._process.terminate()
-        with suppress(ChildProcessError):  # `wait` would wait for the one that this signal has interrupted
+        with suppress(ChildProcessError):  # `wait` would wait for the `poll` that this signal may have interrupted
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         return DelayedSubmission(_Node(self._job))

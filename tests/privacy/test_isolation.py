@@ -1,5 +1,6 @@
 """An optimizer in a process of its own gives the same numbers, and gets at nothing but releases."""
 
+import contextlib
 import json
 import os
 import re
@@ -353,13 +354,11 @@ def test_the_table_holds_all_attacks():
 
 
 @pytest.mark.skipif(confinement.landlock_version() < 6, reason="needs Linux 6.12, whose Landlock knows of signals")
-def test_the_attacks_of_a_confined_optimizer_end_as_the_table_says(monkeypatch):
-    with tempfile.TemporaryDirectory() as folder:
-        monkeypatch.chdir(folder)
+def test_the_attacks_of_a_confined_optimizer_end_as_the_table_says():
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
         # as an import of autodp does; here it is the folder of all secrets
-        monkeypatch.setattr(sys, "path", [*sys.path, ".."])
+        patch.setattr(sys, "path", [*sys.path, ".."])
         assert set(attacks.succeeded()) == outcomes(0 if os.geteuid() == 0 else 2)
-        monkeypatch.undo()
 
 
 def as_other_user():
