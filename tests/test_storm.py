@@ -201,7 +201,7 @@ def test_a_storm_over_two_supervisors(tmp_path, monkeypatch):
 def test_a_storm_that_damages_checkpoints(tmp_path, monkeypatch):
     monkeypatch.setenv("UNRULY_CHECKPOINTS", "0.3")
     storm = Storm(tmp_path, calm=57, pause=0.1, timeout=3000, bad=("raises", "grows"))
-    assert rage(storm, ["worker"] * 16 + ["parent"] * 4, [storm.start], harm=damage) > 0
+    assert rage(storm, ["worker"] * 16 + ["parent"] * 4, [storm.start], harm=damage) > 10
     assert "does not have the checksum" in storm.log.read_text()
     storm.check(interrupted=1)
     assert finished_runs(storm.results) == quiet(storm, monkeypatch, tmp_path / "quiet")
