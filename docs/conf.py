@@ -113,7 +113,7 @@ def optimizers(rows: list[dict[str, str]]) -> str:
         shown = [
             {
                 "field": f"`{field}`",
-                "default": f"`{plain(defaults[field])}`",
+                "default": f"`{plain(defaults.get(field, getattr(made, field)))}`",
                 "allowed": bases(entry.name) if hint is Direction else allowed(hint),
                 "what it is": meanings.get(field, "").replace("|", r"\|"),
             }

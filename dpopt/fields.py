@@ -186,6 +186,11 @@ def key(text: str, default: Any = MISSING) -> Any:
     return dataclasses.field(default=default, metadata={"text": text})
 
 
+def later(default: Any) -> Any:
+    """A field that results are published without: at its default it is no part of a run's identity."""
+    return dataclasses.field(default=default, metadata={"later": True})
+
+
 def checked(function: Callable[P, T]) -> Callable[P, T]:
     """`function`, whose arguments are converted as its annotations say before it is called.
 

@@ -154,23 +154,24 @@ def converters() -> dict[Any, Any]:
 
 
 def spec(group: str, name: str, instance: Any) -> dict[str, Any]:
-    """`instance` as plain data: its name, its class's revision and every field; `from_spec` makes it again."""
-    return {"name": name, "revision": type(instance).revision, **_plain(instance)}
+    """`instance` as plain data: its name, its revision and its fields; `from_spec` makes it again."""
+    return {"name": name, "revision": instance.revision, **_plain(instance)}
 
 
 def from_spec(group: str, content: Mapping[str, Any]) -> Any:
     """The optimizer or workload that `spec` described; raises as `create`, and where the revision is not today's."""
     values = {key: value for key, value in content.items() if key not in ("name", "revision")}
-    # All fields are in it, so a preset that was changed since does not change what is made again.
-    instance = make(group, content["name"], values)
-    if type(instance).revision != content["revision"]:
-        allowed = f"the installed revision is {type(instance).revision}"
+    # Presets do not count: one that was changed since must not change what is made again.
+    instance = fields.build(entry(group, content["name"]).load(), values, content["name"], converters())
+    if instance.revision != content["revision"]:
+        allowed = f"the installed revision is {instance.revision}"
         raise ConfigError(f"{content['name']}.revision", content["revision"], allowed)
     return instance
 
 
 def _plain(instance: Any) -> dict[str, Any]:
-    return {f.name: _value(getattr(instance, f.name)) for f in dataclasses.fields(instance)}
+    values = ((f, getattr(instance, f.name)) for f in dataclasses.fields(instance))
+    return {f.name: _value(value) for f, value in values if not ("later" in f.metadata and value == f.default)}
 
 
 def _value(value: Any) -> Any:

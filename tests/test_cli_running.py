@@ -66,7 +66,7 @@ def test_a_plan_needs_neither_data_nor_weights(tmp_path, nowhere, capsys, monkey
     assert main(["plan", HYFREEDP, "workers=1", f"results={tmp_path}"]) == 0
     assert not nowhere
     *tables, cells, estimate, basis, _, absent = capsys.readouterr().out.splitlines()
-    assert "images(data=cifar10, subset=bitfit): d = 25,738, 5.3e+09 FLOPs a gradient" in "\n".join(tables)
+    assert "images(data=cifar10, subset=bitfit): d = 27,658, 5.3e+09 FLOPs a gradient" in "\n".join(tables)
     assert cells.startswith("36 distinct cells")
     assert re.fullmatch(r"8.6e\+06 gradient evaluations, 6.6e\+16 FLOPs to run, about .* with workers = 1", estimate)
     assert basis.startswith("~ by FLOPs (50% of a product of matrices here) and 2 ms a gradient")

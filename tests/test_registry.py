@@ -46,6 +46,25 @@ def test_another_revision_is_refused():
         registry.from_spec("optimizer", {**spec, "revision": 7})
 
 
+def test_a_later_field_is_no_part_of_the_identity_at_its_default():
+    usual, printed = dpopt.create("hyfreedp"), dpopt.create("hyfreedp", guards="none")
+    specs = [registry.spec("optimizer", "hyfreedp", optimizer) for optimizer in (usual, printed)]
+    assert [spec.pop("guards", "absent") for spec in specs] == ["absent", "none"]
+    assert specs[0] == specs[1]
+    assert registry.from_spec("optimizer", specs[0]) == usual
+    assert registry.from_spec("optimizer", specs[0] | {"guards": "none"}) == printed
+
+
+def test_only_what_changed_has_another_revision():
+    for name in ("images", "sst2_minilm"):
+        made = {subset: registry.create_workload(name, subset=subset) for subset in ("head", "film", "bitfit")}
+        specs = {subset: registry.spec("workload", name, workload) for subset, workload in made.items()}
+        assert [spec["revision"] for spec in specs.values()] == [1, 1, 2]
+        assert registry.from_spec("workload", specs["bitfit"]) == made["bitfit"]
+        with pytest.raises(ConfigError, match=r"revision: 1.*installed revision is 2"):
+            registry.from_spec("workload", specs["bitfit"] | {"revision": 1})
+
+
 @pytest.fixture
 def plugin(tmp_path, monkeypatch):
     package = tmp_path / "elsewhere"

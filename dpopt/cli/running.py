@@ -50,7 +50,7 @@ def plan(overrides: Sequence[str]) -> None:
     suite = _suite([word for word in overrides if not word.startswith("timed_draws=")])
     store = open_store(suite)
     planned = planning.plan(suite, store)
-    rows = estimate.rows(planned, store)
+    rows = estimate.rows(planned, store, suite.marks)
     at_once = 1 if suite.engine in ("inline", "span") else len(places(suite.device, suite.workers))
     # Workers share the machine: a draw is timed with as many beside it as will train.
     probe.find_times(rows, store, suite, at_once, limit, ERR, is_estimated=True)

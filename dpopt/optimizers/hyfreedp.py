@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dpopt.clipping.rules import Automatic
 from dpopt.errors import ConfigError
-from dpopt.fields import Count, Decay, Inflation, Positive
+from dpopt.fields import Count, Decay, Inflation, Positive, later
 from dpopt.optimizers.base import Configured, Direction, descend, directed, require_base, scalar, scalars
 from dpopt.optimizers.dp_adamw import DPAdamW
 from dpopt.types import ClipRule, Oracle, Release, Vector
@@ -73,13 +73,16 @@ class HyFreeDP(Configured):
             (Algorithm 1), which can never grow, as E[L_0] <= R_l.
         initial_bound: R_l of the first round.
         smoothing: eta <- smoothing eta + (1 - smoothing) b/a; GeN's code uses 0.9.
+        guards: "signs": eta changes only if a > 0, b > 0 and L_0 < 0.9 R_l (a concave or uphill fit has no minimum
+            ahead, and saturated losses make equal probes); "clamp": b/a is clamped to [eta/2, 2 eta], as in GeN's code;
+            "gen": both; "none": Algorithm 1 as printed.
 
-    Deviations from the paper, which states no guards: eta changes only if a > 0, b > 0, L_0 < 0.9 R_l (a concave or
-    uphill fit has no minimum ahead, and saturated losses make equal probes) and b/a is a number (an eta that noise has
-    shrunk below 1e-300 leaves none), and b/a is clamped to [eta/2, 2 eta] as in GeN's code. R_l has a floor of 1e-3.
-    Losses are clipped to [0, R_l] and centred at R_l/2, which halves their sensitivity. The accounting is the joint
-    one; the paper's (`dpopt.audit.published`) spends more than it states. Algorithm 1 as printed pairs eta_j with
-    L(theta + eta_j G) while Eq. 6 models L(theta - eta_j m); taken literally together, b changes its sign.
+    Deviations from the paper, which states no guards: those of `guards`, but for "none"; and eta changes only if b/a is
+    a number other than 0 (an eta that noise has shrunk below 1e-300 leaves none). With five probes or more the
+    parabola's intercept is free, while Eq. 6 holds it at L_0. R_l has a floor of 1e-3. Losses are clipped to [0, R_l]
+    and centred at R_l/2, which halves their sensitivity. The accounting is the joint one; the paper's
+    (`dpopt.audit.published`) spends more than it states. Algorithm 1 as printed pairs eta_j with L(theta + eta_j G)
+    while Eq. 6 models L(theta - eta_j m); taken literally together, b changes its sign.
     """
 
     base: Direction = DPAdamW()
@@ -92,6 +95,7 @@ class HyFreeDP(Configured):
     bound: Literal["conservative", "literal"] = "conservative"
     initial_bound: Positive = 1.0
     smoothing: Decay = 0.0
+    guards: Literal["gen", "clamp", "signs", "none"] = later("gen")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -137,10 +141,12 @@ class HyFreeDP(Configured):
         b = (j * value).sum() / (eta * j.square().sum())
         a = 2 * (c * value).sum() / (eta.square() * c.square().sum())
 
-        newton = torch.clamp(b / a, eta / 2, 2 * eta)
-        is_minimum = (a > 0) & (b > 0) & (value[m] < SATURATED * state.bound) & newton.isfinite()
+        newton = torch.clamp(b / a, eta / 2, 2 * eta) if self.guards in ("gen", "clamp") else b / a
+        is_usable = newton.isfinite() & (newton != 0)
+        if self.guards in ("gen", "signs"):
+            is_usable &= (a > 0) & (b > 0) & (value[m] < SATURATED * state.bound)
         smoothed = self.smoothing * eta + (1 - self.smoothing) * newton
-        return state._replace(eta=torch.where(is_minimum, smoothed, eta), bound=self._next_bound(value))
+        return state._replace(eta=torch.where(is_usable, smoothed, eta), bound=self._next_bound(value))
 
     def _next_bound(self, losses: Tensor) -> Tensor:
         bound = losses.sum() if self.bound == "conservative" else losses[self.probes // 2]

@@ -67,8 +67,9 @@ class NoiseAwareHyFreeDP(HyFreeDP):
         super().__post_init__()
         if self.probes != 3:
             raise ConfigError("NoiseAwareHyFreeDP.probes", self.probes, "expected 3")
-        if self.smoothing:
-            raise ConfigError("NoiseAwareHyFreeDP.smoothing", self.smoothing, "expected 0")
+        for key, value in {"smoothing": 0.0, "guards": "gen"}.items():
+            if getattr(self, key) != value:
+                raise ConfigError(f"NoiseAwareHyFreeDP.{key}", getattr(self, key), f"expected {value}")
 
     @property
     def phi(self) -> float:

@@ -16,9 +16,9 @@ def workload_names(specs: list[dict[str, Any]]) -> dict[str, str]:
 
     What differs is named between workloads of one registered name.
     """
-    # How many records are held out is part of a name only where nothing else tells two workloads apart.
+    # Revision and number of records held out are part of a name only where nothing else tells two workloads apart.
     distinct = {json.dumps(spec, sort_keys=True): spec for spec in specs}
-    short = {key: _named(spec, distinct.values(), {"validation"}) for key, spec in distinct.items()}
+    short = {key: _named(spec, distinct.values(), {"validation", "revision"}) for key, spec in distinct.items()}
     shared = Counter(short.values())
     return {
         key: short[key] if shared[short[key]] == 1 else _named(spec, distinct.values())
@@ -106,5 +106,7 @@ def readable_names(specs: list[dict[str, Any]]) -> dict[str, str]:
     for key, name in short.items():
         spec, alike = distinct[key], [distinct[other] for other in short if short[other] == name]
         differing = [field for field, value in spec.items() if any(other.get(field) != value for other in alike)]
-        names[key] = ", ".join([name, *(f"{field} {spec[field]}" for field in differing if spec[field] is not None)])
+        if differing != ["revision"]:
+            differing = [field for field in differing if field != "revision" and spec[field] is not None]
+        names[key] = ", ".join([name, *(f"{field} {spec[field]}" for field in differing)])
     return names

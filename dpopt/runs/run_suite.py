@@ -185,7 +185,7 @@ def _refuse_longer(
     """Raise `ConfigError` where a suite is estimated to take more than its `max_hours`."""
     if suite.max_hours is None:
         return
-    rows = estimate.rows(planned, store)
+    rows = estimate.rows(planned, store, suite.marks)
     if retry:  # what has failed is still noted, and is to be run
         rows = [replace(row, states=tuple("pending" if s == "failed" else s for s in row.states)) for row in rows]
     probe.find_times(rows, store, suite, at_once, _TIMED_DRAWS, console)

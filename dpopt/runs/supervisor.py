@@ -229,7 +229,8 @@ def _follow(suite: Keys, store: Store) -> None:
     # Stopped each for itself, the processes would stop at different draws: the first one does, which ends all.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     lease = cast(Lease, SimpleNamespace(check=lambda: None))
-    how: dict[str, Any] = {"device": suite.device, "physical_batch": suite.physical_batch, "isolate": suite.isolate}
+    keys = ("device", "physical_batch", "marks", "isolate")
+    how: dict[str, Any] = {key: getattr(suite, key) for key in keys}
     with suppress(Left):  # between cells, or in one, whose attempt then counts as one that has died
         while True:
             cell = _broadcast(None)

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from dpopt.privacy.sampling import derive
 from dpopt.privacy.selection import selection_rule
 from dpopt.runs import stopping
 from dpopt.runs.prepare import Prepared, prepare
+from dpopt.store.bits import packed
 from dpopt.store.leases import Lease
 from dpopt.store.provenance import provenance
 from dpopt.store.runs import Store
@@ -41,6 +43,7 @@ def train(
     *,
     device: str = "auto",
     physical_batch: int | None = None,
+    marks: int | None = None,
     isolate: bool = False,
     checkpoint_seconds: float | None = None,
     stop: Callable[[], bool] = stopping.is_asked,
@@ -57,6 +60,7 @@ def train(
         lease: of this process, for this cell. It is checked before every write, after the content was made, which may
             take minutes: whoever has lost it writes nothing more.
         device, physical_batch: see `training.resolve_device`; see `DataOracle`, None leaves it to the clipping engine.
+        marks: entries of the curve; None for as many as the workload has.
         isolate: run the optimizer in a process of its own, see `privacy.isolation`; the numbers are the same.
         checkpoint_seconds: at least this time lies between two checkpoints; None for `CHECKPOINT_SECONDS`.
         stop: asked after every step; by default whether this process has been asked to stop.
@@ -84,7 +88,7 @@ def train(
 
     begin, taken, stepping = Elapsed.now(), oracle.draws_taken, 0.0
     saved = since = begin.wall
-    for state, is_mark in training.steps(ready.stepper, oracle, ready.state, ready.workload.marks):
+    for state, is_mark in training.steps(ready.stepper, oracle, ready.state, marks or ready.workload.marks):
         is_stopped = stop() and oracle.draws_left > 0
         is_due = is_stopped or (time.perf_counter() - saved >= pause and oracle.processes.is_first)
         if not (is_mark or is_due):
@@ -130,9 +134,15 @@ def _record(ready: Prepared, state: Any) -> dict[str, Any]:
     spent = training.summary(ready.plan, oracle, state, cell.epsilon, ready.examples)
     validation = ready.watched.get("validation")
     scores: dict[str, Any] = {}
+    right: dict[str, str] = {}
     if spent["status"] == "done" and oracle.processes.is_first:
+        test = ready.watched["test"]
         predict = training.predictor(ready.engine, ready.model, state.theta, of.transform, of.evaluation_batch)
-        scores = of.report(predict, ready.watched["test"])
+        if of.score == "accuracy":
+            predict = cache(predict)  # the report asks for the same outputs, which take a pass over all test records
+            each = of.metric(predict(test.x), test.y).numpy(force=True)
+            right = {"right": packed(each == 1)} if np.isin(each, (0, 1)).all() else {}  # else shares of a record
+        scores = of.report(predict, test)
     return {
         "schema": 1,
         "run_id": cell.run_id,
@@ -142,6 +152,7 @@ def _record(ready: Prepared, state: Any) -> dict[str, Any]:
         **_charge(ready, final, len(validation.x) if validation else 0),
         **{key: value for key, value in final.items() if key not in ("draw", "epoch", "diagnostics")},
         **({} if of.score == "accuracy" else {"score": of.score}),
+        **right,
         **({"scores": finite(scores)} if scores else {}),
         **({"diagnostics": finite(ready.diagnostics.summary())} if ready.diagnostics else {}),
     }

@@ -197,6 +197,7 @@ def attempt(
                     lease,
                     device=suite.device,
                     physical_batch=suite.physical_batch,
+                    marks=suite.marks,
                     isolate=suite.isolate,
                     stop=lambda: stopping.is_asked() or time.monotonic() > deadline,
                 )

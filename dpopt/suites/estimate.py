@@ -72,6 +72,7 @@ class CostRow:
     cells: tuple[Cell, ...]  # all of them
     states: tuple[str, ...]  # of the cells, in the store
     gradients_per_draw: float  # points at which the optimizer computes gradients
+    marks: int | None = None  # of the suite: entries of a curve
     timing: Timing | None = None  # of a cell, once it was found
 
     @property
@@ -132,11 +133,11 @@ class CostRow:
         return Timing(prepared / len(timed), trained / sum(record["draws"] for record in timed))
 
     def _curve(self, work: Work) -> int:
-        return min(work.marks, self.draws[1]) * work.evaluation
+        return min(self.marks or work.marks, self.draws[1]) * work.evaluation
 
 
-def rows(planned: Iterable[Planned], store: Store) -> list[CostRow]:
-    """The rows of planned cells, in their order; a cell that is in several rows counts in each."""
+def rows(planned: Iterable[Planned], store: Store, marks: int | None = None) -> list[CostRow]:
+    """The rows of planned cells of a suite with so many `marks`, in order; a cell of several rows counts in each."""
     groups: dict[tuple[str, str, int], list[Planned]] = {}
     for entry in planned:
         groups.setdefault((_key(entry.cell.workload), entry.label, entry.cell.batch_size), []).append(entry)
@@ -144,7 +145,7 @@ def rows(planned: Iterable[Planned], store: Store) -> list[CostRow]:
     for group in groups.values():
         cells = tuple(entry.cell for entry in group)
         states = tuple(store.state(cell.run_id) for cell in cells)
-        rows.append(CostRow(group[0].label, group[0].tuning, cells, states, group[0].gradients_per_draw))
+        rows.append(CostRow(group[0].label, group[0].tuning, cells, states, group[0].gradients_per_draw, marks))
     return rows
 
 

@@ -112,6 +112,7 @@ class Keys:
     clip: Several[Bound] | None = None
     workers: Few | None = None
     physical_batch: Count | None = None
+    marks: Few | None = None
     timeout: Amount | None = None
     memory: Amount | None = None
     max_hours: Amount | None = None

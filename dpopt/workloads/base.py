@@ -177,8 +177,8 @@ def outlined(make: Callable[[], nn.Module], shape: tuple[int, ...], tested: int)
 
 
 def accuracy(output: Tensor, target: Tensor) -> Tensor:
-    """1 where the largest output is the target's, else 0; shape [n]."""
-    return (output.argmax(dim=-1) == target).double()
+    """1 where all outputs are finite and the largest is the target's, else 0; shape [n]."""
+    return ((output.argmax(dim=-1) == target) & output.isfinite().all(dim=-1)).double()
 
 
 def mlp(*sizes: int, bias: bool = True) -> nn.Sequential:

@@ -222,9 +222,10 @@ def trainable(model: nn.Module, subset: str) -> nn.Module:
 
     Args:
         model: any module; "lora" needs a vision transformer of timm's, a GPT-2, a BERT or a DistilBERT.
-        subset: "full"; "head": the classifier; "bitfit": all biases (Zaken et al. 2022); "film": scales and biases of
-            the normalisation layers, and the head; "lora": adapters of rank 8 beside linear layers of the transformer
-            (Hu et al. 2022, `_LORA_TARGETS`), and the head. A head tied to the embedding is not a head of its own.
+        subset: "full"; "head": the classifier; "bitfit": all biases (Zaken et al. 2022), and the head; "film": scales
+            and biases of the normalisation layers, and the head; "lora": adapters of rank 8 beside linear layers of the
+            transformer (Hu et al. 2022, `_LORA_TARGETS`), and the head. A head tied to the embedding is not a head of
+            its own.
 
     Raises:
         ConfigError: an unknown subset, or the model has no such parameters.
@@ -249,8 +250,9 @@ def _head(model: nn.Module) -> Iterator[nn.Parameter]:
         yield from layers[-1].parameters()
 
 
-def _biases(model: nn.Module) -> Iterator[nn.Parameter]:
+def _biases_and_head(model: nn.Module) -> Iterator[nn.Parameter]:
     yield from (p for name, p in model.named_parameters() if name.rpartition(".")[2] == "bias")
+    yield from _head(model)
 
 
 def _norms_and_head(model: nn.Module) -> Iterator[nn.Parameter]:
@@ -277,11 +279,13 @@ def _adapters_and_head(model: nn.Module) -> Iterator[nn.Parameter]:
 SUBSETS: dict[str, Callable[[nn.Module], Iterator[nn.Parameter]]] = {
     "full": nn.Module.parameters,
     "head": _head,
-    "bitfit": _biases,
+    "bitfit": _biases_and_head,
     "film": _norms_and_head,
     "lora": _adapters_and_head,
 }
 """Which parameters each trainable subset holds."""
+REVISIONS = {"bitfit": 2}
+"""The revision of workloads that train a subset, where it is not the first: BitFit once left the head as it was."""
 
 
 def parameter_counts() -> list[dict[str, int | str | None]]:

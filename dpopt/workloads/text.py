@@ -26,9 +26,8 @@ and private training finds those slowly."""
 class TextClassification(Workload):
     """A transformer encoder and a linear classifier on a text data set. There is no dropout.
 
-    The classifier above a pretrained encoder starts at zero where it is trained (head, film, lora, full); bitfit trains
-    its bias only, above weights that stay random. Where only the head is trained, the encoder's features are computed
-    once and are the data.
+    The classifier above a pretrained encoder starts at zero. Where only the head is trained, the encoder's features are
+    computed once and are the data.
 
     Args:
         data: name of a data set of texts.
@@ -61,6 +60,10 @@ class TextClassification(Workload):
             raise ConfigError("workload.options", self.options, "a pretrained encoder has its sizes; expected none")
         if not self.pretrained and self.encoder not in ("minilm", "distilbert"):
             raise unknown("workload.encoder", self.encoder, ("minilm", "distilbert"))
+
+    @property
+    def revision(self) -> int:  # type: ignore[override]
+        return models.REVISIONS.get(self.subset, 1)
 
     @property
     def pool(self) -> int:  # type: ignore[override]
@@ -121,7 +124,7 @@ class TextClassification(Workload):
     def head(self, inputs: int) -> nn.Linear:
         """The classifier with its initial weights."""
         layer = nn.Linear(inputs, self.classes)
-        if self.pretrained and self.subset != "bitfit":  # frozen weights of zero let no gradient through to the encoder
+        if self.pretrained:
             models.zero_head(layer)
         return layer
 

@@ -8,14 +8,17 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpopt import fields
 from dpopt._extras import absent
 from dpopt.clipping.layers import refuse_unsafe
 from dpopt.errors import ConfigError, Missing
 from dpopt.fields import Arguments, Count
+from dpopt.privacy.sampling import derive
 from dpopt.workloads import cache as kept
 from dpopt.workloads import data, features, models
 from dpopt.workloads.base import EVALUATION_BATCH, Outline, Split, Workload, mlp, outlined
@@ -47,10 +50,9 @@ class Preparation(NamedTuple):
 class ImageClassification(Workload):
     """Images resized and normalised, a model by name, and the part of it that is trained.
 
-    A checkpoint's classifier is replaced by one for the classes of the data, which starts at zero where it is trained
-    (head, film, lora, full); bitfit trains its bias only, above weights that stay random. Models with random weights
-    get group normalisation in place of batch normalisation. Where only the head of a checkpoint is trained, or a linear
-    layer above a fixed part (`FROZEN`), features are computed once (`features`), in evaluation mode.
+    A checkpoint's classifier is replaced by one for the classes of the data, which starts at zero. Models with random
+    weights get group normalisation in place of batch normalisation. Where only the head of a checkpoint is trained, or
+    a linear layer above a fixed part (`FROZEN`), features are computed once (`features`), in evaluation mode.
 
     Args:
         data: name of a data set of images, see `data.names`.
@@ -62,6 +64,7 @@ class ImageClassification(Workload):
         size: side that images are resized to (bicubically); by default that of the checkpoint, else that of the data.
         options: of `timm.create_model`, such as `depth`.
         validation: see `Workload`.
+        records: use that many of the data's training records, always the same ones; by default all.
     """
 
     data: str = "cifar10"
@@ -70,6 +73,7 @@ class ImageClassification(Workload):
     subset: Literal["full", "head", "bitfit", "film", "lora"] = "full"
     size: Count | None = None
     options: Arguments = Arguments()
+    records: Count | None = fields.later(None)
 
     batch_size: ClassVar[int] = 1000
     epochs: ClassVar[float] = 5.0
@@ -79,10 +83,16 @@ class ImageClassification(Workload):
         if self.architecture in _OWN and (self.pretrained or self.options):
             raise ConfigError("workload.architecture", self.architecture, "only timm's have checkpoints and options")
         super().__post_init__()
+        if self.records and self.records > (most := data.entry(self.data).part("train").records):
+            raise ConfigError("workload.records", self.records, f"expected at most {most}, all of {self.data}")
+
+    @property
+    def revision(self) -> int:  # type: ignore[override]
+        return models.REVISIONS.get(self.subset, 1)
 
     @property
     def pool(self) -> int:  # type: ignore[override]
-        return data.entry(self.data).part("train").records
+        return self.records or data.entry(self.data).part("train").records
 
     @property
     def evaluation_batch(self) -> int:  # type: ignore[override]
@@ -131,9 +141,13 @@ class ImageClassification(Workload):
         # Images that differ in size are decoded to the model's.
         size = None if data.entry(self.data).size else self.preparation.size
         train, test = (data.images(self.data, split, size) for split in ("train", "test"))
-        if not self.uses_features:
-            return train, test
-        return Split(self._features(train.x, "train"), train.y), Split(self._features(test.x, "test"), test.y)
+        if self.uses_features:
+            train = Split(self._features(train.x, "train"), train.y)
+            test = Split(self._features(test.x, "test"), test.y)
+        if self.records:
+            rows = np.random.default_rng(derive("records", self.data)).permutation(len(train.y))[: self.records]
+            train = Split(*(part[torch.from_numpy(np.sort(rows))] for part in train))
+        return train, test
 
     def transform(self, x: Tensor) -> Tensor:
         return x if self.uses_features else self.preparation(x)
@@ -166,10 +180,7 @@ class ImageClassification(Workload):
             network = ARCHITECTURES[self.architecture](self.classes, prepared.channels, prepared.size)
         else:
             network = models.timm_model(self.architecture, self.classes, checkpoint, **self._options)
-        if not self.pretrained:
-            network = models.without_batch_norm(network)
-        elif self.subset != "bitfit":
-            network = models.zero_head(network)
+        network = models.zero_head(network) if self.pretrained else models.without_batch_norm(network)
         refuse_unsafe(network)
         return models.trainable(network, self.subset)
 

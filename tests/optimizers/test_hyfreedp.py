@@ -53,6 +53,22 @@ def test_clamp_and_smoothing():
     assert fit(far, smoothing=0.9)[0] == pytest.approx(0.9 * 0.1 + 0.1 * 0.2)
 
 
+@pytest.mark.parametrize(
+    ("guards", "far", "uphill", "saturated"),
+    [
+        ("gen", 0.2, 0.1, 0.1),
+        ("signs", 1.0, 0.1, 0.1),
+        ("clamp", 0.2, 0.05, 0.15),
+        ("none", 1.0, -0.2, 0.15),
+    ],
+)
+def test_each_guard_alone(guards, far, uphill, saturated):
+    """b/a is 1, -0.2 and 0.15, from 0.1."""
+    assert fit(parabola(2.0, 5.0, 5.0, 0.1), guards=guards)[0] == pytest.approx(far)
+    assert fit(parabola(2.0, -1.0, 5.0, 0.1), guards=guards)[0] == pytest.approx(uphill)
+    assert fit(parabola(9.5, 0.75, 5.0, 0.1), guards=guards)[0] == pytest.approx(saturated)
+
+
 def test_the_bound_has_a_floor():
     assert fit([-5.0, -5.0, -5.0])[1] == 1e-3
 

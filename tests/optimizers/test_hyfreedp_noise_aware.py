@@ -114,7 +114,7 @@ def test_draws_releases_and_noise_are_hyfreedps():
     assert own.noise_inflation == paper.noise_inflation
 
 
-@pytest.mark.parametrize("fields", [{"probes": 5}, {"smoothing": 0.9}, {"growth": 0.5}])
+@pytest.mark.parametrize("fields", [{"probes": 5}, {"smoothing": 0.9}, {"guards": "none"}, {"growth": 0.5}])
 def test_what_it_does_not_have(fields):
     with pytest.raises(ConfigError, match=next(iter(fields))):
         rule(**fields)

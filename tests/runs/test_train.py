@@ -22,6 +22,7 @@ from dpopt.runs import train as cells
 from dpopt.runs.prepare import prepare
 from dpopt.runs.worker import attempt
 from dpopt.store import Store
+from dpopt.store.bits import packed, unpacked
 from dpopt.suites.plan import plan
 from dpopt.workloads.base import Split
 from dpopt.workloads.synthetic import SyntheticLogReg
@@ -56,6 +57,30 @@ def test_a_record_says_what_was_run_and_spent(write_suite, store):
     curve = store.curve(cell.run_id)
     assert [entry["draw"] for entry in curve] == list(range(1, 21))
     assert curve[-1]["test_accuracy"] == record["test_accuracy"]
+
+
+def test_a_record_holds_which_test_records_are_right(write_suite, store, tmp_path):
+    cell = planned_cell(write_suite, "hyfreedp")
+    record = train_cell(cell, store)
+    right = unpacked(record["right"], record["tested"])
+    assert 0 < right.mean() == record["test_accuracy"] < 1
+    wrong = SyntheticLogReg.metric  # a score of which a record can have a share leaves no bits
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SyntheticLogReg, "metric", lambda *args: wrong(*args) / 2)
+        halved = train_cell(cell, Store(tmp_path / "other"))
+    assert "right" not in halved
+    assert halved["test_accuracy"] == record["test_accuracy"] / 2
+    with pytest.raises(ValueError, match="expected 9 bits, in 2 bytes and not 1"):
+        unpacked(packed(right[:8]), 9)
+    with pytest.raises(ValueError, match="expected 8 bits"):
+        unpacked("AAAA", 8)
+
+
+def test_entries_of_the_curve_change_nothing_else(write_suite, store, tmp_path):
+    cell = planned_cell(write_suite, "hyfreedp")
+    usual, few = train_cell(cell, store), train_cell(cell, other := Store(tmp_path / "other"), marks=4)
+    assert [entry["draw"] for entry in other.curve(cell.run_id)] == [5, 10, 15, 20]
+    assert stable(usual) == stable(few)
 
 
 def kill_half_way(at_marks, cell, store, **options):

@@ -71,7 +71,7 @@ def counts():
         # counted by hand
         ("ViT-Ti/16", "head", 10 * 193),
         ("ViT-Ti/16", "film", 25 * 2 * 192 + 10 * 193),
-        ("ViT-B/16", "bitfit", 12 * (3 + 1 + 4 + 1 + 2) * 768 + 2 * 768 + 10),
+        ("ViT-B/16", "bitfit", 12 * (3 + 1 + 4 + 1 + 2) * 768 + 2 * 768 + 10 * 769),
         ("ViT-B/16", "lora", 12 * 8 * (4 + 2 + 5 + 5) * 768 + 10 * 769),
         ("WRN-16-4", "lora", None),
         ("GPT-2 small", "head", None),
@@ -121,7 +121,7 @@ def test_convolutions_of_a_wide_resnet_are_standardised():
 SUBSETS = {
     ("mlp", "full"): {"1.weight", "1.bias", "3.weight", "3.bias", "5.weight", "5.bias"},
     ("mlp", "head"): {"5.weight", "5.bias"},
-    ("two_conv", "bitfit"): {"0.bias", "3.bias", "7.bias"},
+    ("two_conv", "bitfit"): {"0.bias", "3.bias", "7.bias", "7.weight"},
     ("wide_resnet", "film"): {
         *(f"{block}.norm{i}.{kind}" for block in (1, 2, 3) for i in (1, 2) for kind in ("weight", "bias")),
         *("4.weight", "4.bias", "8.weight", "8.bias"),

@@ -82,7 +82,7 @@ def test_a_head_on_features_trains_as_the_whole_model(encoder):
 @pytest.mark.parametrize("encoder", SIZES)
 def test_subsets(encoder):
     counts = {"head": 2 * 17, "lora": 2 * 2 * (8 * 16 + 16 * 8) + 2 * 17, "film": (2 * 2 + 1) * 2 * 16 + 2 * 17}
-    counts["bitfit"] = 2 * (4 * 16 + 24 + 16 + 2 * 16) + 16 + 2
+    counts["bitfit"] = 2 * (4 * 16 + 24 + 16 + 2 * 16) + 16 + 2 * 17
     for subset, count in counts.items():
         model = tiny(encoder, subset=subset).model()
         assert sum(p.numel() for p in model.parameters() if p.requires_grad) == count

@@ -79,7 +79,8 @@ def test_a_checkpoint_without_its_classifier(subset):
     pool, _ = workload.load()
     network = workload.model()
     head = network.get_classifier()
-    assert bool(head.weight.any()) == (subset == "bitfit")
+    assert not head.weight.any()
+    assert all(parameter.requires_grad for parameter in head.parameters())
     features = vit().load()[0].x
     with torch.no_grad():
         seen = network.forward_head(network.forward_features(workload.transform(pool.x)), pre_logits=True)
@@ -102,9 +103,18 @@ def test_scattering_coefficients_are_features(monkeypatch, root, name, width, tr
     model = workload.model()
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == trained
     assert model.weight.any()
-    biases = registry.create_workload(f"{name}_scatter", validation=8, subset="bitfit").model()
-    assert sum(p.numel() for p in biases.parameters() if p.requires_grad) == 10
     assert sum(p.numel() for p in workload.outline().model.parameters()) == trained
+
+
+def test_a_part_of_the_records_is_always_the_same(monkeypatch, root):
+    fabricated.images(monkeypatch, root, "mnist", 28)
+    whole, part = (registry.create_workload("mnist_cnn", validation=8, records=records) for records in (None, 20))
+    assert (whole.examples, part.examples, len(part.load()[1].y)) == (40, 12, len(whole.load()[1].y))
+    first, second = ({bytes(x.numpy()) for split in part.splits(seed)[:2] for x in split.x} for seed in (0, 1))
+    assert first == second < {bytes(x.numpy()) for x in whole.load()[0].x}
+    assert not torch.equal(part.load()[0].x, whole.load()[0].x[:20])
+    with pytest.raises(ConfigError, match=r"workload.records: 49 .*expected at most 48"):
+        registry.create_workload("mnist_cnn", validation=8, records=49)
 
 
 def test_pixels_that_their_authors_do_not_normalise(monkeypatch, root):

@@ -24,6 +24,7 @@ from dpopt.privacy.accountants import Event
 from dpopt.privacy.ledger import Draw, Ledger
 from dpopt.privacy.selection import After, BestOf, Composed, Selection, Simulated, repeated, selection_rule
 from dpopt.results import pricing
+from dpopt.store.bits import unpacked
 from dpopt.store.runs import UNREADABLE
 
 _SAME = 1e-6
@@ -200,6 +201,9 @@ def _ends(claims: Claims) -> Iterator[Finding]:
     right = float(claims.numbers.get("tested", math.nan)) * float(claims.numbers.get("test_accuracy", math.nan))
     if math.isfinite(right):
         yield from claims.expect("test records that are right", right, round(right), 1e-9)
+    if "right" in claims.numbers:
+        bits = unpacked(claims.numbers["right"], claims.numbers["tested"])
+        yield from claims.expect("test records that are right", right, float(bits.sum()), 1e-9)
     if not claims.numbers["draws"] or claims.curve is None:
         return
     draws = [entry["draw"] for entry in claims.curve]
