@@ -37,6 +37,7 @@ class Registered:
         note: what a reader of its results should know, a sentence or two.
         fields: preset values of the class's fields.
         grid: default search grid, field -> values; empty where the method needs no tuning.
+        chosen_on: constants of the method that were chosen on data, name and value -> the tasks, as figures name them.
         limits: special cases, checked by `dpopt.testing`: with the values `fields` it equals the optimizer `equals`,
             {name: ..., field: value}.
     """
@@ -49,6 +50,7 @@ class Registered:
     note: str = ""
     fields: dict[str, Any] = field(default_factory=dict)
     grid: dict[str, list[Any]] = field(default_factory=dict)
+    chosen_on: dict[str, list[str]] = field(default_factory=dict)
     limits: list[dict[str, Any]] = field(default_factory=list)
 
     def load(self) -> type[Any]:

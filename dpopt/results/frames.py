@@ -93,6 +93,7 @@ def load(store: Store, suite: str, part: Mapping[str, Sequence[Any]] | None = No
             "label": label,
             "tuning": entry["tuning"],
             "tuned": json.dumps(entry["tuned"], sort_keys=True),
+            "chosen_on": json.dumps(entry.get("chosen_on", {})),
             "workload": workload,
             "optimizer": cell["optimizer"]["name"],
             # Of another step size `lr` is only a factor, as in Prodigy, which finds its own.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,20 +24,24 @@ from dpopt.results.scores import shown
 from dpopt.results.writing import Column, Table, marks, texts, unless_nan
 from dpopt.store.runs import Store
 
-SELF, CHARGED, FREE = "self-tuned", "searched, charged", "not charged"
+SELF, PUBLIC, CHARGED, FREE = "self-tuned", "public constant", "searched, charged", "not charged"
 """The tracks; methods of the last are for reference and have no rank."""
+_KNOWN = "\N{DEGREE SIGN}"
+"""Marks the score of a method on a task that one of its constants was chosen on."""
 _NOTE = (
-    "Rank: the average over workloads of a method's ranks at equal total ε, all runs of its search included, with a 95 "
-    "% bootstrap interval over workloads and seeds, which is too narrow with few workloads. First: the share of these "
-    "samples in which its average rank is the best. Per draw, per gradient: the average rank with as many draws or "
-    f"gradient evaluations as the cheapest method of a block takes, the runs of a search together; a {ranking.STOPPED} "
-    "CPU hours: of all its runs here. Ranked are methods that are in all blocks (a workload and a target ε). In "
-    "italics, for reference: searches that spend more than the target, and values set by hand, which are not charged."
+    "Rank: the average over workloads of a method's ranks at equal total ε, all runs of its search included, with a "
+    "95 % bootstrap interval over workloads and seeds, which is too narrow with few workloads. Unseen: the average "
+    "rank over workloads that no constant of a ranked method was chosen on. Per draw, per gradient: the average rank "
+    "with as many draws or gradient evaluations as the cheapest method of a block takes, the runs of a search "
+    f"together; a {ranking.STOPPED} CPU hours: of all its runs here. Ranked are methods that are in all blocks (a "
+    "workload and a target ε). In italics, for reference: searches that spend more than the target, and values set by"
+    " hand, which are not charged."
 )
 _CAPTION = "Average ranks and their critical difference."
 _SCORES_NOTE = (
     "Test scores: mean ± standard deviation over seeds. Bold: methods that may be the best of the task, at 95 % "
-    "confidence, on this test split (paired t tests over seeds, corrected for their number); italics: for reference."
+    "confidence, on this test split (paired t tests over seeds, corrected for their number); italics: for reference. "
+    f"{_KNOWN}: a constant of the method was chosen on this task."
 )
 
 
@@ -82,14 +87,27 @@ class Leaderboard:
     @cached_property
     def tracks(self) -> dict[str, str]:
         """The track of each method."""
-        rows = self.scores.groupby("label", sort=False)
-        is_free, is_self = rows["is_reference"].any(), rows["tuning"].agg(lambda tuning: (tuning == "self").all())
-        return {label: FREE if is_free[label] else SELF if is_self[label] else CHARGED for label in is_free.index}
+        tracks = dict[str, str]()
+        for label, rows in self.scores.groupby("label", sort=False):
+            (tuning, *others), tuned = rows["tuning"].unique(), {"self": SELF, "public": PUBLIC}
+            track = CHARGED if others else tuned.get(tuning, CHARGED)
+            tracks[str(label)] = FREE if rows["is_reference"].any() else track
+        return tracks
+
+    @cached_property
+    def chosen_on(self) -> dict[str, dict[str, list[str]]]:
+        """The constants of each method that were chosen on data, each with the tasks that it was chosen on."""
+        texts = self.cells.groupby("label", sort=False)["chosen_on"].first()
+        return {str(label): json.loads(text) for label, text in texts.items()}
+
+    def is_known(self, label: str, workload: str) -> bool:
+        """True if a constant of a method was chosen on a task."""
+        return any(workload in tasks for tasks in self.chosen_on[label].values())
 
     @cached_property
     def ranked(self) -> pd.DataFrame:
         """The cells of the methods that have a rank."""
-        return self.cells[self.cells["label"].map(self.tracks).isin([SELF, CHARGED])]
+        return self.cells[self.cells["label"].map(self.tracks).isin([SELF, PUBLIC, CHARGED])]
 
     @cached_property
     def entries(self) -> pd.DataFrame:
@@ -105,8 +123,8 @@ class Leaderboard:
     def ranks(self) -> pd.DataFrame:
         """One row a method, the best first and those without a rank last.
 
-        `low` and `high` are a bootstrap interval over workloads and seeds, `first` is the share of its samples in which
-        the rank is the best; `draws` and `gradients` are average ranks by these.
+        `low` and `high` are a bootstrap interval over workloads and seeds; `unseen` is the average rank over workloads
+        that no constant of a ranked method was chosen on; `draws` and `gradients` are average ranks by these.
         """
         runs = self.cells.drop_duplicates(["label", "run_id"])
         seconds = runs.get("seconds_cpu", pd.Series(math.nan, runs.index))
@@ -114,25 +132,28 @@ class Leaderboard:
         frame["cpu_hours"] = seconds.groupby(runs["label"]).sum(min_count=1) / 3600
         frame["blocks"] = self.scores.groupby("label").size()
         frame = frame.join(self._averages())
-        for by in ("draws", "gradients"):
-            blocks = ranking.ranking(reached(self.store, self.ranked, by))
+        labels = self.ranked["label"].unique()
+        known = [
+            name for name in self.cells["workload"].unique() if any(self.is_known(label, name) for label in labels)
+        ]
+        parts = {by: ranking.ranking(reached(self.store, self.ranked, by)) for by in ("draws", "gradients")}
+        parts["unseen"] = self.blocks if self.blocks.empty else self.blocks[~self.blocks["workload"].isin(known)]
+        for by, blocks in parts.items():
             frame[by] = math.nan if blocks.empty else ranking.average_ranks(blocks).set_index("label")["rank"]
         return frame.sort_values("rank", kind="stable").reset_index()
 
     def _averages(self) -> pd.DataFrame:
         rows = pd.DataFrame() if self.blocks.empty else ranking.everywhere(self.blocks)
         if rows.empty:  # no method is in every block
-            return pd.DataFrame(columns=["rank", "low", "high", "first", "is_best"])
+            return pd.DataFrame(columns=["rank", "low", "high", "is_best"])
         averages, test = ranking.average_ranks(self.blocks).set_index("label")["rank"], ranking.rank_test(self.blocks)
         workloads: dict[str, list[np.ndarray]] = {}
         for (workload, *_), block in self.entries.merge(rows[BLOCK].drop_duplicates(), on=BLOCK).groupby(BLOCK):
             workloads.setdefault(workload, []).append(ranking.imputed(block)[list(averages.index)].to_numpy())
         samples = statistics.rank_samples(list(workloads.values()))
         low, high = np.quantile(samples, [(1 - statistics.CONFIDENCE) / 2, (1 + statistics.CONFIDENCE) / 2], axis=0)
-        is_first = samples == samples.min(axis=1, keepdims=True)  # samples that several methods win are shared
-        first = (is_first / is_first.sum(axis=1, keepdims=True)).mean(axis=0)
         is_best = (averages - averages.min() < test[1]) if test else False
-        return pd.DataFrame({"rank": averages}).assign(low=low, high=high, first=first, is_best=is_best)
+        return pd.DataFrame({"rank": averages}).assign(low=low, high=high, is_best=is_best)
 
     def tables(self, baseline: str = "", by: str = "epsilon") -> list[Table]:
         """The ranks, distances from the baseline if there is one, and scores of all methods for each target epsilon.
@@ -147,7 +168,7 @@ class Leaderboard:
             distances = [ranking.against_table(ranking.against(entries, baseline), baseline, by)]
         targets = sorted(self.scores["epsilon_target"].unique())
         scores = [self._scores(target, _SCORES_NOTE if target == targets[-1] else "") for target in targets]
-        return [self._ranks(), *distances, *scores]
+        return [self._ranks(), *distances, *scores, *self._constants()]
 
     def _ranks(self) -> Table:
         def interval(row: Row) -> str:
@@ -158,7 +179,7 @@ class Leaderboard:
             Column("track", "track"),
             Column("rank", "rank", unless_nan("{:.2f}".format)),
             Column("95 % interval", text=interval),
-            Column("first", "first", unless_nan(lambda share: f"{100 * share:.0f} %")),
+            Column("unseen", "unseen", unless_nan("{:.2f}".format)),
             Column("per draw", "draws", unless_nan("{:.2f}".format)),
             Column("per gradient", "gradients", unless_nan("{:.2f}".format)),
             Column("blocks", "blocks"),
@@ -180,7 +201,8 @@ class Leaderboard:
 
         def score_of(workload: str, label: str) -> str:
             row = of.get((label, workload))
-            return shown(row["score"]).text(row["mean"], row["std"]) if row else ""
+            text = shown(row["score"]).text(row["mean"], row["std"]) if row else ""
+            return text + _KNOWN * (text != "" and self.is_known(label, workload))
 
         methods = self.ranks[self.ranks["label"].isin(rows["label"])]
         columns, bold, italic = [Column("method", "label")], set(), {*marks(methods["track"] == FREE, ["method"])}
@@ -191,6 +213,15 @@ class Leaderboard:
             italic |= marks((of.get(place, {}).get("is_reference", False) for place in places), [name])
         title = f"Scores at total ε = {target:g}"
         return Table(texts(methods, columns), title, note, bold=bold, italic=italic, numbers=rows)
+
+    def _constants(self) -> list[Table]:
+        """The constants of methods that were chosen on data; none where there are none."""
+        rows = [(label, *pair) for label in self.ranks["label"] for pair in self.chosen_on[label].items()]
+        frame = pd.DataFrame(rows, columns=["label", "constant", "tasks"])
+        columns = [Column("method", "label"), Column("constant", "constant")]
+        columns.append(Column("chosen on", "tasks", lambda tasks: "; ".join(tasks) or "none of our tasks"))
+        note = "Constants that a method has beside those of its paper, and the tasks whose scores they were chosen by."
+        return [Table(texts(frame, columns), "Constants and what they were chosen on", note)] if rows else []
 
     @property
     def about(self) -> str:

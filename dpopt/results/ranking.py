@@ -328,8 +328,9 @@ def verdict(frame: pd.DataFrame) -> str:
     """`rank_test` in a sentence, or why there is none."""
     workloads = frame["workload"].nunique()
     if test := rank_test(frame):
+        sign = "≤" if test[0] <= statistics.LEAST_P else "="
         return (
-            f"Friedman's test over {workloads} workloads: p = {test[0]:.2g}. Average ranks less than "
+            f"Friedman's test over {workloads} workloads: p {sign} {test[0]:.2g}. Average ranks less than "
             f"{test[1]:.2f} apart are not shown to differ at 5 % (Nemenyi)."
         )
     return (

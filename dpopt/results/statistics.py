@@ -18,6 +18,8 @@ _Array = NDArray[np.float64]
 CONFIDENCE = 0.95
 """The confidence of every interval; tests are at the level 1 - CONFIDENCE."""
 _RESAMPLES, SAMPLES = 9_999, 4_000  # permutations of a test, samples of a bootstrap
+LEAST_P = 1 / (1 + _RESAMPLES)
+"""The smallest p that permutations can show."""
 EQUAL, DIGITS = 1e-9, 12
 """Differences that vary by no more are equal but for rounding, and so are means that agree to so many digits."""
 ENOUGH = 6
@@ -170,6 +172,8 @@ def _ranks_of_seeds(blocks: Sequence[_Array], samples: int, generator: np.random
 
 def friedman(ranks: _Array) -> float:
     """The p-value of Friedman's test that methods' ranks differ by chance, by permuting methods within blocks.
+
+    It is `LEAST_P` or more.
 
     Args:
         ranks: shape [blocks, methods]; every row has the mean (methods + 1) / 2.

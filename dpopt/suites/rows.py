@@ -156,6 +156,7 @@ class Row:
             tuned=run.point,
             target=place.epsilon,
             gradients_per_draw=self.gradients_per_draw,
+            chosen_on=self.setting.chosen_on,
             stage=run.stage,
             widen=self.setting.widen,
         )

@@ -19,13 +19,16 @@ class Setting:
     Args:
         name: registered optimizer; by default the label itself.
         fields: hyperparameters that differ from the defaults.
-        tuning: "self" (needs none), "fixed" (set by hand), or a search over `grid`: "grid" (every point once), "random"
+        tuning: "self" (needs none), "public" (a constant that anyone can have, such as a default; see `chosen_on`),
+            "fixed" (set by hand), or a search over `grid`: "grid" (every point once), "random"
             (`runs` points drawn at random), "private" (as many as `selection` draws) or "linear_scaling" (two searches
             of `runs` points at small epsilons, see `searches.linear_scaling`); by default "grid" where a grid is known.
         grid: field -> values to search, for a search alone; by default the optimizer's own grid.
         selection: how the search is charged; where it is, the suite's epsilon is that of the whole search. "composed"
             (all runs one after the other) or "simulated" ({rule: simulated, share: 0.85}) for "grid" and "random",
             {rule: logarithmic | geometric | poisson, runs: mean} for "private".
+        chosen_on: constants of the row that were chosen on data, such as {average 0.95: [digits MLP]}: the tasks as
+            figures name them, none of a constant from elsewhere. The optimizer's own are added. "public" needs one.
         runs: how many points "random" draws, or each of the searches of "linear_scaling".
         average: decay of the weights in an average of the parameters, around the optimizer, see `Averaged`; 0 for none.
         epsilon, epochs, batch_size, clip, seeds: replace the suite's.
@@ -34,9 +37,10 @@ class Setting:
 
     name: str
     fields: dict[str, Any]
-    tuning: Literal["self", "fixed", "grid", "random", "private", "linear_scaling"]
+    tuning: Literal["self", "public", "fixed", "grid", "random", "private", "linear_scaling"]
     grid: dict[str, Any]
     selection: dict[str, Any] | None = None
+    chosen_on: dict[str, list[str]] = field(default_factory=dict)
     runs: Count | None = None
     epsilon: Several[Bound] | None = None
     epochs: Several[Positive] | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -45,13 +45,17 @@ def setting_of(suite: Keys, label: str) -> tuple[Setting, Selection | None]:
     entry = registry.entry("optimizer", name)
     grid, selection = content.get("grid", entry.grid), content.get("selection")
     tuning = content.get("tuning", "grid" if grid else "self")
-    is_search = tuning not in ("self", "fixed")
+    is_search = tuning in SEARCHED
     filled = {"name": name, "fields": {}} | ({"widen": suite.widen} if is_search else {}) | content
     filled |= {"tuning": tuning, "grid": grid if is_search else content.get("grid", {})}
+    filled["chosen_on"] = entry.chosen_on | content.get("chosen_on", {})
     filled["selection"] = {"rule": selection} if isinstance(selection, str) else selection
     setting = fields.build(Setting, filled, where)
     if setting.tuning == "self" and entry.grid:
-        raise ConfigError(f"{where}.tuning", "self", f"{name} has learning rates to search: say grid, or fixed")
+        raise ConfigError(f"{where}.tuning", "self", f"{name} has learning rates to search: say grid, public or fixed")
+    if setting.tuning == "public" and not setting.chosen_on:
+        allowed = "expected each constant of the row, and the tasks that it was chosen on, such as {lr 0.01: []}"
+        raise ConfigError(f"{where}.chosen_on", {}, allowed)
     return setting, _check(setting, where)
 
 
@@ -140,6 +144,7 @@ class Planned:
     tuned: dict[str, Any]  # the grid point, field -> value
     target: float  # the suite's epsilon; the cell's is another one in the first runs of a search in several parts
     gradients_per_draw: float  # points at which the optimizer computes gradients
+    chosen_on: Mapping[str, list[str]] = field(default_factory=dict)  # see `schema.Setting`
     stage: str = ""  # see `Run`
     widen: int = 0  # number of runs beyond its grid that the search may make
     is_widened: bool = False  # it is one of those
@@ -169,7 +174,7 @@ class Planned:
         entry = {"run_id": self.cell.run_id, "label": self.label, "tuning": self.tuning, "tuned": self.tuned}
         stage = {"stage": self.stage, "target": self.target} if self.stage else {}
         further = {"widen": self.widen, "widened": self.is_widened, "search_id": self.search_id}
-        further = {key: value for key, value in further.items() if value}
+        further = {key: value for key, value in (further | {"chosen_on": self.chosen_on}).items() if value}
         return entry | stage | further | {"gradients_per_draw": self.gradients_per_draw, "cell": self.cell.content()}
 
 

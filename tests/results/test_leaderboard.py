@@ -9,7 +9,7 @@ import pytest
 from dpopt.cli import main
 from dpopt.errors import ConfigError
 from dpopt.results import statistics
-from dpopt.results.leaderboard import CHARGED, FREE, SELF, Leaderboard
+from dpopt.results.leaderboard import CHARGED, FREE, PUBLIC, SELF, Leaderboard
 from dpopt.results.results import Results
 from dpopt.store import Store
 
@@ -49,11 +49,32 @@ def test_tracks_ranks_and_costs(store):
     assert table["cpu_hours"].to_dict() == {
         "adadp": 4.5, "prodigy": 4.5, "by_hand": 4.5, "dp_adam": 9, "dp_adam_free": 9
     }  # fmt: skip
-    assert table["first"].sum() == pytest.approx(1)
-    assert table["first"]["adadp"] > 0.6
     ranked = table[table["rank"].notna()]
     assert (ranked["low"] <= ranked["rank"]).all()
     assert (ranked["rank"] <= ranked["high"]).all()
+
+
+def test_constants_and_what_they_were_chosen_on(maker):
+    chosen = {"adadp": {"tau 1": ["digits MLP", "another task"]}, "dp_adam": {"lr 0.01": []}}
+    for workload in WORKLOADS:
+        for seed in range(3):
+            is_known = workload == "digits_mlp"
+            for label, test in (("adadp", 0.9 if is_known else 0.5), ("dp_adam", 0.8), ("prodigy", 0.7)):
+                tuning = "public" if label == "dp_adam" else "self"
+                maker.add(label, seed, 0.5, test + 0.01 * seed, workload=workload, tuning=tuning)
+                maker.cells[-1]["chosen_on"] = chosen.get(label, {})
+    board = Leaderboard([Results(maker.done(), "made")])
+    assert board.tracks == {"adadp": SELF, "dp_adam": PUBLIC, "prodigy": SELF}
+    table = board.ranks.set_index("label")
+    assert table["rank"].to_dict() == pytest.approx({"dp_adam": 4 / 3, "prodigy": 7 / 3, "adadp": 7 / 3})
+    assert table["unseen"].to_dict() == {"dp_adam": 1, "prodigy": 2, "adadp": 3}
+    *_, scores, constants = board.tables()
+    assert constants.frame.to_numpy().tolist() == [
+        ["dp_adam", "lr 0.01", "none of our tasks"],
+        ["adadp", "tau 1", "digits MLP; another task"],
+    ]
+    marked = scores.frame.set_index("method").map(lambda text: text.endswith("°")).stack()
+    assert list(marked[marked].index) == [("adadp", "digits MLP, accuracy (%)")]
 
 
 def test_a_block_of_one_method_is_in_no_interval(maker):
@@ -71,7 +92,7 @@ def test_suites_that_share_no_method_have_no_ranks(maker, tmp_path):
         for label in labels:
             maker.add(label, 0, 0.5, 0.5, workload=workload)
     board = Leaderboard([Results(maker.done(), "made")])
-    assert board.ranks[["rank", "low", "high", "first", "draws"]].isna().all(axis=None)
+    assert board.ranks[["rank", "low", "high", "unseen", "draws"]].isna().all(axis=None)
     assert main(["leaderboard", "suite=made", f"results={maker.store.root}", f"to={tmp_path / 'page'}"]) == 0
     assert not (tmp_path / "page" / "leaderboard.svg").exists()
 

@@ -64,6 +64,21 @@ def test_the_constant_rates_of_table_5_are_cells_of_table_2(unchecked):
     assert {of_two[run_id] for run_id in of_five.keys() & of_two.keys()} == {"dp_adamw"}
 
 
+def test_a_public_constant_is_one_run_and_says_what_it_was_chosen_on(write_suite):
+    def planned(setting):
+        suite = write_suite(overrides=[f"settings.dp_sgd={setting}", "+settings.adadp_equilibrium={average: 0.5}"])
+        return plan(dataclasses.replace(suite, optimizers=("dp_sgd", "adadp_equilibrium"), seeds=(0,)))
+
+    sgd, resting = planned("{tuning: public, grid: null, chosen_on: {lr 0.5: []}}")
+    assert (sgd.tuning, sgd.tuned, sgd.cell.optimizer["lr"]) == ("public", {}, 0.5)
+    assert sgd.content()["chosen_on"] == {"lr 0.5": []}
+    assert "MNIST MLP" in resting.content()["chosen_on"]["tau 1"]
+    with pytest.raises(ConfigError, match=r"dp_sgd.chosen_on: {}.*each constant of the row"):
+        planned("{tuning: public, grid: null}")
+    with pytest.raises(ConfigError, match=r"say grid, public or fixed"):
+        planned("{tuning: self, grid: null}")
+
+
 def test_run_ids_are_stable():
     """A changed id orphans every stored result: raise a `revision` on purpose instead."""
     cell = Cell(
