@@ -13,7 +13,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from dpopt.errors import ConfigError, unknown
 from dpopt.results import choosing, pricing, statistics
@@ -23,6 +25,7 @@ from dpopt.results.pricing import ROUNDING
 from dpopt.results.scores import shown, without_score
 from dpopt.results.tables import limit, upper
 from dpopt.results.writing import Column, Table, marks, texts, unless_nan
+from dpopt.store.bits import unpacked
 from dpopt.store.runs import RESULTS, Store
 
 BUDGETS = {"epsilon": "total ε", "draws": "draws", "gradients": "gradient evaluations", "seconds": "seconds"}
@@ -31,7 +34,7 @@ BUDGETS = {"epsilon": "total ε", "draws": "draws", "gradients": "gradient evalu
 _SEARCH = ["workload", "label", "epsilon_target"]
 BLOCK = ["workload", "epsilon", "budget"]
 _UNSCORED = ["test_unscored", "tested"]
-_ENTRY = ["by", *BLOCK, "label", "seed", "tuning", "runs", "score", "test", "failed", *_UNSCORED, "spent"]
+_ENTRY = ["by", *BLOCK, "label", "seed", "tuning", "runs", "score", "test", "failed", *_UNSCORED, "spent", "right"]
 # A method that a budget lets reach nothing has these.
 _EMPTY = dict.fromkeys(("mean", "std", "difference", "low", "high", "p"), math.nan) | {"is_best": False}
 
@@ -60,11 +63,12 @@ _NOTE = (
     "of the block. -: nothing fits the budget; ranked last."
 )
 _AGAINST = (
-    "Scores minus those of {baseline}, paired by seed and averaged over the budgets of a workload, with Student's "
-    "interval over seeds, on these test splits. Intervals and p are corrected for the number of workloads of a row "
-    "(Bonferroni), so that a row as a whole is right at 95 %. Bold: told apart. Better, worse: on how many workloads. "
-    "Replicates that failed count as the worst score of their block; a workload where a budget lets either method "
-    "reach nothing is left out."
+    "Scores minus those of {baseline}, paired by seed and averaged over the budgets of a workload. The interval is "
+    "for new seeds and new test records, by a model with both as random effects, where all runs hold which test "
+    "records are right; else (‡) it is Student's over seeds, on this test split. Intervals and p are corrected for "
+    "the number of workloads of a row (Bonferroni), so that a row as a whole is right at 95 %. Bold: told apart. "
+    "Better, worse: on how many workloads. Replicates that failed count as the worst score of their block; a workload"
+    " where a budget lets either method reach nothing is left out."
 )
 
 
@@ -87,7 +91,8 @@ def reached(store: Store, cells: pd.DataFrame, by: str = "epsilon", budgets: Seq
 
     Returns:
         The columns `_ENTRY`. `test` is NaN if the run has `failed` (no result, diverged, not finite) or if no search
-        fits the budget; `spent`, what the search has used of the budget, is NaN if none fits.
+        fits the budget; `spent`, what the search has used of the budget, is NaN if none fits. By "epsilon", `right`
+        says which test records are right, see `store.bits`.
 
     Raises:
         ConfigError: unknown `by`, a budget that is not positive, or a workload whose runs differ in delta, or, by
@@ -145,6 +150,8 @@ def _searches(store: Store, cells: pd.DataFrame, by: str) -> Iterator[Row]:
                     "seconds": sum(run.get(clock, math.nan) for run in runs),
                 }
                 entry |= {"failed": False, "score": best["score"], "test": best["test_score"]}
+                # Whole runs alone: a run that is stopped earlier has another model.
+                entry["right"] = store.record(best["run_id"]).get("right") if by == "epsilon" else None
                 entry |= {"run_id": best["run_id"], "run_draws": best["draws"], "total": costs.get(by, entry["total"])}
         yield entry
 
@@ -404,8 +411,9 @@ def against(entries: pd.DataFrame, baseline: str) -> pd.DataFrame:
 
     Returns:
         `blocks` (budgets that are averaged), `seeds` (pairs), and of the paired differences to the baseline `mean`,
-        `low`, `high` and `p`, corrected for the number of workloads that the method has; `verdict`: 1 where the method
-        is better, -1 where it is worse, 0 where neither is shown.
+        `low`, `high` and `p`, corrected for the number of workloads that the method has; `records`, the test records
+        that these allow for, NaN where they are about this test split; `verdict`: 1 where the method is better, -1
+        where it is worse, 0 where neither is shown.
 
     Raises:
         ConfigError: no such method, or none to compare it with.
@@ -426,17 +434,36 @@ def against(entries: pd.DataFrame, baseline: str) -> pd.DataFrame:
             differences = (means[label] - means[baseline]).dropna()
             if len(differences):
                 place = {"label": label, "workload": workload, "score": score[0], "blocks": len(blocks)}
-                pairs.append(place | {"seeds": len(differences), "of": differences.to_numpy()})
+                by_record = _by_record(of_workload, differences.index, label, baseline)
+                pairs.append(place | {"seeds": len(differences), "of": differences.to_numpy(), "by_record": by_record})
     if not pairs:
         reason = "there is no workload on which it and another row have scores at every budget"
         raise ConfigError("against", baseline, reason)
     counts = Counter(row["label"] for row in pairs)
     rows = []
     for row in sorted(pairs, key=lambda row: labels.index(row["label"])):
-        distance = statistics.difference(row.pop("of"), comparisons=counts[row["label"]])
+        of, by_record, comparisons = row.pop("of"), row.pop("by_record"), counts[row["label"]]
+        if by_record is None:
+            row["records"], distance = math.nan, statistics.difference(of, comparisons)
+        else:
+            row["records"], distance = by_record.shape[1], statistics.crossed(by_record, comparisons)
         is_shown = distance.p < 1 - statistics.CONFIDENCE
         rows.append(row | distance._asdict() | {"verdict": int(math.copysign(1, distance.mean)) if is_shown else 0})
     return pd.DataFrame(rows)
+
+
+def _by_record(entries: pd.DataFrame, seeds: pd.Index, label: str, baseline: str) -> NDArray[np.float64] | None:
+    """The differences on each test record, shape [seeds, records], averaged over blocks; None where a run lacks it."""
+    means = []
+    for method in (label, baseline):
+        runs = entries[(entries["label"] == method) & entries["seed"].isin(seeds)].sort_values("seed", kind="stable")
+        if runs["failed"].any() or not runs["right"].map(lambda text: isinstance(text, str)).all():
+            return None
+        rows = [unpacked(*pair) for pair in zip(runs["right"], runs["tested"].astype(int), strict=True)]
+        if len({len(row) for row in rows}) > 1:
+            return None
+        means.append(np.array(rows).reshape(len(seeds), -1, len(rows[0])).mean(axis=1))
+    return means[0] - means[1]
 
 
 def against_table(frame: pd.DataFrame, baseline: str, by: str = "epsilon") -> Table:
@@ -449,7 +476,10 @@ def against_table(frame: pd.DataFrame, baseline: str, by: str = "epsilon") -> Ta
 
     def distance(method: Row, workload: str) -> str:
         row = of.get((method["label"], workload))
-        return shown(row["score"]).difference(row["mean"], row["low"], row["high"]) if row else ""
+        if not row:
+            return ""
+        about = "" if row["records"] > 0 else " ‡"
+        return shown(row["score"]).difference(row["mean"], row["low"], row["high"]) + about
 
     columns = [
         Column("method", "label"),

@@ -91,6 +91,32 @@ def difference(values: _Array, comparisons: int = 1) -> _Difference:
     return _Difference(mean, *_student(values, comparisons), min(1.0, comparisons * p))
 
 
+def crossed(values: _Array, comparisons: int = 1) -> _Difference:
+    """Of differences on each test record, shape [seeds, records], to be expected of new seeds and new records.
+
+    All seeds share the records: the difference of seed s on record i is mu + a_s + b_i + e_si, and its mean has the
+    variance A/S + B/n + E/(nS), estimated without bias by (MS_seeds + MS_records - MS_rest)/(nS), but not below what
+    the seeds alone say; degrees of freedom by Satterthwaite. Corrected for a number of `comparisons` (Bonferroni).
+
+    Source: Scheffé, "The analysis of variance" 1959, sections 7.4 (two random effects) and 7.5.
+    """
+    (seeds, records), mean = values.shape, float(values.mean())
+    of_seed, of_record = values.mean(axis=1, keepdims=True), values.mean(axis=0, keepdims=True)
+    if seeds == 1 or records == 1:
+        return _Difference(mean, math.nan, math.nan, math.nan)
+    free = np.array([seeds - 1, records - 1, (seeds - 1) * (records - 1)])
+    sums = [((part - mean) ** 2).sum() for part in (of_seed, of_record)]
+    rest = ((values - of_seed - of_record + mean) ** 2).sum()
+    squares = np.array([records * sums[0], seeds * sums[1], rest]) / free
+    total = max(squares[0] + squares[1] - squares[2], squares[0])
+    if total <= EQUAL**2:  # equal on all records and seeds but for the mean
+        return _Difference(mean, mean, mean, 1.0 if abs(mean) <= EQUAL else 0.0)
+    degrees, half = total**2 / (squares**2 / free).sum(), math.sqrt(total / values.size)
+    p = 2 * float(scipy.stats.t.sf(abs(mean) / half, degrees))
+    width = half * float(scipy.stats.t.isf((1 - CONFIDENCE) / 2 / comparisons, degrees))
+    return _Difference(mean, mean - width, mean + width, min(1.0, comparisons * p))
+
+
 class _Standing(NamedTuple):
     """The methods of a block that may be its best.
 
