@@ -9,9 +9,14 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from opacus.accountants.analysis import gdp as opacus_gdp
+from scipy.stats import norm
 from stored import rewrite
 
-from dpopt.privacy import Draw
+import dpopt
+from dpopt.cli import main
+from dpopt.errors import ConfigError
+from dpopt.privacy import Draw, Ledger, accountants
 from dpopt.store import Store
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +26,7 @@ def script(name):
     return SimpleNamespace(**run_path(str(ROOT / "benchmarks" / f"{name}.py")))
 
 
-SELECTION, COMPARE = script("adadp_selection"), script("compare")
+SELECTION, COMPARE, GDP = script("adadp_selection"), script("compare"), script("gdp")
 
 
 def test_the_published_table_of_private_selection_is_made_again(tmp_path):
@@ -64,6 +69,32 @@ def test_what_the_papers_rules_spend():
     same, fresh = (accounting.ledger(1.0, 2.0, 5, batch).counts() for batch in accounting.BATCHES)
     assert same == {Draw(0.02, (1.0, 2.0, 2.0, 2.0)): 50, Draw(0.02, (1.0,)): 200}
     assert fresh == {Draw(0.02, (2.0, 2.0, 2.0)): 50, Draw(0.02, (1.0,)): 250}
+
+
+def test_mu_gdp_is_no_upper_bound():
+    """Eq. 9 of HyFreeDP is Opacus' formula. At the epsilon that it states, the exact delta of one draw is too large."""
+    rate, delta, noise = GDP.RATE, GDP.DELTA, 0.8
+    of_opacus = opacus_gdp.compute_eps_poisson(steps=1000, noise_multiplier=noise, sample_rate=rate, delta=delta)
+    assert GDP.stated(rate, 1000, noise) == pytest.approx(of_opacus, rel=1e-6)
+    assert GDP.stated(rate, 100, noise, noise, probe_every=3) == pytest.approx(GDP.stated(rate, 200, noise))
+    assert GDP.spent(rate, 100, 4, 4, probe_every=1) == pytest.approx(GDP.spent(rate, 100, 2), rel=1e-3)
+    ratio = math.exp(
+        GDP.stated(rate, 1, noise)
+    )  # that of the likelihoods with and without a record is larger from x on
+    x = noise**2 * math.log((ratio - 1 + rate) / rate) + 0.5
+    assert rate * norm.sf((x - 1) / noise) + (1 - rate - ratio) * norm.sf(x / noise) > 50 * delta
+
+
+def test_no_cell_and_no_command_is_accounted_by_mu_gdp(tmp_path, capsys):
+    """Neither by its name nor by another: each accountant states what is spent, or more."""
+    with pytest.raises(ConfigError, match="accountant: 'gdp'"):
+        dpopt.load_suite("quickstart", accountant="gdp").cells()
+    size, fit = "rate=0.01 draws=10 delta=1e-5", f"workload=digits_mlp optimizer=dp_sgd epsilon=1 to={tmp_path}/model"
+    for words in (f"epsilon noise=1 {size}", f"calibrate epsilon=1 {size}", f"fit {fit}"):
+        assert main([*words.split(), "accountant=gdp"]) == 2
+        assert "accountant: 'gdp'" in capsys.readouterr().err
+    for name in accountants.ACCOUNTANTS:
+        assert accountants.epsilon(Ledger([Draw(0.01, (1.0,))] * 30), 1e-5, name) > 2 * GDP.stated(0.01, 30, 1.0)
 
 
 def version(maker, root, shift=0.0, first=0, seeds=4):
