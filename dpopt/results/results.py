@@ -14,7 +14,7 @@ import pandas as pd
 
 from dpopt import fields
 from dpopt.errors import ConfigError
-from dpopt.results import choosing, frames, ranking, tables, transfer
+from dpopt.results import choosing, clip_batch, frames, ranking, tables, transfer
 from dpopt.results.drawing import Style, styles_of
 from dpopt.results.frames import GROUP
 from dpopt.results.naming import readable_names, row_names, workload_names
@@ -134,6 +134,8 @@ class Results:
         of_suite = shlex.join(overrides or [f"suite={self.suite}"])
         shown = tables_of(self.comparison, self.table(), self.store.manifest(self.suite), of_suite)
         ranks = [replace(table, command=f"dpopt rank {of_suite}") for table in ranking.as_tables(self.ranking())]
+        if not self.effects.empty:
+            shown.append(clip_batch.as_table(self.effects))
         plots = fields.path(folder, "folder")
         return page(self.store, self.suite, self.stored, [*shown, *ranks], self.draw, plots, of_suite)
 
@@ -164,6 +166,16 @@ class Results:
         if every.empty or (every.groupby("label")[["clip", "batch_size"]].nunique().max() < 2).any():
             return pd.DataFrame()
         return tables.comparison(self.store, every).merge(choosing.mean_scores(every), on=GROUP)
+
+    @cached_property
+    def settings(self) -> pd.DataFrame:
+        """One row a replicate of every group of `sweep`."""
+        return pd.DataFrame() if self.sweep.empty else self.every
+
+    @cached_property
+    def effects(self) -> pd.DataFrame:
+        """The cost of a C and B one step away from the best, and the gain by tuning them: `clip_batch.effects`."""
+        return pd.DataFrame() if self.sweep.empty else clip_batch.effects(self.settings)
 
     @cached_property
     def rates(self) -> pd.DataFrame:

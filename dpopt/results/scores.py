@@ -27,6 +27,11 @@ class Shown(NamedTuple):
     factor: float
     decimals: int
 
+    @property
+    def points(self) -> str:
+        """The unit of a difference."""
+        return "points" if self.factor == 100 else self.label
+
     def interval(self, low: float, high: float, form: str = "") -> str:
         """Two ends in brackets; nothing where there are none."""
         if not math.isfinite(low + high):

@@ -51,6 +51,20 @@ def test_the_heat_map_marks_the_best_cell(sweep):
     assert table[:, 0].tolist() == pytest.approx([50, 47, 44])
 
 
+def test_heat_maps_have_one_scale_and_a_column_for_methods_without_a_bound(sweep):
+    auto = sweep["label"] == "auto_s"
+    steep = (sweep["label"] == "dp_adam") & (sweep["workload"] == "easy") & (sweep["clip"] == 0.1)
+    frame = sweep.assign(clip=sweep["clip"].mask(auto), mean=sweep["mean"] - 0.3 * steep)
+    panels = {axis.get_title(): axis for axis in draw("clip_batch_heatmap", frame).axes}
+    assert len(panels) == 2 * len(EPOCHS) * len(EPSILONS) * 2
+    limits = {title: axis.images[0].get_clim() for title, axis in panels.items()}
+    assert {high - low for low, high in limits.values()} == pytest.approx({20}), "of a loss of 36 points"
+    assert limits["hard\ndp_adam\n2 epochs, ε = 1"][1] == pytest.approx(60), "the best of the panel"
+    without = panels["easy\nauto_s\n2 epochs, ε = 1"]
+    assert [text.get_text() for text in without.get_xticklabels()] == ["no C"]
+    assert without.images[0].get_array().shape == (len(SIZES), 1)
+
+
 def test_nothing_is_marked_or_chosen_where_nothing_validates(sweep):
     sweep = sweep[sweep["workload"] == "easy"].assign(selected_by=-np.inf)
     for axis in draw("clip_batch_heatmap", sweep).axes:

@@ -1,0 +1,263 @@
+"""Which methods need their clipping bound C and batch size B tuned, and whether that changes with epsilon.
+
+Everything is paired by seed. The learning rate of a run is the one that its search selects, as in tables.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from dpopt.results import statistics
+from dpopt.results.scores import shown
+from dpopt.results.tables import number
+from dpopt.results.writing import Table
+
+NO_CLIP = 0.0
+"""Stands for the C of a method without one."""
+BLOCK = ["workload", "epochs"]
+PARTS = ("C", "B", "both")
+LOST, GAINED = "lost", "gained"
+_MOST = 3
+"""Of more methods, a sentence gives the number."""
+_BEHIND = 20.0
+"""Points of an accuracy: a method that is further behind the best one is not compared, as what fails needs nothing."""
+_NO_CLAIM = "These seeds show no method that needs C and B tuned more than the others."
+_NOTE = (
+    "Test points, mean over seeds with the half-width of the 95 % interval (Student's, paired by seed); bold where the "
+    "interval leaves out 0. Lost a step away: against the cell that validates best, mean of the neighbours. "
+    "Gained: over the fixed pair, where C and B of a seed are those that validate best on the other seeds. What other "
+    "seeds choose by is not in ε."
+)
+
+
+class Grid(NamedTuple):
+    """The runs of a method at one epsilon: rows are settings (B, C), columns are seeds that have all of them.
+
+    Attributes:
+        tests: test scores as they are shown (accuracies in percent); the worst one in place of one that is not finite.
+        validations: scores that settings are chosen by; -inf for a run that has diverged.
+        fixed: the fixed pair; None where the method was not run with it.
+    """
+
+    tests: pd.DataFrame
+    validations: pd.DataFrame
+    fixed: tuple[float, float] | None
+
+    @property
+    def chosen(self) -> tuple[float, float] | None:
+        """The setting with the best mean validation score over seeds; None where none has one."""
+        return _best(self.validations)
+
+    def lost(self, part: str) -> pd.Series | None:
+        """Score lost one step of the grid away from `chosen` in C or in B, mean of the neighbours, for each seed."""
+        chosen = self.chosen
+        if chosen is None or part == "both":
+            return None
+        line = self._line(chosen, part)
+        at = line.index(chosen)
+        near = line[max(0, at - 1) : at] + line[at + 1 : at + 2]
+        return self.tests.loc[chosen] - self.tests.loc[near].mean() if near else None
+
+    def gained(self, part: str) -> pd.Series | None:
+        """Score gained over `fixed` by tuning C, B or both, for each seed.
+
+        The setting of a seed has the best mean validation score over the other seeds: one seed's validation records are
+        too few to choose among all settings. Seeds share most of what they choose by, so that an interval over seeds
+        does not hold all of the choice's variation.
+        """
+        if self.fixed is None or self.tests.shape[1] < 2:
+            return None
+        line = self._line(self.fixed, part)
+        choices = {seed: _best(self.validations.loc[line].drop(columns=seed)) for seed in self.tests}
+        if len(line) < 2 or None in choices.values():
+            return None
+        gains = {
+            seed: self.tests.at[choice, seed] - self.tests.at[self.fixed, seed] for seed, choice in choices.items()
+        }
+        return pd.Series(gains)
+
+    def _line(self, setting: tuple[float, float], part: str) -> list[tuple[float, float]]:
+        """The settings, in order, that differ from `setting` in `part` alone."""
+        kept = {"C": slice(0, 1), "B": slice(1, 2), "both": slice(0)}[part]
+        return [other for other in self.tests.index if other[kept] == setting[kept]]
+
+
+def _best(validations: pd.DataFrame) -> tuple[float, float] | None:
+    means = validations.mean(axis="columns")
+    return means.idxmax() if means.max() > -math.inf else None
+
+
+def fixed_pair(block: pd.DataFrame) -> tuple[float, float]:
+    """B and C to begin with: the middle of the B that all methods of a block have, and C = 1, or else the middle."""
+    sizes = set.intersection(*(set(rows["batch_size"]) for _, rows in block.groupby("label")))
+    clips = sorted({*block["clip"]} - {NO_CLIP}) or [NO_CLIP]
+    return _middle(sizes or {*block["batch_size"]}), 1.0 if 1.0 in clips else _middle(clips)
+
+
+def _middle(values: Collection[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+def blocks(settings: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """The rows of each workload and number of epochs of `Results.settings`, where C is `NO_CLIP` if there is none.
+
+    Methods of one setting are left out.
+    """
+    settings = settings.assign(clip=settings["clip"].fillna(NO_CLIP))
+    for _, block in settings.groupby(BLOCK, sort=False):
+        counts = block.groupby("label")[["batch_size", "clip"]].nunique().max(axis="columns")
+        if len(kept := block[block["label"].map(counts) > 1]):
+            yield kept
+
+
+def grids(block: pd.DataFrame) -> dict[tuple[str, float], Grid]:
+    """The grid of each label and target epsilon of a block; those that no seed has whole are left out."""
+    size, clip = fixed_pair(block)
+    of_methods = {}
+    for place, rows in block.groupby(["label", "epsilon_target"]):
+        tests = shown(rows["score"].iloc[0]).factor * rows["test_score"].where(np.isfinite(rows["test_score"]))
+        rows = rows.assign(test_score=tests.fillna(tests.min()))
+        table = rows.pivot(index=["batch_size", "clip"], columns="seed", values=["test_score", "selected_by"])
+        whole = table["test_score"].dropna(axis="columns").columns
+        clips = sorted({*rows["clip"]})
+        pair = size, clips[0] if len(clips) == 1 else clip
+        if len(whole):
+            scores = (table[name][whole] for name in ("test_score", "selected_by"))
+            of_methods[place] = Grid(*scores, pair if pair in table.index else None)
+    return of_methods
+
+
+def needs(of_methods: Mapping[tuple[str, float], Grid]) -> pd.DataFrame:
+    """The score that a step in C and a step in B cost together, mean over epsilons: rows are seeds, columns labels.
+
+    A method without C pays for B alone. NaN where a method lacks one of the epsilons.
+    """
+    costs = {}
+    for place, grid in of_methods.items():
+        parts = [lost for part in PARTS if (lost := grid.lost(part)) is not None]
+        costs[place] = sum(parts[1:], parts[0]) if parts else pd.Series(math.nan, grid.tests.columns)
+    table = pd.DataFrame(costs).stack(level=0, future_stack=True)
+    return table.mean(axis="columns", skipna=False).unstack()
+
+
+def failing(of_methods: Mapping[tuple[str, float], Grid]) -> set[str]:
+    """The labels whose chosen settings are on average over epsilon more than 20 points behind those of the best method.
+
+    A method that has chance accuracy for every C and B would else be the one that needs them least.
+    """
+    scores = pd.Series(
+        {
+            place: grid.tests.loc[chosen].mean() if (chosen := grid.chosen) else -math.inf
+            for place, grid in of_methods.items()
+        }
+    )
+    behind = (scores.groupby(level=1).transform("max") - scores).groupby(level=0).mean()
+    return {*behind.index[~(behind <= _BEHIND)]}
+
+
+def by_need(of_methods: Mapping[tuple[str, float], Grid]) -> list[str]:
+    """The labels, from the one that needs C and B tuned least; those that are `failing` are last."""
+    means, last = needs(of_methods).mean(), failing(of_methods)
+    return sorted(means.index, key=lambda label: (label in last, math.isnan(means[label]), means[label]))
+
+
+def effects(settings: pd.DataFrame) -> pd.DataFrame:
+    """The cost of a step away from the best C and B, and the gain by tuning them, of `Results.settings`.
+
+    Returns:
+        One row for each workload, number of epochs, method, target epsilon, `effect` (`LOST`, `GAINED`) and `part`
+        (`PARTS`): `mean` over seeds, `low`, `high`, `p` (see `statistics.difference`) and `seeds`; in the unit in which
+        `score` is shown. Methods that need C and B least stand first.
+    """
+    rows = []
+    for block in blocks(settings):
+        of_methods, targets = grids(block), sorted(block["epsilon_target"].unique())
+        shared = block[[*BLOCK, "score"]].iloc[0].to_dict()
+        for label, target in product(by_need(of_methods), targets):
+            if grid := of_methods.get((label, target)):
+                for effect, part in product((LOST, GAINED), PARTS):
+                    by_seed = grid.lost(part) if effect == LOST else grid.gained(part)
+                    if by_seed is not None:
+                        numbers = statistics.difference(by_seed.to_numpy())._asdict() | {"seeds": len(by_seed)}
+                        of = {"label": label, "epsilon_target": target, "effect": effect, "part": part}
+                        rows.append(shared | of | numbers)
+    return pd.DataFrame(rows)
+
+
+def claims(block: pd.DataFrame) -> list[str]:
+    """Sentences on the methods of a block that need C and B tuned least and most, and on changes with epsilon.
+
+    Named are the methods that may be the first or the last by `needs` (`statistics.standing`), where these are at most
+    half of those that are compared. Where seeds show nothing, nothing is claimed.
+    """
+    of_methods, unit = grids(block), shown(block["score"].iloc[0])
+    left_out = sorted(failing(of_methods))
+    cost = needs(of_methods).dropna(axis="columns", how="all").drop(columns=left_out, errors="ignore")
+    ends = []
+    for name, sign in (("least", -1), ("most", 1)):
+        labels = cost.columns[statistics.standing(sign * cost.to_numpy()).may_be_best]
+        if 0 < len(labels) <= len(cost.columns) / 2:
+            means = cost[labels].mean().sort_values(ascending=sign < 0)
+            ends.append(
+                f"{name}: {_named([f'{label} ({mean:.1f})'.replace('-', '−') for label, mean in means.items()], 'or')}"
+            )
+    explained = f"In brackets: {unit.points} that a step in C and one in B cost, mean over ε"
+    sentences = [f"Needs C and B tuned {'; '.join(ends)}. {explained}." if ends else _NO_CLAIM]
+    compared = {place: grid for place, grid in of_methods.items() if place[0] not in left_out}
+    sentences += [_change(compared, *sorted(block["epsilon_target"].agg(["min", "max"])))]
+    sentences += (
+        [f"Not compared, as more than {_BEHIND:g} points behind: {_named(left_out, 'and')}."] if left_out else []
+    )
+    return list(filter(None, sentences))
+
+
+def _change(of_methods: Mapping[tuple[str, float], Grid], low: float, high: float) -> str:
+    # The cost of a step at the smallest epsilon against the largest, with p < 5 % corrected for all pairs.
+    changes = {}
+    for label, part in product(sorted({label for label, _ in of_methods}), PARTS[:2]):
+        ends = [of_methods[label, end].lost(part) for end in (low, high) if (label, end) in of_methods]
+        if low < high and len(ends) == 2 and all(end is not None for end in ends):
+            changes[label, part] = (ends[0] - ends[1]).dropna().to_numpy()
+    tests = {key: statistics.difference(values, len(changes)) for key, values in changes.items() if len(values)}
+    clauses = []
+    for part, (word, sign) in product(PARTS[:2], (("more", 1), ("less", -1))):
+        labels = [
+            label
+            for (label, of), test in tests.items()
+            if of == part and test.p < 1 - statistics.CONFIDENCE and sign * test.mean > 0
+        ]
+        clauses += [f"{word} in {part} for {_named(labels, 'and')}"] if labels else []
+    if clauses:
+        return f"At ε = {low:g} a step costs {', '.join(clauses)} than at ε = {high:g}."
+    return f"No step is shown to cost more or less at ε = {low:g} than at {high:g}." if tests else ""
+
+
+def _named(names: Sequence[str], joint: str) -> str:
+    if len(names) > _MOST:
+        return f"{'one of ' if joint == 'or' else ''}{len(names)} methods"
+    return f" {joint} ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def as_table(effects: pd.DataFrame) -> Table:
+    """`effects`' frame as people read it, a row for each method and epsilon; CSV has all numbers."""
+    columns = {(LOST, part): f"{part}: lost a step away" for part in PARTS[:2]}
+    columns |= {(GAINED, part): f"{part}: gained" for part in PARTS}
+    rows, bold = [], set[tuple[int, str]]()
+    for (workload, epochs, label, target), cells in effects.groupby([*BLOCK, "label", "epsilon_target"], sort=False):
+        row = {"workload": workload, "epochs": number(epochs), "optimizer": label, "target ε": number(target)}
+        for cell in cells.to_dict("records"):
+            name, decimals = columns[cell["effect"], cell["part"]], shown(cell["score"]).decimals
+            half = cell["high"] - cell["mean"]
+            row[name] = f"{cell['mean']:.{decimals}f}" + (f" ± {half:.{decimals}f}" if math.isfinite(half) else "")
+            if cell["low"] * cell["high"] > 0:
+                bold.add((len(rows), name))
+        rows.append(row)
+    names = ["workload", "epochs", "optimizer", "target ε", *columns.values()]
+    frame = pd.DataFrame(rows, columns=names).fillna("")
+    return Table(frame, "Which methods need C and B tuned", _NOTE, bold=bold, numbers=effects)
