@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from dpopt.results import clip_batch
 from dpopt.results.clip_batch import GAINED, LOST, NO_CLIP, PARTS, Grid
-from dpopt.results.drawing import COLOURS, DARK, GREY, LIGHT, Styles, by_epsilon, labelled
+from dpopt.results.drawing import COLOURS, DARK, GREY, LIGHT, Styles, by_epsilon, labelled, named_epsilon
 from dpopt.results.scores import shown
 
 NEEDS = "settings"
@@ -114,12 +114,12 @@ def _block(sheet: Sheet, block: pd.DataFrame, targets: list[float], wide: float,
         line = [sheet.panel(LABEL + x * (wide + GAP), wide, high) for x in range(len(targets))]
         for target, axis in zip(targets, line, strict=True):
             _map(axis, of_methods.get((label, target)), sizes, clips[label], cap, is_named)
-            axis.set_title(f"ε = {target:g}" if label == order[0] else "", size=LARGE)
+            axis.set_title(named_epsilon(target) if label == order[0] else "", size=LARGE)
         line[0].set_yticks(range(len(sizes)), [f"{size:g}" for size in sizes], size=SMALL)
         if label == order[0]:
             place = {"textcoords": "offset points", "ha": "right", "va": "bottom", "size": SMALL}
             line[0].annotate("B", (0, 1), (-3, 1), xycoords="axes fraction", **place)
-        name = label.replace("_", "\n", 1) if len(label) > 12 else label
+        name = "\n".join(label.rsplit("_", 1)) if len(label) > 12 else label
         line[0].set_ylabel(name, size=LARGE, rotation=0, ha="right", va="center", labelpad=3)
         for left, effect, parts, caption in dots:
             axis, band = sheet.panel(left, DOTS, high), bands.get(effect, np.nan)
@@ -169,8 +169,8 @@ def _dots(
     for row in rows.to_dict("records"):
         mean, target, bar = row["mean"], row["epsilon_target"], row["high"] - row["mean"]
         at = parts.index(row["part"]) + 0.26 * (list(colours).index(target) - (len(colours) - 1) / 2)
-        look = {"color": colours[target], "label": f"ε = {target:g}", "ms": 3, "elinewidth": 1}
-        axis.errorbar(mean, at, xerr=bar if np.isfinite(bar) else None, fmt="o", **look)
+        look = {"color": colours[target], "label": named_epsilon(target), "ms": 3, "elinewidth": 1}
+        axis.errorbar(mean, at, xerr=bar, fmt="o", **look)
         if not low <= mean <= cap:
             edge, side = (cap, "right") if mean > cap else (low + 0.03 * cap, "left")
             box = {"fc": "white", "ec": "none", "pad": 0.4}

@@ -23,6 +23,7 @@ NO_CLIP = 0.0
 BLOCK = ["workload", "epochs"]
 PARTS = ("C", "B", "both")
 LOST, GAINED = "lost", "gained"
+_COLUMNS = [*BLOCK, "score", "label", "epsilon_target", "effect", "part", "mean", "low", "high", "p", "seeds"]
 _MOST = 3
 """Of more methods, a sentence gives the number."""
 _BEHIND = 20.0
@@ -187,7 +188,7 @@ def effects(settings: pd.DataFrame) -> pd.DataFrame:
                         numbers = statistics.difference(by_seed.to_numpy())._asdict() | {"seeds": len(by_seed)}
                         of = {"label": label, "epsilon_target": target, "effect": effect, "part": part}
                         rows.append(shared | of | numbers)
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=_COLUMNS)
 
 
 def claims(block: pd.DataFrame) -> list[str]:
@@ -201,19 +202,17 @@ def claims(block: pd.DataFrame) -> list[str]:
     cost = needs(of_methods).dropna(axis="columns", how="all").drop(columns=left_out, errors="ignore")
     ends = []
     for name, sign in (("least", -1), ("most", 1)):
-        labels = cost.columns[statistics.standing(sign * cost.to_numpy()).may_be_best]
-        if 0 < len(labels) <= len(cost.columns) / 2:
-            means = cost[labels].mean().sort_values(ascending=sign < 0)
-            ends.append(
-                f"{name}: {_named([f'{label} ({mean:.1f})'.replace('-', '−') for label, mean in means.items()], 'or')}"
-            )
+        may_be = statistics.standing(sign * cost.to_numpy()).may_be_best if cost.size else np.zeros(0, bool)
+        if 0 < may_be.sum() <= len(may_be) / 2:
+            means = cost.mean()[may_be].sort_values(ascending=sign < 0)
+            named = [f"{label} ({mean:.1f})".replace("(-", "(−") for label, mean in means.items()]
+            ends.append(f"{name}: {_named(named, 'or')}")
     explained = f"In brackets: {unit.points} that a step in C and one in B cost, mean over ε"
     sentences = [f"Needs C and B tuned {'; '.join(ends)}. {explained}." if ends else _NO_CLAIM]
     compared = {place: grid for place, grid in of_methods.items() if place[0] not in left_out}
     sentences += [_change(compared, *sorted(block["epsilon_target"].agg(["min", "max"])))]
-    sentences += (
-        [f"Not compared, as more than {_BEHIND:g} points behind: {_named(left_out, 'and')}."] if left_out else []
-    )
+    if left_out:
+        sentences += [f"Not compared, as more than {_BEHIND:g} {unit.points} behind: {_named(left_out, 'and')}."]
     return list(filter(None, sentences))
 
 
@@ -234,8 +233,8 @@ def _change(of_methods: Mapping[tuple[str, float], Grid], low: float, high: floa
         ]
         clauses += [f"{word} in {part} for {_named(labels, 'and')}"] if labels else []
     if clauses:
-        return f"At ε = {low:g} a step costs {', '.join(clauses)} than at ε = {high:g}."
-    return f"No step is shown to cost more or less at ε = {low:g} than at {high:g}." if tests else ""
+        return f"At ε = {number(low)} a step costs {', '.join(clauses)} than at ε = {number(high)}."
+    return f"No step is shown to cost more or less at ε = {number(low)} than at {number(high)}." if tests else ""
 
 
 def _named(names: Sequence[str], joint: str) -> str:

@@ -114,8 +114,10 @@ def test_seeds_that_lack_a_setting_are_left_out_and_runs_that_fail_are_the_worst
     (grid,) = clip_batch.grids(next(clip_batch.blocks(failed))).values()
     assert grid.chosen != (128, 1.0)
     assert grid.tests.at[(128, 1.0), 0] == 40
-    nothing = clip_batch.effects(frame.assign(selected_by=-math.inf))
-    assert nothing.empty, "nothing is chosen by test scores"
+    unscored = frame.assign(selected_by=-math.inf)
+    assert clip_batch.effects(unscored).empty, "nothing is chosen by test scores"
+    (frames,) = [axis.patches for axis in ANSWER.figure(unscored, styles_of(["adam"])).axes if axis.images]
+    assert [patch.get_label() for patch in frames] == ["the fixed pair"]
 
 
 def test_with_one_seed_nothing_is_claimed(both):
@@ -126,7 +128,8 @@ def test_with_one_seed_nothing_is_claimed(both):
     assert clip_batch.claims(next(clip_batch.blocks(one))) == [clip_batch._NO_CLAIM]
     bars = [held for axis in ANSWER.figure(one, styles_of(one["label"])).axes for held in axis.containers]
     assert len(bars) == len(numbers)
-    assert not any(held.has_xerr for held in bars)
+    ends = [line.get_paths()[0].vertices for held in bars for line in held.lines[2] if line.get_paths()]
+    assert not any(np.isfinite(end[:, 0]).any() for end in ends), "there are no intervals"
 
 
 def peaked(label, cost, epsilon, noise=0.3, level=0.9, count=8):
