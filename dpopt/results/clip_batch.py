@@ -30,10 +30,10 @@ _BEHIND = 20.0
 """Points of an accuracy: a method that is further behind the best one is not compared, as what fails needs nothing."""
 _NO_CLAIM = "These seeds show no method that needs C and B tuned more than the others."
 _NOTE = (
-    "Test points, mean over seeds with the half-width of the 95 % interval (Student's, paired by seed); bold where the "
-    "interval leaves out 0. Lost a step away: against the cell that validates best, mean of the neighbours. "
-    "Gained: over the fixed pair, where C and B of a seed are those that validate best on the other seeds. What other "
-    "seeds choose by is not in ε."
+    "Points of test accuracy (any other score as it is), mean over seeds with the half-width of the 95 % interval "
+    "(Student's, paired by seed); bold where the interval leaves out 0. Lost a step away: against the cell that "
+    "validates best, mean of the neighbours. Gained: over the fixed pair, where C and B of a seed are those that "
+    "validate best on the other seeds. Choosing C and B is not in ε."
 )
 
 
