@@ -9,6 +9,7 @@ stand first. The learning rate is the one that each search selects; choosing C a
 """
 
 import textwrap
+from collections import Counter
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -166,16 +167,21 @@ def _dots(
     if np.isfinite(band):
         axis.axvspan(-band, band, color="0.92", lw=0, zorder=0)
     axis.axvline(0, color=GREY, lw=0.8)
-    for row in rows.to_dict("records"):
+    beyond = Counter()
+    for row in rows.iloc[::-1].to_dict("records"):
         mean, target, bar = row["mean"], row["epsilon_target"], row["high"] - row["mean"]
-        at = parts.index(row["part"]) + 0.26 * (list(colours).index(target) - (len(colours) - 1) / 2)
+        part = parts.index(row["part"])
+        at = part + 0.26 * (list(colours).index(target) - (len(colours) - 1) / 2)
         look = {"color": colours[target], "label": named_epsilon(target), "ms": 3, "elinewidth": 1}
         axis.errorbar(mean, at, xerr=bar, fmt="o", **look)
         if not low <= mean <= cap:
-            edge, side = (cap, "right") if mean > cap else (low + 0.03 * cap, "left")
+            # Side by side, as a line for each epsilon would be too low.
+            away = 0.2 * cap * beyond[part, mean > cap]
+            beyond[part, mean > cap] += 1
+            edge = cap - away if mean > cap else low + 0.22 * cap + away
             box = {"fc": "white", "ec": "none", "pad": 0.4}
-            text = {"size": SMALL, "weight": "bold", "ha": side, "va": "center", "bbox": box}
-            axis.text(edge, at, f"{mean:.0f}".replace("-", "−"), color=colours[target], **text)
+            text = {"size": SMALL, "weight": "bold", "ha": "right", "va": "center", "bbox": box}
+            axis.text(edge, part, f"{mean:.0f}".replace("-", "−"), color=colours[target], **text)
     axis.set_xlim(low, cap)
     axis.set_ylim(len(parts) - 0.4, -0.6)
     axis.tick_params(labelsize=SMALL, length=2)

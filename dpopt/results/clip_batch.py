@@ -95,14 +95,17 @@ def _best(validations: pd.DataFrame) -> tuple[float, float] | None:
 
 
 def fixed_pair(block: pd.DataFrame) -> tuple[float, float]:
-    """B and C to begin with: the middle of the B that all methods of a block have, and C = 1, or else the middle."""
-    sizes = set.intersection(*(set(rows["batch_size"]) for _, rows in block.groupby("label")))
-    clips = sorted({*block["clip"]} - {NO_CLIP}) or [NO_CLIP]
-    return _middle(sizes or {*block["batch_size"]}), 1.0 if 1.0 in clips else _middle(clips)
+    """B and C to begin with: the middle B, of those that all methods have if that is not one of them; C = 1.
+
+    Where no method has C = 1 it is the middle one. Of two in the middle it is the upper one.
+    """
+    shared = set.intersection(*(set(rows["batch_size"]) for _, rows in block.groupby("label")))
+    size, clips = _middle({*block["batch_size"]}), {*block["clip"]} - {NO_CLIP} or {NO_CLIP}
+    return size if size in shared or not shared else _middle(shared), 1.0 if 1.0 in clips else _middle(clips)
 
 
 def _middle(values: Collection[float]) -> float:
-    return sorted(values)[(len(values) - 1) // 2]
+    return sorted(values)[len(values) // 2]
 
 
 def blocks(settings: pd.DataFrame) -> Iterator[pd.DataFrame]:

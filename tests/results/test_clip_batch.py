@@ -95,8 +95,8 @@ def test_the_fixed_pair_is_one_that_all_methods_have(both):
     assert clip_batch.fixed_pair(block) == (128, 1.0)
     others = block.replace({"clip": {1.0: 3.0}})
     assert clip_batch.fixed_pair(others) == (128, 3.0), "the middle where none is 1"
-    fewer = block[(block["label"] == "adam") | (block["batch_size"] > 32)]
-    assert clip_batch.fixed_pair(fewer) == (128, 1.0), "of 128 and 512 the smaller"
+    fewer = block[(block["label"] == "adam") | (block["batch_size"] != 128)]
+    assert clip_batch.fixed_pair(fewer) == (512, 1.0), "of 32 and 512 the larger, as one lacks 128"
     grids = clip_batch.grids(block)
     assert grids["adam", 1.0].fixed == (128, 1.0)
     assert grids["auto", 1.0].fixed == (128, NO_CLIP)
@@ -166,8 +166,9 @@ def test_the_title_claims_nothing_of_methods_that_are_alike():
 
 @pytest.fixture
 def drawn(both):
-    figure = ANSWER.figure(both, styles_of(both["label"]))
-    maps = {axis.get_ylabel(): axis for axis in figure.axes if axis.images}
+    frame = pd.concat([both, adam(epsilon=8.0), automatic(epsilon=8.0)], ignore_index=True)
+    figure = ANSWER.figure(frame, styles_of(frame["label"]))
+    maps = {label: axis for axis in figure.axes if axis.images and (label := axis.get_ylabel())}
     return figure, maps
 
 
