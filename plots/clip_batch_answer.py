@@ -72,7 +72,8 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
     bar.set_label("lost against the method's best cell,\nwhose score is bold", size=SMALL + 0.5)
     below.tick_params(labelsize=SMALL)
     beside.set_axis_off()
-    entries = dict(sorted(labelled(sheet.figure).items(), key=lambda entry: not entry[0].startswith("ε")))
+    handles, names = labelled(sheet.figure), map(named_epsilon, targets)
+    entries = {name: handles[name] for name in (*names, *handles) if name in handles}
     look = {"ncols": 2, "frameon": False, "fontsize": SMALL + 0.5, "loc": "upper center", "borderaxespad": 0}
     beside.legend(entries.values(), entries, **look)
     sheet.top += 0.6
