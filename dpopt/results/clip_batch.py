@@ -211,7 +211,9 @@ def claims(block: pd.DataFrame) -> list[str]:
             named = [f"{label} ({mean:.1f})".replace("(-", "(−") for label, mean in means.items()]
             ends.append(f"{name}: {_named(named, 'or')}")
     explained = f"In brackets: {unit.points} that a step in C and one in B cost, mean over ε"
-    sentences = [f"Needs C and B tuned {'; '.join(ends)}. {explained}." if ends else _NO_CLAIM]
+    sentences = [_NO_CLAIM] if len(cost.columns) > 1 else []
+    if ends:
+        sentences = [f"Needs C and B tuned {'; '.join(ends)}. {explained}."]
     compared = {place: grid for place, grid in of_methods.items() if place[0] not in left_out}
     sentences += [_change(compared, *sorted(block["epsilon_target"].agg(["min", "max"])))]
     if left_out:
