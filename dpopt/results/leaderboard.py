@@ -97,8 +97,13 @@ class Leaderboard:
     @cached_property
     def chosen_on(self) -> dict[str, dict[str, list[str]]]:
         """The constants of each method that were chosen on data, each with the tasks that it was chosen on."""
-        texts = self.cells.groupby("label", sort=False)["chosen_on"].first()
-        return {str(label): json.loads(text) for label, text in texts.items()}
+        constants: dict[str, dict[str, list[str]]] = {str(label): {} for label in self.cells["label"].unique()}
+        # One suite may say less than another, such as one that was run before a constant was chosen again.
+        for label, text in self.cells[["label", "chosen_on"]].drop_duplicates().itertuples(index=False):
+            for constant, tasks in json.loads(text).items():
+                before = constants[label].get(constant, [])
+                constants[label][constant] = list(dict.fromkeys([*before, *tasks]))
+        return constants
 
     def is_known(self, label: str, workload: str) -> bool:
         """True if a constant of a method was chosen on a task."""
@@ -132,12 +137,14 @@ class Leaderboard:
         frame["cpu_hours"] = seconds.groupby(runs["label"]).sum(min_count=1) / 3600
         frame["blocks"] = self.scores.groupby("label").size()
         frame = frame.join(self._averages())
-        labels = self.ranked["label"].unique()
+        # Both ranks are of the same methods: one that lacks a task has neither, and keeps no task from the second.
+        rows = self.blocks if self.blocks.empty else ranking.everywhere(self.blocks)
+        labels = [] if rows.empty else rows["label"].unique()
         known = [
             name for name in self.cells["workload"].unique() if any(self.is_known(label, name) for label in labels)
         ]
         parts = {by: ranking.ranking(reached(self.store, self.ranked, by)) for by in ("draws", "gradients")}
-        parts["unseen"] = self.blocks if self.blocks.empty else self.blocks[~self.blocks["workload"].isin(known)]
+        parts["unseen"] = rows if rows.empty else rows[~rows["workload"].isin(known)]
         for by, blocks in parts.items():
             frame[by] = math.nan if blocks.empty else ranking.average_ranks(blocks).set_index("label")["rank"]
         return frame.sort_values("rank", kind="stable").reset_index()

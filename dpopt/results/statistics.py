@@ -162,8 +162,10 @@ def standing(scores: _Array) -> _Standing:
     least = np.minimum(rivals * p.min(axis=1, initial=1.0), 1.0)
     compared, visible = np.triu(count > 1), math.nan
     if compared.any():
-        row, _ = compared.nonzero()
-        quantile = scipy.stats.t.isf((1 - CONFIDENCE) / rivals[row], count[compared] - 1)
+        row, column = compared.nonzero()
+        # Either of two may be left out because of the other: sooner the one with fewer rivals.
+        comparisons = np.minimum(rivals[row], rivals[column])
+        quantile = scipy.stats.t.isf((1 - CONFIDENCE) / comparisons, count[compared] - 1)
         visible = float(np.median(quantile * spread[compared] / np.sqrt(count[compared])))
     return _Standing(np.where(rivals > 0, least, math.nan), visible)
 

@@ -150,6 +150,12 @@ def test_what_is_visible_is_where_the_test_decides():
         assert found.may_be_best.tolist() == [True, not is_shown]
 
 
+def test_what_is_visible_is_that_of_methods_in_any_order():
+    """Also where two of them share one seed alone, and so have one rival fewer than the third."""
+    scores = np.array([[0.5, 0.4, np.nan], [0.6, 0.45, 0.7], [0.62, np.nan, 0.75], [0.55, np.nan, 0.6]])
+    assert len({standing(scores[:, order]).visible for order in map(list, permutations(range(3)))}) == 1
+
+
 def test_friedmans_p_is_that_of_all_permutations():
     ranks = np.array([[1, 2, 3], [1, 3, 2], [1, 2, 3], [2, 1, 3]], dtype=float)
     observed = ((ranks.sum(axis=0) - 8) ** 2).sum()
