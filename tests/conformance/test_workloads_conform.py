@@ -54,6 +54,7 @@ CASES = {
     "sst2_minilm": ENCODER | {"subset": "full"},
     "sst2_minilm_lora": ENCODER,
     "synthetic_logreg": {},
+    "synthetic_table": {},
     "table": {"data": "people", "hidden": (8, 4)},
     "texts": ENCODER,
 }
@@ -71,6 +72,7 @@ IN_FULL = (
     "newsgroups_minilm",
     "newsgroups_minilm_lora",
     "synthetic_logreg",
+    "synthetic_table",
     "table",
 )
 """One preset of each class, and of each way in which its classes build a model: they keep all rules."""

@@ -61,11 +61,11 @@ def departures(**changed):
     return protocol.departures(plan(load_suite(KEPT, **changed)))
 
 
-@pytest.mark.parametrize("name", ["leaderboard", "leaderboard_heads", "leaderboard_texts", "leaderboard_scatter"])
-def test_the_leaderboard_keeps_the_protocol(name, monkeypatch):
+@pytest.mark.parametrize("task", ["", "_heads", "_texts", "_scatter", "_tabular"])
+def test_the_leaderboard_keeps_the_protocol(task, monkeypatch):
     monkeypatch.delenv("DPOPT_DATA", raising=False)
-    given = {} if name == "leaderboard" else {"workloads": ["digits_mlp"]}  # rows are what it is about
-    found = protocol.departures(plan(load_suite(name, epsilon=[1], **given)))
+    given = {"workloads": ["digits_mlp"]} if task else {}  # rows are what it is about
+    found = protocol.departures(plan(load_suite(f"leaderboard{task}", epsilon=[1], **given)))
     assert found == ["searches that are not charged, for reference only: dp_sgd_free, dp_adam_free"]
 
 

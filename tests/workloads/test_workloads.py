@@ -1,10 +1,14 @@
+import numpy as np
 import pytest
+import sklearn.datasets
 import torch
 
 from dpopt import registry
+from dpopt.errors import ConfigError
+from dpopt.workloads import synthetic
 
 
-@pytest.mark.parametrize("name", ["digits_mlp", "synthetic_logreg"])
+@pytest.mark.parametrize("name", ["digits_mlp", "synthetic_logreg", "synthetic_table"])
 def test_splits_are_disjoint_complete_and_reproducible(name):
     workload = registry.create_workload(name)
     splits, again, other = workload.splits(0), workload.splits(0), workload.splits(1)
@@ -33,6 +37,29 @@ def test_digits_are_all_there_with_pixels_up_to_one():
     splits = registry.create_workload("digits_mlp").splits(0)
     assert [len(part.x) for part in splits] == [1257, 180, 360]
     assert 0 <= float(splits.train.x.min()) <= float(splits.train.x.max()) == 1
+
+
+def test_a_synthetic_table_is_unbalanced_and_has_columns_that_say_nothing_new():
+    x, y = synthetic._table()
+    assert torch.equal((400 * x).round() / 400, x)
+    expected = 0.97 * np.array([0.40, 0.25, 0.15, 0.10, 0.06, 0.04]) + 0.03 / 6
+    error = 4 * np.sqrt(expected * (1 - expected) / len(y))  # of a sample, at most: clusters have nearly these sizes
+    assert (abs(np.bincount(y) / len(y) - expected) < error).all()
+    # 8 of 30 columns follow from others, but for the rounding; noise columns follow from nothing, not from the class.
+    variances = np.linalg.eigvalsh(np.cov(x.double().numpy().T))
+    assert (variances < 0.01**2 / 4).sum() == 8
+    between = np.stack([x[y == number].mean(dim=0).numpy() for number in range(6)]).std(axis=0)
+    assert (between < 0.03).sum() == 10
+
+
+def test_a_table_that_another_library_generates_is_refused(monkeypatch):
+    generate = sklearn.datasets.make_classification
+    monkeypatch.setattr(
+        sklearn.datasets, "make_classification", lambda *args, **rest: generate(*args, **rest | {"random_state": 1})
+    )
+    synthetic._table.cache_clear()
+    with pytest.raises(ConfigError, match="the data differ from the known ones"):
+        registry.create_workload("synthetic_table").load()
 
 
 def test_mnist_is_normalised_as_it_is_used():
