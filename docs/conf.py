@@ -55,9 +55,13 @@ SECTION = re.compile(r"^(Args|Raises):\n((?: {4}.*\n)+)", re.MULTILINE)
 COMPUTE = """
 Everything that is published was computed on CPUs, two cores at most. No number was measured on a GPU yet: `make gpu`
 measures a device in one command. Hours are those of the published runs, loading and calibration included, each on one
-core beside another one. The features of a frozen backbone, which are computed once, are not in it. `dirty`: runs whose
-commit had changed files.
+core beside another one: core hours are the time that the processor computed (of a run that did not note it, the time
+that passed), wall hours the time that passed, which is longer where more ran on the machine. The features of a frozen
+backbone, which are computed once, are not in it. A run that several suites hold counts in each, and once in all.
+`dirty`: runs whose commit had changed files.
 """
+SECONDS = ("seconds_prepare", "seconds_train", "seconds_cpu")
+"""Keys of a record: loading and calibration, the loop, and the processor's time in the loop."""
 CLAIMS = "What the papers claim and what these runs say"
 """The section of `results/README.md` that is a page of its own."""
 
@@ -82,7 +86,7 @@ def generate(app: Sphinx) -> None:
     schema, _, claims = (RESULTS / "README.md").read_text("utf-8").partition(f"## {CLAIMS}\n")
     write("results_format", "Format of results", schema.partition("\n")[2])
     write("claims", CLAIMS, claims)
-    write("compute", "Statement of compute", f"{COMPUTE}\n{compute()}")
+    write("compute", "Statement of compute", f"{COMPUTE}\n{compute(RESULTS / 'published')}")
 
 
 def table(rows: list[dict[str, str]]) -> str:
@@ -186,9 +190,8 @@ def inherited(name: str, meaning: str, known_before: Mapping[str, str]) -> str:
     return f"{known_before[name]} ({added.rstrip('.')})" if re.search(rf"\b{name}\b", added) else known_before[name]
 
 
-def compute() -> str:
-    """A row for each published suite: its runs, how many were made with changed files, and the hours that they took."""
-    root = RESULTS / "published"
+def compute(root: Path) -> str:
+    """A row for each suite published in `root`: its runs, those that were made with changed files, and their hours."""
     records: dict[str, dict[str, Any]] = {}
     for name in Store(root).suites():  # a store for each suite, as one keeps all curves that it has read
         records[name] = {run_id: run.record for run_id, run in Store(root).archive(name).runs.items()}
@@ -196,10 +199,12 @@ def compute() -> str:
     shown["in all"] = {run_id: record for of_suite in records.values() for run_id, record in of_suite.items()}
     rows = []
     for name, of_suite in shown.items():
-        seconds = sum(record[key] for record in of_suite.values() for key in ("seconds_prepare", "seconds_train"))
-        dirty = sum(bool(record["provenance"]["dirty"]) for record in of_suite.values())
-        rows.append((name, len(of_suite), dirty, seconds / 3600))
-    return pd.DataFrame(rows, columns=["suite", "runs", "dirty", "hours"]).to_markdown(index=False, floatfmt=".2f")
+        frame = pd.DataFrame(list(of_suite.values())).reindex(columns=[*SECONDS, "provenance"])
+        prepare, train, cpu = (frame[key] for key in SECONDS)
+        dirty = sum(bool(where["dirty"]) for where in frame["provenance"])
+        rows.append((name, len(of_suite), dirty, *(sum(prepare + time) / 3600 for time in (cpu.fillna(train), train))))
+    columns = ["suite", "runs", "dirty", "core hours", "wall hours"]
+    return pd.DataFrame(rows, columns=columns).to_markdown(index=False, floatfmt=".2f")
 
 
 def write(name: str, title: str, content: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import lzma
 import os
 import re
 import shlex
@@ -200,6 +202,23 @@ def test_the_readme_is_short_and_a_generated_page_says_what_each_optimizer_takes
     text = conf["optimizers"](rows)
     assert [name for name in registry.optimizers() if f"## {name}\n" not in text] == []
     assert "| `lr` |" in " ".join(text.split())
+
+
+def test_core_hours_are_those_of_the_records(tmp_path):
+    """Runs that two suites hold count once in all; of runs that noted no processor time it is the time that passed."""
+    published, hours = TREE / "results" / "published", {}
+    for name in ("minilm_head", "quickstart"):
+        (tmp_path / name).symlink_to(published / name)
+        lines = lzma.decompress((published / name / "runs.jsonl.xz").read_bytes()).splitlines()
+        records = [json.loads(line)["record"] for line in lines]
+        times = [each["seconds_prepare"] + each.get("seconds_cpu", each["seconds_train"]) for each in records]
+        assert ("seconds_cpu" in records[0]) == (name == "quickstart")
+        hours[name] = sum(times) / 3600
+    (tmp_path / "again").symlink_to(published / "quickstart")
+    lines = run_path(str(TREE / "docs" / "conf.py"))["compute"](tmp_path).splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in (lines[0], *lines[2:])]
+    expected = [hours["quickstart"], hours["minilm_head"], hours["quickstart"], sum(hours.values())]
+    assert [row[rows[0].index("core hours")] for row in rows[1:]] == [f"{each:.2f}" for each in expected]
 
 
 @pytest.mark.slow
