@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -23,12 +23,19 @@ NO_CLIP = 0.0
 BLOCK = ["workload", "epochs"]
 PARTS = ("C", "B", "both")
 LOST, GAINED = "lost", "gained"
-_COLUMNS = [*BLOCK, "score", "label", "epsilon_target", "effect", "part", "mean", "low", "high", "p", "seeds"]
+_NUMBERS = ["mean", "low", "high", "p", "seeds"]
+_COLUMNS = [*BLOCK, "score", "label", "is_failing", "epsilon_target", "effect", "part", *_NUMBERS]
 _MOST = 3
 """Of more methods, a sentence gives the number."""
 _BEHIND = 20.0
 """Points of an accuracy: a method that is further behind the best one is not compared, as what fails needs nothing."""
 _NO_CLAIM = "These seeds show no method that needs C and B tuned more than the others."
+_LOST_NOTE = (
+    "Points of test accuracy (any other score as it is) that are lost one step of the grid away from the C and B that "
+    "validate best, mean of the neighbours and over seeds, with the half-width of the 95 % interval (Student's, paired "
+    "by seed, not corrected for the number of entries); bold where the interval leaves out 0. Italics: the method is "
+    f"more than {_BEHIND:g} points behind the best one of the workload, so that what it loses says little."
+)
 _NOTE = (
     "Points of test accuracy (any other score as it is), mean over seeds with the half-width of the 95 % interval "
     "(Student's, paired by seed); bold where the interval leaves out 0. Lost a step away: against the cell that "
@@ -177,11 +184,12 @@ def effects(settings: pd.DataFrame) -> pd.DataFrame:
     Returns:
         One row for each workload, number of epochs, method, target epsilon, `effect` (`LOST`, `GAINED`) and `part`
         (`PARTS`): `mean` over seeds, `low`, `high`, `p` (see `statistics.difference`) and `seeds`; in the unit in which
-        `score` is shown. Methods that need C and B least stand first.
+        `score` is shown; `is_failing` of `failing` methods. Methods that need C and B least stand first.
     """
     rows = []
     for block in blocks(settings):
         of_methods, targets = grids(block), sorted(block["epsilon_target"].unique())
+        left_out = failing(of_methods)
         shared = block[[*BLOCK, "score"]].iloc[0].to_dict()
         for label, target in product(by_need(of_methods), targets):
             if grid := of_methods.get((label, target)):
@@ -189,8 +197,8 @@ def effects(settings: pd.DataFrame) -> pd.DataFrame:
                     by_seed = grid.lost(part) if effect == LOST else grid.gained(part)
                     if by_seed is not None:
                         numbers = statistics.difference(by_seed.to_numpy())._asdict() | {"seeds": len(by_seed)}
-                        of = {"label": label, "epsilon_target": target, "effect": effect, "part": part}
-                        rows.append(shared | of | numbers)
+                        of = {"label": label, "is_failing": label in left_out, "epsilon_target": target}
+                        rows.append(shared | of | {"effect": effect, "part": part} | numbers)
     return pd.DataFrame(rows, columns=_COLUMNS)
 
 
@@ -256,12 +264,39 @@ def as_table(effects: pd.DataFrame) -> Table:
     for (workload, epochs, label, target), cells in effects.groupby([*BLOCK, "label", "epsilon_target"], sort=False):
         row = {"workload": workload, "epochs": number(epochs), "optimizer": label, "target ε": number(target)}
         for cell in cells.to_dict("records"):
-            name, decimals = columns[cell["effect"], cell["part"]], shown(cell["score"]).decimals
-            half = cell["high"] - cell["mean"]
-            row[name] = f"{cell['mean']:.{decimals}f}" + (f" ± {half:.{decimals}f}" if math.isfinite(half) else "")
-            if cell["low"] * cell["high"] > 0:
-                bold.add((len(rows), name))
+            name = columns[cell["effect"], cell["part"]]
+            row[name], is_shown = _text(cell)
+            bold |= {(len(rows), name)} if is_shown else set()
         rows.append(row)
     names = ["workload", "epochs", "optimizer", "target ε", *columns.values()]
     frame = pd.DataFrame(rows, columns=names).fillna("")
     return Table(frame, "Which methods need C and B tuned", _NOTE, bold=bold, numbers=effects)
+
+
+def across(effects: pd.DataFrame, targets: Collection[float]) -> Table:
+    """The cost of a step away in C and in B: a row for each method, a column for each workload and target epsilon.
+
+    Args:
+        effects: `effects`' frames of several suites, one below the other, their workloads named alike.
+        targets: the target epsilons that are shown.
+    """
+    lost = effects[(effects["effect"] == LOST) & effects["epsilon_target"].isin(targets)]
+    lost = lost.sort_values("part", key=lambda parts: parts.map(PARTS.index), kind="stable")
+    rows, bold, italic = list[dict[str, str]](), set[tuple[int, str]](), set[tuple[int, str]]()
+    for (part, label), cells in lost.groupby(["part", "label"], sort=False):
+        row = {"step in": part, "optimizer": label}
+        for cell in cells.to_dict("records"):
+            name = f"{cell['workload']}, {cell['epochs']:g} epochs, ε = {number(cell['epsilon_target'])}"
+            row[name], is_shown = _text(cell)
+            bold |= {(len(rows), name)} if is_shown else set()
+            italic |= {(len(rows), name)} if cell["is_failing"] else set()
+        rows.append(row)
+    title = "What a step away in C and in B costs"
+    return Table(pd.DataFrame(rows).fillna(""), title, _LOST_NOTE, bold=bold, italic=italic, numbers=lost)
+
+
+def _text(effect: Mapping[str, Any]) -> tuple[str, bool]:
+    """The mean of a row of `effects` with the half-width of its interval, and True if that leaves out 0."""
+    decimals, half = shown(effect["score"]).decimals, effect["high"] - effect["mean"]
+    text = f"{effect['mean']:.{decimals}f}" + (f" ± {half:.{decimals}f}" if math.isfinite(half) else "")
+    return text, effect["low"] * effect["high"] > 0

@@ -3,6 +3,7 @@
 import math
 from itertools import product
 from pathlib import Path
+from runpy import run_path
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ from matplotlib.text import Text
 from dpopt.results import clip_batch, figures
 from dpopt.results.clip_batch import GAINED, LOST, NO_CLIP
 from dpopt.results.drawing import styles_of
+from dpopt.results.publishing import publish
 from dpopt.results.results import Results
 
 (ANSWER,) = figures.plots(Path(__file__).parents[2] / "plots", "clip_batch_answer")
@@ -222,6 +224,46 @@ def test_the_table_has_a_row_for_each_method_and_epsilon(both):
     assert adams["B: lost a step away"] == "15.0 ± 2.5"
     assert (2, "B: lost a step away") in table.bold
     assert table.frame.iloc[0]["C: gained"] == ""
+
+
+def test_the_table_of_several_workloads_has_a_column_for_each(both):
+    several = [clip_batch.effects(frame) for frame in (both, adam(epsilon=8.0).assign(workload="hard"))]
+    failing = pd.concat([peaked("steady", 1, 8.0), peaked("failing", 3, 8.0, noise=0, level=0.2)])
+    several.append(clip_batch.effects(failing.assign(workload="other")))
+    table = clip_batch.across(pd.concat(several, ignore_index=True), (1, 8))
+    columns = [f"{name}, 10 epochs, ε = {target}" for name, target in (("easy", 1), ("hard", 8), ("other", 8))]
+    rows = table.frame.set_index(["step in", "optimizer"])[columns]
+    assert rows.loc["C"].to_dict("index") == {"adam": dict(zip(columns, ["11.0", "11.0", ""], strict=True))}
+    # The numbers of the first tests: 88 against the mean of 86 and 60, and 70 against 80 with seeds alike.
+    assert rows.loc[("B", "adam")].tolist() == ["15.0 ± 2.5", "15.0 ± 2.5", ""]
+    assert rows.loc[("B", "auto")].tolist() == ["-10.0", "", ""]
+    assert rows.loc[("B", "failing")].tolist() == ["", "", "3.0"]
+    at = list(rows.index)
+    assert table.italic == {(at.index(("B", "failing")), columns[2])}
+    assert (at.index(("B", "adam")), columns[0]) in table.bold
+    assert list(clip_batch.across(pd.concat(several), (1,)).frame.columns[2:]) == columns[:1]
+
+
+def test_the_script_reads_published_suites_that_share_epsilons(maker, tmp_path):
+    workloads, targets = ("digits_mlp", "mnist_mlp"), ((1.0, 2.0, 8.0), (0.5, 1.0, 8.0))
+    for (number, name), size, clip, seed in product(enumerate(workloads), (64, 128), (0.1, 1.0), (0, 1)):
+        for target in targets[number]:
+            score, place = 0.5 + clip / 10 + (1 + number) * size / 1000, {"workload": name, "epsilon": target}
+            maker.add("adadp", seed, score, score, **place, batch_size=size)
+            maker.clip(clip)
+    store, published = maker.done(), tmp_path / "published"
+    for name in workloads:
+        of_suite = [entry for entry in maker.cells if entry["cell"]["workload"]["name"] == name]
+        store.extend_suite(name, {"suite": name, "description": "", "cells": of_suite})
+        publish(Results(store, name), published, tmp_path)
+    script = run_path(str(Path(__file__).parents[2] / "benchmarks" / "clip_batch_workloads.py"))
+    script["main"](*(published / name for name in workloads))
+    header, _, in_c, in_b, *_ = (published / "digits_mlp" / "workloads.md").read_text().splitlines()
+    titles = [f"{name} MLP, 20 epochs, ε = {target}" for name in ("digits", "MNIST") for target in (1, 8)]
+    assert [cell.strip() for cell in header.strip("|").split("|")] == ["step in", "optimizer", *titles]
+    # A step in C is 9 points; one in B is 6.4, and twice as many on the second workload.
+    shown = [[cell.strip(" *") for cell in row.strip("|").split("|")] for row in (in_c, in_b)]
+    assert shown == [["C", "adadp", "9.0", "9.0", "9.0", "9.0"], ["B", "adadp", "6.4", "6.4", "12.8", "12.8"]]
 
 
 def test_the_report_has_the_table(maker):
