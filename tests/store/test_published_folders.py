@@ -189,3 +189,10 @@ def test_the_old_layout_is_rewritten(mixed, tmp_path, monkeypatch):
     assert [again.run(run_id) for run_id in again.run_ids()] == [store.run(run_id) for run_id in store.run_ids()]
     assert {path.name for path in again.folder(again.run_ids()[0]).iterdir()} == {"run.json"}
     sys.modules.pop("migrate")
+
+
+def test_tuning_free_cifar10_is_published_as_a_whole():
+    """Its file names the cells that were run, and no more."""
+    published = Store(Path(__file__).parents[2] / "results" / "published").manifest("tuning_free_cifar10")["cells"]
+    planned = [cell.run_id for cell in load_suite("tuning_free_cifar10").cells()]
+    assert sorted(planned) == sorted(entry["run_id"] for entry in published)
