@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpopt.results.drawing import Style, Styles, by_label, legend, panels, remarks
+from dpopt.results.drawing import Style, Styles, band, by_label, legend, panels, remarks
 
 NEEDS = "curves"
 LEAST = 1e-12
@@ -43,18 +43,10 @@ def _lines(panel: Axes, label: str, style: Style, runs: pd.DataFrame) -> None:
     is_found = runs["tuning"].iloc[0] == "self"
     lines = [_rates(run) for _, run in runs.groupby("run_id", sort=False)]
     if is_found and len(lines) >= SEEDS:
-        lines = [_band(panel, lines, style.colour)]
+        lines = [band(panel, lines, style.colour)]
     for line in lines:
         marks = {"ms": 4, "markevery": max(1, len(line) // 4), "lw": 1.5 if is_found else 0.7}
         panel.plot(line.index, line, alpha=0.8, label=label, **marks, **style.line)
-
-
-def _band(panel: Axes, lines: list[pd.Series], colour: str) -> pd.Series:
-    """Draw the range of `lines`; gives their median, on the logarithmic scale that they are shown on."""
-    by_draw = pd.concat(lines).groupby(level=0)
-    low, high = by_draw.min(), by_draw.max()
-    panel.fill_between(low.index, low, high, color=colour, alpha=0.15, lw=0)
-    return 10 ** pd.concat(lines).map(math.log10).groupby(level=0).median()
 
 
 def _rates(run: pd.DataFrame) -> pd.Series:

@@ -26,6 +26,11 @@ class State(NamedTuple):
         """The optimizer's own learning rate, where it has one."""
         return self.base.eta
 
+    @property
+    def bound(self) -> Tensor:
+        """The optimizer's own clipping bound, where it has one."""
+        return self.base.bound
+
 
 @dataclass(frozen=True)
 class Averaged(Configured):

@@ -170,6 +170,14 @@ def legend(figure: Any, styles: Styles | None = None) -> None:
     figure.set_size_inches(width + max(0, math.ceil(10 * (taken - ROOM)) / 10), height)
 
 
+def band(axis: Any, lines: Sequence[pd.Series], colour: str) -> pd.Series:
+    """Draw the range of `lines` over their index; gives their median, on the logarithmic scale of the panel."""
+    by_place = pd.concat(lines).groupby(level=0)
+    low, high = by_place.min(), by_place.max()
+    axis.fill_between(low.index, low, high, color=colour, alpha=0.15, lw=0)
+    return 10 ** pd.concat(lines).map(math.log10).groupby(level=0).median()
+
+
 def remarks(axis: Any, line: str, band: str) -> None:
     """Two entries of a legend, in grey: what lines and bands show."""
     axis.plot([], [], color=GREY, label=line)

@@ -32,7 +32,7 @@ from dpopt.privacy.ledger import number_of_draws, sampling_rate
 from dpopt.privacy.sampling import REVISION, derive, secret_seed, send
 from dpopt.training import trial
 from dpopt.training.checkpoint import Checkpoint, Elapsed, Reached, fingerprint, leased, put_off
-from dpopt.training.loop import observe, resolve_device, steps, summary
+from dpopt.training.loop import ADAPTED, observe, resolve_device, steps, summary
 from dpopt.training.reading import read, repeats
 from dpopt.training.saved import FitResult
 from dpopt.training.subject import Adapter, Layout, Subject, Transform, placed, unchanged
@@ -265,7 +265,7 @@ def fit(
         **spent,
         **without.record,
         **({"tested": len(subject.held_out["test"].x)} if subject.held_out else {}),
-        **{key: value for key, value in end.curve[-1].items() if key not in ("draw", "epoch", "eta")},
+        **{key: value for key, value in end.curve[-1].items() if key not in ("draw", "epoch", *ADAPTED)},
         "train_seconds": end.elapsed.wall,
         "resumed_at": len(begin.ledger),
         "processes": processes.size,

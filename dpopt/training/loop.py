@@ -22,6 +22,9 @@ from dpopt.training.subject import Transform
 from dpopt.types import Optimizer, Vector
 from dpopt.workloads.base import EVALUATION_BATCH, Predict, Split
 
+ADAPTED = ("eta", "bound")
+"""Fields of a state that go into the curve: the optimizer's own learning rate, and its own clipping bound."""
+
 
 def resolve_device(name: str | int | torch.device) -> torch.device:
     """The device `name`; "auto" is CUDA where there is one, else the CPU; ConfigError if it is not there."""
@@ -69,7 +72,7 @@ def observe(
     score: str = "accuracy",
     batch: int = EVALUATION_BATCH,
 ) -> dict[str, Any]:
-    """One entry of the curve: draws, epochs, the optimizer's own learning rate (`eta` of its state), metrics.
+    """One entry of the curve: draws, epochs, what its state has of `ADAPTED`, metrics.
 
     Raises:
         RuntimeError: the oracle's processes have come to different parameters, so they do not compute the same.
@@ -78,9 +81,8 @@ def observe(
         # Each steps on its own from the same releases, so a difference means that sums were of different models.
         raise RuntimeError(f"after {oracle.draws_taken} draws the processes have different parameters")
     entry: dict[str, Any] = {"draw": oracle.draws_taken, "epoch": oracle.draws_taken * oracle.rate}
-    # Only some optimizers find a learning rate; for the others the curve has none.
-    if hasattr(state, "eta"):
-        entry["eta"] = float(state.eta)
+    # Only some optimizers adapt a learning rate or a bound; for the others the curve has none.
+    entry |= {name: float(getattr(state, name)) for name in ADAPTED if hasattr(state, name)}
     model.eval()
     for name, split in splits.items():
         scores = evaluate(engine, state.theta, loss, metric, split, transform, score, batch, oracle.processes)

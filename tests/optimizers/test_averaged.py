@@ -50,9 +50,12 @@ def test_it_is_the_weighted_mean_of_the_parameters_after_each_step(decay):
         assert torch.equal(states[-1].theta, plain[-1].theta)
 
 
-def test_a_learning_rate_is_shown_where_there_is_one():
-    assert float(Averaged(dpopt.create("hyfreedp"), 0.9).init(torch.zeros(3)).eta) > 0
-    assert not hasattr(Averaged(dpopt.create("dp_sgd"), 0.9).init(torch.zeros(3)), "eta")
+def test_a_learning_rate_and_a_bound_are_shown_where_there_are_some():
+    state = Averaged(dpopt.create("hyfreedp", lr=1e-3, initial_bound=2.0), 0.9).init(torch.zeros(3))
+    assert (float(state.eta), float(state.bound)) == (1e-3, 2.0)
+    without = Averaged(dpopt.create("dp_sgd"), 0.9).init(torch.zeros(3))
+    assert not hasattr(without, "eta")
+    assert not hasattr(without, "bound")
 
 
 @pytest.mark.parametrize("decay", [1.0, math.nan])

@@ -90,7 +90,7 @@ class Maker:
         }
         for draw in (50, 100):
             at = {"draw": draw, "epoch": draw / 10, "test_accuracy": test * draw / 100, **(entry or {})}
-            self.store.append_curve(run_id, at | ({"eta": eta * draw} if eta else {}))
+            self.store.append_curve(run_id, at | ({"eta": eta * draw, "bound": 2 * eta} if eta else {}))
         self.store.finish(run_id, record, ledger.to_json())
         return run_id
 

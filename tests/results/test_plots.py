@@ -191,6 +191,19 @@ def test_rates_of_many_seeds_are_a_line_in_a_band(seeds, middle):
     assert [text for text, _ in legends(figure)] == ["found", "median over seeds", "least to largest"]
 
 
+def test_bounds_of_losses_are_a_line_in_a_band_and_older_curves_have_none(known):
+    rows = known.frame("curves")
+    assert drawn(ALL["clipping_bound"], rows.drop(columns="bound")) is None
+    runs = rows[rows["label"] == "hyfreedp"].query("epsilon_target == 3")
+    runs = runs.assign(bound=[10.0 ** (seed % 3) for seed in runs["seed"]])
+    assert runs["seed"].nunique() == 3
+    (panel,) = drawn(ALL["clipping_bound"], pd.concat([runs, rows.query("label == 'dp_adam'")])).axes
+    (line,) = [line for line in panel.lines if line.get_label() == "hyfreedp"]
+    assert line.get_xydata() == pytest.approx(np.array([[50, 10], [100, 10]]))
+    band = np.concatenate([path.vertices for path in panel.collections[0].get_paths()])
+    assert set(band[:, 1]) == {1.0, 100.0}
+
+
 @pytest.mark.parametrize("plot", OF_TABLES, ids=lambda plot: plot.name)
 def test_two_scores_share_no_axis(plot, known):
     frame = known.frame(plot.needs)

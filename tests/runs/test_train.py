@@ -24,6 +24,7 @@ from dpopt.runs.worker import attempt
 from dpopt.store import Store
 from dpopt.store.bits import packed, unpacked
 from dpopt.suites.plan import plan
+from dpopt.training import steps
 from dpopt.workloads.base import Split
 from dpopt.workloads.synthetic import SyntheticLogReg
 
@@ -57,6 +58,18 @@ def test_a_record_says_what_was_run_and_spent(write_suite, store):
     curve = store.curve(cell.run_id)
     assert [entry["draw"] for entry in curve] == list(range(1, 21))
     assert curve[-1]["test_accuracy"] == record["test_accuracy"]
+
+
+def test_the_curve_holds_the_bound_that_an_optimizer_adapts(write_suite, store):
+    """As its state has it after each draw; a step-size rule's own rounds of losses, every fifth draw, change it."""
+    ready = prepare(cell := planned_cell(write_suite, "hyfreedp"), device="cpu")
+    bounds = [float(state.bound) for state, _ in steps(ready.stepper, ready.oracle, ready.state)]
+    record = train_cell(cell, store)
+    assert [entry["bound"] for entry in store.curve(cell.run_id)] == bounds
+    assert (record["bound"], len(set(bounds))) == (bounds[-1], 4)
+    plain = planned_cell(write_suite, "dp_sgd")
+    assert not {"eta", "bound"} & train_cell(plain, store).keys()
+    assert "bound" not in store.curve(plain.run_id)[-1]
 
 
 def test_a_record_holds_which_test_records_are_right(write_suite, store, tmp_path):
