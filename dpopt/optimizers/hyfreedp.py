@@ -79,7 +79,8 @@ class HyFreeDP(Configured):
 
     Deviations from the paper, which states no guards: those of `guards`, but for "none"; and eta changes only if b/a is
     a number other than 0 (an eta that noise has shrunk below 1e-300 leaves none). With five probes or more the
-    parabola's intercept is free, while Eq. 6 holds it at L_0. R_l has a floor of 1e-3. Losses are clipped to [0, R_l]
+    parabola's intercept is free, while Eq. 6 holds it at L_0, which gives other rates: losses of 1.0, 1.3, 1.5, 1.9 and
+    2.6 at eta = 0.1 give 0.266 here and 0.248 there. R_l has a floor of 1e-3. Losses are clipped to [0, R_l]
     and centred at R_l/2, which halves their sensitivity. The accounting is the joint one; the paper's
     (`dpopt.audit.published`) spends more than it states. Algorithm 1 as printed pairs eta_j with L(theta + eta_j G)
     while Eq. 6 models L(theta - eta_j m); taken literally together, b changes its sign.

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -38,6 +39,15 @@ def test_a_parabola_gives_its_minimum_exactly(m, minimum):
 )
 def test_guards_leave_eta_unchanged(losses):
     assert fit(losses)[0] == 0.1
+
+
+def test_with_five_probes_the_intercept_is_free():
+    """b/a of these losses is 0.266 with a free intercept, and 0.248 where it is held at L_0, as Eq. 6 of the paper."""
+    losses, x = np.array([1.0, 1.3, 1.5, 1.9, 2.6]), 0.1 * np.arange(-2, 3)
+    curvature, slope, _ = np.polyfit(x, losses, 2)
+    held, _, _, _ = np.linalg.lstsq(np.stack([x, x**2], axis=1), losses - losses[2])
+    assert fit(losses.tolist(), probes=5, guards="none")[0] == pytest.approx(slope / (2 * curvature))
+    assert (slope / (2 * curvature), held[0] / (2 * held[1])) == pytest.approx((0.266, 0.248), abs=5e-4)
 
 
 def test_an_eta_too_small_to_fit_stays_a_number():
