@@ -75,8 +75,9 @@ def budget(claims=(1, 3, 8)):
     """A table of the shares in Markdown."""
     lines = ["| ε | left for the losses (%) |", "|--:|--:|"]
     lines += [f"| {claimed} | {100 * left(claimed):.1f} |" for claimed in claims]
-    of_run = f"{EXAMPLES:,} records, B = {BATCH_SIZE:,}, {DRAWS} draws, δ = {DELTA:.2e}"
-    return "\n".join([*lines, "", f"{of_run}; the gradients' noise is {INFLATION} times plain DP-SGD's; by {ACCOUNTANT}.", ""])
+    noise = f"the gradients' noise is {INFLATION} times plain DP-SGD's; by {ACCOUNTANT}."
+    of_run = f"{EXAMPLES:,} records, B = {BATCH_SIZE:,}, {DRAWS} draws, δ = {DELTA:.2e}; {noise}"
+    return "\n".join([*lines, "", of_run, ""])
 
 
 def draw(frame):

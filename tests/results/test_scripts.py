@@ -1,6 +1,7 @@
 """Scripts in benchmarks/ that make a published file, and the one that compares two versions of the results."""
 
 import math
+import re
 import shutil
 from pathlib import Path
 from runpy import run_path
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from opacus.accountants import RDPAccountant
 from opacus.accountants.analysis import gdp as opacus_gdp
 from scipy.stats import norm
 from stored import rewrite
@@ -69,6 +71,25 @@ def test_what_the_papers_rules_spend():
     same, fresh = (accounting.ledger(1.0, 2.0, 5, batch).counts() for batch in accounting.BATCHES)
     assert same == {Draw(0.02, (1.0, 2.0, 2.0, 2.0)): 50, Draw(0.02, (1.0,)): 200}
     assert fresh == {Draw(0.02, (2.0, 2.0, 2.0)): 50, Draw(0.02, (1.0,)): 250}
+
+
+def test_losses_get_more_than_one_percent_of_the_budget():
+    """The published share at epsilon = 3, here by bisection of another accountant's epsilon over the noise."""
+    published = (ROOT / "results" / "published" / "hyfreedp_accounting" / "budget.md").read_text()
+    shares = {int(row[0]): float(row[1]) for row in re.findall(r"^\| (\d) \| ([\d.]+) \|$", published, re.MULTILINE)}
+    assert list(shares) == [1, 3, 8]
+    low, high = 0.5, 2.0
+    for _ in range(30):
+        noise = (low + high) / 2
+        low, high = (noise, high) if of_opacus(noise) > 3 else (low, noise)
+    assert shares[3] == pytest.approx(100 * (1 - of_opacus(1.01 * high) / 3), abs=0.1)
+
+
+def of_opacus(noise):
+    """RDP by Opacus, of the run of `hyfreedp_accounting`."""
+    accountant = RDPAccountant()
+    accountant.history = [(noise, 0.02, 250)]
+    return accountant.get_epsilon(50_000**-1.1)
 
 
 def test_mu_gdp_is_no_upper_bound():
