@@ -17,7 +17,10 @@ from dpopt._paths import at_hand
 from dpopt.errors import ConfigError, unknown
 from dpopt.results.drawing import Styles
 
-OF_SUITES = ("comparison", "curves", "ranking", "sweep", "settings", "rates", "diagnostics", "classes", "transfers")
+OF_SUITES = (
+    *("comparison", "curves", "ranking", "sweep", "settings", "rates", "diagnostics", "classes", "class_scores"),
+    "transfers",
+)
 """Frames of `results.Results`, which a figure of a suite may need."""
 _DEFAULT = Path("plots")
 OF_COMMANDS = {"speed": "dpopt bench", "audit": "dpopt audit"}

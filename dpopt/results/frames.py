@@ -208,7 +208,7 @@ def curves(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
 
 
 def diagnostics(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
-    """One row for each curve entry of the selected runs that holds `study.diagnostics` of gradients; not private.
+    """One row for each curve entry of selected runs that holds `study.diagnostics` of gradients; not private.
 
     Returns:
         The run's place in the suite; `draw`, `epoch`; `q5`, `q50`, ... of the gradient norms since the entry before;
@@ -242,4 +242,14 @@ def classes(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
         for bound, weights in noted.get("class_weights", {}).items():
             for y, (weight, norm) in enumerate(zip(weights, noted["class_norms"], strict=True)):
                 rows.append(place | {"label_of_class": y, "norm": norm, "bound": float(bound), "weight": weight})
+    return pd.DataFrame(rows)
+
+
+def class_scores(store: Store, runs: pd.DataFrame) -> pd.DataFrame:
+    """One row for each class of the runs of `choosing.select` that hold the test `accuracy` of each class."""
+    rows = []
+    for run in runs.to_dict("records"):
+        place = {key: run[key] for key in (*_REPLICATE, "run_id", "selected_by")}
+        shares = store.record(run["run_id"]).get("scores", {}).get("class_accuracy") or []
+        rows += [place | {"label_of_class": y, "accuracy": share} for y, share in enumerate(shares)]
     return pd.DataFrame(rows)

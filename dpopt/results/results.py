@@ -189,13 +189,18 @@ class Results:
 
     @cached_property
     def diagnostics(self) -> pd.DataFrame:
-        """One row a curve entry that holds diagnostics, of the selected runs."""
-        return frames.diagnostics(self.store, self.selected)
+        """One row a curve entry that holds diagnostics, of the runs of every group and not of the best one alone."""
+        return frames.diagnostics(self.store, self.every)
 
     @cached_property
     def classes(self) -> pd.DataFrame:
         """One row a class and bound C, of the selected runs that were diagnosed."""
         return frames.classes(self.store, self.selected)
+
+    @cached_property
+    def class_scores(self) -> pd.DataFrame:
+        """One row a class of the runs of `sweep`, with its test accuracy."""
+        return frames.class_scores(self.store, self.settings)
 
     @cached_property
     def transfers(self) -> pd.DataFrame:
