@@ -6,7 +6,7 @@ import inspect
 import re
 import shutil
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -60,7 +60,7 @@ that passed), wall hours the time that passed, which is longer where more ran on
 backbone, which are computed once, are not in it. A run that several suites hold counts in each, and once in all.
 `dirty`: runs whose commit had changed files.
 """
-SECONDS = ("seconds_prepare", "seconds_train", "seconds_cpu")
+SECONDS = ["seconds_prepare", "seconds_train", "seconds_cpu"]
 """Keys of a record: loading and calibration, the loop, and the processor's time in the loop."""
 CLAIMS = "What the papers claim and what these runs say"
 """The section of `results/README.md` that is a page of its own."""
@@ -78,15 +78,17 @@ def generate(app: Sphinx) -> None:
         copy = GENERATED / "figures" / figure.relative_to(RESULTS / "published")
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(figure, copy)
+    of_suites = records(RESULTS / "published")
     for made in RESULTS.glob("published/**/table.md"):
         folder = made.parent.relative_to(RESULTS / "published")
         figures = [f"![{path.stem}](figures/{folder}/{path.name})" for path in sorted(made.parent.glob("*.svg"))]
         texts = [path.read_text("utf-8") for path in (made, *sorted(set(made.parent.glob("*.md")) - {made}))]
-        write(page(folder), str(folder), "\n\n".join([*texts, *figures]))
+        remark = uncommitted(of_suites.get(str(folder), []))
+        write(page(folder), str(folder), "\n\n".join(filter(None, [remark, *texts, *figures])))
     schema, _, claims = (RESULTS / "README.md").read_text("utf-8").partition(f"## {CLAIMS}\n")
     write("results_format", "Format of results", schema.partition("\n")[2])
     write("claims", CLAIMS, claims)
-    write("compute", "Statement of compute", f"{COMPUTE}\n{compute(RESULTS / 'published')}")
+    write("compute", "Statement of compute", f"{COMPUTE}\n{compute(of_suites)}")
 
 
 def table(rows: list[dict[str, str]]) -> str:
@@ -190,19 +192,37 @@ def inherited(name: str, meaning: str, known_before: Mapping[str, str]) -> str:
     return f"{known_before[name]} ({added.rstrip('.')})" if re.search(rf"\b{name}\b", added) else known_before[name]
 
 
-def compute(root: Path) -> str:
-    """A row for each suite published in `root`: its runs, those that were made with changed files, and their hours."""
-    records: dict[str, dict[str, Any]] = {}
-    for name in Store(root).suites():  # a store for each suite, as one keeps all curves that it has read
-        records[name] = {run_id: run.record for run_id, run in Store(root).archive(name).runs.items()}
-    shown = {f"[{name}]({page(Path(name))}.md)": of_suite for name, of_suite in records.items()}
-    shown["in all"] = {run_id: record for of_suite in records.values() for run_id, record in of_suite.items()}
+def records(root: Path) -> dict[str, list[dict[str, Any]]]:
+    """The records of each published suite."""
+    # A store for each suite, as one keeps all curves that it has read.
+    return {name: [run.record for run in Store(root).archive(name).runs.values()] for name in Store(root).suites()}
+
+
+def dirty(of_suite: Iterable[dict[str, Any]]) -> int:
+    """The number of runs whose commit had changed files."""
+    return sum(bool(record["provenance"]["dirty"]) for record in of_suite)
+
+
+def uncommitted(of_suite: Sequence[dict[str, Any]]) -> str:
+    """A sentence on the runs of a suite that were made with uncommitted changes; empty where there are none."""
+    if not (count := dirty(of_suite)):
+        return ""
+    return (
+        f"In the tables and figures below, {count:,} of {len(of_suite):,} runs were trained from a source tree with "
+        "uncommitted changes, so that the commit in their records does not say all of what was run "
+        "([what that means](../guide/trust.md))."
+    )
+
+
+def compute(of_suites: Mapping[str, Sequence[dict[str, Any]]]) -> str:
+    """A row for each published suite: its runs, those that were made with changed files, and their hours."""
+    shown = {f"[{name}]({page(Path(name))}.md)": of_suite for name, of_suite in of_suites.items()}
+    once = {record["run_id"]: record for of_suite in of_suites.values() for record in of_suite}  # some are in several
     rows = []
-    for name, of_suite in shown.items():
-        frame = pd.DataFrame(list(of_suite.values())).reindex(columns=[*SECONDS, "provenance"])
-        prepare, train, cpu = (frame[key] for key in SECONDS)
-        dirty = sum(bool(where["dirty"]) for where in frame["provenance"])
-        rows.append((name, len(of_suite), dirty, *(sum(prepare + time) / 3600 for time in (cpu.fillna(train), train))))
+    for name, of_suite in (shown | {"in all": [*once.values()]}).items():
+        prepare, train, cpu = (column for _, column in pd.DataFrame(of_suite).reindex(columns=SECONDS).items())
+        hours = (sum(prepare + time) / 3600 for time in (cpu.fillna(train), train))
+        rows.append((name, len(of_suite), dirty(of_suite), *hours))
     columns = ["suite", "runs", "dirty", "core hours", "wall hours"]
     return pd.DataFrame(rows, columns=columns).to_markdown(index=False, floatfmt=".2f")
 

@@ -215,10 +215,18 @@ def test_core_hours_are_those_of_the_records(tmp_path):
         assert ("seconds_cpu" in records[0]) == (name == "quickstart")
         hours[name] = sum(times) / 3600
     (tmp_path / "again").symlink_to(published / "quickstart")
-    lines = run_path(str(TREE / "docs" / "conf.py"))["compute"](tmp_path).splitlines()
+    conf = run_path(str(TREE / "docs" / "conf.py"))
+    lines = conf["compute"](conf["records"](tmp_path)).splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in (lines[0], *lines[2:])]
     expected = [hours["quickstart"], hours["minilm_head"], hours["quickstart"], sum(hours.values())]
     assert [row[rows[0].index("core hours")] for row in rows[1:]] == [f"{each:.2f}" for each in expected]
+
+
+def test_a_page_of_a_suite_says_how_many_of_its_runs_had_uncommitted_changes():
+    conf = run_path(str(TREE / "docs" / "conf.py"))
+    made = [{"provenance": {"dirty": k < 1500}} for k in range(4000)]
+    assert "1,500 of 4,000 runs were trained from a source tree with uncommitted changes" in conf["uncommitted"](made)
+    assert conf["uncommitted"](made[1500:]) == ""
 
 
 @pytest.mark.slow
@@ -229,6 +237,8 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert done.returncode == 0, done.stderr
     for page in ("index", "tutorials/fit", "generated/optimizers", "generated/published_quickstart", "reference/api"):
         assert (tmp_path / "site" / f"{page}.html").stat().st_size > 5000
+    sweep = (tmp_path / "site" / "generated" / "published_clip_batch_sweep.html").read_text("utf-8")
+    assert "1,837 of 9,030 runs" in sweep
 
 
 @pytest.mark.slow

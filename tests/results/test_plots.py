@@ -24,6 +24,7 @@ OF_TABLES = [plot for plot in ALL.values() if plot.needs in ("comparison", "curv
 NORMS = {"norms": {"q5": 0.5, "q50": 1.0, "q95": 2.0}, "clipped": 0.5, "best": {"C": 0.7}}
 WEIGHTS = {"class_weights": {"0.1": [0.1, 0.2], "1.0": [0.5, 0.9]}, "class_norms": [2.0, 1.0]}
 NOTED = {"examples": 1000, "noise": {"gradient": 1.0}, "diagnostics": WEIGHTS, "entry": {"diagnostics": NORMS}}
+CLASSES = {"scores": {"class_accuracy": [0.2, 0.5, 0.8]}}
 
 CAPS = ("_", "|")
 """At the ends of bars, beside a marker."""
@@ -42,7 +43,7 @@ def two(maker_of, tmp_path_factory):
         for epsilon in (1.0, 3.0):
             for place, label in enumerate(("early", "dp_adam", "hyfreedp", "late")):
                 score = 0.6 + 0.1 * sign * place
-                options = {"epsilon": epsilon, "workload": workload, "eta": 1e-3}
+                options = {"epsilon": epsilon, "workload": workload, "eta": 1e-3, **CLASSES}
                 if label != missing:
                     maker.add(label, 0, score, score, **options)
             for clip, size, lr in product((0.1, 1.0), (64, 128), (0.1, 1.0)):

@@ -6,9 +6,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 
-from dpopt.results import figures
+from dpopt.results import figures, hard_classes
 from dpopt.results.drawing import styles_of
+from dpopt.results.results import Results
 
 PLOTS = {plot.name: plot for plot in figures.plots(Path(__file__).parents[2] / "plots")}
 CLIPS, SIZES, EPSILONS, EPOCHS = (0.1, 1.0, 10.0), (64, 256, 1024), (1.0, 8.0), (2.0, 10.0)
@@ -156,18 +158,129 @@ def test_automatic_clipping_meets_the_tuned_bound(sweep):
     assert drawn["auto_s"] == pytest.approx(np.array([[1.0, 40.0], [8.0, 40.0]]))
 
 
-def test_norms_have_a_band_for_each_epsilon():
-    rows = [
-        {"workload": "easy", "label": "dp_adam", "epsilon_target": epsilon, "epoch": epoch, "best_clip": 3 / epsilon}
-        | {"q5": epoch / epsilon, "q50": 2 * epoch / epsilon, "q95": 3 * epoch / epsilon}
-        for epsilon in EPSILONS
-        for epoch in (1.0, 2.0)
-    ]
-    axis = draw("gradient_norms", pd.DataFrame(rows)).axes[0]
-    assert lines(axis, "ε = 8") == pytest.approx(np.array([[1.0, 0.25], [2.0, 0.5]]))
+def norms(clips):
+    """Norms that grow with B and C, and fall with epsilon."""
+    rows = []
+    for epsilon, size, clip, epochs, epoch in product(EPSILONS, SIZES, clips, EPOCHS, (1.0, 2.0)):
+        scale = epochs * size * (1 if np.isnan(clip) else clip) / epsilon
+        place = {"workload": "easy", "label": "dp_adam", "epsilon_target": epsilon, "batch_size": size, "clip": clip}
+        quantiles = {"q5": epoch * scale, "q50": 2 * epoch * scale, "q95": 3 * epoch * scale}
+        rows.append(place | {"epochs": epochs, "epoch": epoch, "best_clip": 4 * epoch * scale} | quantiles)
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize("clips", [CLIPS, (np.nan,)], ids=["with C", "without"])
+def test_norms_have_a_band_for_each_epsilon_at_one_clip_and_batch(clips):
+    axis = draw("gradient_norms", norms(clips)).axes[0]
+    assert lines(axis, "ε = 8") == pytest.approx(10 * 256 / 8 * np.array([[0, 2], [0, 4]]) + [[1, 0], [2, 0]])
     bands = [held for held in axis.collections if held.get_label() != "5 to 95 % of the examples"]
     assert len(bands) == len(EPSILONS)
     assert {"median", "5 to 95 % of the examples", "best bound C*"} <= set(faces(axis.figure))
+    dots = [line.get_ydata() for line in axis.lines if line.get_marker() == "o" and len(line.get_ydata())]
+    assert np.array(dots) == pytest.approx(10 * 256 * np.array([[4, 8], [0.5, 1]]))
+    assert axis.get_title() == f"easy\ndp_adam\n{'C = 1' if clips == CLIPS else 'no C'}, B = 256, 10 epochs"
+
+
+def test_norms_of_an_epsilon_that_lacks_the_setting_are_not_those_of_another():
+    frame = norms(CLIPS)
+    lacking = frame[(frame["epsilon_target"] == 1) | (frame["batch_size"] != 256)]
+    labels = {line.get_label() for line in draw("gradient_norms", lacking).axes[0].lines}
+    assert "ε = 1" in labels
+    assert "ε = 8" not in labels
+
+
+HARD, EASY = (3, 7), (0, 5)
+"""Two of ten classes each."""
+
+
+def of_classes(seeds=(0, 1, 2), rankers=("auto_s",)):
+    """A larger C helps two hard classes, less for later seeds, and costs two easy ones; the larger B validates best."""
+    generator, rows = np.random.default_rng(0), []
+    for label, clip, size, epsilon, seed in product(("dp_adam", *rankers), CLIPS, SIZES, EPSILONS, seeds):
+        for y in range(10):
+            level = 0.3 if y in HARD else 0.9 if y in EASY else 0.6
+            gain = CLIPS.index(clip) * ((y in HARD) * (0.04 - 0.01 * seed) - 0.02 * (y in EASY)) * (label == "dp_adam")
+            accuracy = level + gain * (size == SIZES[-1]) + 0.01 * generator.random()
+            place = {"workload": "easy", "label": label, "epsilon_target": epsilon, "batch_size": size, "epochs": 2.0}
+            place |= {"clip": clip if label == "dp_adam" else np.nan, "seed": seed, "score": "accuracy"}
+            run = {"run_id": f"{label} {clip} {size} {epsilon} {seed}", "selected_by": 0.5 + size * 1e-4}
+            rows.append(place | run | {"label_of_class": y, "accuracy": accuracy})
+    return pd.DataFrame(rows)
+
+
+def test_changes_of_classes_are_those_of_the_runs_that_validate_best():
+    frame = of_classes()
+    changes = hard_classes.changes(frame).set_index(["group", "clip"])
+    assert len(changes) == 3 * len(CLIPS)
+    chosen = frame[(frame["label"] == "dp_adam") & (frame["batch_size"] == SIZES[-1])]
+    groups = {"hardest fifth": HARD, "easiest fifth": EASY, "all classes": range(10)}
+    for (group, classes), clip in product(groups.items(), CLIPS):
+        of_group = chosen[chosen["label_of_class"].isin(classes)]
+        means = [
+            [of_group[(of_group["clip"] == c) & (of_group["seed"] == seed)]["accuracy"].mean() for seed in range(3)]
+            for c in (clip, CLIPS[0])
+        ]
+        by_seed = np.subtract(*means)
+        row = changes.loc[(group, clip)]
+        assert row["mean"] == pytest.approx(by_seed.mean(), abs=1e-12)
+        if clip != CLIPS[0]:
+            ends = scipy.stats.ttest_1samp(by_seed, 0).confidence_interval(0.95)
+            assert [row["low"], row["high"]] == pytest.approx([*ends])
+    assert changes.at[("hardest fifth", 10.0), "mean"] == pytest.approx(2 * 0.03, abs=0.01)
+
+
+def test_classes_are_ranked_by_runs_that_are_not_compared():
+    """Of the compared runs the hard classes are the best here, which must not change who is called hard."""
+    frame = of_classes()
+    is_compared = frame["label"] == "dp_adam"
+    other = frame.assign(accuracy=frame["accuracy"].where(~is_compared, 1 - frame["accuracy"]))
+    groups = hard_classes.groups(other[~is_compared])
+    assert [set(groups[name]) for name in (hard_classes.HARDEST, hard_classes.EASIEST)] == [set(HARD), set(EASY)]
+    gains = [hard_classes.changes(of).set_index(["group", "clip"])["mean"] for of in (frame, other)]
+    assert gains[1].to_numpy() == pytest.approx(-gains[0].to_numpy())
+    assert hard_classes.changes(frame[is_compared]).empty
+    assert draw("hard_classes", frame[is_compared]) is None
+
+
+def test_a_seed_that_lacks_a_bound_at_an_epsilon_is_compared_without_it():
+    frame = of_classes()
+    is_lacking = (frame["clip"] == 10) & (frame["epsilon_target"] == 8) & (frame["seed"] == 0)
+    without = frame[(frame["epsilon_target"] != 8) | (frame["seed"] != 0) | (frame["label"] != "dp_adam")]
+    assert hard_classes.changes(frame[~is_lacking]).equals(hard_classes.changes(without))
+
+
+def test_the_figure_of_classes_shows_changes_and_writes_those_that_are_far():
+    frame = of_classes()
+    is_failing = (frame["clip"] == 10) & frame["label_of_class"].isin(EASY)
+    frame = frame.assign(accuracy=frame["accuracy"].mask(is_failing, 0.0))
+    axis = draw("hard_classes", frame).axes[0]
+    changes = hard_classes.changes(frame)
+    drawn = {held.get_label(): held.lines[0].get_ydata() for held in axis.containers}
+    assert list(drawn) == list(hard_classes.GROUPS)
+    for group, values in drawn.items():
+        assert values == pytest.approx(100 * changes.loc[changes["group"] == group, "mean"].to_numpy())
+    far = [changes.query("group == @group and clip == 10")["mean"].iloc[0] for group in hard_classes.GROUPS[1:]]
+    assert [text.get_text() for text in axis.texts] == [f"−{-100 * value:.0f}" for value in far]
+    low, high = axis.get_ylim()
+    assert low == -high
+
+
+def test_classes_of_one_seed_have_no_interval():
+    changes = hard_classes.changes(of_classes(seeds=(0,)))
+    assert changes[["low", "high"]].isna().all(axis=None)
+    assert np.isfinite(draw("hard_classes", of_classes(seeds=(0,))).axes[0].get_ylim()).all()
+
+
+def test_scores_of_classes_are_those_of_the_records(maker):
+    for clip, size, seed in product((0.1, 1.0), (64, 128), (0, 1)):
+        classes = [clip / 10, size / 1000, seed / 10]
+        maker.add("dp_adam", seed, 0.5, 0.6, batch_size=size, scores={"class_accuracy": classes})
+        maker.clip(clip)
+    frame = Results(maker.done(), "made").class_scores
+    assert len(frame) == 8 * 3
+    for row in frame.to_dict("records"):
+        expected = (row["clip"] / 10, row["batch_size"] / 1000, row["seed"] / 10)
+        assert row["accuracy"] == expected[row["label_of_class"]]
 
 
 def test_class_weights_are_sorted_and_relative():
