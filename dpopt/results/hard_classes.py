@@ -1,4 +1,4 @@
-"""Whether a clipping bound C costs the hard classes more than the others."""
+"""The change of hard and easy classes' accuracy with the clipping bound C."""
 
 from __future__ import annotations
 
