@@ -51,6 +51,16 @@ def test_life_of_a_run(store):
     assert list(store.folder(RUN).iterdir()) == [path]
 
 
+def test_whoever_runs_a_cell_is_named_with_the_part_that_is_done(store):
+    store.begin(RUN, {"epochs": 20.0})
+    with store.lease(RUN):
+        assert (store.holder(RUN).pid, store.holder(RUN).fraction) == (os.getpid(), 0)
+        for epoch, fraction in ((5.0, 0.25), (20.1, 1.0)):
+            store.append_curve(RUN, {"draw": 1, "epoch": epoch})
+            assert store.holder(RUN).fraction == fraction
+    assert store.holder(RUN) is None
+
+
 def test_a_failure_can_be_forgotten(store):
     store.fail(RUN, "reason", "trace")
     assert store.state(RUN) == "failed"
