@@ -3,8 +3,8 @@
 import json
 import lzma
 import shutil
-import zlib
 import sys
+import zlib
 from pathlib import Path
 
 import pytest

@@ -160,11 +160,12 @@ def test_a_half_written_line_ends_the_curve(store):
 def test_foreign_files_are_named(store):
     store.begin(RUN, {})
     (store.root / "runs" / "notes.txt").write_text("mine")
-    (store.root / "runs" / "ab" / "backup").mkdir()
-    named = " ".join(store.foreign())
-    assert len(store.foreign()) == 2
-    assert "notes.txt" in named
-    assert "backup" in named
+    names = ["backup", "ab" + "x" * 14, "cd" + "0" * 14, RUN + "0"]
+    for name in names:
+        (store.root / "runs" / "ab" / name).mkdir()
+    places = [*(store.root / "runs" / "ab" / name for name in names), store.root / "runs" / "notes.txt"]
+    assert store.foreign() == [f"{place}: not a run directory" for place in sorted(places)]
+    assert store.run_ids() == [RUN]
 
 
 PLANNED = {
