@@ -250,6 +250,7 @@ def test_further_cells_are_planned_by_whoever_finds_nothing(write_suite, store, 
     suite = write_suite(overrides=["optimizers=[dp_sgd]", "seeds=0", "device=cpu", "widen=2"])
     planned = plan(suite)
     store.extend_suite(suite.name, manifest(suite, planned))
+    monkeypatch.setattr(worker, "_IDLE", 1e9)  # there is a pause between plans, but for a worker that has nothing else
     news, noted = [], []
 
     def tell(message):

@@ -44,6 +44,7 @@ def mixed(tmp_path_factory):
 
 def test_the_same_is_read_of_both(mixed, tmp_path):
     store, published = Store(mixed / "results"), Store(mixed / "published")
+    assert published.archive("another") == ([], {}), "it is not there, and is asked for what it has before the others"
     assert {path.name for path in (mixed / "published" / "mixed").iterdir()} >= {
         "suite.json",
         manifests.RUNS,
