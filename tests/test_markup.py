@@ -20,21 +20,8 @@ PARTS = [
     "@SUM(1)", " =1", "＝1", ":smile:", "ε ± δ", "dp_sgd", "a & b # c % d $ e ~ f ^ g", "{}", "\\",
 ]  # fmt: skip
 HIDDEN = [
-    "\x1b[31m",
-    "\r",
-    "\n",
-    "\t",
-    "\x07",
-    "\x00",
-    "\x7f",
-    "\x80",
-    "\x9b31m",
-    "\x9f",
-    "\u202e",
-    "\u2028",
-    "\u2066",
-    "\ud800",
-]
+    "\x1b[31m", "\r", "\n", "\t", "\x07", "\x00", "\x7f", "\x80", "\x9b31m", "\u202e", "\u2028", "\u2066", "\ud800",
+]  # fmt: skip
 SIGNS = {r"\textbackslash": "\\", r"\textasciitilde": "~", r"\textasciicircum": "^", r"\textless": "<"}
 SIGNS |= {r"\textgreater": ">", r"\textbar": "|", r"\pm": "±", r"\infty": "∞", r"\delta": "δ", r"\varepsilon": "ε"}
 SIGNS |= {rf"\{sign}": sign for sign in "{}$&#%_"}
