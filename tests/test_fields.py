@@ -87,13 +87,33 @@ def test_a_path_may_begin_at_home(monkeypatch, tmp_path):
         assert read() == tmp_path / "a b"
 
 
+ENDS = {
+    "Count": (1, 10**12),
+    "Natural": (0, 10**12),
+    "Many": (1, 10**7),
+    "Few": (1, 10**4),
+    "FewOrNone": (0, 10**4),
+    "Seed": (0, 2**128 - 1),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_whole_numbers_have_a_least_and_a_largest(name):
+    hint, (least, largest) = getattr(fields, name), ENDS[name]
+    assert [fields.convert(value, hint, name, {}) for value in (least, largest)] == [least, largest]
+    for value in (least - 1, largest + 1):
+        with pytest.raises(ConfigError, match=rf"^{name}: "):
+            fields.convert(value, hint, name, {})
+
+
 def test_a_function_must_take_as_many_arguments_as_it_is_given():
     hint = Callable[[int, int], int]
     for value in (lambda a, b: 0, lambda a, b=1, *, c=2: 0, lambda *all: 0, max):
         assert fields.convert(value, hint, "loss", {}) is value
     for value in (lambda a: 0, lambda a, b, c: 0, lambda a, b, *, c: 0, object()):
-        with pytest.raises(ConfigError, match=r"^loss: .* expected a function"):
+        with pytest.raises(ConfigError, match=r"^loss: .* expected a function( of 2 arguments|, and none)"):
             fields.convert(value, hint, "loss", {})
+    assert fields.convert(lambda: 0, Callable[..., int], "loss", {})() == 0
 
 
 @pytest.mark.parametrize("value", [True, 1000.0, 7])

@@ -19,7 +19,9 @@ PARTS = [
     r"\|", "[text](javascript:x)", "![x](y)", "**a** _b_ `c` ~~d~~", "&lt;", "<i>", "=HYPERLINK(1)", "+1", "-1",
     "@SUM(1)", " =1", "＝1", ":smile:", "ε ± δ", "dp_sgd", "a & b # c % d $ e ~ f ^ g", "{}", "\\",
 ]  # fmt: skip
-HIDDEN = ["\x1b[31m", "\r", "\n", "\t", "\x07", "\x00", "\x9b31m", "\u202e", "\u2028", "\ud800"]
+HIDDEN = [
+    "\x1b[31m", "\r", "\n", "\t", "\x07", "\x00", "\x7f", "\x80", "\x9b31m", "\u202e", "\u2028", "\u2066", "\ud800",
+]  # fmt: skip
 SIGNS = {r"\textbackslash": "\\", r"\textasciitilde": "~", r"\textasciicircum": "^", r"\textless": "<"}
 SIGNS |= {r"\textgreater": ">", r"\textbar": "|", r"\pm": "±", r"\infty": "∞", r"\delta": "δ", r"\varepsilon": "ε"}
 SIGNS |= {rf"\{sign}": sign for sign in "{}$&#%_"}

@@ -31,8 +31,7 @@ def plan(suite: Keys, results: Store | None = None) -> list[Planned]:
         ConfigError: anything in the suite that cannot be used.
     """
     for label in suite.settings:
-        if label not in suite.optimizers and label not in registry.optimizers():
-            setting_of(suite, label)  # a label that is not selected must still make sense
+        setting_of(suite, label)  # a label that is not selected must make sense too
     rows = [(label, *setting_of(suite, label)) for label in suite.optimizers]
     # Traced once a row, as it takes longer than all else here and is the same on every workload.
     make = maker(suite.isolate)

@@ -232,7 +232,11 @@ def test_a_search_of_a_random_number_of_runs_costs_its_rule(searched):
 
 def test_what_cannot_be_compared_is_refused(searched):
     store = searched.done()
-    for by, budgets, word in (("epochs", (), "draws"), ("draws", (0.0,), "positive")):
+    for by, budgets, word in (
+        ("epochs", (), "draws"),
+        ("draws", (0.0,), "positive"),
+        ("draws", (math.inf,), "positive"),
+    ):
         with pytest.raises(ConfigError, match=word):
             ranked(store, by, budgets)
     with pytest.raises(ConfigError, match="delta"):
@@ -276,10 +280,13 @@ def test_ranks_are_tested_with_enough_workloads_only():
     assert "not tested" in ranking.verdict(scattered(statistics.ENOUGH - 1))
     many_levels = frame({"digits": {"a": 0.5, "b": 0.6}}, levels=range(1, 21))
     assert ranking.rank_test(many_levels) is None, "twenty budgets of one workload are one workload"
+    two, one = (frame({f"w{number}": scores for number in range(9)}) for scores in ({"a": 0.5, "b": 0.6}, {"a": 0.5}))
+    assert ranking.rank_test(two)[0] == pytest.approx(2 / 2**9, abs=0.002)
+    assert ranking.rank_test(one) is None
     p, critical = ranking.rank_test(scattered(9))
     assert p < 0.01
     assert critical == statistics.critical_difference(3, 9)
-    assert "Friedman's test over 9 workloads" in ranking.verdict(scattered(9))
+    assert f"Friedman's test over 9 workloads: p = {p:.2g}." in ranking.verdict(scattered(9))
 
 
 def bars(figure):
@@ -339,10 +346,18 @@ def test_a_method_without_a_finite_score_for_each_test_record_is_shown_and_never
     assert "dp_sgd: 7 of 1,200 test records without a finite score, which counts as diverged: not ranked." in text
 
 
-def test_a_curve_that_is_cut_where_outputs_are_not_finite_is_not_ranked_either(maker):
+def test_a_run_without_a_test_score_counts_as_one_that_failed(maker):
+    for seed in range(2):
+        maker.add("adadp", seed, 0.5, 0.7)
+        maker.add("dp_adam", seed, 0.5, math.nan if seed else 0.8)
+    assert ranked(maker.done())["failures"].to_dict() == {"adadp": 0, "dp_adam": 1}
+
+
+@pytest.mark.parametrize(("entry", "end"), [({"test_unscored": 3}, {}), ({}, {"test_unscored": 1})])
+def test_a_curve_that_is_cut_where_outputs_are_not_finite_or_before_is_not_ranked_either(maker, entry, end):
     """With one other method the block is shown all the same."""
     maker.add("adadp", 0, 0.5, 0.7, tested=400)
-    maker.add("dp_sgd", 0, 0.5, 0.9, entry={"test_unscored": 3}, tested=400)
+    maker.add("dp_sgd", 0, 0.5, 0.9, entry=entry, tested=400, **end)
     assert ranked(maker.done(), "draws", [50.0])["rank"].fillna(-1).to_dict() == {"adadp": 1, "dp_sgd": -1}
 
 

@@ -65,9 +65,18 @@ def test_two_scores_stand_in_columns_of_their_own(table):
     assert "Test accuracy and log-likelihood (nats): mean" in tables.as_table(both, "made").note
 
 
+def test_a_row_that_spends_its_target_but_for_rounding_is_compared(maker):
+    maker.add("adadp", 0, 0.5, 0.7)
+    cells = choosing.select(frames.load(store := maker.done(), "made").cells)
+    for target, is_reference in ((1.0, False), (1 - 1e-5, True)):
+        table = tables.comparison(store, cells.assign(epsilon_target=target * cells["epsilon"]))
+        assert table["is_reference"].tolist() == [is_reference]
+
+
 def test_nothing_printed_is_below_what_is_spent(table):
     for value in (0.99999, 1.0, 2.541, 7.8401, 21.7004, 123.4, 1e-3):
         assert value * (1 - 1e-9) <= float(tables.upper(value)) <= value * 1.011
+    assert (tables.upper(0.0), tables.upper(math.inf)) == ("0", "∞")
     for delta, printed in ((1e-5, "1.0e-05"), (6.1038e-6, "6.2e-06"), (9.97e-6, "1.0e-05")):
         assert f"δ = {printed}" in tables.as_table(table.assign(delta=delta), "made").note
 

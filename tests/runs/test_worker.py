@@ -246,7 +246,7 @@ def test_ten_thousand_cells_and_eight_workers_cost_a_look_for_each_cell_and_few_
     assert all(10_000 <= queue.looks <= 2.2 * 10_000 for queue in queues), [queue.looks for queue in queues]
 
 
-def test_further_cells_are_planned_by_whoever_finds_nothing(write_suite, store, monkeypatch):
+def test_further_cells_are_planned_by_whoever_finds_nothing(write_suite, store):
     suite = write_suite(overrides=["optimizers=[dp_sgd]", "seeds=0", "device=cpu", "widen=2"])
     planned = plan(suite)
     store.extend_suite(suite.name, manifest(suite, planned))
@@ -262,6 +262,17 @@ def test_further_cells_are_planned_by_whoever_finds_nothing(write_suite, store, 
     assert len(done) == len(again) > len(planned), "points beyond the grid were run too"
     assert all(message.run_id in of for message, of in zip(news, noted, strict=True) if message.kind == "begin")
     assert news[-1].kind == "bye"
+
+
+def test_a_worker_that_has_nothing_left_plans_at_once(write_suite, store, ends, monkeypatch):
+    """However long a plan takes, after which others wait for a while."""
+    suite = write_suite(overrides=["optimizers=[dp_sgd]", "device=cpu", "widen=1"])
+    first, *_ = planned = plan(suite)
+    assert len(planned) >= 4
+    monkeypatch.setattr(worker, "_IDLE", 1e9)
+    monkeypatch.setattr(worker, "plan", lambda suite, results: planned[: len(results.run_ids()) + 1])
+    news = told(suite, store, [first.cell])
+    assert [each.kind for each in news] == ["begin", "done"] * len(planned) + ["bye"]
 
 
 def test_a_stage_waits_for_what_another_worker_runs(write_suite, store, ends, monkeypatch):

@@ -72,6 +72,8 @@ def test_one_process_has_a_lease_and_gives_it_back(path):
         holder = leases.read(path)
         assert (holder.pid, holder.is_gone) == (os.getpid(), False)
         assert holder.age < 60
+        os.utime(path, (later := time.time() + 100, later))
+        assert leases.read(path).age == 0, "of a clock that is behind"
         assert str(holder) == f"process {os.getpid()} of {socket.gethostname()}"
     assert not path.exists()
     assert leases.read(path) is None

@@ -4,6 +4,7 @@ import json
 import lzma
 import shutil
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,7 @@ def mixed(tmp_path_factory):
 
 def test_the_same_is_read_of_both(mixed, tmp_path):
     store, published = Store(mixed / "results"), Store(mixed / "published")
+    assert published.archive("another") == ([], {}), "it is not there, and is asked for what it has before the others"
     assert {path.name for path in (mixed / "published" / "mixed").iterdir()} >= {
         "suite.json",
         manifests.RUNS,
@@ -119,6 +121,15 @@ def test_what_does_not_follow_is_a_finding_though_it_was_sealed_again(mixed, tmp
     assert any(word in line for line in lines), lines
 
 
+def greedy(content):
+    """An archive that asks for a dictionary of 4 GiB to be unpacked."""
+    content = bytearray(lzma.compress(lzma.decompress(content)))
+    end = 12 + 4 * (content[12] + 1)  # of the block's header, behind the stream's
+    content[content.index(b"\x21\x01", 12) + 2] = 40  # LZMA2, one byte of properties
+    content[end - 4 : end] = zlib.crc32(content[12 : end - 4]).to_bytes(4, "little")
+    return bytes(content)
+
+
 BROKEN = {
     "cut": lambda content: content[:-20],
     "empty": lambda content: b"",
@@ -126,6 +137,7 @@ BROKEN = {
     "longer": lambda content: content + content,
     "half a line": lambda content: lzma.compress(lzma.decompress(content)[:-3]),
     "a bomb": lambda content: lzma.compress(bytes(2**26 + 1)),
+    "a dictionary of gigabytes": greedy,
     "no entries": lambda content: manifests.pack([files.sealed({"entry": 3}), files.sealed({"run": 3})]),
     "deep": lambda content: manifests.pack([files.sealed({"entry": json.loads("[" * 900 + "]" * 900)})]),
 }
@@ -141,6 +153,17 @@ def test_a_broken_archive_is_one_error_that_names_it(mixed, tmp_path, kind):
         store.manifest("mixed")
     assert store.state("ab" + "0" * 14) == "pending"
     assert len(verify(Store(tmp_path)).findings) == 1
+
+
+def test_a_line_that_was_changed_is_named_by_its_number(mixed, tmp_path):
+    first, second, *rest = lzma.decompress((mixed / "published" / "mixed" / manifests.RUNS).read_bytes()).splitlines(
+        True
+    )
+    path = tmp_path / manifests.RUNS
+    for lines, number in (([b"?" + first[1:], second, *rest], 1), ([first, b"?" + second[1:], *rest], 2)):
+        path.write_bytes(lzma.compress(b"".join(lines)))
+        with pytest.raises(files.Damaged, match=rf"{manifests.RUNS}, line {number}\b"):
+            [*manifests.unpack(path)]
 
 
 def test_a_figure_that_a_suite_names_is_drawn_and_compared(mixed, tmp_path):

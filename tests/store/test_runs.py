@@ -42,13 +42,23 @@ def finished(store, run_id=RUN, **changes):
 def test_life_of_a_run(store):
     assert store.state(RUN) == "pending"
     store.begin(RUN, {"seed": 0})
-    assert store.state(RUN) == "interrupted"
+    assert (store.state(RUN), store.tries(RUN).count) == ("interrupted", 0)
     store.save_checkpoint(RUN, b"half")
     path = finished(store)
     assert store.state(RUN) == "done"
     assert store.record(RUN) == RECORD
     assert [entry["draw"] for entry in store.curve(RUN)] == [1, 2]
     assert list(store.folder(RUN).iterdir()) == [path]
+
+
+def test_whoever_runs_a_cell_is_named_with_the_part_that_is_done(store):
+    store.begin(RUN, {"epochs": 20.0})
+    with store.lease(RUN):
+        assert (store.holder(RUN).pid, store.holder(RUN).fraction) == (os.getpid(), 0)
+        for epoch, fraction in ((5.0, 0.25), (20.1, 1.0)):
+            store.append_curve(RUN, {"draw": 1, "epoch": epoch})
+            assert store.holder(RUN).fraction == fraction
+    assert store.holder(RUN) is None
 
 
 def test_a_failure_can_be_forgotten(store):
@@ -150,11 +160,12 @@ def test_a_half_written_line_ends_the_curve(store):
 def test_foreign_files_are_named(store):
     store.begin(RUN, {})
     (store.root / "runs" / "notes.txt").write_text("mine")
-    (store.root / "runs" / "ab" / "backup").mkdir()
-    named = " ".join(store.foreign())
-    assert len(store.foreign()) == 2
-    assert "notes.txt" in named
-    assert "backup" in named
+    names = ["backup", "ab" + "x" * 14, "cd" + "0" * 14, RUN + "0"]
+    for name in names:
+        (store.root / "runs" / "ab" / name).mkdir()
+    places = [*(store.root / "runs" / "ab" / name for name in names), store.root / "runs" / "notes.txt"]
+    assert store.foreign() == [f"{place}: not a run directory" for place in sorted(places)]
+    assert store.run_ids() == [RUN]
 
 
 PLANNED = {

@@ -43,6 +43,7 @@ BAD_OVERRIDES = [
     ("settings.dp_adam.grid.lr=[0.1,'0.10']", r"dp_adam\.grid\.lr: .* repeated"),
     ("settings.dp_adam.grid.lrr=[3]", "did you mean 'lr'"),
     ("settings.dp_adam.average=1", r"settings\.dp_adam\.average: 1.* \[0, 1\)"),
+    ("settings.disk.grd=3", "did you mean 'grid'"),
     ("settings.nobody.fields={}", r"quickstart\.settings: 'nobody' .* no label of the suite, .* known: adadp, "),
     ("settings.hyfreedp_wram.clip=3", r"settings: 'hyfreedp_wram' .* did you mean 'hyfreedp_warm'"),
     ("optimizers=[hyfreedp_wram]", r"optimizers: 'hyfreedp_wram' .* did you mean 'hyfreedp_warm'"),

@@ -258,7 +258,7 @@ def _tight(spent: tuple[Event, ...], delta: float, accountant: str) -> float | N
     ledger = Ledger()
     for rate, noise, count in spent:
         ledger.append(Draw(rate, (noise,)), count)
-    if not spent or any(noise == 0 for _, noise, _ in spent):
+    if not spent:
         return None
     try:
         second = accountants.epsilon(ledger, delta, accountant)
