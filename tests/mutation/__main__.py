@@ -106,7 +106,8 @@ class Tests:
     def of(self, mutant: Mutant, first: str = "") -> dict[str, float]:
         """Tests that call what is changed, and the seconds each takes.
 
-        `first` comes first, if it is there, then those of the file that has most of them; quick ones before others.
+        `first` comes first, if it is there, then those of the file that is named after the module or has most of them;
+        quick ones before others.
 
         What is outside of functions, or is called once for all tests, concerns all that call anything in the module.
         """
@@ -116,7 +117,8 @@ class Tests:
         if not chosen or _is_cached(self._tree, mutant):
             chosen = {t: seconds for t, (seconds, called) in known.items() if mutant.module in " ".join(called)}
         files = Counter(test.split("::")[0] for test in chosen)
-        nearest = max(files, key=files.__getitem__, default="")
+        named = f"/test_{Path(mutant.module).name}"
+        nearest = max(files, key=lambda file: (file.endswith(named), files[file]), default="")
         order = sorted(chosen, key=lambda test: (test != first, test.split("::")[0] != nearest, chosen[test]))
         return {test: chosen[test] for test in order}
 
