@@ -114,7 +114,7 @@ class Tests:
         known = {t: seen for name in self._files for t, seen in self._kept[name]["tests"].items()}
         place = f"{mutant.module} {mutant.function}"
         chosen = {t: seconds for t, (seconds, called) in known.items() if place in called}
-        if not chosen or _is_cached(self._tree, mutant):
+        if not chosen or _runs_once(self._tree, mutant):
             chosen = {t: seconds for t, (seconds, called) in known.items() if mutant.module in " ".join(called)}
         files = Counter(test.split("::")[0] for test in chosen)
         named = f"/test_{Path(mutant.module).name}"
@@ -123,11 +123,13 @@ class Tests:
         return {test: chosen[test] for test in order}
 
 
-def _is_cached(tree: Path, mutant: Mutant) -> bool:
-    body = ast.walk(ast.parse((tree / "dpopt" / mutant.module).read_text()))
+def _runs_once(tree: Path, mutant: Mutant) -> bool:
+    """True for the body of a class, and for a function that keeps its results: a single test is seen to call them."""
+    body = [*ast.walk(ast.parse((tree / "dpopt" / mutant.module).read_text()))]
     functions = [node for node in body if isinstance(node, ast.FunctionDef)]
-    decorated = [node for node in functions if any("cache" in ast.unparse(part) for part in node.decorator_list)]
-    return mutant.function.rpartition(".")[2] in {node.name for node in decorated}
+    kept = [node for node in functions if any("cache" in ast.unparse(part) for part in node.decorator_list)]
+    classes = [node for node in body if isinstance(node, ast.ClassDef)]
+    return mutant.function.rpartition(".")[2] in {node.name for node in (*kept, *classes)}
 
 
 def chosen(modules: Sequence[str], count: int, only: str) -> list[Mutant]:
