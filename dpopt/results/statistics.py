@@ -95,8 +95,8 @@ def crossed(values: _Array, comparisons: int = 1) -> _Difference:
     """Of differences on each test record, shape [seeds, records], to be expected of new seeds and new records.
 
     All seeds share the records: the difference of seed s on record i is mu + a_s + b_i + e_si, and its mean has the
-    variance A/S + B/n + E/(nS), estimated without bias by (MS_seeds + MS_records - MS_rest)/(nS), but not below what
-    the seeds alone say; degrees of freedom by Satterthwaite. Corrected for a number of `comparisons` (Bonferroni).
+    variance A/S + B/n + E/(nS), estimated by (E + (MS_seeds - E)+ + (MS_records - E)+)/(nS) with E = MS_rest, so that no
+    variance is below 0; degrees of freedom by Satterthwaite. Corrected for a number of `comparisons` (Bonferroni).
 
     Source: Scheffé, "The analysis of variance" 1959, sections 7.4 (two random effects) and 7.5.
     """
@@ -108,7 +108,7 @@ def crossed(values: _Array, comparisons: int = 1) -> _Difference:
     sums = [((part - mean) ** 2).sum() for part in (of_seed, of_record)]
     rest = ((values - of_seed - of_record + mean) ** 2).sum()
     squares = np.array([records * sums[0], seeds * sums[1], rest]) / free
-    total = max(squares[0] + squares[1] - squares[2], squares[0])
+    total = squares[2] + np.maximum(squares[:2] - squares[2], 0).sum()
     if total <= EQUAL**2:  # equal on all records and seeds but for the mean
         return _Difference(mean, mean, mean, 1.0 if abs(mean) <= EQUAL else 0.0)
     degrees, half = total**2 / (squares**2 / free).sum(), math.sqrt(total / values.size)

@@ -227,7 +227,7 @@ def over_seeds(differences, tasks):
 def crossed(differences, tasks):
     """The same for differences [seeds, records], with the error of both: the variance of the mean is
 
-    var(means of seeds)/S + var(means of records)/n - var(rest)/(nS), or the first term where that is more.
+    var(rest)/(nS), and what var(means of seeds)/S and var(means of records)/n are more than that.
     """
     (seeds, records), mean = differences.shape, differences.mean()
     if min(seeds, records) == 1:
@@ -237,7 +237,7 @@ def crossed(differences, tasks):
     free = np.array([seeds - 1, records - 1, (seeds - 1) * (records - 1)])
     both = (rest**2).sum() / free[2] / rest.size
     parts = np.array([of_seed.var(ddof=1) / seeds, of_record.var(ddof=1) / records, both])
-    variance = max(parts[0] + parts[1] - parts[2], parts[0])
+    variance = parts[2] + max(parts[0] - parts[2], 0) + max(parts[1] - parts[2], 0)
     if variance * rest.size <= EQUAL**2:
         return mean, mean, mean, float(abs(mean) <= EQUAL)
     degrees, error = variance**2 / (parts**2 / free).sum(), math.sqrt(variance)

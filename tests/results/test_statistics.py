@@ -139,6 +139,9 @@ def test_without_an_effect_of_records_the_interval_is_that_of_seeds():
     assert crossed(values, 3) == pytest.approx(difference(values[:, 0], 3))
     assert crossed(np.full((3, 8), 0.25))[1:] == (0.25, 0.25, 0.0)
     assert np.isnan(crossed(values[:1]).p)
+    by_luck = np.zeros((2, 360))  # both seeds have the same mean, of other records
+    by_luck[0, [0, 1]] = by_luck[1, [2, 3]] = 1
+    assert crossed(by_luck).p > 0.04
 
 
 def test_what_is_visible_is_where_the_test_decides():
