@@ -95,8 +95,8 @@ def crossed(values: _Array, comparisons: int = 1) -> _Difference:
     """Of differences on each test record, shape [seeds, records], to be expected of new seeds and new records.
 
     All seeds share the records: the difference of seed s on record i is mu + a_s + b_i + e_si, and its mean has the
-    variance A/S + B/n + E/(nS), estimated by (E + (MS_seeds - E)+ + (MS_records - E)+)/(nS) with E = MS_rest, so that no
-    variance is below 0; degrees of freedom by Satterthwaite. Corrected for a number of `comparisons` (Bonferroni).
+    variance A/S + B/n + E/(nS), estimated by (E + (MS_seeds - E)+ + (MS_records - E)+)/(nS) with E = MS_rest: no
+    variance is below 0. Degrees of freedom by Satterthwaite. Corrected for a number of `comparisons` (Bonferroni).
 
     Source: Scheffé, "The analysis of variance" 1959, sections 7.4 (two random effects) and 7.5.
     """
