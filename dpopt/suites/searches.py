@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -48,9 +48,9 @@ def setting_of(suite: Keys, label: str) -> tuple[Setting, Selection | None]:
     is_search = tuning in SEARCHED
     filled = {"name": name, "fields": {}} | ({"widen": suite.widen} if is_search else {}) | content
     filled |= {"tuning": tuning, "grid": grid if is_search else content.get("grid", {})}
-    filled["chosen_on"] = entry.chosen_on | content.get("chosen_on", {})
     filled["selection"] = {"rule": selection} if isinstance(selection, str) else selection
     setting = fields.build(Setting, filled, where)
+    setting = replace(setting, chosen_on=entry.chosen_on | setting.chosen_on)
     if setting.tuning == "self" and entry.grid:
         raise ConfigError(f"{where}.tuning", "self", f"{name} has learning rates to search: say grid, public or fixed")
     if setting.tuning == "public" and not setting.chosen_on:

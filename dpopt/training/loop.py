@@ -81,8 +81,9 @@ def observe(
         # Each steps on its own from the same releases, so a difference means that sums were of different models.
         raise RuntimeError(f"after {oracle.draws_taken} draws the processes have different parameters")
     entry: dict[str, Any] = {"draw": oracle.draws_taken, "epoch": oracle.draws_taken * oracle.rate}
-    # Only some optimizers adapt a learning rate or a bound; for the others the curve has none.
-    entry |= {name: float(getattr(state, name)) for name in ADAPTED if hasattr(state, name)}
+    # Only some optimizers adapt one learning rate or bound; for the others the curve has none.
+    adapted = {name: torch.as_tensor(getattr(state, name)) for name in ADAPTED if hasattr(state, name)}
+    entry |= {name: float(value) for name, value in adapted.items() if value.numel() == 1}
     model.eval()
     for name, split in splits.items():
         scores = evaluate(engine, state.theta, loss, metric, split, transform, score, batch, oracle.processes)
