@@ -56,7 +56,7 @@ class Sheet:
 
 def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
     """A block for each workload and number of epochs, whose title names what its seeds can show."""
-    blocks = [block for block in clip_batch.blocks(frame) if clip_batch.grids(block)]
+    blocks = [*clip_batch.blocks(frame)]
     if not blocks:
         return None
     targets, cap = sorted(frame["epsilon_target"].unique()), _cap(blocks)

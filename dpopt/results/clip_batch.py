@@ -118,13 +118,20 @@ def _middle(values: Collection[float]) -> float:
 def blocks(settings: pd.DataFrame) -> Iterator[pd.DataFrame]:
     """The rows of each workload and number of epochs of `Results.settings`, where C is `NO_CLIP` if there is none.
 
-    Methods of one setting are left out.
+    Methods of one setting are left out, and so are values of B and C that a method with several of them lacks: on a
+    finer grid a step costs less.
     """
-    settings = settings.assign(clip=settings["clip"].fillna(NO_CLIP))
+    settings = settings.assign(clip=settings["clip"].fillna(NO_CLIP)).reset_index(drop=True)
     for _, block in settings.groupby(BLOCK, sort=False):
-        counts = block.groupby("label")[["batch_size", "clip"]].nunique().max(axis="columns")
-        if len(kept := block[block["label"].map(counts) > 1]):
-            yield kept
+        counts = block.groupby("label")[["batch_size", "clip"]].transform("nunique")
+        block, counts = (frame[counts.max(axis="columns") > 1] for frame in (block, counts))
+        for column in counts:
+            several = block[column][counts[column] > 1].groupby(block["label"]).agg(set)
+            if len(several) and len(shared := set.intersection(*several)) > 1:
+                is_shared = block[column].isin(shared) | (counts[column] == 1)
+                block, counts = block[is_shared], counts[is_shared]
+        if grids(block):
+            yield block
 
 
 def grids(block: pd.DataFrame) -> dict[tuple[str, float], Grid]:

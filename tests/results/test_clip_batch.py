@@ -106,6 +106,20 @@ def test_the_fixed_pair_is_one_that_all_methods_have(both):
     assert grids["auto", 1.0].fixed == (128, NO_CLIP)
 
 
+def test_methods_are_compared_on_the_values_that_all_have():
+    """On a finer grid a step would cost less; a method without C takes none from the others."""
+    coarse = adam(clips=(0.1, 20.0)).query("batch_size != 128").assign(label="coarse")
+    (block,) = clip_batch.blocks(pd.concat([adam(), coarse, automatic()]))
+    values = block.groupby("label")[["batch_size", "clip"]].agg(lambda column: sorted(set(column))).T.to_dict()
+    assert values["adam"] == values["coarse"] == {"batch_size": [32, 512], "clip": [0.1, 20.0]}
+    assert values["auto"] == {"batch_size": [32, 512], "clip": [NO_CLIP]}
+
+
+def test_a_block_that_no_seed_has_whole_is_left_out(both):
+    seeds = both["seed"].where(both["clip"] != 20.0, both["seed"] + 9)
+    assert list(clip_batch.blocks(both[both["label"] == "adam"].assign(seed=seeds))) == []
+
+
 def test_seeds_that_lack_a_setting_are_left_out_and_runs_that_fail_are_the_worst():
     frame = adam()
     is_missing = (frame["seed"] == 2) & (frame["batch_size"] == 512) & (frame["clip"] == 20)
