@@ -30,9 +30,9 @@ def plan(suite: Keys, results: Store | None = None) -> list[Planned]:
     Raises:
         ConfigError: anything in the suite that cannot be used.
     """
-    for label in suite.settings:
-        setting_of(suite, label)  # a label that is not selected must make sense too
-    rows = [(label, *setting_of(suite, label)) for label in suite.optimizers]
+    # A row that is not selected must make sense too.
+    settings = {label: setting_of(suite, label) for label in dict.fromkeys((*suite.settings, *suite.optimizers))}
+    rows = [(label, *settings[label]) for label in suite.optimizers]
     # Traced once a row, as it takes longer than all else here and is the same on every workload.
     make = maker(suite.isolate)
     points = {label: gradients_per_draw(setting, make) for label, setting, _ in rows}

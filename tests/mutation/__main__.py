@@ -111,11 +111,11 @@ class Tests:
 
         What is outside of functions, or is called once for all tests, concerns all that call anything in the module.
         """
-        known = {t: seen for name in self._files for t, seen in self._kept[name]["tests"].items()}
+        every = {t: seen for name in self._files for t, seen in self._kept[name]["tests"].items()}
         place = f"{mutant.module} {mutant.function}"
-        chosen = {t: seconds for t, (seconds, called) in known.items() if place in called}
+        chosen = {t: seconds for t, (seconds, called) in every.items() if place in called}
         if not chosen or _runs_once(self._tree, mutant):
-            chosen = {t: seconds for t, (seconds, called) in known.items() if mutant.module in " ".join(called)}
+            chosen = {t: seconds for t, (seconds, called) in every.items() if mutant.module in " ".join(called)}
         files = Counter(test.split("::")[0] for test in chosen)
         named = f"/test_{Path(mutant.module).name}"
         nearest = max(files, key=lambda file: (file.endswith(named), files[file]), default="")
@@ -125,11 +125,10 @@ class Tests:
 
 def _runs_once(tree: Path, mutant: Mutant) -> bool:
     """True for the body of a class, and for a function that keeps its results: a single test is seen to call them."""
-    body = [*ast.walk(ast.parse((tree / "dpopt" / mutant.module).read_text()))]
-    functions = [node for node in body if isinstance(node, ast.FunctionDef)]
-    kept = [node for node in functions if any("cache" in ast.unparse(part) for part in node.decorator_list)]
-    classes = [node for node in body if isinstance(node, ast.ClassDef)]
-    return mutant.function.rpartition(".")[2] in {node.name for node in (*kept, *classes)}
+    name, body = mutant.function.rpartition(".")[2], ast.walk(ast.parse((tree / "dpopt" / mutant.module).read_text()))
+    places = [node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name]
+    decorators = [ast.unparse(part) for place in places for part in place.decorator_list]
+    return any(isinstance(place, ast.ClassDef) for place in places) or any("cache" in each for each in decorators)
 
 
 def chosen(modules: Sequence[str], count: int, only: str) -> list[Mutant]:

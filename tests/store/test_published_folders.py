@@ -44,7 +44,7 @@ def mixed(tmp_path_factory):
 
 def test_the_same_is_read_of_both(mixed, tmp_path):
     store, published = Store(mixed / "results"), Store(mixed / "published")
-    assert published.archive("another") == ([], {}), "it is not there, and is asked for what it has before the others"
+    assert published.archive("another") == ([], {}), "a suite without an archive, asked for first"
     assert {path.name for path in (mixed / "published" / "mixed").iterdir()} >= {
         "suite.json",
         manifests.RUNS,
@@ -156,10 +156,8 @@ def test_a_broken_archive_is_one_error_that_names_it(mixed, tmp_path, kind):
 
 
 def test_a_line_that_was_changed_is_named_by_its_number(mixed, tmp_path):
-    first, second, *rest = lzma.decompress((mixed / "published" / "mixed" / manifests.RUNS).read_bytes()).splitlines(
-        True
-    )
-    path = tmp_path / manifests.RUNS
+    path, archive = tmp_path / manifests.RUNS, mixed / "published" / "mixed" / manifests.RUNS
+    first, second, *rest = lzma.decompress(archive.read_bytes()).splitlines(keepends=True)
     for lines, number in (([b"?" + first[1:], second, *rest], 1), ([first, b"?" + second[1:], *rest], 2)):
         path.write_bytes(lzma.compress(b"".join(lines)))
         with pytest.raises(files.Damaged, match=rf"{manifests.RUNS}, line {number}\b"):
