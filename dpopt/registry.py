@@ -185,7 +185,7 @@ def _value(value: Any) -> Any:
         target = f"{type(value).__module__}:{type(value).__qualname__}"
         name = next((n for n, e in entries("optimizer").items() if e.target == target), target)
         skipped = ("lr", "clip")  # the outer optimizer's
-        revised = getattr(type(value), "revision", 1)
+        revised = getattr(value, "revision", 1)
         # Left out where it is the first: run ids are hashes of this, and older ones were made without it.
         revision = {"revision": revised} if revised != 1 else {}
         return {"name": name} | revision | {key: v for key, v in _plain(value).items() if key not in skipped}

@@ -16,13 +16,15 @@ BELOW = 1000
 PANEL = ["workload", "label"]
 
 
-def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
+def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
     """A panel has one C, B and number of epochs, and each ε its best η; dots are the bound C*, by Theorem 5.2.
 
     Had each ε the C and B that validate best for it, the panel would show what B does to norms, and not what ε does.
     """
     frame = frame.assign(clip=frame["clip"].fillna(NO_CLIP))
     frame = pd.concat([_at_one_setting(rows) for _, rows in frame.groupby(PANEL)])
+    if frame.empty:
+        return None
     figure, panels = workload_panels(frame, 3.2, 2.6, by=PANEL)
     for panel, rows in panels:
         for target, colour, line in by_epsilon(rows):
@@ -45,7 +47,8 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
 
 
 def _at_one_setting(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the most epochs, and of the C and B to begin with (`clip_batch.fixed_pair`)."""
-    rows = rows[rows["epochs"] == rows["epochs"].max()]
+    """The rows of the most epochs that all ε have, and of the C and B to begin with (`clip_batch.fixed_pair`)."""
+    shared = set.intersection(*(set(of_target["epochs"]) for _, of_target in rows.groupby("epsilon_target")))
+    rows = rows[rows["epochs"] == max(shared or rows["epochs"])]
     size, clip = fixed_pair(rows)
     return rows[(rows["batch_size"] == size) & (rows["clip"] == clip)]

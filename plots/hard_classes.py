@@ -40,6 +40,8 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
                 text = f"{mean:+.0f}".replace("-", "−")
                 panel.annotate(text, **place, textcoords="offset points", ha="center", size=8, color=colour)
         panel.axhline(0, color=GREY, lw=0.8)
+        if left_out := rows["left_out"].max():
+            panel.set_title(f"{panel.get_title()}\n({left_out} of seeds × ε × epochs left out)")
         panel.set_ylim(-FAR, FAR)
         panel.set_ylabel(f"change of test accuracy\nfrom C = {rows['reference'].iloc[0]:g} (points)")
         run_axis(panel, rows["clip"], "clipping bound C")

@@ -26,7 +26,8 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
     if shown.empty:
         return None
     figure, axes = panels(shown, 3.8, 3.6, sharey="row")
-    name = f"learning rate (at least {LEAST:g})" if (shown["eta"] < LEAST).any() else "learning rate"
+    name = f"learning rate (at least {LEAST:g})" if shown["eta"].between(0, LEAST, "left").any() else "learning rate"
+    name += "\n(gaps: negative)" if (shown["eta"] < 0).any() else ""
     for place, panel in axes.items():
         rows = shown[(shown["workload"] == place[0]) & (shown["epsilon_target"] == place[1])]
         for label, style, runs in by_label(rows, styles):
@@ -54,4 +55,4 @@ def _rates(run: pd.DataFrame) -> pd.Series:
     rates, start = pd.Series(run["eta"].to_numpy(), index=run["draw"]), run["lr"].iloc[0]
     if pd.notna(start) and ((rates == start).any() or rates.nunique() > 1):
         rates = pd.concat([pd.Series({0: start}), rates])
-    return rates.clip(lower=LEAST)
+    return rates.where(rates >= 0).clip(lower=LEAST)

@@ -51,11 +51,13 @@ class Grid(NamedTuple):
         tests: test scores as they are shown (accuracies in percent); the worst one in place of one that is not finite.
         validations: scores that settings are chosen by; -inf for a run that has diverged.
         fixed: the fixed pair; None where the method was not run with it.
+        factor: 100 where the scores are percentages, see `scores.Shown`.
     """
 
     tests: pd.DataFrame
     validations: pd.DataFrame
     fixed: tuple[float, float] | None
+    factor: float
 
     @property
     def chosen(self) -> tuple[float, float] | None:
@@ -139,7 +141,8 @@ def grids(block: pd.DataFrame) -> dict[tuple[str, float], Grid]:
     size, clip = fixed_pair(block)
     of_methods = {}
     for place, rows in block.groupby(["label", "epsilon_target"]):
-        tests = shown(rows["score"].iloc[0]).factor * rows["test_score"].where(np.isfinite(rows["test_score"]))
+        factor = shown(rows["score"].iloc[0]).factor
+        tests = factor * rows["test_score"].where(np.isfinite(rows["test_score"]))
         rows = rows.assign(test_score=tests.fillna(tests.min()))
         table = rows.pivot(index=["batch_size", "clip"], columns="seed", values=["test_score", "selected_by"])
         whole = table["test_score"].dropna(axis="columns").columns
@@ -147,28 +150,33 @@ def grids(block: pd.DataFrame) -> dict[tuple[str, float], Grid]:
         pair = size, clips[0] if len(clips) == 1 else clip
         if len(whole):
             scores = (table[name][whole] for name in ("test_score", "selected_by"))
-            of_methods[place] = Grid(*scores, pair if pair in table.index else None)
+            of_methods[place] = Grid(*scores, pair if pair in table.index else None, factor)
     return of_methods
 
 
 def needs(of_methods: Mapping[tuple[str, float], Grid]) -> pd.DataFrame:
     """The score that a step in C and a step in B cost together, mean over epsilons: rows are seeds, columns labels.
 
-    A method without C pays for B alone. NaN where a method lacks one of the epsilons.
+    A method without C pays for B alone. NaN where a method lacks one of the epsilons, or was run with one C or one B.
     """
-    costs = {}
-    for place, grid in of_methods.items():
-        parts = [lost for part in PARTS if (lost := grid.lost(part)) is not None]
-        costs[place] = sum(parts[1:], parts[0]) if parts else pd.Series(math.nan, grid.tests.columns)
-    table = pd.DataFrame(costs).stack(level=0, future_stack=True)
+    table = pd.DataFrame({place: _cost(grid) for place, grid in of_methods.items()}).stack(level=0, future_stack=True)
     return table.mean(axis="columns", skipna=False).unstack()
+
+
+def _cost(grid: Grid) -> pd.Series:
+    parts = ("B",) if NO_CLIP in grid.tests.index.unique("clip") else ("C", "B")
+    lost = [grid.lost(part) for part in parts]
+    return pd.Series(math.nan, grid.tests.columns) if any(each is None for each in lost) else sum(lost[1:], lost[0])
 
 
 def failing(of_methods: Mapping[tuple[str, float], Grid]) -> set[str]:
     """The labels whose chosen settings are on average over epsilon more than 20 points behind those of the best method.
 
-    A method that has chance accuracy for every C and B would else be the one that needs them least.
+    A method that has chance accuracy for every C and B would else be the one that needs them least. None where the
+    score is no accuracy.
     """
+    if any(grid.factor != 100 for grid in of_methods.values()):
+        return set()
     scores = pd.Series(
         {
             place: grid.tests.loc[chosen].mean() if (chosen := grid.chosen) else -math.inf

@@ -17,6 +17,7 @@ from dpopt.files import Damaged
 from dpopt.privacy.selection import selection_rule
 from dpopt.results import pricing
 from dpopt.results.naming import row_names, workload_names
+from dpopt.store.bits import unpacked
 from dpopt.store.manifests import searches
 from dpopt.store.runs import RESULTS, Store, released_score
 
@@ -24,6 +25,8 @@ GROUP = ["workload", "label", "epsilon_target", "batch_size", "epochs", "clip"]
 """A table row; its seeds are replicates. `clip` is NaN where there is no bound: group with `dropna=False`."""
 SWEPT = ["batch_size", "epochs", "clip"]
 """The keys that a suite may vary beside methods, workloads and epsilon."""
+UNSAID = ""
+"""Stands for constants that a manifest of an older version does not tell."""
 _REPLICATE = [*GROUP, "seed", "score"]
 
 
@@ -93,7 +96,7 @@ def load(store: Store, suite: str, part: Mapping[str, Sequence[Any]] | None = No
             "label": label,
             "tuning": entry["tuning"],
             "tuned": json.dumps(entry["tuned"], sort_keys=True),
-            "chosen_on": json.dumps(entry.get("chosen_on", {})),
+            "chosen_on": json.dumps(entry["chosen_on"]) if "chosen_on" in entry else UNSAID,
             "workload": workload,
             "optimizer": cell["optimizer"]["name"],
             # Of another step size `lr` is only a factor, as in Prodigy, which finds its own.
@@ -188,6 +191,8 @@ def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:
         origin = {key: record["provenance"].get(key) for key in ("commit", "dirty", "device", "cpu", "python")}
         versions = record["provenance"].get("versions", {})
         origin |= {f"version_{name}": value for name, value in versions.items()}
+        if "right" in record:
+            unpacked(record["right"], record["tested"])
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise Damaged(f"{place}: {type(error).__name__} {error}") from error
     if not math.isclose(numbers["epsilon"], spent, rel_tol=1e-6):

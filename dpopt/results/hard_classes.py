@@ -26,8 +26,9 @@ def changes(scores: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         One row for each workload, label, `group` and `clip`: `mean` over seeds of the mean over epsilon and epochs,
-        `low` and `high` (95 % interval over seeds), `seeds`, and `reference`, the smallest C. Empty without methods of
-        both kinds.
+        `low` and `high` (95 % interval over seeds), `seeds`, and `reference`, the smallest C; `left_out`, the number of
+        combinations of seed, epsilon and epochs where a run at some C has no scores of classes. Empty without methods
+        of both kinds.
     """
     if scores.empty:
         return scores
@@ -43,10 +44,12 @@ def changes(scores: pd.DataFrame) -> pd.DataFrame:
             index=[*_CONDITION, "clip"], columns="label_of_class", values="accuracy"
         )
         for group, classes in groups(ranking).items():
-            by_clip = of_classes[classes].mean(axis="columns").unstack("clip").dropna()
+            every = of_classes[classes].mean(axis="columns").unstack("clip")
+            by_clip = every.dropna()
             by_seed = by_clip.sub(by_clip[by_clip.columns.min()], axis="index").groupby("seed").mean()
             for clip in by_seed if len(by_seed) else ():
                 numbers = statistics.difference(by_seed[clip].to_numpy())._asdict()
                 place = {"workload": workload, "label": label, "group": group, "clip": clip}
-                rows.append(place | numbers | {"seeds": len(by_seed), "reference": by_clip.columns.min()})
+                counts = {"seeds": len(by_seed), "left_out": len(every) - len(by_clip)}
+                rows.append(place | numbers | counts | {"reference": by_clip.columns.min()})
     return pd.DataFrame(rows)

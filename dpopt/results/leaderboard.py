@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from dpopt.errors import ConfigError
 from dpopt.results import choosing, figures, ranking, statistics, tables
 from dpopt.results.choosing import Row
 from dpopt.results.drawing import styles_of
+from dpopt.results.frames import UNSAID
 from dpopt.results.naming import readable_names, workload_names
 from dpopt.results.ranking import BLOCK, reached
 from dpopt.results.report.sheet import inline, sheet
@@ -26,7 +27,7 @@ from dpopt.store.runs import Store
 
 SELF, PUBLIC, CHARGED, FREE = "self-tuned", "public constant", "searched, charged", "not charged"
 """The tracks; methods of the last are for reference and have no rank."""
-_KNOWN = "\N{DEGREE SIGN}"
+_CHOSEN_ON = "\N{DEGREE SIGN}"
 """Marks the score of a method on a task that one of its constants was chosen on."""
 _NOTE = (
     "Rank: the average over workloads of a method's ranks at equal total ε, all runs of its search included, with a "
@@ -41,7 +42,7 @@ _CAPTION = "Average ranks and their critical difference."
 _SCORES_NOTE = (
     "Test scores: mean ± standard deviation over seeds. Bold: methods that may be the best of the task, at 95 % "
     "confidence, on this test split (paired t tests over seeds, corrected for their number); italics: for reference. "
-    f"{_KNOWN}: a constant of the method was chosen on this task."
+    f"{_CHOSEN_ON}: a constant of the method was chosen on this task."
 )
 
 
@@ -64,20 +65,24 @@ class Leaderboard:
         return self.suites[0].store
 
     @cached_property
-    def cells(self) -> pd.DataFrame:
+    def _every(self) -> pd.DataFrame:
         """The private cells of all suites, their workloads named alike."""
         suites = [replace(results, store=self.store) for results in self.suites]  # which reads each of them once
         specs = [[entry["cell"]["workload"] for entry in self.store.manifest(each.suite)["cells"]] for each in suites]
         names = readable_names([spec for of_suite in specs for spec in of_suite])
-        parts, seen = [], set[tuple[str, str]]()
-        for results, of_suite in zip(suites, specs, strict=True):
+        parts = []
+        for number, (results, of_suite) in enumerate(zip(suites, specs, strict=True)):
             titles = {name: names[key] for key, name in workload_names(of_suite).items()}
-            cells = results.cells.assign(workload=results.cells["workload"].map(titles))
-            places = list(zip(cells["workload"], cells["label"], strict=True))
-            parts.append(cells[[place not in seen for place in places]])
-            seen |= set(places)
+            workloads = results.cells["workload"].map(titles)
+            parts.append(results.cells.assign(workload=workloads, number=number))
         cells = pd.concat(parts, ignore_index=True)
         return cells[cells["epsilon_target"] < math.inf]
+
+    @cached_property
+    def cells(self) -> pd.DataFrame:
+        """Of methods that several suites have on one workload, the cells of the first suite."""
+        every = self._every
+        return every[every["number"] == every.groupby(["workload", "label"])["number"].transform("min")]
 
     @cached_property
     def scores(self) -> pd.DataFrame:
@@ -97,17 +102,18 @@ class Leaderboard:
     @cached_property
     def chosen_on(self) -> dict[str, dict[str, list[str]]]:
         """The constants of each method that were chosen on data, each with the tasks that it was chosen on."""
-        constants: dict[str, dict[str, list[str]]] = {str(label): {} for label in self.cells["label"].unique()}
+        constants: dict[str, dict[str, list[str]]] = {str(label): {} for label in self._every["label"].unique()}
         # One suite may say less than another, such as one that was run before a constant was chosen again.
-        for label, text in self.cells[["label", "chosen_on"]].drop_duplicates().itertuples(index=False):
-            for constant, tasks in json.loads(text).items():
+        for label, text in self._every[["label", "chosen_on"]].drop_duplicates().itertuples(index=False):
+            for constant, tasks in json.loads(text or "{}").items():
                 before = constants[label].get(constant, [])
                 constants[label][constant] = list(dict.fromkeys([*before, *tasks]))
         return constants
 
-    def is_known(self, label: str, workload: str) -> bool:
-        """True if a constant of a method was chosen on a task."""
-        return any(workload in tasks for tasks in self.chosen_on[label].values())
+    def is_chosen_on(self, workload: str, label: str) -> bool:
+        """True if a constant of a method was chosen on a task, with these or other fields, such as records held out."""
+        tasks = [task for of_constant in self.chosen_on[label].values() for task in of_constant]
+        return any(workload == task or workload.startswith(f"{task}, ") for task in tasks)
 
     @cached_property
     def ranked(self) -> pd.DataFrame:
@@ -139,15 +145,17 @@ class Leaderboard:
         frame = frame.join(self._averages())
         # Both ranks are of the same methods: one that lacks a task has neither, and keeps no task from the second.
         rows = self.blocks if self.blocks.empty else ranking.everywhere(self.blocks)
-        labels = [] if rows.empty else rows["label"].unique()
-        known = [
-            name for name in self.cells["workload"].unique() if any(self.is_known(label, name) for label in labels)
-        ]
         parts = {by: ranking.ranking(reached(self.store, self.ranked, by)) for by in ("draws", "gradients")}
-        parts["unseen"] = rows if rows.empty else rows[~rows["workload"].isin(known)]
+        parts["unseen"] = rows if rows.empty else rows[rows["workload"].isin(self._unseen(rows["label"].unique()))]
         for by, blocks in parts.items():
             frame[by] = math.nan if blocks.empty else ranking.average_ranks(blocks).set_index("label")["rank"]
         return frame.sort_values("rank", kind="stable").reset_index()
+
+    def _unseen(self, labels: Collection[str]) -> list[str]:
+        """The workloads that no constant of the methods was chosen on; none where a suite does not say."""
+        of_methods = self._every[self._every["label"].isin(labels)]
+        workloads = [] if (of_methods["chosen_on"] == UNSAID).any() else self.cells["workload"].unique()
+        return [name for name in workloads if not any(self.is_chosen_on(name, label) for label in labels)]
 
     def _averages(self) -> pd.DataFrame:
         rows = pd.DataFrame() if self.blocks.empty else ranking.everywhere(self.blocks)
@@ -209,7 +217,7 @@ class Leaderboard:
         def score_of(workload: str, label: str) -> str:
             row = of.get((label, workload))
             text = shown(row["score"]).text(row["mean"], row["std"]) if row else ""
-            return text + _KNOWN * (text != "" and self.is_known(label, workload))
+            return text + _CHOSEN_ON * (text != "" and self.is_chosen_on(workload, label))
 
         methods = self.ranks[self.ranks["label"].isin(rows["label"])]
         columns, bold, italic = [Column("method", "label")], set(), {*marks(methods["track"] == FREE, ["method"])}

@@ -102,11 +102,14 @@ def readable_names(specs: list[dict[str, Any]]) -> dict[str, str]:
             # Patch size and checkpoint of a pretrained model make a title too long for its panel.
             model = f"{spelled(re.split(r'_patch|[.]', model)[0])} {spelled(subset)}".strip()
             short[key] = f"{model}, {spelled(spec['data'])}"
-    names = {}
-    for key, name in short.items():
-        spec, alike = distinct[key], [distinct[other] for other in short if short[other] == name]
+
+    def named(key: str, without: Collection[str] = ()) -> str:
+        spec, alike = distinct[key], [distinct[other] for other in short if short[other] == short[key]]
         differing = [field for field, value in spec.items() if any(other.get(field) != value for other in alike)]
-        if differing != ["revision"]:
-            differing = [field for field in differing if field != "revision" and spec[field] is not None]
-        names[key] = ", ".join([name, *(f"{field} {spec[field]}" for field in differing)])
-    return names
+        fields = [f"{field} {spec[field]}" for field in differing if field not in without and spec[field] is not None]
+        return ", ".join([short[key], *fields])
+
+    # The revision is part of a name only where nothing else tells two workloads apart.
+    names = {key: named(key, {"revision"}) for key in distinct}
+    shared = Counter(names.values())
+    return {key: name if shared[name] == 1 else named(key) for key, name in names.items()}

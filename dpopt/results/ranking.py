@@ -36,6 +36,8 @@ BLOCK = ["workload", "epsilon", "budget"]
 _UNSCORED = ["test_unscored", "tested"]
 _ENTRY = ["by", *BLOCK, "label", "seed", "tuning", "runs", "score", "test", "failed", *_UNSCORED, "spent", "right"]
 # A method that a budget lets reach nothing has these.
+_FEWEST = 3
+"""Seeds from which their variance is told from that of records; of two it has one degree of freedom."""
 _EMPTY = dict.fromkeys(("mean", "std", "difference", "low", "high", "p"), math.nan) | {"is_best": False}
 
 _RULES = {
@@ -64,10 +66,10 @@ _NOTE = (
 )
 _AGAINST = (
     "Scores minus those of {baseline}, paired by seed and averaged over the budgets of a workload. The interval is "
-    "for new seeds and new test records, by a model with both as random effects, where all runs hold which test "
-    "records are right; else (‡) it is Student's over seeds, on this test split. Intervals and p are corrected for "
-    "the number of workloads of a row (Bonferroni), so that a row as a whole is right at 95 %. Bold: told apart. "
-    "Better, worse: on how many workloads. Replicates that failed count as the worst score of their block; a workload"
+    "for new seeds and new test records, by a model with both as random effects, where all runs, of three "
+    "seeds and more, hold which test records are right; else (‡) it is Student's over seeds, on this test split. "
+    "Intervals and p are corrected for the number of workloads of a row (Bonferroni), so that a row as a whole is right "
+    "at 95 %. Bold: told apart. Better, worse: on how many workloads. Replicates that failed count as the worst score of their block; a workload"
     " where a budget lets either method reach nothing is left out."
 )
 
@@ -434,17 +436,17 @@ def against(entries: pd.DataFrame, baseline: str) -> pd.DataFrame:
             differences = (means[label] - means[baseline]).dropna()
             if len(differences):
                 place = {"label": label, "workload": workload, "score": score[0], "blocks": len(blocks)}
-                by_record = _by_record(of_workload, differences.index, label, baseline)
-                pairs.append(place | {"seeds": len(differences), "of": differences.to_numpy(), "by_record": by_record})
+                pairs.append(place | {"seeds": len(differences), "differences": differences, "entries": of_workload})
     if not pairs:
         reason = "there is no workload on which it and another row have scores at every budget"
         raise ConfigError("against", baseline, reason)
     counts = Counter(row["label"] for row in pairs)
     rows = []
     for row in sorted(pairs, key=lambda row: labels.index(row["label"])):
-        of, by_record, comparisons = row.pop("of"), row.pop("by_record"), counts[row["label"]]
+        differences, comparisons = row.pop("differences"), counts[row["label"]]
+        by_record = _by_record(row.pop("entries"), differences.index, row["label"], baseline)
         if by_record is None:
-            row["records"], distance = math.nan, statistics.difference(of, comparisons)
+            row["records"], distance = math.nan, statistics.difference(differences.to_numpy(), comparisons)
         else:
             row["records"], distance = by_record.shape[1], statistics.crossed(by_record, comparisons)
         is_shown = distance.p < 1 - statistics.CONFIDENCE
@@ -454,14 +456,16 @@ def against(entries: pd.DataFrame, baseline: str) -> pd.DataFrame:
 
 def _by_record(entries: pd.DataFrame, seeds: pd.Index, label: str, baseline: str) -> NDArray[np.float64] | None:
     """The differences on each test record, shape [seeds, records], averaged over blocks; None where a run lacks it."""
+    if len(seeds) < _FEWEST:
+        return None
     means = []
     for method in (label, baseline):
         runs = entries[(entries["label"] == method) & entries["seed"].isin(seeds)].sort_values("seed", kind="stable")
         if runs["failed"].any() or not runs["right"].map(lambda text: isinstance(text, str)).all():
             return None
-        rows = [unpacked(*pair) for pair in zip(runs["right"], runs["tested"].astype(int), strict=True)]
-        if len({len(row) for row in rows}) > 1:
+        if runs["tested"].nunique() > 1:
             return None
+        rows = [unpacked(*pair) for pair in zip(runs["right"], runs["tested"].astype(int), strict=True)]
         means.append(np.array(rows).reshape(len(seeds), -1, len(rows[0])).mean(axis=1))
     return means[0] - means[1]
 

@@ -50,7 +50,9 @@ def setting_of(suite: Keys, label: str) -> tuple[Setting, Selection | None]:
     filled |= {"tuning": tuning, "grid": grid if is_search else content.get("grid", {})}
     filled["selection"] = {"rule": selection} if isinstance(selection, str) else selection
     setting = fields.build(Setting, filled, where)
-    setting = replace(setting, chosen_on=entry.chosen_on | setting.chosen_on)
+    # A constant begins with the name of its field; a row that sets the field has another constant.
+    presets = {key: tasks for key, tasks in entry.chosen_on.items() if key.split()[0] not in setting.fields}
+    setting = replace(setting, chosen_on=presets | setting.chosen_on)
     if setting.tuning == "self" and entry.grid:
         raise ConfigError(f"{where}.tuning", "self", f"{name} has learning rates to search: say grid, public or fixed")
     if setting.tuning == "public" and not setting.chosen_on:
@@ -174,7 +176,7 @@ class Planned:
         entry = {"run_id": self.cell.run_id, "label": self.label, "tuning": self.tuning, "tuned": self.tuned}
         stage = {"stage": self.stage, "target": self.target} if self.stage else {}
         further = {"widen": self.widen, "widened": self.is_widened, "search_id": self.search_id}
-        further = {key: value for key, value in (further | {"chosen_on": self.chosen_on}).items() if value}
+        further = {"chosen_on": self.chosen_on} | {key: value for key, value in further.items() if value}
         return entry | stage | further | {"gradients_per_draw": self.gradients_per_draw, "cell": self.cell.content()}
 
 

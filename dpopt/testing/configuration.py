@@ -22,7 +22,7 @@ def is_frozen_configuration(optimizer: Optimizer) -> None:
     copy = dataclasses.replace(optimizer)  # type: ignore[type-var]
     assert copy == optimizer, "a copy is not equal"
     assert hash(copy) == hash(optimizer), "not frozen, so it has no stable hash"
-    revision = getattr(type(optimizer), "revision", None)
+    revision = getattr(optimizer, "revision", None)
     assert isinstance(revision, int), f"`revision` is {revision!r}: a result could not tell which rule it is of"
 
 
