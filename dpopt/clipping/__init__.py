@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from dpopt.clipping.bookkeeping import BookkeepingEngine
-from dpopt.clipping.flat import Clipped, ClippingEngine, Delegate, FlatModel, WeightedPoints, as_written
+from dpopt.clipping.flat import AsWritten, Clipped, ClippingEngine, Delegate, FlatModel, WeightedPoints
 from dpopt.clipping.layers import refuse_unsafe, replacements
 from dpopt.clipping.losses import Loss, by_record, check_loss
 from dpopt.clipping.mixing import Unsupported
@@ -95,7 +95,7 @@ class _Choice(Delegate):
 
     def _choose(self, x: Tensor, y: Tensor) -> tuple[FlatModel, bool]:
         refusals: dict[str, Unsupported] = {}
-        with as_written():
+        with AsWritten():
             check_loss(self._engines[0].model, self._engines[0].loss, x, y, self._batch)
         replacement = replacements(self._engines[0].model)
         for engine in self._engines:

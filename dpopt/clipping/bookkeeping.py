@@ -23,10 +23,10 @@ from dpopt.clipping import layers
 from dpopt.clipping.factors import Dense, Factor, merged, squared_norm
 from dpopt.clipping.flat import (
     FlatModel,
+    FullPrecision,
     PerExample,
     WeightedPoints,
     free_memory,
-    full_precision,
     must_be_sanitized,
 )
 from dpopt.clipping.losses import Loss
@@ -71,13 +71,14 @@ class BookkeepingEngine(FlatModel):
         # One forward and one backward pass a point. The factors of a parameter add up to its weighted gradients.
         losses: list[Tensor] = []
         factors: list[list[Factor]] = [[] for _ in self._parameters]
+        precise = FullPrecision(x.device)
         for (weight, theta), _ in zip(points, same_randomness(x.device), strict=False):
             with self.at(theta):
-                losses.append(self._backward(weight, x, y, factors))
+                losses.append(self._backward(weight, x, y, factors, precise))
         factors = [merged(group) for group in factors]
 
         # The squared norm over all parameters is the sum of theirs; a parameter that nothing uses has none.
-        with full_precision(x.device):
+        with precise:
             parts = [None] * len(factors) if scale is None else self.split(scale)
             squares = [squared_norm(group, part) for group, part in zip(factors, parts, strict=True) if group]
         norms = torch.stack(squares).sum(0).sqrt() if squares else torch.zeros_like(losses[0])
@@ -85,7 +86,7 @@ class BookkeepingEngine(FlatModel):
         def weighted_sum(weights: Tensor) -> Vector:
             keep = norms.isfinite() if must_be_sanitized(norms) else None
             total = torch.empty(self.dimension, dtype=weights.dtype, device=weights.device)
-            with full_precision(total.device):
+            with precise:
                 for group, out in zip(factors, self.split(total), strict=True):
                     for position, factor in enumerate(group):
                         # One at a time: copies of all factors together would double the memory of a step.
@@ -97,12 +98,14 @@ class BookkeepingEngine(FlatModel):
 
         return PerExample(torch.stack(losses), norms, weighted_sum)
 
-    def _backward(self, weight: Number, x: Tensor, y: Tensor, factors: list[list[Factor]]) -> Tensor:
+    def _backward(
+        self, weight: Number, x: Tensor, y: Tensor, factors: list[list[Factor]], precise: FullPrecision
+    ) -> Tensor:
         waiting: list[tuple[_Use, Tensor]] = []
 
         def receive(use: _Use, gradient: Tensor) -> None:
             if layers.handler(use.module):
-                self._add(factors, use, gradient, weight, len(x))
+                self._add(factors, use, gradient, weight, len(x), precise)
             else:
                 # It needs a backward pass of its own, which cannot begin within this one.
                 waiting.append((use, gradient))
@@ -118,11 +121,19 @@ class BookkeepingEngine(FlatModel):
                 gradients = torch.autograd.grad(losses.sum(), edges, allow_unused=True)
                 waiting += [(use, g) for use, g in zip(uses, gradients, strict=True) if use and g is not None]
         for use, gradient in waiting:
-            self._add(factors, use, gradient, weight, len(x))
+            self._add(factors, use, gradient, weight, len(x), precise)
         return losses.detach()
 
     @torch.no_grad()
-    def _add(self, factors: list[list[Factor]], use: _Use, gradient: Tensor, weight: Number, examples: int) -> None:
+    def _add(
+        self,
+        factors: list[list[Factor]],
+        use: _Use,
+        gradient: Tensor,
+        weight: Number,
+        examples: int,
+        precise: FullPrecision,
+    ) -> None:
         module, names, kind = use.module, use.names, type(use.module).__name__
         if tuple(_version(x) for x in use.inputs) != use.versions:
             raise Unsupported(f"an input of {kind} was changed in place after its use")
@@ -133,7 +144,7 @@ class BookkeepingEngine(FlatModel):
             gradient = gradient * weight
         inputs = tuple(x.to(gradient) if isinstance(x, Tensor) and x.is_floating_point() else x for x in use.inputs)
         handler = layers.handler(module)
-        with full_precision(gradient.device):
+        with precise:
             if handler:
                 each = handler(module, names, inputs[0] if inputs else gradient, gradient, examples)
             elif not inputs:  # a bare parameter that was expanded over the batch

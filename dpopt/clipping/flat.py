@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -25,8 +26,6 @@ _COMPARED = 3
 """Records of a batch whose gradients are compared with autograd's."""
 _GROSS = 0.05
 """The largest relative error there, also in bfloat16; `verify` compares to more digits."""
-_EXACT = ("none", "ieee")
-"""Values of `fp32_precision` under which float32 is multiplied as float32."""
 
 WeightedPoints: TypeAlias = Sequence[tuple[Number, Vector]]
 
@@ -158,7 +157,8 @@ class FlatModel(ClippingEngine):
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         self.model, self.loss = model, by_record(loss)
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._sizes = [p.numel() for p in self.trained.values()]
+        self._shapes = [p.shape for p in self.trained.values()]
+        self._sizes = [shape.numel() for shape in self._shapes]
         self.dimension = sum(self._sizes)
         # Every place that holds a trained parameter, by its name, and the parameter's number. A module that is there
         # twice is one place: `functional_call` does not restore the second.
@@ -300,7 +300,7 @@ class FlatModel(ClippingEngine):
         # `model.train()` of a caller must not let them take statistics of a batch.
         for module in self._frozen:
             module.training = False
-        with as_written():
+        with AsWritten():
             yield
 
     @contextmanager
@@ -321,8 +321,8 @@ class FlatModel(ClippingEngine):
         return functional_call(self.model, parameters, (x,), tie_weights=False)
 
     def split(self, theta: Vector) -> list[Tensor]:
-        parts = theta.split(self._sizes)
-        return [part.view(p.shape) for part, p in zip(parts, self.trained.values(), strict=True)]
+        parts = torch.split_with_sizes(theta, self._sizes)
+        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
     def _most_examples(self) -> int:
         raise NotImplementedError
@@ -340,33 +340,32 @@ class FlatModel(ClippingEngine):
         raise NotImplementedError
 
 
-_PASSES: list[ExitStack] = []
-_PASSES_LOCK = threading.Lock()
+class AsWritten:
+    """While it is entered, modules run as they are written, whatever torch has compiled or fused."""
 
+    # Both settings are the process's: the first of two threads must not restore them for the other.
+    _lock, _entered, _restore = threading.Lock(), 0, ExitStack()
 
-@contextmanager
-def as_written() -> Iterator[None]:
-    """Modules run as they are written, whatever torch has compiled or fused, until the last thread leaves."""
-    with _PASSES_LOCK:
-        if not _PASSES:
-            # Both settings are the process's: the first of two threads must not restore them for the other.
-            setting, fused = ExitStack(), torch.backends.mha.get_fastpath_enabled()
-            # Fused attention makes nested tensors, which `vmap` cannot follow.
+    def __enter__(self) -> None:
+        with AsWritten._lock:
+            if not AsWritten._entered:
+                self._set()
+            AsWritten._entered += 1
+
+    def __exit__(self, *exception: object) -> None:
+        with AsWritten._lock:
+            AsWritten._entered -= 1
+            if not AsWritten._entered:
+                AsWritten._restore.close()
+
+    def _set(self) -> None:
+        # Fused attention makes nested tensors, which `vmap` cannot follow.
+        if torch.backends.mha.get_fastpath_enabled():
             torch.backends.mha.set_fastpath_enabled(False)
-            setting.callback(torch.backends.mha.set_fastpath_enabled, fused)
-            # A compiled model keeps the hooks of its first pass, and would not show the layers of later ones.
-            if "torch._dynamo" in sys.modules:  # without it nothing is compiled, and importing it takes seconds
-                setting.enter_context(torch.compiler.set_stance("force_eager"))
-            _PASSES.append(setting)
-        else:
-            _PASSES.append(_PASSES[0])
-    try:
-        yield
-    finally:
-        with _PASSES_LOCK:
-            setting = _PASSES.pop()
-            if not _PASSES:
-                setting.close()
+            AsWritten._restore.callback(torch.backends.mha.set_fastpath_enabled, True)
+        # A compiled model keeps the hooks of its first pass, and would not show the layers of later ones.
+        if "torch._dynamo" in sys.modules:  # without it nothing is compiled, and importing it takes seconds
+            AsWritten._restore.enter_context(torch.compiler.set_stance("force_eager"))
 
 
 def gradients(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
@@ -411,24 +410,45 @@ def free_memory(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 2**30
 
 
-@contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
-    """Multiply float32 as float32, whatever autocast or the settings for TF32 and bfloat16 say outside.
+class FullPrecision:
+    """While it is entered, float32 is multiplied as float32, whatever autocast or settings for TF32 and bfloat16 say.
 
     An example's norm and its share of the clipped sum come from different products of the same numbers. With the ten
     or seven bits that TF32 and bfloat16 keep, the two differ, and the noise is scaled to the norm. cuDNN's convolutions
     use TF32 by default. The model's own passes are left as they are.
+
+    It looks at the settings when it is made, which takes longer than most layers; it may be entered more than once.
     """
-    backends: Any = torch.backends
-    if hasattr(backends.cuda.matmul, "fp32_precision"):  # since torch 2.9 a setting for each backend and operation
-        owners = [backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv]
-        reduced = [(owner, "fp32_precision", "ieee") for owner in owners if owner.fp32_precision not in _EXACT]
-    else:
-        reduced = [(owner, "allow_tf32", False) for owner in (backends.cuda.matmul, backends.cudnn) if owner.allow_tf32]
-    with ExitStack() as stack:
-        if torch.is_autocast_enabled(device.type):
-            stack.enter_context(torch.autocast(device.type, enabled=False))
-        for owner, name, value in reduced:
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, (owners, name, exact) = device.type, _precisions(device.type)
+        self._reduced = [owner for owner in owners if getattr(owner, name) not in exact]
+        self._entered: list[ExitStack | None] = []
+
+    def __enter__(self) -> None:
+        is_autocast = torch.is_autocast_enabled(self._device)
+        self._entered.append(self._set(is_autocast) if self._reduced or is_autocast else None)
+
+    def __exit__(self, *exception: object) -> None:
+        if stack := self._entered.pop():
+            stack.close()
+
+    def _set(self, is_autocast: bool) -> ExitStack:
+        stack, (_, name, exact) = ExitStack(), _precisions(self._device)
+        if is_autocast:
+            stack.enter_context(torch.autocast(self._device, enabled=False))
+        for owner in self._reduced:
             stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, value)
-        yield
+            setattr(owner, name, exact[0])
+        return stack
+
+
+@cache
+def _precisions(device: str) -> tuple[list[Any], str, tuple[Any, ...]]:
+    """Where torch keeps how a device multiplies float32, the name of the setting, its values that keep all digits."""
+    backends: Any = torch.backends
+    cuda = [] if device == "cpu" else [backends.cuda.matmul, backends.cudnn]
+    if not hasattr(backends.cuda.matmul, "fp32_precision"):  # before torch 2.9
+        return cuda, "allow_tf32", (False,)
+    owners = [backends.cuda.matmul, backends.cudnn.conv] if cuda else [backends.mkldnn.matmul, backends.mkldnn.conv]
+    return owners, "fp32_precision", ("ieee", "none")

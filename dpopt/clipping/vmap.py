@@ -15,10 +15,10 @@ from torch.utils import _pytree as pytree
 
 from dpopt.clipping.flat import (
     FlatModel,
+    FullPrecision,
     PerExample,
     WeightedPoints,
     free_memory,
-    full_precision,
     gradient,
     must_be_sanitized,
 )
@@ -113,7 +113,7 @@ def _each(function: Callable[..., Any], parts: list[Tensor], *rows: Any) -> Any:
 def _weighted_sum(gradients: list[Tensor], norms: Tensor, weights: Tensor) -> Vector:
     if must_be_sanitized(norms):
         gradients[:] = [torch.where(norms.isfinite()[:, None], g, 0.0) for g in gradients]
-    with full_precision(norms.device):
+    with FullPrecision(norms.device):
         return torch.cat([weights @ g for g in gradients])
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dpopt.clipping import Loss, mixing
-from dpopt.clipping.flat import as_written
+from dpopt.clipping.flat import AsWritten
 from dpopt.clipping.layers import frozen_statistics
 from dpopt.errors import ConfigError
 from dpopt.privacy.distributed import digest
@@ -240,7 +240,7 @@ def unchanged(model: nn.Module, is_training: bool) -> Iterator[None]:
     """`model` in one mode and as it is written, to be looked at: afterwards it is as it was, and so are generators."""
     # They stay in evaluation mode, as a clipping engine leaves them.
     frozen = frozen_statistics(model)
-    with mixing.trial(model), as_written():
+    with mixing.trial(model), AsWritten():
         model.train(is_training)
         for module in frozen:
             module.training = False

@@ -145,7 +145,7 @@ def test_a_check_that_cannot_be_made_is_a_row():
 
 
 def test_a_device_that_ignores_the_guard_is_caught(monkeypatch):
-    """`full_precision` keeps the bound where autocast is on.
+    """`FullPrecision` keeps the bound where autocast is on.
 
     Without it the factors of the mlp's third and fourth example are rounded up to bfloat16. (Book-keeping's own
     products either do not follow autocast or take norms at the upper end of their error, and so stay below the bound.)
@@ -153,6 +153,6 @@ def test_a_device_that_ignores_the_guard_is_caught(monkeypatch):
     key = "vmap, mlp", "bounds every example"
     with torch.autocast("cpu", dtype=torch.bfloat16):
         guarded = engine_rows()
-        monkeypatch.setattr(vmap, "full_precision", lambda device: nullcontext())
+        monkeypatch.setattr(vmap, "FullPrecision", lambda device: nullcontext())
         ignored = engine_rows()
     assert (guarded[key], ignored[key]) == ("passed", "failed")

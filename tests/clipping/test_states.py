@@ -16,7 +16,7 @@ from zoo import Of
 
 import dpopt
 from dpopt.clipping import Abadi, engine
-from dpopt.clipping.flat import as_written
+from dpopt.clipping.flat import AsWritten
 from dpopt.errors import ConfigError
 from dpopt.privacy import DataOracle
 from dpopt.privacy.ledger import Draw, Ledger, Plan
@@ -106,7 +106,7 @@ def test_compiled_models_are_right(way, backend):
 def test_two_threads_leave_compiled_code_alone_until_both_have_left():
     model, runs = torch.compile(nn.Linear(2, 2), backend=lambda graph, inputs: runs.append(1) or graph.forward), []
     with ThreadPoolExecutor(1) as other:
-        mine, others = as_written(), as_written()
+        mine, others = AsWritten(), AsWritten()
         other.submit(others.__enter__).result()
         mine.__enter__()
         other.submit(others.__exit__, None, None, None).result()
