@@ -5,7 +5,8 @@
 reads RESULTS/leaderboard*/runs.jsonl.xz (results/published) and compares what follows from them with
 PAGE/leaderboard*.csv and leaderboard.md (docs/leaderboard). It prints how many numbers it compared and each that
 differs by more than rounding; the exit status is 1 if one does. Two things are random: a bootstrap's interval is
-compared with the spread of several such bootstraps, the p of a permutation test with its error.
+compared with the spread of several such bootstraps, the p of a permutation test with its error. Epsilon is that of
+`reference.privacy_loss`, which takes minutes, and is compared to `PRECISION`.
 
 Read are suites like those of the leaderboard: a plain grid or one run for each method, two seeds or more, one setting
 of B, epochs and C, and a finite score of each test record.
@@ -50,12 +51,15 @@ def load(results):
                     line["entry"]["run_id"] = line["record"]["run_id"]
                     runs[line["record"]["run_id"]] = line
                 lines.append((suite, line["entry"]))
-    rows = []
+    rows, chosen_on = [], defaultdict(list)
     for suite, entry in lines:
         run = runs.get(entry["run_id"], {})
         cell = run["record"]["cell"] if run else entry["cell"]
         task, label, target = title(cell["workload"]), entry["label"], float(entry.get("target", cell["epsilon"]))
-        if target == math.inf or owner.setdefault((task, label), suite) != suite or (label, entry["run_id"]) in seen:
+        if target == math.inf:
+            continue
+        chosen_on[label].append(entry.get("chosen_on"))  # of all suites; None where one does not say
+        if owner.setdefault((task, label), suite) != suite or (label, entry["run_id"]) in seen:
             continue
         seen.add((label, entry["run_id"]))
         rule = cell.get("selection", {"rule": "composed"})["rule"]
@@ -63,7 +67,7 @@ def load(results):
         if not is_plain or cell["accountant"] != "pld" or run.get("record", {}).get("test_unscored"):
             raise ValueError(f"{entry['run_id']} of {suite}: not a plain grid by the accountant pld, or not all scored")
         rows.append({"task": task, "label": label, "target": target, "cell": cell, "entry": entry, **run})
-    return rows, list(dict.fromkeys(suite for suite, _ in lines))
+    return rows, list(dict.fromkeys(suite for suite, _ in lines)), chosen_on
 
 
 def title(workload):
@@ -340,11 +344,14 @@ def against(blocks, baseline):
 
 
 def by_record(ours, theirs):
-    """Differences [seeds, records] on each test record, averaged over budgets; None unless every run has its bits."""
+    """Differences [seeds, records] on each test record, averaged over budgets; None unless every run has its bits.
+
+    Nor with fewer than three seeds, whose variance is not told from that of records.
+    """
     every = [entry for of in (*ours, *theirs) for entry in of]
     records = [entry["run"]["record"] for entry in every]
     sizes = {record["tested"] if "right" in record else None for record in records}
-    if None in sizes or len(sizes) > 1 or any(entry["failed"] for entry in every):
+    if len(ours) < 3 or None in sizes or len(sizes) > 1 or any(entry["failed"] for entry in every):
         return None
 
     def right(of):
@@ -359,15 +366,13 @@ class Leaderboard:
     """All that a page shows of the runs in a folder of published suites."""
 
     def __init__(self, results, baseline):
-        self.baseline, (self.rows, self.suites) = baseline, load(results)
+        self.baseline, (self.rows, self.suites, chosen_on) = baseline, load(results)
         self.searches = searches(self.rows)
         self.labels = list(dict.fromkeys(row["label"] for row in self.rows))
         self.scores = {place: self._score(place, seeds) for place, seeds in self.searches.items() if seeds}
         self._compare()
-        self.chosen_on = defaultdict(set)
-        for row in self.rows:
-            for tasks in row["entry"].get("chosen_on", {}).values():
-                self.chosen_on[row["label"]] |= set(map(plain, tasks))
+        self.chosen_on = {label: {plain(task) for of in every if of for tasks in of.values() for task in tasks}
+                          for label, every in chosen_on.items()}  # fmt: skip
         self.table = {label: self._row(label) for label in self.labels}
         ranked = {label for label, row in self.table.items() if row["track"] != FREE}
         self.blocks = blocks_of(self.searches, ranked, "epsilon")
@@ -378,7 +383,9 @@ class Leaderboard:
             _, best, _ = standing([dict(enumerate(scores[label])) for label in there])
             self.best |= {(*place, label): is_best for label, is_best in zip(there, best, strict=True)}
         names, tasks = everywhere(self.blocks)
-        unseen = {task: of for task, of in tasks.items() if all(task not in self.chosen_on[label] for label in names)}
+        is_said = all(None not in chosen_on[label] for label in names)
+        unseen = {task: of for task, of in tasks.items()
+                  if is_said and all(task not in self.chosen_on[label] for label in names)}  # fmt: skip
         average, ranks = averages(names, tasks)
         several = {"rank": average, "unseen": averages(names, unseen)[0]}
         for by in ("draws", "gradients"):
