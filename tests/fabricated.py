@@ -8,7 +8,6 @@ from io import BytesIO
 import numpy as np
 import torch
 
-from dpopt import clipping
 from dpopt.workloads.data import catalogue, records
 from dpopt.workloads.data.catalogue import Column, Entry, SplitEntry
 from dpopt.workloads.data.source import open_source
@@ -138,16 +137,6 @@ def adadp_checkpoint(root):
         weights = {name: value.detach() for name, value in adadp.convolutions().named_parameters()}
     save_file(weights, root / "checkpoints" / f"{adadp.OFFICIAL}.safetensors")
     return weights
-
-
-def clipped_sums(workload, x, y, bound):
-    """The clipped sum by each engine of the records [n, ...] at the workload's initial weights."""
-    sums = []
-    for name in ("bookkeeping", "vmap"):
-        torch.manual_seed(0)
-        small = clipping.engine(workload.model(), workload.loss, name, sample=(x[:3], y[:3]))
-        sums.append(small.clipped_sum([(1.0, small.theta)], x, y, torch.ones(len(x)).bool(), clipping.Abadi(bound)))
-    return sums
 
 
 def noted(arguments):

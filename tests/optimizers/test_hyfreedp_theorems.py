@@ -13,19 +13,19 @@ import torch
 from scipy.stats import expon, norm
 from torch import nn
 
-from dpopt.clipping import Automatic, engine
+from dpopt.clipping import engine
 from dpopt.privacy import DataOracle, Draw, Ledger, Plan
 
 SIGMA = 1.5
 
 
-def oracle(losses, dimension=1, rate=1.0, noise=0.0, releases=1, draws=1):
+def oracle(losses, rate=1.0, noise=0.0, releases=1, draws=1):
     """One of records with these losses [n] at theta = 0 and no gradient, for draws of `releases` releases."""
-    model = nn.Linear(dimension, 1, bias=False, dtype=torch.float64)
+    model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
     clipping = engine(model, lambda output, target: output.squeeze(-1) + target)
     ledger = Ledger([Draw(rate, (noise,) * releases)] * draws)
-    plan = Plan({"gradient": noise, "losses": noise}, ledger, 1.0, rate, draws, dimension, 1e-5, "pld")
-    x = torch.zeros(len(losses), dimension, dtype=torch.float64)
+    plan = Plan({"gradient": noise, "losses": noise}, ledger, 1.0, rate, draws, 1, 1e-5, "pld")
+    x = torch.zeros(len(losses), 1, dtype=torch.float64)
     return DataOracle(clipping, x, losses, plan, draw_seed=1, noise_seed=2)
 
 
@@ -58,7 +58,7 @@ def test_clipping_bias_is_theorem_1s():
 
 def test_variance_is_theorem_1s_for_one_batch():
     """Var L~ = (sigma_l R_l/B)^2, here of half the noise; and E |noise| = sqrt(2/pi) of its root (Table 1)."""
-    losses, points = quantiles(expon(scale=2), 50), 2000
+    losses, points = quantiles(expon(scale=2), 50), 1000
     for bound in (1.0, 3.0):
         asked, std = oracle(losses, noise=SIGMA, releases=points), SIGMA * bound / 2 / len(losses)
         release = released(asked, bound, points)
@@ -79,8 +79,7 @@ def test_variance_over_batches_is_larger_than_theorem_1s():
     assert float(measured.mean() - clipped.mean()) == pytest.approx(0, abs=4 * math.sqrt(variance / draws))
 
 
-@pytest.mark.parametrize("mu", [0.5, 3.0, 12.0])
-@pytest.mark.parametrize("alpha", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize(("mu", "alpha"), [(0.5, 0.0), (0.5, 2.0), (3.0, 1.0), (12.0, 0.0), (12.0, 2.0)])
 def test_bias_of_gaussian_losses_is_corollary_1s(mu, alpha):
     """L_i ~ N(mu, xi^2): the bias is xi h(alpha), h(a) = phi(a) - a (1 - Phi(a)), alpha = (R_l - mu)/xi (Eq. 8).
 
@@ -89,11 +88,3 @@ def test_bias_of_gaussian_losses_is_corollary_1s(mu, alpha):
     xi = 1.5
     above, below = (xi * (norm.pdf(a) - a * norm.sf(a)) for a in (alpha, mu / xi))
     assert bias(quantiles(norm(mu, xi), 20_000), mu + alpha * xi) == pytest.approx(below - above, abs=1e-4)
-
-
-def test_noise_of_a_gradient_is_table_1s():
-    """E ||noise|| is about sqrt(d) sigma_g R_g/B, and R_g = 1 under automatic clipping."""
-    d, n = 20_000, 8
-    with oracle(torch.zeros(n).double(), d, noise=SIGMA).draw() as batch:
-        noise = batch.gradient(torch.zeros(d).double(), Automatic()).value
-    assert float(noise.norm()) == pytest.approx(math.sqrt(d) * SIGMA / n, rel=4 / math.sqrt(2 * d))

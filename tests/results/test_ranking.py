@@ -15,7 +15,6 @@ from dpopt.errors import ConfigError
 from dpopt.results import choosing, figures, frames, pricing, ranking, statistics, tables
 from dpopt.results.drawing import styles_of
 from dpopt.results.results import Results
-from dpopt.store.bits import packed
 
 PLOTS = {plot.name: plot for plot in figures.plots(Path(__file__).parents[2] / "plots")}
 
@@ -387,23 +386,6 @@ def test_differences_are_those_of_a_paired_test_corrected_for_the_workloads():
         assert (row["low"], row["high"]) == pytest.approx((interval.low, interval.high))
         assert (row["seeds"], row["blocks"]) == (SEEDS, 2)
     assert found["verdict"].to_dict() == {"one": 1, "two": -1, "three": 0}
-
-
-def test_the_error_of_the_test_split_counts_where_runs_say_which_records_are_right():
-    of, generator = entries({"other": {"one": 0.05}}), np.random.default_rng(0)
-    of["tested"] = 400
-    rights = [generator.random(400) < test for test in of["test"]]
-    of["right"] = [packed(right) for right in rights]
-    of["test"] = [right.mean() for right in rights]
-    row, alone = (ranking.against(frame, "base").iloc[0] for frame in (of, of.assign(right=None)))
-    assert row["mean"] == pytest.approx(alone["mean"])
-    assert (row["records"], np.isnan(alone["records"])) == (400, True)
-    base, other, base_at_3, other_at_3 = np.array(rights[: 4 * SEEDS], float).reshape(4, SEEDS, 400)  # of "one"
-    expected = statistics.crossed((other + other_at_3 - base - base_at_3) / 2, 3)
-    assert (row["low"], row["high"], row["p"]) == pytest.approx((expected.low, expected.high, expected.p))
-    of.loc[of["workload"] == "two", "right"] = None
-    table = ranking.against_table(ranking.against(of, "base"), "base")
-    assert [text.endswith("‡") for text in table.frame.iloc[0, 1:4]] == [False, True, False]
 
 
 def test_noise_is_told_apart_no_more_often_than_stated():

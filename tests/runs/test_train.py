@@ -60,40 +60,35 @@ def test_a_record_says_what_was_run_and_spent(write_suite, store):
     assert curve[-1]["test_accuracy"] == record["test_accuracy"]
 
 
-def test_the_curve_holds_the_bound_that_an_optimizer_adapts(write_suite, store):
+def test_the_curve_holds_the_bound_that_an_optimizer_adapts(write_suite, store, tmp_path):
     """As its state has it after each draw; a step-size rule's own rounds of losses, every fifth draw, change it."""
     ready = prepare(cell := planned_cell(write_suite, "hyfreedp"), device="cpu")
     bounds = [float(state.bound) for state, _ in steps(ready.stepper, ready.oracle, ready.state)]
     record = train_cell(cell, store)
     assert [entry["bound"] for entry in store.curve(cell.run_id)] == bounds
     assert (record["bound"], len(set(bounds))) == (bounds[-1], 4)
+    few = train_cell(cell, other := Store(tmp_path / "other"), marks=4)
+    assert [entry["draw"] for entry in other.curve(cell.run_id)] == [5, 10, 15, 20]
+    assert stable(record) == stable(few), "entries of the curve change nothing else"
     plain = planned_cell(write_suite, "dp_sgd")
     assert not {"eta", "bound"} & train_cell(plain, store).keys()
     assert "bound" not in store.curve(plain.run_id)[-1]
 
 
-def test_a_record_holds_which_test_records_are_right(write_suite, store, tmp_path):
+def test_a_record_holds_which_test_records_are_right(write_suite, store, tmp_path, monkeypatch):
     cell = planned_cell(write_suite, "hyfreedp")
     record = train_cell(cell, store)
     right = unpacked(record["right"], record["tested"])
     assert 0 < right.mean() == record["test_accuracy"] < 1
-    wrong = SyntheticLogReg.metric  # a score of which a record can have a share leaves no bits
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SyntheticLogReg, "metric", lambda *args: wrong(*args) / 2)
-        halved = train_cell(cell, Store(tmp_path / "other"))
+    whole = SyntheticLogReg.metric  # a score of which a record can have a share leaves no bits
+    monkeypatch.setattr(SyntheticLogReg, "metric", lambda *args: whole(*args) / 2)
+    halved = train_cell(cell, Store(tmp_path / "other"))
     assert "right" not in halved
     assert halved["test_accuracy"] == record["test_accuracy"] / 2
     with pytest.raises(ValueError, match="expected 9 bits, in 2 bytes and not 1"):
         unpacked(packed(right[:8]), 9)
     with pytest.raises(ValueError, match="expected 8 bits"):
         unpacked("AAAA", 8)
-
-
-def test_entries_of_the_curve_change_nothing_else(write_suite, store, tmp_path):
-    cell = planned_cell(write_suite, "hyfreedp")
-    usual, few = train_cell(cell, store), train_cell(cell, other := Store(tmp_path / "other"), marks=4)
-    assert [entry["draw"] for entry in other.curve(cell.run_id)] == [5, 10, 15, 20]
-    assert stable(usual) == stable(few)
 
 
 def kill_half_way(at_marks, cell, store, **options):

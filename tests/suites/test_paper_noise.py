@@ -12,13 +12,11 @@ from dpopt.privacy.ledger import default_delta, number_of_draws
 from dpopt.suites.plan import plan
 
 EXAMPLES = {"hyfreedp_paper_noise": 1257, "hyfreedp_paper_noise_mnist": 55_000}
-FIRST, *SLOW = [(suite, target) for suite in EXAMPLES for target in (3, 1, 8)]
 
 
-@pytest.mark.parametrize(
-    ("suite", "target"),
-    [FIRST, *(pytest.param(*place, marks=pytest.mark.slow) for place in SLOW)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [1, 3, 8])
+@pytest.mark.parametrize("suite", EXAMPLES)
 def test_a_row_at_its_epsilon_has_the_papers_noise(suite, target):
     """Calibration gives gradients `noise_inflation` times what spends epsilon alone, and losses what spends the rest.
 

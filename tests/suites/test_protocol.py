@@ -1,11 +1,17 @@
 """Each rule of the protocol is kept by the leaderboard, and noticed where a suite breaks it."""
 
+from dataclasses import replace
+
 import pytest
 
+from dpopt import registry
 from dpopt.cli import main
+from dpopt.results.naming import readable_names
 from dpopt.suites import protocol
 from dpopt.suites.plan import plan
-from dpopt.suites.suite import load_suite
+from dpopt.suites.suite import load_suite, suite_files
+
+LEADERBOARDS = sorted(name for name in suite_files() if name.startswith("leaderboard"))
 
 KEPT = {
     "name": "kept",
@@ -61,12 +67,30 @@ def departures(**changed):
     return protocol.departures(plan(load_suite(KEPT, **changed)))
 
 
-@pytest.mark.parametrize("task", ["", "_heads", "_texts", "_scatter", "_tabular"])
-def test_the_leaderboard_keeps_the_protocol(task, monkeypatch):
+def test_every_leaderboard_keeps_the_protocol(monkeypatch):
+    """One of them does, and the others have its rows, with five seeds or more."""
     monkeypatch.delenv("DPOPT_DATA", raising=False)
-    given = {"workloads": ["digits_mlp"]} if task else {}  # rows are what it is about
-    found = protocol.departures(plan(load_suite(f"leaderboard{task}", epsilon=[1], **given)))
+    first, *others = (load_suite(name) for name in LEADERBOARDS)
+    found = protocol.departures(plan(load_suite(first.name, epsilon=[1])))
     assert found == ["searches that are not charged, for reference only: dp_sgd_free, dp_adam_free"]
+    may_differ = ("name", "description", "workloads", "batch_size", "epochs", "marks", "seeds")
+    for suite in others:
+        assert replace(suite, **{key: getattr(first, key) for key in may_differ}) == first, suite.name
+        assert len(suite.seeds) >= 5
+
+
+def test_constants_name_tasks_as_the_page_of_the_leaderboard_does():
+    """By the whole name or the beginning of it: else no score is marked as one of a task that they were chosen on."""
+    workloads = [workload for name in LEADERBOARDS for workload in load_suite(name).workloads]
+    stated = [{"name": each} if isinstance(each, str) else each for each in workloads]
+    specs = [{**registry.entry("workload", each["name"]).fields, **each} for each in stated]
+    names = set(readable_names(specs).values())
+    constants = [entry.chosen_on for entry in registry.entries("optimizer").values()]
+    stating = [name for name, path in suite_files().items() if "chosen_on" in path.read_text("utf-8")]
+    constants += [row.get("chosen_on", {}) for name in stating for row in load_suite(name).settings.values()]
+    tasks = {task for of in constants for tasks in of.values() for task in tasks}
+    assert len(tasks) > 5
+    assert [task for task in tasks if not any(name == task or name.startswith(f"{task}, ") for name in names)] == []
 
 
 def test_a_suite_that_keeps_it_is_not_told_anything():
