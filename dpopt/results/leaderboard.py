@@ -32,11 +32,11 @@ _CHOSEN_ON = "\N{DEGREE SIGN}"
 _NOTE = (
     "Rank: the average over workloads of a method's ranks at equal total ε, all runs of its search included, with a "
     "95 % bootstrap interval over workloads and seeds, which is too narrow with few workloads. Unseen: the average "
-    "rank over workloads that no constant of a ranked method was chosen on. Per draw, per gradient: the average rank "
-    "with as many draws or gradient evaluations as the cheapest method of a block takes, the runs of a search "
-    f"together; a {ranking.STOPPED} CPU hours: of all its runs here. Ranked are methods that are in all blocks (a "
-    "workload and a target ε). In italics, for reference: searches that spend more than the target, and values set by"
-    " hand, which are not charged."
+    "rank over workloads that no constant of a ranked method was chosen on; empty where a suite does not say. Per "
+    "draw, per gradient: the average rank with as many draws or gradient evaluations as the cheapest method of a block "
+    f"takes, the runs of a search together; a {ranking.STOPPED} CPU hours: of all its runs here. Ranked are methods "
+    "that are in all blocks (a workload and a target ε). In italics, for reference: searches that spend more than the "
+    "target, and values set by hand, which are not charged."
 )
 _CAPTION = "Average ranks and their critical difference."
 _SCORES_NOTE = (

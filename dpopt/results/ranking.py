@@ -66,8 +66,8 @@ _NOTE = (
 )
 _AGAINST = (
     "Scores minus those of {baseline}, paired by seed and averaged over the budgets of a workload. The interval is "
-    "for new seeds and new test records, by a model with both as random effects, where all runs, of three "
-    "seeds and more, hold which test records are right; else (‡) it is Student's over seeds, on this test split. "
+    "for new seeds and new test records, by a model with both as random effects, from three seeds on "
+    "and where all runs hold which test records are right; else (‡) it is Student's over seeds, on this test split. "
     "Intervals and p are corrected for the number of workloads of a row (Bonferroni), so that a row as a whole is "
     "right at 95 %. Bold: told apart. Better, worse: on how many workloads. Replicates that failed count as the worst "
     "score of their block; a workload where a budget lets either method reach nothing is left out."
