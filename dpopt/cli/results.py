@@ -55,7 +55,6 @@ class Table(OfSuite):
 
     def __call__(self) -> None:
         from dpopt.results import papers, tables
-        from dpopt.store.runs import RESULTS
 
         results = self.stored()
         comparison, scores, remarks = results.table(), self.scores or (), list[str]()
@@ -64,13 +63,10 @@ class Table(OfSuite):
                 raise unknown("scores", score, further)
         if self.compare and not comparison.empty:
             comparison, remarks = papers.beside(comparison, results.store.manifest(results.suite), scores)
-        shown = tables.as_table(comparison, results.suite, scores, remarks)
+        shown = tables.as_table(comparison, results.suite, scores, remarks).after(results.missing)
         _show(shown)
         if not comparison.empty:  # what is there may hold more
             _write_table(results, "table", shown)
-        missing = results.cells[~results.cells["state"].isin(RESULTS)]
-        if len(missing):
-            ERR.print(f"{len(missing)} cells have no result; rows that need them are left out")
         report_problems(results.problems)
 
 
@@ -119,8 +115,9 @@ class Rank(OfSuite):
         else:
             frame = results.ranking(self.by, budgets)
             _show(*ranking.as_tables(frame))
+            OUT.print(results.missing, end="\n" * bool(results.missing))
             if not frame.empty:
-                _write(results, f"ranking_{self.by}", ranking.files(frame))
+                _write(results, f"ranking_{self.by}", ranking.files(frame, results.missing))
         report_problems(results.problems)
 
 
@@ -206,6 +203,7 @@ class Publish:
     to: Path = key("folder of published suites", Path("results/published"))
     plots: Path = key("folder of the figures' files", Path("plots"))
     figures: Several[Name] | None = key("[NAME]: draw these figures", None)
+    partial: bool = key("true: publish though cells have no result; each table says how many", False)
     check: bool = key("true: verify what is published, draw all figures that suites list, write nothing", False)
     remake: bool = key("true: write all tables and figures again from the published runs", False)
 
@@ -222,7 +220,7 @@ class Publish:
         if self.suite is None:
             raise ConfigError("suite", None, "expected suite=NAME once; `dpopt list` shows the suites")
         results = load_results(self.results, self.suite)
-        for path in publishing.publish(results, self.to, self.plots, self.figures or ()):
+        for path in publishing.publish(results, self.to, self.plots, self.figures or (), partial=self.partial):
             OUT.print(str(path))
         return 0
 

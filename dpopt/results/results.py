@@ -19,6 +19,7 @@ from dpopt.results.drawing import Style, styles_of
 from dpopt.results.frames import GROUP
 from dpopt.results.naming import readable_names, row_names, workload_names
 from dpopt.store import Store
+from dpopt.store.runs import RESULTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -87,6 +88,13 @@ class Results:
         return self.stored.problems
 
     @property
+    def missing(self) -> str:
+        """How many cells have no result, in a sentence; empty where all have one."""
+        lacking = self.cells.drop_duplicates("run_id")["state"].map(lambda state: state not in RESULTS)
+        count = f"{lacking.sum():,} of {len(lacking):,} cells have no result"
+        return f"{count}; rows that need them are left out." if lacking.any() else ""
+
+    @property
     def folder(self) -> Path:
         """The folder of tables and pages: the suite's, or one inside of it for a part of the suite."""
         folder = self.store.suite_folder(self.suite)
@@ -137,7 +145,8 @@ class Results:
         if not self.effects.empty:
             shown.append(clip_batch.as_table(self.effects))
         plots = fields.path(folder, "folder")
-        return page(self.store, self.suite, self.stored, [*shown, *ranks], self.draw, plots, of_suite)
+        every = [table.after(self.missing) for table in (*shown, *ranks)]
+        return page(self.store, self.suite, self.stored, every, self.draw, plots, of_suite)
 
     @cached_property
     def every(self) -> pd.DataFrame:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -60,6 +60,10 @@ class Table:
     bold: _Marks = frozenset()
     italic: _Marks = frozenset()
     numbers: pd.DataFrame | None = None
+
+    def after(self, sentence: str) -> Table:
+        """The table with `sentence` first in its note."""
+        return replace(self, note=f"{sentence} {self.note}".strip())
 
     def styled(self, style: TextFormat) -> pd.DataFrame:
         """The texts as a format takes them, names included."""

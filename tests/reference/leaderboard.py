@@ -189,34 +189,48 @@ def standing(scores):
         mean, spread = np.nanmean(pairs, axis=0), np.nanstd(pairs, axis=0, ddof=1)
         p = stats.ttest_1samp(pairs, 0, axis=0, alternative="greater", nan_policy="omit").pvalue
     p = np.where(spread > EQUAL, np.asarray(p), np.where(mean > EQUAL, 0.5**count, 1.0))
-    p[count < 2] = np.inf
+    p[count < 3] = np.inf
     rivals = np.isfinite(p).sum(axis=1)
     ps = [min(1.0, n * least) if n else math.nan for n, least in zip(rivals, p.min(axis=1), strict=True)]
     seen = [stats.t.isf(0.05 / min(rivals[i], rivals[j]), count[i, j] - 1) * spread[i, j] / math.sqrt(count[i, j])
-            for i in range(len(p)) for j in range(i) if count[i, j] > 1]  # fmt: skip
+            for i in range(len(p)) for j in range(i) if count[i, j] > 2]  # fmt: skip
     return np.array(ps), float(np.median(seen)) if seen else math.nan
 
 
-def expected_score(scores, tested):
+def reach(metric):
+    """The least and the largest score that there can be."""
+    return (0, 1) if metric.endswith("accuracy") else (-math.inf, math.inf)
+
+
+def marks(labels, scores, is_scored):
+    """ "**" for the highest mean of those that are compared, "†" for others that may be the best."""
+    p, _ = standing(scores)
+    means = np.round(scores.mean(axis=0), 12)
+    is_compared = is_scored & ~np.isnan(p)
+    for label, mean, value, is_in in zip(labels, means, p, is_compared, strict=True):
+        is_first = is_in and mean == means[is_compared].max()
+        yield label, "**" if is_first else "†" if is_in and value > 0.05 else ""
+
+
+def expected_score(scores, tested, reach):
     """Student's interval over seeds and Wilson's over test records, whose distances from the mean add as squares."""
     mean, n = scores.mean(), len(scores)
-    if not math.isfinite(mean) or (n == 1 and math.isnan(tested)):
+    if not math.isfinite(mean) or n < 3:
         return math.nan, math.nan
     ends = np.full(2, mean)
-    if n > 1 and np.ptp(scores) > 0:
+    if np.ptp(scores) > 0:
         ends = np.array(stats.t.interval(0.95, n - 1, mean, stats.sem(scores)))
     if not math.isnan(tested):  # Wilson: |mean - x| = z sqrt(x (1 - x) / n)
         square = stats.norm.isf(0.025) ** 2 / tested
         wilson = np.sort(np.roots([1 + square, -2 * mean - square, mean**2]).real)
         ends = mean + np.array([-1, 1]) * np.hypot(ends - mean, wilson - mean)
-        ends = np.clip(ends, 0, 1)
-    return tuple(ends)
+    return tuple(np.clip(ends, *reach))
 
 
 def over_seeds(differences, tasks):
     """Mean, interval and p of paired differences by Student, with Bonferroni's correction for the tasks of a row."""
     n, mean = len(differences), differences.mean()
-    if n == 1:
+    if n < 3:
         return mean, math.nan, math.nan, math.nan
     if np.ptp(differences) <= EQUAL:
         return mean, math.nan, math.nan, min(1.0, tasks * (2.0 ** (1 - n) if abs(mean) > EQUAL else 1.0))
@@ -307,13 +321,13 @@ def flagged(block, flag):
 def scores_of(block):
     """Labels and scores [seeds, labels] over the seeds that all have; failures have the worst score of the block.
 
-    A method without any score has -inf; one with test records without a finite score is left out.
+    A method without any score has -inf; left out are those with test records without a finite score, and those that
+    the budget lets reach nothing.
     """
-    labels = [label for label in block if label not in flagged(block, "unscored")]
+    labels = [label for label in block if label not in flagged(block, "unscored") | flagged(block, "lacking")]
     seeds = sorted(set.intersection(*(set(block[label]) for label in labels))) if labels else []
     tests = np.array([[block[label][seed]["test"] for label in labels] for seed in seeds])
     tests = tests.reshape(len(seeds), len(labels))
-    tests[:, [any(block[label][seed].get("lacking") for seed in seeds) for label in labels]] = np.nan
     if len(block) < 2 or np.isnan(tests).all():
         return labels, None, tests
     scores = np.where(np.isnan(tests), np.nanmin(tests), tests)
@@ -415,6 +429,8 @@ def against(blocks, baseline):
     for (label, task), (differences, place, table) in pairs.items():
         of = over_seeds(differences, counts[label]) if table is None else crossed(table, counts[label])
         row = dict(zip(("mean", "low", "high", "p"), of, strict=True))
+        widest = np.subtract(*reach(place["score"])[::-1])
+        row |= {end: np.clip(row[end], -widest, widest) for end in ("low", "high")}
         row |= place | {"seeds": len(differences), "records": math.nan if table is None else table.shape[1]}
         rows[label, task] = row | {"verdict": int(np.sign(row["mean"])) if row["p"] < 0.05 else 0}
     return rows
@@ -456,10 +472,8 @@ class Leaderboard:
         for place, block in self.blocks.items():
             labels, scores, tests = scores_of(block)
             if scores is not None:
-                there = [at for at, label in enumerate(labels) if label not in flagged(block, "lacking")]
-                p, _ = standing(np.where(np.isnan(tests), np.nanmin(tests), tests)[:, there])
-                for at, value in zip(there, p, strict=True):
-                    self.best[*place, labels[at]] = value > 0.05 and scores[0, at] > -np.inf
+                filled = np.where(np.isnan(tests), np.nanmin(tests), tests)
+                self.best |= {(*place, label): mark for label, mark in marks(labels, filled, scores[0] > -np.inf)}
         names, tasks = everywhere(self.blocks)
         known = {task for label in names for task in self.chosen_on[label]}
         self.ranks = {
@@ -503,7 +517,7 @@ class Leaderboard:
         cell, tests = every[0]["run"]["cell"], np.array([score_of(record, "test") for record in records], float)
         metric = records[0].get("score", "accuracy")
         tested = float(records[0].get("tested", math.nan)) if metric == "accuracy" else math.nan
-        low, high = expected_score(tests, tested)
+        low, high = expected_score(tests, tested, reach(metric))
         total = max(entry["epsilon"] for entry in every)
         is_unscored = any(entry["unscored"] for entry in every)
         by = [entry["released_score"]["value"] if "released_score" in entry else score_of(entry, "validation")
@@ -533,6 +547,7 @@ class Leaderboard:
             "p": math.nan,
             "visible": math.nan,
             "is_best": False,
+            "is_highest": False,
         }
         row["is_reference"] |= row["tuning"] == "fixed"
         for name in {name for record in records for name in record.get("scores", {})}:
@@ -574,6 +589,8 @@ class Leaderboard:
             p, visible = standing(scores)
             for place, value, some in zip(places, p, has_any, strict=True):
                 self.scores[place] |= {"p": value, "visible": visible, "is_best": bool(value > 0.05 and some)}
+            for place, mark in marks(places, scores, has_any):
+                self.scores[place]["is_highest"] = mark == "**"
 
 
 # --- comparison with a page
@@ -678,7 +695,9 @@ def compare_ranks(of, board, page, text, tables):
         if label in board.ranks["rank"]:
             is_best = board.ranks["rank"][label] - least < board.critical
             of.mark(f"{where}, is_best", row["is_best"] == "True", is_best)
-            of.mark(f"{where}, bold", shown["method"].startswith("**"), is_best)
+            is_first = not math.isnan(board.critical) and board.ranks["rank"][label] == least
+            of.mark(f"{where}, bold", shown["method"].startswith("**"), is_first)
+            of.mark(f"{where}, †", "†" in shown["rank"], is_best and not is_first)
         of.mark(f"{where}, italic", re.match(r"\*(?!\*)", shown["method"]), board.tracks[label] == FREE)
         compared = {*columns, "label", "track", "cpu_hours", "blocks", "low", "high", "is_best"}
         of.skipped |= row.keys() - compared
@@ -710,7 +729,9 @@ def compare_scores(of, board, page, tables):
                     continue
                 factor = 100 if name.endswith("(%)") else 1
                 of.printed(where, text, factor * computed["mean"], factor * computed["std"])
-                of.mark(f"{where}, bold", text.startswith("**"), board.best.get((task, target, label)))
+                mark = board.best.get((task, target, label))
+                of.mark(f"{where}, bold", text.startswith("**"), mark == "**")
+                of.mark(f"{where}, †", "†" in text, mark == "†")
                 of.mark(f"{where}, italic", re.match(r"\*(?!\*)", text), computed["is_reference"])
                 of.mark(f"{where}, °", "°" in text, board.is_known(label, task))
 
