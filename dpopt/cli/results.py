@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -63,7 +63,8 @@ class Table(OfSuite):
                 raise unknown("scores", score, further)
         if self.compare and not comparison.empty:
             comparison, remarks = papers.beside(comparison, results.store.manifest(results.suite), scores)
-        shown = tables.as_table(comparison, results.suite, scores, remarks).after(results.missing)
+        shown = tables.as_table(comparison, results.suite, scores, remarks)
+        shown = replace(shown, first=results.missing)
         _show(shown)
         if not comparison.empty:  # what is there may hold more
             _write_table(results, "table", shown)
@@ -74,7 +75,8 @@ def _show(*tables: writing.Table) -> None:
     style = TERMINAL if OUT.is_terminal and not OUT.is_dumb_terminal else MARKED
     for shown in tables:
         print_table(shown.styled(style), is_styled=True)
-        OUT.print(shown.note, style="dim", soft_wrap=False)
+        for text in filter(None, (shown.first, shown.note)):
+            OUT.print(text, style="dim", soft_wrap=False)
 
 
 def _write_table(results: Results, name: str, table: writing.Table) -> None:
@@ -114,8 +116,7 @@ class Rank(OfSuite):
             _write_table(results, f"against_{re.sub(r'[^A-Za-z0-9._-]', '_', self.against)}_{self.by}", table)
         else:
             frame = results.ranking(self.by, budgets)
-            _show(*ranking.as_tables(frame))
-            OUT.print(results.missing, end="\n" * bool(results.missing))
+            _show(*(replace(table, first=results.missing) for table in ranking.as_tables(frame)))
             if not frame.empty:
                 _write(results, f"ranking_{self.by}", ranking.files(frame, results.missing))
         report_problems(results.problems)

@@ -191,7 +191,7 @@ class Leaderboard:
             return "" if math.isnan(row["low"]) else f"[{row['low']:.2f}, {row['high']:.2f}]"
 
         def rank(row: Row) -> str:
-            is_tied = row["is_best"] is True and row["rank"] > self.ranks["rank"].min()
+            is_tied = row["is_best"] is True and bool(row["rank"] > self.ranks["rank"].min())
             return "" if math.isnan(row["rank"]) else f"{row['rank']:.2f}" + f" {tables.DAGGER}" * is_tied
 
         columns = [

@@ -123,9 +123,14 @@ class Results:
             raise ConfigError("plot", name, f"suite {self.suite} has nothing finished that it could show")
         return drawn
 
-    def draw(self, plot: Plot) -> Figure | None:
-        """A figure of suites, in the suite's styles and with names that are read; None where it has nothing to show."""
+    def draw(self, plot: Plot, workload: str = "") -> Figure | None:
+        """A figure of suites, in the suite's styles and with names that are read; None where it has nothing to show.
+
+        With `workload`, of that one alone.
+        """
         frame = self.frame(plot.needs)
+        if workload and not frame.empty:
+            frame = frame[frame["workload"] == workload]
         if frame.empty:
             return None
         return plot.figure(frame.assign(workload=frame["workload"].map(self._titles)), self.styles)
@@ -145,8 +150,8 @@ class Results:
         if not self.effects.empty:
             shown.append(clip_batch.as_table(self.effects))
         plots = fields.path(folder, "folder")
-        every = [table.after(self.missing) for table in (*shown, *ranks)]
-        return page(self.store, self.suite, self.stored, every, self.draw, plots, of_suite)
+        every = [replace(table, first=self.missing) for table in (*shown, *ranks)]
+        return page(self.store, self.suite, self.stored, self.comparison, every, self.draw, plots, of_suite)
 
     @cached_property
     def every(self) -> pd.DataFrame:

@@ -46,7 +46,14 @@ def sheet(
         lstrip_blocks=True,
     )
     templates.filters["breakable"] = _breakable
-    parts = {"suite": "", "states": "", "title": heading, "heading": heading, "description": description} | more
+    parts = {
+        "suite": "",
+        "states": "",
+        "title": heading,
+        "heading": heading,
+        "description": description,
+        "first": (),
+    } | more
     parts |= {"tables": [grid(table) for table in tables], "figures": figures}
     template = templates.get_template("page.html")
     return template.render(**parts, style=Markup(style), script=Markup(script), digest=digest)
@@ -65,7 +72,14 @@ def grid(table: Table) -> dict[str, Any]:
         filled = [row[at]["number"] != "" for row in rows if row[at]["text"]]
         # Half of them are enough: a column of numbers also has words, such as "not charged".
         columns.append({"name": name, "is_numeric": any(filled) and sum(filled) >= len(filled) / 2})
-    return {"title": table.title, "columns": columns, "rows": rows, "note": table.note, "command": table.command}
+    return {
+        "title": table.title,
+        "columns": columns,
+        "rows": rows,
+        "note": table.note,
+        "first": table.first,
+        "command": table.command,
+    }
 
 
 def text(value: Any) -> str:
