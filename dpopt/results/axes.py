@@ -105,7 +105,7 @@ def whole_ticks(axis: Any, count: int, least: float = 2.0) -> None:
     from matplotlib.ticker import MaxNLocator
 
     low, high = axis.get_view_interval()
-    axis.set_major_locator(MaxNLocator(count, integer=abs(high - low) >= least))
+    axis.set_major_locator(MaxNLocator(count, steps=[1, 2, 5, 10], integer=abs(high - low) >= least))
 
 
 def bars(rows: pd.DataFrame) -> NDArray[np.float64]:

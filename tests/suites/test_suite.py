@@ -45,8 +45,8 @@ BAD_OVERRIDES = [
     ("settings.dp_adam.average=1", r"settings\.dp_adam\.average: 1.* \[0, 1\)"),
     ("settings.disk.grd=3", "did you mean 'grid'"),
     ("settings.nobody.fields={}", r"quickstart\.settings: 'nobody' .* no label of the suite, .* known: adadp, "),
-    ("settings.hyfreedp_wram.clip=3", r"settings: 'hyfreedp_wram' .* did you mean 'hyfreedp_warm'"),
-    ("optimizers=[hyfreedp_wram]", r"optimizers: 'hyfreedp_wram' .* did you mean 'hyfreedp_warm'"),
+    ("settings.adam_nonprivat.clip=3", r"settings: 'adam_nonprivat' .* did you mean 'adam_nonprivate'"),
+    ("optimizers=[adam_nonprivat]", r"optimizers: 'adam_nonprivat' .* did you mean 'adam_nonprivate'"),
 ]
 
 
