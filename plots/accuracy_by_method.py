@@ -68,7 +68,7 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
         panel.grid(False, axis="y")
         panel.tick_params(axis="y", length=0)
         panel.spines[["top", "right"]].set_visible(False)
-        whole_ticks(panel.xaxis, 5)
+        whole_ticks(panel.xaxis, 6)
     legend(figure)
     return figure
 

@@ -95,8 +95,8 @@ def focus(axes: Sequence[Any], low: Sequence[float], high: Sequence[float], alon
 
 def named_below(axis: Any, numbers: Mapping[str, tuple[float, float]]) -> None:
     """Name below an axis the methods that lie under it, each with its least and largest score."""
-    texts = (f"{label} ({low:.3g} to {high:.3g})" for label, (low, high) in numbers.items())
-    if text := ", ".join(texts):
+    pairs = ((label, dict.fromkeys(f"{end:.3g}" for end in ends)) for label, ends in numbers.items())
+    if text := ", ".join(f"{label} ({' to '.join(ends)})" for label, ends in pairs):
         axis.set_xlabel(f"{axis.get_xlabel()}\n" + textwrap.fill(f"below the axis: {text}", 60))
 
 

@@ -219,6 +219,9 @@ def test_two_scores_share_no_axis(plot, known):
     if plot.needs == "curves":
         other = other.rename(columns={"test_accuracy": "test_log_likelihood"})
     figure = drawn(plot, pd.concat([frame, other], ignore_index=True))
+    if plot.name in ("average_ranks", "performance_profile"):
+        assert figure is None, "two workloads are too few"
+        return
     labels = {text for panel in figure.axes for text in (panel.get_xlabel(), panel.get_ylabel())}
     assert not plot.name.startswith("accuracy") or "test log-likelihood (nats)" in labels
     for panel in figure.axes:
@@ -293,7 +296,7 @@ def test_a_failing_method_is_named_and_does_not_squeeze_the_others(maker):
         assert high - low > 0.4, f"{name}: 3 of 83 points have this part of the axis"
         assert getattr(axis, f"get_{'xy'[along]}scale")() == "linear"
         texts = [axis.get_xlabel(), *(text.get_text() for text in axis.texts)]
-        assert "below the axis: hyfreedp (10 to 10)" in texts[0] or texts[1:] == ["◂ 10"] * 2, "its score is there"
+        assert "below the axis: hyfreedp (10)" in texts[0] or texts[1:] == ["◂ 10"] * 2, "its score is there"
 
 
 @pytest.mark.parametrize("along", ["x", "y"])
@@ -301,7 +304,7 @@ def test_ticks_are_whole_numbers_where_there_is_room(along):
     _, axis = plt.subplots()
     axis.set(xlim=(71.5, 97.5), ylim=(71.5, 97.5))
     of = getattr(axis, f"{along}axis")
-    axes.whole_ticks(of, 5)
+    axes.whole_ticks(of, 6)
     ticks = [tick for tick in of.get_majorticklocs() if 71.5 <= tick <= 97.5]
     assert ticks == [75, 80, 85, 90, 95]
     getattr(axis, f"set_{along}lim")(90.1, 90.9)
@@ -339,7 +342,7 @@ def test_methods_have_one_order_in_all_panels(two):
     names = [text.get_text() for text in first.get_yticklabels()]
     assert sorted(names) == ["dp_adam", "early", "hyfreedp", "late", "swept"]
     assert [text.get_text() for text in second.get_yticklabels()] == [""] * 5
-    for axis, place in ((first, "digits_mlp"), (second, "mnist_mlp")):
+    for axis, place in ((first, "mnist_mlp"), (second, "digits_mlp")):
         rows = two.comparison[(two.comparison["workload"] == place) & (two.comparison["epsilon_target"] == 3)]
         means = dict(zip(rows["label"], 100 * rows["mean"], strict=True))
         at = {names[int(y + 0.3)]: x for held in axis.containers if held.get_label().endswith("ε = 3")
