@@ -15,8 +15,7 @@ from dpopt.results.choosing import validated_best
 from dpopt.results.drawing import by_epsilon, by_method, sweeps, workload_panels
 from dpopt.results.scores import shown
 
-# To end an axis above some values hides a distance: it needs a quarter of the axis empty, three values above that, and
-# more than below.
+# An axis that ends above some values hides them: a quarter of it must be empty, with three values and more above that.
 _EMPTY, _FEWEST = 1 / 4, 3
 _APART = 0.06
 """The least part of a logarithmic axis between two ticks, whose numbers would touch."""
@@ -100,12 +99,11 @@ def named_below(axis: Any, numbers: Mapping[str, tuple[float, float]]) -> None:
         axis.set_xlabel(f"{axis.get_xlabel()}\n" + textwrap.fill(f"below the axis: {text}", 60))
 
 
-def whole_ticks(axis: Any, count: int, least: float = 2.0) -> None:
-    """At most `count` + 1 ticks of an `Axis`, at whole numbers where it is `least` long, so that none touch."""
+def whole_ticks(axis: Any, count: int) -> None:
+    """At most `count` + 1 ticks of an `Axis`, so that none touch; at whole numbers, unless there are less than two."""
     from matplotlib.ticker import MaxNLocator
 
-    low, high = axis.get_view_interval()
-    axis.set_major_locator(MaxNLocator(count, steps=[1, 2, 5, 10], integer=abs(high - low) >= least))
+    axis.set_major_locator(MaxNLocator(count, steps=[1, 2, 5, 10], integer=np.ptp(axis.get_view_interval()) >= 2))
 
 
 def bars(rows: pd.DataFrame) -> NDArray[np.float64]:

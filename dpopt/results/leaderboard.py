@@ -252,8 +252,8 @@ class Leaderboard:
         runs = self.cells.drop_duplicates("run_id")
         hours = runs.get("seconds_cpu", pd.Series(dtype=float)).sum() / 3600
         cost = f"{len(runs):,} runs" + (f", {hours:.2g} CPU hours of training." if hours else ".")
-        missing = [f"{results.suite}: {results.missing}" for results in self.suites if results.missing]
-        return " ".join([f"Suites: {', '.join(results.suite for results in self.suites)}. {cost}", *missing])
+        missing = "".join(f" {results.suite}: {results.missing}" for results in self.suites if results.missing)
+        return f"Suites: {', '.join(results.suite for results in self.suites)}. {cost}{missing}"
 
     def page(self, plots: Path, baseline: str = "", by: str = "epsilon") -> dict[str, str | bytes]:
         """A page as Markdown and HTML, its figure, and the numbers as CSV (p too), by the names of their files."""

@@ -223,7 +223,7 @@ def _unscored(block: pd.DataFrame) -> list[str]:
 
 
 def _unranked(block: pd.DataFrame) -> list[str]:
-    """The methods of a block of `reached` that have no rank: without scores or a run that fits, or set by hand."""
+    """The methods of a block of `reached` without a rank: unscored, lacking, or set by hand."""
     return [*_unscored(block), *_lacking(block), *block["label"][block["tuning"] == "fixed"].unique()]
 
 
@@ -275,25 +275,21 @@ def _block(entries: pd.DataFrame) -> Iterator[Row]:
     has_score = (means[there.columns] > -math.inf).to_numpy()
     is_highest = highest(there.mean().to_numpy(), has_score & np.isfinite(standing.p))
     numbers: dict[str, Row] = {}
-    for at, label in enumerate(there):
+    is_best = standing.may_be_best & has_score
+    for label, *flags in zip(there, standing.p, is_best, is_highest, strict=True):
         of_label = numbers[label] = {"mean": there[label].mean(), "std": there[label].std(), "difference": 0.0}
-        of_label |= {"p": standing.p[at], "is_best": standing.may_be_best[at] and has_score[at]}
-        of_label["is_highest"] = is_highest[at]
+        of_label |= dict(zip(("p", "is_best", "is_highest"), flags, strict=True))
         if label != best.name:
             pairs = statistics.difference((there[label] - best).to_numpy(), largest=unit.ends[1] - unit.ends[0])
             of_label |= {"difference": pairs.mean, "low": pairs.low, "high": pairs.high}
     for label, rank in ranks.items():
         place = _of_method(ranked[ranked["label"] == label]) | block | _EMPTY
         yield place | {"rank": rank, "is_first": rank == ranks.iloc[0]} | numbers[label]
-    lacking, unscored = _lacking(entries), _unscored(entries)
+    lacking = _lacking(entries)
     for label, of_label in entries[is_unranked].groupby("label", sort=False):
-        row = _of_method(of_label) | block | _EMPTY
-        if label in unscored:
-            yield row | {"unranked": without_score(of_label)}
-        elif label in lacking:
-            yield row | {"unranked": _NOTHING}
-        else:
-            yield row | {"unranked": _BY_HAND, "mean": of_label["test"].mean(), "std": of_label["test"].std()}
+        reason = without_score(of_label) or (_NOTHING if label in lacking else _BY_HAND)
+        means = of_label["test"].agg(["mean", "std"]).to_dict() if reason == _BY_HAND else {}
+        yield _of_method(of_label) | block | _EMPTY | {"unranked": reason} | means
 
 
 def _of_method(entries: pd.DataFrame) -> Row:
@@ -377,8 +373,7 @@ def as_tables(frame: pd.DataFrame) -> list[Table]:
     averages = [
         Column("method", text=named),
         Column("average rank", "rank", "{:.2f}".format),
-        Column("first", "first"),
-        Column("failed", "failures"),
+        *(Column(name, key) for name, key in (("first", "first"), ("failed", "failures"))),
     ]
     title = f"Ranks at equal {BUDGETS[by]}"
     note = f"{verdict(frame)} {_RULES[by]}{'' if by == 'epsilon' else _ADVANCE} {_NOTE} {limit(frame)}"
@@ -411,13 +406,10 @@ def _difference(row: Row) -> str:
 
 
 def files(frame: pd.DataFrame, first: str = "") -> dict[str, str]:
-    """Ranks of every block and on average as Markdown, with the note below; the blocks as CSV at full precision.
-
-    `first` is a sentence above the tables.
-    """
+    """Ranks of every block and on average as Markdown, `first` above and the note below; the blocks as CSV too."""
     blocks, *averages = as_tables(frame)
-    parts = [first, *(table.markdown for table in (blocks, *averages))]
-    return {"md": "\n\n".join(filter(None, parts)) + "\n", "csv": blocks.csv}
+    parts = filter(None, [first, *(table.markdown for table in (blocks, *averages))])
+    return {"md": "\n\n".join(parts) + "\n", "csv": blocks.csv}
 
 
 def against(entries: pd.DataFrame, baseline: str) -> pd.DataFrame:

@@ -90,7 +90,7 @@ class Results:
     @property
     def missing(self) -> str:
         """How many cells have no result, in a sentence; empty where all have one."""
-        lacking = self.cells.drop_duplicates("run_id")["state"].map(lambda state: state not in RESULTS)
+        lacking = ~self.cells.drop_duplicates("run_id")["state"].isin(RESULTS)
         count = f"{lacking.sum():,} of {len(lacking):,} cells have no result"
         return f"{count}; rows that need them are left out." if lacking.any() else ""
 
@@ -124,10 +124,7 @@ class Results:
         return drawn
 
     def draw(self, plot: Plot, workload: str = "") -> Figure | None:
-        """A figure of suites, in the suite's styles and with names that are read; None where it has nothing to show.
-
-        With `workload`, of that one alone.
-        """
+        """A figure, of one `workload` if there is one, in the suite's styles; None where it has nothing to show."""
         frame = self.frame(plot.needs)
         if workload and not frame.empty:
             frame = frame[frame["workload"] == workload]

@@ -14,6 +14,8 @@ import scipy.stats
 from numpy.typing import NDArray
 
 _Array = NDArray[np.float64]
+_Ends = tuple[float, float]
+_ANY = -math.inf, math.inf
 
 CONFIDENCE = 0.95
 """The confidence of every interval; tests are at the level 1 - CONFIDENCE."""
@@ -28,9 +30,7 @@ ENOUGH = 6
 """Workloads from which ranks are tested: a method that wins on all of 5 still has p = 2 / 2^5 > 0.05 by signs."""
 
 
-def expected_score(
-    scores: _Array, tested: float = math.nan, ends: tuple[float, float] = (-math.inf, math.inf)
-) -> tuple[float, float]:
+def expected_score(scores: _Array, tested: float = math.nan, ends: _Ends = _ANY) -> tuple[float, float]:
     """The two ends of the interval of mu, the score to be expected of a new seed on a new test record.
 
     All S seeds share the n test records: the score of seed s on record i is mu + a_s + b_i + e_si, and the mean over

@@ -224,7 +224,7 @@ def test_the_page_begins_with_a_sentence_and_a_figure_for_each_workload(maker, t
     for workload in ("digits_mlp", "gmm"):
         assert f"{workload}: the highest mean test accuracy (%) is that of dp_adam at ε = 1 (72.3 ± 4.2, " in before
     assert "1 more not shown to be worse); dp_adam at ε = 3" in before
-    notes = [part for part in markup.split("<details>")[1:] if "How to read this table" in part]
+    notes = [part for part in markup.split("<details>")[1:] if "How to read it" in part]
     assert any("mean ± standard deviation over seeds" in part.partition("</details>")[0] for part in notes)
     assert Results(maker.store, "made").missing == "1 of 37 cells have no result; rows that need them are left out."
 

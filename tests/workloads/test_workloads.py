@@ -5,7 +5,7 @@ import torch
 
 from dpopt import registry
 from dpopt.errors import ConfigError
-from dpopt.workloads import breast_cancer, synthetic
+from dpopt.workloads import digits, synthetic
 
 
 @pytest.mark.parametrize("name", ["breast_cancer", "digits_mlp", "synthetic_logreg", "synthetic_table"])
@@ -41,7 +41,7 @@ def test_digits_are_all_there_with_pixels_up_to_one():
 
 def test_the_published_ranges_of_a_table_hold_its_records():
     """To the three digits that they are stated with: no column is clipped by more, and none is far from its ends."""
-    bunch, (low, high) = sklearn.datasets.load_breast_cancer(), breast_cancer._RANGES
+    bunch, (low, high) = sklearn.datasets.load_breast_cancer(), digits._RANGES
     width = high - low
     assert (abs(bunch.data.min(axis=0) - low) < 0.03 * width).all()
     assert (abs(bunch.data.max(axis=0) - high) < 0.03 * width).all()

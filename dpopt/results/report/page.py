@@ -29,7 +29,6 @@ from dpopt.store.runs import RESULTS, SETTLED, Store
 _STATES = (*SETTLED, "running", "interrupted", "pending")
 _AXES = {"batch_size": "B", "epochs": "epochs", "clip": "C"}
 _FIRST = "accuracy_vs_epsilon"
-"""The figure that the page begins with."""
 _ORIGIN = {"code": "commit", "python": "Python", "device": "device"}
 
 
@@ -148,9 +147,10 @@ def _sentence(rows: pd.DataFrame) -> str:
         others = int(block["is_best"].sum()) - int(best["is_best"])
         more = f", {others} more not shown to be worse" if others else ""
         clauses.append(f"{best['label']} at ε = {target:g} ({score.text(best['mean'], best['std'])}{more})")
-    if not clauses:
-        return f"{workload}: no row has a score and keeps to its ε."
-    return f"{workload}: the highest mean test {score.label} is that of {'; '.join(clauses)}."
+    rest = (
+        f"the highest mean test {score.label} is that of {'; '.join(clauses)}" if clauses else "no row keeps to its ε"
+    )
+    return f"{workload}: {rest}."
 
 
 def page(
