@@ -205,7 +205,7 @@ def reach(metric):
 def marks(labels, scores, is_scored):
     """ "**" for the highest mean of those that are compared, "†" for others that may be the best."""
     p, _ = standing(scores)
-    means = np.round(scores.mean(axis=0), 12)
+    means = np.round(np.nanmean(scores, axis=0), 12)
     is_compared = is_scored & ~np.isnan(p)
     for label, mean, value, is_in in zip(labels, means, p, is_compared, strict=True):
         is_first = is_in and mean == means[is_compared].max()

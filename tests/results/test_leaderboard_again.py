@@ -70,7 +70,8 @@ class Published:
             record["right"] = base64.b64encode(packed).decode()
         marks = [{"draw": draw, "epoch": draw / 10, "test_accuracy": score * draw / 10} for draw in (3, 6, 10)]
         ledger = json.loads(ledger_of(noise).to_json())
-        content = {"label": label, "tuning": tuning, "tuned": {"lr": lr} if lr else {}, "target": target, **dict(entry)}
+        content = {"label": label, "tuning": tuning, "tuned": {"lr": lr} if lr else {}, "target": target}
+        content |= {"chosen_on": {}, **dict(entry)}
         line = {"record": record | more, "ledger": ledger, "curve": marks, "entry": content}
         self.lines.setdefault(suite, []).append(line)
         return line

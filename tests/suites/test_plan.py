@@ -33,9 +33,10 @@ def test_quickstart_is_the_matrix_it_says():
 
 
 def test_the_four_methods_meet_on_data_that_need_no_local_file():
-    suite = load_suite("four_methods")
-    assert {entry.label for entry in plan(suite)} >= {"hyfreedp", "fiber", "adadp", "dp_adam"}
-    assert [workload.name for workload in suite.workloads] == ["digits_mlp", "breast_cancer", "fashion_mnist_cnn"]
+    planned = plan(load_suite("four_methods"))
+    assert {entry.label for entry in planned} >= {"hyfreedp", "fiber", "adadp", "dp_adam"}
+    workloads = {entry.cell.workload["name"] for entry in planned}
+    assert workloads == {"digits_mlp", "breast_cancer", "fashion_mnist_cnn"}
     assert data.entry("fashion_mnist").hub
 
 
