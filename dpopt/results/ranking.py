@@ -260,9 +260,10 @@ def _tests(block: pd.DataFrame) -> pd.DataFrame:
 
 
 def _block(entries: pd.DataFrame) -> Iterator[Row]:
-    tests, scores = _tests(entries), imputed(entries)
-    if entries["label"].nunique() < 2 or tests.isna().all(axis=None):
+    tests = _tests(entries)
+    if entries["label"].nunique() < 2 or tests.isna().to_numpy().all():  # which none at all are, too
         return
+    scores = imputed(entries)
     is_unranked = entries["label"].isin(_unranked(entries))
     ranked = entries[entries["seed"].isin(scores.index) & ~is_unranked]
     unit = shown(ranked["score"].dropna().iloc[0])

@@ -501,3 +501,7 @@ def test_commands_write_distances_from_one_method(maker, capsys):
     pd.testing.assert_frame_equal(of_page[["label", "mean", "p"]], written[["label", "mean", "p"]])
     assert "Scores minus those of dp_adam" in " ".join(capsys.readouterr().out.split())
     assert main(["leaderboard", "suite=made", here, "against=dp_adam", "by=gradients"]) == 0
+
+
+def test_a_block_in_which_nothing_fits_is_left_out(searched):
+    assert ranked(searched.done(), budgets=[1e-3]).empty
