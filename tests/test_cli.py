@@ -230,7 +230,10 @@ def test_a_run_of_a_search_that_has_was_cut_short_is_damaged(searches, capsys):
         (["run", "suite=quickstrat"], "did you mean 'quickstart'"),
         (["run", "suite=quickstart", "seed=[1]"], "did you mean 'seeds'"),
         (["run", "suite=quickstart", "device=gpu"], "device: 'gpu' cannot be used; expected auto, cpu, cuda or cuda:N"),
-        (["plan", "suite=quickstart", "settings.dp_sgd.tuning=private"], r"dp_sgd\.selection: None"),
+        (
+            ["plan", "suite=quickstart", "optimizers=[doppler]", "settings.doppler.tuning=private"],
+            r"doppler\.selection: None",
+        ),
         (["plot", "suite=quickstart", "figure=acuracy_vs_epsilon"], "did you mean 'accuracy_vs_epsilon'"),
         (["table", "suite=quickstart", "results=/nowhere"], "/nowhere holds nothing of it"),
         (["epsilon", "rate=0.1", "noise=1", "draws=10"], "delta"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -55,7 +55,6 @@ class Table(OfSuite):
 
     def __call__(self) -> None:
         from dpopt.results import papers, tables
-        from dpopt.store.runs import RESULTS
 
         results = self.stored()
         comparison, scores, remarks = results.table(), self.scores or (), list[str]()
@@ -65,12 +64,10 @@ class Table(OfSuite):
         if self.compare and not comparison.empty:
             comparison, remarks = papers.beside(comparison, results.store.manifest(results.suite), scores)
         shown = tables.as_table(comparison, results.suite, scores, remarks)
+        shown = replace(shown, first=results.missing)
         _show(shown)
         if not comparison.empty:  # what is there may hold more
             _write_table(results, "table", shown)
-        missing = results.cells[~results.cells["state"].isin(RESULTS)]
-        if len(missing):
-            ERR.print(f"{len(missing)} cells have no result; rows that need them are left out")
         report_problems(results.problems)
 
 
@@ -78,7 +75,8 @@ def _show(*tables: writing.Table) -> None:
     style = TERMINAL if OUT.is_terminal and not OUT.is_dumb_terminal else MARKED
     for shown in tables:
         print_table(shown.styled(style), is_styled=True)
-        OUT.print(shown.note, style="dim", soft_wrap=False)
+        for text in filter(None, (shown.first, shown.note)):
+            OUT.print(text, style="dim", soft_wrap=False)
 
 
 def _write_table(results: Results, name: str, table: writing.Table) -> None:
@@ -118,9 +116,9 @@ class Rank(OfSuite):
             _write_table(results, f"against_{re.sub(r'[^A-Za-z0-9._-]', '_', self.against)}_{self.by}", table)
         else:
             frame = results.ranking(self.by, budgets)
-            _show(*ranking.as_tables(frame))
+            _show(*(replace(table, first=results.missing) for table in ranking.as_tables(frame)))
             if not frame.empty:
-                _write(results, f"ranking_{self.by}", ranking.files(frame))
+                _write(results, f"ranking_{self.by}", ranking.files(frame, results.missing))
         report_problems(results.problems)
 
 
@@ -206,6 +204,7 @@ class Publish:
     to: Path = key("folder of published suites", Path("results/published"))
     plots: Path = key("folder of the figures' files", Path("plots"))
     figures: Several[Name] | None = key("[NAME]: draw these figures", None)
+    partial: bool = key("true: publish though cells have no result; each table says how many", False)
     check: bool = key("true: verify what is published, draw all figures that suites list, write nothing", False)
     remake: bool = key("true: write all tables and figures again from the published runs", False)
 
@@ -222,7 +221,7 @@ class Publish:
         if self.suite is None:
             raise ConfigError("suite", None, "expected suite=NAME once; `dpopt list` shows the suites")
         results = load_results(self.results, self.suite)
-        for path in publishing.publish(results, self.to, self.plots, self.figures or ()):
+        for path in publishing.publish(results, self.to, self.plots, self.figures or (), partial=self.partial):
             OUT.print(str(path))
         return 0
 

@@ -1,20 +1,24 @@
-"""Axes of figures: ticks at the values that were run, lines over them, scores without the empty part of an axis."""
+"""Axes of figures: ticks at the values that were run, lines over them, scores without the methods that fail."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from dpopt.results.choosing import validated_best
-from dpopt.results.drawing import GREY, by_epsilon, by_method, sweeps, workload_panels
+from dpopt.results.drawing import by_epsilon, by_method, sweeps, workload_panels
 from dpopt.results.scores import shown
 
-# A cut hides a distance: it needs a quarter of the axis empty, three values above that, and more than below.
+# An axis that ends above some values hides them: a quarter of it must be empty, with three values and more above that.
 _EMPTY, _FEWEST = 1 / 4, 3
+_APART = 0.06
+"""The least part of a logarithmic axis between two ticks, whose numbers would touch."""
 
 
 def run_axis(axis: Any, values: Iterable[float], label: str) -> None:
@@ -27,7 +31,10 @@ def run_axis(axis: Any, values: Iterable[float], label: str) -> None:
     axis.update_datalim(around, updatey=False)
     axis.autoscale_view(scaley=False)
     beyond = (mantissa * 10.0**power for power in range(-3, 5) for mantissa in (1, 2, 5))
-    ticks += [value for value in beyond if 1.6 * ticks[-1] < value <= axis.get_xlim()[1]]
+    low, high = axis.get_xlim()
+    ticks += [value for value in beyond if 1.6 * ticks[-1] < value <= high]
+    apart = (high / low) ** _APART
+    ticks = [tick for at, tick in enumerate(ticks) if at == 0 or tick > apart * ticks[at - 1]]
     axis.set_xticks(ticks, [f"{value:g}" for value in ticks])
     axis.minorticks_off()
 
@@ -64,55 +71,45 @@ def _gap(spans: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
     return (float(reached[below - 1]), spans[below][0]) if is_wide and above >= max(_FEWEST, below + 1) else None
 
 
-def cut(axes: Sequence[Any], low: Iterable[float], high: Iterable[float], along: str = "y") -> None:
-    """Cut the empty part out of axes that share their scores, where it would squeeze all else, and say so.
-
-    What is left keeps its scale: a point of score is as long below the cut as above it.
+def focus(axes: Sequence[Any], low: Sequence[float], high: Sequence[float], along: str = "y") -> NDArray[np.bool_]:
+    """End axes that share their scores above the few methods that fail, where those would squeeze all else.
 
     Args:
         axes: with everything drawn.
         low, high: the ends of all intervals that are drawn.
         along: the axis with the scores, "x" or "y".
+
+    Returns:
+        True for each interval that lies below the axes now, which a figure names with its number.
     """
-    spans = sorted((a, b) for a, b in zip(low, high, strict=True) if math.isfinite(a) and math.isfinite(b))
-    hole = _gap(spans)
-    if hole is None:
-        return
-    bottom, top = spans[0][0], max(end for _, end in spans)
-    kept = max(top - bottom - (hole[1] - hole[0]), (hole[1] - hole[0]) / 10)
-    first, last, far = hole[0] + 0.06 * kept, hole[1] - 0.06 * kept, 100 * (top - bottom)
-    scores = (first - far, first, last, last + far)
-    places = (first - far, first, first + 0.08 * kept, first + 0.08 * kept + far)
-    functions = (lambda score: np.interp(score, scores, places), lambda place: np.interp(place, places, scores))
+    ends = np.array([low, high], float)
+    spans = sorted((a, b) for a, b in ends.T if math.isfinite(a) and math.isfinite(b))
+    if (hole := _gap(spans)) is None:
+        return np.zeros(ends.shape[1], bool)
+    bottom, top = hole[1], max(end for _, end in spans)
     for axis in axes:
-        getattr(axis, f"set_{along}scale")("function", functions=functions)
-        getattr(axis, f"set_{along}lim")(bottom - 0.06 * kept, top + 0.06 * kept)
-        _mark(axis, first, last, along)
+        getattr(axis, f"set_{along}lim")(bottom - 0.06 * (top - bottom), top + 0.06 * (top - bottom))
+    return ends[1] < bottom
 
 
-def _mark(axis: Any, first: float, last: float, along: str) -> None:
-    # Ticks stand beside the cut alone: inside it the scale has no meaning.
-    start, end = getattr(axis, f"get_{along}lim")()
-    kept = (end - last) + (first - start)
-    ticks = _ticks(start, first, kept) + _ticks(last, end, kept)
-    getattr(axis, f"set_{along}ticks")(ticks, [f"{tick:.4g}" for tick in ticks])
-    is_y, cut_at = along == "y", (first, last)
-    (axis.axhspan if is_y else axis.axvspan)(first, last, facecolor="white", edgecolor="none", zorder=2.4)
-    place = axis.get_yaxis_transform() if is_y else axis.get_xaxis_transform()
-    text = {"color": GREY, "size": 7, "ha": "center", "va": "center", "rotation": 0 if is_y else 90}
-    middle, zorder = (first + last) / 2, {"transform": place, "zorder": 2.7}
-    axis.text(*((0.5, middle) if is_y else (middle, 0.5)), "axis cut", **text, **zorder)
-    for side, spine in enumerate(("left", "right") if is_y else ("bottom", "top")):
-        if axis.spines[spine].get_visible():
-            ends = ((side, side), cut_at) if is_y else (cut_at, (side, side))
-            axis.plot(*ends, color="white", lw=2, clip_on=False, **zorder)
-            slash = [(-1, -0.5), (1, 0.5)] if is_y else [(-0.5, -1), (0.5, 1)]
-            axis.plot(*ends, color="black", linestyle="none", marker=slash, ms=7, clip_on=False, **zorder)
+def named_below(axis: Any, numbers: Mapping[str, tuple[float, float]]) -> None:
+    """Name below an axis the methods that lie under it, each with its least and largest score."""
+    pairs = ((label, dict.fromkeys(f"{end:.3g}" for end in ends)) for label, ends in numbers.items())
+    if text := ", ".join(f"{label} ({' to '.join(ends)})" for label, ends in pairs):
+        axis.set_xlabel(f"{axis.get_xlabel()}\n" + textwrap.fill(f"below the axis: {text}", 60))
 
 
-def _ticks(start: float, end: float, kept: float) -> list[float]:
+def whole_ticks(axis: Any, count: int) -> None:
+    """At most `count` + 1 ticks of an `Axis`, so that none touch; at whole numbers, unless there are less than two."""
     from matplotlib.ticker import MaxNLocator
 
-    count, middle = round(6 * (end - start) / kept), (start + end) / 2
-    ticks = [float(tick) for tick in MaxNLocator(max(1, count)).tick_values(start, end) if start <= tick <= end]
-    return ticks if count > 1 and ticks else [min(ticks or [middle], key=lambda tick: abs(tick - middle))]
+    axis.set_major_locator(MaxNLocator(count, steps=[1, 2, 5, 10], integer=np.ptp(axis.get_view_interval()) >= 2))
+
+
+def bars(rows: pd.DataFrame) -> NDArray[np.float64]:
+    """One standard deviation to each side, shape [2, rows], as shown; none reaches beyond what a score can be."""
+    unit, spread = shown(rows["score"].iloc[0]), rows["std"].fillna(0)
+    least, largest = unit.ends
+    return unit.factor * np.array(
+        [np.minimum(spread, rows["mean"] - least), np.minimum(spread, largest - rows["mean"])]
+    )

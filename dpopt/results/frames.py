@@ -207,7 +207,7 @@ def curves(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
     """
     entries = []
     for row in selected.to_dict("records"):
-        place = {key: row[key] for key in (*GROUP, "seed", "tuning", "run_id", "score", "lr")}
+        place = {key: row[key] for key in (*GROUP, "optimizer", "seed", "tuning", "run_id", "score", "lr")}
         entries += [{"eta": row["lr"], **entry, **place} for entry in store.curve(row["run_id"])]
     return pd.DataFrame(entries).drop(columns="diagnostics", errors="ignore")
 

@@ -40,8 +40,9 @@ _NOTE = (
 )
 _CAPTION = "Average ranks and their critical difference."
 _SCORES_NOTE = (
-    "Test scores: mean ± standard deviation over seeds. Bold: methods that may be the best of the task, at 95 % "
-    "confidence, on this test split (paired t tests over seeds, corrected for their number); italics: for reference. "
+    "Test scores: mean ± standard deviation over seeds. Bold: the highest mean of the ranked methods; †: not shown to "
+    "be worse, at 95 % confidence, on this test split (paired t tests over seeds, corrected for their number); "
+    "italics: for reference. "
     f"{_CHOSEN_ON}: a constant of the method was chosen on this task."
 )
 
@@ -189,10 +190,14 @@ class Leaderboard:
         def interval(row: Row) -> str:
             return "" if math.isnan(row["low"]) else f"[{row['low']:.2f}, {row['high']:.2f}]"
 
+        def rank(row: Row) -> str:
+            is_tied = row["is_best"] is True and bool(row["rank"] > self.ranks["rank"].min())
+            return "" if math.isnan(row["rank"]) else f"{row['rank']:.2f}" + f" {tables.DAGGER}" * is_tied
+
         columns = [
             Column("method", "label"),
             Column("track", "track"),
-            Column("rank", "rank", unless_nan("{:.2f}".format)),
+            Column("rank", text=rank),
             Column("95 % interval", text=interval),
             Column("unseen", "unseen", unless_nan("{:.2f}".format)),
             Column("per draw", "draws", unless_nan("{:.2f}".format)),
@@ -201,23 +206,26 @@ class Leaderboard:
             Column("CPU hours", "cpu_hours", unless_nan("{:.2g}".format)),
         ]
         verdict = "Nothing is ranked." if self.blocks.empty else ranking.verdict(self.blocks)
-        bold = marks((is_best is True for is_best in self.ranks["is_best"]), ("method", "rank"))
+        is_tested = any(is_best is True for is_best in self.ranks["is_best"])
+        bold = marks(is_tested & (self.ranks["rank"] == self.ranks["rank"].min()), ("method", "rank"))
         italic = marks(self.ranks["track"] == FREE, ["method"])
-        note = f"{_NOTE} {verdict}{' Bold: ranks that are not shown to differ from the best.' if bold else ''}"
+        note = f"{_NOTE} {verdict}{f' Bold: the best rank; {tables.DAGGER}: not shown to differ.' if bold else ''}"
         title = "Average ranks at equal total ε"
         return Table(texts(self.ranks, columns), title, note, bold=bold, italic=italic, numbers=self.ranks)
 
     def _scores(self, target: float, note: str) -> Table:
-        rows, best = self.scores[self.scores["epsilon_target"] == target], set[tuple[str, str]]()
+        rows, blocks = self.scores[self.scores["epsilon_target"] == target], list[Row]()
         if not self.blocks.empty:
-            blocks = self.blocks[(self.blocks["epsilon"] == target) & self.blocks["is_best"]]
-            best = set(zip(blocks["label"], blocks["workload"], strict=True))
+            blocks = self.blocks[self.blocks["epsilon"] == target].to_dict("records")
+        ranked = {(row["label"], row["workload"]): row for row in blocks}
+        best = {place for place, row in ranked.items() if row["is_highest"]}
         of = {(row["label"], row["workload"]): row for row in rows.to_dict("records")}
 
         def score_of(workload: str, label: str) -> str:
             row = of.get((label, workload))
             text = shown(row["score"]).text(row["mean"], row["std"]) if row else ""
-            return text + _CHOSEN_ON * (text != "" and self.is_chosen_on(workload, label))
+            text += _CHOSEN_ON * (text != "" and self.is_chosen_on(workload, label))
+            return text + (tables.dagger(ranked[label, workload]) if (label, workload) in ranked else "")
 
         methods = self.ranks[self.ranks["label"].isin(rows["label"])]
         columns, bold, italic = [Column("method", "label")], set(), {*marks(methods["track"] == FREE, ["method"])}
@@ -244,7 +252,8 @@ class Leaderboard:
         runs = self.cells.drop_duplicates("run_id")
         hours = runs.get("seconds_cpu", pd.Series(dtype=float)).sum() / 3600
         cost = f"{len(runs):,} runs" + (f", {hours:.2g} CPU hours of training." if hours else ".")
-        return f"Suites: {', '.join(results.suite for results in self.suites)}. {cost}"
+        missing = "".join(f" {results.suite}: {results.missing}" for results in self.suites if results.missing)
+        return f"Suites: {', '.join(results.suite for results in self.suites)}. {cost}{missing}"
 
     def page(self, plots: Path, baseline: str = "", by: str = "epsilon") -> dict[str, str | bytes]:
         """A page as Markdown and HTML, its figure, and the numbers as CSV (p too), by the names of their files."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dpopt import files
@@ -18,16 +19,22 @@ _TEXTS = ("table.md", "table.csv", "table.tex", "ranking_epsilon.md", "ranking_e
 """The tables of a published folder, all of which are compared, also those that are not there."""
 
 
-def publish(results: Results, to: Path, plots: Path, chosen: Sequence[str] = ()) -> list[Path]:
+def publish(
+    results: Results, to: Path, plots: Path, chosen: Sequence[str] = (), *, partial: bool = False
+) -> list[Path]:
     """Write all of a suite into the folder `to`/SUITE, tables and figures from what was written there; gives the files.
 
     Without figures in `chosen`, a new folder gets all that the suite has something to show for, and an old one the
-    figures that lie in it. `ConfigError` for a part of a suite, or if nothing is finished.
+    figures that lie in it. `ConfigError` for a part of a suite, if nothing is finished, and unless `partial` if some
+    cell has no result; each table says how many have none.
     """
     if results.part:
         raise ConfigError("publish", dict(results.part), "expected the whole suite")
     if results.every.empty:
         raise ConfigError("suite", results.suite, "no finished rows to publish")
+    if results.missing and not partial:
+        how = "partial=true publishes what is there, and each table says so"
+        raise ConfigError("suite", results.suite, f"{results.missing.partition(';')[0]}; {how}")
     folder, manifest = to / results.suite, results.store.manifest(results.suite)
     listed = Store(to).manifest(results.suite).get("figures", []) if (folder / RUNS).exists() else []
     # Curves and diagnostics are most of a run, and figures show those of selected runs alone.
@@ -100,8 +107,8 @@ def _texts(results: Results) -> dict[str, str]:
     manifest = results.store.manifest(results.suite)
     if manifest.get("published"):
         comparison, remarks = papers.beside(comparison, manifest)
-    table = tables.as_table(comparison, results.suite, (), remarks)
+    table = replace(tables.as_table(comparison, results.suite, (), remarks), first=results.missing)
     texts = {"table.md": f"{table.markdown}\n", "table.csv": table.csv, "table.tex": table.latex}
     if not ranks.empty:
-        texts |= {f"ranking_epsilon.{kind}": text for kind, text in ranking.files(ranks).items()}
+        texts |= {f"ranking_epsilon.{kind}": text for kind, text in ranking.files(ranks, results.missing).items()}
     return texts

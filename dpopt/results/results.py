@@ -19,6 +19,7 @@ from dpopt.results.drawing import Style, styles_of
 from dpopt.results.frames import GROUP
 from dpopt.results.naming import readable_names, row_names, workload_names
 from dpopt.store import Store
+from dpopt.store.runs import RESULTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -87,6 +88,13 @@ class Results:
         return self.stored.problems
 
     @property
+    def missing(self) -> str:
+        """How many cells have no result, in a sentence; empty where all have one."""
+        lacking = ~self.cells.drop_duplicates("run_id")["state"].isin(RESULTS)
+        count = f"{lacking.sum():,} of {len(lacking):,} cells have no result"
+        return f"{count}; rows that need them are left out." if lacking.any() else ""
+
+    @property
     def folder(self) -> Path:
         """The folder of tables and pages: the suite's, or one inside of it for a part of the suite."""
         folder = self.store.suite_folder(self.suite)
@@ -115,9 +123,11 @@ class Results:
             raise ConfigError("plot", name, f"suite {self.suite} has nothing finished that it could show")
         return drawn
 
-    def draw(self, plot: Plot) -> Figure | None:
-        """A figure of suites, in the suite's styles and with names that are read; None where it has nothing to show."""
+    def draw(self, plot: Plot, workload: str = "") -> Figure | None:
+        """A figure, of one `workload` if there is one, in the suite's styles; None where it has nothing to show."""
         frame = self.frame(plot.needs)
+        if workload and not frame.empty:
+            frame = frame[frame["workload"] == workload]
         if frame.empty:
             return None
         return plot.figure(frame.assign(workload=frame["workload"].map(self._titles)), self.styles)
@@ -137,7 +147,8 @@ class Results:
         if not self.effects.empty:
             shown.append(clip_batch.as_table(self.effects))
         plots = fields.path(folder, "folder")
-        return page(self.store, self.suite, self.stored, [*shown, *ranks], self.draw, plots, of_suite)
+        every = [replace(table, first=self.missing) for table in (*shown, *ranks)]
+        return page(self.store, self.suite, self.stored, self.comparison, every, self.draw, plots, of_suite)
 
     @cached_property
     def every(self) -> pd.DataFrame:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from dpopt import registry
 from dpopt.results import pricing, statistics
@@ -22,12 +23,13 @@ from dpopt.store.runs import Store
 
 BLOCK = ["workload", "epsilon_target"]
 INTERVAL = "95 % interval"
+DAGGER = "†"
 _EDGES = "end of grid"
 _NOTE = (
-    "Test {scores}: mean ± standard deviation over seeds. {interval} Bold: rows that may be the best of their block "
-    "(workload and target ε), at 95 % confidence: no other is better in paired t tests over seeds, corrected for their "
-    "number, on this test split. Compared are rows whose whole search keeps to the target ε; italics: for reference, "
-    "as more was spent or a value set by hand is not charged. {limit} "
+    "Test {scores}: mean ± standard deviation over seeds. {interval} Bold: the highest mean of a block (workload and "
+    "target ε); †: not shown to be worse, at 95 % confidence (no other is better in paired t tests over seeds, "
+    "corrected for their number, on this test split). Compared are rows whose whole search keeps to the target ε; "
+    "italics: for reference, as more was spent or a value set by hand is not charged. {limit} "
     "Runs: trained models per seed (the mean over seeds), of which the best on the validation split is reported. "
     "ε single: spent by that one run; ε with tuning: by its whole search (not charged where a value was set by hand); "
     "ε composed, where that differs: by all runs one after the other, more than a random number of them spends. All "
@@ -55,8 +57,8 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
         and in how many seeds), `examples` N, `draws` T and `noise_gradient` (noise multiplier), means;
         `epsilon_single`, `epsilon_with_tuning` and `epsilon_composed` (the largest over the seeds); `note`, what the
         registry says of the optimizer; `is_reference`, whether it spends more than its target or cannot say; `p`,
-        `visible` and `is_best` among the private others of its block, see `statistics.standing`. A row with test
-        records without a finite score is for reference too.
+        `visible` and `is_best` (may be the best) among the private others of its block, see `statistics.standing`, and
+        `is_highest`, of the means that are compared. A row with test records without a finite score is for reference.
     """
     if selected.empty:
         return pd.DataFrame()
@@ -106,7 +108,7 @@ def _scores(group: pd.DataFrame) -> dict[str, Any]:
     score = group["score"].iloc[0]
     # Of a mean of zeros and ones it is known how the test split's size limits it.
     tested = float(group["tested"].iloc[0]) if score == "accuracy" and "tested" in group else math.nan
-    low, high = statistics.expected_score(group["test_score"].to_numpy(float), tested)
+    low, high = statistics.expected_score(group["test_score"].to_numpy(float), tested, shown(score).ends)
     return (
         {"score": score, "tested": tested, "low": low, "high": high}
         | means
@@ -115,7 +117,7 @@ def _scores(group: pd.DataFrame) -> dict[str, Any]:
 
 
 def _compared(table: pd.DataFrame, tests: Sequence[pd.Series]) -> pd.DataFrame:
-    table = table.assign(p=math.nan, visible=math.nan, is_best=False)
+    table = table.assign(p=math.nan, visible=math.nan, is_best=False, is_highest=False)
     chosen = table[~table["is_reference"] & (table["epsilon_target"] < math.inf)]
     for _, block in chosen.groupby(BLOCK):
         finite = {row: tests[row].where(np.isfinite(tests[row])) for row in block.index}
@@ -124,8 +126,21 @@ def _compared(table: pd.DataFrame, tests: Sequence[pd.Series]) -> pd.DataFrame:
         standing = statistics.standing(scores.to_numpy(float))
         table.loc[block.index, "p"] = standing.p
         table.loc[block.index, "visible"] = standing.visible
-        table.loc[block.index, "is_best"] = standing.may_be_best & [values.notna().any() for values in finite.values()]
+        has_any = np.array([values.notna().any() for values in finite.values()])
+        table.loc[block.index, "is_best"] = standing.may_be_best & has_any
+        table.loc[block.index, "is_highest"] = highest(scores.mean().to_numpy(), has_any & np.isfinite(standing.p))
     return table
+
+
+def highest(means: NDArray[np.float64], is_compared: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """True for the highest of the `means` that are compared; equal ones share it."""
+    rounded = np.where(is_compared, means.round(statistics.DIGITS), -math.inf)
+    return is_compared & (rounded == rounded.max(initial=-math.inf))
+
+
+def dagger(row: Row) -> str:
+    """The mark of a row that is not shown to be worse than the highest mean."""
+    return f" {DAGGER}" if row["is_best"] and not row["is_highest"] else ""
 
 
 def further_scores(table: pd.DataFrame) -> list[str]:
@@ -167,7 +182,7 @@ def as_table(table: pd.DataFrame, title: str, scores: Sequence[str] = (), remark
         frame.drop(columns=dropped),
         title,
         _footer(table, remarks),
-        bold=marks(table["is_best"], marked),
+        bold=marks(table["is_highest"], marked),
         italic=marks(is_reference & (table["epsilon_target"] < math.inf), marked),
         numbers=table,
     )
@@ -184,7 +199,8 @@ def _of_score(table: pd.DataFrame, score: str, ours: str, theirs: str) -> Iterat
     def text(row: Row, key: str) -> str:
         if row["score"] != score if ours == "mean" else row[ours] != row[ours]:
             return ""
-        return unit.text(row[key], row["std" if key == "mean" else f"{key}_std"])
+        number = unit.text(row[key], row["std" if key == "mean" else f"{key}_std"])
+        return number + (dagger(row) if key == "mean" else "")
 
     def published(row: Row) -> str:
         number = "" if math.isnan(row[theirs]) else text(row, theirs)
@@ -208,7 +224,7 @@ def _footer(table: pd.DataFrame, remarks: Sequence[str] = ()) -> str:
 def _interval_note(table: pd.DataFrame) -> str:
     if table["low"].isna().all():
         return ""
-    seeds = "the variation over seeds (Student's t)" if table["seeds"].max() > 1 else ""
+    seeds = "the variation over seeds (Student's t)"
     counts = sorted(table["tested"].dropna().astype(int).unique())
     records = f"the error of a test split of {' or '.join(f'{n:,}' for n in counts)} records (Wilson)" if counts else ""
     rest = ", and where a score is no accuracy for the seeds alone" if counts and table["tested"].isna().any() else ""
@@ -227,7 +243,8 @@ def limit(table: pd.DataFrame) -> str:
     if parts:
         least = " and ".join(parts)
         return f"With {seeds}, a difference below about {least} (by block, the median over pairs) cannot be shown."
-    return "Nothing is tested: that takes two rows of a block that keep to the target, with two seeds each."
+    least = statistics.FEWEST
+    return f"Nothing is tested: that takes two rows of a block that keep to the target, with {least} seeds each."
 
 
 def _constant(table: pd.DataFrame) -> dict[str, str]:

@@ -48,6 +48,7 @@ class Table:
         frame: plain texts, a column for each name.
         title: what the table shows.
         note: what belongs below it.
+        first: a sentence that no reader may miss; empty where there is none.
         command: the command that makes the table again; empty if it is made only as a part of a page.
         bold, italic: cells that are, by the number of their row and the name of their column.
         numbers: what CSV has in place of `frame`, at full precision.
@@ -57,6 +58,7 @@ class Table:
     title: str = ""
     note: str = ""
     command: str = ""
+    first: str = ""
     bold: _Marks = frozenset()
     italic: _Marks = frozenset()
     numbers: pd.DataFrame | None = None
@@ -72,15 +74,15 @@ class Table:
 
     @property
     def markdown(self) -> str:
-        """A table of GitHub's Markdown, with the note below."""
+        """A table of GitHub's Markdown, with its first sentence above and the note below."""
         body = self.styled(MARKDOWN).to_markdown(index=False, disable_numparse=True)
-        return "\n\n".join([body, *filter(None, [MARKDOWN.escape(self.note)])])
+        return "\n\n".join(filter(None, [MARKDOWN.escape(self.first), body, MARKDOWN.escape(self.note)]))
 
     @property
     def latex(self) -> str:
         """A booktabs tabular with the note as its caption; needs \\usepackage{booktabs}."""
         style = self.styled(LATEX).style.hide(axis="index")
-        return style.to_latex(hrules=True, caption=LATEX.escape(self.note), position="t")
+        return style.to_latex(hrules=True, caption=LATEX.escape(f"{self.first} {self.note}".strip()), position="t")
 
     @property
     def csv(self) -> str:

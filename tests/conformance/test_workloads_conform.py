@@ -29,6 +29,7 @@ ENCODER = {
 GPT2 = {"pretrained": False, "layers": 1, "width": 16, "heads": 2, "vocabulary": 300, "generations": 2, "length": 60}
 CASES = {
     "augmented_images": {"data": "mnist", "architecture": "two_conv", "multiplicity": 2},
+    "breast_cancer": {},
     "cifar100_vit_base": VIT,
     "cifar100_vit_small": VIT,
     "cifar100_vit_tiny": VIT | {"subset": "lora"},

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from html.parser import HTMLParser
 from itertools import product
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -41,6 +42,7 @@ def draw(frame, styles):
     return figure
 '''
 HOSTILE = "<b onclick='x()'>bold</b> & \"quoted\""
+PLOTS = Path(__file__).parents[2] / "plots"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
@@ -108,7 +110,8 @@ def page_of(store, folder, overrides=(), further=()):
     """The page of the suite without ranks, which take most of the time."""
     stored, of_suite = Results(store, "made"), shlex.join(overrides or ["suite=made"])
     shown = report.tables_of(stored.comparison, stored.table(), store.manifest("made"), of_suite)
-    return report.page(store, "made", stored.stored, [*shown, *further], stored.draw, folder, of_suite)
+    every = [*shown, *further]
+    return report.page(store, "made", stored.stored, stored.comparison, every, stored.draw, folder, of_suite)
 
 
 def test_the_tables_hold_the_stored_numbers(recorded, whole):
@@ -203,6 +206,29 @@ def test_the_page_can_be_read_by_machines_and_keyboards(whole):
     assert not any(colour in style for style in styles for colour in ("#000000", "#ffffff"))
 
 
+def test_the_page_begins_with_a_sentence_and_a_figure_for_each_workload(maker, tmp_path):
+    """And long notes are behind a fold; what is missing is not."""
+    (tmp_path / "accuracy_vs_epsilon.py").write_text((PLOTS / "accuracy_vs_epsilon.py").read_text("utf-8"))
+    for workload in ("digits_mlp", "gmm"):
+        for seed in range(3):
+            for epsilon in (1.0, 3.0):
+                maker.add("adadp", seed, 0.5, 0.7 + 0.01 * seed, epsilon=epsilon, workload=workload)
+                maker.add("dp_adam", seed, 0.5, 0.69 + 0.02 * seed**2, epsilon=epsilon, workload=workload)
+                by_hand = {"tuned": {"lr": 0.1}, "tuning": "fixed", "epsilon": epsilon, "workload": workload}
+                maker.add("by_hand", seed, 0.5, 0.9, **by_hand)
+    maker.add("adadp", 3, 0.5, 0.5, status="missing")
+    markup = page_of(maker.done(), tmp_path)
+    before, after = markup.split("<table>", 1)
+    assert before.count("<svg") == 2, "the figures stand before the first table"
+    assert "<svg" not in after, "and not again"
+    for workload in ("digits_mlp", "gmm"):
+        assert f"{workload}: the highest mean test accuracy (%) is that of dp_adam at ε = 1 (72.3 ± 4.2, " in before
+    assert "1 more not shown to be worse); dp_adam at ε = 3" in before
+    notes = [part for part in markup.split("<details>")[1:] if "How to read it" in part]
+    assert any("mean ± standard deviation over seeds" in part.partition("</details>")[0] for part in notes)
+    assert Results(maker.store, "made").missing == "1 of 37 cells have no result; rows that need them are left out."
+
+
 def test_commands_repeat_the_arguments(recorded, bare, whole):
     part = Table(pd.DataFrame({"runs": [2, 4]}), "Chances", "Few.", "dpopt dice suite=made")
     text = Page(page_of(recorded, bare, overrides=["suite=made", "optimizers=[a,b]"], further=[part])).text
@@ -290,7 +316,7 @@ def test_provenance_counts_cells(recorded, bare):
     cells.loc[1, "commit"] = None
     cells.loc[2, "state"] = "pending"
     stored = frames.Stored(pd.concat([cells, cells.iloc[:1]]), [])
-    (counts,) = Page(report.page(recorded, "made", stored, [], None, bare, "")).tables
+    (counts,) = Page(report.page(recorded, "made", stored, pd.DataFrame(), [], None, bare, "")).tables
     assert counts[1:] == [
         ["commit", "abc", "18"],
         ["commit", "abd with changed files", "1"],

@@ -269,10 +269,11 @@ def test_all_epsilon_is_on_the_axis():
     rows = [
         {"workload": "easy", "label": label, "epsilon_target": target, "tuning": tuning, "score": "accuracy"}
         | {"epsilon_with_tuning": factor * target, "mean": 0.5, "std": 0.01}
+        | {"epsilon_single": target, "is_reference": factor > 1}
         for label, tuning, factor in (("free", "grid", 3), ("hyfreedp", "self", 1))
         for target in EPSILONS
     ]
-    axis = draw("accuracy_vs_total_epsilon", pd.DataFrame(rows)).axes[0]
+    axis = draw("accuracy_vs_epsilon", pd.DataFrame(rows)).axes[0]
     drawn = {held.get_label(): held.lines[0] for held in axis.containers}
     assert drawn["free"].get_xdata().tolist() == [3, 24]
     assert drawn["free"].get_markerfacecolor() == "white"

@@ -36,7 +36,7 @@ def test_comparison(table):
 
 
 def test_formats_hold_the_same_numbers(table):
-    made = tables.as_table(table.assign(is_best=~table["is_reference"]), "made")
+    made = tables.as_table(table.assign(is_highest=~table["is_reference"]), "made")
     markdown, latex, html = made.markdown, made.latex, sheet("made", [made])
     assert "*60.0 ± 10.0*" in markdown
     assert "**70.0 ± 0.0**" in markdown
@@ -55,7 +55,7 @@ def test_formats_hold_the_same_numbers(table):
 
 
 def test_two_scores_stand_in_columns_of_their_own(table):
-    table = table.assign(is_best=~table["is_reference"])
+    table = table.assign(is_highest=~table["is_reference"])
     other = table.assign(workload="mixture", score="log_likelihood", mean=-table["mean"], note="")
     both = pd.concat([table, other], ignore_index=True)
     shown = tables.as_table(both, "made").styled(MARKDOWN)

@@ -10,6 +10,7 @@ import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from dpopt.store.runs import RESULTS, SETTLED, Store
 
 _STATES = (*SETTLED, "running", "interrupted", "pending")
 _AXES = {"batch_size": "B", "epochs": "epochs", "clip": "C"}
+_FIRST = "accuracy_vs_epsilon"
 _ORIGIN = {"code": "commit", "python": "Python", "device": "device"}
 
 
@@ -136,12 +138,28 @@ def tables_of(
     return [Table(best, "Best private methods", _HEADLINE_NOTE), all_rows] if len(best) else [all_rows]
 
 
+def _sentence(rows: pd.DataFrame) -> str:
+    """The rows of a workload in a sentence: the highest mean at each target epsilon, and what is not shown worse."""
+    workload, score, clauses = rows["workload"].iloc[0], shown(rows["score"].iloc[0]), []
+    compared = rows[~rows["is_reference"] & rows["mean"].notna()]
+    for target, block in compared.groupby("epsilon_target"):
+        best = block.loc[block["mean"].idxmax()]
+        others = int(block["is_best"].sum()) - int(best["is_best"])
+        more = f", {others} more not shown to be worse" if others else ""
+        clauses.append(f"{best['label']} at ε = {target:g} ({score.text(best['mean'], best['std'])}{more})")
+    rest = (
+        f"the highest mean test {score.label} is that of {'; '.join(clauses)}" if clauses else "no row keeps to its ε"
+    )
+    return f"{workload}: {rest}."
+
+
 def page(
     store: Store,
     suite: str,
     stored: Stored,
+    chosen: pd.DataFrame,
     tables: Sequence[Table],
-    draw: Callable[[Plot], Any],
+    draw: Callable[..., Any],
     plots: Path,
     of_suite: str,
 ) -> str:
@@ -149,20 +167,27 @@ def page(
 
     Args:
         store, suite, stored: the suite's cells, and where they lie.
+        chosen: `Results.comparison`, of which the page begins with a sentence and a figure for each workload.
         tables: to show, with the commands that make them again.
-        draw: gives a figure of the suite; None where it has nothing to show.
+        draw: gives a figure of the suite, or of one `workload` of it; None where it has nothing to show.
         plots: folder of the figures' files.
         of_suite: see `tables_of`.
     """
-    cells, chosen = stored.cells, [plot for plot in figures.plots(plots) if plot.needs in figures.OF_SUITES]
+    cells, every = stored.cells, {plot.name: plot for plot in figures.plots(plots) if plot.needs in figures.OF_SUITES}
+    lead, first = every.pop(_FIRST, None), list[dict[str, Any]]()
+    private = chosen if chosen.empty else chosen[chosen["epsilon_target"] < math.inf]
+    for workload, rows in [] if private.empty else private.groupby("workload", sort=False):
+        figure = _drawing(lead, partial(draw, workload=workload), f"first-{len(first)}") if lead else {}
+        first.append({"svg": "", **figure, "sentence": _sentence(rows)})
     counts = cells.drop_duplicates("run_id")["state"].value_counts()
     listed = [f"{counts[state]} {state}" for state in _STATES if state in counts]
     failed = cells[cells["state"] == "failed"].drop_duplicates("run_id")
     return sheet(
         suite,
         tables,
-        [_drawing(plot, draw, f"figure-{k}") for k, plot in enumerate(chosen, 1)],
+        [_drawing(plot, draw, f"figure-{k}") for k, plot in enumerate(every.values(), 1)],
         store.manifest(suite).get("description", ""),
+        first=first,
         suite=suite,
         title=f"{suite}: dpopt report",
         arguments=of_suite,
