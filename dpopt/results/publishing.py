@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dpopt import files
@@ -100,8 +101,8 @@ def _texts(results: Results) -> dict[str, str]:
     manifest = results.store.manifest(results.suite)
     if manifest.get("published"):
         comparison, remarks = papers.beside(comparison, manifest)
-    table = tables.as_table(comparison, results.suite, (), remarks)
+    table = replace(tables.as_table(results.named(comparison), results.suite, (), remarks), numbers=comparison)
     texts = {"table.md": f"{table.markdown}\n", "table.csv": table.csv, "table.tex": table.latex}
     if not ranks.empty:
-        texts |= {f"ranking_epsilon.{kind}": text for kind, text in ranking.files(ranks).items()}
+        texts |= {f"ranking_epsilon.{kind}": text for kind, text in ranking.files(ranks, results.named(ranks)).items()}
     return texts

@@ -114,16 +114,21 @@ def _provenance(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def tables_of(
-    chosen: pd.DataFrame, comparison: pd.DataFrame, manifest: Mapping[str, Any], of_suite: str
+    chosen: pd.DataFrame,
+    comparison: pd.DataFrame,
+    manifest: Mapping[str, Any],
+    of_suite: str,
+    named: Callable[[pd.DataFrame], pd.DataFrame],
 ) -> list[Table]:
     """The headline and the table of every finished row, with the numbers of a paper that the suite names.
 
-    `chosen` and `comparison` are of one setting for each method and of all; `of_suite` chooses the suite in a command.
+    `chosen` and `comparison` are of one setting for each method and of all; `of_suite` chooses the suite in a command;
+    `named` gives a frame the names that people read.
     """
     if comparison.empty:
         return []
     # Of one setting for each method: choosing one is charged there.
-    best, scores = _headline(chosen), tables.further_scores(comparison)
+    best, scores = _headline(named(chosen)), tables.further_scores(comparison)
     options, remarks = [f"scores=[{','.join(scores)}]"] if scores else [], list[str]()
     if manifest.get("published"):
         try:
@@ -132,7 +137,8 @@ def tables_of(
         except ConfigError as error:
             remarks = [f"Published numbers are left out: {error}."]
     command = " ".join(["dpopt table", of_suite, *map(shlex.quote, options)])
-    all_rows = replace(tables.as_table(comparison, "Every finished row", scores, remarks), command=command)
+    shown = tables.as_table(named(comparison), "Every finished row", scores, remarks)
+    all_rows = replace(shown, command=command, numbers=comparison)
     return [Table(best, "Best private methods", _HEADLINE_NOTE), all_rows] if len(best) else [all_rows]
 
 

@@ -65,7 +65,8 @@ def grid(table: Table) -> dict[str, Any]:
         filled = [row[at]["number"] != "" for row in rows if row[at]["text"]]
         # Half of them are enough: a column of numbers also has words, such as "not charged".
         columns.append({"name": name, "is_numeric": any(filled) and sum(filled) >= len(filled) / 2})
-    return {"title": table.title, "columns": columns, "rows": rows, "note": table.note, "command": table.command}
+    below = {"note": table.note, "details": table.details, "command": table.command}
+    return {"title": table.title, "columns": columns, "rows": rows, **below}
 
 
 def text(value: Any) -> str:
