@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
@@ -43,6 +44,12 @@ def print_table(table: Any, is_styled: bool = False) -> None:
         shown.add_row(*map(text, row))
     needed = OUT.measure(shown, options=OUT.options.update(max_width=1000)).maximum
     print_wide(shown, needed)  # a narrow terminal breaks lines better than cells
+
+
+def print_lines(texts: Iterable[str]) -> None:
+    """Print lines in style `TERMINAL`, however wide the terminal is."""
+    for text in texts:
+        _Plain(soft_wrap=True).print(Text.from_ansi(text))
 
 
 def print_wide(shown: Table, width: int) -> None:

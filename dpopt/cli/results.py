@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.progress import track
-from rich.text import Text
 
-from dpopt.cli.console import ERR, OUT, print_table, report_problems
+from dpopt.cli.console import ERR, OUT, print_lines, print_table, report_problems
 from dpopt.cli.keys import OfSuite
 from dpopt.errors import ConfigError
 from dpopt.fields import Name, Positive, Several, key
@@ -84,8 +83,7 @@ def _show(*tables: writing.Table, format: str | None = None) -> None:
             continue
         if at:
             OUT.print()
-        for text in lines(shown, OUT.width, style):
-            OUT.print(Text.from_ansi(text), no_wrap=True, overflow="ellipsis", crop=True, soft_wrap=False)
+        print_lines(lines(shown, OUT.width, style))
         OUT.print(shown.note, style="dim", soft_wrap=False)
 
 

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from dpopt.results.sizing import beside
-
 COLOURS = ("#0173B2", "#DE8F05", "#029E73", "#D55E00", "#CC78BC", "#CA9161", "#56B4E9")
 """Those of seaborn's palette for the colour-blind that can be told from white, from black and from grey."""
 _MARKERS = "osD^vP*X"
@@ -138,7 +136,7 @@ def workload_panels(
     import matplotlib.pyplot as plt
 
     groups = list(frame.groupby(list(by)))
-    columns = beside(min(4, len(groups)))
+    columns = min(4, len(groups))
     lines = -(-len(groups) // columns)
     size = (width * columns + 1.6, height * lines + 0.3)
     figure, axes = plt.subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")

@@ -162,7 +162,7 @@ class Results:
             names: further or other names of labels and workloads.
 
         Raises:
-            ConfigError: no such figure, a width that is not positive, or the suite has nothing to show.
+            ConfigError: no such figure, a width that is no page's, or the suite has nothing to show.
         """
         from dpopt.results import figures
 
@@ -181,9 +181,8 @@ class Results:
         if frame.empty:
             return None
         styles = {self._called(label, names): style for label, style in self.styles.items()}
-        with sizing.of_width(width):
-            figure = plot.figure(self.named(frame, names), styles)
-            return sizing.fitted(figure, width) if figure and width else figure
+        figure = plot.figure(self.named(frame, names), styles)
+        return figure if figure is None or width is None else sizing.fitted(figure, width)
 
     def report(self, folder: str | Path = "plots", overrides: Sequence[str] = ()) -> str:
         """One HTML page with tables and figures, which opens without a network.
