@@ -118,7 +118,7 @@ def tables_of(
     comparison: pd.DataFrame,
     manifest: Mapping[str, Any],
     of_suite: str,
-    named: Callable[[pd.DataFrame], pd.DataFrame],
+    named: Callable[[pd.DataFrame], pd.DataFrame] = pd.DataFrame,
 ) -> list[Table]:
     """The headline and the table of every finished row, with the numbers of a paper that the suite names.
 
