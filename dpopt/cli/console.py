@@ -31,17 +31,13 @@ def complain(what: str, text: str) -> None:
     ERR.print(Text.assemble((f"{what}: ", "red"), lines(text)))
 
 
-def print_table(table: Any, is_styled: bool = False) -> None:
-    """Print a mapping or a data frame, name -> texts, each row on a line; `is_styled`: they are in style `TERMINAL`."""
-
-    def text(cell: str) -> Text:
-        return Text.from_ansi(cell) if is_styled else Text(line(cell))
-
+def print_table(table: Any) -> None:
+    """Print a mapping or a data frame, name -> texts, each row on a line."""
     columns, shown = dict(table.items()), Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in columns:
-        shown.add_column(text(name), no_wrap=True)
+        shown.add_column(Text(line(name)), no_wrap=True)
     for row in zip(*columns.values(), strict=True):
-        shown.add_row(*map(text, row))
+        shown.add_row(*(Text(line(cell)) for cell in row))
     needed = OUT.measure(shown, options=OUT.options.update(max_width=1000)).maximum
     print_wide(shown, needed)  # a narrow terminal breaks lines better than cells
 

@@ -4,6 +4,7 @@ import re
 from itertools import combinations
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import dpopt
@@ -17,14 +18,13 @@ from dpopt.results.writing import Table
 WORKLOADS = {
     "digits_mlp": "digits MLP",
     "synthetic_logreg": "synthetic logistic regression",
-    "mnist_scatter": "scattering, MNIST",
+    "mnist_scatter": "MNIST scattering",
 }
 SUITE = """
 defaults: [suite, _self_]
-optimizers: [sign_descent, dp_adam, noise_aware, by_hand]
+optimizers: [sign_descent, dp_adam, hyfreedp_noise_aware, by_hand]
 settings:
   sign_descent: {name: dp_sgd, display: Sign & descent}
-  noise_aware: {name: hyfreedp_noise_aware}
   by_hand: {name: dp_sgd, display: DP-SGD}
 """
 PLOTS = Path(__file__).parents[2] / "plots"
@@ -34,13 +34,12 @@ PLOTS = Path(__file__).parents[2] / "plots"
 def paper(maker, tmp_path, monkeypatch):
     """The results of three data sets at two epsilons; the suite's file was written after they were made."""
     for at, workload in enumerate(WORKLOADS):
-        for epsilon in (1.0, 8.0):
+        for epsilon in (1.0, 3.0):
             for seed in range(3):
                 of = {"epsilon": epsilon, "workload": workload}
                 maker.add("sign_descent", seed, 0.5, 0.7 + 0.01 * seed + 0.02 * at, **of)
                 maker.add("dp_adam", seed, 0.5, 0.6 + 0.01 * seed, **of)
-                maker.add("noise_aware", seed, 0.5, 0.5 + 0.01 * seed, **of)
-                maker.cells[-1]["cell"]["optimizer"]["name"] = "hyfreedp_noise_aware"
+                maker.add("hyfreedp_noise_aware", seed, 0.5, 0.5 + 0.01 * seed, **of)
                 maker.add("by_hand", seed, 0.5, 0.9, tuned={"lr": 0.1}, tuning="fixed", **of)
     monkeypatch.chdir(tmp_path)
     Path("benchmarks").mkdir()
@@ -64,13 +63,13 @@ def test_latex_of_three_data_sets(paper, capsys):
     assert [row[0] for row in rows] == [r"Sign \& descent", "DP-Adam", "HyFreeDP, noise-aware", "DP-SGD"]
     assert {len(row) for row in rows} == {7}
     assert [cell.removeprefix(r"\textbf{").removesuffix("}") for cell in rows[0][1:]] == [
-        *2 * [r"71.0 $\pm$ 1.0"], *2 * [r"75.0 $\pm$ 1.0"], *2 * [r"73.0 $\pm$ 1.0"]
+        *2 * [r"75.0 $\pm$ 1.0"], *2 * [r"71.0 $\pm$ 1.0"], *2 * [r"73.0 $\pm$ 1.0"]
     ]  # fmt: skip
     assert r"\multicolumn{7}{l}{\textit{for reference}} \\" in body.splitlines()[-2]
     assert len(re.search(r"\\caption\{(.*)\}\n", text)[1].split()) <= 40
     csv = layout_of(paper, "csv", capsys)
     assert "sign_descent" in csv, "code reads labels"
-    assert "| Sign & descent |" in layout_of(paper, "markdown", capsys)
+    assert "| Sign & descent  " in layout_of(paper, "markdown", capsys)
 
 
 def layout_of(paper, kind, capsys):
@@ -92,7 +91,7 @@ def test_no_row_breaks_in_a_terminal_of_eighty_columns(paper, command, capsys, m
 
 
 def test_columns_go_by_priority_and_rows_stay_whole():
-    frame = dpopt_frame(
+    frame = pd.DataFrame(
         {"workload": ["a b", "c"], "method": ["one", "two"], "score": ["1.0", "2.0"], "runs": ["3", "4"]}
     )
     table = Table(frame, "title", optional=["runs"], by="workload", rules={1: "for reference"})
@@ -113,15 +112,8 @@ def test_columns_go_by_priority_and_rows_stay_whole():
         "two     2.0    4",
     ]
     assert layout.lines(table, 13)[2] == "method  score"
-    parts = "\n".join(layout.lines(table, 7)[1:]).split("\n\n")
-    assert parts[0] == ""
-    assert max(map(len, "".join(parts).splitlines())) <= 13, "a first column and one more"
-
-
-def dpopt_frame(columns):
-    import pandas as pd
-
-    return pd.DataFrame(columns)
+    three = Table(pd.DataFrame({"method": ["one"], "a": ["1"], "b": ["22"]}))
+    assert layout.lines(three, 9) == ["", "method  a", "one     1", "", "method  b", "one     22"]
 
 
 def test_a_pdf_as_wide_as_a_page(paper):
