@@ -160,7 +160,7 @@ def test_accuracy_figure_plots_the_tables_numbers(known):
     panel = known.plot("accuracy_vs_epsilon", PLOTS).axes[0]
     lines = {container.get_label(): container.lines[0].get_xydata().tolist() for container in panel.containers}
     rows = known.comparison.query("label == 'hyfreedp'").sort_values("epsilon_target")
-    assert lines["hyfreedp"] == pytest.approx(rows[["epsilon_single", "mean"]].to_numpy() * [1, 100])
+    assert lines["HyFreeDP"] == pytest.approx(rows[["epsilon_single", "mean"]].to_numpy() * [1, 100])
     hollow = {x for line in panel.lines if line.get_markerfacecolor() == "white" for x in line.get_xdata()}
     assert hollow == set(known.comparison.query("label == 'dp_adam'")["epsilon_with_tuning"])
     assert [text.get_text() for text in panel.get_xticklabels()][:2] == ["1", "3"]
