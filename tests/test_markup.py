@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from dpopt import markup
-from dpopt.cli.console import complain, print_table
+from dpopt.cli.console import complain, print_lines, print_table
 from dpopt.markup import LATEX, MARKDOWN, PLAIN, TERMINAL
 from dpopt.results.writing import Table
 
@@ -98,7 +98,7 @@ def test_csv(text):
 def test_a_table_on_the_terminal(capsys):
     for text in [*PARTS, *("a" + hidden for hidden in HIDDEN)]:
         print_table({"name": [text], text: ["x"]})
-        print_table({TERMINAL.escape(text): [TERMINAL.bold(TERMINAL.escape(text))]}, is_styled=True)
+        print_lines([TERMINAL.escape(text), TERMINAL.bold(TERMINAL.escape(text))])
         complain("error", text)
         out, err = capsys.readouterr()
         assert out.count(markup.line(text).strip()) == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
@@ -30,19 +31,21 @@ def complain(what: str, text: str) -> None:
     ERR.print(Text.assemble((f"{what}: ", "red"), lines(text)))
 
 
-def print_table(table: Any, is_styled: bool = False) -> None:
-    """Print a mapping or a data frame, name -> texts, each row on a line; `is_styled`: they are in style `TERMINAL`."""
-
-    def text(cell: str) -> Text:
-        return Text.from_ansi(cell) if is_styled else Text(line(cell))
-
+def print_table(table: Any) -> None:
+    """Print a mapping or a data frame, name -> texts, each row on a line."""
     columns, shown = dict(table.items()), Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in columns:
-        shown.add_column(text(name), no_wrap=True)
+        shown.add_column(Text(line(name)), no_wrap=True)
     for row in zip(*columns.values(), strict=True):
-        shown.add_row(*map(text, row))
+        shown.add_row(*(Text(line(cell)) for cell in row))
     needed = OUT.measure(shown, options=OUT.options.update(max_width=1000)).maximum
     print_wide(shown, needed)  # a narrow terminal breaks lines better than cells
+
+
+def print_lines(texts: Iterable[str]) -> None:
+    """Print lines in style `TERMINAL`, however wide the terminal is."""
+    for text in texts:
+        _Plain(soft_wrap=True).print(Text.from_ansi(text))
 
 
 def print_wide(shown: Table, width: int) -> None:

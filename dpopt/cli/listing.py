@@ -15,6 +15,11 @@ from dpopt.errors import ConfigError
 from dpopt.fields import key
 from dpopt.markup import MARKDOWN
 
+_WIDE = 140
+"""Columns of a terminal from which all of a table is shown; `_FURTHER` is left out below."""
+_FURTHER = {"family", "draws/step", "gradients/draw", "releases/draw", "reference", "licence", "hub"}
+_LONG = ("what it does", "what it is", "reference", "hub", "file", "tuning")
+
 
 @dataclass(frozen=True, kw_only=True)
 class List:
@@ -33,12 +38,13 @@ class List:
         for what in kinds:
             rows = LISTED[what]()
             # A note is longer than a cell can be: notes stand below the tables.
-            table, columns = Table(box=None, pad_edge=False), [name for name in rows[0] if name != "note"]
+            left_out = {"note"} | (_FURTHER if OUT.width < _WIDE else set())
+            table, columns = Table(box=None, pad_edge=False), [name for name in rows[0] if name not in left_out]
             for name in columns:
-                table.add_column(name, no_wrap=name not in ("what it does", "reference"))
+                table.add_column(name, no_wrap=name not in _LONG)
             for row in rows:
                 table.add_row(*(row[name] for name in columns))
-            print_wide(table, 180)
+            print_wide(table, OUT.width)
             OUT.print()
         if not self.what:
             from dpopt.workloads.data import catalogue
@@ -65,8 +71,19 @@ def _optimizers() -> list[dict[str, str]]:
 
 
 def _workloads() -> list[dict[str, str]]:
-    entries = registry.entries("workload").items()
-    return [{"workload": name, "what it is": entry.summary, "reference": entry.reference} for name, entry in entries]
+    from dpopt.results.naming import readable_names
+
+    rows = []
+    for name, entry in registry.entries("workload").items():
+        try:
+            spec = registry.spec("workload", name, registry.create_workload(name))
+        except ConfigError:  # its data are to be named, or its package is an extra that is not installed
+            spec = {"name": name, **entry.fields}
+        (readable,) = readable_names([spec]).values()
+        rows.append(
+            {"workload": name, "in tables": readable, "what it is": entry.summary, "reference": entry.reference}
+        )
+    return rows
 
 
 def _data_sets() -> list[dict[str, str]]:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.progress import track
 
-from dpopt.cli.console import ERR, OUT, print_table, report_problems
+from dpopt.cli.console import ERR, OUT, print_lines, print_table, report_problems
 from dpopt.cli.keys import OfSuite
-from dpopt.errors import ConfigError, unknown
+from dpopt.errors import ConfigError
 from dpopt.fields import Name, Positive, Several, key
 from dpopt.markup import MARKED, TERMINAL, duration
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from dpopt.results.results import Results
     from dpopt.store import Store
 
+_Layout = Literal["long", "wide"]
+_ENDS = {"markdown": "md", "latex": "tex", "csv": "csv", "html": "html"}
 _By = Literal["epsilon", "draws", "gradients", "seconds"]
 _SHOWN = 200  # one damaged ledger makes a finding for each of its runs
 
@@ -50,39 +52,48 @@ class Status(OfSuite):
 class Table(OfSuite):
     """Print a suite's comparison table and write it as Markdown, CSV, LaTeX and HTML."""
 
+    layout: _Layout = key("wide: a row for each method, a column for each data set and epsilon", "long")
+    format: Literal["markdown", "latex", "csv", "html"] | None = key("print that alone, to be copied or piped", None)
     scores: Several[Name] | None = key("[macro_accuracy,nll]: show further scores", None)
     compare: Literal["published"] | None = key("the paper's numbers beside the suite's", None)
 
     def __call__(self) -> None:
-        from dpopt.results import papers, tables
 
         results = self.stored()
-        comparison, scores, remarks = results.table(), self.scores or (), list[str]()
-        for score in scores:
-            if score not in (further := tables.further_scores(comparison)):
-                raise unknown("scores", score, further)
-        if self.compare and not comparison.empty:
-            comparison, remarks = papers.beside(comparison, results.store.manifest(results.suite), scores)
-        shown = tables.as_table(comparison, results.suite, scores, remarks)
-        shown = replace(shown, first=results.missing)
-        _show(shown)
-        if not comparison.empty:  # what is there may hold more
-            _write_table(results, "table", shown)
+        shown = results.shown(self.layout, scores=self.scores or (), compare=self.compare is not None)
+        _show(shown, format=self.format)
+        if self.compare and not self.format:
+            OUT.print(shown.details, style="dim", soft_wrap=False)
+        if shown.title and not shown.numbers.empty and not self.format:  # what is there may hold more
+            _write_table(results, "wide" if self.layout == "wide" else "table", shown)
+        if self.format and shown.first:
+            ERR.print(shown.first)
         report_problems(results.problems)
 
 
-def _show(*tables: writing.Table) -> None:
+def _show(*tables: writing.Table, format: str | None = None) -> None:
+    from dpopt.results.layout import lines
+
     style = TERMINAL if OUT.is_terminal and not OUT.is_dumb_terminal else MARKED
-    for shown in tables:
-        print_table(shown.styled(style), is_styled=True)
+    for at, shown in enumerate(tables):
+        if format:
+            print(_files(shown)[_ENDS[format]], end="")
+            continue
+        if at:
+            OUT.print()
+        print_lines(lines(shown, OUT.width, style))
         for text in filter(None, (shown.first, shown.note)):
             OUT.print(text, style="dim", soft_wrap=False)
 
 
-def _write_table(results: Results, name: str, table: writing.Table) -> None:
+def _files(table: writing.Table) -> dict[str, str]:
     from dpopt.results.report.sheet import sheet
 
-    _write(results, name, table.files() | {"html": sheet(table.title, [table])})
+    return table.files() | {"html": sheet(table.title, [table])}
+
+
+def _write_table(results: Results, name: str, table: writing.Table) -> None:
+    _write(results, name, _files(table))
 
 
 def _write(results: Results, name: str, files: Mapping[str, str]) -> None:
@@ -104,21 +115,31 @@ class Rank(OfSuite):
     by: _By = key("the budget that all rows have", "epsilon")
     budgets: Several[Positive] | None = key("[1,3]: by default the suite's epsilons, or what all rows can use", None)
     against: Name | None = key("ROW: how far every other row is from that one", None)
+    layout: _Layout = key("wide: a row for each method, a column for each data set and epsilon", "long")
 
     def __call__(self) -> None:
         from dpopt.results import ranking
 
         results, budgets = self.stored(), self.budgets or ()
+        if self.layout == "wide" and (self.against or self.by != "epsilon"):
+            raise ConfigError("layout", self.layout, "expected by=epsilon, without `against`")
         if self.against:
             distances = results.against(self.against, self.by, budgets)
-            table = ranking.against_table(distances, self.against, self.by)
+            called = results.names.get(self.against, self.against)
+            table = replace(ranking.against_table(results.named(distances), called, self.by), numbers=distances)
             _show(table)
             _write_table(results, f"against_{re.sub(r'[^A-Za-z0-9._-]', '_', self.against)}_{self.by}", table)
         else:
             frame = results.ranking(self.by, budgets)
-            _show(*(replace(table, first=results.missing) for table in ranking.as_tables(frame)))
-            if not frame.empty:
-                _write(results, f"ranking_{self.by}", ranking.files(frame, results.missing))
+            named = results.named(frame)
+            if self.layout == "wide":
+                wide = replace(ranking.as_wide(named, results.suite), numbers=frame, first=results.missing)
+                _show(wide)
+                _write_table(results, "ranking_wide", wide)
+            else:
+                _show(*(replace(table, first=results.missing) for table in ranking.as_tables(named)))
+            if not frame.empty and self.layout == "long":
+                _write(results, f"ranking_{self.by}", ranking.files(frame, named, results.missing))
         report_problems(results.problems)
 
 
@@ -153,6 +174,8 @@ class Plot(OfSuite):
     """Draw a suite's figures from stored results, into `plots/out/SUITE/`."""
 
     figure: Name | None = key("one file of `plots/`; all of them by default", None)
+    width: Positive | None = key("5.5: inches, as a page has them, with texts that can be read there", None)
+    format: Several[Literal["svg", "png", "pdf"]] | None = key("pdf: the kinds of files; by default [svg,png]", None)
 
     def __call__(self) -> None:
         from dpopt.files import check_writable
@@ -166,11 +189,12 @@ class Plot(OfSuite):
         check_writable(into, "plots", "plots=FOLDER draws the figures' files of another folder, into its out/")
         for figure in chosen:
             if self.figure:
-                drawn = results.plot(figure.name, self.plots)
+                drawn = results.plot(figure.name, self.plots, width=self.width)
             else:
-                drawn = results.draw(figure) if figure.needs in figures.OF_SUITES else None
+                drawn = results.draw(figure, self.width) if figure.needs in figures.OF_SUITES else None
             if drawn:
-                OUT.print(" ".join(map(str, figures.save(drawn, into, figure.name))))
+                saved = figures.save(drawn, into, figure.name, self.format or figures.KINDS, self.width is None)
+                OUT.print(" ".join(map(str, saved)))
         report_problems(results.problems)
 
 

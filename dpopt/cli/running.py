@@ -85,9 +85,9 @@ def plan(overrides: Sequence[str]) -> None:
 
 
 def _costs(rows: list[CostRow]) -> dict[str, dict[str, list[str]]]:
-    from dpopt.results.naming import workload_names
+    from dpopt.results.naming import readable_names
 
-    names = workload_names([row.cells[0].workload for row in rows])
+    names = readable_names([row.cells[0].workload for row in rows])
     lines = [_line(row) for row in rows]
     # A column that says nothing in any table only makes the others narrow.
     is_shown = {name: any(line[name] for line in lines) for name in lines[0]}

@@ -22,6 +22,7 @@ OF_SUITES = (
     "transfers",
 )
 """Frames of `results.Results`, which a figure of a suite may need."""
+KINDS = ("svg", "png")
 _DEFAULT = Path("plots")
 OF_COMMANDS = {"speed": "dpopt bench", "audit": "dpopt audit"}
 """Frames of no suite -> the command that draws their figures."""
@@ -78,29 +79,34 @@ def _load(file: Path) -> Plot:
     return Plot(file.stem, needs, draw)
 
 
-def render(figure: Any, kinds: Sequence[str] = ("svg", "png")) -> dict[str, bytes]:
-    """A figure as the contents of files, by their kind, the same bytes each time; it is closed."""
+def render(figure: Any, kinds: Sequence[str] = KINDS, is_cropped: bool = True) -> dict[str, bytes]:
+    """A figure as the contents of files, by their kind, the same bytes each time; it is closed.
+
+    With `is_cropped` its margins go; without, it is as wide as it was made.
+    """
     import matplotlib as mpl
     import matplotlib.pyplot as plt
 
     contents = {}
     # A date or a version would change the bytes of a figure that shows the same.
     nothing = {"metadata": dict.fromkeys(("Creator", "Date"))}
+    undated = {"metadata": dict.fromkeys(("Creator", "Producer", "CreationDate"))}
     for kind in kinds:
         buffer = io.BytesIO()
-        with mpl.rc_context({"svg.hashsalt": "dpopt"}):
-            options: Any = nothing if kind == "svg" else {}
-            figure.savefig(buffer, format=kind, bbox_inches="tight", dpi=150, **options)
+        with mpl.rc_context({"svg.hashsalt": "dpopt", "pdf.fonttype": 42}):  # letters that journals accept
+            options: Any = {"svg": nothing, "pdf": undated}.get(kind, {})
+            box = "tight" if is_cropped else None
+            figure.savefig(buffer, format=kind, bbox_inches=box, dpi=150 if is_cropped else 300, **options)
         contents[kind] = buffer.getvalue()
     plt.close(figure)
     return contents
 
 
-def save(figure: Any, folder: Path, name: str, kinds: Sequence[str] = ("svg", "png")) -> list[Path]:
-    """Write a figure into `folder`, a file for each kind."""
+def save(figure: Any, folder: Path, name: str, kinds: Sequence[str] = KINDS, is_cropped: bool = True) -> list[Path]:
+    """Write a figure into `folder`, a file for each kind; see `render`."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for kind, content in render(figure, kinds).items():
+    for kind, content in render(figure, kinds, is_cropped).items():
         paths.append(folder / f"{name}.{kind}")
         paths[-1].write_bytes(content)
     return paths

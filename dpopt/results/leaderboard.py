@@ -30,20 +30,13 @@ SELF, PUBLIC, CHARGED, FREE = "self-tuned", "public constant", "searched, charge
 _CHOSEN_ON = "\N{DEGREE SIGN}"
 """Marks the score of a method on a task that one of its constants was chosen on."""
 _NOTE = (
-    "Rank: the average over workloads of a method's ranks at equal total ε, all runs of its search included, with a "
-    "95 % bootstrap interval over workloads and seeds, which is too narrow with few workloads. Unseen: the average "
-    "rank over workloads that no constant of a ranked method was chosen on; empty where a suite does not say. Per "
-    "draw, per gradient: the average rank with as many draws or gradient evaluations as the cheapest method of a block "
-    f"takes, the runs of a search together; a {ranking.STOPPED} CPU hours: of all its runs here. Ranked are methods "
-    "that are in all blocks (a workload and a target ε). In italics, for reference: searches that spend more than the "
-    "target, and values set by hand, which are not charged."
+    "Rank: average over workloads at equal total ε, searches included. Unseen: over workloads on which no constant was "
+    f"chosen. Per draw, per gradient: at equal cost. Italics: for reference, beyond ε or set by hand. {tables.PAGE}"
 )
 _CAPTION = "Average ranks and their critical difference."
 _SCORES_NOTE = (
-    "Test scores: mean ± standard deviation over seeds. Bold: the highest mean of the ranked methods; †: not shown to "
-    "be worse, at 95 % confidence, on this test split (paired t tests over seeds, corrected for their number); "
-    "italics: for reference. "
-    f"{_CHOSEN_ON}: a constant of the method was chosen on this task."
+    f"Mean ± standard deviation over seeds. {tables.MARKS} {_CHOSEN_ON}: one of its constants was chosen on this "
+    f"task. {tables.PAGE}"
 )
 
 
@@ -59,6 +52,14 @@ class Leaderboard:
             raise ConfigError("results", sorted(folders), "expected suites of one folder")
         if self.cells.empty or self.scores.empty:
             raise ConfigError("suite", [results.suite for results in self.suites], "no finished private rows")
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """The name of each method in tables and figures; that of the first suite which has it."""
+        every: dict[str, str] = {}
+        for results in self.suites:
+            every |= {label: name for label, name in results.names.items() if label not in every}
+        return {label: every.get(label, label) for label in self._every["label"].unique()}
 
     @property
     def store(self) -> Store:
@@ -181,10 +182,17 @@ class Leaderboard:
         distances = []
         if baseline:
             entries = self.entries if by == "epsilon" else reached(self.store, self.ranked, by)
-            distances = [ranking.against_table(ranking.against(entries, baseline), baseline, by)]
+            distance = ranking.against(entries, baseline)
+            named = distance.assign(label=distance["label"].map(self.names))
+            table = ranking.against_table(named, self.names[baseline], by)
+            distances = [replace(table, numbers=distance)]
         targets = sorted(self.scores["epsilon_target"].unique())
         scores = [self._scores(target, _SCORES_NOTE if target == targets[-1] else "") for target in targets]
         return [self._ranks(), *distances, *scores, *self._constants()]
+
+    @property
+    def _methods(self) -> Column:
+        return Column("method", "label", lambda label: self.names[label])
 
     def _ranks(self) -> Table:
         def interval(row: Row) -> str:
@@ -195,7 +203,7 @@ class Leaderboard:
             return "" if math.isnan(row["rank"]) else f"{row['rank']:.2f}" + f" {tables.DAGGER}" * is_tied
 
         columns = [
-            Column("method", "label"),
+            self._methods,
             Column("track", "track"),
             Column("rank", text=rank),
             Column("95 % interval", text=interval),
@@ -209,9 +217,13 @@ class Leaderboard:
         is_tested = any(is_best is True for is_best in self.ranks["is_best"])
         bold = marks(is_tested & (self.ranks["rank"] == self.ranks["rank"].min()), ("method", "rank"))
         italic = marks(self.ranks["track"] == FREE, ["method"])
-        note = f"{_NOTE} {verdict}{f' Bold: the best rank; {tables.DAGGER}: not shown to differ.' if bold else ''}"
-        title = "Average ranks at equal total ε"
-        return Table(texts(self.ranks, columns), title, note, bold=bold, italic=italic, numbers=self.ranks)
+        details = f"{verdict}{f' Bold: the best rank; {tables.DAGGER}: not shown to differ.' if bold else ''}"
+        title, optional = (
+            "Average ranks at equal total ε",
+            ["CPU hours", "blocks", "per gradient", "per draw", "unseen"],
+        )
+        frame, marked = texts(self.ranks, columns), {"bold": bold, "italic": italic}
+        return Table(frame, title, _NOTE, details, **marked, numbers=self.ranks, optional=optional)
 
     def _scores(self, target: float, note: str) -> Table:
         rows, blocks = self.scores[self.scores["epsilon_target"] == target], list[Row]()
@@ -227,21 +239,23 @@ class Leaderboard:
             text += _CHOSEN_ON * (text != "" and self.is_chosen_on(workload, label))
             return text + (tables.dagger(ranked[label, workload]) if (label, workload) in ranked else "")
 
-        methods = self.ranks[self.ranks["label"].isin(rows["label"])]
-        columns, bold, italic = [Column("method", "label")], set(), {*marks(methods["track"] == FREE, ["method"])}
+        methods, spans = self.ranks[self.ranks["label"].isin(rows["label"])], dict[str, tuple[str, str]]()
+        columns, bold, italic = [self._methods], set(), {*marks(methods["track"] == FREE, ["method"])}
         for workload, score in rows.groupby("workload", sort=False)["score"].first().items():
             name, places = f"{workload}, {shown(score).label}", [(label, workload) for label in methods["label"]]
+            spans[name] = workload, shown(score).label
             columns.append(Column(name, "label", partial(score_of, workload)))
             bold |= marks((place in best for place in places), [name])
             italic |= marks((of.get(place, {}).get("is_reference", False) for place in places), [name])
         title = f"Scores at total ε = {target:g}"
-        return Table(texts(methods, columns), title, note, bold=bold, italic=italic, numbers=rows)
+        marked = {"bold": bold, "italic": italic}
+        return Table(texts(methods, columns), title, note, **marked, numbers=rows, spans=spans)
 
     def _constants(self) -> list[Table]:
         """The constants of methods that were chosen on data; none where there are none."""
         rows = [(label, *pair) for label in self.ranks["label"] for pair in self.chosen_on[label].items()]
         frame = pd.DataFrame(rows, columns=["label", "constant", "tasks"])
-        columns = [Column("method", "label"), Column("constant", "constant")]
+        columns = [self._methods, Column("constant", "constant")]
         columns.append(Column("chosen on", "tasks", lambda tasks: "; ".join(tasks) or "none of our tasks"))
         note = "Constants that a method has beside those of its paper, and the tasks whose scores they were chosen by."
         return [Table(texts(frame, columns), "Constants and what they were chosen on", note)] if rows else []
@@ -260,12 +274,15 @@ class Leaderboard:
         tables, pictures, files = self.tables(baseline, by), list[dict[str, str]](), dict[str, str | bytes]()
         parts = [f"## {table.title}\n\n{table.markdown}" for table in tables]
         (plot,), blocks = figures.plots(plots, "average_ranks"), self.blocks
-        figure = None if blocks.empty else plot.figure(blocks, styles_of(blocks["label"]))
+        styles = {} if blocks.empty else styles_of(blocks["label"])
+        styles = {self.names[label]: style for label, style in styles.items()}
+        blocks = blocks if blocks.empty else blocks.assign(label=blocks["label"].map(self.names))
+        figure = None if blocks.empty else plot.figure(blocks, styles)
         if figure is not None:
             parts.insert(1, f"![{_CAPTION}](leaderboard.svg)")
             drawn = inline(figure, "figure-1", _CAPTION)
             pictures = [{"name": "average_ranks", "caption": _CAPTION, "legend": "", "svg": drawn, "problem": ""}]
-            figure = plot.figure(blocks, styles_of(blocks["label"]))  # anew, as drawing moves its parts
+            figure = plot.figure(blocks, styles)  # anew, as drawing moves its parts
             files["leaderboard.svg"] = figures.render(figure, ["svg"])["svg"]
         if baseline:
             files["leaderboard_against.csv"] = tables[1].csv

@@ -107,8 +107,10 @@ def _texts(results: Results) -> dict[str, str]:
     manifest = results.store.manifest(results.suite)
     if manifest.get("published"):
         comparison, remarks = papers.beside(comparison, manifest)
-    table = replace(tables.as_table(comparison, results.suite, (), remarks), first=results.missing)
+    table = tables.as_table(results.named(comparison), results.suite, (), remarks)
+    table = replace(table, numbers=comparison, first=results.missing)
     texts = {"table.md": f"{table.markdown}\n", "table.csv": table.csv, "table.tex": table.latex}
     if not ranks.empty:
-        texts |= {f"ranking_epsilon.{kind}": text for kind, text in ranking.files(ranks, results.missing).items()}
+        of_ranks = ranking.files(ranks, results.named(ranks), results.missing)
+        texts |= {f"ranking_epsilon.{kind}": text for kind, text in of_ranks.items()}
     return texts

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -18,12 +19,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from dpopt.errors import ConfigError, unknown
-from dpopt.results import choosing, pricing, statistics
+from dpopt.results import choosing, layout, pricing, statistics
 from dpopt.results.choosing import Row, grouped
 from dpopt.results.frames import GROUP
 from dpopt.results.pricing import ROUNDING
 from dpopt.results.scores import shown, without_score
-from dpopt.results.tables import dagger, highest, limit, upper
+from dpopt.results.tables import BEST, PAGE, dagger, highest, limit, upper
 from dpopt.results.writing import Column, Table, marks, texts, unless_nan
 from dpopt.store.bits import unpacked
 from dpopt.store.runs import RESULTS, Store
@@ -40,37 +41,14 @@ _EMPTY |= dict.fromkeys(("is_first", "is_best", "is_highest"), False) | {"unrank
 """A method without a rank has these, and the reason."""
 _NOTHING, _BY_HAND = "nothing fits", "set by hand"
 
-_RULES = {
-    "epsilon": (
-        "Methods have the same total ε, which pays for the whole search on the training records (on validation records "
-        "only where its scores are noised; it does not pay for how a value that is set by hand was found). Each makes "
-        "the largest search that fits."
-    ),
-    "draws": "Methods have the same number of draws",
-    "gradients": "Methods have the same number of gradient evaluations (B times the points per draw)",
-    "seconds": "Methods have the same seconds of computing (on the clock where a run of the workload has no others)",
-}
 STOPPED = "run that is stopped there has the noise of the whole run, and has spent less than ε."
-_ADVANCE = (
-    ", unless told otherwise as many as the cheapest of the block takes in all. The runs of a search are all charged "
-    "and advance together; the score is that of the last curve entry within the budget, of the run that whole runs "
-    f"selected. A {STOPPED}"
-)
 _NOTE = (
-    "Test scores: mean ± standard deviation over seeds. Δ: mean of the paired differences to the first of the block, "
-    "on this test split, with Student's 95 % interval over seeds, which does not allow for the first having been found "
-    "by the same seeds. p: that no other method of the block is better, by one-sided paired t tests, corrected for "
-    "their number. Bold: the highest mean; †: not shown to be worse, at 95 % confidence. Failed replicates have "
-    "diverged or ended with an error; they count as the worst score of the block. Without a rank: what was set by hand "
-    "(italics), and where nothing fits the budget."
+    f"Δ: mean distance to the first, with its 95 % interval. p: of being as good. {BEST} Italics: set by hand, not "
+    f"ranked. {PAGE}"
 )
 _AGAINST = (
-    "Scores minus those of {baseline}, paired by seed and averaged over the budgets of a workload. The interval is "
-    "for new seeds and new test records, by a model with both as random effects, from three seeds on "
-    "and where all runs hold which test records are right; else (‡) it is Student's over seeds, on this test split. "
-    "Intervals and p are corrected for the number of workloads of a row (Bonferroni), so that a row as a whole is "
-    "right at 95 %. Bold: told apart. Better, worse: on how many workloads. Replicates that failed count as the worst "
-    "score of their block; a workload where a budget lets either method reach nothing is left out."
+    "Scores minus those of {baseline}, paired by seed, with 95 % intervals, corrected for the workloads of a row. "
+    "Bold: told apart. ‡: over seeds alone. Better, worse: on how many workloads. {page}"
 )
 
 
@@ -377,11 +355,28 @@ def as_tables(frame: pd.DataFrame) -> list[Table]:
         *(Column(name, key) for name, key in (("first", "first"), ("failed", "failures"))),
     ]
     title = f"Ranks at equal {BUDGETS[by]}"
-    note = f"{verdict(frame)} {_RULES[by]}{'' if by == 'epsilon' else _ADVANCE} {_NOTE} {limit(frame)}"
     marked = ["method", *(shown(score).label for score in scores)]
     bold, italic = marks(frame["is_highest"], marked), marks(frame["unranked"] == _BY_HAND, marked)
-    blocks = Table(texts(frame, columns), title, bold=bold, italic=italic, numbers=frame)
-    return [blocks, Table(texts(average_ranks(frame), averages), f"{title}, on average", note)]
+    optional = ["runs", "p", "seeds", "spent", "Δ"]
+    first = frame.groupby(BLOCK, sort=False).cumcount() == 0
+    rules = {at: "" for at, is_first in enumerate(first) if is_first}
+    of_blocks = {"bold": bold, "italic": italic, "numbers": frame, "optional": optional, "by": "workload"}
+    blocks = Table(texts(frame, columns), title, _NOTE, limit(frame), **of_blocks, rules=rules)
+    return [blocks, Table(texts(average_ranks(frame), averages), f"{title}, on average", verdict(frame))]
+
+
+def as_wide(frame: pd.DataFrame, suite: str) -> Table:
+    """`ranking`'s frame, by total ε: a row for each method with its rank on each workload and epsilon, best first."""
+    if frame.empty:
+        return Table(pd.DataFrame({"no finished blocks": []}), numbers=frame)
+    averages = average_ranks(frame)
+    further = dict(zip(averages["label"], averages["rank"].map("{:.2f}".format), strict=True))
+    methods = list(dict.fromkeys([*further, *frame["label"]]))
+    made = layout.wide(frame, methods, "epsilon", lambda row: unless_nan("{:g}".format, "-")(row["rank"]) + dagger(row))
+    made.frame["average"] = [further.get(label, "-") for label in methods]
+    caption = f"Ranks at equal total ε, the whole search included. {BEST}"
+    note = f"{caption} Average: over workloads, of methods that are in all columns. {PAGE}"
+    return replace(made, title=f"{suite}: ranks at equal total ε", note=note, caption=caption, numbers=frame)
 
 
 def named(row: Row) -> str:
@@ -406,11 +401,10 @@ def _difference(row: Row) -> str:
     return "first" if row["is_first"] else shown(row["score"]).difference(row["difference"], row["low"], row["high"])
 
 
-def files(frame: pd.DataFrame, first: str = "") -> dict[str, str]:
-    """Ranks of every block and on average as Markdown, `first` above and the note below; the blocks as CSV too."""
-    blocks, *averages = as_tables(frame)
-    parts = filter(None, [first, *(table.markdown for table in (blocks, *averages))])
-    return {"md": "\n\n".join(parts) + "\n", "csv": blocks.csv}
+def files(frame: pd.DataFrame, named: pd.DataFrame, first: str = "") -> dict[str, str]:
+    """Ranks of every block and on average as Markdown, `first` above; the blocks as CSV of `frame`, without `named`."""
+    parts = filter(None, [first, *(table.markdown for table in as_tables(named))])
+    return {"md": "\n\n".join(parts) + "\n", "csv": Table(frame, numbers=frame).csv}
 
 
 def against(entries: pd.DataFrame, baseline: str) -> pd.DataFrame:
@@ -502,5 +496,5 @@ def against_table(frame: pd.DataFrame, baseline: str, by: str = "epsilon") -> Ta
     ]
     labels = list(order["label"])
     bold = {(labels.index(label), names[workload]) for (label, workload), row in of.items() if row["verdict"]}
-    title, note = f"Against {baseline}, at equal {BUDGETS[by]}", _AGAINST.format(baseline=baseline)
+    title, note = f"Against {baseline}, at equal {BUDGETS[by]}", _AGAINST.format(baseline=baseline, page=PAGE)
     return Table(texts(order, columns), title, note, bold=bold, numbers=frame)

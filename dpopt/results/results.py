@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,18 +14,22 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from dpopt import fields
-from dpopt.errors import ConfigError
-from dpopt.results import choosing, clip_batch, frames, ranking, tables, transfer
+from dpopt.errors import ConfigError, unknown
+from dpopt.results import choosing, clip_batch, frames, papers, ranking, tables, transfer
 from dpopt.results.drawing import Style, styles_of
 from dpopt.results.frames import GROUP
-from dpopt.results.naming import readable_names, row_names, workload_names
+from dpopt.results.naming import display_names, readable_names, row_names, workload_names
+from dpopt.results.writing import Table
 from dpopt.store import Store
 from dpopt.store.runs import RESULTS
+from dpopt.suites.suite import load_suite, suite_files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dpopt.results.figures import Plot
+
+LAYOUTS = ("long", "wide")
 
 
 def load_results(
@@ -104,33 +109,96 @@ class Results:
         """One row a method and setting, with scores and epsilons: see `tables.comparison`."""
         return tables.comparison(self.store, self.every)
 
+    def shown(
+        self,
+        layout: str = "long",
+        *,
+        scores: Sequence[str] = (),
+        compare: bool = False,
+        names: Mapping[str, str] | None = None,
+    ) -> Table:
+        """The comparison table as people read it; its `markdown`, `latex` and `csv` are texts.
+
+        Args:
+            layout: "long", a row for each method and setting, or "wide", a row for each method and a column for each
+                workload and epsilon, of several settings of a method with the one that validates best.
+            scores: further scores of the long table.
+            compare: with the numbers of the paper that the suite's key `published` names.
+            names: further or other names of labels and workloads.
+
+        Raises:
+            ConfigError: no such layout or score, or a suite that names no paper.
+        """
+        if layout not in LAYOUTS:
+            raise unknown("layout", layout, LAYOUTS)
+        if layout == "wide" and (scores or compare):
+            raise ConfigError("layout", layout, "it has one score of each row: leave out `scores` and `compare`")
+        frame, remarks = self.comparison if layout == "wide" else self.table(), list[str]()
+        if layout == "wide":
+            table = tables.as_wide(
+                self.named(frame, names), self.suite, [self._called(label, names) for label in self.styles]
+            )
+            return replace(table, numbers=frame)
+        for score in scores:
+            if score not in (further := tables.further_scores(frame)):
+                raise unknown("scores", score, further)
+        if compare and not frame.empty:
+            frame, remarks = papers.beside(frame, self.manifest, scores)
+        return replace(tables.as_table(self.named(frame, names), self.suite, scores, remarks), numbers=frame)
+
     def ranking(self, by: str = "epsilon", budgets: Sequence[float] = ()) -> pd.DataFrame:
         """One row a method in a block of equal cost: see `ranking.reached` for arguments, `ranking.ranking`."""
         return ranking.ranking(ranking.reached(self.store, self.cells, by, budgets))
 
     def against(self, baseline: str, by: str = "epsilon", budgets: Sequence[float] = ()) -> pd.DataFrame:
-        """One row a method and workload, with its distance from `baseline`: see `ranking.against`."""
+        """One row a method and workload, with its distance from the label `baseline`: see `ranking.against`."""
         return ranking.against(ranking.reached(self.store, self.cells, by, budgets), baseline)
 
-    def plot(self, name: str, folder: str | Path = "plots") -> Figure:
-        """The figure `name` of `folder`; `ConfigError` for no such figure, or where the suite has nothing to show."""
+    def plot(
+        self,
+        name: str,
+        folder: str | Path = "plots",
+        *,
+        width: float | None = None,
+        names: Mapping[str, str] | None = None,
+    ) -> Figure:
+        """A figure of the suite.
+
+        Args:
+            name, folder: its file in the folder of figures, without `.py`.
+            width: in inches, such as the 5.5 of a page; by default as wide as its panels take.
+            names: further or other names of labels and workloads.
+
+        Raises:
+            ConfigError: no such figure, a width that is no page's, or the suite has nothing to show.
+        """
         from dpopt.results import figures
 
         (chosen,) = figures.plots(fields.path(folder, "folder"), name)
         if chosen.needs not in figures.OF_SUITES:
             raise ConfigError("plot", name, f"it shows no suite; `{figures.OF_COMMANDS[chosen.needs]}` draws it")
-        if (drawn := self.draw(chosen)) is None:
+        if (drawn := self.draw(chosen, width, names)) is None:
             raise ConfigError("plot", name, f"suite {self.suite} has nothing finished that it could show")
         return drawn
 
-    def draw(self, plot: Plot, workload: str = "") -> Figure | None:
-        """A figure, of one `workload` if there is one, in the suite's styles; None where it has nothing to show."""
+    def draw(
+        self, plot: Plot, width: float | None = None, names: Mapping[str, str] | None = None, workload: str = ""
+    ) -> Figure | None:
+        """A figure, in the suite's styles and with names that are read; None where it has nothing to show.
+
+        With a `workload`, by the name that is read, it is of that one alone.
+        """
+        from dpopt.results import sizing
+
         frame = self.frame(plot.needs)
-        if workload and not frame.empty:
-            frame = frame[frame["workload"] == workload]
+        if not frame.empty:
+            frame = self.named(frame, names)
+            frame = frame[frame["workload"] == workload] if workload else frame
         if frame.empty:
             return None
-        return plot.figure(frame.assign(workload=frame["workload"].map(self._titles)), self.styles)
+        styles = {self._called(label, names): style for label, style in self.styles.items()}
+        figure = plot.figure(frame, styles)
+        return figure if figure is None or width is None else sizing.fitted(figure, width)
 
     def report(self, folder: str | Path = "plots", overrides: Sequence[str] = ()) -> str:
         """One HTML page with tables and figures, which opens without a network.
@@ -142,13 +210,14 @@ class Results:
         from dpopt.results.report.page import page, tables_of
 
         of_suite = shlex.join(overrides or [f"suite={self.suite}"])
-        shown = tables_of(self.comparison, self.table(), self.store.manifest(self.suite), of_suite)
-        ranks = [replace(table, command=f"dpopt rank {of_suite}") for table in ranking.as_tables(self.ranking())]
+        shown = tables_of(self.comparison, self.table(), self.manifest, of_suite, self.named)
+        ranked = ranking.as_tables(self.named(self.ranking()))
+        ranks = [replace(table, command=f"dpopt rank {of_suite}") for table in ranked]
         if not self.effects.empty:
-            shown.append(clip_batch.as_table(self.effects))
+            shown.append(clip_batch.as_table(self.named(self.effects)))
         plots = fields.path(folder, "folder")
         every = [replace(table, first=self.missing) for table in (*shown, *ranks)]
-        return page(self.store, self.suite, self.stored, self.comparison, every, self.draw, plots, of_suite)
+        return page(self.store, self.suite, self.stored, self.named(self.comparison), every, self.draw, plots, of_suite)
 
     @cached_property
     def every(self) -> pd.DataFrame:
@@ -225,9 +294,37 @@ class Results:
         return styles_of(row_names(self.store.manifest(self.suite)["cells"]))
 
     @cached_property
-    def _titles(self) -> dict[str, str]:
-        specs = [entry["cell"]["workload"] for entry in self.store.manifest(self.suite)["cells"]]
-        return dict(zip(workload_names(specs).values(), readable_names(specs).values(), strict=True))
+    def manifest(self) -> dict[str, Any]:
+        """What is stored of the suite, with the key `published` of its file where that is at hand.
+
+        Raises:
+            ConfigError: the file cannot be used.
+        """
+        stored = self.store.manifest(self.suite)
+        published = load_suite(self.suite).published if self.suite in suite_files() else None
+        return stored | ({"published": asdict(published)} if published else {})
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """The name in tables and figures of each workload and label of the frames."""
+        entries = self.store.manifest(self.suite)["cells"]
+        specs = [entry["cell"]["workload"] for entry in entries]
+        titles = dict(zip(workload_names(specs).values(), readable_names(specs).values(), strict=True))
+        stated = dict[str, str]()
+        with suppress(ConfigError):  # results are there whatever has become of the file
+            if self.suite in suite_files():
+                settings = load_suite(self.suite).settings
+                stated = {label: of["display"] for label, of in settings.items() if of.get("display")}
+        optimizers = (entry["cell"]["optimizer"]["name"] for entry in entries)
+        return titles | display_names(dict(zip(row_names(entries), optimizers, strict=True)), stated)
+
+    def named(self, frame: pd.DataFrame, names: Mapping[str, str] | None = None) -> pd.DataFrame:
+        """A frame with the names that people read; `names` are further or other ones of workloads and labels."""
+        columns = [key for key in ("workload", "label") if key in frame]
+        return frame.assign(**{key: frame[key].map(lambda name: self._called(name, names)) for key in columns})
+
+    def _called(self, name: str, names: Mapping[str, str] | None = None) -> str:
+        return {**self.names, **(names or {})}.get(name, name)
 
     def frame(self, needs: str) -> pd.DataFrame:
         """The frame that a figure `needs`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from dpopt import registry
-from dpopt.results import pricing, statistics
+from dpopt.results import layout, pricing, statistics
 from dpopt.results.choosing import Row
 from dpopt.results.frames import GROUP
 from dpopt.results.pricing import ROUNDING
@@ -25,29 +26,17 @@ BLOCK = ["workload", "epsilon_target"]
 INTERVAL = "95 % interval"
 DAGGER = "†"
 _EDGES = "end of grid"
-_NOTE = (
-    "Test {scores}: mean ± standard deviation over seeds. {interval} Bold: the highest mean of a block (workload and "
-    "target ε); †: not shown to be worse, at 95 % confidence (no other is better in paired t tests over seeds, "
-    "corrected for their number, on this test split). Compared are rows whose whole search keeps to the target ε; "
-    "italics: for reference, as more was spent or a value set by hand is not charged. {limit} "
-    "Runs: trained models per seed (the mean over seeds), of which the best on the validation split is reported. "
-    "ε single: spent by that one run; ε with tuning: by its whole search (not charged where a value was set by hand); "
-    "ε composed, where that differs: by all runs one after the other, more than a random number of them spends. All "
-    "for the training records, recomputed from the ledgers that the runs left; the validation records that a search "
-    "looks at are covered where its scores are noised, by the same ε; otherwise they are not covered."
-)
-_EDGES_NOTE = (
-    "End of grid: the selected value is the largest (↑) or smallest (↓) that was tried, in so many of the seeds; a "
-    "wider grid may do better."
-)
-_WIDEN_NOTE = (
-    "Up to {} further runs beyond the grid, one at a time while the best lies at its end; ε with tuning counts them "
-    "all, made or not."
-)
+BEST = f"Bold: highest mean; {DAGGER}: not shown to be worse (95 %)."
+PAGE = "docs/guide/tables.md explains all columns."
+"""The end of the note of each table."""
+MARKS = f"{BEST} Italics: for reference, beyond ε or set by hand."
+_NOTE = f"Test score: mean ± standard deviation over seeds. {MARKS} ε with tuning: of the whole search. {PAGE}"
+_REFERENCE = "for reference"
+_WIDEN_NOTE = "ε with tuning counts {} further runs beyond the grid, made or not."
 
 
 def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
-    """One row for each group of `choosing.select`'s frame, best first within a workload and a target epsilon.
+    """One row for each group of `choosing.select`'s frame: by workload and target epsilon, best first, references last.
 
     Returns:
         Beside the group's keys: `score` (what was measured), its `mean` and `std` on the test split (sample standard
@@ -97,7 +86,8 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame(rows)
     is_over = table["epsilon_with_tuning"] > table["epsilon_target"] * ROUNDING
     table = _compared(table.assign(is_reference=is_over | (table["tuning"] == "fixed") | np.array(is_unscored)), tests)
-    return table.sort_values([*BLOCK, "mean"], ascending=[True] * len(BLOCK) + [False]).reset_index(drop=True)
+    order = {**dict.fromkeys([*BLOCK, "is_reference"], True), "mean": False}
+    return table.sort_values(list(order), ascending=list(order.values())).reset_index(drop=True)
 
 
 def _scores(group: pd.DataFrame) -> dict[str, Any]:
@@ -149,10 +139,10 @@ def further_scores(table: pd.DataFrame) -> list[str]:
 
 
 def as_table(table: pd.DataFrame, title: str, scores: Sequence[str] = (), remarks: Sequence[str] = ()) -> Table:
-    """`comparison`'s frame as people read it; a column that says the same in every row is in the note instead.
+    """`comparison`'s frame as people read it; a column that says the same in every row is in the title instead.
 
     It may have the columns that `papers.beside` adds. `scores` are further scores to show, CSV has all; `remarks` are
-    further sentences of the note.
+    further sentences of the details.
     """
     if table.empty:
         return Table(pd.DataFrame({"no finished rows": []}), title, numbers=table)
@@ -175,17 +165,81 @@ def as_table(table: pd.DataFrame, title: str, scores: Sequence[str] = (), remark
         Column("diverged", "diverged"),
     ]
     frame = texts(table, columns)
-    dropped = [*_constant(table), *(name for name in (INTERVAL, _EDGES) if not frame[name].any())]
+    constant = _constant(table)
+    dropped = [*constant, *(name for name in (INTERVAL, _EDGES) if not frame[name].any())]
     dropped += ["ε composed"] if (table["epsilon_composed"] == table["epsilon_with_tuning"]).all() else []
-    is_reference, marked = table["is_reference"], ["optimizer", *(shown(score).label for score in main)]
+    dropped += [] if table["diverged"].any() else ["diverged"]
+    is_reference = table["is_reference"] & (table["epsilon_target"] < math.inf)
+    marked = ["optimizer", *(shown(score).label for score in main)]
+    optional = [
+        INTERVAL,
+        "runs",
+        "seeds",
+        "ε single",
+        "ε composed",
+        _EDGES,
+        "δ",
+        *(shown(score).label for score in scores),
+    ]
+    if not table.duplicated([*BLOCK, "label"]).any():  # else these tell rows apart
+        optional = [INTERVAL, "runs", "C", "B", "epochs", *optional[2:]]
+    setting = ", ".join(value if name == "workload" else f"{name} = {value}" for name, value in constant.items())
     return Table(
         frame.drop(columns=dropped),
-        title,
-        _footer(table, remarks),
+        f"{title}: {setting}" if setting else title,
+        _NOTE,
+        _details(table, remarks),
         bold=marks(table["is_highest"], marked),
-        italic=marks(is_reference & (table["epsilon_target"] < math.inf), marked),
+        italic=marks(is_reference, marked),
         numbers=table,
+        optional=[*optional, "tuning"],
+        by="workload",
+        rules=_rules(table, is_reference),
     )
+
+
+def as_wide(table: pd.DataFrame, title: str, methods: Sequence[str]) -> Table:
+    """`comparison`'s frame of one setting for each method: a row for each method, a column for each task.
+
+    Args:
+        methods: the labels in their order; those with a row for reference come last.
+    """
+    if table.empty:
+        return Table(pd.DataFrame({"no finished rows": []}), title, numbers=table)
+    units = {workload: shown(score).label for workload, score in zip(table["workload"], table["score"], strict=True)}
+    several = len(set(units.values())) > 1
+    named = table["workload"].map(lambda name: f"{name}, {units[name]}") if several else table["workload"]
+    is_reference = table["is_reference"] & (table["epsilon_target"] < math.inf)
+    later = set(table["label"][is_reference])
+    there = [label for label in methods if label in set(table["label"])]
+    order = [*(label for label in there if label not in later), *(label for label in there if label in later)]
+    rows = table.assign(workload=named, italic=is_reference)
+    made = layout.wide(
+        rows,
+        order,
+        "epsilon_target",
+        lambda row: shown(row["score"]).text(row["mean"], row["std"]) + dagger(row),
+        "italic",
+    )
+    setting = ", ".join(f"{name} = {value}" for name, value in _constant(table).items() if name in ("δ", "seeds"))
+    unit = "Test scores" if several else f"Test {next(iter(units.values()))}"
+    caption = f"{unit}, mean ± standard deviation over seeds, at the ε of the whole search. {MARKS}"
+    first = {len(order) - len(later & set(order)): _REFERENCE} if later and len(later) < len(order) else {}
+    heading = f"{title}: {unit[0].lower()}{unit[1:]}" + (f", {setting}" if setting else "")
+    note = f"Mean ± standard deviation over seeds, at the ε of the whole search. {MARKS} {PAGE}"
+    return replace(made, title=heading, note=note, caption=caption, numbers=table, rules=first)
+
+
+def _rules(table: pd.DataFrame, is_reference: pd.Series) -> dict[int, str]:
+    """The rows that begin a block, and those that begin its rows for reference."""
+    rules, before = dict[int, str](), None
+    for at, (workload, target, later) in enumerate(
+        zip(table["workload"], table["epsilon_target"], is_reference, strict=True)
+    ):
+        if (place := (workload, target, later)) != before:
+            rules[at] = _REFERENCE if later else ""
+        before = place
+    return rules
 
 
 def charged(row: Row) -> str:
@@ -211,24 +265,10 @@ def _of_score(table: pd.DataFrame, score: str, ours: str, theirs: str) -> Iterat
         yield Column(f"published {unit.label}", text=published)
 
 
-def _footer(table: pd.DataFrame, remarks: Sequence[str] = ()) -> str:
-    scores = " and ".join(shown(score).label.removesuffix(" (%)") for score in table["score"].unique())
+def _details(table: pd.DataFrame, remarks: Sequence[str] = ()) -> str:
     notes = table[table["note"] != ""].groupby("note", sort=False)["label"].unique()
     to_rows = [f"{', '.join(labels)}: {note}" for note, labels in notes.items()]
-    meaning = _NOTE.format(scores=scores, interval=_interval_note(table), limit=limit(table))
-    edges = [_EDGES_NOTE] if table["edges"].any() else []
-    setting = ", ".join(f"{name} = {value}" for name, value in _constant(table).items())
-    return " ".join([f"{setting}. {meaning}", *edges, *to_rows, *remarks])
-
-
-def _interval_note(table: pd.DataFrame) -> str:
-    if table["low"].isna().all():
-        return ""
-    seeds = "the variation over seeds (Student's t)"
-    counts = sorted(table["tested"].dropna().astype(int).unique())
-    records = f"the error of a test split of {' or '.join(f'{n:,}' for n in counts)} records (Wilson)" if counts else ""
-    rest = ", and where a score is no accuracy for the seeds alone" if counts and table["tested"].isna().any() else ""
-    return f"{INTERVAL}: of the expected score, for {' and '.join(filter(None, [seeds, records]))}{rest}."
+    return " ".join([limit(table), *to_rows, *remarks])
 
 
 def limit(table: pd.DataFrame) -> str:
@@ -249,8 +289,7 @@ def limit(table: pd.DataFrame) -> str:
 
 def _constant(table: pd.DataFrame) -> dict[str, str]:
     is_shared = [column for column in _SHARED if table[column.key].nunique(dropna=False) == 1]
-    constant = {name: text(table[key].iloc[0]) for name, key, text in is_shared}
-    return constant if table["diverged"].any() else constant | {"diverged": "0"}
+    return {name: text(table[key].iloc[0]) for name, key, text in is_shared}
 
 
 def upper(value: float) -> str:
@@ -283,4 +322,4 @@ _SHARED = [
     Column("δ", "delta", _upper_delta),
     Column("seeds", "seeds"),
 ]
-"""Columns that the note has, and not the table, where all rows agree."""
+"""Columns that the title has, and not the table, where all rows agree."""

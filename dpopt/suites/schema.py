@@ -18,6 +18,8 @@ class Setting:
 
     Args:
         name: registered optimizer; by default the label itself.
+        display: the row's name in tables and figures; no part of what is run. By default the optimizer's own with what
+            the label adds, such as "DP-Adam, composed" for dp_adam_composed.
         fields: hyperparameters that differ from the defaults.
         tuning: "self" (needs none), "public" (a constant that anyone can have, such as a default; see `chosen_on`),
             "fixed" (set by hand), or a search over `grid`: "grid" (every point once), "random"
@@ -40,6 +42,7 @@ class Setting:
     tuning: Literal["self", "public", "fixed", "grid", "random", "private", "linear_scaling"]
     grid: dict[str, Any]
     selection: dict[str, Any] | None = None
+    display: str = ""
     chosen_on: dict[str, list[str]] = field(default_factory=dict)
     runs: Count | None = None
     epsilon: Several[Bound] | None = None

@@ -54,6 +54,11 @@ def two(maker_of, tmp_path_factory):
     return Results(maker.done(), "made")
 
 
+def styles_by_name(results):
+    """The suite's styles by the names that figures show."""
+    return {results.names[label]: style for label, style in results.styles.items()}
+
+
 def look(artist):
     """Colour, marker and dash of what stands for a label; none for what it has not."""
     if isinstance(artist, BarContainer):
@@ -120,7 +125,7 @@ def test_a_label_looks_the_same_wherever_it_is(plot, two):
     if (figure := two.draw(plot)) is None:
         assert plot.name in ("average_ranks", "performance_profile", "rate_transfer"), "too few workloads, or seeds"
         return
-    texts = check(figure, two.styles)
+    texts = check(figure, styles_by_name(two))
     assert texts
     if plot in OF_TABLES and plot.name != "accuracy_by_method":  # whose rows are named, and colours say how they search
         assert {"early", "late"} <= texts
@@ -138,7 +143,7 @@ def test_a_part_of_a_suite_keeps_its_styles(two):
     part = Results(two.store, "made", {"optimizers": ["late", "hyfreedp"]})
     assert part.styles == two.styles == styles_of(["early", "dp_adam", "hyfreedp", "swept", "late"]) | two.styles
     assert list(two.styles).index("late") > 0
-    assert check(part.plot("accuracy_vs_epsilon", PLOTS), two.styles) == {"late", "hyfreedp"}
+    assert check(part.plot("accuracy_vs_epsilon", PLOTS), styles_by_name(two)) == {"late", "HyFreeDP"}
 
 
 def test_forty_labels_can_be_told_apart():
@@ -163,9 +168,9 @@ def test_accuracy_figure_plots_the_tables_numbers(known):
     panel = known.plot("accuracy_vs_epsilon", PLOTS).axes[0]
     lines = {container.get_label(): container.lines[0].get_xydata().tolist() for container in panel.containers}
     rows = known.comparison.query("label == 'hyfreedp'").sort_values("epsilon_target")
-    assert lines["hyfreedp"] == pytest.approx(rows[["epsilon_with_tuning", "mean"]].to_numpy() * [1, 100])
+    assert lines["HyFreeDP"] == pytest.approx(rows[["epsilon_with_tuning", "mean"]].to_numpy() * [1, 100])
     searched = known.comparison.query("label == 'dp_adam'").sort_values("epsilon_target")
-    assert lines["dp_adam"] == pytest.approx(searched[["epsilon_with_tuning", "mean"]].to_numpy() * [1, 100])
+    assert lines["DP-Adam"] == pytest.approx(searched[["epsilon_with_tuning", "mean"]].to_numpy() * [1, 100])
     hollow = {x for line in panel.lines if line.get_markerfacecolor() == "white" for x in line.get_xdata()}
     assert hollow == set(searched["epsilon_with_tuning"]), "what it spent; one run of it is a faint tick"
     faint = [line.get_xydata() for line in panel.lines if line.get_alpha() == 0.5 and len(line.get_xdata())]
@@ -296,7 +301,7 @@ def test_a_failing_method_is_named_and_does_not_squeeze_the_others(maker):
         assert high - low > 0.4, f"{name}: 3 of 83 points have this part of the axis"
         assert getattr(axis, f"get_{'xy'[along]}scale")() == "linear"
         texts = [axis.get_xlabel(), *(text.get_text() for text in axis.texts)]
-        assert "below the axis: hyfreedp (10)" in texts[0] or texts[1:] == ["◂ 10"] * 2, "its score is there"
+        assert "below the axis: HyFreeDP (10)" in texts[0] or texts[1:] == ["◂ 10"] * 2, "its score is there"
 
 
 @pytest.mark.parametrize("along", ["x", "y"])
@@ -340,11 +345,11 @@ def test_methods_have_one_order_in_all_panels(two):
     figure = two.plot("accuracy_by_method", PLOTS)
     first, second = figure.axes
     names = [text.get_text() for text in first.get_yticklabels()]
-    assert sorted(names) == ["dp_adam", "early", "hyfreedp", "late", "swept"]
+    assert sorted(names) == ["DP-Adam", "HyFreeDP", "early", "late", "swept"]
     assert [text.get_text() for text in second.get_yticklabels()] == [""] * 5
     for axis, place in ((first, "mnist_mlp"), (second, "digits_mlp")):
         rows = two.comparison[(two.comparison["workload"] == place) & (two.comparison["epsilon_target"] == 3)]
-        means = dict(zip(rows["label"], 100 * rows["mean"], strict=True))
+        means = dict(zip(rows["label"].map(two.names), 100 * rows["mean"], strict=True))
         at = {names[int(y + 0.3)]: x for held in axis.containers if held.get_label().endswith("ε = 3")
               for x, y in held.lines[0].get_xydata()}  # fmt: skip
         assert at == pytest.approx(means)

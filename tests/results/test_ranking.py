@@ -481,7 +481,7 @@ def test_commands_write_distances_from_one_method(maker, capsys):
     assert main(["leaderboard", "suite=made", here, "against=dp_adam", f"to={store.root / 'page'}"]) == 0
     of_page = pd.read_csv(io.StringIO((store.root / "page" / "leaderboard_against.csv").read_text()))
     pd.testing.assert_frame_equal(of_page[["label", "mean", "p"]], written[["label", "mean", "p"]])
-    assert "Scores minus those of dp_adam" in " ".join(capsys.readouterr().out.split())
+    assert "Scores minus those of DP-Adam" in " ".join(capsys.readouterr().out.split())
     assert main(["leaderboard", "suite=made", here, "against=dp_adam", "by=gradients"]) == 0
 
 

@@ -110,8 +110,8 @@ def page_of(store, folder, overrides=(), further=()):
     """The page of the suite without ranks, which take most of the time."""
     stored, of_suite = Results(store, "made"), shlex.join(overrides or ["suite=made"])
     shown = report.tables_of(stored.comparison, stored.table(), store.manifest("made"), of_suite)
-    every = [*shown, *further]
-    return report.page(store, "made", stored.stored, stored.comparison, every, stored.draw, folder, of_suite)
+    every, named = [*shown, *further], stored.named(stored.comparison)
+    return report.page(store, "made", stored.stored, named, every, stored.draw, folder, of_suite)
 
 
 def test_the_tables_hold_the_stored_numbers(recorded, whole):
@@ -221,11 +221,12 @@ def test_the_page_begins_with_a_sentence_and_a_figure_for_each_workload(maker, t
     before, after = markup.split("<table>", 1)
     assert before.count("<svg") == 2, "the figures stand before the first table"
     assert "<svg" not in after, "and not again"
-    for workload in ("digits_mlp", "gmm"):
-        assert f"{workload}: the highest mean test accuracy (%) is that of dp_adam at ε = 1 (72.3 ± 4.2, " in before
-    assert "1 more not shown to be worse); dp_adam at ε = 3" in before
+    for workload in ("digits MLP", "Gaussian mixture"):
+        assert f"{workload}: the highest mean test accuracy (%) is that of DP-Adam at ε = 1 (72.3 ± 4.2, " in before
+    assert "1 more not shown to be worse); DP-Adam at ε = 3" in before
     notes = [part for part in markup.split("<details>")[1:] if "How to read it" in part]
-    assert any("mean ± standard deviation over seeds" in part.partition("</details>")[0] for part in notes)
+    assert any("Best private method: the highest mean" in part.partition("</details>")[0] for part in notes)
+    assert '<details open><summary>How to read it</summary><p class="note">Test score: mean ± standard' in markup
     assert Results(maker.store, "made").missing == "1 of 37 cells have no result; rows that need them are left out."
 
 

@@ -116,16 +116,21 @@ def _provenance(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def tables_of(
-    chosen: pd.DataFrame, comparison: pd.DataFrame, manifest: Mapping[str, Any], of_suite: str
+    chosen: pd.DataFrame,
+    comparison: pd.DataFrame,
+    manifest: Mapping[str, Any],
+    of_suite: str,
+    named: Callable[[pd.DataFrame], pd.DataFrame] = pd.DataFrame,
 ) -> list[Table]:
     """The headline and the table of every finished row, with the numbers of a paper that the suite names.
 
-    `chosen` and `comparison` are of one setting for each method and of all; `of_suite` chooses the suite in a command.
+    `chosen` and `comparison` are of one setting for each method and of all; `of_suite` chooses the suite in a command;
+    `named` gives a frame the names that people read.
     """
     if comparison.empty:
         return []
     # Of one setting for each method: choosing one is charged there.
-    best, scores = _headline(chosen), tables.further_scores(comparison)
+    best, scores = _headline(named(chosen)), tables.further_scores(comparison)
     options, remarks = [f"scores=[{','.join(scores)}]"] if scores else [], list[str]()
     if manifest.get("published"):
         try:
@@ -134,7 +139,8 @@ def tables_of(
         except ConfigError as error:
             remarks = [f"Published numbers are left out: {error}."]
     command = " ".join(["dpopt table", of_suite, *map(shlex.quote, options)])
-    all_rows = replace(tables.as_table(comparison, "Every finished row", scores, remarks), command=command)
+    shown = tables.as_table(named(comparison), "Every finished row", scores, remarks)
+    all_rows = replace(shown, command=command, numbers=comparison)
     return [Table(best, "Best private methods", _HEADLINE_NOTE), all_rows] if len(best) else [all_rows]
 
 
@@ -167,7 +173,8 @@ def page(
 
     Args:
         store, suite, stored: the suite's cells, and where they lie.
-        chosen: `Results.comparison`, of which the page begins with a sentence and a figure for each workload.
+        chosen: `Results.comparison` with the names that are read; for each workload of it the page begins with a
+            sentence and a figure.
         tables: to show, with the commands that make them again.
         draw: gives a figure of the suite, or of one `workload` of it; None where it has nothing to show.
         plots: folder of the figures' files.
