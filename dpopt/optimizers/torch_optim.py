@@ -218,6 +218,8 @@ def _class(path: str) -> Callable[..., Optimizer]:
         require(module)
         imported = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name in (path.partition(".")[0], None):
+            raise ConfigError("TorchOptim.optimizer", path, f"it needs {hint(path)}") from error
         allowed = f"cannot be imported ({error}); expected a path such as torch.optim.Adam, of an installed package"
         how = "" if isinstance(error, NotInstalled) else f" ({hint(path)})"
         raise ConfigError("TorchOptim.optimizer", path, f"{allowed}{how}") from error

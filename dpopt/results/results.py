@@ -14,10 +14,12 @@ import pandas as pd
 
 from dpopt import fields
 from dpopt.errors import ConfigError
+from dpopt.markup import HTML
 from dpopt.results import choosing, clip_batch, frames, ranking, tables, transfer
 from dpopt.results.drawing import Style, styles_of
 from dpopt.results.frames import GROUP
 from dpopt.results.naming import readable_names, row_names, workload_names
+from dpopt.results.writing import Table
 from dpopt.store import Store
 
 if TYPE_CHECKING:
@@ -71,6 +73,13 @@ class Results:
     def __post_init__(self) -> None:
         frames.in_part(self.store.manifest(self.suite)["cells"], self.part)  # which say what there is not
 
+    def __repr__(self) -> str:
+        counts = self.cells.drop_duplicates("run_id")["state"].value_counts()
+        return f"Results of suite {self.suite}: {', '.join(f'{count:,} {state}' for state, count in counts.items())}"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{HTML.escape(repr(self))}</p>{self.show()._repr_html_()}"
+
     @cached_property
     def stored(self) -> frames.Stored:
         """One row a cell, and what is wrong with the records."""
@@ -96,6 +105,10 @@ class Results:
         """One row a method and setting, with scores and epsilons: see `tables.comparison`."""
         return tables.comparison(self.store, self.every)
 
+    def show(self) -> Table:
+        """The table as `dpopt table` prints it; a notebook shows it, and `table` has its numbers."""
+        return tables.as_table(self.table(), self.suite)
+
     def ranking(self, by: str = "epsilon", budgets: Sequence[float] = ()) -> pd.DataFrame:
         """One row a method in a block of equal cost: see `ranking.reached` for arguments, `ranking.ranking`."""
         return ranking.ranking(ranking.reached(self.store, self.cells, by, budgets))
@@ -106,6 +119,8 @@ class Results:
 
     def plot(self, name: str, folder: str | Path = "plots") -> Figure:
         """The figure `name` of `folder`; `ConfigError` for no such figure, or where the suite has nothing to show."""
+        import matplotlib.pyplot as plt
+
         from dpopt.results import figures
 
         (chosen,) = figures.plots(fields.path(folder, "folder"), name)
@@ -113,6 +128,7 @@ class Results:
             raise ConfigError("plot", name, f"it shows no suite; `{figures.OF_COMMANDS[chosen.needs]}` draws it")
         if (drawn := self.draw(chosen)) is None:
             raise ConfigError("plot", name, f"suite {self.suite} has nothing finished that it could show")
+        plt.close(drawn)  # a notebook would show it once more
         return drawn
 
     def draw(self, plot: Plot) -> Figure | None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from dpopt import markup
-from dpopt.markup import LATEX, MARKDOWN, TextFormat
+from dpopt.markup import HTML, LATEX, MARKDOWN, TextFormat
 
 _Marks = Set[tuple[int, str]]
 """Cells of a table."""
@@ -69,6 +69,12 @@ class Table:
                 column = frame.columns.get_loc(name)
                 frame.iloc[row, column] = mark(text) if (text := frame.iloc[row, column]) else ""
         return frame.rename(columns=style.escape)
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        title, note = HTML.escape(self.title), HTML.escape(self.note)
+        body = self.styled(HTML).to_html(index=False, escape=False, border=0)
+        return f"<b>{title}</b>{body}<small>{note}</small>"
 
     @property
     def markdown(self) -> str:

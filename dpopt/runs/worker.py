@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from dpopt import bars
 from dpopt.cells import Cell
 from dpopt.errors import ConfigError, Held
 from dpopt.privacy.distributed import Left
@@ -34,14 +35,15 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 class News(NamedTuple):
     """A message of a worker to its supervisor.
 
-    Its kind: "ready", once it has started; "begin" of a cell, or its end: "done", "held" (another process has taken it
-    over), "failed", "again" (a failure after which it is tried again), "interrupted", "blocked" (results cannot be
-    written, whatever the cell); "waiting" for other workers; "bye": nothing is left.
+    Its kind: "ready", once it has started; "begin" of a cell; a "note" on what it is busy with, before the first draw;
+    the cell's end: "done", "held" (another process has taken it over), "failed", "again" (a failure after which it is
+    tried again), "interrupted", "blocked" (results cannot be written, whatever the cell); "waiting" for other workers;
+    "bye": nothing is left.
     """
 
     kind: str
     run_id: str = ""  # the cell
-    reason: str = ""  # of a failure
+    reason: str = ""  # of a failure; the text of a note
     left: int = 0  # cells that have no result yet, as far as this worker has looked
 
 
@@ -144,7 +146,9 @@ def work(
         if taken := queue.take():
             cell, lease = taken
             tell(News("begin", cell.run_id, left=queue.left + 1))
+            bars.listener = _noting(tell, cell, queue.left + 1)
             kind, reason = attempt(cell, store, lease, suite, share)
+            bars.listener = None
             if kind in ("held", "again", "interrupted"):
                 queue.put_back(cell, lease)
             else:
@@ -169,6 +173,10 @@ def work(
         else:
             tell(News("waiting", left=queue.left))
             time.sleep(min(0.2, queue.wait))
+
+
+def _noting(tell: Tell, cell: Cell, left: int) -> Callable[[str], None]:
+    return lambda text: tell(News("note", cell.run_id, f"{cell.workload['name']}: {text}", left))
 
 
 def attempt(
