@@ -69,9 +69,11 @@ def bar(console: Console, is_shown: bool = True, has_lines: bool = False, **opti
                 printed = done * _LINES // total if total else 0
                 console.print(shown)
 
-        yield show
-    if handle:
-        handle.update(HTML(""))
+        try:
+            yield show
+        finally:
+            if handle:
+                handle.update(HTML(""))
 
 
 def watched(steps: Iterable[_T], total: int, what: str, each: int = 1) -> Iterator[_T]:

@@ -199,7 +199,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("steps", "iterations"), "say `epochs`: N / B steps are one"),
     **dict.fromkeys(
         ("lr", "learning_rate", "clip", "max_grad_norm"),
-        "it is the optimizer's: optimizer=dpopt.create('dp_adam', lr=0.1, clip=1.0)",
+        "set fields of an optimizer where it is created, as in dpopt.create('dp_adam', lr=0.1)",
     ),
     "log": "`callback` is called with each entry of the curve",
     "unit": "the unit of privacy is one record",

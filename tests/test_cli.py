@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from fabricated import noted
 
-from dpopt.cli import main
+from dpopt.cli import COMMANDS, listing, main
 from dpopt.cli.keys import read
 from dpopt.cli.privacy import Calibrate
 from dpopt.cli.results import Rank
 from dpopt.errors import ConfigError
+from dpopt.suites.suite import load_suite
 
 KNOWN = Path(__file__).parent / "privacy" / "known_answers.csv"
 ROWS = list(csv.DictReader(KNOWN.read_text().splitlines()[1:]))
@@ -227,7 +228,8 @@ def test_a_run_of_a_search_that_has_was_cut_short_is_damaged(searches, capsys):
     ("arguments", "message"),
     [
         (["run"], "suite"),
-        (["run", "suite=quickstrat"], "did you mean 'quickstart'"),
+        (["run", "quickstrat"], "^error: suite: .*there is no such suite; did you mean 'quickstart'\\?$"),
+        (["list", "optimisers"], "what: .* did you mean 'optimizers'"),
         (["run", "suite=quickstart", "seed=[1]"], "did you mean 'seeds'"),
         (["run", "suite=quickstart", "device=gpu"], "device: 'gpu' cannot be used; expected auto, cpu, cuda or cuda:N"),
         (["plan", "suite=quickstart", "settings.dp_sgd.tuning=private"], r"dp_sgd\.selection: None"),
@@ -244,3 +246,36 @@ def test_bad_input_gets_one_clear_error(arguments, message, capsys):
     assert captured.err.startswith("error: ")
     assert re.search(message, captured.err)
     assert "Traceback" not in captured.err + captured.out
+
+
+def test_a_suite_is_named_by_a_word_alone(capsys):
+    arguments = ["workloads=[{name: synthetic_logreg, dim: 3}]", "optimizers=[adadp]", "seeds=0", "epsilon=inf"]
+    assert main(["plan", "quickstart", *arguments]) == 0
+    assert "1 distinct cells of suite quickstart" in capsys.readouterr().out
+
+
+def test_suites_are_listed_with_what_they_are_and_need(capsys):
+    assert main(["list", "suites"]) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("quickstart ")]
+    suite = load_suite("quickstart")
+    assert suite.description[:30] in row
+    assert f"{len(suite.optimizers)} rows × {len(suite.workloads)} workloads × {len(suite.epsilon)} ε" in row
+    rows = {row["suite"]: row for row in listing.LISTED["suites"]()}
+    assert rows["sst2_lora"]["needs"] == "text"
+    assert rows["learning_rate_free"]["needs"].startswith("parameter-free")
+
+
+def test_the_first_help_groups_the_commands(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    groups = [block.splitlines() for block in shown.split("\n\n")]
+    listed = {lines[0]: [line.split()[0] for line in lines[1:]] for lines in groups if lines[0].endswith(":")}
+    assert listed["run a suite:"] == ["plan", "run", "status", "cancel", "retry"]
+    assert [name for names in listed.values() for name in names if name in COMMANDS] == list(COMMANDS)
+
+
+def test_help_of_list_says_what_there_is_to_list(capsys):
+    with pytest.raises(SystemExit):
+        main(["list", "--help"])
+    assert f"what={'|'.join(listing.LISTED)}\n" in capsys.readouterr().out

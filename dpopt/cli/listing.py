@@ -97,12 +97,14 @@ def _suites() -> list[dict[str, str]]:
     from dpopt.suites.suite import load_suite, suite_files
 
     rows, files = [], suite_files()
-    for name, path in bars.watched(files.items(), len(files), "counting cells"):
+    for name, path in bars.watched(files.items(), len(files), "reading suites"):
         try:
             suite = load_suite(name)
-            row = {"cells": f"{len(suite.cells()):,}", "needs": _extras(suite), "what it is": suite.description}
+            axes = ("optimizers", "rows"), ("workloads", "workloads"), ("epsilon", "ε"), ("seeds", "seeds")
+            size = " × ".join(f"{len(getattr(suite, key))} {what}" for key, what in axes)
+            row = {"size": size, "needs": _extras(suite), "what it is": suite.description}
         except (ConfigError, OSError) as error:  # a file of the current folder may hold anything
-            row = {"cells": "?", "needs": "?", "what it is": cut(str(error), 100)}
+            row = {"size": "?", "needs": "?", "what it is": cut(str(error), 100)}
         rows.append({"suite": name, **row, "file": str(path)})
     return rows
 

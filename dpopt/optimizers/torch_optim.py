@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
+from dpopt._extras import EXTRAS
 from dpopt.clipping.rules import Abadi
 from dpopt.errors import ConfigError, unknown
 from dpopt.fields import Arguments, NonNegative, Positive
@@ -218,7 +219,8 @@ def _class(path: str) -> Callable[..., Optimizer]:
         require(module)
         imported = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        if isinstance(error, ModuleNotFoundError) and error.name in (path.partition(".")[0], None):
+        top = path.partition(".")[0]
+        if isinstance(error, ModuleNotFoundError) and top in EXTRAS and error.name in (None, top):
             raise ConfigError("TorchOptim.optimizer", path, f"it needs {hint(path)}") from error
         allowed = f"cannot be imported ({error}); expected a path such as torch.optim.Adam, of an installed package"
         how = "" if isinstance(error, NotInstalled) else f" ({hint(path)})"

@@ -237,10 +237,9 @@ def _board(console: Console, cells: Sequence[Cell], outcome: SuiteOutcome, start
         total = max(total, news.left)  # further cells follow from results
         doing = news.reason if news.kind in ("note", "waiting") else named.get(news.run_id, "")
         ran, minutes = outcome.ran - before, (time.monotonic() - began) / 60
-        rate, failed = f"{ran / minutes:.0f} a minute" if ran else "", len(outcome.failed)
-        show(
-            "cells", total - news.left, total, ", ".join(filter(None, (rate, f"{failed} failed" * bool(failed), doing)))
-        )
+        rate = f"{ran / minutes:.0f} a minute" if ran else ""
+        failed = f"{len(outcome.failed)} failed" if outcome.failed else ""
+        show("cells", total - news.left, total, ", ".join(filter(None, (rate, failed, doing))))
 
     with bars.bar(console, not console.quiet, has_lines=True, **plain) as show:
         show(start)
