@@ -144,7 +144,7 @@ def run_job() -> NoReturn:
     stopping.end_with(int(os.environ["DPOPT_PARENT"]))
     suite, results = pickle.load(sys.stdin.buffer)
     suite = replace(suite, engine="local", options={}, workers=1, max_hours=None)
-    raise SystemExit(run_suite(suite, results, progress=False).is_stopped)
+    raise SystemExit(run_suite(suite, results).is_stopped)  # its bar is lines of the job's log
 
 
 def _is_left(cell: Cell, store: Store, retry: bool = False) -> bool:

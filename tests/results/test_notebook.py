@@ -1,5 +1,7 @@
 """What a notebook shows: names on Tab, results as tables, each figure once."""
 
+from html import escape
+
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
@@ -28,10 +30,9 @@ def test_tab_offers_the_interface_and_nothing_else():
 def test_results_are_the_table_that_the_command_prints(results):
     shown = results._repr_html_()
     assert "Results of suite two: 2 done" in shown
-    (frame,) = pd.read_html(shown)
-    texts = results.show().frame
-    assert list(frame) == list(texts)
-    assert len(frame) == len(texts) == 1
+    frame = results.show().frame
+    assert shown.count("<tr") == 1 + len(frame) == 2
+    assert all(f"<th>{escape(name)}</th>" in shown for name in frame)
 
 
 def test_a_label_is_no_markup():
