@@ -19,23 +19,20 @@ _LINES = 20
 """About how many lines are printed of a phase where there is neither terminal nor notebook."""
 _PAUSE = 0.2
 """Seconds between two changes of a bar, but for a new phase and the end of one."""
-Show = Callable[..., None]
 listener: Callable[[str], None] | None = None
 """Is told, in place of a bar, how far `watched` steps are: in a worker, whose bar is its supervisor's."""
-
 has_spoken = False
 """True once something was shown or printed."""
 
 
 @contextmanager
-def bar(console: Console, is_shown: bool = True, has_lines: bool = False, **options: Any) -> Iterator[Show]:
+def bar(
+    console: Console, is_shown: bool = True, has_lines: bool = False, **options: Any
+) -> Iterator[Callable[..., None]]:
     """Within it, `show(phase, done, total, detail)` shows a phase and how far it is; all is gone at the end.
 
-    Args:
-        console: of the terminal, if it is one.
-        is_shown: False shows nothing.
-        has_lines: whether a line is printed now and then where there is neither a terminal nor a notebook.
-        options: of rich's `Progress`.
+    With `has_lines` a line is printed now and then where there is neither a terminal nor a notebook; `options` are of
+    rich's `Progress`.
     """
     described = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
     columns = (SpinnerColumn(), described, BarColumn(20), TimeElapsedColumn(), TimeRemainingColumn())

@@ -191,18 +191,10 @@ def later(default: Any) -> Any:
     return dataclasses.field(default=default, metadata={"later": True})
 
 
-_ELSEWHERE = {
-    **dict.fromkeys(
-        ("noise_multiplier", "sigma"),
-        "the noise is solved for `epsilon`; `dpopt.privacy.epsilon` has that of a ledger with any noise",
-    ),
-    **dict.fromkeys(("steps", "iterations"), "say `epochs`: N / B steps are one"),
-    **dict.fromkeys(
-        ("lr", "learning_rate", "clip", "max_grad_norm"),
-        "set fields of an optimizer where it is created, as in dpopt.create('dp_adam', lr=0.1)",
-    ),
-    "log": "`callback` is called with each entry of the curve",
-    "unit": "the unit of privacy is one record",
+_FIELDS = "set fields of an optimizer where it is created, as in dpopt.create('dp_adam', lr=0.1)"
+_ELSEWHERE = dict.fromkeys(("lr", "clip", "max_grad_norm"), _FIELDS) | {
+    "noise_multiplier": "the noise is solved for `epsilon`; `dpopt.privacy.epsilon` has that of a ledger with any noise",
+    "steps": "say `epochs`: N / B steps are one",
 }
 """Arguments of other libraries -> what there is in their place."""
 

@@ -35,8 +35,7 @@ _RECORDS = 100
 CALL = 2e-3
 """Seconds of a gradient that go into calling torch, in an estimate: about those of the digits' network on a CPU."""
 PREPARE = 0.1
-"""Seconds that preparing, evaluating and writing a cell take beside its FLOPs, in an estimate: about those of a small
-cell on a CPU, whose data and noise are kept already."""
+"""Seconds of a cell beside its FLOPs, in an estimate: about those of one whose data and noise are kept already."""
 SHARE = 0.5
 """The share of the rate of large matrix products that private training is assumed to reach."""
 
@@ -162,10 +161,7 @@ def hours(rows: Iterable[CostRow], at_once: int) -> float:
 
 
 def summary(rows: Sequence[CostRow], at_once: int, start: float = 0.0) -> str:
-    """The time of all that is to be run on this machine, `at_once` cells at a time, in one line.
-
-    It takes `start` seconds until the first cell begins.
-    """
+    """The time of all that is to be run here, `at_once` cells at a time, `start` seconds from now on, in one line."""
     waiting = [row for row in rows if row.waiting]
     timed = sum(row.seconds is not None for row in waiting)
     operations = sum(row.operations or 0 for row in waiting)
@@ -174,7 +170,7 @@ def summary(rows: Sequence[CostRow], at_once: int, start: float = 0.0) -> str:
     if not timed:
         return f"{counts}; timed_draws=20 estimates how long they take" if waiting else "nothing to run"
     total = hours(rows, at_once) + start / 3600
-    begin = f", {duration(start)} of it to start" if start else ""
+    begin = f", {duration(start)} of it to start" if start > 360 * total else ""  # a tenth: less is nothing to speak of
     missing = f" without {len(waiting) - timed} rows that were not timed" if timed < len(waiting) else ""
     each = f" ({duration(3600 * at_once * hours(rows, at_once) + start)} if it were one)" if at_once > 1 else ""
     return f"{counts}, about {duration(3600 * total)} with workers = {at_once}{each}{begin}{missing}"
