@@ -15,10 +15,9 @@ from rich.table import Column
 from dpopt.markup import line
 
 _T = TypeVar("_T")
-_LINES = 20
-"""About how many lines are printed of a phase where there is neither terminal nor notebook."""
-_PAUSE = 0.2
-"""Seconds between two changes of a bar, but for a new phase and the end of one."""
+_LINES = 20  # about as many are printed of a phase where there is neither a terminal nor a notebook
+_PAUSE = 0.2  # seconds between two changes of a bar, but for a new phase and the end of one
+Show = Callable[..., None]
 listener: Callable[[str], None] | None = None
 """Is told, in place of a bar, how far `watched` steps are: in a worker, whose bar is its supervisor's."""
 has_spoken = False
@@ -26,9 +25,7 @@ has_spoken = False
 
 
 @contextmanager
-def bar(
-    console: Console, is_shown: bool = True, has_lines: bool = False, **options: Any
-) -> Iterator[Callable[..., None]]:
+def bar(console: Console, is_shown: bool = True, has_lines: bool = False, **options: Any) -> Iterator[Show]:
     """Within it, `show(phase, done, total, detail)` shows a phase and how far it is; all is gone at the end.
 
     With `has_lines` a line is printed now and then where there is neither a terminal nor a notebook; `options` are of

@@ -193,7 +193,7 @@ def later(default: Any) -> Any:
 
 _FIELDS = "set fields of an optimizer where it is created, as in dpopt.create('dp_adam', lr=0.1)"
 _ELSEWHERE = dict.fromkeys(("lr", "clip", "max_grad_norm"), _FIELDS) | {
-    "noise_multiplier": "the noise is solved for `epsilon`; `dpopt.privacy.epsilon` has that of a ledger with any noise",
+    "noise_multiplier": "the noise is solved for `epsilon`; `dpopt.privacy.epsilon` has that of a ledger",
     "steps": "say `epochs`: N / B steps are one",
 }
 """Arguments of other libraries -> what there is in their place."""

@@ -21,9 +21,6 @@ from dpopt.cli.running import Cancel, PlanKeys, SuiteKeys, audit, bench, plan, r
 from dpopt.errors import ConfigError
 from dpopt.workloads.data_keys import DataKeys
 
-_SILENCE = 2.0
-"""Seconds after which a command that has shown nothing on a terminal says that it is at work."""
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 1 where cells failed, 2 for input or files that cannot be used."""
@@ -36,8 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = COMMANDS[name]
     if command.run not in (run, retry, Fit, bench, audit):  # these train, and their garbage may hold large tensors
         gc.set_threshold(100_000)  # importing torch and reading thousands of records makes much that lives, no garbage
-    if command.run not in (run, retry) and ERR.is_terminal:  # whose workers must not be forked beside a thread
-        said = threading.Timer(_SILENCE, lambda: bars.has_spoken or ERR.print(f"dpopt {name}: at work ..."))
+    if ERR.is_terminal:  # two seconds without a word are long
+        said = threading.Timer(2.0, lambda: bars.has_spoken or ERR.print(f"dpopt {name}: at work ..."))
         said.daemon = True
         said.start()
     try:

@@ -33,7 +33,6 @@ class List:
             shown = [{name: MARKDOWN.escape(value) for name, value in row.items()} for row in rows]
             OUT.print(tabulate(shown, headers="keys", tablefmt="pipe"))
             return
-        # Counting takes seconds.
         kinds = [self.what] if self.what else [name for name in LISTED if name not in ("models", "suites")]
         for what in kinds:
             rows = LISTED[what]()

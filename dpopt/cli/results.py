@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from dpopt.store import Store
 
 _By = Literal["epsilon", "draws", "gradients", "seconds"]
-_AGAIN = 5.0  # seconds between two looks of `status watch=true`
 _SHOWN = 200  # one damaged ledger makes a finding for each of its runs
 
 
@@ -35,9 +34,8 @@ class Status(OfSuite):
 
     def __call__(self) -> None:
         while self._show() and self.watch:
-            time.sleep(_AGAIN)
-            if OUT.is_terminal:
-                OUT.clear()
+            time.sleep(5.0)
+            OUT.clear()
 
     def _show(self) -> bool:
         """Print it once; True if cells are left to run."""

@@ -144,8 +144,6 @@ def _run(overrides: Sequence[str], is_again: bool) -> int:
     from dpopt.suites import plan as planning
 
     suite = _suite(overrides)
-    if ERR.is_terminal:
-        ERR.print(f"suite {suite.name}: planning")
     outcome = run_suite(suite, progress=ERR, retry=is_again)
     ERR.print(
         f"{outcome.ran} cells run, {outcome.skipped} were done, {len(outcome.failed)} failed, "

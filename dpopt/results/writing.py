@@ -71,10 +71,8 @@ class Table:
         return frame.rename(columns=style.escape)
 
     def _repr_html_(self) -> str:
-        """As a notebook shows it."""
-        title, note = HTML.escape(self.title), HTML.escape(self.note)
         body = self.styled(HTML).to_html(index=False, escape=False, border=0)
-        return f"<b>{title}</b>{body}<small>{note}</small>"
+        return f"<b>{HTML.escape(self.title)}</b>{body}<small>{HTML.escape(self.note)}</small>"
 
     @property
     def markdown(self) -> str:

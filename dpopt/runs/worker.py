@@ -146,7 +146,8 @@ def work(
         if taken := queue.take():
             cell, lease = taken
             tell(News("begin", cell.run_id, left=queue.left + 1))
-            bars.listener = _noting(tell, cell, queue.left + 1)
+            name, note = cell.workload["name"], News("note", cell.run_id, left=queue.left + 1)
+            bars.listener = lambda text, name=name, note=note: tell(note._replace(reason=f"{name}: {text}"))
             kind, reason = attempt(cell, store, lease, suite, share)
             bars.listener = None
             if kind in ("held", "again", "interrupted"):
@@ -173,10 +174,6 @@ def work(
         else:
             tell(News("waiting", left=queue.left))
             time.sleep(min(0.2, queue.wait))
-
-
-def _noting(tell: Tell, cell: Cell, left: int) -> Callable[[str], None]:
-    return lambda text: tell(News("note", cell.run_id, f"{cell.workload['name']}: {text}", left))
 
 
 def attempt(
