@@ -11,7 +11,7 @@ from dpopt.cli.keys import read
 from dpopt.cli.privacy import Calibrate
 from dpopt.cli.results import Rank
 from dpopt.errors import ConfigError
-from dpopt.suites.suite import load_suite
+from dpopt.suites.suite import load_suite, suite_files
 
 KNOWN = Path(__file__).parent / "privacy" / "known_answers.csv"
 ROWS = list(csv.DictReader(KNOWN.read_text().splitlines()[1:]))
@@ -254,13 +254,12 @@ def test_a_suite_is_named_by_a_word_alone(capsys):
     assert "1 distinct cells of suite quickstart" in capsys.readouterr().out
 
 
-def test_suites_are_listed_with_what_they_are_and_need(capsys):
-    assert main(["list", "suites"]) == 0
-    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("quickstart ")]
-    suite = load_suite("quickstart")
-    assert suite.description[:30] in row
-    assert f"{len(suite.optimizers)} rows × {len(suite.workloads)} workloads × {len(suite.epsilon)} ε" in row
-    rows = {row["suite"]: row for row in listing.LISTED["suites"]()}
+def test_suites_are_listed_with_what_they_are_and_need():
+    rows, suite = {row["suite"]: row for row in listing.LISTED["suites"]()}, load_suite("quickstart")
+    assert rows.keys() == suite_files().keys()
+    assert rows["quickstart"]["what it is"] == suite.description
+    counts = len(suite.optimizers), len(suite.workloads), len(suite.epsilon), len(suite.seeds)
+    assert rows["quickstart"]["size"] == "{} rows × {} workloads × {} ε × {} seeds".format(*counts)
     assert rows["sst2_lora"]["needs"] == "text"
     assert rows["learning_rate_free"]["needs"].startswith("parameter-free")
 

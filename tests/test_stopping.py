@@ -83,11 +83,11 @@ def test_slurm_is_refused_where_there_is_none(of_suite, capsys):
     assert "srun" in capsys.readouterr().err
 
 
-def test_a_suite_is_watched_until_its_cells_have_ended(of_suite, capsys, monkeypatch):
+def test_a_suite_is_watched_until_its_cells_have_ended(of_suite, tmp_path, capsys, monkeypatch):
     """A result that is away for the first look is back for the second."""
     assert main(["run", *of_suite, "seeds=[0, 1]"]) == 0
     capsys.readouterr()
-    store = Store(of_suite[1].partition("=")[2])
+    store = Store(tmp_path / "results")
     (lost, *_) = [cell["run_id"] for cell in store.manifest("small")["cells"]]
     store.folder(lost, "run.json").rename(store.root / "away")
 

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from dpopt._extras import EXTRAS
 from dpopt.clipping.rules import Abadi
 from dpopt.errors import ConfigError, unknown
 from dpopt.fields import Arguments, NonNegative, Positive
-from dpopt.optimizers._installed import NotInstalled, hint, require
+from dpopt.optimizers._installed import EXTRAS, NotInstalled, hint, require
 from dpopt.optimizers.base import Configured, scalar
 from dpopt.types import ClipRule, Oracle, Vector
 
