@@ -72,13 +72,13 @@ def bar(console: Console, is_shown: bool = True, has_lines: bool = False, **opti
 
 def watched(steps: Iterable[_T], total: int, what: str, each: int = 1) -> Iterator[_T]:
     """The `steps`, of `each` things and of `total` in all, with a bar where somebody watches; see `listener`."""
-    console, told = Console(stderr=True), time.monotonic()
+    console, last = Console(stderr=True), time.monotonic()
     with bar(console, listener is None) as show:
         show(what, 0, total)
         for number, step in enumerate(steps, 1):
             done = min(number * each, total)
-            if listener and time.monotonic() > told + 1:
+            if listener and time.monotonic() > last + 1:
                 listener(f"{what} {done:,} of {total:,}")
-                told = time.monotonic()
+                last = time.monotonic()
             show(what, done, total)
             yield step

@@ -67,9 +67,9 @@ def test_nothing_is_shown_where_nobody_asks(notebook):
 
 
 def test_a_worker_tells_of_what_it_computes(monkeypatch, clock, capfd):
-    told = []
-    monkeypatch.setattr(bars, "listener", told.append)
+    notes = []
+    monkeypatch.setattr(bars, "listener", notes.append)
     for _ in bars.watched(range(4), 60_000, "computing features", each=16_000):
         clock.seconds += 0.6
-    assert told == ["computing features 48,000 of 60,000"], "at most once in a second"
+    assert notes == ["computing features 48,000 of 60,000"], "at most once in a second"
     assert capfd.readouterr() == ("", "")

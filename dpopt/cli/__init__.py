@@ -34,9 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command.run not in (run, retry, Fit, bench, audit):  # these train, and their garbage may hold large tensors
         gc.set_threshold(100_000)  # importing torch and reading thousands of records makes much that lives, no garbage
     if ERR.is_terminal:  # two seconds without a word are long
-        said = threading.Timer(2.0, lambda: bars.has_spoken or ERR.print(f"dpopt {name}: at work ..."))
-        said.daemon = True
-        said.start()
+        reminder = threading.Timer(2.0, lambda: bars.has_spoken or ERR.print(f"dpopt {name}: at work ..."))
+        reminder.daemon = True
+        reminder.start()
     try:
         word = "" if not chosen.overrides or set("=~+") & set(chosen.overrides[0]) else chosen.overrides[0]
         if word and (named := next((key for key in ("suite", "what") if key in command.values()), "")):
